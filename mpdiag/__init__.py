@@ -1,0 +1,60 @@
+"""Mixed precision for PyTorch, measured first.
+
+Record an FP32 training, analyze what FP16, BF16 or FP8 would have lost, get a plan::
+
+    with mpdiag.record(model, optimizer, "runs/mine"):
+        train()
+    plan = mpdiag.analyze("runs/mine").plan
+
+A name is imported when it is first used, so that ``import mpdiag`` costs nothing.
+Nothing inside the package imports this module.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from mpdiag.version import __version__
+
+if TYPE_CHECKING:
+    from mpdiag.analysis.analyzer import analyze
+    from mpdiag.histogram import ExponentHistogram
+    from mpdiag.plan import PrecisionPlan
+    from mpdiag.recording.recorder import record
+    from mpdiag.runs import Run, list_runs, open_run
+
+# Public name -> the module it lives in. The block above says the same to type checkers.
+_HOMES = {
+    "ExponentHistogram": "mpdiag.histogram",
+    "PrecisionPlan": "mpdiag.plan",
+    "Run": "mpdiag.runs",
+    "analyze": "mpdiag.analysis.analyzer",
+    "list_runs": "mpdiag.runs",
+    "open_run": "mpdiag.runs",
+    "record": "mpdiag.recording.recorder",
+}
+
+__all__ = [
+    "ExponentHistogram",
+    "PrecisionPlan",
+    "Run",
+    "__version__",
+    "analyze",
+    "list_runs",
+    "open_run",
+    "record",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        message = f"module 'mpdiag' has no attribute {name!r}"
+        raise AttributeError(message)
+    value = getattr(import_module(_HOMES[name]), name)
+    globals()[name] = value  # the next look-up does not come here
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

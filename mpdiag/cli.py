@@ -1,0 +1,215 @@
+"""The ``mpdiag`` command. No logic of its own: each command calls into the package and shows it.
+
+Only typer and light modules are imported here; what a command needs, it imports when it runs, so
+that ``mpdiag --help`` and shell completion answer at once.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from typer.core import TyperGroup
+
+from mpdiag.errors import ExitCode, MpdiagError, UsageError
+from mpdiag.version import __version__
+
+INTERRUPTED = 130
+PIPE_CLOSED = 141  # as the shell reports a program that SIGPIPE ended
+
+
+class _Commands(TyperGroup):
+    """The one place where errors become exit codes."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+        except MpdiagError as error:
+            raise _failure(str(error), error.exit_code) from None
+        except BrokenPipeError:
+            # Nobody reads any more. What is still buffered must not fail at exit, either.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(PIPE_CLOSED) from None
+        except OSError as error:
+            if error.filename is None:
+                raise
+            message = f"cannot use {error.filename}: {error.strerror}"
+            raise _failure(message, ExitCode.INPUT) from None
+        except KeyboardInterrupt:
+            raise typer.Exit(INTERRUPTED) from None
+        return result
+
+
+def _failure(message: str, code: ExitCode) -> typer.Exit:
+    from mpdiag.reports.terminal import complain
+
+    complain(message)
+    return typer.Exit(code)
+
+
+app = typer.Typer(
+    name="mpdiag",
+    cls=_Commands,
+    no_args_is_help=True,
+    rich_markup_mode=None,  # help in rich costs more time than all of the rest
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="The run's folder.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document instead.")]
+Target = Literal["fp16", "bf16", "fp8_e4m3", "fp8_e5m2"]
+Scaler = Literal["constant", "backoff", "lognormal"]
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"mpdiag {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print it and exit."
+        ),
+    ] = False,
+) -> None:
+    """Record an FP32 training, learn what mixed precision would lose, get a plan."""
+
+
+@app.command()
+def demo(
+    workload: Annotated[str, typer.Argument(help="The workload to train.")] = "ssd",
+    folder: Annotated[Path, typer.Option(help="Where runs are kept.")] = Path("runs"),
+) -> None:
+    """Try it: train on real data, record, analyze. Takes about a minute."""
+    from mpdiag.demo import run_demo
+
+    run_demo(workload, folder)
+
+
+@app.command()
+def analyze(
+    run: RunArgument,
+    as_json: JsonOption = False,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="PLAN", help="Write the plan here.")
+    ] = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Exit with 1 if there are warnings or errors.")
+    ] = False,
+    target: Annotated[Target, typer.Option(help="The format to train in.")] = "fp16",
+) -> None:
+    """Say what a run needs. Loss scale, master weights, operations in FP32, formats."""
+    from mpdiag.analysis.analyzer import analyze as analyze_run
+    from mpdiag.reports import terminal, text
+
+    analysis = analyze_run(run, target=target)
+    if output is not None:
+        try:
+            analysis.plan.save(output)
+        except OSError as error:
+            message = f"cannot write {output} ({error.strerror}): give another place with -o"
+            raise UsageError(message) from error
+    if as_json:
+        terminal.show_json(analysis.to_json())
+    else:
+        terminal.show(text.analysis_text(analysis))
+        terminal.name_next(text.after_analysis(analysis, run))
+    if strict and any(finding.severity != "info" for finding in analysis.findings):
+        raise typer.Exit(ExitCode.FINDINGS)
+
+
+@app.command()
+def why(
+    run: RunArgument,
+    layer: Annotated[str, typer.Argument(metavar="LAYER", help="A module or parameter.")],
+) -> None:
+    """Tell one layer's story: what is lost, when, and the fix."""
+    from mpdiag.analysis.layers import explain
+    from mpdiag.reports import terminal, text
+
+    terminal.show(text.layer_text(explain(run, layer)))
+    terminal.name_next(f"mpdiag replay {run}")
+
+
+@app.command()
+def replay(
+    run: RunArgument,
+    scaler: Annotated[Scaler, typer.Option(help="The loss scaler to run.")] = "backoff",
+    init_scale: Annotated[
+        float | None, typer.Option(help="Scale to begin with; by default as recommended.")
+    ] = None,
+    growth_factor: Annotated[float, typer.Option(help="Growth after a quiet interval.")] = 2.0,
+    backoff_factor: Annotated[float, typer.Option(help="Factor after an overflow.")] = 0.5,
+    growth_interval: Annotated[int, typer.Option(help="Steps of a quiet interval.")] = 2000,
+    hysteresis: Annotated[int, typer.Option(help="Overflows in a row before backing off.")] = 1,
+    as_json: JsonOption = False,
+) -> None:
+    """Run a loss scaler over a recorded run. Shows scale, skips and losses, step by step."""
+    from mpdiag.analysis.replay import replay_run
+    from mpdiag.reports import terminal, text
+
+    played = replay_run(
+        run,
+        scaler,
+        init_scale=init_scale,
+        growth_factor=growth_factor,
+        backoff_factor=backoff_factor,
+        growth_interval=growth_interval,
+        hysteresis=hysteresis,
+    )
+    if as_json:
+        terminal.show_json(played.to_json())
+    else:
+        terminal.show(text.replay_text(played))
+        terminal.name_next(f"mpdiag analyze {run} -o plan.json")
+
+
+@app.command()
+def runs(
+    folder: Annotated[Path, typer.Argument(help="The folder that holds the runs.")] = Path("runs"),
+    as_json: JsonOption = False,
+) -> None:
+    """List the runs in a folder, newest first."""
+    from mpdiag.reports import listing, terminal
+    from mpdiag.runs import list_runs
+
+    found = list_runs(folder)
+    if as_json:
+        terminal.show_json(listing.runs_json(found))
+    elif found:
+        terminal.show(listing.runs_table(found))
+        terminal.name_next(f"mpdiag analyze {found[0].folder}")
+    else:
+        terminal.show(f"no runs in {folder}")
+        terminal.name_next("mpdiag demo")
+
+
+@app.command()
+def doctor(as_json: JsonOption = False) -> None:
+    """Say what is installed here, which devices, what is missing."""
+    from mpdiag.reports import terminal
+    from mpdiag.reports.doctor import environment_text, examine
+
+    environment = examine()
+    if as_json:
+        terminal.show_json(environment.to_json())
+    else:
+        terminal.show(environment_text(environment))
+        terminal.name_next("mpdiag demo")
+
+
+def main() -> None:
+    """Run the command; the entry point of the installed script."""
+    try:
+        app()
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)

@@ -1,0 +1,71 @@
+"""What can go wrong in an expected way, and the exit code of each.
+
+::
+
+    MpdiagError
+    ├── UsageError          exit 2   the call itself makes no sense
+    │   └── RunExists                a recording would replace an earlier one
+    └── InputError          exit 3   an input is missing, damaged or from the future
+        ├── RunNotFound
+        ├── DamagedRun
+        ├── DamagedPlan
+        ├── LayerNotFound
+        └── NewerSchema
+
+Each carries one sentence for a person: what is wrong and what to do about it.
+"""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class ExitCode(IntEnum):
+    """Exit codes of the ``mpdiag`` command; frozen, scripts rely on them."""
+
+    OK = 0
+    FINDINGS = 1
+    USAGE = 2
+    INPUT = 3
+
+
+class MpdiagError(Exception):
+    """Base of all expected failures."""
+
+    exit_code = ExitCode.USAGE
+
+
+class UsageError(MpdiagError):
+    """The call itself makes no sense."""
+
+    exit_code = ExitCode.USAGE
+
+
+class RunExists(UsageError):
+    """A recording would replace an earlier one."""
+
+
+class InputError(MpdiagError):
+    """An input is missing, damaged or of a newer schema."""
+
+    exit_code = ExitCode.INPUT
+
+
+class RunNotFound(InputError):
+    """There is no run folder at the path given."""
+
+
+class DamagedRun(InputError):
+    """A run folder holds something that cannot be read, or nothing at all."""
+
+
+class DamagedPlan(InputError):
+    """A plan cannot be read."""
+
+
+class LayerNotFound(InputError):
+    """The run has no such layer."""
+
+
+class NewerSchema(InputError):
+    """The input was written by a newer mpdiag."""

@@ -1,0 +1,281 @@
+"""Counting tensors where they live, into raw rows that a flush turns into histograms.
+
+A raw row is a table of quarters of powers of two plus a few rare counts (``cpu.RAW`` integers). On
+the CPU rows are numpy arrays filled by Numba kernels; on an accelerator they are one device tensor
+filled by Triton, or by plain torch operations, without waiting for the device until ``drain``.
+Counts are integers, so every way of splitting the work gives the same result.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import os
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import torch
+
+from mpdiag.histogram import BINS, MIN_EXPONENT, ExponentHistogram
+from mpdiag.recording import cpu
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, eq=False)
+class RawRows:
+    """Drained rows on the host.
+
+    Attributes:
+        counts: int64 (n, ``cpu.RAW``).
+        extremes: float64 (n, 2): largest and smallest non-zero finite |x|; 0 and infinity if none.
+        facts: int64 (m, ``cpu.UPDATE``), of m weight updates.
+        ratios: int64 (m, ``cpu.RATIO_BINS``).
+    """
+
+    counts: NDArray[np.int64]
+    extremes: NDArray[np.float64]
+    facts: NDArray[np.int64]
+    ratios: NDArray[np.int64]
+
+    def merged(self, groups: list[list[int]]) -> ExponentHistogram:
+        """A stack of histograms, each the sum of the raw rows its group names."""
+        order = np.fromiter(itertools.chain.from_iterable(groups), np.int64)
+        lengths = np.fromiter(map(len, groups), np.int64, len(groups))
+        counts, extremes = self.counts, self.extremes
+        if len(order) == len(groups):
+            counts, extremes = counts[order], extremes[order]
+            highest, lowest = extremes[:, 0], extremes[:, 1]
+        else:
+            starts = np.cumsum(lengths) - lengths
+            counts = np.add.reduceat(counts[order], starts, axis=0)
+            highest = np.maximum.reduceat(extremes[order, 0], starts)
+            lowest = np.minimum.reduceat(extremes[order, 1], starts)
+        return _histograms(counts, highest, lowest)
+
+
+_QUARTER_MIDDLES = 1.0 + (np.arange(4) + 0.5) / 4
+_BIN_SCALES = np.exp2(np.arange(MIN_EXPONENT, MIN_EXPONENT + BINS, dtype=np.float64))
+
+
+def _histograms(
+    raw: NDArray[np.int64], highest: NDArray[np.float64], lowest: NDArray[np.float64]
+) -> ExponentHistogram:
+    quarters = raw[:, : cpu.QUARTERS].reshape(len(raw), BINS, 4)
+    counts = quarters.sum(-1)
+    sums = (quarters @ _QUARTER_MIDDLES) * _BIN_SCALES
+    # The lowest bin was counted together with the subnormals; what remains is 2^-126 itself.
+    counts[:, 0] -= raw[:, cpu.SUBNORMALS]
+    sums[:, 0] = counts[:, 0] * 2.0**-126
+    return ExponentHistogram(
+        first=MIN_EXPONENT,
+        counts=counts,
+        sums=sums,
+        zeros=raw[:, cpu.ZEROS],
+        subnormals=raw[:, cpu.SUBNORMALS],
+        infs=raw[:, cpu.INFS],
+        nans=raw[:, cpu.NANS],
+        fp16_overflow=raw[:, cpu.FP16_OVERFLOW],
+        absmax=highest,
+        absmin=lowest,
+    )
+
+
+class Rows(Protocol):
+    """Raw rows of one device."""
+
+    def count(self, values: torch.Tensor, repeat: int, zeros: int) -> int:
+        """Count a flat, dense tensor ``repeat`` times plus ``zeros`` zeros; returns the row."""
+
+    def count_update(self, before: torch.Tensor, after: torch.Tensor) -> tuple[int, int, int]:
+        """Count a weight update; returns the rows of the weights, the updates, and its facts."""
+
+    def drain(self) -> RawRows:
+        """Hand over all rows and start anew."""
+
+
+def rows_on(device: torch.device) -> Rows:
+    """Raw rows for tensors on this device."""
+    if device.type == "cpu":
+        return HostRows()
+    from mpdiag.recording.device import DeviceRows
+
+    return DeviceRows(device)
+
+
+# -- memory layout ---------------------------------------------------------------------------------
+
+
+def flat_values(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """The stored values of a strided tensor as a flat, dense one, and how often each stands.
+
+    Order does not matter to a count, so a transposed tensor is read in memory order, and a
+    dimension expanded by stride 0 (the gradient of ``sum()``) is read once. Only overlapping or
+    gappy layouts are copied.
+
+    Args:
+        tensor: Any shape and strides, real, floating point.
+
+    Returns:
+        A tensor (n,) that shares memory where possible, and the factor its counts need.
+    """
+    if tensor.is_contiguous():
+        return tensor.view(-1), 1
+    repeat = 1
+    dims = []
+    for size, stride in zip(tensor.shape, tensor.stride()):
+        if stride == 0:
+            repeat *= size
+        elif size != 1:
+            dims.append((stride, size))
+    expected = 1
+    for stride, size in sorted(dims):
+        if stride != expected:
+            break
+        expected *= size
+    else:
+        return tensor.as_strided((expected,), (1,)), repeat
+    if repeat > 1:
+        narrow = tuple(0 if stride == 0 else slice(None) for stride in tensor.stride())
+        return tensor[narrow].reshape(-1), repeat
+    return tensor.reshape(-1), 1
+
+
+# -- the host --------------------------------------------------------------------------------------
+
+_SHARED = 1 << 21
+"""Tensors of this many values and more are counted by several threads."""
+_PORTION = 1 << 19
+
+
+class HostRows:
+    """Raw rows in memory, filled by the Numba kernels."""
+
+    def __init__(self, capacity: int = 64) -> None:
+        self._counts = np.zeros((capacity, cpu.RAW), np.int64)
+        self._extremes: list[tuple[float, float]] = []
+        self._facts: list[NDArray[np.int64]] = []
+        self._ratios: list[NDArray[np.int64]] = []
+
+    def count(self, values: torch.Tensor, repeat: int = 1, zeros: int = 0) -> int:
+        """See ``Rows``. float32, bfloat16 and float64 are read in place, others as float32."""
+        row = self._new_row()
+        counts = self._counts[row]
+        kernel, bits = _bits(values)
+        extremes = cpu.empty_extremes(wide=bits.dtype == np.uint64)
+        if bits.size < _SHARED:
+            kernel(bits, counts, extremes)
+        else:
+            _count_shared(kernel, bits, counts, extremes)
+        if repeat != 1:
+            counts *= repeat
+        counts[cpu.ZEROS] += zeros
+        self._extremes[row] = _decoded(extremes)
+        return row
+
+    def count_update(self, before: torch.Tensor, after: torch.Tensor) -> tuple[int, int, int]:
+        """See ``Rows``. Both are flat, dense, of equal length and layout."""
+        weight_row, update_row = self._new_row(), self._new_row()
+        facts = np.zeros(cpu.UPDATE, np.int64)
+        ratios = np.zeros(cpu.RATIO_BINS, np.int64)
+        weight_extremes, update_extremes = cpu.empty_extremes(), cpu.empty_extremes()
+        cpu.count_update(
+            before.float().numpy(),
+            after.float().numpy(),
+            self._counts[weight_row],
+            weight_extremes,
+            self._counts[update_row],
+            update_extremes,
+            facts,
+            ratios,
+        )
+        self._extremes[weight_row] = _decoded(weight_extremes)
+        self._extremes[update_row] = _decoded(update_extremes)
+        self._facts.append(facts)
+        self._ratios.append(ratios)
+        return weight_row, update_row, len(self._facts) - 1
+
+    def drain(self) -> RawRows:
+        """See ``Rows``."""
+        used = len(self._extremes)
+        raw = RawRows(
+            counts=self._counts[:used].copy(),
+            extremes=np.array(self._extremes, np.float64).reshape(used, 2),
+            facts=np.array(self._facts, np.int64).reshape(-1, cpu.UPDATE),
+            ratios=np.array(self._ratios, np.int64).reshape(-1, cpu.RATIO_BINS),
+        )
+        self._counts[:used] = 0
+        self._extremes, self._facts, self._ratios = [], [], []
+        return raw
+
+    def _new_row(self) -> int:
+        row = len(self._extremes)
+        if row == len(self._counts):
+            self._counts = np.concatenate([self._counts, np.zeros_like(self._counts)])
+        self._extremes.append((0.0, math.inf))
+        return row
+
+
+def _bits(values: torch.Tensor) -> tuple[Callable[..., None], NDArray[Any]]:
+    if values.dtype == torch.bfloat16:
+        return cpu.count_bfloat16, values.view(torch.int16).numpy().view(np.uint16)
+    if values.dtype == torch.float64:
+        return cpu.count_float64, values.numpy().view(np.uint64)
+    return cpu.count_float32, values.float().numpy().view(np.uint32)
+
+
+def _decoded(extremes: NDArray[Any]) -> tuple[float, float]:
+    wide = extremes.dtype == np.uint64
+    highest, lowest = extremes.view(np.float64 if wide else np.float32)
+    return float(highest), float(lowest) if highest > 0 else math.inf
+
+
+_pool: ThreadPoolExecutor | None = None
+
+
+def _forget_pool() -> None:
+    """A forked child has the pool's object but none of its threads."""
+    global _pool  # noqa: PLW0603
+    _pool = None
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_pool)
+
+
+def _count_shared(
+    kernel: Callable[..., None],
+    bits: NDArray[Any],
+    counts: NDArray[np.int64],
+    extremes: NDArray[Any],
+) -> None:
+    """Count with the help of other threads, each taking the next portion until none is left.
+
+    Torch's own threads spin for a while after an operation and hold the processors; helpers that
+    get none in time are simply not waited for.
+    """
+    global _pool  # noqa: PLW0603
+    helpers = min(torch.get_num_threads(), 8) - 1
+    if helpers > 0 and _pool is None:
+        _pool = ThreadPoolExecutor(7, thread_name_prefix="mpdiag-count")
+    portions = itertools.count()
+    last = -(-bits.size // _PORTION)
+
+    def work() -> tuple[NDArray[np.int64], NDArray[Any]]:
+        mine, edges = np.zeros(cpu.RAW, np.int64), cpu.empty_extremes(bits.dtype == np.uint64)
+        while (i := next(portions)) < last:
+            kernel(bits[i * _PORTION : (i + 1) * _PORTION], mine, edges)
+        return mine, edges
+
+    futures = [_pool.submit(work) for _ in range(helpers)] if _pool is not None else []
+    results = [work()]
+    results += [future.result() for future in futures if not future.cancel()]
+    for mine, edges in results:
+        counts += mine
+        extremes[0] = max(extremes[0], edges[0])
+        extremes[1] = min(extremes[1], edges[1])

@@ -1,0 +1,243 @@
+"""From counted tensors to rows of the run folder.
+
+Counting leaves raw rows on each device. The ledger remembers which row belongs to which tensor of
+the step, turns many raw rows at once into Arrow rows, and writes parts. Nothing here waits for a
+device, or for the disk, except ``drain`` and ``flush``.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mpdiag.recording import cpu
+from mpdiag.recording.counting import Rows, rows_on
+from mpdiag.records import TOTAL, UpdateStack, encode
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import torch
+
+    from mpdiag.recording.tensors import Countable
+    from mpdiag.records import Kind
+    from mpdiag.runs import RunWriter
+
+_DRAIN_ROWS = 1024
+_FLUSH_ROWS = 20_000
+_FLUSH_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What a row is about, within a step; rows of one subject are merged."""
+
+    kind: Kind
+    name: str
+    micro: int
+    dtype: str
+    placement: str
+    stage: str
+    device: torch.device
+
+
+@dataclass(frozen=True)
+class Count:
+    """A raw row on a device."""
+
+    device: torch.device
+    row: int
+
+
+@dataclass
+class _Entry:
+    subject: Subject
+    rows: list[int]
+    facts: list[int]
+    step: int = 0
+    scale: Any = 1.0  # a float, or a tensor on the device that is read when drained
+    skipped: Any = False
+
+
+class Ledger:
+    """Gathers one rank's rows and writes them.
+
+    Args:
+        writer: Where parts go.
+    """
+
+    def __init__(self, writer: RunWriter) -> None:
+        self._writer = writer
+        self._rows: dict[torch.device, Rows] = {}
+        self._open: dict[Subject, _Entry] = {}
+        self._closed: list[_Entry] = []
+        self._raw = 0
+        self._chunks: list[pa.Table] = []
+        self._chunk_rows = 0
+        self._flushed_at = time.monotonic()
+        self._parts = 0
+        self.rows_written = 0
+
+    # -- during a step -----------------------------------------------------------------------------
+
+    def count(self, tensor: Countable) -> Count:
+        """Count a tensor on its device."""
+        device = tensor.values.device
+        row = self._on(device).count(tensor.values, tensor.repeat, tensor.zeros)
+        self._raw += 1
+        return Count(device, row)
+
+    def note(
+        self, kind: Kind, name: str, micro: int, tensor: Countable, count: Count, stage: str = "local"
+    ) -> None:
+        """Say what a counted tensor was."""
+        subject = Subject(kind, name, micro, tensor.dtype, tensor.placement, stage, count.device)
+        self._entry(subject).rows.append(count.row)
+
+    def replace(
+        self, kind: Kind, name: str, micro: int, tensor: Countable, count: Count, stage: str = "local"
+    ) -> None:
+        """The same, for a tensor that supersedes what was noted under this name."""
+        subject = Subject(kind, name, micro, tensor.dtype, tensor.placement, stage, count.device)
+        self._entry(subject).rows[:] = [count.row]
+
+    def note_update(self, name: str, before: Countable, after: Countable, stage: str) -> None:
+        """Count a parameter before and after a step: weights, updates, and what was swallowed."""
+        device = before.values.device
+        rows = self._on(device)
+        weight, update, fact = rows.count_update(before.values, after.values)
+        self._raw += 2
+        for kind, row in (("weight", weight), ("update", update)):
+            subject = Subject(kind, name, TOTAL, before.dtype, before.placement, stage, device)  # type: ignore[arg-type]
+            entry = self._entry(subject)
+            entry.rows.append(row)
+            if kind == "update":
+                entry.facts.append(fact)
+
+    def has(self, kind: Kind) -> bool:
+        """Whether the open step holds a row of this kind."""
+        return any(subject.kind == kind for subject in self._open)
+
+    def close_step(self, step: int, scale: Any, skipped: Any) -> int:
+        """End the open step; returns its number of rows.
+
+        Args:
+            step: Its number.
+            scale: Loss scale carried by gradients of activations, a float or a device tensor; a
+                weight gradient was unscaled before the optimizer saw it.
+            skipped: Whether the optimizer did not apply it, a bool or a device tensor.
+
+        Forward passes that no backward followed (an evaluation that left gradients on) were no part
+        of training and are dropped, as long as any backward ran.
+        """
+        trained = {s.micro for s in self._open if s.kind == "activation_grad"}
+        kept = 0
+        for subject, entry in self._open.items():
+            if trained and subject.kind == "activation" and subject.micro not in trained:
+                continue
+            scaled = subject.kind == "activation_grad" or (
+                subject.kind == "weight_grad" and subject.micro != TOTAL
+            )
+            entry.step, entry.skipped = step, skipped
+            entry.scale = scale if scaled else entry.scale
+            self._closed.append(entry)
+            kept += 1
+        self._open = {}
+        if self._raw >= _DRAIN_ROWS:
+            self.drain()
+        return kept
+
+    def drop_step(self) -> None:
+        """Forget the open step."""
+        self._open = {}
+
+    def set_scale(self, kind: Kind, scale: Any) -> None:
+        """Say that the open step's totals of this kind carry a loss scale (fused optimizers)."""
+        for subject, entry in self._open.items():
+            if subject.kind == kind and subject.micro == TOTAL:
+                entry.scale = scale
+
+    # -- to the disk -------------------------------------------------------------------------------
+
+    @property
+    def due(self) -> bool:
+        """Whether it is time to write a part: the first step at once, then now and then."""
+        if not self._closed and not self._chunks:
+            return False
+        if self._parts == 0 or self._chunk_rows + len(self._closed) >= _FLUSH_ROWS:
+            return True
+        return time.monotonic() - self._flushed_at >= _FLUSH_SECONDS
+
+    def drain(self) -> None:
+        """Read all raw rows back and encode them. Rows of an open step must not be pending."""
+        for device, rows in self._rows.items():
+            raw = rows.drain()
+            entries = [e for e in self._closed if e.subject.device == device]
+            if not entries:
+                continue
+            updates = [(i, e) for i, e in enumerate(entries) if e.facts]
+            stack = None
+            if updates:
+                stack = UpdateStack(
+                    rows=np.array([i for i, _ in updates], np.int64),
+                    facts=np.stack([raw.facts[e.facts].sum(0) for _, e in updates]),
+                    ratio_first=cpu.RATIO_FIRST,
+                    ratios=np.stack([raw.ratios[e.facts].sum(0) for _, e in updates]),
+                )
+            table = encode(raw.merged([e.rows for e in entries]), self._labels(entries), stack)
+            self._chunks.append(table)
+            self._chunk_rows += table.num_rows
+        self._closed = []
+        self._raw = 0
+
+    def flush(self) -> None:
+        """Write everything closed so far as one part."""
+        import pyarrow as pa
+
+        self.drain()
+        if self._chunks:
+            table = pa.concat_tables(self._chunks).unify_dictionaries().combine_chunks()
+            self._chunks, self._chunk_rows = [], 0
+            self._writer.append(table)
+            self._parts += 1
+            self.rows_written += table.num_rows
+        self._flushed_at = time.monotonic()
+
+    def _labels(self, entries: list[_Entry]) -> dict[str, Any]:
+        subjects = [e.subject for e in entries]
+        scales: dict[int, float] = {}  # one device tensor serves a whole step: read it once
+        for e in entries:
+            if id(e.scale) not in scales:
+                scales[id(e.scale)] = _positive(float(e.scale))
+        return {
+            "step": [e.step for e in entries],
+            "micro": [s.micro for s in subjects],
+            "rank": [self._writer.rank] * len(entries),
+            "tensors": [len(e.rows) for e in entries],
+            "kind": [s.kind for s in subjects],
+            "name": [s.name for s in subjects],
+            "dtype": [s.dtype for s in subjects],
+            "placement": [s.placement for s in subjects],
+            "stage": [s.stage for s in subjects],
+            "scale": [scales[id(e.scale)] for e in entries],
+            "skipped": [bool(e.skipped) for e in entries],
+        }
+
+    def _entry(self, subject: Subject) -> _Entry:
+        entry = self._open.get(subject)
+        if entry is None:
+            entry = self._open[subject] = _Entry(subject, [], [])
+        return entry
+
+    def _on(self, device: torch.device) -> Rows:
+        rows = self._rows.get(device)
+        if rows is None:
+            rows = self._rows[device] = rows_on(device)
+        return rows
+
+
+def _positive(scale: float) -> float:
+    """A loss scale that cannot be one (0, infinite, NaN) says nothing about the values."""
+    return scale if 0.0 < scale < float("inf") else 1.0

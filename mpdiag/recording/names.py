@@ -1,0 +1,303 @@
+"""What there is to record: the modules and parameters of the models, by name."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from mpdiag.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+Models = nn.Module | Sequence[nn.Module] | Mapping[str, nn.Module]
+
+_SETTINGS = (
+    "in_channels",
+    "out_channels",
+    "kernel_size",
+    "stride",
+    "padding",
+    "dilation",
+    "groups",
+    "in_features",
+    "out_features",
+    "num_embeddings",
+    "embedding_dim",
+    "embed_dim",
+    "num_heads",
+    "input_size",
+    "hidden_size",
+    "proj_size",
+    "num_layers",
+    "bidirectional",
+    "batch_first",
+    "eps",
+    "num_features",
+    "normalized_shape",
+    "num_groups",
+)
+"""Attributes a shape rule or a numerical rule may need, kept where a module has them."""
+
+
+@dataclass(eq=False)
+class NamedModule:
+    """A module to record, and what was seen of it.
+
+    Attributes:
+        name: Its first name, as ``named_modules`` gives it; ``""`` is the root.
+        module: The module.
+        aliases: Its other names, where it is used in several places.
+        root: Whether it is one of the models themselves.
+        reason: Why it cannot be recorded; None where it can.
+        seen: Kinds recorded so far.
+        input_shapes, output_shapes: Of its first recorded call, None before.
+    """
+
+    name: str
+    module: nn.Module
+    aliases: tuple[str, ...]
+    root: bool
+    reason: str | None
+    seen: set[str] = field(default_factory=set)
+    input_shapes: list[list[int]] | None = None
+    output_shapes: list[list[int]] | None = None
+
+    def row(self) -> dict[str, Any]:
+        """Its row in the table of modules."""
+        settings = {name: _plain(getattr(self.module, name)) for name in _SETTINGS if hasattr(self.module, name)}
+        reason = self.reason or ("" if self.seen else "never called in a recorded step")
+        return {
+            "name": self.name,
+            "what": "module",
+            "type": type(self.module).__name__,
+            "aliases": list(self.aliases),
+            "shape": None,
+            "numel": sum(p.numel() for p in self.module.parameters(recurse=False)),
+            "dtype": None,
+            "recorded": bool(self.seen),
+            "reason": reason,
+            "script_name": None,
+            "input_shapes": _json(self.input_shapes),
+            "output_shapes": _json(self.output_shapes),
+            "settings": json.dumps({k: v for k, v in settings.items() if v is not None}),
+        }
+
+
+@dataclass(eq=False)
+class NamedParameter:
+    """A parameter to record; fields as for ``NamedModule``."""
+
+    name: str
+    parameter: nn.Parameter
+    aliases: tuple[str, ...]
+    reason: str | None
+    seen: set[str] = field(default_factory=set)
+
+    def row(self) -> dict[str, Any]:
+        """Its row in the table of modules."""
+        p = self.parameter
+        if self.reason is not None:
+            reason = self.reason
+        elif not p.requires_grad:
+            reason = "frozen: it has neither gradient nor update"
+        else:
+            reason = "" if "weight_grad" in self.seen else "no gradient reached it in a recorded step"
+        return {
+            "name": self.name,
+            "what": "parameter",
+            "type": type(p).__name__,
+            "aliases": list(self.aliases),
+            "shape": list(p.shape),
+            "numel": p.numel(),
+            "dtype": str(p.dtype).removeprefix("torch."),
+            "recorded": bool(self.seen),
+            "reason": reason,
+            "script_name": None,
+            "input_shapes": None,
+            "output_shapes": None,
+            "settings": None,
+        }
+
+
+@dataclass(eq=False)
+class Subjects:
+    """Everything a recording is about.
+
+    Attributes:
+        roots: The models.
+        modules: By ``id`` of the module; ids are stable, as the modules are kept alive here.
+        parameters: By ``id`` of the parameter.
+        chosen: Whether a name passes ``include`` and ``exclude``.
+    """
+
+    roots: tuple[nn.Module, ...]
+    modules: dict[int, NamedModule]
+    parameters: dict[int, NamedParameter]
+    chosen: NameFilter
+
+    def rows(self) -> Iterator[dict[str, Any]]:
+        """The table of modules and parameters."""
+        for module in self.modules.values():
+            yield module.row()
+        for parameter in self.parameters.values():
+            yield parameter.row()
+
+    def coverage(self) -> dict[str, Any]:
+        """What was recorded and what was not, with the reason of each."""
+        rows = list(self.rows())
+        modules = [r for r in rows if r["what"] == "module"]
+        parameters = [r for r in rows if r["what"] == "parameter"]
+        not_recorded = [
+            {"name": r["name"], "what": r["what"], "reason": r["reason"]} for r in rows if r["reason"]
+        ]
+        not_recorded += [
+            {"name": m.name, "what": "activation_grad", "reason": "no gradient reached its output"}
+            for m in self.modules.values()
+            if m.seen and "activation_grad" not in m.seen
+        ]
+        return {
+            "modules": len(modules),
+            "modules_recorded": sum(r["recorded"] for r in modules),
+            "parameters": len(parameters),
+            "parameters_recorded": sum(r["recorded"] for r in parameters),
+            "not_recorded": not_recorded,
+        }
+
+    def add_stray(self, parameter: nn.Parameter, name: str) -> NamedParameter | None:
+        """Take in a parameter that an optimizer holds but no model does."""
+        if not self.chosen(name):
+            return None
+        named = NamedParameter(name, parameter, (), None)
+        self.parameters[id(parameter)] = named
+        return named
+
+
+@dataclass(frozen=True)
+class NameFilter:
+    """Passes names that match ``include`` (if given) and do not match ``exclude`` (if given).
+
+    Both are regular expressions, searched anywhere in the name.
+    """
+
+    include: str | None
+    exclude: str | None
+
+    def __post_init__(self) -> None:
+        """Refuse what is no regular expression."""
+        for option in ("include", "exclude"):
+            pattern = getattr(self, option)
+            try:
+                re.compile(pattern or "")
+            except (re.error, TypeError) as error:
+                message = f"{option}={pattern!r} is no regular expression: {error}"
+                raise UsageError(message) from error
+
+    def __call__(self, name: str) -> bool:
+        """Whether the name passes."""
+        if self.include is not None and not re.search(self.include, name):
+            return False
+        return self.exclude is None or not re.search(self.exclude, name)
+
+
+def subjects(models: Models, include: str | None, exclude: str | None) -> Subjects:
+    """Find every module and parameter, once each, with all its names.
+
+    Args:
+        models: One model (names as PyTorch gives them), several (``0.conv``, ``1.conv`` …) or a
+            mapping (``generator.conv`` …).
+        include: See ``NameFilter``.
+        exclude: See ``NameFilter``.
+
+    Raises:
+        UsageError: If ``models`` is anything else, or a filter is no regular expression.
+    """
+    chosen = NameFilter(include, exclude)
+    modules: dict[int, NamedModule] = {}
+    parameters: dict[int, NamedParameter] = {}
+    named = _named_models(models)
+    for prefix, model in named:
+        covered = _compiled_inside(model)
+        for name, module in model.named_modules(remove_duplicate=False):
+            full = _join(prefix, name)
+            if not chosen(full):
+                continue
+            known = modules.get(id(module))
+            if known is not None:
+                known.aliases += (full,)
+                continue
+            modules[id(module)] = NamedModule(
+                full, module, (), root=module is model, reason=covered.get(id(module))
+            )
+        for name, parameter in model.named_parameters(remove_duplicate=False):
+            full = _join(prefix, name)
+            if not chosen(full):
+                continue
+            earlier = parameters.get(id(parameter))
+            if earlier is not None:
+                earlier.aliases += (full,)
+                continue
+            parameters[id(parameter)] = NamedParameter(full, parameter, (), None)
+    return Subjects(tuple(model for _, model in named), modules, parameters, chosen)
+
+
+def _named_models(models: Models) -> list[tuple[str, nn.Module]]:
+    if isinstance(models, nn.Module):
+        return [("", models)]
+    if isinstance(models, Mapping):
+        named = [(str(name), model) for name, model in models.items()]
+    elif isinstance(models, Sequence) and not isinstance(models, str):
+        named = [(str(i), model) for i, model in enumerate(models)]
+        if len(named) == 1:
+            named = [("", named[0][1])]
+    else:
+        named = []
+    if not named or not all(isinstance(model, nn.Module) for _, model in named):
+        message = (
+            "the first argument of record() must be a torch.nn.Module, or a list or mapping of them, "
+            f"not {type(models).__name__}"
+        )
+        raise UsageError(message)
+    return named
+
+
+def _join(prefix: str, name: str) -> str:
+    return f"{prefix}.{name}" if prefix and name else prefix or name
+
+
+def _compiled_inside(model: nn.Module) -> dict[int, str]:
+    """Modules that run inside a compiled region, where hooks do not."""
+    reason = (
+        "compiled: hooks do not run inside torch.compile; record the eager model, then compile it"
+    )
+    inside: dict[int, str] = {}
+    for module in model.modules():
+        wrapper = hasattr(module, "_orig_mod")
+        if wrapper or getattr(module, "_compiled_call_impl", None) is not None:
+            for child in module.modules():
+                if child is not module:
+                    inside[id(child)] = reason
+    return inside
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, (int, float, str, bool)):
+        return value
+    if isinstance(value, (tuple, list)) and all(isinstance(v, (int, float)) for v in value):
+        return list(value)
+    return None
+
+
+def _json(shapes: list[list[int]] | None) -> str | None:
+    return None if shapes is None else json.dumps(shapes)
+
+
+def shapes_of(tensors: Iterator[torch.Tensor]) -> list[list[int]]:
+    """Sizes of some tensors, as plain lists."""
+    return [list(t.shape) for t in tensors]

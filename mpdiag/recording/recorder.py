@@ -1,0 +1,395 @@
+"""``record``: watch an ordinary FP32 training and write what its numbers were like.
+
+::
+
+    with mpdiag.record(model, optimizer, "runs/ssd") as recorder:
+        train()
+
+The course of a step, and who sees it::
+
+    forward of a model        observer: activations, hooks on their tensors      (forward_began)
+    backward                  observer: activation gradients                     (backward_reached)
+    optimizer.step            observer: weight gradients, weights, updates       (optimizer_stepped)
+    → the step ends           ledger: rows; now and then a part on disk          (end_step)
+
+With several optimizers a step ends when the busiest of them steps; with none, when a model is
+called again.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+import weakref
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.optim import Optimizer
+
+from mpdiag.errors import UsageError
+from mpdiag.recording import environment
+from mpdiag.recording.cadence import Cadence
+from mpdiag.recording.grad_scaler import ScalerWatch
+from mpdiag.recording.ledger import Ledger
+from mpdiag.recording.names import Models, subjects
+from mpdiag.recording.observer import Observer, in_backward
+from mpdiag.runs import RunWriter, now
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+Optimizers = Optimizer | Sequence[Optimizer] | None
+_MAX_FAILURES = 20
+
+
+def record(
+    model: Models,
+    optimizer: Optimizers,
+    run: str | os.PathLike[str],
+    *,
+    every: int | None = None,
+    include: str | None = None,
+    exclude: str | None = None,
+    max_steps: int | None = None,
+    overwrite: bool = False,
+) -> Recorder:
+    """Record a training; use it as a context manager around the loop.
+
+    Recorded per step: activations and activation gradients of every module, and weights, weight
+    gradients and weight updates of every parameter, each as a histogram of powers of two. Losses,
+    weights and random state stay bit for bit what they are without it.
+
+    Args:
+        model: A module, a list of modules, or a mapping of names to modules.
+        optimizer: The optimizer, a list of them, or None where there is none.
+        run: The run folder to write.
+        every: Record each step divisible by this; default: the first 20 and then each 20th.
+        include: Regular expression: record only modules and parameters whose name it matches.
+        exclude: Regular expression: leave out those whose name it matches.
+        max_steps: Record so many steps, then let training go on alone.
+        overwrite: Replace a run that lies in the folder already.
+
+    Raises:
+        UsageError: If an argument makes no sense.
+        RunExists: If the folder holds a run and ``overwrite`` is False.
+    """
+    optimizers = _optimizers(optimizer)
+    cadence = Cadence(every, max_steps)
+    return Recorder(model, optimizers, Path(run), cadence, include, exclude, overwrite)
+
+
+class Recorder:
+    """A recording in progress; made by ``record``.
+
+    Attributes:
+        folder: The run folder.
+        step: Number of the present step.
+        steps_recorded: Steps recorded so far.
+        failures: What went wrong while recording, if anything: dicts of step, where and error.
+    """
+
+    def __init__(
+        self,
+        model: Models,
+        optimizers: list[Optimizer],
+        folder: Path,
+        cadence: Cadence,
+        include: str | None = None,
+        exclude: str | None = None,
+        overwrite: bool = False,
+    ) -> None:
+        self.folder = folder
+        self.step = 0
+        self.steps_recorded = 0
+        self.failures: list[dict[str, Any]] = []
+        self._subjects = subjects(model, include, exclude)
+        self._optimizers = optimizers
+        self._cadence = cadence
+        self._filters = {"include": include, "exclude": exclude}
+        self._rank, self._world = environment.ranks()
+        self._state = "recording"
+        self._created = now()
+        self._writer: RunWriter | None = None
+        self._observer: Observer | None = None
+        self._scalers = ScalerWatch(self, optimizers)
+        self._counts = {id(o): 0 for o in optimizers}
+        self._scale: Any = 1.0
+        self._skipped: Any = False
+        self._backwards: set[int] = set()
+        self._accumulating = False
+        self._ending = False
+        self._looked_for_scalers = False
+        self._begun_forwards = 0
+        try:
+            self._writer = RunWriter(
+                folder, rank=self._rank, world_size=self._world, overwrite=overwrite
+            )
+        except OSError as error:
+            self.failed("opening the run folder", error)
+
+    # -- life --------------------------------------------------------------------------------------
+
+    def __enter__(self) -> Recorder:
+        """Start recording."""
+        return self.start()
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Stop recording; an exception of the training passes through, and the run stays good."""
+        if kind is None or (kind is SystemExit and not getattr(error, "code", None)):
+            self.close()
+        else:
+            self.close("interrupted" if issubclass(kind, KeyboardInterrupt) else "failed")
+
+    def start(self) -> Recorder:
+        """Place the hooks and write the first ``meta.json``."""
+        if self._writer is None or self._observer is not None or self._state != "recording":
+            return self
+        ddp = any(
+            isinstance(root, torch.nn.parallel.DistributedDataParallel) for root in self._subjects.roots
+        )
+        ledger = Ledger(self._writer)
+        stage = "reduced" if ddp else "local"
+        self._observer = Observer(self._subjects, self._optimizers, ledger, self, stage)
+        try:
+            self._observer.attach()
+            self._scalers.find()
+            self._begin_step()
+            self._write_meta(modules=True)
+        except Exception as error:  # noqa: BLE001 - whatever it is, training goes on
+            self._stop("starting", error)
+        _live.add(self)
+        return self
+
+    def close(self, state: str = "complete") -> None:
+        """Stop recording and finish the run folder; doing so twice does no harm."""
+        observer, self._observer = self._observer, None
+        if observer is None:
+            return
+        # A step that was not ended counts if a backward ran in it (there may be no optimizer).
+        if observer.recording and (self._backwards or observer.ledger.has("weight_grad")):
+            self._observer = observer
+            self.end_step()
+            self._observer = None
+        observer.detach()
+        self._scalers.release()
+        _live.discard(self)
+        self._state = state
+        try:
+            observer.ledger.flush()
+            self._write_meta(observer.ledger, modules=True)
+        except Exception as error:  # noqa: BLE001
+            self.failed("finishing the run folder", error)
+
+    # -- the course of training (called by the observer) -------------------------------------------
+
+    def forward_began(self) -> None:
+        """With no optimizer to tell, a new forward pass of the model begins a new step."""
+        if not self._optimizers and (self._backwards or self._begun_forwards):
+            self.end_step()
+        self._begun_forwards += 1
+
+    def backward_reached(self) -> None:
+        """A gradient arrived in the present step."""
+        observer = self._observer
+        if observer is not None:
+            self._backwards.add(observer.micro)
+        if not self._looked_for_scalers and self._optimizers:
+            # By now a scaler of this loop exists, and its ``step`` is still to come.
+            self._looked_for_scalers = True
+            self._scalers.find()
+
+    def optimizer_stepped(self, optimizer: Optimizer) -> None:
+        """An optimizer stepped, or a scaler skipped its step."""
+        self._scalers.optimizer_stepped(optimizer)
+        self._note_fused_scale(optimizer)
+        self._counts[id(optimizer)] += 1
+        if self._counts[id(optimizer)] <= self.step + (1 if self._ending else 0):
+            return
+        if in_backward():  # an optimizer in backward: the others of this step are still to come
+            if not self._ending:
+                self._ending = True
+                torch.autograd.Variable._execution_engine.queue_callback(self.end_step)  # type: ignore[attr-defined] # noqa: SLF001
+            return
+        self.end_step()
+
+    def scaled_step_began(self, scale: torch.Tensor | None) -> None:
+        """A GradScaler is about to step: the gradients of this step carry its scale."""
+        if scale is not None:
+            self._scale = scale
+
+    def scaled_step_skipped(self, optimizer: Optimizer) -> None:
+        """A GradScaler found an overflow and skipped the optimizer."""
+        self._skipped = True
+        self.optimizer_stepped(optimizer)
+
+    def _note_fused_scale(self, optimizer: Optimizer) -> None:
+        """A fused optimizer unscales inside ``step``, and skips there, too."""
+        scale = getattr(optimizer, "grad_scale", None)
+        observer = self._observer
+        if scale is None or observer is None or not observer.recording:
+            return
+        observer.ledger.set_scale("weight_grad", self._scale)
+        found = getattr(optimizer, "found_inf", None)
+        if found is not None:
+            self._skipped = found.detach().clone()
+
+    def end_step(self) -> None:
+        """End the present step and begin the next; for loops the recorder cannot see through."""
+        observer = self._observer
+        if observer is None:
+            return
+        self._ending = False
+        try:
+            if observer.recording:
+                if not self._optimizers or self.steps_recorded == 0:
+                    observer.note_weights()
+                if observer.ledger.close_step(self.step, self._scale, self._skipped):
+                    self.steps_recorded += 1
+                self._accumulating = len(self._backwards) > 1
+                self.step += 1
+                self._begin_step()
+                if observer.ledger.due:
+                    observer.ledger.flush()
+                    self._write_meta(observer.ledger, modules=True)
+                return
+        except OSError as error:
+            self._stop("writing the run folder", error)
+        except Exception as error:  # noqa: BLE001
+            self._stop("ending a step", error)
+        self.step += 1
+        self._begin_step()
+
+    def _begin_step(self) -> None:
+        self._backwards = set()
+        self._begun_forwards = 0
+        self._scale, self._skipped = 1.0, False
+        if self._observer is not None:
+            wanted = self._cadence.records(self.step, self.steps_recorded)
+            self._observer.begin_step(
+                self.step, wanted and self._observer.active, self._accumulating
+            )
+
+    # -- trouble -----------------------------------------------------------------------------------
+
+    def failed(self, where: str, error: Exception) -> None:
+        """Note a failure; the first one is said aloud. Memory running out ends the recording."""
+        first = not self.failures
+        if len(self.failures) < _MAX_FAILURES:
+            text = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"
+            self.failures.append({"step": self.step, "where": where, "error": text})
+        if first:
+            _say(
+                f"recording into {self.folder} failed at step {self.step} in {where} "
+                f"({self.failures[0]['error']}); training goes on, the record is incomplete"
+            )
+        if isinstance(error, (MemoryError, torch.OutOfMemoryError)) and self._observer is not None:
+            self._observer.ledger.drop_step()
+            self._observer.active = self._observer.recording = False
+
+    def _stop(self, where: str, error: Exception) -> None:
+        """Give up recording for good."""
+        self.failed(where, error)
+        if self._observer is not None:
+            self._observer.ledger.drop_step()
+            self._observer.detach()
+            self._scalers.release()
+
+    # -- meta.json ---------------------------------------------------------------------------------
+
+    def _write_meta(self, ledger: Ledger | None = None, *, modules: bool = False) -> None:
+        if self._writer is None:
+            return
+        if modules:
+            self._writer.write_modules(self._subjects.rows())
+        roots = self._subjects.roots
+        self._writer.write_meta(
+            {
+                "mpdiag": environment.versions().get("mpdiag", "unknown"),
+                "state": self._state,
+                "created": self._created,
+                "updated": now(),
+                "rank": self._rank,
+                "world_size": self._world,
+                "argv": environment.arguments(),
+                "script": None,
+                "device": environment.device(roots[0]),
+                "versions": environment.versions(),
+                "seeds": {"torch": torch.initial_seed()},
+                "model": {
+                    "type": ", ".join(type(root).__name__ for root in roots),
+                    "parameters": sum(
+                        p.numel() for p in {id(p): p for r in roots for p in r.parameters()}.values()
+                    ),
+                },
+                "optimizers": [_describe(o) for o in self._optimizers],
+                "cadence": {
+                    "every": self._cadence.every,
+                    "max_steps": self._cadence.max_steps,
+                    **self._filters,
+                },
+                "steps_seen": self.step,
+                "steps_recorded": self.steps_recorded,
+                "rows": ledger.rows_written if ledger is not None else 0,
+                "coverage": self._subjects.coverage(),
+                "failures": self.failures,
+                "verdict": None,
+            }
+        )
+
+
+_live: weakref.WeakSet[Recorder] = weakref.WeakSet()
+
+
+def _silence_child() -> None:
+    """A forked child (a DataLoader worker) has our hooks but must not write to our run."""
+    for recorder in list(_live):
+        observer = recorder._observer  # noqa: SLF001
+        recorder._observer = None  # noqa: SLF001
+        if observer is not None:
+            observer.active = observer.recording = False
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_silence_child)
+
+
+def _optimizers(optimizer: Optimizers) -> list[Optimizer]:
+    if optimizer is None:
+        return []
+    found = [optimizer] if isinstance(optimizer, Optimizer) else optimizer
+    if not isinstance(found, Sequence) or not all(isinstance(o, Optimizer) for o in found):
+        message = (
+            "the second argument of record() must be a torch.optim.Optimizer, a list of them or None, "
+            f"not {type(optimizer).__name__}"
+        )
+        raise UsageError(message)
+    return list({id(o): o for o in found}.values())
+
+
+def _describe(optimizer: Optimizer) -> dict[str, Any]:
+    """An optimizer for ``meta.json``: its type and the plain settings of its first group."""
+    group = optimizer.param_groups[0] if optimizer.param_groups else {}
+    settings = {
+        k: v for k, v in group.items() if isinstance(v, (bool, int, str)) or _is_finite_float(v)
+    }
+    return {"type": type(optimizer).__name__, **settings}
+
+
+def _is_finite_float(value: Any) -> bool:
+    return isinstance(value, float) and abs(value) < float("inf")
+
+
+def _say(message: str) -> None:
+    """Warn once, in whatever way gets through: a warning turned into an error must not escape."""
+    try:
+        warnings.warn(message, RuntimeWarning, stacklevel=3)
+    except RuntimeWarning:
+        print(f"mpdiag: {message}", file=sys.stderr)  # noqa: T201

@@ -1,0 +1,128 @@
+"""From whatever a module returns to the flat values a counter can read."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from mpdiag.recording.counting import flat_values
+
+_MAX_DEPTH = 16
+
+
+@dataclass(frozen=True, eq=False)
+class Countable:
+    """A tensor made ready for counting.
+
+    Attributes:
+        values: Flat, dense and real; shares the tensor's memory where that is possible.
+        repeat: How often each value stands in the tensor.
+        zeros: Zeros that are not stored (sparse tensors).
+        dtype: The tensor's dtype, without ``torch.``.
+        placement: ``local``, ``sharded`` or ``replicated``.
+        shared: Whether ``values`` is the tensor's own memory, not a copy.
+        version: The tensor's version, None where torch keeps none.
+    """
+
+    values: torch.Tensor
+    repeat: int
+    zeros: int
+    dtype: str
+    placement: str
+    shared: bool
+    version: int | None
+
+
+def tensors_in(output: Any, depth: int = 0) -> Iterator[torch.Tensor]:
+    """Every tensor in nested tuples, lists, mappings and dataclasses, in order."""
+    if isinstance(output, torch.Tensor):
+        yield output
+    elif depth >= _MAX_DEPTH or output is None or isinstance(output, (str, bytes, int, float)):
+        return
+    elif isinstance(output, Mapping):
+        for value in output.values():
+            yield from tensors_in(value, depth + 1)
+    elif isinstance(output, (tuple, list)):
+        for value in output:
+            yield from tensors_in(value, depth + 1)
+    elif dataclasses.is_dataclass(output) and not isinstance(output, type):
+        for field in dataclasses.fields(output):
+            yield from tensors_in(getattr(output, field.name, None), depth + 1)
+
+
+def countable(tensor: torch.Tensor) -> Countable | str:
+    """Make a tensor ready for counting, or say in a few words why it cannot be counted."""
+    refusal = _refusal(tensor)
+    if refusal is not None:
+        return refusal
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    local, placement = _local_part(tensor.detach())
+    if type(local) not in (torch.Tensor, torch.nn.Parameter):
+        if type(local).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:  # type: ignore[comparison-overlap]
+            return f"a {type(local).__name__}, whose storage is its own affair"
+        local = local.as_subclass(torch.Tensor)
+    version = None if tensor.is_inference() else tensor._version  # noqa: SLF001
+    dense = _dense(local)
+    implicit = local.numel() - dense.numel() if dense.layout != local.layout or _is_sparse(local) else 0
+    if dense.is_complex():
+        implicit *= 2
+        dense = torch.view_as_real(dense.resolve_conj())
+    if dense.is_neg():
+        dense = dense.resolve_neg()
+    values, repeat = flat_values(dense)
+    shared = values.numel() > 0 and values.data_ptr() == _address(local)
+    return Countable(values, repeat, implicit, dtype, placement, shared, version)
+
+
+def _refusal(tensor: torch.Tensor) -> str | None:
+    if not (tensor.is_floating_point() or tensor.is_complex()):
+        return "quantized" if tensor.is_quantized else "not floating point"
+    if tensor.is_meta:
+        return "a meta tensor without values"
+    if tensor.is_nested:
+        return "a nested tensor"
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):  # noqa: SLF001
+        return "inside a function transform (vmap, grad)"
+    fake = sys.modules.get("torch._subclasses.fake_tensor")
+    if fake is not None and isinstance(tensor, fake.FakeTensor):
+        return "a fake tensor without values"
+    return None
+
+
+def _local_part(tensor: torch.Tensor) -> tuple[torch.Tensor, str]:
+    """This rank's share of a distributed tensor, and how the tensor lies over the ranks."""
+    module = sys.modules.get("torch.distributed.tensor")
+    if module is None or not isinstance(tensor, module.DTensor):
+        return tensor, "local"
+    placements = tensor.placements
+    if all(p.is_replicate() for p in placements):
+        placement = "replicated"
+    elif any(p.is_partial() for p in placements):
+        placement = "local"
+    else:
+        placement = "sharded"
+    return tensor.to_local(), placement
+
+
+def _is_sparse(tensor: torch.Tensor) -> bool:
+    return tensor.layout != torch.strided
+
+
+def _dense(tensor: torch.Tensor) -> torch.Tensor:
+    """The values a tensor stores, strided; those of a sparse one without its implicit zeros."""
+    if tensor.layout == torch.strided:
+        return tensor
+    if tensor.layout == torch.sparse_coo:
+        return tensor.coalesce().values()
+    if tensor.layout in (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc):
+        return tensor.values()
+    return tensor.to_dense()
+
+
+def _address(tensor: torch.Tensor) -> int:
+    return tensor.data_ptr() if tensor.layout == torch.strided else -1

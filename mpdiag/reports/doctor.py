@@ -1,0 +1,176 @@
+"""What is installed here, and what that means for recording and training.
+
+The packages that can fail to load although they are installed (a wrong CUDA library, a Numba too
+old for this NumPy) are imported for real; of the others, the version is looked up.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import asdict, dataclass
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
+
+from mpdiag.version import __version__
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+    from rich.console import RenderableType
+
+SCHEMA_VERSION = 1
+
+REQUIRED = (
+    *("torch", "numpy", "pandas", "pyarrow", "plotly"),
+    *("numba", "nvidia-ml-py", "typer", "rich"),
+)
+OPTIONAL = {
+    "triton": "counting on CUDA in one pass",
+    "scikit-learn": "the real data of `mpdiag demo`",
+    "streamlit": "the dashboard",
+    "transformers": "its models in the tests",
+}
+_LOADED = ("torch", "numba", "pyarrow")
+
+
+@dataclass(frozen=True)
+class Device:
+    """One CUDA device, as torch sees it."""
+
+    index: int
+    name: str
+    capability: str
+    memory_bytes: int
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something that is missing or does not load, and what to do about it."""
+
+    message: str
+    fix: str
+
+
+@dataclass(frozen=True)
+class Environment:
+    """The facts of this machine and this Python.
+
+    Attributes:
+        mpdiag: Version of this package.
+        python: Version of Python.
+        platform: Operating system and machine.
+        cpus: Logical CPUs this process may use.
+        threads: Threads torch computes with; None where torch does not load.
+        cpu_capability: Vector instructions torch uses on the CPU; None likewise.
+        packages: Installed version of each required and optional package; None where absent.
+        cuda: CUDA version torch was built with; None for a build without.
+        devices: CUDA devices that torch can use.
+        problems: What is missing or broken.
+    """
+
+    mpdiag: str
+    python: str
+    platform: str
+    cpus: int
+    threads: int | None
+    cpu_capability: str | None
+    packages: dict[str, str | None]
+    cuda: str | None
+    devices: tuple[Device, ...]
+    problems: tuple[Problem, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """The same as a JSON document."""
+        return {"schema_version": SCHEMA_VERSION, **asdict(self)}
+
+
+def examine() -> Environment:
+    """Look at this machine; takes as long as importing torch."""
+    packages = {name: _installed(name) for name in (*REQUIRED, *OPTIONAL)}
+    problems = [
+        Problem(f"{name} is not installed", f"pip install {name}")
+        for name in REQUIRED
+        if packages[name] is None
+    ]
+    loaded: dict[str, ModuleType] = {}
+    for name in _LOADED:
+        if packages[name] is not None:
+            try:
+                loaded[name] = import_module(name)
+            except Exception as error:  # noqa: BLE001 - whatever it raises is what we report
+                reason = " ".join(str(error).split()) or type(error).__name__
+                fix = f"pip install --force-reinstall {name}"
+                problems.append(Problem(f"{name} does not load: {reason}", fix))
+    torch = loaded.get("torch")
+    devices = _devices(torch) if torch else ()
+    if torch and torch.version.cuda and not devices:
+        message = f"this torch was built for CUDA {torch.version.cuda}, but finds no device"
+        problems.append(Problem(message, "check the driver with nvidia-smi; the CPU works"))
+    if devices and packages["triton"] is None:
+        fix = "pip install triton; plain torch counts meanwhile, in several passes"
+        problems.append(Problem("there is a CUDA device, but triton is not installed", fix))
+    return Environment(
+        mpdiag=__version__,
+        python=platform.python_version(),
+        platform=f"{platform.system()} {platform.machine()}",
+        cpus=_cpus(),
+        threads=torch.get_num_threads() if torch else None,
+        cpu_capability=torch.backends.cpu.get_cpu_capability() if torch else None,
+        packages=packages,
+        cuda=torch.version.cuda if torch else None,
+        devices=devices,
+        problems=tuple(problems),
+    )
+
+
+def environment_text(environment: Environment) -> RenderableType:
+    """The facts for a person: problems first."""
+    e = environment
+    facts = Table.grid(padding=(0, 2))
+    facts.add_row("mpdiag", e.mpdiag)
+    facts.add_row("python", f"{e.python} on {e.platform}")
+    threads = "" if e.threads is None else f", torch computes with {e.threads} threads"
+    capability = "" if e.cpu_capability is None else f" ({e.cpu_capability})"
+    facts.add_row("cpu", f"{e.cpus} available{threads}{capability}")
+    for device in e.devices:
+        gigabytes = device.memory_bytes / 2**30
+        what = f"{device.name}, compute capability {device.capability}, {gigabytes:.0f} GiB"
+        facts.add_row(f"cuda:{device.index}", Text(what))
+    if not e.devices:
+        facts.add_row("cuda", "no device; recording, analysis and emulated FP16 work on the CPU")
+    for name, installed in e.packages.items():
+        facts.add_row(name, installed or Text(f"not installed ({OPTIONAL.get(name, 'required')})"))
+    problems = [
+        Text.assemble(("problem: ", "bold yellow"), f"{p.message}: {p.fix}") for p in e.problems
+    ]
+    return Group(*problems, facts)
+
+
+def _installed(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _cpus() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _devices(torch: Any) -> tuple[Device, ...]:
+    if not torch.cuda.is_available():
+        return ()
+    devices = []
+    for index in range(torch.cuda.device_count()):
+        facts = torch.cuda.get_device_properties(index)
+        capability = f"{facts.major}.{facts.minor}"
+        devices.append(Device(index, facts.name, capability, facts.total_memory))
+    return tuple(devices)

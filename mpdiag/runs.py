@@ -1,0 +1,368 @@
+"""The run folder: one copyable folder of plain files, readable without this package.
+
+::
+
+    run/
+        meta.json                     what was recorded, by whom, in which state; all a listing reads
+        ranks/rank00001.json          the same, of every other rank
+        modules/rank00000.parquet     the modules and parameters, one row each
+        stats/rank00000-000001.parquet  the statistics, one row for each step × tensor
+        plan.json …                   once made
+
+Every file is written beside its place and then renamed, so a kill leaves whole files or none.
+Ranks write files of their own and never wait for each other.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mpdiag.errors import DamagedRun, NewerSchema, RunExists, RunNotFound
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    import pandas as pd
+    import pyarrow as pa
+
+    from mpdiag.records import Records
+
+SCHEMA_VERSION = 1
+META = "meta.json"
+_PART = re.compile(r"rank(\d{5})-(\d{6})\.parquet")
+
+
+def now() -> str:
+    """The present as ISO 8601 in UTC, as every file of a run writes it."""
+    return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+
+
+# -- writing ---------------------------------------------------------------------------------------
+
+
+class RunWriter:
+    """Writes one rank's share of a run folder.
+
+    Args:
+        folder: The run folder; made when missing.
+        rank: This process's rank.
+        world_size: How many ranks there are.
+        overwrite: Replace the run that lies there, instead of refusing.
+
+    Raises:
+        RunExists: If the folder holds this rank's part of another run already.
+        OSError: If the folder cannot be made.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        rank: int = 0,
+        world_size: int = 1,
+        overwrite: bool = False,
+    ) -> None:
+        self.folder = Path(folder)
+        self.rank = rank
+        self._parts = 0
+        meta = self._meta_path
+        if meta.exists():
+            if not overwrite:
+                message = (
+                    f"{self.folder} already holds a run: choose another folder, "
+                    "or pass overwrite=True to replace it"
+                )
+                raise RunExists(message)
+            self._clear(world_size)
+        for name in ("stats", "modules", "ranks") if world_size > 1 else ("stats", "modules"):
+            (self.folder / name).mkdir(parents=True, exist_ok=True)
+
+    @property
+    def _meta_path(self) -> Path:
+        if self.rank == 0:
+            return self.folder / META
+        return self.folder / "ranks" / f"rank{self.rank:05d}.json"
+
+    def _clear(self, world_size: int) -> None:
+        """Remove what this rank wrote before, and rank 0 also what ranks beyond the world wrote."""
+        for path in [*self.folder.glob("*/rank*"), *self.folder.glob("*/.rank*")]:
+            digits = re.match(r"\.?rank(\d{5})", path.name)
+            owner = int(digits.group(1)) if digits else -1
+            if owner == self.rank or (self.rank == 0 and owner >= world_size):
+                path.unlink(missing_ok=True)
+        if self.rank == 0:
+            for name in ("plan.json", "training.jsonl", "profile.json", "report.html"):
+                (self.folder / name).unlink(missing_ok=True)
+        self._meta_path.unlink(missing_ok=True)
+
+    def write_meta(self, meta: Mapping[str, Any]) -> None:
+        """Replace this rank's meta file."""
+        text = json.dumps({"schema_version": SCHEMA_VERSION, **meta}, indent=2, allow_nan=False)
+        with atomic_path(self._meta_path) as path:
+            path.write_text(text + "\n", encoding="utf-8")
+
+    def write_modules(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Replace this rank's table of modules and parameters (columns: ``MODULE_COLUMNS``)."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        table = pa.Table.from_pylist([dict(row) for row in rows], schema=modules_schema())
+        with atomic_path(self.folder / "modules" / f"rank{self.rank:05d}.parquet") as path:
+            pq.write_table(table, path, compression="zstd")
+
+    def append(self, table: pa.Table) -> None:
+        """Write one part of statistics; it is whole on disk when this returns."""
+        import pyarrow.parquet as pq
+
+        name = f"rank{self.rank:05d}-{self._parts + 1:06d}.parquet"
+        with atomic_path(self.folder / "stats" / name) as path:
+            pq.write_table(
+                table, path, compression="zstd", compression_level=9, write_statistics=False
+            )
+        self._parts += 1
+
+
+class atomic_path:  # noqa: N801 - reads as a verb at its call sites
+    """Context manager: a path beside the target that replaces it on success, and goes on failure."""
+
+    def __init__(self, target: Path) -> None:
+        self.target = target
+        self.partial = target.with_name(f".{target.name}.{os.getpid()}.part")
+
+    def __enter__(self) -> Path:
+        """The path to write to."""
+        return self.partial
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        """Rename on success, remove on failure."""
+        try:
+            if kind is None:
+                os.replace(self.partial, self.target)
+        finally:
+            self.partial.unlink(missing_ok=True)
+
+
+def modules_schema() -> pa.Schema:
+    """The Arrow schema of ``modules/*.parquet``, schema version 1."""
+    import pyarrow as pa
+
+    return pa.schema(
+        [
+            ("name", pa.string()),
+            ("what", pa.string()),  # module | parameter
+            ("type", pa.string()),
+            ("aliases", pa.list_(pa.string())),
+            ("shape", pa.list_(pa.int64())),
+            ("numel", pa.int64()),
+            ("dtype", pa.string()),
+            ("recorded", pa.bool_()),
+            ("reason", pa.string()),
+            ("script_name", pa.string()),
+            ("input_shapes", pa.string()),  # JSON, of the first recorded call
+            ("output_shapes", pa.string()),
+            ("settings", pa.string()),  # JSON: what a shape rule needs beside the shapes
+        ]
+    )
+
+
+# -- reading ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run folder, opened for reading; nothing but ``meta.json`` is read until asked for."""
+
+    folder: Path
+    meta: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        """The folder's name."""
+        return self.folder.resolve().name
+
+    def parts(self) -> list[Path]:
+        """The parts of statistics, all ranks', in order."""
+        stats = self.folder / "stats"
+        return sorted(p for p in stats.glob("rank*.parquet") if _PART.fullmatch(p.name))
+
+    def table(self) -> pa.Table:
+        """Every row of statistics as an Arrow table; see the README for the columns.
+
+        Raises:
+            DamagedRun: If a part cannot be read, lacks a column, or there are no rows at all.
+        """
+        import pyarrow as pa
+
+        from mpdiag.records import schema
+
+        expected = schema()
+        tables = [_read_part(path, expected) for path in self.parts()]
+        rows = sum(t.num_rows for t in tables)
+        if rows == 0:
+            raise DamagedRun(self._why_empty())
+        return pa.concat_tables(tables).unify_dictionaries().combine_chunks()
+
+    @cached_property
+    def records(self) -> Records:
+        """Every row of statistics as numpy columns; read once."""
+        from mpdiag.records import Records
+
+        return Records.from_table(self.table())
+
+    def frame(self) -> pd.DataFrame:
+        """Every row of statistics as a pandas DataFrame."""
+        frame: pd.DataFrame = self.table().to_pandas()
+        return frame
+
+    def modules(self) -> list[dict[str, Any]]:
+        """The table of modules and parameters of the lowest rank, a dict a row; [] if none."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        paths = sorted((self.folder / "modules").glob("rank*.parquet"))
+        if not paths:
+            return []
+        try:
+            rows: list[dict[str, Any]] = pq.read_table(paths[0]).to_pylist()
+        except (pa.ArrowException, OSError) as error:
+            raise DamagedRun(_damaged(paths[0], error)) from error
+        return rows
+
+    def _why_empty(self) -> str:
+        state = self.meta.get("state")
+        if state == "recording":
+            return (
+                f"{self.folder} holds no statistics yet: the training is still in its first steps, "
+                "or it was killed there; record again if it no longer runs"
+            )
+        return (
+            f"{self.folder} holds no statistics: no step was recorded; check that the loop called "
+            "backward and optimizer.step() inside the recorder"
+        )
+
+
+def open_run(folder: str | os.PathLike[str]) -> Run:
+    """Open a run folder.
+
+    Raises:
+        RunNotFound: If there is no such folder, or no ``meta.json`` in it.
+        DamagedRun: If ``meta.json`` cannot be read.
+        NewerSchema: If the run was written by a newer version.
+    """
+    path = Path(folder)
+    meta_path = path / META
+    if not path.is_dir():
+        message = f"there is no run at {path}: give a run folder, as `mpdiag runs` lists them"
+        raise RunNotFound(message)
+    if not meta_path.is_file():
+        message = f"{path} is no run folder: it has no {META}"
+        raise RunNotFound(message)
+    try:
+        meta = json.loads(meta_path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise DamagedRun(_damaged(meta_path, error)) from error
+    version = meta.get("schema_version") if isinstance(meta, dict) else None
+    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+        message = f"{meta_path} is damaged: it states no schema_version"
+        raise DamagedRun(message)
+    if version > SCHEMA_VERSION:
+        message = (
+            f"{path} was written by a newer mpdiag (schema {version}, this one reads up to "
+            f"{SCHEMA_VERSION}): upgrade mpdiag to read it"
+        )
+        raise NewerSchema(message)
+    return Run(path, meta)
+
+
+@dataclass(frozen=True)
+class Listing:
+    """One line of a list of runs: an opened run, or why it could not be opened."""
+
+    folder: Path
+    run: Run | None
+    problem: str | None
+
+
+def list_runs(folder: str | os.PathLike[str]) -> list[Listing]:
+    """The runs directly in a folder, newest first, damaged ones last; reads ``meta.json`` alone.
+
+    Raises:
+        RunNotFound: If the folder does not exist.
+    """
+    root = Path(folder)
+    if not root.is_dir():
+        message = f"there is no folder {root}: give the folder that holds your runs"
+        raise RunNotFound(message)
+    listings = []
+    for child in sorted(root.iterdir()):
+        if not (child / META).is_file():
+            continue
+        try:
+            listings.append(Listing(child, open_run(child), None))
+        except (DamagedRun, NewerSchema, RunNotFound) as error:
+            listings.append(Listing(child, None, str(error)))
+    listings.sort(key=lambda item: str(item.run.meta.get("created", "")) if item.run else "", reverse=True)
+    return listings
+
+
+def free_name(folder: str | os.PathLike[str], stem: str) -> Path:
+    """The first of ``stem``, ``stem-2``, ``stem-3`` … that does not exist in ``folder``."""
+    root = Path(folder)
+    path, number = root / stem, 2
+    while path.exists():
+        path, number = root / f"{stem}-{number}", number + 1
+    return path
+
+
+def write_json(path: Path, document: Mapping[str, Any]) -> None:
+    """Write a JSON document whole or not at all."""
+    with atomic_path(path) as partial:
+        partial.write_text(json.dumps(document, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def remove_run(folder: str | os.PathLike[str]) -> None:
+    """Delete a run folder; refuses what is no run.
+
+    Raises:
+        RunNotFound: If there is no ``meta.json`` in it.
+    """
+    path = Path(folder)
+    if not (path / META).is_file():
+        message = f"{path} is no run folder: it has no {META}"
+        raise RunNotFound(message)
+    shutil.rmtree(path)
+
+
+def _read_part(path: Path, expected: pa.Schema) -> pa.Table:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        table = pq.read_table(path)
+    except (pa.ArrowException, OSError) as error:
+        raise DamagedRun(_damaged(path, error)) from error
+    missing = [name for name in expected.names if name not in table.column_names]
+    if missing:
+        message = (
+            f"{path} is not a part of a recording (it lacks the column {missing[0]!r}): "
+            "move it out of the run folder"
+        )
+        raise DamagedRun(message)
+    try:
+        return table.select(expected.names).cast(expected)
+    except (pa.ArrowException, ValueError) as error:
+        raise DamagedRun(_damaged(path, error)) from error
+
+
+def _damaged(path: Path, error: Exception) -> str:
+    detail = str(error).strip().splitlines()
+    reason = detail[0] if detail else type(error).__name__
+    return f"{path} is damaged ({reason}): remove it to read the rest of the run"

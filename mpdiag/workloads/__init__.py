@@ -1,0 +1,67 @@
+"""Small trainings to try the toolkit on, with data that ships with a library.
+
+    >>> from mpdiag import workloads
+    >>> workloads.names()
+    ('denoiser', 'digits', 'ssd')
+    >>> ssd = workloads.load("ssd", mean_over="matched")  # options are its own fields
+
+What can be done with a loaded one (start it, train it, evaluate it) is in
+`mpdiag.workloads.protocol`. Importing this package loads neither torch nor scikit-learn; loading a
+workload does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import typing
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from mpdiag.errors import UsageError
+
+if TYPE_CHECKING:
+    from mpdiag.workloads.protocol import Workload
+
+__all__ = ["BadOption", "UnknownWorkload", "load", "names"]
+
+# name -> class; the class lives in the module of that name in this folder.
+_CLASSES = {"denoiser": "Denoiser", "digits": "Digits", "ssd": "Ssd"}
+
+
+class UnknownWorkload(UsageError, ValueError):
+    """There is no workload of this name."""
+
+
+class BadOption(UsageError, ValueError):
+    """The workload has no such option, or the option cannot take this value."""
+
+
+def names() -> tuple[str, ...]:
+    """Every name that `load` accepts, sorted."""
+    return tuple(sorted(_CLASSES))
+
+
+def load(name: str, **options: Any) -> Workload:
+    """The workload called `name`; `options` replace the defaults of its fields."""
+    if name not in _CLASSES:
+        message = f"There is no workload {name!r}; choose one of {', '.join(names())}."
+        raise UnknownWorkload(message)
+    kind: type[Workload] = getattr(import_module(f"{__name__}.{name}"), _CLASSES[name])
+    _check(name, kind, options)
+    return kind(**options)
+
+
+def _check(name: str, kind: type[Workload], options: dict[str, Any]) -> None:
+    """Complain of the first option that the workload does not know, by name or by value."""
+    types = typing.get_type_hints(kind)
+    known = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]  # each is one
+    for option, value in options.items():
+        if option not in known:
+            accepted = f"its options are {', '.join(known)}" if known else "it has none"
+            message = f"The workload {name!r} has no option {option!r}; {accepted}."
+            raise BadOption(message)
+        choices = typing.get_args(types[option])  # of a Literal; any other type has none
+        if choices and value not in choices:
+            accepted = ", ".join(choices)
+            message = f"The workload {name!r} has no {option} {value!r}; choose one of {accepted}."
+            raise BadOption(message)

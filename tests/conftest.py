@@ -1,0 +1,32 @@
+"""What all tests share."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from hypothesis import settings
+
+# No deadline: a first call compiles, and a busy machine is no failure. On a checkout that is being
+# judged, examples are the same each time; elsewhere each run tries others.
+settings.register_profile("mpdiag", deadline=None, derandomize="CI" in os.environ)
+settings.load_profile("mpdiag")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip what needs a GPU where there is none; torch is only asked if a test needs to know."""
+    marked = [item for item in items if item.get_closest_marker("gpu")]
+    if not marked:
+        return
+    import torch
+
+    if not torch.cuda.is_available():
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device; torch finds none here"))
+
+
+@pytest.fixture(scope="session")
+def root() -> Path:
+    """The checkout."""
+    return Path(__file__).resolve().parent.parent

@@ -1,0 +1,77 @@
+"""The environment's facts, here and on machines that lack something."""
+
+from __future__ import annotations
+
+import json
+from importlib.metadata import PackageNotFoundError, version
+from types import SimpleNamespace
+
+import pytest
+import torch
+from rich.console import Console
+
+from mpdiag.reports import doctor
+
+
+def as_text(environment):
+    console = Console(width=120)
+    with console.capture() as capture:
+        console.print(doctor.environment_text(environment))
+    return capture.get()
+
+
+def test_this_machine():
+    found = doctor.examine()
+    assert found.packages["torch"] == version("torch")
+    assert found.threads == torch.get_num_threads()
+    assert len(found.devices) == torch.cuda.device_count()
+    assert all(found.packages[name] for name in doctor.REQUIRED)
+    document = found.to_json()
+    assert json.loads(json.dumps(document, allow_nan=False))["schema_version"] == 1
+
+
+def test_a_package_that_is_missing_is_named_with_its_remedy(monkeypatch):
+    def absent(name):
+        if name in {"plotly", "streamlit"}:
+            raise PackageNotFoundError(name)
+        return version(name)
+
+    monkeypatch.setattr(doctor, "version", absent)
+    found = doctor.examine()
+    assert doctor.Problem("plotly is not installed", "pip install plotly") in found.problems
+    assert not any("streamlit" in problem.message for problem in found.problems)
+    assert "problem: plotly is not installed: pip install plotly" in as_text(found)
+    assert "not installed (the dashboard)" in as_text(found)
+
+
+@pytest.mark.parametrize("broken", ["torch", "numba"])
+def test_a_package_that_does_not_load_is_a_problem_not_a_traceback(monkeypatch, broken):
+    def load(name):
+        if name == broken:
+            message = "libfoo.so.1: cannot\nopen [red]"
+            raise OSError(message)
+        return __import__(name)
+
+    monkeypatch.setattr(doctor, "import_module", load)
+    found = doctor.examine()
+    assert found.problems[0].message == f"{broken} does not load: libfoo.so.1: cannot open [red]"
+    assert (found.threads is None) == (broken == "torch")
+    assert "cannot open [red]" in as_text(found)
+
+
+def test_a_machine_with_a_gpu(monkeypatch):
+    facts = SimpleNamespace(name="NVIDIA X[1]", major=9, minor=0, total_memory=80 * 2**30)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: facts)
+    found = doctor.examine()
+    assert found.devices == (doctor.Device(0, "NVIDIA X[1]", "9.0", 80 * 2**30),)
+    assert "NVIDIA X[1], compute capability 9.0, 80 GiB" in as_text(found)
+    assert any("triton" in p.message for p in found.problems) == (found.packages["triton"] is None)
+
+
+@pytest.mark.gpu
+def test_a_real_gpu():
+    device = doctor.examine().devices[0]
+    assert device.name == torch.cuda.get_device_name(0)
+    assert device.capability == "{}.{}".format(*torch.cuda.get_device_capability(0))

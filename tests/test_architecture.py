@@ -1,0 +1,250 @@
+"""The floors of the house, read from the syntax trees.
+
+An import points strictly downward, or to a sibling in the same room. It counts wherever it stands:
+at the top, inside a function, under TYPE_CHECKING, or as ``import_module("…")``.
+"""
+
+from __future__ import annotations
+
+import ast
+from graphlib import CycleError, TopologicalSorter
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+PACKAGE = "mpdiag"
+
+# From the ground up; each floor is a list of rooms, each room the modules or folders in it. A
+# folder holds all that lies in it, unless a longer name is listed elsewhere.
+FLOORS = {
+    "facts": [
+        ["version"],
+        ["errors"],
+        ["formats"],
+        ["tensorcores.kernels", "tensorcores.alignment", "tensorcores.peaks"],
+    ],
+    "algebra": [["histogram"], ["plan"], ["scalers"]],
+    "store": [["runs", "records"]],
+    "work": [["recording"], ["analysis"], ["training"], ["tensorcores"]],
+    "views": [["reports"]],
+    "workloads": [["workloads"]],
+    "doors": [["cli", "__main__", "demo"]],
+}
+
+ROOMS = {
+    f"{PACKAGE}.{name}": (height, min(room))
+    for height, rooms in enumerate(FLOORS.values())
+    for room in rooms
+    for name in room
+}
+ATTIC = (len(FLOORS), "")  # the package root, which shows everything and which nobody imports
+
+
+# -- reading the house -----------------------------------------------------------------------------
+
+
+def modules(root: Path) -> dict[str, Path]:
+    """Every module of the package, by its dotted name."""
+    found = {}
+    for path in sorted((root / PACKAGE).rglob("*.py")):
+        parts = path.relative_to(root).with_suffix("").parts
+        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    return found
+
+
+def place(module: str) -> tuple[int, str] | None:
+    """Floor and room of a module; None if the table has no place for it."""
+    if module == PACKAGE:
+        return ATTIC
+    name = module
+    while name not in ROOMS and "." in name:
+        name = name.rpartition(".")[0]
+    return ROOMS.get(name)
+
+
+def imported_names(path: Path) -> Iterator[tuple[str, list[str]]]:
+    """Each import of a file: the module named, and the names taken from it (none: itself)."""
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            yield from ((alias.name, []) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import in line {node.lineno}"
+            assert node.module is not None
+            yield node.module, [alias.name for alias in node.names]
+        elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
+            function = node.func.attr if isinstance(node.func, ast.Attribute) else node.func
+            function = function.id if isinstance(function, ast.Name) else function
+            if function == "import_module":
+                yield str(node.args[0].value), []
+
+
+def edges(house: dict[str, Path]) -> dict[str, set[str]]:
+    """For each module, the modules of this package that it imports."""
+    result: dict[str, set[str]] = {}
+    for module, path in house.items():
+        result[module] = targets = set()
+        for source, names in imported_names(path):
+            if source.split(".")[0] != PACKAGE:
+                continue
+            assert source in house, f"{module} imports {source}, which does not exist"
+            # `from package import name` means the module of that name, where there is one.
+            parts = {n: f"{source}.{n}" if f"{source}.{n}" in house else source for n in names}
+            targets.update(parts.values() if names else [source])
+    return result
+
+
+def upward(graph: dict[str, set[str]]) -> list[str]:
+    """The imports that do not point downward, as sentences."""
+    wrong = []
+    for module, targets in graph.items():
+        floor, room = place(module) or ATTIC
+        for target in targets - {module}:
+            target_floor, target_room = place(target) or ATTIC
+            if not (target_floor < floor or (target_floor, target_room) == (floor, room)):
+                wrong.append(f"{module} imports {target}")
+    return sorted(wrong)
+
+
+def cycle(graph: dict[str, set[str]]) -> list[str]:
+    """One cycle of imports, or nothing."""
+    try:
+        TopologicalSorter({m: targets - {m} for m, targets in graph.items()}).prepare()
+    except CycleError as error:
+        found: list[str] = error.args[1]
+        return found
+    return []
+
+
+def beyond_the_app(root: Path) -> list[str]:
+    """What ``app/`` imports and should not: torch, or any of the package but facts and views."""
+    facts = [name for name, (height, _) in ROOMS.items() if height == 0]
+    allowed = [
+        *facts,
+        *(f"{PACKAGE}.{name}" for name in ("runs", "records", "analysis", "reports")),
+    ]
+    wrong = []
+    for path in sorted((root / "app").rglob("*.py")):
+        for source, names in imported_names(path):
+            for whole in [f"{source}.{name}" for name in names] or [source]:
+                inside = any(f"{whole}.".startswith(f"{name}.") for name in allowed)
+                top = source.split(".")[0]
+                if top == "torch" or (top == PACKAGE and not inside):
+                    wrong.append(f"{path.name} imports {whole}")
+    return wrong
+
+
+# -- the house as it stands ------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def house(root):
+    return modules(root)
+
+
+@pytest.fixture(scope="module")
+def graph(house):
+    return edges(house)
+
+
+def test_every_module_has_a_floor(house):
+    assert [module for module in house if place(module) is None] == []
+
+
+def test_every_folder_is_a_package(root):
+    folders = {path.parent for path in (root / PACKAGE).rglob("*.py")}
+    assert [str(f) for f in folders if not (f / "__init__.py").is_file()] == []
+
+
+def test_imports_point_downward(graph):
+    assert upward(graph) == []
+
+
+def test_no_cycles(graph):
+    assert cycle(graph) == []
+
+
+def test_nothing_inside_imports_the_package_root(graph):
+    assert [module for module, targets in graph.items() if PACKAGE in targets] == []
+
+
+def test_folders_on_several_floors_import_nothing_by_themselves(house, graph):
+    """Importing ``a.b`` runs ``a/__init__.py``: it must not lift ``a.b`` to a higher floor."""
+    for module in house:
+        heights = {place(m) for m in house if m.startswith(f"{module}.")}
+        if module != PACKAGE and len(heights) > 1:
+            assert graph[module] == set(), f"{module}/__init__.py"
+
+
+def test_the_app_never_imports_torch(root):
+    assert beyond_the_app(root) == []
+
+
+# -- a house with a fault in each corner, so that the checks above are known to see ---------------
+
+
+@pytest.fixture
+def build(tmp_path):
+    def write(**files: str) -> dict[str, Path]:
+        files["__init__"] = ""
+        for name, text in files.items():
+            path = tmp_path / PACKAGE / f"{name.replace('_in_', '/')}.py"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        return modules(tmp_path)
+
+    return write
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import mpdiag.runs",
+        "from mpdiag import runs",
+        "from mpdiag.runs import open_run",
+        "def f():\n    from mpdiag.runs import open_run",
+        "if TYPE_CHECKING:\n    from mpdiag.runs import Run",
+        "import importlib\nimportlib.import_module('mpdiag.runs')",
+        "from importlib import import_module\nimport_module('mpdiag.runs')",
+    ],
+)
+def test_an_upward_import_is_seen_wherever_it_stands(build, text):
+    house = build(formats=text, runs="")
+    assert upward(edges(house)) == ["mpdiag.formats imports mpdiag.runs"]
+
+
+def test_rooms_of_one_floor_are_apart(build):
+    house = build(analysis_in_a="import mpdiag.recording.b", recording_in_b="", runs="")
+    assert upward(edges(house)) == ["mpdiag.analysis.a imports mpdiag.recording.b"]
+
+
+def test_siblings_in_one_room_may_import_each_other_but_not_in_a_circle(build):
+    house = build(analysis_in_a="import mpdiag.analysis.b", analysis_in_b="")
+    assert (upward(edges(house)), cycle(edges(house))) == ([], [])
+    house = build(analysis_in_b="def f():\n    import mpdiag.analysis.a")
+    assert upward(edges(house)) == []
+    assert set(cycle(edges(house))) == {"mpdiag.analysis.a", "mpdiag.analysis.b"}
+
+
+def test_a_module_of_a_folder_may_live_deeper_than_the_folder():
+    assert place("mpdiag.tensorcores.kernels") == place("mpdiag.tensorcores.peaks")
+    assert place("mpdiag.tensorcores.kernels") < place("mpdiag.tensorcores.roofline")
+    assert place("mpdiag.nowhere") is None
+
+
+def test_the_app_is_watched(tmp_path):
+    (tmp_path / "app").mkdir()
+    lines = [
+        "from mpdiag.reports import text",
+        "from mpdiag import runs",
+        "from mpdiag.runs import open_run",
+        "import pandas, mpdiag.recording",
+        "def f():",
+        "    from torch.nn import Module",
+    ]
+    (tmp_path / "app" / "page.py").write_text("\n".join(lines))
+    expected = ["page.py imports mpdiag.recording", "page.py imports torch.nn.Module"]
+    assert beyond_the_app(tmp_path) == expected

@@ -1,0 +1,62 @@
+"""What importing the package costs: next to nothing until a name is used."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+
+import pytest
+
+import mpdiag
+
+HEAVY = {"torch", "numpy", "pandas", "pyarrow", "plotly", "numba", "streamlit", "sklearn"}
+
+
+def loaded_by(code: str) -> set[str]:
+    """The modules a fresh interpreter has loaded after running some code."""
+    code += "\nimport sys; print(*{name.split('.')[0] for name in sys.modules}, sep='\\n')"
+    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(child.stdout.split("\n"))
+    assert "sys" in loaded
+    return loaded
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import mpdiag",
+        "import mpdiag.cli",
+        "from mpdiag.cli import app; app(['--help'], standalone_mode=False)",
+    ],
+    ids=["import mpdiag", "import mpdiag.cli", "mpdiag --help"],
+)
+def test_loads_nothing_heavy(code):
+    assert loaded_by(code) & HEAVY == set()
+
+
+def test_a_heavy_import_would_be_seen():
+    assert "numpy" in loaded_by("import numpy")
+
+
+@pytest.mark.parametrize("name", sorted(mpdiag._HOMES))
+def test_public_name_resolves(name):
+    assert getattr(mpdiag, name).__module__.startswith("mpdiag.")
+
+
+def test_type_checkers_see_the_same_names(root):
+    tree = ast.parse((root / "mpdiag" / "__init__.py").read_text(encoding="utf-8"))
+    block = next(node for node in tree.body if isinstance(node, ast.If))
+    seen = {
+        alias.name: node.module
+        for node in block.body
+        if isinstance(node, ast.ImportFrom)
+        for alias in node.names
+    }
+    assert seen == mpdiag._HOMES
+    assert set(mpdiag.__all__) == {*mpdiag._HOMES, "__version__"}
+
+
+def test_an_unknown_name_is_an_attribute_error():
+    with pytest.raises(AttributeError, match="module 'mpdiag' has no attribute 'recrod'"):
+        mpdiag.recrod  # noqa: B018 - the look-up is the test

@@ -1,0 +1,85 @@
+"""The wheel: what is in it, and that it runs where no clone is near."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import sysconfig
+import venv
+from zipfile import ZipFile
+
+import pytest
+
+from mpdiag.version import __version__
+
+PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
+
+
+def output_of(command, **options):
+    child = subprocess.run(
+        [str(word) for word in command], capture_output=True, text=True, check=False, **options
+    )
+    assert child.returncode == 0, child.stderr
+    return child.stdout
+
+
+@pytest.fixture(scope="module")
+def wheel(root, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("wheel")
+    output_of([*PIP, "wheel", "--no-deps", "--no-build-isolation", "-w", folder, root])
+    (path,) = folder.glob("*.whl")
+    return path
+
+
+@pytest.fixture(scope="module")
+def contents(wheel):
+    with ZipFile(wheel) as archive:
+        return set(archive.namelist())
+
+
+@pytest.fixture(scope="module")
+def clean(wheel, tmp_path_factory):
+    """The bin folder of a fresh environment: the wheel, and the dependencies installed here.
+
+    The dependencies come by path, which brings neither this checkout nor its editable install: a
+    .pth file inside a folder that was itself added by a .pth file is not read.
+    """
+    folder = tmp_path_factory.mktemp("clean")
+    venv.create(folder, symlinks=True)
+    bin_folder = folder / ("Scripts" if sys.platform == "win32" else "bin")
+    pip = [*PIP, "--python", bin_folder / "python", "install", "--no-deps", "--no-index", wheel]
+    output_of(pip)
+    (site,) = folder.glob("**/site-packages")
+    (site / "dependencies.pth").write_text(sysconfig.get_path("purelib"))
+    return bin_folder
+
+
+def test_nothing_but_the_package_at_the_top(contents):
+    tops = {name.split("/")[0] for name in contents}
+    assert tops == {"mpdiag", f"mpdiag-{__version__}.dist-info"}
+
+
+def test_every_module_is_in_it(contents, root):
+    expected = {str(p.relative_to(root)) for p in (root / "mpdiag").rglob("*.py")}
+    assert {name for name in contents if name.endswith(".py")} >= expected
+    assert not [name for name in contents if "__pycache__" in name]
+
+
+def test_data_is_in_it(contents, root):
+    assert "mpdiag/py.typed" in contents
+    assert f"mpdiag-{__version__}.dist-info/licenses/LICENSE" in contents
+    for source, target in (("sample_runs", "_sample_runs"), ("app", "_app")):
+        files = [p.relative_to(root / source) for p in (root / source).rglob("*") if p.is_file()]
+        packed = {f"mpdiag/{target}/{f}" for f in files if "__pycache__" not in f.parts}
+        assert packed <= contents
+
+
+def test_it_runs_in_a_clean_environment(clean, tmp_path):
+    where = "import mpdiag, mpdiag.runs; print(mpdiag.__file__)"
+    assert str(clean.parent) in output_of([clean / "python", "-c", where], cwd=tmp_path)
+    assert output_of([clean / "mpdiag", "--version"], cwd=tmp_path) == f"mpdiag {__version__}\n"
+    assert "analyze" in output_of([clean / "mpdiag", "--help"], cwd=tmp_path)
+    facts = json.loads(output_of([clean / "mpdiag", "doctor", "--json"], cwd=tmp_path))
+    assert facts["mpdiag"] == __version__
+    assert facts["packages"]["torch"]

@@ -1,0 +1,130 @@
+"""What every workload promises, and the loop that trains one."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import pytest
+import torch
+
+from mpdiag.workloads import load, names
+from mpdiag.workloads.digits import Digits
+from mpdiag.workloads.protocol import Batch, Session, Workload, plain_step, start, train
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+
+@pytest.fixture(autouse=True)
+def _leave_the_random_state_alone() -> Iterator[None]:
+    with torch.random.fork_rng():
+        yield
+
+
+@pytest.fixture(params=names())
+def workload(request: pytest.FixtureRequest) -> Workload:
+    return load(request.param)
+
+
+def test_describes_itself(workload: Workload) -> None:
+    assert workload.name in names()
+    assert workload.summary.endswith(".")
+    assert all((workload.title, workload.family, workload.metric, workload.default_steps > 0))
+
+
+def test_batches_depend_on_the_seed_alone(workload: Workload) -> None:
+    first = list(workload.batches(2, seed=7))
+    torch.rand(5)  # what others draw in between does not matter
+    again = list(workload.batches(2, seed=7))
+    other = list(workload.batches(2, seed=8))
+    assert len(first) == 2
+    assert all(
+        torch.equal(a, b)
+        for x, y in zip(first, again, strict=True)
+        for a, b in zip(x, y, strict=True)
+    )
+    assert not torch.equal(first[0][0], first[1][0])
+    assert not torch.equal(first[0][0], other[0][0])
+
+
+def test_gradients_reach_every_parameter(workload: Workload) -> None:
+    session = start(workload, steps=1, seed=0)
+    (batch,) = workload.batches(1, seed=0)
+    workload.loss(session.model, batch).backward()
+    dead = [n for n, p in session.model.named_parameters() if p.grad is None or not p.grad.any()]
+    assert dead == []
+
+
+def test_the_loss_falls(workload: Workload) -> None:
+    losses = train(workload, steps=25, seed=0).losses
+    assert all(map(math.isfinite, losses))
+    assert sum(losses[-5:]) < 0.95 * sum(losses[:5])
+
+
+def test_evaluation_repeats_itself_and_leaves_no_trace(workload: Workload) -> None:
+    session = start(workload, steps=1, seed=0)
+    before = {name: value.clone() for name, value in session.model.state_dict().items()}
+    assert session.evaluate() == session.evaluate()
+    assert session.model.training
+    assert all(
+        torch.equal(value, before[name]) for name, value in session.model.state_dict().items()
+    )
+
+
+def test_training_twice_gives_the_same_weights() -> None:
+    sessions = [start(Digits(), steps=5, seed=3) for _ in range(2)]
+    runs = [start(Digits(), steps=5, seed=3) for _ in sessions]
+    losses = [session.run() for session in runs]
+    assert losses[0] == losses[1]
+    for a, b in zip(runs[0].model.parameters(), runs[1].model.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_digits_are_learned() -> None:
+    result = train(Digits(), steps=100, seed=0)
+    assert result.metric > 0.97
+    assert result.seconds > 0
+
+
+def test_start_takes_no_step_and_takes_the_default_number_of_steps() -> None:
+    session = start(Digits(), seed=0)
+    assert session.steps == Digits.default_steps
+    assert not session.optimizer.state
+
+
+def test_callback_sees_each_step_and_its_loss() -> None:
+    seen: list[tuple[int, float]] = []
+    losses = start(Digits(), steps=3).run(on_step=lambda step, loss: seen.append((step, loss)))
+    assert seen == list(enumerate(losses))
+
+
+def test_another_way_to_take_a_step_can_be_put_in() -> None:
+    scales = []
+
+    def scaled(session: Session, batch: Batch) -> torch.Tensor:
+        loss = session.workload.loss(session.model, batch)
+        session.optimizer.zero_grad()
+        (loss * 1024).backward()
+        for parameter in session.model.parameters():
+            assert parameter.grad is not None
+            parameter.grad /= 1024
+        scales.append(1024)
+        session.optimizer.step()
+        assert session.scheduler is not None
+        session.scheduler.step()
+        return loss.detach()
+
+    plain = start(Digits(), steps=3).run(take_step=plain_step)
+    # A power of two changes no digit of a float, so both runs are the same to the last bit.
+    assert start(Digits(), steps=3).run(take_step=scaled) == plain
+    assert len(scales) == 3
+
+
+def test_a_loss_that_is_not_finite_is_not_hidden() -> None:
+    diverging = Digits(learning_rate=1e30)
+    result = train(diverging, steps=6, seed=0)
+    assert len(result.losses) == 6
+    assert result.first_non_finite_step is not None
+    assert not math.isfinite(result.losses[result.first_non_finite_step])
+    assert all(map(math.isfinite, result.losses[: result.first_non_finite_step]))
