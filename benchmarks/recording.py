@@ -100,7 +100,9 @@ def tokens(batch: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
     return torch.randint(0, 2000, (batch, length)), torch.randint(0, 2000, (batch, length))
 
 
-WORKLOADS: dict[str, tuple[Callable[[], nn.Module], Callable[[], tuple[torch.Tensor, torch.Tensor]]]] = {
+WORKLOADS: dict[
+    str, tuple[Callable[[], nn.Module], Callable[[], tuple[torch.Tensor, torch.Tensor]]]
+] = {
     "cnn": (Cnn, lambda: images(32)),
     "lstm": (Lstm, lambda: tokens(16, 32)),
     "transformer": (Transformer, lambda: tokens(8, 64)),
@@ -229,7 +231,9 @@ PEERS: dict[str, Attach] = {
 }
 
 
-def measure(workload: str, variants: dict[str, Attach], steps: int, device: str) -> Iterator[dict[str, Any]]:
+def measure(
+    workload: str, variants: dict[str, Attach], steps: int, device: str
+) -> Iterator[dict[str, Any]]:
     """Ratios of one workload, one variant a row."""
     with tempfile.TemporaryDirectory() as temporary, ExitStack() as stack:
         trainees = {}

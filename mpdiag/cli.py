@@ -133,7 +133,7 @@ def why(
     layer: Annotated[str, typer.Argument(metavar="LAYER", help="A module or parameter.")],
 ) -> None:
     """Tell one layer's story: what is lost, when, and the fix."""
-    from mpdiag.analysis.layers import explain
+    from mpdiag.analysis.story import explain
     from mpdiag.reports import terminal, text
 
     terminal.show(text.layer_text(explain(run, layer)))

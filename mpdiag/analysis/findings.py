@@ -1,0 +1,39 @@
+"""What the analysis says: findings, each with its evidence and its fix."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+Severity = Literal["info", "warning", "error"]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing worth knowing.
+
+    Attributes:
+        severity: ``error``: training in the target format is expected to fail without the fix;
+            ``warning``: it may; ``info``: good to know.
+        code: Stable name, for scripts.
+        message: One sentence.
+        evidence: The numbers behind it.
+        fix: What to do, one sentence.
+    """
+
+    severity: Severity
+    code: str
+    message: str
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+    fix: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "severity": self.severity,
+            "code": self.code,
+            "message": self.message,
+            "evidence": dict(self.evidence),
+            "fix": self.fix,
+        }

@@ -1,0 +1,249 @@
+"""The plan: every decision about a mixed-precision training, with its reason and its numbers.
+
+A plan is what the analysis concludes and the trainer obeys. It is a frozen tree of plain values
+that a person can read as JSON, and that goes through JSON and back without losing a field.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import types
+import typing
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from mpdiag.errors import DamagedPlan, NewerSchema
+
+SCHEMA_VERSION = 1
+
+Evidence = Mapping[str, Any]
+"""Numbers a decision rests on: plain JSON values by name."""
+
+Need = Literal["needed", "advisable", "not needed"]
+Method = Literal["none", "constant", "backoff", "lognormal"]
+
+
+@dataclass(frozen=True)
+class LossScalePlan:
+    """How the loss is scaled.
+
+    Attributes:
+        need: How sure it is that a scale is needed.
+        method: The scaler; ``none`` is scale 1 without any check.
+        recommended: The scale, a power of two.
+        lower: Smallest power of two from which what is lost no longer matters.
+        upper: Largest admissible power of two, None where nothing limits it.
+        init_scale: The scale to begin with.
+        growth_factor, backoff_factor, growth_interval, hysteresis, min_scale, max_scale: As in
+            ``torch.amp.GradScaler`` and ``mpdiag.scalers``.
+    """
+
+    need: Need = "not needed"
+    method: Method = "none"
+    recommended: float = 1.0
+    lower: float = 1.0
+    upper: float | None = None
+    init_scale: float = 1.0
+    growth_factor: float = 2.0
+    backoff_factor: float = 0.5
+    growth_interval: int = 2000
+    hysteresis: int = 1
+    min_scale: float = 1.0
+    max_scale: float = 2.0**24
+    reason: str = ""
+    evidence: Evidence = field(default_factory=dict)
+
+    @property
+    def needed(self) -> bool:
+        """Whether training is expected to suffer without a scale."""
+        return self.need == "needed"
+
+
+@dataclass(frozen=True)
+class MasterWeightsPlan:
+    """Whether the optimizer keeps an FP32 copy of the weights."""
+
+    needed: bool = True
+    swallowed_fraction: float = 0.0
+    worst_parameter: str | None = None
+    reason: str = ""
+    evidence: Evidence = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Fp32Choice:
+    """An operation of a module, or a whole module (``op`` empty), that stays in FP32."""
+
+    op: str
+    module: str
+    reason: str = ""
+    evidence: Evidence = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ReductionPlan:
+    """How gradients are reduced over ranks."""
+
+    dtype: str = "fp32"
+    pre_divide: bool = False
+    reason: str = ""
+    evidence: Evidence = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ShapeAdvice:
+    """A dimension to pad so that Tensor Cores run well."""
+
+    module: str
+    dimension: str
+    size: int
+    padded: int
+    reason: str = ""
+    evidence: Evidence = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class LayerFormat:
+    """The narrowest format that holds one layer's tensors of one kind."""
+
+    name: str
+    kind: str
+    format: str
+    reason: str = ""
+    evidence: Evidence = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class PrecisionPlan:
+    """Every decision about a mixed-precision training.
+
+    Attributes:
+        run: The recording it was made from.
+        verdict: One sentence.
+        target: The format to train in: ``fp16``, ``bf16``, ``fp8_e4m3`` or ``fp8_e5m2``.
+        level: Opt level O0 to O3 (GTC 2019, *Automatic Mixed Precision for PyTorch*).
+        keep_batch_norm_fp32: Whether batch normalisation stays in FP32.
+    """
+
+    run: str = ""
+    verdict: str = ""
+    target: str = "fp16"
+    level: Literal["O0", "O1", "O2", "O3"] = "O1"
+    keep_batch_norm_fp32: bool = True
+    loss_scale: LossScalePlan = field(default_factory=LossScalePlan)
+    master_weights: MasterWeightsPlan = field(default_factory=MasterWeightsPlan)
+    fp32_operations: tuple[Fp32Choice, ...] = ()
+    fp32_modules: tuple[Fp32Choice, ...] = ()
+    reduction: ReductionPlan | None = None
+    shapes: tuple[ShapeAdvice, ...] = ()
+    layer_formats: tuple[LayerFormat, ...] = ()
+    schema_version: int = SCHEMA_VERSION
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, ready for ``json.dumps(…, allow_nan=False)``."""
+        document: dict[str, Any] = _encode(self)
+        return document
+
+    @classmethod
+    def from_json(cls, document: Any) -> PrecisionPlan:
+        """The inverse of ``to_json``.
+
+        Raises:
+            NewerSchema: If a newer version wrote it.
+            DamagedPlan: If a field is unknown or of the wrong type.
+        """
+        version = document.get("schema_version") if isinstance(document, dict) else None
+        if type(version) is not int or version < 1:
+            message = (
+                "this is no plan: it states no schema_version; write one with mpdiag analyze -o"
+            )
+            raise DamagedPlan(message)
+        if version > SCHEMA_VERSION:
+            message = (
+                f"the plan was written by a newer mpdiag (schema {version}, this one reads up to "
+                f"{SCHEMA_VERSION}): upgrade mpdiag to read it"
+            )
+            raise NewerSchema(message)
+        plan: PrecisionPlan = _decode(cls, document, "plan")
+        return plan
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the plan as JSON."""
+        text = json.dumps(self.to_json(), indent=2, allow_nan=False, ensure_ascii=False)
+        Path(path).write_text(text + "\n", encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: str | os.PathLike[str]) -> PrecisionPlan:
+        """Read a plan.
+
+        Raises:
+            DamagedPlan: If it is missing or cannot be read.
+            NewerSchema: If a newer version wrote it.
+        """
+        try:
+            document = json.loads(Path(path).read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            message = f"there is no plan at {path}: write one with mpdiag analyze RUN -o plan.json"
+            raise DamagedPlan(message) from None
+        except (OSError, ValueError, RecursionError) as error:
+            message = f"{path} is no readable plan ({str(error).splitlines()[0]}): write it anew"
+            raise DamagedPlan(message) from error
+        return cls.from_json(document)
+
+
+def _encode(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: _encode(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {str(k): _encode(v) for k, v in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [_encode(v) for v in value]
+    return value
+
+
+def _decode(kind: Any, value: Any, where: str) -> Any:
+    """A JSON value as the annotated type, or a sentence that says where it is not."""
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+        return _decode_object(kind, value, where)
+    if origin is tuple:
+        if isinstance(value, list):
+            return tuple(_decode(arguments[0], v, f"{where}[{i}]") for i, v in enumerate(value))
+    elif origin in (typing.Union, types.UnionType):
+        if value is None:
+            return None
+        return _decode(next(a for a in arguments if a is not type(None)), value, where)
+    elif origin is Literal:
+        if value in arguments:
+            return value
+    elif kind is float:
+        if type(value) in (int, float) and math.isfinite(value):
+            return float(value)
+    elif kind in (int, str, bool):
+        if type(value) is kind:
+            return value
+    elif isinstance(value, dict):  # evidence
+        return value
+    message = f"{where} is {value!r}, which is not allowed there: write the plan anew"
+    raise DamagedPlan(message)
+
+
+def _decode_object(kind: type[Any], value: Any, where: str) -> Any:
+    if not isinstance(value, dict):
+        message = f"{where} should be an object, not {type(value).__name__}: write the plan anew"
+        raise DamagedPlan(message)
+    hints = typing.get_type_hints(kind)
+    unknown = set(value) - {f.name for f in dataclasses.fields(kind)}
+    if unknown:
+        message = f"{where} has an unknown field {min(unknown)!r}: remove it, or upgrade mpdiag"
+        raise DamagedPlan(message)
+    try:
+        return kind(**{k: _decode(hints[k], v, f"{where}.{k}") for k, v in value.items()})
+    except TypeError as error:
+        message = f"{where} is incomplete ({error}): write the plan anew"
+        raise DamagedPlan(message) from error

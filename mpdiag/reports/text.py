@@ -1,0 +1,253 @@
+"""What ``analyze``, ``why`` and ``replay`` print: the verdict first, then what decides, then details."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from rich.console import Group
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from mpdiag.analysis.layers import Layers, share
+from mpdiag.analysis.loss_scale import lost_by_scale
+from mpdiag.formats import FP16
+from mpdiag.reports.drawing import draw_histogram, sparkline
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from rich.console import RenderableType
+
+    from mpdiag.analysis.analyzer import Analysis
+    from mpdiag.analysis.replay import Replay
+    from mpdiag.analysis.story import LayerStory
+
+TOP = 8
+_COLOURS = {"error": "bold red", "warning": "yellow", "info": "cyan"}
+
+
+def analysis_text(analysis: Analysis) -> RenderableType:
+    """The whole report of ``mpdiag analyze``."""
+    bad = any(f.severity == "error" for f in analysis.findings)
+    verdict = Text(analysis.verdict, style="bold red" if bad else "bold green")
+    parts: list[RenderableType] = [verdict, _provenance(analysis), Text("")]
+    parts += [_facts(analysis), Text("")]
+    if analysis.findings:
+        parts += [*_findings(analysis), Text("")]
+    parts += [_deciding_layers(analysis), Text(""), *_gradients(analysis), Text("")]
+    if analysis.plan.fp32_operations:
+        parts += [_operations(analysis), Text("")]
+    parts.append(_formats(analysis))
+    return Group(*parts)
+
+
+def after_analysis(analysis: Analysis, run: Path) -> str:
+    """The command to go on with."""
+    layer = analysis.loss_scale.deciding_layer
+    return f"mpdiag why {run} {layer}" if layer else f"mpdiag runs {run.parent}"
+
+
+def _provenance(analysis: Analysis) -> Text:
+    meta = analysis.run.meta
+    model = (meta.get("model") or {}).get("type", "model")
+    state = meta.get("state", "unknown")
+    return Text(
+        f"{analysis.run.folder}: {model}, {meta.get('steps_recorded', 0)} of "
+        f"{meta.get('steps_seen', 0)} steps recorded, {state}",
+        style="dim",
+    )
+
+
+def _facts(analysis: Analysis) -> Table:
+    scale, plan = analysis.loss_scale, analysis.plan
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="bold")
+    grid.add_column()
+    upper = f"{plan.loss_scale.upper:g}" if plan.loss_scale.upper else "no limit"
+    grid.add_row(
+        "Loss scale",
+        f"{plan.loss_scale.recommended:g} ({plan.loss_scale.method}), {plan.loss_scale.need}; "
+        f"from {plan.loss_scale.lower:g} ({_name(scale.deciding_layer)}) "
+        f"to {upper} ({_name(scale.limiting_layer)})",
+    )
+    grid.add_row("", escape(plan.loss_scale.reason))
+    grid.add_row(
+        "Lost to zero",
+        f"{_percent(scale.underflow_before)} of the activation gradients' values without a scale, "
+        f"{_percent(scale.underflow_after)} with it; "
+        f"expected overflow {_percent(scale.predicted_overflow_rate)} of steps",
+    )
+    grid.add_row("Master weights", escape(plan.master_weights.reason))
+    grid.add_row("Stay in FP32", f"{len(plan.fp32_operations)} modules")
+    return grid
+
+
+def _findings(analysis: Analysis) -> list[RenderableType]:
+    lines: list[RenderableType] = []
+    for f in analysis.findings:
+        head = Text.assemble((f"{f.severity}: ", _COLOURS[f.severity]), f.message)
+        lines += [head, Text(f"  {f.fix}  [{f.code}]", style="dim")]
+    return lines
+
+
+def _deciding_layers(analysis: Analysis) -> RenderableType:
+    gradients = analysis.loss_scale.late
+    if len(gradients) == 0:
+        return Text("no activation gradients", style="dim")
+    exponent = int(np.log2(analysis.plan.loss_scale.recommended))
+    losses = lost_by_scale(gradients)
+    order = np.argsort(-losses[:, 0], kind="stable")[:TOP]
+    h = gradients.histograms
+    lost = share(h.lost_to_zero(FP16).value, h.nonzero)
+    after = share(h.lost_to_zero(FP16, exponent).value, h.nonzero)
+    table = Table(
+        title="Layers that lose most, in the later half of the run",
+        title_justify="left",
+        title_style="bold",
+    )
+    table.add_column("activation gradients of")
+    for column in ("|g| max", "values lost", "Σ|g| lost", "values lost with the scale"):
+        table.add_column(column, justify="right")
+    for i in order:
+        table.add_row(
+            escape(_name(str(gradients.names[i]))),
+            _power(float(h.absmax[i])),
+            _percent(float(lost[i])),
+            _percent(float(losses[i, 0])),
+            _percent(float(after[i])),
+        )
+    if len(gradients) > TOP:
+        table.caption = f"{TOP} of {len(gradients)}; all of them with --json"
+    return table
+
+
+def _gradients(analysis: Analysis) -> list[RenderableType]:
+    gradients = analysis.layers.of_kind("activation_grad")
+    if len(gradients) == 0:
+        return []
+    scale = analysis.plan.loss_scale.recommended
+    title = Text("Activation gradients, all layers, counts on a log scale", style="bold")
+    fmt = FP16 if analysis.target.bits == 8 else analysis.target
+    drawing = draw_histogram(gradients.histograms.merged(), fmt, scale)
+    return [title, drawing]
+
+
+def _operations(analysis: Analysis) -> RenderableType:
+    grouped: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for choice in analysis.plan.fp32_operations:
+        reason = choice.reason if choice.evidence.get("overflow") else choice.reason.split(":")[0]
+        grouped[choice.op, reason].append(_name(choice.module))
+    table = Table(title="Stay in FP32", title_justify="left", title_style="bold")
+    table.add_column("operation")
+    table.add_column("modules")
+    table.add_column("why")
+    for (op, reason), modules in grouped.items():
+        names = ", ".join(modules[:3]) + (
+            f" and {len(modules) - 3} more" if len(modules) > 3 else ""
+        )
+        table.add_row(escape(op), escape(names), escape(reason))
+    return table
+
+
+def _formats(analysis: Analysis) -> RenderableType:
+    table = Table(title="Values lost, by format", title_justify="left", title_style="bold")
+    table.add_column("format")
+    kinds = ("activation", "activation_grad", "weight", "weight_grad")
+    for kind in kinds:
+        table.add_column(kind.replace("_", " "), justify="right")
+    for name, summary in analysis.formats.items():
+        cells = []
+        for kind in kinds:
+            losses = summary["kinds"].get(kind)
+            if losses is None:
+                cells.append("–")
+                continue
+            text = f"{_percent(losses['underflow'])} to 0"
+            if losses["overflow"]:
+                text += f", {_percent(losses['overflow'])} to ∞"
+            cells.append(text)
+        table.add_row(name, *cells)
+    table.caption = "FP16 gradients at the recommended scale; FP8 with a scale per layer"
+    return table
+
+
+def layer_text(story: LayerStory) -> RenderableType:
+    """The report of ``mpdiag why``."""
+    parts: list[RenderableType] = [Text(_name(story.name), style="bold")]
+    parts += [Text(f"• {role}") for role in story.roles]
+    table = Table()
+    table.add_column("tensor")
+    for column in ("elements", "zeros", "|x| min", "|x| max", "lost in FP16", "overflow in FP16"):
+        table.add_column(column, justify="right")
+    for row in story.layers.to_json():
+        table.add_row(
+            row["kind"].replace("_", " "),
+            f"{row['numel']:,}",
+            _percent(row["zeros"] / max(1, row["numel"])),
+            _power(row["absmin"] or 0.0),
+            _power(row["absmax"]),
+            _percent(row["underflow"]),
+            _percent(row["overflow"]),
+        )
+    parts.append(table)
+    if story.steps.size:
+        scale = story.analysis.plan.loss_scale.recommended
+        parts += [
+            Text(f"values lost at scale 1, steps {story.steps[0]} to {story.steps[-1]}"),
+            Text(
+                f"  {sparkline(story.lost)}  {_percent(story.lost[0])} → {_percent(story.lost[-1])}"
+            ),
+            Text(f"at the recommended scale {scale:g}"),
+            Text(
+                f"  {sparkline(story.lost_scaled)}  {_percent(story.lost_scaled[0])} → "
+                f"{_percent(story.lost_scaled[-1])}"
+            ),
+        ]
+    part: Layers = story.layers.of_kind("activation_grad", "weight_grad")
+    if len(part):
+        scale = story.analysis.plan.loss_scale.recommended
+        parts.append(draw_histogram(part.histograms[0], FP16, scale))
+    if story.swallowed is not None:
+        parts.append(Text(f"FP16 weights would swallow {_percent(story.swallowed)} of its updates"))
+    fixes = story.fixes or ("nothing to do here",)
+    parts += [Text(f"→ {fix}", style="green") for fix in fixes]
+    return Group(*parts)
+
+
+def replay_text(played: Replay) -> RenderableType:
+    """The report of ``mpdiag replay``."""
+    document: dict[str, Any] = played.to_json()
+    steps = document["steps"]
+    table = Table(title="Loss-scale replay over the recorded steps", title_justify="left")
+    for column in ("step", "scale", "|g| max", "lost", ""):
+        table.add_column(column, justify="right")
+    shown = steps if len(steps) <= 40 else [*steps[:20], *steps[-20:]]
+    for i, row in enumerate(shown):
+        if len(steps) > 40 and i == 20:
+            table.add_row("…", "", "", "", "")
+        table.add_row(
+            str(row["step"]),
+            f"{row['scale']:g}",
+            "not finite" if row["absmax"] is None else _power(row["absmax"]),
+            _percent(row["lost"]),
+            "skipped" if row["overflow"] else "",
+        )
+    table.caption = f"{document['skips']} of {len(steps)} steps skipped"
+    return table
+
+
+def _name(name: str | None) -> str:
+    return name or "(the model)"
+
+
+def _percent(fraction: float) -> str:
+    if fraction == 0:
+        return "0 %"
+    return f"{fraction:.2%}".replace("%", " %") if fraction >= 1e-4 else "< 0.01 %"
+
+
+def _power(value: float) -> str:
+    return f"2^{np.log2(value):.1f}" if value > 0 else "–"
