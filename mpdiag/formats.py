@@ -136,9 +136,7 @@ BF16 = FloatFormat("bf16", "BF16", 16, 7, -126, (2 - 2.0**-7) * 2.0**127, True, 
 FP8_E4M3 = FloatFormat("fp8_e4m3", "FP8 E4M3", 8, 3, -6, 448.0, False, "float8_e4m3fn")
 FP8_E5M2 = FloatFormat("fp8_e5m2", "FP8 E5M2", 8, 2, -14, 57344.0, True, "float8_e5m2")
 
-FORMATS: dict[str, FloatFormat] = {
-    f.name: f for f in (FP32, TF32, FP16, BF16, FP8_E4M3, FP8_E5M2)
-}
+FORMATS: dict[str, FloatFormat] = {f.name: f for f in (FP32, TF32, FP16, BF16, FP8_E4M3, FP8_E5M2)}
 
 
 def format_named(name: str) -> FloatFormat:

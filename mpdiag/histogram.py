@@ -137,13 +137,15 @@ class ExponentHistogram:
         nans, infs, zeros = np.isnan(x), np.isinf(x), x == 0
         finite = x[~(nans | infs | zeros)]
         normal = finite[finite >= 2.0**-126]
-        mantissa, exponent = np.frexp(normal)  # normal = mantissa * 2^exponent, mantissa in [0.5, 1)
+        mantissa, exponent = np.frexp(
+            normal
+        )  # normal = mantissa * 2^exponent, mantissa in [0.5, 1)
         bin_exponent = np.where(mantissa == 0.5, exponent - 2, exponent - 1)
         index = np.clip(bin_exponent, MIN_EXPONENT, MAX_EXPONENT) - MIN_EXPONENT
         return cls(
             first=MIN_EXPONENT,
             counts=np.bincount(index, minlength=BINS).astype(np.int64),
-            sums=np.bincount(index, weights=normal, minlength=BINS),
+            sums=np.bincount(index, weights=normal, minlength=BINS).astype(np.float64),
             zeros=np.asarray(np.count_nonzero(zeros)),
             subnormals=np.asarray(finite.size - normal.size),
             infs=np.asarray(np.count_nonzero(infs)),
@@ -330,7 +332,7 @@ class ExponentHistogram:
     def _subnormal_sum(self, power: int, upto: int | None) -> Floats:
         """Upper bound of Σ|x|^power over the FP32 subnormals."""
         edge = -126 + self.shifted if upto is None else min(-126 + self.shifted, upto)
-        result: Floats = self.subnormals * _exp2(edge) ** power
+        result: Floats = self.subnormals.astype(np.float64) * _exp2(edge) ** power
         return result
 
 
@@ -349,9 +351,10 @@ def stack(histograms: Iterable[ExponentHistogram]) -> ExponentHistogram:
     first = min(h.first for h in items)
     last = max(h.first + h.counts.shape[-1] for h in items)
     items = [_widened(h, first, last) for h in items]
-    return replace(
-        items[0], **{name: np.stack([getattr(h, name) for h in items]) for name in _PER_TENSOR}
-    )
+    stacked: dict[str, Any] = {
+        name: np.stack([getattr(h, name) for h in items]) for name in _PER_TENSOR
+    }
+    return replace(items[0], **stacked)
 
 
 def _widened(h: ExponentHistogram, first: int, last: int) -> ExponentHistogram:

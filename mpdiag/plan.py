@@ -9,15 +9,17 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import os
 import types
 import typing
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from mpdiag.errors import DamagedPlan, NewerSchema
+
+if TYPE_CHECKING:
+    import os
 
 SCHEMA_VERSION = 1
 
@@ -206,7 +208,7 @@ def _encode(value: Any) -> Any:
     return value
 
 
-def _decode(kind: Any, value: Any, where: str) -> Any:
+def _decode(kind: Any, value: Any, where: str) -> Any:  # noqa: C901 - a case for each type
     """A JSON value as the annotated type, or a sentence that says where it is not."""
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):

@@ -207,14 +207,18 @@ def _update_columns(n: int, updates: UpdateStack | None) -> dict[str, Any]:
     absent[updates.rows] = False
     start, lengths_offsets, flat = _trimmed(updates.ratios)
     columns = {}
-    for column, name in zip([*updates.facts.T, updates.ratio_first + start], UPDATE_INTEGERS):
+    for column, name in zip(
+        [*updates.facts.T, updates.ratio_first + start], UPDATE_INTEGERS, strict=True
+    ):
         values = np.zeros(n, np.int64)
         values[updates.rows] = column
         columns[name] = pa.array(values, types.field(name).type, mask=absent)
     lengths = np.zeros(n, np.int64)
     lengths[updates.rows] = np.diff(lengths_offsets)
     order = np.argsort(updates.rows, kind="stable")
-    pieces = [updates.ratios.reshape(-1)[flat[lengths_offsets[i] : lengths_offsets[i + 1]]] for i in order]
+    pieces = [
+        updates.ratios.reshape(-1)[flat[lengths_offsets[i] : lengths_offsets[i + 1]]] for i in order
+    ]
     values = np.concatenate([*pieces, np.zeros(0, np.int64)])
     columns["ratio_counts"] = _list_array(
         np.concatenate([[0], np.cumsum(lengths)]), values, mask=absent
@@ -264,7 +268,7 @@ class RowBuffer:
         first = min(u.ratio_first_exponent for u in items)
         last = max(u.ratio_first_exponent + len(u.ratio_counts) for u in items)
         ratios = np.zeros((len(items), last - first), np.int64)
-        for row, u in zip(ratios, items):
+        for row, u in zip(ratios, items, strict=True):
             at = u.ratio_first_exponent - first
             row[at : at + len(u.ratio_counts)] = u.ratio_counts
         facts = [[getattr(u, name) for name in list(UPDATE_INTEGERS)[:-1]] for u in items]
@@ -400,7 +404,10 @@ class Records:
         for field in fields(self):
             if field.name not in _NOT_PER_ROW:
                 changes[field.name] = getattr(self, field.name)[positions]
-        for offsets, flat in (("offsets", ("counts", "means")), ("ratio_offsets", ("ratio_counts",))):
+        for offsets, flat in (
+            ("offsets", ("counts", "means")),
+            ("ratio_offsets", ("ratio_counts",)),
+        ):
             old = getattr(self, offsets)
             starts, lengths = old[positions], np.diff(old)[positions]
             new = np.concatenate([[0], np.cumsum(lengths)])
@@ -435,7 +442,11 @@ class Records:
         inside = exponent >= MIN_EXPONENT  # below only after unscaling: FP32 subnormals by then
         flat = group[row] * BINS + np.minimum(exponent, MAX_EXPONENT) - MIN_EXPONENT
         np.add.at(h.counts.reshape(-1), flat[inside], rows.counts[inside])
-        sums = rows.counts * rows.means * np.exp2(np.minimum(exponent, MAX_EXPONENT).astype(np.float64))
+        sums = (
+            rows.counts
+            * rows.means
+            * np.exp2(np.minimum(exponent, MAX_EXPONENT).astype(np.float64))
+        )
         h.sums.reshape(-1)[:] = np.bincount(
             flat[inside], weights=sums[inside], minlength=groups * BINS
         )

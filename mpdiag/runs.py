@@ -309,7 +309,9 @@ def list_runs(folder: str | os.PathLike[str]) -> list[Listing]:
             listings.append(Listing(child, open_run(child), None))
         except (DamagedRun, NewerSchema, RunNotFound) as error:
             listings.append(Listing(child, None, str(error)))
-    listings.sort(key=lambda item: str(item.run.meta.get("created", "")) if item.run else "", reverse=True)
+    listings.sort(
+        key=lambda item: str(item.run.meta.get("created", "")) if item.run else "", reverse=True
+    )
     return listings
 
 

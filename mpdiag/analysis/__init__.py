@@ -1,0 +1,1 @@
+"""From recorded histograms to findings and a plan; no tensor, no torch."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -21,6 +20,7 @@ from mpdiag.plan import Fp32Choice, LossScalePlan, PrecisionPlan
 from mpdiag.runs import Run, open_run
 
 if TYPE_CHECKING:
+    import os
     from collections.abc import Mapping
 
 SCHEMA_VERSION = 1

@@ -49,7 +49,7 @@ def advise_layers(layers: Layers, gradient_exponent: int) -> tuple[LayerFormat, 
     """The narrowest fit format of each layer's activations and activation gradients."""
     advice = []
     for kind in ("activation", "activation_grad"):
-        part = layers.of_kind(kind)  # type: ignore[arg-type]
+        part = layers.of_kind(kind)
         if len(part) == 0:
             continue
         h = part.histograms

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpdiag.formats import FloatFormat
 from mpdiag.plan import Fp32Choice
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from mpdiag.analysis.layers import Layers
+    from mpdiag.formats import FloatFormat
 
 NORMS = ("BatchNorm", "SyncBatchNorm", "LayerNorm", "GroupNorm", "InstanceNorm", "RMSNorm")
 EXPONENTIALS = ("Softmax", "LogSoftmax", "Softmax2d", "Softmin", "Softplus")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import difflib
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,6 +16,8 @@ from mpdiag.formats import FP16
 from mpdiag.runs import open_run
 
 if TYPE_CHECKING:
+    import os
+
     from numpy.typing import NDArray
 
 

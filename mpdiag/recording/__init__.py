@@ -1,0 +1,1 @@
+"""Watching a training: counting on the device, hooks, the recorder."""

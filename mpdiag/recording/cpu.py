@@ -250,9 +250,13 @@ def count_update(before, after, weights, weight_extremes, updates, update_extrem
         for i in range(n):
             half_d[i] = np.float32(delta[i] + magic[i]) - magic[i]
         for i in range(n):
-            half[i] = half[i] if abs(half[i]) < np.float32(65520.0) else half[i] * np.float32(np.inf)
+            half[i] = (
+                half[i] if abs(half[i]) < np.float32(65520.0) else half[i] * np.float32(np.inf)
+            )
             half_d[i] = (
-                half_d[i] if abs(half_d[i]) < np.float32(65520.0) else half_d[i] * np.float32(np.inf)
+                half_d[i]
+                if abs(half_d[i]) < np.float32(65520.0)
+                else half_d[i] * np.float32(np.inf)
             )
             total[i] = half[i] + half_d[i]
         for i in range(n):
@@ -260,7 +264,9 @@ def count_update(before, after, weights, weight_extremes, updates, update_extrem
             m_bits[i] = U(U(e + U(13)) << U(23)) | U(t_bits[i] & U(0x80000000))
         for i in range(n):
             rounded = np.float32(total[i] + magic[i]) - magic[i]
-            rounded = rounded if abs(rounded) < np.float32(65520.0) else rounded * np.float32(np.inf)
+            rounded = (
+                rounded if abs(rounded) < np.float32(65520.0) else rounded * np.float32(np.inf)
+            )
             moved = delta[i] != np.float32(0)
             changed += moved
             vanished += moved & (half_d[i] == np.float32(0))

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from mpdiag.recording import cpu
-from mpdiag.recording.counting import RawRows
+from mpdiag.recording.rows import RawRows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -159,8 +159,10 @@ def update_facts(weights: torch.Tensor, delta: torch.Tensor) -> torch.Tensor:
 
 
 def as_float32(values: torch.Tensor) -> torch.Tensor:
-    """float64 cut to float32 with every lost bit gathered in the last, so that no value crosses a
-    power of two; what is too small becomes the smallest subnormal, too large the largest value.
+    """float64 cut to float32 with every lost bit gathered in the last.
+
+    So no value crosses a power of two; what is too small becomes the smallest subnormal, what is
+    too large the largest value.
     """
     bits = values.view(torch.int64) & 0x7FFFFFFFFFFFFFFF
     exponent = (bits >> 52) - 1023

@@ -17,7 +17,7 @@ def versions() -> dict[str, str]:
     for package in ("mpdiag", "torch", "numpy", "numba", "triton"):
         try:
             found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
+        except metadata.PackageNotFoundError:  # noqa: PERF203
             continue
     return found
 

@@ -48,9 +48,9 @@ class ScalerWatch:
         known = {id(scaler) for scaler in self._wrapped}
         for candidate in gc.get_objects():
             # ``type`` and not ``isinstance``, which would wake lazy proxies.
-            if issubclass(type(candidate), torch.amp.GradScaler) and id(candidate) not in known:
-                if candidate.is_enabled():
-                    self._wrap(candidate)
+            new = issubclass(type(candidate), torch.amp.GradScaler) and id(candidate) not in known
+            if new and candidate.is_enabled():
+                self._wrap(candidate)
 
     def optimizer_stepped(self, optimizer: Optimizer) -> None:
         """An optimizer's own hook fired."""

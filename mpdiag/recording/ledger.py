@@ -90,14 +90,26 @@ class Ledger:
         return Count(device, row)
 
     def note(
-        self, kind: Kind, name: str, micro: int, tensor: Countable, count: Count, stage: str = "local"
+        self,
+        kind: Kind,
+        name: str,
+        micro: int,
+        tensor: Countable,
+        count: Count,
+        stage: str = "local",
     ) -> None:
         """Say what a counted tensor was."""
         subject = Subject(kind, name, micro, tensor.dtype, tensor.placement, stage, count.device)
         self._entry(subject).rows.append(count.row)
 
     def replace(
-        self, kind: Kind, name: str, micro: int, tensor: Countable, count: Count, stage: str = "local"
+        self,
+        kind: Kind,
+        name: str,
+        micro: int,
+        tensor: Countable,
+        count: Count,
+        stage: str = "local",
     ) -> None:
         """The same, for a tensor that supersedes what was noted under this name."""
         subject = Subject(kind, name, micro, tensor.dtype, tensor.placement, stage, count.device)

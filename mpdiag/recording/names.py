@@ -71,7 +71,11 @@ class NamedModule:
 
     def row(self) -> dict[str, Any]:
         """Its row in the table of modules."""
-        settings = {name: _plain(getattr(self.module, name)) for name in _SETTINGS if hasattr(self.module, name)}
+        settings = {
+            name: _plain(getattr(self.module, name))
+            for name in _SETTINGS
+            if hasattr(self.module, name)
+        }
         reason = self.reason or ("" if self.seen else "never called in a recorded step")
         return {
             "name": self.name,
@@ -108,7 +112,9 @@ class NamedParameter:
         elif not p.requires_grad:
             reason = "frozen: it has neither gradient nor update"
         else:
-            reason = "" if "weight_grad" in self.seen else "no gradient reached it in a recorded step"
+            reason = (
+                "" if "weight_grad" in self.seen else "no gradient reached it in a recorded step"
+            )
         return {
             "name": self.name,
             "what": "parameter",
@@ -155,7 +161,9 @@ class Subjects:
         modules = [r for r in rows if r["what"] == "module"]
         parameters = [r for r in rows if r["what"] == "parameter"]
         not_recorded = [
-            {"name": r["name"], "what": r["what"], "reason": r["reason"]} for r in rows if r["reason"]
+            {"name": r["name"], "what": r["what"], "reason": r["reason"]}
+            for r in rows
+            if r["reason"]
         ]
         not_recorded += [
             {"name": m.name, "what": "activation_grad", "reason": "no gradient reached its output"}
@@ -248,12 +256,14 @@ def subjects(models: Models, include: str | None, exclude: str | None) -> Subjec
 
 
 def _named_models(models: Models) -> list[tuple[str, nn.Module]]:
+    given: object = models  # callers without a type checker pass anything
     if isinstance(models, nn.Module):
         return [("", models)]
-    if isinstance(models, Mapping):
-        named = [(str(name), model) for name, model in models.items()]
-    elif isinstance(models, Sequence) and not isinstance(models, str):
-        named = [(str(i), model) for i, model in enumerate(models)]
+    named: list[tuple[str, nn.Module]]
+    if isinstance(given, Mapping):
+        named = [(str(name), model) for name, model in given.items()]
+    elif isinstance(given, Sequence):
+        named = [(str(i), model) for i, model in enumerate(given)]
         if len(named) == 1:
             named = [("", named[0][1])]
     else:

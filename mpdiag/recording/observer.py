@@ -50,7 +50,7 @@ class Steps(Protocol):
 
 def in_backward() -> bool:
     """Whether this thread is inside a backward pass (where checkpointing runs forwards again)."""
-    return torch._C._current_graph_task_id() != -1  # noqa: SLF001
+    return torch._C._current_graph_task_id() != -1
 
 
 def guarded(where: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -62,7 +62,7 @@ def guarded(where: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
             if not self.active:
                 return
             try:
-                with self.lock, torch.no_grad(), torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001
+                with self.lock, torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
                     method(self, *args)
             except Exception as error:  # noqa: BLE001 - whatever it is, training goes on
                 self.steps.failed(where, error)
@@ -108,7 +108,9 @@ class Observer:
         self._in_training_forward = False
         self._step = 0
         self._counted: dict[Any, tuple[StorageWeakRef, Count]] = {}
-        self._watched: dict[tuple[int, int], tuple[weakref.ref[torch.Tensor], list[NamedModule]]] = {}
+        self._watched: dict[
+            tuple[int, int], tuple[weakref.ref[torch.Tensor], list[NamedModule]]
+        ] = {}
         self._before: dict[int, list[tuple[NamedParameter, Countable]]] = {}
         self._optimizers = list(optimizers)
         self._handles: list[Any] = []
@@ -179,7 +181,7 @@ class Observer:
 
     # -- forward -----------------------------------------------------------------------------------
 
-    def _before_forward(self, module: torch.nn.Module, args: Any) -> None:
+    def _before_forward(self, module: torch.nn.Module, _args: Any) -> None:
         if torch.compiler.is_compiling() or id(module) not in self._roots or not self.active:
             return
         self._depth += 1
@@ -223,7 +225,7 @@ class Observer:
 
     def _watch(self, named: NamedModule, tensor: torch.Tensor) -> None:
         """Hook a tensor once for each of its versions; modules that pass it on share the hook."""
-        version = 0 if tensor.is_inference() else tensor._version  # noqa: SLF001
+        version = 0 if tensor.is_inference() else tensor._version
         key = (id(tensor), version)
         watched = self._watched.get(key)
         if watched is not None and watched[0]() is tensor:
@@ -321,7 +323,9 @@ class Observer:
     @guarded("reading the weights")
     def _note_weights(self) -> None:
         for named in self.subjects.parameters.values():
-            if "weight" not in named.seen or (not self._optimizers and named.parameter.requires_grad):
+            if "weight" not in named.seen or (
+                not self._optimizers and named.parameter.requires_grad
+            ):
                 ready = countable(named.parameter)
                 if isinstance(ready, str):
                     named.reason = ready
@@ -375,6 +379,4 @@ def _closure(args: Any, kwargs: Any) -> Any:
 
 
 def _with_values(ready: Countable, values: torch.Tensor) -> Countable:
-    return Countable(
-        values, ready.repeat, ready.zeros, ready.dtype, ready.placement, False, None
-    )
+    return Countable(values, ready.repeat, ready.zeros, ready.dtype, ready.placement, False, None)

@@ -132,7 +132,7 @@ class Recorder:
 
     # -- life --------------------------------------------------------------------------------------
 
-    def __enter__(self) -> Recorder:
+    def __enter__(self) -> Recorder:  # noqa: PYI034 - typing.Self is Python 3.11's
         """Start recording."""
         return self.start()
 
@@ -153,7 +153,8 @@ class Recorder:
         if self._writer is None or self._observer is not None or self._state != "recording":
             return self
         ddp = any(
-            isinstance(root, torch.nn.parallel.DistributedDataParallel) for root in self._subjects.roots
+            isinstance(root, torch.nn.parallel.DistributedDataParallel)
+            for root in self._subjects.roots
         )
         ledger = Ledger(self._writer)
         stage = "reduced" if ddp else "local"
@@ -216,7 +217,7 @@ class Recorder:
         if in_backward():  # an optimizer in backward: the others of this step are still to come
             if not self._ending:
                 self._ending = True
-                torch.autograd.Variable._execution_engine.queue_callback(self.end_step)  # type: ignore[attr-defined] # noqa: SLF001
+                torch.autograd.Variable._execution_engine.queue_callback(self.end_step)
             return
         self.end_step()
 
@@ -326,7 +327,8 @@ class Recorder:
                 "model": {
                     "type": ", ".join(type(root).__name__ for root in roots),
                     "parameters": sum(
-                        p.numel() for p in {id(p): p for r in roots for p in r.parameters()}.values()
+                        p.numel()
+                        for p in {id(p): p for r in roots for p in r.parameters()}.values()
                     ),
                 },
                 "optimizers": [_describe(o) for o in self._optimizers],
@@ -351,8 +353,8 @@ _live: weakref.WeakSet[Recorder] = weakref.WeakSet()
 def _silence_child() -> None:
     """A forked child (a DataLoader worker) has our hooks but must not write to our run."""
     for recorder in list(_live):
-        observer = recorder._observer  # noqa: SLF001
-        recorder._observer = None  # noqa: SLF001
+        observer = recorder._observer
+        recorder._observer = None
         if observer is not None:
             observer.active = observer.recording = False
 
@@ -365,7 +367,8 @@ def _optimizers(optimizer: Optimizers) -> list[Optimizer]:
     if optimizer is None:
         return []
     found = [optimizer] if isinstance(optimizer, Optimizer) else optimizer
-    if not isinstance(found, Sequence) or not all(isinstance(o, Optimizer) for o in found):
+    sequence: object = found  # callers without a type checker pass anything
+    if not isinstance(sequence, Sequence) or not all(isinstance(o, Optimizer) for o in sequence):
         message = (
             "the second argument of record() must be a torch.optim.Optimizer, a list of them or None, "
             f"not {type(optimizer).__name__}"
@@ -392,4 +395,4 @@ def _say(message: str) -> None:
     try:
         warnings.warn(message, RuntimeWarning, stacklevel=3)
     except RuntimeWarning:
-        print(f"mpdiag: {message}", file=sys.stderr)  # noqa: T201
+        print(f"mpdiag: {message}", file=sys.stderr)

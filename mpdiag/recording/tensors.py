@@ -63,12 +63,14 @@ def countable(tensor: torch.Tensor) -> Countable | str:
     dtype = str(tensor.dtype).removeprefix("torch.")
     local, placement = _local_part(tensor.detach())
     if type(local) not in (torch.Tensor, torch.nn.Parameter):
-        if type(local).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:  # type: ignore[comparison-overlap]
+        if type(local).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
             return f"a {type(local).__name__}, whose storage is its own affair"
         local = local.as_subclass(torch.Tensor)
-    version = None if tensor.is_inference() else tensor._version  # noqa: SLF001
+    version = None if tensor.is_inference() else tensor._version
     dense = _dense(local)
-    implicit = local.numel() - dense.numel() if dense.layout != local.layout or _is_sparse(local) else 0
+    implicit = (
+        local.numel() - dense.numel() if dense.layout != local.layout or _is_sparse(local) else 0
+    )
     if dense.is_complex():
         implicit *= 2
         dense = torch.view_as_real(dense.resolve_conj())
@@ -86,7 +88,7 @@ def _refusal(tensor: torch.Tensor) -> str | None:
         return "a meta tensor without values"
     if tensor.is_nested:
         return "a nested tensor"
-    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):  # noqa: SLF001
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
         return "inside a function transform (vmap, grad)"
     fake = sys.modules.get("torch._subclasses.fake_tensor")
     if fake is not None and isinstance(tensor, fake.FakeTensor):

@@ -65,7 +65,9 @@ def triton_tally(values: torch.Tensor, counts: torch.Tensor, extremes: torch.Ten
     n = values.numel()
     blocks = triton.cdiv(n, _BLOCK)
     programs = min(blocks, _programs(values.device))
-    edges = torch.zeros(2, dtype=torch.int32, device=values.device)  # filled there: a copy would wait
+    edges = torch.zeros(
+        2, dtype=torch.int32, device=values.device
+    )  # filled there: a copy would wait
     edges[1].fill_(0x7FFFFFFF)
     rounds = triton.cdiv(blocks, programs)
     with _on(values.device):

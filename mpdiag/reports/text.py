@@ -1,4 +1,4 @@
-"""What ``analyze``, ``why`` and ``replay`` print: the verdict first, then what decides, then details."""
+"""What ``analyze``, ``why`` and ``replay`` print: the verdict, what decides, the details."""
 
 from __future__ import annotations
 
