@@ -21,13 +21,14 @@ if TYPE_CHECKING:
     from mpdiag.analysis.analyzer import analyze
     from mpdiag.histogram import ExponentHistogram
     from mpdiag.plan import PrecisionPlan
-    from mpdiag.recording.recorder import record
+    from mpdiag.recording.recorder import Recorder, record
     from mpdiag.runs import Run, list_runs, open_run
 
 # Public name -> the module it lives in. The block above says the same to type checkers.
 _HOMES = {
     "ExponentHistogram": "mpdiag.histogram",
     "PrecisionPlan": "mpdiag.plan",
+    "Recorder": "mpdiag.recording.recorder",
     "Run": "mpdiag.runs",
     "analyze": "mpdiag.analysis.analyzer",
     "list_runs": "mpdiag.runs",
@@ -38,6 +39,7 @@ _HOMES = {
 __all__ = [
     "ExponentHistogram",
     "PrecisionPlan",
+    "Recorder",
     "Run",
     "__version__",
     "analyze",

@@ -266,7 +266,8 @@ def open_run(folder: str | os.PathLike[str]) -> Run:
         message = f"{path} is no run folder: it has no {META}"
         raise RunNotFound(message)
     try:
-        meta = json.loads(meta_path.read_text(encoding="utf-8"))
+        text = meta_path.read_text(encoding="utf-8")
+        meta = json.loads(text, parse_constant=_refuse_constant)
     except (OSError, ValueError, RecursionError) as error:
         raise DamagedRun(_damaged(meta_path, error)) from error
     version = meta.get("schema_version") if isinstance(meta, dict) else None
@@ -362,6 +363,11 @@ def _read_part(path: Path, expected: pa.Schema) -> pa.Table:
         return table.select(expected.names).cast(expected)
     except (pa.ArrowException, ValueError) as error:
         raise DamagedRun(_damaged(path, error)) from error
+
+
+def _refuse_constant(name: str) -> None:
+    message = f"{name} is no JSON"
+    raise ValueError(message)
 
 
 def _damaged(path: Path, error: Exception) -> str:

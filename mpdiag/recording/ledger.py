@@ -14,13 +14,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpdiag.recording import cpu
-from mpdiag.recording.counting import Rows, rows_on
+from mpdiag.recording.counting import rows_on
 from mpdiag.records import TOTAL, UpdateStack, encode
 
 if TYPE_CHECKING:
     import pyarrow as pa
     import torch
 
+    from mpdiag.recording.rows import Rows
     from mpdiag.recording.tensors import Countable
     from mpdiag.records import Kind
     from mpdiag.runs import RunWriter

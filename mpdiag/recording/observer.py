@@ -58,12 +58,12 @@ def guarded(where: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
 
     def decorate(method: Callable[..., None]) -> Callable[..., None]:
         @functools.wraps(method)
-        def hook(self: Observer, *args: Any) -> None:
+        def hook(self: Observer, *args: Any, **kwargs: Any) -> None:
             if not self.active:
                 return
             try:
                 with self.lock, torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
-                    method(self, *args)
+                    method(self, *args, **kwargs)
             except Exception as error:  # noqa: BLE001 - whatever it is, training goes on
                 self.steps.failed(where, error)
 

@@ -1,0 +1,242 @@
+"""From arrays to the verdict, against numbers worked out with numpy's own FP16 casts."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+
+from mpdiag.analysis.analyzer import analyze
+from mpdiag.analysis.loss_scale import NEEDED, lost_by_scale
+from mpdiag.analysis.replay import replay_run
+from mpdiag.analysis.story import explain
+from mpdiag.errors import (
+    DamagedPlan,
+    DamagedRun,
+    LayerNotFound,
+    NewerSchema,
+    RunNotFound,
+    UsageError,
+)
+from mpdiag.histogram import ExponentHistogram
+from mpdiag.plan import PrecisionPlan
+from mpdiag.records import RowBuffer, UpdateCounts
+from mpdiag.runs import RunWriter, list_runs
+
+LABELS = {
+    "rank": 0,
+    "tensors": 1,
+    "dtype": "float32",
+    "placement": "local",
+    "stage": "local",
+    "skipped": False,
+}
+
+
+def write_run(folder, rows, meta=None, modules=()):
+    """rows: (step, kind, name, values[, scale])."""
+    buffer = RowBuffer()
+    for step, kind, name, values, *scale in rows:
+        micro = 0 if kind.startswith("activation") else -1
+        update = (
+            UpdateCounts(values.size, 1, 1, 0, 0, 10, (values.size,)) if kind == "update" else None
+        )
+        buffer.append(
+            ExponentHistogram.of(np.asarray(values, np.float32)),
+            update,
+            step=step,
+            micro=micro,
+            kind=kind,
+            name=name,
+            scale=scale[0] if scale else 1.0,
+            **LABELS,
+        )
+    writer = RunWriter(folder)
+    writer.write_meta({"state": "complete", "created": "2026", "steps_recorded": 30} | (meta or {}))
+    writer.write_modules(modules)
+    if len(buffer):
+        writer.append(buffer.to_table())
+    return folder
+
+
+def gradients(exponent: float, spread: float = 2.0, n: int = 4000, seed: int = 0):
+    rng = np.random.default_rng(seed)
+    return np.exp2(rng.normal(exponent, spread, n)).astype(np.float32) * rng.choice([-1, 1], n)
+
+
+def simple_run(folder, exponent, steps=30):
+    rows = []
+    for step in range(steps):
+        g = gradients(exponent, seed=step)
+        rows += [
+            (step, "activation_grad", "layer", g),
+            (step, "weight_grad", "layer.weight", g * 64),
+        ]
+        rows += [(step, "activation", "layer", g * 0 + 1.5), (step, "update", "layer.weight", g)]
+    return write_run(folder, rows)
+
+
+def test_underflow_is_exact_and_the_document_keeps_its_contract(tmp_path):
+    run = simple_run(tmp_path / "run", -26.0)
+    document = json.loads(json.dumps(analyze(run).to_json(), allow_nan=False))
+    everything = np.concatenate([gradients(-26.0, seed=s) for s in range(30)])
+    truth = np.mean(everything.astype(np.float16) == 0)
+    layer = next(r for r in document["layers"] if r["kind"] == "activation_grad")
+    assert layer["underflow"] == truth == document["loss_scale"]["underflow_before"]
+    scale = document["loss_scale"]
+    scaled = np.float16(everything * np.float32(scale["recommended"]))
+    assert scale["underflow_after"] == np.mean(scaled == 0)
+    assert set(scale) >= {
+        *("needed", "recommended", "lower", "upper", "method", "init_scale", "growth_interval"),
+        *("limiting_layer", "underflow_before", "underflow_after", "predicted_overflow_rate"),
+    }
+    assert set(document) >= {
+        *("schema_version", "run", "loss_scale", "master_weights", "fp32_operations"),
+        *("formats", "layers", "findings", "plan"),
+    }
+    assert set(document["formats"]) == {"fp16", "bf16", "fp8_e4m3", "fp8_e5m2"}
+    largest = 64 * np.abs(everything).max()
+    assert scale["upper"] * largest < 65504 <= 2 * scale["upper"] * largest
+    assert scale["limiting_layer"] == "layer.weight"
+
+
+@pytest.mark.parametrize(
+    ("exponent", "need"),
+    [(-10.0, "not needed"), (-22.0, "not needed"), (-26.0, "advisable"), (-30.0, "needed")],
+)
+def test_an_alarm_is_earned(tmp_path, exponent, need):
+    analysis = analyze(simple_run(tmp_path / "run", exponent))
+    assert analysis.plan.loss_scale.need == need
+    worst = lost_by_scale(analysis.loss_scale.late)[:, 0].max()
+    assert (worst >= NEEDED) == (need == "needed")
+    if need == "needed":
+        plan = analysis.plan.loss_scale
+        assert plan.lower <= plan.recommended <= plan.upper
+        assert math.log2(plan.recommended).is_integer()
+
+
+def test_early_losses_alone_are_no_alarm(tmp_path):
+    rows = [
+        (s, "activation_grad", "layer", gradients(-30.0 if s < 5 else -10.0)) for s in range(30)
+    ]
+    assert analyze(write_run(tmp_path / "run", rows)).plan.loss_scale.need == "not needed"
+
+
+def test_gradients_recorded_with_a_scale_are_judged_without_it(tmp_path):
+    g = gradients(-26.0)
+    plain = write_run(tmp_path / "a", [(0, "activation_grad", "layer", g)])
+    scaled = write_run(tmp_path / "b", [(0, "activation_grad", "layer", g * 1024, 1024.0)])
+    a, b = (analyze(r).to_json()["layers"][0] for r in (plain, scaled))
+    assert a == b
+
+
+def test_no_scale_fits_when_the_range_is_too_wide(tmp_path):
+    rows = []
+    for step in range(30):
+        rows.append((step, "activation_grad", "small", gradients(-34.0, 0.5)))
+        rows.append((step, "activation_grad", "huge", np.full(10, 30000.0)))
+    analysis = analyze(write_run(tmp_path / "run", rows))
+    finding = analysis.findings[0]
+    assert (finding.severity, finding.code) == ("error", "no-loss-scale-fits")
+    assert "BF16" in finding.fix
+    assert analysis.loss_scale.limiting_layer == "huge"
+    assert analyze(tmp_path / "run", target="bf16").loss_scale.fits
+
+
+def test_activations_past_the_range_stay_in_fp32(tmp_path):
+    modules = [{"name": "big", "what": "module", "type": "Linear", "recorded": True}]
+    modules.append({"name": "norm", "what": "module", "type": "LayerNorm", "recorded": True})
+    rows = [(s, "activation", "big", np.array([1.0, 70000.0])) for s in range(20)]
+    rows += [(s, "activation", "norm", np.ones(2)) for s in range(20)]
+    rows += [(s, "activation_grad", "big", gradients(-5.0)) for s in range(20)]
+    analysis = analyze(write_run(tmp_path / "run", rows, modules=modules))
+    assert [(c.op, c.module) for c in analysis.plan.fp32_operations] == [
+        ("Linear", "big"),
+        ("LayerNorm", "norm"),
+    ]
+    assert analysis.findings[0].code == "activation-overflow"
+
+
+def test_a_run_of_nothing_but_nan_is_told(tmp_path):
+    rows = [(s, "activation_grad", "layer", np.full(4, np.nan)) for s in range(3)]
+    analysis = analyze(write_run(tmp_path / "run", rows))
+    json.dumps(analysis.to_json(), allow_nan=False)
+    assert "non-finite-gradients" in {f.code for f in analysis.findings}
+    assert "diverges in FP32" in analysis.verdict
+
+
+def test_master_weights_from_measured_updates(tmp_path):
+    analysis = analyze(simple_run(tmp_path / "run", -10.0))
+    assert analysis.plan.master_weights.swallowed_fraction == 1 / 4000
+    assert not analysis.plan.master_weights.needed
+
+
+def test_the_plan_round_trips_and_refuses_nonsense(tmp_path):
+    plan = analyze(simple_run(tmp_path / "run", -26.0)).plan
+    plan.save(tmp_path / "plan.json")
+    again = PrecisionPlan.load(tmp_path / "plan.json")
+    assert again == plan
+    document = plan.to_json()
+    for change, sentence in (
+        ({"bogus": 1}, "bogus"),
+        ({"level": "O9"}, "level"),
+        ({"loss_scale": {**document["loss_scale"], "recommended": "8"}}, "recommended"),
+        ({"schema_version": 99}, "newer"),
+    ):
+        with pytest.raises((DamagedPlan, NewerSchema), match=sentence):
+            PrecisionPlan.from_json(document | change)
+
+
+def test_replay_is_exact_for_the_recorded_steps(tmp_path):
+    run = simple_run(tmp_path / "run", -26.0)
+    played = replay_run(run, "constant", init_scale=1024.0)
+    for i, step in enumerate(played.steps):
+        g = gradients(-26.0, seed=int(step))
+        assert played.lost[i] == np.mean(np.float16(g * np.float32(1024)) == 0)
+        assert played.absmax[i] == np.abs(g).max() * 64
+    assert played.skips == 0
+    wild = replay_run(simple_run(tmp_path / "large", -10.0), "backoff", init_scale=2.0**24)
+    assert wild.overflow[0]
+    assert not wild.overflow[-1]
+    with pytest.raises(UsageError, match="lognormal"):
+        replay_run(run, "magic")
+
+
+def test_one_layers_story(tmp_path):
+    story = explain(simple_run(tmp_path / "run", -26.0), "layer")
+    assert story.roles
+    assert story.steps.size == 30
+    assert all(after <= before for before, after in zip(story.lost, story.lost_scaled, strict=True))
+    with pytest.raises(LayerNotFound, match="layer"):
+        explain(tmp_path / "run", "layr")
+
+
+def test_bad_runs_are_one_sentence(tmp_path):
+    with pytest.raises(RunNotFound):
+        analyze(tmp_path / "missing")
+    with pytest.raises(DamagedRun, match="no statistics"):
+        analyze(write_run(tmp_path / "empty", []))
+    run = simple_run(tmp_path / "cut", -20.0, steps=2)
+    part = next((run / "stats").glob("*.parquet"))
+    part.write_bytes(part.read_bytes()[:-100])
+    with pytest.raises(DamagedRun, match="damaged"):
+        analyze(run)
+    run = simple_run(tmp_path / "foreign", -20.0, steps=2)
+    import pandas as pd
+
+    pd.DataFrame({"a": [1]}).to_parquet(run / "stats" / "rank00000-000009.parquet")
+    with pytest.raises(DamagedRun, match="lacks the column"):
+        analyze(run)
+    newer = write_run(tmp_path / "newer", [])
+    (newer / "meta.json").write_text('{"schema_version": 99}')
+    with pytest.raises(NewerSchema, match="upgrade"):
+        analyze(newer)
+    (write_run(tmp_path / "nan", []) / "meta.json").write_text('{"schema_version": 1, "x": NaN}')
+    with pytest.raises(DamagedRun):
+        analyze(tmp_path / "nan")
+    listed = {item.folder.name: item.problem for item in list_runs(tmp_path)}
+    assert listed["newer"]
+    assert listed["nan"]
+    assert listed["cut"] is None
