@@ -1,0 +1,86 @@
+"""How long analyzing takes as runs grow: 500 layers × 3 kinds × 50 to 200 steps, on generated rows.
+
+    python benchmarks/analysis.py
+
+Prints seconds as a ratio to reading the same Parquet with pandas, and the peak of memory.
+"""
+
+from __future__ import annotations
+
+import resource
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from mpdiag.analysis.analyzer import analyze
+from mpdiag.histogram import BINS, MIN_EXPONENT, ExponentHistogram
+from mpdiag.records import encode
+from mpdiag.runs import RunWriter
+
+LAYERS = 500
+KINDS = ("activation", "activation_grad", "weight_grad")
+
+
+def write(folder: Path, steps: int) -> int:
+    """A run of generated histograms; returns its rows."""
+    rng = np.random.default_rng(0)
+    writer = RunWriter(folder)
+    writer.write_meta({"state": "complete", "steps_recorded": steps})
+    writer.write_modules([])
+    for begin in range(0, steps, 10):
+        n = 10 * LAYERS * len(KINDS)
+        counts = np.zeros((n, BINS), np.int64)
+        low = 90 - rng.integers(0, 20, n)
+        for i in range(25):
+            counts[np.arange(n), low + i] = rng.integers(1, 5000, n)
+        scale = np.exp2(np.arange(MIN_EXPONENT, MIN_EXPONENT + BINS, dtype=float))
+        none = np.zeros(n, np.int64)
+        top = np.exp2(low + 25.0 + MIN_EXPONENT)
+        stack = ExponentHistogram(
+            *(MIN_EXPONENT, counts, counts * scale * 1.4, none, none, none, none, none, top),
+            np.exp2(low + 0.5 + MIN_EXPONENT),
+        )
+        labels = {
+            "step": np.repeat(np.arange(begin, begin + 10), LAYERS * len(KINDS)),
+            "kind": np.tile(np.repeat(KINDS, LAYERS), 10).tolist(),
+            "name": [f"layers.{i}" for i in range(LAYERS)] * (10 * len(KINDS)),
+            "micro": none,
+            "rank": none,
+            "tensors": none + 1,
+            "scale": none + 1.0,
+            "skipped": none > 0,
+        }
+        labels |= {
+            name: ["float32" if name == "dtype" else "local"] * n
+            for name in ("dtype", "placement", "stage")
+        }
+        writer.append(encode(stack, labels))
+    return steps * LAYERS * len(KINDS)
+
+
+def main() -> None:
+    """Measure and print."""
+    print(f"{'rows':>9} {'seconds':>8} {'over pandas':>12} {'peak MB':>8} {'bytes/row':>10}")
+    for steps in (50, 100, 200):
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = Path(temporary) / "run"
+            rows = write(folder, steps)
+            size = sum(p.stat().st_size for p in (folder / "stats").iterdir())
+            start = time.perf_counter()
+            pd.read_parquet(folder / "stats")
+            reading = time.perf_counter() - start
+            start = time.perf_counter()
+            analyze(folder).to_json()
+            taken = time.perf_counter() - start
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+        print(
+            f"{rows:9,} {taken:8.2f} {taken / reading:12.2f} {peak:8.0f} {size / rows:10.0f}",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
