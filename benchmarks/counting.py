@@ -21,10 +21,10 @@ from mpdiag.recording.counting import HostRows
 SIZES = (4_096, 65_536, 1_000_000, 16_000_000)
 
 
-def seconds(function, repeats: int) -> float:
+def seconds(function, values: torch.Tensor, repeats: int) -> float:
     start = time.perf_counter()
     for _ in range(repeats):
-        function()
+        function(values)
     return (time.perf_counter() - start) / repeats
 
 
@@ -43,8 +43,8 @@ def main() -> None:
         repeats = max(1, min(200, 4_000_000 // size))
         pairs = []
         for _ in range(9):
-            reading = seconds(lambda: torch.aminmax(values), repeats)
-            counting = seconds(lambda: counter.count(values), repeats)
+            reading = seconds(torch.aminmax, values, repeats)
+            counting = seconds(counter.count, values, repeats)
             counter.drain()
             pairs.append((reading / counting, size / counting / 1e9))
         ratio, rate = (statistics.median(column) for column in zip(*pairs, strict=True))
