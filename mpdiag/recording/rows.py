@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
@@ -34,17 +33,13 @@ class RawRows:
 
     def merged(self, groups: list[list[int]]) -> ExponentHistogram:
         """A stack of histograms, each the sum of the raw rows its group names."""
-        order = np.fromiter(itertools.chain.from_iterable(groups), np.int64)
-        lengths = np.fromiter(map(len, groups), np.int64, len(groups))
-        counts, extremes = self.counts, self.extremes
-        if len(order) == len(groups):
-            counts, extremes = counts[order], extremes[order]
-            highest, lowest = extremes[:, 0], extremes[:, 1]
-        else:
-            starts = np.cumsum(lengths) - lengths
-            counts = np.add.reduceat(counts[order], starts, axis=0)
-            highest = np.maximum.reduceat(extremes[order, 0], starts)
-            lowest = np.minimum.reduceat(extremes[order, 1], starts)
+        first = np.fromiter((rows[0] for rows in groups), np.int64, len(groups))
+        counts, extremes = self.counts[first], self.extremes[first]
+        for i, rows in enumerate(groups):
+            if len(rows) > 1:  # the rare case: a module called several times in a step
+                counts[i] = self.counts[rows].sum(0)
+                extremes[i] = self.extremes[rows, 0].max(), self.extremes[rows, 1].min()
+        highest, lowest = extremes[:, 0], extremes[:, 1]
         return _histograms(counts, highest, lowest)
 
 
