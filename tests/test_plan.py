@@ -1,0 +1,79 @@
+"""A plan goes through JSON and back without losing a field, and refuses what it does not know."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpdiag.errors import DamagedPlan, NewerSchema
+from mpdiag.plan import (
+    Fp32Choice,
+    LayerFormat,
+    LossScalePlan,
+    MasterWeightsPlan,
+    PrecisionPlan,
+    ReductionPlan,
+    ShapeAdvice,
+)
+
+NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
+EVIDENCE = st.dictionaries(st.text(), st.one_of(NUMBERS, st.integers(), st.text(), st.none()))
+
+
+def some(kind):
+    """Any instance of a part of the plan, every field drawn."""
+    fields = {"evidence": EVIDENCE}
+    if kind is MasterWeightsPlan:
+        fields["worst_parameter"] = st.one_of(st.none(), st.text())
+    if kind is LossScalePlan:
+        fields["upper"] = st.one_of(st.none(), NUMBERS)
+    for name, annotation in kind.__annotations__.items():
+        plain = {"float": NUMBERS, "int": st.integers(), "str": st.text(), "bool": st.booleans()}
+        if name not in fields and annotation in plain:
+            fields[name] = plain[annotation]
+    return st.builds(kind, **fields)
+
+
+PLANS = st.builds(
+    PrecisionPlan,
+    run=st.text(),
+    verdict=st.text(),
+    level=st.sampled_from(["O0", "O1", "O2", "O3"]),
+    keep_batch_norm_fp32=st.booleans(),
+    loss_scale=some(LossScalePlan),
+    master_weights=some(MasterWeightsPlan),
+    fp32_operations=st.lists(some(Fp32Choice), max_size=2).map(tuple),
+    fp32_modules=st.lists(some(Fp32Choice), max_size=2).map(tuple),
+    reduction=st.one_of(st.none(), some(ReductionPlan)),
+    shapes=st.lists(some(ShapeAdvice), max_size=2).map(tuple),
+    layer_formats=st.lists(some(LayerFormat), max_size=2).map(tuple),
+)
+
+
+@given(PLANS)
+def test_every_field_round_trips(plan):
+    assert PrecisionPlan.from_json(json.loads(json.dumps(plan.to_json(), allow_nan=False))) == plan
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "sentence"),
+    [
+        ("{", DamagedPlan, "no readable plan"),
+        ("[]", DamagedPlan, "schema_version"),
+        ('{"schema_version": 2}', NewerSchema, "upgrade"),
+        ('{"schema_version": 1, "levle": "O1"}', DamagedPlan, "levle"),
+        ('{"schema_version": 1, "level": "O4"}', DamagedPlan, "level"),
+        ('{"schema_version": 1, "loss_scale": 8}', DamagedPlan, "loss_scale"),
+        ('{"schema_version": 1, "loss_scale": {"upper": "8"}}', DamagedPlan, "upper"),
+        ('{"schema_version": 1, "shapes": [{"module": "head"}]}', DamagedPlan, "incomplete"),
+    ],
+)
+def test_what_is_no_plan_is_one_sentence(tmp_path, text, error, sentence):
+    (tmp_path / "plan.json").write_text(text)
+    with pytest.raises(error, match=sentence):
+        PrecisionPlan.load(tmp_path / "plan.json")
+    with pytest.raises(DamagedPlan, match="no plan at"):
+        PrecisionPlan.load(tmp_path / "missing.json")
