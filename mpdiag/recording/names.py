@@ -76,7 +76,9 @@ class NamedModule:
             for name in _SETTINGS
             if hasattr(self.module, name)
         }
-        reason = self.reason or ("" if self.seen else "never called in a recorded step")
+        called = self.output_shapes is not None
+        unseen = "returned no tensor" if called else "never called in a recorded step"
+        reason = self.reason or ("" if self.seen else unseen)
         return {
             "name": self.name,
             "what": "module",
@@ -309,5 +311,10 @@ def _json(shapes: list[list[int]] | None) -> str | None:
 
 
 def shapes_of(tensors: Iterator[torch.Tensor]) -> list[list[int]]:
-    """Sizes of some tensors, as plain lists."""
-    return [list(t.shape) for t in tensors]
+    """Sizes of some tensors, as plain lists; -1 where a nested or symbolic one has no number."""
+    return [
+        [t.size(0)] + [-1] * (t.dim() - 1)
+        if t.is_nested
+        else [n if type(n) is int else -1 for n in t.shape]
+        for t in tensors
+    ]
