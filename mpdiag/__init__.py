@@ -23,13 +23,17 @@ if TYPE_CHECKING:
     from mpdiag.plan import PrecisionPlan
     from mpdiag.recording.recorder import Recorder, record
     from mpdiag.runs import Run, list_runs, open_run
+    from mpdiag.training.steps import StepResult
+    from mpdiag.training.trainer import MixedPrecision
 
 # Public name -> the module it lives in. The block above says the same to type checkers.
 _HOMES = {
     "ExponentHistogram": "mpdiag.histogram",
+    "MixedPrecision": "mpdiag.training.trainer",
     "PrecisionPlan": "mpdiag.plan",
     "Recorder": "mpdiag.recording.recorder",
     "Run": "mpdiag.runs",
+    "StepResult": "mpdiag.training.steps",
     "analyze": "mpdiag.analysis.analyzer",
     "list_runs": "mpdiag.runs",
     "open_run": "mpdiag.runs",
@@ -38,9 +42,11 @@ _HOMES = {
 
 __all__ = [
     "ExponentHistogram",
+    "MixedPrecision",
     "PrecisionPlan",
     "Recorder",
     "Run",
+    "StepResult",
     "__version__",
     "analyze",
     "list_runs",

@@ -4,7 +4,9 @@
 
     MpdiagError
     ├── UsageError          exit 2   the call itself makes no sense
-    │   └── RunExists                a recording would replace an earlier one
+    │   ├── RunExists                a recording would replace an earlier one
+    │   └── StateMismatch            a checkpoint belongs to another plan or level
+    ├── TrainingDiverged    exit 1   too many steps in a row were not finite
     └── InputError          exit 3   an input is missing, damaged or from the future
         ├── RunNotFound
         ├── DamagedRun
@@ -43,6 +45,16 @@ class UsageError(MpdiagError):
 
 class RunExists(UsageError):
     """A recording would replace an earlier one."""
+
+
+class StateMismatch(UsageError):
+    """A trainer's state belongs to another plan or level."""
+
+
+class TrainingDiverged(MpdiagError):
+    """Training cannot go on: too many steps in a row were not finite, or a weight left the format."""
+
+    exit_code = ExitCode.FINDINGS
 
 
 class InputError(MpdiagError):

@@ -1,0 +1,108 @@
+"""What callers give ``MixedPrecision``, checked; each refusal is one sentence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from mpdiag.errors import UsageError
+from mpdiag.training import policy
+
+if TYPE_CHECKING:
+    from torch import Tensor, nn
+    from torch.optim import Optimizer
+
+    from mpdiag.training.levels import Precision
+
+
+def parameters_of(optimizer: Optimizer) -> list[Tensor]:
+    """What an optimizer updates, group by group."""
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def listed(value: Any, kind: type, name: str) -> list[Any]:
+    """One or several, as a list without repetitions.
+
+    Raises:
+        UsageError: If it is something else.
+    """
+    found = [value] if isinstance(value, kind) else value
+    if not isinstance(found, Sequence) or not found or not all(isinstance(v, kind) for v in found):
+        message = f"{name} must be a {kind.__name__} or a list of them, not {type(value).__name__}"
+        raise UsageError(message)
+    return list({id(v): v for v in found}.values())
+
+
+def device_of(models: Sequence[nn.Module]) -> torch.device:
+    """The device of the first parameter."""
+    return next((p.device for m in models for p in m.parameters()), torch.device("cpu"))
+
+
+def choose_backend(
+    wanted: str, precision: Precision, device: torch.device, models: Sequence[nn.Module]
+) -> str:
+    """``native`` or ``emulated``.
+
+    Raises:
+        UsageError: If the backend cannot do what is asked.
+    """
+    if wanted not in ("auto", "native", "emulated"):
+        message = f"backend must be auto, native or emulated, not {wanted!r}"
+        raise UsageError(message)
+    slow = device.type == "cpu" and precision.dtype == torch.float16
+    if wanted == "native" and slow:
+        message = (
+            "a CPU's own FP16 is slow and incomplete: use backend='emulated' for the same numbers, "
+            "or a BF16 plan"
+        )
+        raise UsageError(message)
+    chosen = wanted if wanted != "auto" else ("emulated" if slow else "native")
+    if chosen == "emulated" and any(
+        hasattr(m, "_orig_mod") for model in models for m in model.modules()
+    ):
+        message = (
+            "emulation cannot see inside a compiled model: give MixedPrecision the model before "
+            "torch.compile, or use backend='native'"
+        )
+        raise UsageError(message)
+    return "native" if precision.level == "O0" else chosen
+
+
+def operation_rules(
+    fp32: Sequence[str], low: Sequence[str], precision: Precision
+) -> dict[str, policy.Rule]:
+    """Rules by operation, from two lists of names.
+
+    Raises:
+        UsageError: If a name is unknown, in both lists, or the level casts no operations.
+    """
+    if (fp32 or low) and not precision.operation_casts:
+        message = (
+            f"fp32_operations and low_operations need operation casts, which level "
+            f"{precision.level} has not: name fp32_modules instead, or choose O1"
+        )
+        raise UsageError(message)
+    rules: dict[str, policy.Rule] = {}
+    for names, rule in ((fp32, "fp32"), (low, "low")):
+        for name in names:
+            operation = policy.operation_named(name)
+            if rules.setdefault(operation, rule) != rule:  # type: ignore[arg-type]
+                message = (
+                    f"operation {name!r} is asked for in FP32 and in low precision: choose one"
+                )
+                raise UsageError(message)
+    return rules
+
+
+def check_clip(norm: float | None, value: float | None) -> None:
+    """Refuse limits that are not above 0.
+
+    Raises:
+        UsageError: Naming the limit.
+    """
+    for name, limit in (("clip_norm", norm), ("clip_value", value)):
+        if limit is not None and not limit > 0:
+            message = f"{name} must be a number above 0, not {limit!r}"
+            raise UsageError(message)

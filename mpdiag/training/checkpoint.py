@@ -1,0 +1,140 @@
+"""A trainer's whole state as plain values and tensors, and back."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from mpdiag.errors import StateMismatch, UsageError
+from mpdiag.scalers import SCALERS, Scaler
+
+if TYPE_CHECKING:
+    from mpdiag.training.trainer import MixedPrecision
+    from mpdiag.training.wrapping import Wrapped
+
+VERSION = 1
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What a trainer takes over itself."""
+
+    scaler: Scaler
+    steps: int
+    skipped: int
+    in_a_row: int
+
+
+def save(trainer: MixedPrecision, wrapped: Wrapped) -> dict[str, Any]:
+    """The state of a trainer between two steps."""
+    if trainer._pending:
+        message = (
+            "state_dict() in the middle of an accumulation would lose its gradients: step first"
+        )
+        raise UsageError(message)
+    return {
+        "version": VERSION,
+        "plan": trainer.plan.to_json(),
+        "precision": _precision(trainer),
+        "scaler": _scaler_state(trainer.scaler),
+        "steps": trainer.steps,
+        "skipped": trainer.skipped,
+        "in_a_row": trainer._in_a_row,
+        "models": [m.state_dict() for m in wrapped.models],
+        "masters": [
+            {
+                n: wrapped.masters.master(p).detach()
+                for n, p in m.named_parameters()
+                if wrapped.masters.master(p) is not p
+            }
+            for m in wrapped.models
+        ],
+        "optimizers": [o.state_dict() for o in wrapped.optimizers],
+        "random": {
+            "cpu": torch.get_rng_state(),
+            "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        },
+    }
+
+
+def load(state: Mapping[str, Any], trainer: MixedPrecision, wrapped: Wrapped) -> Loaded:
+    """Bring models, masters, optimizers and torch's random state to what was saved.
+
+    Raises:
+        StateMismatch: If the state belongs to another plan, level or model.
+    """
+    version = state.get("version") if hasattr(state, "get") else None
+    if version != VERSION:
+        message = "this is no state of MixedPrecision of this version: pass what state_dict() gave"
+        raise StateMismatch(message)
+    _refuse_other(state["precision"], _precision(trainer), "level")
+    _refuse_other(state["plan"], trainer.plan.to_json(), "plan")
+    counts = (len(state["models"]), len(state["optimizers"]))
+    if counts != (len(wrapped.models), len(wrapped.optimizers)):
+        message = (
+            f"the state is of {counts[0]} models and {counts[1]} optimizers, the trainer has "
+            f"{len(wrapped.models)} and {len(wrapped.optimizers)}"
+        )
+        raise StateMismatch(message)
+    scaler = _scaler_from(state["scaler"])
+    try:
+        for model, saved in zip(wrapped.models, state["models"], strict=True):
+            model.load_state_dict(saved)
+        for optimizer, saved in zip(wrapped.optimizers, state["optimizers"], strict=True):
+            optimizer.load_state_dict(saved)
+    except (RuntimeError, ValueError, KeyError) as error:
+        message = f"the state is of another model or optimizer ({str(error).splitlines()[0]})"
+        raise StateMismatch(message) from error
+    with torch.no_grad():
+        for model, saved in zip(wrapped.models, state["masters"], strict=True):
+            for name, parameter in model.named_parameters():
+                if name in saved:
+                    wrapped.masters.master(parameter).copy_(saved[name])
+    torch.set_rng_state(state["random"]["cpu"].cpu())
+    if state["random"]["cuda"] and torch.cuda.is_available():
+        torch.cuda.set_rng_state_all([s.cpu() for s in state["random"]["cuda"]])
+    return Loaded(scaler, state["steps"], state["skipped"], state["in_a_row"])
+
+
+def _precision(trainer: MixedPrecision) -> dict[str, Any]:
+    return {**dataclasses.asdict(trainer.precision), "dtype": trainer.precision.format}
+
+
+def _refuse_other(saved: Mapping[str, Any], own: Mapping[str, Any], what: str) -> None:
+    for key in {**saved, **own}:
+        if saved.get(key) != own.get(key):
+            message = (
+                f"the state was saved under another {what}: its {key} is {_short(saved.get(key))}, "
+                f"here it is {_short(own.get(key))}; build the trainer with the same {what}"
+            )
+            raise StateMismatch(message)
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}…"
+
+
+def _scaler_state(scaler: Scaler) -> dict[str, Any]:
+    for name, kind in SCALERS.items():
+        if type(scaler) is kind:
+            return {"method": name, **dataclasses.asdict(scaler)}
+    message = f"a {type(scaler).__name__} of your own cannot be saved: keep its state yourself"
+    raise UsageError(message)
+
+
+def _scaler_from(saved: Mapping[str, Any]) -> Scaler:
+    settings = dict(saved)
+    kind = SCALERS.get(settings.pop("method", ""))
+    try:
+        if kind is not None:
+            return kind(**settings)
+    except (TypeError, UsageError) as error:
+        message = f"the state's loss scaler cannot be read: {error}"
+        raise StateMismatch(message) from error
+    message = f"the state's loss scaler {saved.get('method')!r} is unknown here: upgrade mpdiag"
+    raise StateMismatch(message)

@@ -1,0 +1,187 @@
+"""Opt levels: what O0, O1, O2 and O3 mean, property by property.
+
+Source: GTC 2019, *Automatic Mixed Precision for PyTorch* (opt levels and their properties).
+
+====  ==============  ===============  ===============  ==============  ===============
+level model weights   operation casts  batch norm       master weights  loss scale
+====  ==============  ===============  ===============  ==============  ===============
+O0    FP32            no               FP32             –               1
+O1    FP32            yes              by operation     –               by the plan
+O2    low precision   no               FP32             FP32            by the plan
+O3    low precision   no               low precision    none            1
+====  ==============  ===============  ===============  ==============  ===============
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+
+from mpdiag.errors import UsageError
+from mpdiag.scalers import ConstantScale, Scaler, scaler_named
+
+if TYPE_CHECKING:
+    from mpdiag.plan import LossScalePlan, PrecisionPlan
+
+Level = Literal["O0", "O1", "O2", "O3"]
+LEVELS: tuple[Level, ...] = ("O0", "O1", "O2", "O3")
+DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+
+
+@dataclass(frozen=True)
+class Precision:
+    """Every property of a level, resolved.
+
+    Attributes:
+        level: O0 to O3.
+        dtype: What matrix multiplications compute in: float16, bfloat16, or float32 for O0.
+        operation_casts: Whether each operation casts its inputs, by the operation policy.
+        low_precision_model: Whether the model itself holds weights of ``dtype``.
+        keep_batch_norm_fp32: Whether such a model keeps batch normalisation in FP32.
+        master_weights: Whether the optimizer holds FP32 copies of such weights.
+    """
+
+    level: Level
+    dtype: torch.dtype
+    operation_casts: bool
+    low_precision_model: bool
+    keep_batch_norm_fp32: bool
+    master_weights: bool
+
+    @property
+    def format(self) -> str:
+        """``fp16``, ``bf16`` or ``fp32``."""
+        return next(name for name, dtype in DTYPES.items() if dtype == self.dtype)
+
+
+def resolve(
+    plan: PrecisionPlan,
+    level: str | None = None,
+    *,
+    dtype: torch.dtype | str | None = None,
+    operation_casts: bool | None = None,
+    keep_batch_norm_fp32: bool | None = None,
+    master_weights: bool | None = None,
+) -> Precision:
+    """The properties of a level, with overrides; what is None follows the level and the plan.
+
+    Raises:
+        UsageError: If there is no such level, or an override makes no sense for it.
+    """
+    chosen = plan.level if level is None else level
+    if chosen not in LEVELS:
+        message = f"there is no level {chosen!r}: choose one of {', '.join(LEVELS)}"
+        raise UsageError(message)
+    compute = _dtype(plan.target if dtype is None else dtype, named=dtype is not None)
+    base = Precision(
+        level=chosen,
+        dtype=compute if chosen != "O0" else torch.float32,
+        operation_casts=chosen == "O1",
+        low_precision_model=chosen in ("O2", "O3"),
+        keep_batch_norm_fp32=chosen == "O2" and plan.keep_batch_norm_fp32,
+        master_weights=chosen == "O2",
+    )
+    given = {
+        "operation_casts": operation_casts,
+        "keep_batch_norm_fp32": keep_batch_norm_fp32,
+        "master_weights": master_weights,
+    }
+    overrides: dict[str, Any] = {k: v for k, v in given.items() if v is not None}
+    _refuse_nonsense(base, compute if dtype is not None else None, overrides)
+    return replace(base, **overrides)
+
+
+def _dtype(value: torch.dtype | str, *, named: bool) -> torch.dtype:
+    dtype = DTYPES.get(value) if isinstance(value, str) else value
+    if dtype in DTYPES.values():
+        return dtype  # type: ignore[return-value]
+    if named:
+        message = f"dtype must be one of {', '.join(DTYPES)} or the torch dtype, not {value!r}"
+    else:
+        message = (
+            f"the plan's target is {value}, which no trainer here computes in: "
+            "analyze again with --target fp16 or --target bf16"
+        )
+    raise UsageError(message)
+
+
+def _refuse_nonsense(base: Precision, dtype: torch.dtype | None, overrides: dict[str, Any]) -> None:
+    """One sentence for each override that contradicts its level."""
+    level = base.level
+    if level == "O0" and dtype not in (None, torch.float32):
+        message = f"level O0 is plain FP32, so dtype {dtype} makes no sense: choose O1, O2 or O3"
+        raise UsageError(message)
+    if level != "O0" and base.dtype == torch.float32:
+        message = f"level {level} needs a dtype below FP32 (fp16 or bf16): for FP32 choose O0"
+        raise UsageError(message)
+    if level == "O0" and overrides.get("operation_casts"):
+        message = "level O0 casts nothing: FP32 weights with operation casts are level O1"
+        raise UsageError(message)
+    if level == "O1" and overrides.get("operation_casts") is False:
+        message = "level O1 without operation casts computes in FP32 alone: choose O0, O2 or O3"
+        raise UsageError(message)
+    if level in ("O0", "O1"):
+        for name in ("keep_batch_norm_fp32", "master_weights"):
+            if name in overrides:
+                message = (
+                    f"{name} makes no sense at level {level}: its weights are FP32 already "
+                    "(O2 and O3 hold low-precision weights)"
+                )
+                raise UsageError(message)
+
+
+def scaler_of(plan: LossScalePlan, precision: Precision, override: object = None) -> Scaler:
+    """The loss scaler: the override, else what the level and the plan say.
+
+    Args:
+        plan: The plan's loss scale.
+        precision: At O0 and O3 the scale is 1 unless overridden; BF16 has FP32's range.
+        override: None, a number (a constant scale), ``"dynamic"``, the name of a scaler, a dict
+            of its settings with ``method``, or a ``Scaler``.
+
+    Raises:
+        UsageError: If the override is none of these, or a setting makes no sense.
+    """
+    if override is None:
+        if precision.level in ("O0", "O3"):
+            return ConstantScale(1.0)
+        return _planned(plan)
+    if isinstance(override, str):
+        if override == "none":
+            return ConstantScale(1.0)
+        name = "backoff" if override == "dynamic" else override
+        known = _planned(plan)
+        return known if type(known) is type(scaler_named(name)) else scaler_named(name)
+    if isinstance(override, dict):
+        settings: dict[str, Any] = dict(override)
+        return scaler_named(str(settings.pop("method", "backoff")), **settings)
+    if isinstance(override, (int, float)) and not isinstance(override, bool):
+        return ConstantScale(float(override))
+    if all(hasattr(override, name) for name in ("scale", "adjust")):
+        return override  # type: ignore[return-value]
+    message = (
+        "loss_scale must be a number, 'none', 'dynamic', 'constant', 'backoff', 'lognormal', "
+        f"a dict of settings or a scaler, not {override!r}"
+    )
+    raise UsageError(message)
+
+
+def _planned(plan: LossScalePlan) -> Scaler:
+    if plan.method == "none":
+        return ConstantScale(1.0)
+    if plan.method == "constant":
+        return ConstantScale(plan.init_scale)
+    bounds = {"min_scale": plan.min_scale, "max_scale": plan.max_scale}
+    if plan.method == "lognormal":
+        return scaler_named("lognormal", init_scale=plan.init_scale, **bounds)
+    return scaler_named(
+        "backoff",
+        init_scale=plan.init_scale,
+        growth_factor=plan.growth_factor,
+        backoff_factor=plan.backoff_factor,
+        growth_interval=plan.growth_interval,
+        hysteresis=plan.hysteresis,
+        **bounds,
+    )
