@@ -63,8 +63,8 @@ def take_step(
             seen.append(trainer._skip(held, scale, value, norm, bad, None))
             raise _NotFinite
         gradients.unscale(found, factor)
-        if clip_norm is not None and norm > clip_norm:
-            gradients.multiply(found, clip_norm / (norm + 1e-6))
+        if clip_norm is not None:
+            gradients.multiply(found, gradients.clip_factor(norm, clip_norm))
         if clip_value is not None:
             gradients.clamp(found, clip_value)
         trainer._unscaled.add(id(optimizer))

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_map, tree_map_only, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_map_only, tree_unflatten
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -49,6 +49,14 @@ _EXACT_NATIVELY = frozenset(
 
 _SUMS = frozenset(
     {torch.ops.aten.add, torch.ops.aten.add_, torch.ops.aten.sub, torch.ops.aten.sub_}
+)
+
+# A tensor or a dtype may stand in one of these, or be one.
+_NESTED = frozenset({list, tuple, torch.dtype})
+
+# Operations that take operands of one dtype alone; their shape functions do not say so.
+_ONE_DTYPE = frozenset(
+    "mm addmm bmm baddbmm addbmm mv addmv dot vdot convolution _convolution convolution_backward".split()
 )
 
 
@@ -112,31 +120,38 @@ class Emulation(TorchDispatchMode):
     def _compute(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run in FP32 if anything given is of half precision, and round what is returned."""
         signature = tuple([x.dtype if isinstance(x, torch.Tensor) else type(x) for x in args])
-        if kwargs or list in signature or tuple in signature:
+        if kwargs or not _NESTED.isdisjoint(signature) or func._schema.is_mutable:
             return self._compute_nested(func, args, kwargs)
         if LOW.isdisjoint(signature):
             return func(*args)
         dtypes = self._result_dtypes(func, signature, args, kwargs)
         if dtypes is None:  # torch itself refuses this: let it say so
             return func(*args)
-        wide = [self._wide(x) for x in args]
-        return self._narrowed(func, func(*wide), dtypes, args, wide)
+        return self._narrowed(func(*[self._wide(x) for x in args]), dtypes)
 
     def _compute_nested(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The same, where tensors stand in lists or keywords too."""
+        """The same, where tensors stand in lists or keywords, or are written to."""
         leaves, spec = tree_flatten((args, kwargs))
         signature = tuple([x.dtype if isinstance(x, torch.Tensor) else type(x) for x in leaves])
         if LOW.isdisjoint(signature):
             return func(*args, **kwargs)
-        key = (*signature, spec, kwargs.get("dtype"))
+        key = (*signature, spec, *[x for x in leaves if isinstance(x, torch.dtype)])
         dtypes = self._result_dtypes(func, key, args, kwargs)
         if dtypes is None:
             return func(*args, **kwargs)
-        wide = [self._wide(x) for x in leaves]
+        mutable = func._schema.is_mutable
+        wide = [self._wide(x, keep=not mutable) for x in leaves]
         wide_args, wide_kwargs = tree_unflatten(wide, spec)
-        if kwargs.get("dtype") in LOW:
-            wide_kwargs["dtype"] = torch.float32
-        return self._narrowed(func, func(*wide_args, **wide_kwargs), dtypes, leaves, wide)
+        result = func(*wide_args, **wide_kwargs)
+        if not mutable:
+            return self._narrowed(result, dtypes)
+        back = {}
+        for to, source in _written(func, (args, kwargs), (wide_args, wide_kwargs)):
+            back[id(source)] = to
+            if source is not to:
+                to.copy_(source)
+                self.roundings += 1
+        return tree_map(lambda r: back.get(id(r), r), result)
 
     def _result_dtypes(
         self, func: Any, signature: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -146,16 +161,7 @@ class Emulation(TorchDispatchMode):
             self._results[key] = _result_dtypes(func, args, kwargs)
         return self._results[key]
 
-    def _narrowed(
-        self, func: Any, result: Any, dtypes: Dtypes, given: Sequence[Any], wide: Sequence[Any]
-    ) -> Any:
-        if func._schema.is_mutable:
-            for x, w in zip(given, wide, strict=True):
-                if x is not w:
-                    x.copy_(w)
-                    self.roundings += 1
-            back = {id(w): x for x, w in zip(given, wide, strict=True) if x is not w}
-            return tree_map(lambda r: back.get(id(r), r), result)
+    def _narrowed(self, result: Any, dtypes: Dtypes) -> Any:
         if type(result) is torch.Tensor:
             return self._rounded(result, dtypes[0])
         flat, form = tree_flatten(result)
@@ -165,11 +171,13 @@ class Emulation(TorchDispatchMode):
             [self._rounded(r, d) for r, d in zip(flat, dtypes, strict=True)], form
         )
 
-    def _wide(self, x: Any) -> Any:
+    def _wide(self, x: Any, *, keep: bool = True) -> Any:
         """A tensor in FP32; of one that is read again and again (a weight), the copy made before."""
+        if isinstance(x, torch.dtype):
+            return torch.float32 if x in LOW else x
         if not isinstance(x, torch.Tensor) or x.dtype not in LOW:
             return x
-        if x.numel() < _WORTH_KEEPING:
+        if not keep or x.numel() < _WORTH_KEEPING:
             return x.float()
         storage = x.untyped_storage()
         key = (storage._cdata, x.storage_offset(), x.shape, x.stride())
@@ -213,19 +221,35 @@ def _is_plain(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     return kwargs.get("alpha", 1) == 1 and all(isinstance(x, torch.Tensor) for x in args)
 
 
+def _written(func: Any, given: Any, wide: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """The tensors an operation writes to: as given, and as FP32."""
+    for i, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is None or not argument.alias_info.is_write:
+            continue
+        pair = [
+            args[i] if i < len(args) else kwargs.get(argument.name)
+            for args, kwargs in (given, wide)
+        ]
+        for to, source in zip(*map(tree_leaves, pair), strict=True):
+            if isinstance(to, torch.Tensor):
+                yield to, source
+
+
 def _result_dtypes(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Dtypes | None:
     """What torch returns for tensors of these dtypes, asked without data; None if it refuses.
 
     A single dtype stands for as many results as there are.
     """
+    leaves = tree_leaves((args, kwargs))
+    given = {x.dtype for x in leaves if isinstance(x, torch.Tensor) and x.is_floating_point()}
+    if len(given) > 1 and func.overloadpacket.__name__ in _ONE_DTYPE:
+        return None
     meta_args, meta_kwargs = tree_map_only(torch.Tensor, lambda x: x.to("meta"), (args, kwargs))
     if "device" in meta_kwargs:
         meta_kwargs["device"] = "meta"
     try:
         flat = tree_flatten(func(*meta_args, **meta_kwargs))[0]
     except (RuntimeError, NotImplementedError):
-        leaves = tree_flatten((args, kwargs))[0]
-        given = {x.dtype for x in leaves if isinstance(x, torch.Tensor) and x.is_floating_point()}
         if len(given) > 1:  # dtypes that do not go together
             return None
         return (kwargs.get("dtype") or given.pop(),)  # no shape function: like what was given

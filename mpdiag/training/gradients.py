@@ -72,28 +72,28 @@ def sweep(
         absmax: Whether the largest |gradient| is wanted.
     """
     values = [values_of(g) for g in gradients]
-    squares = _squared_norms(values)
+    parts = norms(values, 2.0)
+    device = parts[0].device
     groups: dict[Any, list[Tensor]] = {}
-    for gradient, square in zip(gradients, squares, strict=True):
-        groups.setdefault(sharded_group(gradient), []).append(square)
-    device = squares[0].device
-    total = torch.zeros((), dtype=torch.float32, device=device)
-    for group, parts in groups.items():
-        part = torch.stack([p.to(device) for p in parts]).sum()
-        for process_group in group:
-            torch.distributed.all_reduce(part, group=process_group)
-        total = total + part
-    found = [total.sqrt(), total.new_zeros(()), total.new_zeros(())]
+    for gradient, part in zip(gradients, parts, strict=True):
+        groups.setdefault(sharded_group(gradient), []).append(part.to(device))
+    totals = []
+    for group, members in groups.items():
+        total = torch.linalg.vector_norm(torch.stack(members))
+        if group:
+            total = total.square()
+            for process_group in group:
+                torch.distributed.all_reduce(total, group=process_group)
+            total = total.sqrt()
+        totals.append(total)
+    norm = totals[0] if len(totals) == 1 else torch.linalg.vector_norm(torch.stack(totals))
+    found = [norm, norm.new_zeros(()), norm.new_zeros(())]
     if absmax:
         found[1] = torch.stack([m.to(device) for m in norms(values, math.inf)]).max()
     if others:
         found[2] = torch.stack([n.to(device) for n in norms(others, 2.0)]).sum()
-    norm, largest, rest = torch.stack([f.float() for f in found]).tolist()
-    return Sweep(norm, largest if absmax else math.nan, rest)
-
-
-def _squared_norms(values: Sequence[Tensor]) -> list[Tensor]:
-    return [n.float().square() for n in norms(values, 2.0)]
+    size, largest, rest = torch.stack([f.float() for f in found]).tolist()
+    return Sweep(size, largest if absmax else math.nan, rest)
 
 
 def norms(values: Sequence[Tensor], order: float) -> list[Tensor]:
@@ -132,6 +132,11 @@ def multiply(gradients: Sequence[Tensor], factor: float) -> None:
         by_kind.setdefault((gradient.device, gradient.dtype), []).append(gradient)
     for group in by_kind.values():
         torch._foreach_mul_(group, factor)
+
+
+def clip_factor(norm: float, limit: float) -> float:
+    """What ``torch.nn.utils.clip_grad_norm_`` multiplies by, to the last bit."""
+    return min(1.0, float(limit / (torch.tensor(norm, dtype=torch.float32) + 1e-6)))
 
 
 def clamp(gradients: Sequence[Tensor], limit: float) -> None:

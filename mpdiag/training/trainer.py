@@ -315,17 +315,18 @@ class MixedPrecision:
             message = "step() found no gradient: call step(loss), or backward(loss) first"
             raise UsageError(message)
         wants_maximum = hasattr(self._scaler, "quantile")
-        unscaled = factors == 1.0
         sweep = gradients.sweep(found, self._wrapped.buffers.changed(), absmax=wants_maximum)
         finite, bad_ranks = ranks.agree(sweep.finite, scale, self._device, self._group)
         norm, absmax = sweep.norm / factors, sweep.absmax / factors
         value = None if loss is None else float(loss.detach())
         if not finite:
             return self._skip(held, scale, value, norm, bad_ranks, replay)
-        if clip_norm is not None and norm > clip_norm:
-            gradients.multiply(found, clip_norm / (norm + 1e-6) / factors)
-        elif not unscaled:
+        clip = 1.0 if clip_norm is None else gradients.clip_factor(norm, clip_norm)
+        if clip < 1.0 and math.frexp(factors)[0] == 0.5:  # noqa: PLR2004 - one pass, still exact
+            gradients.multiply(found, clip / factors)
+        else:
             gradients.unscale(found, factors)
+            gradients.multiply(found, clip)
         if clip_value is not None:
             gradients.clamp(found, clip_value)
         culprit = self._update(chosen, held)
