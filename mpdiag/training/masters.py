@@ -79,6 +79,7 @@ class Masters:
         for optimizer in self._optimizers:
             for group in optimizer.param_groups:
                 group["params"] = [self._adopted(optimizer, p, originals) for p in group["params"]]
+            _refresh(optimizer)
 
     def _adopted(
         self, optimizer: Optimizer, parameter: Tensor, originals: dict[Tensor, Tensor] | None
@@ -139,10 +140,17 @@ class Masters:
         for optimizer in self._optimizers:
             for group in optimizer.param_groups:
                 group["params"] = [self._model.get(p, p) for p in group["params"]]
+            _refresh(optimizer)
             for master in [m for m in optimizer.state if m in self._model]:
                 optimizer.state[self._model[master]] = optimizer.state.pop(master)
         self._master.clear()
         self._model.clear()
+
+
+def _refresh(optimizer: Optimizer) -> None:
+    """LBFGS keeps a list of its parameters of its own."""
+    if hasattr(optimizer, "_params"):
+        optimizer._params = optimizer.param_groups[0]["params"]
 
 
 def refuse_low_precision(models: Sequence[nn.Module]) -> None:
@@ -159,6 +167,22 @@ def refuse_low_precision(models: Sequence[nn.Module]) -> None:
                     "give MixedPrecision the FP32 model, it casts what the level asks for"
                 )
                 raise UsageError(message)
+
+
+def refuse_distributed(models: Sequence[nn.Module]) -> None:
+    """Refuse to cast weights that a distributed wrapper has laid out already.
+
+    Raises:
+        UsageError: DDP's buckets and FSDP's shards are of the dtype they were made with.
+    """
+    for model in models:
+        sharded = any(type(p.data).__name__ == "DTensor" for p in model.parameters())
+        if sharded or isinstance(model, nn.parallel.DistributedDataParallel):
+            message = (
+                "levels O2 and O3 cast weights, which must happen before they are distributed: give "
+                "MixedPrecision the plain model, then wrap it in DDP or shard it; or choose O1"
+            )
+            raise UsageError(message)
 
 
 def refuse_vanishing_eps(optimizers: Sequence[Optimizer], dtype: torch.dtype) -> None:

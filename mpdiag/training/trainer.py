@@ -246,6 +246,10 @@ class MixedPrecision:
         """
         self._regularizers.append(function)
 
+    def apply_reduction(self, model: nn.Module) -> None:
+        """Reduce the gradients of a model that was wrapped in DDP only now as the plan says."""
+        ranks.apply_reduction([model], self.plan.reduction)
+
     # -- the step ----------------------------------------------------------------------------------
 
     def unscale(self, optimizer: Optimizer | None = None) -> None:
@@ -367,7 +371,11 @@ class MixedPrecision:
         if self.precision.master_weights:
             masters.adopt()
             masters.take_gradients(parameters_of(optimizer))
-        return parameters_of(optimizer)
+        held = parameters_of(optimizer)
+        for p in held:  # entries that stand for one value twice have no norm yet
+            if p.grad is not None and p.grad.layout == torch.sparse_coo:
+                p.grad = p.grad.coalesce()
+        return held
 
     def _regularize(self, held: Sequence[Tensor]) -> None:
         trained = [p for p in held if p.requires_grad]

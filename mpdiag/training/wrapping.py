@@ -121,6 +121,7 @@ class Wrapped:
 
     def _cast(self, fp32: frozenset[nn.Module]) -> None:
         precision = self.precision
+        masters.refuse_distributed(self.models)
         parameters = {p for o in self.optimizers for g in o.param_groups for p in g["params"]} | {
             p for m in self.models for p in m.parameters()
         }

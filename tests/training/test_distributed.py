@@ -1,0 +1,206 @@
+"""Real processes on gloo: ranks agree on what is skipped, and reduce as the plan says."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+HEAD = """
+import os, sys
+import torch, torch.distributed as dist
+from torch import nn
+import mpdiag
+from mpdiag.plan import LossScalePlan, PrecisionPlan, ReductionPlan
+torch.set_num_threads(1)
+rank, level = int(os.environ["RANK"]), sys.argv[1]
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+def plan(reduction=None, scale=64.0):
+    return PrecisionPlan(loss_scale=LossScalePlan(method="backoff", init_scale=scale), reduction=reduction)
+def model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
+def rows(step, bad=None):
+    g = torch.Generator().manual_seed(10 * step + rank)
+    x = torch.randn(4, 8, generator=g)
+    if bad == rank:
+        x[0, 0] = float("inf")
+    return x
+def whole(value):
+    return value.full_tensor() if hasattr(value, "full_tensor") else value
+def same_everywhere(tensor):
+    parts = [torch.empty_like(tensor) for _ in range(2)]
+    dist.all_gather(parts, tensor.detach().contiguous())
+    return torch.equal(*parts)
+"""
+
+TAIL = """
+dist.destroy_process_group()
+"""
+
+
+def run(body: str, *arguments: str) -> list[str]:
+    """Run a script in two processes; their standard outputs."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    children = [
+        subprocess.Popen(
+            [
+                sys.executable,
+                "-W",
+                "error::RuntimeWarning",
+                "-c",
+                HEAD + textwrap.dedent(body) + TAIL,
+                *arguments,
+            ],
+            env={
+                **os.environ,
+                "RANK": str(rank),
+                "WORLD_SIZE": "2",
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(port),
+            },
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    ended = [child.communicate(timeout=120) for child in children]
+    for child, (_, errors) in zip(children, ended, strict=True):
+        assert child.returncode == 0, errors[-2000:]
+    return [output for output, _ in ended]
+
+
+@pytest.mark.parametrize("level", ["O1", "O2"])
+def test_infinity_on_one_rank_skips_on_all_with_ddp(level):
+    outputs = run(
+        """
+        inner = model()
+        mp = mpdiag.MixedPrecision(inner, torch.optim.SGD(inner.parameters(), 0.1), plan(), level=level)
+        net = nn.parallel.DistributedDataParallel(inner)
+        for step in range(3):
+            with mp.autocast():
+                loss = net(rows(step, bad=1 if step == 1 else None)).float().square().mean()
+            result = mp.step(loss, clip_norm=1.0)
+            assert result.skipped == (step == 1), result
+            print(result.next_scale, result.reason)
+        assert all(same_everywhere(p) for p in net.parameters())
+        """,
+        level,
+    )
+    assert [line.split()[0] for line in outputs[0].splitlines()] == ["64.0", "32.0", "32.0"]
+    assert outputs[0].splitlines()[1].split()[0] == outputs[1].splitlines()[1].split()[0]
+
+
+def test_infinity_on_one_rank_of_a_model_without_ddp_skips_on_all_and_names_the_rank():
+    outputs = run(
+        """
+        net = model()
+        mp = mpdiag.MixedPrecision(net, torch.optim.SGD(net.parameters(), 0.1), plan(), level=level)
+        with mp.autocast():
+            loss = net(rows(0, bad=1)).float().square().mean()
+        mp.backward(loss)
+        result = mp.step()
+        assert result.skipped and result.rank == rank
+        print(result.reason)
+        """,
+        "O1",
+    )
+    assert "rank 1" in outputs[0]
+    assert "gradient of" in outputs[1]
+
+
+def test_a_model_inside_ddp_already_is_refused_where_its_weights_must_be_cast():
+    run(
+        """
+        net = nn.parallel.DistributedDataParallel(model())
+        try:
+            mpdiag.MixedPrecision(net, torch.optim.SGD(net.parameters(), 0.1), plan(), level="O2")
+        except mpdiag.errors.UsageError as error:
+            assert "before they are distributed" in str(error)
+        else:
+            raise SystemExit("not refused")
+        """,
+        "O2",
+    )
+
+
+def test_ranks_that_scale_differently_are_told():
+    outputs = run(
+        """
+        net = model()
+        mp = mpdiag.MixedPrecision(
+            net, torch.optim.SGD(net.parameters(), 0.1), plan(scale=64.0 * (rank + 1)), level=level
+        )
+        try:
+            mp.step(net(rows(0)).square().mean())
+        except mpdiag.errors.UsageError as error:
+            print(error)
+        """,
+        "O1",
+    )
+    assert all("rank 0 scales its loss by 64, rank 1 by 128" in o for o in outputs)
+
+
+def test_gradients_are_reduced_in_the_plans_dtype_divided_before_the_sum():
+    """FP16 sums of two ranks' 40000 overflow, unless each is halved first (pytorch#106395)."""
+    outputs = run(
+        """
+        def result(reduction):
+            torch.manual_seed(0)
+            net = nn.parallel.DistributedDataParallel(nn.Linear(1, 1, bias=False))
+            mp = mpdiag.MixedPrecision(
+                net, torch.optim.SGD(net.parameters(), 1e-5), plan(reduction, 1.0), level=level,
+            )
+            loss = net(torch.full((1, 1), 40000.0 + 10 * rank)).sum()
+            mp.backward(loss)
+            gradient = net.module.weight.grad.item()
+            mp.step()
+            mp.close()
+            return gradient
+        print(result(None))
+        print(result(ReductionPlan("fp32")))
+        print(result(ReductionPlan("fp16", pre_divide=True)))
+        print(result(ReductionPlan("fp16", pre_divide=False)))
+        """,
+        "O0",
+    )
+    plain, fp32, divided, summed = (float(line) for line in outputs[0].split())
+    assert plain == fp32 == 40005.0
+    assert abs(divided - 40005.0) <= 16
+    assert summed == float("inf")
+
+
+@pytest.mark.parametrize("level", ["O0", "O1"])
+def test_fsdp2_clips_by_the_norm_of_whole_gradients(level):
+    run(
+        """
+        from torch.distributed.fsdp import fully_shard
+        from torch.distributed.device_mesh import init_device_mesh
+        mesh = init_device_mesh("cpu", (2,))
+        net = fully_shard(model(), mesh=mesh)
+        mp = mpdiag.MixedPrecision(net, torch.optim.SGD(net.parameters(), 0.1), plan(), level=level)
+        plain = nn.parallel.DistributedDataParallel(model())
+        other = mpdiag.MixedPrecision(plain, torch.optim.SGD(plain.parameters(), 0.1), plan(), level=level)
+        for step in range(3):
+            results = []
+            for one, trainer in ((net, mp), (plain, other)):
+                with trainer.autocast():
+                    loss = one(rows(step, bad=0 if step == 1 else None)).float().square().mean()
+                results.append(trainer.step(loss, clip_norm=0.01))
+            a, b = results
+            assert a.skipped == b.skipped == (step == 1)
+            if not a.skipped:
+                assert abs(a.gradient_norm - b.gradient_norm) < 2e-3 * b.gradient_norm, (a, b)
+        for p, q in zip(net.parameters(), plain.parameters()):
+            torch.testing.assert_close(whole(p.detach()), q.detach(), rtol=0, atol=1e-4)
+        """,
+        level,
+    )
