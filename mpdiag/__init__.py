@@ -19,6 +19,7 @@ from mpdiag.version import __version__
 
 if TYPE_CHECKING:
     from mpdiag.analysis.analyzer import analyze
+    from mpdiag.analysis.comparison import compare
     from mpdiag.histogram import ExponentHistogram
     from mpdiag.plan import PrecisionPlan
     from mpdiag.recording.recorder import Recorder, record
@@ -35,6 +36,7 @@ _HOMES = {
     "Run": "mpdiag.runs",
     "StepResult": "mpdiag.training.steps",
     "analyze": "mpdiag.analysis.analyzer",
+    "compare": "mpdiag.analysis.comparison",
     "list_runs": "mpdiag.runs",
     "open_run": "mpdiag.runs",
     "record": "mpdiag.recording.recorder",
@@ -49,6 +51,7 @@ __all__ = [
     "StepResult",
     "__version__",
     "analyze",
+    "compare",
     "list_runs",
     "open_run",
     "record",

@@ -174,6 +174,44 @@ def replay(
 
 
 @app.command()
+def compare(
+    a: Annotated[
+        Path, typer.Argument(metavar="A", help="Reference: a run, a folder of runs, a baseline.")
+    ],
+    b: Annotated[Path, typer.Argument(metavar="B", help="Candidate, likewise.")],
+    metric: Annotated[str | None, typer.Option(help="Only this metric.")] = None,
+    margin: Annotated[
+        float | None,
+        typer.Option(help="Largest difference that does not matter, in the metric's units."),
+    ] = None,
+    as_json: JsonOption = False,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="BASELINE", help="Store A as a baseline here."),
+    ] = None,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Exit with 1 if there are warnings or errors.")
+    ] = False,
+) -> None:
+    """Say whether B trains as well as A. Equivalent, different, or how many seeds would decide."""
+    from mpdiag.analysis.comparison import compare as compare_sides
+    from mpdiag.analysis.sides import save_baseline
+    from mpdiag.reports import terminal
+    from mpdiag.reports.comparison import comparison_text
+
+    comparison = compare_sides(a, b, metric=metric, margin=margin)
+    if output is not None:
+        save_baseline(comparison.a, output)
+    if as_json:
+        terminal.show_json(comparison.to_json())
+    else:
+        terminal.show(comparison_text(comparison))
+        terminal.name_next(f"mpdiag analyze {b}")
+    if strict and any(finding.severity != "info" for finding in comparison.findings):
+        raise typer.Exit(ExitCode.FINDINGS)
+
+
+@app.command()
 def runs(
     folder: Annotated[Path, typer.Argument(help="The folder that holds the runs.")] = Path("runs"),
     as_json: JsonOption = False,

@@ -105,9 +105,7 @@ class RunWriter:
 
     def write_meta(self, meta: Mapping[str, Any]) -> None:
         """Replace this rank's meta file."""
-        text = json.dumps({"schema_version": SCHEMA_VERSION, **meta}, indent=2, allow_nan=False)
-        with atomic_path(self._meta_path) as path:
-            path.write_text(text + "\n", encoding="utf-8")
+        write_json(self._meta_path, {"schema_version": SCHEMA_VERSION, **meta})
 
     def write_modules(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Replace this rank's table of modules and parameters (columns: ``MODULE_COLUMNS``)."""

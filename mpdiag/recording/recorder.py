@@ -29,8 +29,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.optim import Optimizer
 
+from mpdiag import environment
 from mpdiag.errors import UsageError
-from mpdiag.recording import environment
 from mpdiag.recording.cadence import Cadence
 from mpdiag.recording.grad_scaler import ScalerWatch
 from mpdiag.recording.ledger import Ledger

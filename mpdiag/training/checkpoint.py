@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -13,15 +12,25 @@ from mpdiag.errors import StateMismatch, UsageError
 from mpdiag.scalers import SCALERS, Scaler
 
 if TYPE_CHECKING:
-    from mpdiag.training.trainer import MixedPrecision
+    from collections.abc import Mapping
+
+    from mpdiag.plan import PrecisionPlan
+    from mpdiag.training.levels import Precision
     from mpdiag.training.wrapping import Wrapped
 
 VERSION = 1
 
 
 @dataclass(frozen=True)
-class Loaded:
-    """What a trainer takes over itself."""
+class Progress:
+    """How far a training has come.
+
+    Attributes:
+        scaler: The loss scaler's state.
+        steps: Calls of ``step``.
+        skipped: How many were skipped.
+        in_a_row: How many of the last ones, without a gap.
+    """
 
     scaler: Scaler
     steps: int
@@ -29,21 +38,18 @@ class Loaded:
     in_a_row: int
 
 
-def save(trainer: MixedPrecision, wrapped: Wrapped) -> dict[str, Any]:
+def save(
+    plan: PrecisionPlan, precision: Precision, progress: Progress, wrapped: Wrapped
+) -> dict[str, Any]:
     """The state of a trainer between two steps."""
-    if trainer._pending:
-        message = (
-            "state_dict() in the middle of an accumulation would lose its gradients: step first"
-        )
-        raise UsageError(message)
     return {
         "version": VERSION,
-        "plan": trainer.plan.to_json(),
-        "precision": _precision(trainer),
-        "scaler": _scaler_state(trainer.scaler),
-        "steps": trainer.steps,
-        "skipped": trainer.skipped,
-        "in_a_row": trainer._in_a_row,
+        "plan": plan.to_json(),
+        "precision": _plain(precision),
+        "scaler": _scaler_state(progress.scaler),
+        "steps": progress.steps,
+        "skipped": progress.skipped,
+        "in_a_row": progress.in_a_row,
         "models": [m.state_dict() for m in wrapped.models],
         "masters": [
             {
@@ -61,7 +67,9 @@ def save(trainer: MixedPrecision, wrapped: Wrapped) -> dict[str, Any]:
     }
 
 
-def load(state: Mapping[str, Any], trainer: MixedPrecision, wrapped: Wrapped) -> Loaded:
+def load(
+    state: Mapping[str, Any], plan: PrecisionPlan, precision: Precision, wrapped: Wrapped
+) -> Progress:
     """Bring models, masters, optimizers and torch's random state to what was saved.
 
     Raises:
@@ -71,8 +79,8 @@ def load(state: Mapping[str, Any], trainer: MixedPrecision, wrapped: Wrapped) ->
     if version != VERSION:
         message = "this is no state of MixedPrecision of this version: pass what state_dict() gave"
         raise StateMismatch(message)
-    _refuse_other(state["precision"], _precision(trainer), "level")
-    _refuse_other(state["plan"], trainer.plan.to_json(), "plan")
+    _refuse_other(state["precision"], _plain(precision), "level")
+    _refuse_other(state["plan"], plan.to_json(), "plan")
     counts = (len(state["models"]), len(state["optimizers"]))
     if counts != (len(wrapped.models), len(wrapped.optimizers)):
         message = (
@@ -97,11 +105,11 @@ def load(state: Mapping[str, Any], trainer: MixedPrecision, wrapped: Wrapped) ->
     torch.set_rng_state(state["random"]["cpu"].cpu())
     if state["random"]["cuda"] and torch.cuda.is_available():
         torch.cuda.set_rng_state_all([s.cpu() for s in state["random"]["cuda"]])
-    return Loaded(scaler, state["steps"], state["skipped"], state["in_a_row"])
+    return Progress(scaler, state["steps"], state["skipped"], state["in_a_row"])
 
 
-def _precision(trainer: MixedPrecision) -> dict[str, Any]:
-    return {**dataclasses.asdict(trainer.precision), "dtype": trainer.precision.format}
+def _plain(precision: Precision) -> dict[str, Any]:
+    return {**dataclasses.asdict(precision), "dtype": precision.format}
 
 
 def _refuse_other(saved: Mapping[str, Any], own: Mapping[str, Any], what: str) -> None:

@@ -8,51 +8,40 @@
             loss = loss_fn(model(x), y)
         result = mp.step(loss, clip_norm=1.0)
 
-The order of a step, which is what makes it safe::
-
-    scale the loss (in FP32) → backward → gradients to the masters → ranks agree: all finite? →
-    unscale → regularisers → clip → optimizer step, or skip and restore → adjust the scale
-
 Sources: NVIDIA, *Training with Mixed Precision User Guide* (loss scaling); *Mixed Precision
 Training* (sections 3.1 and 3.2); OpenSeq2Seq, *Mixed Precision Training* (regularisers).
 """
 
 from __future__ import annotations
 
-import math
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mpdiag.errors import TrainingDiverged, UsageError
+from mpdiag.errors import UsageError
 from mpdiag.plan import PrecisionPlan
-from mpdiag.training import arguments, checkpoint, closures, gradients, levels, policy, ranks, skips
-from mpdiag.training.arguments import parameters_of
+from mpdiag.training import arguments, checkpoint, levels, ranks
 from mpdiag.training.emulation import Emulation
+from mpdiag.training.journal import Journal
 from mpdiag.training.masters import refuse_low_precision
-from mpdiag.training.steps import NonFinite, StepResult
-from mpdiag.training.transaction import Transaction
+from mpdiag.training.stepping import Stepping
 from mpdiag.training.wrapping import Wrapped
 
 if TYPE_CHECKING:
     import os
-
-    from mpdiag.scalers import Scaler
+    from collections.abc import Mapping, Sequence
 
 Backend = Literal["auto", "native", "emulated"]
-Regularizer = Callable[[Mapping[str, Tensor]], Tensor]
 
 _live: weakref.WeakKeyDictionary[nn.Module, weakref.ref[MixedPrecision]] = (
     weakref.WeakKeyDictionary()
 )
 
 
-class MixedPrecision:
+class MixedPrecision(Stepping):
     """Trains models in the precision a plan asks for.
 
     Attributes:
@@ -70,6 +59,7 @@ class MixedPrecision:
         backend: ``native`` is the device's own arithmetic; ``emulated`` stores the same tensors and
             computes in FP32; ``auto`` is native on accelerators and for BF16, emulated for FP16 on
             a CPU. The format is never changed.
+        run: A run folder to write ``training.jsonl`` into: each step's loss, scale, skip and reason.
         dtype, operation_casts, keep_batch_norm_fp32, master_weights: Overrides of the level's
             properties, see ``levels``.
         loss_scale: Override of the loss scale, see ``levels.scaler_of``.
@@ -92,6 +82,7 @@ class MixedPrecision:
         *,
         level: str | None = None,
         backend: Backend = "auto",
+        run: str | os.PathLike[str] | None = None,
         dtype: torch.dtype | str | None = None,
         operation_casts: bool | None = None,
         keep_batch_norm_fp32: bool | None = None,
@@ -109,7 +100,7 @@ class MixedPrecision:
         if type(max_skips) is not int or max_skips < 1:
             message = f"max_skips must be a whole number of at least 1, not {max_skips!r}"
             raise UsageError(message)
-        self.precision = levels.resolve(
+        precision = levels.resolve(
             self.plan,
             level,
             dtype=dtype,
@@ -117,30 +108,34 @@ class MixedPrecision:
             keep_batch_norm_fp32=keep_batch_norm_fp32,
             master_weights=master_weights,
         )
-        self._scaler: Scaler = levels.scaler_of(self.plan.loss_scale, self.precision, loss_scale)
-        overrides = arguments.operation_rules(fp32_operations, low_operations, self.precision)
+        scaler = levels.scaler_of(self.plan.loss_scale, precision, loss_scale)
+        overrides = arguments.operation_rules(fp32_operations, low_operations, precision)
         _refuse_live(models)
         refuse_low_precision(models)
-        self._device = arguments.device_of(models)
-        self.backend = arguments.choose_backend(backend, self.precision, self._device, models)
-        self._emulation = Emulation() if self.backend == "emulated" else None
-        self._wrapped = Wrapped(models, optimizers, self.precision, self._device.type)
+        device = arguments.device_of(models)
+        self.backend = arguments.choose_backend(backend, precision, device, models)
+        wrapped = Wrapped(models, optimizers, precision, device.type)
         try:
-            self._wrapped.apply(self.plan, fp32_modules, overrides)
+            wrapped.apply(self.plan, fp32_modules, overrides)
             ranks.apply_reduction(models, self.plan.reduction)
         except BaseException:
-            self._wrapped.release()
+            wrapped.release()
             raise
-        self._max_skips = max_skips
-        self._group = process_group
-        self._regularizers: list[Regularizer] = []
-        self._pending: dict[int, float] = {}
-        self._unscaled: set[int] = set()
-        self._root: Any = None
-        self.steps = 0
-        self.skipped = 0
-        self._in_a_row = 0
-        self._release = weakref.finalize(self, self._wrapped.release)
+        journal = None
+        if run is not None:
+            journal = Journal(run, self.plan, precision, self.backend, wrapped)
+        super().__init__(
+            self.plan,
+            precision,
+            scaler,
+            wrapped,
+            Emulation() if self.backend == "emulated" else None,
+            device=device,
+            max_skips=max_skips,
+            group=process_group,
+            journal=journal,
+        )
+        self._release = weakref.finalize(self, _give_back, wrapped, journal)
         for held in models:
             _live[held] = weakref.ref(self)
 
@@ -158,325 +153,18 @@ class MixedPrecision:
         """Nothing more than the constructor did."""
         return self
 
-    def __exit__(self, *exception: object) -> None:
-        """Close."""
+    def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
+        """Close; an exception marks the run as failed."""
+        if self.journal is not None and kind is not None:
+            self.journal.close("failed")
         self.close()
 
-    @property
-    def loss_scale(self) -> float:
-        """The scale in force."""
-        return self._scaler.scale
-
-    @property
-    def scaler(self) -> Scaler:
-        """The loss scaler's present state."""
-        return self._scaler
-
-    # -- forward and backward ----------------------------------------------------------------------
-
-    @contextmanager
-    def autocast(self) -> Iterator[None]:
-        """The forward pass and the loss belong inside."""
-        precision = self.precision
-        with ExitStack() as stack:
-            if self._wrapped.switch.on and precision.level != "O0":
-                if self._emulation is not None:
-                    stack.enter_context(self._emulation)
-                if precision.operation_casts:
-                    stack.enter_context(policy.in_force(self._wrapped.policy))
-                    stack.enter_context(torch.autocast(self._device.type, precision.dtype))
-            yield
-
-    @contextmanager
-    def _computing(self) -> Iterator[None]:
-        """Backward passes and updates: the same arithmetic, with autocast off."""
-        with ExitStack() as stack:
-            stack.enter_context(torch.autocast(self._device.type, enabled=False))
-            if self._wrapped.switch.on:
-                if self._emulation is not None:
-                    stack.enter_context(self._emulation)
-                if self.precision.operation_casts:  # for what is computed again in backward
-                    stack.enter_context(policy.in_force(self._wrapped.policy))
-            yield
-
-    def scale(self, loss: Tensor) -> Tensor:
-        """The loss times the scale, in FP32: an FP16 loss could not hold the product."""
-        factor = self._scaler.scale
-        return loss if factor == 1.0 else loss.float() * factor
-
-    def backward(self, loss: Tensor, **options: Any) -> None:
-        """Scale a loss and run its backward pass; gradients add up until ``step``.
-
-        Args:
-            loss: The unscaled loss.
-            options: As for ``Tensor.backward``: ``retain_graph``, ``create_graph``, ``inputs``.
-        """
-        scale = self._scaler.scale
-        for optimizer in self._wrapped.optimizers:
-            self._bring_to_scale(optimizer, scale)
-        if loss.grad_fn is not None:
-            self._root = loss.grad_fn
-        with self._computing():
-            self.scale(loss).backward(**options)
-
-    def _bring_to_scale(self, optimizer: Optimizer, scale: float) -> None:
-        """Bring gradients that wait for their step to today's scale, so that sums stay right."""
-        key = id(optimizer)
-        before = self._pending.get(key, scale)
-        if key in self._unscaled:
-            before = 1.0
-            self._unscaled.discard(key)
-        if before != scale:
-            waiting = [g for g in map(self._gradient_of, parameters_of(optimizer)) if g is not None]
-            gradients.multiply(waiting, scale / before)
-        self._pending[key] = scale
-
-    def _gradient_of(self, parameter: Tensor) -> Tensor | None:
-        if parameter.grad is not None:
-            return parameter.grad
-        return self._wrapped.masters.model_parameter(parameter).grad
-
-    def add_regularizer(self, function: Regularizer) -> None:
-        """Add a penalty on the weights, evaluated on the FP32 masters.
-
-        Args:
-            function: From parameters by name (FP32, as the optimizer holds them) to a scalar, which
-                stands beside the loss: its gradient is added to the unscaled gradients before
-                clipping.
-        """
-        self._regularizers.append(function)
-
-    def apply_reduction(self, model: nn.Module) -> None:
-        """Reduce the gradients of a model that was wrapped in DDP only now as the plan says."""
-        ranks.apply_reduction([model], self.plan.reduction)
-
-    # -- the step ----------------------------------------------------------------------------------
-
-    def unscale(self, optimizer: Optimizer | None = None) -> None:
-        """Divide the gradients by their scale now, to look at or to change them before ``step``.
-
-        After this they are found as ``parameter.grad`` of what the optimizer holds.
-        """
-        for one in self._chosen(optimizer):
-            if id(one) in self._unscaled:
-                continue
-            held = self._collect(one)
-            gradients.unscale([p.grad for p in held if p.grad is not None], self._scale_of(one))
-            self._unscaled.add(id(one))
-
-    def step(
-        self,
-        loss: Tensor | None = None,
-        *,
-        optimizer: Optimizer | None = None,
-        clip_norm: float | None = None,
-        clip_value: float | None = None,
-        closure: Callable[[], Tensor] | None = None,
-        replay: Callable[[], Tensor] | None = None,
-    ) -> StepResult:
-        """Take one training step, or skip it with a reason.
-
-        Args:
-            loss: The unscaled loss, whose backward pass is run here; None if ``backward`` was
-                called before.
-            optimizer: The one to step; default: all, together.
-            clip_norm: Largest Euclidean norm of all gradients.
-            clip_value: Largest |gradient|.
-            closure: For optimizers that evaluate the loss several times (LBFGS): clears nothing,
-                returns the loss, without a backward pass of its own.
-            replay: Returns the loss of the same batch once more; on a skip it is run in FP32 at
-                scale 1, and in mixed precision at scale 1, to tell what was at fault.
-
-        Raises:
-            TrainingDiverged: If too many steps in a row were skipped, or a weight left the format.
-            UsageError: If there is no gradient, or an argument makes no sense.
-        """
-        arguments.check_clip(clip_norm, clip_value)
-        chosen = self._chosen(optimizer)
-        if closure is not None:
-            result = closures.take_step(self, chosen, closure, clip_norm, clip_value)
-            self._finish(chosen, result)
-            return result
-        if loss is not None:
-            self.backward(loss)
-        result = self._apply(chosen, loss, clip_norm, clip_value, replay)
-        self._finish(chosen, result)
-        return result
-
-    def _apply(
-        self,
-        chosen: Sequence[Optimizer],
-        loss: Tensor | None,
-        clip_norm: float | None,
-        clip_value: float | None,
-        replay: Callable[[], Tensor] | None,
-    ) -> StepResult:
-        scale = self._scale_of(chosen[0])
-        factors = self._prepare(chosen)
-        held = [p for o in chosen for p in parameters_of(o) if p.grad is not None]
-        found = [p.grad for p in held if p.grad is not None]
-        if not found:
-            message = "step() found no gradient: call step(loss), or backward(loss) first"
+    def log_metric(self, name: str, value: float, *, higher_is_better: bool = True) -> None:
+        """Write a figure of merit into the run, for ``mpdiag compare``."""
+        if self.journal is None:
+            message = "log_metric() needs a run folder: pass run= to MixedPrecision"
             raise UsageError(message)
-        wants_maximum = hasattr(self._scaler, "quantile")
-        sweep = gradients.sweep(found, self._wrapped.buffers.changed(), absmax=wants_maximum)
-        finite, bad_ranks = ranks.agree(sweep.finite, scale, self._device, self._group)
-        norm, absmax = sweep.norm / factors, sweep.absmax / factors
-        value = None if loss is None else float(loss.detach())
-        if not finite:
-            return self._skip(held, scale, value, norm, bad_ranks, replay)
-        clip = 1.0 if clip_norm is None else gradients.clip_factor(norm, clip_norm)
-        if clip < 1.0 and math.frexp(factors)[0] == 0.5:  # noqa: PLR2004 - one pass, still exact
-            gradients.multiply(found, clip / factors)
-        else:
-            gradients.unscale(found, factors)
-            gradients.multiply(found, clip)
-        if clip_value is not None:
-            gradients.clamp(found, clip_value)
-        culprit = self._update(chosen, held)
-        if culprit is not None:
-            return self._skip(held, scale, value, norm, [ranks.rank()], None, culprit)
-        seen = min(absmax, 65504.0 / scale) if wants_maximum else 0.0
-        self._scaler = self._scaler.adjust(seen)
-        return self._taken(scale, value, norm)
-
-    def _taken(self, scale: float, loss: float | None, norm: float) -> StepResult:
-        return StepResult(
-            skipped=False,
-            reason="",
-            step=self.steps,
-            scale=scale,
-            next_scale=self._scaler.scale,
-            loss=loss,
-            gradient_norm=norm,
-            rank=ranks.rank(),
-        )
-
-    def _prepare(self, chosen: Sequence[Optimizer]) -> float:
-        """Collect gradients and add regularisers; returns the scale still on the gradients."""
-        held = [p for o in chosen for p in self._collect(o)]
-        scales = {1.0 if id(o) in self._unscaled else self._scale_of(o) for o in chosen}
-        factor = scales.pop() if len(scales) == 1 else 1.0
-        if scales or self._regularizers:
-            for one in chosen:
-                self.unscale(one)
-            factor = 1.0
-        if self._regularizers:
-            self._regularize(held)
-        return factor
-
-    def _collect(self, optimizer: Optimizer) -> list[Tensor]:
-        """The optimizer's parameters, gradients moved to the masters."""
-        masters = self._wrapped.masters
-        if self.precision.master_weights:
-            masters.adopt()
-            masters.take_gradients(parameters_of(optimizer))
-        held = parameters_of(optimizer)
-        for p in held:  # entries that stand for one value twice have no norm yet
-            if p.grad is not None and p.grad.layout == torch.sparse_coo:
-                p.grad = p.grad.coalesce()
-        return held
-
-    def _regularize(self, held: Sequence[Tensor]) -> None:
-        trained = [p for p in held if p.requires_grad]
-        named = dict(zip(self._names(trained), trained, strict=True))
-        with torch.enable_grad(), torch.autocast(self._device.type, enabled=False):
-            for function in self._regularizers:
-                penalty = function(named)
-                parts = torch.autograd.grad(penalty, trained, allow_unused=True)
-                for parameter, part in zip(trained, parts, strict=True):
-                    if part is not None:
-                        before = parameter.grad
-                        parameter.grad = part if before is None else before.add_(part)
-
-    def _update(self, chosen: Sequence[Optimizer], held: Sequence[Tensor]) -> NonFinite | None:
-        """Step the optimizers; what does not fit its format is undone and named."""
-        low = self.precision.low_precision_model and not self.precision.master_weights
-        undo = Transaction(chosen) if low else None
-        with self._computing():
-            for one in chosen:
-                one.step()
-        torch.clear_autocast_cache()
-        if undo is not None:
-            bad = gradients.non_finite(self._names(held), [p.detach() for p in held])
-            bad = bad or undo.non_finite_state(self._names)
-            if bad:
-                undo.restore()
-                return NonFinite(bad[0][0], bad[0][1], "weights")
-        misfits = self._wrapped.masters.give_weights(held)
-        if misfits:
-            name = self._names(misfits)[0]
-            message = (
-                f"weight {name!r} grew beyond {self.precision.format.upper()}'s range at step "
-                f"{self.steps}: train it in FP32 (fp32_modules), lower the learning rate, or use BF16"
-            )
-            raise TrainingDiverged(message)
-        return None
-
-    def _finish(self, chosen: Sequence[Optimizer], result: StepResult) -> None:
-        """Clear gradients and count."""
-        for one in chosen:
-            one.zero_grad()
-            self._pending.pop(id(one), None)
-            self._unscaled.discard(id(one))
-        self._wrapped.fresh = True
-        self._root = None
-        self.steps += 1
-        if not result.skipped:
-            self._in_a_row = 0
-            return
-        self.skipped += 1
-        self._in_a_row += 1
-        for one in chosen:  # a scheduler stepped after a skip must not complain about the order
-            one._opt_called = True  # type: ignore[attr-defined]
-        floor = getattr(self._scaler, "min_scale", None)
-        at_floor = self._in_a_row > 1 and floor == result.scale and result.cause != "model"
-        if self._in_a_row >= self._max_skips or at_floor:
-            rows = self._in_a_row
-            raise TrainingDiverged(skips.farewell(result, rows, at_floor=at_floor))
-
-    # -- skipping ----------------------------------------------------------------------------------
-
-    def _skip(
-        self,
-        held: Sequence[Tensor],
-        scale: float,
-        loss: float | None,
-        norm: float,
-        bad_ranks: Sequence[int],
-        replay: Callable[[], Tensor] | None,
-        culprit: NonFinite | None = None,
-    ) -> StepResult:
-        wrapped = self._wrapped
-        found = (
-            [culprit]
-            if culprit
-            else skips.find_culprits(wrapped, held, self._names(held), self._root, loss, bad_ranks)
-        )
-        wrapped.buffers.restore()
-        cause = skips.blame(self.precision.level, loss, scale)
-        if culprit is not None:
-            cause = "format"
-        elif replay is not None:
-            cause, first = skips.replay(wrapped, replay, self._unscaled_backward)
-            found = [*first, *(f for f in found if f not in first)]
-        self._scaler = self._scaler.adjust(math.inf)
-        return StepResult(
-            skipped=True,
-            reason=skips.tell_reason(found, scale, cause, self.precision.format),
-            step=self.steps,
-            scale=scale,
-            next_scale=self._scaler.scale,
-            loss=loss,
-            gradient_norm=norm,
-            non_finite=tuple(found),
-            cause=cause,
-            rank=ranks.rank(),
-        )
-
-    def _unscaled_backward(self, loss: Tensor) -> None:
-        with self._computing():
-            loss.float().backward()
+        self.journal.note_metric(name, value, higher_is_better=higher_is_better)
 
     # -- checkpoints -------------------------------------------------------------------------------
 
@@ -485,7 +173,13 @@ class MixedPrecision:
 
         Plain values and tensors: ``torch.load(weights_only=True)`` reads it.
         """
-        return checkpoint.save(self, self._wrapped)
+        if self._pending:
+            message = (
+                "state_dict() in the middle of an accumulation would lose its gradients: step first"
+            )
+            raise UsageError(message)
+        progress = checkpoint.Progress(self._scaler, self.steps, self.skipped, self._in_a_row)
+        return checkpoint.save(self.plan, self.precision, progress, self._wrapped)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state.
@@ -493,7 +187,7 @@ class MixedPrecision:
         Raises:
             StateMismatch: If it belongs to another plan, level or model.
         """
-        loaded = checkpoint.load(state, self, self._wrapped)
+        loaded = checkpoint.load(state, self.plan, self.precision, self._wrapped)
         self._scaler = loaded.scaler
         self.steps, self.skipped, self._in_a_row = loaded.steps, loaded.skipped, loaded.in_a_row
         self._pending.clear()
@@ -512,26 +206,11 @@ class MixedPrecision:
             state[name] = self._wrapped.masters.master(parameter).detach().float().clone()
         return state
 
-    # -- small things ------------------------------------------------------------------------------
 
-    def _chosen(self, optimizer: Optimizer | None) -> list[Optimizer]:
-        if optimizer is None:
-            return self._wrapped.optimizers
-        if not any(optimizer is o for o in self._wrapped.optimizers):
-            message = "optimizer= is none of those MixedPrecision was given: pass it at the start"
-            raise UsageError(message)
-        return [optimizer]
-
-    def _scale_of(self, optimizer: Optimizer) -> float:
-        return self._pending.get(id(optimizer), self._scaler.scale)
-
-    def _names(self, parameters: Sequence[Tensor]) -> list[str]:
-        names: dict[int, str] = {}
-        for i, model in enumerate(self._wrapped.models):
-            prefix = "" if len(self._wrapped.models) == 1 else f"model{i}."
-            for name, parameter in model.named_parameters():
-                names.setdefault(id(self._wrapped.masters.master(parameter)), prefix + name)
-        return [names.get(id(p), f"parameter {i}") for i, p in enumerate(parameters)]
+def _give_back(wrapped: Wrapped, journal: Journal | None) -> None:
+    wrapped.release()
+    if journal is not None:
+        journal.close()
 
 
 def _refuse_live(models: Sequence[nn.Module]) -> None:

@@ -1,0 +1,147 @@
+"""A training's run folder: ``meta.json`` and ``training.jsonl``, written as it goes."""
+
+from __future__ import annotations
+
+import sys
+import time
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from mpdiag import environment
+from mpdiag.errors import MpdiagError
+from mpdiag.runs import META, SCHEMA_VERSION, atomic_path, now, open_run, write_json
+from mpdiag.training_log import LogWriter, Metric, TrainingStep
+
+if TYPE_CHECKING:
+    import os
+
+    from mpdiag.plan import PrecisionPlan
+    from mpdiag.training.levels import Precision
+    from mpdiag.training.steps import StepResult
+    from mpdiag.training.wrapping import Wrapped
+
+
+class Journal:
+    """Writes what came of each step; rank 0 alone, and never an error for the training.
+
+    A folder that holds a recording gets the journal beside it; a training that goes on from a
+    checkpoint goes on in the same file.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        plan: PrecisionPlan,
+        precision: Precision,
+        backend: str,
+        wrapped: Wrapped,
+    ) -> None:
+        self.folder = Path(folder)
+        self._log = LogWriter(self.folder)
+        self._device = next((p.device for m in wrapped.models for p in m.parameters()), None)
+        self._last: float | None = None
+        self._active = environment.ranks()[0] == 0
+        if not self._active:
+            return
+        try:
+            self._begin(plan, precision, backend, wrapped)
+        except (OSError, MpdiagError) as error:
+            self._active = False
+            warnings.warn(
+                f"cannot write a run into {self.folder} ({error}); training goes on without it",
+                RuntimeWarning,
+                stacklevel=4,
+            )
+
+    def _begin(
+        self, plan: PrecisionPlan, precision: Precision, backend: str, wrapped: Wrapped
+    ) -> None:
+        training = {
+            "level": precision.level,
+            "dtype": precision.format,
+            "backend": backend,
+            "loss_scale": plan.loss_scale.method,
+        }
+        if (self.folder / META).exists():
+            self._meta = {**open_run(self.folder).meta, "training": training}
+            self._meta.pop("schema_version")
+        else:
+            root = wrapped.models[0]
+            self._meta = {
+                "mpdiag": environment.versions().get("mpdiag", "unknown"),
+                "state": "training",
+                "created": now(),
+                "argv": environment.arguments(),
+                "device": environment.device(root),
+                "versions": environment.versions(),
+                "seeds": {"torch": torch.initial_seed()},
+                "model": {
+                    "type": ", ".join(type(m).__name__ for m in wrapped.models),
+                    "parameters": sum(p.numel() for m in wrapped.models for p in m.parameters()),
+                },
+                "training": training,
+            }
+            self.folder.mkdir(parents=True, exist_ok=True)
+        self._write_meta()
+        with atomic_path(self.folder / "plan.json") as path:
+            plan.save(path)
+
+    def _write_meta(self) -> None:
+        self._meta["updated"] = now()
+        write_json(self.folder / META, {"schema_version": SCHEMA_VERSION, **self._meta})
+
+    def note_step(self, result: StepResult) -> None:
+        """Write a step."""
+        if not self._active:
+            return
+        moment = time.perf_counter()
+        seconds = None if self._last is None else round(moment - self._last, 6)
+        self._last = moment
+        self._log.append(
+            TrainingStep(
+                step=result.step,
+                loss=result.loss,
+                scale=result.scale,
+                skipped=result.skipped,
+                reason=result.reason,
+                gradient_norm=result.gradient_norm,
+                memory_bytes=self._memory(),
+                seconds=seconds,
+            )
+        )
+
+    def note_metric(self, name: str, value: float, *, higher_is_better: bool) -> None:
+        """Write a metric."""
+        if self._active:
+            self._log.append(Metric(name, value, higher_is_better))
+
+    def note(self, document: dict[str, Any]) -> None:
+        """Write anything else, such as an alarm."""
+        if self._active:
+            self._log.append(document)
+
+    def close(self, state: str = "complete") -> None:
+        """Finish; twice does no harm."""
+        if not self._active:
+            return
+        self._active = False
+        self._log.close()
+        if self._meta.get("state") in ("training", "complete", "failed"):
+            self._meta["state"] = state
+        try:
+            self._write_meta()
+        except OSError as error:
+            warnings.warn(f"cannot write {self.folder} ({error})", RuntimeWarning, stacklevel=3)
+
+    def _memory(self) -> int | None:
+        if self._device is not None and self._device.type == "cuda":
+            return torch.cuda.max_memory_allocated(self._device)
+        if sys.platform == "win32":
+            return None
+        import resource
+
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak if sys.platform == "darwin" else peak * 1024

@@ -1,0 +1,224 @@
+"""``training.jsonl``: what came of each step of a training, one JSON object a line.
+
+::
+
+    {"step": 12, "loss": 1.93, "scale": 1024.0, "skipped": false, "reason": "",
+     "gradient_norm": 0.71, "memory_bytes": 812646400, "seconds": 0.081}
+    {"metric": "mAP@0.5", "value": 0.846, "higher_is_better": true}
+
+JSON knows no infinity and no NaN: they stand as the strings ``"inf"``, ``"-inf"`` and ``"nan"``. A
+line is written at once; what a killed process leaves is whole lines and at most one torn one, the
+last, which readers pass over.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import warnings
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import IO, TYPE_CHECKING, Any
+
+from mpdiag.errors import DamagedRun, RunNotFound
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterator
+
+FILE = "training.jsonl"
+_MAX_LINE = 1 << 20
+
+
+@dataclass(frozen=True)
+class TrainingStep:
+    """One step.
+
+    Attributes:
+        step: Its number, from 0.
+        loss: The unscaled loss; None if the trainer was not given it.
+        scale: The loss scale of its gradients.
+        skipped: Whether it was skipped.
+        reason: Why.
+        gradient_norm: Euclidean norm of the unscaled gradients, before clipping.
+        memory_bytes: Largest memory in use so far, of the accelerator or of the process.
+        seconds: Since the step before; None for the first.
+    """
+
+    step: int
+    loss: float | None
+    scale: float
+    skipped: bool = False
+    reason: str = ""
+    gradient_norm: float | None = None
+    memory_bytes: int | None = None
+    seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A figure of merit on held-out data, after training."""
+
+    metric: str
+    value: float
+    higher_is_better: bool = True
+
+
+@dataclass(frozen=True)
+class TrainingLog:
+    """A whole ``training.jsonl``."""
+
+    steps: tuple[TrainingStep, ...] = ()
+    metrics: tuple[Metric, ...] = ()
+    notes: tuple[dict[str, Any], ...] = field(default=())
+
+    @property
+    def skipped(self) -> tuple[TrainingStep, ...]:
+        """The steps that were skipped."""
+        return tuple(s for s in self.steps if s.skipped)
+
+    def metric(self, name: str) -> Metric | None:
+        """A metric by name, the last one written."""
+        return next((m for m in reversed(self.metrics) if m.metric == name), None)
+
+
+class LogWriter:
+    """Appends to a run's ``training.jsonl``; never an error for the training that is logged."""
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        self.path = Path(folder) / FILE
+        self._file: IO[str] | None = None
+        self._failed = False
+
+    def append(self, entry: TrainingStep | Metric | dict[str, Any]) -> None:
+        """Write one line, at once. A failure is said once, and nothing more is written."""
+        if self._failed:
+            return
+        document = entry if isinstance(entry, dict) else asdict(entry)
+        text = json.dumps({k: _plain(v) for k, v in document.items()}, allow_nan=False)
+        try:
+            if self._file is None:
+                self._file = self._open()
+            self._file.write(text + "\n")
+            self._file.flush()
+        except OSError as error:
+            self._failed = True
+            warnings.warn(
+                f"cannot write {self.path} ({error.strerror}); training goes on without its log",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+
+    def _open(self) -> IO[str]:
+        """Open for appending, after what a killed process left of its last line."""
+        torn = False
+        if self.path.exists() and self.path.stat().st_size:
+            with self.path.open("rb") as file:
+                file.seek(-1, 2)
+                torn = file.read(1) != b"\n"
+        file_ = self.path.open("a", encoding="utf-8")
+        if torn:
+            file_.write("\n")
+        return file_
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+
+
+def read_log(folder: str | os.PathLike[str]) -> TrainingLog:
+    """Read a run's ``training.jsonl``.
+
+    Raises:
+        RunNotFound: If the run has none.
+        DamagedRun: If a line other than a torn last one cannot be read; the message names it.
+    """
+    path = Path(folder) / FILE
+    steps: dict[int, TrainingStep] = {}
+    metrics: list[Metric] = []
+    notes: list[dict[str, Any]] = []
+    for number, document in _lines(path):
+        try:
+            if "step" in document:
+                step = TrainingStep(**{k: _number(k, v) for k, v in document.items()})
+                steps[step.step] = step  # a resumed training writes steps anew
+            elif "metric" in document:
+                metrics.append(Metric(**{k: _number(k, v) for k, v in document.items()}))
+            else:
+                notes.append(document)
+        except (TypeError, ValueError) as error:
+            raise DamagedRun(_damaged(path, number, error)) from error
+    return TrainingLog(tuple(steps[s] for s in sorted(steps)), tuple(metrics), tuple(notes))
+
+
+def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:
+        message = f"{path.parent} has no {FILE}: train with MixedPrecision(…, run=…) or mpdiag train --out"
+        raise RunNotFound(message) from None
+    with file:
+        number = 0
+        while line := file.readline(_MAX_LINE):
+            number += 1
+            if not line.strip():
+                continue
+            try:
+                document = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                if _is_torn(line, file):
+                    continue
+                raise DamagedRun(_damaged(path, number, error)) from error
+            if not isinstance(document, dict):
+                raise DamagedRun(_damaged(path, number, ValueError("not an object")))
+            yield number, document
+
+
+def _is_torn(line: bytes, file: IO[bytes]) -> bool:
+    """Whether a line was cut off by a kill: the last one, or one that a resumed training ended.
+
+    Such a line began as ours do, and did not reach its closing brace.
+    """
+    cut = line.startswith(b"{") and not line.rstrip().endswith(b"}")
+    return cut or (not line.endswith(b"\n") and not file.read(1))
+
+
+_FLOATS = {"loss", "scale", "gradient_norm", "seconds", "value"}
+_KINDS: dict[str, type | tuple[type, ...]] = {
+    "step": int,
+    "skipped": bool,
+    "reason": str,
+    "memory_bytes": int,
+    "metric": str,
+    "higher_is_better": bool,
+}
+_OPTIONAL = {"loss", "gradient_norm", "memory_bytes", "seconds"}
+
+
+def _number(name: str, value: Any) -> Any:
+    if value is None and name in _OPTIONAL:
+        return None
+    if name in _FLOATS:
+        if value in ("inf", "-inf", "nan") or type(value) in (int, float):
+            return float(value)
+    elif (
+        name in _KINDS
+        and isinstance(value, _KINDS[name])
+        and (not isinstance(value, bool) or _KINDS[name] is bool)
+    ):
+        return value
+    message = f"{name!r} is {value!r}"[:120]
+    raise ValueError(message)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return "nan" if math.isnan(value) else ("inf" if value > 0 else "-inf")
+    return value
+
+
+def _damaged(path: Path, number: int, error: Exception) -> str:
+    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return f"{path} is damaged in line {number} ({reason}): remove that line to read the rest"
