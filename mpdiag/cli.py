@@ -88,11 +88,23 @@ def _root(
 def demo(
     workload: Annotated[str, typer.Argument(help="The workload to train.")] = "ssd",
     folder: Annotated[Path, typer.Option(help="Where runs are kept.")] = Path("runs"),
+    seed: Annotated[int, typer.Option(help="Decides weights and batches.")] = 0,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Steps of each training; fewer show less.")
+    ] = None,
+    no_masters: Annotated[
+        bool, typer.Option("--no-masters", help="Also train FP16 weights without FP32 masters.")
+    ] = False,
+    record_only: Annotated[
+        bool, typer.Option("--record-only", help="Stop after the analysis.")
+    ] = False,
 ) -> None:
-    """Try it: train on real data, record, analyze. Takes about a minute."""
+    """Try it: record in FP32, analyze, train by the plan, compare. Takes a minute or two."""
     from mpdiag.demo import run_demo
 
-    run_demo(workload, folder)
+    run_demo(
+        workload, folder, seed=seed, steps=steps, no_masters=no_masters, record_only=record_only
+    )
 
 
 @app.command()

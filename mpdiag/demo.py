@@ -1,32 +1,76 @@
-"""``mpdiag demo``: the main job on real data, from training to verdict."""
+"""``mpdiag demo``: the whole workflow on real data, from an FP32 training to a verdict.
+
+Record in FP32, analyze, then train again from the same seed in FP16 without a loss scale and in FP16
+by the plan. Every training leaves a run, so the figures can be looked at afterwards.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from mpdiag import workloads
 from mpdiag.analysis.analyzer import analyze
+from mpdiag.errors import TrainingDiverged, UsageError
 from mpdiag.recording.recorder import record
 from mpdiag.reports import terminal, text
+from mpdiag.reports.demo import Outcome, demo_text
 from mpdiag.runs import free_name
-from mpdiag.workloads.protocol import start
+from mpdiag.training.trainer import MixedPrecision
+from mpdiag.training_log import LogWriter, Metric, TrainingStep
+from mpdiag.workloads.protocol import Session, start
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from pathlib import Path
 
+    from mpdiag.plan import PrecisionPlan
+    from mpdiag.workloads.protocol import Batch, Workload
 
-def run_demo(name: str, folder: Path) -> Path:
-    """Train a workload in FP32 with a recorder attached, analyze it, print the verdict.
+
+@dataclass(frozen=True)
+class Variant:
+    """A way to train: what to call it, where it goes, what overrides the plan."""
+
+    title: str
+    suffix: str
+    options: Mapping[str, Any]
+
+
+NO_SCALE = Variant("FP16, no loss scale", "fp16-no-scale", {"loss_scale": 1.0})
+BY_PLAN = Variant("FP16 by the plan", "fp16-plan", {})
+NO_MASTERS = Variant(
+    "FP16 weights, no FP32 masters",
+    "fp16-no-masters",
+    {"level": "O2", "master_weights": False},
+)
+
+
+def run_demo(
+    name: str,
+    folder: Path,
+    *,
+    seed: int = 0,
+    steps: int | None = None,
+    no_masters: bool = False,
+    record_only: bool = False,
+) -> Path:
+    """Train a workload three ways and say what came of it.
 
     Args:
         name: A workload.
-        folder: Where runs are kept; the run gets a name that is free there.
+        folder: Where runs are kept; the runs get names that are free there.
+        seed: Decides weights and batches, the same for every way.
+        steps: Steps of each training; default: the workload's own number.
+        no_masters: Also train with FP16 weights and no FP32 masters.
+        record_only: Stop after the analysis.
 
     Returns:
-        The run folder, with ``plan.json`` in it.
+        The folder of the recorded run, with ``plan.json`` in it.
 
     Raises:
         UsageError: If there is no such workload.
@@ -35,22 +79,92 @@ def run_demo(name: str, folder: Path) -> Path:
     run = free_name(folder, name)
     console = Console(stderr=True)
     console.print(f"{workload.title}: {workload.summary}", highlight=False)
-    session = start(workload)
     with _progress(console) as progress:
-        task = progress.add_task("training in FP32, recording", total=session.steps, loss=0.0)
-
-        def advance(step: int, loss: float) -> None:
-            progress.update(task, completed=step + 1, loss=loss)
-
-        with record(session.model, session.optimizer, run):
-            session.run(on_step=advance)
-    metric = session.evaluate()
-    console.print(f"{workload.metric} in FP32: {metric:.3f}", highlight=False)
-    analysis = analyze(run)
-    analysis.plan.save(run / "plan.json")
+        fp32 = _record(workload, run, seed, steps, progress)
+        analysis = analyze(run)
+        analysis.plan.save(run / "plan.json")
+        variants = [] if record_only else [NO_SCALE, BY_PLAN, *([NO_MASTERS] if no_masters else [])]
+        outcomes = [fp32]
+        for variant in variants:
+            place = free_name(folder, f"{run.name}-{variant.suffix}")
+            outcomes.append(_train(workload, place, seed, steps, analysis.plan, variant, progress))
     terminal.show(text.analysis_text(analysis))
+    if variants:
+        terminal.show("", demo_text(workload.metric, workload.higher_is_better, outcomes, analysis))
     terminal.name_next(text.after_analysis(analysis, run))
     return run
+
+
+def _record(
+    workload: Workload, run: Path, seed: int, steps: int | None, progress: Progress
+) -> Outcome:
+    """The FP32 training, with a recorder attached."""
+    session = start(workload, seed=seed, steps=steps)
+    task = progress.add_task("FP32, recording", total=session.steps, loss=0.0)
+    began = time.perf_counter()
+    losses: list[float] = []
+    with record(session.model, session.optimizer, run):
+        log = LogWriter(run)
+
+        def advance(step: int, loss: float) -> None:
+            losses.append(loss)
+            log.append(TrainingStep(step, loss, 1.0))
+            progress.update(task, completed=step + 1, loss=loss)
+
+        session.run(on_step=advance)
+    seconds = time.perf_counter() - began
+    metric = session.evaluate()
+    log.append(Metric(workload.metric, metric, workload.higher_is_better))
+    log.close()
+    return Outcome("FP32", run, metric, losses[-1], 0, session.steps, seconds)
+
+
+def _train(
+    workload: Workload,
+    run: Path,
+    seed: int,
+    steps: int | None,
+    plan: PrecisionPlan,
+    variant: Variant,
+    progress: Progress,
+) -> Outcome:
+    """One mixed-precision training from the same seed."""
+    session = start(workload, seed=seed, steps=steps)
+    task = progress.add_task(variant.title, total=session.steps, loss=0.0)
+    losses: list[float] = []
+    stopped = ""
+    try:
+        trainer = MixedPrecision(
+            session.model, session.optimizer, plan, run=run, **dict(variant.options)
+        )
+    except UsageError as error:
+        return Outcome(variant.title, None, None, None, 0, 0, 0.0, str(error))
+
+    def take_step(held: Session, batch: Batch) -> float:
+        with trainer.autocast():
+            loss = held.workload.loss(held.model, batch)
+        result = trainer.step(loss)
+        if held.scheduler and not result.skipped:
+            held.scheduler.step()
+        return float("nan") if result.loss is None else result.loss
+
+    def advance(step: int, loss: float) -> None:
+        losses.append(loss)
+        progress.update(task, completed=step + 1, loss=loss)
+
+    began = time.perf_counter()
+    with trainer:
+        try:
+            session.run(on_step=advance, take_step=take_step)
+        except TrainingDiverged as error:
+            stopped = str(error)
+        seconds = time.perf_counter() - began
+        metric = session.evaluate()
+        trainer.log_metric(workload.metric, metric, higher_is_better=workload.higher_is_better)
+    last = losses[-1] if losses else None
+    return Outcome(
+        variant.title, run, metric, last, trainer.skipped, trainer.steps, seconds, stopped
+    )
 
 
 def _progress(console: Console) -> Progress:

@@ -98,6 +98,24 @@ class ReductionPlan:
 
 
 @dataclass(frozen=True)
+class LevelAdvice:
+    """What one opt level would cost and win.
+
+    Attributes:
+        level: O0 to O3.
+        memory_bytes: Predicted peak of weights, gradients, optimizer state and activations.
+        batch_factor: How many times the recorded batch would fit into what O0 takes.
+        possible: Whether the recording speaks for it.
+    """
+
+    level: str
+    memory_bytes: int
+    batch_factor: float
+    possible: bool = True
+    reason: str = ""
+
+
+@dataclass(frozen=True)
 class ShapeAdvice:
     """A dimension to pad so that Tensor Cores run well."""
 
@@ -130,6 +148,7 @@ class PrecisionPlan:
         target: The format to train in: ``fp16``, ``bf16``, ``fp8_e4m3`` or ``fp8_e5m2``.
         level: Opt level O0 to O3 (GTC 2019, *Automatic Mixed Precision for PyTorch*).
         keep_batch_norm_fp32: Whether batch normalisation stays in FP32.
+        levels: What each level would cost, in the order to try them.
     """
 
     run: str = ""
@@ -142,6 +161,7 @@ class PrecisionPlan:
     fp32_operations: tuple[Fp32Choice, ...] = ()
     fp32_modules: tuple[Fp32Choice, ...] = ()
     reduction: ReductionPlan | None = None
+    levels: tuple[LevelAdvice, ...] = ()
     shapes: tuple[ShapeAdvice, ...] = ()
     layer_formats: tuple[LayerFormat, ...] = ()
     schema_version: int = SCHEMA_VERSION

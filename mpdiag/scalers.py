@@ -85,8 +85,9 @@ class Backoff:
 
     ::
 
-        overflow: hysteresis -= 1; at 0: scale = max(min_scale, scale * backoff_factor), refilled
-                  quiet = 0
+        overflow: quiet = 0; if the share of overflows since the last change of scale is above
+                  tolerance: hysteresis -= 1; at 0: scale = max(min_scale, scale * backoff_factor),
+                  refilled
         else:     quiet += 1; at growth_interval: scale = min(max_scale, scale * growth_factor)
                   quiet = 0, hysteresis refilled
 
@@ -100,9 +101,12 @@ class Backoff:
     hysteresis: int = 1
     min_scale: float = 1.0
     max_scale: float = 2.0**24
+    tolerance: float = 0.0
     current: float | None = None
     quiet: int = 0
     tolerated: int = 0
+    steps_since: int = 0
+    overflows_since: int = 0
 
     def __post_init__(self) -> None:
         """Refuse what makes no sense."""
@@ -110,6 +114,9 @@ class Backoff:
             self, "init_scale", "growth_factor", "backoff_factor", "min_scale", "max_scale"
         )
         _check_whole(self, "growth_interval", "hysteresis")
+        if isinstance(self.tolerance, bool) or not 0 <= self.tolerance < 1:
+            message = f"tolerance must be a share from 0 to below 1, not {self.tolerance!r}"
+            raise UsageError(message)
         if self.growth_factor <= 1:
             message = f"growth_factor must be above 1, not {self.growth_factor!r}"
             raise UsageError(message)
@@ -130,15 +137,26 @@ class Backoff:
 
     def adjust(self, absmax: float) -> Backoff:
         """See ``Scaler``."""
+        steps = self.steps_since + 1
         if overflows(absmax, self.scale):
+            count = self.overflows_since + 1
+            if count / steps <= self.tolerance:
+                return replace(self, quiet=0, steps_since=steps, overflows_since=count)
             if self.tolerated + 1 < self.hysteresis:
-                return replace(self, quiet=0, tolerated=self.tolerated + 1)
-            lower = max(self.min_scale, self.scale * self.backoff_factor)
-            return replace(self, current=lower, quiet=0, tolerated=0)
+                return replace(
+                    self,
+                    quiet=0,
+                    tolerated=self.tolerated + 1,
+                    steps_since=steps,
+                    overflows_since=count,
+                )
+            return self._rescaled(max(self.min_scale, self.scale * self.backoff_factor))
         if self.quiet + 1 < self.growth_interval:
-            return replace(self, quiet=self.quiet + 1)
-        higher = min(self.max_scale, self.scale * self.growth_factor)
-        return replace(self, current=higher, quiet=0, tolerated=0)
+            return replace(self, quiet=self.quiet + 1, steps_since=steps)
+        return self._rescaled(min(self.max_scale, self.scale * self.growth_factor))
+
+    def _rescaled(self, scale: float) -> Backoff:
+        return replace(self, current=scale, quiet=0, tolerated=0, steps_since=0, overflows_since=0)
 
 
 @dataclass(frozen=True)
@@ -216,7 +234,17 @@ SCALERS: dict[str, type[ConstantScale | Backoff | LogNormal]] = {
     "backoff": Backoff,
     "lognormal": LogNormal,
 }
-_STATE = {"current", "quiet", "tolerated", "samples", "mean", "slow_mean", "square"}
+_STATE = {
+    "current",
+    "quiet",
+    "tolerated",
+    "steps_since",
+    "overflows_since",
+    "samples",
+    "mean",
+    "slow_mean",
+    "square",
+}
 
 
 def scaler_named(name: str, **settings: Any) -> Scaler:

@@ -140,24 +140,35 @@ def read_log(folder: str | os.PathLike[str]) -> TrainingLog:
     metrics: list[Metric] = []
     notes: list[dict[str, Any]] = []
     for number, document in _lines(path):
-        try:
-            if "step" in document:
-                step = TrainingStep(**{k: _number(k, v) for k, v in document.items()})
-                steps[step.step] = step  # a resumed training writes steps anew
-            elif "metric" in document:
-                metrics.append(Metric(**{k: _number(k, v) for k, v in document.items()}))
-            else:
-                notes.append(document)
-        except (TypeError, ValueError) as error:
-            raise DamagedRun(_damaged(path, number, error)) from error
+        entry = _entry(path, number, document)
+        if isinstance(entry, TrainingStep):
+            steps[entry.step] = entry  # a resumed training writes steps anew
+        elif isinstance(entry, Metric):
+            metrics.append(entry)
+        else:
+            notes.append(entry)
     return TrainingLog(tuple(steps[s] for s in sorted(steps)), tuple(metrics), tuple(notes))
+
+
+def _entry(
+    path: Path, number: int, document: dict[str, Any]
+) -> TrainingStep | Metric | dict[str, Any]:
+    kind = TrainingStep if "step" in document else Metric if "metric" in document else None
+    if kind is None:
+        return document
+    try:
+        return kind(**{k: _number(k, v) for k, v in document.items()})
+    except (TypeError, ValueError) as error:
+        raise DamagedRun(_damaged(path, number, error)) from error
 
 
 def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     try:
         file = path.open("rb")
     except FileNotFoundError:
-        message = f"{path.parent} has no {FILE}: train with MixedPrecision(…, run=…) or mpdiag train --out"
+        message = (
+            f"{path.parent} has no {FILE}: give MixedPrecision a run=, or mpdiag train an --out"
+        )
         raise RunNotFound(message) from None
     with file:
         number = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 
@@ -13,7 +14,7 @@ from support import backoff, batch, network
 from torch import nn
 
 import mpdiag
-from mpdiag.errors import DamagedRun, MpdiagError, RunNotFound
+from mpdiag.errors import DamagedRun, RunNotFound
 from mpdiag.training_log import LogWriter, Metric, TrainingStep, read_log
 
 floats = st.floats(allow_nan=False)
@@ -72,10 +73,8 @@ def test_hostile_lines_are_our_own_errors(tmp_path_factory, line):
     (folder / "training.jsonl").write_bytes(
         b'{"step": 0, "loss": 1.0, "scale": 1.0}\n' + line + b"\n"
     )
-    try:
+    with contextlib.suppress(DamagedRun):
         read_log(folder)
-    except MpdiagError as error:
-        assert "line" in str(error)
 
 
 @pytest.mark.parametrize(

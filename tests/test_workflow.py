@@ -36,6 +36,18 @@ def test_the_demo_prints_a_verdict_and_names_the_next_command(demo):
     assert (folder / "runs" / "digits" / "plan.json").is_file()
 
 
+def test_the_demo_trains_three_ways_and_compares(demo):
+    folder, done = demo
+    assert "Trained from the same seed" in done.stdout
+    assert "FP16 loses nothing here" in done.stdout
+    for name in ("digits", "digits-fp16-no-scale", "digits-fp16-plan"):
+        log = (folder / "runs" / name / "training.jsonl").read_text().splitlines()
+        assert len(log) == 301, name  # a line a step, and the metric
+    compared = mpdiag("compare", "runs/digits", "runs/digits-fp16-plan", cwd=folder)
+    assert compared.returncode == 0
+    assert "accuracy" in compared.stdout
+
+
 def test_json_is_one_document(demo):
     folder, _ = demo
     done = mpdiag("analyze", "runs/digits", "--json", "-o", "plan.json", cwd=folder)
@@ -57,6 +69,7 @@ def test_strict_lets_a_healthy_run_pass(demo):
         ("why", "runs/digits", "stem.weight"),
         ("replay", "runs/digits", "--scaler", "lognormal"),
         ("replay", "runs/digits", "--json"),
+        ("compare", "runs/digits", "runs/digits-fp16-no-scale", "--json"),
         ("runs",),
         ("runs", "--json"),
         ("analyze", "runs/digits", "--target", "bf16"),

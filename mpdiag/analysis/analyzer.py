@@ -11,8 +11,10 @@ import numpy as np
 from mpdiag.analysis.findings import Finding
 from mpdiag.analysis.format_advice import advise_layers, summarise_formats
 from mpdiag.analysis.fp32_operations import CLOSE, choose_fp32_operations
+from mpdiag.analysis.guidance import advise_levels
 from mpdiag.analysis.layers import Layers, merge_layers
 from mpdiag.analysis.loss_scale import LossScaleAnalysis, analyze_loss_scale
+from mpdiag.analysis.reduction import choose_reduction
 from mpdiag.analysis.weight_updates import analyze_weight_updates
 from mpdiag.errors import DamagedRun
 from mpdiag.formats import FP16, FloatFormat, format_named
@@ -111,10 +113,15 @@ def analyze(run: str | os.PathLike[str] | Run, target: str = "fp16") -> Analysis
         run=opened.name,
         verdict=_verdict(fmt, scale, operations, findings),
         target=fmt.name,
-        level="O1" if masters.needed else "O2",
+        level="O1",
         loss_scale=scale.plan,
         master_weights=masters,
         fp32_operations=operations,
+        fp32_modules=tuple(c for c in operations if c.evidence.get("overflow")),
+        reduction=choose_reduction(
+            layers, scale.plan.recommended, int(opened.meta.get("world_size") or 1)
+        ),
+        levels=advise_levels(opened, records, masters),
         layer_formats=advise_layers(layers, exponent),
     )
     return Analysis(opened, fmt, layers, scale, summarise_formats(layers, exponent), findings, plan)

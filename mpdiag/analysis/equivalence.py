@@ -67,7 +67,8 @@ def judge_equivalence(
     """Test whether b is equivalent to a.
 
     Args:
-        a, b: One figure for each seed; for paired ones in the same order.
+        a: One figure for each seed.
+        b: Likewise; paired figures in the same order.
         margin: The largest difference that does not matter, above 0, in the figures' units.
         alpha: Significance of each one-sided test.
         paired: Compare seed by seed: the spread that seeds share drops out.
@@ -137,7 +138,9 @@ def seeds_to_decide(
     Args:
         difference: The true difference of means, supposed to be the one observed.
         spread: Standard deviation of one figure (paired: of one difference).
-        margin, alpha, paired: As for ``judge_equivalence``.
+        margin: As for ``judge_equivalence``.
+        alpha: Likewise.
+        paired: Likewise.
 
     Returns:
         A number of at least 2; None if more than 10,000 would be needed.
@@ -155,5 +158,5 @@ def seeds_to_decide(
         return room >= error * (t_quantile(1 - alpha, freedom) + t_quantile(1 - miss, freedom))
 
     numbers = range(2, _MOST_SEEDS + 1)
-    found = bisect.bisect_left(numbers, True, key=decides)  # noqa: FBT003
+    found = bisect.bisect_left(numbers, True, key=decides)
     return numbers[found] if found < len(numbers) else None

@@ -168,6 +168,8 @@ def analyze_loss_scale(
             "underflow_after": after,
             "absmax": float(largest[top]),
             "absmax_layer": gradients.names[top],
+            "predicted_overflow_rate": rate,
+            **_weight_gradients(layers, exponent, target),
             "headroom_exponents": headroom,
             "maxima_drift_exponents": drift,
             "maxima_spread_exponents": spread,
@@ -187,6 +189,19 @@ def analyze_loss_scale(
         fits=lower_exponent <= upper_exponent,
         late=late,
     )
+
+
+def _weight_gradients(layers: Layers, exponent: int, target: FloatFormat) -> dict[str, float]:
+    """What a trainer can see of its own gradients: their largest, and the share that is zero."""
+    h = layers.of_kind("weight_grad").histograms
+    numel = int(h.numel.sum())
+    if numel == 0:
+        return {}
+    gone = int(h.zeros.sum()) + int(h.lost_to_zero(target, exponent).value.sum())
+    return {
+        "weight_grad_absmax": float(h.absmax.max()),
+        "weight_grad_zero_after": gone / numel,
+    }
 
 
 def lost_by_scale(layers: Layers, target: FloatFormat = FP16) -> NDArray[np.float64]:

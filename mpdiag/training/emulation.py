@@ -82,7 +82,8 @@ class Emulation(TorchDispatchMode):
 
     def __enter__(self) -> Emulation:  # noqa: PYI034 - typing.Self is Python 3.11's
         """Begin."""
-        self._onednn.append(torch._C._get_mkldnn_enabled())
+        entered = bool(self._onednn)
+        self._onednn.append(self._onednn[-1] if entered else torch._C._get_mkldnn_enabled())
         torch._C._set_mkldnn_enabled(False)
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
@@ -90,9 +91,11 @@ class Emulation(TorchDispatchMode):
     def __exit__(self, *exception: object) -> None:
         """End; oneDNN is as it was."""
         super().__exit__(*exception)  # type: ignore[no-untyped-call]
-        torch._C._set_mkldnn_enabled(self._onednn.pop())
-        self._copies.clear()
-        self._seen.clear()
+        before = self._onednn.pop()
+        if not self._onednn:
+            torch._C._set_mkldnn_enabled(before)
+            self._copies.clear()
+            self._seen.clear()
 
     def __torch_dispatch__(
         self,

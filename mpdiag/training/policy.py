@@ -213,11 +213,12 @@ def _kernel(op: Any, name: str, key: str, *, replaces: bool) -> Callable[..., An
             return op.redispatch(keyset & below, *args, **kwargs)
         if rule == "banned":
             raise UsageError(_BANNED)
-        cast = _cast_to(rule, torch.get_autocast_dtype(device_type), args, kwargs)
+        low = torch.get_autocast_dtype(device_type)
+        cast = _cast_to(rule, low, args, kwargs)
         args, kwargs = tree_map(cast, (args, kwargs))
         onednn = torch._C._get_mkldnn_enabled()
-        if name in RECURRENT and rule == "low":
-            # oneDNN has no half-precision LSTM here; ATen's own takes it step by step.
+        if name in RECURRENT and rule == "low" and low == torch.float16:
+            # oneDNN has no FP16 LSTM on most CPUs; ATen's own takes it step by step.
             torch._C._set_mkldnn_enabled(False)
         try:
             with torch._C._ExcludeDispatchKeyGuard(autocast):

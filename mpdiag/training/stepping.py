@@ -19,6 +19,7 @@ from torch import Tensor
 from mpdiag.errors import TrainingDiverged, UsageError
 from mpdiag.training import arguments, gradients, policy, ranks, skips
 from mpdiag.training.arguments import parameters_of
+from mpdiag.training.drift import Alarm, DriftWatch
 from mpdiag.training.steps import NonFinite, StepResult
 from mpdiag.training.transaction import Transaction
 
@@ -72,6 +73,16 @@ class Stepping:
         self._unscaled: set[int] = set()
         self._root: Any = None  # the grad_fn of the last loss, to tell backward's order
         self._in_a_row = 0
+        self._watch = DriftWatch(plan)
+
+    @property
+    def alarms(self) -> tuple[Alarm, ...]:
+        """Where training has left what the recording predicted."""
+        return tuple(self._watch.alarms)
+
+    def _alarm(self, alarm: Alarm | None) -> None:
+        if alarm is not None and self.journal is not None:
+            self.journal.note(alarm.to_json())
 
     @property
     def loss_scale(self) -> float:
@@ -236,6 +247,10 @@ class Stepping:
         value = None if loss is None else float(loss.detach())
         if not finite:
             return self._skip(held, scale, value, norm, bad_ranks, replay)
+        if self._watch.due(self.steps):
+            gradients.unscale(found, factors)
+            factors = 1.0
+            self._alarm(self._watch.look(self.steps, found))
         clip = 1.0 if clip_norm is None else gradients.clip_factor(norm, clip_norm)
         if clip < 1.0 and math.frexp(factors)[0] == 0.5:
             gradients.multiply(found, clip / factors)
@@ -304,7 +319,9 @@ class Stepping:
         """Step the optimizers; what does not fit its format is undone and named."""
         low = self.precision.low_precision_model and not self.precision.master_weights
         undo = Transaction(chosen) if low else None
-        with self._computing():
+        # FP32 weights need no emulation, which would look at every small operation.
+        off = torch.autocast(self._device.type, enabled=False)
+        with self._computing() if low else off:
             for one in chosen:
                 one.step()
         torch.clear_autocast_cache()
@@ -335,6 +352,7 @@ class Stepping:
         self.steps += 1
         if self.journal is not None:
             self.journal.note_step(result)
+        self._alarm(self._watch.note_skip(result.step, result.skipped))
         if not result.skipped:
             self._in_a_row = 0
             return

@@ -171,7 +171,8 @@ def test_forward_and_backward_are_within_a_unit_of_torchs_half_precision(name):
     try:
         theirs = run(name, torch.float16, emulated=False)
     except RuntimeError as error:
-        assert "not implemented for 'Half'" in str(error)  # noqa: PT017
+        if "not implemented for 'Half'" not in str(error):
+            raise
         pytest.skip(f"torch has no half-precision {name} on a CPU")
     for i, (a, b) in enumerate(zip(ours, theirs, strict=True)):
         assert units_apart(a, b, by_largest=name in ACCUMULATES | ROUNDS_INSIDE or i > 0) <= 1.0, (
@@ -239,9 +240,9 @@ def test_every_gate_and_state_of_an_lstm_is_rounded_at_each_time_step(steps):
     torch.manual_seed(0)
     lstm = nn.LSTM(4, 4)
     names = Names()
-    with torch.autocast("cpu", torch.float16), policy.in_force(policy.Policy(torch.float16)):
-        with Emulation(), names:
-            lstm(torch.randn(steps, 2, 4))
+    half = policy.Policy(torch.float16)
+    with torch.autocast("cpu", half.dtype), policy.in_force(half), Emulation(), names:
+        lstm(torch.randn(steps, 2, 4))
     stored = [n for n, out in names.seen if isinstance(out, torch.Tensor) and out.dtype in LOW]
     assert "mkldnn_rnn_layer" not in [n for n, _ in names.seen]
     assert stored.count("sigmoid_") == 3 * steps  # input, forget and output gate

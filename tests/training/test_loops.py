@@ -245,7 +245,9 @@ def test_parameter_groups_added_later(level):
     model = nn.ModuleDict({"a": nn.Linear(4, 4), "b": nn.Linear(4, 4)})
     sgd = torch.optim.SGD(model["a"].parameters(), 0.1)
     mp = wrap(model, sgd, level=level)
-    forward = lambda: model["b"](model["a"](torch.ones(2, 4).to(model["a"].weight.dtype)))  # noqa: E731
+
+    def forward():
+        return model["b"](model["a"](torch.ones(2, 4).to(model["a"].weight.dtype)))
 
     def take():
         with mp.autocast():

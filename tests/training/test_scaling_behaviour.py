@@ -382,7 +382,7 @@ def test_k_skips_in_a_row_stop_with_a_diagnosis():
     bad = torch.full((4,), NAN)
     step(mp, model, bad)
     step(mp, model, bad)
-    with pytest.raises(TrainingDiverged, match="3 steps in a row.*NaN in the forward pass"):
+    with pytest.raises(TrainingDiverged, match=r"3 steps in a row.*NaN in the forward pass"):
         step(mp, model, bad)
     assert torch.equal(model.w, torch.ones(4))
 

@@ -1,0 +1,259 @@
+"""What the trainer costs: our steps over the loops people write by hand, side by side in one run.
+
+    python benchmarks/training.py [--workload cnn lstm transformer] [--device cpu] [--json FILE]
+
+Every variant trains its own copy of a model; the copies take turns step by step. Ratios are of
+medians. Peak memory is measured in a child process for each level.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from datetime import date
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from recording import WORKLOADS
+from torch import nn
+
+import mpdiag
+from mpdiag.plan import LossScalePlan, PrecisionPlan
+from mpdiag.training import gradients
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+PLAN = PrecisionPlan(loss_scale=LossScalePlan(method="backoff", init_scale=1024.0))
+SWEEP_PARAMETERS = 24_000_000
+
+
+class Trainee:
+    """One copy of a model and the loop that trains it."""
+
+    def __init__(self, workload: str, device: str, **options: Any) -> None:
+        make, batch = WORKLOADS[workload]
+        torch.manual_seed(0)
+        self.model = make().to(device)
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), 1e-4)
+        self.x, self.y = (t.to(device) for t in batch())
+        self.device = device
+        self.prepare(**options)
+
+    def prepare(self) -> None:
+        """Whatever the loop needs."""
+
+    def loss(self) -> torch.Tensor:
+        out = self.model(self.x)
+        return nn.functional.cross_entropy(out.flatten(0, -2), self.y.flatten())
+
+    def train(self) -> None:
+        """FP32, as everybody writes it."""
+        self.optimizer.zero_grad()
+        self.loss().backward()
+        self.optimizer.step()
+
+    def step(self) -> float:
+        """Seconds one training step takes."""
+        self._wait()
+        start = time.perf_counter()
+        self.train()
+        self._wait()
+        return time.perf_counter() - start
+
+    def _wait(self) -> None:
+        if self.device != "cpu":
+            torch.cuda.synchronize()
+
+
+class ByHand(Trainee):
+    """torch.autocast and GradScaler, as PyTorch's documentation writes the loop."""
+
+    def prepare(self, dtype: torch.dtype) -> None:
+        self.dtype = dtype
+        self.scaler = torch.amp.GradScaler(self.device, init_scale=1024.0)
+
+    def train(self) -> None:
+        self.optimizer.zero_grad()
+        with torch.autocast(self.device, self.dtype):
+            loss = self.loss()
+        self.scaler.scale(loss).backward()
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+
+
+class Ours(Trainee):
+    """MixedPrecision."""
+
+    def prepare(self, **options: Any) -> None:
+        self.mp = mpdiag.MixedPrecision(self.model, self.optimizer, PLAN, **options)
+
+    def train(self) -> None:
+        with self.mp.autocast():
+            loss = self.loss()
+        self.mp.step(loss)
+
+
+def medians(trainees: dict[str, Trainee], steps: int) -> dict[str, float]:
+    """Median seconds of a step; the copies take turns."""
+    times: dict[str, list[float]] = {name: [] for name in trainees}
+    for i in range(steps + 3):
+        for name, trainee in trainees.items():
+            seconds = trainee.step()
+            if i >= 3:
+                times[name].append(seconds)
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def measure_steps(workload: str, device: str, steps: int) -> dict[str, float]:
+    """Ratios of step times."""
+    native = torch.bfloat16 if device == "cpu" else torch.float16
+    trainees: dict[str, Trainee] = {
+        "fp32": Trainee(workload, device),
+        "by hand": ByHand(workload, device, dtype=native),
+        "o1": Ours(workload, device, dtype=native, level="O1"),
+        "o2": Ours(workload, device, dtype=native, level="O2"),
+        "emulated": Ours(workload, device, dtype="fp16", backend="emulated"),
+    }
+    t = medians(trainees, steps)
+    name = str(native).removeprefix("torch.")
+    return {
+        f"O1 {name} / autocast + GradScaler by hand": t["o1"] / t["by hand"],
+        f"O1 {name} / FP32": t["o1"] / t["fp32"],
+        f"O2 {name} / FP32": t["o2"] / t["fp32"],
+        "emulated FP16 / FP32": t["emulated"] / t["fp32"],
+        "FP32 step, ms": 1e3 * t["fp32"],
+    }
+
+
+def measure_sweep(device: str, rounds: int) -> dict[str, float]:  # noqa: C901 - a function a way
+    """Check and unscale, against GradScaler's, on the same gradients."""
+    torch.manual_seed(0)
+    size = SWEEP_PARAMETERS // 24
+    parameters = [nn.Parameter(torch.randn(size, device=device)) for _ in range(24)]
+    for p in parameters:
+        p.grad = torch.randn(size, device=device)
+    optimizer = torch.optim.SGD(parameters, 0.0)
+
+    def by_hand() -> None:
+        scaler = torch.amp.GradScaler(device, init_scale=1.0)
+        scaler.scale(torch.ones((), device=device))
+        scaler.unscale_(optimizer)
+        sum(v.item() for v in scaler._found_inf_per_device(optimizer).values())
+
+    def by_hand_clipped() -> None:
+        by_hand()
+        torch.nn.utils.clip_grad_norm_(parameters, 1e9)
+
+    grads = [p.grad for p in parameters if p.grad is not None]
+
+    def ours() -> None:
+        assert gradients.sweep(grads).finite
+        gradients.unscale(grads, 2.0)
+        gradients.unscale(grads, 0.5)  # the same size again, for the next round
+
+    def ours_clipped() -> None:
+        norm = gradients.sweep(grads).norm
+        gradients.multiply(grads, min(1.0, 1e9 / norm) * 0.999999)
+
+    def once() -> None:
+        gradients.unscale(grads, 2.0)
+
+    times: dict[str, list[float]] = {}
+    work: dict[str, Callable[[], None]] = {
+        "by hand": by_hand, "ours": ours, "once": once,
+        "by hand, clipped": by_hand_clipped, "ours, clipped": ours_clipped,
+    }  # fmt: skip
+    for i in range(rounds + 2):
+        for name, function in work.items():
+            if device != "cpu":
+                torch.cuda.synchronize()
+            start = time.perf_counter()
+            function()
+            if device != "cpu":
+                torch.cuda.synchronize()
+            if i >= 2:
+                times.setdefault(name, []).append(time.perf_counter() - start)
+        for g in grads:
+            g.normal_()
+    t = {name: statistics.median(values) for name, values in times.items()}
+    return {
+        "check + unscale / GradScaler.unscale_": (t["ours"] - t["once"]) / t["by hand"],
+        "check + unscale + clip / GradScaler.unscale_ + clip_grad_norm_": t["ours, clipped"]
+        / t["by hand, clipped"],
+    }
+
+
+def peak_memory(workload: str, device: str, level: str) -> int:
+    """Bytes at the peak of three steps, beyond the interpreter's own (CPU) or in all (CUDA)."""
+    child = subprocess.run(
+        [sys.executable, __file__, "--peak", workload, device, level],
+        capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    return int(child.stdout.split()[-1])
+
+
+def print_peak(workload: str, device: str, level: str) -> None:
+    """What a child of ``peak_memory`` does."""
+
+    def used() -> int:
+        if device != "cpu":
+            return torch.cuda.max_memory_allocated()
+        # Not ru_maxrss, which a child inherits from its parent.
+        status = Path("/proc/self/status").read_text(encoding="ascii")
+        line = next(row for row in status.splitlines() if row.startswith("VmHWM"))
+        return int(line.split()[1]) * 1024
+
+    torch.ones(1, device=device)
+    before = used()
+    options = {} if level == "O0" else {"dtype": "bf16" if device == "cpu" else "fp16"}
+    trainee = Ours(workload, device, level=level, **options)
+    for _ in range(3):
+        trainee.step()
+    print(used() - (before if device == "cpu" else 0))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--workload", nargs="*", choices=[*WORKLOADS], default=[*WORKLOADS])
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--steps", type=int, default=15)
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--peak", nargs=3, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.peak:
+        print_peak(*options.peak)
+        return
+    device = options.device
+    results: dict[str, Any] = {
+        "date": date.today().isoformat(),
+        "torch": torch.__version__,
+        "device": torch.cuda.get_device_name() if device != "cpu" else platform.machine(),
+        "threads": torch.get_num_threads(),
+        "sweep": measure_sweep(device, options.steps),
+    }
+    show("24 M gradients", results["sweep"])
+    for workload in options.workload:
+        results[workload] = measure_steps(workload, device, options.steps)
+        for level in ("O0", "O1", "O2"):
+            results[workload][f"peak MiB, {level}"] = peak_memory(workload, device, level) / 2**20
+        show(workload, results[workload])
+    if options.json:
+        options.json.parent.mkdir(parents=True, exist_ok=True)
+        options.json.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+
+
+def show(title: str, figures: dict[str, float]) -> None:
+    print(title)
+    for name, value in figures.items():
+        print(f"  {value:8.2f}  {name}")
+
+
+if __name__ == "__main__":
+    main()
