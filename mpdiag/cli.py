@@ -157,7 +157,7 @@ def replay(
     run: RunArgument,
     scaler: Annotated[Scaler, typer.Option(help="The loss scaler to run.")] = "backoff",
     init_scale: Annotated[
-        float | None, typer.Option(help="Scale to begin with; by default as recommended.")
+        float | None, typer.Option(help="Scale to begin with; by default the scaler's own.")
     ] = None,
     growth_factor: Annotated[float, typer.Option(help="Growth after a quiet interval.")] = 2.0,
     backoff_factor: Annotated[float, typer.Option(help="Factor after an overflow.")] = 0.5,

@@ -132,8 +132,9 @@ class ExponentHistogram:
             values: Any shape. float64 stays float64; everything else is taken as float32.
         """
         x = np.asarray(values)
-        x = np.abs(x.astype(np.float64 if x.dtype == np.float64 else np.float32)).ravel()
-        x = x.astype(np.float64)
+        with np.errstate(invalid="ignore"):  # a signalling NaN
+            x = np.abs(x.astype(np.float64 if x.dtype == np.float64 else np.float32)).ravel()
+            x = x.astype(np.float64)
         nans, infs, zeros = np.isnan(x), np.isinf(x), x == 0
         finite = x[~(nans | infs | zeros)]
         normal = finite[finite >= 2.0**-126]

@@ -1,10 +1,10 @@
-"""The rows of a recording: one row for each step × tensor, as columns.
+"""The rows of a recording, one for each step × tensor, on their way to the disk.
 
 Three shapes of the same rows, and the ways between them:
 
 * a stack of histograms with labels: what a recorder hands to ``encode``;
 * an Arrow table with ``schema()``: what lies in a Parquet part, readable without this package;
-* ``Records``: numpy columns, which the analysis reads and merges into ``ExponentHistogram``s.
+* ``columns.Records``: numpy columns, which the analysis reads and merges into histograms.
 
 The README describes every column. A histogram is stored from its first to its last occupied bin:
 ``counts[i]`` values lie in (2^(first_exponent+i), 2^(first_exponent+i+1)], and byte i of ``means``
@@ -13,12 +13,12 @@ says their mean, 2^(first_exponent+i) * (1 + byte / 255).
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from mpdiag.histogram import BINS, MAX_EXPONENT, MIN_EXPONENT, ExponentHistogram, stack
+from mpdiag.histogram import ExponentHistogram, stack
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -289,213 +289,3 @@ _LABELS = (
     "scale",
     "skipped",
 )
-
-
-@dataclass(frozen=True, eq=False)
-class Records:
-    """Rows as numpy columns of length n, histograms kept sparse.
-
-    Text columns are codes into a tuple of words: ``kind_words[kind[i]]``.
-
-    Attributes:
-        step, micro, rank, tensors: int64, see the README for the columns.
-        kind, name, dtype, placement, stage: int64 codes.
-        words: For each text column, its words.
-        scale: float64, the loss scale the values carry (1 where none).
-        skipped: bool, the optimizer did not apply this step.
-        numel, zeros, subnormals, infs, nans, fp16_overflow: int64.
-        absmax, absmin: float64.
-        first_exponent: int64.
-        offsets: int64 (n + 1), row i's bins are ``counts[offsets[i]:offsets[i+1]]``.
-        counts: int64, all rows' bins, one after another.
-        means: float64, mean |x| / 2^e of each of those bins.
-        changed, swallowed_fp16, swallowed_bf16, vanished_fp16, ratio_zeros: int64, 0 where the row
-            is no update.
-        ratio_first_exponent: int64.
-        ratio_offsets, ratio_counts: like ``offsets`` and ``counts``.
-    """
-
-    step: NDArray[np.int64]
-    micro: NDArray[np.int64]
-    rank: NDArray[np.int64]
-    tensors: NDArray[np.int64]
-    kind: NDArray[np.int64]
-    name: NDArray[np.int64]
-    dtype: NDArray[np.int64]
-    placement: NDArray[np.int64]
-    stage: NDArray[np.int64]
-    words: Mapping[str, tuple[str, ...]]
-    scale: NDArray[np.float64]
-    skipped: NDArray[np.bool_]
-    numel: NDArray[np.int64]
-    zeros: NDArray[np.int64]
-    subnormals: NDArray[np.int64]
-    infs: NDArray[np.int64]
-    nans: NDArray[np.int64]
-    fp16_overflow: NDArray[np.int64]
-    absmax: NDArray[np.float64]
-    absmin: NDArray[np.float64]
-    first_exponent: NDArray[np.int64]
-    offsets: NDArray[np.int64]
-    counts: NDArray[np.int64]
-    means: NDArray[np.float64]
-    changed: NDArray[np.int64]
-    swallowed_fp16: NDArray[np.int64]
-    swallowed_bf16: NDArray[np.int64]
-    vanished_fp16: NDArray[np.int64]
-    ratio_zeros: NDArray[np.int64]
-    ratio_first_exponent: NDArray[np.int64]
-    ratio_offsets: NDArray[np.int64]
-    ratio_counts: NDArray[np.int64]
-
-    @classmethod
-    def from_table(cls, table: pa.Table) -> Records:
-        """Read an Arrow table with ``schema()``; text columns may be encoded or plain.
-
-        Raises:
-            KeyError: If a column is missing.
-        """
-        columns: dict[str, Any] = {}
-        words: dict[str, tuple[str, ...]] = {}
-        for name in TEXT:
-            column = table.column(name)
-            if not hasattr(column.type, "value_type"):
-                column = column.dictionary_encode()
-            merged = column.unify_dictionaries().combine_chunks()
-            if hasattr(merged, "chunks"):  # older Arrow keeps one chunk in a chunked array
-                merged = merged.chunk(0) if merged.num_chunks else merged
-            columns[name], words[name] = _decode(merged)
-        for name in (*INTEGERS, *UPDATE_INTEGERS):
-            columns[name] = _numpy(table.column(name).fill_null(0), np.int64)
-        for name in FLOATS:
-            columns[name] = _numpy(table.column(name), np.float64)
-        columns["skipped"] = _numpy(table.column("skipped"), np.bool_)
-        columns["offsets"], columns["counts"] = _lists(table.column("counts"))
-        columns["means"] = 1.0 + _bytes(table.column("means")) / 255.0
-        columns["ratio_offsets"], columns["ratio_counts"] = _lists(table.column("ratio_counts"))
-        if len(columns["means"]) != len(columns["counts"]):
-            message = "counts and means differ in length"
-            raise ValueError(message)
-        return cls(words=words, **columns)
-
-    def __len__(self) -> int:
-        return len(self.step)
-
-    def texts(self, column: str) -> NDArray[np.object_]:
-        """A text column as strings, length n."""
-        words = np.array([*self.words[column], ""], dtype=object)
-        result: NDArray[np.object_] = words[getattr(self, column)]
-        return result
-
-    def code(self, column: str, word: str) -> int:
-        """The code of a word in a text column; -1 if no row has it."""
-        words = self.words[column]
-        return words.index(word) if word in words else -1
-
-    def of_kind(self, kind: Kind) -> NDArray[np.bool_]:
-        """Mask of the rows of one kind."""
-        result: NDArray[np.bool_] = self.kind == self.code("kind", kind)
-        return result
-
-    def select(self, rows: NDArray[Any]) -> Records:
-        """The rows under a mask or an array of positions."""
-        positions = np.flatnonzero(rows) if rows.dtype == np.bool_ else np.asarray(rows)
-        changes: dict[str, Any] = {}
-        for field in fields(self):
-            if field.name not in _NOT_PER_ROW:
-                changes[field.name] = getattr(self, field.name)[positions]
-        for offsets, flat in (
-            ("offsets", ("counts", "means")),
-            ("ratio_offsets", ("ratio_counts",)),
-        ):
-            old = getattr(self, offsets)
-            starts, lengths = old[positions], np.diff(old)[positions]
-            new = np.concatenate([[0], np.cumsum(lengths)])
-            take = np.repeat(starts - new[:-1], lengths) + np.arange(new[-1])
-            changes[offsets] = new
-            changes.update({name: getattr(self, name)[take] for name in flat})
-        return replace(self, **changes)
-
-    @property
-    def scale_exponent(self) -> NDArray[np.int64]:
-        """log2 of the loss scale each row carries, rounded where it is no power of two."""
-        return np.rint(np.log2(self.scale)).astype(np.int64)
-
-    def merged(self, group: NDArray[np.int64], groups: int) -> ExponentHistogram:
-        """Merge rows by group: a stack of batch shape (groups,), free of the recorded loss scale.
-
-        Args:
-            group: Group of each row, 0 to groups - 1; rows with a negative group are left out.
-            groups: How many there are.
-
-        ``fp16_overflow`` is as recorded, which is the count at scale 1 for rows recorded without a
-        loss scale, and a count of overflow in the scaled values for the others.
-        """
-        keep = group >= 0
-        rows = self if keep.all() else self.select(keep)
-        group = group[keep]
-        h = ExponentHistogram.empty(groups)
-        lengths = np.diff(rows.offsets)
-        row = np.repeat(np.arange(len(rows)), lengths)
-        within = np.arange(len(rows.counts)) - np.repeat(rows.offsets[:-1], lengths)
-        exponent = within + (rows.first_exponent - rows.scale_exponent)[row]
-        inside = exponent >= MIN_EXPONENT  # below only after unscaling: FP32 subnormals by then
-        flat = group[row] * BINS + np.minimum(exponent, MAX_EXPONENT) - MIN_EXPONENT
-        np.add.at(h.counts.reshape(-1), flat[inside], rows.counts[inside])
-        sums = (
-            rows.counts
-            * rows.means
-            * np.exp2(np.minimum(exponent, MAX_EXPONENT).astype(np.float64))
-        )
-        h.sums.reshape(-1)[:] = np.bincount(
-            flat[inside], weights=sums[inside], minlength=groups * BINS
-        )
-        for name in ("zeros", "subnormals", "infs", "nans", "fp16_overflow"):
-            np.add.at(getattr(h, name), group, getattr(rows, name))
-        np.add.at(h.subnormals, group[row[~inside]], rows.counts[~inside])
-        np.maximum.at(h.absmax, group, rows.absmax / rows.scale)
-        np.minimum.at(h.absmin, group, rows.absmin / rows.scale)
-        return h
-
-    def histograms(self) -> ExponentHistogram:
-        """Each row's own histogram: a dense stack of batch shape (n,), 4 KiB a row."""
-        return self.merged(np.arange(len(self)), len(self))
-
-    def ratios(self, group: NDArray[np.int64], groups: int) -> ExponentHistogram:
-        """Histograms of |w|/|Δw| by group; only counts and zeros are known, means are not."""
-        keep = group >= 0
-        rows = self if keep.all() else self.select(keep)
-        group = group[keep]
-        h = ExponentHistogram.empty(groups, first=-2 * BINS, bins=4 * BINS)
-        lengths = np.diff(rows.ratio_offsets)
-        row = np.repeat(np.arange(len(rows)), lengths)
-        within = np.arange(len(rows.ratio_counts)) - np.repeat(rows.ratio_offsets[:-1], lengths)
-        column = within + rows.ratio_first_exponent[row] - h.first
-        np.add.at(h.counts, (group[row], column), rows.ratio_counts)
-        np.add.at(h.zeros, group, rows.ratio_zeros)
-        return h
-
-
-_NOT_PER_ROW = {"words", "offsets", "counts", "means", "ratio_offsets", "ratio_counts"}
-
-
-def _numpy(column: Any, dtype: Any) -> NDArray[Any]:
-    return np.asarray(column.to_numpy(zero_copy_only=False)).astype(dtype, copy=False)
-
-
-def _decode(array: Any) -> tuple[NDArray[np.int64], tuple[str, ...]]:
-    codes = _numpy(array.indices.fill_null(-1), np.int64)
-    return codes, tuple(array.dictionary.to_pylist())
-
-
-def _lists(column: Any) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Offsets and flat values of a list column; a null counts as an empty list."""
-    import pyarrow.compute as pc
-
-    lengths = _numpy(pc.fill_null(pc.list_value_length(column), 0), np.int64)
-    offsets = np.concatenate([[0], np.cumsum(lengths)])
-    return offsets, _numpy(pc.list_flatten(column), np.int64)
-
-
-def _bytes(column: Any) -> NDArray[np.uint8]:
-    return np.frombuffer(b"".join(column.to_pylist()), np.uint8)

@@ -28,12 +28,12 @@ from typing import TYPE_CHECKING, Any
 from mpdiag.errors import DamagedRun, NewerSchema, RunExists, RunNotFound
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     import pandas as pd
     import pyarrow as pa
 
-    from mpdiag.records import Records
+    from mpdiag.columns import Records
 
 SCHEMA_VERSION = 1
 META = "meta.json"
@@ -202,7 +202,7 @@ class Run:
         from mpdiag.records import schema
 
         expected = schema()
-        tables = [_read_part(path, expected) for path in self.parts()]
+        tables = [table for path in self.parts() for table in _read_part(path, expected)]
         rows = sum(t.num_rows for t in tables)
         if rows == 0:
             raise DamagedRun(self._why_empty())
@@ -210,10 +210,19 @@ class Run:
 
     @cached_property
     def records(self) -> Records:
-        """Every row of statistics as numpy columns; read once."""
-        from mpdiag.records import Records
+        """Every row of statistics as numpy columns; read once, a part at a time.
 
-        return Records.from_table(self.table())
+        Raises:
+            DamagedRun: As ``table``.
+        """
+        from mpdiag.columns import Records
+        from mpdiag.records import schema
+
+        expected = schema()
+        found = [piece for path in self.parts() for piece in _part_records(path, expected)]
+        if not any(map(len, found)):
+            raise DamagedRun(self._why_empty())
+        return Records.concatenate(found)
 
     def frame(self) -> pd.DataFrame:
         """Every row of statistics as a pandas DataFrame."""
@@ -342,24 +351,36 @@ def remove_run(folder: str | os.PathLike[str]) -> None:
     shutil.rmtree(path)
 
 
-def _read_part(path: Path, expected: pa.Schema) -> pa.Table:
+_BATCH_ROWS = 16_384
+
+
+def _read_part(path: Path, expected: pa.Schema) -> Iterator[pa.Table]:
+    """A part's rows, some at a time: Arrow needs several times their size while it reads them."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
     try:
-        table = pq.read_table(path)
-    except (pa.ArrowException, OSError) as error:
+        with pq.ParquetFile(path) as part:
+            missing = [name for name in expected.names if name not in part.schema_arrow.names]
+            if missing:
+                message = (
+                    f"{path} is not a part of a recording (it lacks the column {missing[0]!r}): "
+                    "move it out of the run folder"
+                )
+                raise DamagedRun(message)
+            for batch in part.iter_batches(_BATCH_ROWS, columns=expected.names, use_threads=False):
+                yield pa.table(batch).select(expected.names).cast(expected)
+        pa.default_memory_pool().release_unused()  # some 60 MB otherwise stay with it
+    except (pa.ArrowException, OSError, ValueError) as error:
         raise DamagedRun(_damaged(path, error)) from error
-    missing = [name for name in expected.names if name not in table.column_names]
-    if missing:
-        message = (
-            f"{path} is not a part of a recording (it lacks the column {missing[0]!r}): "
-            "move it out of the run folder"
-        )
-        raise DamagedRun(message)
+
+
+def _part_records(path: Path, expected: pa.Schema) -> list[Records]:
+    from mpdiag.columns import Records
+
     try:
-        return table.select(expected.names).cast(expected)
-    except (pa.ArrowException, ValueError) as error:
+        return [Records.from_table(table) for table in _read_part(path, expected)]
+    except ValueError as error:
         raise DamagedRun(_damaged(path, error)) from error
 
 

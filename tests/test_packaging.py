@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import sysconfig
@@ -17,8 +18,15 @@ PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
 
 
 def output_of(command, **options):
+    # Whoever has this checkout on PYTHONPATH must not find it from a clean environment.
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     child = subprocess.run(
-        [str(word) for word in command], capture_output=True, text=True, check=False, **options
+        [str(word) for word in command],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=environment,
+        **options,
     )
     assert child.returncode == 0, child.stderr
     return child.stdout

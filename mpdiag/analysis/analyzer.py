@@ -91,17 +91,14 @@ def analyze(run: str | os.PathLike[str] | Run, target: str = "fp16") -> Analysis
         target: The format to train in: ``fp16``, ``bf16``, ``fp8_e4m3`` or ``fp8_e5m2``.
 
     Raises:
-        InputError: If the run is missing, damaged, empty or of a newer schema.
+        InputError: If the run is missing, damaged, empty, of a newer schema, or nothing but NaN.
         ValueError: If there is no such format.
     """
     opened = run if isinstance(run, Run) else open_run(Path(run))
     fmt = format_named(target)
-    try:
-        records = opened.records
-    except (ValueError, KeyError) as error:
-        message = f"{opened.folder} holds statistics that cannot be read ({error}): record it again"
-        raise DamagedRun(message) from error
+    records = opened.records
     layers = merge_layers(records)
+    _refuse_no_numbers(opened, layers)
     # FP8 is stored with scales of its own; its gradients outside matrix products are FP16 or BF16.
     gradient_format = fmt if fmt.bits == 16 else FP16
     scale = analyze_loss_scale(records, layers, gradient_format)
@@ -125,6 +122,17 @@ def analyze(run: str | os.PathLike[str] | Run, target: str = "fp16") -> Analysis
         layer_formats=advise_layers(layers, exponent),
     )
     return Analysis(opened, fmt, layers, scale, summarise_formats(layers, exponent), findings, plan)
+
+
+def _refuse_no_numbers(run: Run, layers: Layers) -> None:
+    """Where no gradient was ever finite there is nothing to analyze."""
+    h = layers.of_kind("activation_grad", "weight_grad").histograms
+    if h.numel.sum() > 0 and h.finite.sum() == 0:
+        message = (
+            f"{run.folder} holds no gradient but NaN and infinity: the FP32 training diverged before "
+            "its first recorded step; mend it and record again"
+        )
+        raise DamagedRun(message)
 
 
 def _findings(
@@ -312,5 +320,10 @@ def _verdict(
         return (
             f"This can train in {target.label}{rest}; a loss scale of {plan.recommended:g} is a "
             "harmless insurance."
+        )
+    if plan.method != "none":
+        return (
+            f"This can train in {target.label}{rest}; its gradients come close to {target.label}'s "
+            f"largest value, and a loss scale of {plan.recommended:g} leaves them room."
         )
     return f"This can train in {target.label}{rest}; it needs no loss scale."

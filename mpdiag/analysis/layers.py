@@ -13,8 +13,9 @@ from mpdiag.records import TOTAL
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
+    from mpdiag.columns import Records
     from mpdiag.histogram import ExponentHistogram
-    from mpdiag.records import Kind, Records
+    from mpdiag.records import Kind
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,7 +81,7 @@ def countable_rows(records: Records) -> NDArray[np.bool_]:
     keep = np.ones(len(records), bool)
     replicated = records.placement == records.code("placement", "replicated")
     if replicated.any():
-        keep &= ~replicated | (records.rank == records.rank[replicated].min())
+        keep &= ~replicated | _first_copies(records, replicated)
     gradients = records.of_kind("weight_grad")
     totals = gradients & (records.micro == TOTAL)
     if totals.any():
@@ -90,26 +91,44 @@ def countable_rows(records: Records) -> NDArray[np.bool_]:
     return keep & ~(records.of_kind("update") & records.skipped)
 
 
+def _first_copies(records: Records, replicated: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """Of replicated rows, those of the lowest rank that has one of their kind and name.
+
+    Where other ranks hold shards of the tensor, replicated rows are copies of those and none counts.
+    """
+    key = records.kind.astype(np.int64) * (len(records.words["name"]) + 1) + records.name
+    size = int(key.max(initial=0)) + 1
+    lowest = np.full(size, np.iinfo(np.int64).max)
+    np.minimum.at(lowest, key[replicated], records.rank[replicated])
+    lowest[key[records.placement == records.code("placement", "sharded")]] = -1
+    first: NDArray[np.bool_] = replicated & (records.rank == lowest[key])
+    return first
+
+
 def merge_layers(records: Records, rows: NDArray[np.bool_] | None = None) -> Layers:
     """Merge the rows of each kind and name, in the order in which they first appear."""
-    keep = countable_rows(records) if rows is None else countable_rows(records) & rows
-    chosen = records if keep.all() else records.select(keep)
+    keep = np.flatnonzero(
+        countable_rows(records) if rows is None else countable_rows(records) & rows
+    )
     width = len(records.words["name"]) + 1
-    keys, first, group = np.unique(
-        chosen.kind * width + chosen.name, return_index=True, return_inverse=True
+    keys, first, found = np.unique(
+        records.kind[keep].astype(np.int64) * width + records.name[keep],
+        return_index=True,
+        return_inverse=True,
     )
     order = np.argsort(first, kind="stable")
     rank = np.empty_like(order)
     rank[order] = np.arange(len(order))
-    group = rank[group.reshape(-1)]
+    group = np.full(len(records), -1)
+    group[keep] = rank[found.reshape(-1)]
     keys = keys[order]
     kind_words = np.array(records.words["kind"], dtype=object)
     name_words = np.array(records.words["name"], dtype=object)
-    last = int(chosen.step.max(initial=0)) + 1
-    pairs = np.unique(group * last + chosen.step)
+    last = int(records.step.max(initial=0)) + 1
+    pairs = np.unique(group[keep] * last + records.step[keep])
     return Layers(
         kinds=kind_words[keys // width],
         names=name_words[keys % width],
-        histograms=chosen.merged(group, len(keys)),
+        histograms=records.merged(group, len(keys)),
         steps=np.bincount(pairs // last, minlength=len(keys)),
     )

@@ -13,14 +13,22 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpdiag.analysis.layers import Layers, merge_layers, share
+from mpdiag.analysis.layers import Layers, countable_rows, merge_layers, share
+from mpdiag.analysis.maxima import by_step, headroom, overflow_rate, step_maxima
+from mpdiag.analysis.scale_method import (
+    LARGEST_SCALE,
+    TOLERATED_SKIPS,
+    choose_method,
+    course_of,
+    describe_choice,
+)
 from mpdiag.formats import FP16, FloatFormat
-from mpdiag.plan import LossScalePlan, Method, Need
+from mpdiag.plan import LossScalePlan, Need
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from mpdiag.records import Records
+    from mpdiag.columns import Records
 
 NEEDED = 0.25
 """Share of Σ|g| that the worst layer loses, late in training, from which a scale is *needed*.
@@ -35,10 +43,7 @@ MATTERS = 0.01
 ``NEEDED`` a scale is advised as a harmless insurance, and not called needed."""
 NEGLIGIBLE = 0.001
 """The share the recommended scale aims at, where the interval has room."""
-MIN_HEADROOM = 2
-"""Powers of two kept free above the largest recorded gradient, at least."""
-LARGEST_EXPONENT = 24
-"""No scale beyond 2^24 is recommended: nothing gains from it."""
+LARGEST_EXPONENT = int(math.log2(LARGEST_SCALE))
 
 
 @dataclass(frozen=True)
@@ -122,7 +127,7 @@ def analyze_loss_scale(
     worst_before = float(losses[:, 0].max(initial=0.0))
     deciding = late.names[int(np.argmax(losses[:, 0]))] if len(late) else None
     lower_exponent = _first_below(losses, MATTERS)
-    headroom, drift, spread = _headroom(finite)
+    room, drift, spread = headroom(finite)
 
     need: Need = "not needed"
     if worst_before >= NEEDED:
@@ -132,14 +137,24 @@ def analyze_loss_scale(
     exponent = 0
     if need != "not needed":
         exponent = max(_first_below(losses, NEGLIGIBLE), lower_exponent)
-    safe = upper_exponent - headroom
+    safe = upper_exponent - room
     exponent = min(exponent, max(safe, lower_exponent), upper_exponent)
-    rate = overflow_rate(finite, exponent, target, drift)
-    method: Method = "none"
-    if need != "not needed" or exponent != 0 or non_finite:
-        method = "constant" if exponent <= safe and not non_finite and rate < 1e-3 else "backoff"
-        if method == "backoff" and spread >= 2.0 and drift < 1.0:
-            method = "lognormal"
+    # The worst layer without a scale, and the worst with it: either may decide.
+    worst = {int(np.argmax(losses[:, max(0, k)])) for k in (0, exponent)} if len(late) else set()
+    course = course_of(
+        steps,
+        maxima,
+        [by_step(records, _rows_of(records, str(late.names[i])), steps) for i in sorted(worst)],
+        target,
+        MATTERS,
+        sink=max(0, math.ceil(-drift)) if need != "not needed" else 0,
+    )
+    # "none" would not even check for the infinities that this training makes by itself.
+    scaled = need != "not needed" or non_finite > 0
+    chosen, judged = choose_method(course, exponent, safe, upper_exponent, room, scaled)
+    exponent = int(math.log2(chosen.scale))
+    adapts = chosen.method in ("backoff", "lognormal")
+    rate = chosen.skipped if adapts else overflow_rate(finite, exponent, target, drift)
 
     everything = layers.of_kind("activation_grad").histograms
     nonzero = everything.nonzero.sum()
@@ -149,16 +164,20 @@ def analyze_loss_scale(
     steps_between = int(np.median(np.diff(steps))) if steps.size > 1 else 1
     plan = LossScalePlan(
         need=need,
-        method=method,
+        method=chosen.method,
         recommended=scale,
         lower=lower,
         upper=upper,
         init_scale=scale,
-        # Grow rarely where maxima are steady, sooner where they fall and leave room.
-        growth_interval=500 if drift < -1.0 else 2000,
-        max_scale=max(scale, math.ldexp(1.0, min(LARGEST_EXPONENT, upper_exponent))),
+        growth_interval=chosen.growth_interval or 2000,
+        # A scale that adapts may outgrow what the largest recorded gradient allows, once those
+        # shrink; it backs off again when they do not.
+        max_scale=LARGEST_SCALE
+        if adapts
+        else max(scale, math.ldexp(1.0, min(LARGEST_EXPONENT, upper_exponent))),
         min_scale=min(1.0, scale),
-        reason=_reason(need, str(deciding or ""), worst_before, before, target),
+        reason=f"{_reason(need, str(deciding or ''), worst_before, before, target)}; "
+        + describe_choice(chosen, judged),
         evidence={
             "worst_layer": deciding,
             "worst_layer_sum_lost": worst_before,
@@ -170,11 +189,13 @@ def analyze_loss_scale(
             "absmax_layer": gradients.names[top],
             "predicted_overflow_rate": rate,
             **_weight_gradients(layers, exponent, target),
-            "headroom_exponents": headroom,
+            "headroom_exponents": room,
             "maxima_drift_exponents": drift,
             "maxima_spread_exponents": spread,
             "steps": int(steps.size),
             "median_steps_between_recordings": steps_between,
+            "tolerated_skips": TOLERATED_SKIPS,
+            "replayed": [candidate.to_json() for candidate in judged],
         },
     )
     return LossScaleAnalysis(
@@ -186,7 +207,7 @@ def analyze_loss_scale(
         predicted_overflow_rate=rate,
         worst_before=worst_before,
         non_finite_steps=non_finite,
-        fits=lower_exponent <= upper_exponent,
+        fits=lower_exponent <= upper_exponent or (adapts and chosen.fits),
         late=late,
     )
 
@@ -218,41 +239,11 @@ def lost_by_scale(layers: Layers, target: FloatFormat = FP16) -> NDArray[np.floa
     return np.stack(columns, axis=1) if len(layers) else np.zeros((0, LARGEST_EXPONENT + 1))
 
 
-def step_maxima(
-    records: Records,
-) -> tuple[NDArray[np.int64], NDArray[np.float64], int]:
-    """The largest unscaled gradient of each recorded step.
-
-    Returns:
-        Steps; maxima, infinite where a gradient was not finite; how many of those there are. A step
-        that a scaler skipped overflowed by its scale, not by itself, and is left out.
-    """
-    gradients = records.of_kind("activation_grad") | records.of_kind("weight_grad")
-    rows = np.flatnonzero(gradients & ~records.skipped)
-    steps, group = np.unique(records.step[rows], return_inverse=True)
-    maxima = np.zeros(steps.size)
-    values = records.absmax[rows] / records.scale[rows]
-    values = np.where(records.infs[rows] + records.nans[rows] > 0, np.inf, values)
-    np.maximum.at(maxima, group.reshape(-1), values)
-    return steps, maxima, int(np.isinf(maxima).sum())
-
-
-def overflow_rate(
-    maxima: NDArray[np.float64], exponent: int, target: FloatFormat, drift: float = 0.0
-) -> float:
-    """Expected share of steps whose largest gradient leaves the range at scale 2^exponent.
-
-    The larger of what the recorded steps show and of the tail of a log-normal fitted to them, moved
-    by ``drift`` powers of two if that is growth.
-    """
-    room = math.log2(target.overflow_threshold) - exponent
-    logs = np.log2(maxima)
-    observed = float(np.mean(logs >= room))
-    spread = float(logs.std())
-    if spread == 0:
-        return observed
-    z = (room - float(logs.mean()) - max(0.0, drift)) / spread
-    return max(observed, 0.5 * math.erfc(z / math.sqrt(2)))
+def _rows_of(records: Records, layer: str) -> NDArray[np.bool_]:
+    """A layer's activation gradients."""
+    mine = records.name == records.code("name", layer)
+    rows: NDArray[np.bool_] = mine & records.of_kind("activation_grad") & countable_rows(records)
+    return rows
 
 
 def _first_below(losses: NDArray[np.float64], threshold: float) -> int:
@@ -260,20 +251,6 @@ def _first_below(losses: NDArray[np.float64], threshold: float) -> int:
     worst = losses.max(axis=0, initial=0.0)
     below = np.flatnonzero(worst <= threshold)
     return int(below[0]) if below.size else LARGEST_EXPONENT
-
-
-def _headroom(maxima: NDArray[np.float64]) -> tuple[int, float, float]:
-    """Powers of two to keep free, the growth of the maxima, and their spread about it.
-
-    Growth is the late half's median over the early half's; three standard deviations cover what a
-    longer training would show.
-    """
-    logs = np.log2(maxima)
-    half = len(logs) // 2
-    drift = float(np.median(logs[half:]) - np.median(logs[:half])) if half else 0.0
-    spread = float(np.std(np.diff(logs)) / math.sqrt(2)) if len(logs) > 2 else 0.0
-    wanted = max(0.0, drift) + 3 * spread - (float(logs.max()) - float(np.median(logs[half:])))
-    return max(MIN_HEADROOM, math.ceil(wanted)), drift, spread
 
 
 def _reason(need: Need, layer: str, worst: float, before: float, target: FloatFormat) -> str:
@@ -289,6 +266,6 @@ def _reason(need: Need, layer: str, worst: float, before: float, target: FloatFo
             "as much came out the same, and a scale costs nothing"
         )
     return (
-        f"no layer loses more than {worst:.2%} of its gradient's sum ({before:.1%} of the values): "
-        "a scale would change nothing"
+        f"no layer loses more than {worst:.2%} of its gradient's sum ({before:.1%} of the values), "
+        "which does not matter"
     )

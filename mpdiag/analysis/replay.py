@@ -15,18 +15,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpdiag.analysis.layers import countable_rows, share
-from mpdiag.analysis.loss_scale import step_maxima
+from mpdiag.analysis.maxima import by_step, step_maxima
 from mpdiag.errors import DamagedRun
-from mpdiag.formats import FP16
+from mpdiag.formats import FP16, FloatFormat
 from mpdiag.runs import Run, open_run
-from mpdiag.scalers import SCALERS, Scaler, overflows, scaler_named
+from mpdiag.scalers import SCALERS, Scaler, scaler_named
 
 if TYPE_CHECKING:
     import os
 
     from numpy.typing import NDArray
 
-    from mpdiag.records import Records
+    from mpdiag.columns import Records
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,31 +95,50 @@ def replay(records: Records, scaler: Scaler) -> Replay:
     """Replay a scaler from its present state over a run's rows."""
     steps, maxima, _ = step_maxima(records)
     gradients = records.of_kind("activation_grad") & countable_rows(records)
-    rows = records.select(gradients)
-    group = np.searchsorted(steps, rows.step)
-    known = (group < steps.size) & (steps[np.minimum(group, steps.size - 1)] == rows.step)
-    histograms = rows.merged(np.where(known, group, -1), steps.size)
+    histograms = by_step(records, gradients, steps)
     nonzero = histograms.nonzero
     # Values lost at threshold 2^z: a running sum over bins answers for every scale at once.
     below = np.concatenate(
         [np.zeros((steps.size, 1), np.int64), np.cumsum(histograms.counts, axis=1)], axis=1
     )
-    scales, overflow, lost = (np.zeros(steps.size) for _ in range(3))
-    for i, absmax in enumerate(maxima):
-        scale = scaler.scale
-        exponent = math.floor(math.log2(scale))
-        column = min(max(FP16.zero_exponent - exponent - histograms.first, 0), below.shape[1] - 1)
-        scales[i] = scale
-        overflow[i] = overflows(float(absmax), scale)
-        lost[i] = below[i, column] + histograms.subnormals[i]
-        gap = int(steps[i + 1] - steps[i]) if i + 1 < steps.size else 1
-        for _ in range(gap):
-            scaler = scaler.adjust(float(absmax))
+    played = play(steps, maxima, scaler)
+    exponents = np.floor(np.log2(played.scale)).astype(int)
+    column = np.clip(FP16.zero_exponent - exponents - histograms.first, 0, below.shape[1] - 1)
+    lost = below[np.arange(steps.size), column] + histograms.subnormals
     return Replay(
         steps=steps,
-        scale=scales,
+        scale=played.scale,
         absmax=maxima,
-        overflow=overflow.astype(bool),
+        overflow=played.overflow,
         lost=share(lost, nonzero),
-        final_scale=scaler.scale,
+        final_scale=played.final_scale,
     )
+
+
+@dataclass(frozen=True, eq=False)
+class Played:
+    """What a scaler did: ``scale`` and ``overflow`` as in ``Replay``."""
+
+    scale: NDArray[np.float64]
+    overflow: NDArray[np.bool_]
+    final_scale: float
+
+
+def play(
+    steps: NDArray[np.int64],
+    maxima: NDArray[np.float64],
+    scaler: Scaler,
+    target: FloatFormat = FP16,
+) -> Played:
+    """Run a scaler over maxima; steps between recorded ones repeat the one before them."""
+    scales, overflow = np.zeros(steps.size), np.zeros(steps.size, bool)
+    for i, absmax in enumerate(maxima.tolist()):
+        scale = scaler.scale
+        scales[i] = scale
+        overflow[i] = not math.isfinite(absmax) or target.overflows(absmax * scale)
+        gap = int(steps[i + 1] - steps[i]) if i + 1 < steps.size else 1
+        for _ in range(gap):
+            before, scaler = scaler, scaler.adjust(absmax)
+            if scaler is before:  # and will be ever after
+                break
+    return Played(scales, overflow, scaler.scale)

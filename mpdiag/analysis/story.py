@@ -76,7 +76,7 @@ def explain(run: str | os.PathLike[str], layer: str) -> LayerStory:
     kind = "activation_grad" if "activation_grad" in layers.kinds else "weight_grad"
     mine = (records.name == names.index(layer)) & countable_rows(records)
     rows = records.select(mine & records.of_kind(kind))  # type: ignore[arg-type]
-    steps, group = np.unique(rows.step, return_inverse=True)
+    steps, group = np.unique(rows.step.astype(np.int64), return_inverse=True)
     h = rows.merged(group.reshape(-1), len(steps))
     exponent = int(np.log2(analysis.plan.loss_scale.recommended))
     updates = records.select(mine & records.of_kind("update"))

@@ -10,8 +10,8 @@ from mpdiag.analysis.layers import countable_rows, share
 from mpdiag.plan import MasterWeightsPlan
 
 if TYPE_CHECKING:
+    from mpdiag.columns import Records
     from mpdiag.formats import FloatFormat
-    from mpdiag.records import Records
 
 HARMLESS = 0.01
 """Swallowed share of changed weights below which weights could live in the format itself."""

@@ -82,7 +82,7 @@ class NamedModule:
         return {
             "name": self.name,
             "what": "module",
-            "type": type(self.module).__name__,
+            "type": _type_name(self.module),
             "aliases": list(self.aliases),
             "shape": None,
             "numel": sum(p.numel() for p in self.module.parameters(recurse=False)),
@@ -296,6 +296,14 @@ def _compiled_inside(model: nn.Module) -> dict[int, str]:
                 if child is not module:
                     inside[id(child)] = reason
     return inside
+
+
+def _type_name(module: nn.Module) -> str:
+    """The class a module was written as: ``fully_shard`` puts one of its own in front."""
+    kind = type(module)
+    if len(kind.__mro__) > 2 and kind.__mro__[1].__name__ == "FSDPModule":
+        kind = kind.__mro__[2]
+    return kind.__name__
 
 
 def _plain(value: Any) -> Any:

@@ -13,11 +13,13 @@ from __future__ import annotations
 import functools
 import threading
 import weakref
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.modules import module as torch_modules
+from torch.nn.parallel import DistributedDataParallel
 
 from mpdiag.recording.names import NamedModule, NamedParameter, Subjects, shapes_of
 from mpdiag.recording.tensors import Countable, countable, tensors_in
@@ -80,7 +82,6 @@ class Observer:
         optimizers: The optimizers to watch.
         ledger: Where counts go.
         steps: Who is told how training proceeds.
-        stage: ``reduced`` where gradients are averaged over ranks before the optimizer sees them.
 
     Attributes:
         active: Whether hooks do anything at all.
@@ -93,12 +94,10 @@ class Observer:
         optimizers: Sequence[Optimizer],
         ledger: Ledger,
         steps: Steps,
-        stage: str = "local",
     ) -> None:
         self.subjects = subjects
         self.ledger = ledger
         self.steps = steps
-        self.stage = stage
         self.active = False
         self.recording = False
         self.lock = threading.RLock()
@@ -115,11 +114,17 @@ class Observer:
         self._optimizers = list(optimizers)
         self._handles: list[Any] = []
         self._contributions: list[Any] = []
+        self._wrappers: set[int] = set()
+        self._averaged: set[int] = set()  # parameters whose copies DDP keeps equal on all ranks
 
     # -- life --------------------------------------------------------------------------------------
 
     def attach(self) -> None:
         """Place every hook."""
+        for root in self.subjects.roots:
+            for module in root.modules():
+                if isinstance(module, DistributedDataParallel):
+                    self._note_wrapper(module)
         for i, optimizer in enumerate(self._optimizers):
             self._adopt_strays(i, optimizer)
             self._handles.append(optimizer.register_step_pre_hook(self._before_step))
@@ -176,13 +181,25 @@ class Observer:
                 if id(parameter) not in self.subjects.parameters and not self._in_models(parameter):
                     self.subjects.add_stray(parameter, f"optimizer{i}.group{g}.{p}")
 
+    def _note_wrapper(self, wrapper: DistributedDataParallel) -> None:
+        """Parameters under DDP are copies of one, and so are their gradients once averaged."""
+        self._wrappers.add(id(wrapper))
+        ignored: Any = getattr(wrapper, "parameters_to_ignore", ())
+        self._averaged.update(
+            id(p) for name, p in wrapper.module.named_parameters() if name not in ignored
+        )
+
     def _in_models(self, parameter: torch.Tensor) -> bool:
         return any(parameter is p for root in self.subjects.roots for p in root.parameters())
 
     # -- forward -----------------------------------------------------------------------------------
 
     def _before_forward(self, module: torch.nn.Module, _args: Any) -> None:
-        if torch.compiler.is_compiling() or id(module) not in self._roots or not self.active:
+        if torch.compiler.is_compiling() or not self.active:
+            return
+        if isinstance(module, DistributedDataParallel) and id(module) not in self._wrappers:
+            self._note_wrapper(module)  # around the model that is recorded
+        if id(module) not in self._roots:
             return
         self._depth += 1
         if self._depth > 1 or in_backward():
@@ -269,7 +286,9 @@ class Observer:
             named.reason = f"gradient: {ready}"
             return
         note = self.ledger.replace if supersede else self.ledger.note
-        stage = self.stage if micro == TOTAL else "local"
+        stage = "local"
+        if micro == TOTAL:
+            ready, stage = self._reduced(named, ready)
         note("weight_grad", named.name, micro, ready, self.ledger.count(ready), stage)
         named.seen.add("weight_grad")
 
@@ -312,7 +331,8 @@ class Observer:
             if isinstance(after, str) or after.values.numel() != before.values.numel():
                 named.reason = "changed shape during the step"
                 continue
-            self.ledger.note_update(named.name, before, after, self.stage)
+            before, stage = self._reduced(named, before)
+            self.ledger.note_update(named.name, before, after, stage)
             named.seen.update(("weight", "update"))
 
     def note_weights(self) -> None:
@@ -331,8 +351,15 @@ class Observer:
                     named.reason = ready
                     continue
                 count = self.ledger.count(ready)
-                self.ledger.note("weight", named.name, TOTAL, ready, count, self.stage)
+                ready, stage = self._reduced(named, ready)
+                self.ledger.note("weight", named.name, TOTAL, ready, count, stage)
                 named.seen.add("weight")
+
+    def _reduced(self, named: NamedParameter, ready: Countable) -> tuple[Countable, str]:
+        """A parameter's tensor with its placement over the ranks, and its stage."""
+        if id(named.parameter) in self._averaged:
+            return replace(ready, placement="replicated"), "reduced"
+        return ready, "local" if ready.placement == "local" else "reduced"
 
     def _parameters_of(self, optimizer: Optimizer) -> list[NamedParameter]:
         known = self.subjects.parameters
@@ -379,4 +406,4 @@ def _closure(args: Any, kwargs: Any) -> Any:
 
 
 def _with_values(ready: Countable, values: torch.Tensor) -> Countable:
-    return Countable(values, ready.repeat, ready.zeros, ready.dtype, ready.placement, False, None)
+    return replace(ready, values=values, shared=False, version=None)

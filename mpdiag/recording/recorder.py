@@ -152,13 +152,8 @@ class Recorder:
         """Place the hooks and write the first ``meta.json``."""
         if self._writer is None or self._observer is not None or self._state != "recording":
             return self
-        ddp = any(
-            isinstance(root, torch.nn.parallel.DistributedDataParallel)
-            for root in self._subjects.roots
-        )
         ledger = Ledger(self._writer)
-        stage = "reduced" if ddp else "local"
-        self._observer = Observer(self._subjects, self._optimizers, ledger, self, stage)
+        self._observer = Observer(self._subjects, self._optimizers, ledger, self)
         try:
             self._observer.attach()
             self._scalers.find()
@@ -182,7 +177,8 @@ class Recorder:
         observer.detach()
         self._scalers.release()
         _live.discard(self)
-        self._state = state
+        if self._state == "recording":  # and did not have to stop before the training did
+            self._state = state
         try:
             observer.ledger.flush()
             self._write_meta(observer.ledger, modules=True)
@@ -298,6 +294,7 @@ class Recorder:
     def _stop(self, where: str, error: Exception) -> None:
         """Give up recording for good."""
         self.failed(where, error)
+        self._state = "failed"
         if self._observer is not None:
             self._observer.ledger.drop_step()
             self._observer.detach()

@@ -62,11 +62,14 @@ def countable(tensor: torch.Tensor) -> Countable | str:
         return refusal
     dtype = str(tensor.dtype).removeprefix("torch.")
     local, placement = _local_part(tensor.detach())
+    version = None if tensor.is_inference() else tensor._version
+    arrived = getattr(local, "trigger_wait", None)
+    if arrived is not None:  # the result of a collective under way, which the next module awaits
+        local, version = arrived(), None
     if type(local) not in (torch.Tensor, torch.nn.Parameter):
         if type(local).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
             return f"a {type(local).__name__}, whose storage is its own affair"
         local = local.as_subclass(torch.Tensor)
-    version = None if tensor.is_inference() else tensor._version
     dense = _dense(local)
     implicit = (
         local.numel() - dense.numel() if dense.layout != local.layout or _is_sparse(local) else 0
@@ -97,15 +100,21 @@ def _refusal(tensor: torch.Tensor) -> str | None:
 
 
 def _local_part(tensor: torch.Tensor) -> tuple[torch.Tensor, str]:
-    """This rank's share of a distributed tensor, and how the tensor lies over the ranks."""
+    """This rank's share of a distributed tensor, and how the tensor lies over the ranks.
+
+    A partial sum counts as the rank's own: it has not been reduced yet. Of shards that are held
+    several times (hybrid sharding) all but the first are ``replicated``.
+    """
     module = sys.modules.get("torch.distributed.tensor")
     if module is None or not isinstance(tensor, module.DTensor):
         return tensor, "local"
     placements = tensor.placements
-    if all(p.is_replicate() for p in placements):
-        placement = "replicated"
-    elif any(p.is_partial() for p in placements):
+    place = tensor.device_mesh.get_coordinate() or [0] * len(placements)
+    copied = any(p.is_replicate() and i > 0 for p, i in zip(placements, place, strict=True))
+    if any(p.is_partial() for p in placements):
         placement = "local"
+    elif copied or all(p.is_replicate() for p in placements):
+        placement = "replicated"
     else:
         placement = "sharded"
     return tensor.to_local(), placement

@@ -159,8 +159,8 @@ def test_activations_past_the_range_stay_in_fp32(tmp_path):
     assert analysis.findings[0].code == "activation-overflow"
 
 
-def test_a_run_of_nothing_but_nan_is_told(tmp_path):
-    rows = [(s, "activation_grad", "layer", np.full(4, np.nan)) for s in range(3)]
+def test_a_training_that_turns_to_nan_is_told(tmp_path):
+    rows = [(s, "activation_grad", "layer", np.full(4, np.nan if s else 0.5)) for s in range(3)]
     analysis = analyze(write_run(tmp_path / "run", rows))
     json.dumps(analysis.to_json(), allow_nan=False)
     assert "non-finite-gradients" in {f.code for f in analysis.findings}

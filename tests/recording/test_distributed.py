@@ -1,0 +1,181 @@
+"""Two real processes train together: nothing changes, and what their rows add up to is right."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import mpdiag
+from mpdiag.analysis.layers import countable_rows, merge_layers
+from mpdiag.columns import Records
+from mpdiag.histogram import ExponentHistogram
+from mpdiag.records import RowBuffer
+
+CHILD = Path(__file__).with_name("distributed_child.py")
+WORLD = 2
+WAYS = ["ddp", "inner", "fsdp", "tensor"]
+PARAMETERS = [f"{layer}.{p}" for layer in ("norm", "up", "down") for p in ("weight", "bias")]
+ELEMENTS = dict(zip(PARAMETERS, (8, 8, 128, 16, 64, 4), strict=True))
+
+pytestmark = pytest.mark.skipif(
+    not torch.distributed.is_available() or not torch.distributed.is_gloo_available(),
+    reason="this build of torch has no gloo",
+)
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """Train in every way: the run of each, and each rank's own account of it."""
+    folder = tmp_path_factory.mktemp("distributed")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    if sys.platform == "linux":
+        environment["GLOO_SOCKET_IFNAME"] = "lo"
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, CHILD, str(rank), str(WORLD), folder, *WAYS],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=environment,
+        )
+        for rank in range(WORLD)
+    ]
+    try:
+        said = [rank.communicate(timeout=120)[0] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert [rank.returncode for rank in ranks] == [0] * WORLD, "\n".join(said)
+
+    def account(what):
+        truths = [torch.load(folder / f"{what}-{rank}.pt") for rank in range(WORLD)]
+        return mpdiag.open_run(folder / what), truths
+
+    return {what: account(what) for what in WAYS}
+
+
+@pytest.mark.parametrize("what", WAYS)
+def test_training_is_bit_identical_on_every_rank(trained, what):
+    _, truths = trained[what]
+    assert [truth["same"] for truth in truths] == [True] * WORLD
+
+
+@pytest.mark.parametrize("what", WAYS)
+def test_every_rank_writes_rows_of_its_own(trained, what):
+    run, _ = trained[what]
+    frame = run.frame()
+    ranks = sorted({path.name[4:9] for path in run.parts()})
+    assert ranks == ["00000", "00001"]
+    assert run.meta["world_size"] == WORLD
+    assert run.meta["coverage"]["not_recorded"] == []
+    shapes = frame.groupby("rank")[["step", "kind", "name"]].apply(lambda f: f.to_numpy().tolist())
+    assert sorted(map(str, shapes[0])) == sorted(map(str, shapes[1]))
+    assert sorted(frame["step"].unique()) == [0, 1, 2]
+
+
+def _copied(what, kind, name):
+    """Whether every rank holds the whole tensor."""
+    if what in ("ddp", "inner"):
+        return True
+    # A normalisation's gradient under sequence parallelism is a partial sum on each rank.
+    whole = what == "tensor" and name in ("norm.weight", "norm.bias", "down.bias")
+    return whole and not (kind == "weight_grad" and name.startswith("norm"))
+
+
+@pytest.mark.parametrize("kind", ["weight", "weight_grad", "update"])
+@pytest.mark.parametrize("what", WAYS)
+def test_copies_count_once_and_shards_add_up(trained, what, kind):
+    run, truths = trained[what]
+    layers = merge_layers(run.records).of_kind(kind)
+    prefix = "module." if what == "ddp" else ""
+    assert set(layers.names) == {prefix + name for name in PARAMETERS}
+    for i, full in enumerate(layers.names):
+        name = full.removeprefix(prefix)
+        held = truths[:1] if _copied(what, kind, name) else truths
+        values = [t for truth in held for t in truth["seen"][f"{kind} {full}"]]
+        expected = ExponentHistogram.of(torch.cat([v.flatten() for v in values]).numpy())
+        assert np.array_equal(layers.histograms.counts[i], expected.counts), full
+        for field in ("zeros", "subnormals", "absmax", "absmin"):
+            assert getattr(layers.histograms, field)[i] == getattr(expected, field), full
+        if kind != "weight_grad":
+            assert layers.histograms.numel[i] == 3 * ELEMENTS[name]
+
+
+@pytest.mark.parametrize(
+    ("what", "name", "placement"),
+    [
+        ("ddp", "module.up.weight", "replicated"),
+        ("inner", "up.weight", "replicated"),
+        ("fsdp", "up.weight", "sharded"),
+        ("tensor", "up.weight", "sharded"),
+        ("tensor", "down.bias", "replicated"),
+    ],
+)
+def test_rows_say_where_they_lie_and_that_they_are_reduced(trained, what, name, placement):
+    frame = trained[what][0].frame()
+    for kind in ("weight", "weight_grad", "update"):
+        rows = frame[(frame["kind"] == kind) & (frame["name"] == name)]
+        assert set(rows["placement"]) == {placement}
+        assert set(rows["stage"]) == {"reduced"}
+        assert len(rows) == 3 * WORLD
+
+
+def test_a_partial_sum_is_of_the_stage_before_the_reduction(trained):
+    frame = trained["tensor"][0].frame()
+    rows = frame[(frame["kind"] == "weight_grad") & (frame["name"] == "norm.weight")]
+    assert set(zip(rows["placement"], rows["stage"], strict=True)) == {("local", "local")}
+
+
+def test_each_ranks_activations_count(trained):
+    run, _ = trained["ddp"]
+    layers = merge_layers(run.records).of_kind("activation", "activation_grad")
+    numel = dict(zip(zip(layers.kinds, layers.names, strict=True), layers.histograms.numel))  # noqa: B905
+    assert numel[("activation", "module.up")] == 3 * WORLD * 6 * 16
+    assert numel[("activation_grad", "module.down")] == 3 * WORLD * 6 * 4
+
+
+def test_sharded_modules_keep_the_class_they_were_written_as(trained):
+    types = {row["name"]: row["type"] for row in trained["fsdp"][0].modules() if not row["shape"]}
+    assert types == {"": "Model", "norm": "LayerNorm", "up": "Linear", "down": "Linear"}
+
+
+LABELS = {
+    "step": 0,
+    "micro": -1,
+    "tensors": 1,
+    "kind": "weight",
+    "dtype": "float32",
+    "stage": "reduced",
+    "scale": 1.0,
+    "skipped": False,
+}
+
+
+def _records(*rows):
+    """rows: (rank, name, placement)."""
+    buffer = RowBuffer()
+    for rank, name, placement in rows:
+        buffer.append(
+            ExponentHistogram.of(np.ones(2, np.float32)),
+            **LABELS,
+            rank=rank,
+            name=name,
+            placement=placement,
+        )
+    return Records.from_table(buffer.to_table())
+
+
+def test_copies_of_shards_and_tensors_of_later_ranks():
+    # Hybrid sharding: ranks 2 and 3 hold copies of the shards of 0 and 1. And a pipeline's second
+    # half lies on ranks 2 and 3 alone.
+    records = _records(
+        *[(0, "a", "sharded"), (1, "a", "sharded"), (2, "a", "replicated"), (3, "a", "replicated")],
+        *[(2, "b", "replicated"), (3, "b", "replicated"), (0, "c", "local"), (1, "c", "local")],
+    )
+    assert countable_rows(records).tolist() == [*[True] * 2, *[False] * 2, True, False, True, True]

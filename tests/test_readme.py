@@ -1,0 +1,87 @@
+"""The README's examples run as they stand there, and its table of columns is complete."""
+
+from __future__ import annotations
+
+import re
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import mpdiag
+from mpdiag.formats import FP16
+from mpdiag.records import schema
+from mpdiag.runs import open_run
+
+
+@pytest.fixture(scope="module")
+def readme(root):
+    return (root / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def ran(readme, tmp_path_factory):
+    """What the examples leave behind: their names, their folder, and what they print."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 2))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+    pushes = torch.logspace(-34, -20, 128, base=2).view(64, 2)  # around FP16's lower end
+
+    def train():
+        for _ in range(5):
+            optimizer.zero_grad()
+            (model(torch.randn(64, 8)) * pushes).sum().backward()
+            optimizer.step()
+
+    printed = []
+    names = {"model": model, "optimizer": optimizer, "train": train}
+    names["print"] = lambda *words: printed.append(words)
+    folder = tmp_path_factory.mktemp("readme")
+    blocks = re.findall(r"^```python\n(.*?)^```", readme, flags=re.MULTILINE | re.DOTALL)
+    assert len(blocks) >= 2
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            for block in blocks:
+                exec(compile(block, "README.md", "exec"), names)
+    return names, folder, printed
+
+
+def test_the_recording_and_the_plan(ran):
+    names, folder, printed = ran
+    assert isinstance(names["plan"], mpdiag.PrecisionPlan)
+    run = open_run(folder / "runs" / "mine")
+    assert run.meta["steps_recorded"] == 5
+    assert [word[0] for word in printed] == [f.severity for f in names["analysis"].findings]
+    assert printed
+
+
+def test_pandas_alone_tells_what_a_loss_scale_would_lose(ran):
+    names, folder, _ = ran
+    records = open_run(folder / "runs" / "mine").records
+    first = records.select(np.flatnonzero(records.of_kind("activation_grad"))[:1])
+    expected = first.histograms().lost_to_zero(FP16, names["scale_exponent"])
+    assert names["lost"] == expected.value[0]
+    assert 0 < names["lost"] < names["row"]["numel"]  # an example that shows something
+
+
+def test_every_column_is_documented_and_no_other(readme):
+    table = readme.partition("The columns of `stats/*.parquet`:")[2].partition("A bin is closed")[0]
+    documented = {
+        name
+        for line in table.splitlines()
+        if line.startswith("| `")
+        for name in re.findall(r"`(\w+)`", line.split("|")[1])
+    }
+    assert documented == set(schema().names)
+
+
+def test_counts_add_up_as_documented(ran):
+    frame = ran[0]["stats"]
+    apart = frame[["zeros", "subnormals", "infs", "nans"]].sum(axis=1)
+    assert (frame["numel"] == apart + frame["counts"].map(sum)).all()
+    assert (frame["means"].map(len) == frame["counts"].map(len)).all()
