@@ -73,7 +73,8 @@ def exact(values, scale, ranks, divide):
     """What FP16 really gives for equal ranks: infinite, or the share of Σ|g| that is lost."""
     parts = torch.tensor(values) * scale / (ranks if divide else 1)
     total = parts.half() * ranks
-    return bool(torch.isinf(total).any()), float((parts.half() == 0).float() @ parts.abs() / parts.abs().sum())
+    lost = (parts.half() == 0).float() @ parts.abs() / parts.abs().sum()
+    return bool(torch.isinf(total).any()), float(lost)
 
 
 @pytest.mark.parametrize(
