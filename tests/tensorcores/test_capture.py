@@ -6,6 +6,8 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,7 +18,7 @@ from typer.testing import CliRunner
 import mpdiag
 from mpdiag.cli import app
 from mpdiag.errors import UsageError
-from mpdiag.tensorcores import capture
+from mpdiag.tensorcores import capture, launch
 from mpdiag.tensorcores.tap import Tap
 
 pytestmark = pytest.mark.skipif(
@@ -204,11 +206,21 @@ def test_no_script(words, sentence):
     assert sentence in result.stderr
 
 
-@pytest.mark.parametrize(
-    ("steps", "code", "sentence"),
-    [(0, 0, "no optimizer took a step"), (1, 0, "took 1 steps"), (0, 3, "ended with exit code 3")],
-)
-def test_a_script_with_too_few_steps(script, steps, code, sentence):
-    child = run("--", script, steps, code)
+def test_a_script_that_fails_before_its_steps(script):
+    child = run("--", script, 0, 3)
     assert child.returncode == 2
-    assert sentence in child.stderr.splitlines()[-1]
+    assert "ended with exit code 3" in child.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("seen", "sentence"), [(0, "no optimizer took a step"), (1, "took 1 steps, of which 5 are")]
+)
+def test_why_a_script_gave_nothing(monkeypatch, script, seen, sentence):
+    def child(command, **_):
+        note = {"seen": seen, "measured": 0}
+        (Path(command[3]) / "capture.json").write_text(json.dumps(note))
+        return SimpleNamespace(returncode=0)
+
+    monkeypatch.setattr(launch.subprocess, "run", child)
+    with pytest.raises(UsageError, match=sentence):
+        launch.profile_script([str(script)], steps=1, warmup=5)
