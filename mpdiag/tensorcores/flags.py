@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import warnings
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -77,9 +78,7 @@ def read_flags(torch: Any) -> tuple[Flag, ...]:
         *(
             _switch(
                 f"torch.backends.cuda.matmul.allow_{name}_reduced_precision_reduction",
-                _ask(
-                    lambda name=name: getattr(matmul, f"allow_{name}_reduced_precision_reduction")
-                ),
+                _ask(partial(getattr, matmul, f"allow_{name}_reduced_precision_reduction")),
                 f"partial sums of a product may be added in {name.upper()}",
                 "partial sums are added in FP32",
                 when_on="False where long sums lose accuracy or overflow",

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from mpdiag.training.emulation import Emulation
     from mpdiag.training.journal import Journal
     from mpdiag.training.levels import Precision
+    from mpdiag.training.tensor_cores import TensorCoreCheck, TensorCoreUse
     from mpdiag.training.wrapping import Wrapped
 
 Regularizer = Callable[[Mapping[str, Tensor]], Tensor]
@@ -74,6 +75,12 @@ class Stepping:
         self._root: Any = None  # the grad_fn of the last loss, to tell backward's order
         self._in_a_row = 0
         self._watch = DriftWatch(plan)
+        self._check: TensorCoreCheck | None = None
+
+    @property
+    def tensor_cores(self) -> TensorCoreUse | None:
+        """Whether Tensor Cores are in use; None before a few steps have passed, and off a GPU."""
+        return None if self._check is None else self._check.use
 
     @property
     def alarms(self) -> tuple[Alarm, ...]:
@@ -352,6 +359,9 @@ class Stepping:
         self.steps += 1
         if self.journal is not None:
             self.journal.note_step(result)
+        use = None if self._check is None else self._check.after_step(self.steps)
+        if use is not None and self.journal is not None:
+            self.journal.note(use.to_json())
         self._alarm(self._watch.note_skip(result.step, result.skipped))
         if not result.skipped:
             self._in_a_row = 0
