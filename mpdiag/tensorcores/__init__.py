@@ -1,1 +1,1 @@
-"""Which kernels ran on Tensor Cores, why the others did not, and what that is worth."""
+"""Did the matrix multiplications run on Tensor Cores, and if not, why not?"""
