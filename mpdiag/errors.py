@@ -11,6 +11,7 @@
         ├── RunNotFound
         ├── DamagedRun
         ├── DamagedPlan
+        ├── DamagedTrace
         ├── LayerNotFound
         └── NewerSchema
 
@@ -73,6 +74,10 @@ class DamagedRun(InputError):
 
 class DamagedPlan(InputError):
     """A plan cannot be read."""
+
+
+class DamagedTrace(InputError):
+    """A GPU trace cannot be read, or is none."""
 
 
 class LayerNotFound(InputError):

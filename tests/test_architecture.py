@@ -25,7 +25,12 @@ FLOORS = {
         ["version"],
         ["errors"],
         ["formats"],
-        ["tensorcores.kernels", "tensorcores.alignment", "tensorcores.peaks"],
+        [
+            "tensorcores.kernels",
+            "tensorcores.kernel_rules",
+            "tensorcores.alignment",
+            "tensorcores.peaks",
+        ],
     ],
     "algebra": [["histogram"], ["plan"], ["scalers"]],
     "store": [["runs", "records", "columns"], ["training_log"], ["environment"]],
