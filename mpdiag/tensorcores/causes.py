@@ -104,9 +104,9 @@ class JudgedOperation:
             "module": o.module,
             "phase": o.phase,
             "kind": work.kind if work else None,
-            "m": work.m if work else None,
-            "n": work.n if work else None,
-            "k": work.k if work else None,
+            "m": (work.m or None) if work else None,
+            "n": (work.n or None) if work else None,
+            "k": (work.k or None) if work else None,
             "batch": work.batch if work else None,
             "dtype": o.dtype or (work.dtype if work else None),
             "aligned": self.aligned,
@@ -315,7 +315,7 @@ def _cause_of_size(
     processors = (device.processors if device else None) or (peaks.processors if peaks else None)
     tiles = work.batch * math.ceil(work.m / TILE) * math.ceil(work.n / TILE)
     short = o.calls > 0 and o.time_us / o.calls < SHORT_US
-    if processors is not None and work.m and tiles < processors / 2 and short:
+    if processors is not None and 0 < tiles < processors / 2 and short:
         return "latency_limited"
     if peaks is not None and memory_bound_anyway(work, peaks, dtype):
         return "memory_bound"
