@@ -17,6 +17,7 @@ Sources: PyTorch's documentation of automatic mixed precision (op reference, CUD
 from __future__ import annotations
 
 import difflib
+import threading
 import warnings
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -131,20 +132,30 @@ class Policy:
         return self.overrides.get(operation) or LISTS.get(operation)
 
 
-_in_force: list[Policy] = []
+_everywhere: list[Policy] = []
+_here = threading.local()
 
 
 @contextmanager
 def in_force(policy: Policy) -> Iterator[None]:
     """Let our kernels follow this policy meanwhile.
 
-    Process-wide, not of one thread: a checkpointed forward pass runs again in autograd's thread.
+    It holds for this thread, and for threads that have none of their own: a checkpointed forward
+    pass runs again in autograd's.
     """
-    _in_force.append(policy)
+    stacks = (_everywhere, vars(_here).setdefault("policies", []))
+    for stack in stacks:
+        stack.append(policy)
     try:
         yield
     finally:
-        _in_force.remove(policy)
+        for stack in stacks:
+            stack.remove(policy)
+
+
+def _policy_in_force() -> Policy | None:
+    policies = vars(_here).get("policies") or _everywhere
+    return policies[-1] if policies else None
 
 
 # -- kernels ---------------------------------------------------------------------------------------
@@ -204,8 +215,9 @@ def _kernel(op: Any, name: str, key: str, *, replaces: bool) -> Callable[..., An
     device_type = key.removeprefix("Autocast").lower()
 
     def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
-        if _in_force:
-            rule = _in_force[-1].rule(name)
+        policy = _policy_in_force()
+        if policy is not None:
+            rule = policy.rule(name)
         else:  # somebody's plain autocast: what torch would have done
             rule = LISTS.get(name) if replaces else None
             rule = "fp32" if rule == "banned" else rule
