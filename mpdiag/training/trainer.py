@@ -159,7 +159,7 @@ class MixedPrecision(Stepping):
             self.journal.close("failed")
         self.close()
 
-    def apply_reduction(self, model: nn.parallel.DistributedDataParallel) -> None:
+    def apply_reduction(self, model: nn.Module) -> None:
         """Reduce a model's gradients as the plan says, if DDP was put around it afterwards.
 
         Where weights are cast (O2, O3) a model must be given before DDP wraps it; models that come
