@@ -159,22 +159,6 @@ class MixedPrecision(Stepping):
             self.journal.close("failed")
         self.close()
 
-    def apply_reduction(self, model: nn.Module) -> None:
-        """Reduce a model's gradients as the plan says, if DDP was put around it afterwards.
-
-        Where weights are cast (O2, O3) a model must be given before DDP wraps it; models that come
-        inside DDP are reduced by the plan from the start.
-
-        Raises:
-            UsageError: If it is no DDP model.
-        """
-        if not isinstance(model, nn.parallel.DistributedDataParallel):
-            message = (
-                f"apply_reduction() wants a DistributedDataParallel, not {type(model).__name__}"
-            )
-            raise UsageError(message)
-        ranks.apply_reduction([model], self.plan.reduction)
-
     def log_metric(self, name: str, value: float, *, higher_is_better: bool = True) -> None:
         """Write a figure of merit into the run, for ``mpdiag compare``."""
         if self.journal is None:
