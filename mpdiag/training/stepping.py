@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mpdiag.errors import TrainingDiverged, UsageError
 from mpdiag.training import arguments, gradients, policy, ranks, skips
@@ -22,7 +22,6 @@ from mpdiag.training.arguments import parameters_of
 from mpdiag.training.drift import Alarm, DriftWatch
 from mpdiag.training.steps import NonFinite, StepResult
 from mpdiag.training.transaction import Transaction
-from torch import nn
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
