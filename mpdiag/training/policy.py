@@ -28,6 +28,7 @@ from torch.library import Library
 from torch.utils._pytree import tree_map
 
 from mpdiag.errors import UsageError
+from mpdiag.training import recurrent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -228,6 +229,9 @@ def _kernel(op: Any, name: str, key: str, *, replaces: bool) -> Callable[..., An
         low = torch.get_autocast_dtype(device_type)
         cast = _cast_to(rule, low, args, kwargs)
         args, kwargs = tree_map(cast, (args, kwargs))
+        if recurrent.applies(op, args):
+            with torch._C._ExcludeDispatchKeyGuard(autocast):
+                return recurrent.lstm(*args)
         onednn = torch._C._get_mkldnn_enabled()
         if name in RECURRENT and rule == "low" and low == torch.float16:
             # oneDNN has no FP16 LSTM on most CPUs; ATen's own takes it step by step.
