@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from mpdiag.plan import PrecisionPlan
     from mpdiag.recording.recorder import Recorder, record
     from mpdiag.runs import Run, list_runs, open_run
+    from mpdiag.tensorcores.capture import profile
     from mpdiag.training.steps import StepResult
     from mpdiag.training.trainer import MixedPrecision
 
@@ -39,6 +40,7 @@ _HOMES = {
     "compare": "mpdiag.analysis.comparison",
     "list_runs": "mpdiag.runs",
     "open_run": "mpdiag.runs",
+    "profile": "mpdiag.tensorcores.capture",
     "record": "mpdiag.recording.recorder",
 }
 
@@ -54,6 +56,7 @@ __all__ = [
     "compare",
     "list_runs",
     "open_run",
+    "profile",
     "record",
 ]
 
