@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from mpdiag.plan import PrecisionPlan
     from mpdiag.recording.recorder import Recorder, record
     from mpdiag.runs import Run, list_runs, open_run
+    from mpdiag.searching.search import search_fp32
     from mpdiag.training.steps import StepResult
     from mpdiag.training.trainer import MixedPrecision
 
@@ -40,6 +41,7 @@ _HOMES = {
     "list_runs": "mpdiag.runs",
     "open_run": "mpdiag.runs",
     "record": "mpdiag.recording.recorder",
+    "search_fp32": "mpdiag.searching.search",
 }
 
 __all__ = [
@@ -55,6 +57,7 @@ __all__ = [
     "list_runs",
     "open_run",
     "record",
+    "search_fp32",
 ]
 
 
