@@ -38,7 +38,8 @@ _MOVES = frozenset(
     index_select lift_fresh masked_select new_empty new_empty_strided new_full new_ones new_zeros
     normal_ ones ones_like rand rand_like randn randn_like repeat roll scatter select_backward
     select_scatter set_ slice_backward slice_scatter sort stack topk tril triu uniform_ unbind_copy
-    unsafe_split zero_ zeros zeros_like expand_copy resize_ _local_scalar_dense scalar_tensor
+    unsafe_split zero_ zeros zeros_like expand_copy resize_
+    transpose_ t_ squeeze_ unsqueeze_ as_strided_ _local_scalar_dense scalar_tensor
     """.split()
 )
 
