@@ -5,7 +5,8 @@
 For each exhibit: FP32 with five seeds, whose spread says what counts as good; the loss scale that
 ``analyze`` recommends from a recording; emulated FP16 with every operation narrow (three seeds), and
 by the operation policy's lists (three seeds). Where everything narrow fails, each operation of each
-module in turn is kept in FP32 alone, then each pair, to see which suffice; and each module.
+module in turn is kept in FP32 alone, then each pair, to see which suffice (beyond two: one set from
+which none can be taken away, found by trying each); and each module.
 """
 
 from __future__ import annotations
@@ -19,18 +20,23 @@ import time
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 import mpdiag
 from mpdiag.plan import Fp32Choice, PrecisionPlan
+from mpdiag.searching.minimal import take_away_one_by_one
 from mpdiag.searching.ranking import Candidate, RankingTrainer, candidates_of
 from mpdiag.searching.search import _finish, narrow_options
 from mpdiag.searching.spread import Spread, spread_of
 from mpdiag.training.trainer import MixedPrecision
 from mpdiag.workloads import gallery
-from mpdiag.workloads.gallery.exhibit import Exhibit
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from mpdiag.workloads.gallery.exhibit import Exhibit
 
 FP32_SEEDS = (0, 1, 2, 3, 4)
 SEEDS = (0, 1, 2)
@@ -98,17 +104,20 @@ def holds(
 def sufficient(exhibit: Exhibit, plan: PrecisionPlan, spread: Spread) -> dict[str, Any]:
     """Which single operations suffice; if none does, which pairs; and which modules."""
     every = operations(exhibit, plan)
+
+    def good(kept: Iterable[Candidate]) -> bool:
+        return holds(exhibit, plan, spread, tuple(kept), lists=False)[0]
+
     fixes: list[tuple[Candidate, ...]] = []
-    for size in (1, 2, 3):
-        fixes = [
-            kept
-            for kept in itertools.combinations(every, size)
-            if holds(exhibit, plan, spread, kept, lists=False)[0]
-        ]
+    for size in (1, 2):
+        fixes = [kept for kept in itertools.combinations(every, size) if good(kept)]
         if fixes:
             break
+    else:  # three or more at once: one set from which none can be taken away
+        smallest = take_away_one_by_one(every, good)
+        fixes = [] if smallest is None else [tuple(sorted(smallest))]
     modules = sorted({Candidate(c.module, "") for c in every} - {Candidate("", "")})
-    whole = [m for m in modules if holds(exhibit, plan, spread, (m,), lists=False)[0]]
+    whole = [m for m in modules if good((m,))]
     return {
         "operations": len(every),
         "fixes": [[[c.module, c.op] for c in kept] for kept in fixes],

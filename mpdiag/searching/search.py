@@ -248,7 +248,8 @@ class _Search:
         if known is not None:
             return known.good
         assert self._spread is not None
-        took = [p.seconds / len(p.metrics) for p in self._state.probes]
+        took = [t for _, t in self._state.reference.values()]
+        took += [p.seconds / len(p.metrics) for p in self._state.probes]
         metrics: list[float] = []
         began = time.monotonic()
         for seed in list(self._state.reference)[: self._probe_seeds]:

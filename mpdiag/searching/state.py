@@ -39,7 +39,7 @@ class Probe:
             "fp32": [[c.module, c.op] for c in sorted(self.fp32)],
             "metrics": [m if math.isfinite(m) else None for m in self.metrics],
             "good": self.good,
-            "seconds": round(self.seconds, 3),
+            "seconds": self.seconds,
         }
 
 

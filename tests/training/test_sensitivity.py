@@ -89,7 +89,7 @@ def test_a_backward_operation_is_rounded_alone(net, data):
     }
     assert all(s.output_error == s.loss_error == 0 for s in found.values())
     h = torch.tanh(net[0](x)).detach()
-    g = 2 * (net[2](h) - y) / y.numel()
+    g = (2 * (net[2](h) - y) / y.numel()).detach()
     narrow = half(half(g).T @ half(h))
     s = found["2", "linear"]
     assert s.gradient_errors["2.weight"][0] == pytest.approx(relative(g.T @ h, narrow), rel=1e-3)
@@ -234,8 +234,8 @@ def test_the_gradient_error_is_that_of_rounding_under_the_scale(net, data):
         {(e.site.module): e for e in estimate(net, step, scale=k)} for k in (1.0, 2.0**20)
     )
     h = torch.tanh(net[0](x)).detach()
-    g = 2e-6 * (net[2](h) - y) / y.numel()
-    gradients = [g @ net[2].weight, g.T @ h, g.sum(0)]
+    g = (2e-6 * (net[2](h) - y) / y.numel()).detach()
+    gradients = [g @ net[2].weight.detach(), g.T @ h, g.sum(0)]
     error = sum(float((half(v) - v).double().pow(2).sum()) for v in gradients)
     size = sum(float(v.double().pow(2).sum()) for v in gradients)
     assert bare["2"].gradient_error == pytest.approx(math.sqrt(error / size), rel=1e-3)
