@@ -31,6 +31,7 @@ FLOORS = {
     "store": [["runs", "records", "columns"], ["training_log"], ["environment"]],
     "proof": [["tensorcores"]],
     "work": [["recording"], ["analysis"], ["training"]],
+    "search": [["searching"]],
     "views": [["reports"]],
     "workloads": [["workloads"]],
     "doors": [["cli", "__main__", "demo"]],

@@ -223,6 +223,9 @@ def _kernel(op: Any, name: str, key: str, *, replaces: bool) -> Callable[..., An
             rule = LISTS.get(name) if replaces else None
             rule = "fp32" if rule == "banned" else rule
         if rule is None:
+            if _has_plain_numbers(op, args):
+                with torch._C._ExcludeDispatchKeyGuard(autocast):
+                    return op(*args, **kwargs)
             return op.redispatch(keyset & below, *args, **kwargs)
         if rule == "banned":
             raise UsageError(_BANNED)
@@ -243,6 +246,14 @@ def _kernel(op: Any, name: str, key: str, *, replaces: bool) -> Callable[..., An
             torch._C._set_mkldnn_enabled(onednn)
 
     return kernel
+
+
+def _has_plain_numbers(op: Any, args: tuple[Any, ...]) -> bool:
+    """Whether a number stands for a tensor (``x + 1``), which redispatching does not take."""
+    return any(
+        isinstance(x, (int, float, complex)) and isinstance(a.type, torch.TensorType)
+        for x, a in zip(args, op._schema.arguments, strict=False)
+    )
 
 
 _BANNED = (

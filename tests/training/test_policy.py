@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import threading
 
@@ -51,6 +52,7 @@ OPERATIONS = {
     "lstm": (lambda: nn.LSTM(8, 4, bidirectional=True)(full(3, 2, 8))[0], HALF),
     "lstm state": (lambda: nn.LSTM(8, 4)(full(3, 2, 8))[1][1], HALF),
     "gru": (lambda: nn.GRU(8, 4, 2)(full(3, 2, 8))[0], HALF),
+    "gru, batch first": (lambda: nn.GRU(8, 4, batch_first=True)(full(3, 2, 8))[0], HALF),
     "rnn": (lambda: nn.RNN(8, 4)(full(3, 2, 8))[0], HALF),
     "lstm cell": (lambda: nn.LSTMCell(8, 4)(full(2, 8))[1], HALF),
     "gru cell": (lambda: nn.GRUCell(8, 4)(full(2, 8)), HALF),
@@ -223,6 +225,16 @@ def test_an_operation_is_kept_in_fp32_in_one_module_by_the_plan():
     with within(model, plan) as mp, mp.autocast():
         model(full(2, 4))
         assert [t.dtype for t in model.seen] == [HALF, FULL]
+
+
+def test_a_number_may_stand_for_a_tensor_where_an_operation_is_named():
+    """`x + 1` outside of the module that keeps additions in FP32, whose kernel is ours now."""
+    plan = dataclasses.replace(constant(), fp32_operations=(Fp32Choice("add", "1"),))
+    model = nn.Sequential(nn.Linear(2, 2), nn.Identity())
+    with within(model, plan) as mp, mp.autocast():
+        assert (low(4) + 1).dtype == HALF
+        assert (1 + low(4)).dtype == HALF
+        assert (low(4) + 1.5 == torch.full((4,), 1.5, dtype=HALF) + low(4)).all()
 
 
 def test_a_module_in_fp32_inside_a_low_precision_model():
