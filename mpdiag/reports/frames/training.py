@@ -1,0 +1,81 @@
+"""Trainings as tidy tables: losses, scales and skips, predicted against observed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from mpdiag.analysis.replay import Replay
+    from mpdiag.plan import PrecisionPlan
+    from mpdiag.training_log import TrainingLog
+
+_COLUMNS = ("step", "loss", "scale", "skipped", "reason", "gradient_norm", "seconds")
+
+
+def steps_frame(log: TrainingLog) -> pd.DataFrame:
+    """One training's steps, the columns of ``training.jsonl``."""
+    rows = [{name: getattr(step, name) for name in _COLUMNS} for step in log.steps]
+    frame = pd.DataFrame(rows, columns=list(_COLUMNS))
+    for name in ("loss", "scale", "gradient_norm", "seconds"):
+        frame[name] = frame[name].astype(float)
+    return frame.astype({"skipped": bool, "reason": str})
+
+
+def losses_frame(logs: Mapping[str, TrainingLog]) -> pd.DataFrame:
+    """The losses of several trainings: ``run``, ``step``, ``loss``."""
+    frames = [steps_frame(log)[["step", "loss"]].assign(run=name) for name, log in logs.items()]
+    columns = ["run", "step", "loss"]
+    if not frames:
+        return pd.DataFrame(columns=columns)
+    return pd.concat(frames, ignore_index=True)[columns]
+
+
+def outcome_frame(logs: Mapping[str, TrainingLog]) -> pd.DataFrame:
+    """What came of each training: metrics, last loss, skips, last scale; a row for each."""
+    rows: list[dict[str, Any]] = []
+    for name, log in logs.items():
+        losses = [s.loss for s in log.steps if s.loss is not None]
+        row: dict[str, Any] = {"run": name}
+        row |= {m.metric: m.value for m in log.metrics}
+        row |= {
+            "last_loss": losses[-1] if losses else None,
+            "steps": len(log.steps),
+            "skipped": len(log.skipped),
+            "last_scale": log.steps[-1].scale if log.steps else None,
+        }
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def prediction_frame(plan: PrecisionPlan, log: TrainingLog) -> pd.DataFrame:
+    """What the plan expected beside what happened: ``what``, ``predicted``, ``observed``."""
+    scale = plan.loss_scale
+    steps = len(log.steps)
+    rows = [
+        ("first loss scale", scale.init_scale, log.steps[0].scale if steps else np.nan),
+        (
+            "share of steps skipped",
+            scale.evidence.get("predicted_overflow_rate", np.nan),
+            len(log.skipped) / steps if steps else np.nan,
+        ),
+        ("largest loss scale", scale.max_scale, max((s.scale for s in log.steps), default=np.nan)),
+    ]
+    return pd.DataFrame(rows, columns=["what", "predicted", "observed"])
+
+
+def replay_frame(played: Replay) -> pd.DataFrame:
+    """A scaler's replay: ``step``, ``scale``, ``absmax``, ``overflow``, ``lost_share``."""
+    return pd.DataFrame(
+        {
+            "step": played.steps,
+            "scale": played.scale,
+            "absmax": played.absmax,
+            "overflow": played.overflow,
+            "lost_share": played.lost,
+        }
+    )
