@@ -23,7 +23,7 @@ PACKAGE = "mpdiag"
 FLOORS = {
     "facts": [
         ["version"],
-        ["errors"],
+        ["errors", "places"],
         ["formats"],
         ["tensorcores.kernels", "tensorcores.alignment", "tensorcores.peaks"],
     ],
@@ -32,7 +32,7 @@ FLOORS = {
     "work": [["recording"], ["analysis"], ["training"], ["tensorcores"]],
     "views": [["reports"]],
     "workloads": [["workloads"]],
-    "doors": [["cli", "__main__", "demo"]],
+    "doors": [["cli", "__main__", "demo", "dashboard"]],
 }
 
 ROOMS = {

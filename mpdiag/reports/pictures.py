@@ -262,6 +262,22 @@ def operations_frame(analysis: Analysis) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=columns)
 
 
+def layer_formats_frame(analysis: Analysis) -> pd.DataFrame:
+    """The narrowest format of each layer's activations and activation gradients, as the plan has it."""
+    import pandas as pd
+
+    rows = [
+        {
+            "layer": layer_name(advice.name),
+            "tensors": advice.kind.replace("_", " "),
+            "format": advice.format,
+            "largest |x|": advice.evidence.get("absmax"),
+        }
+        for advice in analysis.plan.layer_formats
+    ]
+    return pd.DataFrame(rows, columns=["layer", "tensors", "format", "largest |x|"])
+
+
 # -- trainings -------------------------------------------------------------------------------------
 
 

@@ -328,7 +328,9 @@ def _shaded(counts: np.ndarray, low: int, high: int, *, log: bool, height: int) 
     some = np.where(counts > 0, shares, np.nan)
     z = np.log10(some) if log else some
     fig = figure(height)
-    ticks: dict[str, Any] = {"tickvals": [-6, -5, -4, -3, -2, -1, 0]} if log else {"tickformat": ".0%"}
+    ticks: dict[str, Any] = (
+        {"tickvals": [-6, -5, -4, -3, -2, -1, 0]} if log else {"tickformat": ".0%"}
+    )
     if log:
         ticks["ticktext"] = ["10⁻⁶", "10⁻⁵", "10⁻⁴", "0.1 %", "1 %", "10 %", "100 %"]
     fig.add_heatmap(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -137,4 +138,34 @@ def _occupied(label: str, values: Any, h: ExponentHistogram) -> pd.DataFrame:
             "exponent": h.exponents[columns],
             "count": h.counts[rows, columns],
         }
+    )
+
+
+@dataclass(frozen=True)
+class ScaleSummary:
+    """A ``scale_frame`` in four figures.
+
+    Attributes:
+        lost_share: Of all non-zero values.
+        worst_sum_share: Of Σ|x|, in the layer that loses most.
+        worst_layer: That layer.
+        overflow_layers: How many layers overflow.
+    """
+
+    lost_share: float
+    worst_sum_share: float
+    worst_layer: str
+    overflow_layers: int
+
+
+def summary(frame: pd.DataFrame) -> ScaleSummary:
+    """What a format and a scale do, over all layers of a ``scale_frame``."""
+    if frame.empty:
+        return ScaleSummary(0.0, 0.0, "", 0)
+    worst = int(frame["sum_share"].to_numpy().argmax())
+    return ScaleSummary(
+        lost_share=float(share(frame["lost"].sum(), frame["nonzero"].sum())),
+        worst_sum_share=float(frame["sum_share"].iloc[worst]),
+        worst_layer=str(frame["layer"].iloc[worst]),
+        overflow_layers=int((frame["overflow"] > 0).sum()),
     )

@@ -120,3 +120,25 @@ def _table(rows: Any, columns: list[str]) -> pd.DataFrame:
 
 def _numbers(column: Any, default: float = 0.0) -> Any:
     return pd.to_numeric(column, errors="coerce").fillna(default).astype(float)
+
+
+def headline(profile: Mapping[str, Any]) -> tuple[tuple[str, float], ...]:
+    """The four shares of kernel time that say most; one that the profile lacks is counted anew."""
+    shares = verdict_frame(profile).set_index("verdict")["share"]
+
+    def known(name: str, verdict: str) -> float:
+        value = profile.get(name)
+        return float(value) if isinstance(value, (int, float)) else float(shares[verdict])
+
+    return (
+        ("On Tensor Cores", known("tensor_core_fraction", "tensor_core")),
+        ("Matrix work on CUDA cores", known("matrix_cuda_core_fraction", "cuda_core")),
+        ("Layout changes", known("layout_fraction", "layout")),
+        ("Unknown kernels", known("unknown_fraction", "unknown")),
+    )
+
+
+def fixable(operations: pd.DataFrame) -> pd.DataFrame:
+    """The operations of an ``operation_frame`` with a known fix."""
+    known = operations["fix"].notna() & (operations["fix"].astype(str) != "")
+    return operations[known].reset_index(drop=True)

@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from mpdiag.plan import PrecisionPlan
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
 
     from mpdiag.analysis.replay import Replay
-    from mpdiag.plan import PrecisionPlan
     from mpdiag.training_log import TrainingLog
 
 _COLUMNS = ("step", "loss", "scale", "skipped", "reason", "gradient_norm", "seconds")
@@ -68,6 +70,17 @@ def prediction_frame(plan: PrecisionPlan, log: TrainingLog) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["what", "predicted", "observed"])
 
 
+def kept_prediction(folder: Path, log: TrainingLog) -> pd.DataFrame | None:
+    """``prediction_frame`` of the plan that a training obeyed; None where the run keeps none.
+
+    Raises:
+        DamagedPlan: If the plan cannot be read.
+    """
+    if not (folder / "plan.json").is_file():
+        return None
+    return prediction_frame(PrecisionPlan.load(folder / "plan.json"), log)
+
+
 def replay_frame(played: Replay) -> pd.DataFrame:
     """A scaler's replay: ``step``, ``scale``, ``absmax``, ``overflow``, ``lost_share``."""
     return pd.DataFrame(
@@ -79,3 +92,14 @@ def replay_frame(played: Replay) -> pd.DataFrame:
             "lost_share": played.lost,
         }
     )
+
+
+def family(name: str, known: Iterable[str]) -> list[str]:
+    """The trainings that belong with one: those whose name begins with the same recording's.
+
+    ``mpdiag demo`` names them ``ssd``, ``ssd-fp16-no-scale``, ``ssd-fp16-plan``.
+    """
+    names = list(known)
+    root = min((n for n in names if name == n or name.startswith(f"{n}-")), key=len, default=name)
+    own = [n for n in names if n == root or n.startswith(f"{root}-fp16")]
+    return own or [n for n in names if n == name]
