@@ -20,6 +20,8 @@ from mpdiag.training_log import FILE, TrainingLog, read_log
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import pandas as pd
+
     from mpdiag.analysis.layers import Layers
     from mpdiag.records import Kind
     from mpdiag.reports.pictures import Picture
@@ -90,6 +92,24 @@ def logged() -> dict[str, Listing]:
 def recorded() -> list[Listing]:
     """The runs that hold statistics."""
     return [item for item in listings() if item.run and item.run.parts()]
+
+
+def pair() -> tuple[int, int]:
+    """Positions of two recorded runs to compare: the chosen one and its like, if there is one."""
+    runs = recorded()
+    models = [model_of(item) for item in runs]
+    names = [run_name(item) for item in runs]
+    chosen = st.session_state.get("run")
+    first = names.index(chosen) if chosen in names else 0
+    others = [i for i in range(len(runs)) if i != first]
+    like = [i for i in others if models[i] == models[first]]
+    return first, (like or others or [0])[0]
+
+
+def model_of(listing: Listing) -> str:
+    """The type of a run's model, as far as its meta.json says."""
+    model = listing.run.meta.get("model") if listing.run else None
+    return str(model.get("type") or "") if isinstance(model, dict) else ""
 
 
 def choose_recorded(label: str, key: str, index: int, *, where: Any) -> Listing:
@@ -193,6 +213,27 @@ def show(picture: Picture) -> None:
         )
 
 
+def table(frame: pd.DataFrame) -> None:
+    """A table: the model by its name, shares in percent, the rest as it is."""
+    shown = frame.copy()
+    for name in ("layer", "parameter", "name", "module"):
+        if name in shown:
+            shown[name] = shown[name].map(lambda value: layer_name(str(value)))
+    shares = ("share", "underflow_a", "underflow_b", "overflow_a", "overflow_b", "beyond_2048")
+    st.dataframe(
+        shown,
+        hide_index=True,
+        column_config={
+            column: st.column_config.NumberColumn(format="percent")
+            if column.endswith(shares)
+            else st.column_config.NumberColumn(format="scientific")
+            if column.startswith(("absmax", "largest"))
+            else column
+            for column in map(str, shown.columns)
+        },
+    )
+
+
 def heading(title: str, listing: Listing) -> None:
     """A view's title and the run it speaks of."""
     st.header(title, anchor=False)
@@ -203,9 +244,7 @@ def describe(listing: Listing) -> str:
     """One line on a run: model, steps, state, when it was last written; Markdown-safe."""
     run = opened(listing)
     meta = run.meta
-    model = meta.get("model")
-    kind = model.get("type") if isinstance(model, dict) else None
-    words = [run_name(listing), str(kind or "")]
+    words = [run_name(listing), model_of(listing)]
     if meta.get("steps_recorded") is not None:
         words.append(f"{meta['steps_recorded']} of {meta.get('steps_seen')} steps recorded")
     words.append(state_of(meta))

@@ -30,7 +30,9 @@ VIEWS = {
     "compare": ("Compare", "compare_arrows"),
 }
 
-st.set_page_config("mpdiag", page_icon=":material/equalizer:", layout="wide")
+st.set_page_config("mpdiag", page_icon=f"{HERE}/icon.png", layout="wide")
+st.logo(f"{HERE}/logo.svg", size="large")
+st.html("<style>.stMainBlockContainer { padding-top: 3.2rem; }</style>")
 page = st.navigation(
     [
         st.Page(f"views/{name}.py", title=title, icon=f":material/{icon}:", default=name == "runs")

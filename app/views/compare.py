@@ -14,8 +14,8 @@ names = [kit.run_name(item) for item in kit.recorded()]
 if len(names) < 2:
     st.info("Two recorded runs are needed: record a second one, with another seed or format.")
     st.stop()
-a = kit.choose_recorded("First run", "a", 0, where=left)
-b = kit.choose_recorded("Second run", "b", 1, where=right)
+a = kit.choose_recorded("First run", "a", kit.pair()[0], where=left)
+b = kit.choose_recorded("Second run", "b", kit.pair()[1], where=right)
 first, second = st.columns([2, 2])
 kind = first.selectbox(
     "Tensors",
@@ -46,4 +46,4 @@ titles = (kit.run_name(a), kit.run_name(b))
 kit.show(
     pictures.side_by_side(str(a.folder), str(b.folder), sides, titles, kind, measure or "absmax")
 )
-st.dataframe(comparison_frame(sides[0].of_kind(kind), sides[1].of_kind(kind)), hide_index=True)
+kit.table(comparison_frame(sides[0].of_kind(kind), sides[1].of_kind(kind)))

@@ -65,18 +65,12 @@ def view() -> None:
         st.info(in_markdown(f"No layer here has “{text}” in its name."))
         return
     _numbers(layers, fmt, exponent)
-    everything, single, scales = st.tabs(["All layers", "One layer", "Every scale"])
+    kit.show(pictures.every_scale(run, layers, kind, fmt, exponent, plan))
+    everything, single = st.tabs(["All layers", "One layer"], key="tab", bind="query-params")
     with everything:
         kit.show(pictures.heat_map(run, layers, kind, fmt, exponent, log=log))
         kit.show(pictures.consequences(run, layers, kind, fmt, exponent))
-        st.dataframe(
-            scale_frame(layers, fmt, exponent),
-            hide_index=True,
-            column_config={
-                c: st.column_config.NumberColumn(format="percent")
-                for c in ("lost_share", "sum_share", "overflow_share")
-            },
-        )
+        kit.table(scale_frame(layers, fmt, exponent))
     with single:
         names = [str(n) for n in layers.names]
         layer = kit.choose_layer(names)
@@ -84,8 +78,6 @@ def view() -> None:
         if layer is not None:
             records = analysis.run.records
             kit.show(pictures.over_time(run, records, kind, layer, fmt, exponent, log=log))
-    with scales:
-        kit.show(pictures.every_scale(run, layers, kind, fmt, exponent, plan))
 
 
 def _numbers(layers: Layers, fmt: FloatFormat, exponent: int) -> None:
@@ -104,7 +96,7 @@ def _numbers(layers: Layers, fmt: FloatFormat, exponent: int) -> None:
     st.caption(
         in_markdown(
             f"This scale is {words} the interval from {plan.lower:g} to {upper} in which FP16 "
-            f"gradients are safe. Most of its sum loses {worst}."
+            f"gradients are safe. {worst} loses the largest part of its sum."
         )
     )
 

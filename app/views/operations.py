@@ -19,8 +19,8 @@ if table.empty:
         "No module needs FP32: none is a normalisation, a softmax or a loss, none overflows."
     )
 else:
-    st.dataframe(table, hide_index=True)
+    kit.table(table)
 kit.show(pictures.output_ranges(run, kit.layers(chosen, "activation")))
 st.subheader("The narrowest format that would hold each layer", anchor=False)
 st.caption("It keeps 99 % of Σ|x| and does not overflow; gradients at the recommended loss scale.")
-st.dataframe(pictures.layer_formats_frame(analysis), hide_index=True)
+kit.table(pictures.layer_formats_frame(analysis))

@@ -22,9 +22,7 @@ def table() -> None:
         frame,
         hide_index=True,
         column_config={
-            "recorded": st.column_config.ProgressColumn(
-                "steps recorded", format="%d", min_value=0, max_value=int(frame["steps"].max() or 1)
-            ),
+            "recorded": st.column_config.NumberColumn("steps recorded"),
             "created": st.column_config.DatetimeColumn(format="YYYY-MM-DD HH:mm"),
         },
     )

@@ -8,46 +8,50 @@ import streamlit as st
 from mpdiag.analysis.replay import replay_run
 from mpdiag.reports import pictures
 from mpdiag.reports.frames import training
+from mpdiag.reports.words import in_markdown
 
 chosen = kit.current()
 kit.heading("Training", chosen)
 run = str(chosen.folder)
-curves, replays = st.tabs(["Trainings", "Loss-scale replay"])
+curves, replays = st.tabs(["Trainings", "Loss-scale replay"], key="tab", bind="query-params")
 
 with curves:
-    family = training.family(kit.run_name(chosen), kit.logged())
+    logged = kit.logged()
     names = st.multiselect(
-        "Trainings", list(kit.logged()), default=family, key="trainings", bind="query-params"
+        "Trainings",
+        list(logged),
+        default=training.family(kit.run_name(chosen), logged),
+        key="trainings",
+        bind="query-params",
     )
-    logs = {name: kit.log(kit.logged()[name]) for name in names}
+    logs = {name: kit.log(logged[name]) for name in names}
     if logs:
-        left, right = st.columns(2)
+        left, right = st.columns(2, vertical_alignment="bottom")
         window = left.slider(
             "Running median over steps", 1, 50, 15, key="smooth", bind="query-params"
         )
         log = right.toggle("Log scale", value=True, key="loss_log", bind="query-params")
         kit.show(pictures.losses(str(kit.folder()), logs, log=log, window=window))
-        st.dataframe(training.outcome_frame(logs), hide_index=True)
+        kit.table(training.outcome_frame(logs))
+        kit.show(pictures.scales(str(kit.folder()), logs))
+        skips = training.scales_frame(logs).query("skipped")
+        if len(skips):
+            kit.table(skips.drop(columns="skipped"))
+        expected = training.predictions_frame({name: logged[name].folder for name in names}, logs)
+        if len(expected):
+            st.markdown("##### Predicted by the plan, observed in training")
+            kit.table(expected)
+        for name, own in logs.items():
+            for note in own.notes:
+                st.warning(in_markdown(f"{name}: {note}"))
     else:
         st.info("Choose trainings that kept a log: `MixedPrecision(…, run=…)` writes one.")
-    if kit.run_name(chosen) in kit.logged():
-        own = kit.log(chosen)
-        kit.show(pictures.scale_over_time(run, own))
-        skips = training.steps_frame(own).query("skipped")[["step", "scale", "reason"]]
-        if len(skips):
-            st.dataframe(skips, hide_index=True)
-        expected = training.kept_prediction(chosen.folder, own)
-        if expected is not None and "training" in kit.opened(chosen).meta:
-            st.markdown("##### Predicted by the plan, observed in training")
-            st.dataframe(expected, hide_index=True)
-        for note in own.notes:
-            st.warning(kit.in_markdown(str(note)))
 
 with replays:
     if not kit.opened(chosen).parts():
         st.info("This run holds no recorded gradients to replay; choose the recording it rests on.")
     else:
-        cells = st.columns(4)
+        cells = st.columns(4, vertical_alignment="bottom")
         scaler = cells[0].selectbox(
             "Scaler", ["backoff", "constant", "lognormal"], key="scaler", bind="query-params"
         )

@@ -7,7 +7,7 @@ import streamlit as st
 
 from mpdiag.reports import pictures
 from mpdiag.reports.frames.updates import update_frame
-from mpdiag.reports.words import in_markdown, layer_name, percent
+from mpdiag.reports.words import in_markdown, layer_name, percent, sentence
 
 chosen = kit.current()
 kit.heading("Updates", chosen)
@@ -15,7 +15,7 @@ analysis = kit.analysis(chosen)
 masters = analysis.plan.master_weights
 records = analysis.run.records
 run = str(chosen.folder)
-st.markdown(in_markdown(masters.reason) + ".")
+st.markdown(in_markdown(sentence(masters.reason)))
 
 table = update_frame(records)
 cells = st.columns(3)

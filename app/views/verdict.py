@@ -8,7 +8,7 @@ import kit
 import streamlit as st
 
 from mpdiag.reports.frames.verdict import facts, formats_frame, levels_frame
-from mpdiag.reports.words import in_markdown
+from mpdiag.reports.words import in_markdown, sentence
 
 chosen = kit.current()
 kit.heading("Verdict", chosen)
@@ -26,13 +26,16 @@ for column, fact in zip(st.columns(4), facts(analysis), strict=True):
 left, right = st.columns([3, 2], gap="large")
 with left:
     st.subheader("Why", anchor=False)
-    st.markdown(f"**Loss scale.** {in_markdown(plan.loss_scale.reason)}.")
+    st.markdown(f"**Loss scale.** {in_markdown(sentence(plan.loss_scale.reason))}")
     scale = str(int(plan.loss_scale.recommended).bit_length() - 1)
     kit.link("gradients", "See it in the gradients", scale=scale)
-    st.markdown(f"**Master weights.** {in_markdown(plan.master_weights.reason)}.")
+    st.markdown(f"**Master weights.** {in_markdown(sentence(plan.master_weights.reason))}")
     kit.link("updates", "See it in the updates")
     number = len(plan.fp32_operations)
-    st.markdown(f"**Operations.** {number} modules stay in FP32, each for a reason.")
+    words = (
+        f"{number} modules stay in FP32, each for a reason." if number else "None stays in FP32."
+    )
+    st.markdown(f"**Operations.** {words}")
     kit.link("operations", "See which and why")
 with right:
     st.subheader("Findings", anchor=False)

@@ -21,7 +21,7 @@ from mpdiag.reports.frames import tensorcores
 from mpdiag.reports.frames.gradients import in_model_order
 from mpdiag.reports.frames.verdict import facts, formats_frame, levels_frame
 from mpdiag.reports.page import STYLE, THEMING
-from mpdiag.reports.words import percent
+from mpdiag.reports.words import percent, sentence
 from mpdiag.runs import atomic_path
 from mpdiag.training_log import FILE, read_log
 
@@ -124,8 +124,8 @@ def _verdict(analysis: Analysis) -> Iterator[str]:
     yield f'<div class="cards">{cards}</div>'
     plan = analysis.plan
     yield "<h2>Why</h2>"
-    yield f"<p><b>Loss scale.</b> {escape(plan.loss_scale.reason)}.</p>"
-    yield f"<p><b>Master weights.</b> {escape(plan.master_weights.reason)}.</p>"
+    yield f"<p><b>Loss scale.</b> {escape(sentence(plan.loss_scale.reason))}</p>"
+    yield f"<p><b>Master weights.</b> {escape(sentence(plan.master_weights.reason))}</p>"
     if analysis.findings:
         yield "<h2>Findings</h2>"
         yield from (

@@ -30,5 +30,3 @@ VERDICTS = {
 }
 
 SEVERITIES = {"error": VERMILION, "warning": ORANGE, "info": BLUE}
-HEAT = "Cividis"
-"""Made for colour-blind readers: lightness alone orders it."""

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpdiag.analysis.layers import Layers
-from mpdiag.formats import FP16
+from mpdiag.formats import FORMATS, FP16
 from mpdiag.reports import receipts
 from mpdiag.reports.figures import comparing as draw_comparing
 from mpdiag.reports.figures import gradients as draw_gradients
@@ -94,8 +94,8 @@ def heat_map(
     return Picture(
         "heat-map",
         f"Where the {KIND_WORDS[kind]} lie, layer by layer",
-        f"Red: {fmt.label} makes these values 0 at this loss scale; pink: infinite. "
-        "A larger scale moves the window to the left.",
+        f"Each cell is a power of two of one layer, coloured by what {fmt.label} makes of it at this "
+        "loss scale, the stronger the more values lie there. A larger scale moves the window left.",
         draw_gradients.heat_map(frame, names, fmt, exponent, log=log),
         frame,
         receipts.exponents(run, kind),
@@ -270,7 +270,7 @@ def layer_formats_frame(analysis: Analysis) -> pd.DataFrame:
         {
             "layer": layer_name(advice.name),
             "tensors": advice.kind.replace("_", " "),
-            "format": advice.format,
+            "format": FORMATS[advice.format].label,
             "largest |x|": advice.evidence.get("absmax"),
         }
         for advice in analysis.plan.layer_formats
@@ -296,16 +296,16 @@ def losses(
     )
 
 
-def scale_over_time(run: str, log: TrainingLog) -> Picture:
-    """The loss scale, and each skip with its cause."""
-    frame = training.steps_frame(log)
+def scales(folder: str, logs: Mapping[str, TrainingLog]) -> Picture:
+    """The loss scales of several trainings, and each skip with its cause."""
+    frame = training.scales_frame(logs)
     return Picture(
         "scale",
         "Loss scale",
-        "A cross is a skipped step; its cause stands in the table below and under the pointer.",
+        "A cross is a skipped step; its cause stands under the pointer and in the table of skips.",
         draw_training.scale(frame),
         frame,
-        receipts.steps(run),
+        receipts.scales(folder, list(logs)),
     )
 
 

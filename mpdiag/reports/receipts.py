@@ -168,27 +168,25 @@ frame = pd.DataFrame({
 
 def losses(folder: str, runs: list[str]) -> str:
     """Receipt of ``losses_frame``."""
+    return _logs(folder, runs, '{"step": int, "loss": float}')
+
+
+def scales(folder: str, runs: list[str]) -> str:
+    """Receipt of ``scales_frame``: scales and skips."""
+    return _logs(folder, runs, '{"step": int, "scale": float, "skipped": bool}')
+
+
+def _logs(folder: str, runs: list[str], columns: str) -> str:
     return f"""\
 import pandas as pd
 
+columns = {columns}
 parts = []
 for run in {runs!r}:
-    log = pd.read_json(f"{{{folder!r}}}/{{run}}/training.jsonl", lines=True)
-    log = log[log["step"].notna()].drop_duplicates("step", keep="last")
-    parts.append(log[["step", "loss"]].astype({{"step": int, "loss": float}}).assign(run=run))
-frame = pd.concat(parts, ignore_index=True)[["run", "step", "loss"]]
-"""
-
-
-def steps(run: str) -> str:
-    """Receipt of ``steps_frame``: steps, losses, scales, skips."""
-    return f"""\
-import pandas as pd
-
-log = pd.read_json({run + "/training.jsonl"!r}, lines=True)
-log = log[log["step"].notna()].drop_duplicates("step", keep="last").sort_values("step")
-columns = {{"step": int, "loss": float, "scale": float, "skipped": bool}}
-frame = log[list(columns)].astype(columns).reset_index(drop=True)
+    log = pd.read_json({folder!r} + f"/{{run}}/training.jsonl", lines=True)
+    log = log[log["step"].notna()].drop_duplicates("step", keep="last").sort_values("step")
+    parts.append(log[list(columns)].astype(columns).assign(run=run))
+frame = pd.concat(parts, ignore_index=True)
 """
 
 

@@ -50,6 +50,12 @@ def in_figure(name: str, width: int | None = None) -> str:
     return html.escape(layer_name(name) if width is None else shortened(name, width), quote=False)
 
 
+def sentence(text: str) -> str:
+    """A reason as a sentence: with a capital and a full stop."""
+    text = text.strip()
+    return text[:1].upper() + text[1:] + ("" if text.endswith((".", "!", "?")) else ".")
+
+
 def in_markdown(text: str) -> str:
     """Text in which Markdown sees nothing but text."""
     return _MARKDOWN.sub(r"\\\1", text.replace("\n", " "))

@@ -15,7 +15,7 @@ from mpdiag.reports.figures.style import (
     layer_axis,
     row_height,
 )
-from mpdiag.reports.palette import BLUE, FATES, GREEN, HEAT, PURPLE, VERMILION
+from mpdiag.reports.palette import BLUE, FATES, GREEN, PURPLE, VERMILION
 from mpdiag.reports.words import in_figure, percent, superscript
 
 if TYPE_CHECKING:
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from mpdiag.formats import FloatFormat
 
 VALUES = "value before scaling"
+DECADES = 6
+"""Powers of ten from a full colour to the palest, with log counts."""
 _FATE_WORDS = {
     "zero": "already 0",
     "lost": "becomes 0",
@@ -78,13 +80,20 @@ def heat_map(
         return empty("no non-zero values")
     low, high = _span(frame, fmt, exponent)
     counts = _matrix(frame, "layer", layers, low, high)
-    fig = _shaded(counts, low, high, log=log, height=row_height(len(layers)))
-    fig.data[0].customdata = np.dstack(
-        [counts, np.repeat(np.array([[in_figure(n)] for n in layers]), counts.shape[1], axis=1)]
-    )
-    fig.data[
-        0
-    ].hovertemplate = "%{customdata[1]}<br>2^%{x:.0f}: %{customdata[0]:,} values<extra></extra>"
+    labels = np.repeat(np.array([[in_figure(n)] for n in layers]), counts.shape[1], axis=1)
+    fig = figure(row_height(len(layers)), hovermode="closest")
+    for name, part in _shades(counts, low, fmt, exponent, log=log):
+        fig.add_heatmap(
+            x=np.arange(low, high) + 0.5,
+            z=part,
+            customdata=counts,
+            text=labels,
+            name=name,
+            hovertemplate="%{text}<br>from 2^%{x:.0f}: %{customdata:,} values"
+            f"<extra>{_FATE_WORDS[name]}</extra>",
+            **_cells(name),
+        )
+        _legend(fig, name, counts, part)
     layer_axis(fig, layers)
     _add_window(fig, fmt, exponent, low, high)
     exponent_axis(fig, low, high, VALUES)
@@ -100,21 +109,29 @@ def over_time(
     low, high = _span(frame, fmt, exponent)
     steps = sorted(frame["step"].unique())
     counts = _matrix(frame, "step", steps, low, high)
-    fig = _shaded(counts, low, high, log=log, height=420)
-    heat = fig.data[0]
-    heat.update(x=list(range(len(steps))), y=heat.x, z=np.asarray(heat.z).T, customdata=counts.T)
-    heat.hovertemplate = "step %{text}<br>2^%{y:.0f}: %{customdata:,} values<extra></extra>"
-    heat.text = np.repeat([[str(s) for s in steps]], counts.shape[1], axis=0)
+    labels = np.repeat([[str(s) for s in steps]], counts.shape[1], axis=0)
+    fig = figure(440, hovermode="closest")
+    for name, part in _shades(counts, low, fmt, exponent, log=log):
+        fig.add_heatmap(
+            y=np.arange(low, high) + 0.5,
+            z=part.T,
+            customdata=counts.T,
+            text=labels,
+            name=name,
+            hovertemplate="step %{text}<br>from 2^%{y:.0f}: %{customdata:,} values"
+            f"<extra>{_FATE_WORDS[name]}</extra>",
+            **_cells(name),
+        )
+        _legend(fig, name, counts, part)
     every = max(1, len(steps) // 10)
     places = list(range(0, len(steps), every))
-    labels = [str(steps[i]) for i in places]
     exponent_axis(fig, low, high, VALUES)
     fig.layout.yaxis.update(fig.layout.xaxis.to_plotly_json())
     fig.layout.xaxis = {
         "title": "recorded step",
         "tickmode": "array",
         "tickvals": places,
-        "ticktext": labels,
+        "ticktext": [str(steps[i]) for i in places],
         "gridcolor": GRID,
         "range": [-0.5, len(steps) - 0.5],
     }
@@ -174,7 +191,7 @@ def histogram(
             customdata=part["exponent"],
             hovertemplate="2^%{customdata}: %{y:,} values<extra>" + _FATE_WORDS[name] + "</extra>",
         )
-    _add_window(fig, fmt, exponent, low, high, shade=False)
+    _add_window(fig, fmt, exponent, low, high)
     exponent_axis(fig, low, high, VALUES)
     if zeros:
         axis = fig.layout.xaxis
@@ -233,7 +250,7 @@ def consequences(frame: pd.DataFrame, most: int = 24) -> go.Figure:
             hovertemplate=hover,
         )
     layer_axis(fig, names)
-    fig.update_xaxes(tickformat=".0%", rangemode="tozero", title="share of the layer")
+    fig.update_xaxes(tickformat=".2~%", rangemode="tozero", title="share of the layer")
     top = float(max(worst["lost_share"].max(), worst["sum_share"].max(), 0.01))
     fig.update_xaxes(range=[-0.01 * top, min(1.02, 1.1 * top)])
     return fig
@@ -250,7 +267,7 @@ def every_scale(
         interval: log2 of the smallest sufficient and the largest admissible scale, if known.
         recommended: log2 of the recommended scale.
     """
-    fig = figure(340)
+    fig = figure(260)
     hover = "scale 2^%{x}: %{y:.3%}<extra>%{fullData.name}</extra>"
     for column, name, colour, dash in (
         ("lost_share", "values lost, all layers", FATES["lost"], "solid"),
@@ -297,7 +314,7 @@ def every_scale(
     )
     exponent_axis(fig, low, high, "loss scale")
     fig.update_xaxes(range=[low - 0.7, high + 0.7])
-    fig.update_yaxes(tickformat=".0%", rangemode="tozero", title="share lost")
+    fig.update_yaxes(tickformat=".0%", rangemode="tozero", title="share lost", nticks=5)
     return fig
 
 
@@ -323,40 +340,58 @@ def _matrix(
     return counts
 
 
-def _shaded(counts: np.ndarray, low: int, high: int, *, log: bool, height: int) -> go.Figure:
+def _shades(
+    counts: np.ndarray, low: int, fmt: FloatFormat, exponent: int, *, log: bool
+) -> list[tuple[str, np.ndarray]]:
+    """For each fate that occurs, how strongly to colour each cell: 0.12 to 1, NaN elsewhere."""
     shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
     some = np.where(counts > 0, shares, np.nan)
-    z = np.log10(some) if log else some
-    fig = figure(height)
-    ticks: dict[str, Any] = (
-        {"tickvals": [-6, -5, -4, -3, -2, -1, 0]} if log else {"tickformat": ".0%"}
-    )
-    if log:
-        ticks["ticktext"] = ["10⁻⁶", "10⁻⁵", "10⁻⁴", "0.1 %", "1 %", "10 %", "100 %"]
-    fig.add_heatmap(
-        x=np.arange(low, high) + 0.5,
-        z=z,
-        zmin=-6 if log else 0,
-        zmax=0 if log else float(np.nanmax(z)),
-        colorscale=HEAT,
-        xgap=1,
-        ygap=1,
-        colorbar={"title": "share", "thickness": 10, "outlinewidth": 0, **ticks},
-        hoverongaps=False,
-    )
-    return fig
+    depth = np.clip(1 + np.log10(some) / DECADES, 0, 1) if log else some / _largest(some)
+    fates = np.array([fate(low + i, fmt, exponent) for i in range(counts.shape[1])])
+    found = []
+    for name in ("lost", "subnormal", "kept", "overflow"):
+        mine = (fates == name)[None, :] & (counts > 0)
+        if mine.any():
+            found.append((name, np.where(mine, 0.12 + 0.88 * depth, np.nan)))
+    return found
 
 
-def _add_window(
-    fig: go.Figure, fmt: FloatFormat, exponent: int, low: int, high: int, *, shade: bool = True
-) -> None:
+def _largest(shares: np.ndarray) -> float:
+    return float(np.nanmax(shares)) if np.isfinite(shares).any() else 1.0
+
+
+def _legend(fig: go.Figure, name: str, counts: np.ndarray, part: np.ndarray) -> None:
+    """What a colour means, and which share of all values it holds."""
+    here = percent(int(counts[np.isfinite(part)].sum()) / max(1, int(counts.sum())))
+    fig.add_scatter(
+        x=[None],
+        y=[None],
+        mode="markers",
+        marker={"color": FATES[name], "symbol": "square", "size": 11},
+        name=f"{_FATE_WORDS[name]} {here}",
+    )
+
+
+def _tint(name: str) -> list[list[object]]:
+    """A colour scale that runs from nearly transparent to a fate's full colour."""
+    red, green, blue = (int(FATES[name][i : i + 2], 16) for i in (1, 3, 5))
+    return [[0.0, f"rgba({red}, {green}, {blue}, 0)"], [1.0, f"rgba({red}, {green}, {blue}, 1)"]]
+
+
+def _cells(name: str) -> dict[str, Any]:
+    return {
+        "colorscale": _tint(name),
+        "zmin": 0,
+        "zmax": 1,
+        "showscale": False,
+        "xgap": 1,
+        "ygap": 1,
+        "hoverongaps": False,
+    }
+
+
+def _add_window(fig: go.Figure, fmt: FloatFormat, exponent: int, low: int, high: int) -> None:
     zero, normal, top = window(fmt, exponent)
-    if shade and zero > low:
-        fig.add_vrect(
-            low, min(zero, high), fillcolor=FATES["lost"], opacity=0.22, line_width=0, layer="above"
-        )
-    if shade and top < high:
-        fig.add_vrect(max(top, low), high, fillcolor=FATES["overflow"], opacity=0.22, line_width=0)
     marks = (
         (zero, "0 ←", FATES["lost"], "solid", "right"),
         (normal, "bits lost ←", FATES["subnormal"], "dot", "right"),
@@ -375,7 +410,5 @@ def _add_window(
                 showarrow=False,
                 font={"size": 12, "color": colour},
             )
-    if shade:
-        fig.update_layout(showlegend=False)
-    else:
-        fig.update_layout(legend={"y": 1.08})
+    fig.update_layout(legend={"y": 1.0, "yref": "paper"}, margin={"t": 64})
+    fig.layout.legend.y = 1 + 26 / max(fig.layout.height - 110, 120)

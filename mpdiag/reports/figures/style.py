@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 GRID = "rgba(128, 136, 150, 0.22)"
 LINE = "rgba(128, 136, 150, 0.6)"
-FONT = "Source Sans Pro, Inter, system-ui, sans-serif"
+FONT = "Source Sans, Source Sans Pro, Inter, system-ui, sans-serif"
 _MOST_LABELS = 45
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from mpdiag.formats import FP16
 from mpdiag.reports.figures.style import empty, figure
-from mpdiag.reports.palette import BLUE, GREEN, PURPLE, SERIES, VERMILION
+from mpdiag.reports.palette import GREEN, PURPLE, SERIES, VERMILION
 from mpdiag.reports.words import in_figure
 
 if TYPE_CHECKING:
@@ -56,22 +56,26 @@ def losses(frame: pd.DataFrame, *, log: bool = False, window: int = 1) -> go.Fig
             )
     fig.update_xaxes(title="step")
     fig.update_yaxes(title="loss", type="log" if log else "linear")
+    if log:
+        _log10_axis(fig, frame["loss"])
     return fig
 
 
 def scale(frame: pd.DataFrame) -> go.Figure:
-    """The loss scale of one training (``steps_frame``), a cross at each skip with its cause."""
+    """The loss scales of some trainings (``scales_frame``), a cross at each skip with its cause."""
     if frame.empty:
         return empty("no steps")
     fig = figure(300)
-    fig.add_scatter(
-        x=frame["step"],
-        y=frame["scale"],
-        name="loss scale",
-        mode="lines",
-        line={"color": BLUE, "width": 2.5, "shape": "hv"},
-        hovertemplate="step %{x}: scale %{y:g}<extra></extra>",
-    )
+    for i, (run, part) in enumerate(frame.groupby("run", sort=False)):
+        name, colour = in_figure(str(run)), SERIES[i % len(SERIES)]
+        fig.add_scatter(
+            x=part["step"],
+            y=part["scale"],
+            name=name,
+            mode="lines",
+            line={"color": colour, "width": 2.5, "shape": "hv", "dash": _DASHES[i % 4]},
+            hovertemplate="step %{x}: scale %{y:g}<extra>" + name + "</extra>",
+        )
     skipped = frame[frame["skipped"]]
     if len(skipped):
         fig.add_scatter(
@@ -125,6 +129,19 @@ def replay(frame: pd.DataFrame) -> go.Figure:
     _log2_axis(fig, [*frame["scale"], *(FP16.overflow_threshold / finite["absmax"])])
     fig.update_xaxes(title="step")
     return fig
+
+
+def _log10_axis(fig: go.Figure, values: object) -> None:
+    """Ticks at 1, 2 and 5 times powers of ten, each written out."""
+    known = np.asarray(values, float)
+    known = known[np.isfinite(known) & (known > 0)]
+    if known.size == 0:
+        return
+    low, high = float(known.min()), float(known.max())
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    steps = (1, 2, 5) if len(decades) <= 4 else (1,)
+    places = [m * 10.0**e for e in decades for m in steps]
+    fig.update_yaxes(tickmode="array", tickvals=places, ticktext=[f"{p:g}" for p in places])
 
 
 def _log2_axis(fig: go.Figure, values: object) -> None:

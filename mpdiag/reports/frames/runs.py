@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from mpdiag.runs import Listing
 
-_COLUMNS = ("run", "state", "model", "steps", "recorded", "device", "created")
+_COLUMNS = ("run", "what", "state", "model", "steps", "recorded", "device", "created")
 
 
 def runs_frame(listings: Sequence[Listing], states: Sequence[str]) -> pd.DataFrame:
@@ -25,7 +25,7 @@ def runs_frame(listings: Sequence[Listing], states: Sequence[str]) -> pd.DataFra
     frame = pd.DataFrame(rows, columns=list(_COLUMNS))
     frame["created"] = pd.to_datetime(frame["created"], errors="coerce", utc=True)
     for name in ("steps", "recorded"):
-        frame[name] = pd.to_numeric(frame[name], errors="coerce").fillna(0).astype(int)
+        frame[name] = pd.to_numeric(frame[name], errors="coerce").astype("Int64")
     return frame
 
 
@@ -34,8 +34,13 @@ def _row(listing: Listing, state: str) -> dict[str, Any]:
     if listing.run is None:
         return {"run": name, "state": "unreadable"}
     meta = listing.run.meta
+    training = meta.get("training")
+    what = "FP32 recording"
+    if isinstance(training, dict):
+        what = f"training in {training.get('dtype')}, loss scale: {training.get('loss_scale')}"
     return {
         "run": name,
+        "what": what,
         "state": state,
         "model": _inside(meta, "model", "type"),
         "steps": meta.get("steps_seen"),

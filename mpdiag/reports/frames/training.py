@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 
 from mpdiag.plan import PrecisionPlan
+from mpdiag.runs import open_run
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -35,6 +36,13 @@ def losses_frame(logs: Mapping[str, TrainingLog]) -> pd.DataFrame:
     if not frames:
         return pd.DataFrame(columns=columns)
     return pd.concat(frames, ignore_index=True)[columns]
+
+
+def scales_frame(logs: Mapping[str, TrainingLog]) -> pd.DataFrame:
+    """The loss scales of several trainings: ``run``, ``step``, ``scale``, ``skipped``, ``reason``."""
+    columns = ["run", "step", "scale", "skipped", "reason"]
+    frames = [steps_frame(log).assign(run=name)[columns] for name, log in logs.items()]
+    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=columns)
 
 
 def outcome_frame(logs: Mapping[str, TrainingLog]) -> pd.DataFrame:
@@ -70,15 +78,22 @@ def prediction_frame(plan: PrecisionPlan, log: TrainingLog) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=["what", "predicted", "observed"])
 
 
-def kept_prediction(folder: Path, log: TrainingLog) -> pd.DataFrame | None:
-    """``prediction_frame`` of the plan that a training obeyed; None where the run keeps none.
+def predictions_frame(folders: Mapping[str, Path], logs: Mapping[str, TrainingLog]) -> pd.DataFrame:
+    """``prediction_frame`` of each training by a plan that it keeps, with its ``run``.
+
+    A recording's own log is no training by the plan that was made from it: its meta.json names no
+    training.
 
     Raises:
-        DamagedPlan: If the plan cannot be read.
+        InputError: If a plan or a meta.json cannot be read.
     """
-    if not (folder / "plan.json").is_file():
-        return None
-    return prediction_frame(PrecisionPlan.load(folder / "plan.json"), log)
+    frames = []
+    for name, log in logs.items():
+        folder = folders[name]
+        if (folder / "plan.json").is_file() and open_run(folder).meta.get("training"):
+            frame = prediction_frame(PrecisionPlan.load(folder / "plan.json"), log)
+            frames.append(frame.assign(run=name)[["run", "what", "predicted", "observed"]])
+    return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
 
 
 def replay_frame(played: Replay) -> pd.DataFrame:
@@ -101,5 +116,5 @@ def family(name: str, known: Iterable[str]) -> list[str]:
     """
     names = list(known)
     root = min((n for n in names if name == n or name.startswith(f"{n}-")), key=len, default=name)
-    own = [n for n in names if n == root or n.startswith(f"{root}-fp16")]
+    own = sorted((n for n in names if n == root or n.startswith(f"{root}-fp16")), key=len)
     return own or [n for n in names if n == name]

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from mpdiag.reports.words import layer_name, percent
+from mpdiag.formats import FORMATS
+from mpdiag.reports.words import layer_name, percent, superscript
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -29,13 +31,16 @@ def facts(analysis: Analysis) -> tuple[Fact, ...]:
     """Four figures that decide: the scale, its interval, what is lost, the masters."""
     scale, plan = analysis.loss_scale, analysis.plan.loss_scale
     upper = "no limit" if plan.upper is None else f"{plan.upper:g}"
+    ends = [
+        f"2{superscript(round(math.log2(end)))}" if end else "∞" for end in (plan.lower, plan.upper)
+    ]
     masters = analysis.plan.master_weights
     return (
         Fact("Loss scale", f"{plan.recommended:g}", f"{plan.need}; method: {plan.method}"),
         Fact(
             "Admissible interval",
-            f"{plan.lower:g} to {upper}" if scale.fits else "none",
-            f"limited by {layer_name(scale.limiting_layer)}",
+            " to ".join(ends) if scale.fits else "none",
+            f"{plan.lower:g} to {upper}, limited by {layer_name(scale.limiting_layer)}",
         ),
         Fact(
             "Gradients lost to 0",
@@ -68,7 +73,7 @@ def levels_frame(plan: PrecisionPlan) -> pd.DataFrame:
 def formats_frame(formats: Mapping[str, Any]) -> pd.DataFrame:
     """Share of values lost by format (rows) and kind, to 0 and to infinity together."""
     rows = {
-        name: {
+        FORMATS[name].label: {
             kind.replace("_", " "): losses["underflow"] + losses["overflow"]
             for kind, losses in summary["kinds"].items()
         }
