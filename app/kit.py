@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from mpdiag.reports.pictures import Picture
 
 LIVE = ("recording", "training")
+ALL = "(all together)"
 SILENT = 120
 """Seconds after which a run that says it is recording is called silent: it may have been killed."""
 
@@ -180,7 +181,9 @@ def layers(listing: Listing, kind: Kind) -> Layers:
 
 def show(picture: Picture) -> None:
     """A figure with its caption, its receipt and its downloads."""
-    st.markdown(f"##### {in_markdown(picture.title)}")
+    with st.container(horizontal=True, vertical_alignment="center", gap="small"):
+        st.markdown(f"##### {in_markdown(picture.title)}")
+        receipt = st.popover("Receipt", icon=":material/receipt_long:", type="tertiary")
     st.plotly_chart(
         picture.figure,
         key=f"figure-{picture.key}",
@@ -192,9 +195,10 @@ def show(picture: Picture) -> None:
     )
     if picture.caption:
         st.caption(in_markdown(picture.caption))
-    with st.expander("Receipt: these numbers in plain pandas", icon=":material/receipt_long:"):
+    with receipt:
+        st.caption("These numbers in plain pandas, from the run folder alone:")
         st.code(picture.receipt, language="python")
-        left, right, _ = st.columns([1, 1, 3])
+        left, right = st.columns(2)
         left.download_button(
             "Table (CSV)",
             data=lambda: picture.frame.to_csv(index=False),
@@ -296,15 +300,8 @@ def follow(listing: Listing) -> None:
 
 def choose_layer(names: Sequence[str], label: str = "Layer", key: str = "layer") -> str | None:
     """A select box of layers that is searched by typing; None for all of them."""
-    options = ["", *[f"={name}" for name in names]]
-    chosen = st.selectbox(
-        label,
-        options,
-        key=key,
-        bind="query-params",
-        format_func=lambda option: layer_name(option[1:]) if option else "all together",
-    )
-    return chosen[1:] if chosen else None
+    known = {ALL: None, **{layer_name(name): name for name in names}}
+    return known[st.selectbox(label, list(known), key=key, bind="query-params")]
 
 
 def link(page: str, label: str, **query: str) -> None:

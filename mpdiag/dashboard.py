@@ -35,7 +35,9 @@ def serve(folder: Path | None, port: int, *, browser: bool = True) -> int:
         RunNotFound: If there is no such folder.
     """
     if find_spec("streamlit") is None:
-        message = "the dashboard needs Streamlit: pip install 'mpdiag[app]'"
+        message = (
+            "the dashboard needs Streamlit and Python 3.11 or newer: pip install 'mpdiag[app]'"
+        )
         raise UsageError(message)
     runs = sample_runs() if folder is None else folder
     if not (runs / META).is_file():

@@ -50,11 +50,12 @@ def view() -> None:
         "Find layers", key="find", placeholder="part of a name", bind="query-params"
     )
     fmt = FORMATS[name or "fp16"]
-    exponent = st.select_slider(
+    exponent = st.slider(
         "Loss scale",
-        list(SCALES),
-        value=int(np.log2(plan.recommended)),
-        format_func=power,
+        SCALES[0],
+        SCALES[-1],
+        int(np.log2(plan.recommended)),
+        format="2^%d",
         key="scale",
         bind="query-params",
         help=f"Recommended: {plan.recommended:g}. It multiplies gradients; move it to see what "
@@ -89,14 +90,15 @@ def _numbers(layers: Layers, fmt: FloatFormat, exponent: int) -> None:
     cells[1].metric("Σ|x| lost, worst layer", percent(whole.worst_sum_share), border=True)
     overflow = str(whole.overflow_layers) if whole.overflow_layers else "none"
     cells[2].metric("Layers that overflow", overflow, border=True)
-    cells[3].metric("Recommended", power(int(np.log2(plan.recommended))), border=True)
+    cells[3].metric("This loss scale", power(exponent), border=True)
     worst = layer_name(whole.worst_layer)
     words = "inside" if inside else "outside"
     upper = "no limit" if plan.upper is None else f"{plan.upper:g}"
     st.caption(
         in_markdown(
-            f"This scale is {words} the interval from {plan.lower:g} to {upper} in which FP16 "
-            f"gradients are safe. {worst} loses the largest part of its sum."
+            f"This scale is {words} the interval from {plan.lower:g} to {upper} that is "
+            f"sufficient and admissible; {plan.recommended:g} is recommended. "
+            f"{worst} loses the largest part of its sum."
         )
     )
 

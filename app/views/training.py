@@ -56,7 +56,7 @@ with replays:
             "Scaler", ["backoff", "constant", "lognormal"], key="scaler", bind="query-params"
         )
         exponent = cells[1].number_input(
-            "First scale, log2", -10, 24, 16, key="first", bind="query-params"
+            "First scale, log2", 0, 24, 16, key="first", bind="query-params"
         )
         interval = cells[2].number_input(
             "Growth interval", 1, 100000, 2000, key="interval", bind="query-params"

@@ -187,7 +187,7 @@ def histogram(
             y=part["count"],
             width=0.94,
             marker={"color": FATES[name]},
-            name=f"{_FATE_WORDS[name]} {share}",
+            name=f"{_FATE_WORDS[name]}: {share}",
             customdata=part["exponent"],
             hovertemplate="2^%{customdata}: %{y:,} values<extra>" + _FATE_WORDS[name] + "</extra>",
         )
@@ -210,7 +210,8 @@ def consequences(frame: pd.DataFrame, most: int = 24) -> go.Figure:
 
     A bar: share of non-zero values that become 0; a diamond: share of Σ|x|; a cross: it overflows.
     """
-    order = np.lexsort((-frame["lost_share"], -frame["sum_share"], -(frame["overflow_share"])))
+    sums = (1000 * frame["sum_share"]).round()  # finer differences are within the estimate's error
+    order = np.lexsort((-frame["lost_share"], -sums, -frame["overflow_share"]))
     worst = frame.iloc[order[:most]]
     if worst.empty:
         return empty("no layers")
@@ -267,7 +268,7 @@ def every_scale(
         interval: log2 of the smallest sufficient and the largest admissible scale, if known.
         recommended: log2 of the recommended scale.
     """
-    fig = figure(260)
+    fig = figure(230)
     hover = "scale 2^%{x}: %{y:.3%}<extra>%{fullData.name}</extra>"
     for column, name, colour, dash in (
         ("lost_share", "values lost, all layers", FATES["lost"], "solid"),
@@ -296,7 +297,7 @@ def every_scale(
     low, high = int(frame["scale_exponent"].min()), int(frame["scale_exponent"].max())
     if interval is not None and interval[0] <= interval[1]:
         left, right = max(low - 0.5, interval[0] - 0.5), min(high + 0.5, interval[1] + 0.5)
-        words = "sufficient and admissible" if right - left > 6 else ""
+        words = "recommended interval" if right - left > 6 else ""
         fig.add_vrect(
             left,
             right,
@@ -304,13 +305,14 @@ def every_scale(
             opacity=0.16,
             line_width=0,
             annotation={"text": words, "font": {"size": 12}},
-            annotation_position="inside top",
+            annotation_position="top right",
         )
     fig.add_vline(recommended, line={"color": GREEN, "width": 2, "dash": "dash"})
     fig.add_vline(
         exponent,
         line={"color": VERMILION, "width": 2},
-        annotation={"text": f"scale 2{superscript(exponent)}", "font": {"size": 12}},
+        annotation={"text": f"2{superscript(exponent)}", "font": {"size": 13}, "yanchor": "bottom"},
+        annotation_position="top",
     )
     exponent_axis(fig, low, high, "loss scale")
     fig.update_xaxes(range=[low - 0.7, high + 0.7])
@@ -368,7 +370,7 @@ def _legend(fig: go.Figure, name: str, counts: np.ndarray, part: np.ndarray) -> 
         y=[None],
         mode="markers",
         marker={"color": FATES[name], "symbol": "square", "size": 11},
-        name=f"{_FATE_WORDS[name]} {here}",
+        name=f"{_FATE_WORDS[name]}: {here}",
     )
 
 

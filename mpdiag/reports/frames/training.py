@@ -115,6 +115,5 @@ def family(name: str, known: Iterable[str]) -> list[str]:
     ``mpdiag demo`` names them ``ssd``, ``ssd-fp16-no-scale``, ``ssd-fp16-plan``.
     """
     names = list(known)
-    root = min((n for n in names if name == n or name.startswith(f"{n}-")), key=len, default=name)
-    own = sorted((n for n in names if n == root or n.startswith(f"{root}-fp16")), key=len)
-    return own or [n for n in names if n == name]
+    root = name.partition("-fp16")[0]
+    return sorted((n for n in names if n == root or n.startswith(f"{root}-fp16")), key=len)
