@@ -261,6 +261,38 @@ def profile(
 
 
 @app.command()
+def report(
+    run: RunArgument,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="HTML", help="Write it here; default: RUN."),
+    ] = None,
+) -> None:
+    """Write the verdict and its evidence as one HTML file that opens offline."""
+    from mpdiag.reports import terminal
+    from mpdiag.reports.html import write_report
+
+    path = write_report(run, output)
+    terminal.show(str(path))
+    terminal.name_next(f"mpdiag dashboard {run.parent}")
+
+
+@app.command()
+def dashboard(
+    folder: Annotated[
+        Path | None,
+        typer.Argument(metavar="[RUNS]", help="A folder of runs; default: the sample runs."),
+    ] = None,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Where it listens.")] = 8501,
+    browser: Annotated[bool, typer.Option(help="Open it in a browser.")] = True,
+) -> None:
+    """Look at runs in a browser, on this machine alone, until stopped with Ctrl-C."""
+    from mpdiag.dashboard import serve
+
+    raise typer.Exit(serve(folder, port, browser=browser))
+
+
+@app.command()
 def runs(
     folder: Annotated[Path, typer.Argument(help="The folder that holds the runs.")] = Path("runs"),
     as_json: JsonOption = False,

@@ -23,7 +23,7 @@ PACKAGE = "mpdiag"
 FLOORS = {
     "facts": [
         ["version"],
-        ["errors"],
+        ["errors", "places"],
         ["formats"],
         ["tensorcores.kernels", "tensorcores.alignment", "tensorcores.peaks"],
     ],
@@ -34,7 +34,7 @@ FLOORS = {
     "search": [["searching"]],
     "views": [["reports"]],
     "workloads": [["workloads"]],
-    "doors": [["cli", "__main__", "demo"]],
+    "doors": [["cli", "__main__", "demo", "dashboard"]],
 }
 
 ROOMS = {
