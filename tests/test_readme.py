@@ -60,8 +60,17 @@ def test_the_recording_and_the_plan(ran):
     assert isinstance(names["plan"], mpdiag.PrecisionPlan)
     run = open_run(folder / "runs" / "mine")
     assert run.meta["steps_recorded"] == 5
-    assert [word[0] for word in printed] == [f.severity for f in names["analysis"].findings]
+    findings = names["analysis"].findings
+    assert [words[0] for words in printed[: len(findings)]] == [f.severity for f in findings]
     assert printed
+
+
+def test_shapes_and_what_ran_where(ran):
+    _, _, printed = ran
+    advice = mpdiag.analyze(ran[1] / "runs" / "mine").plan.shapes
+    assert [words[1] for words in printed if len(words) == 5] == [a.dimension for a in advice]
+    assert advice
+    assert "unit" in printed[-1][0] or "Tensor Core" in printed[-1][0]
 
 
 def test_the_training_by_the_plan(ran):

@@ -215,7 +215,7 @@ class _Window:
     def __init__(self, folder: Path, names: _Names) -> None:
         self.folder = folder
         self._names = names
-        self._gpu = torch.cuda.is_available()
+        self._gpu = names.on_gpu
         self._tap = None if self._gpu else Tap()
         activities = [torch.profiler.ProfilerActivity.CPU]
         if self._gpu:
@@ -269,8 +269,17 @@ class _Names:
         self._roots: set[int] = set()
         self._open: list[tuple[int, Any]] = []
         self._handles: list[Any] = []
+        self._device: str | None = None
         if model is not None:
+            self._device = next((p.device.type for p in model.parameters()), None)
             self._learn(model)
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the steps run on a GPU: where the model lies, else whether CUDA is in use."""
+        if self._device is not None:
+            return self._device == "cuda"
+        return torch.cuda.is_available() and torch.cuda.is_initialized()
 
     def _learn(self, root: nn.Module) -> None:
         self._roots.add(id(root))

@@ -138,6 +138,16 @@ def test_a_trace_of_a_gpu_goes_to_the_reader_of_traces(tmp_path, monkeypatch):
     assert read == ["trace.json"]
 
 
+def test_where_the_model_lies_decides(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    assert capture._Names(None).on_gpu
+    assert not capture._Names(nn.Linear(2, 2)).on_gpu  # on the CPU of a machine with a GPU
+    assert capture._Names(nn.Identity()).on_gpu
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    assert not capture._Names(None).on_gpu
+
+
 def test_the_tap_takes_onednns_lines_and_gives_the_rest_back(capfd):
     tap = Tap()
     tap.open()
