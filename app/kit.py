@@ -57,14 +57,19 @@ def run_name(listing: Listing) -> str:
     return listing.folder.resolve().name
 
 
-def choose_run(label: str = "Run", key: str = "run", *, where: Any = None) -> Listing | None:
+def choose_run(label: str = "Run", key: str = "run") -> Listing | None:
     """A select box of the folder's runs, remembered in the address."""
     known = {run_name(item): item for item in listings()}
     if not known:
         return None
-    box = where or st.sidebar
-    name = box.selectbox(label, list(known), key=key, bind="query-params")
+    # The newest recording: a training by a plan has no gradients to look at.
+    first = next((i for i, item in enumerate(known.values()) if _is_recording(item)), 0)
+    name = st.sidebar.selectbox(label, list(known), index=first, key=key, bind="query-params")
     return known.get(name)
+
+
+def _is_recording(listing: Listing) -> bool:
+    return listing.run is not None and not listing.run.meta.get("training")
 
 
 def opened(listing: Listing) -> Run:

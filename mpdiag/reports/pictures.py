@@ -154,8 +154,7 @@ def every_scale(
     return Picture(
         "every-scale",
         "Every loss scale at once",
-        "Shaded: the interval in which a scale is sufficient and admissible; "
-        "dashed: the recommended scale.",
+        "Red: the scale chosen; dashed: the one recommended; shaded: sufficient and admissible.",
         draw_gradients.every_scale(frame, exponent, interval_of(scale), recommended),
         frame,
         receipts.every_scale(run, kind, fmt),
