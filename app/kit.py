@@ -18,7 +18,7 @@ from mpdiag.runs import META, Listing, Run, list_runs, open_run
 from mpdiag.training_log import FILE, TrainingLog, read_log
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import pandas as pd
 
@@ -179,6 +179,16 @@ def layers(listing: Listing, kind: Kind) -> Layers:
     return _layers(
         str(listing.folder), kind, str(stamp(listing.folder)), _analysis=analysis(listing)
     )
+
+
+@st.cache_resource(max_entries=40, show_spinner=False)
+def _once(run: str, moment: str, key: tuple[object, ...], _make: Callable[[], Any]) -> Any:
+    return _make()
+
+
+def once(listing: Listing, *key: object, make: Callable[[], Any]) -> Any:
+    """What ``make`` returns, made once for each key and each state of the run's files."""
+    return _once(str(listing.folder), str(stamp(listing.folder)), key, make)
 
 
 # -- showing ---------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from mpdiag.dashboard import FOLDER_VARIABLE, server_command
 from mpdiag.places import sample_runs
 
 PAGES = {"dashboard.png": "gradients?run=ssd"}
-SIZE = {"width": 1360, "height": 1130}
+SIZE = {"width": 1360, "height": 1560}
 
 
 def main() -> None:
@@ -47,7 +47,7 @@ def main() -> None:
 def wait_for(address: str) -> None:
     for _ in range(300):
         try:
-            urllib.request.urlopen(address, timeout=2).close()  # noqa: S310 - our own localhost
+            urllib.request.urlopen(address, timeout=2).close()  # noqa: S310 - localhost
         except OSError:
             time.sleep(0.1)
         else:

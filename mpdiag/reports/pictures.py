@@ -146,10 +146,18 @@ def consequences(run: str, layers: Layers, kind: Kind, fmt: FloatFormat, exponen
 
 
 def every_scale(
-    run: str, layers: Layers, kind: Kind, fmt: FloatFormat, exponent: int, scale: LossScalePlan
+    run: str,
+    layers: Layers,
+    kind: Kind,
+    fmt: FloatFormat,
+    exponent: int,
+    scale: LossScalePlan,
+    *,
+    frame: pd.DataFrame | None = None,
 ) -> Picture:
-    """What is lost at every loss scale."""
-    frame = gradients.every_scale_frame(layers, fmt)
+    """What is lost at every loss scale; ``frame`` is its table, where it is known already."""
+    if frame is None:
+        frame = gradients.every_scale_frame(layers, fmt)
     recommended = int(np.log2(scale.recommended))
     return Picture(
         "every-scale",
