@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from mpdiag.plan import PrecisionPlan
     from mpdiag.recording.recorder import Recorder, record
     from mpdiag.runs import Run, list_runs, open_run
+    from mpdiag.searching.search import search_fp32
+    from mpdiag.tensorcores.capture import profile
     from mpdiag.training.steps import StepResult
     from mpdiag.training.trainer import MixedPrecision
 
@@ -39,7 +41,9 @@ _HOMES = {
     "compare": "mpdiag.analysis.comparison",
     "list_runs": "mpdiag.runs",
     "open_run": "mpdiag.runs",
+    "profile": "mpdiag.tensorcores.capture",
     "record": "mpdiag.recording.recorder",
+    "search_fp32": "mpdiag.searching.search",
 }
 
 __all__ = [
@@ -54,7 +58,9 @@ __all__ = [
     "compare",
     "list_runs",
     "open_run",
+    "profile",
     "record",
+    "search_fp32",
 ]
 
 

@@ -11,6 +11,7 @@
         ├── RunNotFound
         ├── DamagedRun
         ├── DamagedPlan
+        ├── DamagedSearch
         ├── LayerNotFound
         └── NewerSchema
 
@@ -73,6 +74,10 @@ class DamagedRun(InputError):
 
 class DamagedPlan(InputError):
     """A plan cannot be read."""
+
+
+class DamagedSearch(InputError):
+    """A search's state file cannot be read."""
 
 
 class LayerNotFound(InputError):

@@ -15,6 +15,7 @@ from mpdiag.analysis.guidance import advise_levels
 from mpdiag.analysis.layers import Layers, merge_layers
 from mpdiag.analysis.loss_scale import LossScaleAnalysis, analyze_loss_scale
 from mpdiag.analysis.reduction import choose_reduction
+from mpdiag.analysis.shapes import advise_shapes
 from mpdiag.analysis.weight_updates import analyze_weight_updates
 from mpdiag.errors import DamagedRun
 from mpdiag.formats import FP16, FloatFormat, format_named
@@ -119,6 +120,7 @@ def analyze(run: str | os.PathLike[str] | Run, target: str = "fp16") -> Analysis
             layers, scale.plan.recommended, int(opened.meta.get("world_size") or 1)
         ),
         levels=advise_levels(opened, records, masters),
+        shapes=advise_shapes(opened, fmt.name),
         layer_formats=advise_layers(layers, exponent),
     )
     return Analysis(opened, fmt, layers, scale, summarise_formats(layers, exponent), findings, plan)

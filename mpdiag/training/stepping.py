@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mpdiag.errors import TrainingDiverged, UsageError
 from mpdiag.training import arguments, gradients, policy, ranks, skips
@@ -24,7 +24,6 @@ from mpdiag.training.steps import NonFinite, StepResult
 from mpdiag.training.transaction import Transaction
 
 if TYPE_CHECKING:
-    from torch import nn
     from torch.optim import Optimizer
 
     from mpdiag.plan import PrecisionPlan
@@ -169,7 +168,19 @@ class Stepping:
         self._regularizers.append(function)
 
     def apply_reduction(self, model: nn.Module) -> None:
-        """Reduce the gradients of a model that was wrapped in DDP only now as the plan says."""
+        """Reduce the gradients of a model that was wrapped in DDP only now as the plan says.
+
+        Where weights are cast (O2, O3) a model must be given before DDP wraps it; models that come
+        inside DDP are reduced by the plan from the start.
+
+        Raises:
+            UsageError: If it is no DDP model.
+        """
+        if not isinstance(model, nn.parallel.DistributedDataParallel):
+            message = (
+                f"apply_reduction() wants a DistributedDataParallel, not {type(model).__name__}"
+            )
+            raise UsageError(message)
         ranks.apply_reduction([model], self.plan.reduction)
 
     # -- the step ----------------------------------------------------------------------------------
