@@ -18,7 +18,7 @@ from mpdiag.runs import META, Listing, Run, list_runs, open_run
 from mpdiag.training_log import FILE, TrainingLog, read_log
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     import pandas as pd
 
@@ -57,14 +57,19 @@ def run_name(listing: Listing) -> str:
     return listing.folder.resolve().name
 
 
-def choose_run(label: str = "Run", key: str = "run", *, where: Any = None) -> Listing | None:
+def choose_run(label: str = "Run", key: str = "run") -> Listing | None:
     """A select box of the folder's runs, remembered in the address."""
     known = {run_name(item): item for item in listings()}
     if not known:
         return None
-    box = where or st.sidebar
-    name = box.selectbox(label, list(known), key=key, bind="query-params")
+    # The newest recording: a training by a plan has no gradients to look at.
+    first = next((i for i, item in enumerate(known.values()) if _is_recording(item)), 0)
+    name = st.sidebar.selectbox(label, list(known), index=first, key=key, bind="query-params")
     return known.get(name)
+
+
+def _is_recording(listing: Listing) -> bool:
+    return listing.run is not None and not listing.run.meta.get("training")
 
 
 def opened(listing: Listing) -> Run:
@@ -174,6 +179,16 @@ def layers(listing: Listing, kind: Kind) -> Layers:
     return _layers(
         str(listing.folder), kind, str(stamp(listing.folder)), _analysis=analysis(listing)
     )
+
+
+@st.cache_resource(max_entries=40, show_spinner=False)
+def _once(run: str, moment: str, key: tuple[object, ...], _make: Callable[[], Any]) -> Any:
+    return _make()
+
+
+def once(listing: Listing, *key: object, make: Callable[[], Any]) -> Any:
+    """What ``make`` returns, made once for each key and each state of the run's files."""
+    return _once(str(listing.folder), str(stamp(listing.folder)), key, make)
 
 
 # -- showing ---------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import streamlit as st
 
 from mpdiag.formats import FORMATS
 from mpdiag.reports import pictures
-from mpdiag.reports.frames.gradients import SCALES, scale_frame, summary
+from mpdiag.reports.frames.gradients import SCALES, every_scale_frame, scale_frame, summary
 from mpdiag.reports.words import in_markdown, layer_name, percent, power
 
 if TYPE_CHECKING:
@@ -27,7 +27,7 @@ run = str(chosen.folder)
 @st.fragment
 def view() -> None:
     """Everything that the slider moves."""
-    first, second, third, fourth = st.columns([1.3, 1.5, 1, 1.4], vertical_alignment="bottom")
+    first, second, third, fourth = st.columns([1.3, 1.9, 0.9, 1.3], vertical_alignment="bottom")
     kind = first.selectbox(
         "Tensors",
         [k for k in pictures.KIND_WORDS if k in set(analysis.layers.kinds)],
@@ -66,7 +66,9 @@ def view() -> None:
         st.info(in_markdown(f"No layer here has “{text}” in its name."))
         return
     _numbers(layers, fmt, exponent)
-    kit.show(pictures.every_scale(run, layers, kind, fmt, exponent, plan))
+    key = ("every scale", kind, fmt.name, text or "")
+    frame = kit.once(chosen, *key, make=lambda: every_scale_frame(layers, fmt))
+    kit.show(pictures.every_scale(run, layers, kind, fmt, exponent, plan, frame=frame))
     everything, single = st.tabs(["All layers", "One layer"], key="tab", bind="query-params")
     with everything:
         kit.show(pictures.heat_map(run, layers, kind, fmt, exponent, log=log))

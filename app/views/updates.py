@@ -17,7 +17,7 @@ records = analysis.run.records
 run = str(chosen.folder)
 st.markdown(in_markdown(sentence(masters.reason)))
 
-table = update_frame(records)
+table = kit.once(chosen, "update table", make=lambda: update_frame(records))
 cells = st.columns(3)
 cells[0].metric("Swallowed by FP16 weights", percent(masters.swallowed_fraction), border=True)
 cells[1].metric("Worst parameter", layer_name(masters.worst_parameter), border=True)
@@ -27,12 +27,24 @@ left, right = st.columns([3, 1], vertical_alignment="bottom")
 with left:
     parameter = kit.choose_layer([str(p) for p in table["parameter"]], "Parameter", "parameter")
 log = right.toggle("Log counts", value=False, key="update_log", bind="query-params")
-kit.show(pictures.ratios(run, records, parameter, log=log))
+kit.show(
+    kit.once(
+        chosen,
+        *("ratios", parameter, log),
+        make=lambda: pictures.ratios(run, records, parameter, log=log),
+    )
+)
 one, two = st.columns(2, gap="large")
 with one:
-    kit.show(pictures.swallowed(run, records))
+    kit.show(kit.once(chosen, "swallowed", make=lambda: pictures.swallowed(run, records)))
 with two:
-    kit.show(pictures.swallowed_over_time(run, records, parameter))
+    kit.show(
+        kit.once(
+            chosen,
+            *("swallowed over time", parameter),
+            make=lambda: pictures.swallowed_over_time(run, records, parameter),
+        )
+    )
 st.dataframe(
     table,
     hide_index=True,

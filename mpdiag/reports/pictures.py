@@ -146,16 +146,23 @@ def consequences(run: str, layers: Layers, kind: Kind, fmt: FloatFormat, exponen
 
 
 def every_scale(
-    run: str, layers: Layers, kind: Kind, fmt: FloatFormat, exponent: int, scale: LossScalePlan
+    run: str,
+    layers: Layers,
+    kind: Kind,
+    fmt: FloatFormat,
+    exponent: int,
+    scale: LossScalePlan,
+    *,
+    frame: pd.DataFrame | None = None,
 ) -> Picture:
-    """What is lost at every loss scale."""
-    frame = gradients.every_scale_frame(layers, fmt)
+    """What is lost at every loss scale; ``frame`` is its table, where it is known already."""
+    if frame is None:
+        frame = gradients.every_scale_frame(layers, fmt)
     recommended = int(np.log2(scale.recommended))
     return Picture(
         "every-scale",
         "Every loss scale at once",
-        "Shaded: the interval in which a scale is sufficient and admissible; "
-        "dashed: the recommended scale.",
+        "Red: the scale chosen; dashed: the one recommended; shaded: sufficient and admissible.",
         draw_gradients.every_scale(frame, exponent, interval_of(scale), recommended),
         frame,
         receipts.every_scale(run, kind, fmt),

@@ -203,9 +203,10 @@ def profile(run: str) -> str:
     """Receipt of ``verdict_frame``: kernel time by verdict."""
     return f"""\
 import json
+from pathlib import Path
 import pandas as pd
 
-kernels = pd.DataFrame(json.load(open({run + "/profile.json"!r}))["kernels"])
+kernels = pd.DataFrame(json.loads(Path({run + "/profile.json"!r}).read_text())["kernels"])
 frame = kernels.groupby("verdict")["time_us"].sum().reset_index()
 frame["share"] = frame["time_us"] / frame["time_us"].sum()
 """
@@ -215,9 +216,10 @@ def kernels(run: str) -> str:
     """Receipt of ``kernel_frame``: the longest kernels."""
     return f"""\
 import json
+from pathlib import Path
 import pandas as pd
 
-frame = pd.DataFrame(json.load(open({run + "/profile.json"!r}))["kernels"])
+frame = pd.DataFrame(json.loads(Path({run + "/profile.json"!r}).read_text())["kernels"])
 frame["share"] = frame["time_us"] / frame["time_us"].sum()
 frame = frame[["name", "calls", "time_us", "verdict", "share"]]
 frame = frame.sort_values("time_us", ascending=False, kind="stable", ignore_index=True)

@@ -185,7 +185,7 @@ def test_losses_and_scales_and_their_receipts(root, logs):
     losses = pictures.losses(folder, logs, log=True, window=5)
     same_numbers(losses, needed=["run", "step", "loss"])
     assert len(losses.frame) == sum(len(log.steps) for log in logs.values())
-    raw = [trace for trace in losses.figure.data if not trace.showlegend][0]
+    raw = next(trace for trace in losses.figure.data if not trace.showlegend)
     assert list(raw.y) == [step.loss for step in logs["digits"].steps]
     same_numbers(pictures.scales(folder, logs), needed=["run", "step", "scale", "skipped"])
 

@@ -17,14 +17,14 @@ def verdicts(frame: pd.DataFrame) -> go.Figure:
     """Kernel time by verdict (``verdict_frame``), one bar."""
     if frame["time_us"].sum() == 0:
         return empty("the profile holds no kernel time")
-    fig = figure(150, barmode="stack")
+    fig = figure(150, barmode="stack", legend_traceorder="normal")
     for row in frame[frame["time_us"] > 0].to_dict("records"):
         name = str(row["verdict"]).replace("_", " ")
         fig.add_bar(
             x=[row["share"]],
             y=[""],
             orientation="h",
-            name=f"{name} {percent(row['share'])}",
+            name=f"{name}: {percent(row['share'])}",
             marker={"color": VERDICTS.get(str(row["verdict"]), VERDICTS["unknown"])},
             hovertemplate=f"{name}: {row['time_us']:,.0f} µs<extra></extra>",
         )

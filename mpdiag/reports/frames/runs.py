@@ -37,7 +37,7 @@ def _row(listing: Listing, state: str) -> dict[str, Any]:
     training = meta.get("training")
     what = "FP32 recording"
     if isinstance(training, dict):
-        what = f"training in {training.get('dtype')}, loss scale: {training.get('loss_scale')}"
+        what = f"training in {training.get('dtype')}, level {training.get('level')}"
     return {
         "run": name,
         "what": what,

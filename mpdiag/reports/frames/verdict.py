@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from mpdiag.formats import FORMATS
-from mpdiag.reports.words import layer_name, percent, superscript
+from mpdiag.reports.words import percent, superscript
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -40,7 +40,7 @@ def facts(analysis: Analysis) -> tuple[Fact, ...]:
         Fact(
             "Admissible interval",
             " to ".join(ends) if scale.fits else "none",
-            f"{plan.lower:g} to {upper}, limited by {layer_name(scale.limiting_layer)}",
+            f"{plan.lower:g} to {upper}",
         ),
         Fact(
             "Gradients lost to 0",
