@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from mpdiag.errors import DamagedTrace
 from mpdiag.tensorcores import witnesses
 from mpdiag.tensorcores.causes import judge, worth
+from mpdiag.tensorcores.devices import DeviceFacts
 from mpdiag.tensorcores.kernels import TABLE_VERSION, VERDICTS, classify
 from mpdiag.tensorcores.linking import link
 from mpdiag.tensorcores.profile_findings import find
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from mpdiag.tensorcores.causes import JudgedOperation, Worth
-    from mpdiag.tensorcores.devices import DeviceFacts
     from mpdiag.tensorcores.events import Kernel, Trace
     from mpdiag.tensorcores.kernels import KernelFacts, Verdict
     from mpdiag.tensorcores.linking import Linked, Place, Signature
@@ -62,7 +62,9 @@ class KernelTime:
 
     def to_json(self) -> dict[str, Any]:
         """An entry of ``kernels``."""
-        rule = f"name: {self.facts.rule} ({self.facts.token})" if self.facts.rule else "name: no rule"
+        rule = (
+            f"name: {self.facts.rule} ({self.facts.token})" if self.facts.rule else "name: no rule"
+        )
         return {
             "name": self.name,
             "calls": self.calls,
@@ -217,9 +219,11 @@ def _judge(trace: Trace, linked: Linked, path: str) -> Profile:
             s = place.signature
             works[s] = matrix_work(s.name, s.dims, s.types, s.strides, s.concrete)
     operations, heard = _operations(linked, works, device)
-    judged = judge(operations, device, total_us=linked.total_us)
+    judged = judge(operations, device or _at_least(linked), total_us=linked.total_us)
     kernels = [
-        _kernel(name, place, runs.calls, runs.time_us, _hear(runs.measured, device, heard.get(place)))
+        _kernel(
+            name, place, runs.calls, runs.time_us, _hear(runs.measured, device, heard.get(place))
+        )
         for (name, place), runs in linked.kernels.items()
     ]
     kernels.sort(key=lambda k: -k.time_us)
@@ -248,6 +252,17 @@ def _device(trace: Trace, linked: Linked) -> DeviceFacts | None:
     return next(iter(trace.devices.values()), None)
 
 
+def _at_least(linked: Linked) -> DeviceFacts | None:
+    """What must be true of a device that a trace does not name: it runs the newest kernels seen.
+
+    Enough to know that TF32 is to be had; no name, hence no rates.
+    """
+    newest = max((_age(classify(name).generation) for name, _ in linked.kernels), default=(0, ""))
+    if not newest[1].startswith("sm"):
+        return None
+    return DeviceFacts(name="", capability=divmod(newest[0], 10))
+
+
 def _hear(
     measured: list[Kernel], device: DeviceFacts | None, rate: Witness | None
 ) -> Witness | None:
@@ -264,7 +279,11 @@ def _kernel(
 ) -> KernelTime:
     s = place.signature
     facts = classify(name)
-    if witness is not None and witness.kind == "rate" and facts.verdict in ("other", "helper", "layout"):
+    if (
+        witness is not None
+        and witness.kind == "rate"
+        and facts.verdict in ("other", "helper", "layout")
+    ):
         witness = None  # the rate speaks of the product, not of what stands beside it
     return KernelTime(
         name,

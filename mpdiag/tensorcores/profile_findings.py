@@ -25,9 +25,7 @@ def find(p: Profile) -> tuple[dict[str, Any], ...]:
     return tuple(sorted(found, key=lambda f: f["severity"] == "info"))
 
 
-def _note(
-    severity: str, code: str, message: str, fix: str, **evidence: Any
-) -> dict[str, Any]:
+def _note(severity: str, code: str, message: str, fix: str, **evidence: Any) -> dict[str, Any]:
     return {
         "severity": severity,
         "code": code,
@@ -129,7 +127,11 @@ def _witnesses(p: Profile) -> Iterator[dict[str, Any]]:
                 witness=kernel.witness.text,
             )
     sampled, tensor = p.tensor_active, p.fraction("tensor_core")
-    if sampled is not None and (sampled > SOME) != (tensor > 0) and (sampled > SOME or tensor > MUCH):
+    if (
+        sampled is not None
+        and (sampled > SOME) != (tensor > 0)
+        and (sampled > SOME or tensor > MUCH)
+    ):
         yield _note(
             "warning",
             "contradiction",
@@ -153,8 +155,12 @@ def _reading(p: Profile) -> Iterator[dict[str, Any]]:
             fraction=p.graph_fraction,
         )
     if p.source == "torch.profiler" and p.linked_fraction < LINKED:
-        why = "the trace holds no operations of the host" if not p.has_operations else (
-            f"only {_percent(p.linked_fraction)} of kernel time could be linked to operations"
+        why = (
+            "the trace holds no operations of the host"
+            if not p.has_operations
+            else (
+                f"only {_percent(p.linked_fraction)} of kernel time could be linked to operations"
+            )
         )
         yield _note(
             "info",
