@@ -55,7 +55,7 @@ class NsysTrace:
         # shortName has lost the template arguments, which say what ran.
         query = (
             "SELECT s.value, k.start, k.end, k.deviceId, k.streamId, k.correlationId, "
-            f"{node} FROM {_KERNELS} k LEFT JOIN StringIds s ON s.id = k.demangledName"  # noqa: S608 - our own words
+            f"{node} FROM {_KERNELS} k LEFT JOIN StringIds s ON s.id = k.demangledName"
         )
         lost = 0
         for name, start, end, device, stream, correlation, graph in base.execute(query):
