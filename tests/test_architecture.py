@@ -29,9 +29,10 @@ FLOORS = {
     ],
     "algebra": [["histogram"], ["plan"], ["scalers"]],
     "store": [["runs", "records", "columns"], ["training_log"], ["environment"]],
-    "work": [["recording"], ["analysis"], ["training"], ["tensorcores"]],
+    "work": [["recording"], ["analysis"], ["training"], ["tensorcores"], ["exports"]],
     "views": [["reports"]],
     "workloads": [["workloads"]],
+    "bridges": [["integrations"]],
     "doors": [["cli", "__main__", "demo"]],
 }
 
