@@ -27,7 +27,7 @@ FLOORS = {
         ["formats"],
         ["tensorcores.kernels", "tensorcores.alignment", "tensorcores.peaks"],
     ],
-    "algebra": [["histogram"], ["plan"], ["scalers"]],
+    "algebra": [["places"], ["histogram"], ["plan"], ["scalers"]],
     "store": [["runs", "records", "columns"], ["training_log"], ["environment"]],
     "work": [["recording"], ["analysis"], ["training"], ["tensorcores"], ["exports"]],
     "views": [["reports"]],
