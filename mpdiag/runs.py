@@ -29,6 +29,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from mpdiag import markup
 from mpdiag.errors import DamagedRun, NewerSchema, RunExists, RunNotFound
 from mpdiag.places import is_remote, place
 
@@ -197,6 +198,30 @@ class Run:
     def name(self) -> str:
         """The folder's name."""
         return self.folder.resolve().name
+
+    def __repr__(self) -> str:
+        return f"<Run {str(self.folder)!r}, {self.meta.get('state')}>"
+
+    def _repr_html_(self) -> str:
+        """The run in a notebook: what ``meta.json`` says."""
+        meta = self.meta
+        model = meta.get("model")
+        kind = model.get("type") if isinstance(model, dict) else None
+        seen = meta.get("steps_seen", "?")
+        rows = [
+            ("State", meta.get("state")),
+            ("Model", kind),
+            (
+                "Steps recorded",
+                f"{meta['steps_recorded']} of {seen}" if "steps_recorded" in meta else None,
+            ),
+            ("Ranks", meta.get("world_size")),
+            ("Created", meta.get("created")),
+            ("Last written", meta.get("updated")),
+        ]
+        trouble = meta.get("state") == "failed" or bool(meta.get("failures"))
+        mood = "warning" if trouble else "good"
+        return markup.card(self.name, markup.facts(rows), markup.note(str(self.folder)), mood=mood)
 
     def parts(self) -> list[Path]:
         """The parts of statistics, all ranks', in order."""

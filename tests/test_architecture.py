@@ -23,7 +23,7 @@ PACKAGE = "mpdiag"
 FLOORS = {
     "facts": [
         ["version"],
-        ["errors"],
+        ["errors", "markup"],
         ["formats"],
         ["tensorcores.kernels", "tensorcores.alignment", "tensorcores.peaks"],
     ],
