@@ -63,6 +63,7 @@ app = typer.Typer(
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="The run's folder.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document instead.")]
 Target = Literal["fp16", "bf16", "fp8_e4m3", "fp8_e5m2"]
+Board = Literal["tensorboard", "wandb"]
 Scaler = Literal["constant", "backoff", "lognormal"]
 
 
@@ -254,6 +255,27 @@ def export(
         for note in written.notes:
             terminal.remark(note)
     terminal.name_next(f"mpdiag train --plan {plan} -- script.py")
+
+
+@app.command()
+def board(
+    run: RunArgument,
+    to: Annotated[Board, typer.Option("--to", help="Which board.")] = "tensorboard",
+    output: Annotated[
+        str | None,
+        typer.Option(
+            "--output", "-o", metavar="WHERE", help="TensorBoard's folder, W&B's project."
+        ),
+    ] = None,
+) -> None:
+    """Put a run on TensorBoard or W&B. Histograms, shares lost, loss and scale."""
+    from mpdiag.integrations.boards import write_board
+    from mpdiag.reports import terminal
+    from mpdiag.runs import open_run
+
+    written, look = write_board(open_run(run), to, output)
+    terminal.show(f"{written} histograms and scalars written")
+    terminal.name_next(look)
 
 
 @app.command()
