@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import streamlit as st
 
 from mpdiag.analysis.analyzer import Analysis, analyze
+from mpdiag.bundled import sample_runs
 from mpdiag.errors import MpdiagError, RunNotFound
-from mpdiag.places import sample_runs
 from mpdiag.reports.frames.gradients import in_model_order
 from mpdiag.reports.words import duration, in_markdown, layer_name
 from mpdiag.runs import META, Listing, Run, list_runs, open_run

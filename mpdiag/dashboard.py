@@ -8,8 +8,8 @@ import sys
 from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
+from mpdiag.bundled import app_folder, sample_runs
 from mpdiag.errors import UsageError
-from mpdiag.places import app_folder, sample_runs
 from mpdiag.runs import META, list_runs
 
 if TYPE_CHECKING:

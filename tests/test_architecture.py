@@ -23,7 +23,7 @@ PACKAGE = "mpdiag"
 FLOORS = {
     "facts": [
         ["version"],
-        ["errors", "places"],
+        ["errors", "markup", "bundled"],
         ["formats"],
         [
             "tensorcores.kernels",
@@ -32,13 +32,14 @@ FLOORS = {
             "tensorcores.peaks",
         ],
     ],
-    "algebra": [["histogram"], ["plan"], ["scalers"]],
+    "algebra": [["places"], ["histogram"], ["plan"], ["scalers"]],
     "store": [["runs", "records", "columns"], ["training_log"], ["environment"]],
     "proof": [["tensorcores"]],
-    "work": [["recording"], ["analysis"], ["training"]],
+    "work": [["recording"], ["analysis"], ["training"], ["exports"]],
     "search": [["searching"]],
     "views": [["reports"]],
     "workloads": [["workloads"]],
+    "bridges": [["integrations"]],
     "doors": [["cli", "__main__", "demo", "dashboard"]],
 }
 

@@ -7,7 +7,7 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from mpdiag import dashboard, places
+from mpdiag import bundled, dashboard
 from mpdiag.cli import app
 
 
@@ -59,11 +59,11 @@ def test_without_streamlit(started, monkeypatch):
 
 
 def test_places_in_a_clone_and_in_an_install(root, tmp_path, monkeypatch):
-    assert places.app_folder() == root / "app"
+    assert bundled.app_folder() == root / "app"
     installed = tmp_path / "site" / "mpdiag"
     (installed / "_app").mkdir(parents=True)
     (installed / "_app" / "main.py").touch()
-    monkeypatch.setattr(places, "_PACKAGE", installed)
-    assert places.app_folder() == installed / "_app"
-    with pytest.raises(places.RunNotFound, match="has no sample_runs"):
-        places.sample_runs()
+    monkeypatch.setattr(bundled, "_PACKAGE", installed)
+    assert bundled.app_folder() == installed / "_app"
+    with pytest.raises(bundled.RunNotFound, match="has no sample_runs"):
+        bundled.sample_runs()

@@ -23,7 +23,6 @@ import sys
 import warnings
 import weakref
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -31,6 +30,7 @@ from torch.optim import Optimizer
 
 from mpdiag import environment
 from mpdiag.errors import UsageError
+from mpdiag.places import place
 from mpdiag.recording.cadence import Cadence
 from mpdiag.recording.grad_scaler import ScalerWatch
 from mpdiag.recording.ledger import Ledger
@@ -39,6 +39,7 @@ from mpdiag.recording.observer import Observer, in_backward
 from mpdiag.runs import RunWriter, now
 
 if TYPE_CHECKING:
+    from pathlib import Path
     from types import TracebackType
 
 Optimizers = Optimizer | Sequence[Optimizer] | None
@@ -65,7 +66,7 @@ def record(
     Args:
         model: A module, a list of modules, or a mapping of names to modules.
         optimizer: The optimizer, a list of them, or None where there is none.
-        run: The run folder to write.
+        run: The run folder to write, a path or a URL that fsspec knows.
         every: Record each step divisible by this; default: the first 20 and then each 20th.
         include: Regular expression: record only modules and parameters whose name it matches.
         exclude: Regular expression: leave out those whose name it matches.
@@ -78,7 +79,7 @@ def record(
     """
     optimizers = _optimizers(optimizer)
     cadence = Cadence(every, max_steps)
-    return Recorder(model, optimizers, Path(run), cadence, include, exclude, overwrite)
+    return Recorder(model, optimizers, place(run), cadence, include, exclude, overwrite)
 
 
 class Recorder:
