@@ -30,6 +30,7 @@ FLOORS = {
     "algebra": [["histogram"], ["plan"], ["scalers"]],
     "store": [["runs", "records", "columns"], ["training_log"], ["environment"]],
     "work": [["recording"], ["analysis"], ["training"], ["tensorcores"]],
+    "launchers": [["launching"]],
     "views": [["reports"]],
     "workloads": [["workloads"]],
     "doors": [["cli", "__main__", "demo"]],
