@@ -146,6 +146,29 @@ def record(
     raise typer.Exit(code)
 
 
+@app.command(context_settings=_SCRIPT)
+def train(
+    plan: Annotated[Path, typer.Option(metavar="PLAN", help="What `mpdiag analyze -o` wrote.")],
+    script: ScriptWords = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="Run folder; default runs/NAME-FORMAT.")
+    ] = None,
+    backend: Annotated[
+        Literal["auto", "native", "emulated"],
+        typer.Option(help="The device's own arithmetic, or FP32 that rounds what it stores."),
+    ] = "auto",
+) -> None:
+    """Train an unmodified script by a plan. Casts, loss scale, skipped steps."""
+    from mpdiag.launching.commands import train_words
+    from mpdiag.reports import terminal
+
+    code, run, summary = train_words(script or [], plan, out, backend=backend)
+    if run is not None:
+        terminal.note(summary)
+        terminal.name_next(f"mpdiag runs {_shown(run.parent)}")
+    raise typer.Exit(code)
+
+
 def _shown(folder: Path) -> Path:
     """A path as short as it can be typed here."""
     here = Path.cwd()

@@ -11,6 +11,8 @@ from mpdiag.launching.script import parse
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from mpdiag.launching.training import Backend
+
 
 def record_words(
     words: Sequence[str],
@@ -39,6 +41,25 @@ def record_words(
         parse(words), out, every=every, max_steps=max_steps, include=include, exclude=exclude
     )
     return ending.code, run
+
+
+def train_words(
+    words: Sequence[str], plan: Path, out: Path | None, *, backend: Backend
+) -> tuple[int, Path | None, str]:
+    """``mpdiag train``: returns the exit code, the run to name, if any, and a summary.
+
+    Raises:
+        MpdiagError: As ``training.train_script``.
+    """
+    from mpdiag.launching.training import train_script
+
+    launcher = processes.launcher_of(words)
+    if launcher is not None:
+        folder = out or processes.claim_run(Path("runs"), f"{_name(launcher)}-plan")
+        command = ["train", "--plan", str(plan), "--out", str(folder), "--backend", backend]
+        return processes.launch(processes.through_launcher(launcher, command)), None, ""
+    trained = train_script(parse(words), plan, out, backend=backend)
+    return trained.ending.code, trained.folder, trained.summary
 
 
 def _name(arguments: Sequence[str]) -> str:

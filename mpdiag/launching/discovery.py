@@ -44,10 +44,11 @@ class Root:
 
 @dataclass(frozen=True, eq=False)
 class Found:
-    """Something new that trains: models, optimizers, or both."""
+    """Something new that trains: models, optimizers, or both; and the module being called, if any."""
 
     roots: tuple[Root, ...]
     optimizers: tuple[Optimizer, ...]
+    called: nn.Module | None
 
 
 class Listener(Protocol):
@@ -56,8 +57,8 @@ class Listener(Protocol):
     def found(self, found: Found) -> None:
         """Something new is about to train."""
 
-    def called(self, module: nn.Module, args: Any) -> None:
-        """The script calls a module of a known model itself, from outside all modules."""
+    def called(self, module: nn.Module, args: Any) -> Any:
+        """The script calls a module of a known model itself; returns other arguments, or None."""
 
     def trouble(self, error: Exception) -> None:
         """Looking failed."""
@@ -101,7 +102,7 @@ class Discovery:
             make(optimizer, *args, **kwargs)
             fresh.append(weakref.ref(optimizer))
 
-        Optimizer.__init__ = made  # type: ignore[method-assign]
+        Optimizer.__init__ = made  # type: ignore[assignment, method-assign]
 
     def detach(self) -> None:
         """Remove them; twice does no harm."""
@@ -112,18 +113,17 @@ class Discovery:
 
     # -- hooks -------------------------------------------------------------------------------------
 
-    def _before_forward(self, module: nn.Module, args: Any) -> None:
+    def _before_forward(self, module: nn.Module, args: Any) -> Any:
         if torch.compiler.is_compiling():
-            return
+            return None
         self._calls.depth += 1
         if self._calls.depth > 1 or in_backward():
-            return
+            return None
         known = id(module) in self._known
         if (self._fresh or not known) and torch.is_grad_enabled():
             self._guarded(self._look_from, module)
             known = id(module) in self._known
-        if known:
-            self._listener.called(module, args)
+        return self._listener.called(module, args) if known else None
 
     def _after_forward(self, _module: nn.Module, _args: Any, _output: Any) -> None:
         if torch.compiler.is_compiling():
@@ -185,7 +185,7 @@ class Discovery:
         for root in roots:
             self._known.update((id(m), m) for m in root.wrapper.modules())
         if self._roots:
-            self._listener.found(Found(roots, tuple(optimizers)))
+            self._listener.found(Found(roots, tuple(optimizers), called))
 
 
 def in_backward() -> bool:

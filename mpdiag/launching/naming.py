@@ -57,23 +57,24 @@ def _frames() -> Iterator[FrameType]:
 
 
 def _held(name: str, value: Any, owner: Mapping[int, int]) -> Iterator[tuple[str, Any]]:
-    """Names of what a variable holds: itself, its entries, or its attributes."""
+    """Names of what a variable holds: itself, its entries, or its attributes and theirs."""
     if id(value) in owner:
         yield name, value
         return
+    yield from _entries(name, value, owner)
+    attributes = None if isinstance(value, type) else getattr(value, "__dict__", None)
+    if isinstance(attributes, dict) and "_modules" not in attributes:
+        for key, held in [*attributes.items()]:
+            if id(held) in owner:
+                yield key.lstrip("_"), held
+            else:
+                yield from _entries(key, held, owner)
+
+
+def _entries(name: str, value: Any, owner: Mapping[int, int]) -> Iterator[tuple[str, Any]]:
+    if not isinstance(value, (dict, list, tuple)) or len(value) > _MAX_HELD:
+        return
     if isinstance(value, dict):
-        if len(value) <= _MAX_HELD:
-            yield from ((k, v) for k, v in value.items() if isinstance(k, str) and id(v) in owner)
-    elif isinstance(value, (list, tuple)):
-        if len(value) <= _MAX_HELD:
-            yield from ((f"{name}{i}", v) for i, v in enumerate(value) if id(v) in owner)
-    elif not isinstance(value, type):
-        attributes = getattr(value, "__dict__", None)
-        if isinstance(attributes, dict) and "_modules" not in attributes:
-            for key, held in [*attributes.items()]:
-                if id(held) in owner:
-                    yield key.lstrip("_"), held
-                elif isinstance(held, dict) and len(held) <= _MAX_HELD:
-                    yield from (
-                        (k, v) for k, v in held.items() if isinstance(k, str) and id(v) in owner
-                    )
+        yield from ((k, v) for k, v in value.items() if isinstance(k, str) and id(v) in owner)
+    else:
+        yield from ((f"{name}{i}", v) for i, v in enumerate(value) if id(v) in owner)

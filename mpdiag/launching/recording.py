@@ -56,7 +56,10 @@ def record_script(
     Args:
         script: What to run.
         out: The run folder; default: ``runs/NAME``, with a number if that exists.
-        every, max_steps, include, exclude: As for ``mpdiag.record``.
+        every: As for ``mpdiag.record``, and so the rest.
+        max_steps: Steps to record.
+        include: Names to record.
+        exclude: Names to leave out.
 
     Returns:
         How it ended, and the run folder; None where another rank tells of it.
@@ -66,12 +69,8 @@ def record_script(
         RunExists: If ``out`` holds a run.
         InputError: If the script ended well and nothing in it trained.
     """
-    for option, pattern in (("--include", include), ("--exclude", exclude)):
-        try:
-            re.compile(pattern or "")
-        except re.error as error:
-            message = f"{option} {pattern!r} is no regular expression: {error}"
-            raise UsageError(message) from error
+    _check_pattern("--include", include)
+    _check_pattern("--exclude", exclude)
     cadence = Cadence(every, max_steps)
     rank, world = processes.announced_ranks()
     folder = (out or processes.claim_run(Path("runs"), script.name)).absolute()
@@ -97,6 +96,14 @@ def record_script(
         raise InputError(message)
     told = rank == 0 and (watch.recorded or (folder / META).exists())
     return ending, folder if told else None
+
+
+def _check_pattern(option: str, pattern: str | None) -> None:
+    try:
+        re.compile(pattern or "")
+    except re.error as error:
+        message = f"{option} {pattern!r} is no regular expression: {error}"
+        raise UsageError(message) from error
 
 
 def _refuse_existing(folder: Path, rank: int) -> None:

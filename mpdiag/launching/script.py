@@ -260,7 +260,7 @@ class AfterTorch:
         if "torch" in sys.modules:
             self._call()
         else:
-            sys.meta_path.insert(0, self)  # type: ignore[arg-type]
+            sys.meta_path.insert(0, self)
 
     def find_spec(self, name: str, _path: Any = None, _target: Any = None) -> Any:
         """The finder's protocol: everyone else's finding, with our call behind the import."""
@@ -280,7 +280,7 @@ class AfterTorch:
             del loader.exec_module
             execute(module)
             if self in sys.meta_path:
-                sys.meta_path.remove(self)  # type: ignore[arg-type]
+                sys.meta_path.remove(self)
             self._call()
 
         loader.exec_module = exec_module

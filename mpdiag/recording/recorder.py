@@ -108,8 +108,9 @@ class Recorder:
         self.step = 0
         self.steps_recorded = 0
         self.failures: list[dict[str, Any]] = []
-        known = isinstance(model, Subjects)
-        self._subjects = model if known else subjects(model, include, exclude)
+        self._subjects: Subjects = (
+            model if isinstance(model, Subjects) else subjects(model, include, exclude)
+        )
         self._optimizers = optimizers
         self._cadence = cadence
         self._filters = {"include": include, "exclude": exclude}

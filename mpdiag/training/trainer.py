@@ -68,6 +68,7 @@ class MixedPrecision(Stepping):
             wherever they occur (level O1).
         max_skips: So many steps skipped in a row end training with ``TrainingDiverged``.
         process_group: The ranks that must agree; default: all.
+        names: What the models' names begin with in the plan, one for each model; default: nothing.
 
     Raises:
         UsageError: If an argument makes no sense, a model is not FP32, or another live
@@ -93,6 +94,7 @@ class MixedPrecision(Stepping):
         low_operations: Sequence[str] = (),
         max_skips: int = 8,
         process_group: Any = None,
+        names: Sequence[str] = (),
     ) -> None:
         self.plan = plan if isinstance(plan, PrecisionPlan) else PrecisionPlan.load(plan)
         models = arguments.listed(model, nn.Module, "model")
@@ -114,7 +116,7 @@ class MixedPrecision(Stepping):
         refuse_low_precision(models)
         device = arguments.device_of(models)
         self.backend = arguments.choose_backend(backend, precision, device, models)
-        wrapped = Wrapped(models, optimizers, precision, device.type)
+        wrapped = Wrapped(models, optimizers, precision, device.type, names)
         try:
             wrapped.apply(self.plan, fp32_modules, overrides)
             ranks.apply_reduction(models, self.plan.reduction)
