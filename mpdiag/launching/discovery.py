@@ -57,6 +57,9 @@ class Listener(Protocol):
     def found(self, found: Found) -> None:
         """Something new is about to train."""
 
+    def made(self, optimizer: Optimizer) -> None:
+        """An optimizer is being made; its parameters are there."""
+
     def called(self, module: nn.Module, args: Any) -> Any:
         """The script calls a module of a known model itself; returns other arguments, or None."""
 
@@ -95,12 +98,13 @@ class Discovery:
             torch_modules.register_module_forward_hook(self._after_forward, always_call=True),
             register_optimizer_step_pre_hook(self._before_step),
         ]
-        make, fresh = self._make, self._fresh
+        make, fresh, listener = self._make, self._fresh, self._listener
 
         @functools.wraps(make)
         def made(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
             make(optimizer, *args, **kwargs)
             fresh.append(weakref.ref(optimizer))
+            listener.made(optimizer)
 
         Optimizer.__init__ = made  # type: ignore[assignment, method-assign]
 
@@ -130,9 +134,13 @@ class Discovery:
             return
         self._calls.depth = max(0, self._calls.depth - 1)
 
-    def _before_step(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+    def stepping(self, optimizer: Optimizer) -> None:
+        """An optimizer is about to step: look for its models, unless it is known."""
         if id(optimizer) not in self._optimizers:
             self._guarded(self._look, [optimizer], None)
+
+    def _before_step(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        self.stepping(optimizer)
 
     def _guarded(self, look: Any, *args: Any) -> None:
         try:

@@ -139,7 +139,7 @@ class Patches:
                 plain(scaler, *args[:5], **kwargs, enabled=False)
                 scaler._mpdiag_asked = bool(enabled)
                 if enabled:
-                    driver.meets("GradScaler")
+                    driver.meets("a GradScaler")
 
             return init
 
@@ -164,7 +164,7 @@ class Patches:
                 plain(context, *args, **kwargs)
                 if foreign and context._enabled:
                     context._mpdiag_transparent = True
-                    driver.meets("autocast")
+                    driver.meets("an autocast")
 
             return init
 

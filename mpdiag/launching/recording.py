@@ -19,6 +19,7 @@ from mpdiag.runs import META
 
 if TYPE_CHECKING:
     from torch import nn
+    from torch.optim import Optimizer
 
     from mpdiag.launching.discovery import Discovery, Found, Root
     from mpdiag.recording.recorder import Adopted, Recorder
@@ -169,6 +170,9 @@ class Watch:
             self._recorder.name_models(
                 {id(r.model): name for r, name in zip(found.roots, names, strict=True)}
             )
+
+    def made(self, _optimizer: Optimizer) -> None:
+        """Its first step will tell."""
 
     def called(self, module: nn.Module, args: Any) -> None:
         """Tell the recorder of the call that it was made in, and of parts called alone."""

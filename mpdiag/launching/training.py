@@ -16,6 +16,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
+from weakref import WeakKeyDictionary, WeakSet
 
 from mpdiag.errors import InputError, MpdiagError, RunExists
 from mpdiag.launching import processes
@@ -128,6 +129,9 @@ class Drive:
         self._patches: Patches | None = None
         self._late: list[tuple[Any, bool]] = []  # hooks too late for the call being made
         self._met: set[str] = set()
+        self._stepped_by: WeakKeyDictionary[Optimizer, Driven] = WeakKeyDictionary()
+        self._taken_over: WeakSet[Optimizer] = WeakSet()
+        self._over = False
         self._current: Driven | None = None
 
     # -- life --------------------------------------------------------------------------------------
@@ -144,6 +148,7 @@ class Drive:
 
     def finish(self, state: str) -> None:
         """Give everything back; twice does no harm."""
+        self._over = True
         if self._discovery is not None:
             self._discovery.detach()
         if self._patches is not None:
@@ -189,10 +194,14 @@ class Drive:
             for optimizer in found.optimizers:
                 session.adopt(optimizer)
         for optimizer in found.optimizers:
-            self._take_over(optimizer, session)
+            self._stepped_by[optimizer] = session
+            if optimizer not in self._taken_over:
+                self.made(optimizer)
 
     def called(self, module: nn.Module, args: Any) -> Any:
         """Cast inside this call, and hand floating-point outputs back in FP32."""
+        import torch
+
         session = self._owner.get(id(module))
         if session is None:
             return None
@@ -204,6 +213,7 @@ class Drive:
         def leave(_module: nn.Module, _args: Any, output: Any) -> Any:
             handle.remove()
             stack.close()
+            torch.clear_autocast_cache()  # an autocast(enabled=False) around us would keep it
             return wide(output)
 
         # On the module and not global: what the plan placed on it must come to its end before.
@@ -281,28 +291,32 @@ class Drive:
                     "torch.compile(model) with --backend native, or train it eagerly"
                 )
 
-    def _take_over(self, optimizer: Optimizer, session: Driven) -> None:
-        """Put ourselves before an optimizer's ``step``; schedulers' wrappers stay as they are."""
+    def made(self, optimizer: Optimizer) -> None:
+        """Put ourselves before an optimizer's ``step``, under the wrappers of schedulers to come."""
         import functools
 
         plain = optimizer.step
+        self._taken_over.add(optimizer)
 
         @functools.wraps(getattr(plain, "__func__", plain))
         def step(_self: Optimizer, *args: Any, **kwargs: Any) -> Any:
             closure = kwargs.pop("closure", None)
             if args and callable(args[0]):
                 closure, args = args[0], args[1:]
-            return self._step(
-                session, optimizer, functools.partial(plain, *args, **kwargs), closure
-            )
+            call = functools.partial(plain, *args, **kwargs)
+            return self._step(optimizer, call, closure)
 
         optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]
 
-    def _step(
-        self, session: Driven, optimizer: Optimizer, plain: Callable[..., Any], closure: Any
-    ) -> Any:
+    def _step(self, optimizer: Optimizer, plain: Callable[..., Any], closure: Any) -> Any:
         from mpdiag.launching.discovery import in_backward
 
+        session = self._stepped_by.get(optimizer)
+        if session is None and closure is not None and self._discovery is not None:
+            self._discovery.stepping(optimizer)  # the first forward pass may lie in the closure
+            session = self._stepped_by.get(optimizer)
+        if session is None or self._over:
+            return plain() if closure is None else plain(closure)
         if in_backward():
             self.refuse(
                 "its optimizer steps inside the backward pass, before it is known whether the whole "
@@ -363,10 +377,10 @@ class Drive:
         """Tell once that the script's own mixed precision gives way."""
         if what not in self._met and processes.announced_ranks()[0] == 0:
             does = {
-                "GradScaler": "its loss scale is replaced by the plan's",
-                "autocast": "its casts are replaced by the plan's (autocast(enabled=False) stays)",
+                "a GradScaler": "its loss scale is replaced by the plan's",
+                "an autocast": "its casts are replaced by the plan's (autocast(enabled=False) stays)",
             }[what]
-            _say(f"the script has a {what} of its own: {does}")
+            _say(f"the script has {what} of its own: {does}")
         self._met.add(what)
 
     def _reach(self, tensors: Sequence[Any]) -> tuple[Driven | None, Any]:

@@ -269,6 +269,7 @@ class Driven(MixedPrecision):
         losses: list[Any] = []
 
         def evaluate(*args: Any, **kwargs: Any) -> Any:
+            torch.clear_autocast_cache()  # the optimizer has moved the weights
             losses.append(closure(*args, **kwargs))
             held = [p for p in parameters_of(optimizer) if p.grad is not None]
             if held:

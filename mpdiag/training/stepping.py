@@ -450,6 +450,7 @@ class Stepping:
         def evaluate() -> float:
             # The optimizer has moved its masters; the model must see them.
             wrapped.masters.give_weights(parameters_of(optimizer))
+            torch.clear_autocast_cache()
             optimizer.zero_grad()
             loss = closure()
             self.backward(loss)
