@@ -111,6 +111,74 @@ def demo(
     )
 
 
+_SCRIPT = {"allow_interspersed_args": False}
+ScriptWords = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="-- SCRIPT ARGS…", help="What you would type after `python`."),
+]
+
+
+@app.command(context_settings=_SCRIPT)
+def record(
+    script: ScriptWords = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="Run folder; default runs/NAME.")
+    ] = None,
+    every: Annotated[
+        int | None, typer.Option(help="Record each N-th step; default dense, then sparse.")
+    ] = None,
+    max_steps: Annotated[
+        int | None, typer.Option(help="Record so many steps; the script goes on alone.")
+    ] = None,
+    include: Annotated[str | None, typer.Option(help="Regular expression: only these.")] = None,
+    exclude: Annotated[str | None, typer.Option(help="Regular expression: not these.")] = None,
+) -> None:
+    """Run a training script unmodified and record it. Results stay bit-identical."""
+    from mpdiag.launching.commands import record_words
+    from mpdiag.reports import terminal
+
+    code, run = record_words(
+        script or [],
+        out,
+        every=every,
+        max_steps=max_steps,
+        include=include,
+        exclude=exclude,
+    )
+    if run is not None:
+        terminal.name_next(f"mpdiag analyze {_shown(run)}")
+    raise typer.Exit(code)
+
+
+@app.command(context_settings=_SCRIPT)
+def train(
+    plan: Annotated[Path, typer.Option(metavar="PLAN", help="What `mpdiag analyze -o` wrote.")],
+    script: ScriptWords = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="Run folder; default runs/NAME-FORMAT.")
+    ] = None,
+    backend: Annotated[
+        Literal["auto", "native", "emulated"],
+        typer.Option(help="The device's own arithmetic, or FP32 that rounds what it stores."),
+    ] = "auto",
+) -> None:
+    """Train an unmodified script by a plan. Casts, loss scale, skipped steps."""
+    from mpdiag.launching.commands import train_words
+    from mpdiag.reports import terminal
+
+    code, run, summary = train_words(script or [], plan, out, backend=backend)
+    if run is not None:
+        terminal.remark(summary)
+        terminal.name_next(f"mpdiag runs {_shown(run.parent)}")
+    raise typer.Exit(code)
+
+
+def _shown(folder: Path) -> Path:
+    """A path as short as it can be typed here."""
+    here = Path.cwd()
+    return folder.relative_to(here) if folder.is_relative_to(here) else folder
+
+
 @app.command()
 def analyze(
     run: RunArgument,

@@ -37,6 +37,7 @@ FLOORS = {
     "proof": [["tensorcores"]],
     "work": [["recording"], ["analysis"], ["training"], ["exports"]],
     "search": [["searching"]],
+    "launchers": [["launching"]],
     "views": [["reports"]],
     "workloads": [["workloads"]],
     "bridges": [["integrations"]],

@@ -22,7 +22,7 @@ import os
 import sys
 import warnings
 import weakref
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -34,7 +34,7 @@ from mpdiag.places import place
 from mpdiag.recording.cadence import Cadence
 from mpdiag.recording.grad_scaler import ScalerWatch
 from mpdiag.recording.ledger import Ledger
-from mpdiag.recording.names import Models, subjects
+from mpdiag.recording.names import Models, Subjects, subjects
 from mpdiag.recording.observer import Observer, in_backward
 from mpdiag.runs import RunWriter, now
 
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 Optimizers = Optimizer | Sequence[Optimizer] | None
+Adopted = tuple[torch.nn.Module, torch.nn.Module | None]
 _MAX_FAILURES = 20
 
 
@@ -94,19 +95,23 @@ class Recorder:
 
     def __init__(
         self,
-        model: Models,
+        model: Models | Subjects,
         optimizers: list[Optimizer],
         folder: Path,
         cadence: Cadence,
         include: str | None = None,
         exclude: str | None = None,
         overwrite: bool = False,
+        script: str | None = None,
     ) -> None:
         self.folder = folder
+        self._script = script
         self.step = 0
         self.steps_recorded = 0
         self.failures: list[dict[str, Any]] = []
-        self._subjects = subjects(model, include, exclude)
+        self._subjects: Subjects = (
+            model if isinstance(model, Subjects) else subjects(model, include, exclude)
+        )
         self._optimizers = optimizers
         self._cadence = cadence
         self._filters = {"include": include, "exclude": exclude}
@@ -185,6 +190,42 @@ class Recorder:
             self._write_meta(observer.ledger, modules=True)
         except Exception as error:  # noqa: BLE001
             self.failed("finishing the run folder", error)
+
+    def adopt(self, models: Mapping[str, Adopted], optimizers: Sequence[Optimizer]) -> None:
+        """Watch further models and optimizers from now on, in the midst of a training.
+
+        Args:
+            models: By the prefix of their names; each the model and what is wrapped around it.
+            optimizers: Optimizers that are not watched yet.
+        """
+        observer = self._observer
+        if observer is None:
+            return
+        try:
+            for prefix, (model, wrapper) in models.items():
+                self._subjects.adopt(prefix, model, wrapper)
+            for optimizer in optimizers:
+                self._counts[id(optimizer)] = self.step
+            self._optimizers.extend(optimizers)
+            self._scalers.adopt(optimizers)
+            self._looked_for_scalers = False
+            observer.adopt([model for model, _ in models.values()], optimizers)
+        except Exception as error:  # noqa: BLE001 - whatever it is, training goes on
+            self.failed("watching another model", error)
+
+    def name_models(self, names: Mapping[int, str]) -> None:
+        """Note what a script calls its models: names by ``id`` of the model."""
+        self._subjects.name_models(names)
+
+    def enter(self, module: torch.nn.Module) -> None:
+        """Let calls of a part of a model count as forward passes: its loop calls it alone."""
+        if self._observer is not None:
+            self._observer.enter(module)
+
+    def call_began(self, module: torch.nn.Module, args: Any) -> None:
+        """A module is being called, and the hook that would tell of it came too late."""
+        if self._observer is not None:
+            self._observer.before_forward(module, args)
 
     # -- the course of training (called by the observer) -------------------------------------------
 
@@ -318,7 +359,7 @@ class Recorder:
                 "rank": self._rank,
                 "world_size": self._world,
                 "argv": environment.arguments(),
-                "script": None,
+                "script": self._script,
                 "device": environment.device(roots[0]),
                 "versions": environment.versions(),
                 "seeds": {"torch": torch.initial_seed()},

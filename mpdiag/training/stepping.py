@@ -260,7 +260,8 @@ class Stepping:
             raise UsageError(message)
         wants_maximum = hasattr(self._scaler, "quantile")
         sweep = gradients.sweep(found, self._wrapped.buffers.changed(), absmax=wants_maximum)
-        finite, bad_ranks = ranks.agree(sweep.finite, scale, self._device, self._group)
+        finite = sweep.finite and not self._spoiled(chosen)
+        finite, bad_ranks = ranks.agree(finite, scale, self._device, self._group)
         norm, absmax = sweep.norm / factors, sweep.absmax / factors
         value = None if loss is None else float(loss.detach())
         if not finite:
@@ -283,6 +284,10 @@ class Stepping:
         seen = min(absmax, 65504.0 / scale) if wants_maximum else 0.0
         self._scaler = self._scaler.adjust(seen)
         return self._taken(scale, value, norm)
+
+    def _spoiled(self, _chosen: Sequence[Optimizer]) -> bool:
+        """Whether gradients were not finite at some time since the last step."""
+        return False
 
     def _taken(self, scale: float, loss: float | None, norm: float) -> StepResult:
         return StepResult(
@@ -360,11 +365,15 @@ class Stepping:
         return None
 
     def _finish(self, chosen: Sequence[Optimizer], result: StepResult) -> None:
-        """Clear gradients and count."""
+        """Clear gradients and count the step."""
         for one in chosen:
             one.zero_grad()
             self._pending.pop(id(one), None)
             self._unscaled.discard(id(one))
+        self._count(chosen, result)
+
+    def _count(self, chosen: Sequence[Optimizer], result: StepResult) -> None:
+        """Count a step, write it down, and end training after too many skips."""
         self._wrapped.fresh = True
         self._root = None
         self.steps += 1
@@ -451,6 +460,7 @@ class Stepping:
         def evaluate() -> float:
             # The optimizer has moved its masters; the model must see them.
             wrapped.masters.give_weights(parameters_of(optimizer))
+            torch.clear_autocast_cache()
             optimizer.zero_grad()
             loss = closure()
             self.backward(loss)

@@ -71,6 +71,7 @@ class MixedPrecision(Stepping):
         process_group: The ranks that must agree; default: all.
         check_tensor_cores: After the first steps on a GPU, profile one and log whether Tensor Cores
             are in use, with the cause if not; the answer is ``tensor_cores``.
+        names: What the models' names begin with in the plan, one for each model; default: nothing.
 
     Raises:
         UsageError: If an argument makes no sense, a model is not FP32, or another live
@@ -97,6 +98,7 @@ class MixedPrecision(Stepping):
         max_skips: int = 8,
         process_group: Any = None,
         check_tensor_cores: bool = True,
+        names: Sequence[str] = (),
     ) -> None:
         self.plan = plan if isinstance(plan, PrecisionPlan) else PrecisionPlan.load(plan)
         models = arguments.listed(model, nn.Module, "model")
@@ -118,7 +120,7 @@ class MixedPrecision(Stepping):
         refuse_low_precision(models)
         device = arguments.device_of(models)
         self.backend = arguments.choose_backend(backend, precision, device, models)
-        wrapped = Wrapped(models, optimizers, precision, device.type)
+        wrapped = Wrapped(models, optimizers, precision, device.type, names)
         try:
             wrapped.apply(self.plan, fp32_modules, overrides)
             ranks.apply_reduction(models, self.plan.reduction)
