@@ -28,7 +28,11 @@ FLOORS = {
         ["tensorcores.kernels", "tensorcores.alignment", "tensorcores.peaks"],
     ],
     "algebra": [["histogram"], ["plan"], ["scalers"]],
-    "store": [["runs", "records", "columns"], ["training_log"], ["environment"]],
+    "store": [
+        ["runs", "records", "columns", "operation_records"],
+        ["training_log"],
+        ["environment"],
+    ],
     "work": [["recording"], ["analysis"], ["training"], ["tensorcores"]],
     "views": [["reports"]],
     "workloads": [["workloads"]],

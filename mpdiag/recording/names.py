@@ -143,12 +143,14 @@ class Subjects:
         modules: By ``id`` of the module; ids are stable, as the modules are kept alive here.
         parameters: By ``id`` of the parameter.
         chosen: Whether a name passes ``include`` and ``exclude``.
+        names: First name of every module, parameter and buffer by ``id``, chosen or not.
     """
 
     roots: tuple[nn.Module, ...]
     modules: dict[int, NamedModule]
     parameters: dict[int, NamedParameter]
     chosen: NameFilter
+    names: dict[int, str] = field(default_factory=dict)
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """The table of modules and parameters."""
@@ -232,7 +234,10 @@ def subjects(models: Models, include: str | None, exclude: str | None) -> Subjec
     modules: dict[int, NamedModule] = {}
     parameters: dict[int, NamedParameter] = {}
     named = _named_models(models)
+    names: dict[int, str] = {}
     for prefix, model in named:
+        for walk in (model.named_modules, model.named_parameters, model.named_buffers):
+            names.update({id(x): _join(prefix, n) for n, x in walk() if id(x) not in names})
         covered = _compiled_inside(model)
         for name, module in model.named_modules(remove_duplicate=False):
             full = _join(prefix, name)
@@ -254,7 +259,7 @@ def subjects(models: Models, include: str | None, exclude: str | None) -> Subjec
                 earlier.aliases += (full,)
                 continue
             parameters[id(parameter)] = NamedParameter(full, parameter, (), None)
-    return Subjects(tuple(model for _, model in named), modules, parameters, chosen)
+    return Subjects(tuple(model for _, model in named), modules, parameters, chosen, names)
 
 
 def _named_models(models: Models) -> list[tuple[str, nn.Module]]:

@@ -86,7 +86,9 @@ def exact(values, scale, ranks, divide):
         ((1000.0, *[2.0**-20] * 2000000), 8.0, 2**14, "fp32", False),
     ],
 )
-def test_the_reduction_fits_the_recorded_maximum_times_the_ranks(values, scale, ranks, dtype, divided):
+def test_the_reduction_fits_the_recorded_maximum_times_the_ranks(
+    values, scale, ranks, dtype, divided
+):
     plan = choose_reduction(gradients(*values), scale, ranks)
     assert (plan.dtype, plan.pre_divide) == (dtype, divided)
     if dtype == "fp16":
