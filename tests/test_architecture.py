@@ -27,7 +27,7 @@ FLOORS = {
         ["formats"],
         ["tensorcores.kernels", "tensorcores.alignment", "tensorcores.peaks"],
     ],
-    "algebra": [["histogram"], ["plan"], ["scalers"]],
+    "algebra": [["histogram"], ["plan"], ["scalers"], ["precision_lists"]],
     "store": [
         ["runs", "records", "columns", "operation_records"],
         ["training_log"],
