@@ -106,7 +106,10 @@ def find_operations(
         everything = _needed(graph, target, scale, policy=False)
         for index, found in {**everything, **needed}.items():
             op = graph.operations[index]
-            found = replace(found, covered=index not in needed, **_shares(graph, op))
+            flops, moved = _shares(graph, op)
+            found = replace(
+                found, covered=index not in needed, flops_share=flops, bytes_share=moved
+            )
             if found.covered and not _by_policy(graph, op):
                 continue  # FP32 at O1 because its inputs are, as a batch of data is
             key = (found.code, found.op, found.module, found.where)
@@ -138,14 +141,12 @@ def _by_policy(graph: StepGraph, op: Operation) -> bool:
     return False
 
 
-def _shares(graph: StepGraph, op: Operation) -> dict[str, float]:
+def _shares(graph: StepGraph, op: Operation) -> tuple[float, float]:
+    """An operation's share of the step's FLOPs and bytes, its backward included."""
     own = [op, *graph.backward.get(op.index, [])]
     flops = sum(o.flops for o in graph.operations) or 1
     moved = sum(o.bytes for o in graph.operations) or 1
-    return {
-        "flops_share": sum(o.flops for o in own) / flops,
-        "bytes_share": sum(o.bytes for o in own) / moved,
-    }
+    return sum(o.flops for o in own) / flops, sum(o.bytes for o in own) / moved
 
 
 def _needed(
@@ -184,13 +185,16 @@ def _overflows(
             continue
         fill = _fill(op, target)
         if fill is not None and any(low[t.tensor] for t in op.outputs):
-            yield op.index, _finding(
-                op,
-                "mask-fill",
-                f"it fills in {fill:g}, which {target.label} cannot hold (±{target.max:g})",
-                f"fill with float('-inf') or torch.finfo(x.dtype).min; or {op.op} in FP32",
-                "PyTorch refuses to convert the number, or a masked row becomes NaN",
-                {"value": fill},
+            yield (
+                op.index,
+                _finding(
+                    op,
+                    "mask-fill",
+                    f"it fills in {fill:g}, which {target.label} cannot hold (±{target.max:g})",
+                    f"fill with float('-inf') or torch.finfo(x.dtype).min; or {op.op} in FP32",
+                    "PyTorch refuses to convert the number, or a masked row becomes NaN",
+                    {"value": fill},
+                ),
             )
             continue
         product = LISTS.get(policy_name(op.op)) == "low" and policy
@@ -277,13 +281,16 @@ def _vanishing(
             evidence["eps"] = epsilon
         smallest = target.smallest_normal
         for one in _low_sources(graph, origin, low, target):
-            yield one.index, _finding(
-                one,
-                "vanishing",
-                f"{told}, and {op.op} follows",
-                f"{one.op} in FP32, or an epsilon of at least {smallest:.2g}",
-                f"{op.op} of 0 gives Inf or NaN where FP32 gave a finite number",
-                evidence,
+            yield (
+                one.index,
+                _finding(
+                    one,
+                    "vanishing",
+                    f"{told}, and {op.op} follows",
+                    f"{one.op} in FP32, or an epsilon of at least {smallest:.2g}",
+                    f"{op.op} of 0 gives Inf or NaN where FP32 gave a finite number",
+                    evidence,
+                ),
             )
 
 
@@ -340,13 +347,16 @@ def _differences(
             f"{target.label}, {min(1.0, error):.0%} of the result is rounding error"
         )
         for one in (op, *_before(graph, operands, low)):
-            yield one.index, _finding(
-                one,
-                "cancellation",
-                reason,
-                f"{one.op} in FP32, or a form without the subtraction (torch.var, centre first)",
-                "the result is noise; a variance so computed may be 0 or negative",
-                {**evidence, "subtraction": op.where},
+            yield (
+                one.index,
+                _finding(
+                    one,
+                    "cancellation",
+                    reason,
+                    f"{one.op} in FP32, or a form without the subtraction (torch.var, centre first)",
+                    "the result is noise; a variance so computed may be 0 or negative",
+                    {**evidence, "subtraction": op.where},
+                ),
             )
 
 
@@ -396,13 +406,16 @@ def _running_sums(
         else:
             continue
         large, small = op.outputs[0].absmax, min(t.absmax for t in op.inputs)
-        yield op.index, _finding(
-            op,
-            "swallowed",
-            f"{told}: it reaches {large:.3g}, {target.label} has {target.mantissa_bits + 1} bits",
-            fix,
-            without,
-            {"swallowed": share, "absmax": large, "added": small, "length": length[op.index]},
+        yield (
+            op.index,
+            _finding(
+                op,
+                "swallowed",
+                f"{told}: it reaches {large:.3g}, {target.label} has {target.mantissa_bits + 1} bits",
+                fix,
+                without,
+                {"swallowed": share, "absmax": large, "added": small, "length": length[op.index]},
+            ),
         )
 
 
@@ -422,14 +435,17 @@ def _gradients(
         for t in op.outputs:
             factor = scale if t.tensor in graph.gradients else 1.0
             if low[t.tensor] and t.counted and target.overflows(t.absmax * factor):
-                yield forward.index, _finding(
-                    forward,
-                    "gradient-overflow",
-                    f"its backward pass ({op.op}) reaches {t.absmax:.3g}"
-                    + (f" times the loss scale {factor:g}" if factor != 1 else ""),
-                    f"{forward.op} in FP32",
-                    "each such step is skipped, and the loss scale falls",
-                    {"absmax": t.absmax, "scale": factor, "backward": op.op},
+                yield (
+                    forward.index,
+                    _finding(
+                        forward,
+                        "gradient-overflow",
+                        f"its backward pass ({op.op}) reaches {t.absmax:.3g}"
+                        + (f" times the loss scale {factor:g}" if factor != 1 else ""),
+                        f"{forward.op} in FP32",
+                        "each such step is skipped, and the loss scale falls",
+                        {"absmax": t.absmax, "scale": factor, "backward": op.op},
+                    ),
                 )
                 break
 

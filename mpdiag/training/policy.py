@@ -20,14 +20,14 @@ import difflib
 import warnings
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.library import Library
 from torch.utils._pytree import tree_map
 
 from mpdiag.errors import UsageError
-from mpdiag.precision_lists import BANNED, FP32, LISTS, LOW, PROMOTE, RECURRENT, Rule
+from mpdiag.precision_lists import BANNED, LISTS, RECURRENT, Rule
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -80,15 +80,22 @@ class Policy:
         overrides: Rules by operation that replace those of the lists.
         in_module: Operations that are FP32 right now, because a module being called asks for it:
             a stack, its last entry in force.
+        outside: Operations that are FP32 where no submodule is being called: in a model's own code,
+            and in the loop around it.
+        depth: How many submodules are being called.
     """
 
     dtype: torch.dtype
     overrides: Mapping[str, Rule] = field(default_factory=dict)
     in_module: list[frozenset[str]] = field(default_factory=list)
+    outside: frozenset[str] = frozenset()
+    depth: int = 0
 
     def rule(self, operation: str) -> Rule | None:
         """What becomes of an operation now; None: as wide as its inputs."""
         if self.in_module and operation in self.in_module[-1]:
+            return "fp32"
+        if self.depth == 0 and operation in self.outside:
             return "fp32"
         return self.overrides.get(operation) or LISTS.get(operation)
 
@@ -164,6 +171,10 @@ def _kernel(op: Any, name: str, key: str, *, replaces: bool) -> Callable[..., An
     autocast = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
     below = torch._C._dispatch_keyset_full_after(getattr(torch._C.DispatchKey, key))
     device_type = key.removeprefix("Autocast").lower()
+    # ``x * 2.0`` calls the overload of two tensors; its number reaches a kernel in Python as a
+    # number, which only the overload for numbers takes.
+    packet = getattr(torch.ops.aten, name)
+    numbers = packet.Scalar if op._overloadname == "Tensor" and hasattr(packet, "Scalar") else None
 
     def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
         if _in_force:
@@ -171,20 +182,24 @@ def _kernel(op: Any, name: str, key: str, *, replaces: bool) -> Callable[..., An
         else:  # somebody's plain autocast: what torch would have done
             rule = LISTS.get(name) if replaces else None
             rule = "fp32" if rule == "banned" else rule
-        if rule is None:
+        called = op
+        if numbers is not None and any(isinstance(x, (int, float)) for x in args[:2]):
+            called = numbers
+        if rule is None and called is op:
             return op.redispatch(keyset & below, *args, **kwargs)
         if rule == "banned":
             raise UsageError(_BANNED)
         low = torch.get_autocast_dtype(device_type)
-        cast = _cast_to(rule, low, args, kwargs)
-        args, kwargs = tree_map(cast, (args, kwargs))
+        if rule is not None:
+            cast = _cast_to(rule, low, args, kwargs)
+            args, kwargs = tree_map(cast, (args, kwargs))
         onednn = torch._C._get_mkldnn_enabled()
         if name in RECURRENT and rule == "low" and low == torch.float16:
             # oneDNN has no FP16 LSTM on most CPUs; ATen's own takes it step by step.
             torch._C._set_mkldnn_enabled(False)
         try:
             with torch._C._ExcludeDispatchKeyGuard(autocast):
-                return op(*args, **kwargs)
+                return called(*args, **kwargs)
         finally:
             torch._C._set_mkldnn_enabled(onednn)
 
