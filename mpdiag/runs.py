@@ -7,6 +7,7 @@
         ranks/rank00001.json          the same, of every other rank
         modules/rank00000.parquet     the modules and parameters, one row each
         stats/rank00000-000001.parquet  the statistics, one row for each step × tensor
+    operations/rank00000-000001.parquet  the operations of a few steps, one row each
         plan.json …                   once made
 
 Every file is written beside its place and then renamed, so a kill leaves whole files or none.
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from mpdiag.columns import Records
+    from mpdiag.operation_records import Operation
     from mpdiag.places import RemotePath
 
 SCHEMA_VERSION = 1
@@ -79,7 +81,7 @@ class RunWriter:
     ) -> None:
         self.folder = place(folder).absolute()  # the program may change its working folder
         self.rank = rank
-        self._parts = 0
+        self._parts = self._operation_parts = 0
         meta = self._meta_path
         if meta.exists():
             if not overwrite:
@@ -125,14 +127,23 @@ class RunWriter:
 
     def append(self, table: pa.Table) -> None:
         """Write one part of statistics; it is whole on disk when this returns."""
+        self._write_part("stats", self._parts + 1, table)
+        self._parts += 1
+
+    def append_operations(self, table: pa.Table) -> None:
+        """Write the operations of one step (schema: ``operation_records``), likewise."""
+        (self.folder / "operations").mkdir(exist_ok=True)
+        self._write_part("operations", self._operation_parts + 1, table)
+        self._operation_parts += 1
+
+    def _write_part(self, kind: str, number: int, table: pa.Table) -> None:
         import pyarrow.parquet as pq
 
-        name = f"rank{self.rank:05d}-{self._parts + 1:06d}.parquet"
-        with atomic_path(self.folder / "stats" / name) as path:
+        name = f"rank{self.rank:05d}-{number:06d}.parquet"
+        with atomic_path(self.folder / kind / name) as path:
             pq.write_table(
                 table, path, compression="zstd", compression_level=9, write_statistics=False
             )
-        self._parts += 1
 
 
 class atomic_path:  # noqa: N801 - reads as a verb at its call sites
@@ -265,6 +276,27 @@ class Run:
         """Every row of statistics as a pandas DataFrame."""
         frame: pd.DataFrame = self.table().to_pandas()
         return frame
+
+    def operations(self) -> list[Operation]:
+        """The recorded operations, by rank and step in their order; [] if none were recorded.
+
+        Raises:
+            DamagedRun: If a part cannot be read or lacks a column.
+        """
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        from mpdiag.operation_records import decode
+
+        found: list[Operation] = []
+        for path in sorted((self.folder / "operations").glob("rank*.parquet")):
+            if not _PART.fullmatch(path.name):
+                continue
+            try:
+                found += decode(pq.read_table(path))
+            except (pa.ArrowException, OSError, KeyError, ValueError, TypeError) as error:
+                raise DamagedRun(_damaged(path, error)) from error
+        return found
 
     def modules(self) -> list[dict[str, Any]]:
         """The table of modules and parameters of the lowest rank, a dict a row; [] if none."""
