@@ -33,7 +33,7 @@ FLOORS = {
     "search": [["searching"]],
     "views": [["reports"]],
     "workloads": [["workloads"]],
-    "doors": [["cli", "__main__", "demo"]],
+    "doors": [["cli", "__main__", "demo", "demo_search"]],
 }
 
 ROOMS = {
