@@ -165,7 +165,9 @@ class Subjects:
         """
         self.roots = (*self.roots, model)
         for walk in (model.named_modules, model.named_parameters, model.named_buffers):
-            self.names.update({id(x): _join(prefix, n) for n, x in walk() if id(x) not in self.names})
+            self.names.update(
+                {id(x): _join(prefix, n) for n, x in walk() if id(x) not in self.names}
+            )
         covered = _compiled_inside(wrapper or model)
         for name, module in model.named_modules(remove_duplicate=False):
             full = _join(prefix, name)

@@ -29,6 +29,7 @@ import hashlib
 import json
 import math
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -229,7 +230,8 @@ class _Search:
             began = time.monotonic()
             model, optimizer, train = self._build(seed)
             if seed == seeds[0]:
-                with RankingTrainer(model, optimizer, self._plan, self._scale) as ranking:
+                ranking = RankingTrainer(model, optimizer, self._plan, self._scale)
+                with ranking:
                     metric = _finish(train, ranking)
                 state.candidates = candidates_of(
                     ranking.weights, lists=self._lists, whole_modules=self._whole_modules
@@ -374,7 +376,9 @@ def narrow_options(plan: PrecisionPlan, *, lists: bool) -> dict[str, Any]:
 def _finish(train: Train, trainer: MixedPrecision) -> float:
     """The metric; NaN if training diverged, or an operation refused the format."""
     try:
-        return float(train(trainer))
+        with warnings.catch_warnings():  # alarms of drift are what is being provoked here
+            warnings.simplefilter("ignore", RuntimeWarning)
+            return float(train(trainer))
     except TrainingDiverged:
         return math.nan
     except RuntimeError as error:

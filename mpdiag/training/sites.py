@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -129,9 +129,12 @@ class Sites(TorchDispatchMode):
         del site
         return func(*args, **kwargs)
 
-    @contextmanager
-    def forward(self) -> Iterator[None]:
+    def forward(self) -> AbstractContextManager[None]:
         """A forward pass: modules and functions are noted. Calls count from 0 again."""
+        return self._forward()
+
+    @contextmanager
+    def _forward(self) -> Iterator[None]:
         self._counts.clear()
         self._by_sequence.clear()
         handles = []
@@ -173,7 +176,7 @@ class Sites(TorchDispatchMode):
         try:
             if not computes(func):
                 return func(*args, **kwargs)
-            node = torch._C._current_autograd_node()
+            node: Any = torch._C._current_autograd_node()
             if node is not None:
                 site = self._by_sequence.get(node._sequence_nr())
                 return self.backward_operation(site, func, args, kwargs)
