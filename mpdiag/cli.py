@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from mpdiag.errors import ExitCode, MpdiagError, UsageError
 from mpdiag.version import __version__
@@ -226,8 +226,17 @@ def compare(
         raise typer.Exit(ExitCode.FINDINGS)
 
 
-@app.command()
+class _Profile(TyperCommand):
+    """Remembers whether there was a ``--``, which the parser drops: a script follows it."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        ctx.meta["script"] = "--" in args
+        return super().parse_args(ctx, args)
+
+
+@app.command(cls=_Profile)
 def profile(
+    context: typer.Context,
     trace: Annotated[
         Path | None,
         typer.Argument(metavar="[TRACE]", help="A recorded trace; or a script after --."),
@@ -237,29 +246,34 @@ def profile(
     ] = None,
     steps: Annotated[int, typer.Option(min=1, help="Steps of a script to measure.")] = 3,
     warmup: Annotated[int, typer.Option(min=0, help="Steps to let pass first.")] = 5,
+    against: Annotated[
+        Path | None,
+        typer.Option(metavar="TRACE", help="An earlier trace: what moved onto Tensor Cores since?"),
+    ] = None,
     as_json: JsonOption = False,
     strict: Annotated[
         bool, typer.Option("--strict", help="Exit with 1 if there are warnings or errors.")
     ] = False,
 ) -> None:
     """Say whether matrix work ran on Tensor Cores. For a script after --, or a trace."""
-    from mpdiag.reports import terminal
-    from mpdiag.reports.cpu_profile import cpu_profile_text
-    from mpdiag.tensorcores.cpu import CpuProfile
+    from mpdiag.reports.profiling import show_profile
     from mpdiag.tensorcores.launch import profile_script
+    from mpdiag.tensorcores.profile import profile_trace
 
     words = [str(trace), *(arguments or [])] if trace is not None else []
-    launched = profile_script(words, steps=steps, warmup=warmup)
-    if as_json:
-        terminal.show_json(launched.result.to_json())
-    elif isinstance(launched.result, CpuProfile):
-        terminal.show(cpu_profile_text(launched.result))
-        terminal.name_next("mpdiag doctor")
+    code = 0
+    if context.meta["script"] or not words:
+        launched = profile_script(words, steps=steps, warmup=warmup)
+        result, code = launched.result, launched.exit_code
+    elif arguments:
+        message = "one trace at a time: give the earlier one with --against, a script after --"
+        raise UsageError(message)
     else:
-        terminal.show(launched.result.verdict)
-    if launched.exit_code:
-        raise typer.Exit(launched.exit_code)
-    if strict and any(f["severity"] != "info" for f in launched.result.to_json()["findings"]):
+        result = profile_trace(words[0])
+    document = show_profile(result, against, as_json=as_json)
+    if code:
+        raise typer.Exit(code)
+    if strict and any(finding["severity"] != "info" for finding in document["findings"]):
         raise typer.Exit(ExitCode.FINDINGS)
 
 

@@ -27,6 +27,7 @@ class Kernel(NamedTuple):
         graph_node: Of a CUDA graph; None where it is of none.
         calls: How many runs these are.
         counters: Hardware counters measured with it, by name; None where none were.
+        flops: Of one run, where the source says; None where not.
     """
 
     name: str
@@ -38,6 +39,7 @@ class Kernel(NamedTuple):
     graph_node: int | None = None
     calls: int = 1
     counters: Mapping[str, float] | None = None
+    flops: float | None = None
 
 
 class Launch(NamedTuple):

@@ -58,11 +58,11 @@ class Place(NamedTuple):
 
 @dataclass(slots=True)
 class KernelSum:
-    """Runs of one kernel in one place, and the counters measured with them."""
+    """Runs of one kernel in one place, and those measured with counters."""
 
     calls: int = 0
     time_us: float = 0.0
-    counters: list[tuple[dict[str, float], float]] = field(default_factory=list)
+    measured: list[Kernel] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -163,7 +163,7 @@ class _Linker:
         spent = kernel.duration_us
         self._devices[kernel.device] = self._devices.get(kernel.device, 0.0) + spent
         if kernel.correlation is None or kernel.counters is not None:
-            self._add(kernel.name, Place(None, "", ""), spent, kernel.calls, kernel.counters)
+            self._add(kernel.name, Place(None, "", ""), spent, kernel.calls, kernel)
             return
         name = self._names.of(kernel.name, kernel.name)
         graph = bool(kernel.graph_node)
@@ -176,7 +176,8 @@ class _Linker:
         key: Any = op.name
         if op.dims or op.types:
             # The fastest way from nested lists to something that hashes.
-            key = marshal.dumps((op.name, op.dims, op.types, op.strides, op.concrete), 2)
+            content: Any = (op.name, op.dims, op.types, op.strides, op.concrete)
+            key = marshal.dumps(content, 2)
         signature = self._signatures.of(
             key, Signature(op.name, op.dims, op.types, op.strides, op.concrete)
         )
@@ -303,12 +304,12 @@ class _Linker:
             self._last[place] = start
             self._calls[place] = self._calls.get(place, 0) + 1
 
-    def _add(self, kernel: str, place: Place, spent: float, calls: int, counters: Any) -> None:
+    def _add(self, kernel: str, place: Place, spent: float, calls: int, run: Kernel | None) -> None:
         key = (kernel, place)
         found = self._sums.get(key)
         if found is None:
             found = self._sums[key] = KernelSum()
         found.calls += calls
         found.time_us += spent
-        if counters is not None:
-            found.counters.append((dict(counters), spent))
+        if run is not None and run.counters is not None:
+            found.measured.append(run)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _DURATIONS = ("gpu__time_duration.sum", "gpu__time_duration.avg", "Duration")
 _HEAD = ("ID", "Kernel Name")
+_HERTZ = {"khz": 1e3, "mhz": 1e6, "ghz": 1e9, "cycle/nsecond": 1e9, "cycle/usecond": 1e6}
 
 
 class NcuTrace:
@@ -33,13 +34,25 @@ class NcuTrace:
 
     def __iter__(self) -> Iterator[Event]:
         table = rows(self._path)
-        header = next((row for row in table if all(name in row for name in _HEAD)), None)
+        header, flops = None, list[float]()
+        for row in table:
+            if all(name in row for name in _HEAD):
+                header = row
+                break
+            flops += _flops_said(row)
         if header is None:
             message = f"{self._path} holds no table of ncu: record with ncu --csv"
             raise DamagedTrace(message)
-        yield from self._long(header, table) if "Metric Name" in header else self._wide(header, table)
+        kernels = self._long if "Metric Name" in header else self._wide
+        found = list(kernels(header, table))
+        if not found:
+            message = f"{self._path} holds a header of ncu and no kernel: record it again"
+            raise DamagedTrace(message)
+        if len(found) == len(flops) == 1:
+            found = [found[0]._replace(flops=flops[0])]
+        yield from found
 
-    def _long(self, header: Sequence[str], table: Iterator[list[str]]) -> Iterator[Event]:
+    def _long(self, header: Sequence[str], table: Iterator[list[str]]) -> Iterator[Kernel]:
         at = {name: i for i, name in enumerate(header)}
         current, name, counters = "", "", dict[str, float]()
         duration, short = 0.0, 0
@@ -57,16 +70,13 @@ class NcuTrace:
             if metric in _DURATIONS:
                 duration = microseconds(text, unit) or duration
             elif metric and value is not None:
-                counters[metric] = value
+                counters[metric] = value * _HERTZ.get(unit.lower(), 1.0)
         if current:
             yield Kernel(name, 0.0, duration, counters=counters)
-        else:
-            message = f"{self._path} holds a header of ncu and no kernel: record it again"
-            raise DamagedTrace(message)
         if short:
             self.problems.append(f"{short} rows of the table are incomplete and were left out")
 
-    def _wide(self, header: Sequence[str], table: Iterator[list[str]]) -> Iterator[Event]:
+    def _wide(self, header: Sequence[str], table: Iterator[list[str]]) -> Iterator[Kernel]:
         at = {name: i for i, name in enumerate(header)}
         units = next(table, [])
         for row in table:
@@ -88,3 +98,19 @@ class NcuTrace:
         major, _, minor = row[at["CC"]].partition(".")
         if major.isdigit() and minor.isdigit():
             self.devices[0] = DeviceFacts(name="", capability=(int(major), int(minor)))
+
+
+def _flops_said(row: Sequence[str]) -> list[float]:
+    """FLOP of a matrix product that the program itself printed: ``M N K batch µs TFLOP/s``.
+
+    Believed only where the line proves itself: its rate must be its work over its time.
+    """
+    words = " ".join(row).split()
+    if len(words) != 6:
+        return []
+    numbers = [number(word) for word in words]
+    m, n, k, batch, spent, rate = (0.0 if value is None else value for value in numbers)
+    work = 2 * m * n * k * max(1.0, batch)
+    if min(work, spent, rate) <= 0 or abs(work / spent / 1e6 / rate - 1) > 1e-3:
+        return []
+    return [work]

@@ -41,7 +41,9 @@ class NvprofTrace:
                 lost += bool(row)
                 continue
             name = row[name_at]
-            if name.startswith("[CUDA mem") or ("Type" in at and row[at["Type"]] != "GPU activities"):
+            if name.startswith("[CUDA mem") or (
+                "Type" in at and row[at["Type"]] != "GPU activities"
+            ):
                 continue
             duration = microseconds(row[spent], units[spent])
             if duration is None:

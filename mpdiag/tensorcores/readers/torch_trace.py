@@ -19,18 +19,19 @@ from mpdiag.tensorcores.events import Event, Kernel, Launch, ModuleSpan, Operati
 from mpdiag.tensorcores.readers.json_stream import Damaged, JsonStream
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 MODULE = "nn.Module: "
 LARGEST = 1e18
 """Microseconds beyond which a time is no time."""
-_OPERATIONS = frozenset({"cpu_op", "operator"})
 _START = re.compile(r'\{\s*"ph"\s*:')
-# Events that need no decoding: arrows from launch to kernel, and Python frames that are no modules.
+# Events that need no decoding: arrows from launch to kernel, Python frames that are no modules, and
+# calls of the runtime that launch nothing. A brace in a string only costs the decoding after all.
 _SKIPPED = re.compile(
     r'\{\s*"ph"\s*:\s*"(?:[sftiI]"[^{}]*\}'
-    r'|X"\s*,\s*"cat"\s*:\s*"python_function"\s*,\s*"name"\s*:\s*"(?!nn\.Module)[^"\\{}]*"'
+    r'|X"\s*,\s*"cat"\s*:\s*"(?:python_function"\s*,\s*"name"\s*:\s*"(?!nn\.Module)'
+    r'|(?:cuda_(?:runtime|driver)|Runtime)"\s*,\s*"name"\s*:\s*"(?![^"]*aunch))[^"\\{}]*"'
     r"[^{}]*\{[^{}]*\}\s*\})(?=\s*[,\]])"
 )
 
@@ -53,7 +54,7 @@ class TorchTrace:
             packed = file.read(2) == b"\x1f\x8b"
             file.seek(0)
             raw = gzip.GzipFile(fileobj=file) if packed else file
-            text = io.TextIOWrapper(cast("io.BufferedReader", raw), "utf-8", errors="replace")
+            text = io.TextIOWrapper(cast("io.BufferedReader", raw), "utf-8-sig", errors="replace")
             yield from self._document(JsonStream(text))
         if self._damaged:
             self.problems.append(
@@ -62,24 +63,16 @@ class TorchTrace:
 
     def _document(self, stream: JsonStream) -> Iterator[Event]:
         first = stream.peek()
-        if first == "\ufeff":
-            stream.at += 1
-            first = stream.peek()
         if first == "[":
             yield from self._array(stream)
             return
         if first != "{":
             raise DamagedTrace(self._no_trace())
         stream.at += 1
-        found = False
         while stream.peek() not in ("}", ""):
             try:
-                key = stream.value()
-                if stream.peek() != ":":
-                    raise Damaged
-                stream.at += 1
+                key = self._key(stream)
                 if key == "traceEvents" and stream.peek() == "[":
-                    found = True
                     yield from self._array(stream)
                     continue
                 stream.peek()
@@ -93,8 +86,16 @@ class TorchTrace:
                 continue
             if key == "deviceProperties":
                 self.devices = devices(value)
-        if not found:
+        if not self._seen:
             raise DamagedTrace(self._no_trace())
+
+    @staticmethod
+    def _key(stream: JsonStream) -> Any:
+        key = stream.value()
+        if stream.peek() != ":":
+            raise Damaged
+        stream.at += 1
+        return key
 
     def _array(self, stream: JsonStream) -> Iterator[Event]:
         stream.at += 1
@@ -123,7 +124,7 @@ class TorchTrace:
             event = _event(raw)
             if event is not None:
                 yield event
-            elif event is None and _lost(raw):
+            elif _lost(raw):
                 self._damaged += 1
 
     def _no_trace(self) -> str:
@@ -142,7 +143,10 @@ def devices(value: Any) -> dict[int, DeviceFacts]:
     for i, properties in enumerate(value if isinstance(value, list) else []):
         if not isinstance(properties, dict):
             continue
-        major, minor = _whole(properties.get("computeMajor")), _whole(properties.get("computeMinor"))
+        major, minor = (
+            _whole(properties.get("computeMajor")),
+            _whole(properties.get("computeMinor")),
+        )
         index = _whole(properties.get("id"))
         name = properties.get("name")
         found[i if index is None else index] = DeviceFacts(
@@ -165,49 +169,81 @@ def _event(raw: Any) -> Event | None:
     args = raw.get("args")
     if not isinstance(args, dict):
         args = {}
+    make = _MAKERS.get(category) or _MAKERS.get(_last_word(category))
+    if make is None:
+        return None
     start, duration = _time(raw.get("ts")), _time(raw.get("dur", 0))
     if start is None or duration is None or duration < 0:
         return None
-    if category == "kernel":
-        return Kernel(
-            name,
-            start,
-            duration,
-            _label(args.get("device")),
-            _label(args.get("stream")),
-            _whole(args.get("correlation")),
-            _whole(args.get("graph node id")),
-        )
-    thread = (_label(raw.get("pid")), _label(raw.get("tid")))
-    if category in _OPERATIONS:
-        return _operation(name, start, start + duration, thread, args)
-    if category.endswith(("runtime", "driver")):
-        correlation = _whole(args.get("correlation"))
-        if "aunch" not in name or correlation is None:
-            return None
-        return Launch(correlation, start, thread, "GraphLaunch" in name)
-    if category == "python_function" and name.startswith(MODULE):
-        return ModuleSpan(name[len(MODULE) :], start, start + duration, thread)
-    return None
+    return make(name, start, duration, raw, args)
+
+
+def _last_word(category: str) -> str:
+    return category.rpartition("_")[2]
+
+
+def _kernel(
+    name: str, start: float, duration: float, _: dict[str, Any], args: dict[str, Any]
+) -> Kernel:
+    return Kernel(
+        name,
+        start,
+        duration,
+        _label(args.get("device")),
+        _label(args.get("stream")),
+        _whole(args.get("correlation")),
+        _whole(args.get("graph node id")),
+    )
+
+
+def _launch(
+    name: str, start: float, _: float, raw: dict[str, Any], args: dict[str, Any]
+) -> Launch | None:
+    correlation = _whole(args.get("correlation"))
+    if "aunch" not in name or correlation is None:
+        return None
+    return Launch(correlation, start, _thread(raw), "GraphLaunch" in name)
+
+
+def _module(
+    name: str, start: float, duration: float, raw: dict[str, Any], _: dict[str, Any]
+) -> ModuleSpan | None:
+    if not name.startswith(MODULE):
+        return None
+    return ModuleSpan(name[len(MODULE) :], start, start + duration, _thread(raw))
 
 
 def _operation(
-    name: str, start: float, end: float, thread: tuple[Any, Any], args: dict[str, Any]
+    name: str, start: float, duration: float, raw: dict[str, Any], args: dict[str, Any]
 ) -> Operation:
     sequence = _whole(args.get("Sequence number"))
-    forward_thread = _whole(args.get("Fwd thread id"))
     return Operation(
         name,
         start,
-        end,
-        thread,
+        start + duration,
+        _thread(raw),
         _list(args.get("Input Dims") or args.get("Input dims")),
         _list(args.get("Input type")),
         _list(args.get("Input Strides")),
         _list(args.get("Concrete Inputs")),
         -1 if sequence is None or not 0 <= sequence < 1 << 62 else sequence,
-        bool(forward_thread) or name.startswith("autograd::engine"),
+        bool(_whole(args.get("Fwd thread id"))) or name.startswith("autograd::engine"),
     )
+
+
+_MAKERS: dict[str, Callable[..., Event | None]] = {
+    "kernel": _kernel,
+    "cpu_op": _operation,
+    "operator": _operation,
+    "runtime": _launch,
+    "driver": _launch,
+    "python_function": _module,
+}
+"""By category in lower case, or its last word (``cuda_runtime``)."""
+
+
+def _thread(raw: dict[str, Any]) -> tuple[Any, Any]:
+    return _label(raw.get("pid")), _label(raw.get("tid"))
 
 
 def _lost(raw: Any) -> bool:
@@ -218,6 +254,8 @@ def _lost(raw: Any) -> bool:
 
 
 def _time(value: Any) -> float | None:
+    if type(value) is float and -LARGEST < value < LARGEST:  # the usual case; not NaN
+        return value
     if isinstance(value, str):
         try:
             value = float(value)
@@ -233,6 +271,8 @@ def _time(value: Any) -> float | None:
 
 
 def _whole(value: Any) -> int | None:
+    if value is None:
+        return None
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 20:
         value = int(value)
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 63:
