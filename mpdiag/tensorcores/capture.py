@@ -20,7 +20,6 @@ from __future__ import annotations
 import json
 import re
 import tempfile
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +31,7 @@ from mpdiag.errors import UsageError
 from mpdiag.tensorcores import cpu
 from mpdiag.tensorcores.onednn import read_log
 from mpdiag.tensorcores.operators import MODULE, operator_times
+from mpdiag.tensorcores.profile import profile_trace
 from mpdiag.tensorcores.tap import Tap
 
 if TYPE_CHECKING:
@@ -42,8 +42,6 @@ if TYPE_CHECKING:
 
 STEPS = 3
 WARMUP = 5
-
-_READER = "mpdiag.tensorcores.profile"  # the reader of GPU traces
 
 
 class Capture:
@@ -331,7 +329,7 @@ def read_capture(folder: Path, steps: int) -> Any:
     """The result of what was captured into a folder."""
     trace, log = folder / "trace.json", folder / "onednn.log"
     if not log.is_file():
-        return import_module(_READER).profile_trace(trace)
+        return profile_trace(trace)
     read = read_log(log.read_text(encoding="utf-8", errors="replace").splitlines())
     events = json.loads(trace.read_text(encoding="utf-8", errors="replace"))["traceEvents"]
     return cpu.join(operator_times(events), read, cpu.cpu_facts(read), steps=steps)

@@ -127,13 +127,11 @@ def test_a_trace_of_a_gpu_goes_to_the_reader_of_traces(tmp_path, monkeypatch):
     (tmp_path / "trace.json").write_text("{}")
     read = []
 
-    class Reader:
-        @staticmethod
-        def profile_trace(path):
-            read.append(path.name)
-            return "verdict"
+    def profile_trace(path):
+        read.append(path.name)
+        return "verdict"
 
-    monkeypatch.setattr(capture, "import_module", lambda name: Reader)
+    monkeypatch.setattr(capture, "profile_trace", profile_trace)
     assert capture.read_capture(tmp_path, 3) == "verdict"
     assert read == ["trace.json"]
 
@@ -207,7 +205,7 @@ def test_a_script_that_ends_by_itself_gives_its_exit_code(script):
     ("words", "sentence"),
     [
         ((), "give a script to profile"),
-        (("nowhere.py",), "there is no script nowhere.py"),
+        (("--", "nowhere.py"), "there is no script nowhere.py"),
     ],
 )
 def test_no_script(words, sentence):
