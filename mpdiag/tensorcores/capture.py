@@ -20,6 +20,7 @@ from __future__ import annotations
 import json
 import re
 import tempfile
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -265,7 +266,7 @@ class _Names:
     def __init__(self, model: nn.Module | None) -> None:
         self._names: dict[int, str] = {}
         self._roots: set[int] = set()
-        self._open: list[tuple[int, Any]] = []
+        self._threads = threading.local()  # backward passes that recompute run modules on their own
         self._handles: list[Any] = []
         self._device: str | None = None
         if model is not None:
@@ -298,6 +299,12 @@ class _Names:
         self._handles = []
         while self._open:
             self._open.pop()[1].__exit__(None, None, None)
+
+    @property
+    def _open(self) -> list[tuple[int, Any]]:
+        """The spans open on this thread."""
+        found: list[tuple[int, Any]] = self._threads.__dict__.setdefault("spans", [])
+        return found
 
     def _enter(self, module: nn.Module, _inputs: Any) -> None:
         if torch.compiler.is_compiling():
