@@ -22,7 +22,7 @@ from mpdiag.analysis.loss_scale import LossScaleAnalysis, analyze_loss_scale
 from mpdiag.analysis.notebook import analysis_html
 from mpdiag.analysis.operation_rules import OperationFinding, find_operations
 from mpdiag.analysis.reduction import choose_reduction
-from mpdiag.analysis.shapes import advise_shapes
+from mpdiag.analysis.shapes import advise_shapes, shape_findings
 from mpdiag.analysis.weight_updates import analyze_weight_updates
 from mpdiag.errors import DamagedRun
 from mpdiag.formats import FP16, FloatFormat, format_named
@@ -179,6 +179,7 @@ def _findings(
         *_about_activations(layers, target, modules),
         *_about_operations(operations),
         *_about_recording(run),
+        *shape_findings(run, target.name),
     ]
     order = {"error": 0, "warning": 1, "info": 2}
     return tuple(sorted(found, key=lambda f: order[f.severity]))

@@ -176,7 +176,8 @@ class _Linker:
         key: Any = op.name
         if op.dims or op.types:
             # The fastest way from nested lists to something that hashes.
-            key = marshal.dumps((op.name, op.dims, op.types, op.strides, op.concrete), 2)
+            content: Any = (op.name, op.dims, op.types, op.strides, op.concrete)
+            key = marshal.dumps(content, 2)
         signature = self._signatures.of(
             key, Signature(op.name, op.dims, op.types, op.strides, op.concrete)
         )

@@ -54,7 +54,7 @@ class TorchTrace:
             packed = file.read(2) == b"\x1f\x8b"
             file.seek(0)
             raw = gzip.GzipFile(fileobj=file) if packed else file
-            text = io.TextIOWrapper(cast("io.BufferedReader", raw), "utf-8", errors="replace")
+            text = io.TextIOWrapper(cast("io.BufferedReader", raw), "utf-8-sig", errors="replace")
             yield from self._document(JsonStream(text))
         if self._damaged:
             self.problems.append(
@@ -63,24 +63,16 @@ class TorchTrace:
 
     def _document(self, stream: JsonStream) -> Iterator[Event]:
         first = stream.peek()
-        if first == "\ufeff":
-            stream.at += 1
-            first = stream.peek()
         if first == "[":
             yield from self._array(stream)
             return
         if first != "{":
             raise DamagedTrace(self._no_trace())
         stream.at += 1
-        found = False
         while stream.peek() not in ("}", ""):
             try:
-                key = stream.value()
-                if stream.peek() != ":":
-                    raise Damaged
-                stream.at += 1
+                key = self._key(stream)
                 if key == "traceEvents" and stream.peek() == "[":
-                    found = True
                     yield from self._array(stream)
                     continue
                 stream.peek()
@@ -94,8 +86,16 @@ class TorchTrace:
                 continue
             if key == "deviceProperties":
                 self.devices = devices(value)
-        if not found:
+        if not self._seen:
             raise DamagedTrace(self._no_trace())
+
+    @staticmethod
+    def _key(stream: JsonStream) -> Any:
+        key = stream.value()
+        if stream.peek() != ":":
+            raise Damaged
+        stream.at += 1
+        return key
 
     def _array(self, stream: JsonStream) -> Iterator[Event]:
         stream.at += 1
