@@ -70,7 +70,7 @@ def take(address: str, path: Path) -> None:
         page.screenshot(path=str(path))
         browser.close()
     with Image.open(path) as image:
-        image.convert("RGB").quantize(128, dither=Image.Dither.NONE).save(path, optimize=True)
+        image.convert("RGB").quantize(256, dither=Image.Dither.NONE).save(path, optimize=True)
 
 
 if __name__ == "__main__":
