@@ -17,8 +17,8 @@ import time
 import urllib.request
 from pathlib import Path
 
+from mpdiag.bundled import sample_runs
 from mpdiag.dashboard import FOLDER_VARIABLE, server_command
-from mpdiag.places import sample_runs
 
 PAGES = {"dashboard.png": "gradients?run=ssd"}
 SIZE = {"width": 1360, "height": 1560}
