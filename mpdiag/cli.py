@@ -383,7 +383,7 @@ def report(
         typer.Option("--output", "-o", metavar="HTML", help="Write it here; default: RUN."),
     ] = None,
 ) -> None:
-    """Write the verdict and its evidence as one HTML file."""
+    """Write verdict and evidence into one HTML file."""
     from mpdiag.reports import terminal
     from mpdiag.reports.html import write_report
 
@@ -401,7 +401,7 @@ def dashboard(
     port: Annotated[int, typer.Option(min=1, max=65535, help="Where it listens.")] = 8501,
     browser: Annotated[bool, typer.Option(help="Open it in a browser.")] = True,
 ) -> None:
-    """Look at runs in a browser, until stopped with Ctrl-C."""
+    """Look at runs in a browser."""
     from mpdiag.dashboard import serve
 
     raise typer.Exit(serve(folder, port, browser=browser))
