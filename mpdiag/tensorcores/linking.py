@@ -113,6 +113,9 @@ class _Numbers:
         self._numbers: dict[Any, int] = {}
         self.values: list[Any] = []
 
+    def find(self, key: Any) -> int | None:
+        return self._numbers.get(key)
+
     def of(self, key: Any, value: Any) -> int:
         number = self._numbers.get(key)
         if number is None:
@@ -149,13 +152,13 @@ class _Linker:
         self._operations = 0
 
     def take(self, event: Event) -> None:
-        if isinstance(event, Kernel):
+        if isinstance(event, Operation):
+            self._take_operation(event)
+        elif isinstance(event, Kernel):
             self._take_kernel(event)
         elif isinstance(event, Launch):
             thread = self._threads.of(event.thread, None)
             self._launches.add(event.correlation, event.start_us, thread, event.of_graph)
-        elif isinstance(event, Operation):
-            self._take_operation(event)
         else:
             self._take_module(event)
 
@@ -178,9 +181,10 @@ class _Linker:
             # The fastest way from nested lists to something that hashes.
             content: Any = (op.name, op.dims, op.types, op.strides, op.concrete)
             key = marshal.dumps(content, 2)
-        signature = self._signatures.of(
-            key, Signature(op.name, op.dims, op.types, op.strides, op.concrete)
-        )
+        signature = self._signatures.find(key)
+        if signature is None:
+            content = Signature(op.name, op.dims, op.types, op.strides, op.concrete)
+            signature = self._signatures.of(key, content)
         thread = self._threads.of(op.thread, None)
         kind = _BACKWARD if op.backward else _OPERATION
         self._frames.add(op.start_us, op.end_us, thread, signature, kind, op.sequence)
