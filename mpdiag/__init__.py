@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from mpdiag.plan import PrecisionPlan
     from mpdiag.recording.recorder import Recorder, record
     from mpdiag.runs import Run, list_runs, open_run
+    from mpdiag.searching.search import search_fp32
     from mpdiag.tensorcores.capture import profile
     from mpdiag.training.steps import StepResult
     from mpdiag.training.trainer import MixedPrecision
@@ -42,6 +43,7 @@ _HOMES = {
     "open_run": "mpdiag.runs",
     "profile": "mpdiag.tensorcores.capture",
     "record": "mpdiag.recording.recorder",
+    "search_fp32": "mpdiag.searching.search",
 }
 
 __all__ = [
@@ -58,6 +60,7 @@ __all__ = [
     "open_run",
     "profile",
     "record",
+    "search_fp32",
 ]
 
 

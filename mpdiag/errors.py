@@ -12,6 +12,7 @@
         ├── DamagedRun
         ├── DamagedPlan
         ├── DamagedTrace
+        ├── DamagedSearch
         ├── LayerNotFound
         └── NewerSchema
 
@@ -78,6 +79,10 @@ class DamagedPlan(InputError):
 
 class DamagedTrace(InputError):
     """A GPU trace cannot be read, or is none."""
+
+
+class DamagedSearch(InputError):
+    """A search's state file cannot be read."""
 
 
 class LayerNotFound(InputError):

@@ -70,7 +70,7 @@ class RunWriter:
         world_size: int = 1,
         overwrite: bool = False,
     ) -> None:
-        self.folder = Path(folder)
+        self.folder = Path(folder).absolute()  # the program may change its working folder
         self.rank = rank
         self._parts = 0
         meta = self._meta_path

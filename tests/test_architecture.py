@@ -23,7 +23,7 @@ PACKAGE = "mpdiag"
 FLOORS = {
     "facts": [
         ["version"],
-        ["errors"],
+        ["errors", "places"],
         ["formats"],
         [
             "tensorcores.kernels",
@@ -36,9 +36,10 @@ FLOORS = {
     "store": [["runs", "records", "columns"], ["training_log"], ["environment"]],
     "proof": [["tensorcores"]],
     "work": [["recording"], ["analysis"], ["training"]],
+    "search": [["searching"]],
     "views": [["reports"]],
     "workloads": [["workloads"]],
-    "doors": [["cli", "__main__", "demo"]],
+    "doors": [["cli", "__main__", "demo", "dashboard"]],
 }
 
 ROOMS = {

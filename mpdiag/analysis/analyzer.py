@@ -15,7 +15,7 @@ from mpdiag.analysis.guidance import advise_levels
 from mpdiag.analysis.layers import Layers, merge_layers
 from mpdiag.analysis.loss_scale import LossScaleAnalysis, analyze_loss_scale
 from mpdiag.analysis.reduction import choose_reduction
-from mpdiag.analysis.shapes import advise_shapes
+from mpdiag.analysis.shapes import advise_shapes, shape_findings
 from mpdiag.analysis.weight_updates import analyze_weight_updates
 from mpdiag.errors import DamagedRun
 from mpdiag.formats import FP16, FloatFormat, format_named
@@ -148,6 +148,7 @@ def _findings(
         *_about_gradients(layers, target, scale),
         *_about_activations(layers, target, operations),
         *_about_recording(run),
+        *shape_findings(run, target.name),
     ]
     order = {"error": 0, "warning": 1, "info": 2}
     return tuple(sorted(found, key=lambda f: order[f.severity]))

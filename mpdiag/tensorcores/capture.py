@@ -20,7 +20,6 @@ from __future__ import annotations
 import json
 import re
 import tempfile
-from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +31,7 @@ from mpdiag.errors import UsageError
 from mpdiag.tensorcores import cpu
 from mpdiag.tensorcores.onednn import read_log
 from mpdiag.tensorcores.operators import MODULE, operator_times
+from mpdiag.tensorcores.profile import profile_trace
 from mpdiag.tensorcores.tap import Tap
 
 if TYPE_CHECKING:
@@ -42,8 +42,6 @@ if TYPE_CHECKING:
 
 STEPS = 3
 WARMUP = 5
-
-_READER = "mpdiag.tensorcores.profile"  # the reader of GPU traces
 
 
 class Capture:
@@ -215,7 +213,7 @@ class _Window:
     def __init__(self, folder: Path, names: _Names) -> None:
         self.folder = folder
         self._names = names
-        self._gpu = torch.cuda.is_available()
+        self._gpu = names.on_gpu
         self._tap = None if self._gpu else Tap()
         activities = [torch.profiler.ProfilerActivity.CPU]
         if self._gpu:
@@ -269,8 +267,17 @@ class _Names:
         self._roots: set[int] = set()
         self._open: list[tuple[int, Any]] = []
         self._handles: list[Any] = []
+        self._device: str | None = None
         if model is not None:
+            self._device = next((p.device.type for p in model.parameters()), None)
             self._learn(model)
+
+    @property
+    def on_gpu(self) -> bool:
+        """Whether the steps run on a GPU: where the model lies, else whether CUDA is in use."""
+        if self._device is not None:
+            return self._device == "cuda"
+        return torch.cuda.is_available() and torch.cuda.is_initialized()
 
     def _learn(self, root: nn.Module) -> None:
         self._roots.add(id(root))
@@ -322,7 +329,7 @@ def read_capture(folder: Path, steps: int) -> Any:
     """The result of what was captured into a folder."""
     trace, log = folder / "trace.json", folder / "onednn.log"
     if not log.is_file():
-        return import_module(_READER).profile_trace(trace)
+        return profile_trace(trace)
     read = read_log(log.read_text(encoding="utf-8", errors="replace").splitlines())
     events = json.loads(trace.read_text(encoding="utf-8", errors="replace"))["traceEvents"]
     return cpu.join(operator_times(events), read, cpu.cpu_facts(read), steps=steps)

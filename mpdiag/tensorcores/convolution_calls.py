@@ -132,6 +132,48 @@ def backward(
     return read
 
 
+def _input_gradient(call: Call) -> MatrixWork:
+    """``cudnn_convolution_backward_input``: (input size, gradient, weight, …), before torch 1.11.
+
+    The input's size is no tensor, and old traces do not tell it: bytes stay unknown, FLOP do not.
+    """
+    dy, kernel = call.shape(1), call.shape(2)
+    groups = call.number(6) or 1
+    if len(dy) != len(kernel) or len(dy) < 3 or dy[1] != kernel[0] or kernel[0] % groups:
+        raise Unclear
+    return convolution(
+        dy[0],
+        (kernel[1] * groups, kernel[0]),
+        math.prod(kernel[2:]),
+        (0, math.prod(dy[2:])),
+        groups=groups,
+        dtype=call.dtype(1),
+        direction="dgrad",
+    )
+
+
+def _weight_gradient(call: Call) -> MatrixWork:
+    """``cudnn_convolution_backward_weight``: (weight size, gradient, input, …), likewise.
+
+    Without the weight's size the taps are unknown, and so is N; channels are what can be judged.
+    """
+    dy, x = call.shape(1), call.shape(2)
+    groups = call.number(6) or 1
+    if len(dy) != len(x) or len(dy) < 3 or dy[0] != x[0] or dy[1] % groups or x[1] % groups:
+        raise Unclear
+    size = call.numbers(0, len(x))
+    return convolution(
+        x[0],
+        (x[1], dy[1]),
+        math.prod(size[2:]) if size is not None and len(size) == len(x) else 0,
+        (math.prod(x[2:]), math.prod(dy[2:])),
+        groups=groups,
+        dtype=call.dtype(1),
+        direction="wgrad",
+        channels_last=_channels_last(call, 2),
+    )
+
+
 def _ends(kernel: Shape, entering: int, leaving: int, flipped: bool) -> tuple[tuple[int, int], int]:
     """Input and output channels as the weight tells them, and groups."""
     groups = (leaving if flipped else entering) // kernel[1]
@@ -175,6 +217,12 @@ READERS: dict[str, Callable[[Call], MatrixWork]] = {
     "convolution_backward": backward(),
     "convolution_backward_overrideable": backward(flag=6, mask=9),
     "cudnn_convolution_backward": backward(1, 0, 2, flag=None, mask=9),
+    "cudnn_convolution_backward_input": _input_gradient,
+    "cudnn_convolution_backward_weight": _weight_gradient,
+    "miopen_convolution_backward_input": _input_gradient,
+    "miopen_convolution_backward_weight": _weight_gradient,
+    "mkldnn_convolution_backward_input": _input_gradient,
+    "mkldnn_convolution_backward_weights": _weight_gradient,
     "mkldnn_convolution_backward": backward(1, 0, 2, flag=None, mask=7),
     "_slow_conv2d_backward": backward(0, 1, 2, flag=None, mask=6),
 }

@@ -13,14 +13,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mpdiag.tensorcores.amdahl import speedup
+from mpdiag.tensorcores.onednn import Log
+
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mpdiag.tensorcores.onednn import Log, Primitive
+    from mpdiag.tensorcores.onednn import Primitive
     from mpdiag.tensorcores.operators import OperatorTime
     from mpdiag.tensorcores.work import MatrixWork
 
 SCHEMA_VERSION = 1
+NO_LOG = Log(None, None, (), 0)
+"""Where nothing was logged."""
 AMX_DTYPES = frozenset({"bf16", "fp16", "int8"})
 """What Intel's AMX multiplies: AMX-BF16 and AMX-INT8 since Sapphire Rapids, AMX-FP16 since Granite."""
 
@@ -240,8 +245,6 @@ def _witness(work: MatrixWork, known: dict[_Key, Primitive]) -> Primitive | None
 def _judge(
     o: OperatorTime, known: dict[_Key, Primitive], device: CpuFacts, whole: float
 ) -> CpuOperation:
-    from mpdiag.tensorcores.amdahl import speedup
-
     verdict, evidence = _verdict(o, known, device)
     cause, fix = _cause(o, verdict, device)
     touched = o.time_us if cause not in {"none", "no_tensor_cores", "unknown"} else 0.0

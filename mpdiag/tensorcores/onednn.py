@@ -113,8 +113,8 @@ def _primitive(fields: list[str]) -> Primitive | None:
         return None
     if not 0 <= time_us < math.inf:
         return None
-    dtypes = dict(re.findall(r"(\w+?)[:_](\w+?):", memory.replace("src_layer", "src")))
-    dtype = dtype_name(dtypes.get("src"))
+    source = re.search(r"\bsrc(?:_layer)?[:_](\w+?):", memory)
+    dtype = dtype_name(source.group(1)) if source is not None else None
     direction = _DIRECTIONS.get(propagation, "forward")
     work = _work(kind, problem, auxiliary, dtype, direction)
     return Primitive(kind, implementation, work, dtype, time_us)

@@ -34,13 +34,13 @@ class MatrixWork:
 
     Attributes:
         kind: What it is.
-        m, n, k: As the table above says; ``m`` (of a weight gradient, ``k``) is 0 for a
-            convolution whose stride is not known, and then so are ``flops`` and ``bytes``.
+        m, n, k: As the table above says. 0 is "not known": for a convolution whose stride, or
+            whose kernel, the trace does not tell; then ``flops`` is 0, too.
         batch: Independent products of that size.
         groups: Of a convolution.
         dtype: Of the operands, our name (``"fp16"``); None where it is not known.
-        flops: Multiplications and additions.
-        bytes: The least to be moved, at the size of ``dtype`` (of FP32 where that is None).
+        flops: Multiplications and additions; 0 where not known.
+        bytes: The least to be moved (0 likewise), at the size of ``dtype`` (of FP32 where that is None).
         leading: Values from one row (or column) to the next of A, B and C, where strides are known.
         sizes: The dimensions that should be aligned, by name.
         depthwise: A convolution with one input channel to a group.
@@ -133,7 +133,7 @@ def convolution(
         groups=groups,
         dtype=dtype,
         flops=2 * m * n * k * groups * passes,
-        bytes=(values + weights) * _size(dtype) * passes if all(pixels) else 0,
+        bytes=(values + weights) * _size(dtype) * passes if all(pixels) and taps else 0,
         sizes=(("input channels", channels_in), ("output channels", channels_out)),
         depthwise=groups > 1 and narrow == 1,
         channels_last=channels_last,

@@ -39,7 +39,7 @@ class Journal:
         backend: str,
         wrapped: Wrapped,
     ) -> None:
-        self.folder = Path(folder)
+        self.folder = Path(folder).absolute()  # the program may change its working folder
         self._log = LogWriter(self.folder)
         self._device = next((p.device for m in wrapped.models for p in m.parameters()), None)
         self._last: float | None = None

@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mpdiag.errors import TrainingDiverged, UsageError
 from mpdiag.training import arguments, gradients, policy, ranks, skips
@@ -24,7 +24,6 @@ from mpdiag.training.steps import NonFinite, StepResult
 from mpdiag.training.transaction import Transaction
 
 if TYPE_CHECKING:
-    from torch import nn
     from torch.optim import Optimizer
 
     from mpdiag.plan import PrecisionPlan
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from mpdiag.training.emulation import Emulation
     from mpdiag.training.journal import Journal
     from mpdiag.training.levels import Precision
+    from mpdiag.training.tensor_cores import TensorCoreCheck, TensorCoreUse
     from mpdiag.training.wrapping import Wrapped
 
 Regularizer = Callable[[Mapping[str, Tensor]], Tensor]
@@ -74,6 +74,12 @@ class Stepping:
         self._root: Any = None  # the grad_fn of the last loss, to tell backward's order
         self._in_a_row = 0
         self._watch = DriftWatch(plan)
+        self._check: TensorCoreCheck | None = None
+
+    @property
+    def tensor_cores(self) -> TensorCoreUse | None:
+        """Whether Tensor Cores are in use; None before a few steps have passed, and off a GPU."""
+        return None if self._check is None else self._check.use
 
     @property
     def alarms(self) -> tuple[Alarm, ...]:
@@ -169,7 +175,19 @@ class Stepping:
         self._regularizers.append(function)
 
     def apply_reduction(self, model: nn.Module) -> None:
-        """Reduce the gradients of a model that was wrapped in DDP only now as the plan says."""
+        """Reduce the gradients of a model that was wrapped in DDP only now as the plan says.
+
+        Where weights are cast (O2, O3) a model must be given before DDP wraps it; models that come
+        inside DDP are reduced by the plan from the start.
+
+        Raises:
+            UsageError: If it is no DDP model.
+        """
+        if not isinstance(model, nn.parallel.DistributedDataParallel):
+            message = (
+                f"apply_reduction() wants a DistributedDataParallel, not {type(model).__name__}"
+            )
+            raise UsageError(message)
         ranks.apply_reduction([model], self.plan.reduction)
 
     # -- the step ----------------------------------------------------------------------------------
@@ -352,6 +370,9 @@ class Stepping:
         self.steps += 1
         if self.journal is not None:
             self.journal.note_step(result)
+        use = None if self._check is None else self._check.after_step(self.steps)
+        if use is not None and self.journal is not None:
+            self.journal.note(use.to_json())
         self._alarm(self._watch.note_skip(result.step, result.skipped))
         if not result.skipped:
             self._in_a_row = 0

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import os
+from pathlib import Path
 
 import pytest
 import torch
@@ -245,3 +248,43 @@ def test_products_by_hand():
     assert recurrent(3, 7, (6, 10), 4).flops == 2 * 3 * 7 * 4 * 10 * 16
     assert attention(1, (3, 5), (2, 2), causal=True).flops == 2 * (1 + 2 + 3) * 4
     assert attention(1, (5, 3), (2, 2), causal=True).flops == 2 * (1 + 2 + 3 + 3 + 3) * 4
+
+
+def test_the_gradients_of_old_traces_apart():
+    """What torch before 1.11 called inside ``cudnn_convolution_backward``."""
+    x, weight, dy = [32, 64, 28, 28], [128, 64, 3, 3], [32, 128, 14, 14]
+    both = matrix_work("aten::cudnn_convolution_backward", [x, dy, weight])
+    data = matrix_work("aten::cudnn_convolution_backward_input", [[], dy, weight])
+    weights = matrix_work("aten::cudnn_convolution_backward_weight", [[], dy, x])
+    told = matrix_work(
+        "aten::cudnn_convolution_backward_weight", [[], dy, x], [], [], ["[128, 64, 3, 3]"]
+    )
+    assert data.flops * 2 == both.flops == 2 * 2 * 32 * 14 * 14 * 128 * 64 * 9
+    assert told.flops == data.flops
+    assert (weights.flops, weights.n, weights.bytes) == (0, 0, 0)  # the kernel's size is not told
+    assert weights.sizes == data.sizes == both.sizes
+
+
+@pytest.fixture(scope="module")
+def traces(root):
+    folder = Path(os.environ.get("MPDIAG_TRACES") or root.parent / "shared" / "traces")
+    if not folder.is_dir():
+        pytest.skip("the recorded traces are not here")
+    return folder
+
+
+def test_resnet50_counted_from_a_trace(traces):
+    """A real V100 trace: its backward convolutions are ResNet-50's, known from the paper's sizes.
+
+    4.09 billion multiplications an image forward (fully connected layer apart), twice that
+    backward less the first layer's input gradient; 32 images, 6 steps.
+    """
+    with gzip.open(traces / "v100_resnet50_fp32.json.gz") as file:
+        events = json.loads(file.read().decode("utf-8", "replace"))["traceEvents"]
+    total = sum(
+        work.flops
+        for e in events
+        if e.get("name") == "aten::cudnn_convolution_backward"
+        and (work := matrix_work(e["name"], e["args"]["Input Dims"], e["args"]["Input type"]))
+    )
+    assert total == pytest.approx(6 * 32 * 2 * 2 * 4.09e9, rel=0.005)
