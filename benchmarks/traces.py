@@ -45,9 +45,11 @@ READERS = {
     "json.load": ("import json", "json.load(open(sys.argv[1], encoding='utf-8'))"),
 }
 HTA = (
-    "import logging, warnings; logging.disable(); warnings.simplefilter('ignore')\n"
-    "from hta.common.trace_parser import parse_trace_dataframe\n"
-    "from hta.configs.parser_config import ParserConfig",
+    (
+        "import logging, warnings; logging.disable(); warnings.simplefilter('ignore')\n"
+        "from hta.common.trace_parser import parse_trace_dataframe\n"
+        "from hta.configs.parser_config import ParserConfig"
+    ),
     "parse_trace_dataframe(sys.argv[1], ParserConfig.get_default_cfg())",
 )
 
