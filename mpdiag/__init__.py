@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from mpdiag.analysis.comparison import compare
     from mpdiag.histogram import ExponentHistogram
     from mpdiag.plan import PrecisionPlan
+    from mpdiag.recording.first_nonfinite import find_nonfinite
     from mpdiag.recording.recorder import Recorder, record
     from mpdiag.runs import Run, list_runs, open_run
     from mpdiag.training.steps import StepResult
@@ -37,6 +38,7 @@ _HOMES = {
     "StepResult": "mpdiag.training.steps",
     "analyze": "mpdiag.analysis.analyzer",
     "compare": "mpdiag.analysis.comparison",
+    "find_nonfinite": "mpdiag.recording.first_nonfinite",
     "list_runs": "mpdiag.runs",
     "open_run": "mpdiag.runs",
     "record": "mpdiag.recording.recorder",
@@ -52,6 +54,7 @@ __all__ = [
     "__version__",
     "analyze",
     "compare",
+    "find_nonfinite",
     "list_runs",
     "open_run",
     "record",
