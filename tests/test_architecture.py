@@ -33,6 +33,14 @@ FLOORS = {
         ["training_log"],
         ["environment"],
     ],
+    "sight": [
+        [
+            "recording.first_nonfinite",
+            "recording.modes",
+            "recording.names",
+            "recording.sites",
+        ]
+    ],
     "work": [["recording"], ["analysis"], ["training"], ["tensorcores"]],
     "views": [["reports"]],
     "workloads": [["workloads"]],

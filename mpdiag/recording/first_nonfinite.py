@@ -24,10 +24,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.modules import module as torch_modules
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from mpdiag.recording.modes import by_name, push_lowest, take_off, tensors_of, written
 from mpdiag.recording.names import Models, subjects
-from mpdiag.recording.operations import by_name, push_lowest, take_off, written
 from mpdiag.recording.sites import Places, Site
-from mpdiag.recording.tensors import tensors_in
 
 _CASTS = frozenset({"_to_copy", "copy_"})
 _MOST = 20
@@ -160,10 +159,10 @@ class Trace:
         self._excused.clear()
 
     def _enter(self, module: torch.nn.Module, _args: Any) -> None:
-        if id(module) in self._roots and self._backward_seen:
-            if torch._C._current_graph_task_id() == -1:
-                self.steps += 1
-                self._backward_seen = False
+        outside = torch._C._current_graph_task_id() == -1
+        if id(module) in self._roots and self._backward_seen and outside:
+            self.steps += 1
+            self._backward_seen = False
         self._places.enter(module)
 
     def _leave(self, module: torch.nn.Module, _args: Any, _output: Any) -> None:
@@ -178,7 +177,7 @@ class Trace:
         if func.is_view or func.namespace != "aten":
             return func(*args, **kwargs)
         named = by_name(func, args, kwargs)
-        given = [(n, t) for n, v in named.items() for t in tensors_in(v) if _looked_at(t)]
+        given = [(n, t) for n, v in named.items() for t in tensors_of(v) if _looked_at(t)]
         mutable = func._schema.is_mutable
         with torch.no_grad():
             bad = [t for _, t in given if not bool(torch.isfinite(t).all())]
@@ -186,7 +185,7 @@ class Trace:
             ranges = _ranges(given) if mutable and not bad else None
         result = func(*args, **kwargs)
         with self._lock, torch.no_grad():
-            outputs = list(tensors_in(result)) + (written(func, args, kwargs) if mutable else [])
+            outputs = tensors_of(result) + (written(func, args, kwargs) if mutable else [])
             outputs = [t for t in outputs if _looked_at(t) and t.numel()]
             wrong = next((t for t in outputs if not bool(torch.isfinite(t).all())), None)
             op = func.overloadpacket.__name__

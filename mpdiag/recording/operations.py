@@ -27,6 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from mpdiag.operation_records import NONE, Operation, Phase, TensorRecord
 from mpdiag.recording import costs, facts
 from mpdiag.recording.counting import rows_on
+from mpdiag.recording.modes import by_name, push_lowest, take_off, written
 from mpdiag.recording.sites import Places
 from mpdiag.recording.tensors import Countable, countable, tensors_in
 
@@ -402,53 +403,7 @@ class OperationWatch:
         return operations
 
 
-# -- the stack of modes ----------------------------------------------------------------------------
-
-
-def push_lowest(mode: TorchDispatchMode) -> bool:
-    """Put a mode under all others; False where a compiler traces (its modes must stay alone)."""
-    depth = torch._C._len_torch_dispatch_stack()
-    stack = [torch._C._get_dispatch_stack_at(i) for i in range(depth)]
-    if mode in stack:
-        return True
-    if any(getattr(m, "_mode_key", None) is not None for m in stack):
-        return False
-    for _ in stack:
-        torch._C._pop_torch_dispatch_stack(None)
-    for m in (mode, *stack):
-        torch._C._push_on_torch_dispatch_stack(m)
-    return True
-
-
-def take_off(mode: TorchDispatchMode) -> None:
-    """Take a mode off this thread's stack, wherever it lies."""
-    depth = torch._C._len_torch_dispatch_stack()
-    stack = [torch._C._get_dispatch_stack_at(i) for i in range(depth)]
-    if mode not in stack:
-        return
-    above = stack[stack.index(mode) + 1 :]
-    for _ in (mode, *above):
-        torch._C._pop_torch_dispatch_stack(None)
-    for m in above:
-        torch._C._push_on_torch_dispatch_stack(m)
-
-
 # -- small things ----------------------------------------------------------------------------------
-
-
-def by_name(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    names = [a.name for a in func._schema.arguments]
-    return {**dict(zip(names, args, strict=False)), **kwargs}
-
-
-def written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-    named = by_name(func, args, kwargs)
-    return [
-        t
-        for a in func._schema.arguments
-        if a.alias_info is not None and a.alias_info.is_write
-        for t in tensors_in(named.get(a.name))
-    ]
 
 
 def _is_json(value: Any) -> bool:

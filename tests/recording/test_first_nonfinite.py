@@ -84,11 +84,14 @@ def test_in_emulated_fp16_the_operation_and_not_the_cast(scale, phase):
     function = (lambda x: x * 1e5 * 1e-5) if phase == "forward" else torch.relu
     model = Net(function)
     plan = PrecisionPlan(loss_scale=LossScalePlan(method="constant", init_scale=scale))
-    with mpdiag.MixedPrecision(model, torch.optim.SGD(model.parameters(), 0.1), plan) as mp:
-        with mpdiag.find_nonfinite(model) as trace:
-            with mp.autocast():
-                loss = model(torch.randn(4, 8) + 5).sum()
-            mp.backward(loss)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with (
+        mpdiag.MixedPrecision(model, optimizer, plan) as mp,
+        mpdiag.find_nonfinite(model) as trace,
+    ):
+        with mp.autocast():
+            loss = model(torch.randn(4, 8) + 5).sum()
+        mp.backward(loss)
     first = trace.first
     assert first.phase == phase
     assert first.dtype == "float16"
