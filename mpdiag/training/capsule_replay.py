@@ -16,7 +16,7 @@ from mpdiag.errors import DamagedCapsule, UsageError
 from mpdiag.plan import PrecisionPlan
 from mpdiag.recording.first_nonfinite import Producer, find_nonfinite
 from mpdiag.training.capsule import Capsule, load_capsule
-from mpdiag.training.trainer import MixedPrecision
+from mpdiag.training.trainer import Backend, MixedPrecision
 
 if TYPE_CHECKING:
     import os
@@ -90,7 +90,7 @@ def replay_capsule(path: str | os.PathLike[str] | Capsule, build: Builder) -> Re
         UsageError: If ``build`` returns something else.
     """
     capsule = path if isinstance(path, Capsule) else load_capsule(path)
-    built = build()
+    built: object = build()  # what a person wrote may return anything
     if not (isinstance(built, tuple) and len(built) == 2 and isinstance(built[0], nn.Module)):
         message = "the model's function must return a module and a function of module and batch"
         raise UsageError(message)
@@ -108,7 +108,7 @@ def replay_capsule(path: str | os.PathLike[str] | Capsule, build: Builder) -> Re
     model.train(bool(document["training"]))
     optimizer = torch.optim.SGD(model.parameters(), 0.0)
     plan = PrecisionPlan.from_json(document["plan"])
-    backend = document["backend"] if document["backend"] != "native" else "auto"
+    backend: Backend = "emulated" if document["backend"] == "emulated" else "auto"
     scale = float(document["scale"])
     with (
         torch.random.fork_rng(),
