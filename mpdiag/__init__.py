@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from mpdiag.recording.first_nonfinite import find_nonfinite
     from mpdiag.recording.recorder import Recorder, record
     from mpdiag.runs import Run, list_runs, open_run
+    from mpdiag.searching.search import search_fp32
+    from mpdiag.tensorcores.capture import profile
     from mpdiag.training.steps import StepResult
     from mpdiag.training.trainer import MixedPrecision
 
@@ -41,7 +43,9 @@ _HOMES = {
     "find_nonfinite": "mpdiag.recording.first_nonfinite",
     "list_runs": "mpdiag.runs",
     "open_run": "mpdiag.runs",
+    "profile": "mpdiag.tensorcores.capture",
     "record": "mpdiag.recording.recorder",
+    "search_fp32": "mpdiag.searching.search",
 }
 
 __all__ = [
@@ -57,7 +61,9 @@ __all__ = [
     "find_nonfinite",
     "list_runs",
     "open_run",
+    "profile",
     "record",
+    "search_fp32",
 ]
 
 

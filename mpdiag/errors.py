@@ -12,6 +12,8 @@
         ├── DamagedRun
         ├── DamagedPlan
         ├── DamagedCapsule
+        ├── DamagedTrace
+        ├── DamagedSearch
         ├── LayerNotFound
         └── NewerSchema
 
@@ -78,6 +80,14 @@ class DamagedPlan(InputError):
 
 class DamagedCapsule(InputError):
     """A skip capsule cannot be read, or belongs to another model."""
+
+
+class DamagedTrace(InputError):
+    """A GPU trace cannot be read, or is none."""
+
+
+class DamagedSearch(InputError):
+    """A search's state file cannot be read."""
 
 
 class LayerNotFound(InputError):

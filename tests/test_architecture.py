@@ -23,11 +23,16 @@ PACKAGE = "mpdiag"
 FLOORS = {
     "facts": [
         ["version"],
-        ["errors"],
+        ["errors", "markup", "bundled"],
         ["formats"],
-        ["tensorcores.kernels", "tensorcores.alignment", "tensorcores.peaks"],
+        [
+            "tensorcores.kernels",
+            "tensorcores.kernel_rules",
+            "tensorcores.alignment",
+            "tensorcores.peaks",
+        ],
     ],
-    "algebra": [["histogram"], ["plan"], ["scalers"], ["precision_lists"]],
+    "algebra": [["places"], ["histogram"], ["plan"], ["scalers"], ["precision_lists"]],
     "store": [
         ["runs", "records", "columns", "operation_records"],
         ["training_log"],
@@ -41,10 +46,14 @@ FLOORS = {
             "recording.sites",
         ]
     ],
-    "work": [["recording"], ["analysis"], ["training"], ["tensorcores"]],
+    "proof": [["tensorcores"]],
+    "work": [["recording"], ["analysis"], ["training"], ["exports"]],
+    "search": [["searching"]],
+    "launchers": [["launching"]],
     "views": [["reports"]],
     "workloads": [["workloads"]],
-    "doors": [["cli", "__main__", "demo"]],
+    "bridges": [["integrations"]],
+    "doors": [["cli", "__main__", "demo", "demo_search", "dashboard"]],
 }
 
 ROOMS = {

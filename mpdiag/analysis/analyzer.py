@@ -19,8 +19,10 @@ from mpdiag.analysis.fp32_operations import (
 from mpdiag.analysis.guidance import advise_levels
 from mpdiag.analysis.layers import Layers, merge_layers
 from mpdiag.analysis.loss_scale import LossScaleAnalysis, analyze_loss_scale
+from mpdiag.analysis.notebook import analysis_html
 from mpdiag.analysis.operation_rules import OperationFinding, find_operations
 from mpdiag.analysis.reduction import choose_reduction
+from mpdiag.analysis.shapes import advise_shapes
 from mpdiag.analysis.weight_updates import analyze_weight_updates
 from mpdiag.errors import DamagedRun
 from mpdiag.formats import FP16, FloatFormat, format_named
@@ -64,6 +66,17 @@ class Analysis:
     def verdict(self) -> str:
         """One sentence."""
         return self.plan.verdict
+
+    def __repr__(self) -> str:
+        counts = [sum(f.severity == s for f in self.findings) for s in ("error", "warning", "info")]
+        return (
+            f"<Analysis of {str(self.run.folder)!r} for {self.target.label}: {self.verdict} "
+            f"{counts[0]} errors, {counts[1]} warnings, {counts[2]} notes>"
+        )
+
+    def _repr_html_(self) -> str:
+        """The verdict, its findings and the plan in a notebook."""
+        return analysis_html(self.run.name, self.target.label, self.findings, self.plan)
 
     def to_json(self) -> dict[str, Any]:
         """The document of ``mpdiag analyze --json``."""
@@ -135,6 +148,7 @@ def analyze(run: str | os.PathLike[str] | Run, target: str = "fp16") -> Analysis
             layers, scale.plan.recommended, int(opened.meta.get("world_size") or 1)
         ),
         levels=advise_levels(opened, records, masters),
+        shapes=advise_shapes(opened, fmt.name),
         layer_formats=advise_layers(layers, exponent),
     )
     formats = summarise_formats(layers, exponent)

@@ -27,7 +27,7 @@ from mpdiag.recording.tensors import Countable, countable, tensors_in
 from mpdiag.records import TOTAL
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Container, Sequence
 
     from torch.optim import Optimizer
 
@@ -121,6 +121,7 @@ class Observer:
         self._optimizers = list(optimizers)
         self._handles: list[Any] = []
         self._contributions: list[Any] = []
+        self._unstepped: dict[int, Any] = {}  # hooks of parameters that no optimizer steps
         self._wrappers: set[int] = set()
         self.operations: OperationWatch | None = None
         self._averaged: set[int] = set()  # parameters whose copies DDP keeps equal on all ranks
@@ -134,31 +135,61 @@ class Observer:
 
     def attach(self) -> None:
         """Place every hook."""
-        for root in self.subjects.roots:
-            for module in root.modules():
-                if isinstance(module, DistributedDataParallel):
-                    self._note_wrapper(module)
-        for i, optimizer in enumerate(self._optimizers):
-            self._adopt_strays(i, optimizer)
-            self._handles.append(optimizer.register_step_pre_hook(self._before_step))
-            self._handles.append(optimizer.register_step_post_hook(self._after_step))
-        stepped = {id(p) for o in self._optimizers for g in o.param_groups for p in g["params"]}
-        for named in self.subjects.parameters.values():
-            if id(named.parameter) not in stepped and named.parameter.requires_grad:
-                hook = functools.partial(self._accumulated, named)
-                self._handles.append(named.parameter.register_post_accumulate_grad_hook(hook))
-        self._handles.append(torch_modules.register_module_forward_pre_hook(self._before_forward))
+        self._note_wrappers(self.subjects.roots)
+        optimizers, self._optimizers = self._optimizers, []
+        self._watch_optimizers(optimizers)
+        self._watch_unstepped(self.subjects.parameters)
+        self._handles.append(torch_modules.register_module_forward_pre_hook(self.before_forward))
         self._handles.append(
             torch_modules.register_module_forward_hook(self._after_forward, always_call=True)
         )
         self.active = True
 
+    def adopt(self, roots: Sequence[torch.nn.Module], optimizers: Sequence[Optimizer]) -> None:
+        """Watch further models, which ``subjects`` has taken in already, and optimizers."""
+        for root in roots:
+            self._roots[id(root)] = 0
+        self._note_wrappers(roots)
+        self._watch_optimizers(optimizers)
+        self._watch_unstepped({id(p): p for root in roots for p in root.parameters()})
+
+    def enter(self, module: torch.nn.Module) -> None:
+        """Let calls of a module inside a model count as forward passes: its loop calls it alone."""
+        self._roots.setdefault(id(module), 0)
+
+    def _note_wrappers(self, roots: Sequence[torch.nn.Module]) -> None:
+        for root in roots:
+            for module in root.modules():
+                if isinstance(module, DistributedDataParallel):
+                    self._note_wrapper(module)
+
+    def _watch_optimizers(self, optimizers: Sequence[Optimizer]) -> None:
+        for optimizer in optimizers:
+            self._adopt_strays(len(self._optimizers), optimizer)
+            self._optimizers.append(optimizer)
+            self._handles.append(optimizer.register_step_pre_hook(self._before_step))
+            self._handles.append(optimizer.register_step_post_hook(self._after_step))
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    handle = self._unstepped.pop(id(parameter), None)
+                    if handle is not None:
+                        handle.remove()
+
+    def _watch_unstepped(self, among: Container[int]) -> None:
+        """Gradients of parameters that no watched optimizer steps."""
+        stepped = {id(p) for o in self._optimizers for g in o.param_groups for p in g["params"]}
+        for key, named in self.subjects.parameters.items():
+            if key in among and key not in stepped and named.parameter.requires_grad:
+                hook = functools.partial(self._accumulated, named)
+                handle = named.parameter.register_post_accumulate_grad_hook(hook)
+                self._unstepped[key] = handle
+
     def detach(self) -> None:
         """Remove every hook; tensor hooks left in a graph that lives on do nothing any more."""
         self.active = self.recording = False
-        for handle in self._handles + self._contributions:
+        for handle in [*self._handles, *self._contributions, *self._unstepped.values()]:
             handle.remove()
-        self._handles, self._contributions = [], []
+        self._handles, self._contributions, self._unstepped = [], [], {}
         self._forget()
 
     def begin_step(self, step: int, recording: bool, accumulating: bool) -> None:
@@ -207,7 +238,8 @@ class Observer:
 
     # -- forward -----------------------------------------------------------------------------------
 
-    def _before_forward(self, module: torch.nn.Module, _args: Any) -> None:
+    def before_forward(self, module: torch.nn.Module, _args: Any) -> None:
+        """The global hook."""
         if torch.compiler.is_compiling() or not self.active:
             return
         if isinstance(module, DistributedDataParallel) and id(module) not in self._wrappers:

@@ -22,8 +22,7 @@ import os
 import sys
 import warnings
 import weakref
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -32,18 +31,21 @@ from torch.optim import Optimizer
 from mpdiag import environment
 from mpdiag.errors import UsageError
 from mpdiag.operation_records import encode as encode_operations
+from mpdiag.places import place
 from mpdiag.recording.cadence import Cadence
 from mpdiag.recording.grad_scaler import ScalerWatch
 from mpdiag.recording.ledger import Ledger
-from mpdiag.recording.names import Models, subjects
+from mpdiag.recording.names import Models, Subjects, subjects
 from mpdiag.recording.observer import Observer, in_backward
 from mpdiag.recording.operations import DEFAULT, OperationWatch, planned
 from mpdiag.runs import RunWriter, now
 
 if TYPE_CHECKING:
+    from pathlib import Path
     from types import TracebackType
 
 Optimizers = Optimizer | Sequence[Optimizer] | None
+Adopted = tuple[torch.nn.Module, torch.nn.Module | None]
 _MAX_FAILURES = 20
 
 
@@ -68,7 +70,7 @@ def record(
     Args:
         model: A module, a list of modules, or a mapping of names to modules.
         optimizer: The optimizer, a list of them, or None where there is none.
-        run: The run folder to write.
+        run: The run folder to write, a path or a URL that fsspec knows.
         every: Record each step divisible by this; default: the first 20 and then each 20th.
         include: Regular expression: record only modules and parameters whose name it matches.
         exclude: Regular expression: leave out those whose name it matches.
@@ -86,7 +88,9 @@ def record(
     if type(operations) is not int or operations < 0:
         message = f"operations must be a number of steps, 0 or more, not {operations!r}"
         raise UsageError(message)
-    return Recorder(model, optimizers, Path(run), cadence, include, exclude, overwrite, operations)
+    return Recorder(
+        model, optimizers, place(run), cadence, include, exclude, overwrite, operations=operations
+    )
 
 
 class Recorder:
@@ -101,20 +105,24 @@ class Recorder:
 
     def __init__(
         self,
-        model: Models,
+        model: Models | Subjects,
         optimizers: list[Optimizer],
         folder: Path,
         cadence: Cadence,
         include: str | None = None,
         exclude: str | None = None,
         overwrite: bool = False,
+        script: str | None = None,
         operations: int = 0,
     ) -> None:
         self.folder = folder
+        self._script = script
         self.step = 0
         self.steps_recorded = 0
         self.failures: list[dict[str, Any]] = []
-        self._subjects = subjects(model, include, exclude)
+        self._subjects: Subjects = (
+            model if isinstance(model, Subjects) else subjects(model, include, exclude)
+        )
         self._optimizers = optimizers
         self._cadence = cadence
         self._filters = {"include": include, "exclude": exclude}
@@ -199,6 +207,42 @@ class Recorder:
             self._write_meta(observer.ledger, modules=True)
         except Exception as error:  # noqa: BLE001
             self.failed("finishing the run folder", error)
+
+    def adopt(self, models: Mapping[str, Adopted], optimizers: Sequence[Optimizer]) -> None:
+        """Watch further models and optimizers from now on, in the midst of a training.
+
+        Args:
+            models: By the prefix of their names; each the model and what is wrapped around it.
+            optimizers: Optimizers that are not watched yet.
+        """
+        observer = self._observer
+        if observer is None:
+            return
+        try:
+            for prefix, (model, wrapper) in models.items():
+                self._subjects.adopt(prefix, model, wrapper)
+            for optimizer in optimizers:
+                self._counts[id(optimizer)] = self.step
+            self._optimizers.extend(optimizers)
+            self._scalers.adopt(optimizers)
+            self._looked_for_scalers = False
+            observer.adopt([model for model, _ in models.values()], optimizers)
+        except Exception as error:  # noqa: BLE001 - whatever it is, training goes on
+            self.failed("watching another model", error)
+
+    def name_models(self, names: Mapping[int, str]) -> None:
+        """Note what a script calls its models: names by ``id`` of the model."""
+        self._subjects.name_models(names)
+
+    def enter(self, module: torch.nn.Module) -> None:
+        """Let calls of a part of a model count as forward passes: its loop calls it alone."""
+        if self._observer is not None:
+            self._observer.enter(module)
+
+    def call_began(self, module: torch.nn.Module, args: Any) -> None:
+        """A module is being called, and the hook that would tell of it came too late."""
+        if self._observer is not None:
+            self._observer.before_forward(module, args)
 
     # -- the course of training (called by the observer) -------------------------------------------
 
@@ -359,7 +403,7 @@ class Recorder:
                 "rank": self._rank,
                 "world_size": self._world,
                 "argv": environment.arguments(),
-                "script": None,
+                "script": self._script,
                 "device": environment.device(roots[0]),
                 "versions": environment.versions(),
                 "seeds": {"torch": torch.initial_seed()},

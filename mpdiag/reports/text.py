@@ -24,8 +24,10 @@ if TYPE_CHECKING:
     from mpdiag.analysis.analyzer import Analysis
     from mpdiag.analysis.replay import Replay
     from mpdiag.analysis.story import LayerStory
+    from mpdiag.plan import PrecisionPlan
 
 TOP = 8
+SHOWN_SHAPES = 10
 _COLOURS = {"error": "bold red", "warning": "yellow", "info": "cyan"}
 
 
@@ -43,7 +45,30 @@ def analysis_text(analysis: Analysis) -> RenderableType:
     elif analysis.plan.fp32_operations:
         parts += [_operations(analysis), Text("")]
     parts.append(_formats(analysis))
+    if analysis.plan.shapes:
+        parts += [Text(""), shapes_table(analysis.plan)]
     return Group(*parts)
+
+
+def shapes_table(plan: PrecisionPlan) -> RenderableType:
+    """The sizes to pad so that Tensor Cores run well, those of the most work first."""
+    table = Table(title="Shapes to pad for Tensor Cores", title_justify="left")
+    table.add_column("module")
+    table.add_column("dimension")
+    table.add_column("size", justify="right")
+    table.add_column("of the work", justify="right")
+    table.add_column("why")
+    for advice in plan.shapes[:SHOWN_SHAPES]:
+        table.add_row(
+            escape(_name(advice.module)),
+            advice.dimension,
+            f"{advice.size} → {advice.padded}",
+            _percent(float(advice.evidence.get("share_of_flops") or 0.0)),
+            escape(advice.reason),
+        )
+    if len(plan.shapes) > SHOWN_SHAPES:
+        table.caption = f"and {len(plan.shapes) - SHOWN_SHAPES} more in the plan (--json)"
+    return table
 
 
 def after_analysis(analysis: Analysis, run: Path) -> str:

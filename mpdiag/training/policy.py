@@ -17,6 +17,7 @@ Sources: PyTorch's documentation of automatic mixed precision (op reference, CUD
 from __future__ import annotations
 
 import difflib
+import threading
 import warnings
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -27,10 +28,16 @@ from torch.library import Library
 from torch.utils._pytree import tree_map
 
 from mpdiag.errors import UsageError
-from mpdiag.precision_lists import BANNED, LISTS, RECURRENT, Rule
+from mpdiag.precision_lists import BANNED, FP32, LISTS, LOW, PROMOTE, RECURRENT, Rule
+from mpdiag.training import recurrent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+
+__all__ = [
+    "BANNED", "FP32", "LISTS", "LOW", "MODULE_OPERATIONS", "PROMOTE", "RECURRENT", "Policy", "Rule",
+    "in_force", "install", "operation_named",
+]  # fmt: skip
 
 # What people call an operation -> what ATen calls it.
 ALIASES = {
@@ -100,20 +107,30 @@ class Policy:
         return self.overrides.get(operation) or LISTS.get(operation)
 
 
-_in_force: list[Policy] = []
+_everywhere: list[Policy] = []
+_here = threading.local()
 
 
 @contextmanager
 def in_force(policy: Policy) -> Iterator[None]:
     """Let our kernels follow this policy meanwhile.
 
-    Process-wide, not of one thread: a checkpointed forward pass runs again in autograd's thread.
+    It holds for this thread, and for threads that have none of their own: a checkpointed forward
+    pass runs again in autograd's.
     """
-    _in_force.append(policy)
+    stacks = (_everywhere, vars(_here).setdefault("policies", []))
+    for stack in stacks:
+        stack.append(policy)
     try:
         yield
     finally:
-        _in_force.remove(policy)
+        for stack in stacks:
+            stack.remove(policy)
+
+
+def _policy_in_force() -> Policy | None:
+    policies = vars(_here).get("policies") or _everywhere
+    return policies[-1] if policies else None
 
 
 # -- kernels ---------------------------------------------------------------------------------------
@@ -171,39 +188,46 @@ def _kernel(op: Any, name: str, key: str, *, replaces: bool) -> Callable[..., An
     autocast = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
     below = torch._C._dispatch_keyset_full_after(getattr(torch._C.DispatchKey, key))
     device_type = key.removeprefix("Autocast").lower()
-    # ``x * 2.0`` calls the overload of two tensors; its number reaches a kernel in Python as a
-    # number, which only the overload for numbers takes.
-    packet = getattr(torch.ops.aten, name)
-    numbers = packet.Scalar if op._overloadname == "Tensor" and hasattr(packet, "Scalar") else None
 
     def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
-        if _in_force:
-            rule = _in_force[-1].rule(name)
+        policy = _policy_in_force()
+        if policy is not None:
+            rule = policy.rule(name)
         else:  # somebody's plain autocast: what torch would have done
             rule = LISTS.get(name) if replaces else None
             rule = "fp32" if rule == "banned" else rule
-        called = op
-        if numbers is not None and any(isinstance(x, (int, float)) for x in args[:2]):
-            called = numbers
-        if rule is None and called is op:
+        if rule is None:
+            if _has_plain_numbers(op, args):
+                with torch._C._ExcludeDispatchKeyGuard(autocast):
+                    return op(*args, **kwargs)
             return op.redispatch(keyset & below, *args, **kwargs)
         if rule == "banned":
             raise UsageError(_BANNED)
         low = torch.get_autocast_dtype(device_type)
-        if rule is not None:
-            cast = _cast_to(rule, low, args, kwargs)
-            args, kwargs = tree_map(cast, (args, kwargs))
+        cast = _cast_to(rule, low, args, kwargs)
+        args, kwargs = tree_map(cast, (args, kwargs))
+        if recurrent.applies(op, args):
+            with torch._C._ExcludeDispatchKeyGuard(autocast):
+                return recurrent.lstm(*args)
         onednn = torch._C._get_mkldnn_enabled()
         if name in RECURRENT and rule == "low" and low == torch.float16:
             # oneDNN has no FP16 LSTM on most CPUs; ATen's own takes it step by step.
             torch._C._set_mkldnn_enabled(False)
         try:
             with torch._C._ExcludeDispatchKeyGuard(autocast):
-                return called(*args, **kwargs)
+                return op(*args, **kwargs)
         finally:
             torch._C._set_mkldnn_enabled(onednn)
 
     return kernel
+
+
+def _has_plain_numbers(op: Any, args: tuple[Any, ...]) -> bool:
+    """Whether a number stands for a tensor (``x + 1``), which redispatching does not take."""
+    return any(
+        isinstance(x, (int, float, complex)) and isinstance(a.type, torch.TensorType)
+        for x, a in zip(args, op._schema.arguments, strict=False)
+    )
 
 
 _BANNED = (

@@ -47,7 +47,9 @@ class Wrapped:
         optimizers: Sequence[Optimizer],
         precision: Precision,
         device_type: str,
+        names: Sequence[str] = (),
     ) -> None:
+        self._prefixes = list(names) or [""] * len(models)
         self.models = list(models)
         self.optimizers = list(optimizers)
         self.precision = precision
@@ -69,7 +71,7 @@ class Wrapped:
             UsageError: If a module or an operation is named that does not exist.
         """
         self.policy.overrides = overrides
-        names = {n: m for model in self.models for n, m in _named_modules(model)}
+        names = names_in(self._prefixes, self.models)
         whole = {name: _find(names, name) for name in fp32_modules}
         inner: dict[str, set[str]] = {}
         for choice in plan.fp32_modules:
@@ -214,6 +216,15 @@ def _widen(
         now = module._buffers.get(name)
         if before is not None and now is not None and now.dtype in low:
             module._buffers[name] = now.to(before.dtype)
+
+
+def names_in(prefixes: Sequence[str], models: Sequence[nn.Module]) -> dict[str, nn.Module]:
+    """Every module of some models by the name a plan gives it."""
+    return {
+        f"{prefix}.{name}" if prefix and name else prefix or name: module
+        for prefix, model in zip(prefixes, models, strict=True)
+        for name, module in _named_modules(model)
+    }
 
 
 def _named_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:

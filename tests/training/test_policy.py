@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import os
+import threading
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -48,6 +52,7 @@ OPERATIONS = {
     "lstm": (lambda: nn.LSTM(8, 4, bidirectional=True)(full(3, 2, 8))[0], HALF),
     "lstm state": (lambda: nn.LSTM(8, 4)(full(3, 2, 8))[1][1], HALF),
     "gru": (lambda: nn.GRU(8, 4, 2)(full(3, 2, 8))[0], HALF),
+    "gru, batch first": (lambda: nn.GRU(8, 4, batch_first=True)(full(3, 2, 8))[0], HALF),
     "rnn": (lambda: nn.RNN(8, 4)(full(3, 2, 8))[0], HALF),
     "lstm cell": (lambda: nn.LSTMCell(8, 4)(full(2, 8))[1], HALF),
     "gru cell": (lambda: nn.GRUCell(8, 4)(full(2, 8)), HALF),
@@ -222,6 +227,16 @@ def test_an_operation_is_kept_in_fp32_in_one_module_by_the_plan():
         assert [t.dtype for t in model.seen] == [HALF, FULL]
 
 
+def test_a_number_may_stand_for_a_tensor_where_an_operation_is_named():
+    """`x + 1` outside of the module that keeps additions in FP32, whose kernel is ours now."""
+    plan = dataclasses.replace(constant(), fp32_operations=(Fp32Choice("add", "1"),))
+    model = nn.Sequential(nn.Linear(2, 2), nn.Identity())
+    with within(model, plan) as mp, mp.autocast():
+        assert (low(4) + 1).dtype == HALF
+        assert (1 + low(4)).dtype == HALF
+        assert (low(4) + 1.5 == torch.full((4,), 1.5, dtype=HALF) + low(4)).all()
+
+
 def test_a_module_in_fp32_inside_a_low_precision_model():
     plan = PrecisionPlan(level="O2", fp32_modules=(Fp32Choice("", "b"),))
     model = Two()
@@ -256,3 +271,51 @@ def test_weights_are_cast_anew_when_an_optimizer_steps_inside_autocast():
         before = model(full(1, 4))
         mp.step(before.float().sum())
         assert not torch.equal(model(full(1, 4)), before)
+
+
+def test_two_threads_follow_their_own_policies():
+    """Each enters autocast before the other has left it."""
+    entered, seen = threading.Barrier(2, timeout=30), {}
+
+    def train(name, operations):
+        model = nn.Linear(4, 4)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        with mpdiag.MixedPrecision(
+            model, optimizer, constant(), level="O1", dtype="bf16", fp32_operations=operations
+        ) as mp:
+            entered.wait()
+            with mp.autocast():
+                entered.wait()
+                seen[name] = model(torch.randn(2, 4)).dtype
+                entered.wait()
+
+    threads = [
+        threading.Thread(target=train, args=words) for words in [("low", ()), ("wide", ("linear",))]
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert seen == {"low": torch.bfloat16, "wide": torch.float32}
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+@pytest.mark.filterwarnings("ignore:This process.*is multi-threaded:DeprecationWarning")
+def test_a_forked_child_follows_the_policy_too():
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with (
+        mpdiag.MixedPrecision(
+            model, optimizer, constant(), level="O1", dtype="bf16", fp32_operations=["linear"]
+        ) as mp,
+        mp.autocast(),
+    ):
+        assert model(torch.ones(2, 4)).dtype == torch.float32
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                code = 0 if model(torch.ones(2, 4)).dtype == torch.float32 else 2
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -1,0 +1,213 @@
+"""Where operations are called: each ATen operation of a step, by its module and its number there.
+
+Below autograd every operation of forward and backward passes by once, on plain tensors. A forward
+operation belongs to the innermost module being called; a backward operation to the forward operation
+whose gradient it computes, which autograd's sequence numbers tell.
+
+oneDNN is off from above this level meanwhile, as in ``emulation``: its LSTM would hide every gate.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from mpdiag.training import policy
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Tensor, nn
+
+OUTSIDE = "(outside)"
+"""Stands for the module of what is computed outside of all modules, such as a loss function."""
+
+# What only moves or makes values: it rounds nothing that was not rounded before.
+_MOVES = frozenset(
+    """
+    _to_copy _unsafe_view alias_copy arange bernoulli bernoulli_ cat clone constant_pad_nd copy_
+    detach empty empty_like empty_strided exponential_ fill fill_ flip full full_like gather index
+    index_select lift_fresh masked_select new_empty new_empty_strided new_full new_ones new_zeros
+    normal_ ones ones_like rand rand_like randn randn_like repeat roll scatter select_backward
+    select_scatter set_ slice_backward slice_scatter sort stack topk tril triu uniform_ unbind_copy
+    unsafe_split zero_ zeros zeros_like expand_copy resize_
+    transpose_ t_ squeeze_ unsqueeze_ as_strided_ _local_scalar_dense scalar_tensor
+    """.split()
+)
+
+# ATen's name below autograd -> the name above it, where policies and plans speak.
+_ABOVE = {
+    "addmm": "linear", "mm": "matmul", "bmm": "matmul", "mv": "matmul", "dot": "matmul",
+    "_softmax": "softmax", "_log_softmax": "log_softmax", "convolution": "conv2d",
+    "native_layer_norm": "layer_norm", "native_group_norm": "group_norm",
+    "native_batch_norm": "batch_norm", "_native_batch_norm_legit": "batch_norm",
+    "nll_loss_forward": "nll_loss", "nll_loss2d_forward": "nll_loss2d",
+    "_fused_rms_norm": "rms_norm", "native_dropout": "dropout", "smooth_l1_loss": "smooth_l1_loss",
+    "_scaled_dot_product_flash_attention_for_cpu": "scaled_dot_product_attention",
+    "_scaled_dot_product_flash_attention": "scaled_dot_product_attention",
+    "_scaled_dot_product_efficient_attention": "scaled_dot_product_attention",
+    "_adaptive_avg_pool2d": "adaptive_avg_pool2d", "max_pool2d_with_indices": "max_pool2d",
+}  # fmt: skip
+_CONVOLUTIONS = {3: "conv1d", 4: "conv2d", 5: "conv3d"}
+
+
+@dataclass(frozen=True, order=True)
+class Site:
+    """One call of one operation in a step.
+
+    Attributes:
+        module: The innermost module being called, as PyTorch names it; ``(outside)`` beyond all.
+        op: The operation as policies and plans name it: ``softmax``, ``linear``, ``mul``.
+        aten: The operation that ran: ``_softmax``, ``addmm``, ``mul``.
+        index: Which call of ``aten`` in that module in this step, from 0.
+    """
+
+    module: str
+    op: str
+    aten: str
+    index: int
+
+    def __str__(self) -> str:
+        return f"{self.module or '(model)'}: {self.op} #{self.index}"
+
+
+class _Functions(TorchFunctionMode):
+    """Notes which torch function is being called: ``linear`` where ATen sees ``addmm``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.name = ""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        before, self.name = self.name, _policy_name(func)
+        try:
+            return func(*args, **(kwargs or {}))
+        finally:
+            self.name = before
+
+
+def _policy_name(func: Any) -> str:
+    """The operation that autocast sees when this function is called; empty: look below."""
+    name = str(getattr(func, "__name__", "")).strip("_")
+    written_in_python = inspect.isfunction(func)
+    if not name or not hasattr(torch.ops.aten, name):
+        return ""
+    if written_in_python and name not in policy.LOW | {"rsub", "pow"}:
+        return ""  # it calls others, which tell more
+    return name
+
+
+class Sites(TorchDispatchMode):
+    """While entered, every operation that computes is given its ``Site``; subclasses act on it."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._names = {module: name for name, module in model.named_modules()}
+        self._calling: list[str] = []
+        self._functions = _Functions()
+        self._counts: Counter[tuple[str, str]] = Counter()
+        self._by_sequence: dict[int, Site] = {}
+        self._onednn: bool | None = None
+
+    def forward_operation(self, site: Site, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run an operation of the forward pass."""
+        del site
+        return func(*args, **kwargs)
+
+    def backward_operation(self, site: Site | None, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run an operation of the backward pass; ``site`` is the forward operation's."""
+        del site
+        return func(*args, **kwargs)
+
+    def forward(self) -> AbstractContextManager[None]:
+        """A forward pass: modules and functions are noted. Calls count from 0 again."""
+        return self._forward()
+
+    @contextmanager
+    def _forward(self) -> Iterator[None]:
+        self._counts.clear()
+        self._by_sequence.clear()
+        handles = []
+        for module in self._names:
+            handles.append(module.register_forward_pre_hook(self._enter_module, prepend=True))
+            handles.append(module.register_forward_hook(self._leave_module, always_call=True))
+        try:
+            with self._functions, self:
+                yield
+        finally:
+            self._calling.clear()
+            for handle in handles:
+                handle.remove()
+
+    def __enter__(self) -> Any:
+        """Begin."""
+        self._onednn = torch._C._get_mkldnn_enabled()
+        torch._C._set_mkldnn_enabled(False)
+        return super().__enter__()  # type: ignore[no-untyped-call]
+
+    def __exit__(self, *exception: object) -> None:
+        """End; oneDNN is as it was."""
+        super().__exit__(*exception)  # type: ignore[no-untyped-call]
+        torch._C._set_mkldnn_enabled(bool(self._onednn))
+
+    def _enter_module(self, module: nn.Module, _args: Any) -> None:
+        self._calling.append(self._names[module])
+
+    def _leave_module(self, _module: nn.Module, _args: Any, _output: Any) -> None:
+        if self._calling:
+            self._calling.pop()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """See ``TorchDispatchMode``."""
+        kwargs = kwargs or {}
+        torch._C._set_mkldnn_enabled(bool(self._onednn))
+        try:
+            if not computes(func):
+                return func(*args, **kwargs)
+            node: Any = torch._C._current_autograd_node()
+            if node is not None:
+                site = self._by_sequence.get(node._sequence_nr())
+                return self.backward_operation(site, func, args, kwargs)
+            return self.forward_operation(self._site_of(func, args), func, args, kwargs)
+        finally:
+            torch._C._set_mkldnn_enabled(False)
+
+    def _site_of(self, func: Any, args: Any) -> Site:
+        aten = func.overloadpacket.__name__
+        above = self._functions.name
+        if not above:
+            above = _ABOVE.get(aten, aten.removesuffix("_"))
+            if aten == "convolution":
+                above = _CONVOLUTIONS.get(args[0].dim(), above)
+        module = self._calling[-1] if self._calling else OUTSIDE
+        site = Site(module, above.removesuffix("_"), aten, self._counts[module, aten])
+        self._counts[module, aten] += 1
+        # The node of an operation is made before the operation runs, and took the last number.
+        self._by_sequence.setdefault(torch._C._autograd._get_sequence_nr() - 1, site)
+        return site
+
+
+def computes(func: Any) -> bool:
+    """Whether an operation makes new values, and is no view and no mere copy."""
+    if func.is_view or func.namespace != "aten":
+        return False
+    return func.overloadpacket.__name__ not in _MOVES
+
+
+def floats(nest: Any) -> list[Tensor]:
+    """The FP32 tensors of a nest, in order."""
+    return [
+        x for x in tree_leaves(nest) if isinstance(x, torch.Tensor) and x.dtype == torch.float32
+    ]
