@@ -213,15 +213,56 @@ def analyze(
 
 @app.command()
 def why(
-    run: RunArgument,
-    layer: Annotated[str, typer.Argument(metavar="LAYER", help="A module or parameter.")],
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN", help="The run's folder, or a skip capsule.")
+    ],
+    layer: Annotated[
+        str | None, typer.Argument(metavar="[LAYER]", help="A module or parameter of the run.")
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PACKAGE.MODULE:FUNCTION",
+            help="For a capsule: imported and called; returns the model and a loss function.",
+        ),
+    ] = None,
+    as_json: JsonOption = False,
 ) -> None:
-    """Tell one layer's story: what is lost, when, and the fix."""
+    """Tell one layer's story, or a skipped step's. What is lost, when, and the fix."""
+    if layer is None:
+        _why_skipped(run, model, as_json)
+        return
+    if model is not None or as_json:
+        message = "--model and --json belong to a capsule: give them without LAYER"
+        raise UsageError(message)
     from mpdiag.analysis.story import explain
     from mpdiag.reports import terminal, text
 
     terminal.show(text.layer_text(explain(run, layer)))
     terminal.name_next(f"mpdiag replay {run}")
+
+
+def _why_skipped(capsule: Path, model: str | None, as_json: bool) -> None:
+    from mpdiag.reports import terminal, text
+    from mpdiag.training.capsule import is_capsule, load_capsule
+    from mpdiag.training.capsule_replay import builder_named, replay_capsule
+
+    if not is_capsule(capsule):
+        message = f"{capsule} is no skip capsule; for a run, name a LAYER too"
+        raise typer.BadParameter(message, param_hint="RUN")
+    loaded = load_capsule(capsule)
+    if model is None:
+        message = (
+            f"running the step again needs its code, a {loaded.document.get('model')}: pass "
+            "--model package.module:function, which returns the model and a loss function"
+        )
+        raise UsageError(message)
+    replayed = replay_capsule(loaded, builder_named(model))
+    if as_json:
+        terminal.show_json(replayed.to_json())
+    else:
+        terminal.show(text.skip_text(replayed.to_json(), replayed.first))
+        terminal.name_next("mpdiag compare --help")
 
 
 @app.command()

@@ -38,6 +38,14 @@ FLOORS = {
         ["training_log"],
         ["environment"],
     ],
+    "sight": [
+        [
+            "recording.first_nonfinite",
+            "recording.modes",
+            "recording.names",
+            "recording.sites",
+        ]
+    ],
     "proof": [["tensorcores"]],
     "work": [["recording"], ["analysis"], ["training"], ["exports"]],
     "search": [["searching"]],
