@@ -15,7 +15,7 @@ help: ## list these targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 .PHONY: demo
-demo: $(READY)-demo ## train a small detector in FP32, record it, say what mixed precision needs
+demo: $(READY)-demo ## record a small detector in FP32, analyze it, train it in FP16 by the plan, compare
 	@$(BIN)/mpdiag demo
 
 .PHONY: test

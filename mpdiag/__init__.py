@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from mpdiag.recording.recorder import Recorder, record
     from mpdiag.runs import Run, list_runs, open_run
     from mpdiag.searching.search import search_fp32
+    from mpdiag.tensorcores.capture import profile
     from mpdiag.training.steps import StepResult
     from mpdiag.training.trainer import MixedPrecision
 
@@ -40,6 +41,7 @@ _HOMES = {
     "compare": "mpdiag.analysis.comparison",
     "list_runs": "mpdiag.runs",
     "open_run": "mpdiag.runs",
+    "profile": "mpdiag.tensorcores.capture",
     "record": "mpdiag.recording.recorder",
     "search_fp32": "mpdiag.searching.search",
 }
@@ -56,6 +58,7 @@ __all__ = [
     "compare",
     "list_runs",
     "open_run",
+    "profile",
     "record",
     "search_fp32",
 ]

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-from typer.core import TyperGroup
+from typer.core import TyperCommand, TyperGroup
 
 from mpdiag.errors import ExitCode, MpdiagError, UsageError
 from mpdiag.version import __version__
@@ -63,6 +63,7 @@ app = typer.Typer(
 RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="The run's folder.")]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document instead.")]
 Target = Literal["fp16", "bf16", "fp8_e4m3", "fp8_e5m2"]
+Board = Literal["tensorboard", "wandb"]
 Scaler = Literal["constant", "backoff", "lognormal"]
 
 
@@ -100,11 +101,82 @@ def demo(
     ] = False,
 ) -> None:
     """Try it: record in FP32, analyze, train by the plan, compare. Takes a minute or two."""
+    # Threads that wait sleep instead of spinning: on a busy machine that is five times as fast. It
+    # is read when torch is imported.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from mpdiag.demo import run_demo
 
     run_demo(
         workload, folder, seed=seed, steps=steps, no_masters=no_masters, record_only=record_only
     )
+
+
+_SCRIPT = {"allow_interspersed_args": False}
+ScriptWords = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="-- SCRIPT ARGS…", help="What you would type after `python`."),
+]
+
+
+@app.command(context_settings=_SCRIPT)
+def record(
+    script: ScriptWords = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="Run folder; default runs/NAME.")
+    ] = None,
+    every: Annotated[
+        int | None, typer.Option(help="Record each N-th step; default dense, then sparse.")
+    ] = None,
+    max_steps: Annotated[
+        int | None, typer.Option(help="Record so many steps; the script goes on alone.")
+    ] = None,
+    include: Annotated[str | None, typer.Option(help="Regular expression: only these.")] = None,
+    exclude: Annotated[str | None, typer.Option(help="Regular expression: not these.")] = None,
+) -> None:
+    """Run a training script unmodified and record it. Results stay bit-identical."""
+    from mpdiag.launching.commands import record_words
+    from mpdiag.reports import terminal
+
+    code, run = record_words(
+        script or [],
+        out,
+        every=every,
+        max_steps=max_steps,
+        include=include,
+        exclude=exclude,
+    )
+    if run is not None:
+        terminal.name_next(f"mpdiag analyze {_shown(run)}")
+    raise typer.Exit(code)
+
+
+@app.command(context_settings=_SCRIPT)
+def train(
+    plan: Annotated[Path, typer.Option(metavar="PLAN", help="What `mpdiag analyze -o` wrote.")],
+    script: ScriptWords = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="Run folder; default runs/NAME-FORMAT.")
+    ] = None,
+    backend: Annotated[
+        Literal["auto", "native", "emulated"],
+        typer.Option(help="The device's own arithmetic, or FP32 that rounds what it stores."),
+    ] = "auto",
+) -> None:
+    """Train an unmodified script by a plan. Casts, loss scale, skipped steps."""
+    from mpdiag.launching.commands import train_words
+    from mpdiag.reports import terminal
+
+    code, run, summary = train_words(script or [], plan, out, backend=backend)
+    if run is not None:
+        terminal.remark(summary)
+        terminal.name_next(f"mpdiag runs {_shown(run.parent)}")
+    raise typer.Exit(code)
+
+
+def _shown(folder: Path) -> Path:
+    """A path as short as it can be typed here."""
+    here = Path.cwd()
+    return folder.relative_to(here) if folder.is_relative_to(here) else folder
 
 
 @app.command()
@@ -250,6 +322,143 @@ def compare(
         terminal.name_next(f"mpdiag analyze {b}")
     if strict and any(finding.severity != "info" for finding in comparison.findings):
         raise typer.Exit(ExitCode.FINDINGS)
+
+
+class _Profile(TyperCommand):
+    """Remembers whether there was a ``--``, which the parser drops: a script follows it."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        ctx.meta["script"] = "--" in args
+        return super().parse_args(ctx, args)
+
+
+@app.command(cls=_Profile)
+def profile(
+    context: typer.Context,
+    trace: Annotated[
+        Path | None,
+        typer.Argument(metavar="[TRACE]", help="A recorded trace; or a script after --."),
+    ] = None,
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="[ARGS]...", help="Of the script after --.")
+    ] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Steps of a script to measure.")] = 3,
+    warmup: Annotated[int, typer.Option(min=0, help="Steps to let pass first.")] = 5,
+    against: Annotated[
+        Path | None,
+        typer.Option(metavar="TRACE", help="An earlier trace: what moved onto Tensor Cores since?"),
+    ] = None,
+    as_json: JsonOption = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Exit with 1 if there are warnings or errors.")
+    ] = False,
+) -> None:
+    """Say whether matrix work ran on Tensor Cores. For a script after --, or a trace."""
+    from mpdiag.reports.profiling import show_profile
+    from mpdiag.tensorcores.launch import profile_script
+    from mpdiag.tensorcores.profile import profile_trace
+
+    words = [str(trace), *(arguments or [])] if trace is not None else []
+    code = 0
+    if context.meta["script"] or not words:
+        launched = profile_script(words, steps=steps, warmup=warmup)
+        result, code = launched.result, launched.exit_code
+    elif arguments:
+        message = "one trace at a time: give the earlier one with --against, a script after --"
+        raise UsageError(message)
+    else:
+        result = profile_trace(words[0])
+    document = show_profile(result, against, as_json=as_json)
+    if code:
+        raise typer.Exit(code)
+    if strict and any(finding["severity"] != "info" for finding in document["findings"]):
+        raise typer.Exit(ExitCode.FINDINGS)
+
+
+@app.command()
+def report(
+    run: RunArgument,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="HTML", help="Write it here; default: RUN."),
+    ] = None,
+) -> None:
+    """Write the verdict and its evidence as one HTML file."""
+    from mpdiag.reports import terminal
+    from mpdiag.reports.html import write_report
+
+    path = write_report(run, output)
+    terminal.show(str(path))
+    terminal.name_next(f"mpdiag dashboard {run.parent}")
+
+
+@app.command()
+def dashboard(
+    folder: Annotated[
+        Path | None,
+        typer.Argument(metavar="[RUNS]", help="A folder of runs; default: the sample runs."),
+    ] = None,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="Where it listens.")] = 8501,
+    browser: Annotated[bool, typer.Option(help="Open it in a browser.")] = True,
+) -> None:
+    """Look at runs in a browser, until stopped with Ctrl-C."""
+    from mpdiag.dashboard import serve
+
+    raise typer.Exit(serve(folder, port, browser=browser))
+
+
+@app.command()
+def export(
+    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan, or the run it lies in.")],
+    to: Annotated[str, typer.Option("--to", metavar="NAME", help="The framework to write for.")],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write it here.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write a plan as another framework's settings. Says what they cannot hold."""
+    from mpdiag.exports.registry import export_plan
+    from mpdiag.plan import PrecisionPlan
+    from mpdiag.reports import terminal
+
+    loaded = PrecisionPlan.load(plan / "plan.json" if plan.is_dir() else plan)
+    written = export_plan(loaded, to)
+    if output is not None:
+        try:
+            output.write_text(written.text, encoding="utf-8")
+        except OSError as error:
+            message = f"cannot write {output} ({error.strerror}): give another place with -o"
+            raise UsageError(message) from error
+    if as_json:
+        terminal.show_json(written.to_json())
+        return
+    if output is None:
+        sys.stdout.write(written.text)
+    if output is not None or written.language == "json":
+        for note in written.notes:
+            terminal.remark(note)
+    terminal.name_next(f"mpdiag train --plan {plan} -- script.py")
+
+
+@app.command()
+def board(
+    run: RunArgument,
+    to: Annotated[Board, typer.Option("--to", help="Which board.")] = "tensorboard",
+    output: Annotated[
+        str | None,
+        typer.Option(
+            "--output", "-o", metavar="WHERE", help="TensorBoard's folder, W&B's project."
+        ),
+    ] = None,
+) -> None:
+    """Put a run on TensorBoard or W&B. Histograms, shares lost, loss and scale."""
+    from mpdiag.integrations.boards import write_board
+    from mpdiag.reports import terminal
+    from mpdiag.runs import open_run
+
+    written, look = write_board(open_run(run), to, output)
+    terminal.show(f"{written} histograms and scalars written")
+    terminal.name_next(look)
 
 
 @app.command()

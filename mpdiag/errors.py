@@ -11,6 +11,7 @@
         ├── RunNotFound
         ├── DamagedRun
         ├── DamagedPlan
+        ├── DamagedTrace
         ├── DamagedSearch
         ├── LayerNotFound
         └── NewerSchema
@@ -74,6 +75,10 @@ class DamagedRun(InputError):
 
 class DamagedPlan(InputError):
     """A plan cannot be read."""
+
+
+class DamagedTrace(InputError):
+    """A GPU trace cannot be read, or is none."""
 
 
 class DamagedSearch(InputError):

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from mpdiag import markup
 from mpdiag.errors import DamagedPlan, NewerSchema
 
 if TYPE_CHECKING:
@@ -166,6 +167,37 @@ class PrecisionPlan:
     layer_formats: tuple[LayerFormat, ...] = ()
     schema_version: int = SCHEMA_VERSION
 
+    def __repr__(self) -> str:
+        scale = self.loss_scale
+        amount = "" if scale.method == "none" else f" {scale.init_scale:g}"
+        fp32 = len({c.module for c in (*self.fp32_modules, *self.fp32_operations)})
+        return (
+            f"<PrecisionPlan {self.target} {self.level}, loss scale {scale.method}{amount}, "
+            f"{fp32} modules in FP32>"
+        )
+
+    def _repr_html_(self) -> str:
+        """The plan in a notebook."""
+        reduction = self.reduction
+        divided = ", divided before" if reduction is not None and reduction.pre_divide else ""
+        return markup.card(
+            self.verdict or "A plan for mixed precision",
+            markup.facts(
+                [
+                    ("Format", f"{self.target}, level {self.level}"),
+                    ("Loss scale", _scale_words(self.loss_scale)),
+                    ("", self.loss_scale.reason),
+                    ("Master weights", "FP32" if self.master_weights.needed else "not needed"),
+                    ("", self.master_weights.reason),
+                    ("Gradient reduction", reduction and f"{reduction.dtype}{divided}"),
+                    ("To pad", ", ".join(f"{s.module} {s.size}→{s.padded}" for s in self.shapes)),
+                ]
+            ),
+            _choices_table((*self.fp32_modules, *self.fp32_operations)),
+            markup.note(f"run {self.run}" if self.run else ""),
+            mood="warning" if self.loss_scale.needed else "good",
+        )
+
     def to_json(self) -> dict[str, Any]:
         """Plain values, ready for ``json.dumps(…, allow_nan=False)``."""
         document: dict[str, Any] = _encode(self)
@@ -216,6 +248,22 @@ class PrecisionPlan:
             message = f"{path} is no readable plan ({str(error).splitlines()[0]}): write it anew"
             raise DamagedPlan(message) from error
         return cls.from_json(document)
+
+
+def _scale_words(scale: LossScalePlan) -> str:
+    if scale.method == "none":
+        return f"none ({scale.need})"
+    upper = "no limit" if scale.upper is None else f"{scale.upper:g}"
+    bounds = f"admissible from {scale.lower:g} to {upper}"
+    return f"{scale.init_scale:g}, {scale.method} ({scale.need}; {bounds})"
+
+
+def _choices_table(choices: tuple[Fp32Choice, ...], shown: int = 12) -> str:
+    if not choices:
+        return ""
+    rows = [(c.module or "the model", c.op or "all", c.reason) for c in choices[:shown]]
+    rest = f"and {len(choices) - shown} more" if len(choices) > shown else ""
+    return markup.table(("in FP32", "operation", "reason"), rows) + markup.note(rest)
 
 
 def _encode(value: Any) -> Any:

@@ -7,10 +7,12 @@
         ranks/rank00001.json          the same, of every other rank
         modules/rank00000.parquet     the modules and parameters, one row each
         stats/rank00000-000001.parquet  the statistics, one row for each step × tensor
+    operations/rank00000-000001.parquet  the operations of a few steps, one row each
         plan.json …                   once made
 
 Every file is written beside its place and then renamed, so a kill leaves whole files or none.
-Ranks write files of their own and never wait for each other.
+Ranks write files of their own and never wait for each other. The folder may be a URL of any file
+system that fsspec knows, see ``places``; there a file is sent whole.
 """
 
 from __future__ import annotations
@@ -19,13 +21,18 @@ import json
 import os
 import re
 import shutil
+import tempfile
+import uuid
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
+from mpdiag import markup
 from mpdiag.errors import DamagedRun, NewerSchema, RunExists, RunNotFound
+from mpdiag.places import is_remote, place
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -34,6 +41,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from mpdiag.columns import Records
+    from mpdiag.operation_records import Operation
+    from mpdiag.places import RemotePath
 
 SCHEMA_VERSION = 1
 META = "meta.json"
@@ -52,7 +61,7 @@ class RunWriter:
     """Writes one rank's share of a run folder.
 
     Args:
-        folder: The run folder; made when missing.
+        folder: The run folder, a path or a URL; made when missing.
         rank: This process's rank.
         world_size: How many ranks there are.
         overwrite: Replace the run that lies there, instead of refusing.
@@ -70,9 +79,9 @@ class RunWriter:
         world_size: int = 1,
         overwrite: bool = False,
     ) -> None:
-        self.folder = Path(folder)
+        self.folder = place(folder).absolute()  # the program may change its working folder
         self.rank = rank
-        self._parts = 0
+        self._parts = self._operation_parts = 0
         meta = self._meta_path
         if meta.exists():
             if not overwrite:
@@ -118,22 +127,35 @@ class RunWriter:
 
     def append(self, table: pa.Table) -> None:
         """Write one part of statistics; it is whole on disk when this returns."""
+        self._write_part("stats", self._parts + 1, table)
+        self._parts += 1
+
+    def append_operations(self, table: pa.Table) -> None:
+        """Write the operations of one step (schema: ``operation_records``), likewise."""
+        (self.folder / "operations").mkdir(exist_ok=True)
+        self._write_part("operations", self._operation_parts + 1, table)
+        self._operation_parts += 1
+
+    def _write_part(self, kind: str, number: int, table: pa.Table) -> None:
         import pyarrow.parquet as pq
 
-        name = f"rank{self.rank:05d}-{self._parts + 1:06d}.parquet"
-        with atomic_path(self.folder / "stats" / name) as path:
+        name = f"rank{self.rank:05d}-{number:06d}.parquet"
+        with atomic_path(self.folder / kind / name) as path:
             pq.write_table(
                 table, path, compression="zstd", compression_level=9, write_statistics=False
             )
-        self._parts += 1
 
 
 class atomic_path:  # noqa: N801 - reads as a verb at its call sites
-    """Context manager: a path beside the target that replaces it on success, and goes on failure."""
+    """Context manager: a path beside the target that replaces it on success, and goes on failure.
+
+    For a remote target the path is a local file, which is sent whole.
+    """
 
     def __init__(self, target: Path) -> None:
         self.target = target
-        self.partial = target.with_name(f".{target.name}.{os.getpid()}.part")
+        beside = Path(tempfile.gettempdir()) / uuid.uuid4().hex if is_remote(target) else target
+        self.partial = beside.with_name(f".{beside.name}.{os.getpid()}.part")
 
     def __enter__(self) -> Path:
         """The path to write to."""
@@ -142,7 +164,9 @@ class atomic_path:  # noqa: N801 - reads as a verb at its call sites
     def __exit__(self, kind: object, *_: object) -> None:
         """Rename on success, remove on failure."""
         try:
-            if kind is None:
+            if kind is None and is_remote(self.target):
+                cast("RemotePath", self.target).receive(self.partial)
+            elif kind is None:
                 os.replace(self.partial, self.target)
         finally:
             self.partial.unlink(missing_ok=True)
@@ -185,6 +209,30 @@ class Run:
     def name(self) -> str:
         """The folder's name."""
         return self.folder.resolve().name
+
+    def __repr__(self) -> str:
+        return f"<Run {str(self.folder)!r}, {self.meta.get('state')}>"
+
+    def _repr_html_(self) -> str:
+        """The run in a notebook: what ``meta.json`` says."""
+        meta = self.meta
+        model = meta.get("model")
+        kind = model.get("type") if isinstance(model, dict) else None
+        seen = meta.get("steps_seen", "?")
+        rows = [
+            ("State", meta.get("state")),
+            ("Model", kind),
+            (
+                "Steps recorded",
+                f"{meta['steps_recorded']} of {seen}" if "steps_recorded" in meta else None,
+            ),
+            ("Ranks", meta.get("world_size")),
+            ("Created", meta.get("created")),
+            ("Last written", meta.get("updated")),
+        ]
+        trouble = meta.get("state") == "failed" or bool(meta.get("failures"))
+        mood = "warning" if trouble else "good"
+        return markup.card(self.name, markup.facts(rows), markup.note(str(self.folder)), mood=mood)
 
     def parts(self) -> list[Path]:
         """The parts of statistics, all ranks', in order."""
@@ -229,6 +277,27 @@ class Run:
         frame: pd.DataFrame = self.table().to_pandas()
         return frame
 
+    def operations(self) -> list[Operation]:
+        """The recorded operations, by rank and step in their order; [] if none were recorded.
+
+        Raises:
+            DamagedRun: If a part cannot be read or lacks a column.
+        """
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        from mpdiag.operation_records import decode
+
+        found: list[Operation] = []
+        for path in sorted((self.folder / "operations").glob("rank*.parquet")):
+            if not _PART.fullmatch(path.name):
+                continue
+            try:
+                found += decode(pq.read_table(path))
+            except (pa.ArrowException, OSError, KeyError, ValueError, TypeError) as error:
+                raise DamagedRun(_damaged(path, error)) from error
+        return found
+
     def modules(self) -> list[dict[str, Any]]:
         """The table of modules and parameters of the lowest rank, a dict a row; [] if none."""
         import pyarrow as pa
@@ -238,7 +307,8 @@ class Run:
         if not paths:
             return []
         try:
-            rows: list[dict[str, Any]] = pq.read_table(paths[0]).to_pylist()
+            with _source(paths[0]) as source:
+                rows: list[dict[str, Any]] = pq.read_table(source).to_pylist()
         except (pa.ArrowException, OSError) as error:
             raise DamagedRun(_damaged(paths[0], error)) from error
         return rows
@@ -264,7 +334,7 @@ def open_run(folder: str | os.PathLike[str]) -> Run:
         DamagedRun: If ``meta.json`` cannot be read.
         NewerSchema: If the run was written by a newer version.
     """
-    path = Path(folder)
+    path = place(folder)
     meta_path = path / META
     if not path.is_dir():
         message = f"there is no run at {path}: give a run folder, as `mpdiag runs` lists them"
@@ -305,7 +375,7 @@ def list_runs(folder: str | os.PathLike[str]) -> list[Listing]:
     Raises:
         RunNotFound: If the folder does not exist.
     """
-    root = Path(folder)
+    root = place(folder)
     if not root.is_dir():
         message = f"there is no folder {root}: give the folder that holds your runs"
         raise RunNotFound(message)
@@ -325,7 +395,7 @@ def list_runs(folder: str | os.PathLike[str]) -> list[Listing]:
 
 def free_name(folder: str | os.PathLike[str], stem: str) -> Path:
     """The first of ``stem``, ``stem-2``, ``stem-3`` … that does not exist in ``folder``."""
-    root = Path(folder)
+    root = place(folder)
     path, number = root / stem, 2
     while path.exists():
         path, number = root / f"{stem}-{number}", number + 1
@@ -344,11 +414,14 @@ def remove_run(folder: str | os.PathLike[str]) -> None:
     Raises:
         RunNotFound: If there is no ``meta.json`` in it.
     """
-    path = Path(folder)
+    path = place(folder)
     if not (path / META).is_file():
         message = f"{path} is no run folder: it has no {META}"
         raise RunNotFound(message)
-    shutil.rmtree(path)
+    if is_remote(path):
+        cast("RemotePath", path).remove_tree()
+    else:
+        shutil.rmtree(path)
 
 
 _BATCH_ROWS = 16_384
@@ -360,7 +433,7 @@ def _read_part(path: Path, expected: pa.Schema) -> Iterator[pa.Table]:
     import pyarrow.parquet as pq
 
     try:
-        with pq.ParquetFile(path) as part:
+        with _source(path) as source, pq.ParquetFile(source) as part:
             missing = [name for name in expected.names if name not in part.schema_arrow.names]
             if missing:
                 message = (
@@ -373,6 +446,11 @@ def _read_part(path: Path, expected: pa.Schema) -> Iterator[pa.Table]:
         pa.default_memory_pool().release_unused()  # some 60 MB otherwise stay with it
     except (pa.ArrowException, OSError, ValueError) as error:
         raise DamagedRun(_damaged(path, error)) from error
+
+
+def _source(path: Path) -> AbstractContextManager[Any]:
+    """What Arrow reads: a local path itself, which it maps, or an opened remote file."""
+    return path.open("rb") if is_remote(path) else nullcontext(path)
 
 
 def _part_records(path: Path, expected: pa.Schema) -> list[Records]:

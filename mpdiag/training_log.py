@@ -17,14 +17,15 @@ import json
 import math
 import warnings
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from mpdiag.errors import DamagedRun, RunNotFound
+from mpdiag.places import place
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Iterator
+    from pathlib import Path
 
 FILE = "training.jsonl"
 _MAX_LINE = 1 << 20
@@ -86,7 +87,7 @@ class LogWriter:
     """Appends to a run's ``training.jsonl``; never an error for the training that is logged."""
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
-        self.path = Path(folder) / FILE
+        self.path = place(folder) / FILE
         self._file: IO[str] | None = None
         self._failed = False
 
@@ -123,9 +124,13 @@ class LogWriter:
 
     def close(self) -> None:
         """Close the file."""
-        if self._file is not None:
-            self._file.close()
-            self._file = None
+        file, self._file = self._file, None
+        if file is None:
+            return
+        try:
+            file.close()
+        except OSError as error:  # a remote file is sent only now
+            warnings.warn(f"cannot write {self.path} ({error})", RuntimeWarning, stacklevel=2)
 
 
 def read_log(folder: str | os.PathLike[str]) -> TrainingLog:
@@ -135,7 +140,7 @@ def read_log(folder: str | os.PathLike[str]) -> TrainingLog:
         RunNotFound: If the run has none.
         DamagedRun: If a line other than a torn last one cannot be read; the message names it.
     """
-    path = Path(folder) / FILE
+    path = place(folder) / FILE
     steps: dict[int, TrainingStep] = {}
     metrics: list[Metric] = []
     notes: list[dict[str, Any]] = []

@@ -8,6 +8,10 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+# Threads that wait sleep: spinning, they would starve each other where cores are few or busy, and a
+# training takes five times as long. Read when torch is first imported; child processes inherit it.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
 # No deadline: a first call compiles, and a busy machine is no failure. On a checkout that is being
 # judged, examples are the same each time; elsewhere each run tries others.
 settings.register_profile("mpdiag", deadline=None, derandomize="CI" in os.environ)

@@ -23,17 +23,29 @@ PACKAGE = "mpdiag"
 FLOORS = {
     "facts": [
         ["version"],
-        ["errors"],
+        ["errors", "markup", "bundled"],
         ["formats"],
-        ["tensorcores.kernels", "tensorcores.alignment", "tensorcores.peaks"],
+        [
+            "tensorcores.kernels",
+            "tensorcores.kernel_rules",
+            "tensorcores.alignment",
+            "tensorcores.peaks",
+        ],
     ],
-    "algebra": [["histogram"], ["plan"], ["scalers"]],
-    "store": [["runs", "records", "columns"], ["training_log"], ["environment"]],
-    "work": [["recording"], ["analysis"], ["training"], ["tensorcores"]],
+    "algebra": [["places"], ["histogram"], ["plan"], ["scalers"], ["precision_lists"]],
+    "store": [
+        ["runs", "records", "columns", "operation_records"],
+        ["training_log"],
+        ["environment"],
+    ],
+    "proof": [["tensorcores"]],
+    "work": [["recording"], ["analysis"], ["training"], ["exports"]],
     "search": [["searching"]],
+    "launchers": [["launching"]],
     "views": [["reports"]],
     "workloads": [["workloads"]],
-    "doors": [["cli", "__main__", "demo", "demo_search"]],
+    "bridges": [["integrations"]],
+    "doors": [["cli", "__main__", "demo", "demo_search", "dashboard"]],
 }
 
 ROOMS = {

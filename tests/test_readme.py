@@ -14,6 +14,7 @@ import mpdiag
 from mpdiag.formats import FP16
 from mpdiag.records import schema
 from mpdiag.runs import open_run
+from mpdiag.training_log import read_log
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +38,10 @@ def ran(readme, tmp_path_factory):
             optimizer.step()
 
     printed = []
-    names = {"model": model, "optimizer": optimizer, "train": train}
+    batches = [(torch.randn(64, 8), torch.randn(64, 2)) for _ in range(4)]
+    names = {"model": model, "optimizer": optimizer, "train": train, "loader": batches}
+    names["loss_fn"] = lambda output, _: (output * pushes).sum()  # as recorded
+    names["scheduler"] = torch.optim.lr_scheduler.StepLR(optimizer, 2)
     names["print"] = lambda *words: printed.append(words)
     folder = tmp_path_factory.mktemp("readme")
     blocks = re.findall(r"^```python\n(.*?)^```", readme, flags=re.MULTILINE | re.DOTALL)
@@ -56,8 +60,24 @@ def test_the_recording_and_the_plan(ran):
     assert isinstance(names["plan"], mpdiag.PrecisionPlan)
     run = open_run(folder / "runs" / "mine")
     assert run.meta["steps_recorded"] == 5
-    assert [word[0] for word in printed] == [f.severity for f in names["analysis"].findings]
+    findings = names["analysis"].findings
+    assert [words[0] for words in printed[: len(findings)]] == [f.severity for f in findings]
     assert printed
+
+
+def test_shapes_and_what_ran_where(ran):
+    _, _, printed = ran
+    advice = mpdiag.analyze(ran[1] / "runs" / "mine").plan.shapes
+    assert [words[1] for words in printed if len(words) == 5] == [a.dimension for a in advice]
+    assert advice
+    assert "unit" in printed[-1][0] or "Tensor Core" in printed[-1][0]
+
+
+def test_the_training_by_the_plan(ran):
+    names, folder, _ = ran
+    assert names["result"].scale == names["plan"].loss_scale.init_scale
+    log = read_log(folder / "runs" / "mine-fp16")
+    assert len(log.steps) == 4
 
 
 def test_pandas_alone_tells_what_a_loss_scale_would_lose(ran):

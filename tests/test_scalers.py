@@ -90,3 +90,24 @@ def test_unknown_scalers_name_the_known_ones():
     with pytest.raises(UsageError, match="lognormal"):
         scaler_named("magic")
     assert ConstantScale(8.0).adjust(math.inf).scale == 8
+
+
+@given(
+    pattern=st.lists(st.booleans(), max_size=80),
+    tolerance=st.floats(0.0, 0.9),
+    interval=st.integers(1, 6),
+)
+def test_a_tolerated_share_of_overflows_does_not_back_off(pattern, tolerance, interval):
+    """fairseq's rule, written out: back off once overflows since the last change exceed a share."""
+    ours = Backoff(1024.0, tolerance=tolerance, growth_interval=interval)
+    scale, history, quiet = 1024.0, [], 0
+    for overflow in pattern:
+        ours = ours.adjust(math.inf if overflow else 0.0)
+        history.append(overflow)
+        quiet = 0 if overflow else quiet + 1
+        share = sum(history) / len(history)
+        if overflow and share > tolerance:
+            scale, history, quiet = max(1.0, scale / 2), [], 0
+        elif quiet == interval:
+            scale, history, quiet = min(2.0**24, scale * 2), [], 0
+        assert ours.scale == scale

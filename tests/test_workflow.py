@@ -15,7 +15,7 @@ def mpdiag(*words, cwd):
         cwd=cwd,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,  # a busy machine is no failure
         check=False,
     )
 

@@ -10,11 +10,19 @@ import numpy as np
 
 from mpdiag.analysis.findings import Finding
 from mpdiag.analysis.format_advice import advise_layers, summarise_formats
-from mpdiag.analysis.fp32_operations import CLOSE, choose_fp32_operations
+from mpdiag.analysis.fp32_operations import (
+    CLOSE,
+    choose_fp32_operations,
+    proven_modules,
+    proven_operations,
+)
 from mpdiag.analysis.guidance import advise_levels
 from mpdiag.analysis.layers import Layers, merge_layers
 from mpdiag.analysis.loss_scale import LossScaleAnalysis, analyze_loss_scale
+from mpdiag.analysis.notebook import analysis_html
+from mpdiag.analysis.operation_rules import OperationFinding, find_operations
 from mpdiag.analysis.reduction import choose_reduction
+from mpdiag.analysis.shapes import advise_shapes
 from mpdiag.analysis.weight_updates import analyze_weight_updates
 from mpdiag.errors import DamagedRun
 from mpdiag.formats import FP16, FloatFormat, format_named
@@ -41,6 +49,8 @@ class Analysis:
         formats: Shares lost in every format.
         findings: Most severe first.
         plan: Every decision.
+        operations: Operations that need FP32, by their recorded numbers, those the operation policy
+            does not cover first; empty where none need it, or none were recorded.
     """
 
     run: Run
@@ -50,11 +60,23 @@ class Analysis:
     formats: Mapping[str, Any]
     findings: tuple[Finding, ...]
     plan: PrecisionPlan
+    operations: tuple[OperationFinding, ...] = ()
 
     @property
     def verdict(self) -> str:
         """One sentence."""
         return self.plan.verdict
+
+    def __repr__(self) -> str:
+        counts = [sum(f.severity == s for f in self.findings) for s in ("error", "warning", "info")]
+        return (
+            f"<Analysis of {str(self.run.folder)!r} for {self.target.label}: {self.verdict} "
+            f"{counts[0]} errors, {counts[1]} warnings, {counts[2]} notes>"
+        )
+
+    def _repr_html_(self) -> str:
+        """The verdict, its findings and the plan in a notebook."""
+        return analysis_html(self.run.name, self.target.label, self.findings, self.plan)
 
     def to_json(self) -> dict[str, Any]:
         """The document of ``mpdiag analyze --json``."""
@@ -103,25 +125,34 @@ def analyze(run: str | os.PathLike[str] | Run, target: str = "fp16") -> Analysis
     gradient_format = fmt if fmt.bits == 16 else FP16
     scale = analyze_loss_scale(records, layers, gradient_format)
     masters = analyze_weight_updates(records, fmt)
-    operations = choose_fp32_operations(layers, opened.modules(), gradient_format)
+    by_kind = choose_fp32_operations(layers, opened.modules(), gradient_format)
+    recorded = opened.operations()
+    proven = find_operations(recorded, gradient_format, scale.plan.recommended)
+    modules = tuple(c for c in by_kind if c.evidence.get("overflow"))
+    operations = by_kind
+    if recorded:
+        modules = proven_modules(by_kind, proven)
+        operations = (*modules, *proven_operations(proven))
     exponent = int(np.log2(scale.plan.recommended))
-    findings = _findings(opened, fmt, layers, scale, operations)
+    findings = _findings(opened, fmt, layers, scale, modules, proven)
     plan = PrecisionPlan(
         run=opened.name,
-        verdict=_verdict(fmt, scale, operations, findings),
+        verdict=_verdict(fmt, scale, modules, findings),
         target=fmt.name,
         level="O1",
         loss_scale=scale.plan,
         master_weights=masters,
         fp32_operations=operations,
-        fp32_modules=tuple(c for c in operations if c.evidence.get("overflow")),
+        fp32_modules=modules,
         reduction=choose_reduction(
             layers, scale.plan.recommended, int(opened.meta.get("world_size") or 1)
         ),
         levels=advise_levels(opened, records, masters),
+        shapes=advise_shapes(opened, fmt.name),
         layer_formats=advise_layers(layers, exponent),
     )
-    return Analysis(opened, fmt, layers, scale, summarise_formats(layers, exponent), findings, plan)
+    formats = summarise_formats(layers, exponent)
+    return Analysis(opened, fmt, layers, scale, formats, findings, plan, proven)
 
 
 def _refuse_no_numbers(run: Run, layers: Layers) -> None:
@@ -140,11 +171,13 @@ def _findings(
     target: FloatFormat,
     layers: Layers,
     scale: LossScaleAnalysis,
-    operations: tuple[Fp32Choice, ...],
+    modules: tuple[Fp32Choice, ...],
+    operations: tuple[OperationFinding, ...],
 ) -> tuple[Finding, ...]:
     found = [
         *_about_gradients(layers, target, scale),
-        *_about_activations(layers, target, operations),
+        *_about_activations(layers, target, modules),
+        *_about_operations(operations),
         *_about_recording(run),
     ]
     order = {"error": 0, "warning": 1, "info": 2}
@@ -252,6 +285,26 @@ def _about_activations(
     return found
 
 
+def _about_operations(operations: tuple[OperationFinding, ...]) -> list[Finding]:
+    """One finding for each rule and line that the operation policy does not cover."""
+    found: dict[tuple[str, str, str], Finding] = {}
+    for f in operations:
+        if f.covered:
+            continue
+        at = f" at {f.where}" if f.where else ""
+        found.setdefault(
+            (f.code, str(f.evidence.get("subtraction") or f.where), f.reason),
+            Finding(
+                "warning" if f.code in ("cancellation", "swallowed") else "error",
+                f"operation-{f.code}",
+                f"{f.op} in {f.place}{at}: {f.reason}",
+                {**f.evidence, "line": f.where, "code": f.text},
+                f"{f.fix}; without it {f.without}",
+            ),
+        )
+    return list(found.values())
+
+
 def _about_recording(run: Run) -> list[Finding]:
     found = []
     steps = int(run.meta.get("steps_recorded") or 0)
@@ -298,7 +351,7 @@ def _about_recording(run: Run) -> list[Finding]:
 def _verdict(
     target: FloatFormat,
     scale: LossScaleAnalysis,
-    operations: tuple[Fp32Choice, ...],
+    modules: tuple[Fp32Choice, ...],
     findings: tuple[Finding, ...],
 ) -> str:
     codes = {f.code for f in findings}
@@ -308,8 +361,11 @@ def _verdict(
         return "No gradient was recorded: nothing can be said about mixed precision."
     if not scale.fits:
         return f"This cannot train in {target.label} with any loss scale; use BF16."
-    overflowing = sum(1 for c in operations if c.evidence.get("overflow"))
+    overflowing = len(modules)
     rest = f", with {overflowing} overflowing modules in FP32" if overflowing else ""
+    lines = sum(f.code.startswith("operation-") for f in findings)
+    if lines:
+        rest += f"{' and' if rest else ', with'} {lines} lines of code in FP32 or written otherwise"
     plan = scale.plan
     if plan.need == "needed":
         return (

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpdiag.analysis.equivalence import Equivalence, Verdict, judge_equivalence
 from mpdiag.analysis.findings import Finding
+from mpdiag.analysis.notebook import comparison_html
 from mpdiag.analysis.sides import Side, read_side
 from mpdiag.errors import UsageError
 
@@ -97,6 +98,18 @@ class Comparison:
         if "different" in found:
             return "different"
         return "equivalent" if found == {"equivalent"} else "inconclusive"
+
+    def __repr__(self) -> str:
+        return f"<Comparison of {self.a.name!r} and {self.b.name!r}: {self.verdict}>"
+
+    def _repr_html_(self) -> str:
+        """The verdict and the metrics in a notebook."""
+        rows = [
+            (m.metric, statistics.fmean(m.a), statistics.fmean(m.b), m.result.verdict)
+            for m in self.metrics
+        ]
+        names = (self.a.name, self.b.name)
+        return comparison_html(names, self.verdict, rows, self.findings)
 
     def to_json(self) -> dict[str, Any]:
         """The document of ``mpdiag compare --json``; what is not finite is null."""

@@ -14,8 +14,8 @@ import numpy as np
 from mpdiag.plan import LevelAdvice
 
 if TYPE_CHECKING:
+    from mpdiag.columns import Records
     from mpdiag.plan import MasterWeightsPlan
-    from mpdiag.records import Records
     from mpdiag.runs import Run
 
 # FP32 values an optimizer keeps for each weight; unknown ones are taken to be like Adam.

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from torch.optim import Optimizer
 
@@ -51,6 +51,10 @@ class ScalerWatch:
             new = issubclass(type(candidate), torch.amp.GradScaler) and id(candidate) not in known
             if new and candidate.is_enabled():
                 self._wrap(candidate)
+
+    def adopt(self, optimizers: Sequence[Optimizer]) -> None:
+        """Watch scalers that step these optimizers, too."""
+        self._optimizers.update(id(o) for o in optimizers)
 
     def optimizer_stepped(self, optimizer: Optimizer) -> None:
         """An optimizer's own hook fired."""

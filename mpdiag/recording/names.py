@@ -58,6 +58,7 @@ class NamedModule:
         reason: Why it cannot be recorded; None where it can.
         seen: Kinds recorded so far.
         input_shapes, output_shapes: Of its first recorded call, None before.
+        script_name: What the script calls it, where it was found in one.
     """
 
     name: str
@@ -68,6 +69,7 @@ class NamedModule:
     seen: set[str] = field(default_factory=set)
     input_shapes: list[list[int]] | None = None
     output_shapes: list[list[int]] | None = None
+    script_name: str | None = None
 
     def row(self) -> dict[str, Any]:
         """Its row in the table of modules."""
@@ -89,7 +91,7 @@ class NamedModule:
             "dtype": None,
             "recorded": bool(self.seen),
             "reason": reason,
-            "script_name": None,
+            "script_name": self.script_name,
             "input_shapes": _json(self.input_shapes),
             "output_shapes": _json(self.output_shapes),
             "settings": json.dumps({k: v for k, v in settings.items() if v is not None}),
@@ -105,6 +107,7 @@ class NamedParameter:
     aliases: tuple[str, ...]
     reason: str | None
     seen: set[str] = field(default_factory=set)
+    script_name: str | None = None
 
     def row(self) -> dict[str, Any]:
         """Its row in the table of modules."""
@@ -127,7 +130,7 @@ class NamedParameter:
             "dtype": str(p.dtype).removeprefix("torch."),
             "recorded": bool(self.seen),
             "reason": reason,
-            "script_name": None,
+            "script_name": self.script_name,
             "input_shapes": None,
             "output_shapes": None,
             "settings": None,
@@ -143,12 +146,62 @@ class Subjects:
         modules: By ``id`` of the module; ids are stable, as the modules are kept alive here.
         parameters: By ``id`` of the parameter.
         chosen: Whether a name passes ``include`` and ``exclude``.
+        names: First name of every module, parameter and buffer by ``id``, chosen or not.
     """
 
     roots: tuple[nn.Module, ...]
     modules: dict[int, NamedModule]
     parameters: dict[int, NamedParameter]
     chosen: NameFilter
+    names: dict[int, str] = field(default_factory=dict)
+
+    def adopt(self, prefix: str, model: nn.Module, wrapper: nn.Module | None = None) -> None:
+        """Take in a model and all in it.
+
+        Args:
+            prefix: What its names begin with; ``""`` for names as PyTorch gives them.
+            model: The model.
+            wrapper: What stands around it (DDP, ``torch.compile``) and gives no names.
+        """
+        self.roots = (*self.roots, model)
+        for walk in (model.named_modules, model.named_parameters, model.named_buffers):
+            self.names.update(
+                {id(x): _join(prefix, n) for n, x in walk() if id(x) not in self.names}
+            )
+        covered = _compiled_inside(wrapper or model)
+        for name, module in model.named_modules(remove_duplicate=False):
+            full = _join(prefix, name)
+            if not self.chosen(full):
+                continue
+            known = self.modules.get(id(module))
+            if known is not None:
+                known.aliases += (full,)
+                continue
+            self.modules[id(module)] = NamedModule(
+                full, module, (), root=module is model, reason=covered.get(id(module))
+            )
+        for name, parameter in model.named_parameters(remove_duplicate=False):
+            full = _join(prefix, name)
+            if not self.chosen(full):
+                continue
+            earlier = self.parameters.get(id(parameter))
+            if earlier is not None:
+                earlier.aliases += (full,)
+                continue
+            self.parameters[id(parameter)] = NamedParameter(full, parameter, (), None)
+
+    def name_models(self, names: Mapping[int, str]) -> None:
+        """Note what a script calls its models, for the table: names by ``id`` of the model."""
+        for root in self.roots:
+            if id(root) not in names:
+                continue
+            script_name = names[id(root)]
+            for name, module in root.named_modules():
+                if id(module) in self.modules:
+                    self.modules[id(module)].script_name = _join(script_name, name)
+            for name, parameter in root.named_parameters():
+                if id(parameter) in self.parameters:
+                    self.parameters[id(parameter)].script_name = _join(script_name, name)
 
     def rows(self) -> Iterator[dict[str, Any]]:
         """The table of modules and parameters."""
@@ -228,33 +281,10 @@ def subjects(models: Models, include: str | None, exclude: str | None) -> Subjec
     Raises:
         UsageError: If ``models`` is anything else, or a filter is no regular expression.
     """
-    chosen = NameFilter(include, exclude)
-    modules: dict[int, NamedModule] = {}
-    parameters: dict[int, NamedParameter] = {}
-    named = _named_models(models)
-    for prefix, model in named:
-        covered = _compiled_inside(model)
-        for name, module in model.named_modules(remove_duplicate=False):
-            full = _join(prefix, name)
-            if not chosen(full):
-                continue
-            known = modules.get(id(module))
-            if known is not None:
-                known.aliases += (full,)
-                continue
-            modules[id(module)] = NamedModule(
-                full, module, (), root=module is model, reason=covered.get(id(module))
-            )
-        for name, parameter in model.named_parameters(remove_duplicate=False):
-            full = _join(prefix, name)
-            if not chosen(full):
-                continue
-            earlier = parameters.get(id(parameter))
-            if earlier is not None:
-                earlier.aliases += (full,)
-                continue
-            parameters[id(parameter)] = NamedParameter(full, parameter, (), None)
-    return Subjects(tuple(model for _, model in named), modules, parameters, chosen)
+    found = Subjects((), {}, {}, NameFilter(include, exclude))
+    for prefix, model in _named_models(models):
+        found.adopt(prefix, model)
+    return found
 
 
 def _named_models(models: Models) -> list[tuple[str, nn.Module]]:

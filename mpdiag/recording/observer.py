@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import threading
 import weakref
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -26,11 +27,12 @@ from mpdiag.recording.tensors import Countable, countable, tensors_in
 from mpdiag.records import TOTAL
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Container, Sequence
 
     from torch.optim import Optimizer
 
     from mpdiag.recording.ledger import Count, Ledger
+    from mpdiag.recording.operations import OperationWatch
     from mpdiag.records import Kind
 
 
@@ -64,7 +66,12 @@ def guarded(where: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
             if not self.active:
                 return
             try:
-                with self.lock, torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+                with (
+                    self.lock,
+                    torch.no_grad(),
+                    torch._C.DisableTorchFunctionSubclass(),
+                    self.unrecorded(),
+                ):
                     method(self, *args, **kwargs)
             except Exception as error:  # noqa: BLE001 - whatever it is, training goes on
                 self.steps.failed(where, error)
@@ -114,38 +121,75 @@ class Observer:
         self._optimizers = list(optimizers)
         self._handles: list[Any] = []
         self._contributions: list[Any] = []
+        self._unstepped: dict[int, Any] = {}  # hooks of parameters that no optimizer steps
         self._wrappers: set[int] = set()
+        self.operations: OperationWatch | None = None
         self._averaged: set[int] = set()  # parameters whose copies DDP keeps equal on all ranks
+
+    def unrecorded(self) -> AbstractContextManager[None]:
+        """What this package computes is no operation of the training."""
+        watch = self.operations
+        return watch.quiet() if watch is not None and watch.recording else nullcontext()
 
     # -- life --------------------------------------------------------------------------------------
 
     def attach(self) -> None:
         """Place every hook."""
-        for root in self.subjects.roots:
-            for module in root.modules():
-                if isinstance(module, DistributedDataParallel):
-                    self._note_wrapper(module)
-        for i, optimizer in enumerate(self._optimizers):
-            self._adopt_strays(i, optimizer)
-            self._handles.append(optimizer.register_step_pre_hook(self._before_step))
-            self._handles.append(optimizer.register_step_post_hook(self._after_step))
-        stepped = {id(p) for o in self._optimizers for g in o.param_groups for p in g["params"]}
-        for named in self.subjects.parameters.values():
-            if id(named.parameter) not in stepped and named.parameter.requires_grad:
-                hook = functools.partial(self._accumulated, named)
-                self._handles.append(named.parameter.register_post_accumulate_grad_hook(hook))
-        self._handles.append(torch_modules.register_module_forward_pre_hook(self._before_forward))
+        self._note_wrappers(self.subjects.roots)
+        optimizers, self._optimizers = self._optimizers, []
+        self._watch_optimizers(optimizers)
+        self._watch_unstepped(self.subjects.parameters)
+        self._handles.append(torch_modules.register_module_forward_pre_hook(self.before_forward))
         self._handles.append(
             torch_modules.register_module_forward_hook(self._after_forward, always_call=True)
         )
         self.active = True
 
+    def adopt(self, roots: Sequence[torch.nn.Module], optimizers: Sequence[Optimizer]) -> None:
+        """Watch further models, which ``subjects`` has taken in already, and optimizers."""
+        for root in roots:
+            self._roots[id(root)] = 0
+        self._note_wrappers(roots)
+        self._watch_optimizers(optimizers)
+        self._watch_unstepped({id(p): p for root in roots for p in root.parameters()})
+
+    def enter(self, module: torch.nn.Module) -> None:
+        """Let calls of a module inside a model count as forward passes: its loop calls it alone."""
+        self._roots.setdefault(id(module), 0)
+
+    def _note_wrappers(self, roots: Sequence[torch.nn.Module]) -> None:
+        for root in roots:
+            for module in root.modules():
+                if isinstance(module, DistributedDataParallel):
+                    self._note_wrapper(module)
+
+    def _watch_optimizers(self, optimizers: Sequence[Optimizer]) -> None:
+        for optimizer in optimizers:
+            self._adopt_strays(len(self._optimizers), optimizer)
+            self._optimizers.append(optimizer)
+            self._handles.append(optimizer.register_step_pre_hook(self._before_step))
+            self._handles.append(optimizer.register_step_post_hook(self._after_step))
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    handle = self._unstepped.pop(id(parameter), None)
+                    if handle is not None:
+                        handle.remove()
+
+    def _watch_unstepped(self, among: Container[int]) -> None:
+        """Gradients of parameters that no watched optimizer steps."""
+        stepped = {id(p) for o in self._optimizers for g in o.param_groups for p in g["params"]}
+        for key, named in self.subjects.parameters.items():
+            if key in among and key not in stepped and named.parameter.requires_grad:
+                hook = functools.partial(self._accumulated, named)
+                handle = named.parameter.register_post_accumulate_grad_hook(hook)
+                self._unstepped[key] = handle
+
     def detach(self) -> None:
         """Remove every hook; tensor hooks left in a graph that lives on do nothing any more."""
         self.active = self.recording = False
-        for handle in self._handles + self._contributions:
+        for handle in [*self._handles, *self._contributions, *self._unstepped.values()]:
             handle.remove()
-        self._handles, self._contributions = [], []
+        self._handles, self._contributions, self._unstepped = [], [], {}
         self._forget()
 
     def begin_step(self, step: int, recording: bool, accumulating: bool) -> None:
@@ -194,25 +238,33 @@ class Observer:
 
     # -- forward -----------------------------------------------------------------------------------
 
-    def _before_forward(self, module: torch.nn.Module, _args: Any) -> None:
+    def before_forward(self, module: torch.nn.Module, _args: Any) -> None:
+        """The global hook."""
         if torch.compiler.is_compiling() or not self.active:
             return
         if isinstance(module, DistributedDataParallel) and id(module) not in self._wrappers:
             self._note_wrapper(module)  # around the model that is recorded
-        if id(module) not in self._roots:
-            return
-        self._depth += 1
-        if self._depth > 1 or in_backward():
-            return
+        if id(module) in self._roots:
+            self._depth += 1
+            if self._depth == 1 and not in_backward():
+                self._root_called(module)
+        if self.operations is not None and self.operations.recording:
+            self.operations.enter(module)
+
+    def _root_called(self, module: torch.nn.Module) -> None:
         self._in_training_forward = torch.is_grad_enabled()
         if self._in_training_forward:
             self.steps.forward_began()
+            if self.operations is not None:
+                self.operations.resume()
             self.micro = self._roots[id(module)]
             self._roots[id(module)] += 1
 
     def _after_forward(self, module: torch.nn.Module, args: Any, output: Any) -> None:
         if torch.compiler.is_compiling() or not self.active:
             return
+        if self.operations is not None and self.operations.recording:
+            self.operations.leave(module)
         if self.recording:
             named = self.subjects.modules.get(id(module))
             if named is not None and output is not None:
@@ -293,6 +345,8 @@ class Observer:
         named.seen.add("weight_grad")
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if self.operations is not None:
+            self.operations.pause()
         if self.recording:
             self._note_before_step(optimizer, _closure(args, kwargs) is not None)
 
@@ -313,6 +367,8 @@ class Observer:
             kept.append((named, _with_values(ready, copy)))
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if self.operations is not None:
+            self.operations.pause()  # a closure may have run forward passes
         if self.recording:
             # With a closure, gradients came into being inside the step.
             self._note_after_step(optimizer, _closure(args, kwargs) is not None)

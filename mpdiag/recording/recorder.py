@@ -22,8 +22,7 @@ import os
 import sys
 import warnings
 import weakref
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -31,17 +30,22 @@ from torch.optim import Optimizer
 
 from mpdiag import environment
 from mpdiag.errors import UsageError
+from mpdiag.operation_records import encode as encode_operations
+from mpdiag.places import place
 from mpdiag.recording.cadence import Cadence
 from mpdiag.recording.grad_scaler import ScalerWatch
 from mpdiag.recording.ledger import Ledger
-from mpdiag.recording.names import Models, subjects
+from mpdiag.recording.names import Models, Subjects, subjects
 from mpdiag.recording.observer import Observer, in_backward
+from mpdiag.recording.operations import DEFAULT, OperationWatch, planned
 from mpdiag.runs import RunWriter, now
 
 if TYPE_CHECKING:
+    from pathlib import Path
     from types import TracebackType
 
 Optimizers = Optimizer | Sequence[Optimizer] | None
+Adopted = tuple[torch.nn.Module, torch.nn.Module | None]
 _MAX_FAILURES = 20
 
 
@@ -54,6 +58,7 @@ def record(
     include: str | None = None,
     exclude: str | None = None,
     max_steps: int | None = None,
+    operations: int = DEFAULT,
     overwrite: bool = False,
 ) -> Recorder:
     """Record a training; use it as a context manager around the loop.
@@ -65,11 +70,13 @@ def record(
     Args:
         model: A module, a list of modules, or a mapping of names to modules.
         optimizer: The optimizer, a list of them, or None where there is none.
-        run: The run folder to write.
+        run: The run folder to write, a path or a URL that fsspec knows.
         every: Record each step divisible by this; default: the first 20 and then each 20th.
         include: Regular expression: record only modules and parameters whose name it matches.
         exclude: Regular expression: leave out those whose name it matches.
         max_steps: Record so many steps, then let training go on alone.
+        operations: In so many of the recorded steps (the first ones from steps 0, 10, 100 … on),
+            record every operation too: what it reads and writes, its module, its line of code.
         overwrite: Replace a run that lies in the folder already.
 
     Raises:
@@ -78,7 +85,12 @@ def record(
     """
     optimizers = _optimizers(optimizer)
     cadence = Cadence(every, max_steps)
-    return Recorder(model, optimizers, Path(run), cadence, include, exclude, overwrite)
+    if type(operations) is not int or operations < 0:
+        message = f"operations must be a number of steps, 0 or more, not {operations!r}"
+        raise UsageError(message)
+    return Recorder(
+        model, optimizers, place(run), cadence, include, exclude, overwrite, operations=operations
+    )
 
 
 class Recorder:
@@ -93,23 +105,31 @@ class Recorder:
 
     def __init__(
         self,
-        model: Models,
+        model: Models | Subjects,
         optimizers: list[Optimizer],
         folder: Path,
         cadence: Cadence,
         include: str | None = None,
         exclude: str | None = None,
         overwrite: bool = False,
+        script: str | None = None,
+        operations: int = 0,
     ) -> None:
         self.folder = folder
+        self._script = script
         self.step = 0
         self.steps_recorded = 0
         self.failures: list[dict[str, Any]] = []
-        self._subjects = subjects(model, include, exclude)
+        self._subjects: Subjects = (
+            model if isinstance(model, Subjects) else subjects(model, include, exclude)
+        )
         self._optimizers = optimizers
         self._cadence = cadence
         self._filters = {"include": include, "exclude": exclude}
         self._rank, self._world = environment.ranks()
+        self._operations = operations
+        self._operation_steps: list[int] = []
+        self._operation_reason = ""
         self._state = "recording"
         self._created = now()
         self._writer: RunWriter | None = None
@@ -154,6 +174,7 @@ class Recorder:
             return self
         ledger = Ledger(self._writer)
         self._observer = Observer(self._subjects, self._optimizers, ledger, self)
+        self._observer.operations = self._watch_operations()
         try:
             self._observer.attach()
             self._scalers.find()
@@ -174,6 +195,8 @@ class Recorder:
             self._observer = observer
             self.end_step()
             self._observer = None
+        if observer.operations is not None:
+            observer.operations.begin(self.step, wanted=False)
         observer.detach()
         self._scalers.release()
         _live.discard(self)
@@ -184,6 +207,42 @@ class Recorder:
             self._write_meta(observer.ledger, modules=True)
         except Exception as error:  # noqa: BLE001
             self.failed("finishing the run folder", error)
+
+    def adopt(self, models: Mapping[str, Adopted], optimizers: Sequence[Optimizer]) -> None:
+        """Watch further models and optimizers from now on, in the midst of a training.
+
+        Args:
+            models: By the prefix of their names; each the model and what is wrapped around it.
+            optimizers: Optimizers that are not watched yet.
+        """
+        observer = self._observer
+        if observer is None:
+            return
+        try:
+            for prefix, (model, wrapper) in models.items():
+                self._subjects.adopt(prefix, model, wrapper)
+            for optimizer in optimizers:
+                self._counts[id(optimizer)] = self.step
+            self._optimizers.extend(optimizers)
+            self._scalers.adopt(optimizers)
+            self._looked_for_scalers = False
+            observer.adopt([model for model, _ in models.values()], optimizers)
+        except Exception as error:  # noqa: BLE001 - whatever it is, training goes on
+            self.failed("watching another model", error)
+
+    def name_models(self, names: Mapping[int, str]) -> None:
+        """Note what a script calls its models: names by ``id`` of the model."""
+        self._subjects.name_models(names)
+
+    def enter(self, module: torch.nn.Module) -> None:
+        """Let calls of a part of a model count as forward passes: its loop calls it alone."""
+        if self._observer is not None:
+            self._observer.enter(module)
+
+    def call_began(self, module: torch.nn.Module, args: Any) -> None:
+        """A module is being called, and the hook that would tell of it came too late."""
+        if self._observer is not None:
+            self._observer.before_forward(module, args)
 
     # -- the course of training (called by the observer) -------------------------------------------
 
@@ -244,6 +303,7 @@ class Recorder:
         if observer is None:
             return
         self._ending = False
+        self._end_operations(observer)
         try:
             if observer.recording:
                 if not self._optimizers or self.steps_recorded == 0:
@@ -264,15 +324,41 @@ class Recorder:
         self.step += 1
         self._begin_step()
 
+    def _watch_operations(self) -> OperationWatch | None:
+        """What records operations, unless nobody wants them, or a compiler has taken them over."""
+        if self._operations == 0:
+            return None
+        compiled = [n.name for n in self._subjects.modules.values() if n.reason is not None]
+        if compiled:
+            self._operation_reason = "the model is compiled: record the eager one"
+            return None
+        names = self._subjects.names
+        return OperationWatch(names, names, self._rank, self.failed)
+
+    def _end_operations(self, observer: Observer) -> None:
+        """Write the operations of the step, if they were recorded."""
+        watch = observer.operations
+        if watch is None or not watch.wanted:
+            return
+        try:
+            found = watch.end()
+            if any(o.phase == "backward" for o in found) and self._writer is not None:
+                self._writer.append_operations(encode_operations(found))
+                self._operation_steps.append(self.step)
+        except Exception as error:  # noqa: BLE001 - training goes on, and so does the recording
+            self.failed("writing operations", error)
+
     def _begin_step(self) -> None:
         self._backwards = set()
         self._begun_forwards = 0
         self._scale, self._skipped = 1.0, False
         if self._observer is not None:
             wanted = self._cadence.records(self.step, self.steps_recorded)
-            self._observer.begin_step(
-                self.step, wanted and self._observer.active, self._accumulating
-            )
+            wanted = wanted and self._observer.active
+            self._observer.begin_step(self.step, wanted, self._accumulating)
+            if self._observer.operations is not None:
+                due = planned(self._operations, len(self._operation_steps), self.step)
+                self._observer.operations.begin(self.step, wanted and due)
 
     # -- trouble -----------------------------------------------------------------------------------
 
@@ -317,7 +403,7 @@ class Recorder:
                 "rank": self._rank,
                 "world_size": self._world,
                 "argv": environment.arguments(),
-                "script": None,
+                "script": self._script,
                 "device": environment.device(roots[0]),
                 "versions": environment.versions(),
                 "seeds": {"torch": torch.initial_seed()},
@@ -337,6 +423,10 @@ class Recorder:
                 "steps_seen": self.step,
                 "steps_recorded": self.steps_recorded,
                 "rows": ledger.rows_written if ledger is not None else 0,
+                "operations": {
+                    "steps": self._operation_steps,
+                    "reason": self._operation_reason,
+                },
                 "coverage": self._subjects.coverage(),
                 "failures": self.failures,
                 "verdict": None,
@@ -354,6 +444,8 @@ def _silence_child() -> None:
         recorder._observer = None
         if observer is not None:
             observer.active = observer.recording = False
+            if observer.operations is not None:
+                observer.operations.silence()
 
 
 if hasattr(os, "register_at_fork"):

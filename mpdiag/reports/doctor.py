@@ -1,4 +1,4 @@
-"""What is installed here, and what that means for recording and training.
+"""What is installed here, and what that means for recording and training in mixed precision.
 
 The packages that can fail to load although they are installed (a wrong CUDA library, a Numba too
 old for this NumPy) are imported for real; of the others, the version is looked up.
@@ -17,6 +17,10 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from mpdiag.tensorcores import abilities as able
+from mpdiag.tensorcores import cpu
+from mpdiag.tensorcores import devices as nvml
+from mpdiag.tensorcores.flags import Flag, read_flags
 from mpdiag.version import __version__
 
 if TYPE_CHECKING:
@@ -72,6 +76,10 @@ class Environment:
         cuda: CUDA version torch was built with; None for a build without.
         devices: CUDA devices that torch can use.
         problems: What is missing or broken.
+        cudnn: cuDNN's version; None without.
+        gpus: What NVML says of every NVIDIA GPU.
+        abilities: What each device can do with each format.
+        flags: Settings that decide what runs on Tensor Cores.
     """
 
     mpdiag: str
@@ -84,10 +92,15 @@ class Environment:
     cuda: str | None
     devices: tuple[Device, ...]
     problems: tuple[Problem, ...]
+    cudnn: str | None = None
+    gpus: tuple[nvml.DeviceFacts, ...] = ()
+    abilities: tuple[able.Ability, ...] = ()
+    flags: tuple[Flag, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """The same as a JSON document."""
-        return {"schema_version": SCHEMA_VERSION, **asdict(self)}
+        document = {"schema_version": SCHEMA_VERSION, **asdict(self)}
+        return document | {"gpus": [gpu.to_json() for gpu in self.gpus]}
 
 
 def examine() -> Environment:
@@ -108,11 +121,12 @@ def examine() -> Environment:
                 fix = f"pip install --force-reinstall {name}"
                 problems.append(Problem(f"{name} does not load: {reason}", fix))
     torch = loaded.get("torch")
-    devices = _devices(torch) if torch else ()
-    if torch and torch.version.cuda and not devices:
+    found = _devices(torch) if torch else ()
+    seen = nvml.look()
+    if torch and torch.version.cuda and not found:
         message = f"this torch was built for CUDA {torch.version.cuda}, but finds no device"
         problems.append(Problem(message, "check the driver with nvidia-smi; the CPU works"))
-    if devices and packages["triton"] is None:
+    if found and packages["triton"] is None:
         fix = "pip install triton; plain torch counts meanwhile, in several passes"
         problems.append(Problem("there is a CUDA device, but triton is not installed", fix))
     return Environment(
@@ -124,9 +138,56 @@ def examine() -> Environment:
         cpu_capability=torch.backends.cpu.get_cpu_capability() if torch else None,
         packages=packages,
         cuda=torch.version.cuda if torch else None,
-        devices=devices,
-        problems=tuple(problems),
+        devices=found,
+        problems=(*problems, *_held_back(seen)),
+        cudnn=_cudnn(torch),
+        gpus=seen.devices,
+        abilities=_abilities(torch, found, seen),
+        flags=read_flags(torch) if torch else (),
     )
+
+
+def _held_back(seen: nvml.Look) -> tuple[Problem, ...]:
+    """What slows a GPU down right now."""
+    return tuple(
+        Problem(f"{gpu.name}: {reason}", "see nvidia-smi -q -d PERFORMANCE,POWER,TEMPERATURE")
+        for gpu in seen.devices
+        for reason in gpu.throttling
+    )
+
+
+def _cudnn(torch: Any) -> str | None:
+    number = torch.backends.cudnn.version() if torch else None
+    numbers = able.version(number)
+    return None if numbers is None else ".".join(map(str, numbers))
+
+
+def _abilities(torch: Any, found: tuple[Device, ...], seen: nvml.Look) -> tuple[able.Ability, ...]:
+    """Of every GPU torch can use, else of the CPU."""
+    if torch is None:
+        return ()
+    if not found:
+        facts = cpu.cpu_facts(cpu.NO_LOG)
+        return able.cpu_abilities(
+            facts.name, has_amx=facts.has_amx, has_avx512_bf16=facts.has_avx512_bf16
+        )
+    driver = seen.devices[0].driver if seen.devices else None
+    software = able.Software(
+        cuda=able.version(torch.version.cuda),
+        cudnn=able.version(_cudnn(torch)),
+        driver=able.version(driver),
+    )
+    kinds = {(d.name, d.capability) for d in found}  # eight of a kind need saying once
+    return tuple(
+        ability
+        for name, capability in sorted(kinds)
+        for ability in able.gpu_abilities(nvml.DeviceFacts(name, _pair(capability)), software)
+    )
+
+
+def _pair(capability: str) -> tuple[int, int]:
+    major, _, minor = capability.partition(".")
+    return int(major), int(minor)
 
 
 def environment_text(environment: Environment) -> RenderableType:
@@ -149,7 +210,54 @@ def environment_text(environment: Environment) -> RenderableType:
     problems = [
         Text.assemble(("problem: ", "bold yellow"), f"{p.message}: {p.fix}") for p in e.problems
     ]
-    return Group(*problems, facts)
+    return Group(*problems, facts, *_gpu_lines(e), *_tables(e))
+
+
+def _gpu_lines(e: Environment) -> list[RenderableType]:
+    """Clocks, power and driver of each GPU, as NVML tells them."""
+    lines = []
+    for gpu in e.gpus:
+        parts = [f"driver {gpu.driver}" if gpu.driver else ""]
+        if gpu.clock_mhz is not None and gpu.max_clock_mhz is not None:
+            parts.append(f"{gpu.clock_mhz} of {gpu.max_clock_mhz} MHz")
+        if gpu.power_watts is not None and gpu.power_limit_watts is not None:
+            parts.append(f"{gpu.power_watts:.0f} of {gpu.power_limit_watts:.0f} W")
+        if gpu.temperature is not None:
+            parts.append(f"{gpu.temperature} °C")
+        if gpu.clocks_fixed:
+            parts.append("clocks set by hand")
+        if gpu.mig:
+            parts.append("cut into slices (MIG)")
+        if gpu.peaks is None:
+            parts.append("peak rates not known: no roofline")
+        lines.append(Text(f"{gpu.name}: {', '.join(p for p in parts if p)}"))
+    return list(lines)
+
+
+def _tables(e: Environment) -> list[RenderableType]:
+    """Formats and settings."""
+    tables: list[RenderableType] = []
+    if e.abilities:
+        title = "What this machine can do with each format"
+        if not e.devices:
+            title += " (no GPU: Tensor Cores cannot be used or verified here)"
+        table = Table(title=title, title_justify="left")
+        for column in ("device", "format", "where", "why", "Tensor Cores need"):
+            table.add_column(column)
+        for a in e.abilities:
+            table.add_row(Text(a.device), a.format.upper(), a.how, a.reason, a.needs)
+        tables += [Text(""), table]
+    if e.flags:
+        title = "Settings that decide (torch's defaults and the environment)"
+        table = Table(title=title, title_justify="left")
+        for column in ("setting", "value", "what that does", "better"):
+            table.add_column(column, overflow="fold")
+        for flag in e.flags:
+            table.add_row(
+                flag.name.removeprefix("torch.backends."), flag.value, flag.meaning, flag.advice
+            )
+        tables += [Text(""), table]
+    return tables
 
 
 def _installed(name: str) -> str | None:

@@ -46,6 +46,12 @@ def name_next(command: str) -> None:
     _Terminal(stderr=True).print(Text.assemble(("next: ", "dim"), command), soft_wrap=True)
 
 
+def remark(message: str) -> None:
+    """Print something worth knowing on stderr, in one line."""
+    line = " ".join(message.splitlines())
+    _Terminal(stderr=True).print(Text.assemble(("note: ", "yellow"), line), soft_wrap=True)
+
+
 def complain(message: str) -> None:
     """Print an error on stderr, in one line; what it quotes is never taken for markup."""
     line = " ".join(message.splitlines())

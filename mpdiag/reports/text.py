@@ -24,8 +24,10 @@ if TYPE_CHECKING:
     from mpdiag.analysis.analyzer import Analysis
     from mpdiag.analysis.replay import Replay
     from mpdiag.analysis.story import LayerStory
+    from mpdiag.plan import PrecisionPlan
 
 TOP = 8
+SHOWN_SHAPES = 10
 _COLOURS = {"error": "bold red", "warning": "yellow", "info": "cyan"}
 
 
@@ -38,10 +40,35 @@ def analysis_text(analysis: Analysis) -> RenderableType:
     if analysis.findings:
         parts += [*_findings(analysis), Text("")]
     parts += [_deciding_layers(analysis), Text(""), *_gradients(analysis), Text("")]
-    if analysis.plan.fp32_operations:
+    if analysis.operations:
+        parts += [_proven(analysis), Text("")]
+    elif analysis.plan.fp32_operations:
         parts += [_operations(analysis), Text("")]
     parts.append(_formats(analysis))
+    if analysis.plan.shapes:
+        parts += [Text(""), shapes_table(analysis.plan)]
     return Group(*parts)
+
+
+def shapes_table(plan: PrecisionPlan) -> RenderableType:
+    """The sizes to pad so that Tensor Cores run well, those of the most work first."""
+    table = Table(title="Shapes to pad for Tensor Cores", title_justify="left")
+    table.add_column("module")
+    table.add_column("dimension")
+    table.add_column("size", justify="right")
+    table.add_column("of the work", justify="right")
+    table.add_column("why")
+    for advice in plan.shapes[:SHOWN_SHAPES]:
+        table.add_row(
+            escape(_name(advice.module)),
+            advice.dimension,
+            f"{advice.size} → {advice.padded}",
+            _percent(float(advice.evidence.get("share_of_flops") or 0.0)),
+            escape(advice.reason),
+        )
+    if len(plan.shapes) > SHOWN_SHAPES:
+        table.caption = f"and {len(plan.shapes) - SHOWN_SHAPES} more in the plan (--json)"
+    return table
 
 
 def after_analysis(analysis: Analysis, run: Path) -> str:
@@ -81,7 +108,7 @@ def _facts(analysis: Analysis) -> Table:
         f"expected overflow {_percent(scale.predicted_overflow_rate)} of steps",
     )
     grid.add_row("Master weights", escape(plan.master_weights.reason))
-    grid.add_row("Stay in FP32", f"{len(plan.fp32_operations)} modules")
+    grid.add_row("Stay in FP32", _kept(analysis))
     return grid
 
 
@@ -133,6 +160,36 @@ def _gradients(analysis: Analysis) -> list[RenderableType]:
     fmt = FP16 if analysis.target.bits == 8 else analysis.target
     drawing = draw_histogram(gradients.histograms.merged(), fmt, scale)
     return [title, drawing]
+
+
+def _kept(analysis: Analysis) -> str:
+    plan = analysis.plan
+    if not analysis.run.meta.get("operations", {}).get("steps"):
+        return f"{len(plan.fp32_operations)} modules"
+    proven = [c for c in plan.fp32_operations if not c.evidence.get("policy")]
+    covered = len(plan.fp32_operations) - len(proven)
+    more = f", and {covered} that the operation policy covers" if covered else ""
+    return f"{len(proven)} operations or modules{more}" if proven or covered else "none by need"
+
+
+def _proven(analysis: Analysis) -> RenderableType:
+    table = Table(title="Need FP32, by their numbers", title_justify="left", title_style="bold")
+    table.add_column("operation")
+    table.add_column("where")
+    table.add_column("why, and what happens without it")
+    table.add_column("bytes", justify="right")
+    table.add_column("FLOPs", justify="right")
+    for f in analysis.operations:
+        covered = " (the policy covers it)" if f.covered else ""
+        table.add_row(
+            escape(f.op),
+            escape(f"{f.module or '(outside)'}\n{f.where}"),
+            escape(f"{f.reason}; {f.without}{covered}\n→ {f.fix}"),
+            _percent(f.bytes_share),
+            _percent(f.flops_share),
+        )
+    table.caption = "bytes, FLOPs: share of the step's operations, backward included"
+    return table
 
 
 def _operations(analysis: Analysis) -> RenderableType:

@@ -43,7 +43,7 @@ _EXACT_NATIVELY = frozenset(
     leaky_relu leaky_relu_ leaky_relu_backward scatter select_backward select_scatter set_ sign
     slice_backward slice_scatter sort stack threshold_backward topk tril triu uniform_ where
     zero_ zeros_like _local_scalar_dense record_stream _pin_memory resize_ unbind_copy
-    as_strided_scatter lift_fresh transpose_ t_ squeeze_ unsqueeze_ as_strided_
+    as_strided_scatter lift_fresh t_ transpose_ squeeze_ unsqueeze_ as_strided_ detach_
     """.split()
 )
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 import time
 import warnings
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from mpdiag import environment
 from mpdiag.errors import MpdiagError
+from mpdiag.places import place
 from mpdiag.runs import META, SCHEMA_VERSION, atomic_path, now, open_run, write_json
 from mpdiag.training_log import LogWriter, Metric, TrainingStep
 
@@ -39,7 +39,7 @@ class Journal:
         backend: str,
         wrapped: Wrapped,
     ) -> None:
-        self.folder = Path(folder)
+        self.folder = place(folder).absolute()  # the program may change its working folder
         self._log = LogWriter(self.folder)
         self._device = next((p.device for m in wrapped.models for p in m.parameters()), None)
         self._last: float | None = None

@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mpdiag.errors import TrainingDiverged, UsageError
 from mpdiag.training import arguments, gradients, policy, ranks, skips
@@ -24,7 +24,6 @@ from mpdiag.training.steps import NonFinite, StepResult
 from mpdiag.training.transaction import Transaction
 
 if TYPE_CHECKING:
-    from torch import nn
     from torch.optim import Optimizer
 
     from mpdiag.plan import PrecisionPlan
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from mpdiag.training.emulation import Emulation
     from mpdiag.training.journal import Journal
     from mpdiag.training.levels import Precision
+    from mpdiag.training.tensor_cores import TensorCoreCheck, TensorCoreUse
     from mpdiag.training.wrapping import Wrapped
 
 Regularizer = Callable[[Mapping[str, Tensor]], Tensor]
@@ -74,6 +74,12 @@ class Stepping:
         self._root: Any = None  # the grad_fn of the last loss, to tell backward's order
         self._in_a_row = 0
         self._watch = DriftWatch(plan)
+        self._check: TensorCoreCheck | None = None
+
+    @property
+    def tensor_cores(self) -> TensorCoreUse | None:
+        """Whether Tensor Cores are in use; None before a few steps have passed, and off a GPU."""
+        return None if self._check is None else self._check.use
 
     @property
     def alarms(self) -> tuple[Alarm, ...]:
@@ -169,7 +175,19 @@ class Stepping:
         self._regularizers.append(function)
 
     def apply_reduction(self, model: nn.Module) -> None:
-        """Reduce the gradients of a model that was wrapped in DDP only now as the plan says."""
+        """Reduce the gradients of a model that was wrapped in DDP only now as the plan says.
+
+        Where weights are cast (O2, O3) a model must be given before DDP wraps it; models that come
+        inside DDP are reduced by the plan from the start.
+
+        Raises:
+            UsageError: If it is no DDP model.
+        """
+        if not isinstance(model, nn.parallel.DistributedDataParallel):
+            message = (
+                f"apply_reduction() wants a DistributedDataParallel, not {type(model).__name__}"
+            )
+            raise UsageError(message)
         ranks.apply_reduction([model], self.plan.reduction)
 
     # -- the step ----------------------------------------------------------------------------------
@@ -242,7 +260,8 @@ class Stepping:
             raise UsageError(message)
         wants_maximum = hasattr(self._scaler, "quantile")
         sweep = gradients.sweep(found, self._wrapped.buffers.changed(), absmax=wants_maximum)
-        finite, bad_ranks = ranks.agree(sweep.finite, scale, self._device, self._group)
+        finite = sweep.finite and not self._spoiled(chosen)
+        finite, bad_ranks = ranks.agree(finite, scale, self._device, self._group)
         norm, absmax = sweep.norm / factors, sweep.absmax / factors
         value = None if loss is None else float(loss.detach())
         if not finite:
@@ -265,6 +284,10 @@ class Stepping:
         seen = min(absmax, 65504.0 / scale) if wants_maximum else 0.0
         self._scaler = self._scaler.adjust(seen)
         return self._taken(scale, value, norm)
+
+    def _spoiled(self, _chosen: Sequence[Optimizer]) -> bool:
+        """Whether gradients were not finite at some time since the last step."""
+        return False
 
     def _taken(self, scale: float, loss: float | None, norm: float) -> StepResult:
         return StepResult(
@@ -342,16 +365,23 @@ class Stepping:
         return None
 
     def _finish(self, chosen: Sequence[Optimizer], result: StepResult) -> None:
-        """Clear gradients and count."""
+        """Clear gradients and count the step."""
         for one in chosen:
             one.zero_grad()
             self._pending.pop(id(one), None)
             self._unscaled.discard(id(one))
+        self._count(chosen, result)
+
+    def _count(self, chosen: Sequence[Optimizer], result: StepResult) -> None:
+        """Count a step, write it down, and end training after too many skips."""
         self._wrapped.fresh = True
         self._root = None
         self.steps += 1
         if self.journal is not None:
             self.journal.note_step(result)
+        use = None if self._check is None else self._check.after_step(self.steps)
+        if use is not None and self.journal is not None:
+            self.journal.note(use.to_json())
         self._alarm(self._watch.note_skip(result.step, result.skipped))
         if not result.skipped:
             self._in_a_row = 0
@@ -430,6 +460,7 @@ class Stepping:
         def evaluate() -> float:
             # The optimizer has moved its masters; the model must see them.
             wrapped.masters.give_weights(parameters_of(optimizer))
+            torch.clear_autocast_cache()
             optimizer.zero_grad()
             loss = closure()
             self.backward(loss)

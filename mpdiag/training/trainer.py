@@ -28,6 +28,7 @@ from mpdiag.training.emulation import Emulation
 from mpdiag.training.journal import Journal
 from mpdiag.training.masters import refuse_low_precision
 from mpdiag.training.stepping import Stepping
+from mpdiag.training.tensor_cores import check_for
 from mpdiag.training.wrapping import Wrapped
 
 if TYPE_CHECKING:
@@ -68,6 +69,9 @@ class MixedPrecision(Stepping):
             wherever they occur (level O1).
         max_skips: So many steps skipped in a row end training with ``TrainingDiverged``.
         process_group: The ranks that must agree; default: all.
+        check_tensor_cores: After the first steps on a GPU, profile one and log whether Tensor Cores
+            are in use, with the cause if not; the answer is ``tensor_cores``.
+        names: What the models' names begin with in the plan, one for each model; default: nothing.
 
     Raises:
         UsageError: If an argument makes no sense, a model is not FP32, or another live
@@ -93,6 +97,8 @@ class MixedPrecision(Stepping):
         low_operations: Sequence[str] = (),
         max_skips: int = 8,
         process_group: Any = None,
+        check_tensor_cores: bool = True,
+        names: Sequence[str] = (),
     ) -> None:
         self.plan = plan if isinstance(plan, PrecisionPlan) else PrecisionPlan.load(plan)
         models = arguments.listed(model, nn.Module, "model")
@@ -114,7 +120,7 @@ class MixedPrecision(Stepping):
         refuse_low_precision(models)
         device = arguments.device_of(models)
         self.backend = arguments.choose_backend(backend, precision, device, models)
-        wrapped = Wrapped(models, optimizers, precision, device.type)
+        wrapped = Wrapped(models, optimizers, precision, device.type, names)
         try:
             wrapped.apply(self.plan, fp32_modules, overrides)
             ranks.apply_reduction(models, self.plan.reduction)
@@ -135,6 +141,9 @@ class MixedPrecision(Stepping):
             group=process_group,
             journal=journal,
         )
+        if check_tensor_cores and precision.level != "O0":
+            native = self.backend == "native"
+            self._check = check_for(models[0], device, native=native, rank=ranks.rank())
         self._release = weakref.finalize(self, _give_back, wrapped, journal)
         for held in models:
             _live[held] = weakref.ref(self)
@@ -147,6 +156,8 @@ class MixedPrecision(Stepping):
             holder = _live.get(model)
             if holder is not None and holder() is self:
                 del _live[model]
+        if self._check is not None:
+            self._check.close()
         self._release()
 
     def __enter__(self) -> MixedPrecision:  # noqa: PYI034 - typing.Self is Python 3.11's

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from mpdiag.errors import UsageError
+from mpdiag.precision_lists import CALLED_AS, LISTS
 from mpdiag.training import islands, masters, policy
 from mpdiag.training.buffers import BufferGuard
 from mpdiag.training.masters import Masters
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from mpdiag.plan import Fp32Choice, PrecisionPlan
+    from mpdiag.precision_lists import Rule
     from mpdiag.training.levels import Precision
 
 NORMALISATIONS = ("BatchNorm", "SyncBatchNorm", "InstanceNorm")
@@ -44,7 +46,9 @@ class Wrapped:
         optimizers: Sequence[Optimizer],
         precision: Precision,
         device_type: str,
+        names: Sequence[str] = (),
     ) -> None:
+        self._prefixes = list(names) or [""] * len(models)
         self.models = list(models)
         self.optimizers = list(optimizers)
         self.precision = precision
@@ -57,7 +61,7 @@ class Wrapped:
         self._undo: list[Callable[[], Any]] = []
 
     def apply(
-        self, plan: PrecisionPlan, fp32_modules: Sequence[str], overrides: dict[str, policy.Rule]
+        self, plan: PrecisionPlan, fp32_modules: Sequence[str], overrides: dict[str, Rule]
     ) -> None:
         """Place every hook and cast; ``release`` undoes it.
 
@@ -65,7 +69,7 @@ class Wrapped:
             UsageError: If a module or an operation is named that does not exist.
         """
         self.policy.overrides = overrides
-        names = {n: m for model in self.models for n, m in _named_modules(model)}
+        names = names_in(self._prefixes, self.models)
         whole = {name: _find(names, name) for name in fp32_modules}
         inner: dict[str, set[str]] = {}
         for choice in plan.fp32_modules:
@@ -81,6 +85,7 @@ class Wrapped:
             self._cast(frozenset(whole.values()))
         if self.precision.operation_casts:
             policy.install(self.device_type, self._uncommon(inner, overrides))
+            self._keep_outside(names, frozenset(inner.pop("", ())))
             for name, operations in inner.items():
                 module = _find(names, name)
                 self._hooks(
@@ -106,18 +111,25 @@ class Wrapped:
             whole[choice.module] = module
         elif self.precision.operation_casts:
             name = operation or policy.operation_named(choice.op)
-            inner.setdefault(choice.module, set()).add(name)
-        else:  # nothing casts by operation at this level
+            inner.setdefault(choice.module, set()).update(CALLED_AS.get(name, (name,)))
+        elif choice.module:  # nothing casts by operation at this level
             whole[choice.module] = module
 
-    def _uncommon(
-        self, inner: dict[str, set[str]], overrides: dict[str, policy.Rule]
-    ) -> frozenset[str]:
+    def _keep_outside(self, names: dict[str, nn.Module], operations: frozenset[str]) -> None:
+        """FP32 for operations in a model's own code and around it, but not in its submodules."""
+        if not operations:
+            return
+        self.policy.outside = operations
+        roots = {id(_find(names, ""))}
+        for module in {id(m): m for m in names.values() if id(m) not in roots}.values():
+            self._hooks(islands.count_depth(module, self.policy, self.switch))
+
+    def _uncommon(self, inner: dict[str, set[str]], overrides: dict[str, Rule]) -> frozenset[str]:
         """Operations that need kernels of ours on any device: those the lists treat otherwise."""
-        wanted: dict[str, policy.Rule] = dict(overrides)
+        wanted: dict[str, Rule] = dict(overrides)
         for operations in inner.values():
             wanted.update(dict.fromkeys(operations, "fp32"))
-        return frozenset(op for op, rule in wanted.items() if policy.LISTS.get(op) != rule)
+        return frozenset(op for op, rule in wanted.items() if LISTS.get(op) != rule)
 
     def _cast(self, fp32: frozenset[nn.Module]) -> None:
         precision = self.precision
@@ -193,6 +205,15 @@ def _widen(
         now = module._buffers.get(name)
         if before is not None and now is not None and now.dtype in low:
             module._buffers[name] = now.to(before.dtype)
+
+
+def names_in(prefixes: Sequence[str], models: Sequence[nn.Module]) -> dict[str, nn.Module]:
+    """Every module of some models by the name a plan gives it."""
+    return {
+        f"{prefix}.{name}" if prefix and name else prefix or name: module
+        for prefix, model in zip(prefixes, models, strict=True)
+        for name, module in _named_modules(model)
+    }
 
 
 def _named_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:

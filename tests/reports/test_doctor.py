@@ -11,6 +11,7 @@ import torch
 from rich.console import Console
 
 from mpdiag.reports import doctor
+from mpdiag.tensorcores.devices import DeviceFacts, Look
 
 
 def as_text(environment):
@@ -75,3 +76,34 @@ def test_a_real_gpu():
     device = doctor.examine().devices[0]
     assert device.name == torch.cuda.get_device_name(0)
     assert device.capability == "{}.{}".format(*torch.cuda.get_device_capability(0))
+
+
+# -- mixed precision -------------------------------------------------------------------------------
+
+
+def test_a_machine_without_a_gpu_is_honest(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    found = doctor.examine()
+    how = {a.format: a.how for a in found.abilities}
+    assert how["fp16"] == "emulated"
+    assert how["tf32"] == how["fp8"] == "no"
+    assert how["bf16"] in {"matrix unit", "vector unit", "emulated"}
+    assert "no GPU: Tensor Cores cannot be used or verified here" in as_text(found)
+    document = json.loads(json.dumps(found.to_json(), allow_nan=False))
+    assert (document["gpus"], len(document["abilities"])) == ([], 5)
+
+
+def test_a_gpu_is_told_format_by_format(monkeypatch):
+    facts = SimpleNamespace(name="NVIDIA A100-SXM4-40GB", major=8, minor=0, total_memory=2**35)
+    gpu = DeviceFacts(facts.name, (8, 0), driver="550.54", throttling=("too hot",), power_watts=1.0)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: facts)
+    monkeypatch.setattr(doctor.nvml, "look", lambda: Look((gpu,)))
+    found = doctor.examine()
+    how = {a.format: a.how for a in found.abilities}
+    assert how == dict.fromkeys(("fp16", "bf16", "tf32", "int8"), "tensor cores") | {"fp8": "no"}
+    assert any(p.message == f"{facts.name}: too hot" for p in found.problems)
+    assert "driver 550.54" in as_text(found)
+    assert "no GPU" not in as_text(found)
+    assert found.to_json()["gpus"][0]["generation"] == "ampere"

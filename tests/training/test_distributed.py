@@ -162,6 +162,19 @@ def test_gradients_are_reduced_in_the_plans_dtype_divided_before_the_sum():
             mp = mpdiag.MixedPrecision(
                 net, torch.optim.SGD(net.parameters(), 1e-5), plan(reduction, 1.0), level=level,
             )
+            return gradient_of(net, mp)
+
+        def wrapped_later(reduction):
+            torch.manual_seed(0)
+            net = nn.Linear(1, 1, bias=False)
+            mp = mpdiag.MixedPrecision(
+                net, torch.optim.SGD(net.parameters(), 1e-5), plan(reduction, 1.0), level=level,
+            )
+            net = nn.parallel.DistributedDataParallel(net)
+            mp.apply_reduction(net)
+            return gradient_of(net, mp)
+
+        def gradient_of(net, mp):
             loss = net(torch.full((1, 1), 40000.0 + 10 * rank)).sum()
             mp.backward(loss)
             gradient = net.module.weight.grad.item()
@@ -172,13 +185,14 @@ def test_gradients_are_reduced_in_the_plans_dtype_divided_before_the_sum():
         print(result(ReductionPlan("fp32")))
         print(result(ReductionPlan("fp16", pre_divide=True)))
         print(result(ReductionPlan("fp16", pre_divide=False)))
+        print(wrapped_later(ReductionPlan("fp16", pre_divide=False)))
         """,
         "O0",
     )
-    plain, fp32, divided, summed = (float(line) for line in outputs[0].split())
+    plain, fp32, divided, summed, later = (float(line) for line in outputs[0].split())
     assert plain == fp32 == 40005.0
     assert abs(divided - 40005.0) <= 16
-    assert summed == float("inf")
+    assert summed == later == float("inf")
 
 
 @pytest.mark.parametrize("level", ["O0", "O1"])

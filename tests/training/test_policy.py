@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import os
+import threading
 
 import pytest
 import torch
@@ -269,3 +271,51 @@ def test_weights_are_cast_anew_when_an_optimizer_steps_inside_autocast():
         before = model(full(1, 4))
         mp.step(before.float().sum())
         assert not torch.equal(model(full(1, 4)), before)
+
+
+def test_two_threads_follow_their_own_policies():
+    """Each enters autocast before the other has left it."""
+    entered, seen = threading.Barrier(2, timeout=30), {}
+
+    def train(name, operations):
+        model = nn.Linear(4, 4)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        with mpdiag.MixedPrecision(
+            model, optimizer, constant(), level="O1", dtype="bf16", fp32_operations=operations
+        ) as mp:
+            entered.wait()
+            with mp.autocast():
+                entered.wait()
+                seen[name] = model(torch.randn(2, 4)).dtype
+                entered.wait()
+
+    threads = [
+        threading.Thread(target=train, args=words) for words in [("low", ()), ("wide", ("linear",))]
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert seen == {"low": torch.bfloat16, "wide": torch.float32}
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
+@pytest.mark.filterwarnings("ignore:This process.*is multi-threaded:DeprecationWarning")
+def test_a_forked_child_follows_the_policy_too():
+    model = nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with (
+        mpdiag.MixedPrecision(
+            model, optimizer, constant(), level="O1", dtype="bf16", fp32_operations=["linear"]
+        ) as mp,
+        mp.autocast(),
+    ):
+        assert model(torch.ones(2, 4)).dtype == torch.float32
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                code = 0 if model(torch.ones(2, 4)).dtype == torch.float32 else 2
+            finally:
+                os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

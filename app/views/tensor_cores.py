@@ -1,0 +1,55 @@
+"""What a profile says: which kernels ran on Tensor Cores, what kept others off, what a fix wins."""
+
+from __future__ import annotations
+
+import kit
+import streamlit as st
+
+from mpdiag.errors import RunNotFound
+from mpdiag.reports import pictures
+from mpdiag.reports.frames import tensorcores
+from mpdiag.reports.words import in_markdown, layer_name, percent
+
+chosen = kit.current()
+kit.heading("Tensor Cores", chosen)
+run = str(chosen.folder)
+try:
+    profile = tensorcores.read_profile(kit.opened(chosen).folder)
+except RunNotFound:
+    st.info(
+        "This run has no profile yet. Write one into its folder, on a machine with a GPU or from a "
+        "trace, and it shows here:"
+    )
+    st.code(f"mpdiag profile TRACE --json > {run}/profile.json", language="bash")
+    st.stop()
+
+cells = st.columns(4)
+for cell, (label, value) in zip(cells, tensorcores.headline(profile), strict=True):
+    cell.metric(label, percent(value), border=True)
+kit.show(pictures.verdicts(run, profile))
+
+st.subheader("What would a fix win?", anchor=False)
+operations = tensorcores.operation_frame(profile)
+fixable = tensorcores.fixable(operations)
+if fixable.empty:
+    st.markdown("No operation has a known cause that keeps it off the Tensor Cores.")
+else:
+    st.caption("Tick fixes: the bound is Amdahl's, the most that everything could become faster.")
+    edited = st.data_editor(
+        fixable.assign(fixed=False),
+        hide_index=True,
+        disabled=[c for c in fixable.columns if c != "fixed"],
+        column_order=["fixed", "module", "op", "m", "n", "k", "padded", "cause", "fix", "time_us"],
+        key="fixes",
+    )
+    bound = tensorcores.combined_bound(list(edited.loc[edited["fixed"], "amdahl_bound"]))
+    st.metric("At most faster by", f"{bound:.3g} ×", border=True, width=240)
+
+kit.show(pictures.kernels(run, profile))
+kernels = tensorcores.kernel_frame(profile)
+st.dataframe(kernels, hide_index=True)
+with st.expander(f"All {len(operations)} matrix operations"):
+    st.dataframe(operations, hide_index=True)
+for finding in profile.get("findings", []):
+    st.info(in_markdown(f"{finding.get('message', '')} {finding.get('fix', '')}".strip()))
+st.caption(in_markdown(f"Source: {layer_name(str(profile.get('source') or 'unknown'))}"))

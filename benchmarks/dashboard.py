@@ -1,0 +1,113 @@
+"""How long the dashboard takes: first view of a run, and each interaction afterwards.
+
+    python benchmarks/dashboard.py [--layers 500] [--steps 500]
+
+On the largest sample run, and on a recording of layers × steps made for it (activation gradients,
+weight gradients and updates of each layer at each step). Streamlit's own time to draw in a browser
+is not included; tests/app/test_browser.py has a real one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import resource
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+
+from mpdiag.histogram import ExponentHistogram
+from mpdiag.places import app_folder, sample_runs
+from mpdiag.records import UpdateStack, encode
+from mpdiag.runs import RunWriter
+
+VIEWS = ("runs", "verdict", "gradients", "updates", "operations", "training", "compare")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--layers", type=int, default=500)
+    parser.add_argument("--steps", type=int, default=500)
+    options = parser.parse_args()
+    print(f"{'seconds':>40}  first   again")
+    measure("sample run ssd", sample_runs(), "ssd")
+    with tempfile.TemporaryDirectory() as folder:
+        write(Path(folder) / "large", options.layers, options.steps)
+        measure(f"{options.layers} layers × {options.steps} steps", Path(folder), "large")
+    print(f"memory, at most: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MB")
+
+
+def measure(title: str, folder: Path, run: str) -> None:
+    from streamlit.testing.v1 import AppTest
+
+    os.environ["MPDIAG_RUNS"] = str(folder)
+    test = AppTest.from_file(str(app_folder() / "main.py"), default_timeout=600)
+    test.query_params["run"] = run
+    print(title)
+    for view in VIEWS:
+        first = timed(lambda view=view: test.switch_page(f"views/{view}.py").run())
+        print(f"{view:>40}  {first:5.2f}   {timed(test.run):5.2f}")
+        if view == "gradients":
+            moved = timed(lambda: test.slider(key="scale").set_value(3).run())
+            print(f"{'gradients, slider moved':>40}  {moved:5.2f}")
+        assert not test.exception, test.exception
+
+
+def timed(call: object) -> float:
+    began = time.perf_counter()
+    call()  # type: ignore[operator]
+    return time.perf_counter() - began
+
+
+def write(folder: Path, layers: int, steps: int) -> None:
+    """A recording in which each row's values lie about a power of two of their own."""
+    generator = np.random.default_rng(0)
+    writer = RunWriter(folder)
+    names = [f"blocks.{i // 10}.layers.{i % 10}.projection" for i in range(layers)]
+    kinds = ("activation_grad", "weight_grad", "update")
+    labels = {"kind": np.repeat(kinds, layers), "name": names * 3}
+    rows = 3 * layers
+    plain = {
+        "micro": [-1] * rows,
+        "rank": [0] * rows,
+        "tensors": [1] * rows,
+        "dtype": ["float32"] * rows,
+        "placement": ["local"] * rows,
+        "stage": ["local"] * rows,
+        "scale": [1.0] * rows,
+        "skipped": [False] * rows,
+    }
+    bell = np.exp(-(((np.arange(40) - 20) / 7) ** 2))
+    for step in range(steps):
+        counts = generator.poisson(1000 * bell, (rows, 40))
+        exponents = np.arange(-45, -5, dtype=float)
+        none = np.zeros(rows, np.int64)
+        h = ExponentHistogram(
+            first=-45,
+            counts=counts,
+            sums=counts * 1.4 * np.exp2(exponents),
+            **dict.fromkeys(("zeros", "subnormals", "infs", "nans", "fp16_overflow"), none),
+            absmax=np.full(rows, 2.0**-5),
+            absmin=np.full(rows, 1.1 * 2.0**-45),
+        )
+        ratios = generator.poisson(500 * bell, (layers, 40))
+        changed = ratios.sum(1)
+        facts = np.stack([changed, changed // 9, changed // 2, changed // 50, 0 * changed], 1)
+        updates = UpdateStack(np.arange(2 * layers, rows), facts, -5, ratios)
+        writer.append(encode(h, {**labels, **plain, "step": [step] * rows}, updates))
+    writer.write_modules([{"name": n, "what": "module", "type": "Linear"} for n in names])
+    writer.write_meta(
+        {
+            "state": "complete",
+            "created": "2026-01-01T00:00:00+00:00",
+            "model": {"type": "Large", "parameters": 1000 * layers},
+            "steps_seen": steps,
+            "steps_recorded": steps,
+        }
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,62 @@
+"""``mpdiag dashboard``: serve the Streamlit app in ``app/`` to this machine alone."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from importlib.util import find_spec
+from typing import TYPE_CHECKING
+
+from mpdiag.bundled import app_folder, sample_runs
+from mpdiag.errors import UsageError
+from mpdiag.runs import META, list_runs
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FOLDER_VARIABLE = "MPDIAG_RUNS"
+"""The environment variable by which the app is told its folder."""
+
+
+def serve(folder: Path | None, port: int, *, browser: bool = True) -> int:
+    """Run the dashboard until it is stopped.
+
+    Args:
+        folder: A folder of runs, or one run; default: the sample runs.
+        port: Where it listens, on localhost.
+        browser: Open it in a browser.
+
+    Returns:
+        The exit code of the server.
+
+    Raises:
+        UsageError: If Streamlit is not installed.
+        RunNotFound: If there is no such folder.
+    """
+    if find_spec("streamlit") is None:
+        message = (
+            "the dashboard needs Streamlit and Python 3.11 or newer: pip install 'mpdiag[app]'"
+        )
+        raise UsageError(message)
+    runs = sample_runs() if folder is None else folder
+    if not (runs / META).is_file():
+        list_runs(runs)  # or say that there is no such folder
+    environment = {**os.environ, FOLDER_VARIABLE: str(runs)}
+    return subprocess.call(server_command(port, browser=browser), env=environment)
+
+
+def server_command(port: int, *, browser: bool) -> list[str]:
+    """The command that serves the app; what must hold wherever it starts is said here."""
+    options = {
+        "server.address": "localhost",
+        "server.port": port,
+        "server.headless": not browser,
+        "server.showEmailPrompt": False,
+        "server.fileWatcherType": "none",
+        "browser.gatherUsageStats": False,
+        "client.toolbarMode": "minimal",
+        "client.showErrorDetails": "none",
+    }
+    words = [f"--{name}={str(value).lower()}" for name, value in options.items()]
+    return [sys.executable, "-m", "streamlit", "run", str(app_folder() / "main.py"), *words]

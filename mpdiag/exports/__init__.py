@@ -1,0 +1,1 @@
+"""A plan as the settings of other frameworks: pure functions from a plan to text."""

@@ -1,0 +1,185 @@
+"""What a framework cannot hold of a plan, said in sentences."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mpdiag.formats import format_named
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from mpdiag.plan import Fp32Choice, LossScalePlan, PrecisionPlan
+
+MANY = 12
+"""So many names are written out in a note."""
+
+# What autocast does by itself, by the type of a module: these need no setting in its family.
+_BY_AUTOCAST = (
+    "Softmax LogSoftmax Softmax2d Softmin Softplus LayerNorm GroupNorm RMSNorm BatchNorm "
+    "SyncBatchNorm InstanceNorm"
+).split()
+_DYNAMIC = ("growth_factor", "backoff_factor", "growth_interval", "hysteresis", "bounds")
+
+
+@dataclass(frozen=True)
+class Able:
+    """What a framework can hold.
+
+    Attributes:
+        name: As its makers write it.
+        formats: The formats it trains in, the plain choice first.
+        methods: Of ``constant``, ``backoff`` and ``lognormal``.
+        settings: Of a backoff scale: ``growth_factor``, ``backoff_factor``, ``growth_interval``,
+            ``hysteresis``, ``min_scale``, ``max_scale``.
+        growth_factor, backoff_factor, hysteresis: What it does where it has no such setting.
+        fp32_modules: Whether the text itself keeps the plan's modules in FP32.
+        levels: The opt levels it has: O0, the nearest to O1, and others.
+        reduction: Whether the text sets the format in which gradients are reduced.
+    """
+
+    name: str
+    formats: tuple[str, ...] = ("fp16", "bf16")
+    methods: tuple[str, ...] = ("constant", "backoff")
+    settings: tuple[str, ...] = ()
+    growth_factor: float = 2.0
+    backoff_factor: float = 0.5
+    hysteresis: int = 1
+    fp32_modules: bool = False
+    levels: tuple[str, ...] = ("O0", "O1")
+    reduction: bool = False
+
+
+def shortfalls(plan: PrecisionPlan, able: Able) -> tuple[str, ...]:
+    """A sentence for each part of the plan that the framework cannot hold."""
+    return (
+        *_of_format(plan, able),
+        *_of_level(plan, able),
+        *_of_scale(plan, able),
+        *_of_modules(plan, able),
+        *_of_the_rest(plan, able),
+    )
+
+
+def modules_in_fp32(plan: PrecisionPlan) -> list[str]:
+    """Names of modules that need FP32 beyond what autocast's lists see to, in the plan's order."""
+    chosen = [c.module for c in plan.fp32_modules]
+    chosen += [c.module for c in plan.fp32_operations if not _seen_to(c)]
+    return list(dict.fromkeys(chosen))
+
+
+def _seen_to(choice: Fp32Choice) -> bool:
+    """Whether autocast keeps this operation in FP32 (or its statistics) without being told."""
+    op = choice.op
+    return op.startswith(tuple(_BY_AUTOCAST)) or op.endswith("Loss")
+
+
+def listed(names: list[str]) -> str:
+    """Names in a row, the first ones; the model itself is called so."""
+    shown = [name or "the model itself" for name in names[:MANY]]
+    rest = len(names) - len(shown)
+    return ", ".join(shown) + (f" and {rest} more" if rest else "")
+
+
+def _of_format(plan: PrecisionPlan, able: Able) -> Iterator[str]:
+    if plan.level != "O0" and plan.target not in able.formats:
+        label = format_named(plan.target).label
+        yield (
+            f"the plan is for {label}, which is not set here: what follows is FP16 with the "
+            "plan's loss scale, as outside FP8's matrix products."
+        )
+
+
+def _of_level(plan: PrecisionPlan, able: Able) -> Iterator[str]:
+    if plan.level not in able.levels:
+        yield (
+            f"the plan's opt level is {plan.level}; what follows is as near as {able.name} comes, "
+            f"{able.levels[1]}."
+        )
+    if plan.level == "O2" and not plan.keep_batch_norm_fp32 and "O2" in able.levels:
+        yield "the plan casts batch normalisation, too; this is not set here."
+
+
+def _of_scale(plan: PrecisionPlan, able: Able) -> Iterator[str]:
+    scale = plan.loss_scale
+    if plan.level in ("O0", "O3") or scale.method == "none":
+        return
+    if scale.method == "lognormal" and "lognormal" not in able.methods:
+        if "backoff" in able.methods:
+            yield (
+                f"the plan scales by LogNormal; {able.name} has no such scaler, so the scale "
+                f"begins at {scale.init_scale:g} and backs off."
+            )
+        else:
+            yield (
+                f"the plan scales by LogNormal; {able.name} has no such scaler, so the scale "
+                f"stays at the recommended {scale.recommended:g}."
+            )
+    elif scale.method == "backoff" and "backoff" not in able.methods:
+        yield (
+            f"the plan's scale backs off and grows; {able.name} has no such scaler, so the scale "
+            f"stays at the recommended {scale.recommended:g}."
+        )
+    elif scale.method == "constant" and "constant" not in able.methods:
+        yield (
+            f"the plan's scale is constant, {scale.init_scale:g}; {able.name} never lets it grow "
+            f"here, but halves it after an overflow."
+        )
+    if scale.method != "constant" and "backoff" in able.methods:
+        yield from _of_settings(scale, able)
+    elif "checks" not in able.settings:
+        yield (
+            "the plan checks every step and skips those that overflow; a constant scale is not "
+            "checked here."
+        )
+
+
+def _of_settings(scale: LossScalePlan, able: Able) -> Iterator[str]:
+    """Fields of a backoff scale that are fixed, or that are not there."""
+    for name in ("growth_factor", "backoff_factor", "hysteresis"):
+        wanted, fixed = getattr(scale, name), getattr(able, name)
+        if name not in able.settings and wanted != fixed:
+            yield f"{name} is {wanted:g} in the plan and {fixed:g} here: it cannot be set."
+    if "growth_interval" not in able.settings:
+        yield f"growth_interval is {scale.growth_interval} in the plan; it cannot be set here."
+    for name, edge in (("min_scale", "lower"), ("max_scale", "upper")):
+        if name not in able.settings:
+            yield f"the scale has no {edge} bound here; the plan's {name} is {getattr(scale, name):g}."
+
+
+def _of_modules(plan: PrecisionPlan, able: Able) -> Iterator[str]:
+    if plan.level == "O0":
+        return
+    names = modules_in_fp32(plan)
+    if names and not able.fp32_modules:
+        yield f"the plan keeps in FP32: {listed(names)}. Nothing here sets this; see to it by hand."
+    if names and able.fp32_modules:
+        parts = [c for c in plan.fp32_operations if c.op[:1].islower() and not _seen_to(c)]
+        for choice in parts:
+            yield (
+                f"the plan keeps {choice.op} of {choice.module or 'the model itself'} in FP32; "
+                "here the whole module is."
+            )
+    automatic = [c.module for c in plan.fp32_operations if _seen_to(c)]
+    if automatic and not able.fp32_modules:
+        yield (
+            f"the plan keeps normalisations, softmax and losses in FP32: {listed(automatic)}; "
+            f"check that {able.name} does."
+        )
+
+
+def _of_the_rest(plan: PrecisionPlan, able: Able) -> Iterator[str]:
+    reduction = plan.reduction
+    if reduction is not None and not able.reduction:
+        how = " after division by the number of ranks" if reduction.pre_divide else ""
+        yield f"the plan reduces gradients over ranks in {reduction.dtype.upper()}{how}; not set here."
+    for shape in plan.shapes:
+        what = f"{shape.dimension} of {shape.module}"
+        yield f"pad {what} from {shape.size} to {shape.padded} in the model."
+    narrow = sorted(
+        {layer.format for layer in plan.layer_formats if layer.format.startswith("fp8")}
+    )
+    if narrow:
+        count = sum(layer.format in narrow for layer in plan.layer_formats)
+        yield f"tensors that would fit FP8 by the plan's layer_formats: {count}; advice, not set here."

@@ -1,0 +1,54 @@
+"""Every framework a plan can be written for, by name."""
+
+from __future__ import annotations
+
+import difflib
+from typing import TYPE_CHECKING
+
+from mpdiag.errors import UsageError
+from mpdiag.exports import caffe, distributed, elders, pytorch, tensorflow
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from mpdiag.exports.export import Export, Exporter
+    from mpdiag.plan import PrecisionPlan
+
+EXPORTERS: Mapping[str, Exporter] = {
+    "torch": pytorch.torch,
+    "lightning": pytorch.lightning,
+    "huggingface": pytorch.huggingface,
+    "accelerate": pytorch.accelerate,
+    "deepspeed": distributed.deepspeed,
+    "megatron": distributed.megatron,
+    "keras": tensorflow.keras,
+    "tensorflow": tensorflow.tensorflow,
+    "openseq2seq": tensorflow.openseq2seq,
+    "mxnet": elders.mxnet,
+    "chainer": elders.chainer,
+    "theano": elders.theano,
+    "cntk": elders.cntk,
+    "torch7": elders.torch7,
+    "caffe2": caffe.caffe2,
+    "nvcaffe": caffe.nvcaffe,
+}
+
+
+def export_plan(plan: PrecisionPlan, framework: str) -> Export:
+    """Write a plan as a framework's settings.
+
+    Args:
+        plan: The plan.
+        framework: One of ``EXPORTERS``, in any case.
+
+    Raises:
+        UsageError: If there is no such framework, or it has no such format; the message names
+            those there are.
+    """
+    exporter = EXPORTERS.get(framework.lower())
+    if exporter is None:
+        near = difflib.get_close_matches(framework.lower(), EXPORTERS, 1)
+        hint = f" (did you mean {near[0]}?)" if near else ""
+        message = f"cannot export to {framework!r}{hint}: choose one of {', '.join(EXPORTERS)}"
+        raise UsageError(message)
+    return exporter(plan)

@@ -1,0 +1,213 @@
+"""Accelerate: an ``Accelerator`` that trains by a plan.
+
+::
+
+    accelerator = apply_plan(Accelerator(), "plan.json")
+    model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
+    # … the loop as it was: accelerator.backward(loss), accelerator.clip_grad_norm_(…), …
+
+All models and optimizers of a training belong into one call of ``prepare``.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, cast
+
+import torch
+from accelerate import Accelerator
+from accelerate.optimizer import AcceleratedOptimizer
+from accelerate.utils import convert_outputs_to_fp32
+
+from mpdiag.errors import UsageError
+from mpdiag.integrations.scaler_state import ScalerState
+from mpdiag.plan import PrecisionPlan
+from mpdiag.training.trainer import MixedPrecision
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterable, Iterator
+
+    from torch import Tensor, nn
+    from torch.optim import Optimizer
+
+    from mpdiag.training.steps import StepResult
+
+
+def apply_plan(
+    accelerator: Accelerator, plan: PrecisionPlan | str | os.PathLike[str], **options: Any
+) -> PlanAccelerator:
+    """Let an ``Accelerator`` train by a plan; it is changed in place, and returned.
+
+    Args:
+        accelerator: Made with no mixed precision of its own, and nothing prepared yet.
+        plan: A plan, or the path of one.
+        options: As for ``mpdiag.MixedPrecision``: ``run``, ``backend``, ``level`` …
+
+    Raises:
+        UsageError: If it has a mixed precision of its own, or models already.
+    """
+    loaded = plan if isinstance(plan, PrecisionPlan) else PrecisionPlan.load(plan)
+    if accelerator.mixed_precision != "no":
+        message = (
+            f"this Accelerator has mixed_precision={accelerator.mixed_precision!r} of its own: make "
+            "it with 'no', the plan sees to the rest"
+        )
+        raise UsageError(message)
+    if accelerator._models or accelerator._optimizers:
+        message = "this Accelerator has prepared models already: apply the plan before prepare()"
+        raise UsageError(message)
+    # Its class is changed rather than made anew: a Trainer makes its own, and others refer to it.
+    accelerator.__class__ = PlanAccelerator
+    planned = cast("PlanAccelerator", accelerator)
+    planned.plan, planned.plan_options, planned.mp = loaded, options, None
+    return planned
+
+
+class PlanAccelerator(Accelerator):
+    """An ``Accelerator`` under a plan; made by ``apply_plan``.
+
+    Attributes:
+        plan: The plan.
+        mp: The ``MixedPrecision`` at work, once a model and an optimizer are prepared.
+    """
+
+    plan: PrecisionPlan
+    plan_options: dict[str, Any]
+    mp: MixedPrecision | None
+
+    def prepare(self, *args: Any, **kwargs: Any) -> Any:
+        """As ever; models and optimizers come under the plan."""
+        prepared = super().prepare(*args, **kwargs)
+        self._begin()
+        return prepared
+
+    def prepare_model(self, model: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
+        """As ever; forward passes run by the plan, their outputs in FP32 as Accelerate's are."""
+        if "_mpdiag_forward" not in model.__dict__:
+            model._mpdiag_forward = forward = model.forward  # type: ignore[assignment]
+
+            def planned(*inputs: Any, **named: Any) -> Any:
+                if self._begin() is None:
+                    return forward(*inputs, **named)
+                with self.autocast():
+                    return forward(*inputs, **named)
+
+            model.forward = convert_outputs_to_fp32(planned)
+        prepared: nn.Module = super().prepare_model(model, *args, **kwargs)
+        return prepared
+
+    def prepare_optimizer(
+        self, optimizer: Optimizer, device_placement: bool | None = None
+    ) -> Optimizer:
+        """As ever; it is stepped by the plan."""
+        if getattr(optimizer, "_is_accelerate_prepared", False):
+            prepared: Optimizer = super().prepare_optimizer(optimizer, device_placement)
+            return prepared
+        placed = self.device_placement if device_placement is None else device_placement
+        wrapped = PlanOptimizer(optimizer, device_placement=placed)
+        wrapped.accelerator = self
+        wrapped._is_accelerate_prepared = True
+        self._optimizers.append(wrapped)
+        return wrapped
+
+    def _begin(self) -> MixedPrecision | None:
+        """Put everything prepared under the plan, once there is a model and an optimizer."""
+        if self.mp is None and self._models and self._optimizers:
+            self.mp = MixedPrecision(
+                list(self._models),
+                [_inner(optimizer) for optimizer in self._optimizers],
+                self.plan,
+                **self.plan_options,
+            )
+            self.register_for_checkpointing(ScalerState(self.mp))
+        elif self.mp is not None:
+            held = len(self.mp._wrapped.optimizers)
+            if len(self._optimizers) > held:
+                message = (
+                    "an optimizer was prepared after training by the plan had begun: give all of them "
+                    "to one call of prepare()"
+                )
+                raise UsageError(message)
+        return self.mp
+
+    def backward(self, loss: Tensor, **kwargs: Any) -> None:
+        """Scale, and run backward; the loss is divided among accumulated batches as ever."""
+        if self.mp is None:
+            super().backward(loss, **kwargs)
+            return
+        self.mp.backward(loss / self.gradient_accumulation_steps, **kwargs)
+
+    @contextmanager
+    def autocast(self, autocast_handler: Any = None) -> Iterator[None]:
+        """What the plan computes in low precision."""
+        if self.mp is None:
+            with super().autocast(autocast_handler):
+                yield
+            return
+        with self.mp.autocast():
+            yield
+
+    def unscale_gradients(self, optimizer: Any = None) -> None:
+        """Divide gradients by their scale."""
+        if self.mp is None:
+            return
+        given = self._optimizers if optimizer is None else optimizer
+        for one in given if isinstance(given, (list, tuple)) else [given]:
+            self.mp.unscale(_inner(one))
+
+    def clip_grad_norm_(
+        self, parameters: Iterable[Tensor], max_norm: float, norm_type: float = 2
+    ) -> Any:
+        """Clip unscaled gradients: those of the FP32 masters, where there are any."""
+        return super().clip_grad_norm_(self._held(parameters), max_norm, norm_type)
+
+    def clip_grad_value_(self, parameters: Iterable[Tensor], clip_value: float) -> Any:
+        """Clip unscaled gradients: those of the FP32 masters, where there are any."""
+        return super().clip_grad_value_(self._held(parameters), clip_value)
+
+    def _held(self, parameters: Iterable[Tensor]) -> list[Tensor]:
+        given = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+        if self.mp is None:
+            return given
+        self.unscale_gradients()
+        return [self.mp._wrapped.masters.master(parameter) for parameter in given]
+
+    def end_plan(self) -> None:
+        """Give models and optimizers back in FP32."""
+        if self.mp is not None:
+            self.mp.close()
+            self.mp = None
+
+
+class PlanOptimizer(AcceleratedOptimizer):
+    """An optimizer that a plan steps, or skips with a reason.
+
+    Attributes:
+        last: What came of the last step.
+    """
+
+    accelerator: PlanAccelerator
+    last: StepResult | None = None
+
+    def step(self, closure: Any = None) -> None:
+        """Step, where gradients are whole."""
+        mp = self.accelerator.mp
+        if mp is None:
+            super().step(closure)
+            return
+        if not self.gradient_state.sync_gradients:
+            return
+        if closure is not None:
+            message = "a plan under Accelerate takes no closure: step with MixedPrecision itself"
+            raise UsageError(message)
+        self.last = mp.step(optimizer=_inner(self))
+        self._is_overflow = self.last.skipped
+
+
+def _inner(optimizer: Any) -> Optimizer:
+    """The optimizer inside its wrappers."""
+    while isinstance(optimizer, AcceleratedOptimizer):
+        optimizer = optimizer.optimizer
+    inner: Optimizer = optimizer
+    return inner

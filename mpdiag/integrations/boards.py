@@ -1,0 +1,243 @@
+"""A run on a team's board: TensorBoard or Weights & Biases.
+
+Histograms are over log2 |x|, one bin for each power of two, as recorded: on the axis of the values
+themselves all but the largest bin would be one bar. Scalars are what a person watches: the largest
+|x|, the shares FP16 would lose, and of a training by a plan its loss, scale and skips.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mpdiag.analysis.layers import countable_rows, share
+from mpdiag.errors import RunNotFound, UsageError
+from mpdiag.formats import FP16
+from mpdiag.runs import Run, open_run
+from mpdiag.training_log import read_log
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterator
+
+    from numpy.typing import NDArray
+
+    from mpdiag.columns import Records
+    from mpdiag.histogram import ExponentHistogram
+
+_SCALARS = ("loss", "scale", "gradient_norm", "seconds")
+
+
+@dataclass(frozen=True, eq=False)
+class BoardHistogram:
+    """One tensor's histogram at one step.
+
+    Attributes:
+        tag: Kind and name, as ``activation_grad/layer.0``.
+        step: The step.
+        edges: float64 (n + 1,), exponents: bin i holds log2 |x| from edges[i] to edges[i + 1].
+        counts: int64 (n,).
+        scalars: Figures of the same tensor: ``absmax``, ``zeros``, ``fp16_underflow``,
+            ``fp16_overflow``; shares but for the first.
+    """
+
+    tag: str
+    step: int
+    edges: NDArray[np.float64]
+    counts: NDArray[np.int64]
+    scalars: dict[str, float]
+
+
+def histograms(run: Run) -> Iterator[BoardHistogram]:
+    """Every tensor's histogram, step by step, ranks and micro-batches merged."""
+    records = run.records
+    keep = countable_rows(records)
+    for step in np.unique(records.step[keep]).tolist():
+        yield from _of_step(records.select(keep & (records.step == step)), step)
+
+
+def _of_step(rows: Records, step: int) -> Iterator[BoardHistogram]:
+    width = len(rows.words["name"])
+    keys, group = np.unique(rows.kind.astype(np.int64) * width + rows.name, return_inverse=True)
+    merged = rows.merged(group.reshape(-1), keys.size)
+    scalars = _scalars(merged)
+    for i, key in enumerate(keys.tolist()):
+        name = rows.words["name"][key % width] or "model"
+        occupied = np.flatnonzero(merged.counts[i])
+        first, last = (occupied[0], occupied[-1] + 1) if occupied.size else (0, 0)
+        yield BoardHistogram(
+            tag=f"{rows.words['kind'][key // width]}/{name}",
+            step=step,
+            edges=np.arange(first, last + 1, dtype=np.float64) + merged.first,
+            counts=merged.counts[i, first:last],
+            scalars={label: float(values[i]) for label, values in scalars.items()},
+        )
+
+
+def _scalars(h: ExponentHistogram) -> dict[str, NDArray[np.float64]]:
+    return {
+        "absmax": h.absmax,
+        "zeros": share(h.zeros, h.numel),
+        "fp16_underflow": share(h.lost_to_zero(FP16).value, h.nonzero),
+        "fp16_overflow": share(h.overflow(FP16).value, h.finite),
+    }
+
+
+def training_scalars(run: Run) -> Iterator[tuple[str, float, int]]:
+    """Tag, value and step of a training by a plan; nothing where the run has no log."""
+    try:
+        log = read_log(run.folder)
+    except RunNotFound:
+        return
+    for entry in log.steps:
+        yield "training/skipped", float(entry.skipped), entry.step
+        for name in _SCALARS:
+            value = getattr(entry, name)
+            if value is not None:
+                yield f"training/{name}", float(value), entry.step
+    last = log.steps[-1].step if log.steps else 0
+    for metric in log.metrics:
+        yield f"metric/{metric.metric}", metric.value, last
+
+
+# -- TensorBoard -----------------------------------------------------------------------------------
+
+
+def to_tensorboard(run: str | os.PathLike[str] | Run, folder: str | os.PathLike[str]) -> int:
+    """Write a run into a folder of TensorBoard's.
+
+    Args:
+        run: The run.
+        folder: The board's folder; ``tensorboard --logdir`` shows it.
+
+    Returns:
+        How many histograms and scalars were written.
+
+    Raises:
+        InputError: If the run cannot be read.
+        UsageError: If tensorboard is not installed.
+    """
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        message = "writing for TensorBoard needs tensorboard: pip install 'mpdiag[tensorboard]'"
+        raise UsageError(message) from error
+    opened = run if isinstance(run, Run) else open_run(run)
+    writer: Any = SummaryWriter(str(folder))
+    written = 0
+    try:
+        for h in _recorded(opened):
+            _add_histogram(writer, h)
+            for label, value in h.scalars.items():
+                writer.add_scalar(f"{h.tag}/{label}", value, h.step)
+            written += 1 + len(h.scalars)
+        for tag, value, step in training_scalars(opened):
+            writer.add_scalar(tag, value, step)
+            written += 1
+        writer.add_text("mpdiag/run", f"`{opened.folder}`, {opened.meta.get('state')}")
+    finally:
+        writer.close()
+    return written
+
+
+def _recorded(run: Run) -> Iterator[BoardHistogram]:
+    """The histograms, or none for a run that is a training's log alone."""
+    return histograms(run) if run.parts() else iter(())
+
+
+def _add_histogram(writer: Any, h: BoardHistogram) -> None:
+    """One histogram; its sums are those of the bins' middles."""
+    count = int(h.counts.sum())
+    if not count:
+        return
+    middles = (h.edges[:-1] + h.edges[1:]) / 2
+    # TensorBoard's first bucket begins at minus infinity: an empty one closes it off.
+    writer.add_histogram_raw(
+        f"{h.tag}/log2",
+        min=float(h.edges[0]),
+        max=float(h.edges[-1]),
+        num=count,
+        sum=float((middles * h.counts).sum()),
+        sum_squares=float((middles * middles * h.counts).sum()),
+        bucket_limits=h.edges.tolist(),
+        bucket_counts=[0, *h.counts.tolist()],
+        global_step=h.step,
+    )
+
+
+# -- Weights & Biases ------------------------------------------------------------------------------
+
+
+def to_wandb(run: str | os.PathLike[str] | Run, **options: Any) -> int:
+    """Log a run to Weights & Biases.
+
+    Args:
+        run: The run.
+        options: As for ``wandb.init``: ``project``, ``name``, ``dir``, ``mode`` …
+
+    Returns:
+        How many histograms and scalars were logged.
+
+    Raises:
+        InputError: If the run cannot be read.
+        UsageError: If wandb is not installed.
+    """
+    try:
+        import wandb
+    except ImportError as error:
+        message = "logging to W&B needs wandb: pip install 'mpdiag[wandb]'"
+        raise UsageError(message) from error
+    opened = run if isinstance(run, Run) else open_run(run)
+    steps: dict[int, dict[str, Any]] = {}
+    for h in _recorded(opened):
+        row = steps.setdefault(h.step, {})
+        if h.counts.size:
+            row[f"{h.tag}/log2"] = wandb.Histogram(
+                np_histogram=(h.counts.tolist(), h.edges.tolist())
+            )
+        row |= {f"{h.tag}/{label}": value for label, value in h.scalars.items()}
+    for tag, value, step in training_scalars(opened):
+        steps.setdefault(step, {})[tag] = value
+    with wandb.init(**{"name": opened.name, "config": _config(opened), **options}) as board:
+        for step in sorted(steps):
+            board.log(steps[step], step=step)
+    return sum(map(len, steps.values()))
+
+
+def _config(run: Run) -> dict[str, Any]:
+    """What a board shows beside a run."""
+    wanted = ("model", "optimizers", "device", "seeds", "cadence", "state", "argv")
+    return {key: run.meta[key] for key in wanted if key in run.meta}
+
+
+# -- by name ---------------------------------------------------------------------------------------
+
+BOARDS = ("tensorboard", "wandb")
+
+
+def write_board(run: Run, kind: str, where: str | None = None) -> tuple[int, str]:
+    """Write a run to a board by its name.
+
+    Args:
+        run: The run.
+        kind: ``tensorboard`` or ``wandb``.
+        where: The board's folder, or the project; default: ``boards/NAME`` and ``mpdiag``.
+
+    Returns:
+        How much was written, and the command or the place to look at it.
+
+    Raises:
+        UsageError: If there is no such board.
+    """
+    safe = re.sub(r"[^\w.-]", "_", run.name) or "run"
+    if kind == "tensorboard":
+        folder = where or f"boards/{safe}"
+        return to_tensorboard(run, folder), f"tensorboard --logdir {folder}"
+    if kind == "wandb":
+        project = where or "mpdiag"
+        return to_wandb(run, project=project), f"W&B, project {project}"
+    message = f"there is no board {kind!r}: choose one of {', '.join(BOARDS)}"
+    raise UsageError(message)

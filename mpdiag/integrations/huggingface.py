@@ -1,0 +1,104 @@
+"""Transformers: a callback that records, and a ``Trainer`` that trains by a plan.
+
+::
+
+    Trainer(model, arguments, train_dataset=data, callbacks=[RecordCallback("runs/mine")])
+    PlanTrainer(model, arguments, train_dataset=data, plan="plan.json")
+
+``fp16`` and ``bf16`` stay off in ``TrainingArguments``: the plan says what is computed in what.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from transformers import Trainer, TrainerCallback
+
+from mpdiag.integrations.accelerate import PlanAccelerator, apply_plan
+from mpdiag.recording.recorder import Recorder, record
+
+if TYPE_CHECKING:
+    import os
+
+    from mpdiag.plan import PrecisionPlan
+    from mpdiag.training.trainer import MixedPrecision
+
+
+class RecordCallback(TrainerCallback):
+    """Records a training.
+
+    Attributes:
+        recorder: The recording, once training has begun.
+
+    Args:
+        run: The run folder, a path or a URL.
+        options: As for ``mpdiag.record``: ``every``, ``include``, ``exclude``, ``max_steps``,
+            ``overwrite``.
+    """
+
+    def __init__(self, run: str | os.PathLike[str], **options: Any) -> None:
+        self.run = run
+        self.options = options
+        self.recorder: Recorder | None = None
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
+        """Begin."""
+        optimizer = kwargs["optimizer"]
+        while hasattr(optimizer, "optimizer"):  # Accelerate's wrapper
+            optimizer = optimizer.optimizer
+        self.recorder = record(kwargs["model"], optimizer, self.run, **self.options).start()
+        # Transformers tells nobody when training fails; the record of it ends with the process.
+        weakref.finalize(self, Recorder.close, self.recorder, "failed")
+
+    def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
+        """Finish."""
+        if self.recorder is not None:
+            self.recorder.close()
+
+
+class PlanTrainer(Trainer):
+    """A ``Trainer`` that trains by a plan; its arguments are as ever.
+
+    Args:
+        args: ``Trainer``'s own.
+        plan: A plan, or the path of one.
+        plan_options: As for ``mpdiag.MixedPrecision``: ``run``, ``backend``, ``level`` …
+        kwargs: ``Trainer``'s own.
+
+    Raises:
+        UsageError: If ``TrainingArguments`` ask for a mixed precision of their own.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        plan: PrecisionPlan | str | os.PathLike[str],
+        plan_options: dict[str, Any] | None = None,
+        **kwargs: Any,
+    ) -> None:
+        self.plan = plan
+        self.plan_options = dict(plan_options or {})
+        super().__init__(*args, **kwargs)
+
+    @property
+    def mp(self) -> MixedPrecision | None:
+        """The ``MixedPrecision`` at work, while training."""
+        accelerator = self.accelerator
+        return accelerator.mp if isinstance(accelerator, PlanAccelerator) else None
+
+    def create_accelerator_and_postprocess(self) -> None:
+        """As ever, under the plan."""
+        super().create_accelerator_and_postprocess()
+        apply_plan(self.accelerator, self.plan, **self.plan_options)
+
+    def autocast_smart_context_manager(self, cache_enabled: bool | None = True) -> Any:  # noqa: ARG002
+        """The loss is computed by the plan, too."""
+        return self.accelerator.autocast()
+
+    def train(self, *args: Any, **kwargs: Any) -> Any:
+        """Train; afterwards the model has its full FP32 weights."""
+        try:
+            return super().train(*args, **kwargs)
+        finally:
+            self.accelerator.end_plan()

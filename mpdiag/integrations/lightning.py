@@ -1,0 +1,174 @@
+"""Lightning: a callback that records, and a precision plugin that trains by a plan.
+
+::
+
+    lightning.Trainer(callbacks=RecordCallback("runs/mine"))
+    lightning.Trainer(plugins=PlanPrecision("plan.json"))
+
+Lightning calls ``training_step``, not the module, so what is recorded are the modules inside it,
+under the names they have there, and the plan's level must be O1 (or O0).
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from lightning.pytorch import Callback
+from lightning.pytorch.plugins import Precision
+from torch.optim import LBFGS, Optimizer
+
+from mpdiag.errors import UsageError
+from mpdiag.integrations.scaler_state import ScalerState
+from mpdiag.plan import PrecisionPlan
+from mpdiag.recording.recorder import Recorder, record
+from mpdiag.training.trainer import MixedPrecision
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Iterator, Mapping
+
+    from torch import Tensor, nn
+
+    from mpdiag.training.steps import StepResult
+
+
+class RecordCallback(Callback):
+    """Records a training.
+
+    Attributes:
+        recorder: The recording, once training has begun.
+
+    Args:
+        run: The run folder, a path or a URL.
+        options: As for ``mpdiag.record``: ``every``, ``include``, ``exclude``, ``max_steps``,
+            ``overwrite``.
+    """
+
+    def __init__(self, run: str | os.PathLike[str], **options: Any) -> None:
+        self.run = run
+        self.options = options
+        self.recorder: Recorder | None = None
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        """Begin."""
+        optimizers = list(trainer.optimizers)
+        self.recorder = record(_trained(pl_module), optimizers, self.run, **self.options).start()
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
+        """Finish."""
+        if self.recorder is not None:
+            self.recorder.close()
+
+    def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:  # noqa: ARG002
+        """Finish what there is."""
+        if self.recorder is not None:
+            interrupted = isinstance(exception, KeyboardInterrupt)
+            self.recorder.close("interrupted" if interrupted else "failed")
+
+
+def _trained(module: nn.Module) -> nn.Module | dict[str, nn.Module]:
+    """The modules inside, by name; the module itself where it holds parameters of its own."""
+    inside = {n: m for n, m in module.named_children() if any(True for _ in m.parameters())}
+    own = any(True for _ in module.parameters(recurse=False))
+    return module if own or not inside else inside
+
+
+class PlanPrecision(Precision):
+    """Trains by a plan; gradient clipping, accumulation and manual optimization as ever.
+
+    Attributes:
+        mp: The ``MixedPrecision`` at work, once training has begun.
+        last: What came of the last step.
+
+    Args:
+        plan: A plan, or the path of one.
+        options: As for ``mpdiag.MixedPrecision``: ``run``, ``backend``, ``loss_scale`` …
+
+    Raises:
+        UsageError: If the level is O2 or O3.
+    """
+
+    precision = "32-true"  # of weights; Lightning itself casts nothing
+
+    def __init__(self, plan: PrecisionPlan | str | os.PathLike[str], **options: Any) -> None:
+        self.plan = plan if isinstance(plan, PrecisionPlan) else PrecisionPlan.load(plan)
+        level = options.get("level") or self.plan.level
+        if level in ("O2", "O3"):
+            message = (
+                f"Lightning calls training_step and not the model, which level {level} would have "
+                "to cast for: pass level='O1'"
+            )
+            raise UsageError(message)
+        self.options = options
+        self.mp: MixedPrecision | None = None
+        self.last: StepResult | None = None
+        self._waiting: Mapping[str, Any] | None = None
+
+    def connect(
+        self, model: nn.Module, optimizers: list[Optimizer], lr_schedulers: list[Any]
+    ) -> tuple[nn.Module, list[Optimizer], list[Any]]:
+        """Wrap the model, once there are optimizers."""
+        self.teardown()
+        if optimizers:
+            if any(isinstance(optimizer, LBFGS) for optimizer in optimizers):
+                message = "PlanPrecision cannot step LBFGS: write its loop with MixedPrecision"
+                raise UsageError(message)
+            self.mp = MixedPrecision(model, optimizers, self.plan, **self.options)
+            if self._waiting is not None:
+                ScalerState(self.mp).load_state_dict(self._waiting)
+                self._waiting = None
+        return model, optimizers, lr_schedulers
+
+    @contextmanager
+    def forward_context(self) -> Iterator[None]:
+        """Around training, validation and test steps."""
+        if self.mp is None:
+            yield
+            return
+        wrapped = self.mp._wrapped
+        if wrapped.fresh and wrapped.models[0].training:
+            wrapped.fresh = False  # the model itself is not called: its hook would come too late
+            wrapped.buffers.save()
+        with self.mp.autocast():
+            yield
+
+    def backward(
+        self, tensor: Tensor, model: Any, optimizer: Any, *args: Any, **kwargs: Any
+    ) -> None:
+        """Scale, and run backward."""
+        if self.mp is None:
+            super().backward(tensor, model, optimizer, *args, **kwargs)
+        else:
+            self.mp.backward(tensor, **kwargs)
+
+    def optimizer_step(
+        self, optimizer: Any, model: Any, closure: Callable[[], Any], **kwargs: Any
+    ) -> Any:
+        """Forward and backward by the closure, hooks and clipping on unscaled gradients, step."""
+        if self.mp is None:
+            return super().optimizer_step(optimizer, model, closure, **kwargs)
+        result = closure()
+        if result is None and model.automatic_optimization:
+            return result  # training_step returned None: there is nothing to apply
+        self.mp.unscale(optimizer)
+        self._after_closure(model, optimizer)
+        self.last = self.mp.step(optimizer=optimizer)
+        return result
+
+    def state_dict(self) -> dict[str, Any]:
+        """The loss scaler's."""
+        return ScalerState(self.mp).state_dict() if self.mp is not None else {}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from a checkpoint's scale."""
+        if self.mp is not None:
+            ScalerState(self.mp).load_state_dict(state_dict)
+        else:
+            self._waiting = state_dict
+
+    def teardown(self) -> None:
+        """Give the model back in FP32."""
+        if self.mp is not None:
+            self.mp.close()
+            self.mp = None

@@ -1,0 +1,62 @@
+"""A loss scaler's state as plain values, for the checkpoints of other libraries.
+
+Those save models and optimizers themselves; what is left of a training by a plan is its scale.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING, Any
+
+from mpdiag.errors import StateMismatch
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from mpdiag.scalers import Scaler
+    from mpdiag.training.trainer import MixedPrecision
+
+
+def dump_scaler(scaler: Scaler) -> dict[str, Any]:
+    """A scaler's kind and fields."""
+    return {"kind": type(scaler).__name__, **asdict(scaler)}  # type: ignore[call-overload]
+
+
+def load_scaler(scaler: Scaler, state: Mapping[str, Any]) -> Scaler:
+    """The scaler in a saved state.
+
+    Raises:
+        StateMismatch: If the state is another kind's.
+    """
+    fields = dict(state)
+    kind = fields.pop("kind", None)
+    if kind != type(scaler).__name__:
+        message = (
+            f"the checkpoint holds the state of {kind or 'no scaler'}, and the plan scales by "
+            f"{type(scaler).__name__}: load it with the plan it was trained by"
+        )
+        raise StateMismatch(message)
+    loaded: Scaler = replace(scaler, **fields)  # type: ignore[type-var]
+    return loaded
+
+
+class ScalerState:
+    """The scaler of a ``MixedPrecision`` as an object with ``state_dict``."""
+
+    def __init__(self, mp: MixedPrecision) -> None:
+        self._mp = mp
+
+    def state_dict(self) -> dict[str, Any]:
+        """The scaler, and the steps so far."""
+        mp = self._mp
+        return {"scaler": dump_scaler(mp.scaler), "steps": mp.steps, "skipped": mp.skipped}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from a state.
+
+        Raises:
+            StateMismatch: If it is another scaler's.
+        """
+        mp = self._mp
+        mp._scaler = load_scaler(mp.scaler, state["scaler"])
+        mp.steps, mp.skipped = int(state["steps"]), int(state["skipped"])

@@ -1,0 +1,106 @@
+"""Plain ``torch.amp`` by a plan, for loops that are written with it.
+
+::
+
+    scaler = grad_scaler(plan, "cuda")
+    for x, y in loader:
+        with torch.autocast(**autocast_arguments(plan, "cuda")):
+            loss = loss_fn(model(x), y)
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+
+The scaler is a ``GradScaler`` whose ``update`` asks the plan's own: constant, backoff with bounds
+and hysteresis, or LogNormal. Modules in FP32, buffers and skips are ``torch.amp``'s own affair;
+``mpdiag.MixedPrecision`` sees to these, too.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from mpdiag.integrations.scaler_state import dump_scaler, load_scaler
+from mpdiag.scalers import LogNormal
+from mpdiag.training import levels
+
+if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
+    from mpdiag.plan import PrecisionPlan
+
+
+def autocast_arguments(plan: PrecisionPlan, device_type: str = "cuda") -> dict[str, Any]:
+    """The arguments of ``torch.autocast``.
+
+    Raises:
+        UsageError: If the plan's target is a format no trainer computes in.
+    """
+    precision = levels.resolve(plan)
+    enabled = precision.dtype != torch.float32
+    return {
+        "device_type": device_type,
+        "dtype": precision.dtype if enabled else torch.bfloat16,
+        "enabled": enabled,
+    }
+
+
+def grad_scaler(plan: PrecisionPlan, device: str = "cuda") -> PlanScaler:
+    """A ``GradScaler`` that scales as the plan says; disabled where it asks for no scale."""
+    return PlanScaler(plan, device)
+
+
+class PlanScaler(torch.amp.GradScaler):
+    """``GradScaler`` with the plan's scaler inside; made by ``grad_scaler``."""
+
+    def __init__(self, plan: PrecisionPlan, device: str) -> None:
+        self._plan_scaler = levels.scaler_of(plan.loss_scale, levels.resolve(plan))
+        scaled = plan.loss_scale.method != "none" and plan.level not in ("O0", "O3")
+        super().__init__(device, init_scale=self._plan_scaler.scale, enabled=scaled)
+        self._absmax = 0.0
+
+    def _unscale_grads_(
+        self, optimizer: Optimizer, *arguments: Any, **options: Any
+    ) -> dict[torch.device, torch.Tensor]:
+        found: dict[torch.device, torch.Tensor] = super()._unscale_grads_(
+            optimizer, *arguments, **options
+        )
+        if isinstance(self._plan_scaler, LogNormal):  # the only one that asks how large they are
+            unscaled = [p.grad for group in optimizer.param_groups for p in group["params"]]
+            norms = torch._foreach_norm([g for g in unscaled if g is not None], math.inf)
+            self._absmax = max([self._absmax, *(float(norm) for norm in norms)])
+        return found
+
+    def update(self, new_scale: float | torch.Tensor | None = None) -> None:
+        """Move to the next scale: the plan's scaler's, or the one given."""
+        if not self._enabled or new_scale is not None:
+            super().update(new_scale)
+            return
+        found = sum(
+            float(value)
+            for state in self._per_optimizer_states.values()
+            for value in state["found_inf_per_device"].values()
+        )
+        self._plan_scaler = self._plan_scaler.adjust(math.inf if found else self._absmax)
+        self._absmax = 0.0
+        super().update(self._plan_scaler.scale)
+
+    def state_dict(self) -> dict[str, Any]:
+        """As ``GradScaler``'s, and the plan's scaler's state."""
+        if not self._enabled:
+            return {}
+        return {**super().state_dict(), "plan": dump_scaler(self._plan_scaler)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Go on from a state.
+
+        Raises:
+            StateMismatch: If another plan's scaler wrote it, or a plain ``GradScaler``.
+        """
+        if self._enabled:
+            self._plan_scaler = load_scaler(self._plan_scaler, state_dict.get("plan", {}))
+            state_dict = {k: v for k, v in state_dict.items() if k != "plan"}
+        super().load_state_dict(state_dict)

@@ -1,0 +1,1 @@
+"""Running other people's training scripts, unmodified: recorded, or by a plan."""

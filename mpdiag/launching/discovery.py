@@ -1,0 +1,258 @@
+"""Find what trains: models and optimizers of a script that knows nothing of us.
+
+torch's global hooks tell when a module is called by the script itself and when an optimizer steps;
+the optimizers' base class tells when one is made. Models are then found among all living objects:
+a *root* is a module that holds parameters of an optimizer and is no other module's child. Wrappers
+(DDP, ``torch.compile``) are looked through, so that names are those of the plain model.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import threading
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import nn
+from torch.nn.modules import module as torch_modules
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+MAX_MODELS = 32
+"""Models adopted in one process; a search that makes hundreds must not keep them all alive."""
+_PATIENCE = 3  # calls of a module until a loop without an optimizer is believed
+
+
+@dataclass(frozen=True, eq=False)
+class Root:
+    """A model.
+
+    Attributes:
+        model: The model itself.
+        wrapper: What the script calls: DDP or a compiled module around it, or the model.
+    """
+
+    model: nn.Module
+    wrapper: nn.Module
+
+
+@dataclass(frozen=True, eq=False)
+class Found:
+    """Something new that trains: models, optimizers, or both; and the module being called, if any."""
+
+    roots: tuple[Root, ...]
+    optimizers: tuple[Optimizer, ...]
+    called: nn.Module | None
+
+
+class Listener(Protocol):
+    """Who is told."""
+
+    def found(self, found: Found) -> None:
+        """Something new is about to train."""
+
+    def made(self, optimizer: Optimizer) -> None:
+        """An optimizer is being made; its parameters are there."""
+
+    def called(self, module: nn.Module, args: Any) -> Any:
+        """The script calls a module of a known model itself; returns other arguments, or None."""
+
+    def trouble(self, error: Exception) -> None:
+        """Looking failed."""
+
+
+class _Calls(threading.local):
+    """How deep in modules' calls a thread is."""
+
+    depth = 0
+
+
+class Discovery:
+    """Watches a process for training.
+
+    Args:
+        listener: Who is told of what is found.
+    """
+
+    def __init__(self, listener: Listener) -> None:
+        self._listener = listener
+        self._calls = _Calls()
+        self._known: dict[int, nn.Module] = {}  # every module of the roots, kept alive
+        self._roots = 0
+        self._optimizers: dict[int, Optimizer] = {}
+        self._fresh: list[weakref.ref[Optimizer]] = []  # made, and not yet looked at
+        self._patience: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
+        self._handles: list[Any] = []
+        self._make = Optimizer.__init__
+
+    def attach(self) -> None:
+        """Place the hooks."""
+        self._handles = [
+            torch_modules.register_module_forward_pre_hook(self._before_forward),
+            torch_modules.register_module_forward_hook(self._after_forward, always_call=True),
+            register_optimizer_step_pre_hook(self._before_step),
+        ]
+        make, fresh, listener = self._make, self._fresh, self._listener
+
+        @functools.wraps(make)
+        def made(optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
+            make(optimizer, *args, **kwargs)
+            fresh.append(weakref.ref(optimizer))
+            listener.made(optimizer)
+
+        Optimizer.__init__ = made  # type: ignore[assignment, method-assign]
+
+    def detach(self) -> None:
+        """Remove them; twice does no harm."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        Optimizer.__init__ = self._make  # type: ignore[method-assign]
+
+    # -- hooks -------------------------------------------------------------------------------------
+
+    def _before_forward(self, module: nn.Module, args: Any) -> Any:
+        if torch.compiler.is_compiling():
+            return None
+        self._calls.depth += 1
+        if self._calls.depth > 1 or in_backward():
+            return None
+        known = id(module) in self._known
+        if (self._fresh or not known) and torch.is_grad_enabled():
+            self._guarded(self._look_from, module)
+            known = id(module) in self._known
+        return self._listener.called(module, args) if known else None
+
+    def _after_forward(self, _module: nn.Module, _args: Any, _output: Any) -> None:
+        if torch.compiler.is_compiling():
+            return
+        self._calls.depth = max(0, self._calls.depth - 1)
+
+    def stepping(self, optimizer: Optimizer) -> None:
+        """An optimizer is about to step: look for its models, unless it is known."""
+        if id(optimizer) not in self._optimizers:
+            self._guarded(self._look, [optimizer], None)
+
+    def _before_step(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        self.stepping(optimizer)
+
+    def _guarded(self, look: Any, *args: Any) -> None:
+        try:
+            with torch._C.DisableTorchFunctionSubclass():
+                look(*args)
+        except Exception as error:  # noqa: BLE001 - the script goes on
+            self._listener.trouble(error)
+
+    # -- looking -----------------------------------------------------------------------------------
+
+    def _look_from(self, module: nn.Module) -> None:
+        """A module is called by the script, gradients on."""
+        if id(module) not in self._known and not _trains(module):
+            return
+        tries = self._patience.get(module, 0)
+        if not self._fresh and tries > _PATIENCE:
+            return
+        self._patience[module] = tries + 1
+        if len(self._fresh) > 1:
+            gc.collect()  # what a script has dropped, but not yet lost, trains no more
+        made = [optimizer for one in self._fresh if (optimizer := one()) is not None]
+        self._fresh.clear()
+        optimizers = [o for o in made if id(o) not in self._optimizers]
+        if optimizers:
+            self._look(optimizers, module)
+        if id(module) in self._known or self._roots:
+            return
+        moved = any(p.grad is not None for p in module.parameters())
+        if moved or tries + 1 >= _PATIENCE:
+            self._look([], module)
+
+    def _look(self, optimizers: list[Optimizer], called: nn.Module | None) -> None:
+        """Find the models of some optimizers, or, without any, the one that is called."""
+        optimizers = [o for o in optimizers if not _wraps(o)]
+        wanted = {
+            id(p)
+            for o in optimizers
+            for g in o.param_groups
+            for p in g["params"]
+            if p.requires_grad
+        }
+        if not optimizers and called is not None:
+            wanted = {id(p) for p in called.parameters() if p.requires_grad}
+        tops = [m for m in top_modules() if id(m) not in self._known]
+        roots = tuple(_chosen(tops, wanted, called))[: MAX_MODELS - self._roots]
+        if self._roots >= MAX_MODELS or not (optimizers or roots):
+            return
+        self._roots += len(roots)
+        self._optimizers.update((id(o), o) for o in optimizers)
+        for root in roots:
+            self._known.update((id(m), m) for m in root.wrapper.modules())
+        if self._roots:
+            self._listener.found(Found(roots, tuple(optimizers), called))
+
+
+def in_backward() -> bool:
+    """Whether this thread is inside a backward pass (where checkpointing runs forwards again)."""
+    return torch._C._current_graph_task_id() != -1
+
+
+def _trains(module: nn.Module) -> bool:
+    return any(p.requires_grad for p in module.parameters())
+
+
+def _wraps(optimizer: Optimizer) -> bool:
+    """Whether an optimizer only passes on to another (Accelerate's, Lightning's)."""
+    held = vars(optimizer).values()
+    return any(isinstance(o, Optimizer) and o is not optimizer for o in held)
+
+
+def top_modules() -> list[nn.Module]:
+    """Every living module that is no other's child."""
+    # ``type`` and not ``isinstance``, which would wake lazy proxies.
+    living = [m for m in gc.get_objects() if issubclass(type(m), nn.Module)]
+    inside = {id(child) for m in living for child in _children(m)}
+    return [m for m in living if id(m) not in inside and "_modules" in vars(m)]
+
+
+def _children(module: nn.Module) -> Iterable[nn.Module]:
+    held = vars(module).get("_modules")  # missing while a module is being made
+    return [c for c in held.values() if c is not None] if isinstance(held, dict) else []
+
+
+def _chosen(tops: list[nn.Module], wanted: set[int], called: nn.Module | None) -> list[Root]:
+    """Roots that hold what is wanted: the one being called first, then those that hold most."""
+    owned = {}
+    for top in tops:
+        mine = {id(p) for p in top.parameters()} & wanted
+        if mine:
+            owned[top] = mine
+
+    def order(top: nn.Module) -> tuple[bool, int]:
+        calls = called is not None and any(m is called for m in top.modules())
+        return not calls, -len(owned[top])
+
+    covered: set[int] = set()
+    roots = []
+    for top in sorted(owned, key=order):
+        if owned[top] - covered:
+            covered |= owned[top]
+            roots.append(Root(unwrapped(top), top))
+    return roots
+
+
+def unwrapped(module: nn.Module) -> nn.Module:
+    """A model without DDP and ``torch.compile`` around it."""
+    while True:
+        inner: Any = None
+        if isinstance(module, (nn.parallel.DistributedDataParallel, nn.DataParallel)):
+            inner = module.module
+        elif "_orig_mod" in vars(module).get("_modules", {}):
+            inner = module._orig_mod
+        if not isinstance(inner, nn.Module):
+            return module
+        module = inner

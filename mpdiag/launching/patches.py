@@ -1,0 +1,196 @@
+"""Places in torch that a script passes on its way through a training step, taken over and given back.
+
+A script written for FP32 calls ``loss.backward()``, which scales nothing; one written for mixed
+precision has an ``autocast`` and a ``GradScaler`` of its own, which must not scale a second time.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+_INSIDE = ("torch", "mpdiag")
+
+
+class Driver(Protocol):
+    """Who decides what becomes of a script's calls."""
+
+    @property
+    def loss_scale(self) -> float:
+        """The scale in force; 1 before training."""
+
+    @property
+    def driving(self) -> bool:
+        """Whether gradients carry the scale right now."""
+
+    def backward(self, plain: Callable[..., None], tensors: Sequence[Any], options: Any) -> None:
+        """A backward pass."""
+
+    def grad(self, plain: Callable[..., Any], tensors: Sequence[Any], options: Any) -> Any:
+        """``torch.autograd.grad``."""
+
+    def retained(self, tensor: torch.Tensor) -> None:
+        """A tensor inside a graph will keep its gradient."""
+
+    def meets(self, what: str) -> None:
+        """The script has mixed precision of its own: an ``autocast`` or a ``GradScaler``."""
+
+
+class Patches:
+    """The places taken over; ``release`` gives them back."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self._undo: list[tuple[Any, str, Any]] = []
+
+    def install(self) -> None:
+        """Take them over."""
+        self._backward()
+        self._hooks()
+        self._scaler()
+        self._autocast()
+
+    def release(self) -> None:
+        """Give them back; twice does no harm."""
+        while self._undo:
+            owner, name, before = self._undo.pop()
+            setattr(owner, name, before)
+
+    def _replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+        before = getattr(owner, name)
+        self._undo.append((owner, name, before))
+        setattr(owner, name, functools.wraps(before)(make(before)))
+
+    # -- gradients ---------------------------------------------------------------------------------
+
+    def _backward(self) -> None:
+        driver = self._driver
+
+        def backward(plain: Any) -> Any:
+            def call(tensors: Any, grad_tensors: Any = None, *rest: Any, **options: Any) -> None:
+                names = ("retain_graph", "create_graph", "grad_variables", "inputs")
+                options |= dict(zip(names, rest, strict=False))
+                if grad_tensors is not None:
+                    options["grad_tensors"] = grad_tensors
+                given = (tensors,) if isinstance(tensors, torch.Tensor) else tuple(tensors)
+                driver.backward(plain, given, options)
+
+            return call
+
+        def grad(plain: Any) -> Any:
+            def call(outputs: Any, inputs: Any, *rest: Any, **options: Any) -> Any:
+                names = ("grad_outputs", "retain_graph", "create_graph", "only_inputs")
+                options |= dict(zip(names, rest, strict=False)) | {"inputs": inputs}
+                if len(rest) > len(names):
+                    return plain(outputs, inputs, *rest)
+                given = (outputs,) if isinstance(outputs, torch.Tensor) else tuple(outputs)
+                return driver.grad(plain, given, options)
+
+            return call
+
+        self._replace(torch.autograd, "backward", backward)
+        self._replace(torch.autograd, "grad", grad)
+
+    def _hooks(self) -> None:
+        """Hooks of the script on gradients see true ones, and so do tensors that retain theirs."""
+        driver = self._driver
+
+        def true_gradient(hook: Any) -> Any:
+            def call(gradient: torch.Tensor) -> Any:
+                scale = driver.loss_scale
+                if scale == 1.0 or not driver.driving:
+                    return hook(gradient)
+                changed = hook(gradient.float() / scale)
+                return None if changed is None else (changed * scale).to(gradient.dtype)
+
+            return call
+
+        def register(plain: Any) -> Any:
+            def call(tensor: torch.Tensor, hook: Any) -> Any:
+                return plain(tensor, hook if _from_inside(2) else true_gradient(hook))
+
+            return call
+
+        def retain(plain: Any) -> Any:
+            def call(tensor: torch.Tensor) -> Any:
+                driver.retained(tensor)
+                return plain(tensor)
+
+            return call
+
+        self._replace(torch.Tensor, "register_hook", register)
+        self._replace(torch.Tensor, "retain_grad", retain)
+
+    # -- a script's own mixed precision ------------------------------------------------------------
+
+    def _scaler(self) -> None:
+        """A GradScaler does nothing any more, and tells our scale."""
+        driver = self._driver
+
+        def make(plain: Any) -> Any:
+            def init(scaler: Any, *args: Any, **kwargs: Any) -> None:
+                enabled = args[5] if len(args) > 5 else kwargs.pop("enabled", True)
+                plain(scaler, *args[:5], **kwargs, enabled=False)
+                scaler._mpdiag_asked = bool(enabled)
+                if enabled:
+                    driver.meets("a GradScaler")
+
+            return init
+
+        def get_scale(plain: Any) -> Any:
+            def call(scaler: Any) -> float:
+                if getattr(scaler, "_mpdiag_asked", False):
+                    return driver.loss_scale
+                return float(plain(scaler))
+
+            return call
+
+        self._replace(torch.amp.GradScaler, "__init__", make)
+        self._replace(torch.amp.GradScaler, "get_scale", get_scale)
+
+    def _autocast(self) -> None:
+        """An autocast of the script does nothing any more; one that it switches off stays off."""
+        driver = self._driver
+
+        def make(plain: Any) -> Any:
+            def init(context: Any, *args: Any, **kwargs: Any) -> None:
+                foreign = not _from_inside(2)
+                plain(context, *args, **kwargs)
+                if foreign and context._enabled:
+                    context._mpdiag_transparent = True
+                    driver.meets("an autocast")
+
+            return init
+
+        def enter(plain: Any) -> Any:
+            def call(context: Any) -> Any:
+                return context if getattr(context, "_mpdiag_transparent", False) else plain(context)
+
+            return call
+
+        def leave(plain: Any) -> Any:
+            def call(context: Any, *exception: Any) -> Any:
+                transparent = getattr(context, "_mpdiag_transparent", False)
+                return False if transparent else plain(context, *exception)
+
+            return call
+
+        self._replace(torch.amp.autocast, "__init__", make)
+        self._replace(torch.amp.autocast, "__enter__", enter)
+        self._replace(torch.amp.autocast, "__exit__", leave)
+
+
+def _from_inside(depth: int) -> bool:
+    """Whether a call comes from torch or from us; torch's own spellings of autocast are the script's."""
+    frame = sys._getframe(depth)
+    while str(frame.f_globals.get("__name__", "")).endswith(".amp.autocast_mode"):
+        if frame.f_back is None:
+            return False
+        frame = frame.f_back
+    return str(frame.f_globals.get("__name__", "")).partition(".")[0] in _INSIDE

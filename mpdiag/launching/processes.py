@@ -1,0 +1,172 @@
+"""Several processes: ranks that a launcher starts, and processes that a script starts itself."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import multiprocessing.process
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mpdiag.runs import free_name
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+
+def announced_ranks() -> tuple[int, int]:
+    """Rank and number of ranks as a launcher announces them, before torch is there."""
+    try:
+        rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    except (KeyError, ValueError):
+        return 0, 1
+    return (rank, world) if 0 <= rank < world else (0, 1)
+
+
+def claim_run(parent: Path, name: str) -> Path:
+    """A run folder of this name that is free; all ranks of one launch get the same.
+
+    The first rank to come writes its choice into a small file, named after the launch, that the
+    others read.
+    """
+    if announced_ranks()[1] == 1:
+        return free_name(parent, name)
+    launch = "|".join(
+        str(part)
+        for part in (
+            *(os.environ.get(k, "") for k in ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID")),
+            os.getppid(),
+        )
+    )
+    digest = hashlib.sha256(launch.encode()).hexdigest()[:12]
+    parent.mkdir(parents=True, exist_ok=True)
+    claim = parent / f".{name}.{digest}.claim"
+    try:
+        with claim.open("x") as file:
+            chosen = free_name(parent, name)
+            file.write(chosen.name)
+        return chosen
+    except FileExistsError:
+        for _ in range(100):
+            if text := claim.read_text():
+                return parent / text
+            time.sleep(0.02)
+    return free_name(parent, name)
+
+
+def release_claims(folder: Path) -> None:
+    """Remove the small files of ``claim_run``; done by rank 0, at its end."""
+    for claim in folder.parent.glob(".*.claim"):
+        with contextlib.suppress(OSError):
+            if claim.read_text() == folder.name:
+                claim.unlink()
+
+
+# -- torchrun --------------------------------------------------------------------------------------
+
+LAUNCHERS = ("torchrun", "torch.distributed.run", "torch.distributed.launch")
+
+
+def launcher_of(words: Sequence[str]) -> list[str] | None:
+    """The arguments of torchrun, if that is what is to be run; else None."""
+    rest = list(words)
+    if rest and Path(rest[0]).name.startswith("python"):
+        rest = rest[1:]
+    if rest[:1] == ["-m"] and rest[1:2] and rest[1] in LAUNCHERS:
+        return rest[2:]
+    if rest and Path(rest[0]).name == "torchrun":
+        return rest[1:]
+    return None
+
+
+def through_launcher(arguments: Sequence[str], command: Sequence[str]) -> list[str]:
+    """Arguments of torchrun that run our command in each process, around its script.
+
+    Args:
+        arguments: Those of the plain call: ``--nproc-per-node 2 train.py --epochs 3``.
+        command: Ours: ``record --out runs/train``.
+    """
+    from torch.distributed.run import get_args_parser
+
+    parsed = get_args_parser().parse_args(list(arguments))
+    count = len(parsed.training_script_args) + 1
+    options = [w for w in arguments[: len(arguments) - count] if w not in ("-m", "--module")]
+    script = [*(("-m",) if parsed.module else ()), *arguments[len(arguments) - count :]]
+    return [*options, "--module", "mpdiag", *command, "--", *script]
+
+
+def launch(arguments: Sequence[str]) -> int:
+    """Run torchrun in this process; returns its exit code."""
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.run import main
+
+    try:
+        main(list(arguments))
+    except ChildFailedError as error:
+        codes = [failure.exitcode for failure in error.failures.values()]
+        return next((c if c > 0 else 128 - c for c in codes if c), 1)
+    return 0
+
+
+# -- processes that a script starts ----------------------------------------------------------------
+
+
+class _Followed:
+    """A process's target with our watch around it; it travels to spawned processes by pickle."""
+
+    def __init__(self, target: Any, watch: Callable[[Any], Any], settings: Any) -> None:
+        self.target = target
+        self.watch = watch
+        self.settings = settings
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        finish = self.watch(self.settings)
+        state = "failed"
+        try:
+            result = self.target(*args, **kwargs)
+            state = "complete"
+            return result
+        except SystemExit as error:
+            state = "failed" if error.code else "complete"
+            raise
+        except KeyboardInterrupt:
+            state = "interrupted"
+            raise
+        finally:
+            finish(state)
+
+
+def follow_children(watch: Callable[[Any], Any], settings: Any) -> None:
+    """Watch the processes that the script starts with ``multiprocessing``, data loaders excepted.
+
+    Args:
+        watch: Called with the settings in the child; returns what to call with the final state.
+        settings: What it is called with; pickled for spawned children.
+    """
+    base = multiprocessing.process.BaseProcess
+    make = base.__init__
+
+    @functools.wraps(make)
+    def made(self: Any, group: Any = None, target: Any = None, *args: Any, **kwargs: Any) -> None:
+        if target is not None and _may_train(target):
+            target = _Followed(target, watch, settings)
+        make(self, group, target, *args, **kwargs)
+
+    base.__init__ = made  # type: ignore[method-assign]
+
+
+def _may_train(target: Any) -> bool:
+    """Whether it is the script's own function, or torch's spawn around one."""
+    module = str(getattr(target, "__module__", "") or "")
+    if module == "torch.multiprocessing.spawn":
+        return True
+    return module.partition(".")[0] not in (
+        "torch",
+        "multiprocessing",
+        "concurrent",
+        "joblib",
+        "mpdiag",
+    )

@@ -1,0 +1,254 @@
+"""``mpdiag record -- script.py``: record an unmodified script."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+import threading
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mpdiag.errors import InputError, RunExists, UsageError
+from mpdiag.launching import processes
+from mpdiag.launching.script import AfterTorch, Ending, Script, run
+from mpdiag.recording.cadence import Cadence
+from mpdiag.runs import META
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.optim import Optimizer
+
+    from mpdiag.launching.discovery import Discovery, Found, Root
+    from mpdiag.recording.recorder import Adopted, Recorder
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to record; see ``mpdiag.record``.
+
+    Attributes:
+        folder: The run folder.
+        script: What is recorded: a path, or ``-m`` and a module's name.
+        several: Whether processes of this script may have runs of their own in ``folder-2`` ….
+    """
+
+    folder: Path
+    cadence: Cadence
+    include: str | None
+    exclude: str | None
+    script: str
+    several: bool = False
+
+
+def record_script(
+    script: Script,
+    out: Path | None = None,
+    *,
+    every: int | None = None,
+    max_steps: int | None = None,
+    include: str | None = None,
+    exclude: str | None = None,
+) -> tuple[Ending, Path | None]:
+    """Run a script and record what trains in it.
+
+    Args:
+        script: What to run.
+        out: The run folder; default: ``runs/NAME``, with a number if that exists.
+        every: As for ``mpdiag.record``, and so the rest.
+        max_steps: Steps to record.
+        include: Names to record.
+        exclude: Names to leave out.
+
+    Returns:
+        How it ended, and the run folder; None where another rank tells of it.
+
+    Raises:
+        UsageError: If an option makes no sense.
+        RunExists: If ``out`` holds a run.
+        InputError: If the script ended well and nothing in it trained.
+    """
+    _check_pattern("--include", include)
+    _check_pattern("--exclude", exclude)
+    cadence = Cadence(every, max_steps)
+    rank, world = processes.announced_ranks()
+    folder = (out or processes.claim_run(Path("runs"), script.name)).absolute()
+    _refuse_existing(folder, rank)
+    settings = Settings(
+        folder, cadence, include, exclude, f"-m {script.target}" if script.module else script.target
+    )
+    watch = Watch(settings)
+    AfterTorch(watch.attach).install()
+    processes.follow_children(watch_child, replace(settings, several=world == 1))
+    try:
+        ending = run(script)
+    finally:
+        # What escapes run() has not been told as an ending.
+        watch.close("failed" if sys.exc_info()[0] is not None else "complete")
+    watch.finish(ending.state)
+    if not watch.recorded and not (folder / META).exists() and ending.code == 0:
+        message = (
+            "nothing was recorded: the script ended without calling a torch module that trains"
+            if rank == 0
+            else f"rank {rank} recorded nothing"
+        )
+        raise InputError(message)
+    told = rank == 0 and (watch.recorded or (folder / META).exists())
+    return ending, folder if told else None
+
+
+def _check_pattern(option: str, pattern: str | None) -> None:
+    try:
+        re.compile(pattern or "")
+    except re.error as error:
+        message = f"{option} {pattern!r} is no regular expression: {error}"
+        raise UsageError(message) from error
+
+
+def _refuse_existing(folder: Path, rank: int) -> None:
+    mine = folder / META if rank == 0 else folder / "ranks" / f"rank{rank:05d}.json"
+    if mine.exists():
+        message = f"{folder} already holds a run: choose another folder with --out, or remove it"
+        raise RunExists(message)
+
+
+class Watch:
+    """Records one process."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self._recorder: Recorder | None = None
+        self._discovery: Discovery | None = None
+        self._roots: set[int] = set()
+        self._state: str | None = None
+        self._begun = False  # in the very call that is being made
+        self._troubled = False
+
+    @property
+    def recorded(self) -> bool:
+        """Whether recording began."""
+        return self._recorder is not None
+
+    def attach(self) -> None:
+        """Begin to look; torch is there."""
+        from mpdiag.launching.discovery import Discovery
+
+        self._discovery = Discovery(self)
+        self._discovery.attach()
+
+    def close(self, state: str) -> None:
+        """Stop, whatever has happened; the first word about the state counts."""
+        if self._state is None and state == "failed":
+            self.finish(state)
+
+    def finish(self, state: str) -> None:
+        """Stop and finish the run folder; twice does no harm."""
+        if self._state is not None:
+            return
+        self._state = state
+        if self._discovery is not None:
+            self._discovery.detach()
+        if self._recorder is not None:
+            self._recorder.close(state)
+
+    # -- what discovery tells ----------------------------------------------------------------------
+
+    def found(self, found: Found) -> None:
+        """Begin recording, or take more into it."""
+        from mpdiag.launching.naming import script_names
+
+        names = script_names([(root.model, root.wrapper) for root in found.roots])
+        models = _prefixed(found.roots, names, first=self._recorder is None)
+        self._roots.update(id(one) for r in found.roots for one in (r.model, r.wrapper))
+        if self._recorder is None:
+            self._begin(models, found)
+        else:
+            self._recorder.adopt(models, found.optimizers)
+        if self._recorder is not None:
+            self._recorder.name_models(
+                {id(r.model): name for r, name in zip(found.roots, names, strict=True)}
+            )
+
+    def made(self, _optimizer: Optimizer) -> None:
+        """Its first step will tell."""
+
+    def called(self, module: nn.Module, args: Any) -> None:
+        """Tell the recorder of the call that it was made in, and of parts called alone."""
+        recorder = self._recorder
+        if recorder is None or self._discovery is None:
+            return
+        if id(module) not in self._roots:
+            self._roots.add(id(module))
+            recorder.enter(module)
+        if self._begun:
+            self._begun = False
+            recorder.call_began(module, args)
+        limit = self.settings.cadence.max_steps
+        if limit is not None and recorder.steps_recorded >= limit:
+            self.finish("complete")
+
+    def trouble(self, error: Exception) -> None:
+        """Say so once; the script goes on."""
+        if not self._troubled:
+            self._troubled = True
+            print(
+                f"mpdiag: cannot record all that trains ({type(error).__name__}: {error}); "
+                "the script goes on",
+                file=sys.stderr,
+            )
+
+    def _begin(self, models: dict[str, Adopted], found: Found) -> None:
+        from mpdiag.recording.names import NameFilter, Subjects
+        from mpdiag.recording.recorder import Recorder
+
+        settings = self.settings
+        subjects = Subjects((), {}, {}, NameFilter(settings.include, settings.exclude))
+        for prefix, (model, wrapper) in models.items():
+            subjects.adopt(prefix, model, wrapper)
+        folder = settings.folder
+        if settings.several and (folder / META).exists():
+            from mpdiag.runs import free_name
+
+            folder = free_name(folder.parent, folder.name)
+        self._recorder = Recorder(
+            subjects,
+            list(found.optimizers),
+            folder,
+            settings.cadence,
+            settings.include,
+            settings.exclude,
+            script=settings.script,
+        ).start()
+        self._begun = True
+        if threading.current_thread() is threading.main_thread():
+            self._finish_on_termination()
+
+    def _finish_on_termination(self) -> None:
+        """SIGTERM is how launchers stop the other ranks when one has failed."""
+        if os.name != "posix" or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+            return
+        mine = os.getpid()
+
+        def terminated(number: int, _frame: Any) -> None:
+            if os.getpid() == mine:
+                self.finish("interrupted")
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
+
+        signal.signal(signal.SIGTERM, terminated)
+
+
+def _prefixed(roots: tuple[Root, ...], names: list[str], *, first: bool) -> dict[str, Adopted]:
+    """Models by the prefix of their names; a lone one keeps PyTorch's."""
+    if first and len(roots) == 1:
+        names = [""]
+    return {name: (r.model, r.wrapper) for name, r in zip(names, roots, strict=True)}
+
+
+def watch_child(settings: Settings) -> Any:
+    """Record a process that the script has started; returns what to call at its end."""
+    watch = Watch(settings)
+    AfterTorch(watch.attach).install()
+    return watch.finish

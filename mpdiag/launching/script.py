@@ -1,0 +1,287 @@
+"""Run a Python script as ``python script.py ARGS`` would, in this process.
+
+The script gets a ``__main__`` module of its own, which stays in ``sys.modules`` when it has ended
+(``runpy`` takes its away): what it registered with ``atexit``, pickles or hands to worker processes
+goes on finding its functions there. ``sys.argv``, ``sys.path[0]``, the working folder, the exit
+code and the traceback are those of the plain call.
+"""
+
+from __future__ import annotations
+
+import builtins
+import importlib.util
+import re
+import shutil
+import sys
+import threading
+from dataclasses import dataclass
+from importlib.machinery import PathFinder, SourceFileLoader
+from pathlib import Path
+from types import ModuleType, TracebackType
+from typing import TYPE_CHECKING, Any
+
+from mpdiag.errors import InputError, MpdiagError, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from types import CodeType
+
+_PYTHON = re.compile(r"python(\d+(\.\d+)*)?w?(\.exe)?", re.IGNORECASE)
+_OURS = str(Path(__file__).resolve().parent.parent)
+INTERRUPTED = 130
+"""What a shell reports of a program that Ctrl-C ended."""
+
+
+@dataclass(frozen=True)
+class Script:
+    """What to run.
+
+    Attributes:
+        target: A script, a folder or archive with a ``__main__.py``, or a module's name.
+        module: Whether ``target`` is a module's name (``python -m``).
+        arguments: What the script finds in ``sys.argv[1:]``.
+    """
+
+    target: str
+    module: bool
+    arguments: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """A short name for runs."""
+        if self.module:
+            return self.target.removesuffix(".__main__").rpartition(".")[2]
+        path = Path(self.target).resolve()
+        return path.parent.name if path.name == "__main__.py" else path.stem
+
+    @property
+    def words(self) -> tuple[str, ...]:
+        """As they stand after ``python``."""
+        return (*(("-m",) if self.module else ()), self.target, *self.arguments)
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How a script ended.
+
+    Attributes:
+        code: Its exit code.
+        state: ``complete``, ``failed`` or ``interrupted``.
+    """
+
+    code: int
+    state: str
+
+
+def parse(words: Sequence[str]) -> Script:
+    """What stands after ``--``: ``script.py ARGS``, ``-m package ARGS``, either after ``python``.
+
+    Raises:
+        UsageError: If there is nothing to run.
+        InputError: If there is no such script.
+    """
+    rest = list(words)
+    if rest and _PYTHON.fullmatch(Path(rest[0]).name):
+        rest = rest[1:]
+        while rest and rest[0] in ("-u", "-B", "-E", "-s"):  # they change nothing for the script
+            rest = rest[1:]
+    if not rest:
+        message = "there is no script to run: write `-- script.py ARGS` at the end"
+        raise UsageError(message)
+    if rest[0] == "-m":
+        if len(rest) == 1:
+            message = "-m needs the name of a module: write `-- -m package ARGS`"
+            raise UsageError(message)
+        return Script(rest[1], True, tuple(rest[2:]))
+    if rest[0].startswith("-"):
+        message = f"cannot run Python with {rest[0]}: give the script itself, or -m and a module"
+        raise UsageError(message)
+    return Script(_located(rest[0]), False, tuple(rest[1:]))
+
+
+def _located(word: str) -> str:
+    """A script's path; a command of that name, if it is a Python script, where no file is."""
+    if Path(word).exists():
+        return word
+    command = shutil.which(word)
+    if command is not None:
+        with Path(command).open("rb") as file:
+            if re.match(rb"#!.*python", file.readline()):
+                return command
+        message = f"{word} is no Python script: give the training script itself"
+        raise InputError(message)
+    message = f"there is no script {word}: give its path, or -m and a module's name"
+    raise InputError(message)
+
+
+def run(script: Script) -> Ending:
+    """Run it to its end, its threads included.
+
+    What it raises is shown as Python would show it; ours (``MpdiagError``) is raised again.
+    """
+    main = ModuleType("__main__")
+    main.__dict__["__builtins__"] = builtins
+    former = sys.modules["__main__"]
+    _kept.append(former)  # its functions may still be called: it must not be taken apart
+    sys.modules["__main__"] = main
+    sys.argv = [script.target, *script.arguments]
+    try:
+        code = _prepare(script, main)
+        exec(code, main.__dict__)  # noqa: S102 - that is what is asked for
+        _wait_for_threads()
+    except SystemExit as error:
+        return _exited(error)
+    except MpdiagError as error:
+        if not _is_ours(error):
+            _show(error)
+            return Ending(1, "failed")
+        raise
+    except KeyboardInterrupt as error:
+        _show(error)
+        return Ending(INTERRUPTED, "interrupted")
+    except Exception as error:  # noqa: BLE001 - whatever it is, it is the script's
+        _show(error)
+        return Ending(1, "failed")
+    return Ending(0, "complete")
+
+
+_kept: list[ModuleType] = []
+
+
+def _prepare(script: Script, main: ModuleType) -> CodeType:
+    """Set the new ``__main__`` up and find its code."""
+    if script.module:
+        _put_first("")
+        name = script.target
+        spec = importlib.util.find_spec(name)
+        if spec is not None and spec.submodule_search_locations is not None:
+            spec = importlib.util.find_spec(f"{name}.__main__")
+        if spec is None or spec.loader is None:
+            message = f"there is no module {name} to run: see `python -m {name}`"
+            raise InputError(message)
+        sys.argv[0] = str(spec.origin)
+        main.__spec__ = spec
+        main.__package__ = spec.parent
+    else:
+        path = Path(script.target)
+        if path.is_dir() or path.suffix in (".zip", ".pyz"):
+            _put_first(str(path.resolve()))
+            spec = PathFinder.find_spec("__main__", [str(path.resolve())])
+            if spec is None:
+                message = f"there is no __main__.py in {path}: give a script"
+                raise InputError(message)
+            main.__spec__ = spec
+            main.__package__ = ""
+        else:
+            _put_first(str(path.resolve().parent))
+            whole = str(Path.cwd() / path)
+            main.__file__ = whole
+            main.__loader__ = SourceFileLoader("__main__", whole)
+            return compile(path.read_bytes(), whole, "exec", dont_inherit=True)
+    main.__loader__ = spec.loader
+    main.__file__ = spec.origin
+    code: CodeType | None = spec.loader.get_code(spec.name)  # type: ignore[union-attr]
+    if code is None:
+        message = f"{script.target} has no code to run: see `python -m {script.target}`"
+        raise InputError(message)
+    return code
+
+
+def _put_first(folder: str) -> None:
+    """``sys.path[0]`` as Python sets it: until now it is where ``mpdiag`` was found."""
+    if not getattr(sys.flags, "safe_path", False):
+        sys.path[0] = folder or str(Path.cwd())
+
+
+def _wait_for_threads() -> None:
+    """Python ends only when they have: some scripts train in one."""
+    for thread in threading.enumerate():
+        if thread is not threading.main_thread() and not thread.daemon:
+            thread.join()
+
+
+def _exited(error: SystemExit) -> Ending:
+    code: Any = error.code
+    if code is None or isinstance(code, int):
+        return Ending(code or 0, "failed" if code else "complete")
+    print(code, file=sys.stderr)
+    return Ending(1, "failed")
+
+
+def _is_ours(error: BaseException) -> bool:
+    """Whether it was raised on behalf of the command, rather than by a script that uses mpdiag."""
+    return bool(getattr(error, "of_launching", False)) or isinstance(error, InputError)
+
+
+def _show(error: BaseException) -> None:
+    """The script's traceback, through its own ``sys.excepthook``, without frames of ours."""
+    seen: set[int] = set()
+    link: BaseException | None = error
+    while link is not None and id(link) not in seen:
+        seen.add(id(link))
+        link.__traceback__ = _without_ours(link.__traceback__)
+        link = link.__cause__ or link.__context__
+    sys.last_type, sys.last_value, sys.last_traceback = type(error), error, error.__traceback__
+    sys.stdout.flush()
+    try:
+        sys.excepthook(type(error), error, error.__traceback__)
+    except Exception:  # noqa: BLE001 - a script's hook may fail
+        sys.__excepthook__(type(error), error, error.__traceback__)
+
+
+def _without_ours(traceback: TracebackType | None) -> TracebackType | None:
+    entries = []
+    while traceback is not None:
+        if not traceback.tb_frame.f_code.co_filename.startswith(_OURS):
+            entries.append(traceback)
+        traceback = traceback.tb_next
+    kept: TracebackType | None = None
+    for entry in reversed(entries):
+        kept = TracebackType(kept, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+    return kept
+
+
+# -- the moment torch is there ---------------------------------------------------------------------
+
+
+class AfterTorch:
+    """Calls a function as soon as the script has imported torch; at once if it is there already.
+
+    We must not import torch first: what a script sets before (threads, visible devices) is read
+    then.
+    """
+
+    def __init__(self, call: Any) -> None:
+        self._call = call
+        self._looking = False
+
+    def install(self) -> None:
+        """Wait for the import."""
+        if "torch" in sys.modules:
+            self._call()
+        else:
+            sys.meta_path.insert(0, self)
+
+    def find_spec(self, name: str, _path: Any = None, _target: Any = None) -> Any:
+        """The finder's protocol: everyone else's finding, with our call behind the import."""
+        if name != "torch" or self._looking:
+            return None
+        self._looking = True
+        try:
+            spec = importlib.util.find_spec(name)
+        finally:
+            self._looking = False
+        loader: Any = spec.loader if spec is not None else None
+        if loader is None:
+            return None
+        execute = loader.exec_module
+
+        def exec_module(module: ModuleType) -> None:
+            del loader.exec_module
+            execute(module)
+            if self in sys.meta_path:
+                sys.meta_path.remove(self)
+            self._call()
+
+        loader.exec_module = exec_module
+        return spec

@@ -1,0 +1,1 @@
+"""Plotly figures, each drawn from a tidy DataFrame and nothing else."""

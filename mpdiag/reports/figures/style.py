@@ -1,0 +1,79 @@
+"""What all figures share: a transparent ground, so that light and dark pages show through."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import plotly.graph_objects as go
+
+from mpdiag.reports.words import in_figure
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+GRID = "rgba(128, 136, 150, 0.22)"
+LINE = "rgba(128, 136, 150, 0.6)"
+FONT = "Source Sans, Source Sans Pro, Inter, system-ui, sans-serif"
+_MOST_LABELS = 45
+
+
+def figure(height: int = 380, **layout: Any) -> go.Figure:
+    """An empty figure in the common style."""
+    fig = go.Figure()
+    axis = {"gridcolor": GRID, "zeroline": False, "linecolor": LINE, "automargin": True}
+    fig.update_layout(
+        template="none",
+        height=height,
+        margin={"l": 8, "r": 12, "t": 36, "b": 8},
+        paper_bgcolor="rgba(0,0,0,0)",
+        plot_bgcolor="rgba(0,0,0,0)",
+        font={"family": FONT, "size": 13},
+        hoverlabel={"font": {"family": FONT}},
+        legend={"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 0},
+        xaxis=axis,
+        yaxis=axis,
+        bargap=0.04,
+    )
+    fig.update_layout(**layout)
+    return fig
+
+
+def empty(sentence: str) -> go.Figure:
+    """A figure that says why there is nothing to draw."""
+    fig = figure(140)
+    fig.add_annotation(text=in_figure(sentence), showarrow=False, x=0.5, y=0.5, xref="paper")
+    return fig.update_xaxes(visible=False).update_yaxes(visible=False)
+
+
+def layer_axis(fig: go.Figure, names: Sequence[str]) -> None:
+    """Label positions 0 … n-1 of the y axis with names, the first on top, as many as fit."""
+    every = max(1, -(-len(names) // _MOST_LABELS))
+    places = list(range(0, len(names), every))
+    fig.update_yaxes(
+        tickmode="array",
+        tickvals=places,
+        ticktext=[in_figure(names[i], 26) for i in places],
+        range=[len(names) - 0.5, -0.5],
+        showgrid=False,
+        title=None,
+    )
+
+
+def exponent_axis(fig: go.Figure, low: int, high: int, title: str) -> None:
+    """Powers of two along x: position e is the value 2^e."""
+    step = next(s for s in (1, 2, 4, 8, 16, 32) if (high - low) / s <= 14)
+    first = -(-low // step) * step
+    places = list(range(first, high + 1, step))
+    fig.update_xaxes(
+        title=title,
+        tickmode="array",
+        tickvals=places,
+        ticktext=[f"2<sup>{e}</sup>" for e in places],
+        range=[low, high],
+    )
+
+
+def row_height(rows: int) -> int:
+    """Height of a figure with a row for each layer."""
+    return int(np.clip(110 + 19 * rows, 240, 900))

@@ -1,0 +1,165 @@
+"""Trainings: loss curves, the loss scale with its skips, and replays of a scaler."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mpdiag.formats import FP16
+from mpdiag.reports.figures.style import empty, figure
+from mpdiag.reports.palette import GREEN, PURPLE, SERIES, VERMILION
+from mpdiag.reports.words import in_figure
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import plotly.graph_objects as go
+
+_DASHES = ("solid", "dash", "dot", "dashdot")
+
+
+def losses(frame: pd.DataFrame, *, log: bool = False, window: int = 1) -> go.Figure:
+    """Loss curves (``losses_frame``), a line for each run.
+
+    Args:
+        frame: The table.
+        log: A log scale; what is not positive is left out there.
+        window: Steps of a running median, drawn over the pale raw line.
+    """
+    if frame.empty:
+        return empty("no training log")
+    fig = figure(380)
+    for i, (run, part) in enumerate(frame.groupby("run", sort=False)):
+        name, colour = in_figure(str(run)), SERIES[i % len(SERIES)]
+        y = part["loss"].where(np.isfinite(part["loss"].astype(float)))
+        hover = "step %{x}: %{y:.5g}<extra>" + name + "</extra>"
+        smooth = window > 1
+        fig.add_scatter(
+            x=part["step"],
+            y=y,
+            name=name,
+            mode="lines",
+            showlegend=not smooth,
+            opacity=0.28 if smooth else 1.0,
+            line={"color": colour, "width": 1 if smooth else 2, "dash": _DASHES[i % 4]},
+            hovertemplate=hover,
+        )
+        if smooth:
+            fig.add_scatter(
+                x=part["step"],
+                y=y.rolling(window, min_periods=1, center=True).median(),
+                name=name,
+                mode="lines",
+                line={"color": colour, "width": 2.5, "dash": _DASHES[i % 4]},
+                hovertemplate=hover,
+            )
+    fig.update_xaxes(title="step")
+    fig.update_yaxes(title="loss", type="log" if log else "linear")
+    if log:
+        _log10_axis(fig, frame["loss"])
+    return fig
+
+
+def scale(frame: pd.DataFrame) -> go.Figure:
+    """The loss scales of some trainings (``scales_frame``), a cross at each skip with its cause."""
+    if frame.empty:
+        return empty("no steps")
+    fig = figure(300)
+    for i, (run, part) in enumerate(frame.groupby("run", sort=False)):
+        name, colour = in_figure(str(run)), SERIES[i % len(SERIES)]
+        fig.add_scatter(
+            x=part["step"],
+            y=part["scale"],
+            name=name,
+            mode="lines",
+            line={"color": colour, "width": 2.5, "shape": "hv", "dash": _DASHES[i % 4]},
+            hovertemplate="step %{x}: scale %{y:g}<extra>" + name + "</extra>",
+        )
+    skipped = frame[frame["skipped"]]
+    if len(skipped):
+        fig.add_scatter(
+            x=skipped["step"],
+            y=skipped["scale"],
+            name=f"skipped ({len(skipped)})",
+            mode="markers",
+            marker={"color": VERMILION, "symbol": "x", "size": 10},
+            customdata=[in_figure(_wrapped(str(r))) for r in skipped["reason"]],
+            hovertemplate="step %{x} skipped: %{customdata}<extra></extra>",
+        )
+    _log2_axis(fig, frame["scale"])
+    fig.update_xaxes(title="step")
+    return fig
+
+
+def replay(frame: pd.DataFrame) -> go.Figure:
+    """A scaler replayed over a recording (``replay_frame``), under what each step admits."""
+    if frame.empty:
+        return empty("no recorded gradients")
+    fig = figure(340)
+    finite = frame[np.isfinite(frame["absmax"]) & (frame["absmax"] > 0)]
+    fig.add_scatter(
+        x=finite["step"],
+        y=FP16.overflow_threshold / finite["absmax"],
+        name="overflows from here",
+        mode="lines",
+        line={"color": PURPLE, "width": 1.5, "dash": "dot"},
+        hovertemplate="step %{x}: overflows at %{y:.4g}<extra></extra>",
+    )
+    fig.add_scatter(
+        x=frame["step"],
+        y=frame["scale"],
+        name="loss scale",
+        mode="lines+markers",
+        line={"color": GREEN, "width": 2.5, "shape": "hv"},
+        marker={"size": 5},
+        customdata=frame["lost_share"],
+        hovertemplate="step %{x}: scale %{y:g}, %{customdata:.2%} lost<extra></extra>",
+    )
+    skipped = frame[frame["overflow"]]
+    if len(skipped):
+        fig.add_scatter(
+            x=skipped["step"],
+            y=skipped["scale"],
+            name=f"skipped ({len(skipped)})",
+            mode="markers",
+            marker={"color": VERMILION, "symbol": "x", "size": 11},
+            hovertemplate="step %{x}: skipped<extra></extra>",
+        )
+    _log2_axis(fig, [*frame["scale"], *(FP16.overflow_threshold / finite["absmax"])])
+    fig.update_xaxes(title="step")
+    return fig
+
+
+def _log10_axis(fig: go.Figure, values: object) -> None:
+    """Ticks at 1, 2 and 5 times powers of ten, each written out."""
+    known = np.asarray(values, float)
+    known = known[np.isfinite(known) & (known > 0)]
+    if known.size == 0:
+        return
+    low, high = float(known.min()), float(known.max())
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    steps = (1, 2, 5) if len(decades) <= 4 else (1,)
+    places = [m * 10.0**e for e in decades for m in steps]
+    fig.update_yaxes(tickmode="array", tickvals=places, ticktext=[f"{p:g}" for p in places])
+
+
+def _log2_axis(fig: go.Figure, values: object) -> None:
+    known = np.asarray(values, float)
+    known = known[np.isfinite(known) & (known > 0)]
+    low = math.floor(np.log2(known.min())) if known.size else 0
+    high = math.ceil(np.log2(known.max())) if known.size else 1
+    step = max(1, -(-(high - low) // 8))
+    places = range(low, high + 1, step)
+    fig.update_yaxes(
+        type="log",
+        title="loss scale",
+        tickmode="array",
+        tickvals=[2.0**e for e in places],
+        ticktext=[f"2<sup>{e}</sup>" for e in places],
+        range=[math.log10(2.0) * (low - 0.5), math.log10(2.0) * (high + 0.5)],
+    )
+
+
+def _wrapped(text: str, width: int = 120) -> str:
+    return text if len(text) <= width else text[: width - 1] + "…"

@@ -1,0 +1,1 @@
+"""Tidy DataFrames: the numbers of every figure, computed without drawing anything."""

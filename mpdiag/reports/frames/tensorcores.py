@@ -1,0 +1,144 @@
+"""A profile as tidy tables: the document ``mpdiag profile --json`` prints, kept as profile.json."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from mpdiag.errors import DamagedRun, NewerSchema, RunNotFound
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Mapping
+    from pathlib import Path
+
+FILE = "profile.json"
+SCHEMA_VERSION = 1
+VERDICTS = ("tensor_core", "cuda_core", "helper", "layout", "other", "unknown")
+_KERNELS = [
+    *("name", "calls", "time_us", "verdict", "instruction", "dtype", "alignment"),
+    *("op", "module", "shapes", "evidence"),
+]
+_OPERATIONS = [
+    *("op", "module", "m", "n", "k", "dtype", "aligned", "cause", "fix", "time_us"),
+    "amdahl_bound",
+]
+
+
+def read_profile(folder: Path) -> dict[str, Any]:
+    """Read a run's ``profile.json``.
+
+    Raises:
+        RunNotFound: If the run has none.
+        DamagedRun: If it cannot be read.
+        NewerSchema: If a newer version wrote it.
+    """
+    path = folder / FILE
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        message = f"{folder} has no {FILE}: write one with mpdiag profile --json > {path}"
+        raise RunNotFound(message) from None
+    except (OSError, ValueError, RecursionError) as error:
+        message = f"{path} is damaged ({str(error).splitlines()[0]}): profile again"
+        raise DamagedRun(message) from error
+    lists = isinstance(document, dict) and all(
+        isinstance(rows := document.get(name, []), list)
+        and all(isinstance(row, dict) for row in rows)
+        for name in ("kernels", "operations", "findings")
+    )
+    if not lists:
+        message = f"{path} is no profile: profile again with mpdiag profile --json"
+        raise DamagedRun(message)
+    version = document.get("schema_version")
+    if isinstance(version, int) and version > SCHEMA_VERSION:
+        message = f"{path} was written by a newer mpdiag (schema {version}): upgrade to read it"
+        raise NewerSchema(message)
+    return dict(document)
+
+
+def kernel_frame(profile: Mapping[str, Any]) -> pd.DataFrame:
+    """The kernels, longest first, each with its ``share`` of the time of all kernels."""
+    frame = _table(profile.get("kernels", []), _KERNELS)
+    frame["time_us"] = _numbers(frame["time_us"])
+    whole = frame["time_us"].sum()
+    frame["share"] = frame["time_us"] / whole if whole else 0.0
+    return frame.sort_values("time_us", ascending=False, kind="stable", ignore_index=True)
+
+
+def verdict_frame(profile: Mapping[str, Any]) -> pd.DataFrame:
+    """Kernel time by verdict: ``verdict``, ``time_us``, ``share``; all verdicts, in fixed order."""
+    kernels = kernel_frame(profile)
+    times = kernels.groupby("verdict")["time_us"].sum()
+    frame = times.reindex(VERDICTS, fill_value=0.0).rename_axis("verdict").reset_index()
+    whole = frame["time_us"].sum()
+    frame["share"] = frame["time_us"] / whole if whole else 0.0
+    return frame
+
+
+def operation_frame(profile: Mapping[str, Any]) -> pd.DataFrame:
+    """Matrix operations, longest first, with ``padded``: M, N, K rounded up to multiples of 8.
+
+    A multiple of 8 suits FP16 and BF16 (16 bytes); 8-bit types want 16, FP32 as TF32 4.
+    """
+    frame = _table(profile.get("operations", []), _OPERATIONS)
+    frame["time_us"] = _numbers(frame["time_us"])
+    frame["amdahl_bound"] = _numbers(frame["amdahl_bound"], 1.0)
+    frame["padded"] = [_padded(row) for row in frame.to_dict("records")]
+    return frame.sort_values("time_us", ascending=False, kind="stable", ignore_index=True)
+
+
+def combined_bound(bounds: Collection[float]) -> float:
+    """How much faster everything becomes, at most, with several fixes together.
+
+    A bound b of one fix means that it saves 1 - 1/b of the time; different operations' savings add.
+    """
+    saved = sum(1.0 - 1.0 / bound for bound in bounds if bound > 1.0)
+    return 1.0 / (1.0 - saved) if saved < 1.0 else float("inf")
+
+
+def _padded(row: Mapping[Any, Any]) -> str:
+    dtype = str(row.get("dtype") or "")
+    step = 16 if "8" in dtype and "bfloat" not in dtype else 4 if "32" in dtype else 8
+    sizes = []
+    for name in ("m", "n", "k"):
+        value = row.get(name)
+        if not isinstance(value, (int, float)) or value != value or value <= 0:
+            return ""
+        sizes.append(-(-int(value) // step) * step)
+    same = all(size == int(row[name]) for size, name in zip(sizes, "mnk", strict=True))
+    return "" if same else " × ".join(map(str, sizes))
+
+
+def _table(rows: Any, columns: list[str]) -> pd.DataFrame:
+    # Fields beyond the contract are left to their own readers; missing ones are empty.
+    return pd.DataFrame(
+        [{name: row.get(name) for name in columns} for row in rows], columns=columns
+    )
+
+
+def _numbers(column: Any, default: float = 0.0) -> Any:
+    return pd.to_numeric(column, errors="coerce").fillna(default).astype(float)
+
+
+def headline(profile: Mapping[str, Any]) -> tuple[tuple[str, float], ...]:
+    """The four shares of kernel time that say most; one that the profile lacks is counted anew."""
+    shares = verdict_frame(profile).set_index("verdict")["share"]
+
+    def known(name: str, verdict: str) -> float:
+        value = profile.get(name)
+        return float(value) if isinstance(value, (int, float)) else float(shares[verdict])
+
+    return (
+        ("On Tensor Cores", known("tensor_core_fraction", "tensor_core")),
+        ("Matrix work on CUDA cores", known("matrix_cuda_core_fraction", "cuda_core")),
+        ("Layout changes", known("layout_fraction", "layout")),
+        ("Unknown kernels", known("unknown_fraction", "unknown")),
+    )
+
+
+def fixable(operations: pd.DataFrame) -> pd.DataFrame:
+    """The operations of an ``operation_frame`` with a known fix."""
+    known = operations["fix"].notna() & (operations["fix"].astype(str) != "")
+    return operations[known].reset_index(drop=True)

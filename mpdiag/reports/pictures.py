@@ -1,0 +1,378 @@
+"""A picture: a figure, the table it is drawn from, and the receipt that gives the same numbers.
+
+The dashboard and the HTML report show these same objects.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mpdiag.analysis.layers import Layers
+from mpdiag.formats import FORMATS, FP16
+from mpdiag.reports import receipts
+from mpdiag.reports.figures import comparing as draw_comparing
+from mpdiag.reports.figures import gradients as draw_gradients
+from mpdiag.reports.figures import tensorcores as draw_tensorcores
+from mpdiag.reports.figures import training as draw_training
+from mpdiag.reports.figures import updates as draw_updates
+from mpdiag.reports.frames import comparing, gradients, tensorcores, training, updates
+from mpdiag.reports.words import layer_name
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import pandas as pd
+    import plotly.graph_objects as go
+
+    from mpdiag.analysis.analyzer import Analysis
+    from mpdiag.analysis.replay import Replay
+    from mpdiag.columns import Records
+    from mpdiag.formats import FloatFormat
+    from mpdiag.plan import LossScalePlan
+    from mpdiag.records import Kind
+    from mpdiag.training_log import TrainingLog
+
+
+@dataclass(frozen=True, eq=False)
+class Picture:
+    """One figure with all that belongs to it.
+
+    Attributes:
+        key: A short stable name, of files and of widgets.
+        title: What it shows; text, no markup.
+        caption: How to read it; text, no markup.
+        figure: The figure.
+        frame: Its numbers.
+        receipt: A script that computes them from the run folder.
+    """
+
+    key: str
+    title: str
+    caption: str
+    figure: go.Figure
+    frame: pd.DataFrame
+    receipt: str
+
+
+KIND_WORDS: Mapping[Kind, str] = {
+    "activation_grad": "activation gradients",
+    "weight_grad": "weight gradients",
+    "activation": "activations",
+    "weight": "weights",
+    "update": "updates",
+}
+
+
+def found(layers: Layers, text: str) -> Layers:
+    """The layers whose name holds a text, whatever the case."""
+    wanted = text.strip().lower()
+    rows = np.array([wanted in layer_name(str(n)).lower() for n in layers.names], bool)
+    keep = np.flatnonzero(rows)
+    return Layers(
+        layers.kinds[keep], layers.names[keep], layers.histograms[keep], layers.steps[keep]
+    )
+
+
+def interval_of(scale: LossScalePlan) -> tuple[float, float]:
+    """The recommended interval of loss scales, as exponents."""
+    upper = np.inf if scale.upper is None else float(np.log2(scale.upper))
+    return float(np.log2(scale.lower)), upper
+
+
+# -- gradients -------------------------------------------------------------------------------------
+
+
+def heat_map(
+    run: str, layers: Layers, kind: Kind, fmt: FloatFormat, exponent: int, *, log: bool = True
+) -> Picture:
+    """Layers × exponents with the format's window."""
+    frame = gradients.exponent_frame(layers)
+    names = [str(name) for name in layers.names]
+    return Picture(
+        "heat-map",
+        f"Where the {KIND_WORDS[kind]} lie, layer by layer",
+        f"Each cell is a power of two of one layer, coloured by what {fmt.label} makes of it at this "
+        "loss scale, the stronger the more values lie there. A larger scale moves the window left.",
+        draw_gradients.heat_map(frame, names, fmt, exponent, log=log),
+        frame,
+        receipts.exponents(run, kind),
+    )
+
+
+def one_histogram(
+    run: str,
+    layers: Layers,
+    kind: Kind,
+    fmt: FloatFormat,
+    exponent: int,
+    *,
+    layer: str | None = None,
+    log: bool = True,
+) -> Picture:
+    """One layer's histogram, or all layers' together, each bar by its fate."""
+    if layer is not None:
+        own = np.flatnonzero(layers.names == layer)
+        layers = Layers(
+            layers.kinds[own], layers.names[own], layers.histograms[own], layers.steps[own]
+        )
+    frame = gradients.total_frame(layers)
+    zeros = int(layers.histograms.zeros.sum())
+    whose = "all layers together" if layer is None else layer_name(layer)
+    return Picture(
+        "histogram",
+        f"{KIND_WORDS[kind].capitalize()} of {whose}",
+        "Counts per power of two; values that are exactly 0 stand apart at the left.",
+        draw_gradients.histogram(frame, zeros, fmt, exponent, log=log),
+        frame,
+        receipts.totals(run, kind, layer),
+    )
+
+
+def consequences(run: str, layers: Layers, kind: Kind, fmt: FloatFormat, exponent: int) -> Picture:
+    """What each layer loses at a loss scale."""
+    frame = gradients.scale_frame(layers, fmt, exponent)
+    return Picture(
+        "consequences",
+        f"What {fmt.label} loses at this loss scale",
+        "The layers that lose most. Σ|x| says how much of the gradient's sum goes, "
+        "an estimate within a few percent; the share of values is exact.",
+        draw_gradients.consequences(frame),
+        frame,
+        receipts.losses_at_scale(run, kind, fmt, exponent),
+    )
+
+
+def every_scale(
+    run: str,
+    layers: Layers,
+    kind: Kind,
+    fmt: FloatFormat,
+    exponent: int,
+    scale: LossScalePlan,
+    *,
+    frame: pd.DataFrame | None = None,
+) -> Picture:
+    """What is lost at every loss scale; ``frame`` is its table, where it is known already."""
+    if frame is None:
+        frame = gradients.every_scale_frame(layers, fmt)
+    recommended = int(np.log2(scale.recommended))
+    return Picture(
+        "every-scale",
+        "Every loss scale at once",
+        "Red: the scale chosen; dashed: the one recommended; shaded: sufficient and admissible.",
+        draw_gradients.every_scale(frame, exponent, interval_of(scale), recommended),
+        frame,
+        receipts.every_scale(run, kind, fmt),
+    )
+
+
+def over_time(
+    run: str,
+    records: Records,
+    kind: Kind,
+    layer: str,
+    fmt: FloatFormat,
+    exponent: int,
+    *,
+    log: bool = True,
+) -> Picture:
+    """One layer over the recorded steps."""
+    frame = gradients.time_frame(records, kind, layer)
+    return Picture(
+        "over-time",
+        f"{layer_name(layer)} over time",
+        f"Each column is a recorded step; between the lines lies {fmt.label}'s window.",
+        draw_gradients.over_time(frame, fmt, exponent, log=log),
+        frame,
+        receipts.over_time(run, kind, layer),
+    )
+
+
+# -- updates ---------------------------------------------------------------------------------------
+
+
+def ratios(run: str, records: Records, parameter: str | None, *, log: bool = True) -> Picture:
+    """Updates by |w|/|Δw|."""
+    frame = updates.ratio_frame(records, parameter)
+    whose = "all parameters" if parameter is None else layer_name(parameter)
+    return Picture(
+        "ratios",
+        f"How small the updates are beside the weights: {whose}",
+        "From a ratio of 2048 an FP16 weight begins to swallow its update, beyond 4096 it "
+        "swallows every one (for normal weights).",
+        draw_updates.ratios(frame, log=log),
+        frame,
+        receipts.ratios(run, parameter),
+    )
+
+
+def swallowed(run: str, records: Records) -> Picture:
+    """Swallowed share by parameter."""
+    frame = updates.update_frame(records)
+    return Picture(
+        "swallowed",
+        "Updates that 16-bit weights would swallow",
+        "Measured in the FP32 training: elements that changed, but whose 16-bit weight would not.",
+        draw_updates.swallowed(frame),
+        frame,
+        receipts.updates(run),
+    )
+
+
+def swallowed_over_time(run: str, records: Records, parameter: str | None) -> Picture:
+    """Swallowed share at each recorded step."""
+    frame = updates.swallowed_frame(records, parameter)
+    return Picture(
+        "swallowed-over-time",
+        "Swallowed updates over time",
+        "They grow as the learning rate falls and the training settles.",
+        draw_updates.swallowed_over_time(frame),
+        frame,
+        receipts.swallowed_over_time(run, parameter),
+    )
+
+
+# -- operations ------------------------------------------------------------------------------------
+
+
+def output_ranges(run: str, layers: Layers, fmt: FloatFormat = FP16) -> Picture:
+    """The range of each module's output."""
+    frame = comparing.layers_frame(layers.of_kind("activation"))
+    return Picture(
+        "output-ranges",
+        "From the smallest to the largest |x| of each output",
+        f"Between the lines lies {fmt.label} without a scale: no loss scale moves activations.",
+        draw_comparing.ranges(frame, fmt),
+        frame,
+        receipts.layers(run, "activation"),
+    )
+
+
+def operations_frame(analysis: Analysis) -> pd.DataFrame:
+    """What stays in FP32, as the plan has it."""
+    import pandas as pd
+
+    rows = [
+        {
+            "module": layer_name(choice.module),
+            "operation": choice.op,
+            "why": choice.reason,
+            "largest |x|": choice.evidence.get("absmax"),
+            "values that overflow": choice.evidence.get("overflow"),
+        }
+        for choice in analysis.plan.fp32_operations
+    ]
+    columns = ["module", "operation", "why", "largest |x|", "values that overflow"]
+    return pd.DataFrame(rows, columns=columns)
+
+
+def layer_formats_frame(analysis: Analysis) -> pd.DataFrame:
+    """The narrowest format of each layer's activations and activation gradients, as the plan has it."""
+    import pandas as pd
+
+    rows = [
+        {
+            "layer": layer_name(advice.name),
+            "tensors": advice.kind.replace("_", " "),
+            "format": FORMATS[advice.format].label,
+            "largest |x|": advice.evidence.get("absmax"),
+        }
+        for advice in analysis.plan.layer_formats
+    ]
+    return pd.DataFrame(rows, columns=["layer", "tensors", "format", "largest |x|"])
+
+
+# -- trainings -------------------------------------------------------------------------------------
+
+
+def losses(
+    folder: str, logs: Mapping[str, TrainingLog], *, log: bool = False, window: int = 1
+) -> Picture:
+    """Loss curves of several trainings."""
+    frame = training.losses_frame(logs)
+    return Picture(
+        "losses",
+        "Loss",
+        f"Pale: each step; full: a running median over {window} steps." if window > 1 else "",
+        draw_training.losses(frame, log=log, window=window),
+        frame,
+        receipts.losses(folder, list(logs)),
+    )
+
+
+def scales(folder: str, logs: Mapping[str, TrainingLog]) -> Picture:
+    """The loss scales of several trainings, and each skip with its cause."""
+    frame = training.scales_frame(logs)
+    return Picture(
+        "scale",
+        "Loss scale",
+        "A cross is a skipped step; its cause stands under the pointer and in the table of skips.",
+        draw_training.scale(frame),
+        frame,
+        receipts.scales(folder, list(logs)),
+    )
+
+
+def replayed(run: str, played: Replay, arguments: str) -> Picture:
+    """A scaler replayed over the recorded steps."""
+    frame = training.replay_frame(played)
+    return Picture(
+        "replay",
+        "Loss-scale replay",
+        "What this scaler would have done with the recorded gradients. Exact for recorded steps; "
+        "those between are taken to repeat the one before.",
+        draw_training.replay(frame),
+        frame,
+        receipts.command(f"mpdiag replay {run} {arguments} --json"),
+    )
+
+
+# -- Tensor Cores ----------------------------------------------------------------------------------
+
+
+def verdicts(run: str, profile: Mapping[str, Any]) -> Picture:
+    """Kernel time by verdict."""
+    frame = tensorcores.verdict_frame(profile)
+    return Picture(
+        "verdicts",
+        "Kernel time by verdict",
+        "By kernel name alone; collectives included, memory copies and sets excluded.",
+        draw_tensorcores.verdicts(frame),
+        frame,
+        receipts.profile(run),
+    )
+
+
+def kernels(run: str, profile: Mapping[str, Any]) -> Picture:
+    """The longest kernels."""
+    frame = tensorcores.kernel_frame(profile)
+    return Picture(
+        "kernels",
+        "The longest kernels",
+        "The table has all of them, with the operation and the module that launched each.",
+        draw_tensorcores.kernels(frame),
+        frame,
+        receipts.kernels(run),
+    )
+
+
+# -- two runs --------------------------------------------------------------------------------------
+
+
+def side_by_side(
+    a: str, b: str, sides: tuple[Layers, Layers], names: tuple[str, str], kind: Kind, measure: str
+) -> Picture:
+    """Two runs, layer by layer."""
+    frame = comparing.comparison_frame(sides[0].of_kind(kind), sides[1].of_kind(kind))
+    title = {"absmax": "Largest |x|", "underflow": "Lost to 0", "overflow": "Overflow"}[measure]
+    return Picture(
+        "side-by-side",
+        f"{title}: {KIND_WORDS[kind]} of {names[0]} and {names[1]}",
+        "Most moved first. Shares are FP16's at loss scale 1.",
+        draw_comparing.side_by_side(frame, *names, measure),
+        frame,
+        receipts.comparison(a, b, kind),
+    )

@@ -1,0 +1,167 @@
+"""What ``mpdiag profile`` prints of a trace: the verdict, what is worth most, kernels by time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.console import Group
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from mpdiag.tensorcores.amdahl import speedup
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.console import RenderableType
+
+    from mpdiag.tensorcores.against import Change
+    from mpdiag.tensorcores.causes import JudgedOperation
+    from mpdiag.tensorcores.profile import KernelTime, Profile
+
+SHOWN = 10
+MANY = 1e6
+"""A bound beyond this is the whole."""
+_COLOURS = {"error": "bold red", "warning": "yellow", "info": "cyan"}
+_WORDS = {
+    "tensor_core": "Tensor Cores",
+    "cuda_core": "CUDA cores",
+    "helper": "helper",
+    "layout": "layout",
+    "other": "no matrix work",
+    "unknown": "unknown",
+}
+
+
+def profile_text(profile: Profile) -> RenderableType:
+    """The whole report."""
+    good = profile.fraction("tensor_core") > profile.fraction("cuda_core", "unknown")
+    parts: list[RenderableType] = [
+        Text(profile.verdict, style="bold green" if good else "bold yellow"),
+        Text(_provenance(profile), style="dim"),
+    ]
+    for finding in profile.findings:
+        head = (f"{finding['severity']}: ", _COLOURS[finding["severity"]])
+        parts.append(Text.assemble(head, finding["message"]))
+        parts.append(Text(f"  {finding['fix']}  [{finding['code']}]", style="dim"))
+    if profile.operations:
+        parts += [Text(""), _operations(profile)]
+    return Group(*parts, Text(""), _kernels(profile))
+
+
+def change_text(change: Change) -> RenderableType:
+    """What changed since another trace."""
+    parts: list[RenderableType] = [
+        Text(change.verdict, style="bold green" if change.gained else "bold yellow")
+    ]
+    table = Table(title="What moved", title_justify="left", title_style="bold")
+    for column in ("operation", "module", "M × N × K", "before", "now", "a call", "gain"):
+        table.add_column(column, justify="right" if column in ("a call", "gain") else "left")
+    for move in change.moves[:SHOWN]:
+        table.add_row(
+            escape(move.op.removeprefix("aten::")),
+            escape(move.module),
+            move.size,
+            _WORDS[move.before],
+            _WORDS[move.now],
+            f"{move.before_us:.1f} → {move.now_us:.1f} µs",
+            f"{move.gain:.2f}×",
+        )
+    if change.moves:
+        parts.append(table)
+    return Group(*parts)
+
+
+def _provenance(profile: Profile) -> str:
+    device = profile.device.name if profile.device and profile.device.name else "unknown GPU"
+    return (
+        f"{profile.path}: {profile.source}, {device}, "
+        f"{profile.kernel_time_us / 1000:.1f} ms in kernels, "
+        f"{_percent(profile.linked_fraction)} linked to operations"
+    )
+
+
+def _operations(profile: Profile) -> RenderableType:
+    table = Table(title="Operations worth most", title_justify="left", title_style="bold")
+    for column in ("operation", "module", "M × N × K", "dtype", "time", "at most", "cause", "fix"):
+        table.add_column(column, justify="right" if column in ("time", "at most") else "left")
+    rows = _together(profile.operations)
+    for members in rows[:SHOWN]:
+        table.add_row(*_operation_row(members, profile.kernel_time_us))
+    if len(rows) > SHOWN:
+        table.caption = f"{SHOWN} of {len(rows)}; all of them with --json"
+    return table
+
+
+def _together(operations: Sequence[JudgedOperation]) -> list[list[JudgedOperation]]:
+    """Rows of the table: what is no matrix work stands in one, whatever its module."""
+    rows: dict[object, list[JudgedOperation]] = {}
+    for i, judged in enumerate(operations):
+        key = i if judged.operation.work else (judged.operation.op, judged.cause)
+        rows.setdefault(key, []).append(judged)
+    worth = {
+        id(row): sum(j.affected_us if j.win_us is None else j.win_us for j in row)
+        for row in rows.values()
+    }
+    return sorted(rows.values(), key=lambda row: -worth[id(row)])
+
+
+def _operation_row(members: list[JudgedOperation], whole: float) -> list[str]:
+    first = members[0]
+    o, work = first.operation, first.operation.work
+    affected = sum(j.affected_us for j in members)
+    bound = speedup(min(1.0, affected / whole)) if whole else 1.0
+    modules = o.module if len(members) == 1 else f"{len(members)} modules"
+    return [
+        escape(_short(o.op.removeprefix("aten::"))),
+        escape(modules),
+        f"{work.m} × {work.n} × {work.k}" if work and work.m else "",
+        o.dtype or "",
+        _percent(sum(j.operation.time_us for j in members) / whole if whole else 0.0),
+        f"{bound:.2f}×" if bound < MANY else "–",
+        first.cause.replace("_", " "),
+        escape(first.fix),
+    ]
+
+
+def _kernels(profile: Profile) -> RenderableType:
+    table = Table(title="Kernels by time", title_justify="left", title_style="bold")
+    for column in ("kernel", "calls", "time", "ran on", "instruction", "dtype", "align"):
+        table.add_column(column, justify="right" if column in ("calls", "time") else "left")
+    names: dict[str, list[KernelTime]] = {}
+    for kernel in profile.kernels:
+        names.setdefault(kernel.name, []).append(kernel)
+    rows = sorted(names.values(), key=lambda row: -sum(k.time_us for k in row))
+    for row in rows[:SHOWN]:
+        table.add_row(*_kernel_row(row, profile.kernel_time_us))
+    if len(rows) > SHOWN:
+        table.caption = f"{SHOWN} of {len(rows)}; all of them with --json"
+    return table
+
+
+def _kernel_row(places: list[KernelTime], whole: float) -> list[str]:
+    first = places[0]
+    facts = first.facts
+    where = _WORDS[facts.verdict]
+    witness = next((k for k in places if k.witness is not None), None)
+    if witness is not None and witness.witness is not None:
+        where = f"{_WORDS[witness.verdict_witnessed]} ({witness.witness.kind})"
+    return [
+        escape(_short(first.name, 60)),
+        f"{sum(k.calls for k in places):,}",
+        _percent(sum(k.time_us for k in places) / whole if whole else 0.0),
+        where,
+        facts.instruction,
+        facts.dtype,
+        "" if facts.alignment is None else str(facts.alignment),
+    ]
+
+
+def _short(name: str, width: int = 44) -> str:
+    plain = " ".join(name.removeprefix("void ").split())
+    return plain if len(plain) <= width else plain[: width - 1] + "…"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"

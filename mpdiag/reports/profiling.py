@@ -1,0 +1,52 @@
+"""Shows the result of ``mpdiag profile``, whatever it was measured on."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from mpdiag.errors import UsageError
+from mpdiag.reports import terminal
+from mpdiag.reports.cpu_profile import cpu_profile_text
+from mpdiag.reports.profile import change_text, profile_text
+from mpdiag.tensorcores.against import compare_profiles
+from mpdiag.tensorcores.cpu import CpuProfile
+from mpdiag.tensorcores.profile import Profile, profile_trace
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def show_profile(
+    result: Profile | CpuProfile, against: Path | None, *, as_json: bool
+) -> dict[str, Any]:
+    """Print a profile, and what changed since an earlier trace if there is one.
+
+    Args:
+        result: What was measured.
+        against: The earlier trace.
+        as_json: One JSON document instead of text; the change stands in it as ``against``.
+
+    Returns:
+        The JSON document, which is also what ``--strict`` looks at.
+    """
+    change = None
+    if against is not None:
+        if not isinstance(result, Profile):
+            message = "--against compares traces of a GPU: give two of them"
+            raise UsageError(message)
+        change = compare_profiles(profile_trace(against), result)
+    document = result.to_json()
+    if change is not None:
+        document["against"] = change.to_json()
+    if as_json:
+        terminal.show_json(document)
+        return document
+    if isinstance(result, Profile):
+        if change is not None:
+            terminal.show(change_text(change), "")
+        terminal.show(profile_text(result))
+        terminal.name_next("mpdiag doctor" if change else f"mpdiag profile {result.path} --json")
+    else:
+        terminal.show(cpu_profile_text(result))
+        terminal.name_next("mpdiag doctor")
+    return document

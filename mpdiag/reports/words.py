@@ -1,0 +1,69 @@
+"""Names and numbers as people read them; what comes from a run is never taken for markup."""
+
+from __future__ import annotations
+
+import html
+import math
+import re
+
+MODEL = "(the model)"
+_MARKDOWN = re.compile(r"([\\`*_{}\[\]()#+\-.!|>~$:<&])")
+
+
+def layer_name(name: str | None) -> str:
+    """A module's or parameter's name; the model itself is the empty one."""
+    return name or MODEL
+
+
+def percent(fraction: float) -> str:
+    """A share between 0 and 1."""
+    if fraction == 0:
+        return "0 %"
+    return f"{100 * fraction:.2f} %" if fraction >= 1e-4 else "< 0.01 %"
+
+
+def power(exponent: int) -> str:
+    """A power of two with its value: ``64 = 2⁶``."""
+    value = 2.0**exponent
+    number = f"{value:g}" if -4 <= exponent <= 19 else f"{value:.3g}"
+    return f"{number} = 2{superscript(exponent)}"
+
+
+def superscript(number: int) -> str:
+    """An integer in raised digits."""
+    return str(number).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+
+
+def magnitude(value: float) -> str:
+    """A positive value as a power of two with one decimal."""
+    return f"2^{math.log2(value):.1f}" if value > 0 and math.isfinite(value) else "–"
+
+
+def shortened(name: str, width: int = 30) -> str:
+    """A name that fits beside an axis: its end says more than its beginning."""
+    name = layer_name(name)
+    return name if len(name) <= width else "…" + name[-(width - 1) :]
+
+
+def in_figure(name: str, width: int | None = None) -> str:
+    """A name for plotly, which would read tags in it."""
+    return html.escape(layer_name(name) if width is None else shortened(name, width), quote=False)
+
+
+def sentence(text: str) -> str:
+    """A reason as a sentence: with a capital and a full stop."""
+    text = text.strip()
+    return text[:1].upper() + text[1:] + ("" if text.endswith((".", "!", "?")) else ".")
+
+
+def in_markdown(text: str) -> str:
+    """Text in which Markdown sees nothing but text."""
+    return _MARKDOWN.sub(r"\\\1", text.replace("\n", " "))
+
+
+def duration(seconds: float) -> str:
+    """A time span in the largest unit that fits."""
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{max(0.0, seconds):.0f} s"

@@ -1,0 +1,205 @@
+"""What shapes Tensor Cores want: the rule for each dtype and GPU generation.
+
+A kernel reads its operands in vectors of up to 16 bytes, so every row must start at a multiple of
+16 bytes for the widest ones to be used: 8 values of FP16, 4 of TF32, 16 of INT8.
+
+Sources: NVIDIA, *Matrix Multiplication Background User's Guide*, table 1 (the multiples, the
+libraries that require them, and A100's 128 bytes); *Training with Mixed Precision User Guide*,
+sections 2.2 and 6 (M, N, K, channels, batch and vocabulary); *CUDA C Programming Guide*, tensor
+maps (Hopper's and Blackwell's copy engine takes strides of whole 16 bytes, so their own kernels
+cannot run below that).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+BYTES = {
+    "fp64": 8,
+    "fp32": 4,
+    "tf32": 4,
+    "fp16": 2,
+    "bf16": 2,
+    "fp8_e4m3": 1,
+    "fp8_e5m2": 1,
+    "fp8": 1,
+    "int8": 1,
+}
+"""Bytes of one value as it lies in memory."""
+
+_DTYPE_NAMES = {
+    "double": "fp64",
+    "float64": "fp64",
+    "float": "fp32",
+    "float32": "fp32",
+    "half": "fp16",
+    "float16": "fp16",
+    "bfloat16": "bf16",
+    "float8_e4m3fn": "fp8_e4m3",
+    "float8_e4m3fnuz": "fp8_e4m3",
+    "float8_e5m2": "fp8_e5m2",
+    "float8_e5m2fnuz": "fp8_e5m2",
+    "signed char": "int8",
+    "unsigned char": "int8",
+    "int8": "int8",
+    "uint8": "int8",
+    "f64": "fp64",
+    "f32": "fp32",
+    "f16": "fp16",
+    "bf16": "bf16",
+    "s8": "int8",
+    "u8": "int8",
+    "f8_e4m3": "fp8_e4m3",
+    "f8_e5m2": "fp8_e5m2",
+}
+
+_BY_CAPABILITY = {
+    (7, 0): "volta",
+    (7, 2): "volta",
+    (7, 5): "turing",
+    (8, 0): "ampere",
+    (8, 6): "ampere",
+    (8, 7): "ampere",
+    (8, 9): "ada",
+    (9, 0): "hopper",
+}
+GENERATIONS = ("volta", "turing", "ampere", "ada", "hopper", "blackwell")
+"""NVIDIA's generations with Tensor Cores, oldest first."""
+
+_VECTOR = 16  # bytes a thread reads at once
+_LINE = 128  # bytes of a cache line, A100's best
+_TENSOR_MAPS = frozenset({"hopper", "blackwell"})
+
+
+@dataclass(frozen=True)
+class Alignment:
+    """The multiples a dimension should be of, in values.
+
+    Attributes:
+        dtype: Of the operands.
+        generation: Of the GPU; None where it is not known.
+        required: Below this no Tensor Core is used at all; 1 where nothing is required.
+        native: Below this the generation's own kernels give way to an older generation's.
+        good: The multiple to pad to: 16 bytes.
+        best: 128 bytes on A100 and newer, worth it where it costs little; else ``good``.
+    """
+
+    dtype: str
+    generation: str | None
+    required: int
+    native: int
+    good: int
+    best: int
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A dimension that is no multiple of what Tensor Cores want.
+
+    Attributes:
+        dimension: Its name, such as ``"N"`` or ``"input channels"``.
+        size: What it is.
+        multiple: What it should be a multiple of.
+        padded: The next such size.
+    """
+
+    dimension: str
+    size: int
+    multiple: int
+    padded: int
+
+    @property
+    def growth(self) -> float:
+        """By how much the work grows when this is padded, 1.0 for nothing."""
+        return self.padded / self.size
+
+
+def dtype_name(text: str | None) -> str | None:
+    """Our name of a dtype as torch, its profiler or oneDNN write it; None for any other.
+
+    ``"c10::BFloat16"``, ``"torch.bfloat16"``, ``"bfloat16"`` and ``"bf16"`` are all ``"bf16"``.
+    """
+    if not text:
+        return None
+    plain = text.removeprefix("c10::").removeprefix("torch.").lower()
+    return plain if plain in BYTES else _DTYPE_NAMES.get(plain)
+
+
+def generation(capability: tuple[int, int], name: str = "") -> str | None:
+    """The generation of a GPU, None before Volta and where it is not known.
+
+    Args:
+        capability: Compute capability, major and minor.
+        name: The device's name. ROCm reports gfx90a as 9.0, which is Hopper's: only the name
+            tells them apart.
+    """
+    if is_amd(name):
+        return "cdna"
+    if capability[0] >= 10:
+        return "blackwell" if capability[0] <= 12 else None
+    return _BY_CAPABILITY.get(capability)
+
+
+def is_amd(name: str) -> bool:
+    """Whether a device's name is one of AMD's."""
+    words = name.upper().replace("-", " ").split()
+    return any(w in {"AMD", "RADEON"} or w.startswith(("GFX", "MI1", "MI2", "MI3")) for w in words)
+
+
+def alignment(dtype: str, gpu: str | None, *, old_libraries: bool = False) -> Alignment:
+    """The rule for a dtype on a generation.
+
+    Args:
+        dtype: Our name, see ``BYTES``.
+        gpu: A generation, or None.
+        old_libraries: cuBLAS before 11 or cuDNN before 7.6.3, which require what newer ones prefer.
+
+    Raises:
+        KeyError: If there is no such dtype.
+    """
+    size = BYTES[dtype]
+    good = max(1, _VECTOR // size)
+    wide = gpu in GENERATIONS[2:] or gpu is None
+    return Alignment(
+        dtype=dtype,
+        generation=gpu,
+        required=good if old_libraries else 1,
+        native=good if gpu in _TENSOR_MAPS else 1,
+        good=good,
+        best=max(1, _LINE // size) if wide else good,
+    )
+
+
+def padded(size: int, multiple: int) -> int:
+    """The smallest multiple that is at least ``size``."""
+    return -(-size // multiple) * multiple
+
+
+def faults(sizes: Iterable[tuple[str, int]], dtype: str, gpu: str | None) -> tuple[Fault, ...]:
+    """The dimensions that should be padded, those furthest from a vector first.
+
+    Args:
+        sizes: Names and sizes, of what lies in memory as ``dtype``.
+        dtype: See ``BYTES``.
+        gpu: A generation, or None.
+    """
+    multiple = alignment(dtype, gpu).good
+    found = [
+        Fault(name, size, multiple, padded(size, multiple))
+        for name, size in sizes
+        if size > 0 and size % multiple
+    ]
+    return tuple(sorted(found, key=lambda f: f.size & -f.size))
+
+
+def values_in_step(size: int, dtype: str) -> int:
+    """How many values a vector may hold when rows are ``size`` values apart.
+
+    This is the number in a kernel's name, ``…_align8``: the largest power of two that divides the
+    size, up to 16 bytes.
+    """
+    return min(size & -size, max(1, _VECTOR // BYTES[dtype])) if size > 0 else 0

@@ -1,0 +1,353 @@
+"""Why an operation is not on Tensor Cores, or badly; what to do; and what that is worth.
+
+The causes, in the order they are looked for:
+
+====================  ==============================================================================
+``outside``           no matrix work: elementwise, normalisation, collectives …
+``unknown``           its kernels' names do not tell; never taken for a no
+``no_tensor_cores``   the GPU has none
+``alignment``         a dimension is no multiple of 16 bytes (on Tensor Cores too, but a slow kernel)
+``layout``            on Tensor Cores, but a good part goes into conversions between NCHW and NHWC
+``none``              on Tensor Cores
+``depthwise``         few channels to a group: hardly any arithmetic to share
+``matrix_vector``     a matrix times a vector
+``latency_limited``   too small to fill the device
+``memory_bound``      memory decides even at the ordinary cores' rate
+``tf32_off``          FP32 where TF32 is to be had
+``dtype``             a dtype for which this GPU has no Tensor Core instruction, or FP32 on Volta
+``library_choice``    nothing of these: the library chose otherwise
+====================  ==============================================================================
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from mpdiag.tensorcores import alignment as shapes
+from mpdiag.tensorcores.amdahl import speedup
+from mpdiag.tensorcores.fixes import fix_for
+from mpdiag.tensorcores.roofline import Placement, memory_bound_anyway, place
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from mpdiag.tensorcores.alignment import Fault
+    from mpdiag.tensorcores.devices import DeviceFacts
+    from mpdiag.tensorcores.peaks import Peaks
+    from mpdiag.tensorcores.products import MatrixWork
+    from mpdiag.tensorcores.work import OperationTime
+
+Cause = Literal[
+    "outside",
+    "unknown",
+    "no_tensor_cores",
+    "alignment",
+    "layout",
+    "none",
+    "depthwise",
+    "matrix_vector",
+    "latency_limited",
+    "memory_bound",
+    "tf32_off",
+    "dtype",
+    "library_choice",
+]
+
+LAYOUT_SHARE = 0.05
+"""Of an operation's time, from which conversions of layout are worth a fix."""
+TILE = 64
+"""Side of the smallest output tile a matrix kernel commonly gives to one multiprocessor."""
+NARROW = 8
+"""Channels to a group below which a convolution has too little arithmetic for Tensor Cores."""
+SHORT_US = 5.0
+"""A call below this is of the order of a kernel's launch."""
+
+_HALF = {"fp16", "bf16"}
+_TF32 = {"ampere", "ada", "hopper", "blackwell"}
+
+
+@dataclass(frozen=True)
+class JudgedOperation:
+    """An operation with its cause.
+
+    Attributes:
+        operation: What was measured.
+        cause: See the module.
+        fix: What to do, one sentence; "" where nothing is to be done.
+        faults: Dimensions to pad.
+        aligned: Whether every dimension that matters is a multiple of 16 bytes; None where the
+            shape or the dtype is not known.
+        affected_us: The part of its time that the fix touches.
+        amdahl_bound: The whole's speed-up if that part vanished: what no fix can exceed.
+        win_us: An estimate of what the fix wins: ``affected_us`` less what the roofline says the
+            work must take; None where the device or the shape is not known.
+        placement: Under the roofline, on Tensor Cores; None likewise.
+    """
+
+    operation: OperationTime
+    cause: Cause
+    fix: str
+    faults: tuple[Fault, ...]
+    aligned: bool | None
+    affected_us: float
+    amdahl_bound: float
+    win_us: float | None
+    placement: Placement | None
+
+    def to_json(self) -> dict[str, Any]:
+        """An entry of ``operations`` in ``mpdiag profile --json``."""
+        o, work, placed = self.operation, self.operation.work, self.placement
+        return {
+            "op": o.op,
+            "module": o.module,
+            "phase": o.phase,
+            "kind": work.kind if work else None,
+            "m": (work.m or None) if work else None,
+            "n": (work.n or None) if work else None,
+            "k": (work.k or None) if work else None,
+            "batch": work.batch if work else None,
+            "dtype": o.dtype or (work.dtype if work else None),
+            "aligned": self.aligned,
+            "cause": self.cause,
+            "fix": self.fix,
+            "padded": [
+                {"dimension": f.dimension, "size": f.size, "padded": f.padded} for f in self.faults
+            ],
+            "calls": o.calls,
+            "time_us": o.time_us,
+            "tensor_core_us": o.tensor_core_us,
+            "cuda_core_us": o.cuda_core_us,
+            "helper_us": o.helper_us,
+            "layout_us": o.layout_us,
+            "other_us": o.other_us,
+            "unknown_us": o.unknown_us,
+            "affected_us": self.affected_us,
+            "amdahl_bound": _finite(self.amdahl_bound),
+            "win_us": self.win_us,
+            "flops": work.flops or None if work else None,
+            "intensity": placed.intensity if placed else None,
+            "ridge": placed.ridge if placed else None,
+            "bound": placed.bound if placed else None,
+        }
+
+
+@dataclass(frozen=True)
+class Worth:
+    """What mending one cause, everywhere, is worth.
+
+    Attributes:
+        cause: Which; "all" for every cause that has a fix.
+        operations: How many have it.
+        affected_us: Their time that the fix touches.
+        amdahl_bound: The whole's speed-up if that time vanished.
+        win_us: Sum of the estimates there are; None where there is none.
+    """
+
+    cause: str
+    operations: int
+    affected_us: float
+    amdahl_bound: float
+    win_us: float | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "cause": self.cause,
+            "operations": self.operations,
+            "affected_us": self.affected_us,
+            "amdahl_bound": _finite(self.amdahl_bound),
+            "win_us": self.win_us,
+        }
+
+
+def judge(
+    operations: Iterable[OperationTime],
+    device: DeviceFacts | None,
+    *,
+    total_us: float | None = None,
+) -> list[JudgedOperation]:
+    """Find each operation's cause and fix.
+
+    Args:
+        operations: What was measured.
+        device: Where; None where that is not known.
+        total_us: Time of all kernels, which bounds are shares of; default: of the operations.
+
+    Returns:
+        Those with the most time to win first: by the estimate where there is one, by the time the
+        fix touches where not.
+    """
+    measured = list(operations)
+    whole = sum(o.time_us for o in measured) if total_us is None else total_us
+    judged = [_judge_one(o, device, whole) for o in measured]
+    return sorted(judged, key=lambda j: (_to_win(j), j.operation.time_us), reverse=True)
+
+
+def worth(judged: Sequence[JudgedOperation], total_us: float) -> list[Worth]:
+    """What each cause is worth, largest first, and at the end all together."""
+    fixable = [j for j in judged if j.affected_us > 0]
+    by_cause: dict[str, list[JudgedOperation]] = {}
+    for item in fixable:
+        by_cause.setdefault(item.cause, []).append(item)
+    found = [_sum(cause, members, total_us) for cause, members in by_cause.items()]
+    found.sort(key=lambda w: w.affected_us, reverse=True)
+    return [*found, _sum("all", fixable, total_us)]
+
+
+def _sum(cause: str, members: Sequence[JudgedOperation], total_us: float) -> Worth:
+    affected = sum(j.affected_us for j in members)
+    known = [j.win_us for j in members if j.win_us is not None]
+    bound = speedup(affected / total_us) if total_us > 0 else 1.0
+    return Worth(cause, len(members), affected, bound, sum(known) if known else None)
+
+
+def _to_win(judged: JudgedOperation) -> float:
+    return judged.affected_us if judged.win_us is None else judged.win_us
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None
+
+
+# -- one operation ---------------------------------------------------------------------------------
+
+
+def _judge_one(o: OperationTime, device: DeviceFacts | None, whole: float) -> JudgedOperation:
+    generation = device.generation if device is not None else None
+    peaks = device.peaks if device is not None else None
+    dtype = _target_dtype(o, generation)
+    faults, aligned = _alignment(o, dtype, generation)
+    cause = _cause(o, device, peaks, faults, dtype)
+    placement = place(o.work, peaks, dtype) if o.work is not None and peaks is not None else None
+    affected = _affected(o, cause)
+    win = None
+    if placement is not None and affected:
+        must = placement.least_us * o.calls if affected == o.time_us else 0.0
+        win = max(0.0, affected - must)
+    return JudgedOperation(
+        operation=o,
+        cause=cause,
+        fix=fix_for(cause, o, faults, generation),
+        faults=faults if cause == "alignment" else (),
+        aligned=aligned,
+        affected_us=affected,
+        amdahl_bound=speedup(affected / whole) if whole > 0 else 1.0,
+        win_us=win,
+        placement=placement,
+    )
+
+
+def _target_dtype(o: OperationTime, generation: str | None) -> str:
+    """The dtype it runs in, or the one it would run in on Tensor Cores."""
+    dtype = o.dtype or (o.work.dtype if o.work is not None else None) or "fp32"
+    if dtype == "fp32":
+        return "tf32" if generation in _TF32 else "fp16"
+    return dtype if dtype in shapes.BYTES else "fp16"
+
+
+def _alignment(
+    o: OperationTime, dtype: str, generation: str | None
+) -> tuple[tuple[Fault, ...], bool | None]:
+    if o.work is None or not (o.dtype or o.work.dtype):
+        return (), None
+    found = misaligned(o.work, dtype, generation)
+    return found, not found
+
+
+def misaligned(work: MatrixWork, dtype: str, generation: str | None) -> tuple[Fault, ...]:
+    """The dimensions of a work that should be padded.
+
+    Where strides are known, M counts only if a row of A or C begins at a multiple of it, that is
+    if A is transposed; and a leading dimension that is no size of its own (a view into something
+    wider) counts besides.
+    """
+    sizes = list(work.sizes)
+    if work.leading:
+        sizes = [(n, s) for n, s in sizes if n != "M" or s in work.leading]
+        known = {s for _, s in sizes}
+        sizes += [
+            (f"leading dimension of {letter}", s)
+            for letter, s in zip("ABC", work.leading, strict=True)
+            if s > 1 and s not in known
+        ]
+    return shapes.faults(sizes, dtype, generation)
+
+
+def _cause(
+    o: OperationTime,
+    device: DeviceFacts | None,
+    peaks: Peaks | None,
+    faults: tuple[Fault, ...],
+    dtype: str,
+) -> Cause:
+    if o.work is None and o.tensor_core_us == o.cuda_core_us == 0:
+        return "unknown" if o.unknown_us > o.time_us / 2 else "outside"
+    if device is not None and device.has_tensor_cores is False:
+        return "no_tensor_cores"
+    if o.unknown_us > max(o.tensor_core_us, o.cuda_core_us):
+        return "unknown"
+    if o.tensor_core_us > 0 and o.tensor_core_us >= o.cuda_core_us:
+        return _cause_on_tensor_cores(o, faults, dtype)
+    return _cause_of_size(o, device, peaks, dtype) or _cause_of_dtype(o, device, faults)
+
+
+def _cause_on_tensor_cores(o: OperationTime, faults: tuple[Fault, ...], dtype: str) -> Cause:
+    if o.kernel_alignment is not None:
+        good = shapes.alignment(dtype, None).good
+        if o.kernel_alignment < good and (faults or o.work is None):
+            return "alignment"
+    return "layout" if o.layout_us > LAYOUT_SHARE * o.time_us else "none"
+
+
+def _cause_of_size(
+    o: OperationTime, device: DeviceFacts | None, peaks: Peaks | None, dtype: str
+) -> Cause | None:
+    """Shapes that no dtype mends."""
+    work = o.work
+    if work is None:
+        return None
+    if work.depthwise or (work.groups > 1 and min(work.n, work.k) < NARROW):
+        return "depthwise"
+    if work.kind == "matmul" and min(work.m, work.n) == 1:
+        return "matrix_vector"
+    processors = (device.processors if device else None) or (peaks.processors if peaks else None)
+    tiles = work.batch * math.ceil(work.m / TILE) * math.ceil(work.n / TILE)
+    short = o.calls > 0 and o.time_us / o.calls < SHORT_US
+    if processors is not None and 0 < tiles < processors / 2 and short:
+        return "latency_limited"
+    if peaks is not None and memory_bound_anyway(work, peaks, dtype):
+        return "memory_bound"
+    return None
+
+
+def _cause_of_dtype(
+    o: OperationTime, device: DeviceFacts | None, faults: tuple[Fault, ...]
+) -> Cause:
+    dtype = o.dtype or (o.work.dtype if o.work is not None else None)
+    generation = device.generation if device is not None else None
+    peaks = device.peaks if device is not None else None
+    if dtype == "fp32":
+        return "tf32_off" if generation in _TF32 else "dtype"
+    if dtype is not None and _has_no_instruction(dtype, generation, peaks):
+        return "dtype"
+    return "alignment" if faults else "library_choice"
+
+
+def _has_no_instruction(dtype: str, generation: str | None, peaks: Peaks | None) -> bool:
+    if peaks is not None:
+        return peaks.tensor_rate(dtype) is None
+    lacking = {
+        "volta": {"bf16", "tf32", "int8", "fp64", "fp8_e4m3", "fp8_e5m2"},
+        "turing": {"bf16", "tf32", "fp64", "fp8_e4m3", "fp8_e5m2"},
+        "ampere": {"fp8_e4m3", "fp8_e5m2"},
+    }
+    return dtype in lacking.get(generation or "", set())
+
+
+def _affected(o: OperationTime, cause: Cause) -> float:
+    """The part of an operation's time that its fix touches."""
+    if cause in {"none", "unknown", "no_tensor_cores"}:
+        return 0.0
+    return o.layout_us if cause == "layout" else o.time_us

@@ -1,0 +1,62 @@
+"""What to do about each cause, in one sentence."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mpdiag.tensorcores.alignment import Fault
+    from mpdiag.tensorcores.work import OperationTime
+
+_PLAIN = {
+    "none": "",
+    "outside": "torch.compile fuses what runs outside matrix products",
+    "unknown": "the kernels' names do not tell: take hardware counters with ncu",
+    "no_tensor_cores": "this GPU has no Tensor Cores: half precision saves memory here, not time",
+    "layout": "keep model and input in channels_last: model.to(memory_format=torch.channels_last)",
+    "depthwise": "Tensor Cores gain little here: use channels_last, or fewer groups and more channels",
+    "memory_bound": "a larger batch or wider layers raise its intensity; torch.compile fuses around it",
+    "tf32_off": 'allow TF32 with torch.set_float32_matmul_precision("high"), or run it in FP16 or '
+    "BF16",
+    "library_choice": "the library chose otherwise: try channels_last, cudnn.benchmark with constant "
+    "shapes, or torch.compile(mode='max-autotune')",
+}
+
+
+def fix_for(cause: str, o: OperationTime, faults: tuple[Fault, ...], generation: str | None) -> str:
+    """The fix of a cause, for this operation on this generation; "" where nothing is to be done."""
+    if cause == "alignment":
+        return (
+            _padding(faults) or "a view starts where no vector does: pad the tensor it is cut from"
+        )
+    if cause == "dtype":
+        return _other_dtype(o, generation)
+    if cause in {"matrix_vector", "latency_limited"}:
+        return _more_at_once(o, cause)
+    if cause == "tf32_off" and o.work is not None and o.work.kind in {"convolution", "rnn"}:
+        return "allow TF32 with torch.backends.cudnn.allow_tf32 = True, or run it in FP16 or BF16"
+    return _PLAIN[cause]
+
+
+def _padding(faults: tuple[Fault, ...]) -> str:
+    return (
+        "pad " + ", ".join(f"{f.dimension} {f.size} → {f.padded}" for f in faults) if faults else ""
+    )
+
+
+def _other_dtype(o: OperationTime, generation: str | None) -> str:
+    dtype = o.dtype or (o.work.dtype if o.work is not None else None) or "this dtype"
+    if dtype == "fp32":
+        return "run it in FP16: FP32 has no Tensor Core instruction here (see mpdiag analyze)"
+    if dtype == "bf16" and generation in {"volta", "turing"}:
+        return "run it in FP16: this GPU's Tensor Cores know no BF16"
+    return f"run it in FP16 or BF16: this GPU has no Tensor Core instruction for {dtype.upper()}"
+
+
+def _more_at_once(o: OperationTime, cause: str) -> str:
+    kind = o.work.kind if o.work is not None else "matmul"
+    if kind == "rnn":
+        return "a larger batch, or wider layers: each step waits for the one before"
+    if cause == "matrix_vector":
+        return "take several vectors at once: a larger batch, or time steps concatenated"
+    return "make one product of several: concatenate gates or time steps, or take a larger batch"

@@ -1,0 +1,135 @@
+"""Settings that decide what runs on Tensor Cores: read and explained, never changed.
+
+They are those of this process: torch's defaults and the environment. A script may set its own.
+"""
+
+from __future__ import annotations
+
+import os
+import warnings
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_VARIABLES = {
+    "NVIDIA_TF32_OVERRIDE": "0 turns TF32 off everywhere, whatever torch is told",
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1 allows TF32 in matrix products",
+    "CUBLAS_WORKSPACE_CONFIG": "limits cuBLAS's choice of kernels, for determinism",
+    "CUDA_LAUNCH_BLOCKING": "1 waits for every kernel: never time anything with it",
+    "ONEDNN_MAX_CPU_ISA": "keeps oneDNN from newer instructions, AMX among them",
+    "ONEDNN_DEFAULT_FPMATH_MODE": "BF16 lets oneDNN compute FP32 products in BF16",
+}
+"""Environment variables that matter, and only these: others are never read."""
+
+
+@dataclass(frozen=True)
+class Flag:
+    """A setting.
+
+    Attributes:
+        name: As one writes it.
+        value: What it is, as text.
+        meaning: What that does.
+        advice: When to set it otherwise, "" where nothing speaks for that.
+    """
+
+    name: str
+    value: str
+    meaning: str
+    advice: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+
+def read_flags(torch: Any) -> tuple[Flag, ...]:
+    """Read every setting that matters.
+
+    Args:
+        torch: The module.
+    """
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    found = [
+        _matmul_precision(_ask(torch.get_float32_matmul_precision)),
+        _switch(
+            "torch.backends.cudnn.allow_tf32",
+            _ask(partial(getattr, cudnn, "allow_tf32")),
+            "FP32 convolutions and RNNs may run in TF32",
+            "FP32 convolutions and RNNs stay off Tensor Cores",
+            when_off="True, unless their last bits matter",
+        ),
+        _switch(
+            "torch.backends.cudnn.benchmark",
+            _ask(partial(getattr, cudnn, "benchmark")),
+            "cuDNN tries its algorithms for each new shape; with shapes that vary that costs time",
+            "cuDNN chooses by rule of thumb",
+            when_off="True where input shapes are constant",
+        ),
+        _switch(
+            "torch.backends.cudnn.deterministic",
+            _ask(partial(getattr, cudnn, "deterministic")),
+            "only reproducible algorithms, fewer of them on Tensor Cores",
+            "any algorithm",
+        ),
+        *(
+            _switch(
+                f"torch.backends.cuda.matmul.allow_{name}_reduced_precision_reduction",
+                _ask(partial(getattr, matmul, f"allow_{name}_reduced_precision_reduction")),
+                f"partial sums of a product may be added in {name.upper()}",
+                "partial sums are added in FP32",
+                when_on="False where long sums lose accuracy or overflow",
+            )
+            for name in ("fp16", "bf16")
+        ),
+        _switch(
+            "torch.backends.mkldnn.is_available()",
+            _ask(torch.backends.mkldnn.is_available),
+            "oneDNN computes on the CPU, with AMX where there is one",
+            "this torch has no oneDNN: no BF16 worth having on the CPU",
+        ),
+        Flag(
+            "channels_last",
+            "not a setting",
+            "a layout of model and input; NCHW convolutions on Tensor Cores are converted each time",
+            "model.to(memory_format=torch.channels_last) for convolutions in half precision",
+        ),
+    ]
+    found += [
+        Flag(name, value[:40], meaning)
+        for name, meaning in _VARIABLES.items()
+        if (value := os.environ.get(name)) is not None
+    ]
+    return tuple(found)
+
+
+def _matmul_precision(value: Any) -> Flag:
+    meanings = {
+        "highest": "FP32 matrix products stay off Tensor Cores",
+        "high": "FP32 matrix products may run in TF32",
+        "medium": "FP32 matrix products may run in BF16",
+    }
+    name = "torch.get_float32_matmul_precision()"
+    advice = 'torch.set_float32_matmul_precision("high") allows TF32' if value == "highest" else ""
+    return Flag(name, str(value), meanings.get(str(value), "not known"), advice)
+
+
+def _switch(
+    name: str, value: Any, on: str, off: str, *, when_on: str = "", when_off: str = ""
+) -> Flag:
+    if value is None:
+        return Flag(name, "not known", "this torch does not tell")
+    return Flag(name, str(bool(value)), on if value else off, when_on if value else when_off)
+
+
+def _ask(read: Callable[[], Any]) -> Any:
+    """A setting, or None where this torch has none, or has it under another name."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of names that are going out of use
+        try:
+            return read()
+        except (AttributeError, RuntimeError):
+            return None

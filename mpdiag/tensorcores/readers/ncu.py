@@ -1,0 +1,116 @@
+"""Counters of Nsight Compute: ``ncu --csv``, one row for each metric of each kernel.
+
+Also ``ncu --csv --page raw``, with a column for each metric and a row of units.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mpdiag.errors import DamagedTrace
+from mpdiag.tensorcores.devices import DeviceFacts
+from mpdiag.tensorcores.events import Event, Kernel
+from mpdiag.tensorcores.readers.tables import microseconds, number, rows
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+    from pathlib import Path
+
+_DURATIONS = ("gpu__time_duration.sum", "gpu__time_duration.avg", "Duration")
+_HEAD = ("ID", "Kernel Name")
+_HERTZ = {"khz": 1e3, "mhz": 1e6, "ghz": 1e9, "cycle/nsecond": 1e9, "cycle/usecond": 1e6}
+
+
+class NcuTrace:
+    """A CSV file of ncu; see ``events.Trace``."""
+
+    source = "ncu"
+    tensor_active: float | None = None
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.devices: dict[int, DeviceFacts] = {}
+        self.problems: list[str] = []
+
+    def __iter__(self) -> Iterator[Event]:
+        table = rows(self._path)
+        header, flops = None, list[float]()
+        for row in table:
+            if all(name in row for name in _HEAD):
+                header = row
+                break
+            flops += _flops_said(row)
+        if header is None:
+            message = f"{self._path} holds no table of ncu: record with ncu --csv"
+            raise DamagedTrace(message)
+        kernels = self._long if "Metric Name" in header else self._wide
+        found = list(kernels(header, table))
+        if len(found) == len(flops) == 1:
+            found = [found[0]._replace(flops=flops[0])]
+        yield from found
+
+    def _long(self, header: Sequence[str], table: Iterator[list[str]]) -> Iterator[Kernel]:
+        at = {name: i for i, name in enumerate(header)}
+        current, name, counters = "", "", dict[str, float]()
+        duration, short = 0.0, 0
+        for row in table:
+            if len(row) < len(header) - 5 or len(row) <= at["Metric Value"]:
+                short += bool(row)
+                continue
+            if row[at["ID"]] != current:
+                if current:
+                    yield Kernel(name, 0.0, duration, counters=counters)
+                current, name, counters, duration = row[at["ID"]], row[at["Kernel Name"]], {}, 0.0
+                self._device(row, at)
+            metric, unit, text = (row[at[f"Metric {x}"]] for x in ("Name", "Unit", "Value"))
+            value = number(text)
+            if metric in _DURATIONS:
+                duration = microseconds(text, unit) or duration
+            elif metric and value is not None:
+                counters[metric] = value * _HERTZ.get(unit.lower(), 1.0)
+        if current:
+            yield Kernel(name, 0.0, duration, counters=counters)
+        else:
+            message = f"{self._path} holds a header of ncu and no kernel: record it again"
+            raise DamagedTrace(message)
+        if short:
+            self.problems.append(f"{short} rows of the table are incomplete and were left out")
+
+    def _wide(self, header: Sequence[str], table: Iterator[list[str]]) -> Iterator[Kernel]:
+        at = {name: i for i, name in enumerate(header)}
+        units = next(table, [])
+        for row in table:
+            if len(row) != len(header):
+                continue
+            self._device(row, at)
+            counters, duration = dict[str, float](), 0.0
+            for i, metric in enumerate(header):
+                value = number(row[i])
+                if metric in _DURATIONS:
+                    duration = microseconds(row[i], units[i] if i < len(units) else "") or 0.0
+                elif "__" in metric and value is not None:
+                    counters[metric] = value
+            yield Kernel(row[at["Kernel Name"]], 0.0, duration, counters=counters)
+
+    def _device(self, row: Sequence[str], at: dict[str, int]) -> None:
+        if "CC" not in at or self.devices:
+            return
+        major, _, minor = row[at["CC"]].partition(".")
+        if major.isdigit() and minor.isdigit():
+            self.devices[0] = DeviceFacts(name="", capability=(int(major), int(minor)))
+
+
+def _flops_said(row: Sequence[str]) -> list[float]:
+    """FLOP of a matrix product that the program itself printed: ``M N K batch µs TFLOP/s``.
+
+    Believed only where the line proves itself: its rate must be its work over its time.
+    """
+    words = " ".join(row).split()
+    if len(words) != 6:
+        return []
+    numbers = [number(word) for word in words]
+    m, n, k, batch, spent, rate = (0.0 if value is None else value for value in numbers)
+    work = 2 * m * n * k * max(1.0, batch)
+    if min(work, spent, rate) <= 0 or abs(work / spent / 1e6 / rate - 1) > 1e-3:
+        return []
+    return [work]

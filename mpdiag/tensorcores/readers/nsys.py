@@ -1,0 +1,132 @@
+"""Exports of Nsight Systems: ``nsys export --type sqlite``. Opened for reading only."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from typing import TYPE_CHECKING, Any
+
+from mpdiag.errors import DamagedTrace
+from mpdiag.tensorcores.devices import DeviceFacts
+from mpdiag.tensorcores.events import Event, Kernel, Launch
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+_KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
+_RUNTIME = "CUPTI_ACTIVITY_KIND_RUNTIME"
+
+
+class NsysTrace:
+    """An sqlite export of nsys; see ``events.Trace``."""
+
+    source = "nsys"
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.devices: dict[int, DeviceFacts] = {}
+        self.tensor_active: float | None = None
+        self.problems: list[str] = []
+
+    def __iter__(self) -> Iterator[Event]:
+        place = self._path.resolve().as_uri() + "?mode=ro"
+        try:
+            with closing(sqlite3.connect(place, uri=True)) as base:
+                # Bytes that are no text are kept readable, not fatal.
+                base.text_factory = lambda raw: raw.decode("utf-8", "replace")
+                yield from self._read(base)
+        except sqlite3.Error as error:
+            message = f"{self._path} cannot be read as an export of nsys ({error}): export it again"
+            raise DamagedTrace(message) from error
+
+    def _read(self, base: sqlite3.Connection) -> Iterator[Event]:
+        tables = _tables(base)
+        if _KERNELS not in tables or "StringIds" not in tables:
+            message = (
+                f"{self._path} holds no kernels: record with nsys profile --trace=cuda, "
+                "then nsys export --type sqlite"
+            )
+            raise DamagedTrace(message)
+        self.devices = _devices(base, tables)
+        self.tensor_active = _tensor_active(base, tables)
+        columns = _columns(base, _KERNELS)
+        node = "k.graphNodeId" if "graphNodeId" in columns else "NULL"
+        # shortName has lost the template arguments, which say what ran.
+        query = (
+            "SELECT s.value, k.start, k.end, k.deviceId, k.streamId, k.correlationId, "
+            f"{node} FROM {_KERNELS} k LEFT JOIN StringIds s ON s.id = k.demangledName"
+        )
+        lost = 0
+        for name, start, end, device, stream, correlation, graph in base.execute(query):
+            if not isinstance(start, int) or not isinstance(end, int) or end < start:
+                lost += 1
+                continue
+            shown = name if isinstance(name, str) else "a kernel without a name"
+            span = (end - start) / 1000
+            yield Kernel(shown, start / 1000, span, device, stream, correlation, graph)
+        if lost:
+            self.problems.append(f"{lost} kernels have no times and were left out")
+        if _RUNTIME in tables:
+            yield from _launches(base)
+
+
+def _launches(base: sqlite3.Connection) -> Iterator[Launch]:
+    query = (
+        "SELECT r.correlationId, r.start, r.globalTid, s.value FROM CUPTI_ACTIVITY_KIND_RUNTIME r "
+        "JOIN StringIds s ON s.id = r.nameId WHERE s.value LIKE '%aunch%'"
+    )
+    for correlation, start, thread, name in base.execute(query):
+        if isinstance(correlation, int) and isinstance(start, int):
+            yield Launch(correlation, start / 1000, (None, thread), "GraphLaunch" in str(name))
+
+
+def _tables(base: sqlite3.Connection) -> set[str]:
+    return {name for (name,) in base.execute("SELECT name FROM sqlite_master")}
+
+
+def _columns(base: sqlite3.Connection, table: str) -> set[str]:
+    return {row[1] for row in base.execute(f"PRAGMA table_info({table})")}
+
+
+def _devices(base: sqlite3.Connection, tables: set[str]) -> dict[int, DeviceFacts]:
+    if "TARGET_INFO_GPU" not in tables:
+        return {}
+    known = _columns(base, "TARGET_INFO_GPU")
+
+    def column(*names: str) -> str:
+        return next((n for n in names if n in known), "NULL")
+
+    fields = ", ".join(
+        (
+            column("id"),
+            column("name"),
+            column("computeMajor"),
+            column("computeMinor"),
+            column("smCount"),
+            column("totalMemory"),
+        )
+    )
+    found = {}
+    for row in base.execute(f"SELECT {fields} FROM TARGET_INFO_GPU"):  # noqa: S608 - our own words
+        index, name, major, minor, processors, memory = row
+        whole = isinstance(major, int) and isinstance(minor, int)
+        found[index if isinstance(index, int) else len(found)] = DeviceFacts(
+            name=str(name or ""),
+            capability=(major, minor) if whole else None,
+            processors=processors if isinstance(processors, int) else None,
+            memory_bytes=memory if isinstance(memory, int) else None,
+        )
+    return found
+
+
+def _tensor_active(base: sqlite3.Connection, tables: set[str]) -> float | None:
+    """Mean of the samples of the Tensor pipe's activity, as a share; None where not sampled."""
+    if not {"GPU_METRICS", "TARGET_INFO_GPU_METRICS"} <= tables:
+        return None
+    row: Any = base.execute(
+        "SELECT AVG(m.value) FROM GPU_METRICS m JOIN TARGET_INFO_GPU_METRICS t "
+        "ON t.typeId = m.typeId AND t.metricId = m.metricId "
+        "WHERE t.metricName LIKE '%Tensor%Active%'"
+    ).fetchone()
+    return None if row is None or row[0] is None else float(row[0]) / 100

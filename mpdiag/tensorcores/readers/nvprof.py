@@ -1,0 +1,63 @@
+"""Traces of nvprof: ``nvprof --csv --print-gpu-trace`` and its summary, ``nvprof --csv``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mpdiag.errors import DamagedTrace
+from mpdiag.tensorcores.events import Event, Kernel
+from mpdiag.tensorcores.readers.tables import microseconds, number, rows
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from mpdiag.tensorcores.devices import DeviceFacts
+
+
+class NvprofTrace:
+    """A CSV file of nvprof; see ``events.Trace``."""
+
+    source = "nvprof"
+    tensor_active: float | None = None
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.devices: dict[int, DeviceFacts] = {}
+        self.problems: list[str] = []
+
+    def __iter__(self) -> Iterator[Event]:
+        table = rows(self._path)
+        header = next((row for row in table if "Name" in row and _time_column(row)), None)
+        units = next(table, None) if header is not None else None
+        if header is None or units is None:
+            message = f"{self._path} holds no table of nvprof: record with nvprof --csv"
+            raise DamagedTrace(message)
+        at = {name: i for i, name in enumerate(header)}
+        spent, name_at = at[_time_column(header)], at["Name"]
+        lost = 0
+        for row in table:
+            if len(row) != len(header):
+                lost += bool(row)
+                continue
+            name = row[name_at]
+            if name.startswith("[CUDA mem") or (
+                "Type" in at and row[at["Type"]] != "GPU activities"
+            ):
+                continue
+            duration = microseconds(row[spent], units[spent])
+            if duration is None:
+                lost += 1
+                continue
+            start = microseconds(row[at["Start"]], units[at["Start"]]) if "Start" in at else 0.0
+            calls = number(row[at["Calls"]]) if "Calls" in at else 1
+            # nvprof appends the number of the kernel: "volta_sgemm_64x64_nn [123]"
+            plain = name.rpartition(" [")[0] if name.endswith("]") and " [" in name else name
+            device = row[at["Device"]] if "Device" in at else None
+            yield Kernel(plain, start or 0.0, duration, device, calls=int(calls or 1))
+        if lost:
+            self.problems.append(f"{lost} rows of the table could not be read and were left out")
+
+
+def _time_column(header: list[str]) -> str:
+    return next((name for name in ("Duration", "Time") if name in header), "")

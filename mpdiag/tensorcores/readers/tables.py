@@ -1,0 +1,58 @@
+"""What the CSV files of ncu and nvprof share: a preamble, quoted rows, numbers of many locales."""
+
+from __future__ import annotations
+
+import csv
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+LONGEST_FIELD = 1 << 20
+_TO_US = {"s": 1e6, "second": 1e6, "ms": 1e3, "msecond": 1e3, "us": 1.0, "µs": 1.0, "usecond": 1.0}
+_TO_US |= {"ns": 1e-3, "nsecond": 1e-3, "sec": 1e6, "msec": 1e3, "usec": 1.0, "nsec": 1e-3}
+
+
+def rows(path: Path) -> Iterator[list[str]]:
+    """The rows of a CSV file; lines that tools print between them (``==PROF==``) are left out."""
+    csv.field_size_limit(LONGEST_FIELD)
+    with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
+        lines = (line.replace("\0", "") for line in file if not line.startswith("=="))
+        reader = csv.reader(lines)
+        while True:
+            try:
+                yield next(reader)
+            except StopIteration:
+                return
+            except csv.Error:
+                continue
+
+
+def number(text: str) -> float | None:
+    """A number with thousands separators of either kind; None for anything else."""
+    plain = re.sub(r"[\s'’\u00a0\u202f]", "", text)
+    commas, points = plain.count(","), plain.count(".")
+    if commas and points:  # the later of the two is the decimal point
+        if plain.rfind(",") > plain.rfind("."):
+            plain = plain.replace(".", "").replace(",", ".")
+        else:
+            plain = plain.replace(",", "")
+    elif commas == 1 and not re.fullmatch(r"-?\d{1,3},\d{3}", plain):
+        plain = plain.replace(",", ".")
+    elif commas:
+        plain = plain.replace(",", "")
+    elif points > 1:
+        plain = plain.replace(".", "")
+    try:
+        value = float(plain)
+    except ValueError:
+        return None
+    return value if abs(value) < float("inf") else None
+
+
+def microseconds(text: str, unit: str) -> float | None:
+    """A time in a unit as NVIDIA's tools spell it."""
+    value, factor = number(text), _TO_US.get(unit.strip().lower())
+    return None if value is None or factor is None or value < 0 else value * factor

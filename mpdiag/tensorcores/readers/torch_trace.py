@@ -1,0 +1,288 @@
+"""Traces of torch.profiler: Chrome's JSON, plain or compressed, of every version since 2021.
+
+One pass; each event is looked at and dropped. Of the top level only ``deviceProperties`` is read:
+the rest may hold a dump of the environment, which is never kept and never shown.
+``External id`` is not used, for it is wrong in real traces.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import math
+import re
+from typing import TYPE_CHECKING, Any, cast
+
+from mpdiag.errors import DamagedTrace
+from mpdiag.tensorcores.devices import DeviceFacts
+from mpdiag.tensorcores.events import Event, Kernel, Launch, ModuleSpan, Operation
+from mpdiag.tensorcores.readers.json_stream import Damaged, JsonStream
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+MODULE = "nn.Module: "
+LARGEST = 1e18
+"""Microseconds beyond which a time is no time."""
+_START = re.compile(r'\{\s*"ph"\s*:')
+# Events that need no decoding: arrows from launch to kernel, Python frames that are no modules, and
+# calls of the runtime that launch nothing. A brace in a string only costs the decoding after all.
+_SKIPPED = re.compile(
+    r'\{\s*"ph"\s*:\s*"(?:[sftiI]"[^{}]*\}'
+    r'|X"\s*,\s*"cat"\s*:\s*"(?:python_function"\s*,\s*"name"\s*:\s*"(?!nn\.Module)'
+    r'|(?:cuda_(?:runtime|driver)|Runtime)"\s*,\s*"name"\s*:\s*"(?![^"]*aunch))[^"\\{}]*"'
+    r"[^{}]*\{[^{}]*\}\s*\})(?=\s*[,\]])"
+)
+
+
+class TorchTrace:
+    """A trace of torch.profiler; see ``events.Trace``."""
+
+    source = "torch.profiler"
+    tensor_active: float | None = None
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.devices: dict[int, DeviceFacts] = {}
+        self.problems: list[str] = []
+        self._damaged = 0
+        self._seen = 0
+
+    def __iter__(self) -> Iterator[Event]:
+        with self._path.open("rb") as file:
+            packed = file.read(2) == b"\x1f\x8b"
+            file.seek(0)
+            raw = gzip.GzipFile(fileobj=file) if packed else file
+            text = io.TextIOWrapper(cast("io.BufferedReader", raw), "utf-8", errors="replace")
+            yield from self._document(JsonStream(text))
+        if self._damaged:
+            self.problems.append(
+                f"{self._damaged} events of the trace are damaged and were left out"
+            )
+
+    def _document(self, stream: JsonStream) -> Iterator[Event]:
+        first = stream.peek()
+        if first == "\ufeff":
+            stream.at += 1
+            first = stream.peek()
+        if first == "[":
+            yield from self._array(stream)
+            return
+        if first != "{":
+            raise DamagedTrace(self._no_trace())
+        stream.at += 1
+        found = False
+        while stream.peek() not in ("}", ""):
+            try:
+                key = stream.value()
+                if stream.peek() != ":":
+                    raise Damaged
+                stream.at += 1
+                if key == "traceEvents" and stream.peek() == "[":
+                    found = True
+                    yield from self._array(stream)
+                    continue
+                stream.peek()
+                value = stream.value()
+            except Damaged:
+                if self._seen:
+                    self.problems.append("the trace is damaged after its last event")
+                    return
+                if not stream.find(_EVENTS):
+                    break
+                continue
+            if key == "deviceProperties":
+                self.devices = devices(value)
+        if not found:
+            raise DamagedTrace(self._no_trace())
+
+    def _array(self, stream: JsonStream) -> Iterator[Event]:
+        stream.at += 1
+        while True:
+            character = stream.peek()
+            if character == "]":
+                stream.at += 1
+                return
+            if not character:
+                self.problems.append(f"the trace breaks off after {self._seen} events")
+                if not self._seen:
+                    raise DamagedTrace(self._no_trace())
+                return
+            skipped = _SKIPPED.match(stream.text, stream.at)
+            if skipped:
+                stream.at = skipped.end()
+                self._seen += 1
+                continue
+            try:
+                raw = stream.value()
+            except Damaged:
+                self._damaged += 1
+                stream.find(_START)
+                continue
+            self._seen += 1
+            event = _event(raw)
+            if event is not None:
+                yield event
+            elif _lost(raw):
+                self._damaged += 1
+
+    def _no_trace(self) -> str:
+        return (
+            f"{self._path} holds no events of torch.profiler: give the file that "
+            "export_chrome_trace wrote"
+        )
+
+
+_EVENTS = re.compile(r'"traceEvents"\s*:')
+
+
+def devices(value: Any) -> dict[int, DeviceFacts]:
+    """The devices of ``deviceProperties``; what makes no sense is left out."""
+    found = {}
+    for i, properties in enumerate(value if isinstance(value, list) else []):
+        if not isinstance(properties, dict):
+            continue
+        major, minor = (
+            _whole(properties.get("computeMajor")),
+            _whole(properties.get("computeMinor")),
+        )
+        index = _whole(properties.get("id"))
+        name = properties.get("name")
+        found[i if index is None else index] = DeviceFacts(
+            name=name.strip()[:200] if isinstance(name, str) else "",
+            capability=None if major is None or minor is None else (major, minor),
+            processors=_whole(properties.get("numSms")),
+            memory_bytes=_whole(properties.get("totalGlobalMem")),
+        )
+    return found
+
+
+def _event(raw: Any) -> Event | None:
+    """One of our records, or None: not of a kind that is kept, or damaged."""
+    if not isinstance(raw, dict) or raw.get("ph") != "X":
+        return None
+    category, name = raw.get("cat"), raw.get("name")
+    if not isinstance(category, str) or not isinstance(name, str):
+        return None
+    category = category.lower()
+    args = raw.get("args")
+    if not isinstance(args, dict):
+        args = {}
+    make = _MAKERS.get(category) or _MAKERS.get(_last_word(category))
+    if make is None:
+        return None
+    start, duration = _time(raw.get("ts")), _time(raw.get("dur", 0))
+    if start is None or duration is None or duration < 0:
+        return None
+    return make(name, start, duration, raw, args)
+
+
+def _last_word(category: str) -> str:
+    return category.rpartition("_")[2]
+
+
+def _kernel(
+    name: str, start: float, duration: float, _: dict[str, Any], args: dict[str, Any]
+) -> Kernel:
+    return Kernel(
+        name,
+        start,
+        duration,
+        _label(args.get("device")),
+        _label(args.get("stream")),
+        _whole(args.get("correlation")),
+        _whole(args.get("graph node id")),
+    )
+
+
+def _launch(
+    name: str, start: float, _: float, raw: dict[str, Any], args: dict[str, Any]
+) -> Launch | None:
+    correlation = _whole(args.get("correlation"))
+    if "aunch" not in name or correlation is None:
+        return None
+    return Launch(correlation, start, _thread(raw), "GraphLaunch" in name)
+
+
+def _module(
+    name: str, start: float, duration: float, raw: dict[str, Any], _: dict[str, Any]
+) -> ModuleSpan | None:
+    if not name.startswith(MODULE):
+        return None
+    return ModuleSpan(name[len(MODULE) :], start, start + duration, _thread(raw))
+
+
+def _operation(
+    name: str, start: float, duration: float, raw: dict[str, Any], args: dict[str, Any]
+) -> Operation:
+    sequence = _whole(args.get("Sequence number"))
+    return Operation(
+        name,
+        start,
+        start + duration,
+        _thread(raw),
+        _list(args.get("Input Dims") or args.get("Input dims")),
+        _list(args.get("Input type")),
+        _list(args.get("Input Strides")),
+        _list(args.get("Concrete Inputs")),
+        -1 if sequence is None or not 0 <= sequence < 1 << 62 else sequence,
+        bool(_whole(args.get("Fwd thread id"))) or name.startswith("autograd::engine"),
+    )
+
+
+_MAKERS: dict[str, Callable[..., Event | None]] = {
+    "kernel": _kernel,
+    "cpu_op": _operation,
+    "operator": _operation,
+    "runtime": _launch,
+    "driver": _launch,
+    "python_function": _module,
+}
+"""By category in lower case, or its last word (``cuda_runtime``)."""
+
+
+def _thread(raw: dict[str, Any]) -> tuple[Any, Any]:
+    return _label(raw.get("pid")), _label(raw.get("tid"))
+
+
+def _lost(raw: Any) -> bool:
+    """Whether something that should be an event could not be taken for one."""
+    if not isinstance(raw, dict):
+        return True
+    return raw.get("ph") == "X" and str(raw.get("cat")).lower() == "kernel"
+
+
+def _time(value: Any) -> float | None:
+    if type(value) is float and -LARGEST < value < LARGEST:  # the usual case; not NaN
+        return value
+    if isinstance(value, str):
+        try:
+            value = float(value)
+        except ValueError:
+            return None
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return None
+    try:
+        number = float(value)
+    except OverflowError:
+        return None
+    return number if math.isfinite(number) and abs(number) < LARGEST else None
+
+
+def _whole(value: Any) -> int | None:
+    if value is None:
+        return None
+    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 20:
+        value = int(value)
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 63:
+        return value
+    return None
+
+
+def _label(value: Any) -> int | str | None:
+    return value if isinstance(value, int | str) or value is None else str(value)[:100]
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []

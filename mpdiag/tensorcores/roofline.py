@@ -1,0 +1,67 @@
+"""Where an operation stands under a device's roof: bound by arithmetic or by memory.
+
+An operation does some FLOP for each byte it must move (its arithmetic intensity); a device can do
+so many FLOP in the time it moves one (its ridge, 139 for FP16 on a V100: 125 TFLOP/s over 900 GB/s).
+Below the ridge memory decides, and faster arithmetic cannot help.
+
+Source: NVIDIA, *Matrix Multiplication Background User's Guide*, section 2 (arithmetic intensity).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from mpdiag.tensorcores.alignment import BYTES
+
+if TYPE_CHECKING:
+    from mpdiag.tensorcores.peaks import Peaks
+    from mpdiag.tensorcores.products import MatrixWork
+
+Bound = Literal["memory", "compute"]
+
+
+@dataclass(frozen=True)
+class Placement:
+    """An operation under a roof.
+
+    Attributes:
+        intensity: FLOP per byte that must be moved.
+        ridge: The device's, for this dtype.
+        bound: What limits it.
+        least_us: The least time one call can take, in microseconds.
+    """
+
+    intensity: float
+    ridge: float
+    bound: Bound
+    least_us: float
+
+
+def place(work: MatrixWork, peaks: Peaks, dtype: str) -> Placement | None:
+    """Where a call stands if it ran on Tensor Cores in ``dtype``.
+
+    Returns:
+        None where the device has no Tensor Core instruction for the dtype, or the work's size is
+        not known.
+    """
+    rate, moved = peaks.tensor_rate(dtype), bytes_in(work, dtype)
+    if rate is None or not work.flops or not moved:
+        return None
+    bandwidth = peaks.bandwidth * 1e9
+    least = max(work.flops / rate, moved / bandwidth)
+    intensity, ridge = work.flops / moved, rate / bandwidth
+    return Placement(intensity, ridge, "memory" if intensity < ridge else "compute", least * 1e6)
+
+
+def bytes_in(work: MatrixWork, dtype: str) -> float:
+    """The bytes a work moves if its operands are of another dtype."""
+    return work.bytes * BYTES[dtype] / BYTES[work.dtype or "fp32"]
+
+
+def memory_bound_anyway(work: MatrixWork, peaks: Peaks, dtype: str) -> bool:
+    """Whether memory decides even at the ordinary cores' FP32 rate: Tensor Cores cannot help."""
+    moved = bytes_in(work, dtype)
+    if not work.flops or not moved:
+        return False
+    return work.flops / moved < peaks.cuda_rate("fp32") / (peaks.bandwidth * 1e9)

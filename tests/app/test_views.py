@@ -1,0 +1,223 @@
+"""The views' logic, without a browser: every view on every sample run, and what links may do."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+
+import pytest
+import runs_by_hand as hand
+from profile_by_hand import profile
+
+from mpdiag.analysis.analyzer import analyze
+from mpdiag.formats import FP8_E4M3, FP16
+from mpdiag.reports.frames.gradients import scale_frame, summary
+from mpdiag.reports.pictures import found
+from mpdiag.reports.words import percent
+
+testing = pytest.importorskip("streamlit.testing.v1", reason="needs Streamlit, of the extra `app`")
+
+VIEWS = (
+    "runs",
+    "verdict",
+    "gradients",
+    "updates",
+    "operations",
+    "tensor_cores",
+    "training",
+    "compare",
+)
+RUNS = ("ssd", "ssd-2", "ssd-fp16-plan", "digits", "denoiser")
+SAYS_WHY = "is a training by a plan"
+pytestmark = pytest.mark.filterwarnings("default")  # Streamlit's own, of being run bare
+
+
+@pytest.fixture
+def opened(root, monkeypatch):
+    """Open the app on a folder of runs, with query parameters."""
+
+    def open_app(folder=root / "sample_runs", view="runs", **query):
+        monkeypatch.setenv("MPDIAG_RUNS", str(folder))
+        test = testing.AppTest.from_file(str(root / "app" / "main.py"), default_timeout=60)
+        for name, value in query.items():
+            test.query_params[name] = value
+        return test.switch_page(f"views/{view}.py").run()
+
+    return open_app
+
+
+def metrics(test):
+    return {metric.label: metric.value for metric in test.metric}
+
+
+def words(test):
+    """All text on the page."""
+    kinds = ("markdown", "caption", "info", "warning", "error", "success", "header", "subheader")
+    return "\n".join(str(e.value) for kind in kinds for e in getattr(test, kind))
+
+
+@pytest.mark.parametrize("run", RUNS)
+@pytest.mark.parametrize("view", VIEWS)
+def test_every_view_on_every_sample_run(opened, view, run):
+    test = opened(view=view, run=run)
+    assert not test.exception
+    assert test.sidebar.selectbox[0].value == run
+    trained = run.endswith("-plan") and view in ("verdict", "gradients", "updates", "operations")
+    assert len(test.error) == trained
+    assert not trained or SAYS_WHY in test.error[0].value
+
+
+def test_the_app_loads_no_torch(root):
+    import subprocess
+
+    code = (
+        "import os, sys\n"
+        f"os.environ['MPDIAG_RUNS'] = {str(root / 'sample_runs')!r}\n"
+        "from streamlit.testing.v1 import AppTest\n"
+        f"test = AppTest.from_file({str(root / 'app' / 'main.py')!r}, default_timeout=60).run()\n"
+        f"for view in {VIEWS!r}:\n"
+        "    assert not test.switch_page(f'views/{view}.py').run().exception\n"
+        "print('torch' in sys.modules)\n"
+    )
+    child = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+    assert child.returncode == 0, child.stderr[-2000:]
+    assert child.stdout.strip() == "False"
+
+
+def test_the_slider_shows_what_the_library_computes(opened, root):
+    layers = analyze(root / "sample_runs" / "ssd").layers.of_kind("weight_grad")
+    test = opened(view="gradients", run="ssd", kind="weight gradients")
+    for exponent in (0, 3, 11, 24):
+        test.slider(key="scale").set_value(exponent).run()
+        expected = summary(scale_frame(layers, FP16, exponent))
+        shown = metrics(test)
+        assert shown["Values lost to 0"] == percent(expected.lost_share)
+        assert shown["Σ|x| lost, worst layer"] == percent(expected.worst_sum_share)
+        assert shown["Layers that overflow"] == str(expected.overflow_layers or "none")
+    assert expected.overflow_layers > 0  # at 2^24 some do
+
+
+def test_a_link_reopens_its_view(opened, root):
+    test = opened(
+        view="gradients", run="ssd", scale="5", format="E4M3", find="trunk", tab="One layer"
+    )
+    assert test.slider(key="scale").value == 5
+    assert test.text_input(key="find").value == "trunk"
+    layers = analyze(root / "sample_runs" / "ssd").layers.of_kind("activation_grad")
+    expected = summary(scale_frame(found(layers, "trunk"), FP8_E4M3, 5))
+    assert metrics(test)["Values lost to 0"] == percent(expected.lost_share)
+
+
+@pytest.mark.parametrize("name", ["../ssd", "/etc", "..", "ssd/../../secret", "%2e%2e/secret", ""])
+def test_a_link_reads_nothing_outside_the_folder(opened, root, tmp_path, name):
+    inside = tmp_path / "runs"
+    shutil.copytree(root / "sample_runs" / "digits", inside / "digits")
+    shutil.copytree(root / "sample_runs" / "ssd", tmp_path / "secret")
+    test = opened(inside, "verdict", run=name, a=name, b=name, trainings=name)
+    assert not test.exception
+    assert test.sidebar.selectbox[0].value == "digits"
+    assert "Detector" not in words(test)
+    test.switch_page("views/compare.py").run()
+    assert not test.exception
+    assert "Detector" not in words(test)
+
+
+def test_damaged_and_newer_runs_say_so_and_the_others_open(opened, root, tmp_path):
+    shutil.copytree(root / "sample_runs" / "digits", tmp_path / "digits")
+    for name, text in (("torn", '{"schema_'), ("newer", '{"schema_version": 99}')):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "meta.json").write_text(text)
+    broken = tmp_path / "broken"
+    shutil.copytree(root / "sample_runs" / "digits", broken)
+    next((broken / "stats").iterdir()).write_bytes(b"PAR1 no more")
+    shown = words(opened(tmp_path)).replace("\\", "")
+    assert "torn/meta.json is damaged" in shown
+    assert "was written by a newer mpdiag" in shown
+    for name, sentence in (
+        ("torn", "is damaged"),
+        ("newer", "newer mpdiag"),
+        ("broken", "is damaged"),
+    ):
+        test = opened(tmp_path, "gradients", run=name)
+        assert not test.exception
+        assert sentence in words(test)
+    assert metrics(opened(tmp_path, "gradients", run="digits"))
+
+
+@pytest.mark.parametrize("view", VIEWS)
+def test_names_are_text_on_every_page(opened, tmp_path, view):
+    hand.write_run(tmp_path / "<b>hostile")
+    hand.write_run(tmp_path / "second")
+    test = opened(tmp_path, view, run="<b>hostile")
+    assert not test.exception
+    assert view == "verdict" or not test.error  # the verdict itself is one
+    for text in words(test).split("\n"):
+        assert "<img" not in text.replace("\\<", "")
+        assert "<b>" not in text.replace("\\<", "")
+        assert "](javascript" not in text
+
+
+def test_an_empty_folder_says_what_to_do(opened, tmp_path):
+    test = opened(tmp_path)
+    assert "mpdiag demo" in words(test)
+    assert "there are no runs" in words(opened(tmp_path, "verdict"))
+
+
+def test_one_run_may_be_opened_by_itself(opened, root):
+    test = opened(root / "sample_runs" / "digits", "verdict")
+    assert test.sidebar.selectbox[0].options == ["digits"]
+    assert not test.exception
+
+
+def test_a_run_that_is_still_recording_grows(opened, root, tmp_path):
+    from datetime import datetime, timezone
+
+    run = tmp_path / "live"
+    shutil.copytree(root / "sample_runs" / "digits", run)
+    parts = sorted((run / "stats").iterdir())
+    later = parts[-1].read_bytes()
+    parts[-1].unlink()
+
+    def write(**facts):
+        meta = json.loads((run / "meta.json").read_text())
+        moment = datetime.now(timezone.utc).isoformat()
+        (run / "meta.json").write_text(json.dumps({**meta, "updated": moment, **facts}))
+
+    write(state="recording", steps_recorded=20, steps_seen=20)
+    test = opened(tmp_path, "gradients")
+    assert "recording, last written" in words(test)
+    before = test.dataframe[0].value["nonzero"].sum()
+    parts[-1].write_bytes(later)
+    write(state="complete", steps_recorded=34, steps_seen=300)
+    test.run()
+    assert "34 of 300 steps recorded" in words(test)
+    assert test.dataframe[0].value["nonzero"].sum() > before
+
+
+def test_a_receipt_stands_beside_each_figure(opened):
+    for view in ("gradients", "updates", "operations", "training"):
+        test = opened(view=view, run="digits")
+        assert len(test.code) == len(test.get("plotly_chart")) > 0
+        for block in test.code:
+            compile(block.value, "receipt.py", "exec")
+
+
+def test_a_profile_with_its_what_if(opened, root, tmp_path):
+    shutil.copytree(root / "sample_runs" / "digits", tmp_path / "run")
+    (tmp_path / "run" / "profile.json").write_text(json.dumps(profile()))
+    test = opened(tmp_path, "tensor_cores")
+    assert not test.exception
+    shown = metrics(test)
+    assert shown["On Tensor Cores"] == "60.00 %"
+    assert shown["At most faster by"] == "1 ×"
+    assert "<u>" not in words(test).replace("\\<", "")
+    (tmp_path / "run" / "profile.json").write_text("{")
+    assert "is damaged" in words(test.run())
+
+
+def test_without_a_profile_the_page_says_how_to_get_one(opened):
+    test = opened(view="tensor_cores", run="digits")
+    assert "mpdiag profile TRACE" in test.code[0].value

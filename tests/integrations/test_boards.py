@@ -1,0 +1,151 @@
+"""Boards: the event file is read back, and says what the run says."""
+
+from __future__ import annotations
+
+import sys
+
+import numpy as np
+import pytest
+import torch
+from support import backoff, batch, network
+from typer.testing import CliRunner
+
+import mpdiag
+from mpdiag.analysis.layers import merge_layers
+from mpdiag.cli import app
+from mpdiag.errors import UsageError
+from mpdiag.formats import FP16
+from mpdiag.integrations import boards
+
+pytest.importorskip("tensorboard")
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """Recorded in FP32 and then trained by a plan, into one folder."""
+    folder = tmp_path_factory.mktemp("runs") / "mine"
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with mpdiag.record(model, optimizer, folder, every=1):
+        for i in range(3):
+            x, y = batch(i)
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+    with mpdiag.MixedPrecision(model, optimizer, backoff(), run=folder) as mp:
+        for i in range(4):
+            x, y = batch(i)
+            with mp.autocast():
+                loss = torch.nn.functional.cross_entropy(
+                    model(x * (float("inf") if i == 2 else 1)), y
+                )
+            mp.step(loss)
+        mp.log_metric("accuracy", 0.75)
+    return mpdiag.open_run(folder)
+
+
+@pytest.fixture(scope="module")
+def board(run, tmp_path_factory):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    folder = tmp_path_factory.mktemp("board")
+    written = boards.to_tensorboard(run, folder)
+    events = EventAccumulator(str(folder), {"scalars": 0, "histograms": 0, "tensors": 0})
+    events.Reload()
+    return events, written
+
+
+def scalar(events, tag):
+    return {event.step: event.value for event in events.Scalars(tag)}
+
+
+def test_histograms_add_up_to_the_runs(run, board):
+    events, _ = board
+    layers = merge_layers(run.records)
+    for kind, name, i in zip(layers.kinds, layers.names, range(len(layers)), strict=True):
+        tag = f"{kind}/{name or 'model'}/log2"
+        h = layers.histograms[i]
+        if not h.counts.sum():
+            continue
+        found = np.zeros(h.counts.shape[-1])
+        for event in events.Histograms(tag):
+            value = event.histogram_value
+            limits = np.array(value.bucket_limit)
+            counts = np.array(value.bucket)
+            assert counts[0] == 0
+            assert value.num == counts.sum()
+            np.add.at(found, limits[1:].astype(int) - 1 - h.first, counts[1:])
+        np.testing.assert_array_equal(found, h.counts)
+
+
+def test_scalars_are_the_runs(run, board):
+    events, _ = board
+    records = run.records
+    step = records.select((records.step == 1) & records.of_kind("weight_grad"))
+    name = step.words["name"][step.name[0]]
+    h = step.merged(np.where(step.name == step.name[0], 0, -1), 1)
+    read = scalar(events, f"weight_grad/{name}/absmax")
+    assert read[1] == np.float32(h.absmax[0])
+    lost = h.lost_to_zero(FP16).value[0] / h.nonzero[0]
+    assert scalar(events, f"weight_grad/{name}/fp16_underflow")[1] == pytest.approx(lost)
+
+
+def test_the_training_is_there(board):
+    events, written = board
+    assert scalar(events, "training/skipped") == {0: 0.0, 1: 0.0, 2: 1.0, 3: 0.0}
+    assert scalar(events, "training/scale")[3] == 512.0
+    assert scalar(events, "metric/accuracy") == {3: 0.75}
+    assert written > 100
+
+
+def test_the_command(run, tmp_path):
+    result = CliRunner().invoke(app, ["board", str(run.folder), "-o", str(tmp_path / "board")])
+    assert result.exit_code == 0, result.output
+    assert f"tensorboard --logdir {tmp_path / 'board'}" in " ".join(result.stderr.split())
+    assert list((tmp_path / "board").glob("events.out.tfevents.*"))
+    assert CliRunner().invoke(app, ["board", str(tmp_path / "none")]).exit_code == 3
+    assert CliRunner().invoke(app, ["board", str(run.folder), "--to", "x"]).exit_code == 2
+
+
+def test_what_is_missing_is_said(run, monkeypatch):
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(UsageError, match=r"mpdiag\[wandb\]"):
+        boards.write_board(run, "wandb")
+    with pytest.raises(UsageError, match=r"mpdiag\[tensorboard\]"):
+        boards.write_board(run, "tensorboard")
+    with pytest.raises(UsageError, match="no board"):
+        boards.write_board(run, "aim")
+
+
+def test_wandb_is_given_the_same(run, monkeypatch):
+    """Through a stand-in of the two calls, as wandb itself starts a server of its own."""
+    logged = {}
+
+    class Fake:
+        @staticmethod
+        def Histogram(np_histogram):  # noqa: N802
+            counts, edges = np_histogram
+            assert len(edges) == len(counts) + 1
+            return sum(counts)
+
+        @staticmethod
+        def init(**options):
+            logged["options"] = options
+            return Fake()
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            pass
+
+        def log(self, row, step):
+            logged[step] = row
+
+    monkeypatch.setitem(sys.modules, "wandb", Fake)
+    written = boards.to_wandb(run, project="x")
+    assert logged["options"]["project"] == "x"
+    assert logged["options"]["name"] == "mine"
+    assert logged[1]["training/loss"] > 0
+    assert written == sum(len(row) for step, row in logged.items() if step != "options")

@@ -1,0 +1,137 @@
+"""Transformers: the callback records without a trace, ``PlanTrainer`` trains by a plan."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from support import backoff
+from torch import nn
+
+import mpdiag
+from mpdiag.errors import UsageError
+from mpdiag.plan import PrecisionPlan
+from mpdiag.training_log import read_log
+
+transformers = pytest.importorskip("transformers")
+accelerate = pytest.importorskip("accelerate")
+bridge = pytest.importorskip("mpdiag.integrations.huggingface")
+pytestmark = pytest.mark.filterwarnings("ignore")  # Transformers', about pinned memory
+
+
+@pytest.fixture(autouse=True)
+def fresh():
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+    yield
+    accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 4))
+        self.dtypes = set()
+        self.body[0].register_forward_hook(lambda _, __, out: self.dtypes.add(out.dtype))
+
+    def forward(self, x=None, labels=None):
+        logits = self.body(x)
+        loss = nn.functional.cross_entropy(logits.float(), labels)
+        return {"loss": loss, "logits": logits}
+
+
+def data(n=48):
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(n, 8, generator=generator)
+    return [{"x": row, "labels": row[:4].argmax()} for row in x]
+
+
+def make(tmp_path, kind=transformers.Trainer, model=None, settings=None, **options):
+    arguments = transformers.TrainingArguments(
+        str(tmp_path / "out"),
+        num_train_epochs=1,
+        per_device_train_batch_size=8,
+        learning_rate=0.05,
+        max_grad_norm=1.0,
+        optim="sgd",
+        lr_scheduler_type="constant",
+        use_cpu=True,
+        report_to="none",
+        disable_tqdm=True,
+        save_strategy="no",
+        logging_strategy="no",
+        **(settings or {}),
+    )
+    return kind(model or Model(), arguments, train_dataset=data(), **options)
+
+
+def same(a, b):
+    pairs = zip(a.state_dict().values(), b.state_dict().values(), strict=True)
+    return all(torch.equal(x, y) for x, y in pairs)
+
+
+def test_recording_leaves_no_trace_in_the_numbers(tmp_path):
+    plain, watched = Model(), Model()
+    make(tmp_path, model=plain).train()
+    callback = bridge.RecordCallback(tmp_path / "run", every=1)
+    make(tmp_path, model=watched, callbacks=[callback]).train()
+    assert same(plain, watched)
+    run = mpdiag.open_run(tmp_path / "run")
+    assert (run.meta["state"], run.meta["steps_recorded"]) == ("complete", 6)
+    assert run.meta["optimizers"][0]["type"] == "SGD"
+    assert {"body.0", "body.2.weight"} <= set(run.frame()["name"])
+
+
+def losses(plan, tmp_path, **options):
+    trainer = make(tmp_path, bridge.PlanTrainer, plan=plan, **options)
+    trainer.train()
+    return trainer
+
+
+@pytest.mark.parametrize("target", ["fp16", "bf16"])
+def test_it_trains_by_the_plan(tmp_path, target):
+    plan = PrecisionPlan(target=target, loss_scale=backoff(1024.0).loss_scale)
+    trainer = losses(plan, tmp_path, plan_options={"run": tmp_path / "run"})
+    assert trainer.model.dtypes == {torch.float16 if target == "fp16" else torch.bfloat16}
+    log = read_log(tmp_path / "run")
+    assert [step.scale for step in log.steps] == [1024.0] * 6
+    assert trainer.mp is None  # given back
+    fp32 = Model()
+    make(tmp_path, model=fp32).train()
+    mine = torch.cat([p.flatten() for p in trainer.model.parameters()])
+    other = torch.cat([p.flatten() for p in fp32.parameters()])
+    assert not torch.equal(mine, other)
+    torch.testing.assert_close(mine, other, rtol=0.05, atol=0.01)
+
+
+def test_an_fp32_plan_changes_nothing(tmp_path):
+    plain = Model()
+    make(tmp_path, model=plain).train()
+    trainer = losses(PrecisionPlan(level="O0"), tmp_path)
+    assert same(plain, trainer.model)
+
+
+def test_accumulation_follows_the_same_course(tmp_path):
+    settings = {"gradient_accumulation_steps": 2}
+    trainer = losses(backoff(), tmp_path, settings=settings, plan_options={"run": tmp_path / "run"})
+    assert len(read_log(tmp_path / "run").steps) == 3
+    fp32 = Model()
+    make(tmp_path, model=fp32, settings=settings).train()
+    for a, b in zip(trainer.model.parameters(), fp32.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=0.05, atol=0.01)
+
+
+def test_a_skip_is_told(tmp_path):
+    rows = data()
+    rows[0] = {**rows[0], "x": rows[0]["x"] * float("inf")}
+    trainer = make(
+        tmp_path, bridge.PlanTrainer, plan=backoff(), plan_options={"run": tmp_path / "run"}
+    )
+    trainer.train_dataset = rows
+    trainer.train()
+    assert len(read_log(tmp_path / "run").skipped) == 1
+    assert all(torch.isfinite(p).all() for p in trainer.model.parameters())
+
+
+def test_precisions_of_its_own_are_refused(tmp_path):
+    with pytest.raises(UsageError, match="mixed_precision='bf16'"):
+        make(tmp_path, bridge.PlanTrainer, plan=backoff(), settings={"bf16": True})

@@ -1,0 +1,210 @@
+"""Lightning: the callback records without a trace, the plugin trains as a loop by hand does."""
+
+from __future__ import annotations
+
+import warnings
+
+import pytest
+import torch
+from support import backoff, batch, network
+from torch import nn
+
+import mpdiag
+from mpdiag.errors import UsageError
+from mpdiag.plan import Fp32Choice, PrecisionPlan
+from mpdiag.training_log import read_log
+
+lightning = pytest.importorskip("lightning")
+bridge = pytest.importorskip("mpdiag.integrations.lightning")
+pytestmark = pytest.mark.filterwarnings("ignore")  # Lightning's, about workers and loggers
+
+BATCHES = [batch(i) for i in range(6)]
+
+
+class Module(lightning.LightningModule):
+    def __init__(self, optimizers=1, poison=()):
+        super().__init__()
+        self.net = network()
+        self.poison = set(poison)
+        self.dtypes = []
+        self.automatic_optimization = optimizers == 1
+        self.net[4].register_forward_hook(lambda _, __, out: self.dtypes.append(out.dtype))
+
+    def training_step(self, inputs, index):
+        x, y = inputs
+        if index in self.poison:
+            x = x * float("inf")
+        loss = nn.functional.cross_entropy(self.net(x), y)
+        if not self.automatic_optimization:
+            optimizer = self.optimizers()
+            optimizer.zero_grad()
+            self.manual_backward(loss)
+            optimizer.step()
+        return loss
+
+    def validation_step(self, inputs, index):
+        self.validated = self.net(inputs[0]).dtype
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.net.parameters(), 0.05, momentum=0.9)
+
+
+def fit(module, tmp_path, batches=BATCHES, **options):
+    trainer = lightning.Trainer(
+        max_epochs=1,
+        accelerator="cpu",
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        default_root_dir=tmp_path,
+        **options,
+    )
+    trainer.fit(module, torch.utils.data.DataLoader(batches, batch_size=None))
+    return trainer
+
+
+def by_hand(plan, steps=6, clip=None, every=1):
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
+    with mpdiag.MixedPrecision(model, optimizer, plan) as mp:
+        for i, (x, y) in enumerate(BATCHES[:steps]):
+            with mp.autocast():
+                loss = nn.functional.cross_entropy(model(x), y) / every
+            mp.backward(loss)
+            if (i + 1) % every == 0:
+                if clip is not None:
+                    mp.unscale()
+                    torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+                mp.step()
+    return model
+
+
+def same(a, b):
+    pairs = zip(a.state_dict().values(), b.state_dict().values(), strict=True)
+    return all(torch.equal(x, y) for x, y in pairs)
+
+
+# -- recording -------------------------------------------------------------------------------------
+
+
+def test_recording_leaves_no_trace_in_the_numbers(tmp_path):
+    plain, watched = Module(), Module()
+    fit(plain, tmp_path)
+    callback = bridge.RecordCallback(tmp_path / "run", every=1)
+    fit(watched, tmp_path, callbacks=[callback])
+    assert same(plain, watched)
+    run = mpdiag.open_run(tmp_path / "run")
+    assert run.meta["state"] == "complete"
+    assert run.meta["steps_recorded"] == len(BATCHES)
+    names = set(run.frame()["name"])
+    assert {"net.0", "net.4", "net.4.weight"} <= names
+    kinds = set(run.frame()["kind"])
+    assert kinds == {"activation", "activation_grad", "weight", "weight_grad", "update"}
+    assert mpdiag.analyze(run).plan.target == "fp16"
+
+
+def test_what_failed_is_said(tmp_path):
+    module = Module()
+
+    def fail(*_):
+        raise KeyError("data")
+
+    module.on_train_batch_end = fail
+    with pytest.raises(KeyError):
+        fit(module, tmp_path, callbacks=[bridge.RecordCallback(tmp_path / "run")])
+    assert mpdiag.open_run(tmp_path / "run").meta["state"] == "failed"
+
+
+# -- training by a plan ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("target", ["fp16", "bf16"])
+def test_the_plugin_trains_as_a_loop_by_hand(tmp_path, target):
+    plan = PrecisionPlan(target=target, loss_scale=backoff(1024.0).loss_scale)
+    module = Module()
+    fit(module, tmp_path, plugins=bridge.PlanPrecision(plan))
+    assert same(module.net, by_hand(plan))
+    assert module.dtypes[0] in (torch.float16, torch.bfloat16)
+
+
+def test_clipping_sees_unscaled_gradients(tmp_path):
+    module = Module()
+    fit(module, tmp_path, plugins=bridge.PlanPrecision(backoff()), gradient_clip_val=0.1)
+    assert same(module.net, by_hand(backoff(), clip=0.1))
+    assert not same(module.net, by_hand(backoff()))
+
+
+def test_accumulation(tmp_path):
+    module = Module()
+    fit(module, tmp_path, plugins=bridge.PlanPrecision(backoff()), accumulate_grad_batches=2)
+    assert same(module.net, by_hand(backoff(), every=2))
+
+
+def test_manual_optimization(tmp_path):
+    module = Module(optimizers=2)
+    fit(module, tmp_path, plugins=bridge.PlanPrecision(backoff()))
+    assert same(module.net, by_hand(backoff()))
+
+
+def test_a_skip_brings_buffers_back_and_is_logged(tmp_path):
+    module = Module(poison=[5])
+    plugin = bridge.PlanPrecision(backoff(), run=tmp_path / "run")
+    fit(module, tmp_path, plugins=plugin)
+    assert same(module.net, by_hand(backoff(), steps=5))
+    assert plugin.last.skipped
+    assert [s.step for s in read_log(tmp_path / "run").skipped] == [5]
+
+
+def test_fp32_modules_by_their_recorded_names(tmp_path):
+    plan = PrecisionPlan(fp32_modules=(Fp32Choice("", "net.4"),))
+    module = Module()
+    fit(module, tmp_path, plugins=bridge.PlanPrecision(plan))
+    assert set(module.dtypes) == {torch.float32}
+
+
+def test_validation_runs_by_the_plan_while_training(tmp_path):
+    module = Module()
+    trainer = lightning.Trainer(
+        max_epochs=1, accelerator="cpu", logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False, default_root_dir=tmp_path,
+        num_sanity_val_steps=0, plugins=bridge.PlanPrecision(backoff()),
+    )  # fmt: skip
+    loader = torch.utils.data.DataLoader(BATCHES, batch_size=None)
+    trainer.fit(module, loader, loader)
+    assert module.validated == torch.float16
+    assert module.net[4].weight.dtype == torch.float32
+
+
+def test_checkpoints_keep_the_scale(tmp_path):
+    plugin = bridge.PlanPrecision(backoff(64.0, growth_interval=3))
+    trainer = fit(Module(), tmp_path, plugins=plugin)
+
+    class Save(lightning.pytorch.Callback):
+        def on_train_end(self, trainer, module):
+            trainer.save_checkpoint(tmp_path / "last.ckpt")
+
+    plugin = bridge.PlanPrecision(backoff(64.0, growth_interval=3))
+    fit(Module(), tmp_path, plugins=plugin, callbacks=[Save()])
+    again = bridge.PlanPrecision(backoff(64.0, growth_interval=3))
+    seen = []
+
+    class Look(lightning.pytorch.Callback):
+        def on_train_batch_start(self, *_):
+            seen.append(again.mp.loss_scale)
+
+    trainer = lightning.Trainer(
+        max_epochs=2, accelerator="cpu", logger=False, enable_checkpointing=False,
+        enable_progress_bar=False, enable_model_summary=False, default_root_dir=tmp_path,
+        plugins=again, callbacks=[Look()],
+    )  # fmt: skip
+    loader = torch.utils.data.DataLoader(BATCHES, batch_size=None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer.fit(Module(), loader, ckpt_path=tmp_path / "last.ckpt", weights_only=False)
+    assert seen[0] == 256.0  # grown twice in six steps
+
+
+def test_levels_that_cast_weights_are_refused():
+    with pytest.raises(UsageError, match="level='O1'"):
+        bridge.PlanPrecision(PrecisionPlan(level="O2"))

@@ -1,0 +1,104 @@
+"""``torch.amp`` by a plan: the scaler walks exactly as the plan's own algebra says."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from support import backoff, batch, constant, network
+
+from mpdiag.errors import StateMismatch
+from mpdiag.integrations.torch_amp import autocast_arguments, grad_scaler
+from mpdiag.plan import LossScalePlan, PrecisionPlan
+from mpdiag.training.levels import resolve, scaler_of
+
+LOGNORMAL = PrecisionPlan(
+    loss_scale=LossScalePlan(method="lognormal", init_scale=256.0, max_scale=4096.0)
+)
+SHORT = backoff(64.0, growth_interval=3, hysteresis=2, min_scale=16.0, max_scale=256.0)
+
+
+def walk(plan, factors):
+    """Train on one weight whose gradient is each factor; the scale in force at each step."""
+    weight = torch.nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([weight], 1e-30)
+    scaler = grad_scaler(plan, "cpu")
+    scales = []
+    for factor in factors:
+        optimizer.zero_grad()
+        scales.append(scaler.get_scale())
+        scaler.scale((weight * factor).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    return scales
+
+
+@pytest.mark.parametrize(
+    "plan", [constant(512.0), SHORT, LOGNORMAL], ids=["constant", "backoff", "log"]
+)
+def test_scales_are_those_of_the_plans_scaler(plan):
+    factors = [
+        1.0,
+        0.5,
+        2.0,
+        3.0,
+        math.inf,
+        1.0,
+        math.nan,
+        math.inf,
+        math.inf,
+        0.25,
+        1.0,
+        1.0,
+        1.0,
+        8.0,
+    ]
+    expected, state = [], scaler_of(plan.loss_scale, resolve(plan))
+    for factor in factors:
+        expected.append(state.scale)
+        state = state.adjust(factor)
+    assert walk(plan, factors) == expected
+
+
+def test_the_lognormal_scale_moves():
+    assert len(set(walk(LOGNORMAL, [1.0, 1000.0, 5.0, 2.0]))) > 2
+
+
+def test_it_trains():
+    model, plan = network(), backoff(1024.0)
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+    scaler = grad_scaler(plan, "cpu")
+    losses = []
+    x, y = batch()
+    for _ in range(8):
+        optimizer.zero_grad()
+        with torch.autocast(**autocast_arguments(plan, "cpu")):
+            output = model(x)
+            loss = torch.nn.functional.cross_entropy(output, y)
+        assert output.dtype == torch.float16
+        scaler.scale(loss).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        losses.append(float(loss.detach()))
+    assert losses[-1] < losses[0] * 0.8
+
+
+def test_no_scale_and_fp32():
+    assert not grad_scaler(PrecisionPlan(), "cpu").is_enabled()
+    assert not autocast_arguments(PrecisionPlan(level="O0"), "cpu")["enabled"]
+    assert autocast_arguments(PrecisionPlan(target="bf16"))["dtype"] == torch.bfloat16
+    with torch.autocast(**autocast_arguments(PrecisionPlan(level="O0"), "cpu")):
+        assert not torch.is_autocast_enabled("cpu")
+
+
+def test_the_state_goes_round():
+    a, b = grad_scaler(SHORT, "cpu"), grad_scaler(SHORT, "cpu")
+    a.scale(torch.ones(1))
+    a._plan_scaler = a._plan_scaler.adjust(math.inf).adjust(math.inf)
+    a._scale.fill_(a._plan_scaler.scale)
+    b.load_state_dict(a.state_dict())
+    assert b._plan_scaler == a._plan_scaler
+    assert b.get_scale() == a.get_scale() == 32.0
+    with pytest.raises(StateMismatch, match="Backoff, and the plan scales by LogNormal"):
+        grad_scaler(LOGNORMAL, "cpu").load_state_dict(a.state_dict())

@@ -1,0 +1,73 @@
+"""The profile's tables and figures: every microsecond in its place."""
+
+from __future__ import annotations
+
+import json
+
+import pandas as pd
+import pytest
+from profile_by_hand import profile
+
+from mpdiag.errors import DamagedRun, NewerSchema, RunNotFound
+from mpdiag.reports import pictures
+from mpdiag.reports.frames import tensorcores
+
+
+def test_time_by_verdict_adds_up_and_its_receipt(tmp_path):
+    (tmp_path / "profile.json").write_text(json.dumps(profile()))
+    read = tensorcores.read_profile(tmp_path)
+    for picture in (pictures.verdicts(str(tmp_path), read), pictures.kernels(str(tmp_path), read)):
+        names: dict[str, object] = {}
+        exec(picture.receipt, names)
+        found = names["frame"]
+        key = "verdict" if picture.key == "verdicts" else "name"
+        expected = picture.frame[picture.frame["time_us"] > 0][found.columns]
+        tables = [t.sort_values(key, ignore_index=True) for t in (expected, found)]
+        pd.testing.assert_frame_equal(*tables)
+        assert "<b>" not in picture.figure.to_json().replace("\\u003c", "<")
+    frame = tensorcores.verdict_frame(read)
+    assert tuple(frame["verdict"]) == tensorcores.VERDICTS
+    assert frame["time_us"].sum() == read["kernel_time_us"]
+    shares = frame.set_index("verdict")["share"]
+    assert shares["tensor_core"] == read["tensor_core_fraction"]
+    assert dict(tensorcores.headline(read))["On Tensor Cores"] == 0.6
+    assert dict(tensorcores.headline({"kernels": read["kernels"]}))["Layout changes"] == 0.15
+
+
+def test_misaligned_shapes_have_a_padded_size():
+    frame = tensorcores.operation_frame(profile()).set_index("module")
+    assert frame.loc["<i>head</i>", "padded"] == "40 × 72 × 64"
+    assert frame.loc["stem", "padded"] == "8 × 8 × 8"
+    assert frame.loc["body", "padded"] == ""
+    assert list(tensorcores.fixable(frame.reset_index())["module"]) == ["<i>head</i>", "stem"]
+
+
+def test_fixes_add_up_as_amdahl_has_it():
+    assert tensorcores.combined_bound([]) == 1.0
+    assert tensorcores.combined_bound([1.25]) == pytest.approx(1.25)  # 200 of 1000 µs gone
+    assert tensorcores.combined_bound([1.25, 1 / 0.85]) == pytest.approx(1000 / 650)
+    assert tensorcores.combined_bound([2.0, 2.0]) == float("inf")
+
+
+@pytest.mark.parametrize(
+    ("text", "error", "words"),
+    [
+        (None, RunNotFound, "has no profile.json"),
+        ("{", DamagedRun, "is damaged"),
+        ("[]", DamagedRun, "is no profile"),
+        ('{"kernels": [1]}', DamagedRun, "is no profile"),
+        ('{"schema_version": 2}', NewerSchema, "newer mpdiag"),
+    ],
+)
+def test_what_cannot_be_read(tmp_path, text, error, words):
+    if text is not None:
+        (tmp_path / "profile.json").write_text(text)
+    with pytest.raises(error, match=words):
+        tensorcores.read_profile(tmp_path)
+
+
+def test_a_profile_of_nothing():
+    for empty in ({}, {"kernels": [], "operations": []}, {"kernels": [{"name": "x"}]}):
+        assert tensorcores.verdict_frame(empty)["time_us"].sum() == 0
+        assert pictures.verdicts("RUN", empty).figure.layout.annotations
+        assert tensorcores.fixable(tensorcores.operation_frame(empty)).empty

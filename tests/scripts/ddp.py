@@ -1,0 +1,41 @@
+"""DistributedDataParallel under torchrun."""
+
+import hashlib
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel as DDP
+
+
+def main(seed):
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    torch.manual_seed(seed)
+    model = DDP(nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 1)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    torch.manual_seed(100 * seed + rank)
+    for step in range(60):
+        if rank == 1 and step == int(os.environ.get("DIE_AT", "-1")):
+            os.kill(os.getpid(), 9)
+        x = torch.randn(32, 8)
+        loss = nn.functional.mse_loss(model(x), x[:, :2].prod(1, keepdim=True))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    torch.manual_seed(7)
+    x = torch.randn(512, 8)
+    with torch.no_grad():
+        metric = nn.functional.mse_loss(model.module(x), x[:, :2].prod(1, keepdim=True)).item()
+    digest = hashlib.sha256()
+    for parameter in model.parameters():
+        digest.update(parameter.detach().numpy().tobytes())
+    if rank == 0:
+        print("digest", digest.hexdigest(), "metric", metric)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 0)

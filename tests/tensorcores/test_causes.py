@@ -1,0 +1,155 @@
+"""Roofline, Amdahl and causes, against cases worked out by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from mpdiag.tensorcores.amdahl import speedup
+from mpdiag.tensorcores.causes import judge, misaligned, worth
+from mpdiag.tensorcores.devices import DeviceFacts
+from mpdiag.tensorcores.peaks import peaks_of
+from mpdiag.tensorcores.products import convolution, matmul, recurrent
+from mpdiag.tensorcores.roofline import place
+from mpdiag.tensorcores.work import OperationTime
+
+V100 = DeviceFacts("Tesla V100-SXM2-16GB", (7, 0), 80)
+A100 = DeviceFacts("NVIDIA A100-SXM4-40GB", (8, 0), 108)
+H100 = DeviceFacts("NVIDIA H100 80GB HBM3", (9, 0), 132)
+GTX1660 = DeviceFacts("NVIDIA GeForce GTX 1660", (7, 5), 22)
+UNKNOWN = DeviceFacts("NVIDIA Graphics Device", (8, 6))
+BIG = 4096
+
+
+def product(m=BIG, n=BIG, k=BIG, dtype="fp16", **more):
+    return matmul(m, n, k, dtype=dtype, **more)
+
+
+def measured(work, *, us=1000.0, calls=1, on="cuda_core_us", **more):
+    dtype = more.pop("dtype", work.dtype if work else None)
+    return OperationTime("aten::mm", "head", work, dtype, calls, us, **{on: us}, **more)
+
+
+def cause_of(operation, device):
+    (judged,) = judge([operation], device)
+    return judged.cause
+
+
+def test_amdahl_by_hand():
+    assert speedup(0.5, 5) == pytest.approx(1 / (0.5 + 0.5 / 5)) == pytest.approx(1.67, abs=0.004)
+    assert speedup(0.416) == pytest.approx(1.71, abs=0.003)
+    assert speedup(0, 5) == speedup(0.5, 1) == 1
+    assert speedup(1) == math.inf
+    assert speedup(1, 4) == 4
+
+
+def test_the_roofline_by_hand():
+    peaks = peaks_of(V100.name)
+    # 4096 cubed in FP16: 2·4096³ FLOP over 3·4096²·2 bytes is 4096/3 a byte; 125 TFLOP/s take
+    # 1.0995 ms for it.
+    placed = place(product(), peaks, "fp16")
+    assert placed.intensity == pytest.approx(4096 / 3)
+    assert (placed.ridge, placed.bound) == (pytest.approx(125e12 / 900e9), "compute")
+    assert placed.least_us == pytest.approx(2 * 4096**3 / 125e12 * 1e6)
+    # One row of it reads the whole matrix: a FLOP a byte, so memory decides.
+    placed = place(product(m=1), peaks, "fp16")
+    assert placed.intensity == pytest.approx(1, rel=0.001)
+    assert placed.bound == "memory"
+    assert placed.least_us == pytest.approx(2 * (4096 * 4096 + 2 * 4096) / 900e9 * 1e6)
+    # A layer of the guide: 4096 outputs, 1024 inputs, batch 512 has an intensity of 315.
+    assert place(product(512, 4096, 1024), peaks, "fp16").intensity == pytest.approx(315, abs=1)
+    assert place(product(), peaks, "bf16") is None
+
+
+@pytest.mark.parametrize(
+    ("operation", "device", "expected"),
+    [
+        (measured(product(), on="tensor_core_us"), A100, "none"),
+        (measured(product(dtype="fp32")), A100, "tf32_off"),
+        (measured(product(dtype="fp32")), UNKNOWN, "tf32_off"),
+        (measured(product(dtype="fp32")), V100, "dtype"),
+        (measured(product(dtype="bf16")), V100, "dtype"),
+        (measured(product(dtype="fp8_e4m3")), A100, "dtype"),
+        (measured(product()), GTX1660, "no_tensor_cores"),
+        (measured(product(n=33278)), V100, "alignment"),
+        (measured(product()), V100, "library_choice"),
+        (measured(product(n=1)), V100, "matrix_vector"),
+        (measured(product(m=64, n=64, k=64), us=2.0), V100, "latency_limited"),
+        (measured(product(m=64, n=64, k=64), us=200.0, calls=100), V100, "latency_limited"),
+        (measured(product(m=4, n=65536)), V100, "memory_bound"),
+        (measured(convolution(8, (64, 64), 9, (196, 196), groups=64, dtype="fp16")), V100, "depthwise"),
+        (measured(None, us=5, on="other_us"), V100, "outside"),
+        (measured(None, us=5, on="unknown_us"), V100, "unknown"),
+        (measured(product(), on="unknown_us"), V100, "unknown"),
+        (measured(product(), on="tensor_core_us"), None, "none"),
+        (measured(product(n=33279), on="tensor_core_us", kernel_alignment=1), H100, "alignment"),
+        (measured(product(m=33279), on="tensor_core_us", kernel_alignment=8), H100, "none"),
+        (measured(None, us=9, on="tensor_core_us", kernel_alignment=1, dtype="bf16"), H100, "alignment"),
+    ],
+)  # fmt: skip
+def test_the_cause(operation, device, expected):
+    assert cause_of(operation, device) == expected
+
+
+def test_layout_conversions_are_charged_to_their_convolution():
+    work = convolution(8, (64, 64), 9, (196, 196), dtype="fp16")
+    operation = OperationTime(
+        "aten::cudnn_convolution", "", work, "fp16", 1, 1000, tensor_core_us=900, layout_us=100
+    )
+    (judged,) = judge([operation], A100)
+    assert (judged.cause, judged.affected_us) == ("layout", 100)
+    assert "channels_last" in judged.fix
+    assert judged.amdahl_bound == pytest.approx(1 / 0.9)
+    assert judged.win_us == 100
+
+
+def test_the_fix_names_the_padded_size():
+    (judged,) = judge([measured(product(n=33278, k=325))], V100)
+    assert judged.fix == "pad K 325 → 328, N 33278 → 33280"
+    assert judged.aligned is False
+    assert [(f.dimension, f.padded) for f in judged.faults] == [("K", 328), ("N", 33280)]
+    document = judged.to_json()
+    assert document["padded"][1] == {"dimension": "N", "size": 33278, "padded": 33280}
+    assert {"op", "module", "m", "n", "k", "dtype", "aligned", "cause", "fix", "time_us"} < set(
+        document
+    )
+
+
+def test_strides_count_and_rows_that_begin_nowhere_do_not():
+    plain = product(m=33, n=64, k=64)
+    assert [f.dimension for f in misaligned(plain, "fp16", None)] == ["M"]
+    row_major = product(m=33, n=64, k=64, leading=(64, 64, 64))
+    assert misaligned(row_major, "fp16", None) == ()
+    transposed = product(m=33, n=64, k=64, leading=(33, 64, 64))
+    assert [f.dimension for f in misaligned(transposed, "fp16", None)] == ["M"]
+    view = product(m=32, n=64, k=64, leading=(65, 64, 64))
+    assert [f.dimension for f in misaligned(view, "fp16", None)] == ["leading dimension of A"]
+
+
+def test_the_most_to_win_comes_first():
+    # A big product near the V100's roof has less to win than a smaller one far from it.
+    near = measured(product(dtype="fp32"), us=1200.0)  # must take 1100 µs
+    far = measured(product(n=33278, k=512, m=512), us=800.0)  # must take 140 µs
+    outside = measured(None, us=10, on="other_us")
+    judged = judge([near, outside, far], V100)
+    assert [j.cause for j in judged] == ["alignment", "dtype", "outside"]
+    assert judged[1].win_us == pytest.approx(1200 - 2 * 4096**3 / 125e12 * 1e6)
+    assert judged[1].amdahl_bound == pytest.approx(1 / (1 - 1200 / 2010))
+    found = {w.cause: w for w in worth(judged, 2010)}
+    assert found["alignment"].amdahl_bound == pytest.approx(2010 / 1210)
+    assert found["all"].affected_us == pytest.approx(2010)
+    assert found["all"].to_json()["amdahl_bound"] is None  # everything could vanish: no bound
+    assert worth([], 0)[-1].amdahl_bound == 1
+
+
+def test_an_rnn_is_told_what_helps_an_rnn():
+    work = recurrent(2, 35, (64, 64), 4, dtype="fp32")
+    (judged,) = judge([measured(work, us=3.0)], A100)
+    assert judged.cause == "tf32_off" or "batch" in judged.fix
+
+
+def test_bounds_are_shares_of_all_kernels():
+    operation = measured(product(dtype="fp32"), us=416.0)
+    (judged,) = judge([operation], A100, total_us=1000.0)
+    assert judged.amdahl_bound == pytest.approx(1.712, abs=0.001)
