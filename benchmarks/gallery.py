@@ -21,8 +21,8 @@ import torch
 
 import mpdiag
 from mpdiag.plan import LossScalePlan, PrecisionPlan
+from mpdiag.precision_lists import LISTS
 from mpdiag.searching.search import search_fp32
-from mpdiag.training import policy
 from mpdiag.training.estimate import estimate
 from mpdiag.workloads import gallery
 from mpdiag.workloads.gallery.scoring import Score, judge, load_truth, score
@@ -42,7 +42,7 @@ SHARE = 0.05
 def by_lists(model: nn.Module, batch: Batch) -> set[tuple[str, str]]:
     """Every operation that autocast's lists keep in FP32."""
     found = estimate(model, lambda: model(*batch))
-    return {(e.site.module, e.site.op) for e in found if policy.LISTS.get(e.site.op) == "fp32"}
+    return {(e.site.module, e.site.op) for e in found if LISTS.get(e.site.op) == "fp32"}
 
 
 def by_estimate(model: nn.Module, batch: Batch) -> set[tuple[str, str]]:
