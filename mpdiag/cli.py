@@ -15,6 +15,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from mpdiag.errors import ExitCode, MpdiagError, UsageError
+from mpdiag.places import place
 from mpdiag.version import __version__
 
 INTERRUPTED = 130
@@ -60,7 +61,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="The run's folder.")]
+RunArgument = Annotated[
+    Path, typer.Argument(metavar="RUN", parser=place, help="The run's folder, or its URL.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document instead.")]
 Target = Literal["fp16", "bf16", "fp8_e4m3", "fp8_e5m2"]
 Board = Literal["tensorboard", "wandb"]
@@ -504,7 +507,9 @@ def board(
 
 @app.command()
 def runs(
-    folder: Annotated[Path, typer.Argument(help="The folder that holds the runs.")] = Path("runs"),
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", parser=place, help="The folder that holds the runs.")
+    ] = Path("runs"),
     as_json: JsonOption = False,
 ) -> None:
     """List the runs in a folder, newest first."""

@@ -272,6 +272,37 @@ class Run:
             raise DamagedRun(self._why_empty())
         return Records.concatenate(found)
 
+    def rows(self) -> int:
+        """How many rows of statistics there are; reads the parts' footers alone.
+
+        Raises:
+            DamagedRun: If one cannot be read.
+        """
+        return sum(_rows_in(path) for path in self.parts())
+
+    def pieces(self, *, histograms: bool = True) -> Iterator[Records]:
+        """The rows some at a time, in order, for runs that outgrow memory.
+
+        Args:
+            histograms: False leaves the bins empty, and is several times faster.
+
+        Raises:
+            DamagedRun: If a part cannot be read, or there are no rows at all.
+        """
+        from mpdiag.columns import Records
+        from mpdiag.records import schema
+
+        expected, empty = schema(), True
+        for path in self.parts():
+            for table in _read_part(path, expected, histograms=histograms):
+                empty = empty and table.num_rows == 0
+                try:
+                    yield Records.from_table(table)
+                except ValueError as error:
+                    raise DamagedRun(_damaged(path, error)) from error
+        if empty:
+            raise DamagedRun(self._why_empty())
+
     def frame(self) -> pd.DataFrame:
         """Every row of statistics as a pandas DataFrame."""
         frame: pd.DataFrame = self.table().to_pandas()
@@ -427,7 +458,10 @@ def remove_run(folder: str | os.PathLike[str]) -> None:
 _BATCH_ROWS = 16_384
 
 
-def _read_part(path: Path, expected: pa.Schema) -> Iterator[pa.Table]:
+_HISTOGRAMS = ("counts", "means", "ratio_counts")
+
+
+def _read_part(path: Path, expected: pa.Schema, *, histograms: bool = True) -> Iterator[pa.Table]:
     """A part's rows, some at a time: Arrow needs several times their size while it reads them."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -441,8 +475,15 @@ def _read_part(path: Path, expected: pa.Schema) -> Iterator[pa.Table]:
                     "move it out of the run folder"
                 )
                 raise DamagedRun(message)
-            for batch in part.iter_batches(_BATCH_ROWS, columns=expected.names, use_threads=False):
-                yield pa.table(batch).select(expected.names).cast(expected)
+            wanted = [n for n in expected.names if histograms or n not in _HISTOGRAMS]
+            for batch in part.iter_batches(_BATCH_ROWS, columns=wanted, use_threads=False):
+                table = pa.table(batch)
+                for name in expected.names:
+                    if name not in wanted:
+                        table = table.append_column(
+                            expected.field(name), pa.nulls(len(table), expected.field(name).type)
+                        )
+                yield table.select(expected.names).cast(expected)
         pa.default_memory_pool().release_unused()  # some 60 MB otherwise stay with it
     except (pa.ArrowException, OSError, ValueError) as error:
         raise DamagedRun(_damaged(path, error)) from error
@@ -451,6 +492,17 @@ def _read_part(path: Path, expected: pa.Schema) -> Iterator[pa.Table]:
 def _source(path: Path) -> AbstractContextManager[Any]:
     """What Arrow reads: a local path itself, which it maps, or an opened remote file."""
     return path.open("rb") if is_remote(path) else nullcontext(path)
+
+
+def _rows_in(path: Path) -> int:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with _source(path) as source, pq.ParquetFile(source) as part:
+            return int(part.metadata.num_rows)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise DamagedRun(_damaged(path, error)) from error
 
 
 def _part_records(path: Path, expected: pa.Schema) -> list[Records]:
