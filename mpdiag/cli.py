@@ -318,7 +318,7 @@ def search(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Find the smallest set of operations that must stay in FP32, by training."""
+    """Find, by training, what must stay in FP32."""
     from mpdiag.demo_search import run_search, show_search
     from mpdiag.reports import terminal
 
