@@ -163,21 +163,16 @@ def _event(raw: Any) -> Event | None:
     category, name = raw.get("cat"), raw.get("name")
     if not isinstance(category, str) or not isinstance(name, str):
         return None
-    category = category.lower()
+    make = _MAKERS.get(category) or _MAKERS.get(category.lower().rpartition("_")[2])
+    if make is None:
+        return None
     args = raw.get("args")
     if not isinstance(args, dict):
         args = {}
-    make = _MAKERS.get(category) or _MAKERS.get(_last_word(category))
-    if make is None:
-        return None
     start, duration = _time(raw.get("ts")), _time(raw.get("dur", 0))
     if start is None or duration is None or duration < 0:
         return None
     return make(name, start, duration, raw, args)
-
-
-def _last_word(category: str) -> str:
-    return category.rpartition("_")[2]
 
 
 def _kernel(
@@ -238,11 +233,14 @@ _MAKERS: dict[str, Callable[..., Event | None]] = {
     "driver": _launch,
     "python_function": _module,
 }
-"""By category in lower case, or its last word (``cuda_runtime``)."""
+"""By category, or the last word of it in lower case (``cuda_runtime``, ``Kernel``)."""
 
 
 def _thread(raw: dict[str, Any]) -> tuple[Any, Any]:
-    return _label(raw.get("pid")), _label(raw.get("tid"))
+    process, thread = raw.get("pid"), raw.get("tid")
+    if type(process) is int and type(thread) is int:
+        return process, thread
+    return _label(process), _label(thread)
 
 
 def _lost(raw: Any) -> bool:
