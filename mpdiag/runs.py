@@ -324,7 +324,8 @@ class Run:
             if not _PART.fullmatch(path.name):
                 continue
             try:
-                found += decode(pq.read_table(path))
+                with _source(path) as source:
+                    found += decode(pq.read_table(source))
             except (pa.ArrowException, OSError, KeyError, ValueError, TypeError) as error:
                 raise DamagedRun(_damaged(path, error)) from error
         return found

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from mpdiag.errors import InputError, RunExists, UsageError
 from mpdiag.launching import processes
 from mpdiag.launching.script import AfterTorch, Ending, Script, run
+from mpdiag.places import place
 from mpdiag.recording.cadence import Cadence
 from mpdiag.runs import META
 
@@ -74,7 +75,7 @@ def record_script(
     _check_pattern("--exclude", exclude)
     cadence = Cadence(every, max_steps)
     rank, world = processes.announced_ranks()
-    folder = (out or processes.claim_run(Path("runs"), script.name)).absolute()
+    folder = place(out or processes.claim_run(Path("runs"), script.name)).absolute()
     _refuse_existing(folder, rank)
     settings = Settings(
         folder, cadence, include, exclude, f"-m {script.target}" if script.module else script.target

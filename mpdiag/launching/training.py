@@ -21,6 +21,7 @@ from weakref import WeakKeyDictionary, WeakSet
 from mpdiag.errors import InputError, MpdiagError, RunExists
 from mpdiag.launching import processes
 from mpdiag.launching.script import AfterTorch, Ending, Script, run
+from mpdiag.places import place
 from mpdiag.plan import PrecisionPlan
 from mpdiag.runs import META
 
@@ -91,7 +92,7 @@ def train_script(
         )
         raise InputError(message)
     name = f"{script.name}-{read.target}"
-    folder = (out or processes.claim_run(Path("runs"), name)).absolute()
+    folder = place(out or processes.claim_run(Path("runs"), name)).absolute()
     rank, _ = processes.announced_ranks()
     if rank == 0 and (folder / META).exists():
         message = f"{folder} already holds a run: choose another folder with --out, or remove it"
