@@ -121,7 +121,7 @@ class Discovery:
         if torch.compiler.is_compiling():
             return None
         self._calls.depth += 1
-        if self._calls.depth > 1 or in_backward():
+        if self._calls.depth > 1 or in_backward() or in_transform():
             return None
         known = id(module) in self._known
         if (self._fresh or not known) and torch.is_grad_enabled():
@@ -199,6 +199,11 @@ class Discovery:
 def in_backward() -> bool:
     """Whether this thread is inside a backward pass (where checkpointing runs forwards again)."""
     return torch._C._current_graph_task_id() != -1
+
+
+def in_transform() -> bool:
+    """Whether ``torch.func`` is at work, which calls modules with other parameters than theirs."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def _trains(module: nn.Module) -> bool:

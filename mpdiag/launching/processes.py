@@ -7,10 +7,12 @@ import functools
 import hashlib
 import multiprocessing.process
 import os
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mpdiag.errors import ExitCode
 from mpdiag.runs import free_name
 
 if TYPE_CHECKING:
@@ -114,6 +116,10 @@ def launch(arguments: Sequence[str]) -> int:
 # -- processes that a script starts ----------------------------------------------------------------
 
 
+class Refusal(BaseException):
+    """A script cannot be trained safely; no ``except Exception`` of its own keeps it going."""
+
+
 class _Followed:
     """A process's target with our watch around it; it travels to spawned processes by pickle."""
 
@@ -129,6 +135,9 @@ class _Followed:
             result = self.target(*args, **kwargs)
             state = "complete"
             return result
+        except Refusal as error:
+            print(f"error: {error}", file=sys.stderr, flush=True)
+            sys.exit(ExitCode.INPUT)
         except SystemExit as error:
             state = "failed" if error.code else "complete"
             raise

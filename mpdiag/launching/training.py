@@ -38,10 +38,6 @@ Backend = Literal["auto", "native", "emulated"]
 TRAINABLE = ("fp16", "bf16", "fp32")
 
 
-class Refusal(BaseException):
-    """A script cannot be trained safely; no ``except Exception`` of its own keeps it going."""
-
-
 @dataclass(frozen=True)
 class Settings:
     """How to train: plan, run folder and backend."""
@@ -104,15 +100,18 @@ def train_script(
     ending = Ending(1, "failed")
     try:
         ending = run(script)
-    except Refusal:
+    except processes.Refusal:
         pass
     finally:
         drive.finish(ending.state)
     if drive.refused is not None:
         raise InputError(drive.refused)
     there = (folder / META).exists()
-    if not drive.sessions and not there and ending.code == 0 and rank == 0:
-        message = "nothing was trained by the plan: no torch module and optimizer of the script met"
+    stepped = any(session.steps for session in drive.sessions)
+    if ending.code == 0 and rank == 0 and not stepped and (drive.sessions or not there):
+        message = (
+            "nothing was trained by the plan: no optimizer of the script stepped a torch module"
+        )
         raise InputError(message)
     return Trained(ending, folder if there and rank == 0 else None, drive.summary())
 
@@ -162,10 +161,10 @@ class Drive:
         """End the script.
 
         Raises:
-            Refusal: Always.
+            processes.Refusal: Always.
         """
         self.refused = f"this script cannot be trained by a plan: {reason}"
-        raise Refusal(self.refused)
+        raise processes.Refusal(self.refused)
 
     def summary(self) -> str:
         """What was done, in a sentence."""
@@ -327,7 +326,11 @@ class Drive:
                 "its gradients do not come from backward(), so the loss was never scaled; use "
                 "mpdiag.MixedPrecision in it"
             )
-        return session.take_step(optimizer, plain, closure)
+        try:
+            return session.take_step(optimizer, plain, closure)
+        except MpdiagError as error:
+            error.of_launching = True  # type: ignore[attr-defined]
+            raise
 
     # -- what patches tell -------------------------------------------------------------------------
 
@@ -387,12 +390,11 @@ class Drive:
         """Who trains what a backward pass from here would reach."""
         import torch
 
-        from mpdiag.launching.discovery import in_backward
+        from mpdiag.launching.discovery import in_backward, in_transform
         from mpdiag.training.graph import leaves_of
 
-        functional = torch._C._functorch.peek_interpreter_stack() is not None
         plain = all(isinstance(t, torch.Tensor) for t in tensors)
-        if not self.sessions or in_backward() or functional or not plain:
+        if not self.sessions or in_backward() or in_transform() or not plain:
             return None, None
         leaves, opaque = leaves_of(tensors)
         for session in reversed(self.sessions):
