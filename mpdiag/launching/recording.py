@@ -176,8 +176,10 @@ class Watch:
 
     def called(self, module: nn.Module, args: Any) -> None:
         """Tell the recorder of the call that it was made in, and of parts called alone."""
+        from mpdiag.launching.discovery import in_backward
+
         recorder = self._recorder
-        if recorder is None or self._discovery is None:
+        if recorder is None or self._discovery is None or in_backward():
             return
         if id(module) not in self._roots:
             self._roots.add(id(module))

@@ -201,13 +201,20 @@ class Drive:
         """Cast inside this call, and hand floating-point outputs back in FP32."""
         import torch
 
+        from mpdiag.launching.discovery import in_backward
+
         session = self._owner.get(id(module))
         if session is None:
             return None
-        session.forward_began(training=module.training)
         late, self._late = self._late, []
         stack = ExitStack()
-        stack.enter_context(session.autocast())
+        if not in_backward():
+            session.forward_began(training=module.training)
+            stack.enter_context(session.autocast())
+        elif torch.is_autocast_enabled(session.device_type):
+            return None  # checkpointing calls a part of a model again, and has restored its casts
+        else:
+            stack.enter_context(session.recomputing())
 
         def leave(_module: nn.Module, _args: Any, output: Any) -> Any:
             handle.remove()
