@@ -10,10 +10,10 @@ import sys
 import tempfile
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).parent), str(Path(__file__).parents[2])]
+sys.path[:0] = [str(Path(__file__).parents[i]) for i in range(3)]
 
-from conftest import SCRIPTS, Zygote  # noqa: E402
-from test_scripts import NAMES  # noqa: E402
+from launching.test_scripts import NAMES  # noqa: E402
+from running import SCRIPTS, Zygote  # noqa: E402
 
 SEEDS = 8
 

@@ -12,7 +12,7 @@ import time
 import numpy as np
 import pytest
 import torch
-from conftest import SCRIPTS, Done, environment
+from running import SCRIPTS, Done, environment
 
 from mpdiag.analysis.analyzer import analyze
 from mpdiag.runs import open_run

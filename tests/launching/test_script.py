@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 import pytest
-from conftest import SCRIPTS
+from running import SCRIPTS
 
 from mpdiag.errors import InputError, UsageError
 from mpdiag.launching.script import parse

@@ -10,7 +10,7 @@ import json
 from pathlib import Path
 
 import pytest
-from conftest import SCRIPTS
+from running import SCRIPTS
 
 from mpdiag.runs import open_run
 from mpdiag.training_log import read_log
