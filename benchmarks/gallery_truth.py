@@ -45,7 +45,7 @@ RESULTS = Path(__file__).parent / "results" / "gallery-truth.json"
 
 def recommend(exhibit: Exhibit) -> PrecisionPlan:
     """The plan of a recorded FP32 training, its own choice of FP32 operations left out."""
-    model, optimizer, train = exhibit.build(0)
+    model, optimizer, _ = exhibit.build(0)
     with tempfile.TemporaryDirectory() as folder:
         run = Path(folder) / "run"
         with mpdiag.record(model, optimizer, run):

@@ -15,6 +15,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from mpdiag.errors import ExitCode, MpdiagError, UsageError
+from mpdiag.places import place
 from mpdiag.version import __version__
 
 INTERRUPTED = 130
@@ -60,7 +61,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="The run's folder.")]
+RunArgument = Annotated[
+    Path, typer.Argument(metavar="RUN", parser=place, help="The run's folder, or its URL.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document instead.")]
 Target = Literal["fp16", "bf16", "fp8_e4m3", "fp8_e5m2"]
 Board = Literal["tensorboard", "wandb"]
@@ -213,15 +216,56 @@ def analyze(
 
 @app.command()
 def why(
-    run: RunArgument,
-    layer: Annotated[str, typer.Argument(metavar="LAYER", help="A module or parameter.")],
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN", help="The run's folder, or a skip capsule.")
+    ],
+    layer: Annotated[
+        str | None, typer.Argument(metavar="[LAYER]", help="A module or parameter of the run.")
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PACKAGE.MODULE:FUNCTION",
+            help="For a capsule: imported and called; returns the model and a loss function.",
+        ),
+    ] = None,
+    as_json: JsonOption = False,
 ) -> None:
-    """Tell one layer's story: what is lost, when, and the fix."""
+    """Tell one layer's story, or a skipped step's. What is lost, when, and the fix."""
+    if layer is None:
+        _why_skipped(run, model, as_json)
+        return
+    if model is not None or as_json:
+        message = "--model and --json belong to a capsule: give them without LAYER"
+        raise UsageError(message)
     from mpdiag.analysis.story import explain
     from mpdiag.reports import terminal, text
 
     terminal.show(text.layer_text(explain(run, layer)))
     terminal.name_next(f"mpdiag replay {run}")
+
+
+def _why_skipped(capsule: Path, model: str | None, as_json: bool) -> None:
+    from mpdiag.reports import terminal, text
+    from mpdiag.training.capsule import is_capsule, load_capsule
+    from mpdiag.training.capsule_replay import builder_named, replay_capsule
+
+    if not is_capsule(capsule):
+        message = f"{capsule} is no skip capsule; for a run, name a LAYER too"
+        raise typer.BadParameter(message, param_hint="RUN")
+    loaded = load_capsule(capsule)
+    if model is None:
+        message = (
+            f"running the step again needs its code, a {loaded.document.get('model')}: pass "
+            "--model package.module:function, which returns the model and a loss function"
+        )
+        raise UsageError(message)
+    replayed = replay_capsule(loaded, builder_named(model))
+    if as_json:
+        terminal.show_json(replayed.to_json())
+    else:
+        terminal.show(text.skip_text(replayed.to_json(), replayed.first))
+        terminal.name_next("mpdiag compare --help")
 
 
 @app.command()
@@ -255,6 +299,35 @@ def replay(
     else:
         terminal.show(text.replay_text(played))
         terminal.name_next(f"mpdiag analyze {run} -o plan.json")
+
+
+@app.command()
+def search(
+    workload: Annotated[str, typer.Argument(help="A built-in workload, or gallery/NAME.")],
+    run: Annotated[
+        Path | None, typer.Option(help="Where the search is kept; the same again goes on.")
+    ] = None,
+    plan: Annotated[
+        Path | None, typer.Option(metavar="PLAN", help="Level and loss scale; default: recorded.")
+    ] = None,
+    budget: Annotated[float, typer.Option(min=0.01, help="Minutes.")] = 30.0,
+    seeds: Annotated[int, typer.Option(min=2, help="FP32 seeds, whose spread decides.")] = 5,
+    steps: Annotated[int | None, typer.Option(min=1, help="Steps of each training.")] = None,
+    no_lists: Annotated[
+        bool, typer.Option("--no-lists", help="Everything in FP16 but what is found.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Find the smallest set of operations that must stay in FP32, by training."""
+    from mpdiag.demo_search import run_search, show_search
+    from mpdiag.reports import terminal
+
+    folder = run or Path("runs") / f"search-{workload.replace('/', '-')}"
+    result = run_search(
+        workload, folder, plan=plan, budget=budget, seeds=seeds, steps=steps, lists=not no_lists
+    )
+    show_search(result, as_json=as_json)
+    terminal.name_next(f"less {folder / 'plan.json'}")
 
 
 @app.command()
@@ -354,7 +427,7 @@ def report(
         typer.Option("--output", "-o", metavar="HTML", help="Write it here; default: RUN."),
     ] = None,
 ) -> None:
-    """Write the verdict and its evidence as one HTML file."""
+    """Write verdict and evidence into one HTML file."""
     from mpdiag.reports import terminal
     from mpdiag.reports.html import write_report
 
@@ -372,7 +445,7 @@ def dashboard(
     port: Annotated[int, typer.Option(min=1, max=65535, help="Where it listens.")] = 8501,
     browser: Annotated[bool, typer.Option(help="Open it in a browser.")] = True,
 ) -> None:
-    """Look at runs in a browser, until stopped with Ctrl-C."""
+    """Look at runs in a browser."""
     from mpdiag.dashboard import serve
 
     raise typer.Exit(serve(folder, port, browser=browser))
@@ -434,7 +507,9 @@ def board(
 
 @app.command()
 def runs(
-    folder: Annotated[Path, typer.Argument(help="The folder that holds the runs.")] = Path("runs"),
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", parser=place, help="The folder that holds the runs.")
+    ] = Path("runs"),
     as_json: JsonOption = False,
 ) -> None:
     """List the runs in a folder, newest first."""

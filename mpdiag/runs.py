@@ -7,6 +7,7 @@
         ranks/rank00001.json          the same, of every other rank
         modules/rank00000.parquet     the modules and parameters, one row each
         stats/rank00000-000001.parquet  the statistics, one row for each step × tensor
+    operations/rank00000-000001.parquet  the operations of a few steps, one row each
         plan.json …                   once made
 
 Every file is written beside its place and then renamed, so a kill leaves whole files or none.
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from mpdiag.columns import Records
+    from mpdiag.operation_records import Operation
     from mpdiag.places import RemotePath
 
 SCHEMA_VERSION = 1
@@ -79,7 +81,7 @@ class RunWriter:
     ) -> None:
         self.folder = place(folder).absolute()  # the program may change its working folder
         self.rank = rank
-        self._parts = 0
+        self._parts = self._operation_parts = 0
         meta = self._meta_path
         if meta.exists():
             if not overwrite:
@@ -125,14 +127,23 @@ class RunWriter:
 
     def append(self, table: pa.Table) -> None:
         """Write one part of statistics; it is whole on disk when this returns."""
+        self._write_part("stats", self._parts + 1, table)
+        self._parts += 1
+
+    def append_operations(self, table: pa.Table) -> None:
+        """Write the operations of one step (schema: ``operation_records``), likewise."""
+        (self.folder / "operations").mkdir(exist_ok=True)
+        self._write_part("operations", self._operation_parts + 1, table)
+        self._operation_parts += 1
+
+    def _write_part(self, kind: str, number: int, table: pa.Table) -> None:
         import pyarrow.parquet as pq
 
-        name = f"rank{self.rank:05d}-{self._parts + 1:06d}.parquet"
-        with atomic_path(self.folder / "stats" / name) as path:
+        name = f"rank{self.rank:05d}-{number:06d}.parquet"
+        with atomic_path(self.folder / kind / name) as path:
             pq.write_table(
                 table, path, compression="zstd", compression_level=9, write_statistics=False
             )
-        self._parts += 1
 
 
 class atomic_path:  # noqa: N801 - reads as a verb at its call sites
@@ -261,10 +272,62 @@ class Run:
             raise DamagedRun(self._why_empty())
         return Records.concatenate(found)
 
+    def rows(self) -> int:
+        """How many rows of statistics there are; reads the parts' footers alone.
+
+        Raises:
+            DamagedRun: If one cannot be read.
+        """
+        return sum(_rows_in(path) for path in self.parts())
+
+    def pieces(self, *, histograms: bool = True) -> Iterator[Records]:
+        """The rows some at a time, in order, for runs that outgrow memory.
+
+        Args:
+            histograms: False leaves the bins empty, and is several times faster.
+
+        Raises:
+            DamagedRun: If a part cannot be read, or there are no rows at all.
+        """
+        from mpdiag.columns import Records
+        from mpdiag.records import schema
+
+        expected, empty = schema(), True
+        for path in self.parts():
+            for table in _read_part(path, expected, histograms=histograms):
+                empty = empty and table.num_rows == 0
+                try:
+                    yield Records.from_table(table)
+                except ValueError as error:
+                    raise DamagedRun(_damaged(path, error)) from error
+        if empty:
+            raise DamagedRun(self._why_empty())
+
     def frame(self) -> pd.DataFrame:
         """Every row of statistics as a pandas DataFrame."""
         frame: pd.DataFrame = self.table().to_pandas()
         return frame
+
+    def operations(self) -> list[Operation]:
+        """The recorded operations, by rank and step in their order; [] if none were recorded.
+
+        Raises:
+            DamagedRun: If a part cannot be read or lacks a column.
+        """
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        from mpdiag.operation_records import decode
+
+        found: list[Operation] = []
+        for path in sorted((self.folder / "operations").glob("rank*.parquet")):
+            if not _PART.fullmatch(path.name):
+                continue
+            try:
+                found += decode(pq.read_table(path))
+            except (pa.ArrowException, OSError, KeyError, ValueError, TypeError) as error:
+                raise DamagedRun(_damaged(path, error)) from error
+        return found
 
     def modules(self) -> list[dict[str, Any]]:
         """The table of modules and parameters of the lowest rank, a dict a row; [] if none."""
@@ -406,7 +469,10 @@ def remove_run(folder: str | os.PathLike[str]) -> None:
 _BATCH_ROWS = 16_384
 
 
-def _read_part(path: Path, expected: pa.Schema) -> Iterator[pa.Table]:
+_HISTOGRAMS = ("counts", "means", "ratio_counts")
+
+
+def _read_part(path: Path, expected: pa.Schema, *, histograms: bool = True) -> Iterator[pa.Table]:
     """A part's rows, some at a time: Arrow needs several times their size while it reads them."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -420,8 +486,15 @@ def _read_part(path: Path, expected: pa.Schema) -> Iterator[pa.Table]:
                     "move it out of the run folder"
                 )
                 raise DamagedRun(message)
-            for batch in part.iter_batches(_BATCH_ROWS, columns=expected.names, use_threads=False):
-                yield pa.table(batch).select(expected.names).cast(expected)
+            wanted = [n for n in expected.names if histograms or n not in _HISTOGRAMS]
+            for batch in part.iter_batches(_BATCH_ROWS, columns=wanted, use_threads=False):
+                table = pa.table(batch)
+                for name in expected.names:
+                    if name not in wanted:
+                        table = table.append_column(
+                            expected.field(name), pa.nulls(len(table), expected.field(name).type)
+                        )
+                yield table.select(expected.names).cast(expected)
         pa.default_memory_pool().release_unused()  # some 60 MB otherwise stay with it
     except (pa.ArrowException, OSError, ValueError) as error:
         raise DamagedRun(_damaged(path, error)) from error
@@ -430,6 +503,17 @@ def _read_part(path: Path, expected: pa.Schema) -> Iterator[pa.Table]:
 def _source(path: Path) -> AbstractContextManager[Any]:
     """What Arrow reads: a local path itself, which it maps, or an opened remote file."""
     return path.open("rb") if is_remote(path) else nullcontext(path)
+
+
+def _rows_in(path: Path) -> int:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with _source(path) as source, pq.ParquetFile(source) as part:
+            return int(part.metadata.num_rows)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise DamagedRun(_damaged(path, error)) from error
 
 
 def _part_records(path: Path, expected: pa.Schema) -> list[Records]:

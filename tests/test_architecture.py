@@ -32,8 +32,20 @@ FLOORS = {
             "tensorcores.peaks",
         ],
     ],
-    "algebra": [["places"], ["histogram"], ["plan"], ["scalers"]],
-    "store": [["runs", "records", "columns"], ["training_log"], ["environment"]],
+    "algebra": [["places"], ["histogram"], ["plan"], ["scalers"], ["precision_lists"]],
+    "store": [
+        ["runs", "records", "columns", "operation_records"],
+        ["training_log"],
+        ["environment"],
+    ],
+    "sight": [
+        [
+            "recording.first_nonfinite",
+            "recording.modes",
+            "recording.names",
+            "recording.sites",
+        ]
+    ],
     "proof": [["tensorcores"]],
     "work": [["recording"], ["analysis"], ["training"], ["exports"]],
     "search": [["searching"]],
@@ -41,7 +53,7 @@ FLOORS = {
     "views": [["reports"]],
     "workloads": [["workloads"]],
     "bridges": [["integrations"]],
-    "doors": [["cli", "__main__", "demo", "dashboard"]],
+    "doors": [["cli", "__main__", "demo", "demo_search", "dashboard"]],
 }
 
 ROOMS = {

@@ -166,7 +166,8 @@ def test_the_command_takes_urls(url):
     record(f"{url}/run")
     result = CliRunner().invoke(app, ["analyze", f"{url}/run"])
     assert result.exit_code == 0, result.output
-    assert CliRunner().invoke(app, ["runs", url]).stdout.count("run")
+    assert f"next: mpdiag why {place(url)}/run" in result.stderr  # not memory:/…
+    assert f"next: mpdiag analyze {place(url)}/run" in CliRunner().invoke(app, ["runs", url]).stderr
     missing = CliRunner().invoke(app, ["analyze", f"{url}/none"])
     assert missing.exit_code == 3
 

@@ -11,13 +11,19 @@ import numpy as np
 from mpdiag.analysis.findings import Finding
 from mpdiag.analysis.fleet import about_ranks
 from mpdiag.analysis.format_advice import advise_layers, summarise_formats
-from mpdiag.analysis.fp32_operations import CLOSE, choose_fp32_operations
+from mpdiag.analysis.fp32_operations import (
+    CLOSE,
+    choose_fp32_operations,
+    proven_modules,
+    proven_operations,
+)
 from mpdiag.analysis.guidance import advise_levels
-from mpdiag.analysis.layers import Layers, merge_layers
 from mpdiag.analysis.loss_scale import LossScaleAnalysis, analyze_loss_scale
 from mpdiag.analysis.notebook import analysis_html
+from mpdiag.analysis.operation_rules import OperationFinding, find_operations
 from mpdiag.analysis.reduction import choose_reduction
-from mpdiag.analysis.shapes import advise_shapes
+from mpdiag.analysis.shapes import advise_shapes, shape_findings
+from mpdiag.analysis.streaming import evidence_of
 from mpdiag.analysis.weight_updates import analyze_weight_updates
 from mpdiag.errors import DamagedRun
 from mpdiag.formats import FP16, FloatFormat, format_named
@@ -27,6 +33,8 @@ from mpdiag.runs import Run, open_run
 if TYPE_CHECKING:
     import os
     from collections.abc import Mapping
+
+    from mpdiag.analysis.layers import Layers
 
 SCHEMA_VERSION = 1
 FEW_STEPS = 20
@@ -44,6 +52,8 @@ class Analysis:
         formats: Shares lost in every format.
         findings: Most severe first.
         plan: Every decision.
+        operations: Operations that need FP32, by their recorded numbers, those the operation policy
+            does not cover first; empty where none need it, or none were recorded.
     """
 
     run: Run
@@ -53,6 +63,7 @@ class Analysis:
     formats: Mapping[str, Any]
     findings: tuple[Finding, ...]
     plan: PrecisionPlan
+    operations: tuple[OperationFinding, ...] = ()
 
     @property
     def verdict(self) -> str:
@@ -110,33 +121,41 @@ def analyze(run: str | os.PathLike[str] | Run, target: str = "fp16") -> Analysis
     """
     opened = run if isinstance(run, Run) else open_run(Path(run))
     fmt = format_named(target)
-    records = opened.records
-    layers = merge_layers(records)
+    evidence = evidence_of(opened)
+    layers = evidence.layers()
     _refuse_no_numbers(opened, layers)
     # FP8 is stored with scales of its own; its gradients outside matrix products are FP16 or BF16.
     gradient_format = fmt if fmt.bits == 16 else FP16
-    scale = analyze_loss_scale(records, layers, gradient_format)
-    masters = analyze_weight_updates(records, fmt)
-    operations = choose_fp32_operations(layers, opened.modules(), gradient_format)
+    scale = analyze_loss_scale(evidence, layers, gradient_format)
+    masters = analyze_weight_updates(evidence, fmt)
+    by_kind = choose_fp32_operations(layers, opened.modules(), gradient_format)
+    recorded = opened.operations()
+    proven = find_operations(recorded, gradient_format, scale.plan.recommended)
+    modules = tuple(c for c in by_kind if c.evidence.get("overflow"))
+    operations = by_kind
+    if recorded:
+        modules = proven_modules(by_kind, proven)
+        operations = (*modules, *proven_operations(proven))
     exponent = int(np.log2(scale.plan.recommended))
-    findings = _findings(opened, fmt, layers, scale, operations)
+    findings = _findings(opened, fmt, layers, scale, modules, proven)
     plan = PrecisionPlan(
         run=opened.name,
-        verdict=_verdict(fmt, scale, operations, findings),
+        verdict=_verdict(fmt, scale, modules, findings),
         target=fmt.name,
         level="O1",
         loss_scale=scale.plan,
         master_weights=masters,
         fp32_operations=operations,
-        fp32_modules=tuple(c for c in operations if c.evidence.get("overflow")),
+        fp32_modules=modules,
         reduction=choose_reduction(
             layers, scale.plan.recommended, int(opened.meta.get("world_size") or 1)
         ),
-        levels=advise_levels(opened, records, masters),
+        levels=advise_levels(opened, evidence, masters),
         shapes=advise_shapes(opened, fmt.name),
         layer_formats=advise_layers(layers, exponent),
     )
-    return Analysis(opened, fmt, layers, scale, summarise_formats(layers, exponent), findings, plan)
+    formats = summarise_formats(layers, exponent)
+    return Analysis(opened, fmt, layers, scale, formats, findings, plan, proven)
 
 
 def _refuse_no_numbers(run: Run, layers: Layers) -> None:
@@ -155,12 +174,15 @@ def _findings(
     target: FloatFormat,
     layers: Layers,
     scale: LossScaleAnalysis,
-    operations: tuple[Fp32Choice, ...],
+    modules: tuple[Fp32Choice, ...],
+    operations: tuple[OperationFinding, ...],
 ) -> tuple[Finding, ...]:
     found = [
         *_about_gradients(layers, target, scale),
-        *_about_activations(layers, target, operations),
+        *_about_activations(layers, target, modules),
+        *_about_operations(operations),
         *_about_recording(run),
+        *shape_findings(run, target.name),
     ]
     order = {"error": 0, "warning": 1, "info": 2}
     return tuple(sorted(found, key=lambda f: order[f.severity]))
@@ -267,6 +289,26 @@ def _about_activations(
     return found
 
 
+def _about_operations(operations: tuple[OperationFinding, ...]) -> list[Finding]:
+    """One finding for each rule and line that the operation policy does not cover."""
+    found: dict[tuple[str, str, str], Finding] = {}
+    for f in operations:
+        if f.covered:
+            continue
+        at = f" at {f.where}" if f.where else ""
+        found.setdefault(
+            (f.code, str(f.evidence.get("subtraction") or f.where), f.reason),
+            Finding(
+                "warning" if f.code in ("cancellation", "swallowed") else "error",
+                f"operation-{f.code}",
+                f"{f.op} in {f.place}{at}: {f.reason}",
+                {**f.evidence, "line": f.where, "code": f.text},
+                f"{f.fix}; without it {f.without}",
+            ),
+        )
+    return list(found.values())
+
+
 def _about_recording(run: Run) -> list[Finding]:
     found = [*about_ranks(run)]
     steps = int(run.meta.get("steps_recorded") or 0)
@@ -313,7 +355,7 @@ def _about_recording(run: Run) -> list[Finding]:
 def _verdict(
     target: FloatFormat,
     scale: LossScaleAnalysis,
-    operations: tuple[Fp32Choice, ...],
+    modules: tuple[Fp32Choice, ...],
     findings: tuple[Finding, ...],
 ) -> str:
     codes = {f.code for f in findings}
@@ -323,8 +365,11 @@ def _verdict(
         return "No gradient was recorded: nothing can be said about mixed precision."
     if not scale.fits:
         return f"This cannot train in {target.label} with any loss scale; use BF16."
-    overflowing = sum(1 for c in operations if c.evidence.get("overflow"))
+    overflowing = len(modules)
     rest = f", with {overflowing} overflowing modules in FP32" if overflowing else ""
+    lines = sum(f.code.startswith("operation-") for f in findings)
+    if lines:
+        rest += f"{' and' if rest else ', with'} {lines} lines of code in FP32 or written otherwise"
     plan = scale.plan
     if plan.need == "needed":
         return (

@@ -1,4 +1,4 @@
-"""Operations that stay in FP32, by rule: from recorded magnitudes and the kind of a module."""
+"""Operations that stay in FP32: by the numbers of operation records, or else by kinds of modules."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from mpdiag.analysis.layers import Layers
+    from mpdiag.analysis.operation_rules import OperationFinding
     from mpdiag.formats import FloatFormat
 
 NORMS = ("BatchNorm", "SyncBatchNorm", "LayerNorm", "GroupNorm", "InstanceNorm", "RMSNorm")
@@ -57,3 +58,51 @@ def choose_fp32_operations(
             continue
         choices.append(Fp32Choice(op=kind, module=name, reason=reason, evidence=numbers))
     return tuple(choices)
+
+
+def proven_modules(
+    choices: Sequence[Fp32Choice], findings: Sequence[OperationFinding]
+) -> tuple[Fp32Choice, ...]:
+    """The modules whose outputs left the range, where operation records tell more.
+
+    What a module is by its kind is no proof. A container that only hands on what a module or an
+    operation inside it put out is not at fault itself.
+    """
+    overflowing = [c for c in choices if c.evidence.get("overflow")]
+    inner = [c.module for c in overflowing]
+    inner += [f.module for f in findings if f.code == "overflow" and f.module is not None]
+
+    def hands_on(name: str) -> bool:
+        prefix = f"{name}." if name else ""
+        return any(m != name and m.startswith(prefix) for m in inner) or any(
+            f.module == name and f.code == "overflow" for f in findings
+        )
+
+    return tuple(c for c in overflowing if not hands_on(c.module))
+
+
+def proven_operations(findings: Sequence[OperationFinding]) -> tuple[Fp32Choice, ...]:
+    """Findings as the plan's choices; an operation outside every submodule has module "".
+
+    An operation in place cannot change the precision of the tensor it writes to: the module around
+    it stays in FP32 as a whole, and where there is none the finding stands alone.
+    """
+    choices: dict[tuple[str, str], Fp32Choice] = {}
+    for f in findings:
+        op = "" if f.op.endswith("_") else f.op
+        module = f.module or ""
+        if not op and not module:
+            continue
+        evidence = {
+            **f.evidence,
+            "rule": f.code,
+            "line": f.where,
+            "code": f.text,
+            "fix": f.fix,
+            "without": f.without,
+            "flops_share": f.flops_share,
+            "bytes_share": f.bytes_share,
+            "policy": f.covered,
+        }
+        choices.setdefault((op, module), Fp32Choice(op, module, f.reason, evidence))
+    return tuple(choices.values())

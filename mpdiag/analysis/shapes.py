@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
+from mpdiag.analysis.findings import Finding
 from mpdiag.plan import ShapeAdvice
 from mpdiag.tensorcores.alignment import alignment, generation, padded, values_in_step
 from mpdiag.tensorcores.recorded import ModuleWork, model_work
@@ -24,6 +25,7 @@ _FEW_CHANNELS = (
     4  # cuDNN has kernels of their own for images: up to four channels are padded to four
 )
 _EIGHT_BIT = "int8"
+_WORTH = 0.05  # of a model's matrix work, from which it is worth a finding
 
 
 def advise_shapes(run: Run, target: str) -> tuple[ShapeAdvice, ...]:
@@ -35,6 +37,42 @@ def advise_shapes(run: Run, target: str) -> tuple[ShapeAdvice, ...]:
     """
     rows = run.modules()
     return advise(model_work(rows), target, recorded_generation(run.meta), rows)
+
+
+def shape_findings(run: Run, target: str) -> list[Finding]:
+    """What to know of a model's shapes, beside the advice in the plan."""
+    works = model_work(run.modules())
+    whole = sum(w.flops for w in works) or 1
+    found = []
+    # Layout matters from two dimensions on; one that is depthwise is not bound by arithmetic.
+    images = [w for w in works if w.kind == "convolution" and w.type.startswith(("Conv2", "Conv3"))]
+    share = sum(w.flops for w in images) / whole
+    if images and share >= _WORTH:
+        found.append(
+            Finding(
+                "info",
+                "channels-last",
+                f"{_percent(share)} of the matrix work is convolutions, which Tensor Cores compute "
+                "with channels last; any other layout is converted back and forth",
+                {"share_of_flops": share, "modules": [w.module for w in images]},
+                "model.to(memory_format=torch.channels_last), and the images likewise",
+            )
+        )
+    odd = advise(works, target, recorded_generation(run.meta), run.modules())
+    touched = {a.module for a in odd if a.module}
+    share = sum(w.flops for w in works if w.module in touched) / whole
+    if touched and share >= _WORTH:
+        found.append(
+            Finding(
+                "info",
+                "shapes-to-pad",
+                f"{len(touched)} layers with {_percent(share)} of the matrix work have sizes that "
+                "Tensor Cores read badly",
+                {"share_of_flops": share, "modules": sorted(touched)},
+                "pad them as plan.shapes says",
+            )
+        )
+    return found
 
 
 def recorded_generation(meta: Mapping[str, Any]) -> str | None:
@@ -151,6 +189,10 @@ def _price(growth: float, before: int, after: int) -> str:
     return f"{growth:.2%} more of it, read {after} values at a time instead of {before}".replace(
         "%", " %"
     )
+
+
+def _percent(fraction: float) -> str:
+    return f"{fraction:.2%}".replace("%", " %")
 
 
 def _batch(

@@ -146,12 +146,14 @@ class Subjects:
         modules: By ``id`` of the module; ids are stable, as the modules are kept alive here.
         parameters: By ``id`` of the parameter.
         chosen: Whether a name passes ``include`` and ``exclude``.
+        names: First name of every module, parameter and buffer by ``id``, chosen or not.
     """
 
     roots: tuple[nn.Module, ...]
     modules: dict[int, NamedModule]
     parameters: dict[int, NamedParameter]
     chosen: NameFilter
+    names: dict[int, str] = field(default_factory=dict)
 
     def adopt(self, prefix: str, model: nn.Module, wrapper: nn.Module | None = None) -> None:
         """Take in a model and all in it.
@@ -162,6 +164,10 @@ class Subjects:
             wrapper: What stands around it (DDP, ``torch.compile``) and gives no names.
         """
         self.roots = (*self.roots, model)
+        for walk in (model.named_modules, model.named_parameters, model.named_buffers):
+            self.names.update(
+                {id(x): _join(prefix, n) for n, x in walk() if id(x) not in self.names}
+            )
         covered = _compiled_inside(wrapper or model)
         for name, module in model.named_modules(remove_duplicate=False):
             full = _join(prefix, name)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import threading
 import weakref
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from mpdiag.recording.ledger import Count, Ledger
+    from mpdiag.recording.operations import OperationWatch
     from mpdiag.records import Kind
 
 
@@ -64,7 +66,12 @@ def guarded(where: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
             if not self.active:
                 return
             try:
-                with self.lock, torch.no_grad(), torch._C.DisableTorchFunctionSubclass():
+                with (
+                    self.lock,
+                    torch.no_grad(),
+                    torch._C.DisableTorchFunctionSubclass(),
+                    self.unrecorded(),
+                ):
                     method(self, *args, **kwargs)
             except Exception as error:  # noqa: BLE001 - whatever it is, training goes on
                 self.steps.failed(where, error)
@@ -116,7 +123,13 @@ class Observer:
         self._contributions: list[Any] = []
         self._unstepped: dict[int, Any] = {}  # hooks of parameters that no optimizer steps
         self._wrappers: set[int] = set()
+        self.operations: OperationWatch | None = None
         self._averaged: set[int] = set()  # parameters whose copies DDP keeps equal on all ranks
+
+    def unrecorded(self) -> AbstractContextManager[None]:
+        """What this package computes is no operation of the training."""
+        watch = self.operations
+        return watch.quiet() if watch is not None and watch.recording else nullcontext()
 
     # -- life --------------------------------------------------------------------------------------
 
@@ -231,20 +244,27 @@ class Observer:
             return
         if isinstance(module, DistributedDataParallel) and id(module) not in self._wrappers:
             self._note_wrapper(module)  # around the model that is recorded
-        if id(module) not in self._roots:
-            return
-        self._depth += 1
-        if self._depth > 1 or in_backward():
-            return
+        if id(module) in self._roots:
+            self._depth += 1
+            if self._depth == 1 and not in_backward():
+                self._root_called(module)
+        if self.operations is not None and self.operations.recording:
+            self.operations.enter(module)
+
+    def _root_called(self, module: torch.nn.Module) -> None:
         self._in_training_forward = torch.is_grad_enabled()
         if self._in_training_forward:
             self.steps.forward_began()
+            if self.operations is not None:
+                self.operations.resume()
             self.micro = self._roots[id(module)]
             self._roots[id(module)] += 1
 
     def _after_forward(self, module: torch.nn.Module, args: Any, output: Any) -> None:
         if torch.compiler.is_compiling() or not self.active:
             return
+        if self.operations is not None and self.operations.recording:
+            self.operations.leave(module)
         if self.recording:
             named = self.subjects.modules.get(id(module))
             if named is not None and output is not None:
@@ -325,6 +345,8 @@ class Observer:
         named.seen.add("weight_grad")
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if self.operations is not None:
+            self.operations.pause()
         if self.recording:
             self._note_before_step(optimizer, _closure(args, kwargs) is not None)
 
@@ -345,6 +367,8 @@ class Observer:
             kept.append((named, _with_values(ready, copy)))
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if self.operations is not None:
+            self.operations.pause()  # a closure may have run forward passes
         if self.recording:
             # With a closure, gradients came into being inside the step.
             self._note_after_step(optimizer, _closure(args, kwargs) is not None)

@@ -31,12 +31,14 @@ from torch.optim import Optimizer
 
 from mpdiag import environment
 from mpdiag.errors import UsageError
+from mpdiag.operation_records import encode as encode_operations
 from mpdiag.places import place
 from mpdiag.recording.cadence import Cadence
 from mpdiag.recording.grad_scaler import ScalerWatch
 from mpdiag.recording.ledger import Ledger
 from mpdiag.recording.names import Models, Subjects, subjects
 from mpdiag.recording.observer import Observer, in_backward
+from mpdiag.recording.operations import DEFAULT, OperationWatch, planned
 from mpdiag.runs import RunWriter, now
 
 if TYPE_CHECKING:
@@ -59,6 +61,7 @@ def record(
     include: str | None = None,
     exclude: str | None = None,
     max_steps: int | None = None,
+    operations: int = DEFAULT,
     overwrite: bool = False,
 ) -> Recorder:
     """Record a training; use it as a context manager around the loop.
@@ -75,6 +78,8 @@ def record(
         include: Regular expression: record only modules and parameters whose name it matches.
         exclude: Regular expression: leave out those whose name it matches.
         max_steps: Record so many steps, then let training go on alone.
+        operations: In so many of the recorded steps (the first ones from steps 0, 10, 100 … on),
+            record every operation too: what it reads and writes, its module, its line of code.
         overwrite: Replace a run that lies in the folder already.
 
     Raises:
@@ -83,7 +88,12 @@ def record(
     """
     optimizers = _optimizers(optimizer)
     cadence = Cadence(every, max_steps)
-    return Recorder(model, optimizers, place(run), cadence, include, exclude, overwrite)
+    if type(operations) is not int or operations < 0:
+        message = f"operations must be a number of steps, 0 or more, not {operations!r}"
+        raise UsageError(message)
+    return Recorder(
+        model, optimizers, place(run), cadence, include, exclude, overwrite, operations=operations
+    )
 
 
 class Recorder:
@@ -106,6 +116,7 @@ class Recorder:
         exclude: str | None = None,
         overwrite: bool = False,
         script: str | None = None,
+        operations: int = 0,
     ) -> None:
         self.folder = folder
         self._script = script
@@ -119,6 +130,9 @@ class Recorder:
         self._cadence = cadence
         self._filters = {"include": include, "exclude": exclude}
         self._rank, self._world = environment.ranks()
+        self._operations = operations
+        self._operation_steps: list[int] = []
+        self._operation_reason = ""
         self._state = "recording"
         self._created = now()
         self._writer: RunWriter | None = None
@@ -164,6 +178,7 @@ class Recorder:
             return self
         ledger = Ledger(self._writer)
         self._observer = Observer(self._subjects, self._optimizers, ledger, self)
+        self._observer.operations = self._watch_operations()
         try:
             self._observer.attach()
             self._scalers.find()
@@ -184,6 +199,8 @@ class Recorder:
             self._observer = observer
             self.end_step()
             self._observer = None
+        if observer.operations is not None:
+            observer.operations.begin(self.step, wanted=False)
         observer.detach()
         self._scalers.release()
         _live.discard(self)
@@ -290,6 +307,7 @@ class Recorder:
         if observer is None:
             return
         self._ending = False
+        self._end_operations(observer)
         try:
             if observer.recording:
                 if not self._optimizers or self.steps_recorded == 0:
@@ -314,15 +332,41 @@ class Recorder:
         """One of several processes may be killed any time: its last word must not be old."""
         return self._world > 1 and time.monotonic() - self._written_at > WORD_SECONDS
 
+    def _watch_operations(self) -> OperationWatch | None:
+        """What records operations, unless nobody wants them, or a compiler has taken them over."""
+        if self._operations == 0:
+            return None
+        compiled = [n.name for n in self._subjects.modules.values() if n.reason is not None]
+        if compiled:
+            self._operation_reason = "the model is compiled: record the eager one"
+            return None
+        names = self._subjects.names
+        return OperationWatch(names, names, self._rank, self.failed)
+
+    def _end_operations(self, observer: Observer) -> None:
+        """Write the operations of the step, if they were recorded."""
+        watch = observer.operations
+        if watch is None or not watch.wanted:
+            return
+        try:
+            found = watch.end()
+            if any(o.phase == "backward" for o in found) and self._writer is not None:
+                self._writer.append_operations(encode_operations(found))
+                self._operation_steps.append(self.step)
+        except Exception as error:  # noqa: BLE001 - training goes on, and so does the recording
+            self.failed("writing operations", error)
+
     def _begin_step(self) -> None:
         self._backwards = set()
         self._begun_forwards = 0
         self._scale, self._skipped = 1.0, False
         if self._observer is not None:
             wanted = self._cadence.records(self.step, self.steps_recorded)
-            self._observer.begin_step(
-                self.step, wanted and self._observer.active, self._accumulating
-            )
+            wanted = wanted and self._observer.active
+            self._observer.begin_step(self.step, wanted, self._accumulating)
+            if self._observer.operations is not None:
+                due = planned(self._operations, len(self._operation_steps), self.step)
+                self._observer.operations.begin(self.step, wanted and due)
 
     # -- trouble -----------------------------------------------------------------------------------
 
@@ -388,6 +432,10 @@ class Recorder:
                 "steps_seen": self.step,
                 "steps_recorded": self.steps_recorded,
                 "rows": ledger.rows_written if ledger is not None else 0,
+                "operations": {
+                    "steps": self._operation_steps,
+                    "reason": self._operation_reason,
+                },
                 "coverage": self._subjects.coverage(),
                 "failures": self.failures,
                 "verdict": None,
@@ -405,6 +453,8 @@ def _silence_child() -> None:
         recorder._observer = None
         if observer is not None:
             observer.active = observer.recording = False
+            if observer.operations is not None:
+                observer.operations.silence()
 
 
 if hasattr(os, "register_at_fork"):

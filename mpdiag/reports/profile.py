@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from mpdiag.tensorcores.against import Change
     from mpdiag.tensorcores.causes import JudgedOperation
-    from mpdiag.tensorcores.profile import KernelTime, Profile
+    from mpdiag.tensorcores.verdicts import KernelTime, Profile
 
 SHOWN = 10
 MANY = 1e6

@@ -9,11 +9,13 @@ from mpdiag.reports import terminal
 from mpdiag.reports.cpu_profile import cpu_profile_text
 from mpdiag.reports.profile import change_text, profile_text
 from mpdiag.tensorcores.against import compare_profiles
-from mpdiag.tensorcores.cpu import CpuProfile
-from mpdiag.tensorcores.profile import Profile, profile_trace
+from mpdiag.tensorcores.profile import profile_trace
+from mpdiag.tensorcores.verdicts import Profile
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from mpdiag.tensorcores.cpu import CpuProfile
 
 
 def show_profile(

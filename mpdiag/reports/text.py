@@ -40,7 +40,9 @@ def analysis_text(analysis: Analysis) -> RenderableType:
     if analysis.findings:
         parts += [*_findings(analysis), Text("")]
     parts += [_deciding_layers(analysis), Text(""), *_gradients(analysis), Text("")]
-    if analysis.plan.fp32_operations:
+    if analysis.operations:
+        parts += [_proven(analysis), Text("")]
+    elif analysis.plan.fp32_operations:
         parts += [_operations(analysis), Text("")]
     parts.append(_formats(analysis))
     if analysis.plan.shapes:
@@ -106,7 +108,7 @@ def _facts(analysis: Analysis) -> Table:
         f"expected overflow {_percent(scale.predicted_overflow_rate)} of steps",
     )
     grid.add_row("Master weights", escape(plan.master_weights.reason))
-    grid.add_row("Stay in FP32", f"{len(plan.fp32_operations)} modules")
+    grid.add_row("Stay in FP32", _kept(analysis))
     return grid
 
 
@@ -158,6 +160,36 @@ def _gradients(analysis: Analysis) -> list[RenderableType]:
     fmt = FP16 if analysis.target.bits == 8 else analysis.target
     drawing = draw_histogram(gradients.histograms.merged(), fmt, scale)
     return [title, drawing]
+
+
+def _kept(analysis: Analysis) -> str:
+    plan = analysis.plan
+    if not analysis.run.meta.get("operations", {}).get("steps"):
+        return f"{len(plan.fp32_operations)} modules"
+    proven = [c for c in plan.fp32_operations if not c.evidence.get("policy")]
+    covered = len(plan.fp32_operations) - len(proven)
+    more = f", and {covered} that the operation policy covers" if covered else ""
+    return f"{len(proven)} operations or modules{more}" if proven or covered else "none by need"
+
+
+def _proven(analysis: Analysis) -> RenderableType:
+    table = Table(title="Need FP32, by their numbers", title_justify="left", title_style="bold")
+    table.add_column("operation")
+    table.add_column("where")
+    table.add_column("why, and what happens without it")
+    table.add_column("bytes", justify="right")
+    table.add_column("FLOPs", justify="right")
+    for f in analysis.operations:
+        covered = " (the policy covers it)" if f.covered else ""
+        table.add_row(
+            escape(f.op),
+            escape(f"{f.module or '(outside)'}\n{f.where}"),
+            escape(f"{f.reason}; {f.without}{covered}\n→ {f.fix}"),
+            _percent(f.bytes_share),
+            _percent(f.flops_share),
+        )
+    table.caption = "bytes, FLOPs: share of the step's operations, backward included"
+    return table
 
 
 def _operations(analysis: Analysis) -> RenderableType:
@@ -276,3 +308,22 @@ def _percent(fraction: float) -> str:
 
 def _power(value: float) -> str:
     return f"2^{np.log2(value):.1f}" if value > 0 else "–"
+
+
+def skip_text(replayed: dict[str, Any], first: object | None) -> RenderableType:
+    """The report of ``mpdiag why CAPSULE``.
+
+    Args:
+        replayed: What came of running the step again, as plain values.
+        first: The first operation that went non-finite, in words; None if none did.
+    """
+    lines: list[RenderableType] = [
+        Text(f"step {replayed['step']} at loss scale {replayed['scale']:g}", style="bold"),
+        Text(f"skipped then: {replayed['reason']}"),
+        Text(f"loss now: {replayed['loss']}"),
+    ]
+    if first is None:
+        lines.append(Text("this time everything was finite", style="green"))
+        return Group(*lines)
+    lines.append(Text(str(first), style="red"))
+    return Group(*lines)

@@ -39,9 +39,7 @@ def find_smallest(
     needed: frozenset[T] = frozenset()
     rest = list(ranked)
     while True:
-        length = _shortest_prefix(
-            rest, lambda part, held=needed: good(held | part), on_better, needed
-        )
+        length = _shortest_prefix(rest, needed, good, on_better)
         if length is None:
             return None
         if length == 0:
@@ -53,20 +51,20 @@ def find_smallest(
 
 def _shortest_prefix(
     items: Sequence[T],
+    held: frozenset[T],
     good: Callable[[frozenset[T]], bool],
     on_better: Callable[[frozenset[T]], None],
-    held: frozenset[T],
 ) -> int | None:
-    """Length of the shortest good prefix; None if the whole is not good.
+    """Length of the shortest prefix that is good together with what is held; None if none is.
 
     Doubling from the front first, because the answer is expected there.
     """
 
     def passes(length: int) -> bool:
-        part = frozenset(items[:length])
+        part = held | frozenset(items[:length])
         answer = good(part)
         if answer:
-            on_better(held | part)
+            on_better(part)
         return answer
 
     if passes(0):

@@ -29,6 +29,7 @@ import hashlib
 import json
 import math
 import time
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -36,11 +37,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from mpdiag.errors import TrainingDiverged, UsageError
 from mpdiag.plan import Fp32Choice, PrecisionPlan
+from mpdiag.precision_lists import LISTS
 from mpdiag.searching.minimal import find_smallest
 from mpdiag.searching.ranking import Candidate, RankingTrainer, candidates_of
 from mpdiag.searching.spread import Spread, spread_of
 from mpdiag.searching.state import Probe, SearchState, load_state
-from mpdiag.training import policy
 from mpdiag.training.trainer import MixedPrecision
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ OnProgress = Callable[[str, int, int], None]
 """Told what is being done, how many trainings were made, and the size of the best set so far."""
 
 STATE_FILE = "search.json"
-EVERYTHING_LOW = tuple(sorted(op for op, rule in policy.LISTS.items() if rule == "fp32"))
+EVERYTHING_LOW = tuple(sorted(op for op, rule in LISTS.items() if rule == "fp32"))
 
 
 @dataclass(frozen=True)
@@ -229,7 +230,8 @@ class _Search:
             began = time.monotonic()
             model, optimizer, train = self._build(seed)
             if seed == seeds[0]:
-                with RankingTrainer(model, optimizer, self._plan, self._scale) as ranking:
+                ranking = RankingTrainer(model, optimizer, self._plan, self._scale)
+                with ranking:
                     metric = _finish(train, ranking)
                 state.candidates = candidates_of(
                     ranking.weights, lists=self._lists, whole_modules=self._whole_modules
@@ -374,7 +376,9 @@ def narrow_options(plan: PrecisionPlan, *, lists: bool) -> dict[str, Any]:
 def _finish(train: Train, trainer: MixedPrecision) -> float:
     """The metric; NaN if training diverged, or an operation refused the format."""
     try:
-        return float(train(trainer))
+        with warnings.catch_warnings():  # alarms of drift are what is being provoked here
+            warnings.simplefilter("ignore", RuntimeWarning)
+            return float(train(trainer))
     except TrainingDiverged:
         return math.nan
     except RuntimeError as error:

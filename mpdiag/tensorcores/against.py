@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mpdiag.tensorcores.profile import Profile
+    from mpdiag.tensorcores.verdicts import Profile
     from mpdiag.tensorcores.work import OperationTime
 
 _CLASSES = ("tensor_core", "cuda_core", "unknown", "layout", "helper", "other")

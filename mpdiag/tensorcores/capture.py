@@ -20,7 +20,7 @@ from __future__ import annotations
 import json
 import re
 import tempfile
-from importlib import import_module
+import threading
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +32,7 @@ from mpdiag.errors import UsageError
 from mpdiag.tensorcores import cpu
 from mpdiag.tensorcores.onednn import read_log
 from mpdiag.tensorcores.operators import MODULE, operator_times
+from mpdiag.tensorcores.profile import profile_trace
 from mpdiag.tensorcores.tap import Tap
 
 if TYPE_CHECKING:
@@ -42,8 +43,6 @@ if TYPE_CHECKING:
 
 STEPS = 3
 WARMUP = 5
-
-_READER = "mpdiag.tensorcores.profile"  # the reader of GPU traces
 
 
 class Capture:
@@ -267,7 +266,7 @@ class _Names:
     def __init__(self, model: nn.Module | None) -> None:
         self._names: dict[int, str] = {}
         self._roots: set[int] = set()
-        self._open: list[tuple[int, Any]] = []
+        self._threads = threading.local()  # backward passes that recompute run modules on their own
         self._handles: list[Any] = []
         self._device: str | None = None
         if model is not None:
@@ -301,6 +300,12 @@ class _Names:
         while self._open:
             self._open.pop()[1].__exit__(None, None, None)
 
+    @property
+    def _open(self) -> list[tuple[int, Any]]:
+        """The spans open on this thread."""
+        found: list[tuple[int, Any]] = self._threads.__dict__.setdefault("spans", [])
+        return found
+
     def _enter(self, module: nn.Module, _inputs: Any) -> None:
         if torch.compiler.is_compiling():
             return
@@ -331,7 +336,7 @@ def read_capture(folder: Path, steps: int) -> Any:
     """The result of what was captured into a folder."""
     trace, log = folder / "trace.json", folder / "onednn.log"
     if not log.is_file():
-        return import_module(_READER).profile_trace(trace)
+        return profile_trace(trace)
     read = read_log(log.read_text(encoding="utf-8", errors="replace").splitlines())
     events = json.loads(trace.read_text(encoding="utf-8", errors="replace"))["traceEvents"]
     return cpu.join(operator_times(events), read, cpu.cpu_facts(read), steps=steps)

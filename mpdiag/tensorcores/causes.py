@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from mpdiag.tensorcores import alignment as shapes
 from mpdiag.tensorcores.amdahl import speedup
-from mpdiag.tensorcores.fixes import fix_for
+from mpdiag.tensorcores.fixes import fix_for, is_collective
 from mpdiag.tensorcores.roofline import Placement, memory_bound_anyway, place
 
 if TYPE_CHECKING:
@@ -204,7 +204,10 @@ def _sum(cause: str, members: Sequence[JudgedOperation], total_us: float) -> Wor
 
 
 def _to_win(judged: JudgedOperation) -> float:
-    return judged.affected_us if judged.win_us is None else judged.win_us
+    """For the order alone: fusing spares one of two passes over memory, about half the time."""
+    if judged.win_us is not None:
+        return judged.win_us
+    return judged.affected_us / 2 if judged.cause == "outside" else judged.affected_us
 
 
 def _finite(value: float) -> float | None:
@@ -328,9 +331,11 @@ def _cause_of_dtype(
     dtype = o.dtype or (o.work.dtype if o.work is not None else None)
     generation = device.generation if device is not None else None
     peaks = device.peaks if device is not None else None
-    if dtype == "fp32":
-        return "tf32_off" if generation in _TF32 else "dtype"
-    if dtype is not None and _has_no_instruction(dtype, generation, peaks):
+    if dtype == "fp32" and generation not in _TF32:
+        return "dtype"
+    if dtype == "fp32" and o.tensor_core_us == 0:  # else other calls of it did run in TF32
+        return "tf32_off"
+    if dtype not in {None, "fp32"} and _has_no_instruction(str(dtype), generation, peaks):
         return "dtype"
     return "alignment" if faults else "library_choice"
 
@@ -348,6 +353,6 @@ def _has_no_instruction(dtype: str, generation: str | None, peaks: Peaks | None)
 
 def _affected(o: OperationTime, cause: Cause) -> float:
     """The part of an operation's time that its fix touches."""
-    if cause in {"none", "unknown", "no_tensor_cores"}:
+    if cause in {"none", "unknown", "no_tensor_cores"} or is_collective(o.op):
         return 0.0
     return o.layout_us if cause == "layout" else o.time_us

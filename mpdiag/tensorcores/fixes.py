@@ -8,6 +8,8 @@ if TYPE_CHECKING:
     from mpdiag.tensorcores.alignment import Fault
     from mpdiag.tensorcores.work import OperationTime
 
+_COLLECTIVES = ("nccl", "record_param_comms", "c10d", "allreduce", "all_reduce", "allgather")
+
 _PLAIN = {
     "none": "",
     "outside": "torch.compile fuses what runs outside matrix products",
@@ -26,16 +28,34 @@ _PLAIN = {
 def fix_for(cause: str, o: OperationTime, faults: tuple[Fault, ...], generation: str | None) -> str:
     """The fix of a cause, for this operation on this generation; "" where nothing is to be done."""
     if cause == "alignment":
-        return (
-            _padding(faults) or "a view starts where no vector does: pad the tensor it is cut from"
-        )
+        return _padding(faults) or _unnamed(o)
+    if is_collective(o.op):
+        return ""
     if cause == "dtype":
         return _other_dtype(o, generation)
     if cause in {"matrix_vector", "latency_limited"}:
         return _more_at_once(o, cause)
-    if cause == "tf32_off" and o.work is not None and o.work.kind in {"convolution", "rnn"}:
+    if cause == "tf32_off" and _is_cudnns(o):
         return "allow TF32 with torch.backends.cudnn.allow_tf32 = True, or run it in FP16 or BF16"
     return _PLAIN[cause]
+
+
+def is_collective(op: str) -> bool:
+    """Whether an operation is communication, which no compiler fuses away."""
+    return any(word in op.lower() for word in _COLLECTIVES)
+
+
+def _is_cudnns(o: OperationTime) -> bool:
+    """Whether cuDNN's own setting of TF32 rules it."""
+    if o.work is not None:
+        return o.work.kind in {"convolution", "rnn"}
+    return "conv" in o.op or "rnn" in o.op
+
+
+def _unnamed(o: OperationTime) -> str:
+    if o.work is None:
+        return "pad odd dimensions; a trace with record_shapes=True names them"
+    return "a view starts where no vector does: pad the tensor it is cut from"
 
 
 def _padding(faults: tuple[Fault, ...]) -> str:

@@ -120,7 +120,7 @@ def _amd(half: float, fp32: float, **more: float) -> dict[str, float]:
     return {"fp32": fp32, "fp16": half, "bf16": half} | more
 
 
-_V100 = "NVIDIA V100 datasheet; Tesla V100 GPU Architecture, table 1"
+_V100 = "NVIDIA V100 and DGX Station datasheets; Tesla V100 GPU Architecture, table 1"
 _TURING = "NVIDIA Turing GPU Architecture, appendix A to C; founders' edition clocks"
 _A100 = "NVIDIA A100 datasheet; A100 GPU Architecture, table 1"
 _GA102 = "NVIDIA Ampere GA102 GPU Architecture, appendix A"
@@ -160,6 +160,7 @@ def _card(
 _TABLE: tuple[tuple[str, Peaks], ...] = (
     # Volta and Turing
     (r"v100 sxm[23].*", _v100("V100 SXM", 1530, 125, 15.7)),
+    (r"v100 dgxs.*", _v100("V100 DGX Station", 1530, 125, 15.7)),
     (r"v100 pcie.*", _v100("V100 PCIe", 1380, 112, 14)),
     (r"v100s pcie.*", _v100("V100S PCIe", 1597, 130, 16.4, 1134)),
     (

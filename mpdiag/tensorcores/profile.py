@@ -3,195 +3,34 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from mpdiag.errors import DamagedTrace
 from mpdiag.tensorcores import witnesses
 from mpdiag.tensorcores.causes import judge, worth
 from mpdiag.tensorcores.devices import DeviceFacts
-from mpdiag.tensorcores.kernels import TABLE_VERSION, VERDICTS, classify
+from mpdiag.tensorcores.kernels import classify
 from mpdiag.tensorcores.linking import link
 from mpdiag.tensorcores.profile_findings import find
 from mpdiag.tensorcores.readers.recognition import read
+from mpdiag.tensorcores.verdicts import KernelTime, Profile
 from mpdiag.tensorcores.work import OperationTime, matrix_work
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Iterable
 
-    from mpdiag.tensorcores.causes import JudgedOperation, Worth
     from mpdiag.tensorcores.events import Kernel, Trace
-    from mpdiag.tensorcores.kernels import KernelFacts, Verdict
+    from mpdiag.tensorcores.kernels import KernelFacts
     from mpdiag.tensorcores.linking import Linked, Place, Signature
     from mpdiag.tensorcores.products import MatrixWork
     from mpdiag.tensorcores.witnesses import Witness
 
-SCHEMA_VERSION = 1
 # Generations whose instructions a device of a major capability runs at its own full rate.
 _NATIVE = {7: ("sm70", "sm72"), 8: ("sm80", "sm86", "sm87", "sm89"), 9: ("sm90",)}
 _NATIVE |= {10: ("sm100", "sm101", "sm103"), 12: ("sm80", "sm89", "sm120", "sm121")}
 _AMD = {(9, 0): ("gfx90a", "gfx908"), (9, 4): ("gfx942", "gfx940", "gfx941"), (9, 5): ("gfx950",)}
-
-
-@dataclass(frozen=True)
-class KernelTime:
-    """One kernel in one place, all its runs together.
-
-    Attributes:
-        name: As the trace has it.
-        facts: What its name says.
-        calls, time_us: How often, how long.
-        op, module, shapes: Where it belongs; empty where it could not be linked.
-        witness: What else speaks of it; None where nothing does.
-    """
-
-    name: str
-    facts: KernelFacts
-    calls: int
-    time_us: float
-    op: str = ""
-    module: str = ""
-    shapes: tuple[Any, ...] = ()
-    witness: Witness | None = None
-
-    @property
-    def verdict_witnessed(self) -> Verdict:
-        """The verdict with the strongest evidence there is."""
-        return witnesses.witnessed(self.facts, self.witness)
-
-    def to_json(self) -> dict[str, Any]:
-        """An entry of ``kernels``."""
-        rule = (
-            f"name: {self.facts.rule} ({self.facts.token})" if self.facts.rule else "name: no rule"
-        )
-        return {
-            "name": self.name,
-            "calls": self.calls,
-            "time_us": self.time_us,
-            "verdict": self.facts.verdict,
-            "verdict_witnessed": self.verdict_witnessed,
-            "instruction": self.facts.instruction or None,
-            "dtype": self.facts.dtype or None,
-            "accumulator": self.facts.accumulator or None,
-            "generation": self.facts.generation or None,
-            "alignment": self.facts.alignment,
-            "library": self.facts.library or None,
-            "evidence": rule,
-            "witness": f"{self.witness.kind}: {self.witness.text}" if self.witness else None,
-            "op": self.op or None,
-            "module": self.module or None,
-            "shapes": list(self.shapes) or None,
-        }
-
-
-@dataclass(frozen=True)
-class Profile:
-    """The answer.
-
-    Attributes:
-        source, path: What wrote the trace, and where it lies.
-        device: The GPU that most of the time was spent on; None where the trace does not say.
-        kernel_time_us: Of all kernels; copies and memsets are none.
-        kernels: By time.
-        operations: Judged, those worth most first.
-        worth: What mending each cause is worth.
-        linked: Times of what was linked, of graphs, of all that has a launch.
-        linked_fraction, graph_fraction: Shares of kernel time.
-        native_generation_fraction: Share of kernel time in Tensor Core kernels written for this
-            device's generation; None where the device is not known.
-        tensor_active: Sampled share of time that the Tensor pipe was active; None if not sampled.
-        problems: What could not be read.
-        has_operations: Whether the trace holds operations of the host at all.
-    """
-
-    source: str
-    path: str
-    device: DeviceFacts | None
-    kernel_time_us: float
-    kernels: tuple[KernelTime, ...]
-    operations: tuple[JudgedOperation, ...]
-    worth: tuple[Worth, ...]
-    linked_fraction: float
-    graph_fraction: float
-    native_generation_fraction: float | None
-    tensor_active: float | None
-    problems: tuple[str, ...]
-    has_operations: bool
-
-    def fraction(self, *verdicts: str, witnessed: bool = False) -> float:
-        """Share of kernel time with one of these verdicts, by name or as witnessed."""
-        if not self.kernel_time_us:
-            return 0.0
-        found = sum(
-            k.time_us
-            for k in self.kernels
-            if (k.verdict_witnessed if witnessed else k.facts.verdict) in verdicts
-        )
-        return found / self.kernel_time_us
-
-    def charged_fraction(self, verdict: str) -> float:
-        """Share of kernel time with this verdict, its operations' helpers charged to it."""
-        charged = 0.0
-        for judged in self.operations:
-            o = judged.operation
-            matrix = max(o.tensor_core_us, o.cuda_core_us)
-            own = o.tensor_core_us if verdict == "tensor_core" else o.cuda_core_us
-            charged += o.helper_us if matrix > 0 and own == matrix else 0.0
-        whole = self.kernel_time_us
-        return self.fraction(verdict) + (charged / whole if whole else 0.0)
-
-    @property
-    def verdict(self) -> str:
-        """One sentence."""
-        shares = [(self.fraction("tensor_core"), "of kernel time ran on Tensor Cores")]
-        shares += [
-            (self.fraction("cuda_core"), "is matrix work on CUDA cores"),
-            (self.fraction("unknown"), "is unknown"),
-        ]
-        parts = [f"{100 * share:.1f} % {words}" for share, words in shares if share > 0]
-        if not self.fraction("tensor_core"):
-            parts.insert(0, "no kernel is known to have run on Tensor Cores")
-        return ", ".join(parts)
-
-    @property
-    def findings(self) -> tuple[dict[str, Any], ...]:
-        """As documents: severity, code, message, evidence, fix."""
-        return find(self)
-
-    def to_json(self) -> dict[str, Any]:
-        """The document of ``mpdiag profile --json``."""
-        device = self.device.to_json() if self.device else {}
-        witnessed = {f"{v}_fraction_witnessed": self.fraction(v, witnessed=True) for v in VERDICTS}
-        witnessed["matrix_cuda_core_fraction_witnessed"] = witnessed.pop(
-            "cuda_core_fraction_witnessed"
-        )
-        return {
-            "schema_version": SCHEMA_VERSION,
-            "source": self.source,
-            "trace": self.path,
-            "kernel_table": TABLE_VERSION,
-            "verdict": self.verdict,
-            "device": device,
-            "kernel_time_us": self.kernel_time_us,
-            "tensor_core_fraction": self.fraction("tensor_core"),
-            "matrix_cuda_core_fraction": self.fraction("cuda_core"),
-            "helper_fraction": self.fraction("helper"),
-            "layout_fraction": self.fraction("layout"),
-            "other_fraction": self.fraction("other"),
-            "unknown_fraction": self.fraction("unknown"),
-            "native_generation_fraction": self.native_generation_fraction,
-            "linked_fraction": self.linked_fraction,
-            "graph_fraction": self.graph_fraction,
-            "tensor_active_sampled": self.tensor_active,
-            **witnessed,
-            "tensor_core_fraction_with_helpers": self.charged_fraction("tensor_core"),
-            "matrix_cuda_core_fraction_with_helpers": self.charged_fraction("cuda_core"),
-            "kernels": [k.to_json() for k in self.kernels],
-            "operations": [o.to_json() for o in self.operations],
-            "worth": [w.to_json() for w in self.worth],
-            "findings": list(self.findings),
-        }
 
 
 def profile_trace(path: str | os.PathLike[str]) -> Profile:
@@ -227,7 +66,7 @@ def _judge(trace: Trace, linked: Linked, path: str) -> Profile:
         for (name, place), runs in linked.kernels.items()
     ]
     kernels.sort(key=lambda k: -k.time_us)
-    return Profile(
+    profile = Profile(
         source=trace.source,
         path=path,
         device=device,
@@ -242,6 +81,7 @@ def _judge(trace: Trace, linked: Linked, path: str) -> Profile:
         problems=tuple(trace.problems),
         has_operations=linked.operations > 0,
     )
+    return replace(profile, findings=find(profile))
 
 
 def _device(trace: Trace, linked: Linked) -> DeviceFacts | None:

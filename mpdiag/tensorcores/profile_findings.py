@@ -10,7 +10,7 @@ from mpdiag.tensorcores.amdahl import speedup
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from mpdiag.tensorcores.profile import Profile
+    from mpdiag.tensorcores.verdicts import Profile
 
 MUCH = 0.1
 """Share of kernel time from which something is worth a warning."""

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
 
+    from mpdiag.precision_lists import Rule
     from mpdiag.training.levels import Precision
 
 
@@ -72,7 +73,7 @@ def choose_backend(
 
 def operation_rules(
     fp32: Sequence[str], low: Sequence[str], precision: Precision
-) -> dict[str, policy.Rule]:
+) -> dict[str, Rule]:
     """Rules by operation, from two lists of names.
 
     Raises:
@@ -84,11 +85,12 @@ def operation_rules(
             f"{precision.level} has not: name fp32_modules instead, or choose O1"
         )
         raise UsageError(message)
-    rules: dict[str, policy.Rule] = {}
-    for names, rule in ((fp32, "fp32"), (low, "low")):
+    rules: dict[str, Rule] = {}
+    pairs: tuple[tuple[Sequence[str], Rule], ...] = ((fp32, "fp32"), (low, "low"))
+    for names, rule in pairs:
         for name in names:
             operation = policy.operation_named(name)
-            if rules.setdefault(operation, rule) != rule:  # type: ignore[arg-type]
+            if rules.setdefault(operation, rule) != rule:
                 message = (
                     f"operation {name!r} is asked for in FP32 and in low precision: choose one"
                 )

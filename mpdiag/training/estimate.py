@@ -97,6 +97,17 @@ class Estimator(Sites):
     def forward_operation(self, site: Site, func: Any, args: Any, kwargs: Any) -> Any:
         """Run it, and keep how far the narrow format would move its results."""
         sequence = torch._C._autograd._get_sequence_nr() - 1
+        result, errors = self.run_both(func, args, kwargs)
+        overflows = not all(bool(e.isfinite().all()) for e in errors)
+        self._sites.append(site)
+        if self._by_sequence.get(sequence) == site:
+            self._calls[sequence] = _Held(site, errors, overflows)
+        elif overflows:
+            self._found[site] = (math.inf, math.inf, 0.0)
+        return result
+
+    def run_both(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, list[Tensor]]:
+        """An operation's result, and the error of each FP32 tensor of it in the narrow format."""
         narrow = None
         if torch.Tag.nondeterministic_seeded not in func.tags:  # one draw must stay one draw
             narrow = floats(func(*tree_map(self._round, args), **tree_map(self._round, kwargs)))
@@ -107,13 +118,7 @@ class Estimator(Sites):
             torch.where(y.isfinite(), self._round(n) - y, torch.zeros_like(y))
             for y, n in zip(exact, exact if narrow is None else narrow, strict=True)
         ]
-        overflows = not all(bool(e.isfinite().all()) for e in errors)
-        self._sites.append(site)
-        if self._by_sequence.get(sequence) == site:
-            self._calls[sequence] = _Held(site, errors, overflows)
-        elif overflows:
-            self._found[site] = (math.inf, math.inf, 0.0)
-        return result
+        return result, errors
 
     def _round(self, x: Any) -> Any:
         """A rounded copy of an FP32 tensor: operations may write to what they are given."""

@@ -98,6 +98,26 @@ def fp32_operations(
     ]
 
 
+def count_depth(module: nn.Module, policy: Policy, switch: Switch) -> list[RemovableHandle]:
+    """Tell the policy while a submodule is being called, for what is FP32 outside of all."""
+    entered: list[None] = []
+
+    def before(_module: nn.Module, _args: Any) -> None:
+        if switch.on:
+            entered.append(None)
+            policy.depth += 1
+
+    def after(_module: nn.Module, _args: Any, _output: Any) -> None:
+        if entered:
+            entered.pop()
+            policy.depth -= 1
+
+    return [
+        module.register_forward_pre_hook(before, prepend=True),
+        module.register_forward_hook(after, always_call=True),
+    ]
+
+
 def cast_boundary(module: nn.Module, dtype: torch.dtype, switch: Switch) -> list[RemovableHandle]:
     """Cast a model's inputs to its own precision and its outputs to FP32."""
 

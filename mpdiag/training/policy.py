@@ -21,56 +21,23 @@ import threading
 import warnings
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.library import Library
 from torch.utils._pytree import tree_map
 
 from mpdiag.errors import UsageError
+from mpdiag.precision_lists import BANNED, FP32, LISTS, LOW, PROMOTE, RECURRENT, Rule
 from mpdiag.training import recurrent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-Rule = Literal["low", "fp32", "promote", "banned"]
-
-RECURRENT = frozenset(
-    "lstm gru rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell".split()
-)
-
-LOW = RECURRENT | frozenset(
-    """
-    conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d convolution prelu
-    addmm addmv addr matmul einsum mm mv linalg_vecdot linear addbmm baddbmm bmm chain_matmul
-    linalg_multi_dot scaled_dot_product_attention
-    """.split()
-)
-FP32 = frozenset(
-    """
-    acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow softplus
-    layer_norm native_layer_norm rms_norm group_norm norm nuclear_norm cosine_similarity
-    poisson_nll_loss cosine_embedding_loss nll_loss nll_loss2d hinge_embedding_loss kl_div
-    l1_loss smooth_l1_loss huber_loss mse_loss margin_ranking_loss multilabel_margin_loss
-    soft_margin_loss triplet_margin_loss multi_margin_loss binary_cross_entropy_with_logits dist
-    pdist cdist renorm logsumexp upsample_nearest1d upsample_nearest2d upsample_nearest3d
-    upsample_linear1d upsample_bilinear2d upsample_trilinear3d upsample_bicubic2d prod softmax
-    log_softmax cumprod cumsum sum linalg_vector_norm linalg_matrix_norm ctc_loss
-    """.split()
-)
-PROMOTE = frozenset(
-    """
-    addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add
-    """.split()
-)
-BANNED = frozenset({"binary_cross_entropy"})
-
-LISTS: dict[str, Rule] = {
-    **dict.fromkeys(LOW, "low"),
-    **dict.fromkeys(FP32, "fp32"),
-    **dict.fromkeys(PROMOTE, "promote"),
-    **dict.fromkeys(BANNED, "banned"),
-}
+__all__ = [
+    "BANNED", "FP32", "LISTS", "LOW", "MODULE_OPERATIONS", "PROMOTE", "RECURRENT", "Policy", "Rule",
+    "in_force", "install", "operation_named",
+]  # fmt: skip
 
 # What people call an operation -> what ATen calls it.
 ALIASES = {
@@ -120,15 +87,22 @@ class Policy:
         overrides: Rules by operation that replace those of the lists.
         in_module: Operations that are FP32 right now, because a module being called asks for it:
             a stack, its last entry in force.
+        outside: Operations that are FP32 where no submodule is being called: in a model's own code,
+            and in the loop around it.
+        depth: How many submodules are being called.
     """
 
     dtype: torch.dtype
     overrides: Mapping[str, Rule] = field(default_factory=dict)
     in_module: list[frozenset[str]] = field(default_factory=list)
+    outside: frozenset[str] = frozenset()
+    depth: int = 0
 
     def rule(self, operation: str) -> Rule | None:
         """What becomes of an operation now; None: as wide as its inputs."""
         if self.in_module and operation in self.in_module[-1]:
+            return "fp32"
+        if self.depth == 0 and operation in self.outside:
             return "fp32"
         return self.overrides.get(operation) or LISTS.get(operation)
 

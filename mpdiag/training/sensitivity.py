@@ -189,7 +189,7 @@ def run_once(
         handle = model.register_forward_hook(keep)
         try:
             with narrow.forward():
-                loss = step()
+                loss: Any = step()
         finally:
             handle.remove()
         if not (isinstance(loss, Tensor) and loss.numel() == 1 and loss.requires_grad):
@@ -200,7 +200,7 @@ def run_once(
         value = float(loss.detach())
         seed = torch.full_like(loss, scale)
         with narrow:
-            parts = torch.autograd.grad(loss, list(trained.values()), seed, allow_unused=True)
+            parts: Any = torch.autograd.grad(loss, list(trained.values()), seed, allow_unused=True)
     gradients = {
         n: g.detach() / scale for n, g in zip(trained, parts, strict=True) if g is not None
     }
@@ -294,7 +294,7 @@ def compare(
     part: Part,
 ) -> Sensitivity:
     """The errors of one pass against another."""
-    names = [n for n in reference.gradients if n in narrow.gradients]
+    names = list(reference.gradients)
     pairs = [(reference.gradients[n], narrow.gradients[n]) for n in names]
     each = {n: (relative_error(*p), cosine(*p)) for n, p in zip(names, pairs, strict=True)}
     whole = [torch.cat([g.flatten() for g in side]) for side in zip(*pairs, strict=True)]

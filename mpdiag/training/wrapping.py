@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from mpdiag.errors import UsageError
+from mpdiag.precision_lists import CALLED_AS, LISTS
 from mpdiag.training import islands, masters, policy
 from mpdiag.training.buffers import BufferGuard
 from mpdiag.training.masters import Masters
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from mpdiag.plan import Fp32Choice, PrecisionPlan
+    from mpdiag.precision_lists import Rule
     from mpdiag.training.levels import Precision
 
 NORMALISATIONS = ("BatchNorm", "SyncBatchNorm", "InstanceNorm")
@@ -36,6 +38,7 @@ class Wrapped:
         buffers: Guards the models' buffers.
         switch: Off: models behave as if they were not wrapped.
         fresh: Whether the next forward pass is the first of a step.
+        random: Torch's random state before that pass.
     """
 
     def __init__(
@@ -56,10 +59,11 @@ class Wrapped:
         self.buffers = BufferGuard(self.models)
         self.switch = islands.Switch()
         self.fresh = True
+        self.random: dict[str, Tensor] = {}
         self._undo: list[Callable[[], Any]] = []
 
     def apply(
-        self, plan: PrecisionPlan, fp32_modules: Sequence[str], overrides: dict[str, policy.Rule]
+        self, plan: PrecisionPlan, fp32_modules: Sequence[str], overrides: dict[str, Rule]
     ) -> None:
         """Place every hook and cast; ``release`` undoes it.
 
@@ -83,6 +87,7 @@ class Wrapped:
             self._cast(frozenset(whole.values()))
         if self.precision.operation_casts:
             policy.install(self.device_type, self._uncommon(inner, overrides))
+            self._keep_outside(names, frozenset(inner.pop("", ())))
             for name, operations in inner.items():
                 module = _find(names, name)
                 self._hooks(
@@ -108,18 +113,25 @@ class Wrapped:
             whole[choice.module] = module
         elif self.precision.operation_casts:
             name = operation or policy.operation_named(choice.op)
-            inner.setdefault(choice.module, set()).add(name)
-        else:  # nothing casts by operation at this level
+            inner.setdefault(choice.module, set()).update(CALLED_AS.get(name, (name,)))
+        elif choice.module:  # nothing casts by operation at this level
             whole[choice.module] = module
 
-    def _uncommon(
-        self, inner: dict[str, set[str]], overrides: dict[str, policy.Rule]
-    ) -> frozenset[str]:
+    def _keep_outside(self, names: dict[str, nn.Module], operations: frozenset[str]) -> None:
+        """FP32 for operations in a model's own code and around it, but not in its submodules."""
+        if not operations:
+            return
+        self.policy.outside = operations
+        roots = {id(_find(names, ""))}
+        for module in {id(m): m for m in names.values() if id(m) not in roots}.values():
+            self._hooks(islands.count_depth(module, self.policy, self.switch))
+
+    def _uncommon(self, inner: dict[str, set[str]], overrides: dict[str, Rule]) -> frozenset[str]:
         """Operations that need kernels of ours on any device: those the lists treat otherwise."""
-        wanted: dict[str, policy.Rule] = dict(overrides)
+        wanted: dict[str, Rule] = dict(overrides)
         for operations in inner.values():
             wanted.update(dict.fromkeys(operations, "fp32"))
-        return frozenset(op for op, rule in wanted.items() if policy.LISTS.get(op) != rule)
+        return frozenset(op for op, rule in wanted.items() if LISTS.get(op) != rule)
 
     def _cast(self, fp32: frozenset[nn.Module]) -> None:
         precision = self.precision
@@ -173,12 +185,21 @@ class Wrapped:
             self._undo.pop()()
 
 
+def capture_random() -> dict[str, Tensor]:
+    """Torch's random state, by generator; some kilobytes."""
+    states = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        states |= {f"cuda.{i}": s for i, s in enumerate(torch.cuda.get_rng_state_all())}
+    return states
+
+
 def _first_forward(wrapped: weakref.ref[Wrapped]) -> Callable[[], None]:
     def call() -> None:
         held = wrapped()
         if held is not None and held.fresh:
             held.fresh = False
             held.buffers.save()
+            held.random = capture_random()
 
     return call
 

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -127,15 +128,38 @@ def test_a_trace_of_a_gpu_goes_to_the_reader_of_traces(tmp_path, monkeypatch):
     (tmp_path / "trace.json").write_text("{}")
     read = []
 
-    class Reader:
-        @staticmethod
-        def profile_trace(path):
-            read.append(path.name)
-            return "verdict"
+    def profile_trace(path):
+        read.append(path.name)
+        return "verdict"
 
-    monkeypatch.setattr(capture, "import_module", lambda name: Reader)
+    monkeypatch.setattr(capture, "profile_trace", profile_trace)
     assert capture.read_capture(tmp_path, 3) == "verdict"
     assert read == ["trace.json"]
+
+
+def test_modules_may_run_on_several_threads():
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh())
+    with torch.no_grad(), mpdiag.profile(model, steps=1, warmup=0) as p:
+        threads = [threading.Thread(target=model, args=(torch.randn(2, 4),)) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        model(torch.randn(2, 4))
+        p.step()
+    assert "0" in {o.time.module for o in p.result.operations}
+
+
+def test_modules_run_anew_in_the_backward_pass():
+    model = nn.Linear(4, 4)
+    with mpdiag.profile(model, steps=1, warmup=0) as p:
+        x = torch.randn(2, 4, requires_grad=True)
+        torch.utils.checkpoint.checkpoint(model, x, use_reentrant=False).sum().backward()
+        p.step()
+    products = [o for o in p.result.operations if o.time.op in {"aten::addmm", "aten::mm"}]
+    assert {o.time.module for o in products} == {"Linear"}
+    whole = sum(o.time.time_us for o in p.result.operations)
+    assert whole == pytest.approx(p.result.time_us)
 
 
 def test_where_the_model_lies_decides(monkeypatch):
@@ -207,7 +231,7 @@ def test_a_script_that_ends_by_itself_gives_its_exit_code(script):
     ("words", "sentence"),
     [
         ((), "give a script to profile"),
-        (("nowhere.py",), "there is no script nowhere.py"),
+        (("--", "nowhere.py"), "there is no script nowhere.py"),
     ],
 )
 def test_no_script(words, sentence):

@@ -143,6 +143,31 @@ def test_the_most_to_win_comes_first():
     assert worth([], 0)[-1].amdahl_bound == 1
 
 
+def test_collectives_are_not_to_be_fused():
+    operation = OperationTime("record_param_comms", "", None, None, 1, 400.0, other_us=400.0)
+    other = measured(None, us=10, on="other_us")
+    judged = judge([operation, other], A100)
+    assert [j.operation.op for j in judged] == ["aten::mm", "record_param_comms"]
+    assert (judged[1].fix, judged[1].affected_us, judged[1].amdahl_bound) == ("", 0.0, 1.0)
+
+
+def test_tf32_that_other_calls_used_is_not_off():
+    convolution_ = OperationTime(
+        "aten::cudnn_convolution", "", None, "fp32", 2, 100, tensor_core_us=30, cuda_core_us=70
+    )
+    (judged,) = judge([convolution_], A100)
+    assert judged.cause == "library_choice"
+    off = OperationTime("aten::cudnn_convolution", "", None, "fp32", 2, 70, cuda_core_us=70)
+    (judged,) = judge([off], A100)
+    assert judged.cause == "tf32_off"
+    assert "cudnn.allow_tf32" in judged.fix
+
+
+def test_an_unlinked_kernel_asks_for_shapes():
+    kernel = measured(None, us=9, on="tensor_core_us", kernel_alignment=1, dtype="bf16")
+    assert "record_shapes" in judge([kernel], H100)[0].fix
+
+
 def test_an_rnn_is_told_what_helps_an_rnn():
     work = recurrent(2, 35, (64, 64), 4, dtype="fp32")
     (judged,) = judge([measured(work, us=3.0)], A100)

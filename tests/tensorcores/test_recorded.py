@@ -156,6 +156,17 @@ def test_the_plan_keeps_the_advice_and_the_terminal_shows_it(language, tmp_path)
     assert "519 → 520" in text
 
 
+def test_what_is_worth_a_finding(pictures, language):
+    found = {f.code: f for f in mpdiag.analyze(pictures).findings}
+    layout = found["channels-last"]
+    assert layout.evidence["modules"] == ["first", "deep", "depth"]
+    assert layout.evidence["share_of_flops"] > 0.5
+    assert set(found["shapes-to-pad"].evidence["modules"]) == {"first", "up", "head"}
+    codes = {f.code for f in mpdiag.analyze(language).findings}
+    assert "channels-last" not in codes
+    assert "shapes-to-pad" in codes
+
+
 def test_an_aligned_model_is_left_alone(tmp_path):
     run = recorded(nn.Linear(16, 8), torch.randn(8, 16), tmp_path / "run")
     analysis = mpdiag.analyze(run)

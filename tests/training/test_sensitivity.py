@@ -13,6 +13,7 @@ from torch import nn
 from mpdiag.errors import UsageError
 from mpdiag.formats import FORMATS
 from mpdiag.training.estimate import by_operation, estimate
+from mpdiag.training.gradient_estimate import estimate_gradients
 from mpdiag.training.rounding import round_to
 from mpdiag.training.sensitivity import measure, run_once
 from mpdiag.training.sites import OUTSIDE
@@ -258,6 +259,47 @@ def test_overflow_and_vanished_epsilons_come_first(data):
     ]  # they vanish: all of the loss goes
     assert all(e.reach > 0.1 * e.loss for e in squares)
     assert math.isinf(by_operation(found)[0][1])
+
+
+def test_the_estimated_gradient_error_is_the_measured_one(net, data):
+    """Over many directions it is ‖Δg‖, forward and backward, for every operation."""
+    x, y = data
+
+    def step():
+        return F.smooth_l1_loss(net(x), y)
+
+    found = estimate_gradients(net, step, scale=1024.0, directions=400)
+    exact = run_once(net, step, scale=1024.0)
+    assert len(found) == len(exact.sites) == 4
+    size = math.sqrt(sum(float(g.double().pow(2).sum()) for g in exact.gradients.values()))
+    for e in found:
+        for part, estimated in (("forward", e.forward), ("backward", e.backward)):
+            narrow = run_once(net, step, [e.site], part=part, scale=1024.0)
+            error = math.sqrt(
+                sum(
+                    float((narrow.gradients[n] - g).double().pow(2).sum())
+                    for n, g in exact.gradients.items()
+                )
+            )
+            assert estimated == pytest.approx(error / size, rel=0.25, abs=1e-6), (e.site, part)
+
+
+def test_what_cannot_be_differentiated_twice_is_said_with_a_way_out():
+    q = nn.Parameter(torch.randn(1, 2, 4, 8))
+
+    class Attention(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.q = q
+
+        def forward(self):
+            return F.scaled_dot_product_attention(self.q, self.q, self.q)
+
+    model = Attention()
+    with pytest.raises(UsageError, match="SDPBackend"):
+        estimate_gradients(model, lambda: model().square().sum())
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
+        assert estimate_gradients(model, lambda: model().square().sum())
 
 
 def test_buffers_change_once_while_a_training_is_ranked():

@@ -10,6 +10,8 @@ import torch
 from support import backoff, batch, network
 
 import mpdiag
+from mpdiag.plan import PrecisionPlan
+from mpdiag.tensorcores.capture import Capture
 from mpdiag.training import trainer
 from mpdiag.training.tensor_cores import TensorCoreCheck, check_for, judge_use
 from mpdiag.training_log import read_log
@@ -91,6 +93,29 @@ def test_the_answer_is_logged_once_and_kept(monkeypatch, tmp_path, caplog):
     assert noted == [mp.tensor_cores.to_json()]
     assert noted[0]["at_step"] == 2  # the third step was measured
     assert len(read_log(tmp_path / "run").steps) == 6
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="what a CPU says")
+def test_a_step_of_a_training_is_really_measured(monkeypatch):
+    """The real capture, on the CPU, where no training has a check of its own."""
+    model = network()
+    check = TensorCoreCheck(lambda: Capture(model, steps=1, warmup=0), 2)
+    monkeypatch.setattr(trainer, "check_for", lambda *_, **__: check)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    x, y = batch()
+    with mpdiag.MixedPrecision(model, optimizer, bf16()) as mp:
+        for _ in range(4):
+            with mp.autocast():
+                loss = torch.nn.functional.cross_entropy(model(x), y)
+            mp.step(loss)
+    assert mp.tensor_cores.message.startswith("Tensor Cores")
+    if not torch.cpu._is_amx_tile_supported():
+        assert mp.tensor_cores.in_use is False
+        assert "(no_tensor_cores): this CPU has no matrix unit" in mp.tensor_cores.message
+
+
+def bf16():
+    return PrecisionPlan(target="bf16")
 
 
 def test_the_cause_is_named_as_a_warning(monkeypatch, caplog):

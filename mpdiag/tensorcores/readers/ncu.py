@@ -45,6 +45,9 @@ class NcuTrace:
             raise DamagedTrace(message)
         kernels = self._long if "Metric Name" in header else self._wide
         found = list(kernels(header, table))
+        if not found:
+            message = f"{self._path} holds a header of ncu and no kernel: record it again"
+            raise DamagedTrace(message)
         if len(found) == len(flops) == 1:
             found = [found[0]._replace(flops=flops[0])]
         yield from found
@@ -70,9 +73,6 @@ class NcuTrace:
                 counters[metric] = value * _HERTZ.get(unit.lower(), 1.0)
         if current:
             yield Kernel(name, 0.0, duration, counters=counters)
-        else:
-            message = f"{self._path} holds a header of ncu and no kernel: record it again"
-            raise DamagedTrace(message)
         if short:
             self.problems.append(f"{short} rows of the table are incomplete and were left out")
 

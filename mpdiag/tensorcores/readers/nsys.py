@@ -53,9 +53,9 @@ class NsysTrace:
         columns = _columns(base, _KERNELS)
         node = "k.graphNodeId" if "graphNodeId" in columns else "NULL"
         # shortName has lost the template arguments, which say what ran.
-        query = (
-            "SELECT s.value, k.start, k.end, k.deviceId, k.streamId, k.correlationId, "
-            f"{node} FROM {_KERNELS} k LEFT JOIN StringIds s ON s.id = k.demangledName"
+        query = (  # our own words alone
+            f"SELECT s.value, k.start, k.end, k.deviceId, k.streamId, k.correlationId, {node} "  # noqa: S608
+            f"FROM {_KERNELS} k LEFT JOIN StringIds s ON s.id = k.demangledName"
         )
         lost = 0
         for name, start, end, device, stream, correlation, graph in base.execute(query):
@@ -107,7 +107,7 @@ def _devices(base: sqlite3.Connection, tables: set[str]) -> dict[int, DeviceFact
             column("totalMemory"),
         )
     )
-    found = {}
+    found: dict[int, DeviceFacts] = {}
     for row in base.execute(f"SELECT {fields} FROM TARGET_INFO_GPU"):  # noqa: S608 - our own words
         index, name, major, minor, processors, memory = row
         whole = isinstance(major, int) and isinstance(minor, int)

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 LONGEST_FIELD = 1 << 20
+"""Characters; a quote that is never closed makes a field of all that follows."""
 _TO_US = {"s": 1e6, "second": 1e6, "ms": 1e3, "msecond": 1e3, "us": 1.0, "µs": 1.0, "usecond": 1.0}
 _TO_US |= {"ns": 1e-3, "nsecond": 1e-3, "sec": 1e6, "msec": 1e3, "usec": 1.0, "nsec": 1e-3}
 
@@ -19,15 +20,12 @@ def rows(path: Path) -> Iterator[list[str]]:
     """The rows of a CSV file; lines that tools print between them (``==PROF==``) are left out."""
     csv.field_size_limit(LONGEST_FIELD)
     with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
-        lines = (line.replace("\0", "") for line in file if not line.startswith("=="))
-        reader = csv.reader(lines)
-        while True:
-            try:
-                yield next(reader)
-            except StopIteration:
-                return
-            except csv.Error:
-                continue
+        lines = (
+            line.replace("\0", "")
+            for line in file
+            if not line.startswith("==") and len(line) < LONGEST_FIELD
+        )
+        yield from csv.reader(lines)
 
 
 def number(text: str) -> float | None:

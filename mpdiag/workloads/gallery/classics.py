@@ -25,11 +25,14 @@ class ConvNet(nn.Module):
 
     def __init__(self, norm: str, *, depthwise: bool = False, gate: bool = False) -> None:
         super().__init__()
-        kinds = {"batch": nn.BatchNorm2d, "group": lambda c: nn.GroupNorm(4, c)}
+
+        def normalisation(channels: int) -> nn.Module:
+            return nn.BatchNorm2d(channels) if norm == "batch" else nn.GroupNorm(4, channels)
+
         self.conv1 = nn.Conv2d(1, 16, 3, padding=1)
-        self.norm1 = kinds[norm](16)
+        self.norm1 = normalisation(16)
         self.conv2 = nn.Conv2d(16, 32, 3, padding=1, groups=16 if depthwise else 1)
-        self.norm2 = kinds[norm](32)
+        self.norm2 = normalisation(32)
         self.gate = nn.Linear(32, 32) if gate else None
         self.head = nn.Linear(32, 10)
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import Tensor, nn
 
@@ -38,7 +40,7 @@ class SmallSteps(nn.Module):
         push = self.field(x[:, :8])
         start = x[:, :8] + 8
         end = self.integrator(start, push)
-        return ((end - start) * 100 - y).square().mean()
+        return cast("Tensor", ((end - start) * 100 - y).square().mean())
 
 
 class Integrator(nn.Module):
@@ -75,7 +77,7 @@ class FiniteDifference(nn.Module):
         step = torch.zeros_like(x)
         step[:, 0] = h
         slope = self.slope(self.potential(x + step), self.potential(x - step), h)
-        return (slope.squeeze(-1) - y).square().mean()
+        return cast("Tensor", (slope.squeeze(-1) - y).square().mean())
 
 
 class Slope(nn.Module):

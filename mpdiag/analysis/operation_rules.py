@@ -1,0 +1,467 @@
+"""Rules over operation records: which operations must stay in FP32, each with its numbers.
+
+A rule looks at what a tensor *held* in the FP32 recording and at the precision it *would be stored
+in* (see ``operation_graph``). Only what happens in storage counts: a Tensor Core, and PyTorch's
+reductions on every device, add in FP32 whatever they read, so the length of a sum is no fault by
+itself; its stored result may be.
+
+* ``overflow``: a result leaves the format's range (products, powers, sums, exponentials, norms).
+* ``mask-fill``: a number the format cannot hold is filled in.
+* ``vanishing``: values become 0 that are divided by, or whose logarithm or root is taken: an
+  epsilon of 1e-8, a variance of 1e-9.
+* ``cancellation``: a difference of nearly equal numbers is mostly rounding error.
+* ``swallowed``: small numbers are added to one so large that they leave it as it was: in a running
+  sum, or before a logarithm.
+* ``gradient-overflow``: a backward operation leaves the range at the plan's loss scale.
+
+An operation is *covered* where the policy computes it in FP32 anyway.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from mpdiag.analysis.operation_graph import StepGraph, in_fp32, split, stored_low
+from mpdiag.precision_lists import LISTS, policy_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from mpdiag.formats import FloatFormat
+    from mpdiag.operation_records import Operation, TensorRecord
+
+Code = Literal[
+    "overflow", "mask-fill", "vanishing", "cancellation", "swallowed", "gradient-overflow"
+]
+
+WRONG = 0.1
+"""A difference whose stored result is off by this share of its norm has lost its meaning."""
+SWALLOWED = 0.5
+"""So many of the additions must change nothing before a running sum is called stuck."""
+RUNNING = 8
+"""Additions in a row that make a running sum."""
+_DEPTH = 8
+
+_SINGULAR = {
+    "div": "other", "div_": "other", "reciprocal": "self", "rsqrt": "self", "rsqrt_": "self",
+    "log": "self", "log2": "self", "log10": "self", "sqrt": "self", "sqrt_": "self",
+}  # fmt: skip
+_SUMS = frozenset({"add", "add_", "sub", "sub_", "rsub"})
+_LOGARITHMS = frozenset({"log", "log2", "log10"})
+_FILLS = frozenset({"masked_fill", "masked_fill_", "fill", "fill_"})
+
+
+@dataclass(frozen=True)
+class OperationFinding:
+    """An operation that must stay in FP32, or be written otherwise.
+
+    Attributes:
+        code: The rule.
+        op: The operation's name, as ``fp32_operations`` takes it.
+        aten: ATen's own name.
+        module: Name of the module it is called in, None outside the models.
+        where, text: The user's line.
+        reason: One sentence with the recorded numbers.
+        fix: What to do.
+        without: What happens without it.
+        covered: The operation policy computes it in FP32 already.
+        flops_share, bytes_share: Its share of the step's operations, backward included.
+        evidence: The numbers.
+    """
+
+    code: Code
+    op: str
+    aten: str
+    module: str | None
+    where: str
+    text: str
+    reason: str
+    fix: str
+    without: str
+    covered: bool = False
+    flops_share: float = 0.0
+    bytes_share: float = 0.0
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def place(self) -> str:
+        """Module, or the line where there is none."""
+        return self.module or self.where or "(the training loop)"
+
+
+def find_operations(
+    operations: Iterable[Operation], target: FloatFormat, scale: float = 1.0
+) -> tuple[OperationFinding, ...]:
+    """The operations that cannot be stored in a format, those the policy does not cover first.
+
+    Args:
+        operations: Of one or more recorded steps, as ``Run.operations()`` gives them.
+        target: The format tensors are stored in.
+        scale: The loss scale gradients will carry.
+    """
+    merged: dict[tuple[Any, ...], OperationFinding] = {}
+    for graph in split(operations):
+        needed = _needed(graph, target, scale, policy=True)
+        everything = _needed(graph, target, scale, policy=False)
+        for index, found in {**everything, **needed}.items():
+            op = graph.operations[index]
+            flops, moved = _shares(graph, op)
+            found = replace(
+                found, covered=index not in needed, flops_share=flops, bytes_share=moved
+            )
+            if found.covered and not _by_policy(graph, op):
+                continue  # FP32 at O1 because its inputs are, as a batch of data is
+            key = (found.code, found.op, found.module, found.where)
+            known = merged.get(key)
+            if known is None or (found.covered, -_size(found)) < (known.covered, -_size(known)):
+                merged[key] = found
+    return tuple(
+        sorted(merged.values(), key=lambda f: (f.covered, -f.bytes_share - f.flops_share, f.op))
+    )
+
+
+def _size(found: OperationFinding) -> float:
+    return float(found.evidence.get("absmax") or 0.0)
+
+
+def _by_policy(graph: StepGraph, op: Operation) -> bool:
+    """Whether FP32 at O1 is the policy's doing: a listed operation, or one fed by listed ones."""
+    seen: set[int] = set()
+    waiting = [op]
+    while waiting:
+        one = waiting.pop()
+        if in_fp32(one):
+            return True
+        for t in one.inputs:
+            before = graph.producer(t)
+            if before is not None and before.index not in seen and not before.node:
+                seen.add(before.index)
+                waiting.append(before)
+    return False
+
+
+def _shares(graph: StepGraph, op: Operation) -> tuple[float, float]:
+    """An operation's share of the step's FLOPs and bytes, its backward included."""
+    own = [op, *graph.backward.get(op.index, [])]
+    flops = sum(o.flops for o in graph.operations) or 1
+    moved = sum(o.bytes for o in graph.operations) or 1
+    return sum(o.flops for o in own) / flops, sum(o.bytes for o in own) / moved
+
+
+def _needed(
+    graph: StepGraph, target: FloatFormat, scale: float, *, policy: bool
+) -> dict[int, OperationFinding]:
+    """Findings by operation; what one puts into FP32 is FP32 for the next look."""
+    found: dict[int, OperationFinding] = {}
+    while True:
+        low = stored_low(graph, policy=policy, fp32=frozenset(found))
+        new = {
+            index: finding
+            for rule in (_overflows, _vanishing, _differences, _running_sums)
+            for index, finding in rule(graph, low, target, policy)
+            if index not in found
+        }
+        if not new:
+            for index, finding in _gradients(graph, low, target, scale):
+                found.setdefault(index, finding)
+            return found
+        first = min(new)  # what it feeds may be mended with it
+        found[first] = new[first]
+        found.update({i: f for i, f in new.items() if f.code != "overflow"})
+
+
+Found = tuple[int, OperationFinding]
+
+
+# -- the rules -------------------------------------------------------------------------------------
+
+
+def _overflows(
+    graph: StepGraph, low: Mapping[int, bool], target: FloatFormat, policy: bool
+) -> Iterator[Found]:
+    for op in graph.operations:
+        if op.node:
+            continue
+        fill = _fill(op, target)
+        if fill is not None and any(low[t.tensor] for t in op.outputs):
+            yield (
+                op.index,
+                _finding(
+                    op,
+                    "mask-fill",
+                    f"it fills in {fill:g}, which {target.label} cannot hold (±{target.max:g})",
+                    f"fill with float('-inf') or torch.finfo(x.dtype).min; or {op.op} in FP32",
+                    "PyTorch refuses to convert the number, or a masked row becomes NaN",
+                    {"value": fill},
+                ),
+            )
+            continue
+        product = LISTS.get(policy_name(op.op)) == "low" and policy
+        read = [t for t in op.inputs if product and not low[t.tensor] and _over(t, target)]
+        wrote = [t for t in op.outputs if low[t.tensor] and _over(t, target)]
+        if wrote and all(graph.masked_softmax(t) for t in wrote):
+            continue
+        if read or wrote:
+            yield op.index, _overflow(op, (wrote or read)[0], target, read_only=not wrote)
+
+
+def _over(t: TensorRecord, target: FloatFormat) -> int:
+    return int(t.histogram.overflow(target).lower) if t.counted else 0
+
+
+def _fill(op: Operation, target: FloatFormat) -> float | None:
+    value = op.scalars.get("value")
+    if op.op in _FILLS and isinstance(value, (int, float)) and target.overflows(abs(value)):
+        return float(value)
+    return None
+
+
+def _overflow(
+    op: Operation, t: TensorRecord, target: FloatFormat, *, read_only: bool
+) -> OperationFinding:
+    evidence: dict[str, Any] = {
+        "absmax": t.absmax,
+        "overflow": _over(t, target),
+        "of": t.numel,
+        "largest": target.max,
+    }
+    told = f"its {'input' if read_only else 'result'} reaches {t.absmax:.3g}"
+    fix = f"{op.op} in FP32, or BF16"
+    if "highest" in op.facts and op.op.startswith("exp"):
+        evidence["highest"] = op.facts["highest"]
+        told = f"the exponent reaches {op.facts['highest']:.3g} and its result {t.absmax:.3g}"
+        fix = "subtract the maximum before exp (torch.softmax, torch.logsumexp do), or FP32"
+    elif op.reduction > 1:
+        source = op.inputs[0]
+        mean = float(source.histogram.abs_sum().value) / max(1, source.numel)
+        evidence |= {"reduction": op.reduction, "mean_magnitude": mean}
+        if op.op == "sum":
+            told = f"a sum of {op.reduction} values of about {mean:.3g} reaches {t.absmax:.3g}"
+            fix = "sum in FP32, or take the mean"
+    elif op.op in ("pow", "mul", "square", "pow_", "mul_"):
+        fix = f"{op.op} in FP32, or divide before it is squared"
+    return _finding(
+        op,
+        "overflow",
+        f"{told}, past {target.label}'s largest value {target.max:g}",
+        fix,
+        f"{_over(t, target):,} of {t.numel:,} values become infinite, and the loss NaN or Inf",
+        evidence,
+    )
+
+
+def _vanishing(
+    graph: StepGraph, low: Mapping[int, bool], target: FloatFormat, _policy: bool
+) -> Iterator[Found]:
+    for op in graph.operations:
+        name = _singular_argument(op)
+        t = op.input(name) if name else None
+        if op.node or t is None or not low[t.tensor] or not _lost(t, target):
+            continue
+        if op.op.startswith("sqrt") and not graph.backward.get(op.index):
+            continue  # the root of 0 is 0: only its slope is not finite
+        at = graph.producer(t)
+        origin = op if at is None else at
+        epsilon = _epsilon(origin, target)
+        told = (
+            f"the epsilon {epsilon:g} is 0 in {target.label}"
+            if epsilon is not None
+            else f"{_lost(t, target):,} of its {t.numel:,} values, down to {t.absmin:.3g}, are 0 in "
+            f"{target.label}"
+        )
+        evidence = {
+            "absmin": t.absmin,
+            "lost": _lost(t, target),
+            "of": t.numel,
+            "consumer": op.op,
+            "consumer_line": op.where,
+        }
+        if epsilon is not None:
+            evidence["eps"] = epsilon
+        smallest = target.smallest_normal
+        for one in _low_sources(graph, origin, low, target):
+            yield (
+                one.index,
+                _finding(
+                    one,
+                    "vanishing",
+                    f"{told}, and {op.op} follows",
+                    f"{one.op} in FP32, or an epsilon of at least {smallest:.2g}",
+                    f"{op.op} of 0 gives Inf or NaN where FP32 gave a finite number",
+                    evidence,
+                ),
+            )
+
+
+def _singular_argument(op: Operation) -> str | None:
+    if op.op in ("pow", "pow_"):
+        exponent = op.scalars.get("exponent")
+        return "self" if isinstance(exponent, (int, float)) and exponent < 0 else None
+    return _SINGULAR.get(op.op)
+
+
+def _lost(t: TensorRecord, target: FloatFormat) -> int:
+    return int(t.histogram.lost_to_zero(target).lower) if t.counted else 0
+
+
+def _epsilon(op: Operation, target: FloatFormat) -> float | None:
+    """A number added or clamped to that the format turns into 0."""
+    for name in ("other", "min"):
+        value = op.scalars.get(name)
+        if isinstance(value, float) and 0 < value <= 2.0**target.zero_exponent:
+            return value
+    return None
+
+
+def _low_sources(
+    graph: StepGraph, op: Operation, low: Mapping[int, bool], target: FloatFormat
+) -> list[Operation]:
+    """An operation and those before it that would store the vanished values themselves."""
+    found, waiting = {op.index: op}, [op]
+    while waiting and len(found) < _DEPTH:
+        for t in waiting.pop().inputs:
+            before = graph.producer(t)
+            if before is None or before.node or before.index in found:
+                continue
+            if low[t.tensor] and _lost(t, target):
+                found[before.index] = before
+                waiting.append(before)
+    return list(found.values())
+
+
+def _differences(
+    graph: StepGraph, low: Mapping[int, bool], target: FloatFormat, _policy: bool
+) -> Iterator[Found]:
+    for op in graph.operations:
+        error = op.facts.get(f"error_{target.name}")
+        ratio = op.facts.get("result_over_operand", 1.0)
+        if op.node or op.op not in _SUMS or error is None or error < WRONG or ratio > 0.5:
+            continue
+        operands = [t for t in op.inputs if low[t.tensor] and t.counted]
+        if not operands:
+            continue
+        evidence = {"error": error, "result_over_operand": ratio, "absmax": operands[0].absmax}
+        reason = (
+            f"it subtracts nearly equal numbers (the result is {ratio:.2g} of them): stored in "
+            f"{target.label}, {min(1.0, error):.0%} of the result is rounding error"
+        )
+        for one in (op, *_before(graph, operands, low)):
+            yield (
+                one.index,
+                _finding(
+                    one,
+                    "cancellation",
+                    reason,
+                    f"{one.op} in FP32, or a form without the subtraction (torch.var, centre first)",
+                    "the result is noise; a variance so computed may be 0 or negative",
+                    {**evidence, "subtraction": op.where},
+                ),
+            )
+
+
+def _before(
+    graph: StepGraph, operands: list[TensorRecord], low: Mapping[int, bool]
+) -> list[Operation]:
+    """The operations that round the operands of a difference, back to the last product."""
+    found: dict[int, Operation] = {}
+    waiting = list(operands)
+    while waiting and len(found) < _DEPTH:
+        t = waiting.pop()
+        before = graph.producer(t)
+        if before is None or before.node or before.index in found or not low[t.tensor]:
+            continue
+        found[before.index] = before
+        if LISTS.get(policy_name(before.op)) != "low":
+            waiting += [i for i in before.inputs if i.counted]
+    return list(found.values())
+
+
+def _running_sums(
+    graph: StepGraph, low: Mapping[int, bool], target: FloatFormat, _policy: bool
+) -> Iterator[Found]:
+    length: dict[int, int] = {}
+    for op in graph.operations:
+        if op.node or op.op not in _SUMS:
+            continue
+        chain = [length.get(t.producer, 0) for t in op.inputs if _same_line(graph, t, op)]
+        length[op.index] = 1 + max(chain, default=0)
+        share = op.facts.get(f"swallowed_{target.name}", 0.0)
+        stored = any(low[t.tensor] for t in op.outputs)
+        if not stored or share < SWALLOWED:
+            continue
+        readers = graph.readers.get(op.index, [])
+        logarithm = next((r for r in readers if r.op in _LOGARITHMS), None)
+        if logarithm is not None:
+            told = f"{share:.0%} of what is added is lost beside the larger operand"
+            fix = "torch.log1p(x) instead of log(1 + x), or FP32"
+            without = "the logarithm is 0 where it was small"
+        elif length[op.index] >= RUNNING:
+            told = (
+                f"the running sum (addition {length[op.index]} in a row) no longer changes in "
+                f"{share:.0%} of its elements"
+            )
+            fix = "keep the running sum in FP32, or add in pairs"
+            without = "the sum stands still"
+        else:
+            continue
+        large, small = op.outputs[0].absmax, min(t.absmax for t in op.inputs)
+        yield (
+            op.index,
+            _finding(
+                op,
+                "swallowed",
+                f"{told}: it reaches {large:.3g}, {target.label} has {target.mantissa_bits + 1} bits",
+                fix,
+                without,
+                {"swallowed": share, "absmax": large, "added": small, "length": length[op.index]},
+            ),
+        )
+
+
+def _same_line(graph: StepGraph, t: TensorRecord, op: Operation) -> bool:
+    before = graph.producer(t)
+    return before is not None and (before.file, before.line) == (op.file, op.line)
+
+
+def _gradients(
+    graph: StepGraph, low: Mapping[int, bool], target: FloatFormat, scale: float
+) -> Iterator[Found]:
+    """Backward intermediates past the range; what modules and weights see, the scale respects."""
+    for op in graph.operations:
+        if not op.node or op.forward < 0:
+            continue
+        forward = graph.operations[op.forward]
+        for t in op.outputs:
+            factor = scale if t.tensor in graph.gradients else 1.0
+            if low[t.tensor] and t.counted and target.overflows(t.absmax * factor):
+                yield (
+                    forward.index,
+                    _finding(
+                        forward,
+                        "gradient-overflow",
+                        f"its backward pass ({op.op}) reaches {t.absmax:.3g}"
+                        + (f" times the loss scale {factor:g}" if factor != 1 else ""),
+                        f"{forward.op} in FP32",
+                        "each such step is skipped, and the loss scale falls",
+                        {"absmax": t.absmax, "scale": factor, "backward": op.op},
+                    ),
+                )
+                break
+
+
+def _finding(
+    op: Operation, code: Code, reason: str, fix: str, without: str, evidence: Mapping[str, Any]
+) -> OperationFinding:
+    return OperationFinding(
+        code=code,
+        op=policy_name(op.op) if not op.op.endswith("_") else op.op,
+        aten=op.op,
+        module=op.module,
+        where=op.where,
+        text=op.code,
+        reason=reason,
+        fix=fix,
+        without=without,
+        evidence={"step": op.step, **evidence},
+    )

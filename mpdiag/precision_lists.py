@@ -1,0 +1,78 @@
+"""Which operation computes in which precision under the operation policy (level O1).
+
+Facts alone, so that the analysis, which knows no torch, can foresee what the trainer's policy
+(``training/policy.py``) will do.
+
+Sources: PyTorch's documentation of automatic mixed precision (op reference, CUDA); GTC 2019,
+*Automatic Mixed Precision for PyTorch* (white and black lists); *Mixed Precision Training*
+(section 3.3, reductions in FP32).
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+Rule = Literal["low", "fp32", "promote", "banned"]
+
+RECURRENT = frozenset(
+    "lstm gru rnn_tanh rnn_relu lstm_cell gru_cell rnn_tanh_cell rnn_relu_cell".split()
+)
+
+LOW = RECURRENT | frozenset(
+    """
+    conv1d conv2d conv3d conv_transpose1d conv_transpose2d conv_transpose3d convolution prelu
+    addmm addmv addr matmul einsum mm mv linalg_vecdot linear addbmm baddbmm bmm chain_matmul
+    linalg_multi_dot scaled_dot_product_attention
+    """.split()
+)
+FP32 = frozenset(
+    """
+    acos asin cosh erfinv exp expm1 log log10 log2 log1p reciprocal rsqrt sinh tan pow softplus
+    layer_norm native_layer_norm rms_norm group_norm norm nuclear_norm cosine_similarity
+    poisson_nll_loss cosine_embedding_loss nll_loss nll_loss2d hinge_embedding_loss kl_div
+    l1_loss smooth_l1_loss huber_loss mse_loss margin_ranking_loss multilabel_margin_loss
+    soft_margin_loss triplet_margin_loss multi_margin_loss binary_cross_entropy_with_logits dist
+    pdist cdist renorm logsumexp upsample_nearest1d upsample_nearest2d upsample_nearest3d
+    upsample_linear1d upsample_bilinear2d upsample_trilinear3d upsample_bicubic2d prod softmax
+    log_softmax cumprod cumsum sum linalg_vector_norm linalg_matrix_norm ctc_loss
+    """.split()
+)
+PROMOTE = frozenset(
+    """
+    addcdiv addcmul atan2 bilinear cross dot vdot grid_sampler index_put tensordot scatter_add
+    """.split()
+)
+BANNED = frozenset({"binary_cross_entropy"})
+
+LISTS: dict[str, Rule] = {
+    **dict.fromkeys(LOW, "low"),
+    **dict.fromkeys(FP32, "fp32"),
+    **dict.fromkeys(PROMOTE, "promote"),
+    **dict.fromkeys(BANNED, "banned"),
+}
+
+# ATen's names below autograd -> the name the policy knows them by.
+_KNOWN_AS = {
+    "_softmax": "softmax", "_safe_softmax": "softmax", "_log_softmax": "log_softmax",
+    "native_group_norm": "group_norm", "_fused_rms_norm": "rms_norm",
+    "nll_loss_forward": "nll_loss", "nll_loss2d_forward": "nll_loss2d", "_ctc_loss": "ctc_loss",
+    "_cdist_forward": "cdist", "_euclidean_dist": "cdist", "_convolution": "convolution",
+    "mkldnn_rnn_layer": "lstm", "_cudnn_rnn": "lstm", "_thnn_fused_lstm_cell": "lstm_cell",
+    "_thnn_fused_gru_cell": "gru_cell", "_prelu_kernel": "prelu",
+}  # fmt: skip
+
+# What has to be named for the policy to meet a product where a user calls it.
+CALLED_AS = {
+    "addmm": ("linear", "addmm"),
+    "mm": ("linear", "matmul", "mm"),
+    "bmm": ("matmul", "bmm"),
+    "convolution": ("conv1d", "conv2d", "conv3d", "convolution"),
+}
+
+
+def policy_name(op: str) -> str:
+    """The policy's name of an ATen operation: ``_softmax`` -> ``softmax``, ``exp_`` -> ``exp``."""
+    if op.startswith("_scaled_dot_product"):
+        return "scaled_dot_product_attention"
+    plain = _KNOWN_AS.get(op, op)
+    return plain if plain in LISTS else plain.rstrip("_") or plain

@@ -1,0 +1,115 @@
+"""What a rule about an operation needs to know and no histogram says.
+
+Each fact is measured on the operation's inputs before it runs, on their device, and read back when
+the step is over:
+
+* ``add``, ``sub``, ``rsub``: what storing operands and result in a format does to the result.
+  ``error_fp16``: ‖result in FP16 − result‖ / ‖result‖, over what stays finite; ``swallowed_fp16``:
+  share of the pairs of non-zero operands whose sum is the larger of them; both for BF16, too;
+  ``result_over_operand``: ‖result‖ / ‖larger operand‖, small where a subtraction cancels.
+* ``exp`` and its kin, softmax: ``highest``, the largest input, sign and all.
+* softmax: ``lowest_row_maximum``, over all rows the smallest of their maxima: a row below FP16's
+  range is masked everywhere.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+SUMS = frozenset({"add", "add_", "sub", "sub_", "rsub"})
+SOFTMAX = frozenset({"_softmax", "_log_softmax", "_safe_softmax"})
+EXPONENTIALS = frozenset({"exp", "exp_", "expm1", "sinh", "cosh"})
+_SAMPLE = 1 << 18
+"""Of larger tensors every n-th slice is looked at; the fact ``of`` says how many elements."""
+_FORMATS = {"fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+def measure(op: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Facts about an operation by name: floats, or tensors of one element on the device.
+
+    Args:
+        op: ATen's name.
+        arguments: Its arguments by name.
+    """
+    x = arguments.get("self")
+    if not isinstance(x, torch.Tensor) or x.numel() == 0 or not _is_plain(x):
+        return {}
+    if op in SUMS:
+        return _of_sum(op, x, arguments)
+    if op in EXPONENTIALS:
+        return {"highest": x.amax()}
+    if op in SOFTMAX:
+        rows = x.amax(int(arguments.get("dim", -1)))
+        return {"highest": rows.max(), "lowest_row_maximum": rows.min()}
+    return {}
+
+
+def _of_sum(op: str, x: torch.Tensor, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    alpha = arguments.get("alpha", 1)
+    a, b = x, arguments.get("other")
+    if isinstance(b, torch.Tensor):
+        if b.numel() == 0 or not _is_plain(b):
+            return {}
+        a, b = torch.broadcast_tensors(a, b)
+        a, b = _thinned(a).float(), _thinned(b).float()
+    elif isinstance(b, (int, float)):
+        a = _thinned(x).float()
+        b = torch.full_like(a, float(b))
+    else:
+        return {}
+    if op == "rsub":
+        a, b = b, a
+    b = b * (alpha if op.startswith("add") else -alpha)
+    exact = a + b
+    size = exact.norm()
+    both = (a != 0) & (b != 0)
+    facts: dict[str, Any] = {
+        "of": a.numel(),
+        "result_over_operand": size / torch.maximum(a.norm(), b.norm()).clamp_min(1e-38),
+    }
+    for name, dtype in _FORMATS.items():
+        low_a, low_b = a.to(dtype).float(), b.to(dtype).float()
+        low = (low_a + low_b).to(dtype).float()
+        error = torch.where(low.isfinite() & exact.isfinite(), low - exact, 0.0)
+        larger = torch.where(low_a.abs() >= low_b.abs(), low_a, low_b)
+        facts[f"error_{name}"] = error.norm() / size.clamp_min(1e-38)
+        facts[f"swallowed_{name}"] = ((low == larger) & both).sum() / both.sum().clamp_min(1)
+    return facts
+
+
+def _is_plain(x: torch.Tensor) -> bool:
+    return x.is_floating_point() and x.layout == torch.strided
+
+
+def _thinned(x: torch.Tensor) -> torch.Tensor:
+    """Every n-th slice along the longest dimension, so that a sample's size is bounded."""
+    n = -(-x.numel() // _SAMPLE)
+    if n == 1:
+        return x
+    longest = max(range(x.dim()), key=lambda i: int(x.shape[i]))
+    return x[(slice(None),) * longest + (slice(None, None, n),)]
+
+
+def read_back(facts: Sequence[dict[str, Any]]) -> list[dict[str, float]]:
+    """Facts as plain numbers, one transfer for each device; what is not finite is left out."""
+    waiting: dict[torch.device, list[tuple[dict[str, Any], str, torch.Tensor]]] = {}
+    result: list[dict[str, float]] = []
+    for one in facts:
+        plain: dict[str, float] = {}
+        result.append(plain)
+        for name, value in one.items():
+            if isinstance(value, torch.Tensor):
+                waiting.setdefault(value.device, []).append((plain, name, value))
+            else:
+                plain[name] = value
+    for entries in waiting.values():
+        stacked = torch.stack([v.detach().double().reshape(()) for *_, v in entries])
+        for (plain, name, _), value in zip(entries, stacked.tolist(), strict=True):
+            if value == value and abs(value) != float("inf"):
+                plain[name] = value
+    return result

@@ -1,0 +1,177 @@
+"""Score whatever flags operations against what training showed.
+
+::
+
+    def flags(model, batch):                 # an FP32 model in training, and its next batch
+        return {("criterion", "exp")}        # (module, operation); "" for a whole module
+
+    print(score(flags, load_truth("benchmarks/results/gallery-truth.json")))
+
+A flagger sees the model at several moments of its FP32 training, as a recording would; what it flags
+adds up. It may call ``model(*batch)``, which returns the loss; its marks on the model are its own to
+remove.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from mpdiag.errors import DamagedRun
+from mpdiag.workloads.gallery import load
+from mpdiag.workloads.gallery.exhibit import Batch, Exhibit
+
+if TYPE_CHECKING:
+    import os
+
+Flag = tuple[str, str]
+Flagger = Callable[[nn.Module, Batch], Collection[Flag]]
+MOMENTS = (0.0, 0.1, 0.5, 1.0)
+"""Shares of the training after which a flagger looks."""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One exhibit.
+
+    Attributes:
+        name: Of the exhibit.
+        needs: Whether it needs FP32 somewhere, by training.
+        flags: What was flagged.
+        covers: Whether the flagged operations include a set that training found sufficient.
+        spare: Flags that belong to no sufficient set.
+    """
+
+    name: str
+    needs: bool
+    flags: frozenset[Flag]
+    covers: bool
+    spare: int
+
+
+@dataclass(frozen=True)
+class Score:
+    """All exhibits."""
+
+    judged: tuple[Judged, ...]
+
+    @property
+    def precision(self) -> float:
+        """Of the exhibits flagged anywhere, the share that needs FP32; 1 if none was flagged."""
+        flagged = [j for j in self.judged if j.flags]
+        return _share([j.needs for j in flagged])
+
+    @property
+    def recall(self) -> float:
+        """Of the exhibits that need FP32, the share flagged anywhere."""
+        return _share([bool(j.flags) for j in self.judged if j.needs])
+
+    @property
+    def covered(self) -> float:
+        """Of the exhibits that need FP32, the share whose flags would suffice."""
+        return _share([j.covers for j in self.judged if j.needs])
+
+    @property
+    def mistakes(self) -> tuple[str, ...]:
+        """Exhibits flagged in vain, or missed."""
+        return tuple(j.name for j in self.judged if bool(j.flags) != j.needs)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            "exhibits": len(self.judged),
+            "precision": self.precision,
+            "recall": self.recall,
+            "covered": self.covered,
+            "mistakes": list(self.mistakes),
+            "flags": sum(len(j.flags) for j in self.judged),
+            "spare_flags": sum(j.spare for j in self.judged),
+        }
+
+
+def _share(answers: list[bool]) -> float:
+    return sum(answers) / len(answers) if answers else 1.0
+
+
+def load_truth(path: str | os.PathLike[str]) -> Mapping[str, Mapping[str, Any]]:
+    """What training showed, by exhibit, as ``benchmarks/gallery_truth.py`` wrote it.
+
+    Raises:
+        DamagedRun: If it is missing or unreadable.
+    """
+    try:
+        document = json.loads(Path(path).read_text(encoding="utf-8"))
+        exhibits: dict[str, Mapping[str, Any]] = document["exhibits"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        message = f"{path} holds no gallery truth ({error}): run benchmarks/gallery_truth.py"
+        raise DamagedRun(message) from error
+    return exhibits
+
+
+def flag(exhibit: Exhibit, flagger: Flagger, *, seed: int = 0) -> frozenset[Flag]:
+    """What a flagger says of an exhibit, over its FP32 training."""
+    torch.manual_seed(seed)
+    model = exhibit.model()
+    optimizer = exhibit.optimizer(model)
+    batches = exhibit.batches(seed)
+    looks = {round(share * (len(batches) - 1)) for share in MOMENTS}
+    flags: set[Flag] = set()
+    for step, batch in enumerate(batches):
+        if step in looks:
+            flags.update(flagger(model, batch))
+        optimizer.zero_grad()
+        model(*batch).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 5.0)
+        optimizer.step()
+    return frozenset(flags)
+
+
+def judge(
+    name: str, flags: Collection[Flag], truth: Mapping[str, Any], *, beyond_lists: bool = False
+) -> Judged:
+    """Hold the flags of one exhibit against its truth."""
+    sets = [[(m, op) for m, op in kept] for kept in truth.get("fixes", [])]
+    modules = [(m, "") for m in truth.get("fixing_modules", [])]
+    needs = bool(truth["needs_fp32_beyond_lists" if beyond_lists else "needs_fp32"])
+    covers = any(
+        all(_covered(one, flags) for one in kept) for kept in [*sets, *([m] for m in modules)]
+    )
+    useful = {one for kept in sets for one in kept} | set(modules)
+    spare = sum(1 for f in flags if f not in useful)
+    return Judged(name, needs, frozenset(flags), covers, spare)
+
+
+def _covered(one: Flag, flags: Collection[Flag]) -> bool:
+    """Whether a flag stands for an operation: itself, or a module around it."""
+    module, op = one
+    return any(
+        (m == module or m == "" or module.startswith(f"{m}.")) and o in (op, "") for m, o in flags
+    )
+
+
+def score(
+    flagger: Flagger,
+    truth: Mapping[str, Mapping[str, Any]],
+    names: Iterable[str] | None = None,
+    *,
+    beyond_lists: bool = False,
+) -> Score:
+    """Score a flagger.
+
+    Args:
+        flagger: From a model in FP32 training and its next batch to what should stay in FP32.
+        truth: From ``load_truth``.
+        names: Which exhibits; default: all in the truth.
+        beyond_lists: Ask for what is needed on top of the operation policy's lists; without it,
+            for what is needed where everything else is narrow.
+    """
+    chosen = list(truth) if names is None else list(names)
+    return Score(
+        tuple(judge(n, flag(load(n), flagger), truth[n], beyond_lists=beyond_lists) for n in chosen)
+    )

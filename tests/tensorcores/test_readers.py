@@ -1,0 +1,328 @@
+"""Every format yields the same records; hostile input ends in one sentence or a partial read."""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import json
+import random
+import sqlite3
+
+import pytest
+from tensorcores.traces import A100, ADD, FALLBACK, SGEMM, TENSOR, kernel, op, step, write
+
+from mpdiag.errors import DamagedTrace, InputError
+from mpdiag.tensorcores.events import Kernel, Launch, ModuleSpan, Operation
+from mpdiag.tensorcores.readers import json_stream
+from mpdiag.tensorcores.readers.recognition import read
+from mpdiag.tensorcores.readers.tables import microseconds, number
+
+
+def kernels(path):
+    trace = read(path)
+    return trace, [event for event in trace if isinstance(event, Kernel)]
+
+
+# -- torch.profiler --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+@pytest.mark.parametrize("window", [7, 100, 1 << 18])
+def test_plain_and_pretty_in_windows_of_any_size(tmp_path, monkeypatch, indent, window):
+    monkeypatch.setattr(json_stream, "WINDOW", window)
+    monkeypatch.setattr(json_stream, "LOW", window)
+    text = json.dumps({"deviceProperties": [A100], "traceEvents": step()}, indent=indent)
+    path = tmp_path / "t.json"
+    path.write_text(text, encoding="utf-8")
+    trace = read(path)
+    events = list(trace)
+    assert [type(e) for e in events].count(Kernel) == 3
+    assert [type(e) for e in events].count(Launch) == 3
+    assert [type(e) for e in events].count(Operation) == 3
+    assert (trace.problems, trace.devices[0].capability) == ([], (8, 0))
+
+
+def test_compressed_bare_array_and_devices_behind_the_events(tmp_path):
+    packed = tmp_path / "t.json.gz"
+    packed.write_bytes(gzip.compress(json.dumps({"traceEvents": step()}).encode()))
+    assert len(kernels(packed)[1]) == 3
+    bare = tmp_path / "bare"
+    bare.write_text(json.dumps(step()), encoding="utf-8")
+    assert len(kernels(bare)[1]) == 3
+    behind = tmp_path / "behind.json"
+    behind.write_text(json.dumps({"traceEvents": step(), "deviceProperties": [A100]}), "utf-8")
+    assert kernels(behind)[0].devices[0].name == A100["name"]
+
+
+def test_the_old_schema(tmp_path):
+    events = [
+        {"ph": "X", "cat": "Operator", "name": "aten::mm", "pid": 3, "tid": "3", "ts": 1, "dur": 9,
+         "args": {"Input dims": [[2, 3], [3, 4]]}},
+        {"ph": "X", "cat": "Runtime", "name": "cudaLaunchKernel", "pid": 3, "tid": "3", "ts": 5,
+         "dur": 1, "args": {"correlation": 4, "external id": 1}},
+        {"ph": "X", "cat": "Kernel", "name": SGEMM, "pid": 0, "tid": "stream 7", "ts": 9, "dur": 2,
+         "args": {"correlation": 4}},
+    ]  # fmt: skip
+    operation, launch, run = read(write(tmp_path / "t.json", events))
+    assert operation.dims == [[2, 3], [3, 4]]
+    assert operation.thread == launch.thread == (3, "3")
+    assert (run.name, run.correlation, run.duration_us) == (SGEMM, 4, 2.0)
+
+
+def test_keys_in_any_order_and_braces_in_names(tmp_path):
+    odd = op('a "brace" } and ], {"ph": "X"', 0, 5)
+    frame = op("file.py(1): f} g", 0, 5) | {"cat": "python_function"}
+    events = [odd, frame, dict(sorted(kernel(TENSOR, 1, 4).items())), kernel(ADD, 2, 1)]
+    trace = read(write(tmp_path / "t.json", events))
+    assert [e.name for e in trace] == [odd["name"], TENSOR, ADD]
+    assert trace.problems == []
+
+
+def test_the_environment_is_never_kept(tmp_path):
+    secret = "hf_VerySecretToken"
+    top = {"metadata": {"env": {"HF_TOKEN": secret}}, "HF_TOKEN": secret}
+    trace = read(write(tmp_path / "t.json", step(), **top))
+    assert secret not in repr(list(trace)) + repr(vars(trace))
+
+
+def test_a_trace_that_breaks_off_is_read_as_far_as_it_goes(tmp_path):
+    text = json.dumps({"traceEvents": step() * 50})
+    path = tmp_path / "t.json"
+    path.write_text(text[: len(text) // 2], encoding="utf-8")
+    trace, found = kernels(path)
+    assert 70 <= len(found) <= 75
+    assert any("breaks off" in problem for problem in trace.problems)
+
+
+def test_a_compressed_trace_that_breaks_off(tmp_path):
+    rng = random.Random(0)
+    events = [kernel(TENSOR, rng.getrandbits(40), rng.random()) for _ in range(3000)]
+    packed = gzip.compress(json.dumps({"traceEvents": events}).encode())
+    path = tmp_path / "t.json.gz"
+    path.write_bytes(packed[: len(packed) // 2])
+    trace, found = kernels(path)
+    assert 0 < len(found) < 3000
+    assert trace.problems
+
+
+@pytest.mark.parametrize(
+    "damaged",
+    [
+        '{"ph": "X", "cat": "kernel", "name": "a "quoted" name", "ts": 1, "dur": 2, "args": {}}',
+        '{"ph": "X", "cat": "kernel", "name": "huge", "ts": 1' + "0" * 5000 + ', "dur": 2}',
+        '{"ph": "X", "cat": "kernel", "name": "huge", "ts": 1' + "0" * 400 + ', "dur": 2}',
+        '{"ph": "X", "cat": "kernel", "name": "k", "ts": 1, "dur": -5}',
+        '{"ph": "X", "cat": "kernel", "name": "k", "ts": 1, "dur": NaN}',
+        '{"ph": "X", "cat": "kernel", "name": "k", "ts": [], "dur": 2}',
+        '{"ph": "X", "cat": "kernel", "ts": 1, "dur": 2}',
+        '{"ph": "X", "cat": "kernel", "name": ' + "[" * 5000 + "}",
+        '{"ph": "X", "cat": "kernel", "name": "k" "ts": 1}',
+        "17",
+    ],
+    ids=["quotes", "digits", "int64", "negative", "nan", "list", "nameless", "deep", "comma", "17"],
+)
+def test_a_damaged_event_is_left_out_and_counted(tmp_path, damaged):
+    whole = json.dumps(kernel(TENSOR, 1, 4))
+    path = tmp_path / "t.json"
+    path.write_text(f'{{"traceEvents": [{whole}, {damaged}, {whole}]}}', encoding="utf-8")
+    trace, found = kernels(path)
+    assert [k.name for k in found] == [TENSOR, TENSOR]
+    assert any("damaged" in problem for problem in trace.problems)
+
+
+def test_bytes_that_are_no_text(tmp_path):
+    text = json.dumps({"traceEvents": [kernel("name XX", 1, 4)]}).encode()
+    path = tmp_path / "t.json"
+    path.write_bytes(text.replace(b"XX", b"\xff\xfe"))
+    assert kernels(path)[1][0].name == "name \ufffd\ufffd"
+
+
+def test_huge_correlations_and_odd_arguments_do_no_harm(tmp_path):
+    events = [
+        kernel(TENSOR, 1, 4) | {"args": {"correlation": 10**30, "device": {"a": 1}}},
+        kernel(TENSOR, 2, 4) | {"args": "none"},
+        op("aten::mm", 0, 5, **{"Input Dims": "x", "Sequence number": 2**70}),
+    ]
+    found = list(read(write(tmp_path / "t.json", events)))
+    assert [e.correlation for e in found[:2]] == [None, None]
+    assert (found[2].dims, found[2].sequence) == ([], -1)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"", b"  \n", b"{", b"[", b"{}", b'{"traceEvents": ', b'{"a": 1}', b"hello", b"\x1f\x8b",
+        b"\x1f\x8bgarbage", b"SQLite format 3\0garbage", b'"ID","Kernel Name"\n', b"==PROF== x\n",
+        b'"Type","Name"\n', b"NVIDIA Nsight Systems report", b'{"traceEvents": 5}', b"\x00" * 100,
+    ],
+)  # fmt: skip
+def test_what_is_no_trace_ends_in_one_sentence(tmp_path, content):
+    path = tmp_path / "t"
+    path.write_bytes(content)
+    with pytest.raises(DamagedTrace, match=str(path)) as caught:
+        list(read(path))
+    assert "\n" not in str(caught.value)
+
+
+def test_there_is_no_such_trace(tmp_path):
+    with pytest.raises(InputError, match="there is no trace"):
+        read(tmp_path / "nowhere.json")
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_random_damage_is_survived(tmp_path, seed):
+    rng = random.Random(seed)
+    raw = bytearray(json.dumps({"deviceProperties": [A100], "traceEvents": step() * 5}).encode())
+    for _ in range(20):
+        raw[rng.randrange(len(raw))] = rng.randrange(256)
+    path = tmp_path / "t.json"
+    path.write_bytes(b"{" + raw[1:])
+    with contextlib.suppress(InputError):  # anything else is a failure
+        list(read(path))
+
+
+def test_modules(tmp_path):
+    event = op("nn.Module: Linear_0", 0, 5) | {"cat": "python_function"}
+    first, *_ = read(write(tmp_path / "t.json", [event, step()[0]]))
+    assert first == ModuleSpan("Linear_0", 0, 5, (7, 1))
+
+
+# -- nsys ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def export(tmp_path):
+    path = tmp_path / "report.sqlite"
+    base = sqlite3.connect(path)
+    base.executescript(
+        """
+        CREATE TABLE StringIds (id INTEGER, value TEXT);
+        CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start INTEGER, end INTEGER, deviceId INTEGER,
+            streamId INTEGER, correlationId INTEGER, demangledName INTEGER, shortName INTEGER);
+        CREATE TABLE CUPTI_ACTIVITY_KIND_RUNTIME (start INTEGER, end INTEGER, globalTid INTEGER,
+            correlationId INTEGER, nameId INTEGER);
+        CREATE TABLE GPU_METRICS (timestamp INTEGER, typeId INTEGER, metricId INTEGER, value INTEGER);
+        CREATE TABLE TARGET_INFO_GPU_METRICS (typeId INTEGER, metricId INTEGER, metricName TEXT);
+        INSERT INTO TARGET_INFO_GPU_METRICS VALUES (1, 2, 'Tensor Active [Throughput %]'),
+            (1, 3, 'SM Active');
+        INSERT INTO GPU_METRICS VALUES (0, 1, 2, 40), (1, 1, 2, 20), (2, 1, 3, 99);
+        INSERT INTO StringIds VALUES (1, 'volta_sgemm_64x64_tn'), (2, 'Kernel2'),
+            (3, 'cudaLaunchKernel_v7000');
+        INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES (1000, 5000, 0, 7, 11, 1, 2),
+            (1000, NULL, 0, 7, 12, 1, 2), (9000, 10000, 0, 7, 13, 99, 2);
+        INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME VALUES (500, 600, 5, 11, 3);
+        """
+    )
+    base.commit()
+    base.close()
+    return path
+
+
+def test_nsys_takes_the_demangled_name(export):
+    trace = read(export)
+    first, nameless, launch = trace
+    assert (first.name, first.start_us, first.duration_us) == ("volta_sgemm_64x64_tn", 1.0, 4.0)
+    assert nameless.name == "a kernel without a name"
+    assert (launch.correlation, launch.start_us) == (11, 0.5)
+    assert trace.tensor_active == pytest.approx(0.30)
+    assert trace.problems == ["1 kernels have no times and were left out"]
+
+
+def test_nsys_is_opened_for_reading_only(export):
+    before = export.read_bytes()
+    export.chmod(0o400)
+    list(read(export))
+    assert export.read_bytes() == before
+    assert [p.name for p in export.parent.iterdir()] == [export.name]
+
+
+# -- ncu and nvprof --------------------------------------------------------------------------------
+
+
+def ncu_row(run, name, metric, unit, value):
+    words = (run, "1", "python", "host", name, "1", "7", "(1, 1, 1)", "(1, 1, 1)", "0", "9.0")
+    return ",".join(
+        f'"{w}"' for w in (*words, "Command line profiler metrics", metric, unit, value)
+    )
+
+
+NCU_HEAD = (
+    '==PROF== Connected to process 1\n"ID","Process ID","Process Name","Host Name","Kernel Name",'
+    '"Context","Stream","Block Size","Grid Size","Device","CC","Section Name","Metric Name",'
+    '"Metric Unit","Metric Value"\n'
+)
+
+
+def test_ncu_counters(tmp_path):
+    path = tmp_path / "ncu.csv"
+    counter = "sm__inst_executed_pipe_tensor.sum"
+    rows = [
+        ncu_row("0", FALLBACK, counter, "inst", "1,048,576"),
+        ncu_row("0", FALLBACK, "gpu__time_duration.sum", "nsecond", "12,345"),
+        "==PROF== in between",
+        ncu_row("1", SGEMM, counter, "inst", "0"),
+        ncu_row("1", SGEMM, "gpu__time_duration.sum", "usecond", "2.5"),
+    ]
+    path.write_text(NCU_HEAD + "\n".join(rows), encoding="utf-8")
+    trace, (first, second) = kernels(path)
+    assert (first.name, first.duration_us, first.counters[counter]) == (FALLBACK, 12.345, 1048576)
+    assert (second.duration_us, second.counters[counter]) == (2.5, 0)
+    assert trace.devices[0].capability == (9, 0)
+
+
+def test_ncu_raw_page(tmp_path):
+    path = tmp_path / "ncu.csv"
+    counter = "sm__inst_executed_pipe_tensor.sum"
+    path.write_text(
+        f'"ID","Kernel Name","CC","{counter}","gpu__time_duration.sum"\n'
+        f'"","","","inst","us"\n"0","{TENSOR}","8.0","7","3.5"\n',
+        encoding="utf-8",
+    )
+    _, (only,) = kernels(path)
+    assert (only.name, only.duration_us, only.counters) == (TENSOR, 3.5, {counter: 7.0})
+
+
+def test_nvprof_trace(tmp_path):
+    path = tmp_path / "nvprof.csv"
+    path.write_text(
+        "==42== NVPROF is profiling process 42, command: python\n==42== Profiling result:\n"
+        '"Start","Duration","Grid X","Device","Stream","Name","Correlation_ID"\n'
+        "ms,us,,,,,\n"
+        '1.5,20.5,1,"Tesla V100-SXM2-16GB (0)","7","volta_h884gemm_128x128_ldg8_nn [117]",117\n'
+        '1.6,3.0,,"Tesla V100-SXM2-16GB (0)","7","[CUDA memcpy HtoD]",118\n',
+        encoding="utf-8",
+    )
+    _, (only,) = kernels(path)
+    assert (only.name, only.start_us) == ("volta_h884gemm_128x128_ldg8_nn", 1500)
+    assert only.duration_us == 20.5
+
+
+def test_nvprof_summary(tmp_path):
+    path = tmp_path / "nvprof.csv"
+    path.write_text(
+        '==42== Profiling result:\n"Type","Time(%)","Time","Calls","Avg","Min","Max","Name"\n'
+        ",%,ms,,us,us,us,\n"
+        '"GPU activities",90.0,1.25,50,25,20,30,"volta_sgemm_128x64_nn"\n'
+        '"API calls",10.0,9.0,50,25,20,30,"cudaLaunchKernel"\n',
+        encoding="utf-8",
+    )
+    _, (only,) = kernels(path)
+    assert (only.name, only.duration_us, only.calls) == ("volta_sgemm_128x64_nn", 1250, 50)
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1,234,567", 1234567), ("1.234.567", 1234567), ("1,5", 1.5), ("1,234", 1234),
+        ("1.234,5", 1234.5), ("1,234.5", 1234.5), ("12 345", 12345), ("3.5e2", 350),
+        ("1 234", 1234), ("x", None), ("", None), ("inf", None), ("nan", None),
+    ],
+)  # fmt: skip
+def test_numbers_of_many_locales(text, value):
+    assert number(text) == value
+
+
+def test_units():
+    assert microseconds("1.5", "msecond") == 1500
+    assert microseconds("1.5", "fortnight") is None
+    assert microseconds("-1", "us") is None
