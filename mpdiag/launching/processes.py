@@ -116,6 +116,14 @@ def launch(arguments: Sequence[str]) -> int:
 # -- processes that a script starts ----------------------------------------------------------------
 
 
+_watching: list[tuple[int, Callable[[], None]]] = []
+
+
+def abandon_in_children(abandon: Callable[[], None]) -> None:
+    """Call this first in a forked child that is watched itself: it has inherited the hooks here."""
+    _watching.append((os.getpid(), abandon))
+
+
 class Refusal(BaseException):
     """A script cannot be trained safely; no ``except Exception`` of its own keeps it going."""
 
@@ -129,6 +137,10 @@ class _Followed:
         self.settings = settings
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        for process, abandon in _watching:
+            if process != os.getpid():
+                abandon()
+        _watching.clear()
         finish = self.watch(self.settings)
         state = "failed"
         try:

@@ -137,6 +137,14 @@ class Watch:
 
         self._discovery = Discovery(self)
         self._discovery.attach()
+        processes.abandon_in_children(self.abandon)
+
+    def abandon(self) -> None:
+        """In a forked child: take no part any more, and write nothing."""
+        self._state = "abandoned"
+        if self._discovery is not None:
+            self._discovery.detach()
+        self._recorder = None
 
     def close(self, state: str) -> None:
         """Stop, whatever has happened; the first word about the state counts."""

@@ -144,6 +144,16 @@ class Drive:
         self._patches.install()
         self._discovery = Discovery(self)
         self._discovery.attach()
+        processes.abandon_in_children(self.abandon)
+
+    def abandon(self) -> None:
+        """In a forked child: take no part any more, and write nothing."""
+        self._over = True
+        if self._discovery is not None:
+            self._discovery.detach()
+        if self._patches is not None:
+            self._patches.release()
+        self.sessions = []
 
     def finish(self, state: str) -> None:
         """Give everything back; twice does no harm."""

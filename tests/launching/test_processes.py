@@ -79,6 +79,38 @@ def test_spawned_processes_are_recorded(real, tmp_path):
     assert set(run.frame()["rank"]) == {0, 1}
 
 
+FORKED = """
+import multiprocessing, torch
+
+def train(seed):
+    torch.manual_seed(seed)
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).square().mean().backward()
+        optimizer.step()
+
+if __name__ == "__main__":
+    train(0)
+    child = multiprocessing.get_context("fork").Process(target=train, args=(1,))
+    child.start()
+    child.join()
+    raise SystemExit(child.exitcode)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+def test_a_forked_process_has_a_run_of_its_own(zygote, tmp_path):
+    (tmp_path / "forked.py").write_text(FORKED)
+    done = zygote("mpdiag", "record", "--out", "run", "--", "forked.py", cwd=tmp_path)
+    assert done.code == 0, done.err
+    for name in ("run", "run-2"):
+        run = open_run(tmp_path / name)
+        assert run.meta["state"] == "complete"
+        assert run.meta["steps_recorded"] == 3
+
+
 @pytest.mark.skipif(os.name != "posix", reason="signals as POSIX has them")
 def test_a_killed_rank_is_named_and_the_others_records_survive(tmp_path):
     """Rank 1 kills itself in step 25; rank 0 fails in the next collective, and closes its run."""
