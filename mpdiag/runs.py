@@ -345,6 +345,17 @@ class Run:
             raise DamagedRun(_damaged(paths[0], error)) from error
         return rows
 
+    def rank_metas(self) -> dict[int, Mapping[str, Any]]:
+        """What each rank says of itself, as in ``meta.json``; ranks without a word are missing."""
+        found = {int(self.meta.get("rank") or 0): self.meta}
+        for path in sorted((self.folder / "ranks").glob("rank*.json")):
+            try:
+                meta = json.loads(path.read_text(encoding="utf-8"))
+                found[int(meta["rank"])] = meta
+            except (OSError, ValueError, KeyError, TypeError):  # noqa: PERF203
+                continue  # a rank that left no readable word is one that says nothing
+        return found
+
     def _why_empty(self) -> str:
         state = self.meta.get("state")
         if state == "recording":

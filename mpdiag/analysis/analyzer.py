@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpdiag.analysis.findings import Finding
+from mpdiag.analysis.fleet import about_ranks
 from mpdiag.analysis.format_advice import advise_layers, summarise_formats
 from mpdiag.analysis.fp32_operations import (
     CLOSE,
@@ -309,7 +310,7 @@ def _about_operations(operations: tuple[OperationFinding, ...]) -> list[Finding]
 
 
 def _about_recording(run: Run) -> list[Finding]:
-    found = []
+    found = [*about_ranks(run)]
     steps = int(run.meta.get("steps_recorded") or 0)
     if 0 < steps < FEW_STEPS:
         found.append(

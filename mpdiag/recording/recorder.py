@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 import warnings
 import weakref
 from collections.abc import Mapping, Sequence
@@ -47,6 +48,8 @@ if TYPE_CHECKING:
 Optimizers = Optimizer | Sequence[Optimizer] | None
 Adopted = tuple[torch.nn.Module, torch.nn.Module | None]
 _MAX_FAILURES = 20
+WORD_SECONDS = 5.0
+"""Of several ranks each writes what it has at least this often."""
 
 
 def record(
@@ -143,6 +146,7 @@ class Recorder:
         self._ending = False
         self._looked_for_scalers = False
         self._begun_forwards = 0
+        self._written_at = time.monotonic()
         try:
             self._writer = RunWriter(
                 folder, rank=self._rank, world_size=self._world, overwrite=overwrite
@@ -313,7 +317,7 @@ class Recorder:
                 self._accumulating = len(self._backwards) > 1
                 self.step += 1
                 self._begin_step()
-                if observer.ledger.due:
+                if observer.ledger.due or self._silent_for_long():
                     observer.ledger.flush()
                     self._write_meta(observer.ledger, modules=True)
                 return
@@ -323,6 +327,10 @@ class Recorder:
             self._stop("ending a step", error)
         self.step += 1
         self._begin_step()
+
+    def _silent_for_long(self) -> bool:
+        """One of several processes may be killed any time: its last word must not be old."""
+        return self._world > 1 and time.monotonic() - self._written_at > WORD_SECONDS
 
     def _watch_operations(self) -> OperationWatch | None:
         """What records operations, unless nobody wants them, or a compiler has taken them over."""
@@ -391,6 +399,7 @@ class Recorder:
     def _write_meta(self, ledger: Ledger | None = None, *, modules: bool = False) -> None:
         if self._writer is None:
             return
+        self._written_at = time.monotonic()
         if modules:
             self._writer.write_modules(self._subjects.rows())
         roots = self._subjects.roots
