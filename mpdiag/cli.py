@@ -102,11 +102,26 @@ def demo(
     record_only: Annotated[
         bool, typer.Option("--record-only", help="Stop after the analysis.")
     ] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Every workload, every way, several seeds: a table.")
+    ] = False,
+    only: Annotated[
+        list[str] | None, typer.Option(help="With --all: only this workload; may be repeated.")
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="With --all: how many, from 0.")] = 3,
+    as_json: JsonOption = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="With --all: as Markdown.")] = False,
 ) -> None:
     """Try it: record in FP32, analyze, train by the plan, compare. Takes a minute or two."""
     # Threads that wait sleep instead of spinning: on a busy machine that is five times as fast. It
     # is read when torch is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    if everything:
+        from mpdiag.demo_all import run_table, show_table
+
+        rows = run_table(folder, only=only or (), seeds=seeds, steps=steps)
+        show_table(rows, folder, as_json=as_json, markdown=markdown)
+        return
     from mpdiag.demo import run_demo
 
     run_demo(

@@ -53,7 +53,7 @@ FLOORS = {
     "views": [["reports"]],
     "workloads": [["workloads"]],
     "bridges": [["integrations"]],
-    "doors": [["cli", "__main__", "demo", "demo_search", "dashboard"]],
+    "doors": [["cli", "__main__", "demo", "demo_all", "demo_search", "dashboard"]],
 }
 
 ROOMS = {

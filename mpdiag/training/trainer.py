@@ -75,6 +75,8 @@ class MixedPrecision(Stepping):
         process_group: The ranks that must agree; default: all.
         check_tensor_cores: After the first steps on a GPU, profile one and log whether Tensor Cores
             are in use, with the cause if not; the answer is ``tensor_cores``.
+        fp16_accumulation: Add up matrix products in FP16, as no Tensor Core need do: an ablation,
+            emulated only.
         names: What the models' names begin with in the plan, one for each model; default: nothing.
 
     Raises:
@@ -102,6 +104,7 @@ class MixedPrecision(Stepping):
         max_skips: int = 8,
         process_group: Any = None,
         check_tensor_cores: bool = True,
+        fp16_accumulation: bool = False,
         names: Sequence[str] = (),
     ) -> None:
         self.plan = plan if isinstance(plan, PrecisionPlan) else PrecisionPlan.load(plan)
@@ -124,6 +127,9 @@ class MixedPrecision(Stepping):
         refuse_low_precision(models)
         device = arguments.device_of(models)
         self.backend = arguments.choose_backend(backend, precision, device, models)
+        if fp16_accumulation and self.backend != "emulated":
+            message = "fp16_accumulation is emulated: it needs FP16 and backend='emulated'"
+            raise UsageError(message)
         wrapped = Wrapped(models, optimizers, precision, device.type, names)
         try:
             wrapped.apply(self.plan, fp32_modules, overrides)
@@ -139,7 +145,7 @@ class MixedPrecision(Stepping):
             precision,
             scaler,
             wrapped,
-            Emulation() if self.backend == "emulated" else None,
+            Emulation(low_sums=fp16_accumulation) if self.backend == "emulated" else None,
             device=device,
             max_skips=max_skips,
             group=process_group,
