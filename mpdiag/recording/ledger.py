@@ -166,6 +166,11 @@ class Ledger:
         """Forget the open step."""
         self._open = {}
 
+    @property
+    def on_host(self) -> bool:
+        """Whether all counting is done by the host, which then waits for it."""
+        return all(device.type == "cpu" for device in self._rows)
+
     def set_scale(self, kind: Kind, scale: Any) -> None:
         """Say that the open step's totals of this kind carry a loss scale (fused optimizers)."""
         for subject, entry in self._open.items():

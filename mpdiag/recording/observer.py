@@ -68,6 +68,7 @@ def guarded(where: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
             try:
                 with (
                     self.lock,
+                    self.governor,
                     torch.no_grad(),
                     torch._C.DisableTorchFunctionSubclass(),
                     self.unrecorded(),
@@ -89,6 +90,7 @@ class Observer:
         optimizers: The optimizers to watch.
         ledger: Where counts go.
         steps: Who is told how training proceeds.
+        governor: Who measures what hooks cost.
 
     Attributes:
         active: Whether hooks do anything at all.
@@ -101,6 +103,7 @@ class Observer:
         optimizers: Sequence[Optimizer],
         ledger: Ledger,
         steps: Steps,
+        governor: AbstractContextManager[None],
     ) -> None:
         self.subjects = subjects
         self.ledger = ledger
@@ -124,6 +127,7 @@ class Observer:
         self._unstepped: dict[int, Any] = {}  # hooks of parameters that no optimizer steps
         self._wrappers: set[int] = set()
         self.operations: OperationWatch | None = None
+        self.governor = governor
         self._averaged: set[int] = set()  # parameters whose copies DDP keeps equal on all ranks
 
     def unrecorded(self) -> AbstractContextManager[None]:

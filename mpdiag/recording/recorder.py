@@ -18,6 +18,7 @@ called again.
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 import time
@@ -33,7 +34,8 @@ from mpdiag import environment
 from mpdiag.errors import UsageError
 from mpdiag.operation_records import encode as encode_operations
 from mpdiag.places import place
-from mpdiag.recording.cadence import Cadence
+from mpdiag.recording.cadence import BUDGET, SPARSE_EVERY, Cadence
+from mpdiag.recording.governor import Governor
 from mpdiag.recording.grad_scaler import ScalerWatch
 from mpdiag.recording.ledger import Ledger
 from mpdiag.recording.names import Models, Subjects, subjects
@@ -44,6 +46,10 @@ from mpdiag.runs import RunWriter, now
 if TYPE_CHECKING:
     from pathlib import Path
     from types import TracebackType
+
+    from mpdiag.recording.governor import Clock
+
+logger = logging.getLogger("mpdiag")
 
 Optimizers = Optimizer | Sequence[Optimizer] | None
 Adopted = tuple[torch.nn.Module, torch.nn.Module | None]
@@ -61,6 +67,7 @@ def record(
     include: str | None = None,
     exclude: str | None = None,
     max_steps: int | None = None,
+    budget: float | None = BUDGET,
     operations: int = DEFAULT,
     overwrite: bool = False,
 ) -> Recorder:
@@ -78,6 +85,9 @@ def record(
         include: Regular expression: record only modules and parameters whose name it matches.
         exclude: Regular expression: leave out those whose name it matches.
         max_steps: Record so many steps, then let training go on alone.
+        budget: Share of step time that recording may take. The recorder measures itself, and once
+            it has cost 10 seconds it records 2, 4, 8 … times fewer steps if it takes more; None
+            never does, and neither does ``every``.
         operations: In so many of the recorded steps (the first ones from steps 0, 10, 100 … on),
             record every operation too: what it reads and writes, its module, its line of code.
         overwrite: Replace a run that lies in the folder already.
@@ -87,7 +97,7 @@ def record(
         RunExists: If the folder holds a run and ``overwrite`` is False.
     """
     optimizers = _optimizers(optimizer)
-    cadence = Cadence(every, max_steps)
+    cadence = Cadence(every, max_steps, budget)
     if type(operations) is not int or operations < 0:
         message = f"operations must be a number of steps, 0 or more, not {operations!r}"
         raise UsageError(message)
@@ -117,6 +127,7 @@ class Recorder:
         overwrite: bool = False,
         script: str | None = None,
         operations: int = 0,
+        clock: Clock = time.perf_counter,
     ) -> None:
         self.folder = folder
         self._script = script
@@ -147,6 +158,8 @@ class Recorder:
         self._looked_for_scalers = False
         self._begun_forwards = 0
         self._written_at = time.monotonic()
+        budget = cadence.budget if cadence.every is None else None
+        self._governor = Governor(budget, SPARSE_EVERY, clock)
         try:
             self._writer = RunWriter(
                 folder, rank=self._rank, world_size=self._world, overwrite=overwrite
@@ -177,7 +190,7 @@ class Recorder:
         if self._writer is None or self._observer is not None or self._state != "recording":
             return self
         ledger = Ledger(self._writer)
-        self._observer = Observer(self._subjects, self._optimizers, ledger, self)
+        self._observer = Observer(self._subjects, self._optimizers, ledger, self, self._governor)
         self._observer.operations = self._watch_operations()
         try:
             self._observer.attach()
@@ -211,6 +224,8 @@ class Recorder:
             self._write_meta(observer.ledger, modules=True)
         except Exception as error:  # noqa: BLE001
             self.failed("finishing the run folder", error)
+        if self._governor.changes:
+            logger.warning("recording into %s: %s", self.folder, self._governor.words())
 
     def adopt(self, models: Mapping[str, Adopted], optimizers: Sequence[Optimizer]) -> None:
         """Watch further models and optimizers from now on, in the midst of a training.
@@ -306,6 +321,15 @@ class Recorder:
         observer = self._observer
         if observer is None:
             return
+        watch, recorded = observer.operations, observer.recording
+        ordinary = watch is None or not watch.wanted
+        with self._governor:
+            self._finish_step(observer)
+        self._governor.step_ended(
+            self.step, recorded=recorded, ordinary=ordinary, waits=observer.ledger.on_host
+        )
+
+    def _finish_step(self, observer: Observer) -> None:
         self._ending = False
         self._end_operations(observer)
         try:
@@ -361,7 +385,7 @@ class Recorder:
         self._begun_forwards = 0
         self._scale, self._skipped = 1.0, False
         if self._observer is not None:
-            wanted = self._cadence.records(self.step, self.steps_recorded)
+            wanted = self._cadence.records(self.step, self.steps_recorded, self._governor.thin)
             wanted = wanted and self._observer.active
             self._observer.begin_step(self.step, wanted, self._accumulating)
             if self._observer.operations is not None:
@@ -427,6 +451,7 @@ class Recorder:
                 "cadence": {
                     "every": self._cadence.every,
                     "max_steps": self._cadence.max_steps,
+                    **self._governor.to_json(),
                     **self._filters,
                 },
                 "steps_seen": self.step,
