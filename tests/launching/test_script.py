@@ -76,7 +76,7 @@ def test_the_exit_code_is_the_scripts_own(zygote, tmp_path, ending, code, state)
 
 
 def test_a_traceback_is_pythons(zygote, tmp_path):
-    (tmp_path / "train.py").write_text(TRAIN + "\ndef fail():\n    model(3)\n\nfail()\n")
+    (tmp_path / "train.py").write_text(TRAIN + "\ndef fail():\n    {}[3]\n\nfail()\n")
     plain = zygote("python", tmp_path / "train.py", cwd=tmp_path)
     ours = zygote("mpdiag", "record", "--", tmp_path / "train.py", cwd=tmp_path)
     assert ours.code == plain.code == 1
