@@ -208,6 +208,9 @@ class Recorder:
             self._state = state
         try:
             observer.ledger.flush()
+        except Exception as error:  # noqa: BLE001 - Ctrl-C may have come in the midst of a count
+            self.failed("writing the last statistics", error)
+        try:
             self._write_meta(observer.ledger, modules=True)
         except Exception as error:  # noqa: BLE001
             self.failed("finishing the run folder", error)
