@@ -195,7 +195,10 @@ class Recorder:
         if observer is None:
             return
         # A step that was not ended counts if a backward ran in it (there may be no optimizer).
-        if observer.recording and (self._backwards or observer.ledger.has("weight_grad")):
+        # An interrupt may have fallen into the midst of a count, and its step is no whole one.
+        if state == "interrupted":
+            observer.ledger.drop_step()
+        elif observer.recording and (self._backwards or observer.ledger.has("weight_grad")):
             self._observer = observer
             self.end_step()
             self._observer = None
