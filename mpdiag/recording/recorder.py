@@ -208,7 +208,10 @@ class Recorder:
         if observer is None:
             return
         # A step that was not ended counts if a backward ran in it (there may be no optimizer).
-        if observer.recording and (self._backwards or observer.ledger.has("weight_grad")):
+        # An interrupt may have fallen into the midst of a count, and its step is no whole one.
+        if state == "interrupted":
+            observer.ledger.drop_step()
+        elif observer.recording and (self._backwards or observer.ledger.has("weight_grad")):
             self._observer = observer
             self.end_step()
             self._observer = None
@@ -221,6 +224,9 @@ class Recorder:
             self._state = state
         try:
             observer.ledger.flush()
+        except Exception as error:  # noqa: BLE001 - Ctrl-C may have come in the midst of a count
+            self.failed("writing the last statistics", error)
+        try:
             self._write_meta(observer.ledger, modules=True)
         except Exception as error:  # noqa: BLE001
             self.failed("finishing the run folder", error)
