@@ -60,7 +60,7 @@ def test_digits_are_learned(workload):
     from mpdiag.workloads.protocol import train
 
     with torch.random.fork_rng():
-        assert train(workload(), steps=100, seed=0).metric > 0.85
+        assert train(workload(), steps=100, seed=0).metric > 0.75
 
 
 @pytest.mark.parametrize("workload", [Vgg, Vit])
