@@ -18,7 +18,6 @@ from rich.console import Console
 
 from mpdiag import demo, environment, workloads
 from mpdiag.analysis.analyzer import analyze
-from mpdiag.analysis.loss_scale import NEEDED
 from mpdiag.errors import InputError, UsageError
 from mpdiag.plan import PrecisionPlan
 from mpdiag.reports import families, terminal
@@ -36,6 +35,12 @@ if TYPE_CHECKING:
     from mpdiag.training_log import TrainingLog
     from mpdiag.workloads.protocol import Workload
 
+ABLATIONS = {
+    "fp16-o2": "FP16 weights with FP32 masters",
+    "fp16-no-masters": "FP16 weights, no FP32 masters",
+    "fp16-sums": "FP16 by the plan, products summed in FP16",
+}
+"""Ways for ``benchmarks/ablations.py``, which are in no table of their own."""
 OBSERVED = ("fp16-no-scale", "fp16-plan")
 """Ways whose first seed is recorded as it trains, to count what underflows."""
 SETTINGS = "settings.json"
@@ -98,16 +103,16 @@ def run_table(
     with demo._progress(Console(stderr=True)) as progress:
         for workload in chosen:
             place = folder / workload.name
-            _settle(place, workload, steps)
+            settle(place, workload, steps)
             count = workload.default_steps if steps is None else steps
             for seed in range(seeds):
                 for way in ways_of(workload):
-                    _train(Cell(workload, place, way, seed, count), progress)
+                    train_cell(Cell(workload, place, way, seed, count), progress)
             rows.append(read_family(workload, place, count, seeds))
     return rows
 
 
-def _settle(place: Path, workload: Workload, steps: int | None) -> None:
+def settle(place: Path, workload: Workload, steps: int | None) -> None:
     """Note what the trainings of a folder share, or refuse to mix others in."""
     settings = {
         "workload": repr(workload),
@@ -129,7 +134,7 @@ def _settle(place: Path, workload: Workload, steps: int | None) -> None:
     write_json(path, settings)
 
 
-def _train(cell: Cell, progress: Progress) -> None:
+def train_cell(cell: Cell, progress: Progress) -> None:
     """One training, unless it is done."""
     if cell.log() is not None:
         return
@@ -143,20 +148,28 @@ def _train(cell: Cell, progress: Progress) -> None:
         return
     bf16 = cell.way == "bf16"
     plan = PrecisionPlan.load(cell.folder / ("plan-bf16.json" if bf16 else "plan.json"))
+    title = {**families.WAYS, **ABLATIONS}[cell.way]
     variant = demo.Variant(
-        f"{cell.workload.name} {families.WAYS[cell.way]} seed {cell.seed}",
-        cell.way,
-        {
-            "fp16-no-scale": {"loss_scale": 1.0},
-            "fp16-plan": {},
-            "bf16": {"loss_scale": 1.0},
-            "fp16-paper": {"loss_scale": cell.workload.paper_scale},
-        }[cell.way],
+        f"{cell.workload.name} {title} seed {cell.seed}", cell.way, _options(cell)
     )
     observed = cell.way in OBSERVED and cell.seed == 0
     demo._train(
         cell.workload, cell.run, cell.seed, cell.steps, plan, variant, progress, observed=observed
     )
+
+
+def _options(cell: Cell) -> Mapping[str, Any]:
+    """What a way overrides in the plan."""
+    ways: dict[str, Mapping[str, Any]] = {
+        "fp16-no-scale": {"loss_scale": 1.0},
+        "fp16-plan": {},
+        "bf16": {"loss_scale": 1.0},
+        "fp16-paper": {"loss_scale": cell.workload.paper_scale},
+        "fp16-o2": {"level": "O2"},
+        "fp16-no-masters": {"level": "O2", "master_weights": False},
+        "fp16-sums": {"fp16_accumulation": True},
+    }
+    return ways[cell.way]
 
 
 def read_family(workload: Workload, place: Path, steps: int, seeds: int) -> Family:
@@ -168,11 +181,11 @@ def read_family(workload: Workload, place: Path, steps: int, seeds: int) -> Fami
         way: [Cell(workload, place, way, seed, steps).log() for seed in range(seeds)]
         for way in ways_of(workload)
     }
-    reference = _values(workload, logs["fp32"])
+    reference = metrics_of(workload, logs["fp32"])
     sides = {"fp32": Side(reference, 0, len(reference) * steps)}
     for way, found in logs.items():
         if way != "fp32":
-            sides[way] = _side(workload, reference, found)
+            sides[way] = side_of(workload, reference, found)
     return Family(
         workload=workload.name,
         family=workload.family,
@@ -189,7 +202,7 @@ def read_family(workload: Workload, place: Path, steps: int, seeds: int) -> Fami
         upper=scale.upper,
         paper_scale=workload.paper_scale,
         worst_lost=analysis.loss_scale.worst_before,
-        onset=families.onset(analysis, NEEDED),
+        onset=families.onset(analysis),
         underflow=_underflow(analysis, place),
         in_fp32=families.in_fp32(analysis.plan),
         master_weights=masters.needed,
@@ -197,15 +210,17 @@ def read_family(workload: Workload, place: Path, steps: int, seeds: int) -> Fami
     )
 
 
-def _values(workload: Workload, logs: Sequence[TrainingLog | None]) -> tuple[float, ...]:
+def metrics_of(workload: Workload, logs: Sequence[TrainingLog | None]) -> tuple[float, ...]:
+    """The workload's metric of each training that is done."""
     metrics = [log.metric(workload.metric) for log in logs if log is not None]
     return tuple(m.value for m in metrics if m is not None)
 
 
-def _side(
+def side_of(
     workload: Workload, reference: tuple[float, ...], logs: Sequence[TrainingLog | None]
 ) -> Side:
-    values = _values(workload, logs)
+    """One way against FP32's metrics."""
+    values = metrics_of(workload, logs)
     done = [log for log in logs if log is not None]
     stopped = next((str(n["stopped"]) for log in done for n in log.notes if "stopped" in n), "")
     if not values:
