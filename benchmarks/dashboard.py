@@ -18,8 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
+from mpdiag.bundled import app_folder, sample_runs
 from mpdiag.histogram import ExponentHistogram
-from mpdiag.places import app_folder, sample_runs
 from mpdiag.records import UpdateStack, encode
 from mpdiag.runs import RunWriter
 

@@ -10,16 +10,19 @@ from __future__ import annotations
 
 import argparse
 import json
+import tempfile
 from dataclasses import replace
 from datetime import date
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
+import mpdiag
 from mpdiag.plan import LossScalePlan, PrecisionPlan
+from mpdiag.precision_lists import LISTS
 from mpdiag.searching.search import search_fp32
-from mpdiag.training import policy
 from mpdiag.training.estimate import estimate
 from mpdiag.workloads import gallery
 from mpdiag.workloads.gallery.scoring import Score, judge, load_truth, score
@@ -39,7 +42,7 @@ SHARE = 0.05
 def by_lists(model: nn.Module, batch: Batch) -> set[tuple[str, str]]:
     """Every operation that autocast's lists keep in FP32."""
     found = estimate(model, lambda: model(*batch))
-    return {(e.site.module, e.site.op) for e in found if policy.LISTS.get(e.site.op) == "fp32"}
+    return {(e.site.module, e.site.op) for e in found if LISTS.get(e.site.op) == "fp32"}
 
 
 def by_estimate(model: nn.Module, batch: Batch) -> set[tuple[str, str]]:
@@ -52,7 +55,24 @@ def by_estimate(model: nn.Module, batch: Batch) -> set[tuple[str, str]]:
     }
 
 
-FLAGGERS: dict[str, Flagger] = {"autocast's lists": by_lists, "estimate": by_estimate}
+def by_rules(model: nn.Module, batch: Batch, *, beyond_lists: bool = False) -> set[tuple[str, str]]:
+    """What ``analyze`` finds in the operation records of one step."""
+    optimizer = torch.optim.SGD(model.parameters(), 0.0)
+    with tempfile.TemporaryDirectory() as folder:
+        run = Path(folder) / "run"
+        with mpdiag.record(model, optimizer, run):
+            model(*batch).backward()
+            optimizer.step()
+        found = mpdiag.analyze(run).operations
+    return {(f.module or "", f.op) for f in found if not (beyond_lists and f.covered)}
+
+
+FLAGGERS: dict[str, tuple[Flagger, bool]] = {
+    "autocast's lists": (by_lists, False),
+    "estimate": (by_estimate, False),
+    "rules": (by_rules, False),
+    "rules, beyond the lists": (partial(by_rules, beyond_lists=True), True),
+}
 
 
 def by_search(truth: Mapping[str, Mapping[str, Any]], names: list[str]) -> tuple[Score, int]:
@@ -76,12 +96,16 @@ def main() -> None:
     parser.add_argument("--truth", type=Path, default=RESULTS / "gallery-truth.json")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--no-search", action="store_true")
+    parser.add_argument("--only", nargs="*", choices=[*FLAGGERS])
     options = parser.parse_args()
     torch.set_num_threads(1)
     truth = load_truth(options.truth)
     shown = [n for n, t in truth.items() if not t["held_back"]]
     back = [n for n in truth if n not in shown]
-    results: dict[str, Any] = {
+    results: dict[str, Any] = {}
+    if options.json and options.json.is_file():  # ways that are not tried this time stay
+        results = json.loads(options.json.read_text(encoding="utf-8"))
+    results |= {
         "date": date.today().isoformat(),
         "torch": torch.__version__,
         "exhibits": len(truth),
@@ -89,10 +113,11 @@ def main() -> None:
         "need_fp32_beyond_lists": sum(t["needs_fp32_beyond_lists"] for t in truth.values()),
     }
     print({k: v for k, v in results.items() if k not in ("date", "torch")})
-    for title, flagger in FLAGGERS.items():
+    for title in options.only or FLAGGERS:
+        flagger, beyond = FLAGGERS[title]
         results[title] = {
-            "shown": score(flagger, truth, shown).to_json(),
-            "held_back": score(flagger, truth, back).to_json(),
+            "shown": score(flagger, truth, shown, beyond_lists=beyond).to_json(),
+            "held_back": score(flagger, truth, back, beyond_lists=beyond).to_json(),
         }
         show(title, results[title])
     if not options.no_search:

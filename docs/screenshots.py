@@ -17,8 +17,8 @@ import time
 import urllib.request
 from pathlib import Path
 
+from mpdiag.bundled import sample_runs
 from mpdiag.dashboard import FOLDER_VARIABLE, server_command
-from mpdiag.places import sample_runs
 
 PAGES = {"dashboard.png": "gradients?run=ssd"}
 SIZE = {"width": 1360, "height": 1560}
@@ -70,7 +70,7 @@ def take(address: str, path: Path) -> None:
         page.screenshot(path=str(path))
         browser.close()
     with Image.open(path) as image:
-        image.convert("RGB").quantize(128, dither=Image.Dither.NONE).save(path, optimize=True)
+        image.convert("RGB").quantize(256, dither=Image.Dither.NONE).save(path, optimize=True)
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from mpdiag.analysis.comparison import compare
     from mpdiag.histogram import ExponentHistogram
     from mpdiag.plan import PrecisionPlan
+    from mpdiag.recording.first_nonfinite import find_nonfinite
     from mpdiag.recording.recorder import Recorder, record
     from mpdiag.runs import Run, list_runs, open_run
     from mpdiag.searching.search import search_fp32
@@ -39,6 +40,7 @@ _HOMES = {
     "StepResult": "mpdiag.training.steps",
     "analyze": "mpdiag.analysis.analyzer",
     "compare": "mpdiag.analysis.comparison",
+    "find_nonfinite": "mpdiag.recording.first_nonfinite",
     "list_runs": "mpdiag.runs",
     "open_run": "mpdiag.runs",
     "profile": "mpdiag.tensorcores.capture",
@@ -56,6 +58,7 @@ __all__ = [
     "__version__",
     "analyze",
     "compare",
+    "find_nonfinite",
     "list_runs",
     "open_run",
     "profile",

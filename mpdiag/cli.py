@@ -15,6 +15,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from mpdiag.errors import ExitCode, MpdiagError, UsageError
+from mpdiag.places import place
 from mpdiag.version import __version__
 
 INTERRUPTED = 130
@@ -60,7 +61,9 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-RunArgument = Annotated[Path, typer.Argument(metavar="RUN", help="The run's folder.")]
+RunArgument = Annotated[
+    Path, typer.Argument(metavar="RUN", parser=place, help="The run's folder, or its URL.")
+]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document instead.")]
 Target = Literal["fp16", "bf16", "fp8_e4m3", "fp8_e5m2"]
 Board = Literal["tensorboard", "wandb"]
@@ -99,11 +102,26 @@ def demo(
     record_only: Annotated[
         bool, typer.Option("--record-only", help="Stop after the analysis.")
     ] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Every workload, every way, several seeds: a table.")
+    ] = False,
+    only: Annotated[
+        list[str] | None, typer.Option(help="With --all: only this workload; may be repeated.")
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="With --all: how many, from 0.")] = 3,
+    as_json: JsonOption = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="With --all: as Markdown.")] = False,
 ) -> None:
     """Try it: record in FP32, analyze, train by the plan, compare. Takes a minute or two."""
     # Threads that wait sleep instead of spinning: on a busy machine that is five times as fast. It
     # is read when torch is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    if everything:
+        from mpdiag.demo_all import run_table, show_table
+
+        rows = run_table(folder, only=only or (), seeds=seeds, steps=steps)
+        show_table(rows, folder, as_json=as_json, markdown=markdown)
+        return
     from mpdiag.demo import run_demo
 
     run_demo(
@@ -213,15 +231,56 @@ def analyze(
 
 @app.command()
 def why(
-    run: RunArgument,
-    layer: Annotated[str, typer.Argument(metavar="LAYER", help="A module or parameter.")],
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN", help="The run's folder, or a skip capsule.")
+    ],
+    layer: Annotated[
+        str | None, typer.Argument(metavar="[LAYER]", help="A module or parameter of the run.")
+    ] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            metavar="PACKAGE.MODULE:FUNCTION",
+            help="For a capsule: imported and called; returns the model and a loss function.",
+        ),
+    ] = None,
+    as_json: JsonOption = False,
 ) -> None:
-    """Tell one layer's story: what is lost, when, and the fix."""
+    """Tell one layer's story, or a skipped step's. What is lost, when, and the fix."""
+    if layer is None:
+        _why_skipped(run, model, as_json)
+        return
+    if model is not None or as_json:
+        message = "--model and --json belong to a capsule: give them without LAYER"
+        raise UsageError(message)
     from mpdiag.analysis.story import explain
     from mpdiag.reports import terminal, text
 
     terminal.show(text.layer_text(explain(run, layer)))
     terminal.name_next(f"mpdiag replay {run}")
+
+
+def _why_skipped(capsule: Path, model: str | None, as_json: bool) -> None:
+    from mpdiag.reports import terminal, text
+    from mpdiag.training.capsule import is_capsule, load_capsule
+    from mpdiag.training.capsule_replay import builder_named, replay_capsule
+
+    if not is_capsule(capsule):
+        message = f"{capsule} is no skip capsule; for a run, name a LAYER too"
+        raise typer.BadParameter(message, param_hint="RUN")
+    loaded = load_capsule(capsule)
+    if model is None:
+        message = (
+            f"running the step again needs its code, a {loaded.document.get('model')}: pass "
+            "--model package.module:function, which returns the model and a loss function"
+        )
+        raise UsageError(message)
+    replayed = replay_capsule(loaded, builder_named(model))
+    if as_json:
+        terminal.show_json(replayed.to_json())
+    else:
+        terminal.show(text.skip_text(replayed.to_json(), replayed.first))
+        terminal.name_next("mpdiag compare --help")
 
 
 @app.command()
@@ -274,7 +333,7 @@ def search(
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Find the smallest set of operations that must stay in FP32, by training."""
+    """Find, by training, what must stay in FP32."""
     from mpdiag.demo_search import run_search, show_search
     from mpdiag.reports import terminal
 
@@ -383,7 +442,7 @@ def report(
         typer.Option("--output", "-o", metavar="HTML", help="Write it here; default: RUN."),
     ] = None,
 ) -> None:
-    """Write the verdict and its evidence as one HTML file."""
+    """Write verdict and evidence into one HTML file."""
     from mpdiag.reports import terminal
     from mpdiag.reports.html import write_report
 
@@ -401,7 +460,7 @@ def dashboard(
     port: Annotated[int, typer.Option(min=1, max=65535, help="Where it listens.")] = 8501,
     browser: Annotated[bool, typer.Option(help="Open it in a browser.")] = True,
 ) -> None:
-    """Look at runs in a browser, until stopped with Ctrl-C."""
+    """Look at runs in a browser."""
     from mpdiag.dashboard import serve
 
     raise typer.Exit(serve(folder, port, browser=browser))
@@ -463,7 +522,9 @@ def board(
 
 @app.command()
 def runs(
-    folder: Annotated[Path, typer.Argument(help="The folder that holds the runs.")] = Path("runs"),
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", parser=place, help="The folder that holds the runs.")
+    ] = Path("runs"),
     as_json: JsonOption = False,
 ) -> None:
     """List the runs in a folder, newest first."""

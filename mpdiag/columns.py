@@ -200,27 +200,9 @@ class Records:
         ``fp16_overflow`` is as recorded, which is the count at scale 1 for rows recorded without a
         loss scale, and a count of overflow in the scaled values for the others.
         """
-        h = ExponentHistogram.empty(groups)
-        counts = h.counts.reshape(-1)
-        weighted = np.zeros_like(counts)  # Σ count * mean byte, an integer: exact in any order
-        for some, bins, exponent, row in self._portions(group, portion):
-            exponent -= np.rint(np.log2(self.scale[some])).astype(np.int64)[row]
-            mine = group[some]
-            number = self.counts[bins].astype(np.int64)
-            below = exponent < MIN_EXPONENT  # only after unscaling: FP32 subnormals by then
-            flat = mine[row] * BINS + np.clip(exponent, MIN_EXPONENT, MAX_EXPONENT) - MIN_EXPONENT
-            if below.any():
-                np.add.at(h.subnormals, mine[row[below]], number[below])
-                number[below] = 0
-            np.add.at(counts, flat, number)
-            np.add.at(weighted, flat, number * self.means[bins])
-            for name in ("zeros", "subnormals", "infs", "nans", "fp16_overflow"):
-                np.add.at(getattr(h, name), mine, getattr(self, name)[some])
-            np.maximum.at(h.absmax, mine, self.absmax[some] / self.scale[some])
-            np.minimum.at(h.absmin, mine, self.absmin[some] / self.scale[some])
-        scales = np.exp2(np.arange(MIN_EXPONENT, MAX_EXPONENT + 1, dtype=np.float64))
-        h.sums[:] = (h.counts + weighted.reshape(h.counts.shape) / 255.0) * scales
-        return h
+        merger = Merger(groups)
+        merger.add(self, group, portion)
+        return merger.result()
 
     def _portions(
         self, group: NDArray[np.int64], portion: int
@@ -266,6 +248,51 @@ class Records:
         return h
 
 
+class Merger:
+    """Sums of rows by group, over any number of ``Records``; what it adds are integers."""
+
+    def __init__(self, groups: int) -> None:
+        self._h = ExponentHistogram.empty(groups)
+        self._weighted = np.zeros_like(self._h.counts)  # Σ count * mean byte: exact in any order
+
+    def grow(self, groups: int) -> None:
+        """Make room for more groups."""
+        more = ExponentHistogram.empty(groups - len(self._h.zeros))
+        per_group = ("counts", "sums", "absmax", "absmin", *_COUNTED)
+        joined: dict[str, Any] = {
+            n: np.concatenate([getattr(self._h, n), getattr(more, n)]) for n in per_group
+        }
+        self._h = replace(self._h, **joined)
+        self._weighted = np.concatenate([self._weighted, np.zeros_like(more.counts)])
+
+    def add(self, records: Records, group: NDArray[np.int64], portion: int = PORTION) -> None:
+        """Add rows; arguments as for ``Records.merged``."""
+        h = self._h
+        counts, weighted = h.counts.reshape(-1), self._weighted.reshape(-1)
+        for some, bins, exponent, row in records._portions(group, portion):
+            exponent -= np.rint(np.log2(records.scale[some])).astype(np.int64)[row]
+            mine = group[some]
+            number = records.counts[bins].astype(np.int64)
+            below = exponent < MIN_EXPONENT  # only after unscaling: FP32 subnormals by then
+            flat = mine[row] * BINS + np.clip(exponent, MIN_EXPONENT, MAX_EXPONENT) - MIN_EXPONENT
+            if below.any():
+                np.add.at(h.subnormals, mine[row[below]], number[below])
+                number[below] = 0
+            np.add.at(counts, flat, number)
+            np.add.at(weighted, flat, number * records.means[bins])
+            for name in _COUNTED:
+                np.add.at(getattr(h, name), mine, getattr(records, name)[some])
+            np.maximum.at(h.absmax, mine, records.absmax[some] / records.scale[some])
+            np.minimum.at(h.absmin, mine, records.absmin[some] / records.scale[some])
+
+    def result(self) -> ExponentHistogram:
+        """A stack of batch shape (groups,)."""
+        scales = np.exp2(np.arange(MIN_EXPONENT, MAX_EXPONENT + 1, dtype=np.float64))
+        self._h.sums[:] = (self._h.counts + self._weighted / 255.0) * scales
+        return self._h
+
+
+_COUNTED = ("zeros", "subnormals", "infs", "nans", "fp16_overflow")
 _NOT_PER_ROW = {"words", "offsets", "counts", "means", "ratio_offsets", "ratio_counts"}
 
 

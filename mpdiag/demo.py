@@ -7,6 +7,7 @@ by the plan. Every training leaves a run, so the figures can be looked at afterw
 from __future__ import annotations
 
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -22,14 +23,14 @@ from mpdiag.reports.demo import Outcome, demo_text
 from mpdiag.runs import free_name
 from mpdiag.training.trainer import MixedPrecision
 from mpdiag.training_log import LogWriter, Metric, TrainingStep
-from mpdiag.workloads.protocol import Session, start
+from mpdiag.workloads.protocol import mixed_step, start
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
     from mpdiag.plan import PrecisionPlan
-    from mpdiag.workloads.protocol import Batch, Workload
+    from mpdiag.workloads.protocol import Workload
 
 
 @dataclass(frozen=True)
@@ -96,14 +97,19 @@ def run_demo(
 
 
 def _record(
-    workload: Workload, run: Path, seed: int, steps: int | None, progress: Progress
+    workload: Workload,
+    run: Path,
+    seed: int,
+    steps: int | None,
+    progress: Progress,
+    title: str = "FP32, recording",
 ) -> Outcome:
     """The FP32 training, with a recorder attached."""
     session = start(workload, seed=seed, steps=steps)
-    task = progress.add_task("FP32, recording", total=session.steps, loss=0.0)
+    task = progress.add_task(title, total=session.steps, loss=0.0)
     began = time.perf_counter()
     losses: list[float] = []
-    with record(session.model, session.optimizer, run):
+    with record(session.model, list(session.optimizers), run):
         log = LogWriter(run)
 
         def advance(step: int, loss: float) -> None:
@@ -127,26 +133,20 @@ def _train(
     plan: PrecisionPlan,
     variant: Variant,
     progress: Progress,
+    *,
+    observed: bool = False,
 ) -> Outcome:
-    """One mixed-precision training from the same seed."""
+    """One mixed-precision training from the same seed; `observed`: recorded as it trains."""
     session = start(workload, seed=seed, steps=steps)
     task = progress.add_task(variant.title, total=session.steps, loss=0.0)
     losses: list[float] = []
     stopped = ""
     try:
         trainer = MixedPrecision(
-            session.model, session.optimizer, plan, run=run, **dict(variant.options)
+            session.model, session.optimizers, plan, run=run, **dict(variant.options)
         )
     except UsageError as error:
         return Outcome(variant.title, None, None, None, 0, 0, 0.0, str(error))
-
-    def take_step(held: Session, batch: Batch) -> float:
-        with trainer.autocast():
-            loss = held.workload.loss(held.model, batch)
-        result = trainer.step(loss)
-        if held.scheduler and not result.skipped:
-            held.scheduler.step()
-        return float("nan") if result.loss is None else result.loss
 
     def advance(step: int, loss: float) -> None:
         losses.append(loss)
@@ -154,10 +154,13 @@ def _train(
 
     began = time.perf_counter()
     with trainer:
-        try:
-            session.run(on_step=advance, take_step=take_step)
-        except TrainingDiverged as error:
-            stopped = str(error)
+        with record(session.model, list(session.optimizers), run) if observed else nullcontext():
+            try:
+                session.run(on_step=advance, take_step=mixed_step(trainer))
+            except TrainingDiverged as error:
+                stopped = str(error)
+        if stopped and trainer.journal is not None:
+            trainer.journal.note({"stopped": stopped})
         seconds = time.perf_counter() - began
         metric = session.evaluate()
         trainer.log_metric(workload.metric, metric, higher_is_better=workload.higher_is_better)

@@ -20,7 +20,7 @@ from mpdiag.reports import terminal
 from mpdiag.searching.search import SearchResult, search_fp32
 from mpdiag.training.trainer import MixedPrecision
 from mpdiag.workloads import gallery
-from mpdiag.workloads.protocol import start
+from mpdiag.workloads.protocol import mixed_step, start
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from mpdiag.searching.search import Train
-    from mpdiag.workloads.protocol import Batch, Session, Workload
+    from mpdiag.workloads.protocol import Workload
 
 GALLERY = "gallery/"
 
@@ -114,15 +114,7 @@ class _Subject:
         session = start(self._workload, seed=seed, steps=self._steps)
 
         def train(mp: MixedPrecision) -> float:
-            def take_step(held: Session, batch: Batch) -> float:
-                with mp.autocast():
-                    loss = held.workload.loss(held.model, batch)
-                result = mp.step(loss)
-                if held.scheduler and not result.skipped:
-                    held.scheduler.step()
-                return math.nan if result.loss is None else result.loss
-
-            session.run(take_step=take_step)
+            session.run(take_step=mixed_step(mp))
             return session.evaluate()
 
         return session.model, session.optimizer, train

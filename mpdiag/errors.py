@@ -11,6 +11,7 @@
         ├── RunNotFound
         ├── DamagedRun
         ├── DamagedPlan
+        ├── DamagedCapsule
         ├── DamagedTrace
         ├── DamagedSearch
         ├── LayerNotFound
@@ -75,6 +76,10 @@ class DamagedRun(InputError):
 
 class DamagedPlan(InputError):
     """A plan cannot be read."""
+
+
+class DamagedCapsule(InputError):
+    """A skip capsule cannot be read, or belongs to another model."""
 
 
 class DamagedTrace(InputError):

@@ -272,6 +272,37 @@ class Run:
             raise DamagedRun(self._why_empty())
         return Records.concatenate(found)
 
+    def rows(self) -> int:
+        """How many rows of statistics there are; reads the parts' footers alone.
+
+        Raises:
+            DamagedRun: If one cannot be read.
+        """
+        return sum(_rows_in(path) for path in self.parts())
+
+    def pieces(self, *, histograms: bool = True) -> Iterator[Records]:
+        """The rows some at a time, in order, for runs that outgrow memory.
+
+        Args:
+            histograms: False leaves the bins empty, and is several times faster.
+
+        Raises:
+            DamagedRun: If a part cannot be read, or there are no rows at all.
+        """
+        from mpdiag.columns import Records
+        from mpdiag.records import schema
+
+        expected, empty = schema(), True
+        for path in self.parts():
+            for table in _read_part(path, expected, histograms=histograms):
+                empty = empty and table.num_rows == 0
+                try:
+                    yield Records.from_table(table)
+                except ValueError as error:
+                    raise DamagedRun(_damaged(path, error)) from error
+        if empty:
+            raise DamagedRun(self._why_empty())
+
     def frame(self) -> pd.DataFrame:
         """Every row of statistics as a pandas DataFrame."""
         frame: pd.DataFrame = self.table().to_pandas()
@@ -293,7 +324,8 @@ class Run:
             if not _PART.fullmatch(path.name):
                 continue
             try:
-                found += decode(pq.read_table(path))
+                with _source(path) as source:
+                    found += decode(pq.read_table(source))
             except (pa.ArrowException, OSError, KeyError, ValueError, TypeError) as error:
                 raise DamagedRun(_damaged(path, error)) from error
         return found
@@ -312,6 +344,17 @@ class Run:
         except (pa.ArrowException, OSError) as error:
             raise DamagedRun(_damaged(paths[0], error)) from error
         return rows
+
+    def rank_metas(self) -> dict[int, Mapping[str, Any]]:
+        """What each rank says of itself, as in ``meta.json``; ranks without a word are missing."""
+        found = {int(self.meta.get("rank") or 0): self.meta}
+        for path in sorted((self.folder / "ranks").glob("rank*.json")):
+            try:
+                meta = json.loads(path.read_text(encoding="utf-8"))
+                found[int(meta["rank"])] = meta
+            except (OSError, ValueError, KeyError, TypeError):  # noqa: PERF203
+                continue  # a rank that left no readable word is one that says nothing
+        return found
 
     def _why_empty(self) -> str:
         state = self.meta.get("state")
@@ -427,7 +470,10 @@ def remove_run(folder: str | os.PathLike[str]) -> None:
 _BATCH_ROWS = 16_384
 
 
-def _read_part(path: Path, expected: pa.Schema) -> Iterator[pa.Table]:
+_HISTOGRAMS = ("counts", "means", "ratio_counts")
+
+
+def _read_part(path: Path, expected: pa.Schema, *, histograms: bool = True) -> Iterator[pa.Table]:
     """A part's rows, some at a time: Arrow needs several times their size while it reads them."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -441,8 +487,15 @@ def _read_part(path: Path, expected: pa.Schema) -> Iterator[pa.Table]:
                     "move it out of the run folder"
                 )
                 raise DamagedRun(message)
-            for batch in part.iter_batches(_BATCH_ROWS, columns=expected.names, use_threads=False):
-                yield pa.table(batch).select(expected.names).cast(expected)
+            wanted = [n for n in expected.names if histograms or n not in _HISTOGRAMS]
+            for batch in part.iter_batches(_BATCH_ROWS, columns=wanted, use_threads=False):
+                table = pa.table(batch)
+                for name in expected.names:
+                    if name not in wanted:
+                        table = table.append_column(
+                            expected.field(name), pa.nulls(len(table), expected.field(name).type)
+                        )
+                yield table.select(expected.names).cast(expected)
         pa.default_memory_pool().release_unused()  # some 60 MB otherwise stay with it
     except (pa.ArrowException, OSError, ValueError) as error:
         raise DamagedRun(_damaged(path, error)) from error
@@ -451,6 +504,17 @@ def _read_part(path: Path, expected: pa.Schema) -> Iterator[pa.Table]:
 def _source(path: Path) -> AbstractContextManager[Any]:
     """What Arrow reads: a local path itself, which it maps, or an opened remote file."""
     return path.open("rb") if is_remote(path) else nullcontext(path)
+
+
+def _rows_in(path: Path) -> int:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with _source(path) as source, pq.ParquetFile(source) as part:
+            return int(part.metadata.num_rows)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise DamagedRun(_damaged(path, error)) from error
 
 
 def _part_records(path: Path, expected: pa.Schema) -> list[Records]:

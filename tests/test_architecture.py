@@ -38,6 +38,14 @@ FLOORS = {
         ["training_log"],
         ["environment"],
     ],
+    "sight": [
+        [
+            "recording.first_nonfinite",
+            "recording.modes",
+            "recording.names",
+            "recording.sites",
+        ]
+    ],
     "proof": [["tensorcores"]],
     "work": [["recording"], ["analysis"], ["training"], ["exports"]],
     "search": [["searching"]],
@@ -45,7 +53,7 @@ FLOORS = {
     "views": [["reports"]],
     "workloads": [["workloads"]],
     "bridges": [["integrations"]],
-    "doors": [["cli", "__main__", "demo", "demo_search", "dashboard"]],
+    "doors": [["cli", "__main__", "demo", "demo_all", "demo_search", "dashboard"]],
 }
 
 ROOMS = {

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import uuid
 from pathlib import Path
 
@@ -166,7 +168,8 @@ def test_the_command_takes_urls(url):
     record(f"{url}/run")
     result = CliRunner().invoke(app, ["analyze", f"{url}/run"])
     assert result.exit_code == 0, result.output
-    assert CliRunner().invoke(app, ["runs", url]).stdout.count("run")
+    assert f"next: mpdiag why {place(url)}/run" in result.stderr  # not memory:/…
+    assert f"next: mpdiag analyze {place(url)}/run" in CliRunner().invoke(app, ["runs", url]).stderr
     missing = CliRunner().invoke(app, ["analyze", f"{url}/none"])
     assert missing.exit_code == 3
 
@@ -193,3 +196,43 @@ def test_s3_needs_its_package():
     except ImportError:
         with pytest.raises(UsageError, match="s3"):
             RemotePath("s3://bucket/run")
+
+
+def test_compare_and_report_at_urls(url):
+    model = nn.Linear(4, 2)
+    for name in ("a", "b"):
+        optimizer = torch.optim.SGD(model.parameters(), 0.0)
+        with mpdiag.MixedPrecision(model, optimizer, backoff(), run=f"{url}/{name}") as mp:
+            for _ in range(3):
+                with mp.autocast():
+                    loss = model(torch.ones(3, 4)).sum()
+                mp.step(loss)
+            mp.log_metric("accuracy", 0.9)
+    comparison = mpdiag.compare(f"{url}/a", f"{url}/b")
+    assert comparison.curve.departure == 0.0
+    record(f"{url}/run")
+    result = CliRunner().invoke(app, ["report", f"{url}/run"])
+    assert result.exit_code == 0, result.output
+    assert "<!doctype html>" in (place(url) / "run" / "report.html").read_text()
+
+
+def test_a_script_is_recorded_at_a_url(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import torch\n"
+        "model = torch.nn.Linear(4, 2)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), 0.1)\n"
+        "model(torch.ones(3, 4)).sum().backward()\n"
+        "optimizer.step()\n"
+    )
+    words = ["record", "--out", f"file://{tmp_path}/run", "--", str(script)]
+    child = subprocess.run(
+        [sys.executable, "-m", "mpdiag", *words],
+        check=False,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert child.returncode == 0, child.stderr
+    assert open_run(tmp_path / "run").meta["steps_recorded"] == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "train.py"]

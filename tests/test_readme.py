@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 import mpdiag
+from mpdiag.analysis.layers import merge_layers
 from mpdiag.formats import FP16
 from mpdiag.records import schema
 from mpdiag.runs import open_run
@@ -105,3 +106,21 @@ def test_counts_add_up_as_documented(ran):
     apart = frame[["zeros", "subnormals", "infs", "nans"]].sum(axis=1)
     assert (frame["numel"] == apart + frame["counts"].map(sum)).all()
     assert (frame["means"].map(len) == frame["counts"].map(len)).all()
+
+
+def test_duckdb_says_what_the_analysis_says(readme, ran, monkeypatch):
+    duckdb = pytest.importorskip("duckdb")
+    monkeypatch.chdir(ran[1])
+    (query,) = re.findall(r"^```sql\n(.*?)^```", readme, flags=re.MULTILINE | re.DOTALL)
+    rows = duckdb.sql(query).fetchall()
+    layers = merge_layers(open_run("runs/mine").records).of_kind("activation_grad")
+    h = layers.histograms
+    lost = h.lost_to_zero(FP16).value / h.nonzero
+    expected = {
+        n: (float(h.absmax[i]), int(h.numel[i]), float(lost[i])) for i, n in enumerate(layers.names)
+    }
+    assert {name: tuple(rest) for name, *rest in rows} == {
+        name: pytest.approx(rest) for name, rest in expected.items()
+    }
+    assert rows[0][3] > 0
+    assert [row[3] for row in rows] == sorted((row[3] for row in rows), reverse=True)

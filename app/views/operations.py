@@ -20,6 +20,10 @@ if table.empty:
     )
 else:
     kit.table(table)
+proven = pictures.proven_frame(analysis)
+if len(proven):
+    st.subheader("Proven by their own numbers", anchor=False)
+    kit.table(proven)
 kit.show(pictures.output_ranges(run, kit.layers(chosen, "activation")))
 st.subheader("The narrowest format that would hold each layer", anchor=False)
 st.caption("It keeps 99 % of Σ|x| and does not overflow; gradients at the recommended loss scale.")

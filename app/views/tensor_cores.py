@@ -23,6 +23,8 @@ except RunNotFound:
     st.code(f"mpdiag profile TRACE --json > {run}/profile.json", language="bash")
     st.stop()
 
+if profile.get("verdict"):
+    st.markdown(f"**{in_markdown(str(profile['verdict']))}**")
 cells = st.columns(4)
 for cell, (label, value) in zip(cells, tensorcores.headline(profile), strict=True):
     cell.metric(label, percent(value), border=True)
@@ -32,7 +34,7 @@ st.subheader("What would a fix win?", anchor=False)
 operations = tensorcores.operation_frame(profile)
 fixable = tensorcores.fixable(operations)
 if fixable.empty:
-    st.markdown("No operation has a known cause that keeps it off the Tensor Cores.")
+    st.markdown("No operation has a known fix that would make the whole any faster.")
 else:
     st.caption("Tick fixes: the bound is Amdahl's, the most that everything could become faster.")
     edited = st.data_editor(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpdiag.analysis.findings import Finding
+from mpdiag.analysis.fleet import about_ranks
 from mpdiag.analysis.format_advice import advise_layers, summarise_formats
 from mpdiag.analysis.fp32_operations import (
     CLOSE,
@@ -17,12 +18,12 @@ from mpdiag.analysis.fp32_operations import (
     proven_operations,
 )
 from mpdiag.analysis.guidance import advise_levels
-from mpdiag.analysis.layers import Layers, merge_layers
 from mpdiag.analysis.loss_scale import LossScaleAnalysis, analyze_loss_scale
 from mpdiag.analysis.notebook import analysis_html
 from mpdiag.analysis.operation_rules import OperationFinding, find_operations
 from mpdiag.analysis.reduction import choose_reduction
 from mpdiag.analysis.shapes import advise_shapes, shape_findings
+from mpdiag.analysis.streaming import evidence_of
 from mpdiag.analysis.weight_updates import analyze_weight_updates
 from mpdiag.errors import DamagedRun
 from mpdiag.formats import FP16, FloatFormat, format_named
@@ -32,6 +33,8 @@ from mpdiag.runs import Run, open_run
 if TYPE_CHECKING:
     import os
     from collections.abc import Mapping
+
+    from mpdiag.analysis.layers import Layers
 
 SCHEMA_VERSION = 1
 FEW_STEPS = 20
@@ -118,13 +121,13 @@ def analyze(run: str | os.PathLike[str] | Run, target: str = "fp16") -> Analysis
     """
     opened = run if isinstance(run, Run) else open_run(Path(run))
     fmt = format_named(target)
-    records = opened.records
-    layers = merge_layers(records)
+    evidence = evidence_of(opened)
+    layers = evidence.layers()
     _refuse_no_numbers(opened, layers)
     # FP8 is stored with scales of its own; its gradients outside matrix products are FP16 or BF16.
     gradient_format = fmt if fmt.bits == 16 else FP16
-    scale = analyze_loss_scale(records, layers, gradient_format)
-    masters = analyze_weight_updates(records, fmt)
+    scale = analyze_loss_scale(evidence, layers, gradient_format)
+    masters = analyze_weight_updates(evidence, fmt)
     by_kind = choose_fp32_operations(layers, opened.modules(), gradient_format)
     recorded = opened.operations()
     proven = find_operations(recorded, gradient_format, scale.plan.recommended)
@@ -147,7 +150,7 @@ def analyze(run: str | os.PathLike[str] | Run, target: str = "fp16") -> Analysis
         reduction=choose_reduction(
             layers, scale.plan.recommended, int(opened.meta.get("world_size") or 1)
         ),
-        levels=advise_levels(opened, records, masters),
+        levels=advise_levels(opened, evidence, masters),
         shapes=advise_shapes(opened, fmt.name),
         layer_formats=advise_layers(layers, exponent),
     )
@@ -307,7 +310,7 @@ def _about_operations(operations: tuple[OperationFinding, ...]) -> list[Finding]
 
 
 def _about_recording(run: Run) -> list[Finding]:
-    found = []
+    found = [*about_ranks(run)]
     steps = int(run.meta.get("steps_recorded") or 0)
     if 0 < steps < FEW_STEPS:
         found.append(

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from mpdiag.plan import LevelAdvice
 
 if TYPE_CHECKING:
-    from mpdiag.columns import Records
+    from mpdiag.analysis.evidence import Evidence
     from mpdiag.plan import MasterWeightsPlan
     from mpdiag.runs import Run
 
@@ -28,11 +26,11 @@ _ACTIVATION = {"O0": 4, "O1": 2, "O2": 2, "O3": 2}
 
 
 def advise_levels(
-    run: Run, records: Records, masters: MasterWeightsPlan
+    run: Run, evidence: Evidence, masters: MasterWeightsPlan
 ) -> tuple[LevelAdvice, ...]:
     """The levels in the order to try them, each with what it would take and win."""
     weights = int((run.meta.get("model") or {}).get("parameters") or 0)
-    stored = activations_per_step(run, records)
+    stored = activations_per_step(run, evidence)
     if weights == 0:
         return ()
     states = sum(
@@ -69,15 +67,12 @@ def advise_levels(
     return tuple(advice)
 
 
-def activations_per_step(run: Run, records: Records) -> int:
+def activations_per_step(run: Run, evidence: Evidence) -> int:
     """Values that modules without children put out in one step: about what autograd keeps."""
     names = {str(m["name"]) for m in run.modules() if m["what"] == "module"}
     parents = {name.rpartition(".")[0] for name in names if name}
-    rows = records.of_kind("activation")
-    leaf = np.array([name not in parents or name not in names for name in records.texts("name")])
-    rows &= leaf
-    steps = np.unique(records.step[rows]).size
-    return int(records.numel[rows].sum()) // steps if steps else 0
+    numel, steps = evidence.activations(names - parents)
+    return numel // steps if steps else 0
 
 
 def _momentum(run: Run, states: int) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -73,36 +73,66 @@ def share(part: Any, whole: Any) -> NDArray[np.float64]:
     return result
 
 
-def countable_rows(records: Records) -> NDArray[np.bool_]:
+@dataclass
+class Counting:
+    """What decides which rows count, known only once all of them are seen; by kind and name.
+
+    Attributes:
+        lowest: The lowest rank with a replicated row; -1 where others hold shards of the tensor.
+        totals: Names of weight gradients that have rows for the whole step.
+    """
+
+    lowest: dict[tuple[int, int], int] = field(default_factory=dict)
+    totals: set[int] = field(default_factory=set)
+
+
+def note_counting(counting: Counting, records: Records) -> None:
+    """Take rows into account; codes must mean the same in all records that are noted."""
+    width = len(records.words["name"]) + 1
+    key = records.kind.astype(np.int64) * width + records.name
+    sharded = records.placement == records.code("placement", "sharded")
+    for one in np.unique(key[sharded]).tolist():
+        counting.lowest[divmod(one, width)] = -1
+    replicated = np.flatnonzero(records.placement == records.code("placement", "replicated"))
+    if replicated.size:
+        keys, group = np.unique(key[replicated], return_inverse=True)
+        lowest = np.full(keys.size, np.iinfo(np.int64).max)
+        np.minimum.at(lowest, group.reshape(-1), records.rank[replicated])
+        for one, rank in zip(keys.tolist(), lowest.tolist(), strict=True):
+            place = divmod(one, width)
+            counting.lowest[place] = min(rank, counting.lowest.get(place, rank))
+    totals = records.of_kind("weight_grad") & (records.micro == TOTAL)
+    counting.totals.update(np.unique(records.name[totals]).tolist())
+
+
+def countable_rows(records: Records, counting: Counting | None = None) -> NDArray[np.bool_]:
     """Rows that count: a replicated tensor once, weight gradients as totals where there are any.
 
-    An update of a step that the optimizer skipped is no update.
+    Of replicated rows those of the lowest rank count that has one of their kind and name; where
+    other ranks hold shards of the tensor, they are copies of those and none counts. An update of a
+    step that the optimizer skipped is no update.
+
+    Args:
+        records: The rows.
+        counting: What is known of all rows, where these are some of them.
     """
+    if counting is None:
+        counting = Counting()
+        note_counting(counting, records)
     keep = np.ones(len(records), bool)
     replicated = records.placement == records.code("placement", "replicated")
     if replicated.any():
-        keep &= ~replicated | _first_copies(records, replicated)
-    gradients = records.of_kind("weight_grad")
-    totals = gradients & (records.micro == TOTAL)
-    if totals.any():
+        width = len(records.words["name"]) + 1
+        lowest = np.full((len(records.words["kind"]) + 1) * width, -1)
+        for (kind, name), rank in counting.lowest.items():
+            lowest[kind * width + name] = rank
+        keep &= ~replicated | (records.rank == lowest[records.kind * width + records.name])
+    if counting.totals:
         known = np.zeros(len(records.words["name"]) + 1, bool)
-        known[records.name[totals]] = True
-        keep &= ~(gradients & ~totals & known[records.name])
+        known[list(counting.totals)] = True
+        gradients = records.of_kind("weight_grad")
+        keep &= ~(gradients & (records.micro != TOTAL) & known[records.name])
     return keep & ~(records.of_kind("update") & records.skipped)
-
-
-def _first_copies(records: Records, replicated: NDArray[np.bool_]) -> NDArray[np.bool_]:
-    """Of replicated rows, those of the lowest rank that has one of their kind and name.
-
-    Where other ranks hold shards of the tensor, replicated rows are copies of those and none counts.
-    """
-    key = records.kind.astype(np.int64) * (len(records.words["name"]) + 1) + records.name
-    size = int(key.max(initial=0)) + 1
-    lowest = np.full(size, np.iinfo(np.int64).max)
-    np.minimum.at(lowest, key[replicated], records.rank[replicated])
-    lowest[key[records.placement == records.code("placement", "sharded")]] = -1
-    first: NDArray[np.bool_] = replicated & (records.rank == lowest[key])
-    return first
 
 
 def merge_layers(records: Records, rows: NDArray[np.bool_] | None = None) -> Layers:

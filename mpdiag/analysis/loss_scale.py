@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpdiag.analysis.layers import Layers, countable_rows, merge_layers, share
-from mpdiag.analysis.maxima import by_step, headroom, overflow_rate, step_maxima
+from mpdiag.analysis.layers import Layers, share
+from mpdiag.analysis.maxima import headroom, overflow_rate
 from mpdiag.analysis.scale_method import (
     LARGEST_SCALE,
     TOLERATED_SKIPS,
@@ -28,7 +28,7 @@ from mpdiag.plan import LossScalePlan, Need
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from mpdiag.columns import Records
+    from mpdiag.analysis.evidence import Evidence
 
 NEEDED = 0.25
 """Share of Σ|g| that the worst layer loses, late in training, from which a scale is *needed*.
@@ -98,17 +98,17 @@ class LossScaleAnalysis:
 
 
 def analyze_loss_scale(
-    records: Records, layers: Layers, target: FloatFormat = FP16
+    evidence: Evidence, layers: Layers, target: FloatFormat = FP16
 ) -> LossScaleAnalysis:
     """Decide on a loss scale from recorded gradients.
 
     Args:
-        records: The run's rows.
+        evidence: The run's rows.
         layers: The same, merged.
         target: The format gradients would be stored in.
     """
     gradients = layers.of_kind("activation_grad", "weight_grad")
-    steps, maxima, non_finite = step_maxima(records)
+    steps, maxima, non_finite = evidence.step_maxima()
     finite = maxima[np.isfinite(maxima) & (maxima > 0)]
     if len(gradients) == 0 or finite.size == 0:
         return LossScaleAnalysis(
@@ -122,7 +122,7 @@ def analyze_loss_scale(
     if math.ldexp(float(largest[top]), upper_exponent + 1) < target.max:
         upper_exponent += 1
 
-    late = merge_layers(records, records.step >= np.median(steps)).of_kind("activation_grad")
+    late = evidence.late_gradients(float(np.median(steps)))
     losses = lost_by_scale(late, target)
     worst_before = float(losses[:, 0].max(initial=0.0))
     deciding = late.names[int(np.argmax(losses[:, 0]))] if len(late) else None
@@ -144,7 +144,7 @@ def analyze_loss_scale(
     course = course_of(
         steps,
         maxima,
-        [by_step(records, _rows_of(records, str(late.names[i])), steps) for i in sorted(worst)],
+        evidence.by_step([str(late.names[i]) for i in sorted(worst)], steps),
         target,
         MATTERS,
         sink=max(0, math.ceil(-drift)) if need != "not needed" else 0,
@@ -237,13 +237,6 @@ def lost_by_scale(layers: Layers, target: FloatFormat = FP16) -> NDArray[np.floa
         share(h.abs_sum(target.zero_exponent - k).value, whole) for k in range(LARGEST_EXPONENT + 1)
     ]
     return np.stack(columns, axis=1) if len(layers) else np.zeros((0, LARGEST_EXPONENT + 1))
-
-
-def _rows_of(records: Records, layer: str) -> NDArray[np.bool_]:
-    """A layer's activation gradients."""
-    mine = records.name == records.code("name", layer)
-    rows: NDArray[np.bool_] = mine & records.of_kind("activation_grad") & countable_rows(records)
-    return rows
 
 
 def _first_below(losses: NDArray[np.float64], threshold: float) -> int:

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mpdiag.analysis.layers import merge_layers
 from mpdiag.errors import DamagedRun, InputError, NewerSchema, RunNotFound
+from mpdiag.places import place
 from mpdiag.runs import META, Run, list_runs, open_run, write_json
 from mpdiag.training_log import FILE, read_log
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Mapping
+    from pathlib import Path
 
 BASELINE_VERSION = 1
 KIND = "mpdiag baseline"
@@ -60,21 +61,21 @@ def read_side(path: str | os.PathLike[str]) -> Side:
     Raises:
         InputError: If there is nothing to compare, or it cannot be read.
     """
-    place = Path(path)
-    if place.is_file():
-        return _read_baseline(place)
-    if (place / META).is_file() or not place.is_dir():
-        return Side(str(place), (_trained(open_run(place)),))
-    found = list_runs(place)
+    where = place(path)
+    if where.is_file():
+        return _read_baseline(where)
+    if (where / META).is_file() or not where.is_dir():
+        return Side(str(where), (_trained(open_run(where)),))
+    found = list_runs(where)
     runs = [item.run for item in found if item.run and (item.folder / FILE).is_file()]
     if not runs:
         problems = [item.problem for item in found if item.problem]
         message = (
-            problems[0] if problems else f"{place} holds no run with a {FILE}: train with run=…"
+            problems[0] if problems else f"{where} holds no run with a {FILE}: train with run=…"
         )
         raise RunNotFound(message)
     trainings = sorted((_trained(run) for run in runs), key=lambda t: (t.seed or 0, t.name))
-    return Side(str(place), tuple(trainings))
+    return Side(str(where), tuple(trainings))
 
 
 def _trained(run: Run) -> Trained:
@@ -118,7 +119,7 @@ def _trained(run: Run) -> Trained:
 def save_baseline(side: Side, path: str | os.PathLike[str]) -> None:
     """Store a side as one small JSON file, for comparisons in CI."""
     write_json(
-        Path(path),
+        place(path),
         {
             "kind": KIND,
             "schema_version": BASELINE_VERSION,

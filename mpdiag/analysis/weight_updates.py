@@ -6,37 +6,34 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mpdiag.analysis.layers import countable_rows, share
+from mpdiag.analysis.evidence import UPDATE_COLUMNS
+from mpdiag.analysis.layers import share
 from mpdiag.plan import MasterWeightsPlan
 
 if TYPE_CHECKING:
-    from mpdiag.columns import Records
+    from mpdiag.analysis.evidence import Evidence
     from mpdiag.formats import FloatFormat
 
 HARMLESS = 0.01
 """Swallowed share of changed weights below which weights could live in the format itself."""
 
 
-def analyze_weight_updates(records: Records, target: FloatFormat) -> MasterWeightsPlan:
+def analyze_weight_updates(evidence: Evidence, target: FloatFormat) -> MasterWeightsPlan:
     """Decide on FP32 master weights from the measured updates.
 
     An update is swallowed when Δw ≠ 0 and fp16(fp16(w) + fp16(Δw)) = fp16(w).
     """
-    rows = np.flatnonzero(records.of_kind("update") & countable_rows(records))
-    changed = records.changed[rows]
+    names, sums = evidence.updates()
+    known = dict(zip(UPDATE_COLUMNS, sums, strict=True))
+    changed = known["changed"]
     if changed.sum() == 0:
         return MasterWeightsPlan(
             needed=True,
             reason="no weight update was recorded, so FP32 masters are kept to be safe",
         )
     column = "swallowed_fp16" if target.name == "fp16" else "swallowed_bf16"
-    swallowed = getattr(records, column)[rows]
-    vanished = records.vanished_fp16[rows]
-    size = len(records.words["name"])
-    by_name = np.zeros((3, size), np.int64)
-    for row, values in zip(by_name, (changed, swallowed, vanished), strict=True):
-        np.add.at(row, records.name[rows], values)
-    fractions = share(by_name[1], by_name[0])
+    swallowed, vanished = known[column], known["vanished_fp16"]
+    fractions = share(swallowed, changed)
     worst = int(np.argmax(fractions))
     fraction = float(share(swallowed.sum(), changed.sum()))
     needed = fraction > HARMLESS or float(fractions[worst]) > 0.1
@@ -45,7 +42,7 @@ def analyze_weight_updates(records: Records, target: FloatFormat) -> MasterWeigh
     return MasterWeightsPlan(
         needed=needed,
         swallowed_fraction=fraction,
-        worst_parameter=records.words["name"][worst],
+        worst_parameter=names[worst],
         reason=f"{fraction:.1%} of all updates would be swallowed by {label} weights: {verdict}",
         evidence={
             "changed": int(changed.sum()),

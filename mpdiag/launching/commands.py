@@ -40,6 +40,8 @@ def record_words(
     ending, run = record_script(
         parse(words), out, every=every, max_steps=max_steps, include=include, exclude=exclude
     )
+    if run is not None:
+        processes.release_claims(run)
     return ending.code, run
 
 
@@ -59,6 +61,8 @@ def train_words(
         command = ["train", "--plan", str(plan), "--out", str(folder), "--backend", backend]
         return processes.launch(processes.through_launcher(launcher, command)), None, ""
     trained = train_script(parse(words), plan, out, backend=backend)
+    if trained.folder is not None:
+        processes.release_claims(trained.folder)
     return trained.ending.code, trained.folder, trained.summary
 
 

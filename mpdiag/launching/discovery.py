@@ -61,7 +61,10 @@ class Listener(Protocol):
         """An optimizer is being made; its parameters are there."""
 
     def called(self, module: nn.Module, args: Any) -> Any:
-        """The script calls a module of a known model itself; returns other arguments, or None."""
+        """The script calls a module of a known model itself; returns other arguments, or None.
+
+        In a backward pass too, where checkpointing calls again what it called in the forward pass.
+        """
 
     def trouble(self, error: Exception) -> None:
         """Looking failed."""
@@ -121,10 +124,10 @@ class Discovery:
         if torch.compiler.is_compiling():
             return None
         self._calls.depth += 1
-        if self._calls.depth > 1 or in_backward():
+        if self._calls.depth > 1 or in_transform():
             return None
         known = id(module) in self._known
-        if (self._fresh or not known) and torch.is_grad_enabled():
+        if (self._fresh or not known) and torch.is_grad_enabled() and not in_backward():
             self._guarded(self._look_from, module)
             known = id(module) in self._known
         return self._listener.called(module, args) if known else None
@@ -159,7 +162,7 @@ class Discovery:
         if not self._fresh and tries > _PATIENCE:
             return
         self._patience[module] = tries + 1
-        if len(self._fresh) > 1:
+        if self._fresh:
             gc.collect()  # what a script has dropped, but not yet lost, trains no more
         made = [optimizer for one in self._fresh if (optimizer := one()) is not None]
         self._fresh.clear()
@@ -199,6 +202,11 @@ class Discovery:
 def in_backward() -> bool:
     """Whether this thread is inside a backward pass (where checkpointing runs forwards again)."""
     return torch._C._current_graph_task_id() != -1
+
+
+def in_transform() -> bool:
+    """Whether ``torch.func`` is at work, which calls modules with other parameters than theirs."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def _trains(module: nn.Module) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -62,8 +63,13 @@ def _held(name: str, value: Any, owner: Mapping[int, int]) -> Iterator[tuple[str
         yield name, value
         return
     yield from _entries(name, value, owner)
-    attributes = None if isinstance(value, type) else getattr(value, "__dict__", None)
-    if isinstance(attributes, dict) and "_modules" not in attributes:
+    if issubclass(type(value), (type, ModuleType)):
+        return
+    try:
+        attributes = object.__getattribute__(value, "__dict__")
+    except AttributeError:
+        return
+    if type(attributes) is dict and "_modules" not in attributes:
         for key, held in [*attributes.items()]:
             if id(held) in owner:
                 yield key.lstrip("_"), held
@@ -72,9 +78,11 @@ def _held(name: str, value: Any, owner: Mapping[int, int]) -> Iterator[tuple[str
 
 
 def _entries(name: str, value: Any, owner: Mapping[int, int]) -> Iterator[tuple[str, Any]]:
-    if not isinstance(value, (dict, list, tuple)) or len(value) > _MAX_HELD:
+    # ``type`` and not ``isinstance``, which would wake lazy proxies.
+    kind = type(value)
+    if kind not in (dict, list, tuple) or len(value) > _MAX_HELD:
         return
-    if isinstance(value, dict):
+    if kind is dict:
         yield from ((k, v) for k, v in value.items() if isinstance(k, str) and id(v) in owner)
     else:
         yield from ((f"{name}{i}", v) for i, v in enumerate(value) if id(v) in owner)

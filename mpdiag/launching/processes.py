@@ -7,10 +7,12 @@ import functools
 import hashlib
 import multiprocessing.process
 import os
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mpdiag.errors import ExitCode
 from mpdiag.runs import free_name
 
 if TYPE_CHECKING:
@@ -114,6 +116,18 @@ def launch(arguments: Sequence[str]) -> int:
 # -- processes that a script starts ----------------------------------------------------------------
 
 
+_watching: list[tuple[int, Callable[[], None]]] = []
+
+
+def abandon_in_children(abandon: Callable[[], None]) -> None:
+    """Call this first in a forked child that is watched itself: it has inherited the hooks here."""
+    _watching.append((os.getpid(), abandon))
+
+
+class Refusal(BaseException):
+    """A script cannot be trained safely; no ``except Exception`` of its own keeps it going."""
+
+
 class _Followed:
     """A process's target with our watch around it; it travels to spawned processes by pickle."""
 
@@ -123,12 +137,19 @@ class _Followed:
         self.settings = settings
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        for process, abandon in _watching:
+            if process != os.getpid():
+                abandon()
+        _watching.clear()
         finish = self.watch(self.settings)
         state = "failed"
         try:
             result = self.target(*args, **kwargs)
             state = "complete"
             return result
+        except Refusal as error:
+            print(f"error: {error}", file=sys.stderr, flush=True)
+            sys.exit(ExitCode.INPUT)
         except SystemExit as error:
             state = "failed" if error.code else "complete"
             raise

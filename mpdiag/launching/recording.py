@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from mpdiag.errors import InputError, RunExists, UsageError
 from mpdiag.launching import processes
 from mpdiag.launching.script import AfterTorch, Ending, Script, run
+from mpdiag.places import place
 from mpdiag.recording.cadence import Cadence
 from mpdiag.runs import META
 
@@ -74,7 +75,7 @@ def record_script(
     _check_pattern("--exclude", exclude)
     cadence = Cadence(every, max_steps)
     rank, world = processes.announced_ranks()
-    folder = (out or processes.claim_run(Path("runs"), script.name)).absolute()
+    folder = place(out or processes.claim_run(Path("runs"), script.name)).absolute()
     _refuse_existing(folder, rank)
     settings = Settings(
         folder, cadence, include, exclude, f"-m {script.target}" if script.module else script.target
@@ -137,6 +138,14 @@ class Watch:
 
         self._discovery = Discovery(self)
         self._discovery.attach()
+        processes.abandon_in_children(self.abandon)
+
+    def abandon(self) -> None:
+        """In a forked child: take no part any more, and write nothing."""
+        self._state = "abandoned"
+        if self._discovery is not None:
+            self._discovery.detach()
+        self._recorder = None
 
     def close(self, state: str) -> None:
         """Stop, whatever has happened; the first word about the state counts."""
@@ -176,8 +185,10 @@ class Watch:
 
     def called(self, module: nn.Module, args: Any) -> None:
         """Tell the recorder of the call that it was made in, and of parts called alone."""
+        from mpdiag.launching.discovery import in_backward
+
         recorder = self._recorder
-        if recorder is None or self._discovery is None:
+        if recorder is None or self._discovery is None or in_backward():
             return
         if id(module) not in self._roots:
             self._roots.add(id(module))

@@ -120,7 +120,7 @@ def run(script: Script) -> Ending:
     What it raises is shown as Python would show it; ours (``MpdiagError``) is raised again.
     """
     main = ModuleType("__main__")
-    main.__dict__["__builtins__"] = builtins
+    main.__dict__.update(__builtins__=builtins, __annotations__={}, __cached__=None)
     former = sys.modules["__main__"]
     _kept.append(former)  # its functions may still be called: it must not be taken apart
     sys.modules["__main__"] = main

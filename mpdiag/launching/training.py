@@ -21,6 +21,7 @@ from weakref import WeakKeyDictionary, WeakSet
 from mpdiag.errors import InputError, MpdiagError, RunExists
 from mpdiag.launching import processes
 from mpdiag.launching.script import AfterTorch, Ending, Script, run
+from mpdiag.places import place
 from mpdiag.plan import PrecisionPlan
 from mpdiag.runs import META
 
@@ -36,10 +37,6 @@ if TYPE_CHECKING:
 
 Backend = Literal["auto", "native", "emulated"]
 TRAINABLE = ("fp16", "bf16", "fp32")
-
-
-class Refusal(BaseException):
-    """A script cannot be trained safely; no ``except Exception`` of its own keeps it going."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +88,7 @@ def train_script(
         )
         raise InputError(message)
     name = f"{script.name}-{read.target}"
-    folder = (out or processes.claim_run(Path("runs"), name)).absolute()
+    folder = place(out or processes.claim_run(Path("runs"), name)).absolute()
     rank, _ = processes.announced_ranks()
     if rank == 0 and (folder / META).exists():
         message = f"{folder} already holds a run: choose another folder with --out, or remove it"
@@ -104,15 +101,18 @@ def train_script(
     ending = Ending(1, "failed")
     try:
         ending = run(script)
-    except Refusal:
+    except processes.Refusal:
         pass
     finally:
         drive.finish(ending.state)
     if drive.refused is not None:
         raise InputError(drive.refused)
     there = (folder / META).exists()
-    if not drive.sessions and not there and ending.code == 0 and rank == 0:
-        message = "nothing was trained by the plan: no torch module and optimizer of the script met"
+    stepped = any(session.steps for session in drive.sessions)
+    if ending.code == 0 and rank == 0 and not stepped and (drive.sessions or not there):
+        message = (
+            "nothing was trained by the plan: no optimizer of the script stepped a torch module"
+        )
         raise InputError(message)
     return Trained(ending, folder if there and rank == 0 else None, drive.summary())
 
@@ -145,6 +145,16 @@ class Drive:
         self._patches.install()
         self._discovery = Discovery(self)
         self._discovery.attach()
+        processes.abandon_in_children(self.abandon)
+
+    def abandon(self) -> None:
+        """In a forked child: take no part any more, and write nothing."""
+        self._over = True
+        if self._discovery is not None:
+            self._discovery.detach()
+        if self._patches is not None:
+            self._patches.release()
+        self.sessions = []
 
     def finish(self, state: str) -> None:
         """Give everything back; twice does no harm."""
@@ -162,10 +172,10 @@ class Drive:
         """End the script.
 
         Raises:
-            Refusal: Always.
+            processes.Refusal: Always.
         """
         self.refused = f"this script cannot be trained by a plan: {reason}"
-        raise Refusal(self.refused)
+        raise processes.Refusal(self.refused)
 
     def summary(self) -> str:
         """What was done, in a sentence."""
@@ -202,13 +212,20 @@ class Drive:
         """Cast inside this call, and hand floating-point outputs back in FP32."""
         import torch
 
+        from mpdiag.launching.discovery import in_backward
+
         session = self._owner.get(id(module))
         if session is None:
             return None
-        session.forward_began(training=module.training)
         late, self._late = self._late, []
         stack = ExitStack()
-        stack.enter_context(session.autocast())
+        if not in_backward():
+            session.forward_began(training=module.training)
+            stack.enter_context(session.autocast())
+        elif torch.is_autocast_enabled(session.device_type):
+            return None  # checkpointing calls a part of a model again, and has restored its casts
+        else:
+            stack.enter_context(session.recomputing())
 
         def leave(_module: nn.Module, _args: Any, output: Any) -> Any:
             handle.remove()
@@ -327,7 +344,11 @@ class Drive:
                 "its gradients do not come from backward(), so the loss was never scaled; use "
                 "mpdiag.MixedPrecision in it"
             )
-        return session.take_step(optimizer, plain, closure)
+        try:
+            return session.take_step(optimizer, plain, closure)
+        except MpdiagError as error:
+            error.of_launching = True  # type: ignore[attr-defined]
+            raise
 
     # -- what patches tell -------------------------------------------------------------------------
 
@@ -387,12 +408,11 @@ class Drive:
         """Who trains what a backward pass from here would reach."""
         import torch
 
-        from mpdiag.launching.discovery import in_backward
+        from mpdiag.launching.discovery import in_backward, in_transform
         from mpdiag.training.graph import leaves_of
 
-        functional = torch._C._functorch.peek_interpreter_stack() is not None
         plain = all(isinstance(t, torch.Tensor) for t in tensors)
-        if not self.sessions or in_backward() or functional or not plain:
+        if not self.sessions or in_backward() or in_transform() or not plain:
             return None, None
         leaves, opaque = leaves_of(tensors)
         for session in reversed(self.sessions):

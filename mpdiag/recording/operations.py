@@ -27,7 +27,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from mpdiag.operation_records import NONE, Operation, Phase, TensorRecord
 from mpdiag.recording import costs, facts
 from mpdiag.recording.counting import rows_on
-from mpdiag.recording.sites import Site, locate
+from mpdiag.recording.modes import by_name, push_lowest, take_off, written
+from mpdiag.recording.sites import Places
 from mpdiag.recording.tensors import Countable, countable, tensors_in
 
 if TYPE_CHECKING:
@@ -150,11 +151,8 @@ class OperationWatch:
     def _forget(self) -> None:
         self._step = 0
         self._drafts: list[_Draft] = []
-        self._called: list[int] = []
-        self._names: list[str | None] = []
+        self._places = Places(self._modules)
         self._held: dict[int, _Held] = {}
-        self._sites: dict[int, Site] = {}
-        self._depths: dict[int, int] = {}
         self._rows: dict[torch.device, Rows] = {}
         self._waiting: list[tuple[torch.device, int, int]] = []
         self._histograms: dict[int, ExponentHistogram | None] = {}
@@ -181,10 +179,10 @@ class OperationWatch:
             return
         if self._mode.on and self._thread == threading.get_ident():
             return
-        if not _push_lowest(self._mode):
+        if not push_lowest(self._mode):
             return
         self._thread = threading.get_ident()
-        self._called, self._names = [], []
+        self._places.restart()
         self._mode.on = True
 
     def pause(self) -> None:
@@ -196,7 +194,7 @@ class OperationWatch:
         self._mode.on = False
         here = threading.get_ident() == self._thread
         if here and torch._C._current_graph_task_id() == -1:
-            _take_off(self._mode)
+            take_off(self._mode)
             self._thread = None
 
     @contextmanager
@@ -216,16 +214,11 @@ class OperationWatch:
 
     def enter(self, module: nn.Module) -> None:
         """A module is called."""
-        outer = self._names[-1] if self._names else None
-        self._called.append(id(module))
-        self._names.append(self._modules.get(id(module), outer))
+        self._places.enter(module)
 
     def leave(self, module: nn.Module) -> None:
-        """A module has returned, or failed; so have all that it called."""
-        if id(module) in self._called:
-            while self._called.pop() != id(module):
-                self._names.pop()
-            self._names.pop()
+        """A module has returned, or failed."""
+        self._places.leave(module)
 
     # -- operations (called by the mode, which is off meanwhile) -----------------------------------
 
@@ -258,14 +251,14 @@ class OperationWatch:
         self._failed("recording operations", error)
 
     def _draft(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Draft | None:
-        site, node = self._site(len(self._drafts))
+        site, node = self._places.site(len(self._drafts))
         packet = func.overloadpacket.__name__
         if func.is_view or func.namespace != "aten" or packet in _IGNORED:
             return None
         if len(self._drafts) >= _MAX_OPERATIONS:
             self._mode.on = False
             return None
-        named = _by_name(func, args, kwargs)
+        named = by_name(func, args, kwargs)
         inputs = [
             (name, *self._tensor(t))
             for name, value in named.items()
@@ -305,32 +298,13 @@ class OperationWatch:
         op, index = draft.fields["op"], draft.fields["index"]
         found = list(tensors_in(result))
         if func._schema.is_mutable:
-            found += [t for t in _written(func, args, kwargs) if all(t is not f for f in found)]
+            found += [t for t in written(func, args, kwargs) if all(t is not f for f in found)]
         same = draft.inputs[0][1] if op in _COPIES and draft.inputs else None
         for tensor in found:
             draft.outputs.append(("out", *self._written_tensor(tensor, index, same)))
         draft.fields |= costs.cost(func, args, kwargs, result)
         if len(self._waiting) >= _DRAIN_ROWS:
             self._drain()
-
-    def _site(self, index: int) -> tuple[Site, str]:
-        """Where this operation comes from, and the autograd node it runs for."""
-        task = torch._C._current_graph_task_id()
-        depth = len(self._names)
-        if task != -1 and depth <= self._depths.setdefault(task, depth):
-            node = _current_node()
-            if node is not None:
-                name = node.name()
-                number = node._sequence_nr() if hasattr(node, "_sequence_nr") else -1
-                known = self._sites.get(number)
-                if known is None:
-                    known = Site(None, *locate())
-                return known, name
-        module = self._names[-1] if self._names else None
-        site = Site(module, *locate(), index)
-        # The node of this operation was made just before, and took the number before the next.
-        self._sites.setdefault(torch._C._autograd._get_sequence_nr() - 1, site)
-        return site, ""
 
     # -- tensors -----------------------------------------------------------------------------------
 
@@ -339,22 +313,22 @@ class OperationWatch:
         name = self._parameters.get(id(tensor), "")
         place = _place(tensor)
         if place is None:
-            return self._new(None), NONE, tensor.shape, tensor.dtype, name
+            return self._new(None), NONE, _shape(tensor), tensor.dtype, name
         key, reference, version = place
         held = self._held.get(key)
         if held is not None and version - held.version in (0, 1):
             if held.numel == tensor.numel():
-                return held.tensor, held.producer, tensor.shape, tensor.dtype, name
+                return held.tensor, held.producer, _shape(tensor), tensor.dtype, name
             return (
                 self._new(_ready(tensor)),
                 held.producer,
-                tensor.shape,
+                _shape(tensor),
                 tensor.dtype,
                 name,
             )
         number = self._new(_ready(tensor))
         self._held[key] = _Held(reference, version, tensor.numel(), number, NONE)
-        return number, NONE, tensor.shape, tensor.dtype, name
+        return number, NONE, _shape(tensor), tensor.dtype, name
 
     def _written_tensor(
         self, tensor: torch.Tensor, index: int, same: int | None
@@ -365,7 +339,7 @@ class OperationWatch:
         if place is not None:
             key, reference, version = place
             self._held[key] = _Held(reference, version, tensor.numel(), number, index)
-        return number, index, tensor.shape, tensor.dtype, name
+        return number, index, _shape(tensor), tensor.dtype, name
 
     def _new(self, ready: Countable | None) -> int:
         number = self._tensors
@@ -429,58 +403,7 @@ class OperationWatch:
         return operations
 
 
-# -- the stack of modes ----------------------------------------------------------------------------
-
-
-def _push_lowest(mode: _Mode) -> bool:
-    """Put a mode under all others; False where a compiler traces (its modes must stay alone)."""
-    depth = torch._C._len_torch_dispatch_stack()
-    stack = [torch._C._get_dispatch_stack_at(i) for i in range(depth)]
-    if mode in stack:
-        return True
-    if any(getattr(m, "_mode_key", None) is not None for m in stack):
-        return False
-    for _ in stack:
-        torch._C._pop_torch_dispatch_stack(None)
-    for m in (mode, *stack):
-        torch._C._push_on_torch_dispatch_stack(m)
-    return True
-
-
-def _take_off(mode: _Mode) -> None:
-    """Take a mode off this thread's stack, wherever it lies."""
-    depth = torch._C._len_torch_dispatch_stack()
-    stack = [torch._C._get_dispatch_stack_at(i) for i in range(depth)]
-    if mode not in stack:
-        return
-    above = stack[stack.index(mode) + 1 :]
-    for _ in (mode, *above):
-        torch._C._pop_torch_dispatch_stack(None)
-    for m in above:
-        torch._C._push_on_torch_dispatch_stack(m)
-
-
 # -- small things ----------------------------------------------------------------------------------
-
-
-def _current_node() -> Any:
-    ask = getattr(torch._C, "_current_autograd_node", None)
-    return None if ask is None else ask()
-
-
-def _by_name(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    names = [a.name for a in func._schema.arguments]
-    return {**dict(zip(names, args, strict=False)), **kwargs}
-
-
-def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-    named = _by_name(func, args, kwargs)
-    return [
-        t
-        for a in func._schema.arguments
-        if a.alias_info is not None and a.alias_info.is_write
-        for t in tensors_in(named.get(a.name))
-    ]
 
 
 def _is_json(value: Any) -> bool:
@@ -489,6 +412,10 @@ def _is_json(value: Any) -> bool:
     if isinstance(value, float):
         return value == value and abs(value) != float("inf")
     return isinstance(value, (bool, int, str))
+
+
+def _shape(tensor: torch.Tensor) -> torch.Size:
+    return torch.Size((tensor.size(0), -1)) if tensor.is_nested else tensor.shape
 
 
 def _place(tensor: torch.Tensor) -> tuple[int, StorageWeakRef, int] | None:

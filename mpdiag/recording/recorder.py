@@ -54,6 +54,8 @@ logger = logging.getLogger("mpdiag")
 Optimizers = Optimizer | Sequence[Optimizer] | None
 Adopted = tuple[torch.nn.Module, torch.nn.Module | None]
 _MAX_FAILURES = 20
+WORD_SECONDS = 5.0
+"""Of several ranks each writes what it has at least this often."""
 
 
 def record(
@@ -155,6 +157,7 @@ class Recorder:
         self._ending = False
         self._looked_for_scalers = False
         self._begun_forwards = 0
+        self._written_at = time.monotonic()
         budget = cadence.budget if cadence.every is None else None
         self._governor = Governor(budget, SPARSE_EVERY, clock)
         try:
@@ -338,7 +341,7 @@ class Recorder:
                 self._accumulating = len(self._backwards) > 1
                 self.step += 1
                 self._begin_step()
-                if observer.ledger.due:
+                if observer.ledger.due or self._silent_for_long():
                     observer.ledger.flush()
                     self._write_meta(observer.ledger, modules=True)
                 return
@@ -348,6 +351,10 @@ class Recorder:
             self._stop("ending a step", error)
         self.step += 1
         self._begin_step()
+
+    def _silent_for_long(self) -> bool:
+        """One of several processes may be killed any time: its last word must not be old."""
+        return self._world > 1 and time.monotonic() - self._written_at > WORD_SECONDS
 
     def _watch_operations(self) -> OperationWatch | None:
         """What records operations, unless nobody wants them, or a compiler has taken them over."""
@@ -416,6 +423,7 @@ class Recorder:
     def _write_meta(self, ledger: Ledger | None = None, *, modules: bool = False) -> None:
         if self._writer is None:
             return
+        self._written_at = time.monotonic()
         if modules:
             self._writer.write_modules(self._subjects.rows())
         roots = self._subjects.roots

@@ -13,7 +13,10 @@ from typing import TYPE_CHECKING
 import torch
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from types import CodeType, FrameType
+
+    from torch import nn
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep  # noqa: PTH120 - compared with co_filename
 _PACKAGE = str(Path(__file__).resolve().parent.parent) + os.sep
@@ -39,6 +42,59 @@ class Site:
     code: str
     function: str
     index: int = -1
+
+
+class Places:
+    """Follows which module is being called, and which forward operation a backward one belongs to.
+
+    Args:
+        modules: Names of modules by ``id``.
+    """
+
+    def __init__(self, modules: Mapping[int, str]) -> None:
+        self._modules = modules
+        self._sites: dict[int, Site] = {}
+        self._depths: dict[int, int] = {}
+        self.restart()
+
+    def restart(self) -> None:
+        """No module is being called."""
+        self._called: list[int] = []
+        self._names: list[str | None] = []
+
+    def enter(self, module: nn.Module) -> None:
+        """A module is called."""
+        outer = self._names[-1] if self._names else None
+        self._called.append(id(module))
+        self._names.append(self._modules.get(id(module), outer))
+
+    def leave(self, module: nn.Module) -> None:
+        """A module has returned, or failed; so have all that it called."""
+        if id(module) in self._called:
+            while self._called.pop() != id(module):
+                self._names.pop()
+            self._names.pop()
+
+    def site(self, index: int) -> tuple[Site, str]:
+        """Where the present operation comes from, and the autograd node it runs for.
+
+        Args:
+            index: Its number, kept for the backward operations that belong to it.
+        """
+        task = torch._C._current_graph_task_id()
+        depth = len(self._names)
+        if task != -1 and depth <= self._depths.setdefault(task, depth):
+            ask = getattr(torch._C, "_current_autograd_node", None)
+            node = None if ask is None else ask()
+            if node is not None:
+                number = node._sequence_nr() if hasattr(node, "_sequence_nr") else -1
+                known = self._sites.get(number)
+                return known if known is not None else Site(None, *locate()), node.name()
+        module = self._names[-1] if self._names else None
+        site = Site(module, *locate(), index)
+        # The node of this operation was made just before, and took the number before the next.
+        self._sites.setdefault(torch._C._autograd._get_sequence_nr() - 1, site)
+        return site, ""
 
 
 def locate() -> tuple[str, int, str, str]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import html
 import json
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,6 +15,7 @@ import numpy as np
 from mpdiag.analysis.analyzer import Analysis, analyze
 from mpdiag.errors import RunNotFound, UsageError
 from mpdiag.formats import FP16
+from mpdiag.places import place
 from mpdiag.reports import pictures
 from mpdiag.reports.frames import tensorcores
 from mpdiag.reports.frames.gradients import in_model_order
@@ -28,6 +28,7 @@ from mpdiag.training_log import FILE, read_log
 if TYPE_CHECKING:
     import os
     from collections.abc import Iterable, Iterator
+    from pathlib import Path
 
     import pandas as pd
 
@@ -51,7 +52,7 @@ def write_report(run: str | os.PathLike[str], output: Path | None = None) -> Pat
         UsageError: If the file cannot be written.
     """
     analysis = analyze(run)
-    path = output or Path(run) / REPORT
+    path = output or place(run) / REPORT
     text = render(analysis)
     try:
         with atomic_path(path) as partial:

@@ -269,6 +269,26 @@ def operations_frame(analysis: Analysis) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=columns)
 
 
+def proven_frame(analysis: Analysis) -> pd.DataFrame:
+    """Operations that the recorded numbers themselves show to need FP32, each with its line."""
+    import pandas as pd
+
+    rows = [
+        {
+            "operation": found.op,
+            "module": layer_name(found.module),
+            "line": found.where,
+            "code": found.text,
+            "why": found.reason,
+            "without it": found.without,
+            "fix": found.fix,
+            "already so by the policy": found.covered,
+        }
+        for found in analysis.operations
+    ]
+    return pd.DataFrame(rows)
+
+
 def layer_formats_frame(analysis: Analysis) -> pd.DataFrame:
     """The narrowest format of each layer's activations and activation gradients, as the plan has it."""
     import pandas as pd

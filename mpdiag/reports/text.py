@@ -308,3 +308,22 @@ def _percent(fraction: float) -> str:
 
 def _power(value: float) -> str:
     return f"2^{np.log2(value):.1f}" if value > 0 else "–"
+
+
+def skip_text(replayed: dict[str, Any], first: object | None) -> RenderableType:
+    """The report of ``mpdiag why CAPSULE``.
+
+    Args:
+        replayed: What came of running the step again, as plain values.
+        first: The first operation that went non-finite, in words; None if none did.
+    """
+    lines: list[RenderableType] = [
+        Text(f"step {replayed['step']} at loss scale {replayed['scale']:g}", style="bold"),
+        Text(f"skipped then: {replayed['reason']}"),
+        Text(f"loss now: {replayed['loss']}"),
+    ]
+    if first is None:
+        lines.append(Text("this time everything was finite", style="green"))
+        return Group(*lines)
+    lines.append(Text(str(first), style="red"))
+    return Group(*lines)

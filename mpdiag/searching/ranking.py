@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from mpdiag.training import policy
+from mpdiag.precision_lists import LISTS
 from mpdiag.training.estimate import Estimator, by_operation
 from mpdiag.training.sites import OUTSIDE
 from mpdiag.training.trainer import MixedPrecision
@@ -82,7 +82,7 @@ def candidates_of(
     """
     total: dict[Candidate, float] = {}
     for (module, op), weight in weights.items():
-        if module == OUTSIDE or (lists and policy.LISTS.get(op) == "fp32"):
+        if module == OUTSIDE or (lists and LISTS.get(op) == "fp32"):
             continue
         candidate = Candidate(module, "" if whole_modules else op)
         total[candidate] = total.get(candidate, 0.0) + weight

@@ -37,11 +37,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from mpdiag.errors import TrainingDiverged, UsageError
 from mpdiag.plan import Fp32Choice, PrecisionPlan
+from mpdiag.precision_lists import LISTS
 from mpdiag.searching.minimal import find_smallest
 from mpdiag.searching.ranking import Candidate, RankingTrainer, candidates_of
 from mpdiag.searching.spread import Spread, spread_of
 from mpdiag.searching.state import Probe, SearchState, load_state
-from mpdiag.training import policy
 from mpdiag.training.trainer import MixedPrecision
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ OnProgress = Callable[[str, int, int], None]
 """Told what is being done, how many trainings were made, and the size of the best set so far."""
 
 STATE_FILE = "search.json"
-EVERYTHING_LOW = tuple(sorted(op for op, rule in policy.LISTS.items() if rule == "fp32"))
+EVERYTHING_LOW = tuple(sorted(op for op, rule in LISTS.items() if rule == "fp32"))
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ Everything is added up as it is read; what must wait for its counterpart waits i
 from __future__ import annotations
 
 import marshal
+import math
 from collections import OrderedDict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -113,6 +114,9 @@ class _Numbers:
         self._numbers: dict[Any, int] = {}
         self.values: list[Any] = []
 
+    def find(self, key: Any) -> int | None:
+        return self._numbers.get(key)
+
     def of(self, key: Any, value: Any) -> int:
         number = self._numbers.get(key)
         if number is None:
@@ -122,11 +126,11 @@ class _Numbers:
 
 
 class _Frame(NamedTuple):
-    """A span on the host, as it is spilled."""
+    """A span on the host, as it is spilled: outer spans sort before inner ones."""
 
-    start: float
-    end: float
     thread: int
+    start: float
+    minus_end: float
     label: int
     kind: int
     sequence: int
@@ -136,9 +140,9 @@ class _Linker:
     def __init__(self) -> None:
         self._names, self._signatures, self._modules = _Numbers(), _Numbers(), _Numbers()
         self._threads = _Numbers()
-        self._frames = Spill("<ddiiiq", 0, 1)
-        self._launches = Spill("<qdi?", 0, 0)
-        self._kernels = Spill("<qdi?i", 0, 0)
+        self._frames = Spill("<iddiiq")
+        self._launches = Spill("<qdi?")
+        self._kernels = Spill("<qdi?i")
         self._sums: dict[tuple[str, Place], KernelSum] = {}
         self._calls: dict[Place, int] = {}
         self._last: dict[Place, float] = {}
@@ -149,13 +153,14 @@ class _Linker:
         self._operations = 0
 
     def take(self, event: Event) -> None:
-        if isinstance(event, Kernel):
+        if isinstance(event, Operation):
+            self._take_operation(event)
+        elif isinstance(event, Kernel):
             self._take_kernel(event)
         elif isinstance(event, Launch):
             thread = self._threads.of(event.thread, None)
-            self._launches.add(event.correlation, event.start_us, thread, event.of_graph)
-        elif isinstance(event, Operation):
-            self._take_operation(event)
+            number = event.correlation
+            self._launches.add(number, number, number, event.start_us, thread, event.of_graph)
         else:
             self._take_module(event)
 
@@ -167,7 +172,8 @@ class _Linker:
             return
         name = self._names.of(kernel.name, kernel.name)
         graph = bool(kernel.graph_node)
-        self._kernels.add(kernel.correlation, spent, name, graph, min(kernel.calls, 1 << 30))
+        number, calls = kernel.correlation, min(kernel.calls, 1 << 30)
+        self._kernels.add(number, number, number, spent, name, graph, calls)
 
     def _take_operation(self, op: Operation) -> None:
         if op.name.startswith("ProfilerStep"):
@@ -178,17 +184,20 @@ class _Linker:
             # The fastest way from nested lists to something that hashes.
             content: Any = (op.name, op.dims, op.types, op.strides, op.concrete)
             key = marshal.dumps(content, 2)
-        signature = self._signatures.of(
-            key, Signature(op.name, op.dims, op.types, op.strides, op.concrete)
-        )
+        signature = self._signatures.find(key)
+        if signature is None:
+            content = Signature(op.name, op.dims, op.types, op.strides, op.concrete)
+            signature = self._signatures.of(key, content)
         thread = self._threads.of(op.thread, None)
         kind = _BACKWARD if op.backward else _OPERATION
-        self._frames.add(op.start_us, op.end_us, thread, signature, kind, op.sequence)
+        start, end = op.start_us, op.end_us
+        self._frames.add(start, end, thread, start, -end, signature, kind, op.sequence)
 
     def _take_module(self, span: ModuleSpan) -> None:
         module = self._modules.of(span.name, span.name)
         thread = self._threads.of(span.thread, None)
-        self._frames.add(span.start_us, span.end_us, thread, module, _MODULE, -1)
+        start, end = span.start_us, span.end_us
+        self._frames.add(start, end, thread, start, -end, module, _MODULE, -1)
 
     # -- at the end --------------------------------------------------------------------------------
 
@@ -246,22 +255,24 @@ class _Linker:
         low, high = min(item[1] for item in launched), max(item[1] for item in launched)
         frames = sorted(
             {
-                _Frame(*frame)
+                frame
                 for frame in self._frames.overlapping(low, high)
-                if frame[2] in threads and frame[0] <= high and frame[1] >= low
-            },
-            key=lambda f: (f.thread, f.start, -f.end),
+                if frame[0] in threads and frame[1] <= high and -frame[2] >= low
+            }
         )
         stack: list[_Frame] = []
         at = 0
         for thread, time, name, spent, calls in launched:
-            while at < len(frames) and (frames[at].thread, frames[at].start) <= (thread, time):
-                frame = frames[at]
-                while stack and (stack[-1].thread != frame.thread or stack[-1].end < frame.start):
+            here = (thread, time, math.inf)
+            while at < len(frames) and frames[at] <= here:
+                frame = _Frame(*frames[at])
+                while stack and (
+                    stack[-1].thread != frame.thread or -stack[-1].minus_end < frame.start
+                ):
                     stack.pop()
                 stack.append(frame)
                 at += 1
-            around = [f for f in stack if f.thread == thread and f.end >= time]
+            around = [f for f in stack if f.thread == thread and -f.minus_end >= time]
             self._link_one(name, spent, calls, around)
 
     def _link_one(self, name: int, spent: float, calls: int, around: list[_Frame]) -> None:

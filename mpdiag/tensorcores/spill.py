@@ -21,26 +21,22 @@ class Spill:
 
     Args:
         form: Of a record, as ``struct`` has it.
-        low, high: Positions of the fields that the key's span begins and ends with.
     """
 
-    def __init__(self, form: str, low: int, high: int) -> None:
+    def __init__(self, form: str) -> None:
         self._form = struct.Struct(form)
-        self._low, self._high = low, high
         self._file: IO[bytes] | None = None
         self._portions: list[tuple[float, float, int]] = []
         self._open = bytearray()
-        self._span = (math.inf, -math.inf)
-        self.count = 0
+        self._low, self._high = math.inf, -math.inf
 
-    def add(self, *fields: Any) -> None:
-        """Append a record."""
+    def add(self, low: float, high: float, *fields: Any) -> None:
+        """Append a record whose key spans [low, high]."""
         self._open += self._form.pack(*fields)
-        low, high = self._span
-        begin, end = fields[self._low], fields[self._high]
-        if begin < low or end > high:
-            self._span = (min(low, begin), max(high, end))
-        self.count += 1
+        if low < self._low:
+            self._low = low
+        if high > self._high:
+            self._high = high
         if len(self._open) >= PORTION * self._form.size:
             self._write()
 
@@ -49,9 +45,9 @@ class Spill:
             self._file = tempfile.TemporaryFile(prefix="mpdiag-")  # noqa: SIM115 - closed by close
         offset = self._file.seek(0, 2)
         self._file.write(self._open)
-        self._portions.append((*self._span, offset))
+        self._portions.append((self._low, self._high, offset))
         self._open = bytearray()
-        self._span = (math.inf, -math.inf)
+        self._low, self._high = math.inf, -math.inf
 
     def portions(self) -> Iterator[list[tuple[Any, ...]]]:
         """Every portion, in the order of adding."""
@@ -65,7 +61,7 @@ class Spill:
         for begin, end, offset in self._portions:
             if begin <= high and end >= low:
                 yield from self._form.iter_unpack(self._read(offset))
-        if self._open and self._span[0] <= high and self._span[1] >= low:
+        if self._open and self._low <= high and self._high >= low:
             yield from self._form.iter_unpack(bytes(self._open))
 
     def _read(self, offset: int) -> bytes:

@@ -9,7 +9,7 @@ each backward pass. What was not finite then is remembered: clipping by value wo
 from __future__ import annotations
 
 import weakref
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -89,6 +89,19 @@ class Driven(MixedPrecision):
         if training and self._wrapped.fresh:
             self._wrapped.fresh = False
             self._wrapped.buffers.save()
+
+    @property
+    def device_type(self) -> str:
+        """Where the models lie."""
+        return self._device.type
+
+    @contextmanager
+    def recomputing(self) -> Iterator[None]:
+        """A forward pass that checkpointing runs again inside backward: the same casts."""
+        with ExitStack() as stack:
+            if self.precision.operation_casts:
+                stack.enter_context(torch.autocast(self._device.type, self.precision.dtype))
+            yield
 
     # -- backward ----------------------------------------------------------------------------------
 

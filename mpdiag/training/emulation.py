@@ -23,6 +23,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_map_only, tree_unflatten
 
+from mpdiag.training.accumulation import accumulates, product
+
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
@@ -67,13 +69,17 @@ class Emulation(TorchDispatchMode):
     above this level: its LSTM and GRU are one opaque operation that would hide every stored gate
     and state; convolutions and the rest find it switched on again.
 
+    Args:
+        low_sums: Add up products of FP16 matrices in FP16, too (see ``accumulation``).
+
     Attributes:
         roundings: Tensors rounded so far, those of natively exact operations included.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, low_sums: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.roundings = 0
+        self._low_sums = low_sums
         self._native: dict[Any, bool] = {}
         self._results: dict[Any, Dtypes | None] = {}
         self._copies: dict[Any, tuple[int, StorageWeakRef, torch.Tensor]] = {}
@@ -116,6 +122,9 @@ class Emulation(TorchDispatchMode):
                 if not func.is_view and type(result) is torch.Tensor and result.dtype in LOW:
                     self.roundings += 1
                 return result
+            if self._low_sums and accumulates(func, args, kwargs):
+                self.roundings += 1
+                return product(*args)
             return self._compute(func, args, kwargs)
         finally:
             torch._C._set_mkldnn_enabled(False)

@@ -106,7 +106,7 @@ def estimate_gradients(
         gradients = [g for g in parts if g is not None and g.requires_grad]
         size = math.sqrt(sum(float(g.detach().double().pow(2).sum()) for g in gradients))
         changes = _Changes()
-        handles = []
+        handles: list[Any] = []
         for g in gradients:
             for node in _nodes(g.grad_fn):
                 changes.watch(node, forward_calls, twice.backward_calls, handles)

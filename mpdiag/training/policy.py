@@ -28,11 +28,16 @@ from torch.library import Library
 from torch.utils._pytree import tree_map
 
 from mpdiag.errors import UsageError
-from mpdiag.precision_lists import BANNED, LISTS, RECURRENT, Rule
+from mpdiag.precision_lists import BANNED, FP32, LISTS, LOW, PROMOTE, RECURRENT, Rule
 from mpdiag.training import recurrent
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
+
+__all__ = [
+    "BANNED", "FP32", "LISTS", "LOW", "MODULE_OPERATIONS", "PROMOTE", "RECURRENT", "Policy", "Rule",
+    "in_force", "install", "operation_named",
+]  # fmt: skip
 
 # What people call an operation -> what ATen calls it.
 ALIASES = {

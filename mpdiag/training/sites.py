@@ -20,7 +20,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from mpdiag.training import policy
+from mpdiag.precision_lists import LOW, policy_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,14 +46,8 @@ _MOVES = frozenset(
 # ATen's name below autograd -> the name above it, where policies and plans speak.
 _ABOVE = {
     "addmm": "linear", "mm": "matmul", "bmm": "matmul", "mv": "matmul", "dot": "matmul",
-    "_softmax": "softmax", "_log_softmax": "log_softmax", "convolution": "conv2d",
-    "native_layer_norm": "layer_norm", "native_group_norm": "group_norm",
-    "native_batch_norm": "batch_norm", "_native_batch_norm_legit": "batch_norm",
-    "nll_loss_forward": "nll_loss", "nll_loss2d_forward": "nll_loss2d",
-    "_fused_rms_norm": "rms_norm", "native_dropout": "dropout", "smooth_l1_loss": "smooth_l1_loss",
-    "_scaled_dot_product_flash_attention_for_cpu": "scaled_dot_product_attention",
-    "_scaled_dot_product_flash_attention": "scaled_dot_product_attention",
-    "_scaled_dot_product_efficient_attention": "scaled_dot_product_attention",
+    "native_layer_norm": "layer_norm", "native_batch_norm": "batch_norm",
+    "_native_batch_norm_legit": "batch_norm", "native_dropout": "dropout",
     "_adaptive_avg_pool2d": "adaptive_avg_pool2d", "max_pool2d_with_indices": "max_pool2d",
 }  # fmt: skip
 _CONVOLUTIONS = {3: "conv1d", 4: "conv2d", 5: "conv3d"}
@@ -102,7 +96,7 @@ def _policy_name(func: Any) -> str:
     written_in_python = inspect.isfunction(func)
     if not name or not hasattr(torch.ops.aten, name):
         return ""
-    if written_in_python and name not in policy.LOW | {"rsub", "pow"}:
+    if written_in_python and name not in LOW | {"rsub", "pow"}:
         return ""  # it calls others, which tell more
     return name
 
@@ -188,7 +182,7 @@ class Sites(TorchDispatchMode):
         aten = func.overloadpacket.__name__
         above = self._functions.name
         if not above:
-            above = _ABOVE.get(aten, aten.removesuffix("_"))
+            above = _ABOVE.get(aten) or policy_name(aten)
             if aten == "convolution":
                 above = _CONVOLUTIONS.get(args[0].dim(), above)
         module = self._calling[-1] if self._calling else OUTSIDE

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
+from mpdiag.recording.first_nonfinite import find_nonfinite
 from mpdiag.training import gradients, ranks
 from mpdiag.training.diagnosis import run_trial
 from mpdiag.training.steps import Cause, NonFinite, StepResult
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor
 
+    from mpdiag.recording.first_nonfinite import Producer
     from mpdiag.training.wrapping import Wrapped
 
 
@@ -129,6 +131,26 @@ def replay(
     if not plain.finite:
         return "model", plain.found
     return ("scale", []) if mixed.finite else ("format", mixed.found)
+
+
+def locate(
+    wrapped: Wrapped, loss_of: Callable[[], Tensor], backward: Callable[[Tensor], None]
+) -> Producer | None:
+    """Run the batch again as it was skipped, and find the operation that went non-finite first.
+
+    Args:
+        wrapped: The models; their gradients and buffers are as before afterwards.
+        loss_of: Runs the forward pass.
+        backward: Runs a backward pass in mixed precision, with the loss scale.
+    """
+    trace = find_nonfinite(wrapped.models)
+    wrapped.fresh = False
+    try:
+        with trace:
+            run_trial(wrapped.models, loss_of, backward)
+    finally:
+        wrapped.buffers.restore()
+    return trace.first
 
 
 def _plain_backward(loss: Tensor) -> None:

@@ -213,6 +213,7 @@ class Stepping:
         clip_value: float | None = None,
         closure: Callable[[], Tensor] | None = None,
         replay: Callable[[], Tensor] | None = None,
+        batch: Any = None,
     ) -> StepResult:
         """Take one training step, or skip it with a reason.
 
@@ -225,7 +226,10 @@ class Stepping:
             closure: For optimizers that evaluate the loss several times (LBFGS): clears nothing,
                 returns the loss, without a backward pass of its own.
             replay: Returns the loss of the same batch once more; on a skip it is run in FP32 at
-                scale 1, and in mixed precision at scale 1, to tell what was at fault.
+                scale 1, and in mixed precision at scale 1, to tell what was at fault; from the second
+                skip in a row on, also as it was, to find the first operation at fault.
+            batch: The step's inputs, a nest of tensors and plain values; a skipped step is written
+                with them into the run as a capsule (the first few), see ``training/capsule.py``.
 
         Raises:
             TrainingDiverged: If too many steps in a row were skipped, or a weight left the format.
@@ -240,6 +244,8 @@ class Stepping:
         if loss is not None:
             self.backward(loss)
         result = self._apply(chosen, loss, clip_norm, clip_value, replay)
+        if result.skipped and batch is not None:
+            self._keep(batch, result)
         self._finish(chosen, result)
         return result
 
@@ -421,10 +427,17 @@ class Stepping:
         elif replay is not None:
             cause, first = skips.replay(wrapped, replay, self._unscaled_backward)
             found = [*first, *(f for f in found if f not in first)]
+        operation = None
+        if replay is not None and self._in_a_row:  # one skip is the scaler's daily bread
+            operation = skips.locate(wrapped, replay, self._scaled_backward(scale))
+        reason = skips.tell_reason(found, scale, cause, self.precision.format)
+        if operation is not None:
+            reason += f"; {operation}"
         self._scaler = self._scaler.adjust(math.inf)
         return StepResult(
             skipped=True,
-            reason=skips.tell_reason(found, scale, cause, self.precision.format),
+            reason=reason,
+            operation=operation,
             step=self.steps,
             scale=scale,
             next_scale=self._scaler.scale,
@@ -435,9 +448,19 @@ class Stepping:
             rank=ranks.rank(),
         )
 
+    def _keep(self, batch: Any, result: StepResult) -> None:
+        """Write a capsule of a skipped step; ``MixedPrecision`` knows where."""
+
     def _unscaled_backward(self, loss: Tensor) -> None:
         with self._computing():
             loss.float().backward()
+
+    def _scaled_backward(self, scale: float) -> Callable[[Tensor], None]:
+        def backward(loss: Tensor) -> None:
+            with self._computing():
+                (loss.float() * scale).backward()
+
+        return backward
 
     # -- closures ----------------------------------------------------------------------------------
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from mpdiag.recording.first_nonfinite import Producer
 
 Cause = Literal["scale", "format", "model", "unknown"]
 
@@ -52,6 +55,8 @@ class StepResult:
         cause: ``scale``: a smaller loss scale would have been finite; ``format``: no scale would,
             FP32 would; ``model``: FP32 is not finite either; ``unknown``: not tried.
         rank: The process that saw it.
+        operation: After a second skip in a row, and with ``replay``: the first operation that
+            produced an infinity or a NaN, with its module, its line and what it was given.
     """
 
     skipped: bool
@@ -64,6 +69,7 @@ class StepResult:
     non_finite: tuple[NonFinite, ...] = ()
     cause: Cause | None = None
     rank: int = 0
+    operation: Producer | None = None
 
     @property
     def first(self) -> NonFinite | None:

@@ -24,6 +24,7 @@ from torch.optim import Optimizer
 from mpdiag.errors import UsageError
 from mpdiag.plan import PrecisionPlan
 from mpdiag.training import arguments, checkpoint, levels, ranks
+from mpdiag.training.capsule import save_capsule
 from mpdiag.training.emulation import Emulation
 from mpdiag.training.journal import Journal
 from mpdiag.training.masters import refuse_low_precision
@@ -35,6 +36,9 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Mapping, Sequence
 
+    from mpdiag.training.steps import StepResult
+
+_MAX_CAPSULES = 3
 Backend = Literal["auto", "native", "emulated"]
 
 _live: weakref.WeakKeyDictionary[nn.Module, weakref.ref[MixedPrecision]] = (
@@ -71,6 +75,8 @@ class MixedPrecision(Stepping):
         process_group: The ranks that must agree; default: all.
         check_tensor_cores: After the first steps on a GPU, profile one and log whether Tensor Cores
             are in use, with the cause if not; the answer is ``tensor_cores``.
+        fp16_accumulation: Add up matrix products in FP16, as no Tensor Core need do: an ablation,
+            emulated only.
         names: What the models' names begin with in the plan, one for each model; default: nothing.
 
     Raises:
@@ -98,6 +104,7 @@ class MixedPrecision(Stepping):
         max_skips: int = 8,
         process_group: Any = None,
         check_tensor_cores: bool = True,
+        fp16_accumulation: bool = False,
         names: Sequence[str] = (),
     ) -> None:
         self.plan = plan if isinstance(plan, PrecisionPlan) else PrecisionPlan.load(plan)
@@ -120,6 +127,9 @@ class MixedPrecision(Stepping):
         refuse_low_precision(models)
         device = arguments.device_of(models)
         self.backend = arguments.choose_backend(backend, precision, device, models)
+        if fp16_accumulation and self.backend != "emulated":
+            message = "fp16_accumulation is emulated: it needs FP16 and backend='emulated'"
+            raise UsageError(message)
         wrapped = Wrapped(models, optimizers, precision, device.type, names)
         try:
             wrapped.apply(self.plan, fp32_modules, overrides)
@@ -135,12 +145,13 @@ class MixedPrecision(Stepping):
             precision,
             scaler,
             wrapped,
-            Emulation() if self.backend == "emulated" else None,
+            Emulation(low_sums=fp16_accumulation) if self.backend == "emulated" else None,
             device=device,
             max_skips=max_skips,
             group=process_group,
             journal=journal,
         )
+        self._capsules = 0
         if check_tensor_cores and precision.level != "O0":
             native = self.backend == "native"
             self._check = check_for(models[0], device, native=native, rank=ranks.rank())
@@ -176,6 +187,38 @@ class MixedPrecision(Stepping):
             message = "log_metric() needs a run folder: pass run= to MixedPrecision"
             raise UsageError(message)
         self.journal.note_metric(name, value, higher_is_better=higher_is_better)
+
+    def _keep(self, batch: Any, result: StepResult) -> None:
+        if self.journal is None:
+            message = "step(batch=…) writes capsules of skipped steps into a run: pass run="
+            raise UsageError(message)
+        if self._capsules < _MAX_CAPSULES and result.rank == 0:
+            self._capsules += 1
+            folder = self.journal.folder / "capsules" / f"step{result.step:06d}"
+            (model,) = self._one_model()
+            save_capsule(
+                folder,
+                weights=self.fp32_state_dict(model),
+                random=self._wrapped.random,
+                batch=batch,
+                facts={
+                    "step": result.step,
+                    "scale": result.scale,
+                    "reason": result.reason,
+                    "model": f"{type(model).__module__}.{type(model).__qualname__}",
+                    "training": model.training,
+                    "level": self.precision.level,
+                    "backend": self.backend,
+                    "device": self._device.type,
+                    "plan": self.plan.to_json(),
+                },
+            )
+
+    def _one_model(self) -> list[nn.Module]:
+        if len(self._wrapped.models) != 1:
+            message = "step(batch=…) writes capsules of one model, and this trainer has several"
+            raise UsageError(message)
+        return self._wrapped.models
 
     # -- checkpoints -------------------------------------------------------------------------------
 

@@ -38,6 +38,7 @@ class Wrapped:
         buffers: Guards the models' buffers.
         switch: Off: models behave as if they were not wrapped.
         fresh: Whether the next forward pass is the first of a step.
+        random: Torch's random state before that pass.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class Wrapped:
         self.buffers = BufferGuard(self.models)
         self.switch = islands.Switch()
         self.fresh = True
+        self.random: dict[str, Tensor] = {}
         self._undo: list[Callable[[], Any]] = []
 
     def apply(
@@ -183,12 +185,21 @@ class Wrapped:
             self._undo.pop()()
 
 
+def capture_random() -> dict[str, Tensor]:
+    """Torch's random state, by generator; some kilobytes."""
+    states = {"cpu": torch.get_rng_state()}
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        states |= {f"cuda.{i}": s for i, s in enumerate(torch.cuda.get_rng_state_all())}
+    return states
+
+
 def _first_forward(wrapped: weakref.ref[Wrapped]) -> Callable[[], None]:
     def call() -> None:
         held = wrapped()
         if held is not None and held.fresh:
             held.fresh = False
             held.buffers.save()
+            held.random = capture_random()
 
     return call
 

@@ -2,7 +2,8 @@
 
     >>> from mpdiag import workloads
     >>> workloads.names()
-    ('denoiser', 'digits', 'ssd')
+    ('dcgan', 'denoiser', 'digits', 'gpt', 'language_model', 'speech', 'ssd', 'translation',
+     'two_stage', 'vgg', 'vit')
     >>> ssd = workloads.load("ssd", mean_over="matched")  # options are its own fields
 
 What can be done with a loaded one (start it, train it, evaluate it) is in
@@ -25,7 +26,19 @@ if TYPE_CHECKING:
 __all__ = ["BadOption", "UnknownWorkload", "load", "names"]
 
 # name -> class; the class lives in the module of that name in this folder.
-_CLASSES = {"denoiser": "Denoiser", "digits": "Digits", "ssd": "Ssd"}
+_CLASSES = {
+    "dcgan": "Dcgan",
+    "denoiser": "Denoiser",
+    "digits": "Digits",
+    "gpt": "Gpt",
+    "language_model": "LanguageModel",
+    "speech": "Speech",
+    "ssd": "Ssd",
+    "translation": "Translation",
+    "two_stage": "TwoStage",
+    "vgg": "Vgg",
+    "vit": "Vit",
+}
 
 
 class UnknownWorkload(UsageError, ValueError):
@@ -62,6 +75,6 @@ def _check(name: str, kind: type[Workload], options: dict[str, Any]) -> None:
             raise BadOption(message)
         choices = typing.get_args(types[option])  # of a Literal; any other type has none
         if choices and value not in choices:
-            accepted = ", ".join(choices)
+            accepted = ", ".join(map(str, choices))
             message = f"The workload {name!r} has no {option} {value!r}; choose one of {accepted}."
             raise BadOption(message)

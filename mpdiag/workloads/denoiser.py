@@ -83,6 +83,7 @@ class Denoiser(Workload):
     family: ClassVar[str] = "dense prediction (beside the paper's SSD)"
     default_steps: ClassVar[int] = 400
     metric: ClassVar[str] = "PSNR (dB)"
+    margin: ClassVar[float] = 0.1
 
     size: Literal["small", "large"] = "small"
     """64 crops of 48×48 pixels a step, or 192 crops of 64×64, which is 5.3 times the work."""

@@ -94,6 +94,7 @@ class Digits(Workload):
     family: ClassVar[str] = "image classification (ILSVRC networks)"
     default_steps: ClassVar[int] = 300
     metric: ClassVar[str] = "accuracy"
+    margin: ClassVar[float] = 0.01
 
     batch_size: int = 64
     learning_rate: float = 0.1

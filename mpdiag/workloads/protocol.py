@@ -13,7 +13,10 @@ attach a recorder or a trainer.
 
 `train` is the same in one call, with nothing attached. A trainer that changes how a step is taken
 (another precision, a loss scale) hands `run` its own `take_step`, and batches, callbacks and
-bookkeeping stay the same.
+bookkeeping stay the same; `mixed_step` is that of an `mpdiag.MixedPrecision`.
+
+A training with several losses, each with an optimizer of its own (a GAN), overrides `optimizers`
+and `losses` in place of `optimizer` and `loss`; its models are parts of one module.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
 
 import numpy as np
 import torch
@@ -34,6 +37,8 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
     from torch.optim.lr_scheduler import LRScheduler
 
+    from mpdiag.training.trainer import MixedPrecision
+
 __all__ = [
     "Batch",
     "OnStep",
@@ -41,6 +46,7 @@ __all__ = [
     "TakeStep",
     "Training",
     "Workload",
+    "mixed_step",
     "plain_step",
     "start",
     "train",
@@ -72,14 +78,24 @@ class Workload(ABC):
     metric: ClassVar[str]
     """What `evaluate` returns, with its unit."""
     higher_is_better: ClassVar[bool] = True
+    margin: ClassVar[float]
+    """The largest difference of the metric, in its unit, that does not matter to anybody."""
+    paper_scale: ClassVar[float | None] = None
+    """The loss scale that the paper used for this family; None where it used or named none."""
+    clip_norm: ClassVar[float | None] = None
+    """Gradients whose norm exceeds this are scaled down to it; None: they are left alone."""
 
     @abstractmethod
     def model(self) -> nn.Module:
         """A fresh model, drawn from torch's global random state, in FP32 on the CPU."""
 
-    @abstractmethod
     def optimizer(self, model: nn.Module) -> Optimizer:
         """The optimizer of the model's parameters."""
+        raise NotImplementedError
+
+    def optimizers(self, model: nn.Module) -> tuple[Optimizer, ...]:
+        """The optimizers, in the order in which they step; one, unless there are several losses."""
+        return (self.optimizer(model),)
 
     def scheduler(self, optimizer: Optimizer, steps: int) -> LRScheduler | None:
         """The learning rate's schedule, stepped after each of `steps` steps; None: constant."""
@@ -94,9 +110,17 @@ class Workload(ABC):
         it can change which data comes next.
         """
 
-    @abstractmethod
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
         """The training loss, a scalar: forward pass included, backward pass not."""
+        raise NotImplementedError
+
+    def losses(self, model: nn.Module, batch: Batch) -> Iterator[Tensor]:
+        """The losses of one step, one for each optimizer.
+
+        Whoever iterates takes an optimizer's step before asking for the next loss, which therefore
+        sees the weights that came of it.
+        """
+        yield self.loss(model, batch)
 
     @abstractmethod
     def score(self, model: nn.Module) -> float:
@@ -119,11 +143,22 @@ class Session:
 
     workload: Workload
     model: nn.Module
-    optimizer: Optimizer
-    scheduler: LRScheduler | None
+    optimizers: tuple[Optimizer, ...]
+    schedulers: tuple[LRScheduler, ...]
+    """One for each optimizer, or none at all."""
     steps: int
     seed: int
     device: torch.device
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """The first optimizer, the only one of nearly every training."""
+        return self.optimizers[0]
+
+    @property
+    def scheduler(self) -> LRScheduler | None:
+        """The first optimizer's schedule."""
+        return self.schedulers[0] if self.schedulers else None
 
     def run(self, on_step: OnStep | None = None, take_step: TakeStep | None = None) -> list[float]:
         """Train to the end and return the loss of every step.
@@ -169,14 +204,49 @@ class Training:
 
 
 def plain_step(session: Session, batch: Batch) -> Tensor:
-    """One step as everybody writes it: clear, forward, backward, update, schedule."""
-    session.optimizer.zero_grad()
-    loss = session.workload.loss(session.model, batch)
-    loss.backward()
-    session.optimizer.step()
-    if session.scheduler:
-        session.scheduler.step()
-    return loss.detach()
+    """One step as everybody writes it: clear, forward, backward, clip, update, schedule.
+
+    Of several losses the first is returned.
+    """
+    workload, shown = session.workload, []
+    losses = workload.losses(session.model, batch)
+    for optimizer, loss in zip(session.optimizers, losses, strict=False):
+        optimizer.zero_grad()
+        loss.backward()
+        if workload.clip_norm is not None:
+            nn.utils.clip_grad_norm_(_parameters(optimizer), workload.clip_norm)
+        optimizer.step()
+        shown.append(loss.detach())
+    for scheduler in session.schedulers:
+        scheduler.step()
+    return shown[0]
+
+
+def mixed_step(trainer: MixedPrecision) -> TakeStep:
+    """The same step, taken by a trainer that holds the session's model and optimizers.
+
+    A loss that could not be stepped counts as NaN, and no schedule moves on after a skip.
+    """
+
+    def take_step(session: Session, batch: Batch) -> float:
+        workload, results = session.workload, []
+        losses = workload.losses(session.model, batch)
+        for optimizer in session.optimizers:
+            # Another loss's backward pass may have left gradients here.
+            optimizer.zero_grad()
+            with trainer.autocast():
+                loss = next(losses)
+            results.append(trainer.step(loss, optimizer=optimizer, clip_norm=workload.clip_norm))
+        if not any(result.skipped for result in results):
+            for scheduler in session.schedulers:
+                scheduler.step()
+        return math.nan if results[0].loss is None else results[0].loss
+
+    return take_step
+
+
+def _parameters(optimizer: Optimizer) -> list[Any]:
+    return [p for group in optimizer.param_groups for p in group["params"]]
 
 
 def start(
@@ -198,10 +268,11 @@ def start(
     model = workload.model().to(
         device
     )  # built on the CPU first: every device starts from the same weights
-    optimizer = workload.optimizer(model)
+    optimizers = workload.optimizers(model)
     steps = workload.default_steps if steps is None else steps
-    scheduler = workload.scheduler(optimizer, steps)
-    return Session(workload, model, optimizer, scheduler, steps, seed, torch.device(device))
+    found = [workload.scheduler(optimizer, steps) for optimizer in optimizers]
+    schedulers = tuple(scheduler for scheduler in found if scheduler is not None)
+    return Session(workload, model, optimizers, schedulers, steps, seed, torch.device(device))
 
 
 def train(

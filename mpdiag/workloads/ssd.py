@@ -153,6 +153,8 @@ class Ssd(Workload):
     family: ClassVar[str] = "object detection (Multibox SSD)"
     default_steps: ClassVar[int] = 400
     metric: ClassVar[str] = "mAP@0.5"
+    margin: ClassVar[float] = 0.02
+    paper_scale: ClassVar[float | None] = 8.0
 
     mean_over: Literal["boxes", "matched"] = "boxes"
     """What the loss is a mean over; see the head of this module."""

@@ -9,6 +9,7 @@ from support import batch, network
 from torch import nn
 
 import mpdiag
+from mpdiag.analysis.evidence import Held
 from mpdiag.analysis.guidance import activations_per_step
 from mpdiag.analysis.layers import Layers
 from mpdiag.analysis.reduction import choose_reduction
@@ -32,7 +33,7 @@ def test_activations_are_those_of_modules_without_children(tmp_path):
     record(tmp_path / "run", torch.optim.Adam)
     run = mpdiag.open_run(tmp_path / "run")
     expected = 8 * (3 * 4 * 36 + 4 * 36 + 10)  # convolution, batch norm, ReLU; flattened; linear
-    assert activations_per_step(run, run.records) == expected
+    assert activations_per_step(run, Held(run.records)) == expected
 
 
 @pytest.mark.parametrize(

@@ -219,5 +219,5 @@ def test_a_profile_with_its_what_if(opened, root, tmp_path):
 
 
 def test_without_a_profile_the_page_says_how_to_get_one(opened):
-    test = opened(view="tensor_cores", run="digits")
+    test = opened(view="tensor_cores", run="ssd")
     assert "mpdiag profile TRACE" in test.code[0].value

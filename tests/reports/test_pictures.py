@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 
 import numpy as np
 import pandas as pd
@@ -12,6 +13,7 @@ import runs_by_hand as hand
 
 from mpdiag.analysis.analyzer import analyze
 from mpdiag.analysis.layers import Layers
+from mpdiag.analysis.operation_rules import OperationFinding
 from mpdiag.analysis.replay import replay_run
 from mpdiag.formats import BF16, FP8_E4M3, FP8_E5M2, FP16
 from mpdiag.reports import pictures
@@ -293,3 +295,22 @@ def test_layers_are_found_by_a_part_of_their_name(analysis):
     assert len(pictures.found(layers, "")) == len(layers)
     assert list(pictures.found(layers, "THE MODEL").names) == [""]
     assert len(pictures.found(layers, "no such layer")) == 0
+
+
+def test_operations_with_their_line(analysis):
+    found = OperationFinding(
+        code="overflow",
+        op="exp",
+        aten="aten::exp",
+        module="",
+        where="model.py:12",
+        text="x.exp()",
+        reason="it reaches 1e5",
+        fix="keep it in FP32",
+        without="infinite",
+    )
+    (row,) = pictures.proven_frame(replace(analysis, operations=(found,))).to_dict("records")
+    assert (row["operation"], row["module"], row["line"]) == ("exp", "(the model)", "model.py:12")
+    assert pictures.proven_frame(replace(analysis, operations=())).empty
+    table = pictures.operations_frame(analysis)
+    assert len(table) == len(analysis.plan.fp32_operations)

@@ -42,6 +42,20 @@ def test_misaligned_shapes_have_a_padded_size():
     assert list(tensorcores.fixable(frame.reset_index())["module"]) == ["<i>head</i>", "stem"]
 
 
+def test_the_profile_s_own_advice_goes_first():
+    row = {"m": 33, "n": 65, "k": 64, "dtype": "fp16", "fix": "pad", "amdahl_bound": None}
+    advice = [{"dimension": "N", "size": 65, "padded": 72}]
+    rows = [{**row, "padded": advice}, {**row, "padded": []}, {**row, "aligned": None}]
+    frame = tensorcores.operation_frame({"operations": rows})
+    assert list(frame["padded"]) == ["N: 65 → 72", "", ""]
+    assert (frame["amdahl_bound"] == float("inf")).all()  # null in JSON
+
+
+def test_a_cpu_has_units_of_its_own():
+    labels = [label for label, _ in tensorcores.headline({"device": {"type": "cpu"}})]
+    assert labels[:2] == ["On AMX", "Matrix work on vector units"]
+
+
 def test_fixes_add_up_as_amdahl_has_it():
     assert tensorcores.combined_bound([]) == 1.0
     assert tensorcores.combined_bound([1.25]) == pytest.approx(1.25)  # 200 of 1000 µs gone

@@ -95,6 +95,7 @@ def test_a_flagger_looks_several_times_at_an_fp32_training():
 
 NEEDY = {
     "needs_fp32": True,
+    "needs_fp32_beyond_lists": False,
     "fixes": [[["a.b", "exp"], ["a.b", "sum"]], [["a", "mul"]]],
     "fixing_modules": ["a"],
 }
@@ -115,6 +116,11 @@ NEEDY = {
 def test_flags_cover_what_suffices(flags, covers, spare):
     found = judge("x", flags, NEEDY)
     assert (found.covers, found.spare) == (covers, spare)
+
+
+def test_what_is_needed_beyond_the_lists_is_another_question():
+    assert judge("x", set(), NEEDY).needs
+    assert not judge("x", set(), NEEDY, beyond_lists=True).needs
 
 
 def test_precision_and_recall_are_counted_over_exhibits():

@@ -12,7 +12,8 @@ from mpdiag.workloads.denoiser import Denoiser
 
 
 def test_names_are_those_that_load() -> None:
-    assert workloads.names() == ("denoiser", "digits", "ssd")
+    assert len(workloads.names()) == 11
+    assert workloads.names() == tuple(sorted(workloads.names()))
     assert [workloads.load(name).name for name in workloads.names()] == list(workloads.names())
 
 
@@ -23,7 +24,7 @@ def test_options_reach_the_workload() -> None:
 def test_an_unknown_name_is_answered_with_the_known_ones() -> None:
     with pytest.raises(
         workloads.UnknownWorkload,
-        match=r"There is no workload 'yolo'; choose one of denoiser, digits, ssd\.",
+        match=r"There is no workload 'yolo'; choose one of dcgan, denoiser, digits, gpt,",
     ):
         workloads.load("yolo")
     assert issubclass(workloads.UnknownWorkload, ValueError)
@@ -44,6 +45,8 @@ def test_an_unknown_value_is_answered_with_the_known_ones() -> None:
         workloads.load("denoiser", size="huge")
     with pytest.raises(workloads.BadOption, match="choose one of boxes, matched"):
         workloads.load("ssd", mean_over="anchors")
+    with pytest.raises(workloads.BadOption, match="choose one of 3, 5"):
+        workloads.load("translation", layers=4)
 
 
 def test_importing_the_registry_is_cheap() -> None:

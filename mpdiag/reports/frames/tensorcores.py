@@ -78,14 +78,17 @@ def verdict_frame(profile: Mapping[str, Any]) -> pd.DataFrame:
 
 
 def operation_frame(profile: Mapping[str, Any]) -> pd.DataFrame:
-    """Matrix operations, longest first, with ``padded``: M, N, K rounded up to multiples of 8.
+    """Matrix operations, longest first, each misaligned one with its ``padded`` size.
 
-    A multiple of 8 suits FP16 and BF16 (16 bytes); 8-bit types want 16, FP32 as TF32 4.
+    The profile's own advice, or M, N and K rounded up to 16 bytes: multiples of 8 for FP16 and
+    BF16, of 16 for 8-bit types, of 4 for FP32 as TF32. A bound that the profile writes as null is
+    infinite; one that it lacks is 1.
     """
-    frame = _table(profile.get("operations", []), _OPERATIONS)
+    rows = list(profile.get("operations", []))
+    frame = _table(rows, _OPERATIONS)
     frame["time_us"] = _numbers(frame["time_us"])
-    frame["amdahl_bound"] = _numbers(frame["amdahl_bound"], 1.0)
-    frame["padded"] = [_padded(row) for row in frame.to_dict("records")]
+    frame["amdahl_bound"] = [_bound(row) for row in rows]
+    frame["padded"] = [_padded(row) for row in rows]
     return frame.sort_values("time_us", ascending=False, kind="stable", ignore_index=True)
 
 
@@ -98,7 +101,20 @@ def combined_bound(bounds: Collection[float]) -> float:
     return 1.0 / (1.0 - saved) if saved < 1.0 else float("inf")
 
 
-def _padded(row: Mapping[Any, Any]) -> str:
+def _bound(row: Mapping[str, Any]) -> float:
+    value = row.get("amdahl_bound", 1.0)
+    if value is None:
+        return float("inf")
+    return float(value) if isinstance(value, (int, float)) else 1.0
+
+
+def _padded(row: Mapping[str, Any]) -> str:
+    advice = row.get("padded")
+    if isinstance(advice, list) and all(isinstance(item, dict) for item in advice):
+        words = (f"{i.get('dimension')}: {i.get('size')} → {i.get('padded')}" for i in advice)
+        return ", ".join(words)
+    if row.get("aligned") is not False:
+        return ""
     dtype = str(row.get("dtype") or "")
     step = 16 if "8" in dtype and "bfloat" not in dtype else 4 if "32" in dtype else 8
     sizes = []
@@ -130,15 +146,19 @@ def headline(profile: Mapping[str, Any]) -> tuple[tuple[str, float], ...]:
         value = profile.get(name)
         return float(value) if isinstance(value, (int, float)) else float(shares[verdict])
 
+    device = profile.get("device")
+    cpu = isinstance(device, dict) and device.get("type") == "cpu"
+    units = ("AMX", "vector units") if cpu else ("Tensor Cores", "CUDA cores")
     return (
-        ("On Tensor Cores", known("tensor_core_fraction", "tensor_core")),
-        ("Matrix work on CUDA cores", known("matrix_cuda_core_fraction", "cuda_core")),
+        (f"On {units[0]}", known("tensor_core_fraction", "tensor_core")),
+        (f"Matrix work on {units[1]}", known("matrix_cuda_core_fraction", "cuda_core")),
         ("Layout changes", known("layout_fraction", "layout")),
         ("Unknown kernels", known("unknown_fraction", "unknown")),
     )
 
 
 def fixable(operations: pd.DataFrame) -> pd.DataFrame:
-    """The operations of an ``operation_frame`` with a known fix."""
+    """The operations of an ``operation_frame`` with a fix that would make anything faster."""
     known = operations["fix"].notna() & (operations["fix"].astype(str) != "")
+    known &= operations["amdahl_bound"] > 1.0
     return operations[known].reset_index(drop=True)

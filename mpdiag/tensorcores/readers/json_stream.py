@@ -18,9 +18,10 @@ WINDOW = 1 << 18
 """Characters read at a time."""
 LOW = 1 << 15
 """When fewer are left, more are read before a value is decoded."""
-LONGEST = 1 << 26
+LONGEST = 1 << 24
 """Characters of a single value; what is longer is damaged."""
 
+_BLANKS = frozenset(", \t\r\n") | {""}
 _BLANK = re.compile(r"[\s,]*")
 _decode = json.JSONDecoder(strict=False).raw_decode
 
@@ -61,12 +62,14 @@ class JsonStream:
     def peek(self) -> str:
         """The next character that is neither blank nor a comma; "" at the end."""
         while True:
-            match = _BLANK.match(self.text, self.at)
-            self.at = match.end() if match else self.at
-            if self.at < len(self.text):
-                return self.text[self.at]
-            if not self.more():
-                return ""
+            at = self.at
+            found = self.text[at : at + 1]
+            if found in _BLANKS:  # so is nothing
+                match = _BLANK.match(self.text, at)
+                at = self.at = match.end() if match else at
+                found = self.text[at : at + 1]
+            if found or not self.more():
+                return found
 
     def value(self) -> Any:
         """Decode the next value.

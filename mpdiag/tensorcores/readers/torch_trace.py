@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gzip
 import io
-import math
 import re
 from typing import TYPE_CHECKING, Any, cast
 
@@ -29,10 +28,10 @@ _START = re.compile(r'\{\s*"ph"\s*:')
 # Events that need no decoding: arrows from launch to kernel, Python frames that are no modules, and
 # calls of the runtime that launch nothing. A brace in a string only costs the decoding after all.
 _SKIPPED = re.compile(
-    r'\{\s*"ph"\s*:\s*"(?:[sftiI]"[^{}]*\}'
+    r'(?:[\s,]*\{\s*"ph"\s*:\s*"(?:[sftiI]"[^{}]*\}'
     r'|X"\s*,\s*"cat"\s*:\s*"(?:python_function"\s*,\s*"name"\s*:\s*"(?!nn\.Module)'
     r'|(?:cuda_(?:runtime|driver)|Runtime)"\s*,\s*"name"\s*:\s*"(?![^"]*aunch))[^"\\{}]*"'
-    r"[^{}]*\{[^{}]*\}\s*\})(?=\s*[,\]])"
+    r"[^{}]*\{[^{}]*\}\s*\})(?=\s*[,\]]))+"
 )
 
 
@@ -100,20 +99,19 @@ class TorchTrace:
     def _array(self, stream: JsonStream) -> Iterator[Event]:
         stream.at += 1
         while True:
+            skipped = _SKIPPED.match(stream.text, stream.at)
+            if skipped:
+                stream.at = skipped.end()
+                self._seen += 1
             character = stream.peek()
             if character == "]":
                 stream.at += 1
                 return
             if not character:
-                self.problems.append(f"the trace breaks off after {self._seen} events")
                 if not self._seen:
                     raise DamagedTrace(self._no_trace())
+                self.problems.append("the trace breaks off in the middle of its events")
                 return
-            skipped = _SKIPPED.match(stream.text, stream.at)
-            if skipped:
-                stream.at = skipped.end()
-                self._seen += 1
-                continue
             try:
                 raw = stream.value()
             except Damaged:
@@ -165,21 +163,16 @@ def _event(raw: Any) -> Event | None:
     category, name = raw.get("cat"), raw.get("name")
     if not isinstance(category, str) or not isinstance(name, str):
         return None
-    category = category.lower()
+    make = _MAKERS.get(category) or _MAKERS.get(category.lower().rpartition("_")[2])
+    if make is None:
+        return None
     args = raw.get("args")
     if not isinstance(args, dict):
         args = {}
-    make = _MAKERS.get(category) or _MAKERS.get(_last_word(category))
-    if make is None:
-        return None
     start, duration = _time(raw.get("ts")), _time(raw.get("dur", 0))
     if start is None or duration is None or duration < 0:
         return None
     return make(name, start, duration, raw, args)
-
-
-def _last_word(category: str) -> str:
-    return category.rpartition("_")[2]
 
 
 def _kernel(
@@ -216,18 +209,19 @@ def _module(
 def _operation(
     name: str, start: float, duration: float, raw: dict[str, Any], args: dict[str, Any]
 ) -> Operation:
-    sequence = _whole(args.get("Sequence number"))
+    get = args.get
+    sequence = _whole(get("Sequence number"))
     return Operation(
         name,
         start,
         start + duration,
         _thread(raw),
-        _list(args.get("Input Dims") or args.get("Input dims")),
-        _list(args.get("Input type")),
-        _list(args.get("Input Strides")),
-        _list(args.get("Concrete Inputs")),
-        -1 if sequence is None or not 0 <= sequence < 1 << 62 else sequence,
-        bool(_whole(args.get("Fwd thread id"))) or name.startswith("autograd::engine"),
+        _list(get("Input Dims") or get("Input dims")),
+        _list(get("Input type")),
+        _list(get("Input Strides")),
+        _list(get("Concrete Inputs")),
+        -1 if sequence is None or sequence < 0 else sequence,
+        bool(_whole(get("Fwd thread id"))) or name.startswith("autograd::engine"),
     )
 
 
@@ -239,11 +233,14 @@ _MAKERS: dict[str, Callable[..., Event | None]] = {
     "driver": _launch,
     "python_function": _module,
 }
-"""By category in lower case, or its last word (``cuda_runtime``)."""
+"""By category, or the last word of it in lower case (``cuda_runtime``, ``Kernel``)."""
 
 
 def _thread(raw: dict[str, Any]) -> tuple[Any, Any]:
-    return _label(raw.get("pid")), _label(raw.get("tid"))
+    process, thread = raw.get("pid"), raw.get("tid")
+    if type(process) is int and type(thread) is int:
+        return process, thread
+    return _label(process), _label(thread)
 
 
 def _lost(raw: Any) -> bool:
@@ -254,30 +251,29 @@ def _lost(raw: Any) -> bool:
 
 
 def _time(value: Any) -> float | None:
-    if type(value) is float and -LARGEST < value < LARGEST:  # the usual case; not NaN
-        return value
+    if type(value) in _NUMBERS:  # the usual case
+        return float(value) if -LARGEST < value < LARGEST else None
     if isinstance(value, str):
         try:
-            value = float(value)
+            number = float(value)
         except ValueError:
             return None
-    if not isinstance(value, int | float) or isinstance(value, bool):
-        return None
-    try:
-        number = float(value)
-    except OverflowError:
-        return None
-    return number if math.isfinite(number) and abs(number) < LARGEST else None
+        return number if -LARGEST < number < LARGEST else None
+    return None
+
+
+_NUMBERS = frozenset({int, float})
 
 
 def _whole(value: Any) -> int | None:
-    if value is None:
-        return None
-    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 20:
-        value = int(value)
-    if isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1 << 63:
-        return value
+    if type(value) is int:
+        return value if -_FIELD < value < _FIELD else None
+    if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 19:
+        return int(value)
     return None
+
+
+_FIELD = 1 << 62
 
 
 def _label(value: Any) -> int | str | None:

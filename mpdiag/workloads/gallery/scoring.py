@@ -132,16 +132,19 @@ def flag(exhibit: Exhibit, flagger: Flagger, *, seed: int = 0) -> frozenset[Flag
     return frozenset(flags)
 
 
-def judge(name: str, flags: Collection[Flag], truth: Mapping[str, Any]) -> Judged:
+def judge(
+    name: str, flags: Collection[Flag], truth: Mapping[str, Any], *, beyond_lists: bool = False
+) -> Judged:
     """Hold the flags of one exhibit against its truth."""
     sets = [[(m, op) for m, op in kept] for kept in truth.get("fixes", [])]
     modules = [(m, "") for m in truth.get("fixing_modules", [])]
+    needs = bool(truth["needs_fp32_beyond_lists" if beyond_lists else "needs_fp32"])
     covers = any(
         all(_covered(one, flags) for one in kept) for kept in [*sets, *([m] for m in modules)]
     )
     useful = {one for kept in sets for one in kept} | set(modules)
     spare = sum(1 for f in flags if f not in useful)
-    return Judged(name, bool(truth["needs_fp32"]), frozenset(flags), covers, spare)
+    return Judged(name, needs, frozenset(flags), covers, spare)
 
 
 def _covered(one: Flag, flags: Collection[Flag]) -> bool:
@@ -156,6 +159,8 @@ def score(
     flagger: Flagger,
     truth: Mapping[str, Mapping[str, Any]],
     names: Iterable[str] | None = None,
+    *,
+    beyond_lists: bool = False,
 ) -> Score:
     """Score a flagger.
 
@@ -163,6 +168,10 @@ def score(
         flagger: From a model in FP32 training and its next batch to what should stay in FP32.
         truth: From ``load_truth``.
         names: Which exhibits; default: all in the truth.
+        beyond_lists: Ask for what is needed on top of the operation policy's lists; without it,
+            for what is needed where everything else is narrow.
     """
     chosen = list(truth) if names is None else list(names)
-    return Score(tuple(judge(n, flag(load(n), flagger), truth[n]) for n in chosen))
+    return Score(
+        tuple(judge(n, flag(load(n), flagger), truth[n], beyond_lists=beyond_lists) for n in chosen)
+    )

@@ -1,0 +1,61 @@
+"""What ``mpdiag record`` costs: a script's time under it over its time under plain ``python``.
+
+    python benchmarks/launching.py [--repeats 5] [NAME …]
+
+Whole processes, start-up, imports and the writing of the run included. The two take turns, so that a
+machine that slows down slows both; each figure is a ratio of medians.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+SCRIPTS = ROOT / "tests" / "scripts"
+NAMES = """
+    plain_loop trainer_class with_files/train lbfgs_closure gan accumulation own_grad_scaler
+    lightning_script hf_trainer accelerate_script workers two_phases
+""".split()
+
+
+def seconds(words: list[str], folder: str) -> float:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    begin = time.perf_counter()
+    done = subprocess.run(
+        [sys.executable, *words], cwd=folder, env=environment, capture_output=True, check=False
+    )
+    if done.returncode:
+        raise SystemExit(done.stderr.decode())
+    return time.perf_counter() - begin
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", default=NAMES, metavar="NAME")
+    parser.add_argument("--repeats", type=int, default=5)
+    options = parser.parse_args()
+    print(f"{'script':<20}{'python':>9}{'recorded':>10}{'ratio':>7}")
+    ratios = []
+    for name in options.names:
+        script = str(SCRIPTS / f"{name}.py")
+        plain, recorded = [], []
+        for _ in range(options.repeats):
+            with tempfile.TemporaryDirectory() as folder:
+                plain.append(seconds([script], folder))
+                record = ["-m", "mpdiag", "record", "--out", "run", "--", script]
+                recorded.append(seconds(record, folder))
+        a, b = statistics.median(plain), statistics.median(recorded)
+        ratios.append(b / a)
+        print(f"{name:<20}{a:>8.2f}s{b:>9.2f}s{b / a:>7.2f}", flush=True)
+    print(f"{'median':<39}{statistics.median(ratios):>7.2f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""What recording every operation costs: the time of such a step over the time of a plain one.
+
+    python benchmarks/operations.py [--repeats 5] [--workload cnn]
+
+Operations are recorded in steps 0, 10 and 100. Step 0 also compiles kernels, so what is timed is
+step 10, beside plain steps of the same model right before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import tempfile
+from pathlib import Path
+
+from recording import WORKLOADS, Trainee
+
+import mpdiag
+
+
+def measure(workload: str, repeats: int, device: str) -> tuple[float, float, int, int]:
+    """Seconds of a plain step and of a recorded one, operations in it, bytes on disk."""
+    trainee = Trainee(workload, device)
+    plain, recorded, count, size = [], [], 0, 0
+    for _ in range(2):
+        trainee.step()
+    for _ in range(repeats):
+        plain += [trainee.step() for _ in range(5)]
+        with tempfile.TemporaryDirectory() as folder:
+            run = Path(folder) / "run"
+            # Statistics in steps 0 and 10 alone, so that step 10 is the only other dear one.
+            with mpdiag.record(trainee.model, trainee.optimizer, run, every=10):
+                recorded.append([trainee.step() for _ in range(11)][10])
+            operations = mpdiag.open_run(run).operations()
+            count = sum(o.step == 10 for o in operations)
+            size = max(p.stat().st_size for p in (run / "operations").iterdir())
+    return statistics.median(plain), statistics.median(recorded), count, size
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--workload", choices=list(WORKLOADS), action="append")
+    options = parser.parse_args()
+    print(f"{'workload':12} {'operations':>10} {'kB':>6} {'plain ms':>9} {'ratio':>6}")
+    for workload in options.workload or WORKLOADS:
+        plain, recorded, count, size = measure(workload, options.repeats, options.device)
+        print(
+            f"{workload:12} {count:10} {size / 1e3:6.0f} {plain * 1e3:9.1f} {recorded / plain:6.2f}",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()

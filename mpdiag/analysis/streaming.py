@@ -1,0 +1,226 @@
+"""The analysis of runs that outgrow memory: three passes over the parts, and only sums are kept.
+
+Passes::
+
+    overview   all columns but the histograms: names, steps, maxima, updates, what may be counted
+    merge      the histograms of every layer, and of the later half of the steps
+    by_step    the histograms of one or two layers, step by step
+
+What is kept grows with layers × steps only as single bits and with layers as histograms of 4 KiB.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mpdiag.analysis.evidence import (
+    STREAM_FROM,
+    UPDATE_COLUMNS,
+    Evidence,
+    Held,
+    sum_updates,
+)
+from mpdiag.analysis.layers import Counting, Layers, countable_rows, note_counting
+from mpdiag.analysis.maxima import step_maxima
+from mpdiag.columns import Merger
+from mpdiag.records import KINDS, TEXT
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator
+
+    from numpy.typing import NDArray
+
+    from mpdiag.columns import Records
+    from mpdiag.histogram import ExponentHistogram
+    from mpdiag.runs import Run
+
+
+def evidence_of(run: Run, stream_from: int | None = None) -> Evidence:
+    """A run's rows in memory, or streamed where they are many.
+
+    Raises:
+        DamagedRun: If a part cannot be read, or there are no rows.
+    """
+    limit = STREAM_FROM if stream_from is None else stream_from
+    if "records" not in run.__dict__ and run.rows() >= limit:
+        return Streamed(run)
+    return Held(run.records)
+
+
+@dataclass
+class _Vocabulary:
+    """Codes that hold over all parts; kinds in their fixed order."""
+
+    words: dict[str, dict[str, int]] = field(default_factory=lambda: {name: {} for name in TEXT})
+
+    def __post_init__(self) -> None:
+        self.words["kind"] = {kind: i for i, kind in enumerate(KINDS)}
+
+    def recode(self, piece: Records) -> Records:
+        """The piece with codes of this vocabulary, which learns its words."""
+        changes: dict[str, Any] = {}
+        for column in TEXT:
+            known = self.words[column]
+            table = [known.setdefault(word, len(known)) for word in piece.words[column]]
+            changes[column] = np.array([*table, -1], np.int32)[getattr(piece, column)]
+        return replace(piece, words={c: tuple(self.words[c]) for c in TEXT}, **changes)
+
+
+@dataclass
+class _Overview:
+    """What the first pass leaves behind; arrays by name grow as names appear."""
+
+    maxima: dict[int, float] = field(default_factory=dict)
+    counting: Counting = field(default_factory=Counting)
+    updates: NDArray[np.int64] = field(
+        default_factory=lambda: np.zeros((len(UPDATE_COLUMNS), 0), np.int64)
+    )
+    steps: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+
+
+class Streamed:
+    """Rows that are read part by part."""
+
+    def __init__(self, run: Run) -> None:
+        self._run = run
+        self._vocabulary = _Vocabulary()
+        self._merged: tuple[float, Layers, Layers] | None = None
+
+    def _pieces(self, *, histograms: bool = True) -> Iterator[Records]:
+        for piece in self._run.pieces(histograms=histograms):
+            yield self._vocabulary.recode(piece)
+
+    @cached_property
+    def _overview(self) -> _Overview:
+        seen = _Overview()
+        steps: set[int] = set()
+        for piece in self._pieces(histograms=False):
+            note_counting(seen.counting, piece)
+            found, maxima, _ = step_maxima(piece)
+            for step, top in zip(found.tolist(), maxima.tolist(), strict=True):
+                seen.maxima[step] = max(top, seen.maxima.get(step, 0.0))
+            steps.update(np.unique(piece.step).tolist())
+        # What counts is known only now: of updates the first copies alone.
+        seen.steps = np.array(sorted(steps), np.int64)
+        width = len(self._vocabulary.words["name"])
+        seen.updates = np.zeros((len(UPDATE_COLUMNS), width), np.int64)
+        for piece in self._pieces(histograms=False):
+            rows = np.flatnonzero(piece.of_kind("update") & countable_rows(piece, seen.counting))
+            if rows.size:
+                seen.updates += sum_updates(piece, rows, width)
+        return seen
+
+    def step_maxima(self) -> tuple[NDArray[np.int64], NDArray[np.float64], int]:
+        """See ``Evidence``."""
+        found = self._overview.maxima
+        steps = np.array(sorted(found), np.int64)
+        maxima = np.array([found[step] for step in steps.tolist()])
+        return steps, maxima, int(np.isinf(maxima).sum())
+
+    def layers(self) -> Layers:
+        """See ``Evidence``."""
+        return self._merge()[1]
+
+    def late_gradients(self, since: float) -> Layers:
+        """See ``Evidence``."""
+        known, _, late = self._merge()
+        if since != known:
+            message = f"late gradients were merged from step {known}, not {since}"
+            raise ValueError(message)
+        return late
+
+    def _merge(self) -> tuple[float, Layers, Layers]:
+        """All layers and the late gradients, in one pass; the latter from the median step."""
+        if self._merged is None:
+            steps = self.step_maxima()[0]
+            since = float(np.median(steps)) if steps.size else 0.0
+            kinds, width = len(KINDS), len(self._vocabulary.words["name"])
+            everything = _LayerSums(kinds * width, self._overview.steps)
+            late = _LayerSums(kinds * width, self._overview.steps)
+            for piece in self._pieces():
+                keep = countable_rows(piece, self._overview.counting)
+                keys = piece.kind.astype(np.int64) * width + piece.name
+                everything.add(piece, keys, keep)
+                late.add(
+                    piece, keys, keep & (piece.step >= since) & piece.of_kind("activation_grad")
+                )
+            names = np.array(list(self._vocabulary.words["name"]), dtype=object)
+            self._merged = since, everything.layers(names), late.layers(names)
+        return self._merged
+
+    def by_step(self, layers: Collection[str], steps: NDArray[np.int64]) -> list[ExponentHistogram]:
+        """See ``Evidence``."""
+        codes = [self._vocabulary.words["name"].get(layer, -2) for layer in layers]
+        mergers = [Merger(steps.size) for _ in codes]
+        for piece in self._pieces():
+            keep = piece.of_kind("activation_grad") & np.isin(piece.name, codes)
+            if not keep.any():
+                continue
+            keep &= countable_rows(piece, self._overview.counting)
+            at = np.searchsorted(steps, piece.step)
+            keep &= np.append(steps, -1)[at] == piece.step
+            for code, merger in zip(codes, mergers, strict=True):
+                merger.add(piece, np.where(keep & (piece.name == code), at, -1))
+        return [merger.result() for merger in mergers]
+
+    def updates(self) -> tuple[tuple[str, ...], NDArray[np.int64]]:
+        """See ``Evidence``."""
+        sums = self._overview.updates
+        return tuple(self._vocabulary.words["name"])[: sums.shape[1]], sums
+
+    def activations(self, leaves: Collection[str]) -> tuple[int, int]:
+        """See ``Evidence``."""
+        numel, steps = 0, set[int]()
+        for piece in self._pieces(histograms=False):
+            names = self._vocabulary.words["name"]
+            codes = [names[leaf] for leaf in leaves if leaf in names]
+            rows = piece.of_kind("activation") & np.isin(piece.name, codes)
+            numel += int(piece.numel[rows].sum())
+            steps.update(np.unique(piece.step[rows]).tolist())
+        return numel, len(steps)
+
+
+class _LayerSums:
+    """Sums by kind and name, for keys that turn up one after another."""
+
+    def __init__(self, keys: int, steps: NDArray[np.int64]) -> None:
+        self._place = np.full(keys, -1, np.int64)  # of each key, in the order of appearance
+        self._keys: list[int] = []
+        self._steps = steps
+        self._merger = Merger(0)
+        self._seen = np.zeros((0, steps.size), bool)
+
+    def add(self, piece: Records, keys: NDArray[np.int64], keep: NDArray[np.bool_]) -> None:
+        """Add the rows under a mask."""
+        rows = np.flatnonzero(keep)
+        fresh, first = np.unique(keys[rows], return_index=True)
+        new = self._place[fresh] < 0
+        for key in fresh[new][np.argsort(first[new], kind="stable")].tolist():
+            self._place[key] = len(self._keys)
+            self._keys.append(key)
+        size = len(self._keys)
+        if size > len(self._seen):
+            # Doubled, so that growing costs no more than the sums themselves.
+            room = max(size, 2 * len(self._seen))
+            self._merger.grow(room)
+            more = np.zeros((room - len(self._seen), self._steps.size), bool)
+            self._seen = np.concatenate([self._seen, more])
+        group = np.full(len(piece), -1, np.int64)
+        group[rows] = self._place[keys[rows]]
+        self._merger.add(piece, group)
+        self._seen[group[rows], np.searchsorted(self._steps, piece.step[rows])] = True
+
+    def layers(self, names: NDArray[np.object_]) -> Layers:
+        """The sums as layers."""
+        keys = np.array(self._keys, np.int64)
+        kinds = np.array(KINDS, dtype=object)
+        return Layers(
+            kinds=kinds[keys // max(1, len(names))],
+            names=names[keys % max(1, len(names))],
+            histograms=self._merger.result()[: len(keys)],
+            steps=self._seen[: len(keys)].sum(axis=1),
+        )

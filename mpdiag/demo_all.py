@@ -1,0 +1,257 @@
+"""``mpdiag demo --all``: every workload, every way to train, several seeds, one table.
+
+What is done is kept. A folder holds, for each workload, ``settings.json``, the plans made from the
+first seed's recording (``plan.json``, and ``plan-bf16.json``), and a run for each way and seed, such
+as ``ssd/fp16-plan/seed0``. A training counts as done once its log holds the metric; one that was cut
+off begins anew. So the command can be ended and repeated, and several processes may share a folder
+if each is given workloads of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from mpdiag import demo, environment, workloads
+from mpdiag.analysis.analyzer import analyze
+from mpdiag.analysis.loss_scale import NEEDED
+from mpdiag.errors import InputError, UsageError
+from mpdiag.plan import PrecisionPlan
+from mpdiag.reports import families, terminal
+from mpdiag.reports.families import Family, Side
+from mpdiag.runs import now, open_run, write_json
+from mpdiag.training_log import read_log
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from rich.progress import Progress
+
+    from mpdiag.analysis.analyzer import Analysis
+    from mpdiag.training_log import TrainingLog
+    from mpdiag.workloads.protocol import Workload
+
+OBSERVED = ("fp16-no-scale", "fp16-plan")
+"""Ways whose first seed is recorded as it trains, to count what underflows."""
+SETTINGS = "settings.json"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One training of the table."""
+
+    workload: Workload
+    folder: Path
+    way: str
+    seed: int
+    steps: int
+
+    @property
+    def run(self) -> Path:
+        """Its run folder."""
+        return self.folder / self.way / f"seed{self.seed}"
+
+    def log(self) -> TrainingLog | None:
+        """Its log, once it is done."""
+        try:
+            found = read_log(self.run)
+        except InputError:
+            return None
+        return found if found.metric(self.workload.metric) is not None else None
+
+
+def ways_of(workload: Workload) -> tuple[str, ...]:
+    """Ways to train a workload: the paper's own scale only where it names one."""
+    return tuple(w for w in families.WAYS if w != "fp16-paper" or workload.paper_scale is not None)
+
+
+def run_table(
+    folder: Path,
+    *,
+    only: Sequence[str] = (),
+    seeds: int = 3,
+    steps: int | None = None,
+    options: Mapping[str, Any] | None = None,
+) -> list[Family]:
+    """Train what is not done yet, then make the table of all that is.
+
+    Args:
+        folder: Where trainings are kept.
+        only: Names of workloads; default: all.
+        seeds: Seeds of each way, from 0.
+        steps: Steps of each training; default: each workload's own number.
+        options: Options of the workloads, such as ``size``.
+
+    Returns:
+        A row for each workload asked for.
+
+    Raises:
+        UsageError: If there is no such workload, or the folder holds trainings of other settings.
+    """
+    chosen = [workloads.load(name, **(options or {})) for name in only or workloads.names()]
+    rows = []
+    with demo._progress(Console(stderr=True)) as progress:
+        for workload in chosen:
+            place = folder / workload.name
+            _settle(place, workload, steps)
+            count = workload.default_steps if steps is None else steps
+            for seed in range(seeds):
+                for way in ways_of(workload):
+                    _train(Cell(workload, place, way, seed, count), progress)
+            rows.append(read_family(workload, place, count, seeds))
+    return rows
+
+
+def _settle(place: Path, workload: Workload, steps: int | None) -> None:
+    """Note what the trainings of a folder share, or refuse to mix others in."""
+    settings = {
+        "workload": repr(workload),
+        "steps": steps,
+        "torch": environment.versions()["torch"],
+    }
+    path = place / SETTINGS
+    if path.exists():
+        known = json.loads(path.read_text(encoding="utf-8"))
+        if known != settings:
+            changed = next(k for k in settings if known.get(k) != settings[k])
+            message = (
+                f"{place} holds trainings of another {changed} ({known.get(changed)}, not "
+                f"{settings[changed]}): give another --folder"
+            )
+            raise UsageError(message)
+        return
+    place.mkdir(parents=True, exist_ok=True)
+    write_json(path, settings)
+
+
+def _train(cell: Cell, progress: Progress) -> None:
+    """One training, unless it is done."""
+    if cell.log() is not None:
+        return
+    shutil.rmtree(cell.run, ignore_errors=True)
+    if cell.way == "fp32":
+        title = f"{cell.workload.name} FP32 seed {cell.seed}"
+        demo._record(cell.workload, cell.run, cell.seed, cell.steps, progress, title)
+        if cell.seed == 0:
+            for target, name in (("fp16", "plan.json"), ("bf16", "plan-bf16.json")):
+                analyze(cell.run, target).plan.save(cell.folder / name)
+        return
+    bf16 = cell.way == "bf16"
+    plan = PrecisionPlan.load(cell.folder / ("plan-bf16.json" if bf16 else "plan.json"))
+    variant = demo.Variant(
+        f"{cell.workload.name} {families.WAYS[cell.way]} seed {cell.seed}",
+        cell.way,
+        {
+            "fp16-no-scale": {"loss_scale": 1.0},
+            "fp16-plan": {},
+            "bf16": {"loss_scale": 1.0},
+            "fp16-paper": {"loss_scale": cell.workload.paper_scale},
+        }[cell.way],
+    )
+    observed = cell.way in OBSERVED and cell.seed == 0
+    demo._train(
+        cell.workload, cell.run, cell.seed, cell.steps, plan, variant, progress, observed=observed
+    )
+
+
+def read_family(workload: Workload, place: Path, steps: int, seeds: int) -> Family:
+    """A row from what the folder holds."""
+    analysis = analyze(place / "fp32" / "seed0")
+    scale = analysis.plan.loss_scale
+    masters = analysis.plan.master_weights
+    logs = {
+        way: [Cell(workload, place, way, seed, steps).log() for seed in range(seeds)]
+        for way in ways_of(workload)
+    }
+    reference = _values(workload, logs["fp32"])
+    sides = {"fp32": Side(reference, 0, len(reference) * steps)}
+    for way, found in logs.items():
+        if way != "fp32":
+            sides[way] = _side(workload, reference, found)
+    return Family(
+        workload=workload.name,
+        family=workload.family,
+        metric=workload.metric,
+        higher_is_better=workload.higher_is_better,
+        margin=workload.margin,
+        steps=steps,
+        seeds=tuple(range(seeds)),
+        sides=sides,
+        need=scale.need,
+        method=scale.method,
+        recommended=scale.recommended,
+        lower=scale.lower,
+        upper=scale.upper,
+        paper_scale=workload.paper_scale,
+        worst_lost=analysis.loss_scale.worst_before,
+        onset=families.onset(analysis, NEEDED),
+        underflow=_underflow(analysis, place),
+        in_fp32=families.in_fp32(analysis.plan),
+        master_weights=masters.needed,
+        swallowed=masters.swallowed_fraction,
+    )
+
+
+def _values(workload: Workload, logs: Sequence[TrainingLog | None]) -> tuple[float, ...]:
+    metrics = [log.metric(workload.metric) for log in logs if log is not None]
+    return tuple(m.value for m in metrics if m is not None)
+
+
+def _side(
+    workload: Workload, reference: tuple[float, ...], logs: Sequence[TrainingLog | None]
+) -> Side:
+    values = _values(workload, logs)
+    done = [log for log in logs if log is not None]
+    stopped = next((str(n["stopped"]) for log in done for n in log.notes if "stopped" in n), "")
+    if not values:
+        return Side((), stopped=stopped)
+    return families.compare_side(
+        reference,
+        values,
+        workload.margin,
+        skipped=sum(len(log.skipped) for log in done),
+        steps=sum(len(log.steps) for log in done),
+        stopped=stopped,
+    )
+
+
+def _underflow(analysis: Analysis, place: Path) -> dict[str, families.Underflow]:
+    found = {}
+    for way in OBSERVED:
+        run = place / way / "seed0"
+        recorded = open_run(run) if (run / "stats").is_dir() else None
+        scale = 1.0 if way == "fp16-no-scale" else analysis.plan.loss_scale.init_scale
+        found[way] = families.underflow(analysis.run, recorded, scale)
+    return found
+
+
+def document(rows: Sequence[Family]) -> dict[str, Any]:
+    """The table as JSON, with where and how it was made."""
+    versions = environment.versions()
+    return {
+        "schema_version": 1,
+        "command": " ".join(environment.arguments()),
+        "date": now(),
+        "device": environment.device(None),
+        "versions": {k: versions[k] for k in ("python", "torch", "mpdiag") if k in versions},
+        "families": [row.to_json() for row in rows],
+    }
+
+
+def show_table(
+    rows: Sequence[Family], folder: Path, *, as_json: bool = False, markdown: bool = False
+) -> None:
+    """Print the table to stdout, and name the next command."""
+    if as_json:
+        terminal.show_json(document(rows))
+    elif markdown:
+        print(families.families_markdown(rows))
+    else:
+        terminal.show(families.families_text(rows))
+    first = folder / rows[0].workload
+    terminal.name_next(f"mpdiag compare {first / 'fp32'} {first / 'fp16-plan'}")

@@ -1,0 +1,125 @@
+"""Run the step of a skip capsule again, and name the operation that went non-finite first."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from mpdiag.errors import DamagedCapsule, UsageError
+from mpdiag.plan import PrecisionPlan
+from mpdiag.recording.first_nonfinite import Producer, find_nonfinite
+from mpdiag.training.capsule import Capsule, load_capsule
+from mpdiag.training.trainer import Backend, MixedPrecision
+
+if TYPE_CHECKING:
+    import os
+
+Builder = Callable[[], tuple[nn.Module, Callable[[nn.Module, Any], Tensor]]]
+
+
+@dataclass(frozen=True)
+class Replayed:
+    """What came of running a capsule's step again.
+
+    Attributes:
+        step: The step's number in its training.
+        scale: Its loss scale.
+        reason: Why it was skipped then.
+        loss: The loss now.
+        first: The first operation that went non-finite; None if all was finite this time.
+    """
+
+    step: int
+    scale: float
+    reason: str
+    loss: float
+    first: Producer | None
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values; a loss that is not finite as text."""
+        finite = abs(self.loss) < float("inf")
+        return {
+            "step": self.step,
+            "scale": self.scale,
+            "reason": self.reason,
+            "loss": self.loss if finite else str(self.loss),
+            "first": None if self.first is None else self.first.to_json(),
+        }
+
+
+def builder_named(path: str) -> Builder:
+    """The function that a person names as ``package.module:function``.
+
+    The working folder is looked in first, as ``python -m`` does.
+
+    Raises:
+        UsageError: If there is no such function.
+    """
+    module_name, _, name = path.partition(":")
+    sys.path.insert(0, str(Path.cwd()))
+    try:
+        builder = getattr(importlib.import_module(module_name), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        message = f"--model {path} cannot be used ({error}): give package.module:function"
+        raise UsageError(message) from error
+    finally:
+        sys.path.remove(str(Path.cwd()))
+    if not callable(builder):
+        message = f"--model {path} is no function: it must return the model and a loss function"
+        raise UsageError(message)
+    found: Builder = builder
+    return found
+
+
+def replay_capsule(path: str | os.PathLike[str] | Capsule, build: Builder) -> Replayed:
+    """Run a capsule's step again and find the first operation that goes non-finite.
+
+    Args:
+        path: The capsule.
+        build: Returns the model, and a function of model and batch that returns the loss.
+
+    Raises:
+        DamagedCapsule: If the capsule cannot be read, or belongs to another model.
+        UsageError: If ``build`` returns something else.
+    """
+    capsule = path if isinstance(path, Capsule) else load_capsule(path)
+    built: object = build()  # what a person wrote may return anything
+    if not (isinstance(built, tuple) and len(built) == 2 and isinstance(built[0], nn.Module)):
+        message = "the model's function must return a module and a function of module and batch"
+        raise UsageError(message)
+    model, loss_of = built
+    document = capsule.document
+    weights = {
+        n.removeprefix("model."): t for n, t in capsule.tensors.items() if n.startswith("model.")
+    }
+    try:
+        model.load_state_dict(weights)
+    except RuntimeError as error:
+        detail = str(error).splitlines()[-1].strip()
+        message = f"{capsule.folder} is of another model, a {document['model']} ({detail})"
+        raise DamagedCapsule(message) from error
+    model.train(bool(document["training"]))
+    optimizer = torch.optim.SGD(model.parameters(), 0.0)
+    plan = PrecisionPlan.from_json(document["plan"])
+    backend: Backend = "emulated" if document["backend"] == "emulated" else "auto"
+    scale = float(document["scale"])
+    with (
+        torch.random.fork_rng(),
+        MixedPrecision(
+            model, optimizer, plan, level=document["level"], backend=backend, loss_scale=scale
+        ) as mp,
+    ):
+        torch.set_rng_state(capsule.tensors["random.cpu"])
+        with find_nonfinite(model) as trace:
+            with mp.autocast():
+                loss = loss_of(model, capsule.batch)
+            mp.backward(loss)
+    value = float(loss.detach())
+    return Replayed(int(document["step"]), scale, str(document["reason"]), value, trace.first)

@@ -1,0 +1,166 @@
+"""Language model: a projected LSTM with a wide softmax on real English, after bigLSTM.
+
+The paper's bigLSTM (Józefowicz et al., 2016) trains on a billion words with a vocabulary of 793,471,
+projected LSTMs, sampled softmax and Adagrad, and needs a loss scale of 128. This is that design at
+the size of a CPU: one LSTM of 128 cells projected to 64, a vocabulary of 8,000 words, 5,120 tokens a
+step, on the English that ships with Python (`english.py`).
+
+Nothing here is unusual, and still FP16 without a scale loses: the loss is a mean over N tokens, so
+the gradient of a logit that is *not* the next word is p / N, which at the start is
+1 / (8,000 · 5,120) = 2^-25.3. FP16 makes it 0. All that pushes wrong words down is lost, and only
+the push of the right word up remains.
+
+- `softmax="full"` normalises over the whole vocabulary, `"sampled"` over the right word and 1,024
+  others drawn by their rank (log-uniform, with the correction for their frequency). Sampling makes
+  each p larger, and the loss smaller.
+- `rule="adam"` learns something in a hundred steps; `"adagrad"` is the paper's.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.optim import Adagrad, Adam, Optimizer
+
+from mpdiag.workloads import english
+from mpdiag.workloads.protocol import Batch, Workload
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+__all__ = ["LanguageModel", "ProjectedLstm", "log_uniform", "sampled_softmax_loss"]
+
+LENGTH = 20  # words that are predicted in a row
+TEST_WINDOWS = 400
+
+# size -> vocabulary, windows a step, cells, projection, layers, sampled words
+SIZES = {"small": (8_000, 256, 128, 64, 1, 1024), "large": (16_000, 1024, 1024, 256, 2, 4096)}
+
+
+class ProjectedLstm(nn.Module):
+    """An embedding, LSTMs whose states are projected to fewer features, a linear layer."""
+
+    def __init__(self, vocabulary: int, cells: int, projection: int, layers: int = 1) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(vocabulary, projection)
+        self.lstm = nn.LSTM(projection, cells, layers, proj_size=projection, batch_first=True)
+        self.output = nn.Linear(projection, vocabulary)
+
+    def states(self, words: Tensor) -> Tensor:
+        """The projected states [B, T, projection] after each of the words [B, T]."""
+        # oneDNN has no projections, and would warn before it steps aside.
+        with torch.backends.mkldnn.flags(enabled=False):
+            found: Tensor = self.lstm(self.embedding(words))[0]
+        return found
+
+    def forward(self, words: Tensor) -> Tensor:
+        """The logits [B, T, vocabulary] of each next word."""
+        logits: Tensor = self.output(self.states(words))
+        return logits
+
+
+def log_uniform(words: Tensor, vocabulary: int) -> Tensor:
+    """The chance that a draw by rank picks each word: ln((w + 2) / (w + 1)) / ln(vocabulary + 1).
+
+    Words are numbered by their frequency, which by Zipf's law falls as 1 / rank.
+    """
+    rank = words.double()
+    return (((rank + 2) / (rank + 1)).log() / math.log(vocabulary + 1)).float()
+
+
+def sampled_softmax_loss(
+    states: Tensor, targets: Tensor, sampled: Tensor, output: nn.Linear
+) -> Tensor:
+    """Cross entropy over the right word and the sampled ones, the mean over all positions.
+
+    Args:
+        states: [N, features].
+        targets: [N] words.
+        sampled: [K] words, drawn from `log_uniform` with repetition.
+        output: The layer whose rows are the words.
+    """
+    vocabulary, chosen = output.out_features, torch.cat([targets, sampled])
+    # A word that is drawn often stands for itself so many times: ln of the expected count.
+    correction = (log_uniform(chosen, vocabulary) * len(sampled)).log()
+    rows, biases = output.weight[sampled], output.bias[sampled]
+    others = F.linear(states, rows, biases) - correction[len(targets) :]
+    # The right word among the sampled ones would be pushed up and down at once.
+    others = others.masked_fill(targets[:, None] == sampled, -1e4)
+    right = (states * output.weight[targets]).sum(1) + output.bias[targets]
+    logits = torch.cat([(right - correction[: len(targets)])[:, None], others], dim=1)
+    return F.cross_entropy(logits, torch.zeros_like(targets))
+
+
+@dataclass(frozen=True)
+class LanguageModel(Workload):
+    """The language model: cross entropy of the next word, clipped gradients."""
+
+    name: ClassVar[str] = "language_model"
+    title: ClassVar[str] = "Language model, a projected LSTM"
+    summary: ClassVar[str] = (
+        "A projected LSTM learns to foretell the next word of Python's own documentation."
+    )
+    family: ClassVar[str] = "language modelling (bigLSTM)"
+    default_steps: ClassVar[int] = 60
+    metric: ClassVar[str] = "perplexity"
+    higher_is_better: ClassVar[bool] = False
+    margin: ClassVar[float] = 4.0
+    paper_scale: ClassVar[float | None] = 128.0
+    clip_norm: ClassVar[float | None] = 1.0
+
+    size: Literal["small", "large"] = "small"
+    """8,000 words and 5,120 tokens a step, or 16,000 and 20,480 with two larger layers."""
+    softmax: Literal["full", "sampled"] = "full"
+    rule: Literal["adam", "adagrad"] = "adam"
+
+    def model(self) -> nn.Module:
+        """A fresh `ProjectedLstm`."""
+        vocabulary, _, cells, projection, layers, _ = SIZES[self.size]
+        return ProjectedLstm(vocabulary, cells, projection, layers)
+
+    def optimizer(self, model: nn.Module) -> Optimizer:
+        """Adam, or the paper's Adagrad with an accumulator that begins at 0.1."""
+        if self.rule == "adam":
+            return Adam(model.parameters(), 4e-3)
+        return Adagrad(model.parameters(), 0.2, initial_accumulator_value=0.1)
+
+    def batches(self, steps: int, seed: int) -> Iterator[Batch]:
+        """Words [B, 20] and the words after each [B, 20]; for a sampled softmax also [K] others."""
+        vocabulary, count, *_, samples = SIZES[self.size]
+        text = english.words("train", vocabulary)
+        generator = torch.Generator().manual_seed(seed)
+        ranks = log_uniform(torch.arange(vocabulary), vocabulary)
+        for _ in range(steps):
+            pieces = english.windows(text, count, LENGTH + 1, generator)
+            batch = pieces[:, :-1], pieces[:, 1:]
+            if self.softmax == "sampled":
+                others = torch.multinomial(ranks, samples, replacement=True, generator=generator)
+                yield (*batch, others)
+            else:
+                yield batch
+
+    def loss(self, model: nn.Module, batch: Batch) -> Tensor:
+        """Cross entropy, the mean over every position."""
+        if self.softmax == "sampled":
+            assert isinstance(model, ProjectedLstm)
+            words, targets, others = batch
+            states = model.states(words).flatten(0, 1)
+            return sampled_softmax_loss(states, targets.flatten(), others, model.output)
+        words, targets = batch
+        return F.cross_entropy(model(words).flatten(0, 1), targets.flatten())
+
+    def score(self, model: nn.Module) -> float:
+        """The perplexity of 8,000 words of held-out text, over the whole vocabulary."""
+        device = next(model.parameters()).device
+        text = english.words("test", SIZES[self.size][0])
+        pieces = english.windows(text, TEST_WINDOWS, LENGTH + 1, torch.Generator().manual_seed(0))
+        losses = [
+            F.cross_entropy(model(part[:, :-1]).flatten(0, 1).float(), part[:, 1:].flatten())
+            for part in pieces.to(device).split(100)
+        ]
+        return math.exp(float(torch.stack(losses).mean()))

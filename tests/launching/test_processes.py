@@ -1,0 +1,202 @@
+"""Several real processes: ranks of torchrun, processes a script spawns, and one that is killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+from running import SCRIPTS, Done, environment
+
+from mpdiag.analysis.analyzer import analyze
+from mpdiag.runs import open_run
+
+pytestmark = pytest.mark.skipif(
+    not torch.distributed.is_available() or not torch.distributed.is_gloo_available(),
+    reason="this build of torch has no gloo",
+)
+
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+
+
+@pytest.fixture(scope="module")
+def plain(real, tmp_path_factory):
+    done = real(*TORCHRUN, SCRIPTS / "ddp.py", cwd=tmp_path_factory.mktemp("plain"))
+    assert done.code == 0, done.err
+    return done
+
+
+@pytest.fixture(scope="module")
+def recorded(real, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("recorded")
+    command = (*TORCHRUN, "-m", "mpdiag", "record", "--", SCRIPTS / "ddp.py")
+    return folder, real(*command, cwd=folder)
+
+
+def test_ranks_write_parts_of_their_own_into_one_run(recorded, plain):
+    folder, done = recorded
+    assert done.code == 0, done.err
+    assert done.digest == plain.digest
+    assert done.err.count("next: mpdiag analyze runs/ddp") == 1
+    assert sorted(p.name for p in (folder / "runs").iterdir()) == ["ddp"]
+    run = open_run(folder / "runs" / "ddp")
+    assert run.meta["world_size"] == 2
+    assert {meta["state"] for meta in run.rank_metas().values()} == {"complete"}
+    frame = run.frame()
+    assert set(frame["rank"]) == {0, 1}
+    assert "0.weight" in set(frame["name"])  # as without DDP
+    weights = frame[(frame["kind"] == "weight") & (frame["name"] == "0.weight")]
+    assert set(weights["placement"]) == {"replicated"}
+    codes = {finding.code for finding in analyze(run).findings}
+    assert not codes & {"rank-stopped", "rank-missing", "ranks-disagree"}
+
+
+def test_the_other_way_round_and_training_by_the_plan(recorded, plain, real):
+    folder, _ = recorded
+    analyze(folder / "runs" / "ddp").plan.save(folder / "plan.json")
+    command = ("train", "--plan", "plan.json", "--out", "fp16", "--", "torchrun", *TORCHRUN[2:])
+    done = real("-m", "mpdiag", *command, SCRIPTS / "ddp.py", cwd=folder)
+    assert done.code == 0, done.err
+    assert done.digest != plain.digest
+    assert done.metric == pytest.approx(plain.metric, rel=0.02)
+    lines = (folder / "fp16" / "training.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == list(range(60))
+
+
+def test_spawned_processes_are_recorded(real, tmp_path):
+    script = SCRIPTS / "spawned_ddp.py"
+    done = real("-m", "mpdiag", "record", "--out", "run", "--", script, cwd=tmp_path)
+    assert done.code == 0, done.err
+    assert done.digest == real(script, cwd=tmp_path).digest
+    run = open_run(tmp_path / "run")
+    assert sorted(run.rank_metas()) == [0, 1]
+    assert set(run.frame()["rank"]) == {0, 1}
+
+
+FORKED = """
+import multiprocessing, torch
+
+def train(seed):
+    torch.manual_seed(seed)
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(3):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).square().mean().backward()
+        optimizer.step()
+
+if __name__ == "__main__":
+    train(0)
+    child = multiprocessing.get_context("fork").Process(target=train, args=(1,))
+    child.start()
+    child.join()
+    raise SystemExit(child.exitcode)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
+def test_a_forked_process_has_a_run_of_its_own(zygote, tmp_path):
+    (tmp_path / "forked.py").write_text(FORKED)
+    done = zygote("mpdiag", "record", "--out", "run", "--", "forked.py", cwd=tmp_path)
+    assert done.code == 0, done.err
+    for name in ("run", "run-2"):
+        run = open_run(tmp_path / name)
+        assert run.meta["state"] == "complete"
+        assert run.meta["steps_recorded"] == 3
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals as POSIX has them")
+def test_a_killed_rank_is_named_and_the_others_records_survive(tmp_path):
+    """Rank 1 kills itself in step 25; rank 0 fails in the next collective, and closes its run."""
+    port = 29000 + os.getpid() % 900
+    ranks = []
+    for rank in range(2):
+        env = {
+            **environment(),
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank),
+            "WORLD_SIZE": "2",
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(port),
+            "DIE_AT": "25",
+        }
+        words = ["-m", "mpdiag", "record", "--out", "run", "--every", "1", "--", SCRIPTS / "ddp.py"]
+        ranks.append(
+            subprocess.Popen(
+                [sys.executable, *map(str, words)],
+                env=env,
+                cwd=tmp_path,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.PIPE,
+                text=True,
+            )
+        )
+    try:
+        said = [rank.communicate(timeout=120) for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert ranks[1].returncode == -signal.SIGKILL
+    assert ranks[0].returncode == 1, said[0]
+    assert "mpdiag/" not in said[0][1].partition("Traceback")[2]  # no frame of ours
+    run = open_run(tmp_path / "run")
+    records = run.records
+    survived = records.step[records.rank == 0]
+    assert survived.max() >= 24
+    assert np.unique(survived).tolist() == list(range(survived.max() + 1))
+    stopped = [f for f in analyze(run).findings if f.code == "rank-stopped"]
+    assert [f.evidence["rank"] for f in stopped] == [1]
+    assert stopped[0].message.startswith("rank 1 of 2 was killed after ")
+    assert 1 <= stopped[0].evidence["steps"] <= 25
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals as POSIX has them")
+@pytest.mark.parametrize(
+    ("number", "state"), [("SIGTERM", "interrupted"), ("SIGINT", "interrupted")]
+)
+def test_a_signal_leaves_a_good_run(tmp_path, number, state):
+    script = tmp_path / "endless.py"
+    script.write_text(ENDLESS)
+    child = subprocess.Popen(
+        [sys.executable, "-m", "mpdiag", "record", "--out", "run", "--every", "1", "--", script],
+        env=environment(),
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert child.stdout.readline() == "training\n"
+        time.sleep(0.2)
+        child.send_signal(getattr(signal, number))
+        out, err = child.communicate(timeout=60)
+    finally:
+        child.kill()
+    done = Done(child.returncode, out, err)
+    assert done.code == (130 if number == "SIGINT" else -signal.SIGTERM)
+    run = open_run(tmp_path / "run")
+    assert run.meta["state"] == state
+    steps = np.unique(run.records.step)
+    assert steps.tolist() == list(range(len(steps)))
+    assert len(steps) >= 3
+
+
+ENDLESS = """
+import torch
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), 0.01)
+step = 0
+while True:
+    optimizer.zero_grad()
+    model(torch.randn(8, 4)).square().mean().backward()
+    optimizer.step()
+    step += 1
+    if step == 3:
+        print("training", flush=True)
+"""

@@ -1,0 +1,159 @@
+"""A script runs as ``python`` would run it: the same words, modules, endings and traces."""
+
+from __future__ import annotations
+
+import sys
+
+import pytest
+from running import SCRIPTS
+
+from mpdiag.errors import InputError, UsageError
+from mpdiag.launching.script import parse
+
+REPORT = """
+import atexit, os, pickle, sys, threading
+assert "torch" not in sys.modules or "ZYGOTE" in os.environ
+
+class Here:
+    pass
+
+def late():
+    print("late", type(pickle.loads(pickle.dumps(Here()))) is Here, sys.modules["__main__"].Here is Here)
+
+atexit.register(late)
+print(__name__, __file__, __spec__, __package__, __builtins__ is not None)
+print(sys.argv, sys.path[0], os.getcwd())
+print(sorted(vars()))
+threading.Timer(0.05, print, ["from a thread"]).start()
+"""
+
+TRAIN = """
+import sys, torch
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), 0.01)
+for _ in range(3):
+    optimizer.zero_grad()
+    model(torch.randn(8, 4)).square().mean().backward()
+    optimizer.step()
+"""
+
+
+def test_the_script_finds_what_it_finds_under_python(real, tmp_path):
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "report.py").write_text(REPORT)
+    words = ("sub/report.py", "-x", "--out", "y", "--", "z")
+    plain = real(*words, cwd=tmp_path)
+    ours = real("-m", "mpdiag", "record", "--", *words, cwd=tmp_path)
+    assert plain.code == 0, plain.err
+    assert ours.out == plain.out
+    assert ours.out.endswith("late True True\n")
+    assert (ours.code, ours.err) == (
+        3,
+        "error: nothing was recorded: the script ended without calling a torch module that trains\n",
+    )
+
+
+@pytest.mark.parametrize(
+    ("ending", "code", "state"),
+    [
+        ("sys.exit()", 0, "complete"),
+        ("sys.exit(0)", 0, "complete"),
+        ("sys.exit(7)", 7, "failed"),
+        ("sys.exit('no more')", 1, "failed"),
+        ("raise ValueError('broken')", 1, "failed"),
+        ("raise KeyboardInterrupt", 130, "interrupted"),
+    ],
+)
+def test_the_exit_code_is_the_scripts_own(zygote, tmp_path, ending, code, state):
+    from mpdiag.runs import open_run
+
+    (tmp_path / "train.py").write_text(TRAIN + ending)
+    done = zygote("mpdiag", "record", "--out", "run", "--", "train.py", cwd=tmp_path)
+    assert done.code == code
+    run = open_run(tmp_path / "run")
+    assert run.meta["state"] == state
+    assert run.meta["steps_recorded"] == 3
+
+
+def test_a_traceback_is_pythons(zygote, tmp_path):
+    (tmp_path / "train.py").write_text(TRAIN + "\ndef fail():\n    {}[3]\n\nfail()\n")
+    plain = zygote("python", tmp_path / "train.py", cwd=tmp_path)
+    ours = zygote("mpdiag", "record", "--", tmp_path / "train.py", cwd=tmp_path)
+    assert ours.code == plain.code == 1
+    kept = plain.err[plain.err.index(f'  File "{tmp_path / "train.py"}"') :]
+    assert (
+        ours.err == f"Traceback (most recent call last):\n{kept}next: mpdiag analyze runs/train\n"
+    )
+
+
+def test_the_form_of_a_package(zygote, tmp_path, real):
+    env = {"PYTHONPATH": f"{SCRIPTS}:{SCRIPTS.parents[1]}"}
+    plain = real("-m", "package_form", cwd=tmp_path, env=env)
+    ours = real("-m", "mpdiag", "record", "--", "-m", "package_form", cwd=tmp_path, env=env)
+    assert ours.code == plain.code == 5
+    assert ours.digest == plain.digest
+    assert (tmp_path / "runs" / "package_form" / "meta.json").is_file()
+
+
+def test_folders_are_numbered_and_an_existing_run_is_kept(zygote, tmp_path):
+    (tmp_path / "train.py").write_text(TRAIN)
+    for name in ("train", "train-2"):
+        done = zygote("mpdiag", "record", "--", "train.py", cwd=tmp_path)
+        assert done.err == f"next: mpdiag analyze runs/{name}\n"
+    done = zygote("mpdiag", "record", "--out", "runs/train", "--", "train.py", cwd=tmp_path)
+    assert done.code == 2
+    assert "already holds a run" in done.err
+    assert done.out == ""
+
+
+def test_max_steps_records_so_many_and_lets_the_script_go_on(zygote, tmp_path):
+    from mpdiag.runs import open_run
+
+    script = SCRIPTS / "plain_loop.py"
+    plain = zygote("python", script, cwd=tmp_path)
+    done = zygote(
+        "mpdiag", "record", "--out", "run", "--max-steps", "5", "--include", "0|3", "--", script,
+        cwd=tmp_path,
+    )  # fmt: skip
+    assert done.digest == plain.digest
+    run = open_run(tmp_path / "run")
+    assert run.meta["steps_recorded"] == 5
+    assert run.meta["state"] == "complete"
+    assert {name.split(".")[0] for name in run.frame()["name"]} == {"0", "3"}
+
+
+@pytest.mark.parametrize(
+    ("words", "error", "sentence"),
+    [
+        ([], UsageError, "no script"),
+        (["python"], UsageError, "no script"),
+        (["-m"], UsageError, "module"),
+        (["-c", "print()"], UsageError, "-c"),
+        (["nowhere.py"], InputError, "nowhere.py"),
+        (["ls"], InputError, "no Python script"),
+    ],
+)
+def test_what_cannot_be_run_is_told(words, error, sentence):
+    with pytest.raises(error, match=sentence):
+        parse(words)
+
+
+@pytest.mark.parametrize("prefix", [[], ["python"], ["python3.11", "-u"], [sys.executable]])
+def test_python_before_the_script_is_understood(prefix):
+    script = parse([*prefix, str(SCRIPTS / "gan.py"), "3"])
+    assert script.name == "gan"
+    assert script.arguments == ("3",)
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "sentence"),
+    [
+        (["--include", "("], 2, "no regular expression"),
+        (["--every", "0"], 2, "at least 1"),
+    ],
+)
+def test_options_that_make_no_sense(zygote, tmp_path, options, code, sentence):
+    (tmp_path / "train.py").write_text("print('ran')")
+    done = zygote("mpdiag", "record", *options, "--", "train.py", cwd=tmp_path)
+    assert (done.code, done.out) == (code, "")
+    assert sentence in done.err

@@ -1,0 +1,120 @@
+"""Unmodified scripts of the shapes people write: recorded bit for bit, trained as well as in FP32.
+
+``spread.json`` holds the metric of each script in FP32 over eight seeds, on this project's machine
+(``python tests/launching/spread.py``); a training by the plan must end within it.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from running import SCRIPTS
+
+from mpdiag.runs import open_run
+from mpdiag.training_log import read_log
+
+SPREAD = json.loads(Path(__file__).with_name("spread.json").read_text())
+NAMES = """
+    plain_loop trainer_class with_files/train lbfgs_closure gan accumulation own_grad_scaler
+    lightning_script hf_trainer accelerate_script workers two_phases
+""".split()
+STEPS = {"accumulation": 60, "gan": 150, "hf_trainer": 64, "lightning_script": 64}
+
+
+@pytest.fixture(scope="module")
+def told(zygote, tmp_path_factory):
+    """Each script run plainly, recorded, and trained by the plan of its record; at most once."""
+    known = {}
+
+    def tell(name):
+        if name not in known:
+            folder = tmp_path_factory.mktemp(Path(name).name)
+            script = SCRIPTS / f"{name}.py"
+            plain = zygote("python", script, cwd=folder)
+            if "this script needs" in plain.err:
+                pytest.skip(plain.err.strip())
+            assert plain.code == 0, plain.err
+            record = ("record", "--out", "run", "--every", "4", "--", script)
+            known[name] = folder, plain, zygote("mpdiag", *record, cwd=folder)
+        return known[name]
+
+    return tell
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_recording_changes_nothing(told, name):
+    folder, plain, recorded = told(name)
+    assert recorded.code == 0, recorded.err
+    assert recorded.digest == plain.digest
+    assert recorded.out.split()[-4:] == plain.out.split()[-4:]
+    assert recorded.err.splitlines()[-1] == "next: mpdiag analyze run"
+    run = open_run(folder / "run")
+    assert run.meta["state"] == "complete"
+    assert run.meta["script"].endswith(f"{name}.py")
+    assert run.meta["argv"] == [str(SCRIPTS / f"{name}.py")]
+    if name in STEPS:
+        assert run.meta["steps_seen"] == STEPS[name]
+    kinds = set(run.frame()["kind"])
+    assert kinds == {"activation", "activation_grad", "weight", "weight_grad", "update"}
+    frame = run.frame()
+    assert len(frame[(frame["step"] == 0) & (frame["kind"] == "activation_grad")]) > 0
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_training_by_the_plan_ends_within_the_seeds_spread(told, zygote, name):
+    folder, plain, _ = told(name)
+    analyzed = zygote("mpdiag", "analyze", "run", "-o", "plan.json", cwd=folder)
+    assert analyzed.code == 0, analyzed.err
+    script = SCRIPTS / f"{name}.py"
+    trained = zygote(
+        "mpdiag", "train", "--plan", "plan.json", "--out", "fp16", "--", script, cwd=folder
+    )
+    assert trained.code == 0, trained.err
+    assert trained.digest != plain.digest  # it did train in another precision
+    metrics = SPREAD[name]
+    assert min(metrics) <= trained.metric <= max(metrics)
+    meta = open_run(folder / "fp16").meta
+    assert meta["training"]["dtype"] == "fp16"
+    steps = read_log(folder / "fp16").steps
+    assert len(steps) == STEPS.get(name, len(steps)) * (2 if name == "gan" else 1)
+    assert not any(step.skipped for step in steps)
+
+
+def test_models_are_called_what_the_script_calls_them(told):
+    folder, _, _ = told("gan")
+    modules = open_run(folder / "run").modules()
+    assert {"generator.0", "critic.2.weight"} <= {row["name"] for row in modules}
+    folder, _, _ = told("trainer_class")
+    names = {row["name"]: row["script_name"] for row in open_run(folder / "run").modules()}
+    assert names["features.0.weight"] == "model.features.0.weight"
+    assert names[""] == "model"
+
+
+def test_a_second_optimizer_of_a_later_phase_is_recorded(told):
+    folder, _, _ = told("two_phases")
+    run = open_run(folder / "run")
+    assert [o["type"] for o in run.meta["optimizers"]] == ["SGD", "Adam"]
+    assert run.meta["steps_seen"] == 80
+    frame = run.frame()
+    updates = frame[(frame["kind"] == "update") & (frame["name"] == "body.0.weight")]
+    assert updates["step"].min() == 20
+    assert len(updates) == 15
+
+
+def test_calls_of_a_models_parts_are_forward_passes(told):
+    folder, _, _ = told("accumulation")
+    frame = open_run(folder / "run").frame()
+    outputs = frame[(frame["kind"] == "activation_grad") & (frame["name"] == "head")]
+    assert sorted(outputs[outputs["step"] == 4]["micro"]) == [0, 1, 2, 3]
+
+
+def test_a_script_with_its_own_mixed_precision_is_told(told, zygote):
+    folder, _, _ = told("own_grad_scaler")
+    zygote("mpdiag", "analyze", "run", "-o", "plan.json", cwd=folder)
+    script = SCRIPTS / "own_grad_scaler.py"
+    trained = zygote("mpdiag", "train", "--plan", "plan.json", "--", script, cwd=folder)
+    assert trained.err.count("of its own") == 2
+    assert "GradScaler" in trained.err
+    assert "autocast" in trained.err

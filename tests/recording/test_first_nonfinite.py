@@ -1,0 +1,115 @@
+"""The first operation that produced an infinity or a NaN, where it is known which."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+import mpdiag
+from mpdiag.plan import LossScalePlan, PrecisionPlan
+
+
+class Net(nn.Module):
+    def __init__(self, function) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Linear(8, 8)
+        self.function = function
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, x):
+        return self.head(self.function(self.body(x)))
+
+
+def traced(function, backward=True):
+    model = Net(function)
+    x = torch.randn(4, 8, generator=torch.Generator().manual_seed(0))
+    with mpdiag.find_nonfinite(model) as trace:
+        loss = model(x).sum()
+        if backward:
+            loss.backward()
+    return trace
+
+
+@pytest.mark.parametrize(
+    ("function", "op", "kind"),
+    [
+        (lambda x: (x * 200).exp().relu(), "exp", "Inf"),
+        (lambda x: (x - 10).sqrt(), "sqrt", "NaN"),
+        (lambda x: 1 / (x - x), "reciprocal", "Inf"),
+        (lambda x: torch.log(x * 0), "log", "Inf"),
+        (lambda x: (x * 1e30).mul_(1e30).relu(), "mul_", "Inf"),
+    ],
+)
+def test_the_producer_is_named_and_not_who_passed_it_on(function, op, kind):
+    first = traced(function).first
+    assert (first.op, first.kind, first.phase, first.module) == (op, kind, "forward", "")
+    assert first.where.endswith(f"test_first_nonfinite.py:{function.__code__.co_firstlineno}")
+    assert first.inputs[0].lowest is not None
+    assert first.step == 0
+
+
+def test_a_finite_step_has_none_and_masks_of_infinity_are_none():
+    assert traced(torch.relu).first is None
+    assert traced(lambda x: F.softmax(x.masked_fill(x > 0.5, -float("inf")), -1)).first is None
+
+
+def test_a_row_masked_everywhere_is_the_softmax():
+    first = traced(lambda x: F.softmax(x.masked_fill(x < 99, -float("inf")), -1)).first
+    assert (first.op, first.kind) == ("_softmax", "NaN")
+
+
+def test_the_backward_pass_names_the_forward_line():
+    function = lambda x: (x * 0).abs().sqrt()  # noqa: E731
+    first = traced(function).first
+    assert (first.phase, first.module) == ("backward", "")
+    assert first.where.endswith(f":{function.__code__.co_firstlineno}")
+    assert traced(function, backward=False).first is None
+
+
+def test_the_step_is_counted():
+    model = Net(torch.relu)
+    with mpdiag.find_nonfinite(model) as trace:
+        for step in range(3):
+            if step == 2:
+                model.function = lambda x: x * 1e30 * 1e30
+            model(torch.randn(4, 8)).sum().backward()
+    assert trace.first.step == 2
+
+
+@pytest.mark.parametrize(("scale", "phase"), [(1.0, "forward"), (2.0**60, "backward")])
+def test_in_emulated_fp16_the_operation_and_not_the_cast(scale, phase):
+    function = (lambda x: x * 1e5 * 1e-5) if phase == "forward" else torch.relu
+    model = Net(function)
+    plan = PrecisionPlan(loss_scale=LossScalePlan(method="constant", init_scale=scale))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with (
+        mpdiag.MixedPrecision(model, optimizer, plan) as mp,
+        mpdiag.find_nonfinite(model) as trace,
+    ):
+        with mp.autocast():
+            loss = model(torch.randn(4, 8) + 5).sum()
+        mp.backward(loss)
+    first = trace.first
+    assert first.phase == phase
+    assert first.dtype == "float16"
+    if phase == "forward":
+        assert first.op == "mul"
+        assert first.where.endswith(f"test_first_nonfinite.py:{function.__code__.co_firstlineno}")
+
+
+def test_nothing_is_left_behind_and_nothing_changed():
+    model = Net(torch.relu)
+    x = torch.randn(4, 8)
+    model(x).sum().backward()
+    plain = [p.grad.clone() for p in model.parameters()]
+    model.zero_grad()
+    with pytest.raises(ValueError, match="mine"), mpdiag.find_nonfinite(model):
+        raise ValueError("mine")
+    with mpdiag.find_nonfinite(model):
+        model(x).sum().backward()
+    assert torch._C._len_torch_dispatch_stack() == 0
+    assert not torch.nn.modules.module._global_forward_hooks
+    assert all(torch.equal(a, p.grad) for a, p in zip(plain, model.parameters(), strict=True))

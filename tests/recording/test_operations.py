@@ -1,0 +1,168 @@
+"""Operation records: what they say is held against torch itself; training is left alone.
+
+That nothing changes by a bit is tested over all architectures in ``test_bit_identical``, which
+records operations in its first step.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
+from torch.utils.flop_counter import FlopCounterMode
+
+import mpdiag
+from mpdiag.errors import UsageError
+from mpdiag.histogram import ExponentHistogram
+from mpdiag.recording.operations import OperationWatch, planned
+from mpdiag.runs import open_run
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Linear(8, 6)
+        self.inner = nn.Sequential(nn.Linear(6, 6), nn.ReLU())
+        self.seen = {}
+
+    def forward(self, x):
+        y = self.first(x)
+        z = y * 3.0
+        self.seen["y"], self.seen["z"] = y.detach().clone(), z.detach().clone()
+        return self.inner(z)
+
+
+def recorded(folder, model=None, steps=2, x=None, **options):
+    model = model or Net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    x = torch.randn(4, 8) if x is None else x
+    with mpdiag.record(model, optimizer, folder, **options) as recorder:
+        for _ in range(steps):
+            optimizer.zero_grad()
+            loss = F.mse_loss(model(x), torch.zeros(4, 6))
+            loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+    assert recorder.failures == []
+    return open_run(folder), model
+
+
+def test_names_places_phases_and_histograms(tmp_path):
+    run, model = recorded(tmp_path / "run", steps=1)
+    operations = run.operations()
+    assert [o.index for o in operations] == list(range(len(operations)))
+    assert run.meta["operations"]["steps"] == [0]
+    mul = next(o for o in operations if o.op == "mul" and o.phase == "forward")
+    assert (mul.module, mul.code, mul.scalars["other"]) == ("", "z = y * 3.0", 3.0)
+    assert mul.where.endswith(f"test_operations.py:{Net.forward.__code__.co_firstlineno + 2}")
+    for record, value in ((mul.inputs[0], model.seen["y"]), (mul.outputs[0], model.seen["z"])):
+        expected = ExponentHistogram.of(value.numpy())
+        h = record.histogram
+        assert (h.counts == expected.counts).all()
+        assert (h.absmax, h.absmin, h.zeros) == (
+            expected.absmax, expected.absmin, expected.zeros,
+        )  # fmt: skip
+        assert h.abs_sum().value == pytest.approx(float(value.abs().sum()), rel=0.1)
+    assert operations[mul.inputs[0].producer].op == "addmm"
+    assert operations[mul.inputs[0].producer].module == "first"
+    relu = next(o for o in operations if o.op == "relu")
+    assert relu.module == "inner.1"
+    loss = next(o for o in operations if o.op == "mse_loss")
+    assert (loss.module, loss.reduction) == (None, 24)
+    weight = next(t for o in operations if o.module == "inner.0" for t in o.inputs if t.parameter)
+    assert weight.parameter.startswith("inner.0.")
+    assert {o.phase for o in operations} == {"forward", "backward", "update"}
+
+
+def test_a_backward_operation_knows_its_forward_one(tmp_path):
+    operations = recorded(tmp_path / "run", steps=1)[0].operations()
+    backward = [o for o in operations if o.phase == "backward" and o.node]
+    pairs = {(o.op, operations[o.forward].op) for o in backward if o.forward >= 0}
+    assert {("mm", "addmm"), ("threshold_backward", "relu"), ("mul", "mul")} <= pairs
+    for o in backward:
+        if o.forward >= 0:
+            before = operations[o.forward]
+            assert (o.module, o.where) == (before.module, before.where)
+    mse = next(o for o in backward if o.op == "mse_loss_backward")
+    assert mse.code.startswith("loss = F.mse_loss")
+
+
+def test_flops_are_torchs_own(tmp_path):
+    run, _ = recorded(tmp_path / "run", steps=1)
+    products = [o for o in run.operations() if o.op in ("mm", "addmm")]
+    with FlopCounterMode(display=False) as counter:
+        F.mse_loss(Net()(torch.randn(4, 8)), torch.zeros(4, 6)).backward()
+    assert sum(o.flops for o in products) == counter.get_total_flops()
+
+
+def test_chosen_steps_alone(tmp_path):
+    run, _ = recorded(tmp_path / "run", steps=12, operations=3)
+    assert sorted({o.step for o in run.operations()}) == [0, 10]
+    run, _ = recorded(tmp_path / "none", operations=0)
+    assert run.operations() == []
+    assert not (tmp_path / "none" / "operations").exists()
+    steps = [s for s in range(2000) if planned(9, sum(s > t for t in (0, 10, 100, 1000)), s)]
+    assert {0, 10, 100, 1000} <= set(steps)
+    with pytest.raises(UsageError, match="operations"):
+        mpdiag.record(Net(), None, tmp_path / "x", operations=-1)
+
+
+def test_a_users_own_mode_is_left_as_it_was(tmp_path):
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    x = torch.randn(4, 8)
+    with mpdiag.record(model, optimizer, tmp_path / "run"):
+        with FlopCounterMode(display=False) as counter:  # entered before ours, left before it
+            loss = model(x).sum()
+        assert torch._C._len_torch_dispatch_stack() == 1
+        loss.backward()
+        optimizer.step()
+        assert torch._C._len_torch_dispatch_stack() == 0
+    assert counter.get_total_flops() > 0
+    operations = open_run(tmp_path / "run").operations()
+    assert any(o.op == "addmm" for o in operations)
+    assert any(o.phase == "backward" for o in operations)
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpointed_parts_have_their_modules(tmp_path, reentrant):
+    class Checkpointed(Net):
+        def forward(self, x):
+            return checkpoint(self.inner, self.first(x), use_reentrant=reentrant)
+
+    run, _ = recorded(tmp_path / "run", Checkpointed(), steps=1)
+    operations = run.operations()
+    again = [o for o in operations if o.phase == "backward" and not o.node]
+    assert {o.module for o in again if o.op == "addmm"} == {"inner.0"}
+    backward = {o.module for o in operations if o.op == "mm" and o.node}
+    assert {"inner.0", "first"} <= backward
+
+
+def test_a_failure_ends_the_records_and_not_the_training(tmp_path, monkeypatch):
+    def fail(*_):
+        raise ValueError("on purpose")
+
+    monkeypatch.setattr(OperationWatch, "_complete", fail)
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with (
+        pytest.warns(RuntimeWarning, match="recording operations"),
+        mpdiag.record(model, optimizer, tmp_path / "run") as recorder,
+    ):
+        for _ in range(2):
+            model(torch.randn(4, 8)).sum().backward()
+            optimizer.step()
+    assert len(recorder.failures) == 1
+    run = open_run(tmp_path / "run")
+    assert run.meta["steps_recorded"] == 2
+    assert run.operations() == []
+    assert torch._C._len_torch_dispatch_stack() == 0
+
+
+def test_an_older_run_has_none(tmp_path):
+    run, _ = recorded(tmp_path / "run", operations=0)
+    assert run.operations() == []
+    assert mpdiag.analyze(run).operations == ()
