@@ -411,10 +411,10 @@ def _show_profile(folder: Path) -> object:
 
 def _shown(renderable: object) -> str:
     """What a terminal would get; a control character from a file must not reach it."""
-    from rich.console import Console
+    from mpdiag.reports.terminal import Terminal
 
     out = io.StringIO()
-    Console(file=out, width=120, force_terminal=False).print(renderable)
+    Terminal(file=out, width=120, force_terminal=False).print(renderable)
     text = out.getvalue()
     text.encode()
     loose = [c for c in text if (ord(c) < 32 and c not in "\n\t") or 127 <= ord(c) < 160]
@@ -528,6 +528,7 @@ def work(
     statistics = Path("/proc/self/statm").read_text()
     limit = int(statistics.split()[0]) * resource.getpagesize() + MEMORY
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    Path("/proc/self/clear_refs").write_text("5")  # forget the peak so far
     before = _peak()
 
     def ring(_number: int, _frame: Any) -> None:
@@ -561,7 +562,8 @@ def work(
 
 def _peak() -> float:
     """Largest memory so far, MB."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    status = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) / 1024 for line in status if line.startswith("VmHWM"))
 
 
 @dataclass

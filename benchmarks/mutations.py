@@ -154,7 +154,10 @@ def spoil_lines(data: bytes, rng: Random) -> bytes:
         return spoil_bytes(data, rng)
     for _ in range(rng.randint(1, 3)):
         at = rng.randrange(len(lines))
-        lines[at] = spoil_json(lines[at], rng).replace(b"\n", b" ")
+        try:
+            lines[at] = spoil_json(lines[at], rng).replace(b"\n", b" ")
+        except (ValueError, RecursionError):  # it is spoilt already
+            lines[at] = spoil_bytes(lines[at], rng)
     return b"\n".join(lines) + (b"\n" if rng.random() < 0.8 else b"")
 
 
