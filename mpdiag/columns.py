@@ -14,6 +14,7 @@ import numpy as np
 
 from mpdiag.histogram import BINS, MAX_EXPONENT, MIN_EXPONENT, ExponentHistogram
 from mpdiag.records import FLOATS, INTEGERS, TEXT, UPDATE_INTEGERS
+from mpdiag.soundness import refuse_nonsense
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -115,6 +116,7 @@ class Records:
         if not np.array_equal(lengths, np.diff(columns["offsets"])):
             message = "counts and means differ in length"
             raise ValueError(message)
+        refuse_nonsense(columns, words)
         return cls(words=words, **columns)
 
     @classmethod

@@ -82,6 +82,7 @@ class RunWriter:
         self.folder = place(folder).absolute()  # the program may change its working folder
         self.rank = rank
         self._parts = self._operation_parts = 0
+        self._claimed = False
         meta = self._meta_path
         if meta.exists():
             if not overwrite:
@@ -113,8 +114,18 @@ class RunWriter:
         self._meta_path.unlink(missing_ok=True)
 
     def write_meta(self, meta: Mapping[str, Any]) -> None:
-        """Replace this rank's meta file."""
-        write_json(self._meta_path, {"schema_version": SCHEMA_VERSION, **meta})
+        """Write this rank's meta file, or replace it.
+
+        Raises:
+            RunExists: If another process began a run here since this writer was made.
+        """
+        document = {"schema_version": SCHEMA_VERSION, **meta}
+        if self._claimed or is_remote(self._meta_path):
+            write_json(self._meta_path, document)
+            return
+        with atomic_path(self._meta_path, replace=False) as partial:
+            partial.write_text(_json_text(document), encoding="utf-8")
+        self._claimed = True
 
     def write_modules(self, rows: Iterable[Mapping[str, Any]]) -> None:
         """Replace this rank's table of modules and parameters (columns: ``MODULE_COLUMNS``)."""
@@ -150,10 +161,16 @@ class atomic_path:  # noqa: N801 - reads as a verb at its call sites
     """Context manager: a path beside the target that replaces it on success, and goes on failure.
 
     For a remote target the path is a local file, which is sent whole.
+
+    Args:
+        target: The file to write.
+        replace: Whether it may exist; if not, and it does by then, ``RunExists`` is raised. Of
+            several processes that try at once, one succeeds.
     """
 
-    def __init__(self, target: Path) -> None:
+    def __init__(self, target: Path, *, replace: bool = True) -> None:
         self.target = target
+        self._replace = replace
         beside = Path(tempfile.gettempdir()) / uuid.uuid4().hex if is_remote(target) else target
         self.partial = beside.with_name(f".{beside.name}.{os.getpid()}.part")
 
@@ -166,10 +183,22 @@ class atomic_path:  # noqa: N801 - reads as a verb at its call sites
         try:
             if kind is None and is_remote(self.target):
                 cast("RemotePath", self.target).receive(self.partial)
-            elif kind is None:
+            elif kind is None and self._replace:
                 os.replace(self.partial, self.target)
+            elif kind is None:
+                self._rename_to_free_place()
         finally:
             self.partial.unlink(missing_ok=True)
+
+
+    def _rename_to_free_place(self) -> None:
+        try:
+            os.link(self.partial, self.target)
+        except FileExistsError:
+            message = f"another process began a run at {self.target.parent}: choose another folder"
+            raise RunExists(message) from None
+        except OSError:  # a file system without links
+            os.replace(self.partial, self.target)
 
 
 def modules_schema() -> pa.Schema:
@@ -448,7 +477,11 @@ def free_name(folder: str | os.PathLike[str], stem: str) -> Path:
 def write_json(path: Path, document: Mapping[str, Any]) -> None:
     """Write a JSON document whole or not at all."""
     with atomic_path(path) as partial:
-        partial.write_text(json.dumps(document, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+        partial.write_text(_json_text(document), encoding="utf-8")
+
+
+def _json_text(document: Mapping[str, Any]) -> str:
+    return json.dumps(document, indent=2, allow_nan=False) + "\n"
 
 
 def remove_run(folder: str | os.PathLike[str]) -> None:

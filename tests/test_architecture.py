@@ -34,7 +34,7 @@ FLOORS = {
     ],
     "algebra": [["places"], ["histogram"], ["plan"], ["scalers"], ["precision_lists"]],
     "store": [
-        ["runs", "records", "columns", "operation_records"],
+        ["runs", "records", "columns", "operation_records", "soundness"],
         ["training_log"],
         ["environment"],
     ],

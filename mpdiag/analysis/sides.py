@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 BASELINE_VERSION = 1
 KIND = "mpdiag baseline"
 _CURVE = 200
+_UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError)
 
 
 @dataclass(frozen=True)
@@ -167,7 +168,7 @@ def _read_baseline(path: Path) -> Side:
             )
             for t in document["trainings"]
         )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+    except (*_UNREADABLE, RecursionError, OverflowError) as error:
         message = f"{path} is no readable baseline ({error}): write it anew"
         raise DamagedRun(message) from error
     if not trainings:

@@ -190,9 +190,11 @@ class Ledger:
 
     def drain(self) -> None:
         """Read all raw rows back and encode them. Rows of an open step must not be pending."""
+        # Taken first: if Ctrl-C falls in here, these rows are gone, and none is there twice or half.
+        closed, self._closed, self._raw = self._closed, [], 0
         for device, rows in self._rows.items():
             raw = rows.drain()
-            entries = [e for e in self._closed if e.subject.device == device]
+            entries = [e for e in closed if e.subject.device == device]
             if not entries:
                 continue
             updates = [(i, e) for i, e in enumerate(entries) if e.facts]
@@ -207,8 +209,6 @@ class Ledger:
             table = encode(raw.merged([e.rows for e in entries]), self._labels(entries), stack)
             self._chunks.append(table)
             self._chunk_rows += table.num_rows
-        self._closed = []
-        self._raw = 0
 
     def flush(self) -> None:
         """Write everything closed so far as one part."""

@@ -31,7 +31,7 @@ import torch
 from torch.optim import Optimizer
 
 from mpdiag import environment
-from mpdiag.errors import UsageError
+from mpdiag.errors import RunExists, UsageError
 from mpdiag.operation_records import encode as encode_operations
 from mpdiag.places import place
 from mpdiag.recording.cadence import BUDGET, SPARSE_EVERY, Cadence
@@ -197,6 +197,10 @@ class Recorder:
             self._scalers.find()
             self._begin_step()
             self._write_meta(modules=True)
+        except RunExists:  # another process began here since: nothing of its run may be touched
+            self._writer = None
+            self._stop_observing()
+            raise
         except Exception as error:  # noqa: BLE001 - whatever it is, training goes on
             self._stop("starting", error)
         _live.add(self)
@@ -207,9 +211,9 @@ class Recorder:
         observer, self._observer = self._observer, None
         if observer is None:
             return
-        # A step that was not ended counts if a backward ran in it (there may be no optimizer).
-        # An interrupt may have fallen into the midst of a count, and its step is no whole one.
-        if state == "interrupted":
+        # A step that was not ended counts if a backward ran in it (there may be no optimizer), unless
+        # it was broken off: then it may be half of one.
+        if state != "complete":
             observer.ledger.drop_step()
         elif observer.recording and (self._backwards or observer.ledger.has("weight_grad")):
             self._observer = observer
@@ -419,6 +423,9 @@ class Recorder:
         """Give up recording for good."""
         self.failed(where, error)
         self._state = "failed"
+        self._stop_observing()
+
+    def _stop_observing(self) -> None:
         if self._observer is not None:
             self._observer.ledger.drop_step()
             self._observer.detach()
@@ -430,8 +437,6 @@ class Recorder:
         if self._writer is None:
             return
         self._written_at = time.monotonic()
-        if modules:
-            self._writer.write_modules(self._subjects.rows())
         roots = self._subjects.roots
         self._writer.write_meta(
             {
@@ -472,6 +477,8 @@ class Recorder:
                 "verdict": None,
             }
         )
+        if modules:
+            self._writer.write_modules(self._subjects.rows())
 
 
 _live: weakref.WeakSet[Recorder] = weakref.WeakSet()

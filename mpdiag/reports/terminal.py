@@ -8,19 +8,40 @@ import sys
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from rich.console import Console
+from rich.segment import Segment
 from rich.text import Text
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
-    from rich.console import RenderableType
+    from rich.console import ConsoleOptions, RenderableType
 
 
 PIPE_WIDTH = 120
 """Columns of a table where stdout is no terminal and COLUMNS is not set."""
 
 
-class _Terminal(Console):
+# What would command the terminal instead of being shown: C0, DEL, C1, marks that turn the direction
+# of text, and halves of characters that cannot be encoded.
+_SHOWN: dict[int, str] = {c: chr(0x2400 + c) for c in range(32) if chr(c) not in "\n\t"}
+_SHOWN |= {0x7F: "\u2421"} | dict.fromkeys(range(0x80, 0xA0), "\ufffd")
+_SHOWN |= dict.fromkeys((*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x200E, 0x200F), "\ufffd")
+_SHOWN |= dict.fromkeys(range(0xD800, 0xE000), "\ufffd")
+
+
+class Terminal(Console):
+    """A console on which names out of files are text, whatever they are."""
+
+    def render(
+        self, renderable: RenderableType, options: ConsoleOptions | None = None
+    ) -> Iterator[Segment]:
+        """As rich does, with control characters made visible."""
+        for segment in super().render(renderable, options):
+            if segment.control or (segment.text.isascii() and segment.text.isprintable()):
+                yield segment
+            else:
+                yield Segment(segment.text.translate(_SHOWN), segment.style)
+
     def on_broken_pipe(self) -> NoReturn:
         # Rich would exit with 1, which means findings. Called while the error is being handled.
         raise  # noqa: PLE0704
@@ -28,7 +49,7 @@ class _Terminal(Console):
 
 def show(*renderables: RenderableType) -> None:
     """Print data to stdout, for a person."""
-    console = _Terminal()
+    console = Terminal()
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = PIPE_WIDTH
     for renderable in renderables:
@@ -43,16 +64,16 @@ def show_json(document: Mapping[str, Any]) -> None:
 
 def name_next(command: str) -> None:
     """Name the command to go on with, on stderr."""
-    _Terminal(stderr=True).print(Text.assemble(("next: ", "dim"), command), soft_wrap=True)
+    Terminal(stderr=True).print(Text.assemble(("next: ", "dim"), command), soft_wrap=True)
 
 
 def remark(message: str) -> None:
     """Print something worth knowing on stderr, in one line."""
     line = " ".join(message.splitlines())
-    _Terminal(stderr=True).print(Text.assemble(("note: ", "yellow"), line), soft_wrap=True)
+    Terminal(stderr=True).print(Text.assemble(("note: ", "yellow"), line), soft_wrap=True)
 
 
 def complain(message: str) -> None:
     """Print an error on stderr, in one line; what it quotes is never taken for markup."""
     line = " ".join(message.splitlines())
-    _Terminal(stderr=True).print(Text.assemble(("error: ", "bold red"), line), soft_wrap=True)
+    Terminal(stderr=True).print(Text.assemble(("error: ", "bold red"), line), soft_wrap=True)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 VERSION = 1
+_UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError)
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,7 @@ def load_state(path: Path | None, key: dict[str, Any]) -> SearchState:
                 for p in document["probes"]
             ],
         )
-    except (OSError, ValueError, KeyError, TypeError) as error:
+    except (*_UNREADABLE, RecursionError, OverflowError) as error:
         message = f"{path} is no readable search ({error}): delete it to begin anew"
         raise DamagedSearch(message) from error
     if not same:

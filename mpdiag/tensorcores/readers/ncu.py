@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 _DURATIONS = ("gpu__time_duration.sum", "gpu__time_duration.avg", "Duration")
 _HEAD = ("ID", "Kernel Name")
+_LONG = {"Metric Name", "Metric Unit", "Metric Value"}
 _HERTZ = {"khz": 1e3, "mhz": 1e6, "ghz": 1e9, "cycle/nsecond": 1e9, "cycle/usecond": 1e6}
 
 
@@ -36,7 +37,7 @@ class NcuTrace:
         table = rows(self._path)
         header, flops = None, list[float]()
         for row in table:
-            if all(name in row for name in _HEAD):
+            if all(name in row for name in _HEAD) and ("Metric Name" not in row or set(row) >= _LONG):
                 header = row
                 break
             flops += _flops_said(row)

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
 
 _KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
 _RUNTIME = "CUPTI_ACTIVITY_KIND_RUNTIME"
+# Each id once: ids that repeat would multiply the rows they are joined to.
+_NAMES = "(SELECT id, value FROM StringIds GROUP BY id)"
+_LONGEST = 1 << 24
+"""Bytes of a value beyond which it is damaged."""
 
 
 class NsysTrace:
@@ -35,8 +39,9 @@ class NsysTrace:
             with closing(sqlite3.connect(place, uri=True)) as base:
                 # Bytes that are no text are kept readable, not fatal.
                 base.text_factory = lambda raw: raw.decode("utf-8", "replace")
+                _confine(base)
                 yield from self._read(base)
-        except sqlite3.Error as error:
+        except (sqlite3.Error, UnicodeError) as error:
             message = f"{self._path} cannot be read as an export of nsys ({error}): export it again"
             raise DamagedTrace(message) from error
 
@@ -55,7 +60,7 @@ class NsysTrace:
         # shortName has lost the template arguments, which say what ran.
         query = (  # our own words alone
             f"SELECT s.value, k.start, k.end, k.deviceId, k.streamId, k.correlationId, {node} "  # noqa: S608
-            f"FROM {_KERNELS} k LEFT JOIN StringIds s ON s.id = k.demangledName"
+            f"FROM {_KERNELS} k LEFT JOIN {_NAMES} s ON s.id = k.demangledName"
         )
         lost = 0
         for name, start, end, device, stream, correlation, graph in base.execute(query):
@@ -64,25 +69,54 @@ class NsysTrace:
                 continue
             shown = name if isinstance(name, str) else "a kernel without a name"
             span = (end - start) / 1000
-            yield Kernel(shown, start / 1000, span, device, stream, correlation, graph)
+            yield Kernel(
+                shown,
+                start / 1000,
+                span,
+                _label(device),
+                _label(stream),
+                _whole(correlation),
+                _whole(graph),
+            )
         if lost:
             self.problems.append(f"{lost} kernels have no times and were left out")
         if _RUNTIME in tables:
             yield from _launches(base)
 
 
+def _confine(base: sqlite3.Connection) -> None:
+    """A file may bring code along: expressions in its schema, values of a gigabyte."""
+    base.execute("PRAGMA trusted_schema = OFF")
+    if hasattr(base, "setlimit"):  # Python 3.11
+        base.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST)
+
+
 def _launches(base: sqlite3.Connection) -> Iterator[Launch]:
-    query = (
-        "SELECT r.correlationId, r.start, r.globalTid, s.value FROM CUPTI_ACTIVITY_KIND_RUNTIME r "
-        "JOIN StringIds s ON s.id = r.nameId WHERE s.value LIKE '%aunch%'"
+    query = (  # our own words alone
+        "SELECT r.correlationId, r.start, r.globalTid, s.value FROM CUPTI_ACTIVITY_KIND_RUNTIME r "  # noqa: S608
+        f"JOIN {_NAMES} s ON s.id = r.nameId WHERE s.value LIKE '%aunch%'"
     )
     for correlation, start, thread, name in base.execute(query):
         if isinstance(correlation, int) and isinstance(start, int):
-            yield Launch(correlation, start / 1000, (None, thread), "GraphLaunch" in str(name))
+            place = (None, _label(thread))
+            yield Launch(correlation, start / 1000, place, "GraphLaunch" in str(name))
 
 
 def _tables(base: sqlite3.Connection) -> set[str]:
-    return {name for (name,) in base.execute("SELECT name FROM sqlite_master")}
+    """Tables alone: a view, or a table that a module makes up, may never end."""
+    query = (
+        "SELECT name FROM sqlite_master WHERE type = 'table' "
+        "AND sql LIKE 'CREATE TABLE%' AND rootpage > 0"
+    )
+    return {name for (name,) in base.execute(query)}
+
+
+def _label(value: Any) -> int | str | None:
+    return value if isinstance(value, int | str) else None
+
+
+def _whole(value: Any) -> int | None:
+    return value if isinstance(value, int) else None
 
 
 def _columns(base: sqlite3.Connection, table: str) -> set[str]:
@@ -125,8 +159,9 @@ def _tensor_active(base: sqlite3.Connection, tables: set[str]) -> float | None:
     if not {"GPU_METRICS", "TARGET_INFO_GPU_METRICS"} <= tables:
         return None
     row: Any = base.execute(
-        "SELECT AVG(m.value) FROM GPU_METRICS m JOIN TARGET_INFO_GPU_METRICS t "
-        "ON t.typeId = m.typeId AND t.metricId = m.metricId "
-        "WHERE t.metricName LIKE '%Tensor%Active%'"
+        "SELECT AVG(value) FROM GPU_METRICS WHERE (typeId, metricId) IN "
+        "(SELECT typeId, metricId FROM TARGET_INFO_GPU_METRICS "
+        "WHERE metricName LIKE '%Tensor%Active%')"
     ).fetchone()
-    return None if row is None or row[0] is None else float(row[0]) / 100
+    mean = row[0] if row is not None else None
+    return mean / 100 if isinstance(mean, float) and 0 <= mean <= 100 else None

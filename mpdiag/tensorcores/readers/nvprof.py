@@ -30,7 +30,7 @@ class NvprofTrace:
         table = rows(self._path)
         header = next((row for row in table if "Name" in row and _time_column(row)), None)
         units = next(table, None) if header is not None else None
-        if header is None or units is None:
+        if header is None or units is None or len(units) != len(header):
             message = f"{self._path} holds no table of nvprof: record with nvprof --csv"
             raise DamagedTrace(message)
         at = {name: i for i, name in enumerate(header)}
