@@ -460,9 +460,8 @@ def _share_of_logarithm(op: Operation, logarithm: Operation) -> float:
     log(s + b) − log(s) is about b / s: all of log(1 + x) at small x, next to nothing of log(20).
     """
     sizes = [_rms(t) for t in op.inputs if t.counted]
-    for number in (op.scalars.get("other"), op.scalars.get("self")):
-        if isinstance(number, (int, float)):
-            sizes.append(abs(float(number)))
+    numbers = (op.scalars.get("other"), op.scalars.get("self"))
+    sizes += [abs(float(n)) for n in numbers if isinstance(n, (int, float))]
     total, result = _rms(op.outputs[0]), _rms(logarithm.outputs[0])
     return min(sizes) / total / result if total and result else 0.0
 
