@@ -63,7 +63,9 @@ def _repeat(data: bytearray, rng: Random) -> None:
 
 
 def _insert(data: bytearray, rng: Random) -> None:
-    junk = rng.choice((b"\0" * 9, b"\xff\xfe", b'"', b"{", b"]", b"\n\n", b",,,", b"\x1b[2J", b"PAR1"))
+    junk = rng.choice(
+        (b"\0" * 9, b"\xff\xfe", b'"', b"{", b"]", b"\n\n", b",,,", b"\x1b[2J", b"PAR1")
+    )
     at = rng.randrange(len(data))
     data[at:at] = junk
 
@@ -96,7 +98,9 @@ def _places(document: Any) -> list[tuple[Any, Any]]:
     found, waiting = [], [document]
     while waiting:
         node = waiting.pop()
-        keys = node if isinstance(node, dict) else range(len(node)) if isinstance(node, list) else ()
+        keys = (
+            node if isinstance(node, dict) else range(len(node)) if isinstance(node, list) else ()
+        )
         for key in keys:
             found.append((node, key))
             waiting.append(node[key])
@@ -240,9 +244,7 @@ def spoil_database(data: bytes, rng: Random) -> bytes:
 
 def _endless(columns: list[str]) -> str:
     names = ", ".join(f"n AS {name}" for name in columns)
-    return (
-        "WITH RECURSIVE c(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM c) " f"SELECT {names} FROM c"
-    )
+    return f"WITH RECURSIVE c(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM c) SELECT {names} FROM c"
 
 
 def spoil_parquet(data: bytes, rng: Random) -> bytes:
@@ -267,7 +269,9 @@ def spoil_parquet(data: bytes, rng: Random) -> bytes:
             table = table.set_column(at, name, changed)
             continue
         if what == 2:
-            other = pa.array([str(rng.choice(TEXTS)).encode("utf-8", "replace").decode()] * len(column))
+            other = pa.array(
+                [str(rng.choice(TEXTS)).encode("utf-8", "replace").decode()] * len(column)
+            )
             table = table.set_column(at, name, other)
             continue
         cells = column.to_pylist()
@@ -295,7 +299,7 @@ def _cell(kind: Any, rng: Random) -> Any:
     if text.startswith("list"):
         inner = kind.value_type
         return rng.choice((None, [], [_cell(inner, rng)] * rng.choice((1, 3, 400))))
-    if text.startswith("int") or text.startswith("uint"):
+    if text.startswith(("int", "uint")):
         width = int(text.lstrip("uint"))
         return rng.choice((None, 0, -1, 1, 2 ** (width - 1) - 1, -(2 ** (width - 1)), 300))
     if text in ("double", "float"):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import types
 import typing
 from collections.abc import Mapping
@@ -292,7 +291,7 @@ def _decode(kind: Any, value: Any, where: str) -> Any:  # noqa: C901 - a case fo
         if value in arguments:
             return value
     elif kind is float:
-        if type(value) in (int, float) and math.isfinite(value):
+        if type(value) in (int, float) and abs(value) < 1e308:  # neither NaN nor infinite
             return float(value)
     elif kind in (int, str, bool):
         if type(value) is kind:

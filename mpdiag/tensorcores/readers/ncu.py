@@ -37,7 +37,9 @@ class NcuTrace:
         table = rows(self._path)
         header, flops = None, list[float]()
         for row in table:
-            if all(name in row for name in _HEAD) and ("Metric Name" not in row or _LONG <= set(row)):
+            if all(name in row for name in _HEAD) and (
+                "Metric Name" not in row or set(row) >= _LONG
+            ):
                 header = row
                 break
             flops += _flops_said(row)
