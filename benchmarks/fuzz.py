@@ -658,6 +658,22 @@ def _memory_disk() -> str | None:
     return str(shared) if shared.is_dir() and os.access(shared, os.W_OK) else None
 
 
+def store(results: list[Result], options: argparse.Namespace) -> None:
+    """Write the figures so far; what earlier runs found of other readers stays."""
+    from mpdiag import environment
+    from mpdiag.runs import write_json
+
+    path: Path = options.json
+    kept = json.loads(path.read_text())["readers"] if path.is_file() else []
+    figures = [{**vars(r), "failures": r.failures[:20], "failed": len(r.failures)} for r in results]
+    for figure in figures:
+        figure |= {"seed": options.seed, "deep_every": options.deep_every}
+        figure |= {k: round(figure[k], 3) for k in ("slowest_s", "seconds", "memory_mb")}
+    names = {figure["reader"] for figure in figures}
+    kept = [figure for figure in kept if figure["reader"] not in names]
+    write_json(path, {"versions": environment.versions(), "readers": [*kept, *figures]})
+
+
 def main(words: Iterable[str] | None = None) -> int:
     """Run it; 1 if there is any failure."""
     parser = argparse.ArgumentParser(
@@ -701,16 +717,8 @@ def main(words: Iterable[str] | None = None) -> int:
             )
             for failure in result.failures[:8]:
                 print(f"    {failure['number']}: {failure['problem']}", flush=True)
-    if options.json is not None:
-        from mpdiag import environment
-        from mpdiag.runs import write_json
-
-        figures = [
-            {**vars(r), "failures": r.failures[:20], "failed": len(r.failures)} for r in results
-        ]
-        settings = {"count": options.count, "seed": options.seed, "deep_every": options.deep_every}
-        document = {**settings, "versions": environment.versions(), "readers": figures}
-        write_json(options.json, document)
+            if options.json is not None:
+                store(results, options)
     return int(any(r.failures for r in results))
 
 

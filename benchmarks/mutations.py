@@ -1,7 +1,6 @@
 """How real files are spoilt: by bytes, by JSON values, by table cells, by columns.
 
-Every function takes a ``random.Random``, so that a seed names an input, and hypothesis can drive
-and shrink them (``strategies.randoms``).
+Every function takes a ``random.Random``, so that a seed names an input.
 """
 
 from __future__ import annotations
