@@ -19,7 +19,8 @@ def csv_text(frame: pd.DataFrame) -> str:
     plain.columns = [_as_text(name) for name in frame.columns]
     for i, kind in enumerate(frame.dtypes):
         if kind.kind not in "biuf":
-            plain.isetitem(i, frame.iloc[:, i].astype(object).map(_as_text))
+            column: Any = frame.iloc[:, i].astype(object).map(_as_text)
+            plain.isetitem(i, column)
     text: str = plain.to_csv(index=False)
     return text
 
