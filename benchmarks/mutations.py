@@ -5,6 +5,7 @@ Every function takes a ``random.Random``, so that a seed names an input.
 
 from __future__ import annotations
 
+import gzip
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -164,6 +165,13 @@ def spoil_lines(data: bytes, rng: Random) -> bytes:
     return b"\n".join(lines) + (b"\n" if rng.random() < 0.8 else b"")
 
 
+def spoil_packed(data: bytes, rng: Random) -> bytes:
+    """A gzip file of JSON: spoilt inside, or the file itself."""
+    if rng.random() < 0.2:
+        return spoil_bytes(data, rng)
+    return gzip.compress(spoil_json(gzip.decompress(data), rng), compresslevel=1, mtime=0)
+
+
 # -- tables of text --------------------------------------------------------------------------------
 
 
@@ -313,6 +321,7 @@ def _cell(kind: Any, rng: Random) -> Any:
 SPOILERS: dict[str, Callable[[bytes, Random], bytes]] = {
     "json": spoil_json,
     "lines": spoil_lines,
+    "packed": spoil_packed,
     "csv": spoil_csv,
     "database": spoil_database,
     "parquet": spoil_parquet,
