@@ -12,6 +12,7 @@ import streamlit as st
 from mpdiag.analysis.analyzer import Analysis, analyze
 from mpdiag.bundled import sample_runs
 from mpdiag.errors import MpdiagError, RunNotFound
+from mpdiag.reports.csv_text import csv_text
 from mpdiag.reports.frames.gradients import in_model_order
 from mpdiag.reports.words import duration, in_markdown, layer_name
 from mpdiag.runs import META, Listing, Run, list_runs, open_run
@@ -216,7 +217,7 @@ def show(picture: Picture) -> None:
         left, right = st.columns(2)
         left.download_button(
             "Table (CSV)",
-            data=lambda: picture.frame.to_csv(index=False),
+            data=lambda: csv_text(picture.frame),
             file_name=f"{picture.key}.csv",
             mime="text/csv",
             key=f"csv-{picture.key}",

@@ -104,9 +104,7 @@ def model_and_optimizer() -> tuple[nn.Module, torch.optim.Optimizer]:
     return model, torch.optim.Adam(model.parameters(), 0.01)
 
 
-def train(
-    folder: Path | None, steps: int, done: Steps | None = None, flush_steps: int = 1
-) -> str:
+def train(folder: Path | None, steps: int, done: Steps | None = None, flush_steps: int = 1) -> str:
     """Train, recorded or not; returns a digest of the weights."""
     ledger._FLUSH_ROWS = flush_steps * ROWS  # a flush is due when so many rows wait
     model, optimizer = model_and_optimizer()
@@ -201,7 +199,7 @@ def kills(place: Path, number: int, rng: random.Random) -> list[Promise]:
         folder, done, flush = place / f"killed{i}", Steps(), rng.choice((1, 5))
         child = fork(lambda f=folder, d=done, n=flush: train(f, 10**6, d, n))  # type: ignore[misc]
         if rng.random() < 0.9:  # else it dies while it is still opening the run
-            wait_for(done, rng.randint(0, 30))
+            wait_for(done, rng.randint(0, 12))
         time.sleep(rng.uniform(0.0, 0.05))
         os.kill(child, signal.SIGKILL)
         ended(child)
@@ -276,7 +274,21 @@ def truncations(place: Path, every: int) -> list[Promise]:
     for path in sorted(p for p in run.rglob("*") if p.is_file()):
         content = path.read_bytes()
         size = len(content)
-        offsets = {0, 1, 3, 4, 5, 8, 12, size // 2, size - 9, size - 8, size - 5, size - 4, size - 1}
+        offsets = {
+            0,
+            1,
+            3,
+            4,
+            5,
+            8,
+            12,
+            size // 2,
+            size - 9,
+            size - 8,
+            size - 5,
+            size - 4,
+            size - 1,
+        }
         offsets |= set(range(0, size, max(1, size // every)))
         for offset in sorted(o for o in offsets if 0 <= o < size):
             path.write_bytes(content[:offset])
@@ -477,6 +489,16 @@ def _turn_back_clocks(rng: random.Random) -> None:
     Recorder.__init__.__defaults__ = (*defaults[:-1], time.perf_counter)
 
 
+def show(promise: Promise) -> None:
+    """A line of the table."""
+    notes = "; ".join(f"{k}: {v}" for k, v in promise.notes.items())
+    words = f"{promise.name}{f' ({notes})' if notes else ''}"
+    print(f"{promise.tried:7}{promise.broken:8}  {words}")
+    for problem in promise.problems[:3]:
+        print(f"{'':17}{problem}")
+    sys.stdout.flush()
+
+
 # -- the table -------------------------------------------------------------------------------------
 
 
@@ -502,22 +524,21 @@ def main(words: Iterable[str] | None = None) -> int:
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as temporary:
         place = Path(temporary)
-        in_child(lambda: train(place / "first", 2))  # writes what caches hold
-        promises = [
-            *kills(place, options.kills, rng),
-            *interrupts(place, options.interrupts, rng),
-            *truncations(place, options.cuts),
-            *rivals(place, options.others),
-            *readers(place, options.others / 4),
-            *ranks(place, options.others, rng),
-            *trouble(place, options.others, rng),
-        ]
-    print(f"{'tried':>7}{'broken':>8}  promise")
-    for promise in promises:
-        notes = "; ".join(f"{k}: {v}" for k, v in promise.notes.items())
-        print(f"{promise.tried:7}{promise.broken:8}  {promise.name}{f' ({notes})' if notes else ''}")
-        for problem in promise.problems[:3]:
-            print(f"{'':17}{problem}")
+        train(place / "first", 2)  # imports everything once, for every child
+        print(f"{'tried':>7}{'broken':>8}  promise")
+        promises = []
+        for group in (
+            lambda: kills(place, options.kills, rng),
+            lambda: interrupts(place, options.interrupts, rng),
+            lambda: truncations(place, options.cuts),
+            lambda: rivals(place, options.others),
+            lambda: readers(place, options.others / 4),
+            lambda: ranks(place, options.others, rng),
+            lambda: trouble(place, options.others, rng),
+        ):
+            for promise in group():
+                promises.append(promise)
+                show(promise)
     if options.json is not None:
         from mpdiag import environment
         from mpdiag.runs import write_json

@@ -93,7 +93,9 @@ def record_run(folder: Path) -> None:
 
     torch.manual_seed(0)
     torch.set_num_threads(1)
-    model = torch.nn.Sequential(torch.nn.Linear(8, 12), torch.nn.LayerNorm(12), torch.nn.Linear(12, 3))
+    model = torch.nn.Sequential(
+        torch.nn.Linear(8, 12), torch.nn.LayerNorm(12), torch.nn.Linear(12, 3)
+    )
     optimizer = torch.optim.Adam(model.parameters(), 0.01)
     with mpdiag.record(model, optimizer, folder, every=1, operations=1, overwrite=True):
         for _ in range(3):
@@ -103,7 +105,9 @@ def record_run(folder: Path) -> None:
             optimizer.step()
     log = LogWriter(folder)
     for step in range(6):
-        log.append(TrainingStep(step, 1.0 / (step + 1), 128.0, step == 2, "inf in 0", 0.5, 10**8, 0.1))
+        log.append(
+            TrainingStep(step, 1.0 / (step + 1), 128.0, step == 2, "inf in 0", 0.5, 10**8, 0.1)
+        )
     log.append(Metric("accuracy", 0.9))
     log.append({"alarm": "scale at its floor", "step_": 4})
     log.close()
@@ -119,7 +123,11 @@ def torch_traces() -> tuple[bytes, ...]:
     ]
     for i, (name, kind) in enumerate(((_TENSOR, "c10::Half"), (_SGEMM, "float")), 1):
         shapes = {"Input Dims": [[64, 32], [32, 16]], "Input type": [kind, kind]}
-        more = {"Sequence number": i, "Input Strides": [[32, 1], [16, 1]], "Concrete Inputs": ["", ""]}
+        more = {
+            "Sequence number": i,
+            "Input Strides": [[32, 1], [16, 1]],
+            "Concrete Inputs": ["", ""],
+        }
         events += [
             _event("cpu_op", "aten::mm", 10 * i, 8, **shapes, **more),
             _event("cuda_runtime", "cudaLaunchKernel", 10 * i + 3, 1, correlation=i),
@@ -152,10 +160,14 @@ def database() -> bytes:
         )
         names = [(1, _TENSOR), (2, _SGEMM), (3, "cudaLaunchKernel_v7000"), (4, "gemm")]
         base.executemany("INSERT INTO StringIds VALUES (?, ?)", names)
-        base.execute("INSERT INTO TARGET_INFO_GPU VALUES (0, 'NVIDIA A100', 8, 0, 108, 85000000000)")
+        base.execute(
+            "INSERT INTO TARGET_INFO_GPU VALUES (0, 'NVIDIA A100', 8, 0, 108, 85000000000)"
+        )
         for i in range(8):
             row = (1000 * i, 1000 * i + 500, 0, 7, i, 1 + i % 2, 4, None)
-            base.execute(f"INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES ({','.join('?' * 8)})", row)
+            base.execute(
+                f"INSERT INTO CUPTI_ACTIVITY_KIND_KERNEL VALUES ({','.join('?' * 8)})", row
+            )
             launch = (1000 * i - 90, 1000 * i - 80, 5, i, 3)
             base.execute("INSERT INTO CUPTI_ACTIVITY_KIND_RUNTIME VALUES (?, ?, ?, ?, ?)", launch)
             base.execute("INSERT INTO GPU_METRICS VALUES (1, 1, ?)", (10.0 * i,))
@@ -166,7 +178,8 @@ def database() -> bytes:
 
 def ncu_tables() -> tuple[bytes, ...]:
     """Counters of ncu, a row for each metric and a column for each."""
-    head = '"ID","Process ID","Kernel Name","CC","Section Name","Metric Name","Metric Unit","Metric Value"'
+    head = '"ID","Process ID","Kernel Name","CC","Section Name",'
+    head += '"Metric Name","Metric Unit","Metric Value"'
     lines = ["==PROF== Connected to process 7", "64 64 64 1 10.0 0.0524288", head]
     metrics = (
         ("gpu__time_duration.sum", "usecond", "10.5"),
@@ -249,7 +262,7 @@ def readers(base: Path) -> Iterator[Reader]:
         "torch.profiler", "trace", "json", torch_traces()[:2], _read_trace, _show_trace, profiled
     )
     packed = torch_traces()[2:]
-    yield Reader("torch.profiler.gz", "trace", "bytes", packed, _read_trace, _show_trace, profiled)
+    yield Reader("torch.profiler.gz", "trace", "packed", packed, _read_trace, _show_trace, profiled)
     yield Reader("nsys", "trace", "database", (database(),), _read_trace, _show_trace, profiled)
     yield Reader("ncu", "trace", "csv", ncu_tables(), _read_trace, _show_trace, profiled)
     yield Reader("nvprof", "trace", "csv", nvprof_tables(), _read_trace, _show_trace, profiled)
@@ -431,10 +444,7 @@ class TooSlowError(BaseException):
 
 def spoil(reader: Reader, rng: random.Random) -> bytes:
     """One hostile file."""
-    from mutations import spoil_bytes
-
-    how = SPOILERS.get(reader.how, spoil_bytes)
-    return how(rng.choice(reader.seeds), rng)
+    return SPOILERS[reader.how](rng.choice(reader.seeds), rng)
 
 
 def numbered(reader: Reader, seed: int, number: int) -> bytes:
@@ -454,7 +464,7 @@ def attempt(reader: Reader, folder: Path, data: bytes, *, deep: bool = False) ->
     except MpdiagError as error:
         text = str(error)
         assert text, "an error without a sentence"
-        assert len(text) < 4_000, f"an error of {len(text)} characters"
+        assert len(text) < 1_100, f"an error of {len(text)} characters"
         outcome = type(error).__name__
     else:
         outcome = "read"
@@ -479,7 +489,9 @@ def _command(reader: Reader, folder: Path) -> None:
         if result.exit_code:
             said = result.stderr.strip().splitlines()
             assert len(said) == 1, f"{len(said)} lines of error"
-            assert all(ord(c) >= 32 and not 127 <= ord(c) < 160 for c in said[0]), repr(said[0][:200])
+            assert all(ord(c) >= 32 and not 127 <= ord(c) < 160 for c in said[0]), repr(
+                said[0][:200]
+            )
 
 
 def prepare(reader: Reader, folder: Path) -> None:
@@ -549,7 +561,9 @@ def work(
             problem = f"took more than {SECONDS:g} s"
         except BaseException as error:  # noqa: BLE001 - that is what is looked for
             where = traceback.extract_tb(error.__traceback__)[-1]
-            problem = f"{type(error).__name__}: {str(error)[:200]} ({where.filename}:{where.lineno})"
+            problem = (
+                f"{type(error).__name__}: {str(error)[:200]} ({where.filename}:{where.lineno})"
+            )
         finally:
             watch.on = False
             signal.setitimer(signal.ITIMER_REAL, 0)
@@ -641,9 +655,27 @@ def _memory_disk() -> str | None:
     return str(shared) if shared.is_dir() and os.access(shared, os.W_OK) else None
 
 
+def store(results: list[Result], options: argparse.Namespace) -> None:
+    """Write the figures so far; what earlier runs found of other readers stays."""
+    from mpdiag import environment
+    from mpdiag.runs import write_json
+
+    path: Path = options.json
+    kept = json.loads(path.read_text())["readers"] if path.is_file() else []
+    figures = [{**vars(r), "failures": r.failures[:20], "failed": len(r.failures)} for r in results]
+    for figure in figures:
+        figure |= {"seed": options.seed, "deep_every": options.deep_every}
+        figure |= {k: round(figure[k], 3) for k in ("slowest_s", "seconds", "memory_mb")}
+    names = {figure["reader"] for figure in figures}
+    kept = [figure for figure in kept if figure["reader"] not in names]
+    write_json(path, {"versions": environment.versions(), "readers": [*kept, *figures]})
+
+
 def main(words: Iterable[str] | None = None) -> int:
     """Run it; 1 if there is any failure."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
     parser.add_argument("--count", type=int, default=10_000, help="inputs for each reader")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", help="names of readers, with commas between")
@@ -667,7 +699,9 @@ def main(words: Iterable[str] | None = None) -> int:
             print(attempt(reader, folder, data, deep=deep))
             return 0
         results = []
-        print(f"{'reader':20}{'inputs':>8}{'read':>8}{'refused':>9}{'failed':>8}{'slowest':>10}{'memory':>9}")
+        print(
+            f"{'reader':20}{'inputs':>8}{'read':>8}{'refused':>9}{'failed':>8}{'slowest':>10}{'memory':>9}"
+        )
         for name in wanted:
             result = fuzz(name, base, options.seed, options.count, options.deep_every)
             results.append(result)
@@ -680,14 +714,8 @@ def main(words: Iterable[str] | None = None) -> int:
             )
             for failure in result.failures[:8]:
                 print(f"    {failure['number']}: {failure['problem']}", flush=True)
-    if options.json is not None:
-        from mpdiag import environment
-        from mpdiag.runs import write_json
-
-        figures = [{**vars(r), "failures": r.failures[:20], "failed": len(r.failures)} for r in results]
-        settings = {"count": options.count, "seed": options.seed, "deep_every": options.deep_every}
-        document = {**settings, "versions": environment.versions(), "readers": figures}
-        write_json(options.json, document)
+            if options.json is not None:
+                store(results, options)
     return int(any(r.failures for r in results))
 
 

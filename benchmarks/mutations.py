@@ -1,11 +1,11 @@
 """How real files are spoilt: by bytes, by JSON values, by table cells, by columns.
 
-Every function takes a ``random.Random``, so that a seed names an input, and hypothesis can drive
-and shrink them (``strategies.randoms``).
+Every function takes a ``random.Random``, so that a seed names an input.
 """
 
 from __future__ import annotations
 
+import gzip
 import json
 from typing import TYPE_CHECKING, Any
 
@@ -63,7 +63,9 @@ def _repeat(data: bytearray, rng: Random) -> None:
 
 
 def _insert(data: bytearray, rng: Random) -> None:
-    junk = rng.choice((b"\0" * 9, b"\xff\xfe", b'"', b"{", b"]", b"\n\n", b",,,", b"\x1b[2J", b"PAR1"))
+    junk = rng.choice(
+        (b"\0" * 9, b"\xff\xfe", b'"', b"{", b"]", b"\n\n", b",,,", b"\x1b[2J", b"PAR1")
+    )
     at = rng.randrange(len(data))
     data[at:at] = junk
 
@@ -96,7 +98,9 @@ def _places(document: Any) -> list[tuple[Any, Any]]:
     found, waiting = [], [document]
     while waiting:
         node = waiting.pop()
-        keys = node if isinstance(node, dict) else range(len(node)) if isinstance(node, list) else ()
+        keys = (
+            node if isinstance(node, dict) else range(len(node)) if isinstance(node, list) else ()
+        )
         for key in keys:
             found.append((node, key))
             waiting.append(node[key])
@@ -159,6 +163,13 @@ def spoil_lines(data: bytes, rng: Random) -> bytes:
         except (ValueError, RecursionError):  # it is spoilt already
             lines[at] = spoil_bytes(lines[at], rng)
     return b"\n".join(lines) + (b"\n" if rng.random() < 0.8 else b"")
+
+
+def spoil_packed(data: bytes, rng: Random) -> bytes:
+    """A gzip file of JSON: spoilt inside, or the file itself."""
+    if rng.random() < 0.2:
+        return spoil_bytes(data, rng)
+    return gzip.compress(spoil_json(gzip.decompress(data), rng), compresslevel=1, mtime=0)
 
 
 # -- tables of text --------------------------------------------------------------------------------
@@ -240,9 +251,7 @@ def spoil_database(data: bytes, rng: Random) -> bytes:
 
 def _endless(columns: list[str]) -> str:
     names = ", ".join(f"n AS {name}" for name in columns)
-    return (
-        "WITH RECURSIVE c(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM c) " f"SELECT {names} FROM c"
-    )
+    return f"WITH RECURSIVE c(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM c) SELECT {names} FROM c"
 
 
 def spoil_parquet(data: bytes, rng: Random) -> bytes:
@@ -267,7 +276,9 @@ def spoil_parquet(data: bytes, rng: Random) -> bytes:
             table = table.set_column(at, name, changed)
             continue
         if what == 2:
-            other = pa.array([str(rng.choice(TEXTS)).encode("utf-8", "replace").decode()] * len(column))
+            other = pa.array(
+                [str(rng.choice(TEXTS)).encode("utf-8", "replace").decode()] * len(column)
+            )
             table = table.set_column(at, name, other)
             continue
         cells = column.to_pylist()
@@ -295,7 +306,7 @@ def _cell(kind: Any, rng: Random) -> Any:
     if text.startswith("list"):
         inner = kind.value_type
         return rng.choice((None, [], [_cell(inner, rng)] * rng.choice((1, 3, 400))))
-    if text.startswith("int") or text.startswith("uint"):
+    if text.startswith(("int", "uint")):
         width = int(text.lstrip("uint"))
         return rng.choice((None, 0, -1, 1, 2 ** (width - 1) - 1, -(2 ** (width - 1)), 300))
     if text in ("double", "float"):
@@ -310,6 +321,7 @@ def _cell(kind: Any, rng: Random) -> Any:
 SPOILERS: dict[str, Callable[[bytes, Random], bytes]] = {
     "json": spoil_json,
     "lines": spoil_lines,
+    "packed": spoil_packed,
     "csv": spoil_csv,
     "database": spoil_database,
     "parquet": spoil_parquet,

@@ -24,6 +24,9 @@ from __future__ import annotations
 
 from enum import IntEnum
 
+_LONGEST, _HEAD = 1_000, 700
+"""Characters of a sentence, and of its beginning where it is cut."""
+
 
 class ExitCode(IntEnum):
     """Exit codes of the ``mpdiag`` command; frozen, scripts rely on them."""
@@ -38,6 +41,11 @@ class MpdiagError(Exception):
     """Base of all expected failures."""
 
     exit_code = ExitCode.USAGE
+
+    def __str__(self) -> str:
+        """The sentence on one line; what it quotes of a file may be long, and is cut in the middle."""
+        text = " ".join(super().__str__().splitlines())
+        return text if len(text) <= _LONGEST else f"{text[:_HEAD]} … {text[_HEAD - _LONGEST :]}"
 
 
 class UsageError(MpdiagError):

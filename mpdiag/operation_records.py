@@ -8,9 +8,10 @@ Two shapes of the same rows: ``Operation`` objects, which rules walk through as 
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
@@ -227,10 +228,14 @@ def decode(table: pa.Table) -> list[Operation]:
     """
     result = []
     tensors: dict[tuple[int, int, int, int, str], TensorRecord] = {}
-    for row in table.select(schema().names).to_pylist():
+    for row in table.select(schema().names).cast(schema()).to_pylist():
+        _refuse_nonsense(row)
         place = (row["rank"], row["step"])
         for name in _JSON:
             row[name] = json.loads(row[name])
+            if not isinstance(row[name], dict):
+                message = f"{name} holds no object"
+                raise TypeError(message)
         for name in ("inputs", "outputs"):
             found = []
             for t in row[name]:
@@ -242,6 +247,49 @@ def decode(table: pa.Table) -> list[Operation]:
             row[name] = tuple(found)
         result.append(Operation(**row))
     return result
+
+
+_LARGEST = 1 << 53
+
+
+def _refuse_nonsense(row: Mapping[str, Any]) -> None:
+    """Refuse what no recorder writes.
+
+    Raises:
+        ValueError: Naming the column.
+    """
+    wrong = next((k for k, v in row.items() if v is None and k != "module"), None)
+    if wrong is None and row["phase"] not in get_args(Phase):
+        wrong = "phase"
+    for t in () if wrong else (*row["inputs"], *row["outputs"]):
+        if any(v is None for k, v in t.items() if k != "absmin") or None in t["shape"]:
+            wrong = "inputs or outputs"
+        elif not _is_sound(t):
+            wrong = f"{t['argument']!r}"[:40]
+    for name in () if wrong else ("step", "rank", "index", "reduction", "flops", "bytes"):
+        if row[name] < 0:
+            wrong = name
+    if wrong is not None:
+        message = f"an operation's {wrong} holds what is never written there"
+        raise ValueError(message)
+
+
+def _is_sound(t: Mapping[str, Any]) -> bool:
+    numel = 1
+    for size in t["shape"]:
+        numel *= size if 0 <= size <= _LARGEST else -1
+    bins = t["counts"]
+    counts = [*bins, *(t[name] for name in _TENSOR_COUNTS)]
+    low = math.inf if t["absmin"] is None else t["absmin"]
+    first, last = t["first_exponent"], t["first_exponent"] + len(bins) - 1
+    return (
+        0 <= numel <= _LARGEST
+        and all(n is not None and 0 <= n <= _LARGEST for n in counts)
+        and len(bins) == len(t["means"])
+        and (not bins or (first >= MIN_EXPONENT and last < MIN_EXPONENT + BINS))
+        and 0 <= t["absmax"] < math.inf
+        and low > 0
+    )
 
 
 def _tensor_row(tensor: TensorRecord) -> dict[str, Any]:

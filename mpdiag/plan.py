@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import types
 import typing
 from collections.abc import Mapping
@@ -292,15 +291,24 @@ def _decode(kind: Any, value: Any, where: str) -> Any:  # noqa: C901 - a case fo
         if value in arguments:
             return value
     elif kind is float:
-        if type(value) in (int, float) and math.isfinite(value):
+        if type(value) in (int, float) and abs(value) < 1e308:  # neither NaN nor infinite
             return float(value)
     elif kind in (int, str, bool):
         if type(value) is kind:
             return value
-    elif isinstance(value, dict):  # evidence
+    elif isinstance(value, dict) and _is_plain(value):  # evidence
         return value
     message = f"{where} is {value!r}, which is not allowed there: write the plan anew"
     raise DamagedPlan(message)
+
+
+def _is_plain(value: dict[str, Any]) -> bool:
+    """Whether it can be written again: JSON knows no infinity, though its readers make one of 1e999."""
+    try:
+        json.dumps(value, allow_nan=False)
+    except ValueError:
+        return False
+    return True
 
 
 def _decode_object(kind: type[Any], value: Any, where: str) -> Any:

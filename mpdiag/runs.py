@@ -32,6 +32,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from mpdiag import markup
 from mpdiag.errors import DamagedRun, NewerSchema, RunExists, RunNotFound
+from mpdiag.meta import refuse_odd_meta, refuse_odd_modules
 from mpdiag.places import is_remote, place
 
 if TYPE_CHECKING:
@@ -189,7 +190,6 @@ class atomic_path:  # noqa: N801 - reads as a verb at its call sites
                 self._rename_to_free_place()
         finally:
             self.partial.unlink(missing_ok=True)
-
 
     def _rename_to_free_place(self) -> None:
         try:
@@ -369,8 +369,14 @@ class Run:
             return []
         try:
             with _source(paths[0]) as source:
-                rows: list[dict[str, Any]] = pq.read_table(source).to_pylist()
-        except (pa.ArrowException, OSError) as error:
+                table = pq.read_table(source)
+            for field in modules_schema():
+                if field.name not in table.column_names:  # an earlier version did not write it
+                    table = table.append_column(field, pa.nulls(len(table), field.type))
+            names = modules_schema().names
+            rows: list[dict[str, Any]] = table.select(names).cast(modules_schema()).to_pylist()
+            refuse_odd_modules(rows)
+        except (pa.ArrowException, OSError, KeyError, ValueError) as error:
             raise DamagedRun(_damaged(paths[0], error)) from error
         return rows
 
@@ -380,8 +386,9 @@ class Run:
         for path in sorted((self.folder / "ranks").glob("rank*.json")):
             try:
                 meta = json.loads(path.read_text(encoding="utf-8"))
+                refuse_odd_meta(meta)
                 found[int(meta["rank"])] = meta
-            except (OSError, ValueError, KeyError, TypeError):  # noqa: PERF203
+            except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):  # noqa: PERF203
                 continue  # a rank that left no readable word is one that says nothing
         return found
 
@@ -429,6 +436,11 @@ def open_run(folder: str | os.PathLike[str]) -> Run:
             f"{SCHEMA_VERSION}): upgrade mpdiag to read it"
         )
         raise NewerSchema(message)
+    try:
+        refuse_odd_meta(meta)
+    except ValueError as error:
+        message = f"{meta_path} is damaged ({error}): remove that field to read the rest"
+        raise DamagedRun(message) from error
     return Run(path, meta)
 
 

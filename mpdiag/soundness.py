@@ -31,20 +31,11 @@ def refuse_nonsense(
     Raises:
         ValueError: If they contradict one another, or hold what no tensor can give.
     """
-    for name, what in words.items():
-        if any(word is None for word in what):
-            _refuse(f"a word of {name} is missing")
-    unknown = set(words["kind"]) - set(KINDS)
-    if unknown:
-        _refuse(f"there is no kind {min(unknown)!r}"[:80])
-    for name in ("kind", "name"):
-        if (columns[name] < 0).any():
-            _refuse(f"a row states no {name}")
-    for name in ("step", "rank", "tensors", "fp16_overflow", *_COUNTED, *_updates()):
+    _check_words(columns, words)
+    numbers = ("step", "rank", "tensors", "numel", "fp16_overflow", *_COUNTED)
+    for name in (*numbers, *(n for n in UPDATE_INTEGERS if not n.endswith("exponent"))):
         if (columns[name] < 0).any() or (columns[name] > LARGEST).any():
             _refuse(f"{name} holds what is no count")
-    if (columns["numel"] < 0).any() or (columns["numel"] > LARGEST).any():
-        _refuse("numel holds what is no count")
     _check_values(columns)
     _check_bins(columns, "", MIN_EXPONENT, MAX_EXPONENT)
     _check_bins(columns, "ratio_", -_RATIO_LIMIT, _RATIO_LIMIT)
@@ -57,8 +48,18 @@ def refuse_nonsense(
             _refuse("counts do not add up to numel")
 
 
-def _updates() -> list[str]:
-    return [name for name in UPDATE_INTEGERS if not name.endswith("exponent")]
+def _check_words(
+    columns: Mapping[str, NDArray[Any]], words: Mapping[str, Sequence[str | None]]
+) -> None:
+    for name, what in words.items():
+        if any(word is None for word in what):
+            _refuse(f"a word of {name} is missing")
+    unknown = sorted(set(map(str, words["kind"])) - set(KINDS))
+    if unknown:
+        _refuse(f"there is no kind {unknown[0][:40]!r}")
+    for name in ("kind", "name"):
+        if (columns[name] < 0).any():
+            _refuse(f"a row states no {name}")
 
 
 def _check_values(columns: Mapping[str, NDArray[Any]]) -> None:

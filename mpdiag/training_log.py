@@ -163,7 +163,7 @@ def _entry(
         return document
     try:
         return kind(**{k: _number(k, v) for k, v in document.items()})
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise DamagedRun(_damaged(path, number, error)) from error
 
 

@@ -34,7 +34,7 @@ FLOORS = {
     ],
     "algebra": [["places"], ["histogram"], ["plan"], ["scalers"], ["precision_lists"]],
     "store": [
-        ["runs", "records", "columns", "operation_records", "soundness"],
+        ["runs", "records", "columns", "operation_records", "meta", "soundness"],
         ["training_log"],
         ["environment"],
     ],

@@ -466,7 +466,7 @@ class Recorder:
                     **self._filters,
                 },
                 "steps_seen": self.step,
-                "steps_recorded": self.steps_recorded,
+                "steps_recorded": ledger.steps_written if ledger is not None else 0,
                 "rows": ledger.rows_written if ledger is not None else 0,
                 "operations": {
                     "steps": self._operation_steps,

@@ -43,7 +43,7 @@ class Terminal(Console):
                 yield Segment(segment.text.translate(_SHOWN), segment.style)
 
     def on_broken_pipe(self) -> NoReturn:
-        # Rich would exit with 1, which means findings. Called while the error is being handled.
+        """Let the error pass: rich would exit with 1, which means findings."""
         raise  # noqa: PLE0704
 
 

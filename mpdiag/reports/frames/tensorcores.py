@@ -45,7 +45,7 @@ def read_profile(folder: Path) -> dict[str, Any]:
         raise DamagedRun(message) from error
     lists = isinstance(document, dict) and all(
         isinstance(rows := document.get(name, []), list)
-        and all(isinstance(row, dict) for row in rows)
+        and all(isinstance(row, dict) and _has_words(row) for row in rows)
         for name in ("kernels", "operations", "findings")
     )
     if not lists:
@@ -56,6 +56,13 @@ def read_profile(folder: Path) -> dict[str, Any]:
         message = f"{path} was written by a newer mpdiag (schema {version}): upgrade to read it"
         raise NewerSchema(message)
     return dict(document)
+
+
+_WORDS = ("name", "verdict", "instruction", "dtype", "op", "module", "cause", "fix")
+
+
+def _has_words(row: Mapping[str, Any]) -> bool:
+    return all(isinstance(row.get(name), str | None) for name in _WORDS)
 
 
 def kernel_frame(profile: Mapping[str, Any]) -> pd.DataFrame:

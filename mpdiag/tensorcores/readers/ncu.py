@@ -37,7 +37,9 @@ class NcuTrace:
         table = rows(self._path)
         header, flops = None, list[float]()
         for row in table:
-            if all(name in row for name in _HEAD) and ("Metric Name" not in row or set(row) >= _LONG):
+            if all(name in row for name in _HEAD) and (
+                "Metric Name" not in row or set(row) >= _LONG
+            ):
                 header = row
                 break
             flops += _flops_said(row)
@@ -112,6 +114,7 @@ def _flops_said(row: Sequence[str]) -> list[float]:
     numbers = [number(word) for word in words]
     m, n, k, batch, spent, rate = (0.0 if value is None else value for value in numbers)
     work = 2 * m * n * k * max(1.0, batch)
-    if min(work, spent, rate) <= 0 or abs(work / spent / 1e6 / rate - 1) > 1e-3:
+    possible = 0 < work < float("inf") and spent > 0 and rate > 0  # not NaN, either
+    if not possible or abs(work / spent / 1e6 / rate - 1) > 1e-3:
         return []
     return [work]

@@ -1,0 +1,81 @@
+"""Whether ``meta.json`` and the table of modules hold what a recorder writes there.
+
+Checked once, when a run is opened, so that no one who shows or uses them has to ask.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+COUNT = "count"
+LARGEST = 1 << 53
+_META: dict[str, Any] = {
+    **dict.fromkeys(("mpdiag", "state", "created", "updated", "script", "verdict"), str),
+    **dict.fromkeys(("steps_seen", "steps_recorded", "rows", "rank", "world_size"), COUNT),
+    "argv": [str],
+    "device": {"type": str, "name": str, "compute_capability": str},
+    "versions": {},
+    "seeds": {"torch": int},
+    "model": {"type": str, "parameters": COUNT},
+    "optimizers": [{"type": str}],
+    "cadence": {"every": COUNT, "max_steps": COUNT, "include": str, "exclude": str},
+    "operations": {"steps": [COUNT], "reason": str},
+    "coverage": {"not_recorded": [{}]},
+    "failures": [{"step": COUNT, "where": str, "error": str}],
+    "training": {},
+}
+
+
+def refuse_odd_meta(meta: Mapping[str, Any]) -> None:
+    """Check that what ``meta.json`` says has the types it was written with; it may leave out much.
+
+    Raises:
+        ValueError: Naming the first field that has another.
+    """
+    for name, kind in _META.items():
+        if not _fits(meta.get(name), kind):
+            message = f"its field {name!r} holds what is never written there"
+            raise ValueError(message)
+
+
+def _fits(value: Any, kind: Any) -> bool:
+    """Whether a JSON value is of a kind: a type, ``COUNT``, [the kind of each item], {of fields}."""
+    if value is None:
+        return True
+    if kind == COUNT:
+        return type(value) is int and 0 <= value <= LARGEST
+    if isinstance(kind, list):
+        return isinstance(value, list) and all(_fits(item, kind[0]) for item in value)
+    if isinstance(kind, dict):
+        return isinstance(value, dict) and all(_fits(value.get(k), v) for k, v in kind.items())
+    return type(value) is kind
+
+
+def refuse_odd_modules(rows: Iterable[Mapping[str, Any]]) -> None:
+    """Check rows of the table of modules: names, kinds, sizes, and JSON where JSON stands.
+
+    Raises:
+        ValueError: Naming the first column that is not sound.
+    """
+    for row in rows:
+        wrong = next((name for name in ("name", "what", "type") if row[name] is None), None)
+        sizes = [row["numel"] or 0, *(row["shape"] or ())]
+        if any(size is None or not 0 <= size <= LARGEST for size in sizes):
+            wrong = "shape"
+        for name in ("input_shapes", "output_shapes", "settings"):
+            if not _is_json(row[name]):
+                wrong = name
+        if wrong is not None:
+            message = f"the column {wrong!r} holds what is never written there"
+            raise ValueError(message)
+
+
+def _is_json(text: str | None) -> bool:
+    try:
+        return text is None or json.loads(text) is not False
+    except (ValueError, RecursionError):
+        return False
