@@ -298,7 +298,9 @@ def euler(x):
 
 # name: function, offset and size of the batch, codes where everything is FP16
 RAW = {
-    "square of large values": (lambda x: (x * x).mean(-1, keepdim=True).sqrt() / x, 900, 30, {"overflow"}),
+    "square of large values": (
+        lambda x: (x * x).mean(-1, keepdim=True).sqrt() / x, 900, 30, {"overflow"},
+    ),
     "square of ordinary values": (lambda x: x / (x * x).mean(-1, keepdim=True).sqrt(), 0, 1, set()),
     "tiny eps": (
         lambda x: x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-12), 0, 1e-4, {"vanishing"},
@@ -327,9 +329,9 @@ def test_what_only_fp32_data_spares_is_told_and_not_kept_in_fp32(case, tmp_path)
         exact = model(x)
         errors = {}
         for level in ("O1", "O2"):
-            with mpdiag.MixedPrecision(model, optimizer, analysis.plan, level=level) as mp:
-                with mp.autocast():
-                    errors[level] = difference(model(x), exact)
+            mp = mpdiag.MixedPrecision(model, optimizer, analysis.plan, level=level)
+            with mp, mp.autocast():
+                errors[level] = difference(model(x), exact)
     assert errors["O1"] < 0.05
     assert (errors["O2"] > 0.05) == bool(codes), errors
 
