@@ -1,4 +1,4 @@
-"""Why a slope taken over 1e-4 needs FP32 gradients of weights: what of FP16 does the harm, one at a time.
+"""Why a slope over 1e-4 needs FP32 gradients of weights: what of FP16 does the harm, one at a time.
 
     python benchmarks/cancelling.py [--json benchmarks/results/cancelling.json]
 
