@@ -138,9 +138,7 @@ def at_step(run: Run, step: int, kind: str) -> Mapping[str, Any]:
 def stored_low(run: Run, kind: str) -> set[str]:
     """Names of layers whose every recorded tensor of a kind was FP16."""
     rows = run.records.of_kind(kind)  # type: ignore[arg-type]
-    pairs = set(
-        zip(run.records.texts("name")[rows], run.records.texts("dtype")[rows], strict=True)
-    )
+    pairs = set(zip(run.records.texts("name")[rows], run.records.texts("dtype")[rows], strict=True))
     wide = {name for name, dtype in pairs if dtype != "float16"}
     return {str(name) for name, _ in pairs if name not in wide}
 

@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from mpdiag.analysis.operation_graph import StepGraph, in_fp32, split, stored_low
+from mpdiag.analysis.operation_graph import FP32_LIMIT, StepGraph, in_fp32, split, stored_low
 from mpdiag.precision_lists import LISTS, policy_name
 
 if TYPE_CHECKING:
@@ -225,10 +225,12 @@ def _over(t: TensorRecord, target: FloatFormat) -> int:
 
 
 def _fill(op: Operation, target: FloatFormat) -> float | None:
+    """A number filled in that the format cannot hold, but a dtype's own limit, which follows it."""
     value = op.scalars.get("value")
-    if op.op in _FILLS and isinstance(value, (int, float)) and target.overflows(abs(value)):
-        return float(value)
-    return None
+    if op.op not in _FILLS or not isinstance(value, (int, float)):
+        return None
+    follows = abs(value) >= FP32_LIMIT and ".dtype" in op.code
+    return float(value) if target.overflows(abs(value)) and not follows else None
 
 
 def _overflow(
