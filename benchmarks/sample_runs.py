@@ -20,6 +20,7 @@ from typing import Any
 from rich.console import Console
 
 from mpdiag import analyze, demo, demo_all, workloads
+from mpdiag.plan import PrecisionPlan
 from mpdiag.runs import write_json
 
 SAMPLES = Path(__file__).resolve().parent.parent / "sample_runs"
@@ -61,6 +62,13 @@ def keep(run: Path, place: Path, *, recording: bool, name: str) -> None:
     meta: dict[str, Any] = json.loads((place / "meta.json").read_text(encoding="utf-8"))
     meta["argv"] = ["python", "benchmarks/sample_runs.py", name]
     if not recording:
+        plan = PrecisionPlan.load(place / "plan.json")
+        meta["training"] = {
+            "level": plan.level,
+            "dtype": plan.target,
+            "backend": "emulated",
+            "loss_scale": plan.loss_scale.method,
+        }
         meta = {k: v for k, v in meta.items() if k in ("schema_version", *JOURNAL.split())}
     write_json(place / "meta.json", meta)
 
