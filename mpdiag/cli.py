@@ -109,6 +109,9 @@ def demo(
         list[str] | None, typer.Option(help="With --all: only this workload; may be repeated.")
     ] = None,
     seeds: Annotated[int, typer.Option(min=1, help="With --all: how many, from 0.")] = 3,
+    done: Annotated[
+        bool, typer.Option("--done", help="With --all: train nothing, show what is done.")
+    ] = False,
     as_json: JsonOption = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="With --all: as Markdown.")] = False,
 ) -> None:
@@ -119,7 +122,7 @@ def demo(
     if everything:
         from mpdiag.demo_all import run_table, show_table
 
-        rows = run_table(folder, only=only or (), seeds=seeds, steps=steps)
+        rows = run_table(folder, only=only or (), seeds=seeds, steps=steps, done_only=done)
         show_table(rows, folder, as_json=as_json, markdown=markdown)
         return
     from mpdiag.demo import run_demo

@@ -61,6 +61,15 @@ def test_what_is_done_is_not_done_again_and_what_was_cut_off_is(table):
     assert again["families"] == document["families"]
 
 
+def test_what_is_done_can_be_shown_without_training(table):
+    folder, words, document = table
+    before = sorted(folder.rglob("*"))
+    shown = run("--done", "--seeds", 5, "--steps", 3, "--folder", folder, "--json")
+    assert sorted(folder.rglob("*")) == before
+    assert json.loads(shown.stdout)["families"] == document["families"]
+    assert words
+
+
 def test_trainings_of_other_settings_are_not_mixed_in(table):
     folder, _, _ = table
     with pytest.raises(UsageError, match="another steps"):
