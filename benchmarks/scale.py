@@ -20,6 +20,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import gc
+import json
 import multiprocessing
 import os
 import sys
@@ -164,6 +165,10 @@ def ranks(size: float, place: Path) -> dict[str, float]:
             for _ in range(60):
                 step()
 
+    model = small()
+    optimizer, step = stepper(model, batch)
+    with mpdiag.record(model, optimizer, place / "first", operations=0):  # imports and compiles
+        step()
     began = time.perf_counter()
     waiting = []
     for rank in range(count):
@@ -322,11 +327,13 @@ def main(words: Iterable[str] | None = None) -> int:
                 flush=True,
             )
         results[name] = rows
-    if options.json is not None:
-        from mpdiag import environment
-        from mpdiag.runs import write_json
+        if options.json is not None:
+            from mpdiag import environment
+            from mpdiag.runs import write_json
 
-        write_json(options.json, {"versions": environment.versions(), "results": results})
+            kept = json.loads(options.json.read_text())["results"] if options.json.is_file() else {}
+            document = {"versions": environment.versions(), "results": kept | results}
+            write_json(options.json, document)
     return 0
 
 

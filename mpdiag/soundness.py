@@ -52,7 +52,7 @@ def _check_words(
     columns: Mapping[str, NDArray[Any]], words: Mapping[str, Sequence[str | None]]
 ) -> None:
     for name, what in words.items():
-        if any(word is None for word in what):
+        if any(word is None for word in what) or (columns[name] >= len(what)).any():
             _refuse(f"a word of {name} is missing")
     unknown = sorted(set(map(str, words["kind"])) - set(KINDS))
     if unknown:
