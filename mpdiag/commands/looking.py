@@ -20,10 +20,10 @@ def report(
     run: RunArgument,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="HTML", help="Write it here; default: RUN."),
+        typer.Option("--output", "-o", metavar="FILE", help="Default: in RUN; .md for Markdown."),
     ] = None,
 ) -> None:
-    """Write verdict and evidence into one HTML file."""
+    """Write verdict and evidence into one HTML file, or Markdown."""
     from mpdiag.reports import terminal
     from mpdiag.reports.html import write_report
 

@@ -16,7 +16,7 @@ from mpdiag.analysis.analyzer import Analysis, analyze
 from mpdiag.errors import RunNotFound, UsageError
 from mpdiag.formats import FP16
 from mpdiag.places import place
-from mpdiag.reports import pictures
+from mpdiag.reports import markdown, pictures
 from mpdiag.reports.frames import tensorcores
 from mpdiag.reports.frames.gradients import in_model_order
 from mpdiag.reports.frames.verdict import facts, formats_frame, levels_frame
@@ -42,7 +42,8 @@ def write_report(run: str | os.PathLike[str], output: Path | None = None) -> Pat
 
     Args:
         run: The run folder.
-        output: Where to write; default: ``report.html`` in the run folder.
+        output: Where to write; default: ``report.html`` in the run folder. A name that ends in
+            ``.md`` gets Markdown.
 
     Returns:
         The file.
@@ -53,7 +54,7 @@ def write_report(run: str | os.PathLike[str], output: Path | None = None) -> Pat
     """
     analysis = analyze(run)
     path = output or place(run) / REPORT
-    text = render(analysis)
+    text = markdown.render(analysis) if path.suffix == ".md" else render(analysis)
     try:
         with atomic_path(path) as partial:
             partial.write_text(text, encoding="utf-8")
