@@ -78,7 +78,9 @@ def ablate(
     spread = statistics.stdev(reference) if len(reference) > 1 else math.nan
     sides = {kind: demo_all.side_of(workload, reference, logs[kind]) for kind in (way, "fp16-plan")}
     worse = sides[way].difference * (-1 if workload.higher_is_better else 1)
-    hurt = math.isnan(worse) or worse > max(workload.margin, 2 * spread)
+    hurt: bool | None = math.isnan(worse) or worse > max(workload.margin, 2 * spread)
+    if len(reference) < 2:  # the spread of seeds is not known
+        hurt = None
     document = {
         "workload": name,
         "way": way,

@@ -262,7 +262,7 @@ def document(rows: Sequence[Family]) -> dict[str, Any]:
     versions = environment.versions()
     return {
         "schema_version": 1,
-        "command": " ".join(environment.arguments()),
+        "command": " ".join(["mpdiag", *environment.arguments()[1:]]),
         "date": now(),
         "device": environment.device(None),
         "versions": {k: versions[k] for k in ("python", "torch", "mpdiag") if k in versions},
