@@ -1,6 +1,6 @@
 """What recording every operation costs: the time of such a step over the time of a plain one.
 
-    python benchmarks/operations.py [--repeats 5] [--workload cnn]
+    python benchmarks/operations.py [--repeats 5] [--workload cnn] [--json FILE]
 
 Operations are recorded in steps 0, 10 and 100. Step 0 also compiles kernels, so what is timed is
 step 10, beside plain steps of the same model right before.
@@ -9,10 +9,15 @@ step 10, beside plain steps of the same model right before.
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import statistics
 import tempfile
+from datetime import date
 from pathlib import Path
+from typing import Any
 
+import torch
 from recording import WORKLOADS, Trainee
 
 import mpdiag
@@ -43,7 +48,10 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--workload", choices=list(WORKLOADS), action="append")
+    parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    results: dict[str, Any] = {"date": date.today().isoformat(), "torch": torch.__version__}
+    results["load"] = os.getloadavg()[0]  # others' work on the machine is part of the figures
     print(f"{'workload':12} {'operations':>10} {'kB':>6} {'plain ms':>9} {'ratio':>6}")
     for workload in options.workload or WORKLOADS:
         plain, recorded, count, size = measure(workload, options.repeats, options.device)
@@ -51,6 +59,14 @@ def main() -> None:
             f"{workload:12} {count:10} {size / 1e3:6.0f} {plain * 1e3:9.1f} {recorded / plain:6.2f}",
             flush=True,
         )
+        results[workload] = {
+            "operations": count,
+            "bytes": size,
+            "plain_ms": round(plain * 1e3, 1),
+            "ratio": round(recorded / plain, 3),
+        }
+        if options.json:
+            options.json.write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":

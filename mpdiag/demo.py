@@ -7,7 +7,7 @@ by the plan. Every training leaves a run, so the figures can be looked at afterw
 from __future__ import annotations
 
 import time
-from contextlib import nullcontext
+from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -141,26 +141,29 @@ def _train(
     task = progress.add_task(variant.title, total=session.steps, loss=0.0)
     losses: list[float] = []
     stopped = ""
-    try:
-        trainer = MixedPrecision(
-            session.model, session.optimizers, plan, run=run, **dict(variant.options)
-        )
-    except UsageError as error:
-        return Outcome(variant.title, None, None, None, 0, 0, 0.0, str(error))
 
     def advance(step: int, loss: float) -> None:
         losses.append(loss)
         progress.update(task, completed=step + 1, loss=loss)
 
-    began = time.perf_counter()
-    with trainer:
-        with record(session.model, list(session.optimizers), run) if observed else nullcontext():
-            try:
-                session.run(on_step=advance, take_step=mixed_step(trainer))
-            except TrainingDiverged as error:
-                stopped = str(error)
-        if stopped and trainer.journal is not None:
-            trainer.journal.note({"stopped": stopped})
+    with ExitStack() as stack:
+        if observed:  # first: the trainer's journal joins a recording, not the reverse
+            stack.enter_context(record(session.model, list(session.optimizers), run))
+        try:
+            trainer = stack.enter_context(
+                MixedPrecision(
+                    session.model, session.optimizers, plan, run=run, **dict(variant.options)
+                )
+            )
+        except UsageError as error:
+            return Outcome(variant.title, None, None, None, 0, 0, 0.0, str(error))
+        began = time.perf_counter()
+        try:
+            session.run(on_step=advance, take_step=mixed_step(trainer))
+        except TrainingDiverged as error:
+            stopped = str(error)
+            if trainer.journal is not None:
+                trainer.journal.note({"stopped": stopped})
         seconds = time.perf_counter() - began
         metric = session.evaluate()
         trainer.log_metric(workload.metric, metric, higher_is_better=workload.higher_is_better)

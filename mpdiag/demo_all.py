@@ -18,7 +18,6 @@ from rich.console import Console
 
 from mpdiag import demo, environment, workloads
 from mpdiag.analysis.analyzer import analyze
-from mpdiag.analysis.loss_scale import NEEDED
 from mpdiag.errors import InputError, UsageError
 from mpdiag.plan import PrecisionPlan
 from mpdiag.reports import families, terminal
@@ -36,6 +35,12 @@ if TYPE_CHECKING:
     from mpdiag.training_log import TrainingLog
     from mpdiag.workloads.protocol import Workload
 
+ABLATIONS = {
+    "fp16-o2": "FP16 weights with FP32 masters",
+    "fp16-no-masters": "FP16 weights, no FP32 masters",
+    "fp16-sums": "FP16 by the plan, products summed in FP16",
+}
+"""Ways for ``benchmarks/ablations.py``, which are in no table of their own."""
 OBSERVED = ("fp16-no-scale", "fp16-plan")
 """Ways whose first seed is recorded as it trains, to count what underflows."""
 SETTINGS = "settings.json"
@@ -77,6 +82,7 @@ def run_table(
     seeds: int = 3,
     steps: int | None = None,
     options: Mapping[str, Any] | None = None,
+    done_only: bool = False,
 ) -> list[Family]:
     """Train what is not done yet, then make the table of all that is.
 
@@ -86,6 +92,8 @@ def run_table(
         seeds: Seeds of each way, from 0.
         steps: Steps of each training; default: each workload's own number.
         options: Options of the workloads, such as ``size``.
+        done_only: Train nothing; the table is of what is done, workloads whose first seed is not
+            done in FP32 and by the plan left out.
 
     Returns:
         A row for each workload asked for.
@@ -95,19 +103,28 @@ def run_table(
     """
     chosen = [workloads.load(name, **(options or {})) for name in only or workloads.names()]
     rows = []
+    if done_only:
+        for workload in chosen:
+            place = folder / workload.name
+            count = workload.default_steps if steps is None else steps
+            first = [Cell(workload, place, way, 0, count) for way in ("fp32", "fp16-plan")]
+            if all(cell.log() is not None for cell in first):
+                settle(place, workload, steps)
+                rows.append(read_family(workload, place, count, seeds))
+        return rows
     with demo._progress(Console(stderr=True)) as progress:
         for workload in chosen:
             place = folder / workload.name
-            _settle(place, workload, steps)
+            settle(place, workload, steps)
             count = workload.default_steps if steps is None else steps
             for seed in range(seeds):
                 for way in ways_of(workload):
-                    _train(Cell(workload, place, way, seed, count), progress)
+                    train_cell(Cell(workload, place, way, seed, count), progress)
             rows.append(read_family(workload, place, count, seeds))
     return rows
 
 
-def _settle(place: Path, workload: Workload, steps: int | None) -> None:
+def settle(place: Path, workload: Workload, steps: int | None) -> None:
     """Note what the trainings of a folder share, or refuse to mix others in."""
     settings = {
         "workload": repr(workload),
@@ -129,7 +146,7 @@ def _settle(place: Path, workload: Workload, steps: int | None) -> None:
     write_json(path, settings)
 
 
-def _train(cell: Cell, progress: Progress) -> None:
+def train_cell(cell: Cell, progress: Progress) -> None:
     """One training, unless it is done."""
     if cell.log() is not None:
         return
@@ -143,20 +160,28 @@ def _train(cell: Cell, progress: Progress) -> None:
         return
     bf16 = cell.way == "bf16"
     plan = PrecisionPlan.load(cell.folder / ("plan-bf16.json" if bf16 else "plan.json"))
+    title = {**families.WAYS, **ABLATIONS}[cell.way]
     variant = demo.Variant(
-        f"{cell.workload.name} {families.WAYS[cell.way]} seed {cell.seed}",
-        cell.way,
-        {
-            "fp16-no-scale": {"loss_scale": 1.0},
-            "fp16-plan": {},
-            "bf16": {"loss_scale": 1.0},
-            "fp16-paper": {"loss_scale": cell.workload.paper_scale},
-        }[cell.way],
+        f"{cell.workload.name} {title} seed {cell.seed}", cell.way, _options(cell)
     )
     observed = cell.way in OBSERVED and cell.seed == 0
     demo._train(
         cell.workload, cell.run, cell.seed, cell.steps, plan, variant, progress, observed=observed
     )
+
+
+def _options(cell: Cell) -> Mapping[str, Any]:
+    """What a way overrides in the plan."""
+    ways: dict[str, Mapping[str, Any]] = {
+        "fp16-no-scale": {"loss_scale": 1.0},
+        "fp16-plan": {},
+        "bf16": {"loss_scale": 1.0},
+        "fp16-paper": {"loss_scale": cell.workload.paper_scale},
+        "fp16-o2": {"level": "O2"},
+        "fp16-no-masters": {"level": "O2", "master_weights": False},
+        "fp16-sums": {"fp16_accumulation": True},
+    }
+    return ways[cell.way]
 
 
 def read_family(workload: Workload, place: Path, steps: int, seeds: int) -> Family:
@@ -168,11 +193,11 @@ def read_family(workload: Workload, place: Path, steps: int, seeds: int) -> Fami
         way: [Cell(workload, place, way, seed, steps).log() for seed in range(seeds)]
         for way in ways_of(workload)
     }
-    reference = _values(workload, logs["fp32"])
+    reference = metrics_of(workload, logs["fp32"])
     sides = {"fp32": Side(reference, 0, len(reference) * steps)}
     for way, found in logs.items():
         if way != "fp32":
-            sides[way] = _side(workload, reference, found)
+            sides[way] = side_of(workload, reference, found)
     return Family(
         workload=workload.name,
         family=workload.family,
@@ -180,7 +205,7 @@ def read_family(workload: Workload, place: Path, steps: int, seeds: int) -> Fami
         higher_is_better=workload.higher_is_better,
         margin=workload.margin,
         steps=steps,
-        seeds=tuple(range(seeds)),
+        seeds=tuple(seed for seed, log in enumerate(logs["fp32"]) if log is not None),
         sides=sides,
         need=scale.need,
         method=scale.method,
@@ -189,7 +214,7 @@ def read_family(workload: Workload, place: Path, steps: int, seeds: int) -> Fami
         upper=scale.upper,
         paper_scale=workload.paper_scale,
         worst_lost=analysis.loss_scale.worst_before,
-        onset=families.onset(analysis, NEEDED),
+        onset=families.onset(analysis),
         underflow=_underflow(analysis, place),
         in_fp32=families.in_fp32(analysis.plan),
         master_weights=masters.needed,
@@ -197,15 +222,17 @@ def read_family(workload: Workload, place: Path, steps: int, seeds: int) -> Fami
     )
 
 
-def _values(workload: Workload, logs: Sequence[TrainingLog | None]) -> tuple[float, ...]:
+def metrics_of(workload: Workload, logs: Sequence[TrainingLog | None]) -> tuple[float, ...]:
+    """The workload's metric of each training that is done."""
     metrics = [log.metric(workload.metric) for log in logs if log is not None]
     return tuple(m.value for m in metrics if m is not None)
 
 
-def _side(
+def side_of(
     workload: Workload, reference: tuple[float, ...], logs: Sequence[TrainingLog | None]
 ) -> Side:
-    values = _values(workload, logs)
+    """One way against FP32's metrics."""
+    values = metrics_of(workload, logs)
     done = [log for log in logs if log is not None]
     stopped = next((str(n["stopped"]) for log in done for n in log.notes if "stopped" in n), "")
     if not values:
@@ -253,5 +280,8 @@ def show_table(
         print(families.families_markdown(rows))
     else:
         terminal.show(families.families_text(rows))
+    if not rows:
+        terminal.name_next("mpdiag demo --all")
+        return
     first = folder / rows[0].workload
     terminal.name_next(f"mpdiag compare {first / 'fp32'} {first / 'fp16-plan'}")

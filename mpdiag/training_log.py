@@ -159,7 +159,7 @@ def _entry(
     path: Path, number: int, document: dict[str, Any]
 ) -> TrainingStep | Metric | dict[str, Any]:
     kind = TrainingStep if "step" in document else Metric if "metric" in document else None
-    if kind is None:
+    if kind is None or "alarm" in document:  # an alarm says at which step, and is none
         return document
     try:
         return kind(**{k: _number(k, v) for k, v in document.items()})

@@ -53,7 +53,7 @@ FLOORS = {
     "views": [["reports"]],
     "workloads": [["workloads"]],
     "bridges": [["integrations"]],
-    "doors": [["cli", "__main__", "demo", "demo_all", "demo_search", "dashboard"]],
+    "doors": [["commands", "cli", "__main__", "demo", "demo_all", "demo_search", "dashboard"]],
 }
 
 ROOMS = {

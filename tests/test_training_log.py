@@ -149,3 +149,13 @@ def test_a_log_that_cannot_be_written_is_said_once_and_training_goes_on(tmp_path
                 loss = nn.functional.cross_entropy(model(x), y)
             assert not mp.step(loss).skipped
     assert len(said) == 1
+
+
+def test_an_alarm_names_a_step_and_is_none(tmp_path):
+    step = {"step": 0, "loss": 1.0, "scale": 1.0, "skipped": False, "reason": ""}
+    alarm = {"alarm": "underflow", "step": 0, "predicted": 0.4, "observed": 0.7, "message": "…"}
+    lines = [json.dumps(alarm), json.dumps(step)]
+    (tmp_path / "training.jsonl").write_text("\n".join(lines) + "\n")
+    log = read_log(tmp_path)
+    assert [s.loss for s in log.steps] == [1.0]
+    assert log.notes == (alarm,)

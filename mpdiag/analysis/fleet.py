@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Any
 
@@ -10,13 +11,17 @@ import numpy as np
 from mpdiag.analysis.findings import Finding
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
+
+    from numpy.typing import NDArray
 
     from mpdiag.columns import Records
     from mpdiag.runs import Run
 
 LIVE_SECONDS = 120.0
 """A rank that wrote within this time may be at work still."""
+COMPARED_STEPS = 64
+"""Copies are compared at so many steps of a long run: copies that part ways stay apart."""
 
 
 def about_ranks(run: Run) -> list[Finding]:
@@ -25,7 +30,7 @@ def about_ranks(run: Run) -> list[Finding]:
     if world < 2:
         return []
     metas = run.rank_metas()
-    found = [*_stopped(run, metas, world), *_disagreeing(run.records)]
+    found = [*_stopped(run, metas, world), *_disagreeing(run)]
     silent = [r for r in range(world) if r not in metas]
     if silent:
         found.append(
@@ -44,12 +49,15 @@ def _stopped(run: Run, metas: Mapping[int, Mapping[str, Any]], world: int) -> li
     """Ranks that never came to an end, while others did, or that ended earlier than others."""
     if all(m.get("state") == "recording" for m in metas.values()) and _is_live(metas):
         return []
-    records = run.records
-    steps = {}
-    for rank, meta in metas.items():
-        rows = records.step[records.rank == rank]
-        last = int(rows.max()) + 1 if len(rows) else 0
-        steps[rank] = max(last, int(meta.get("steps_seen") or 0))
+    last: dict[int, int] = {}
+    for piece in _pieces(run, histograms=False):
+        for rank in np.unique(piece.rank).tolist():
+            top = int(piece.step[piece.rank == rank].max())
+            last[rank] = max(top, last.get(rank, -1))
+    steps = {
+        rank: max(last.get(rank, -1) + 1, int(meta.get("steps_seen") or 0))
+        for rank, meta in metas.items()
+    }
     killed = [r for r, m in metas.items() if m.get("state") == "recording"]
     short = [r for r in metas if r not in killed and steps[r] < max(steps.values())]
     failed = [r for r in short if metas[r].get("state") != "complete"]
@@ -94,53 +102,73 @@ def _moment(text: object) -> datetime | None:
         return None
 
 
-def _disagreeing(records: Records) -> list[Finding]:
-    """Copies of one weight that are not the same on every rank."""
-    words = records.words
-    if "weight" not in words["kind"] or "replicated" not in words["placement"]:
-        return []
-    kind = words["kind"].index("weight")
-    placement = words["placement"].index("replicated")
-    rows = np.flatnonzero((records.kind == kind) & (records.placement == placement))
-    order = rows[np.lexsort((records.rank[rows], records.name[rows], records.step[rows]))]
-    first: dict[tuple[int, int], int] = {}
-    differing: dict[int, tuple[int, set[int]]] = {}  # by name: first step, ranks
-    for row in order.tolist():
-        key = (int(records.step[row]), int(records.name[row]))
-        reference = first.setdefault(key, row)
-        if not _same(records, reference, row):
-            step, ranks = differing.setdefault(key[1], (key[0], set()))
-            if step == key[0]:
-                ranks.add(int(records.rank[row]))
+def _pieces(run: Run, *, histograms: bool) -> Iterable[Records]:
+    """The rows, whole if they are in memory already, else part by part."""
+    if "records" in vars(run):
+        return (run.records,)
+    return run.pieces(histograms=histograms)
+
+
+def _disagreeing(run: Run) -> list[Finding]:
+    """Copies of one weight that are not the same on every rank, as far as histograms tell."""
+    seen: set[int] = set()
+    for piece in _pieces(run, histograms=False):
+        seen.update(np.unique(piece.step[_copies(piece)]).tolist())
+    steps = _spread(sorted(seen))
+    held: dict[tuple[int, str], tuple[int, bytes]] = {}  # by step and name: a rank and its copy
+    differing: dict[str, tuple[int, set[int]]] = {}  # by name: first step, ranks
+    for piece in _pieces(run, histograms=True) if steps else ():
+        names = piece.words["name"]
+        for row in np.flatnonzero(_copies(piece) & np.isin(piece.step, steps)).tolist():
+            step, name = int(piece.step[row]), names[piece.name[row]]
+            rank, copy = int(piece.rank[row]), _digest(piece, row)
+            other, expected = held.setdefault((step, name), (rank, copy))
+            if copy != expected:
+                first, ranks = differing.get(name, (step, set()))
+                if step < first:
+                    first, ranks = step, set()
+                if step == first:
+                    ranks |= {rank, other}
+                differing[name] = first, ranks
     if not differing:
         return []
     name, (step, ranks) = min(differing.items(), key=lambda item: (item[1][0], item[0]))
+    others = f", and of {len(differing) - 1} other parameters" if len(differing) > 1 else ""
     return [
         Finding(
             "warning",
             "ranks-disagree",
-            f"{_ranks(sorted(ranks))} and rank 0 hold different copies of {words['name'][name]} at "
-            f"step {step}, and of {len(differing) - 1} other parameters",
-            {
-                "parameters": sorted(words["name"][n] for n in differing),
-                "first_step": step,
-                "ranks": sorted(ranks),
-            },
+            f"{_ranks(sorted(ranks))} hold different copies of {name} at step {step}{others}",
+            {"parameters": sorted(differing), "first_step": step, "ranks": sorted(ranks)},
             "give every rank the same initial weights and the same steps: seed before the model is "
             "made, and let DDP wrap what the optimizer holds",
         )
     ]
 
 
-def _same(records: Records, a: int, b: int) -> bool:
-    """Whether two rows count the same values, as far as histograms tell."""
+def _copies(piece: Records) -> NDArray[np.bool_]:
+    """Which rows are copies of weights."""
+    placements = piece.words["placement"]
+    if "replicated" not in placements:
+        return np.zeros(len(piece.step), np.bool_)
+    found: NDArray[np.bool_] = piece.placement == placements.index("replicated")
+    return piece.of_kind("weight") & found
+
+
+def _spread(steps: list[int]) -> list[int]:
+    """At most so many steps, the first and the last among them."""
+    if len(steps) <= COMPARED_STEPS:
+        return steps
+    return [steps[i] for i in np.linspace(0, len(steps) - 1, COMPARED_STEPS).astype(int).tolist()]
+
+
+def _digest(piece: Records, row: int) -> bytes:
+    """What a row counts, in a few bytes."""
     scalars = ("numel", "zeros", "infs", "nans", "absmax", "absmin", "first_exponent")
-    for name in scalars:
-        column = getattr(records, name)
-        if column[a] != column[b]:
-            return False
-    o = records.offsets
-    return np.array_equal(records.counts[o[a] : o[a + 1]], records.counts[o[b] : o[b + 1]])
+    start, stop = piece.offsets[row], piece.offsets[row + 1]
+    content = repr([getattr(piece, name)[row].item() for name in scalars]).encode()
+    content += piece.counts[start:stop].astype(np.int64).tobytes()
+    return hashlib.blake2b(content, digest_size=8).digest()
 
 
 def _ranks(ranks: list[int]) -> str:

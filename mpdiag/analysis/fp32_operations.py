@@ -84,11 +84,15 @@ def proven_modules(
 def proven_operations(findings: Sequence[OperationFinding]) -> tuple[Fp32Choice, ...]:
     """Findings as the plan's choices; an operation outside every submodule has module "".
 
+    The plan is for O1: what does no harm there, and is on no list, is not kept in FP32 by it.
+
     An operation in place cannot change the precision of the tensor it writes to: the module around
     it stays in FP32 as a whole, and where there is none the finding stands alone.
     """
     choices: dict[tuple[str, str], Fp32Choice] = {}
     for f in findings:
+        if f.covered_by == "neighbours":
+            continue
         op = "" if f.op.endswith("_") else f.op
         module = f.module or ""
         if not op and not module:

@@ -28,6 +28,10 @@ _PASSING = frozenset(
 )
 # Composites whose parts run in FP32, called without a Python function of torch's in between.
 _COMPOSITE = re.compile(r"\b(cosine_similarity|rms_norm|kl_div|cdist|pdist|renorm)\s*\(")
+# A conversion to another tensor's dtype, whatever that will be.
+_FOLLOWS = re.compile(r"\.dtype\b|\btype_as\s*\(")
+FP32_LIMIT = 3.4028e38
+"""Beyond this a number is FP32's own limit: ``torch.finfo(x.dtype).min`` of the recording."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,19 +84,52 @@ class StepGraph:
         """Whether a tensor goes into softmax alone, where every row keeps an unmasked entry.
 
         There a value far below the range, minus infinity when stored, is the 0 it was meant to be.
+        The dtype's own lowest number stays finite in any dtype: there a row may be masked whole.
         """
         readers = self.readers.get(tensor.producer, [])
         if not readers or depth == 0:
             return False
         for op in readers:
             if "lowest_row_maximum" in op.facts:
-                if op.facts["lowest_row_maximum"] <= -60000 or op.facts["highest"] >= 60000:
+                lowest = op.facts["lowest_row_maximum"]
+                if -FP32_LIMIT < lowest <= -60000 or op.facts["highest"] >= 60000:
                     return False
             elif op.op not in _PASSING or not all(
                 self.masked_softmax(t, depth - 1) for t in op.outputs
             ):
                 return False
         return True
+
+    @cached_property
+    def followed(self) -> dict[int, int]:
+        """Of a mask made a number in another tensor's dtype: the tensor it is then combined with.
+
+        ``scores + (1 - mask.to(scores.dtype)) * -1e9`` was recorded in FP32, and is in FP16 as soon
+        as the scores are.
+        """
+        found: dict[int, int] = {}
+        for op in self.operations:
+            if op.op == "_to_copy" and not op.node and _FOLLOWS.search(op.code):
+                partner = None if _floats(op) else self._partner(op)
+                if partner is not None:
+                    found[op.index] = partner
+        return found
+
+    def _partner(self, op: Operation) -> int | None:
+        mine, waiting = {op.index}, [op]
+        while waiting:
+            for reader in self.readers.get(waiting.pop(0).index, []):
+                others = [t.tensor for t in _floats(reader) if t.producer not in mine and t.shape]
+                if others:
+                    return others[0]
+                if reader.index not in mine:
+                    mine.add(reader.index)
+                    waiting.append(reader)
+        return None
+
+
+def _floats(op: Operation) -> list[TensorRecord]:
+    return [t for t in op.inputs if t.dtype in _FLOATS]
 
 
 def split(operations: Iterable[Operation]) -> list[StepGraph]:
@@ -133,6 +170,8 @@ def stored_low(
             result = any(low.get(t.tensor, False) for t in outputs)
         else:
             result = _result_is_low(op, low, policy=policy, fp32=fp32)
+            if op.index in graph.followed and op.index not in fp32:
+                result = low.get(graph.followed[op.index], not policy)
         for t in op.outputs:
             low[t.tensor] = result and t.counted
     return low
@@ -143,7 +182,7 @@ def _result_is_low(
 ) -> bool:
     if op.index in fp32:
         return False
-    inputs = [t for t in op.inputs if t.dtype in _FLOATS]
+    inputs = _floats(op)
     if op.op.endswith("_") and inputs:  # in place: the dtype stays
         return low[inputs[0].tensor]
     if policy and in_fp32(op):

@@ -14,7 +14,9 @@ itself; its stored result may be.
   sum, or before a logarithm.
 * ``gradient-overflow``: a backward operation leaves the range at the plan's loss scale.
 
-An operation is *covered* where the policy computes it in FP32 anyway.
+Two questions are asked: what suffers where everything is stored in the format (levels O2 and O3),
+and what does so even under the operation policy (O1). What answers the first alone is *covered*: by
+the policy's lists, or only because what comes in, a batch of data, is FP32 at O1.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from mpdiag.analysis.operation_graph import StepGraph, in_fp32, split, stored_low
+import numpy as np
+
+from mpdiag.analysis.operation_graph import FP32_LIMIT, StepGraph, in_fp32, split, stored_low
 from mpdiag.precision_lists import LISTS, policy_name
 
 if TYPE_CHECKING:
@@ -34,6 +38,7 @@ if TYPE_CHECKING:
 Code = Literal[
     "overflow", "mask-fill", "vanishing", "cancellation", "swallowed", "gradient-overflow"
 ]
+CoveredBy = Literal["", "lists", "neighbours"]
 
 WRONG = 0.1
 """A difference whose stored result is off by this share of its norm has lost its meaning."""
@@ -65,7 +70,10 @@ class OperationFinding:
         reason: One sentence with the recorded numbers.
         fix: What to do.
         without: What happens without it.
-        covered: The operation policy computes it in FP32 already.
+        covered: It does no harm under the operation policy, only where everything is low.
+        covered_by: ``lists``: the policy computes it, or what it reads, in FP32; ``neighbours``: it
+            is on no list, but what it reads comes from outside in FP32, or what reads it is FP32;
+            empty where it is not covered.
         flops_share, bytes_share: Its share of the step's operations, backward included.
         evidence: The numbers.
     """
@@ -80,6 +88,7 @@ class OperationFinding:
     fix: str
     without: str
     covered: bool = False
+    covered_by: CoveredBy = ""
     flops_share: float = 0.0
     bytes_share: float = 0.0
     evidence: Mapping[str, Any] = field(default_factory=dict)
@@ -107,11 +116,14 @@ def find_operations(
         for index, found in {**everything, **needed}.items():
             op = graph.operations[index]
             flops, moved = _shares(graph, op)
+            covered = index not in needed
             found = replace(
-                found, covered=index not in needed, flops_share=flops, bytes_share=moved
+                found,
+                covered=covered,
+                covered_by=_covered_by(graph, op) if covered else "",
+                flops_share=flops,
+                bytes_share=moved,
             )
-            if found.covered and not _by_policy(graph, op):
-                continue  # FP32 at O1 because its inputs are, as a batch of data is
             key = (found.code, found.op, found.module, found.where)
             known = merged.get(key)
             if known is None or (found.covered, -_size(found)) < (known.covered, -_size(known)):
@@ -125,20 +137,22 @@ def _size(found: OperationFinding) -> float:
     return float(found.evidence.get("absmax") or 0.0)
 
 
-def _by_policy(graph: StepGraph, op: Operation) -> bool:
-    """Whether FP32 at O1 is the policy's doing: a listed operation, or one fed by listed ones."""
+def _covered_by(graph: StepGraph, op: Operation) -> CoveredBy:
+    """Whose doing it is that O1 does no harm: the lists', or that of FP32 data from outside."""
+    if LISTS.get(policy_name(op.op)) == "low":
+        return "neighbours"  # FP16 at O1 too, and no fault there
     seen: set[int] = set()
     waiting = [op]
     while waiting:
         one = waiting.pop()
         if in_fp32(one):
-            return True
+            return "lists"
         for t in one.inputs:
             before = graph.producer(t)
             if before is not None and before.index not in seen and not before.node:
                 seen.add(before.index)
                 waiting.append(before)
-    return False
+    return "neighbours"
 
 
 def _shares(graph: StepGraph, op: Operation) -> tuple[float, float]:
@@ -211,10 +225,12 @@ def _over(t: TensorRecord, target: FloatFormat) -> int:
 
 
 def _fill(op: Operation, target: FloatFormat) -> float | None:
+    """A number filled in that the format cannot hold, but a dtype's own limit, which follows it."""
     value = op.scalars.get("value")
-    if op.op in _FILLS and isinstance(value, (int, float)) and target.overflows(abs(value)):
-        return float(value)
-    return None
+    if op.op not in _FILLS or not isinstance(value, (int, float)):
+        return None
+    follows = abs(value) >= FP32_LIMIT and ".dtype" in op.code
+    return float(value) if target.overflows(abs(value)) and not follows else None
 
 
 def _overflow(
@@ -346,7 +362,7 @@ def _differences(
             f"it subtracts nearly equal numbers (the result is {ratio:.2g} of them): stored in "
             f"{target.label}, {min(1.0, error):.0%} of the result is rounding error"
         )
-        for one in (op, *_before(graph, operands, low)):
+        for one in (op, *_before(graph, operands, low, error)):
             yield (
                 one.index,
                 _finding(
@@ -361,19 +377,30 @@ def _differences(
 
 
 def _before(
-    graph: StepGraph, operands: list[TensorRecord], low: Mapping[int, bool]
+    graph: StepGraph, operands: list[TensorRecord], low: Mapping[int, bool], error: float
 ) -> list[Operation]:
-    """The operations that round the operands of a difference, back to the last product."""
+    """The operations whose rounding makes a difference wrong, back to the last product.
+
+    A sum's small addends bring small errors: what reaches the difference at a size whose rounding
+    is less than ``WRONG`` of the result is not followed.
+    """
     found: dict[int, Operation] = {}
-    waiting = list(operands)
+    size = max(t.absmax for t in operands)
+    waiting = [(t, t.absmax) for t in operands]
     while waiting and len(found) < _DEPTH:
-        t = waiting.pop()
+        t, reaches = waiting.pop()
         before = graph.producer(t)
         if before is None or before.node or before.index in found or not low[t.tensor]:
             continue
+        if min(1.0, error) * reaches < WRONG * size:
+            continue
         found[before.index] = before
-        if LISTS.get(policy_name(before.op)) != "low":
-            waiting += [i for i in before.inputs if i.counted]
+        if LISTS.get(policy_name(before.op)) == "low":
+            continue
+        for i in before.inputs:
+            if i.counted:
+                small = before.op in _SUMS and t.absmax > 0
+                waiting.append((i, reaches * min(1.0, i.absmax / t.absmax) if small else reaches))
     return list(found.values())
 
 
@@ -392,8 +419,12 @@ def _running_sums(
             continue
         readers = graph.readers.get(op.index, [])
         logarithm = next((r for r in readers if r.op in _LOGARITHMS), None)
-        if logarithm is not None:
-            told = f"{share:.0%} of what is added is lost beside the larger operand"
+        lost = 0.0 if logarithm is None else _share_of_logarithm(op, logarithm)
+        if lost >= WRONG:
+            told = (
+                f"{share:.0%} of what is added is lost beside the larger operand, and with it "
+                f"{min(1.0, lost):.0%} of the logarithm that follows"
+            )
             fix = "torch.log1p(x) instead of log(1 + x), or FP32"
             without = "the logarithm is 0 where it was small"
         elif length[op.index] >= RUNNING:
@@ -414,9 +445,32 @@ def _running_sums(
                 f"{told}: it reaches {large:.3g}, {target.label} has {target.mantissa_bits + 1} bits",
                 fix,
                 without,
-                {"swallowed": share, "absmax": large, "added": small, "length": length[op.index]},
+                {
+                    "swallowed": share,
+                    "absmax": large,
+                    "added": small,
+                    "length": length[op.index],
+                    **({"share_of_logarithm": lost} if logarithm is not None else {}),
+                },
             ),
         )
+
+
+def _share_of_logarithm(op: Operation, logarithm: Operation) -> float:
+    """What a sum's smaller operand is to the sum, over the logarithm of that sum.
+
+    log(s + b) − log(s) is about b / s: all of log(1 + x) at small x, next to nothing of log(20).
+    """
+    sizes = [_rms(t) for t in op.inputs if t.counted]
+    numbers = (op.scalars.get("other"), op.scalars.get("self"))
+    sizes += [abs(float(n)) for n in numbers if isinstance(n, (int, float))]
+    total, result = _rms(op.outputs[0]), _rms(logarithm.outputs[0])
+    return min(sizes) / total / result if total and result else 0.0
+
+
+def _rms(t: TensorRecord) -> float:
+    """Root of the mean square of a tensor's values, by its histogram."""
+    return float(np.sqrt(float(t.histogram.energy().value) / max(1, t.numel)))
 
 
 def _same_line(graph: StepGraph, t: TensorRecord, op: Operation) -> bool:

@@ -8,6 +8,7 @@ Counts are integers, so every way of splitting the work gives the same result.
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import math
 import os
@@ -93,7 +94,8 @@ class HostRows:
         """See ``Rows``. float32, bfloat16 and float64 are read in place, others as float32."""
         row = self._new_row()
         counts = self._counts[row]
-        kernel, bits = _bits(values)
+        kernel, values, dtype = _counter(values)
+        bits = _array(values, dtype)
         extremes = cpu.empty_extremes(wide=bits.dtype == np.uint64)
         if bits.size < _SHARED:
             kernel(bits, counts, extremes)
@@ -111,9 +113,10 @@ class HostRows:
         facts = np.zeros(cpu.UPDATE, np.int64)
         ratios = np.zeros(cpu.RATIO_BINS, np.int64)
         weight_extremes, update_extremes = cpu.empty_extremes(), cpu.empty_extremes()
+        before, after = before.float(), after.float()
         cpu.count_update(
-            before.float().numpy(),
-            after.float().numpy(),
+            _array(before, np.float32),
+            _array(after, np.float32),
             self._counts[weight_row],
             weight_extremes,
             self._counts[update_row],
@@ -148,12 +151,28 @@ class HostRows:
         return row
 
 
-def _bits(values: torch.Tensor) -> tuple[Callable[..., None], NDArray[Any]]:
+def _counter(
+    values: torch.Tensor,
+) -> tuple[Callable[..., None], torch.Tensor, type[np.unsignedinteger[Any]]]:
+    """The kernel for these values, the values as it reads them, and the type of their bits."""
     if values.dtype == torch.bfloat16:
-        return cpu.count_bfloat16, values.view(torch.int16).numpy().view(np.uint16)
+        return cpu.count_bfloat16, values, np.uint16
     if values.dtype == torch.float64:
-        return cpu.count_float64, values.numpy().view(np.uint64)
-    return cpu.count_float32, values.float().numpy().view(np.uint32)
+        return cpu.count_float64, values, np.uint64
+    return cpu.count_float32, values.float(), np.uint32
+
+
+def _array(values: torch.Tensor, dtype: type[np.generic]) -> NDArray[Any]:
+    """A flat, dense tensor's memory as an array; it must not outlive the tensor.
+
+    Not by ``Tensor.numpy``, which forbids for ever to resize the storage: FSDP frees its gathered
+    weights so.
+    """
+    size = values.numel() * values.element_size()
+    if size == 0:
+        return np.empty(0, dtype)
+    memory = (ctypes.c_char * size).from_address(values.data_ptr())
+    return np.frombuffer(memoryview(memory), dtype)
 
 
 def _decoded(extremes: NDArray[Any]) -> tuple[float, float]:

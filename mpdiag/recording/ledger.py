@@ -80,6 +80,7 @@ class Ledger:
         self._flushed_at = time.monotonic()
         self._parts = 0
         self.rows_written = 0
+        self.steps_written = 0
 
     # -- during a step -----------------------------------------------------------------------------
 
@@ -217,10 +218,11 @@ class Ledger:
         self.drain()
         if self._chunks:
             table = pa.concat_tables(self._chunks).unify_dictionaries().combine_chunks()
+            self._writer.append(table)  # if Ctrl-C falls in here, the next flush writes it again
             self._chunks, self._chunk_rows = [], 0
-            self._writer.append(table)
             self._parts += 1
             self.rows_written += table.num_rows
+            self.steps_written += len(table["step"].unique())
         self._flushed_at = time.monotonic()
 
     def _labels(self, entries: list[_Entry]) -> dict[str, Any]:

@@ -228,6 +228,9 @@ class Recorder:
             self._state = state
         try:
             observer.ledger.flush()
+        except Exception as error:  # noqa: BLE001 - Ctrl-C may have come in the midst of a count
+            self.failed("writing the last statistics", error)
+        try:
             self._write_meta(observer.ledger, modules=True)
         except Exception as error:  # noqa: BLE001
             self.failed("finishing the run folder", error)
@@ -463,7 +466,7 @@ class Recorder:
                     **self._filters,
                 },
                 "steps_seen": self.step,
-                "steps_recorded": self.steps_recorded,
+                "steps_recorded": ledger.steps_written if ledger is not None else 0,
                 "rows": ledger.rows_written if ledger is not None else 0,
                 "operations": {
                     "steps": self._operation_steps,

@@ -17,7 +17,8 @@ from rich.table import Table
 from rich.text import Text
 
 from mpdiag.analysis.equivalence import judge_equivalence
-from mpdiag.analysis.layers import merge_layers
+from mpdiag.analysis.layers import merge_layers, share
+from mpdiag.analysis.loss_scale import needs_scale, values_lost
 from mpdiag.formats import FP16
 
 if TYPE_CHECKING:
@@ -161,7 +162,7 @@ def compare_side(
     )
 
 
-def onset(analysis: Analysis, threshold: float) -> int | None:
+def onset(analysis: Analysis) -> int | None:
     """How many times as many elements in the loss's mean would make a scale needed.
 
     A loss that is a mean over N elements hands each a gradient of 1 / N. With 2^k times as many, all
@@ -169,18 +170,15 @@ def onset(analysis: Analysis, threshold: float) -> int | None:
 
     Args:
         analysis: Of an FP32 recording.
-        threshold: Share of Σ|gradient| lost in the worst layer from which a scale is needed.
 
     Returns:
         A power of two; None if not even 2^20 would.
     """
-    h = analysis.loss_scale.late.histograms
-    whole = h.abs_sum().value
+    late = analysis.loss_scale.late
+    h = late.histograms
     for k in range(FURTHEST + 1):
-        lost = h.abs_sum(FP16.zero_exponent + k).value
-        with np.errstate(invalid="ignore", divide="ignore"):
-            worst = np.nan_to_num(lost / whole).max(initial=0.0)
-        if worst >= threshold:
+        sums = share(h.abs_sum(FP16.zero_exponent + k).value, h.abs_sum().value)
+        if needs_scale(values_lost(late, FP16, -k), sums):
             return int(2**k)
     return None
 

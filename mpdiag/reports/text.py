@@ -172,6 +172,13 @@ def _kept(analysis: Analysis) -> str:
     return f"{len(proven)} operations or modules{more}" if proven or covered else "none by need"
 
 
+_COVERED = {
+    "": "",
+    "lists": " (the policy covers it)",
+    "neighbours": " (only where everything is narrow: at O1 what surrounds it is FP32)",
+}
+
+
 def _proven(analysis: Analysis) -> RenderableType:
     table = Table(title="Need FP32, by their numbers", title_justify="left", title_style="bold")
     table.add_column("operation")
@@ -180,7 +187,7 @@ def _proven(analysis: Analysis) -> RenderableType:
     table.add_column("bytes", justify="right")
     table.add_column("FLOPs", justify="right")
     for f in analysis.operations:
-        covered = " (the policy covers it)" if f.covered else ""
+        covered = _COVERED[f.covered_by]
         table.add_row(
             escape(f.op),
             escape(f"{f.module or '(outside)'}\n{f.where}"),

@@ -101,7 +101,7 @@ class Dcgan(Workload):
     default_steps: ClassVar[int] = 400
     metric: ClassVar[str] = "Fréchet distance"
     higher_is_better: ClassVar[bool] = False
-    margin: ClassVar[float] = 1.0
+    margin: ClassVar[float] = 0.4
 
     size: Literal["small", "large"] = "small"
     """64 pictures a step and width 16, or 256 and width 256."""

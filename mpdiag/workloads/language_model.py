@@ -53,9 +53,15 @@ class ProjectedLstm(nn.Module):
 
     def states(self, words: Tensor) -> Tensor:
         """The projected states [B, T, projection] after each of the words [B, T]."""
-        # oneDNN has no projections, and would warn before it steps aside.
-        with torch.backends.mkldnn.flags(enabled=False):
-            found: Tensor = self.lstm(self.embedding(words))[0]
+        embedded = self.embedding(words)
+        # oneDNN has no projections, and would warn before it steps aside. (torch.backends' own way
+        # to switch it off warns, too, of TF32 on Intel's GPUs.)
+        before = torch._C._get_mkldnn_enabled()
+        torch._C._set_mkldnn_enabled(False)
+        try:
+            found: Tensor = self.lstm(embedded)[0]
+        finally:
+            torch._C._set_mkldnn_enabled(before)
         return found
 
     def forward(self, words: Tensor) -> Tensor:

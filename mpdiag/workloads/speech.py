@@ -115,7 +115,7 @@ class DeepSpeech(nn.Module):
         self.output = nn.Linear(2 * hidden, SYLLABLES + 1)
         # CTC begins by writing nothing but blanks; with blanks unlikely it leaves that sooner.
         with torch.no_grad():
-            self.output.bias[0] = -2.0
+            self.output.bias[0] = -4.0
 
     def forward(self, sound: Tensor) -> Tensor:
         """The logits [B, 18, 11] of the spectrograms [B, 1, 20, 72]."""

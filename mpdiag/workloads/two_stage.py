@@ -87,7 +87,8 @@ def region_align(maps: Tensor, proposals: Proposals) -> Tensor:
     places[proposals.images, rank] = 2 * grid - 1
     read = F.grid_sample(maps.float(), places.flatten(1, 2), align_corners=False)
     read = read.unflatten(2, (-1, GRID)).transpose(1, 2)  # [B, regions, channels, 4, 4]
-    return read[proposals.images, rank]
+    found: Tensor = read[proposals.images, rank]
+    return found
 
 
 def truth_of(proposals: Proposals, boxes: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:

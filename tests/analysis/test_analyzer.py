@@ -117,6 +117,18 @@ def test_an_alarm_is_earned(tmp_path, exponent, need):
         assert math.log2(plan.recommended).is_integer()
 
 
+@pytest.mark.parametrize(("weight", "need"), [(0.07, "needed"), (0.03, "advisable")])
+def test_many_small_pushes_that_are_all_lost_are_an_alarm(tmp_path, weight, need):
+    """A softmax: one value in a hundred is large, the others together weigh a little beside it."""
+    large = 99 * 2.0**-26 * (1 - weight) / weight
+    g = np.where(np.arange(4000) % 100 == 0, large, 2.0**-26).astype(np.float32)
+    rows = [(s, "activation_grad", "layer", g) for s in range(30)]
+    analysis = analyze(write_run(tmp_path / "run", rows))
+    assert analysis.plan.loss_scale.need == need
+    assert ("99% of the gradient's values" in analysis.plan.loss_scale.reason) == (need == "needed")
+    assert lost_by_scale(analysis.loss_scale.late)[:, 0].max() == pytest.approx(weight, rel=0.1)
+
+
 def test_early_losses_alone_are_no_alarm(tmp_path):
     rows = [
         (s, "activation_grad", "layer", gradients(-30.0 if s < 5 else -10.0)) for s in range(30)

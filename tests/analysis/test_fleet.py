@@ -86,4 +86,4 @@ def test_copies_that_differ_are_named_with_the_first_step(fleet):
     other = [*SAME[:2], [1.0, 2.5], [1.0, 3.0]]
     (finding,) = fleet({0: ("complete", SAME), 1: ("complete", other)})
     assert finding.code == "ranks-disagree"
-    assert finding.evidence == {"parameters": ["up.weight"], "first_step": 2, "ranks": [1]}
+    assert finding.evidence == {"parameters": ["up.weight"], "first_step": 2, "ranks": [0, 1]}

@@ -63,6 +63,25 @@ def naive_variance(x):
     return (x * x).mean(-1) - x.mean(-1) * x.mean(-1)
 
 
+def additive_mask(low, *, follows, void=False):
+    """A function that adds ``low`` where there is padding, with the first row all padding."""
+
+    def function(x):
+        real = x < 0.3
+        real[0] = not void
+        if not follows:
+            return F.softmax(x + (1 - real.to(torch.float32)) * low, -1)
+        return F.softmax(x + (1 - real.to(x.dtype)) * (low or torch.finfo(x.dtype).min), -1)
+
+    return function
+
+
+def finfo_fill(x):
+    hidden = x > 0.3
+    hidden[0] = True
+    return F.softmax(x.masked_fill(hidden, torch.finfo(x.dtype).min), -1)
+
+
 # name: function, gain of the weights, bias, codes that the policy does not cover
 CASES = {
     "softmax by hand": (softmax_by_hand, 1.0, None, set()),
@@ -97,8 +116,29 @@ CASES = {
         None,
         set(),
     ),
+    "mask of the dtype's lowest": (finfo_fill, 1.0, None, set()),
+    "-1e9 added in the dtype of what it is added to": (
+        additive_mask(-1e9, follows=True, void=True),
+        1.0,
+        None,
+        {"overflow"},
+    ),
+    "-1e9 added, no row all padding": (additive_mask(-1e9, follows=True), 1.0, None, set()),
+    "-1e9 added in FP32": (additive_mask(-1e9, follows=False, void=True), 1.0, None, set()),
+    "the dtype's lowest added": (
+        additive_mask(None, follows=True, void=True),
+        1.0,
+        None,
+        set(),
+    ),
     "running sum": (running, 1.0, None, {"swallowed", "cancellation"}),
     "log(1 + x)": (lambda x: torch.log(1 + x.abs()), 1e-4, 1e-5, {"swallowed"}),
+    "log(20 + x), x lost": (
+        lambda x: torch.log((x.abs() + 20) + 1e-3),
+        1.0,
+        None,
+        set(),
+    ),
     "log1p": (lambda x: torch.log1p(x.abs()), 1e-4, 1e-5, set()),
     "layer norm": (lambda x: F.layer_norm(x, (16,)), 1.0, None, set()),
     "unit vectors": (lambda x: F.normalize(x, dim=-1), 1.0, None, set()),
@@ -235,3 +275,73 @@ def test_a_round_trip_through_arrow_keeps_every_field(tmp_path):
                 left, right = map(dataclasses.asdict, left), map(dataclasses.asdict, right)
                 left, right = list(left), list(right)
             assert left == right, field.name
+
+
+class Raw(nn.Module):
+    """A function of the batch itself, which is FP32 at O1 and FP16 where everything is."""
+
+    def __init__(self, function) -> None:
+        super().__init__()
+        self.first = Head(function)
+        self.body = nn.Linear(16, 16)
+
+    def forward(self, x):
+        return self.body(self.first(x))
+
+
+def euler(x):
+    start = x
+    for _ in range(32):
+        x = x + 1e-4 * torch.tanh(start)
+    return (x - start) * 1e3
+
+
+# name: function, offset and size of the batch, codes where everything is FP16
+RAW = {
+    "square of large values": (
+        lambda x: (x * x).mean(-1, keepdim=True).sqrt() / x, 900, 30, {"overflow"},
+    ),
+    "square of ordinary values": (lambda x: x / (x * x).mean(-1, keepdim=True).sqrt(), 0, 1, set()),
+    "tiny eps": (
+        lambda x: x * torch.rsqrt((x * x).mean(-1, keepdim=True) + 1e-12), 0, 1e-4, {"vanishing"},
+    ),
+    "small steps": (euler, 8, 1, {"swallowed", "cancellation"}),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", RAW)
+def test_what_only_fp32_data_spares_is_told_and_not_kept_in_fp32(case, tmp_path):
+    function, offset, size, codes = RAW[case]
+    x = offset + size * batch()
+    torch.manual_seed(0)
+    model = Raw(function)
+    optimizer = torch.optim.SGD(model.parameters(), 0.0)
+    with mpdiag.record(model, optimizer, tmp_path / "run", operations=1):
+        weighed(model(x)).backward()
+        optimizer.step()
+    analysis = mpdiag.analyze(tmp_path / "run")
+    assert {f.code for f in analysis.operations} == codes
+    assert {f.covered_by for f in analysis.operations} <= {"neighbours"}
+    assert not [f for f in analysis.findings if f.code.startswith("operation-")]
+    assert all(c.evidence.get("policy") is None for c in analysis.plan.fp32_operations)
+
+    with torch.no_grad():
+        exact = model(x)
+        errors = {}
+        for level in ("O1", "O2"):
+            mp = mpdiag.MixedPrecision(model, optimizer, analysis.plan, level=level)
+            with mp, mp.autocast():
+                errors[level] = difference(model(x), exact)
+    assert errors["O1"] < 0.05
+    assert (errors["O2"] > 0.05) == bool(codes), errors
+
+
+def test_only_what_rounds_to_the_size_of_a_difference_is_blamed_for_it(tmp_path):
+    model = Raw(euler)
+    optimizer = torch.optim.SGD(model.parameters(), 0.0)
+    with mpdiag.record(model, optimizer, tmp_path / "run", operations=1):
+        weighed(model(8 + batch())).backward()
+        optimizer.step()
+    blamed = {f.op for f in mpdiag.analyze(tmp_path / "run").operations}
+    assert {"add", "sub"} <= blamed
+    assert not {"mul", "tanh"} & blamed  # of the steps' own size: their rounding is no matter

@@ -1,12 +1,15 @@
 """Unmodified scripts of the shapes people write: recorded bit for bit, trained as well as in FP32.
 
 ``spread.json`` holds the metric of each script in FP32 over eight seeds, on this project's machine
-(``python tests/launching/spread.py``); a training by the plan must end within it.
+(``python tests/launching/spread.py``); a training by the plan must end within
+three standard deviations of its logarithm (the seed that is trained may itself be the extreme one).
 """
 
 from __future__ import annotations
 
 import json
+import math
+import statistics
 from pathlib import Path
 
 import pytest
@@ -73,8 +76,9 @@ def test_training_by_the_plan_ends_within_the_seeds_spread(told, zygote, name):
     )
     assert trained.code == 0, trained.err
     assert trained.digest != plain.digest  # it did train in another precision
-    metrics = SPREAD[name]
-    assert min(metrics) <= trained.metric <= max(metrics)
+    logs = [math.log(metric) for metric in SPREAD[name]]
+    away = abs(math.log(trained.metric) - statistics.mean(logs))
+    assert away <= 3 * statistics.stdev(logs)
     meta = open_run(folder / "fp16").meta
     assert meta["training"]["dtype"] == "fp16"
     steps = read_log(folder / "fp16").steps

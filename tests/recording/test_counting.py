@@ -179,3 +179,15 @@ def test_counts_on_cuda_equal_plain_numpy():
         expected = ExponentHistogram.of(wide.resolve_neg().numpy())
         for field in EXACT:
             assert np.array_equal(getattr(h, field), getattr(expected, field)), field
+
+
+def test_what_was_counted_can_still_be_resized():
+    """FSDP frees a gathered weight by resizing its storage to 0; ``Tensor.numpy`` forbids that."""
+    for dtype in (torch.float32, torch.bfloat16, torch.float64, torch.float16):
+        tensor = torch.ones(4096, dtype=dtype)
+        HostRows().count(tensor)
+        tensor.untyped_storage().resize_(0)
+    weight, changed = torch.ones(4096), torch.full((4096,), 2.0)
+    HostRows().count_update(weight, changed)
+    weight.untyped_storage().resize_(0)
+    changed.untyped_storage().resize_(0)

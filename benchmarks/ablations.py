@@ -1,0 +1,98 @@
+"""What each of the three techniques is for: take one away at a time. Several seeds, paired.
+
+    python benchmarks/ablations.py --folder runs/families [--seeds 3] [--json FILE] [WORKLOAD:WAY ...]
+
+Ways: ``fp16-no-scale`` (no loss scale), ``fp16-no-masters`` (FP16 weights updated directly, beside
+``fp16-o2``, the same with FP32 masters), ``fp16-sums`` (matrix products added up in FP16). The plan's
+own training, ``fp16-plan``, must repair each. A folder that ``mpdiag demo --all`` filled is taken on
+from there: what is done is not done again.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import math
+import statistics
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from mpdiag import demo, demo_all, environment, workloads
+from mpdiag.runs import now
+
+DEFAULT = (
+    "ssd:fp16-no-scale",
+    "vgg:fp16-no-masters",
+    "vgg:fp16-o2",
+    "digits:fp16-no-masters",
+    "digits:fp16-o2",
+    "vit:fp16-sums",
+    "gpt:fp16-sums",
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("cells", nargs="*", default=DEFAULT, metavar="WORKLOAD:WAY")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--steps", type=int)
+    parser.add_argument("--folder", type=Path, default=Path(tempfile.mkdtemp()))
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    rows = []
+    with demo._progress(Console(stderr=True)) as progress:
+        for cell in options.cells:
+            name, _, way = cell.partition(":")
+            rows.append(ablate(options.folder, name, way, options.seeds, options.steps, progress))
+            print(json.dumps(rows[-1]), flush=True)
+    if options.json:
+        document = {
+            "date": now(),
+            "device": environment.device(None),
+            "versions": environment.versions(),
+            "seeds": options.seeds,
+            "ablations": rows,
+        }
+        options.json.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+
+
+def ablate(
+    folder: Path, name: str, way: str, seeds: int, steps: int | None, progress: Any
+) -> dict[str, Any]:
+    """Train a workload in FP32, by the plan and one technique short, and compare."""
+    workload = workloads.load(name)
+    place = folder / name
+    demo_all.settle(place, workload, steps)
+    count = workload.default_steps if steps is None else steps
+    logs: dict[str, list[Any]] = {}
+    for kind in ("fp32", "fp16-plan", way):
+        cells = [demo_all.Cell(workload, place, kind, seed, count) for seed in range(seeds)]
+        for cell in cells:
+            demo_all.train_cell(cell, progress)
+        logs[kind] = [cell.log() for cell in cells]
+    reference = demo_all.metrics_of(workload, logs["fp32"])
+    spread = statistics.stdev(reference) if len(reference) > 1 else math.nan
+    sides = {kind: demo_all.side_of(workload, reference, logs[kind]) for kind in (way, "fp16-plan")}
+    worse = sides[way].difference * (-1 if workload.higher_is_better else 1)
+    hurt = math.isnan(worse) or worse > max(workload.margin, 2 * spread)
+    document = {
+        "workload": name,
+        "way": way,
+        "metric": workload.metric,
+        "higher_is_better": workload.higher_is_better,
+        "margin": workload.margin,
+        "fp32": list(reference),
+        "spread_of_seeds": spread,
+        "hurt_beyond_spread": hurt,
+        "without": dataclasses.asdict(sides[way]),
+        "by_the_plan": dataclasses.asdict(sides["fp16-plan"]),
+    }
+    return json.loads(json.dumps(document, allow_nan=True).replace("NaN", "null"))
+
+
+if __name__ == "__main__":
+    main()

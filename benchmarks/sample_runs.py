@@ -1,0 +1,77 @@
+"""Make the sample runs anew, or bring their stored analyses up to date.
+
+    python benchmarks/sample_runs.py [--folder runs/families] [WORKLOAD ...]
+    python benchmarks/sample_runs.py --plans
+
+The first trains each workload from seed 0 in FP32, recorded, in FP16 without a loss scale and in FP16
+by the plan, as ``mpdiag demo --all --seeds 1`` does; what that command left in --folder is taken as it
+is. Statistics of the FP16 trainings stay behind, for size. The second analyzes every recording in
+``sample_runs`` again and writes its ``plan.json``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from mpdiag import analyze, demo, demo_all, workloads
+from mpdiag.plan import PrecisionPlan
+from mpdiag.runs import write_json
+
+SAMPLES = Path(__file__).resolve().parent.parent / "sample_runs"
+WAYS = {"fp32": "", "fp16-no-scale": "-fp16-no-scale", "fp16-plan": "-fp16-plan"}
+JOURNAL = (
+    "mpdiag state created updated argv device versions seeds model optimizers steps_seen training"
+)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("names", nargs="*", default=workloads.names(), metavar="WORKLOAD")
+    parser.add_argument("--folder", type=Path, default=Path("runs/families"))
+    parser.add_argument("--plans", action="store_true")
+    options = parser.parse_args()
+    if not options.plans:
+        for name in options.names:
+            make(name, options.folder)
+    for stats in sorted(SAMPLES.glob("*/stats")):
+        analyze(stats.parent).plan.save(stats.parent / "plan.json")
+
+
+def make(name: str, folder: Path) -> None:
+    """One workload's three runs."""
+    workload = workloads.load(name)
+    demo_all.settle(folder / name, workload, None)
+    with demo._progress(Console(stderr=True)) as progress:
+        for way, suffix in WAYS.items():
+            cell = demo_all.Cell(workload, folder / name, way, 0, workload.default_steps)
+            demo_all.train_cell(cell, progress)
+            keep(cell.run, SAMPLES / f"{name}{suffix}", recording=way == "fp32", name=name)
+
+
+def keep(run: Path, place: Path, *, recording: bool, name: str) -> None:
+    """Copy a run, with the command that makes it in place of the one that happened to."""
+    shutil.rmtree(place, ignore_errors=True)
+    unwanted = () if recording else ("stats", "modules", "operations")
+    shutil.copytree(run, place, ignore=shutil.ignore_patterns(*unwanted))
+    meta: dict[str, Any] = json.loads((place / "meta.json").read_text(encoding="utf-8"))
+    meta["argv"] = ["python", "benchmarks/sample_runs.py", name]
+    if not recording:
+        plan = PrecisionPlan.load(place / "plan.json")
+        meta["training"] = {
+            "level": plan.level,
+            "dtype": plan.target,
+            "backend": "emulated",
+            "loss_scale": plan.loss_scale.method,
+        }
+        meta = {k: v for k, v in meta.items() if k in ("schema_version", *JOURNAL.split())}
+    write_json(place / "meta.json", meta)
+
+
+if __name__ == "__main__":
+    main()

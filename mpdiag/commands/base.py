@@ -1,0 +1,84 @@
+"""The program, its errors and the options that several commands share."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from typer.core import TyperGroup
+
+from mpdiag.errors import ExitCode, MpdiagError
+from mpdiag.places import place
+from mpdiag.version import __version__
+
+INTERRUPTED = 130
+PIPE_CLOSED = 141  # as the shell reports a program that SIGPIPE ended
+
+
+class _Commands(TyperGroup):
+    """The one place where errors become exit codes."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+        except MpdiagError as error:
+            raise _failure(str(error), error.exit_code) from None
+        except BrokenPipeError:
+            # Nobody reads any more. What is still buffered must not fail at exit, either.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(PIPE_CLOSED) from None
+        except OSError as error:
+            if error.filename is None:
+                raise
+            message = f"cannot use {error.filename}: {error.strerror}"
+            raise _failure(message, ExitCode.INPUT) from None
+        except KeyboardInterrupt:
+            raise typer.Exit(INTERRUPTED) from None
+        return result
+
+
+def _failure(message: str, code: ExitCode) -> typer.Exit:
+    from mpdiag.reports.terminal import complain
+
+    complain(message)
+    return typer.Exit(code)
+
+
+app = typer.Typer(
+    name="mpdiag",
+    cls=_Commands,
+    no_args_is_help=True,
+    rich_markup_mode=None,  # help in rich costs more time than all of the rest
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+RunArgument = Annotated[
+    Path, typer.Argument(metavar="RUN", parser=place, help="The run's folder, or its URL.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document instead.")]
+Target = Literal["fp16", "bf16", "fp8_e4m3", "fp8_e5m2"]
+Board = Literal["tensorboard", "wandb"]
+Scaler = Literal["constant", "backoff", "lognormal"]
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"mpdiag {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool,
+        typer.Option(
+            "--version", callback=_print_version, is_eager=True, help="Print it and exit."
+        ),
+    ] = False,
+) -> None:
+    """Record an FP32 training, learn what mixed precision would lose, get a plan."""

@@ -1,0 +1,71 @@
+"""``export`` and ``board``: results for other programs."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mpdiag.commands.base import (
+    Board,
+    JsonOption,
+    RunArgument,
+    app,
+)
+from mpdiag.errors import UsageError
+
+
+@app.command()
+def export(
+    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan, or the run it lies in.")],
+    to: Annotated[str, typer.Option("--to", metavar="NAME", help="The framework to write for.")],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write it here.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write a plan as another framework's settings. Says what they cannot hold."""
+    from mpdiag.exports.registry import export_plan
+    from mpdiag.plan import PrecisionPlan
+    from mpdiag.reports import terminal
+
+    loaded = PrecisionPlan.load(plan / "plan.json" if plan.is_dir() else plan)
+    written = export_plan(loaded, to)
+    if output is not None:
+        try:
+            output.write_text(written.text, encoding="utf-8")
+        except OSError as error:
+            message = f"cannot write {output} ({error.strerror}): give another place with -o"
+            raise UsageError(message) from error
+    if as_json:
+        terminal.show_json(written.to_json())
+        return
+    if output is None:
+        sys.stdout.write(written.text)
+    if output is not None or written.language == "json":
+        for note in written.notes:
+            terminal.remark(note)
+    terminal.name_next(f"mpdiag train --plan {plan} -- script.py")
+
+
+@app.command()
+def board(
+    run: RunArgument,
+    to: Annotated[Board, typer.Option("--to", help="Which board.")] = "tensorboard",
+    output: Annotated[
+        str | None,
+        typer.Option(
+            "--output", "-o", metavar="WHERE", help="TensorBoard's folder, W&B's project."
+        ),
+    ] = None,
+) -> None:
+    """Put a run on TensorBoard or W&B. Histograms, shares lost, loss and scale."""
+    from mpdiag.integrations.boards import write_board
+    from mpdiag.reports import terminal
+    from mpdiag.runs import open_run
+
+    written, look = write_board(open_run(run), to, output)
+    terminal.show(f"{written} histograms and scalars written")
+    terminal.name_next(look)

@@ -1,0 +1,133 @@
+"""``record``, ``train`` and ``profile``: what runs a script, or reads its trace."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+from typer.core import TyperCommand
+
+from mpdiag.commands.base import (
+    JsonOption,
+    app,
+)
+from mpdiag.errors import ExitCode, UsageError
+
+_SCRIPT = {"allow_interspersed_args": False}
+ScriptWords = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="-- SCRIPT ARGS…", help="What you would type after `python`."),
+]
+
+
+@app.command(context_settings=_SCRIPT)
+def record(
+    script: ScriptWords = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="Run folder; default runs/NAME.")
+    ] = None,
+    every: Annotated[
+        int | None, typer.Option(help="Record each N-th step; default dense, then sparse.")
+    ] = None,
+    max_steps: Annotated[
+        int | None, typer.Option(help="Record so many steps; the script goes on alone.")
+    ] = None,
+    include: Annotated[str | None, typer.Option(help="Regular expression: only these.")] = None,
+    exclude: Annotated[str | None, typer.Option(help="Regular expression: not these.")] = None,
+) -> None:
+    """Run a training script unmodified and record it. Results stay bit-identical."""
+    from mpdiag.launching.commands import record_words
+    from mpdiag.reports import terminal
+
+    code, run = record_words(
+        script or [],
+        out,
+        every=every,
+        max_steps=max_steps,
+        include=include,
+        exclude=exclude,
+    )
+    if run is not None:
+        terminal.name_next(f"mpdiag analyze {_shown(run)}")
+    raise typer.Exit(code)
+
+
+@app.command(context_settings=_SCRIPT)
+def train(
+    plan: Annotated[Path, typer.Option(metavar="PLAN", help="What `mpdiag analyze -o` wrote.")],
+    script: ScriptWords = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="RUN", help="Run folder; default runs/NAME-FORMAT.")
+    ] = None,
+    backend: Annotated[
+        Literal["auto", "native", "emulated"],
+        typer.Option(help="The device's own arithmetic, or FP32 that rounds what it stores."),
+    ] = "auto",
+) -> None:
+    """Train an unmodified script by a plan. Casts, loss scale, skipped steps."""
+    from mpdiag.launching.commands import train_words
+    from mpdiag.reports import terminal
+
+    code, run, summary = train_words(script or [], plan, out, backend=backend)
+    if run is not None:
+        terminal.remark(summary)
+        terminal.name_next(f"mpdiag runs {_shown(run.parent)}")
+    raise typer.Exit(code)
+
+
+def _shown(folder: Path) -> Path:
+    """A path as short as it can be typed here."""
+    here = Path.cwd()
+    return folder.relative_to(here) if folder.is_relative_to(here) else folder
+
+
+class _Profile(TyperCommand):
+    """Remembers whether there was a ``--``, which the parser drops: a script follows it."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        ctx.meta["script"] = "--" in args
+        return super().parse_args(ctx, args)
+
+
+@app.command(cls=_Profile)
+def profile(
+    context: typer.Context,
+    trace: Annotated[
+        Path | None,
+        typer.Argument(metavar="[TRACE]", help="A recorded trace; or a script after --."),
+    ] = None,
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="[ARGS]...", help="Of the script after --.")
+    ] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Steps of a script to measure.")] = 3,
+    warmup: Annotated[int, typer.Option(min=0, help="Steps to let pass first.")] = 5,
+    against: Annotated[
+        Path | None,
+        typer.Option(metavar="TRACE", help="An earlier trace: what moved onto Tensor Cores since?"),
+    ] = None,
+    as_json: JsonOption = False,
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Exit with 1 if there are warnings or errors.")
+    ] = False,
+) -> None:
+    """Say whether matrix work ran on Tensor Cores. For a script after --, or a trace."""
+    from mpdiag.reports.profiling import show_profile
+    from mpdiag.tensorcores.launch import profile_script
+    from mpdiag.tensorcores.profile import profile_trace
+
+    words = [str(trace), *(arguments or [])] if trace is not None else []
+    code = 0
+    if context.meta["script"] or not words:
+        launched = profile_script(words, steps=steps, warmup=warmup)
+        result, code = launched.result, launched.exit_code
+    elif arguments:
+        message = "one trace at a time: give the earlier one with --against, a script after --"
+        raise UsageError(message)
+    else:
+        result = profile_trace(words[0])
+    document = show_profile(result, against, as_json=as_json)
+    if code:
+        raise typer.Exit(code)
+    if strict and any(finding["severity"] != "info" for finding in document["findings"]):
+        raise typer.Exit(ExitCode.FINDINGS)

@@ -1,0 +1,95 @@
+"""``mpdiag demo --all``: what is done stays done, and the table is of what is there."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from mpdiag import demo_all, workloads
+from mpdiag.cli import app
+from mpdiag.errors import ExitCode, UsageError
+from mpdiag.runs import open_run
+
+
+def run(*words):
+    return CliRunner().invoke(app, ["demo", "--all", *map(str, words)])
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("all")
+    words = ("--only", "vgg", "--seeds", 2, "--steps", 3, "--folder", folder, "--json")
+    result = run(*words)
+    assert result.exit_code == ExitCode.OK, result.stderr
+    return folder, words, json.loads(result.stdout)
+
+
+def test_every_way_and_seed_is_trained(table):
+    folder, _, document = table
+    (row,) = document["families"]
+    assert row["workload"] == "vgg"
+    assert set(row["sides"]) == {"fp32", "fp16-no-scale", "fp16-plan", "bf16"}
+    for way, side in row["sides"].items():
+        assert len(side["values"]) == 2
+        assert side["steps"] == 6
+        assert open_run(folder / "vgg" / way / "seed1").meta["seeds"]["torch"] == 1
+    assert document["versions"]["torch"]
+
+
+def test_underflow_is_predicted_and_observed(table):
+    folder, _, document = table
+    found = document["families"][0]["underflow"]
+    assert set(found) == {"fp16-no-scale", "fp16-plan"}
+    # Three steps apart from the same weights: what is lost above shows below as well, and that is all.
+    unscaled = found["fp16-no-scale"]
+    assert unscaled["predicted"] <= unscaled["observed"] + 0.01
+    recorded = open_run(folder / "vgg" / "fp16-no-scale" / "seed0")
+    assert recorded.meta["steps_recorded"] == 3
+
+
+def test_what_is_done_is_not_done_again_and_what_was_cut_off_is(table):
+    folder, words, document = table
+    logs = sorted(folder.rglob("training.jsonl"))
+    torn = folder / "vgg" / "bf16" / "seed1" / "training.jsonl"
+    before = {log: log.stat().st_mtime_ns for log in logs}
+    torn.write_text(torn.read_text().splitlines()[0] + "\n")
+    again = json.loads(run(*words).stdout)
+    after = {log: log.stat().st_mtime_ns for log in logs}
+    assert [log for log in logs if after[log] != before[log]] == [torn]
+    assert again["families"] == document["families"]
+
+
+def test_what_is_done_can_be_shown_without_training(table):
+    folder, words, document = table
+    before = sorted(folder.rglob("*"))
+    shown = run("--done", "--seeds", 5, "--steps", 3, "--folder", folder, "--json")
+    assert sorted(folder.rglob("*")) == before
+    assert json.loads(shown.stdout)["families"] == document["families"]
+    assert words
+
+
+def test_trainings_of_other_settings_are_not_mixed_in(table):
+    folder, _, _ = table
+    with pytest.raises(UsageError, match="another steps"):
+        demo_all.run_table(folder, only=["vgg"], steps=4)
+
+
+def test_the_papers_scale_only_where_it_names_one():
+    assert "fp16-paper" in demo_all.ways_of(workloads.load("ssd"))
+    assert "fp16-paper" not in demo_all.ways_of(workloads.load("vit"))
+
+
+def test_markdown_and_the_screen(table):
+    _, words, _ = table
+    shown = run(*words[:-1], "--markdown")
+    assert shown.stdout.startswith("| workload | metric |")
+    assert "next: mpdiag compare" in shown.stderr
+    assert "vgg" in run(*words[:-1]).stdout
+
+
+def test_an_unknown_workload_is_refused(tmp_path):
+    result = run("--only", "nothing", "--folder", tmp_path)
+    assert result.exit_code == ExitCode.USAGE
+    assert "choose one of dcgan" in result.stderr
