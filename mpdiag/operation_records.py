@@ -262,7 +262,7 @@ def _refuse_nonsense(row: Mapping[str, Any]) -> None:
     if wrong is None and row["phase"] not in get_args(Phase):
         wrong = "phase"
     for t in () if wrong else (*row["inputs"], *row["outputs"]):
-        if any(v is None for k, v in t.items() if k != "absmin") or None in t["shape"]:
+        if t is None or None in [*t["shape"], *(v for k, v in t.items() if k != "absmin")]:
             wrong = "inputs or outputs"
         elif not _is_sound(t):
             wrong = f"{t['argument']!r}"[:40]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 import types
 import typing
 from collections.abc import Mapping
@@ -291,7 +292,7 @@ def _decode(kind: Any, value: Any, where: str) -> Any:  # noqa: C901 - a case fo
         if value in arguments:
             return value
     elif kind is float:
-        if type(value) in (int, float) and abs(value) < 1e308:  # neither NaN nor infinite
+        if type(value) in (int, float) and abs(value) <= sys.float_info.max:  # not NaN
             return float(value)
     elif kind in (int, str, bool):
         if type(value) is kind:

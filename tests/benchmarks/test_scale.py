@@ -16,8 +16,8 @@ def test_small_things(root, tmp_path):
     done = subprocess.run(words, capture_output=True, text=True, timeout=280, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     results = json.loads((tmp_path / "scale.json").read_text())["results"]
-    sizes = {name: [row["size"] for row in rows] for name, rows in results.items()}
-    assert sizes == {name: [1, 2, 4] for name in SIZES}
+    assert set(results) == set(SIZES)
+    assert all([row["size"] for row in rows] == [1, 2, 4] for rows in results.values())
     rows = [row["rows"] for row in results["ranks"]]
     assert rows == [rows[0], 2 * rows[0], 4 * rows[0]]
     assert all(row["recorded step s"] > 0 for row in results["layers"])
