@@ -13,7 +13,7 @@ import io
 import os
 import re
 from contextlib import contextmanager
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING, Any, cast
 
 from mpdiag.errors import UsageError
@@ -108,6 +108,11 @@ class RemotePath:
     def name(self) -> str:
         """What follows the last slash."""
         return self._url.rpartition("/")[2]
+
+    @property
+    def suffix(self) -> str:
+        """The name's ending, with its dot."""
+        return PurePosixPath(self.name).suffix
 
     @property
     def parent(self) -> RemotePath:

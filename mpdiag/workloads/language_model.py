@@ -90,15 +90,15 @@ def sampled_softmax_loss(
         sampled: [K] words, drawn from `log_uniform` with repetition.
         output: The layer whose rows are the words.
     """
-    vocabulary, chosen = output.out_features, torch.cat([targets, sampled])
-    # A word that is drawn often stands for itself so many times: ln of the expected count.
-    correction = (log_uniform(chosen, vocabulary) * len(sampled)).log()
+    # A word that is drawn often stands for itself so many times: ln of the expected count. The right
+    # word stands there once, and not by chance.
+    correction = (log_uniform(sampled, output.out_features) * len(sampled)).log()
     rows, biases = output.weight[sampled], output.bias[sampled]
-    others = F.linear(states, rows, biases) - correction[len(targets) :]
+    others = F.linear(states, rows, biases) - correction
     # The right word among the sampled ones would be pushed up and down at once.
     others = others.masked_fill(targets[:, None] == sampled, -1e4)
     right = (states * output.weight[targets]).sum(1) + output.bias[targets]
-    logits = torch.cat([(right - correction[: len(targets)])[:, None], others], dim=1)
+    logits = torch.cat([right[:, None], others], dim=1)
     return F.cross_entropy(logits, torch.zeros_like(targets))
 
 

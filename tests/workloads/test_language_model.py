@@ -36,7 +36,6 @@ def test_a_sampled_softmax_tends_to_the_whole_one():
     many = torch.multinomial(chances, 200_000, replacement=True)
     whole = F.cross_entropy(output(states), targets)
     sampled = sampled_softmax_loss(states, targets, many, output)
-    # The right word stands for itself once more than it is drawn by chance: a little too likely.
     assert float(sampled.detach()) == pytest.approx(float(whole.detach()), abs=0.02)
 
 

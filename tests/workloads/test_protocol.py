@@ -61,7 +61,8 @@ def test_gradients_reach_every_parameter(workload: Workload) -> None:
 
 
 def test_the_loss_falls(workload: Workload) -> None:
-    losses = train(workload, steps=25, seed=0).losses
+    steps = 40 if workload.name == "speech" else 25  # CTC first learns to say nothing
+    losses = train(workload, steps=steps, seed=0).losses
     assert all(map(math.isfinite, losses))
     assert sum(losses[-5:]) < 0.95 * sum(losses[:5])
 
