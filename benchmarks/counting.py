@@ -39,13 +39,13 @@ def main() -> None:
         values = torch.randn(size) * 1e-3
         counter = HostRows()
         counter.count(values)
-        counter.drain()
+        counter.clear()
         repeats = max(1, min(200, 4_000_000 // size))
         pairs = []
         for _ in range(9):
             reading = seconds(torch.aminmax, values, repeats)
             counting = seconds(counter.count, values, repeats)
-            counter.drain()
+            counter.clear()
             pairs.append((reading / counting, size / counting / 1e9))
         ratio, rate = (statistics.median(column) for column in zip(*pairs, strict=True))
         rows.append(

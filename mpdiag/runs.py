@@ -137,10 +137,16 @@ class RunWriter:
         with atomic_path(self.folder / "modules" / f"rank{self.rank:05d}.parquet") as path:
             pq.write_table(table, path, compression="zstd")
 
-    def append(self, table: pa.Table) -> None:
-        """Write one part of statistics; it is whole on disk when this returns."""
-        self._write_part("stats", self._parts + 1, table)
-        self._parts += 1
+    def append(self, table: pa.Table, part: int | None = None) -> None:
+        """Write one part of statistics; it is whole on disk when this returns.
+
+        Args:
+            table: Its rows (schema: ``records``).
+            part: Its number, from 1; default: the next. A part that bears it already is replaced.
+        """
+        part = self._parts + 1 if part is None else part
+        self._write_part("stats", part, table)
+        self._parts = part
 
     def append_operations(self, table: pa.Table) -> None:
         """Write the operations of one step (schema: ``operation_records``), likewise."""

@@ -237,7 +237,9 @@ def _without_ours(traceback: TracebackType | None) -> TracebackType | None:
         traceback = traceback.tb_next
     kept: TracebackType | None = None
     for entry in reversed(entries):
-        kept = TracebackType(kept, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+        # An instruction of no line (an interrupt may fall on one) has None, which is refused here.
+        line = entry.tb_lineno or entry.tb_frame.f_code.co_firstlineno
+        kept = TracebackType(kept, entry.tb_frame, entry.tb_lasti, line)
     return kept
 
 

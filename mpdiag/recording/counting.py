@@ -2,7 +2,7 @@
 
 A raw row is a table of quarters of powers of two plus a few rare counts (``cpu.RAW`` integers). On
 the CPU rows are numpy arrays filled by Numba kernels; on an accelerator they are one device tensor
-filled by Triton, or by plain torch operations, without waiting for the device until ``drain``.
+filled by Triton, or by plain torch operations, without waiting for the device until ``read``.
 Counts are integers, so every way of splitting the work gives the same result.
 """
 
@@ -130,18 +130,20 @@ class HostRows:
         self._ratios.append(ratios)
         return weight_row, update_row, len(self._facts) - 1
 
-    def drain(self) -> RawRows:
+    def read(self) -> RawRows:
         """See ``Rows``."""
         used = len(self._extremes)
-        raw = RawRows(
-            counts=self._counts[:used].copy(),
+        return RawRows(
+            counts=self._counts[:used],
             extremes=np.array(self._extremes, np.float64).reshape(used, 2),
             facts=np.array(self._facts, np.int64).reshape(-1, cpu.UPDATE),
             ratios=np.array(self._ratios, np.int64).reshape(-1, cpu.RATIO_BINS),
         )
-        self._counts[:used] = 0
+
+    def clear(self) -> None:
+        """See ``Rows``."""
+        self._counts[: len(self._extremes)] = 0
         self._extremes, self._facts, self._ratios = [], [], []
-        return raw
 
     def _new_row(self) -> int:
         row = len(self._extremes)

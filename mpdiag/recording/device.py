@@ -1,4 +1,4 @@
-"""Raw rows on an accelerator: filled without ever waiting for it, read back by ``drain`` alone.
+"""Raw rows on an accelerator: filled without ever waiting for it, read back by ``read`` alone.
 
 Triton counts on CUDA; plain torch operations do everywhere else. Both count integers by integer
 atomics or sorts of indices, so results do not depend on the order of execution.
@@ -84,23 +84,26 @@ class DeviceRows:
             self._tally(as_float32(ratio), self._ratios[fact], torch.zeros_like(self._extremes[0]))
         return weight_row, update_row, fact
 
-    def drain(self) -> RawRows:
+    def read(self) -> RawRows:
         """See ``counting.Rows``: the one place that waits for the device."""
         used, updates = self._used, self._updates
         facts = self._facts[:updates].to("cpu", copy=True).numpy()
         raw_ratios = self._ratios[:updates].to("cpu", copy=True).numpy()
-        raw = RawRows(
+        return RawRows(
             counts=self._counts[:used].to("cpu", copy=True).numpy(),
             extremes=self._extremes[:used].to("cpu", copy=True).numpy(),
             facts=facts,
             ratios=_ratio_bins(raw_ratios),
         )
+
+    def clear(self) -> None:
+        """See ``counting.Rows``."""
+        used, updates = self._used, self._updates
         self._counts[:used] = 0
         self._extremes[:used] = self._no_extremes(used)
         self._facts[:updates] = 0
         self._ratios[:updates] = 0
         self._used = self._updates = 0
-        return raw
 
     def _count_into(self, row: int, values: torch.Tensor) -> None:
         if values.numel() == 0:

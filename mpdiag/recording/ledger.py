@@ -8,7 +8,7 @@ device, or for the disk, except ``drain`` and ``flush``.
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     import torch
 
-    from mpdiag.recording.rows import Rows
+    from mpdiag.recording.rows import RawRows, Rows
     from mpdiag.recording.tensors import Countable
     from mpdiag.records import Kind
     from mpdiag.runs import RunWriter
@@ -62,6 +62,26 @@ class _Entry:
     skipped: Any = False
 
 
+@dataclass(frozen=True)
+class _Books:
+    """What is not on disk yet, and how much is.
+
+    Ctrl-C may fall between any two instructions. So the books are replaced as a whole, by one
+    assignment: whatever was interrupted, a row is either here or on disk, and never both.
+    """
+
+    part: int = 1  # number of the part that will be written next
+    closed: tuple[_Entry, ...] = ()
+    chunks: tuple[pa.Table, ...] = ()
+    rows_written: int = 0
+    steps_written: int = 0
+
+    @property
+    def waiting(self) -> int:
+        encoded: int = sum(chunk.num_rows for chunk in self.chunks)
+        return len(self.closed) + encoded
+
+
 class Ledger:
     """Gathers one rank's rows and writes them.
 
@@ -73,14 +93,9 @@ class Ledger:
         self._writer = writer
         self._rows: dict[torch.device, Rows] = {}
         self._open: dict[Subject, _Entry] = {}
-        self._closed: list[_Entry] = []
+        self._books = _Books()
         self._raw = 0
-        self._chunks: list[pa.Table] = []
-        self._chunk_rows = 0
         self._flushed_at = time.monotonic()
-        self._parts = 0
-        self.rows_written = 0
-        self.steps_written = 0
 
     # -- during a step -----------------------------------------------------------------------------
 
@@ -147,7 +162,7 @@ class Ledger:
         of training and are dropped, as long as any backward ran.
         """
         trained = {s.micro for s in self._open if s.kind == "activation_grad"}
-        kept = 0
+        kept: list[_Entry] = []
         for subject, entry in self._open.items():
             if trained and subject.kind == "activation" and subject.micro not in trained:
                 continue
@@ -156,12 +171,10 @@ class Ledger:
             )
             entry.step, entry.skipped = step, skipped
             entry.scale = scale if scaled else entry.scale
-            self._closed.append(entry)
-            kept += 1
+            kept.append(entry)
+        self._books = replace(self._books, closed=(*self._books.closed, *kept))
         self._open = {}
-        if self._raw >= _DRAIN_ROWS:
-            self.drain()
-        return kept
+        return len(kept)
 
     def drop_step(self) -> None:
         """Forget the open step."""
@@ -178,52 +191,67 @@ class Ledger:
             if subject.kind == kind and subject.micro == TOTAL:
                 entry.scale = scale
 
+    @property
+    def rows_written(self) -> int:
+        """Rows on disk."""
+        return self._books.rows_written
+
+    @property
+    def steps_written(self) -> int:
+        """Steps on disk."""
+        return self._books.steps_written
+
     # -- to the disk -------------------------------------------------------------------------------
 
     @property
     def due(self) -> bool:
         """Whether it is time to write a part: the first step at once, then now and then."""
-        if not self._closed and not self._chunks:
-            return False
-        if self._parts == 0 or self._chunk_rows + len(self._closed) >= _FLUSH_ROWS:
+        waiting = self._books.waiting
+        if waiting and (self._books.part == 1 or waiting >= _FLUSH_ROWS):
             return True
-        return time.monotonic() - self._flushed_at >= _FLUSH_SECONDS
+        return waiting > 0 and time.monotonic() - self._flushed_at >= _FLUSH_SECONDS
 
-    def drain(self) -> None:
-        """Read all raw rows back and encode them. Rows of an open step must not be pending."""
-        # Taken first: if Ctrl-C falls in here, these rows are gone, and none is there twice or half.
-        closed, self._closed, self._raw = self._closed, [], 0
+    def drain(self, at_least: int = _DRAIN_ROWS) -> None:
+        """Read raw rows back and encode them, if there are so many; the open step must be empty."""
+        if self._raw < at_least:
+            return
+        books, tables = self._books, []
         for device, rows in self._rows.items():
-            raw = rows.drain()
-            entries = [e for e in closed if e.subject.device == device]
-            if not entries:
-                continue
-            updates = [(i, e) for i, e in enumerate(entries) if e.facts]
-            stack = None
-            if updates:
-                stack = UpdateStack(
-                    rows=np.array([i for i, _ in updates], np.int64),
-                    facts=np.stack([raw.facts[e.facts].sum(0) for _, e in updates]),
-                    ratio_first=cpu.RATIO_FIRST,
-                    ratios=np.stack([raw.ratios[e.facts].sum(0) for _, e in updates]),
-                )
-            table = encode(raw.merged([e.rows for e in entries]), self._labels(entries), stack)
-            self._chunks.append(table)
-            self._chunk_rows += table.num_rows
+            entries = [e for e in books.closed if e.subject.device == device]
+            if entries:
+                tables.append(self._table(rows.read(), entries))
+        self._books = replace(books, closed=(), chunks=(*books.chunks, *tables))
+        self._raw = 0
+        for rows in self._rows.values():
+            rows.clear()
 
     def flush(self) -> None:
         """Write everything closed so far as one part."""
         import pyarrow as pa
 
-        self.drain()
-        if self._chunks:
-            table = pa.concat_tables(self._chunks).unify_dictionaries().combine_chunks()
-            self._writer.append(table)  # if Ctrl-C falls in here, the next flush writes it again
-            self._chunks, self._chunk_rows = [], 0
-            self._parts += 1
-            self.rows_written += table.num_rows
-            self.steps_written += len(table["step"].unique())
+        self.drain(at_least=1)
+        books = self._books
+        if books.chunks:
+            table = pa.concat_tables(books.chunks).unify_dictionaries().combine_chunks()
+            self._writer.append(table, books.part)
+            self._books = _Books(
+                part=books.part + 1,
+                rows_written=books.rows_written + table.num_rows,
+                steps_written=books.steps_written + len(table["step"].unique()),
+            )
         self._flushed_at = time.monotonic()
+
+    def _table(self, raw: RawRows, entries: list[_Entry]) -> pa.Table:
+        updates = [(i, e) for i, e in enumerate(entries) if e.facts]
+        stack = None
+        if updates:
+            stack = UpdateStack(
+                rows=np.array([i for i, _ in updates], np.int64),
+                facts=np.stack([raw.facts[e.facts].sum(0) for _, e in updates]),
+                ratio_first=cpu.RATIO_FIRST,
+                ratios=np.stack([raw.ratios[e.facts].sum(0) for _, e in updates]),
+            )
+        return encode(raw.merged([e.rows for e in entries]), self._labels(entries), stack)
 
     def _labels(self, entries: list[_Entry]) -> dict[str, Any]:
         subjects = [e.subject for e in entries]

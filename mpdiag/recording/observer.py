@@ -18,12 +18,11 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.modules import module as torch_modules
 from torch.nn.parallel import DistributedDataParallel
 
 from mpdiag.recording.names import NamedModule, NamedParameter, Subjects, shapes_of
-from mpdiag.recording.tensors import Countable, countable, tensors_in
+from mpdiag.recording.tensors import Countable, WeakStorages, countable, tensors_in
 from mpdiag.records import TOTAL
 
 if TYPE_CHECKING:
@@ -116,7 +115,7 @@ class Observer:
         self._depth = 0
         self._in_training_forward = False
         self._step = 0
-        self._counted: dict[Any, tuple[StorageWeakRef, Count]] = {}
+        self._counted = WeakStorages()
         self._watched: dict[
             tuple[int, int], tuple[weakref.ref[torch.Tensor], list[NamedModule]]
         ] = {}
@@ -449,12 +448,12 @@ class Observer:
             return self.ledger.count(ready)
         values = ready.values
         key = (values.data_ptr(), values.numel(), ready.repeat, values.dtype, ready.version)
-        known = self._counted.get(key)
         # The storage must still be the same one, not a new one at an address that was freed.
-        if known is not None and not known[0].expired():
-            return known[1]
+        known: Count | None = self._counted.get(key)
+        if known is not None:
+            return known
         count = self.ledger.count(ready)
-        self._counted[key] = (StorageWeakRef(values.untyped_storage()), count)
+        self._counted.put(key, values.untyped_storage(), count)
         return count
 
 

@@ -360,7 +360,8 @@ class OperationWatch:
             mine = [(row, number) for d, row, number in self._waiting if d == device]
             if not mine:
                 continue
-            merged = rows.drain().merged([[row] for row, _ in mine])
+            merged = rows.read().merged([[row] for row, _ in mine])
+            rows.clear()
             for i, (_, number) in enumerate(mine):
                 self._histograms[number] = merged[i]
         self._waiting = []

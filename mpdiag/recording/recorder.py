@@ -354,6 +354,8 @@ class Recorder:
                 if observer.ledger.due or self._silent_for_long():
                     observer.ledger.flush()
                     self._write_meta(observer.ledger, modules=True)
+                else:
+                    observer.ledger.drain()
                 return
         except OSError as error:
             self._stop("writing the run folder", error)

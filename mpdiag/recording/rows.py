@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class RawRows:
-    """Drained rows on the host.
+    """Counted rows, read to the host.
 
     Attributes:
         counts: int64 (n, ``cpu.RAW``).
@@ -79,5 +79,8 @@ class Rows(Protocol):
     def count_update(self, before: torch.Tensor, after: torch.Tensor) -> tuple[int, int, int]:
         """Count a weight update; returns the rows of the weights, the updates, and its facts."""
 
-    def drain(self) -> RawRows:
-        """Hand over all rows and start anew."""
+    def read(self) -> RawRows:
+        """All rows counted since the last ``clear``; good until the next one."""
+
+    def clear(self) -> None:
+        """Forget all rows and start anew."""

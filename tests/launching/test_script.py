@@ -8,7 +8,7 @@ import pytest
 from running import SCRIPTS
 
 from mpdiag.errors import InputError, UsageError
-from mpdiag.launching.script import parse
+from mpdiag.launching.script import _without_ours, parse
 
 REPORT = """
 import atexit, os, pickle, sys, threading
@@ -157,3 +157,19 @@ def test_options_that_make_no_sense(zygote, tmp_path, options, code, sentence):
     done = zygote("mpdiag", "record", *options, "--", "train.py", cwd=tmp_path)
     assert (done.code, done.out) == (code, "")
     assert sentence in done.err
+
+
+def test_a_traceback_through_an_instruction_of_no_line_is_shown():
+    """Ctrl-C may fall on such an instruction; its line is None (CPython 3.11)."""
+    code = compile("1 / 0", "train.py", "exec").replace(co_linetable=b"")
+    try:
+        exec(code, {})
+    except ZeroDivisionError as error:
+        kept = _without_ours(error.__traceback__)
+    assert [entry.tb_frame.f_code.co_filename for entry in _entries(kept)][-1] == "train.py"
+
+
+def _entries(traceback):
+    while traceback is not None:
+        yield traceback
+        traceback = traceback.tb_next

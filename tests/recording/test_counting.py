@@ -58,7 +58,7 @@ def test_counts_equal_plain_numpy(name, rows):
     ready = countable(tensor)
     counter = rows()
     row = counter.count(ready.values, ready.repeat, ready.zeros)
-    h = counter.drain().merged([[row]])[0]
+    h = counter.read().merged([[row]])[0]
     wide = tensor if tensor.dtype == torch.float64 else tensor.float()
     expected = ExponentHistogram.of(wide.resolve_neg().numpy())
     for field in EXACT:
@@ -69,7 +69,7 @@ def test_counts_equal_plain_numpy(name, rows):
 def test_rows_of_one_subject_merge():
     counter = HostRows()
     rows = [counter.count(t, 1, 0) for t in (torch.ones(3), torch.zeros(2), torch.ones(1))]
-    merged = counter.drain().merged([[rows[0], rows[2]], [rows[1]]])
+    merged = counter.read().merged([[rows[0], rows[2]], [rows[1]]])
     assert merged.numel.tolist() == [4, 2]
     assert merged.zeros.tolist() == [0, 2]
 
@@ -82,7 +82,7 @@ def test_sparse_tensors_count_their_implicit_zeros():
     ready = countable(uncoalesced)
     counter = HostRows()
     row = counter.count(ready.values, ready.repeat, ready.zeros)
-    h = counter.drain().merged([[row]])[0]
+    h = counter.read().merged([[row]])[0]
     dense = ExponentHistogram.of(uncoalesced.to_dense().numpy())
     assert np.array_equal(h.counts, dense.counts)
     assert h.zeros == dense.zeros == 28
@@ -121,7 +121,7 @@ def test_updates_equal_torchs_casts(scale, rows):
     delta = after - before
     counter = rows()
     weight, update, fact = counter.count_update(before, after)
-    raw = counter.drain()
+    raw = counter.read()
     changed = delta != 0
     swallowed16 = changed & (before.half() + delta.half() == before.half())
     swallowed_b = changed & (before.bfloat16() + delta.bfloat16() == before.bfloat16())
@@ -145,7 +145,7 @@ def test_two_threads_may_count_at_once():
     def count(tensor):
         rows = HostRows()
         rows.count(*flat_values(tensor))
-        return rows.drain().merged([[0]])[0].counts
+        return rows.read().merged([[0]])[0].counts
 
     with ThreadPoolExecutor(4) as pool:
         together = list(pool.map(count, tensors))
@@ -162,7 +162,7 @@ def test_a_forked_child_counts_and_lives():
     if child == 0:
         rows = HostRows()
         rows.count(large)
-        os._exit(0 if rows.drain().merged([[0]])[0].numel == 3_000_000 else 1)
+        os._exit(0 if rows.read().merged([[0]])[0].numel == 3_000_000 else 1)
     assert os.waitpid(child, 0)[1] == 0
 
 
@@ -174,7 +174,7 @@ def test_counts_on_cuda_equal_plain_numpy():
         ready = countable(tensor.cuda())
         counter = rows_on(ready.values.device)
         row = counter.count(ready.values, ready.repeat, ready.zeros)
-        h = counter.drain().merged([[row]])[0]
+        h = counter.read().merged([[row]])[0]
         wide = tensor if tensor.dtype == torch.float64 else tensor.float()
         expected = ExponentHistogram.of(wide.resolve_neg().numpy())
         for field in EXACT:

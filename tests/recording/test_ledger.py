@@ -1,0 +1,88 @@
+"""The ledger, when Ctrl-C falls anywhere in it."""
+
+import sys
+
+import numpy as np
+import torch
+
+from mpdiag.recording import counting
+from mpdiag.recording import ledger as ledger_module
+from mpdiag.recording.ledger import Ledger
+from mpdiag.recording.tensors import countable
+from mpdiag.runs import RunWriter, open_run
+
+STEPS = 4
+OURS = {ledger_module.__file__, counting.__file__}
+
+
+def keep_books(ledger):
+    """Four steps: one part after the first and one at the end, rows encoded in between."""
+    for step in range(STEPS):
+        for name in ("a", "b"):
+            tensor = countable(torch.full((3,), float(step + 1)))
+            ledger.note("activation", name, 0, tensor, ledger.count(tensor))
+        before, after = (countable(torch.full((3,), v)) for v in (1.0, 1.5))
+        ledger.note_update("a", before, after, "local")
+        ledger.close_step(step, 1.0, skipped=False)
+        ledger.drain(at_least=1)
+        if ledger.due:
+            ledger.flush()
+    ledger.flush()
+
+
+class Interrupt:
+    """Raises KeyboardInterrupt before the nth instruction of the ledger."""
+
+    def __init__(self, nth):
+        self.left = nth
+
+    def __enter__(self):
+        sys.settrace(self.enter_frame)
+        return self
+
+    def __exit__(self, *_):
+        sys.settrace(None)
+
+    def enter_frame(self, frame, _event, _argument):
+        if frame.f_code.co_filename not in OURS:
+            return None
+        frame.f_trace_opcodes = True
+        return self.instruction
+
+    def instruction(self, _frame, event, _argument):
+        if event == "opcode":
+            self.left -= 1
+            if self.left == 0:
+                raise KeyboardInterrupt
+        return self.instruction
+
+
+def test_an_interrupt_at_any_instruction_leaves_every_step_whole_and_once_or_absent(tmp_path):
+    nth, seen = 1, set()
+    while True:
+        folder = tmp_path / str(nth)
+        ledger = Ledger(RunWriter(folder))
+        try:
+            with Interrupt(nth) as interrupt:
+                keep_books(ledger)
+        except KeyboardInterrupt:
+            pass
+        if interrupt.left > 0:  # it came through
+            break
+        ledger.drop_step()
+        ledger.flush()
+        ledger.flush()  # the second one has nothing to write
+        tables = [*folder.glob("stats/*.parquet")]
+        steps = []
+        if tables:
+            ledger._writer.write_meta({"state": "interrupted", "failures": []})
+            records = open_run(folder).records
+            steps, rows = np.unique(records.step, return_counts=True)
+            assert rows.tolist() == [4] * len(steps), f"instruction {nth}"
+            assert steps.tolist() == list(range(len(steps))), f"instruction {nth}"
+            assert ledger.rows_written == 4 * len(steps)
+        assert ledger.steps_written == len(steps)
+        seen.add(len(steps))
+        nth += 19  # a prime: over four like steps it meets other instructions
+    assert seen == set(range(STEPS + 1))
+    assert nth > 1000
