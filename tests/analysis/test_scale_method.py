@@ -71,6 +71,15 @@ def test_no_scale_where_nothing_is_lost(tmp_path):
     assert [c["method"] for c in judged] == ["none"]
 
 
+def test_no_scale_where_only_steps_that_hardly_count_lose_anything(tmp_path):
+    """Need and method are one judgement: by the sum over late steps, not by each step alike."""
+    low = np.where(np.arange(N) % 10 == 0, -12.0, -25.0)
+    plan, judged = chosen(record(tmp_path / "run", np.full(N, -6.0), low))
+    assert (plan.need, plan.method, plan.recommended) == ("not needed", "none", 1.0)
+    assert [c["method"] for c in judged] == ["none"]
+    assert judged[0]["lost"] > 0.05  # most steps by themselves lose more than is tolerated
+
+
 def test_a_check_where_gradients_reach_up_to_the_edge(tmp_path):
     """Nothing is lost at scale 1, but a little growth would overflow: no scale leaves no check."""
     folder = record(tmp_path / "run", np.full(N, 15.5), np.full(N, -10.0))
