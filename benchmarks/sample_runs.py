@@ -21,7 +21,7 @@ from rich.console import Console
 
 from mpdiag import analyze, demo, demo_all, workloads
 from mpdiag.plan import PrecisionPlan
-from mpdiag.runs import write_json
+from mpdiag.whole_files import write_json
 
 SAMPLES = Path(__file__).resolve().parent.parent / "sample_runs"
 WAYS = {"fp32": "", "fp16-no-scale": "-fp16-no-scale", "fp16-plan": "-fp16-plan"}

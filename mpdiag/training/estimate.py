@@ -21,8 +21,8 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from mpdiag.formats import FloatFormat, format_named
-from mpdiag.training.rounding import round_to
 from mpdiag.recording.sites import present_number
+from mpdiag.training.rounding import round_to
 from mpdiag.training.sites import Site, Sites, floats
 
 if TYPE_CHECKING:

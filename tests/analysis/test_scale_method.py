@@ -14,7 +14,7 @@ from mpdiag.formats import FP16
 from mpdiag.histogram import ExponentHistogram, stack
 from mpdiag.plan import PrecisionPlan
 from mpdiag.records import RowBuffer
-from mpdiag.runs import RunWriter
+from mpdiag.run_writer import RunWriter
 from mpdiag.scalers import Backoff, ConstantScale, LogNormal, scaler_named
 
 LABELS = {
