@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -63,7 +63,22 @@ class Cell:
         return self.folder / self.way / f"seed{self.seed}"
 
     def log(self) -> TrainingLog | None:
-        """Its log, once it is done."""
+        """Its log, once it is done.
+
+        By a plan that wants no scale, a training without one that skipped no step is the same
+        training, bit for bit, and stands for it.
+        """
+        own = self._own_log()
+        if own is None and self.way == "fp16-plan" and self._wants_no_scale():
+            without = replace(self, way="fp16-no-scale")._own_log()
+            return without if without is not None and not without.skipped else None
+        return own
+
+    def _wants_no_scale(self) -> bool:
+        plan = self.folder / "plan.json"
+        return plan.exists() and PrecisionPlan.load(plan).loss_scale.method == "none"
+
+    def _own_log(self) -> TrainingLog | None:
         try:
             found = read_log(self.run)
         except InputError:
@@ -148,8 +163,9 @@ def settle(place: Path, workload: Workload, steps: int | None) -> None:
 
 
 def train_cell(cell: Cell, progress: Progress) -> None:
-    """One training, unless it is done."""
-    if cell.log() is not None:
+    """One training, unless it is done. What the first seed's trainings show is observed in each."""
+    observed = cell.way in OBSERVED and cell.seed == 0
+    if (cell._own_log() if observed else cell.log()) is not None:
         return
     shutil.rmtree(cell.run, ignore_errors=True)
     if cell.way == "fp32":
@@ -165,7 +181,6 @@ def train_cell(cell: Cell, progress: Progress) -> None:
     variant = demo.Variant(
         f"{cell.workload.name} {title} seed {cell.seed}", cell.way, _options(cell)
     )
-    observed = cell.way in OBSERVED and cell.seed == 0
     demo._train(
         cell.workload, cell.run, cell.seed, cell.steps, plan, variant, progress, observed=observed
     )
