@@ -259,8 +259,9 @@ def measure(
     base = statistics.median(times["plain"])
     for name, seconds in times.items():
         # A cadence makes some steps dear: the mean over whole periods, outliers cut, is its cost.
-        # Outliers are a step whose operations are recorded, and those that write a part: every 30 s, which is far oftener in steps here, where
-        # the variants take turns, than in a training of its own.
+        # Outliers are a step whose operations are recorded, and those that write a part: every 30 s,
+        # which is far oftener in steps here, where the variants take turns, than in a training of
+        # its own.
         if "default" in name:
             ordered = [s for i, s in enumerate(seconds) if i % 20 != 19]
             dear = [s for i, s in enumerate(seconds) if i % 20 == 19]

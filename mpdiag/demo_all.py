@@ -56,6 +56,7 @@ class Cell:
     way: str
     seed: int
     steps: int
+    device: str = "cpu"
 
     @property
     def run(self) -> Path:
@@ -99,6 +100,7 @@ def run_table(
     steps: int | None = None,
     options: Mapping[str, Any] | None = None,
     done_only: bool = False,
+    device: str = "cpu",
 ) -> list[Family]:
     """Train what is not done yet, then make the table of all that is.
 
@@ -110,12 +112,14 @@ def run_table(
         options: Options of the workloads, such as ``size``.
         done_only: Train nothing; the table is of what is done, workloads whose first seed is not
             done in FP32 and by the plan left out.
+        device: Where to train, as torch names it.
 
     Returns:
         A row for each workload asked for.
 
     Raises:
-        UsageError: If there is no such workload, or the folder holds trainings of other settings.
+        UsageError: If there is no such workload or device, or the folder holds trainings of other
+            settings.
     """
     chosen = [workloads.load(name, **(options or {})) for name in only or workloads.names()]
     rows = []
@@ -125,26 +129,28 @@ def run_table(
             count = workload.default_steps if steps is None else steps
             first = [Cell(workload, place, way, 0, count) for way in ("fp32", "fp16-plan")]
             if all(cell.log() is not None for cell in first):
-                settle(place, workload, steps)
+                settle(place, workload, steps, device)
                 rows.append(read_family(workload, place, count, seeds))
         return rows
+    demo.usable(device)
     with demo._progress(Console(stderr=True)) as progress:
         for workload in chosen:
             place = folder / workload.name
-            settle(place, workload, steps)
+            settle(place, workload, steps, device)
             count = workload.default_steps if steps is None else steps
             for seed in range(seeds):
                 for way in ways_of(workload):
-                    train_cell(Cell(workload, place, way, seed, count), progress)
+                    train_cell(Cell(workload, place, way, seed, count, device), progress)
             rows.append(read_family(workload, place, count, seeds))
     return rows
 
 
-def settle(place: Path, workload: Workload, steps: int | None) -> None:
+def settle(place: Path, workload: Workload, steps: int | None, device: str = "cpu") -> None:
     """Note what the trainings of a folder share, or refuse to mix others in."""
     settings = {
         "workload": repr(workload),
         "steps": steps,
+        "device": device,
         "torch": environment.versions()["torch"],
     }
     path = place / SETTINGS
@@ -170,7 +176,9 @@ def train_cell(cell: Cell, progress: Progress) -> None:
     shutil.rmtree(cell.run, ignore_errors=True)
     if cell.way == "fp32":
         title = f"{cell.workload.name} FP32 seed {cell.seed}"
-        demo._record(cell.workload, cell.run, cell.seed, cell.steps, progress, title)
+        demo._record(
+            cell.workload, cell.run, cell.seed, cell.steps, progress, title, device=cell.device
+        )
         if cell.seed == 0:
             for target, name in (("fp16", "plan.json"), ("bf16", "plan-bf16.json")):
                 analyze(cell.run, target).plan.save(cell.folder / name)
@@ -182,7 +190,15 @@ def train_cell(cell: Cell, progress: Progress) -> None:
         f"{cell.workload.name} {title} seed {cell.seed}", cell.way, _options(cell)
     )
     demo._train(
-        cell.workload, cell.run, cell.seed, cell.steps, plan, variant, progress, observed=observed
+        cell.workload,
+        cell.run,
+        cell.seed,
+        cell.steps,
+        plan,
+        variant,
+        progress,
+        observed=observed,
+        device=cell.device,
     )
 
 

@@ -108,3 +108,12 @@ def test_an_unknown_workload_is_refused(tmp_path):
     result = run("--only", "nothing", "--folder", tmp_path)
     assert result.exit_code == ExitCode.USAGE
     assert "choose one of dcgan" in result.stderr
+
+
+def test_a_device_that_is_not_there_is_refused_before_anything_is_trained(tmp_path):
+    for words in (["--all", "--only", "vgg"], ["vgg"]):
+        words = ["demo", *words, "--device", "cuda:99", "--folder", str(tmp_path / "runs")]
+        result = CliRunner().invoke(app, words)
+        assert result.exit_code == ExitCode.USAGE
+        assert "cannot train on device 'cuda:99'" in result.stderr
+        assert not (tmp_path / "runs").exists()
