@@ -22,7 +22,13 @@ from torch.nn.modules import module as torch_modules
 from torch.nn.parallel import DistributedDataParallel
 
 from mpdiag.recording.names import NamedModule, NamedParameter, Subjects, shapes_of
-from mpdiag.recording.tensors import Countable, WeakStorages, countable, tensors_in
+from mpdiag.recording.tensors import (
+    Countable,
+    WeakStorages,
+    beside_sharded,
+    countable,
+    tensors_in,
+)
 from mpdiag.records import TOTAL
 
 if TYPE_CHECKING:
@@ -127,7 +133,7 @@ class Observer:
         self._wrappers: set[int] = set()
         self.operations: OperationWatch | None = None
         self.governor = governor
-        self._averaged: set[int] = set()  # parameters whose copies DDP keeps equal on all ranks
+        self._averaged: set[int] = set()  # parameters of which every rank keeps the same copy
 
     def unrecorded(self) -> AbstractContextManager[None]:
         """What this package computes is no operation of the training."""
@@ -162,6 +168,7 @@ class Observer:
 
     def _note_wrappers(self, roots: Sequence[torch.nn.Module]) -> None:
         for root in roots:
+            self._averaged.update(id(p) for p in beside_sharded(root))
             for module in root.modules():
                 if isinstance(module, DistributedDataParallel):
                     self._note_wrapper(module)

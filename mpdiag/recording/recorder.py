@@ -263,6 +263,16 @@ class Recorder:
         """Note what a script calls its models: names by ``id`` of the model."""
         self._subjects.name_models(names)
 
+    def forgo_operations(self, reason: str) -> None:
+        """Record no operations from now on; those of earlier steps stay, and so does the reason."""
+        if self._operations == 0:
+            return
+        self._operations, self._operation_reason = 0, reason
+        observer = self._observer
+        if observer is not None and observer.operations is not None:
+            observer.operations.begin(self.step, wanted=False)
+            observer.operations = None
+
     def enter(self, module: torch.nn.Module) -> None:
         """Let calls of a part of a model count as forward passes: its loop calls it alone."""
         if self._observer is not None:

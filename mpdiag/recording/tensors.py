@@ -120,6 +120,20 @@ def _local_part(tensor: torch.Tensor) -> tuple[torch.Tensor, str]:
     return tensor.to_local(), placement
 
 
+def beside_sharded(model: torch.nn.Module) -> list[torch.nn.Parameter]:
+    """Plain parameters of a tensor-parallel model: every rank has the same, and computes alike.
+
+    Not those that ``fully_shard`` was told to ignore, which may be each rank's own.
+    """
+    module = sys.modules.get("torch.distributed.tensor")
+    if module is None:
+        return []
+    plain = [p for p in model.parameters() if not isinstance(p, module.DTensor)]
+    whole = sum(1 for _ in model.parameters()) == len(plain)
+    kinds = {kind.__name__ for m in model.modules() for kind in type(m).__mro__}
+    return [] if whole or "FSDPModule" in kinds else plain
+
+
 def _is_sparse(tensor: torch.Tensor) -> bool:
     return tensor.layout != torch.strided
 
