@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,7 @@ from running import SCRIPTS
 from mpdiag.analysis.analyzer import analyze
 from mpdiag.analysis.layers import merge_layers
 from mpdiag.runs import open_run
+from mpdiag.training_log import read_log
 
 pytestmark = pytest.mark.skipif(
     not torch.distributed.is_available() or not torch.distributed.is_gloo_available(),
@@ -113,3 +116,24 @@ def test_the_analysis_finds_the_ranks_sound(told):
     codes = {finding.code for finding in analysis.findings}
     assert not codes & {"rank-stopped", "rank-missing", "ranks-disagree"}
     assert analysis.plan.loss_scale.recommended == analyze(alone).plan.loss_scale.recommended
+
+
+def test_training_by_the_plan(told, real, tmp_path):
+    """FP16 emulated: what FSDP gathers is rounded; tensor parallelism's own operations are not."""
+    name, plain, *_, both, _ = told
+    plan = analyze(both).plan
+    scale = replace(plan.loss_scale, need="needed", method="constant", init_scale=1024.0)
+    replace(plan, loss_scale=scale).save(tmp_path / "plan.json")
+    script = SCRIPTS / f"{name}.py"
+    train = ("train", "--plan", "plan.json", "--out", "fp16", "--", script)
+    done = real(*TORCHRUN, "-m", "mpdiag", *train, cwd=tmp_path)
+    if name == "fsdp":
+        assert done.code == 0, done.err
+        assert done.digest != plain.digest
+        assert done.metric == pytest.approx(plain.metric, rel=0.03)
+        steps = read_log(tmp_path / "fp16").steps
+        assert [(s.scale, s.skipped) for s in steps] == [(1024.0, False)] * 30
+    else:
+        assert done.code != 0
+        assert "its model is tensor-parallel, where emulation cannot round" in done.err
+        assert not (tmp_path / "fp16" / "training.jsonl").exists()
