@@ -133,10 +133,13 @@ def profile(
         message = "one trace at a time: give the earlier one with --against, a script after --"
         raise UsageError(message)
     if script is not None or trace is None:
+        from mpdiag.launching.processes import announced_ranks
         from mpdiag.launching.profiling import profile_script
 
         launched = profile_script(script or [], steps=steps, warmup=warmup)
         result, code = launched.result, launched.exit_code
+        if announced_ranks()[0] > 0:  # one rank tells of what all do
+            raise typer.Exit(code)
     else:
         from mpdiag.tensorcores.profile import profile_trace
 

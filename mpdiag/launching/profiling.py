@@ -104,8 +104,8 @@ def _why_nothing(code: int, note: dict[str, Any], warmup: int) -> MpdiagError:
             f"the script took {seen} steps, of which {warmup} are for warming up: lower --warmup"
         )
     return UsageError(
-        "no optimizer took a step in the script: to profile inference, write "
-        "`with mpdiag.profile(model) as p:` around its loop and call p.step()"
+        "no optimizer took a step in the script's own process: to profile inference, or a process "
+        "that it starts, write `with mpdiag.profile(model) as p:` around the loop and call p.step()"
     )
 
 
