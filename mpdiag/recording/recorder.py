@@ -38,7 +38,7 @@ from mpdiag.recording.cadence import BUDGET, SPARSE_EVERY, Cadence
 from mpdiag.recording.governor import Governor
 from mpdiag.recording.grad_scaler import ScalerWatch
 from mpdiag.recording.ledger import Ledger
-from mpdiag.recording.names import Models, Subjects, subjects
+from mpdiag.recording.names import Models, Subjects, subjects, type_name
 from mpdiag.recording.observer import Observer, in_backward
 from mpdiag.recording.operations import DEFAULT, OperationWatch, planned
 from mpdiag.runs import RunWriter, now
@@ -464,7 +464,7 @@ class Recorder:
                 "versions": environment.versions(),
                 "seeds": {"torch": torch.initial_seed()},
                 "model": {
-                    "type": ", ".join(type(root).__name__ for root in roots),
+                    "type": ", ".join(type_name(root) for root in roots),
                     "parameters": sum(
                         p.numel()
                         for p in {id(p): p for r in roots for p in r.parameters()}.values()

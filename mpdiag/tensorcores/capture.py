@@ -29,6 +29,7 @@ from torch.nn.modules import module as module_hooks
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from mpdiag.errors import UsageError
+from mpdiag.recording.names import type_name
 from mpdiag.tensorcores import cpu
 from mpdiag.tensorcores.onednn import read_log
 from mpdiag.tensorcores.operators import MODULE, operator_times
@@ -283,7 +284,7 @@ class _Names:
     def _learn(self, root: nn.Module) -> None:
         self._roots.add(id(root))
         for name, module in root.named_modules():
-            self._names.setdefault(id(module), name or type(root).__name__)
+            self._names.setdefault(id(module), name or type_name(root))
 
     def attach(self) -> None:
         """Mark every module's forward from now on."""

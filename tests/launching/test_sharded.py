@@ -56,6 +56,7 @@ def test_recording_changes_nothing(told):
 def test_every_rank_recorded_every_step(told):
     *_, both, alone = told
     assert both.meta["world_size"] == 2
+    assert both.meta["model"] == alone.meta["model"]
     assert {meta["state"] for meta in both.rank_metas().values()} == {"complete"}
     assert both.meta["coverage"] == alone.meta["coverage"]
     assert all(meta["failures"] == [] for meta in both.rank_metas().values())
