@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from running import SCRIPTS
 
+from mpdiag.launching import processes
+from mpdiag.launching.commands import record_words
 from mpdiag.runs import open_run
 
 LOOP = SCRIPTS / "plain_loop.py"
@@ -93,6 +97,17 @@ def test_what_is_compiled_stays_compiled_and_it_is_said(zygote, tmp_path, when, 
     assert known["steps"] == steps
     assert f"the script compiles ({script}:{line})" in known["reason"]
     assert done.err.count("the script compiles") == 1
+
+
+def test_ranks_that_a_launcher_starts_record_as_many(monkeypatch):
+    started = []
+    monkeypatch.setattr(processes, "launch", lambda words: started.append(words) or 0)
+    options = {"every": None, "max_steps": None, "include": None, "exclude": None}
+    words = ["torchrun", "--nproc-per-node", "2", str(LOOP), "3"]
+    out = Path("memory:/runs/one")  # one slash, as a path has it
+    assert record_words(words, out, **options, operations=0) == (0, None)
+    ours = ["--module", "mpdiag", "record", "--out", str(out), "--operations", "0", "--"]
+    assert started == [["--nproc-per-node", "2", *ours, str(LOOP), "3"]]
 
 
 def test_a_number_of_operations_that_makes_no_sense(zygote, tmp_path):
