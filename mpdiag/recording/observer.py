@@ -21,6 +21,7 @@ import torch
 from torch.nn.modules import module as torch_modules
 from torch.nn.parallel import DistributedDataParallel
 
+from mpdiag.recording.modes import is_traced
 from mpdiag.recording.names import NamedModule, NamedParameter, Subjects, shapes_of
 from mpdiag.recording.tensors import (
     Countable,
@@ -250,7 +251,7 @@ class Observer:
 
     def before_forward(self, module: torch.nn.Module, _args: Any) -> None:
         """The global hook."""
-        if torch.compiler.is_compiling() or not self.active:
+        if is_traced() or not self.active:
             return
         if isinstance(module, DistributedDataParallel) and id(module) not in self._wrappers:
             self._note_wrapper(module)  # around the model that is recorded
@@ -271,7 +272,7 @@ class Observer:
             self._roots[id(module)] += 1
 
     def _after_forward(self, module: torch.nn.Module, args: Any, output: Any) -> None:
-        if torch.compiler.is_compiling() or not self.active:
+        if is_traced() or not self.active:
             return
         if self.operations is not None and self.operations.recording:
             self.operations.leave(module)
