@@ -13,6 +13,7 @@ from mpdiag.commands.base import (
     app,
 )
 from mpdiag.errors import ExitCode, UsageError
+from mpdiag.places import is_remote, place
 
 _SCRIPT = {"allow_interspersed_args": False}
 ScriptWords = Annotated[
@@ -25,7 +26,8 @@ ScriptWords = Annotated[
 def record(
     script: ScriptWords = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="RUN", help="Run folder; default runs/NAME.")
+        Path | None,
+        typer.Option(metavar="RUN", parser=place, help="Run folder or URL; default runs/NAME."),
     ] = None,
     every: Annotated[
         int | None, typer.Option(help="Record each N-th step; default dense, then sparse.")
@@ -35,6 +37,9 @@ def record(
     ] = None,
     include: Annotated[str | None, typer.Option(help="Regular expression: only these.")] = None,
     exclude: Annotated[str | None, typer.Option(help="Regular expression: not these.")] = None,
+    operations: Annotated[
+        int | None, typer.Option(min=0, help="Steps to record every operation of; default 3.")
+    ] = None,
 ) -> None:
     """Run a training script unmodified and record it. Results stay bit-identical."""
     from mpdiag.launching.commands import record_words
@@ -47,6 +52,7 @@ def record(
         max_steps=max_steps,
         include=include,
         exclude=exclude,
+        operations=operations,
     )
     if run is not None:
         terminal.name_next(f"mpdiag analyze {_shown(run)}")
@@ -58,7 +64,10 @@ def train(
     plan: Annotated[Path, typer.Option(metavar="PLAN", help="What `mpdiag analyze -o` wrote.")],
     script: ScriptWords = None,
     out: Annotated[
-        Path | None, typer.Option(metavar="RUN", help="Run folder; default runs/NAME-FORMAT.")
+        Path | None,
+        typer.Option(
+            metavar="RUN", parser=place, help="Run folder or URL; default runs/NAME-FORMAT."
+        ),
     ] = None,
     backend: Annotated[
         Literal["auto", "native", "emulated"],
@@ -78,15 +87,18 @@ def train(
 
 def _shown(folder: Path) -> Path:
     """A path as short as it can be typed here."""
+    if is_remote(folder):
+        return folder
     here = Path.cwd()
     return folder.relative_to(here) if folder.is_relative_to(here) else folder
 
 
 class _Profile(TyperCommand):
-    """Remembers whether there was a ``--``, which the parser drops: a script follows it."""
+    """Keeps what stands after ``--`` as it was typed: a script follows it, not a trace."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        ctx.meta["script"] = "--" in args
+        words = args[args.index("--") + 1 :] if "--" in args else None
+        ctx.meta["script"] = words
         return super().parse_args(ctx, args)
 
 
@@ -113,19 +125,25 @@ def profile(
 ) -> None:
     """Say whether matrix work ran on Tensor Cores. For a script after --, or a trace."""
     from mpdiag.reports.profiling import show_profile
-    from mpdiag.tensorcores.launch import profile_script
-    from mpdiag.tensorcores.profile import profile_trace
 
-    words = [str(trace), *(arguments or [])] if trace is not None else []
+    script = context.meta["script"]
+    given = len(arguments or []) + (trace is not None)
     code = 0
-    if context.meta["script"] or not words:
-        launched = profile_script(words, steps=steps, warmup=warmup)
-        result, code = launched.result, launched.exit_code
-    elif arguments:
+    if given > (1 if script is None else len(script)):
         message = "one trace at a time: give the earlier one with --against, a script after --"
         raise UsageError(message)
+    if script is not None or trace is None:
+        from mpdiag.launching.processes import announced_ranks
+        from mpdiag.launching.profiling import profile_script
+
+        launched = profile_script(script or [], steps=steps, warmup=warmup)
+        result, code = launched.result, launched.exit_code
+        if announced_ranks()[0] > 0:  # one rank tells of what all do
+            raise typer.Exit(code)
     else:
-        result = profile_trace(words[0])
+        from mpdiag.tensorcores.profile import profile_trace
+
+        result = profile_trace(str(trace))
     document = show_profile(result, against, as_json=as_json)
     if code:
         raise typer.Exit(code)

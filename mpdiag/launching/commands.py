@@ -22,6 +22,7 @@ def record_words(
     max_steps: int | None,
     include: str | None,
     exclude: str | None,
+    operations: int | None,
 ) -> tuple[int, Path | None]:
     """``mpdiag record``: returns the exit code and the run to name, if any.
 
@@ -33,12 +34,24 @@ def record_words(
     launcher = processes.launcher_of(words)
     if launcher is not None:
         folder = out or processes.claim_run(Path("runs"), _name(launcher))
-        options = {"every": every, "max-steps": max_steps, "include": include, "exclude": exclude}
+        options = {
+            "every": every,
+            "max-steps": max_steps,
+            "include": include,
+            "exclude": exclude,
+            "operations": operations,
+        }
         given = [w for k, v in options.items() if v is not None for w in (f"--{k}", str(v))]
         command = ["record", "--out", str(folder), *given]
         return processes.launch(processes.through_launcher(launcher, command)), None
     ending, run = record_script(
-        parse(words), out, every=every, max_steps=max_steps, include=include, exclude=exclude
+        parse(words),
+        out,
+        every=every,
+        max_steps=max_steps,
+        include=include,
+        exclude=exclude,
+        operations=operations,
     )
     if run is not None:
         processes.release_claims(run)

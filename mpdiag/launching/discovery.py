@@ -21,6 +21,8 @@ from torch.nn.modules import module as torch_modules
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from mpdiag.recording.modes import is_traced
+
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
@@ -121,7 +123,7 @@ class Discovery:
     # -- hooks -------------------------------------------------------------------------------------
 
     def _before_forward(self, module: nn.Module, args: Any) -> Any:
-        if torch.compiler.is_compiling():
+        if is_traced():
             return None
         self._calls.depth += 1
         if self._calls.depth > 1 or in_transform():
@@ -133,7 +135,7 @@ class Discovery:
         return self._listener.called(module, args) if known else None
 
     def _after_forward(self, _module: nn.Module, _args: Any, _output: Any) -> None:
-        if torch.compiler.is_compiling():
+        if is_traced():
             return
         self._calls.depth = max(0, self._calls.depth - 1)
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mpdiag.errors import ExitCode
+from mpdiag.places import is_remote
 from mpdiag.runs import free_name
 
 if TYPE_CHECKING:
@@ -61,6 +62,8 @@ def claim_run(parent: Path, name: str) -> Path:
 
 def release_claims(folder: Path) -> None:
     """Remove the small files of ``claim_run``; done by rank 0, at its end."""
+    if is_remote(folder):  # never claimed: ``--out`` names it
+        return
     for claim in folder.parent.glob(".*.claim"):
         with contextlib.suppress(OSError):
             if claim.read_text() == folder.name:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpdiag.errors import InputError, RunExists, UsageError
 from mpdiag.launching import processes
+from mpdiag.launching.compiling import CompileWatch
 from mpdiag.launching.script import AfterTorch, Ending, Script, run
 from mpdiag.places import place
 from mpdiag.recording.cadence import Cadence
@@ -32,6 +33,7 @@ class Settings:
 
     Attributes:
         folder: The run folder.
+        operations: In how many steps to record every operation; None: as ``mpdiag.record`` does.
         script: What is recorded: a path, or ``-m`` and a module's name.
         several: Whether processes of this script may have runs of their own in ``folder-2`` ….
     """
@@ -40,6 +42,7 @@ class Settings:
     cadence: Cadence
     include: str | None
     exclude: str | None
+    operations: int | None
     script: str
     several: bool = False
 
@@ -52,6 +55,7 @@ def record_script(
     max_steps: int | None = None,
     include: str | None = None,
     exclude: str | None = None,
+    operations: int | None = None,
 ) -> tuple[Ending, Path | None]:
     """Run a script and record what trains in it.
 
@@ -62,6 +66,7 @@ def record_script(
         max_steps: Steps to record.
         include: Names to record.
         exclude: Names to leave out.
+        operations: In how many steps to record every operation; default: as ``mpdiag.record``.
 
     Returns:
         How it ended, and the run folder; None where another rank tells of it.
@@ -74,11 +79,19 @@ def record_script(
     _check_pattern("--include", include)
     _check_pattern("--exclude", exclude)
     cadence = Cadence(every, max_steps)
+    if operations is not None and operations < 0:
+        message = f"--operations must be a number of steps, 0 or more, not {operations}"
+        raise UsageError(message)
     rank, world = processes.announced_ranks()
     folder = place(out or processes.claim_run(Path("runs"), script.name)).absolute()
     _refuse_existing(folder, rank)
     settings = Settings(
-        folder, cadence, include, exclude, f"-m {script.target}" if script.module else script.target
+        folder,
+        cadence,
+        include,
+        exclude,
+        operations,
+        f"-m {script.target}" if script.module else script.target,
     )
     watch = Watch(settings)
     AfterTorch(watch.attach).install()
@@ -126,6 +139,7 @@ class Watch:
         self._state: str | None = None
         self._begun = False  # in the very call that is being made
         self._troubled = False
+        self._compiles = CompileWatch(self._forgo_operations)
 
     @property
     def recorded(self) -> bool:
@@ -138,13 +152,13 @@ class Watch:
 
         self._discovery = Discovery(self)
         self._discovery.attach()
+        self._compiles.attach()
         processes.abandon_in_children(self.abandon)
 
     def abandon(self) -> None:
         """In a forked child: take no part any more, and write nothing."""
         self._state = "abandoned"
-        if self._discovery is not None:
-            self._discovery.detach()
+        self._stop_looking()
         self._recorder = None
 
     def close(self, state: str) -> None:
@@ -157,10 +171,14 @@ class Watch:
         if self._state is not None:
             return
         self._state = state
-        if self._discovery is not None:
-            self._discovery.detach()
+        self._stop_looking()
         if self._recorder is not None:
             self._recorder.close(state)
+
+    def _stop_looking(self) -> None:
+        if self._discovery is not None:
+            self._discovery.detach()
+        self._compiles.detach()
 
     # -- what discovery tells ----------------------------------------------------------------------
 
@@ -200,6 +218,14 @@ class Watch:
         if limit is not None and recorder.steps_recorded >= limit:
             self.finish("complete")
 
+    def _forgo_operations(self) -> None:
+        """The script compiles something from now on."""
+        if self._recorder is None or self.settings.operations == 0:
+            return
+        self._recorder.forgo_operations(self._compiles.reason)
+        if processes.announced_ranks()[0] == 0:
+            print(f"mpdiag: no operations from here on: {self._compiles.reason}", file=sys.stderr)
+
     def trouble(self, error: Exception) -> None:
         """Say so once; the script goes on."""
         if not self._troubled:
@@ -212,6 +238,7 @@ class Watch:
 
     def _begin(self, models: dict[str, Adopted], found: Found) -> None:
         from mpdiag.recording.names import NameFilter, Subjects
+        from mpdiag.recording.operations import DEFAULT
         from mpdiag.recording.recorder import Recorder
 
         settings = self.settings
@@ -231,7 +258,11 @@ class Watch:
             settings.include,
             settings.exclude,
             script=settings.script,
-        ).start()
+            operations=DEFAULT if settings.operations is None else settings.operations,
+        )
+        if self._compiles.seen:
+            self._forgo_operations()
+        self._recorder.start()
         self._begun = True
         if threading.current_thread() is threading.main_thread():
             self._finish_on_termination()

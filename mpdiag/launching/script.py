@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import builtins
 import importlib.util
+import os
 import re
 import shutil
 import sys
@@ -24,6 +25,7 @@ from mpdiag.errors import InputError, MpdiagError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from importlib.machinery import ModuleSpec
     from types import CodeType
 
 _PYTHON = re.compile(r"python(\d+(\.\d+)*)?w?(\.exe)?", re.IGNORECASE)
@@ -153,9 +155,9 @@ def _prepare(script: Script, main: ModuleType) -> CodeType:
     if script.module:
         _put_first("")
         name = script.target
-        spec = importlib.util.find_spec(name)
+        spec = _found(name)
         if spec is not None and spec.submodule_search_locations is not None:
-            spec = importlib.util.find_spec(f"{name}.__main__")
+            spec = _found(f"{name}.__main__")
         if spec is None or spec.loader is None:
             message = f"there is no module {name} to run: see `python -m {name}`"
             raise InputError(message)
@@ -174,7 +176,7 @@ def _prepare(script: Script, main: ModuleType) -> CodeType:
             main.__package__ = ""
         else:
             _put_first(str(path.resolve().parent))
-            whole = str(Path.cwd() / path)
+            whole = os.path.join(Path.cwd(), script.target)  # noqa: PTH118 - keeps a ``./``
             main.__file__ = whole
             main.__loader__ = SourceFileLoader("__main__", whole)
             return compile(path.read_bytes(), whole, "exec", dont_inherit=True)
@@ -185,6 +187,16 @@ def _prepare(script: Script, main: ModuleType) -> CodeType:
         message = f"{script.target} has no code to run: see `python -m {script.target}`"
         raise InputError(message)
     return code
+
+
+def _found(name: str) -> ModuleSpec | None:
+    """A module, and None where there is none, nor a package that would hold it."""
+    try:
+        return importlib.util.find_spec(name)
+    except ModuleNotFoundError as error:
+        if error.name is not None and f"{name}.".startswith(f"{error.name}."):
+            return None
+        raise  # the package itself imports what is not there
 
 
 def _put_first(folder: str) -> None:

@@ -256,6 +256,7 @@ class Drive:
 
     def _begin(self, found: Found) -> Driven:
         from mpdiag.launching.naming import script_names
+        from mpdiag.recording.tensors import is_tensor_parallel
         from mpdiag.training.driven import Driven
 
         roots = found.roots
@@ -281,6 +282,12 @@ class Drive:
             self.refuse(
                 f"the plan keeps module {min(wanted)!r} in FP32, and the script's model has none of "
                 "that name: was it recorded from another script?"
+            )
+        if session.backend == "emulated" and any(is_tensor_parallel(r.model) for r in roots):
+            session.close()
+            self.refuse(
+                "its model is tensor-parallel, where emulation cannot round what each rank stores; "
+                "use a device with the plan's format and --backend native, or a plan for bf16"
             )
         if self.sessions:
             session.steps = self.sessions[-1].steps

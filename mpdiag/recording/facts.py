@@ -83,7 +83,9 @@ def _of_sum(op: str, x: torch.Tensor, arguments: Mapping[str, Any]) -> dict[str,
 
 
 def _is_plain(x: torch.Tensor) -> bool:
-    return x.is_floating_point() and x.layout == torch.strided
+    """Whether it can be computed with: a norm of a distributed tensor would talk to other ranks."""
+    ordinary = type(x).__torch_dispatch__ is torch.Tensor.__torch_dispatch__
+    return ordinary and x.is_floating_point() and x.layout == torch.strided
 
 
 def _thinned(x: torch.Tensor) -> torch.Tensor:

@@ -11,6 +11,11 @@ if TYPE_CHECKING:
     from torch.utils._python_dispatch import TorchDispatchMode
 
 
+def is_traced() -> bool:
+    """Whether a call is being compiled or traced (``torch.jit.trace``): what we did would be, too."""
+    return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
+
+
 def push_lowest(mode: TorchDispatchMode) -> bool:
     """Put a mode under all others; False where a compiler traces (its modes must stay alone)."""
     depth = torch._C._len_torch_dispatch_stack()

@@ -84,7 +84,7 @@ class NamedModule:
         return {
             "name": self.name,
             "what": "module",
-            "type": _type_name(self.module),
+            "type": type_name(self.module),
             "aliases": list(self.aliases),
             "shape": None,
             "numel": sum(p.numel() for p in self.module.parameters(recurse=False)),
@@ -328,7 +328,7 @@ def _compiled_inside(model: nn.Module) -> dict[int, str]:
     return inside
 
 
-def _type_name(module: nn.Module) -> str:
+def type_name(module: nn.Module) -> str:
     """The class a module was written as: ``fully_shard`` puts one of its own in front."""
     kind = type(module)
     if len(kind.__mro__) > 2 and kind.__mro__[1].__name__ == "FSDPModule":

@@ -21,8 +21,15 @@ import torch
 from torch.nn.modules import module as torch_modules
 from torch.nn.parallel import DistributedDataParallel
 
+from mpdiag.recording.modes import is_traced
 from mpdiag.recording.names import NamedModule, NamedParameter, Subjects, shapes_of
-from mpdiag.recording.tensors import Countable, WeakStorages, countable, tensors_in
+from mpdiag.recording.tensors import (
+    Countable,
+    WeakStorages,
+    beside_sharded,
+    countable,
+    tensors_in,
+)
 from mpdiag.records import TOTAL
 
 if TYPE_CHECKING:
@@ -127,7 +134,7 @@ class Observer:
         self._wrappers: set[int] = set()
         self.operations: OperationWatch | None = None
         self.governor = governor
-        self._averaged: set[int] = set()  # parameters whose copies DDP keeps equal on all ranks
+        self._averaged: set[int] = set()  # parameters of which every rank keeps the same copy
 
     def unrecorded(self) -> AbstractContextManager[None]:
         """What this package computes is no operation of the training."""
@@ -162,6 +169,7 @@ class Observer:
 
     def _note_wrappers(self, roots: Sequence[torch.nn.Module]) -> None:
         for root in roots:
+            self._averaged.update(id(p) for p in beside_sharded(root))
             for module in root.modules():
                 if isinstance(module, DistributedDataParallel):
                     self._note_wrapper(module)
@@ -243,7 +251,7 @@ class Observer:
 
     def before_forward(self, module: torch.nn.Module, _args: Any) -> None:
         """The global hook."""
-        if torch.compiler.is_compiling() or not self.active:
+        if is_traced() or not self.active:
             return
         if isinstance(module, DistributedDataParallel) and id(module) not in self._wrappers:
             self._note_wrapper(module)  # around the model that is recorded
@@ -272,7 +280,7 @@ class Observer:
             self._roots[id(module)] += 1
 
     def _after_forward(self, module: torch.nn.Module, args: Any, output: Any) -> None:
-        if torch.compiler.is_compiling() or not self.active:
+        if is_traced() or not self.active:
             return
         if self.operations is not None and self.operations.recording:
             self.operations.leave(module)

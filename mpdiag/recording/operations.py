@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from mpdiag.operation_records import NONE, Operation, Phase, TensorRecord
 from mpdiag.recording import costs, facts
 from mpdiag.recording.counting import rows_on
-from mpdiag.recording.modes import by_name, push_lowest, take_off, written
+from mpdiag.recording.modes import by_name, is_traced, push_lowest, take_off, written
 from mpdiag.recording.sites import Places
 from mpdiag.recording.tensors import Countable, countable, tensors_in
 
@@ -107,7 +107,7 @@ class _Mode(TorchDispatchMode):
     ) -> Any:
         """See ``TorchDispatchMode``."""
         kwargs = kwargs or {}
-        if not self.on or getattr(self.muted, "now", False):
+        if not self.on or getattr(self.muted, "now", False) or is_traced():
             return func(*args, **kwargs)
         draft = self.watch.before(func, args, kwargs)
         result = func(*args, **kwargs)

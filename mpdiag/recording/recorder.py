@@ -38,7 +38,7 @@ from mpdiag.recording.cadence import BUDGET, SPARSE_EVERY, Cadence
 from mpdiag.recording.governor import Governor
 from mpdiag.recording.grad_scaler import ScalerWatch
 from mpdiag.recording.ledger import Ledger
-from mpdiag.recording.names import Models, Subjects, subjects
+from mpdiag.recording.names import Models, Subjects, subjects, type_name
 from mpdiag.recording.observer import Observer, in_backward
 from mpdiag.recording.operations import DEFAULT, OperationWatch, planned
 from mpdiag.run_writer import RunWriter
@@ -264,6 +264,16 @@ class Recorder:
         """Note what a script calls its models: names by ``id`` of the model."""
         self._subjects.name_models(names)
 
+    def forgo_operations(self, reason: str) -> None:
+        """Record no operations from now on; those of earlier steps stay, and so does the reason."""
+        if self._operations == 0:
+            return
+        self._operations, self._operation_reason = 0, reason
+        observer = self._observer
+        if observer is not None and observer.operations is not None:
+            observer.operations.begin(self.step, wanted=False)
+            observer.operations = None
+
     def enter(self, module: torch.nn.Module) -> None:
         """Let calls of a part of a model count as forward passes: its loop calls it alone."""
         if self._observer is not None:
@@ -455,7 +465,7 @@ class Recorder:
                 "versions": environment.versions(),
                 "seeds": {"torch": torch.initial_seed()},
                 "model": {
-                    "type": ", ".join(type(root).__name__ for root in roots),
+                    "type": ", ".join(type_name(root) for root in roots),
                     "parameters": sum(
                         p.numel()
                         for p in {id(p): p for r in roots for p in r.parameters()}.values()

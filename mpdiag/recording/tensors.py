@@ -120,6 +120,25 @@ def _local_part(tensor: torch.Tensor) -> tuple[torch.Tensor, str]:
     return tensor.to_local(), placement
 
 
+def is_tensor_parallel(model: torch.nn.Module) -> bool:
+    """Whether its own code computes with distributed tensors, which ``fully_shard`` spares it."""
+    module = sys.modules.get("torch.distributed.tensor")
+    if module is None or not any(isinstance(p, module.DTensor) for p in model.parameters()):
+        return False
+    return "FSDPModule" not in {k.__name__ for m in model.modules() for k in type(m).__mro__}
+
+
+def beside_sharded(model: torch.nn.Module) -> list[torch.nn.Parameter]:
+    """Plain parameters of a tensor-parallel model: every rank has the same, and computes alike.
+
+    Those that ``fully_shard`` was told to ignore are not meant: they may be each rank's own.
+    """
+    if not is_tensor_parallel(model):
+        return []
+    distributed = sys.modules["torch.distributed.tensor"].DTensor
+    return [p for p in model.parameters() if not isinstance(p, distributed)]
+
+
 def _is_sparse(tensor: torch.Tensor) -> bool:
     return tensor.layout != torch.strided
 

@@ -29,6 +29,8 @@ from torch.nn.modules import module as module_hooks
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from mpdiag.errors import UsageError
+from mpdiag.recording.modes import is_traced
+from mpdiag.recording.names import type_name
 from mpdiag.tensorcores import cpu
 from mpdiag.tensorcores.onednn import read_log
 from mpdiag.tensorcores.operators import MODULE, operator_times
@@ -283,7 +285,7 @@ class _Names:
     def _learn(self, root: nn.Module) -> None:
         self._roots.add(id(root))
         for name, module in root.named_modules():
-            self._names.setdefault(id(module), name or type(root).__name__)
+            self._names.setdefault(id(module), name or type_name(root))
 
     def attach(self) -> None:
         """Mark every module's forward from now on."""
@@ -307,7 +309,7 @@ class _Names:
         return found
 
     def _enter(self, module: nn.Module, _inputs: Any) -> None:
-        if torch.compiler.is_compiling():
+        if is_traced():
             return
         if id(module) not in self._names:
             self._learn(module)

@@ -12,6 +12,7 @@ import torch
 from mpdiag import environment
 from mpdiag.errors import MpdiagError
 from mpdiag.places import place
+from mpdiag.recording.names import type_name
 from mpdiag.runs import META, SCHEMA_VERSION, now, open_run
 from mpdiag.training_log import LogWriter, Metric, TrainingStep
 from mpdiag.whole_files import atomic_path, write_json
@@ -80,7 +81,7 @@ class Journal:
                 "versions": environment.versions(),
                 "seeds": {"torch": torch.initial_seed()},
                 "model": {
-                    "type": ", ".join(type(m).__name__ for m in wrapped.models),
+                    "type": ", ".join(type_name(m) for m in wrapped.models),
                     "parameters": sum(p.numel() for m in wrapped.models for p in m.parameters()),
                 },
                 "training": training,

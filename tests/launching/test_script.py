@@ -106,6 +106,37 @@ def test_folders_are_numbered_and_an_existing_run_is_kept(zygote, tmp_path):
     assert done.out == ""
 
 
+TRACED = """
+import torch
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
+optimizer = torch.optim.SGD(model.parameters(), 0.01)
+for _ in range(3):
+    optimizer.zero_grad()
+    loss = model(torch.randn(8, 4)).square().mean()
+    graph = torch.jit.trace(model, torch.randn(2, 4)).inlined_graph
+    torch.fx.symbolic_trace(model)
+    loss.backward()
+    optimizer.step()
+print([node.kind() for node in graph.nodes() if node.kind().startswith("aten")], loss.item())
+"""
+
+
+def test_a_model_may_be_traced_meanwhile(zygote, tmp_path):
+    """As TensorBoard's ``add_graph`` does: nothing of ours gets into the graph."""
+    from mpdiag.runs import open_run
+
+    (tmp_path / "traced.py").write_text(TRACED)
+    plain = zygote("python", "traced.py", cwd=tmp_path)
+    done = zygote("mpdiag", "record", "--out", "run", "--", "traced.py", cwd=tmp_path)
+    assert done.code == 0, done.err
+    assert done.out == plain.out
+    assert plain.out.startswith("['aten::linear', 'aten::relu', 'aten::linear']")
+    run = open_run(tmp_path / "run")
+    assert run.meta["steps_recorded"] == 3
+    assert run.meta["failures"] == []
+
+
 def test_max_steps_records_so_many_and_lets_the_script_go_on(zygote, tmp_path):
     from mpdiag.runs import open_run
 

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
 import threading
-from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 from torch.nn.modules import module as module_hooks
-from typer.testing import CliRunner
 
 import mpdiag
-from mpdiag.cli import app
 from mpdiag.errors import UsageError
-from mpdiag.tensorcores import capture, launch
+from mpdiag.tensorcores import capture
 from mpdiag.tensorcores.tap import Tap
 
 pytestmark = pytest.mark.skipif(
@@ -181,80 +174,3 @@ def test_the_tap_takes_onednns_lines_and_gives_the_rest_back(capfd):
     assert lines == ["onednn_verbose,v1,info\n"]
     assert capfd.readouterr().out == "mine\nalso mine\n"
     assert tap.close() == []
-
-
-# -- scripts ---------------------------------------------------------------------------------------
-
-SCRIPT = """
-import sys, torch
-import beside
-print("words", *sys.argv[1:], __name__)
-parameter = torch.nn.Linear(16, 16)
-optimizer = torch.optim.SGD(parameter.parameters(), 0.1)
-for step in range(int(sys.argv[1])):
-    parameter(torch.randn(4, 16)).sum().backward()
-    optimizer.step()
-print("end")
-sys.exit(int(sys.argv[2]))
-"""
-
-
-@pytest.fixture
-def script(tmp_path):
-    (tmp_path / "script.py").write_text(SCRIPT)
-    (tmp_path / "beside.py").write_text("")
-    return tmp_path / "script.py"
-
-
-def run(*words):
-    command = [sys.executable, "-m", "mpdiag", "profile", "--warmup", "1", "--steps", "2", *words]
-    return subprocess.run([str(w) for w in command], capture_output=True, text=True, check=False)
-
-
-def test_a_script_is_profiled_and_ended(script):
-    child = run("--json", "--", script, 1000, 0)
-    assert child.returncode == 0, child.stderr
-    document = json.loads(child.stdout)
-    assert document["steps"] == 2
-    assert ("aten::addmm", "Linear") in {(o["op"], o["module"]) for o in document["operations"]}
-    assert "words 1000 0 __main__" in child.stderr
-    assert "end" not in child.stderr.split()  # it was ended after its third step
-
-
-def test_a_script_that_ends_by_itself_gives_its_exit_code(script):
-    child = run("--", script, 2, 7)
-    assert child.returncode == 7
-    assert "of operator time" in child.stdout.splitlines()[0]  # the verdict comes first
-
-
-@pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        ((), "give a script to profile"),
-        (("--", "nowhere.py"), "there is no script nowhere.py"),
-    ],
-)
-def test_no_script(words, sentence):
-    result = CliRunner().invoke(app, ["profile", *words])
-    assert result.exit_code == 2
-    assert sentence in result.stderr
-
-
-def test_a_script_that_fails_before_its_steps(script):
-    child = run("--", script, 0, 3)
-    assert child.returncode == 2
-    assert "ended with exit code 3" in child.stderr.splitlines()[-1]
-
-
-@pytest.mark.parametrize(
-    ("seen", "sentence"), [(0, "no optimizer took a step"), (1, "took 1 steps, of which 5 are")]
-)
-def test_why_a_script_gave_nothing(monkeypatch, script, seen, sentence):
-    def child(command, **_):
-        note = {"seen": seen, "measured": 0}
-        (Path(command[3]) / "capture.json").write_text(json.dumps(note))
-        return SimpleNamespace(returncode=0)
-
-    monkeypatch.setattr(launch.subprocess, "run", child)
-    with pytest.raises(UsageError, match=sentence):
-        launch.profile_script([str(script)], steps=1, warmup=5)

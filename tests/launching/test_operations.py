@@ -1,0 +1,116 @@
+"""Operations of a script: as many steps as asked for, and none where something is compiled."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from running import SCRIPTS
+
+from mpdiag.launching import processes
+from mpdiag.launching.commands import record_words
+from mpdiag.runs import open_run
+
+LOOP = SCRIPTS / "plain_loop.py"
+
+
+@pytest.mark.parametrize(
+    ("options", "steps"),
+    [((), [0, 10]), (("--operations", "1"), [0]), (("--operations", "0"), [])],
+)
+def test_operations_of_so_many_steps(zygote, tmp_path, options, steps):
+    plain = zygote("python", LOOP, cwd=tmp_path)
+    done = zygote("mpdiag", "record", "--out", "run", *options, "--", LOOP, cwd=tmp_path)
+    assert done.code == 0, done.err
+    assert done.digest == plain.digest
+    run = open_run(tmp_path / "run")
+    assert run.meta["operations"] == {"steps": steps, "reason": ""}
+    found = run.operations()
+    assert sorted({o.step for o in found}) == steps
+    if steps:
+        products = [o for o in found if o.op == "addmm" and o.phase == "forward"]
+        assert {o.module for o in products} >= {"0"}
+        assert {"forward", "backward"} <= {o.phase for o in found}
+        assert any(str(LOOP) in o.file and o.line > 0 for o in found)
+
+
+COMPILED = """
+import torch
+calls = []
+
+def backend(graph, _inputs):
+    def run(*args):
+        calls.append(step)
+        return graph(*args)
+    return run
+
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+WHEN
+for step in range(3):
+    x = torch.randn(8, 4)
+    loss = error(model(x), x.sum(1, keepdim=True))
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    LATE
+print(calls, loss.item())
+"""
+FUNCTION = """
+@torch.compile(backend=backend)
+def error(a, b):
+    return (a - b).square().mean()
+"""
+MODEL = """
+model = torch.compile(model, backend=backend)
+error = torch.nn.functional.mse_loss
+"""
+IN_PLACE = """
+model.compile(backend=backend)
+error = torch.nn.functional.mse_loss
+"""
+EAGER = """
+error = torch.nn.functional.mse_loss
+"""
+
+
+@pytest.mark.parametrize(
+    ("when", "late", "line", "steps"),
+    [
+        (FUNCTION, "", 15, []),
+        (MODEL, "", 15, []),
+        (IN_PLACE, "", 15, []),
+        (EAGER, "error = torch.compile(error, backend=backend)", 22, [0]),
+    ],
+    ids=["function", "model", "in-place", "late"],
+)
+def test_what_is_compiled_stays_compiled_and_it_is_said(zygote, tmp_path, when, late, line, steps):
+    script = tmp_path / "compiled.py"
+    script.write_text(COMPILED.replace("WHEN\n", when).replace("LATE", late))
+    plain = zygote("python", script, cwd=tmp_path)
+    done = zygote("mpdiag", "record", "--out", "run", "--", script, cwd=tmp_path)
+    assert plain.code == 0, plain.err
+    assert done.code == 0, done.err
+    assert done.out == plain.out
+    known = open_run(tmp_path / "run").meta["operations"]
+    assert known["steps"] == steps
+    assert f"the script compiles ({script}:{line})" in known["reason"]
+    assert done.err.count("the script compiles") == 1
+
+
+def test_ranks_that_a_launcher_starts_record_as_many(monkeypatch):
+    started = []
+    monkeypatch.setattr(processes, "launch", lambda words: started.append(words) or 0)
+    options = {"every": None, "max_steps": None, "include": None, "exclude": None}
+    words = ["torchrun", "--nproc-per-node", "2", str(LOOP), "3"]
+    out = Path("memory:/runs/one")  # one slash, as a path has it
+    assert record_words(words, out, **options, operations=0) == (0, None)
+    ours = ["--module", "mpdiag", "record", "--out", str(out), "--operations", "0", "--"]
+    assert started == [["--nproc-per-node", "2", *ours, str(LOOP), "3"]]
+
+
+def test_a_number_of_operations_that_makes_no_sense(zygote, tmp_path):
+    (tmp_path / "train.py").write_text("print('ran')")
+    done = zygote("mpdiag", "record", "--operations", "-1", "--", "train.py", cwd=tmp_path)
+    assert (done.code, done.out) == (2, "")

@@ -1,0 +1,140 @@
+"""Scripts whose parameters lie in shards: what two ranks record is what one would have recorded."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from running import SCRIPTS
+
+from mpdiag.analysis.analyzer import analyze
+from mpdiag.analysis.layers import merge_layers
+from mpdiag.runs import open_run
+from mpdiag.training_log import read_log
+
+pytestmark = pytest.mark.skipif(
+    not torch.distributed.is_available() or not torch.distributed.is_gloo_available(),
+    reason="this build of torch has no gloo",
+)
+
+TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
+NAMES = ["fsdp", "tensor_parallel"]
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def told(request, real, zygote, tmp_path_factory):
+    """A script run by two ranks, the same recorded, and recorded alone."""
+    folder = tmp_path_factory.mktemp(request.param)
+    script = SCRIPTS / f"{request.param}.py"
+    plain = real(*TORCHRUN, script, cwd=folder)
+    assert plain.code == 0, plain.err
+    record = ("record", "--every", "1")
+    both = real(*TORCHRUN, "-m", "mpdiag", *record, "--out", "both", "--", script, cwd=folder)
+    assert both.code == 0, both.err
+    alone = zygote("mpdiag", *record, "--out", "alone", "--", script, cwd=folder)
+    assert alone.code == 0, alone.err
+    runs = open_run(folder / "both"), open_run(folder / "alone")
+    return (request.param, plain, both, alone, *runs)
+
+
+def layers(run, kind, step=None):
+    """By name: the histograms of one kind, merged over the ranks."""
+    records = run.records
+    rows = None if step is None else records.step == step
+    found = merge_layers(records, rows).of_kind(kind)
+    return {name: found.histograms[i] for i, name in enumerate(found.names)}
+
+
+def test_recording_changes_nothing(told):
+    _, plain, both, alone, *_ = told
+    assert both.digest == plain.digest
+    assert both.metric == pytest.approx(alone.metric, rel=1e-3)
+
+
+def test_every_rank_recorded_every_step(told):
+    *_, both, alone = told
+    assert both.meta["world_size"] == 2
+    assert both.meta["model"] == alone.meta["model"]
+    assert {meta["state"] for meta in both.rank_metas().values()} == {"complete"}
+    assert both.meta["coverage"] == alone.meta["coverage"]
+    assert all(meta["failures"] == [] for meta in both.rank_metas().values())
+    frame = both.frame()
+    assert set(frame["rank"]) == {0, 1}
+    assert sorted(frame["step"].unique()) == list(range(30))
+
+
+@pytest.mark.parametrize("kind", ["weight", "weight_grad", "update"])
+def test_every_element_counts_once(told, kind):
+    *_, both, alone = told
+    sizes = {r["name"]: r["numel"] for r in both.modules() if r["what"] == "parameter"}
+    merged, whole = layers(both, kind), layers(alone, kind)
+    assert merged.keys() == whole.keys() == sizes.keys()
+    for name, histogram in merged.items():
+        assert int(histogram.numel) == 30 * sizes[name] == int(whole[name].numel), name
+
+
+def test_the_weights_of_the_first_step_are_those_of_one_process(told):
+    *_, both, alone = told
+    merged, whole = layers(both, "weight", 0), layers(alone, "weight", 0)
+    for name, histogram in merged.items():
+        assert np.array_equal(histogram.counts, whole[name].counts), name
+        for field in ("zeros", "subnormals", "absmax", "absmin"):
+            assert getattr(histogram, field) == getattr(whole[name], field), name
+
+
+def test_gradients_are_those_of_one_process_but_for_rounding(told):
+    *_, both, alone = told
+    merged, whole = layers(both, "weight_grad", 0), layers(alone, "weight_grad", 0)
+    for name, histogram in merged.items():
+        assert float(histogram.absmax) == pytest.approx(float(whole[name].absmax), rel=1e-4), name
+        assert float(histogram.sums.sum()) == pytest.approx(
+            float(whole[name].sums.sum()), rel=1e-2
+        ), name
+
+
+def test_activations_of_a_batch_that_is_split_add_up(told):
+    name, *_, both, alone = told
+    merged, whole = layers(both, "activation", 0), layers(alone, "activation", 0)
+    assert merged.keys() == whole.keys()
+    if name == "fsdp":
+        for layer, histogram in merged.items():
+            assert int(histogram.numel) == int(whole[layer].numel), layer
+
+
+def test_operations_of_every_rank(told):
+    *_, both, alone = told
+    assert both.meta["operations"] == alone.meta["operations"] == {"steps": [0, 10], "reason": ""}
+    found = both.operations()
+    assert {o.rank for o in found} == {0, 1}
+    assert {"forward", "backward"} <= {o.phase for o in found}
+
+
+def test_the_analysis_finds_the_ranks_sound(told):
+    *_, both, alone = told
+    analysis = analyze(both)
+    codes = {finding.code for finding in analysis.findings}
+    assert not codes & {"rank-stopped", "rank-missing", "ranks-disagree"}
+    assert analysis.plan.loss_scale.recommended == analyze(alone).plan.loss_scale.recommended
+
+
+def test_training_by_the_plan(told, real, tmp_path):
+    """FP16 emulated: what FSDP gathers is rounded; tensor parallelism's own operations are not."""
+    name, plain, *_, both, _ = told
+    plan = analyze(both).plan
+    scale = replace(plan.loss_scale, need="needed", method="constant", init_scale=1024.0)
+    replace(plan, loss_scale=scale).save(tmp_path / "plan.json")
+    script = SCRIPTS / f"{name}.py"
+    train = ("train", "--plan", "plan.json", "--out", "fp16", "--", script)
+    done = real(*TORCHRUN, "-m", "mpdiag", *train, cwd=tmp_path)
+    if name == "fsdp":
+        assert done.code == 0, done.err
+        assert done.digest != plain.digest
+        assert done.metric == pytest.approx(plain.metric, rel=0.03)
+        steps = read_log(tmp_path / "fp16").steps
+        assert [(s.scale, s.skipped) for s in steps] == [(1024.0, False)] * 30
+    else:
+        assert done.code != 0
+        assert "its model is tensor-parallel, where emulation cannot round" in done.err
+        assert not (tmp_path / "fp16" / "training.jsonl").exists()

@@ -1,0 +1,70 @@
+"""``--out URL``: runs of scripts on any file system that fsspec knows."""
+
+from __future__ import annotations
+
+from mpdiag.runs import open_run
+
+TRAIN = """
+import torch
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
+optimizer = torch.optim.SGD(model.parameters(), 0.01)
+for _ in range(4):
+    optimizer.zero_grad()
+    model(torch.randn(8, 4)).square().mean().backward()
+    optimizer.step()
+print("trained")
+"""
+
+# What lies in memory is gone with its process: all commands run in one.
+IN_MEMORY = """
+import sys
+from mpdiag.cli import app
+from mpdiag.places import place
+from mpdiag.runs import open_run
+
+URL = "memory:///fleet/one"
+
+def say(*words):
+    print(words[0], "exit", app(list(words), standalone_mode=False) or 0, flush=True)
+
+say("record", "--out", URL, "--every", "1", "--", "train.py")
+run = open_run(place(URL))
+print(run.meta["state"], run.meta["steps_recorded"], run.meta["operations"]["steps"])
+print(sorted({o.phase for o in run.operations()}), len(run.frame()) > 0)
+say("analyze", URL, "-o", "plan.json")
+say("record", "--out", URL, "--", "train.py")
+say("train", "--plan", "plan.json", "--out", URL + "-fp16", "--", "train.py")
+print(open_run(place(URL + "-fp16")).meta["training"]["dtype"])
+"""
+
+
+def test_a_run_in_memory(zygote, tmp_path):
+    (tmp_path / "train.py").write_text(TRAIN)
+    (tmp_path / "commands.py").write_text(IN_MEMORY)
+    done = zygote("python", "commands.py", cwd=tmp_path)
+    assert done.code == 0, done.err
+    lines = done.out.splitlines()
+    assert lines[:2] == ["trained", "record exit 0"], done.err
+    assert lines[2:4] == ["complete 4 [0]", "['backward', 'forward'] True"]
+    assert lines[-5:] == ["analyze exit 0", "record exit 2", "trained", "train exit 0", "fp16"]
+    assert "next: mpdiag analyze memory:///fleet/one" in done.err.splitlines()
+    assert "memory:///fleet/one already holds a run" in done.err
+    assert "next: mpdiag runs memory:///fleet" in done.err.splitlines()
+    assert not (tmp_path / "runs").exists()
+
+
+def test_a_file_url_is_a_folder(zygote, tmp_path):
+    (tmp_path / "train.py").write_text(TRAIN)
+    url = f"file://{tmp_path}/here/one"
+    done = zygote("mpdiag", "record", "--out", url, "--", "train.py", cwd=tmp_path)
+    assert done.code == 0, done.err
+    assert done.err == "next: mpdiag analyze here/one\n"
+    assert open_run(tmp_path / "here" / "one").meta["steps_recorded"] == 4
+
+
+def test_a_file_system_that_nobody_knows(zygote, tmp_path):
+    (tmp_path / "train.py").write_text(TRAIN)
+    done = zygote("mpdiag", "record", "--out", "nosuch://a/b", "--", "train.py", cwd=tmp_path)
+    assert (done.code, done.out) == (2, "")
+    assert "nosuch://a/b is on no file system that fsspec knows" in done.err

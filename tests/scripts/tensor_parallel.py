@@ -1,0 +1,63 @@
+"""Tensor parallel under torchrun (DTensor parameters); alone without it."""
+
+import hashlib
+import os
+import sys
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.tensor.parallel import (
+    ColwiseParallel,
+    RowwiseParallel,
+    parallelize_module,
+)
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.LayerNorm(8)
+        self.up = nn.Linear(8, 32)
+        self.down = nn.Linear(32, 8)
+        self.head = nn.Linear(8, 1)
+
+    def forward(self, x):
+        return self.head(x + self.down(torch.relu(self.up(self.norm(x)))))
+
+
+def whole(tensor):
+    return tensor.full_tensor() if hasattr(tensor, "full_tensor") else tensor
+
+
+def main(seed):
+    ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    torch.manual_seed(seed)
+    model = Net()
+    if ranks > 1:
+        dist.init_process_group("gloo")
+        mesh = dist.init_device_mesh("cpu", (ranks,))
+        parallelize_module(model, mesh, {"up": ColwiseParallel(), "down": RowwiseParallel()})
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, foreach=False)
+    torch.manual_seed(100 * seed)
+    for _ in range(30):
+        x = torch.randn(32, 8)  # every rank sees the whole batch
+        loss = nn.functional.mse_loss(model(x), x[:, :2].prod(1, keepdim=True))
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    digest = hashlib.sha256()
+    for parameter in model.parameters():
+        digest.update(whole(parameter).detach().numpy().tobytes())
+    torch.manual_seed(7)
+    x = torch.randn(512, 8)
+    with torch.no_grad():
+        metric = nn.functional.mse_loss(model(x), x[:, :2].prod(1, keepdim=True)).item()
+    if int(os.environ.get("RANK", "0")) == 0:
+        print("digest", digest.hexdigest(), "metric", metric)
+    if ranks > 1:
+        dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]) if len(sys.argv) > 1 else 0)
