@@ -1,14 +1,16 @@
 """Large things: layers, steps, ranks, traces, hours. Memory must stay flat and cost grow in line.
 
-    python benchmarks/scale.py                       # all at full size: half an hour on two cores
+    python benchmarks/scale.py                       # all at full size: some 20 minutes of one core
     python benchmarks/scale.py --quick               # a twentieth of each, in about a minute
     python benchmarks/scale.py --layers 5000 --only layers --json scale.json
+    python benchmarks/scale.py --json scale.json --resume   # what the file lacks
 
 Each row is measured in a process of its own, at a quarter, a half and all of the size:
 
-- layers: a chain of small Linear layers, every step recorded; seconds of recording a step;
+- layers: a chain of small Linear layers, every step recorded; seconds of recording a step, writing
+  and closing included, the most memory the recorder took, and how much of it came after two steps;
 - steps: a small model at the default cadence; microseconds that recording adds to a step, over all
-  steps, and how much the process grew between the first tenth of the training and its end;
+  steps, and how much the process grew after the first tenth of the training, and in its second half;
 - ranks: processes that record into one folder; seconds to read and analyze it;
 - trace: MB of a torch.profiler trace; seconds to read it;
 - hours: a training of so many hours on a clock that runs ahead, with parts written every 30 seconds
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 FULL = {"layers": 5_000, "steps": 100_000, "ranks": 64, "trace": 2_000, "hours": 2.0}
+LAYER_STEPS = 6
 STEP_SECONDS = 0.1
 """Of the training whose hours are compressed."""
 MB = 1 << 20
@@ -79,7 +82,7 @@ def stepper(model: Any, batch: Any) -> tuple[Any, Callable[[], None]]:
 
 
 def layers(size: float, place: Path) -> dict[str, float]:
-    """Seconds of recording in a step of a model of so many layers, and of the step without it."""
+    """Recording a step of a model of so many layers, all of it: counting, writing, closing."""
     import torch
     from torch import nn
 
@@ -90,25 +93,39 @@ def layers(size: float, place: Path) -> dict[str, float]:
     model = nn.Sequential(*(nn.Linear(8, 8) for _ in range(int(size))))
     optimizer, step = stepper(model, torch.randn(4, 8))
     step()
-    began = time.perf_counter()
-    for _ in range(3):
-        step()
-    plain = (time.perf_counter() - began) / 3
+    plain = seconds_of(step, LAYER_STEPS)
+    first = small()
+    first_optimizer, first_step = stepper(first, torch.randn(8, 16))
+    with mpdiag.record(first, first_optimizer, place / "first", operations=0):  # imports
+        first_step()
+    gc.collect()
+    without = status("VmHWM")
     with mpdiag.record(model, optimizer, place / "run", every=1, operations=0):
         step()
+        step()
         gc.collect()
-        before, began = status("VmRSS"), time.perf_counter()
-        for _ in range(4):
-            step()
-        taken = (time.perf_counter() - began) / 4
+        before = status("VmRSS")
+        taken = seconds_of(step, LAYER_STEPS)
+        gc.collect()
         grown = status("VmRSS") - before
+        began = time.process_time()
+    taken += (time.process_time() - began) / LAYER_STEPS
     return {
         "plain step s": plain,
         "recorded step s": taken,
         "ms a layer": 1000 * (taken - plain) / size,
+        "recorder MB": status("VmHWM") - without,
         "grown MB": grown,
         "run MB": folder_mb(place / "run"),
     }
+
+
+def seconds_of(step: Callable[[], None], count: int) -> float:
+    """Processor time of a step, the mean of so many."""
+    began = time.process_time()
+    for _ in range(count):
+        step()
+    return (time.process_time() - began) / count
 
 
 def steps(size: float, place: Path) -> dict[str, float]:
@@ -120,30 +137,23 @@ def steps(size: float, place: Path) -> dict[str, float]:
     count = int(size)
     batch = torch.randn(8, 16)
     _, plain_step = stepper(small(), batch)
-    for _ in range(200):
-        plain_step()
-    began = time.perf_counter()
-    for _ in range(count // 10):
-        plain_step()
-    plain = (time.perf_counter() - began) / (count // 10)
+    seconds_of(plain_step, 200)
+    plain = seconds_of(plain_step, count // 10)
     model = small()
     optimizer, step = stepper(model, batch)
-    before = 0.0
+    memory = []
     with mpdiag.record(model, optimizer, place / "run") as recorder:
-        began = time.perf_counter()
-        for i in range(count):
-            step()
-            if i == count // 10:
-                gc.collect()
-                before = status("VmRSS")
-        taken = (time.perf_counter() - began) / count
-        gc.collect()
-        grown = status("VmRSS") - before
+        taken = 0.0
+        for _ in range(10):
+            taken += seconds_of(step, count // 10) / 10
+            gc.collect()
+            memory.append(status("VmRSS"))
     return {
         "plain step us": 1e6 * plain,
         "added us": 1e6 * (taken - plain),
         "steps recorded": recorder.steps_recorded,
-        "grown MB": grown,
+        "grown MB": memory[-1] - memory[0],
+        "second half MB": memory[-1] - memory[4],
         "run MB": folder_mb(place / "run"),
     }
 
@@ -310,15 +320,17 @@ def main(words: Iterable[str] | None = None) -> int:
     parser.add_argument("--only", help="names, with commas between")
     parser.add_argument("--quick", action="store_true", help="a twentieth of each size")
     parser.add_argument("--json", type=Path, help="store the figures here")
+    parser.add_argument("--resume", action="store_true", help="measure what the file lacks")
     options = parser.parse_args(None if words is None else list(words))
     wanted = options.only.split(",") if options.only else list(FULL)
-    results: dict[str, list[dict[str, float]]] = {}
+    results = _stored(options.json)
     for name in wanted:
         whole = getattr(options, name) / (20 if options.quick else 1)
-        rows = []
+        known = {row["size"]: row for row in results.get(name, [])} if options.resume else {}
+        rows: list[dict[str, float]] = []
         for share in (0.25, 0.5, 1.0):
             size = whole * share if name == "hours" else max(1, round(whole * share))
-            row = {"size": size, **measure(name, size)}
+            row = known.get(size) or {"size": size, **measure(name, size)}
             if not rows:
                 print(f"\n{name:>10}" + "".join(f"{k:>16}" for k in row if k != "size"))
             rows.append(row)
@@ -326,15 +338,24 @@ def main(words: Iterable[str] | None = None) -> int:
                 f"{size:10g}" + "".join(f"{v:16.4g}" for k, v in row.items() if k != "size"),
                 flush=True,
             )
-        results[name] = rows
-        if options.json is not None:
-            from mpdiag import environment
-            from mpdiag.whole_files import write_json
-
-            kept = json.loads(options.json.read_text())["results"] if options.json.is_file() else {}
-            document = {"versions": environment.versions(), "results": kept | results}
-            write_json(options.json, document)
+            results[name] = rows
+            if options.json is not None:
+                _store(options.json, results)
     return 0
+
+
+def _stored(file: Path | None) -> dict[str, list[dict[str, float]]]:
+    if file is None or not file.is_file():
+        return {}
+    results: dict[str, list[dict[str, float]]] = json.loads(file.read_text())["results"]
+    return results
+
+
+def _store(file: Path, results: dict[str, list[dict[str, float]]]) -> None:
+    from mpdiag import environment
+    from mpdiag.runs import write_json
+
+    write_json(file, {"versions": environment.versions(), "results": results})
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from mpdiag import markup
+from mpdiag.documents import read_document
 from mpdiag.errors import DamagedPlan, NewerSchema
 
 if TYPE_CHECKING:
@@ -240,7 +241,7 @@ class PrecisionPlan:
             NewerSchema: If a newer version wrote it.
         """
         try:
-            document = json.loads(Path(path).read_text(encoding="utf-8"))
+            document = read_document(Path(path))
         except FileNotFoundError:
             message = f"there is no plan at {path}: write one with mpdiag analyze RUN -o plan.json"
             raise DamagedPlan(message) from None

@@ -27,8 +27,10 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
 from mpdiag import markup
+from mpdiag.documents import read_document
 from mpdiag.errors import DamagedRun, NewerSchema, RunNotFound
 from mpdiag.meta import refuse_odd_meta, refuse_odd_modules
+from mpdiag.parquet_bombs import refuse_bomb
 from mpdiag.places import is_remote, place
 
 if TYPE_CHECKING:
@@ -115,7 +117,7 @@ class Run:
     def parts(self) -> list[Path]:
         """The parts of statistics, all ranks', in order."""
         stats = self.folder / "stats"
-        return sorted(p for p in stats.glob("rank*.parquet") if _PART.fullmatch(p.name))
+        return [p for p in _files(stats, "rank*.parquet") if _PART.fullmatch(p.name)]
 
     def table(self) -> pa.Table:
         """Every row of statistics as an Arrow table; see the README for the columns.
@@ -198,12 +200,13 @@ class Run:
         from mpdiag.operation_records import decode
 
         found: list[Operation] = []
-        for path in sorted((self.folder / "operations").glob("rank*.parquet")):
+        for path in _files(self.folder / "operations", "rank*.parquet"):
             if not _PART.fullmatch(path.name):
                 continue
             try:
-                with _source(path) as source:
-                    found += decode(pq.read_table(source))
+                with _source(path) as source, pq.ParquetFile(source) as part:
+                    refuse_bomb(part.metadata)
+                    found += decode(part.read())
             except (pa.ArrowException, OSError, KeyError, ValueError, TypeError) as error:
                 raise DamagedRun(_damaged(path, error)) from error
         return found
@@ -213,12 +216,13 @@ class Run:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        paths = sorted((self.folder / "modules").glob("rank*.parquet"))
+        paths = _files(self.folder / "modules", "rank*.parquet")
         if not paths:
             return []
         try:
-            with _source(paths[0]) as source:
-                table = pq.read_table(source)
+            with _source(paths[0]) as source, pq.ParquetFile(source) as part:
+                refuse_bomb(part.metadata)
+                table = part.read()
             for field in modules_schema():
                 if field.name not in table.column_names:  # an earlier version did not write it
                     table = table.append_column(field, pa.nulls(len(table), field.type))
@@ -232,9 +236,9 @@ class Run:
     def rank_metas(self) -> dict[int, Mapping[str, Any]]:
         """What each rank says of itself, as in ``meta.json``; ranks without a word are missing."""
         found = {int(self.meta.get("rank") or 0): self.meta}
-        for path in sorted((self.folder / "ranks").glob("rank*.json")):
+        for path in _files(self.folder / "ranks", "rank*.json"):
             try:
-                meta = json.loads(path.read_text(encoding="utf-8"))
+                meta = read_document(path)
                 refuse_odd_meta(meta)
                 found[int(meta["rank"])] = meta
             except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):  # noqa: PERF203
@@ -271,8 +275,7 @@ def open_run(folder: str | os.PathLike[str]) -> Run:
         message = f"{path} is no run folder: it has no {META}"
         raise RunNotFound(message)
     try:
-        text = meta_path.read_text(encoding="utf-8")
-        meta = json.loads(text, parse_constant=_refuse_constant)
+        meta = read_document(meta_path, parse_constant=_refuse_constant)
     except (OSError, ValueError, RecursionError) as error:
         raise DamagedRun(_damaged(meta_path, error)) from error
     version = meta.get("schema_version") if isinstance(meta, dict) else None
@@ -364,6 +367,7 @@ def _read_part(path: Path, expected: pa.Schema, *, histograms: bool = True) -> I
 
     try:
         with _source(path) as source, pq.ParquetFile(source) as part:
+            refuse_bomb(part.metadata)
             missing = [name for name in expected.names if name not in part.schema_arrow.names]
             if missing:
                 message = (
@@ -383,6 +387,11 @@ def _read_part(path: Path, expected: pa.Schema, *, histograms: bool = True) -> I
         pa.default_memory_pool().release_unused()  # some 60 MB otherwise stay with it
     except (pa.ArrowException, OSError, ValueError) as error:
         raise DamagedRun(_damaged(path, error)) from error
+
+
+def _files(folder: Path, pattern: str) -> list[Path]:
+    """The files that match, in order; whoever opened a pipe among them would wait for ever."""
+    return sorted(p for p in folder.glob(pattern) if is_remote(p) or p.is_file())
 
 
 def _source(path: Path) -> AbstractContextManager[Any]:

@@ -20,7 +20,7 @@ from dataclasses import asdict, dataclass, field
 from typing import IO, TYPE_CHECKING, Any
 
 from mpdiag.errors import DamagedRun, RunNotFound
-from mpdiag.places import place
+from mpdiag.places import is_remote, place
 
 if TYPE_CHECKING:
     import os
@@ -169,6 +169,9 @@ def _entry(
 
 def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     try:
+        if not is_remote(path) and path.exists() and not path.is_file():  # a pipe never ends
+            message = f"{path} is no file: remove it"
+            raise DamagedRun(message)
         file = path.open("rb")
     except FileNotFoundError:
         message = (

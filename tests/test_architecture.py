@@ -24,6 +24,7 @@ FLOORS = {
     "facts": [
         ["version"],
         ["errors", "markup", "bundled"],
+        ["documents", "parquet_bombs"],
         ["formats"],
         [
             "tensorcores.kernels",

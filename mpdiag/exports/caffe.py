@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mpdiag.exports.export import Export, constant_scale, format_of, make, number
+from mpdiag.exports.export import Export, constant_scale, format_of, make, number, one_line
 from mpdiag.exports.notes import Able, modules_in_fp32
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ def nvcaffe(plan: PrecisionPlan) -> Export:
     )
     names = modules_in_fp32(plan) if chosen == "fp16" else []
     layers = "".join(
-        f"\n# in the layer of {' '.join(name.split()) or 'the whole model'}:\n"
+        f"\n# in the layer of {one_line(name) or 'the whole model'}:\n"
         "#   forward_type: FLOAT\n#   backward_type: FLOAT\n"
         for name in names
     )

@@ -140,9 +140,15 @@ def _heading(plan: PrecisionPlan, able: Able, notes: tuple[str, ...], mark: str)
     return "".join(f"{line}\n" for line in lines)
 
 
+def one_line(text: str) -> str:
+    """Text for a comment: no line break of a name ends it, and nothing in it commands a terminal."""
+    words = " ".join(text.split())
+    return "".join(c if c.isprintable() else "\ufffd" for c in words)
+
+
 def _wrapped(text: str, mark: str, bullet: str) -> list[str]:
-    """A paragraph as comment lines; a line break in a name must not end the comment."""
-    plain = " ".join(text.split())
+    """A paragraph as comment lines."""
+    plain = one_line(text)
     if not plain:
         return [mark.rstrip()] if text == "" and not bullet else []
     wrapped = textwrap.wrap(

@@ -55,6 +55,8 @@ def claim_run(parent: Path, name: str) -> Path:
     except FileExistsError:
         for _ in range(100):
             if text := claim.read_text():
+                if Path(text).name != text:  # it names a folder beside it, or is none of ours
+                    break
                 return parent / text
             time.sleep(0.02)
     return free_name(parent, name)

@@ -17,6 +17,7 @@ from mpdiag.launching.compiling import CompileWatch
 from mpdiag.launching.script import AfterTorch, Ending, Script, run
 from mpdiag.places import place
 from mpdiag.recording.cadence import Cadence
+from mpdiag.recording.closing import carry_through
 from mpdiag.runs import META
 
 if TYPE_CHECKING:
@@ -96,12 +97,15 @@ def record_script(
     watch = Watch(settings)
     AfterTorch(watch.attach).install()
     processes.follow_children(watch_child, replace(settings, several=world == 1))
+    state = "failed"  # what escapes run() has not been told as an ending
     try:
         ending = run(script)
+        state = ending.state
+    except KeyboardInterrupt:  # a second one, while run() told of the first
+        state = "interrupted"
+        raise
     finally:
-        # What escapes run() has not been told as an ending.
-        watch.close("failed" if sys.exc_info()[0] is not None else "complete")
-    watch.finish(ending.state)
+        watch.finish(state)
     if not watch.recorded and not (folder / META).exists() and ending.code == 0:
         message = (
             "nothing was recorded: the script ended without calling a torch module that trains"
@@ -137,6 +141,8 @@ class Watch:
         self._discovery: Discovery | None = None
         self._roots: set[int] = set()
         self._state: str | None = None
+        self._finished = False
+        self._termination: int | None = None  # a signal that came while the folder was finished
         self._begun = False  # in the very call that is being made
         self._troubled = False
         self._compiles = CompileWatch(self._forgo_operations)
@@ -161,15 +167,18 @@ class Watch:
         self._stop_looking()
         self._recorder = None
 
-    def close(self, state: str) -> None:
-        """Stop, whatever has happened; the first word about the state counts."""
-        if self._state is None and state == "failed":
-            self.finish(state)
-
     def finish(self, state: str) -> None:
-        """Stop and finish the run folder; twice does no harm."""
+        """Stop and finish the run folder; twice does no harm, and the first word about it counts."""
         if self._state is not None:
             return
+        try:
+            carry_through(lambda _again: self._finish(state))
+        finally:
+            self._finished = True
+            if self._termination is not None:
+                _die_of(self._termination)
+
+    def _finish(self, state: str) -> None:
         self._state = state
         self._stop_looking()
         if self._recorder is not None:
@@ -275,11 +284,19 @@ class Watch:
 
         def terminated(number: int, _frame: Any) -> None:
             if os.getpid() == mine:
+                if self._state is not None and not self._finished:  # Ctrl-C went to all of them
+                    self._termination = number
+                    return
                 self.finish("interrupted")
-            signal.signal(number, signal.SIG_DFL)
-            os.kill(os.getpid(), number)
+            _die_of(number)
 
         signal.signal(signal.SIGTERM, terminated)
+
+
+def _die_of(number: int) -> None:
+    """End this process as the signal would have."""
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
 
 
 def _prefixed(roots: tuple[Root, ...], names: list[str], *, first: bool) -> dict[str, Adopted]:

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from mpdiag.recording import cpu
-from mpdiag.recording.rows import RawRows, Rows
+from mpdiag.recording.rows import Packed, RawRows, Rows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -84,16 +84,12 @@ _PORTION = 1 << 19
 class HostRows:
     """Raw rows in memory, filled by the Numba kernels."""
 
-    def __init__(self, capacity: int = 64) -> None:
-        self._counts = np.zeros((capacity, cpu.RAW), np.int64)
-        self._extremes: list[tuple[float, float]] = []
-        self._facts: list[NDArray[np.int64]] = []
-        self._ratios: list[NDArray[np.int64]] = []
+    def __init__(self) -> None:
+        self.clear()
 
     def count(self, values: torch.Tensor, repeat: int = 1, zeros: int = 0) -> int:
         """See ``Rows``. float32, bfloat16 and float64 are read in place, others as float32."""
-        row = self._new_row()
-        counts = self._counts[row]
+        counts = np.zeros(cpu.RAW, np.int64)
         kernel, values, dtype = _counter(values)
         bits = _array(values, dtype)
         extremes = cpu.empty_extremes(wide=bits.dtype == np.uint64)
@@ -104,12 +100,11 @@ class HostRows:
         if repeat != 1:
             counts *= repeat
         counts[cpu.ZEROS] += zeros
-        self._extremes[row] = _decoded(extremes)
-        return row
+        return self._counts.append(counts, _decoded(extremes))
 
     def count_update(self, before: torch.Tensor, after: torch.Tensor) -> tuple[int, int, int]:
         """See ``Rows``. Both are flat, dense, of equal length and layout."""
-        weight_row, update_row = self._new_row(), self._new_row()
+        weights, updates = np.zeros(cpu.RAW, np.int64), np.zeros(cpu.RAW, np.int64)
         facts = np.zeros(cpu.UPDATE, np.int64)
         ratios = np.zeros(cpu.RATIO_BINS, np.int64)
         weight_extremes, update_extremes = cpu.empty_extremes(), cpu.empty_extremes()
@@ -117,40 +112,32 @@ class HostRows:
         cpu.count_update(
             _array(before, np.float32),
             _array(after, np.float32),
-            self._counts[weight_row],
+            weights,
             weight_extremes,
-            self._counts[update_row],
+            updates,
             update_extremes,
             facts,
             ratios,
         )
-        self._extremes[weight_row] = _decoded(weight_extremes)
-        self._extremes[update_row] = _decoded(update_extremes)
-        self._facts.append(facts)
-        self._ratios.append(ratios)
-        return weight_row, update_row, len(self._facts) - 1
+        return (
+            self._counts.append(weights, _decoded(weight_extremes)),
+            self._counts.append(updates, _decoded(update_extremes)),
+            self._ratios.append(ratios, facts),
+        )
 
     def read(self) -> RawRows:
         """See ``Rows``."""
-        used = len(self._extremes)
         return RawRows(
-            counts=self._counts[:used],
-            extremes=np.array(self._extremes, np.float64).reshape(used, 2),
-            facts=np.array(self._facts, np.int64).reshape(-1, cpu.UPDATE),
-            ratios=np.array(self._ratios, np.int64).reshape(-1, cpu.RATIO_BINS),
+            counts=self._counts,
+            extremes=np.array(self._counts.beside(), np.float64).reshape(-1, 2),
+            facts=np.array(self._ratios.beside(), np.int64).reshape(-1, cpu.UPDATE),
+            ratios=self._ratios,
         )
 
     def clear(self) -> None:
         """See ``Rows``."""
-        self._counts[: len(self._extremes)] = 0
-        self._extremes, self._facts, self._ratios = [], [], []
-
-    def _new_row(self) -> int:
-        row = len(self._extremes)
-        if row == len(self._counts):
-            self._counts = np.concatenate([self._counts, np.zeros_like(self._counts)])
-        self._extremes.append((0.0, math.inf))
-        return row
+        self._counts = Packed(cpu.RAW, tail=cpu.RAW - cpu.QUARTERS)
+        self._ratios = Packed(cpu.RATIO_BINS)
 
 
 def _counter(

@@ -15,12 +15,14 @@ entry, and infinities and NaNs fall into known ones, from which the rare path be
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numba import njit
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from numpy.typing import NDArray
 
 U = np.uint32
@@ -40,7 +42,19 @@ _OVERFLOW = U(0x477FF000)  # 65520.0, from which FP16 rounds to infinity
 _CHUNK = 1 << 30  # values per 32-bit table
 
 
-@njit(nogil=True, cache=True, inline="always")
+def _compiled(**options: Any) -> Callable[[Callable[..., Any]], Any]:
+    """Decorator: compiled by Numba at the first call, and kept on the disk for the next process."""
+
+    def compiled(function: Callable[..., Any]) -> Any:
+        try:
+            return njit(nogil=True, cache=True, **options)(function)
+        except RuntimeError:  # an install and a home that may not be written, as in containers
+            return njit(nogil=True, **options)(function)
+
+    return compiled
+
+
+@_compiled(inline="always")
 def _tally(bits, n, tables, counts, extremes):  # type: ignore[no-untyped-def]
     """Count one block of bit patterns into ``tables``; rare values into ``counts``."""
     low, high = U(0xFFFFFFFF), U(0)
@@ -85,7 +99,7 @@ def _tally(bits, n, tables, counts, extremes):  # type: ignore[no-untyped-def]
                 counts[SUBNORMALS] += 1
 
 
-@njit(nogil=True, cache=True, inline="always")
+@_compiled(inline="always")
 def _collect(tables, counts):  # type: ignore[no-untyped-def]
     """Add four tables to a raw row and clear them."""
     for i in range(QUARTERS):
@@ -99,7 +113,7 @@ def _collect(tables, counts):  # type: ignore[no-untyped-def]
     tables[:] = U(0)
 
 
-@njit(nogil=True, cache=True, inline="always")
+@_compiled(inline="always")
 def _finish(scratch, counts):  # type: ignore[no-untyped-def]
     """Move infinities out of the top quarter and odd NaNs out of the zeros."""
     for i in range(RAW):
@@ -108,7 +122,18 @@ def _finish(scratch, counts):  # type: ignore[no-untyped-def]
     counts[ZEROS] -= scratch[SUBNORMALS + RAW]
 
 
-@njit(nogil=True, cache=True)
+@_compiled()
+def occupied(row, length):  # type: ignore[no-untyped-def]
+    """Where the first ``length`` entries of a row are not zero: the first one, and one past the last."""
+    first, stop = 0, length
+    while first < length and row[first] == 0:
+        first += 1
+    while stop > first and row[stop - 1] == 0:
+        stop -= 1
+    return first, stop
+
+
+@_compiled()
 def count_float32(bits, counts, extremes):  # type: ignore[no-untyped-def]
     """Add the values to a raw row.
 
@@ -127,7 +152,7 @@ def count_float32(bits, counts, extremes):  # type: ignore[no-untyped-def]
     _finish(scratch, counts)
 
 
-@njit(nogil=True, cache=True)
+@_compiled()
 def count_bfloat16(bits, counts, extremes):  # type: ignore[no-untyped-def]
     """The same for uint16 bit patterns of bfloat16, each the upper half of a float32."""
     tables = np.zeros((4, _TABLE), np.uint32)
@@ -143,7 +168,7 @@ def count_bfloat16(bits, counts, extremes):  # type: ignore[no-untyped-def]
     _finish(scratch, counts)
 
 
-@njit(nogil=True, cache=True)
+@_compiled()
 def count_float64(bits, counts, extremes):  # type: ignore[no-untyped-def]
     """The same for uint64 bit patterns of float64; ``extremes`` are uint64 patterns, too.
 
@@ -194,7 +219,7 @@ CHANGED, SWALLOWED_FP16, SWALLOWED_BF16, VANISHED_FP16, RATIO_ZEROS = 0, 1, 2, 3
 UPDATE = 5
 
 
-@njit(nogil=True, cache=True)
+@_compiled()
 def count_update(before, after, weights, weight_extremes, updates, update_extremes, facts, ratios):  # type: ignore[no-untyped-def]
     """Count weights, updates and what FP16 and BF16 weights would have made of them, in one pass.
 
@@ -314,7 +339,7 @@ def count_update(before, after, weights, weight_extremes, updates, update_extrem
     facts[VANISHED_FP16] += vanished
 
 
-@njit(nogil=True, cache=True, inline="always")
+@_compiled(inline="always")
 def _normalised(bits):  # type: ignore[no-untyped-def]
     """Bits of a positive float32 as if the exponent field went on below zero."""
     if bits > 0x7FFFFF:

@@ -180,6 +180,11 @@ class Ledger:
         """Forget the open step."""
         self._open = {}
 
+    def forget(self) -> None:
+        """Forget all that is not on disk."""
+        self._open = {}
+        self._books = replace(self._books, closed=(), chunks=())
+
     @property
     def on_host(self) -> bool:
         """Whether all counting is done by the host, which then waits for it."""
@@ -218,8 +223,14 @@ class Ledger:
         books, tables = self._books, []
         for device, rows in self._rows.items():
             entries = [e for e in books.closed if e.subject.device == device]
-            if entries:
-                tables.append(self._table(rows.read(), entries))
+            if not entries:
+                continue
+            raw = rows.read()
+            # Some at a time: what a step of thousands of layers is unpacked into stays in cache.
+            tables += [
+                self._table(raw, entries[start : start + _DRAIN_ROWS])
+                for start in range(0, len(entries), _DRAIN_ROWS)
+            ]
         self._books = replace(books, closed=(), chunks=(*books.chunks, *tables))
         self._raw = 0
         for rows in self._rows.values():

@@ -76,7 +76,7 @@ class NamedModule:
         settings = {
             name: _plain(getattr(self.module, name))
             for name in _SETTINGS
-            if hasattr(self.module, name)
+            if _has(self.module, name)
         }
         called = self.output_shapes is not None
         unseen = "returned no tensor" if called else "never called in a recorded step"
@@ -210,9 +210,8 @@ class Subjects:
         for parameter in self.parameters.values():
             yield parameter.row()
 
-    def coverage(self) -> dict[str, Any]:
-        """What was recorded and what was not, with the reason of each."""
-        rows = list(self.rows())
+    def coverage(self, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """What of the table's rows was recorded and what was not, with the reason of each."""
         modules = [r for r in rows if r["what"] == "module"]
         parameters = [r for r in rows if r["what"] == "parameter"]
         not_recorded = [
@@ -334,6 +333,13 @@ def type_name(module: nn.Module) -> str:
     if len(kind.__mro__) > 2 and kind.__mro__[1].__name__ == "FSDPModule":
         kind = kind.__mro__[2]
     return kind.__name__
+
+
+def _has(module: nn.Module, name: str) -> bool:
+    """``hasattr``, without the error that torch makes for each name a module lacks."""
+    if type(module).__getattr__ is not nn.Module.__getattr__:
+        return hasattr(module, name)
+    return name in module.__dict__ or hasattr(type(module), name)
 
 
 def _plain(value: Any) -> Any:

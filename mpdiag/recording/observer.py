@@ -231,9 +231,11 @@ class Observer:
         self._before.clear()
 
     def _adopt_strays(self, i: int, optimizer: Optimizer) -> None:
+        known = {id(p) for root in self.subjects.roots for p in root.parameters()}
+        known.update(self.subjects.parameters)
         for g, group in enumerate(optimizer.param_groups):
             for p, parameter in enumerate(group["params"]):
-                if id(parameter) not in self.subjects.parameters and not self._in_models(parameter):
+                if id(parameter) not in known:
                     self.subjects.add_stray(parameter, f"optimizer{i}.group{g}.{p}")
 
     def _note_wrapper(self, wrapper: DistributedDataParallel) -> None:
@@ -243,9 +245,6 @@ class Observer:
         self._averaged.update(
             id(p) for name, p in wrapper.module.named_parameters() if name not in ignored
         )
-
-    def _in_models(self, parameter: torch.Tensor) -> bool:
-        return any(parameter is p for root in self.subjects.roots for p in root.parameters())
 
     # -- forward -----------------------------------------------------------------------------------
 

@@ -155,7 +155,7 @@ class OperationWatch:
         self._held: dict[int, _Held] = {}
         self._rows: dict[torch.device, Rows] = {}
         self._waiting: list[tuple[torch.device, int, int]] = []
-        self._histograms: dict[int, ExponentHistogram | None] = {}
+        self._histograms: dict[int, dict[str, Any] | None] = {}  # as rows have them
         self._tensors = 0
 
     # -- the mode's life ---------------------------------------------------------------------------
@@ -363,7 +363,7 @@ class OperationWatch:
             merged = rows.read().merged([[row] for row, _ in mine])
             rows.clear()
             for i, (_, number) in enumerate(mine):
-                self._histograms[number] = merged[i]
+                self._histograms[number] = _compact(merged[i])
         self._waiting = []
 
     # -- the end of a step -------------------------------------------------------------------------
@@ -382,7 +382,6 @@ class OperationWatch:
 
     def _finished(self) -> list[Operation]:
         self._drain()
-        compact = {n: None if h is None else _compact(h) for n, h in self._histograms.items()}
         last = max(
             (d.fields["index"] for d in self._drafts if d.fields["phase"] == "backward"),
             default=len(self._drafts),
@@ -397,8 +396,8 @@ class OperationWatch:
                 Operation(
                     **{**draft.fields, "phase": phase},
                     facts=known,
-                    inputs=tuple(_record(t, compact) for t in draft.inputs),
-                    outputs=tuple(_record(t, compact) for t in draft.outputs),
+                    inputs=tuple(_record(t, self._histograms) for t in draft.inputs),
+                    outputs=tuple(_record(t, self._histograms) for t in draft.outputs),
                 )
             )
         return operations

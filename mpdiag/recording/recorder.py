@@ -35,12 +35,14 @@ from mpdiag.errors import RunExists, UsageError
 from mpdiag.operation_records import encode as encode_operations
 from mpdiag.places import place
 from mpdiag.recording.cadence import BUDGET, SPARSE_EVERY, Cadence
+from mpdiag.recording.closing import carry_through
 from mpdiag.recording.governor import Governor
 from mpdiag.recording.grad_scaler import ScalerWatch
 from mpdiag.recording.ledger import Ledger
 from mpdiag.recording.names import Models, Subjects, subjects, type_name
 from mpdiag.recording.observer import Observer, in_backward
 from mpdiag.recording.operations import DEFAULT, OperationWatch, planned
+from mpdiag.recording.ownership import is_replaced
 from mpdiag.run_writer import RunWriter
 from mpdiag.runs import now
 
@@ -159,6 +161,7 @@ class Recorder:
         self._looked_for_scalers = False
         self._begun_forwards = 0
         self._written_at = time.monotonic()
+        self._table: list[dict[str, Any]] | None = None  # of modules, as it was written last
         budget = cadence.budget if cadence.every is None else None
         self._governor = Governor(budget, SPARSE_EVERY, clock)
         try:
@@ -197,10 +200,13 @@ class Recorder:
             self._observer.attach()
             self._scalers.find()
             self._begin_step()
-            self._write_meta(modules=True)
+            self._write_meta()
         except RunExists:  # another process began here since: nothing of its run may be touched
             self._writer = None
             self._stop_observing()
+            raise
+        except KeyboardInterrupt:  # no ``with`` block has been entered that would close this
+            self.close("interrupted")
             raise
         except Exception as error:  # noqa: BLE001 - whatever it is, training goes on
             self._stop("starting", error)
@@ -208,18 +214,23 @@ class Recorder:
         return self
 
     def close(self, state: str = "complete") -> None:
-        """Stop recording and finish the run folder; doing so twice does no harm."""
-        observer, self._observer = self._observer, None
-        if observer is None:
-            return
+        """Stop recording and finish the run folder; doing so twice does no harm.
+
+        A Ctrl-C that falls into it is raised when the folder is finished.
+        """
+        observer = self._observer
+        if observer is not None:
+            carry_through(lambda again: self._close(observer, state, again=again))
+
+    def _close(self, observer: Observer, state: str, *, again: bool) -> None:
+        """Do it; ``again`` if it was interrupted somewhere before."""
         # A step that was not ended counts if a backward ran in it (there may be no optimizer), unless
         # it was broken off: then it may be half of one.
-        if state != "complete":
+        if state != "complete" or again:
             observer.ledger.drop_step()
         elif observer.recording and (self._backwards or observer.ledger.has("weight_grad")):
-            self._observer = observer
             self.end_step()
-            self._observer = None
+        self._observer = None
         if observer.operations is not None:
             observer.operations.begin(self.step, wanted=False)
         observer.detach()
@@ -228,11 +239,12 @@ class Recorder:
         if self._state == "recording":  # and did not have to stop before the training did
             self._state = state
         try:
+            self._check_ownership(observer)
             observer.ledger.flush()
         except Exception as error:  # noqa: BLE001 - Ctrl-C may have come in the midst of a count
             self.failed("writing the last statistics", error)
         try:
-            self._write_meta(observer.ledger, modules=True)
+            self._write_meta(observer.ledger)
         except Exception as error:  # noqa: BLE001
             self.failed("finishing the run folder", error)
         if self._governor.changes:
@@ -363,8 +375,9 @@ class Recorder:
                 self.step += 1
                 self._begin_step()
                 if observer.ledger.due or self._silent_for_long():
+                    self._check_ownership(observer)
                     observer.ledger.flush()
-                    self._write_meta(observer.ledger, modules=True)
+                    self._write_meta(observer.ledger)
                 else:
                     observer.ledger.drain()
                 return
@@ -374,6 +387,20 @@ class Recorder:
             self._stop("ending a step", error)
         self.step += 1
         self._begin_step()
+
+    def _check_ownership(self, observer: Observer) -> None:
+        """Nothing is written into a run that another process has begun here since.
+
+        Raises:
+            RunExists: If one has; all that waits for the disk is forgotten.
+        """
+        writer = self._writer
+        if writer is None or not is_replaced(writer.folder, writer.rank, self._created):
+            return
+        self._writer = None
+        observer.ledger.forget()
+        message = f"another process has replaced the run in {self.folder}"
+        raise RunExists(message)
 
     def _silent_for_long(self) -> bool:
         """One of several processes may be killed any time: its last word must not be old."""
@@ -446,11 +473,12 @@ class Recorder:
 
     # -- meta.json ---------------------------------------------------------------------------------
 
-    def _write_meta(self, ledger: Ledger | None = None, *, modules: bool = False) -> None:
+    def _write_meta(self, ledger: Ledger | None = None) -> None:
         if self._writer is None:
             return
         self._written_at = time.monotonic()
         roots = self._subjects.roots
+        rows = list(self._subjects.rows())
         self._writer.write_meta(
             {
                 "mpdiag": environment.versions().get("mpdiag", "unknown"),
@@ -485,13 +513,14 @@ class Recorder:
                     "steps": self._operation_steps,
                     "reason": self._operation_reason,
                 },
-                "coverage": self._subjects.coverage(),
+                "coverage": self._subjects.coverage(rows),
                 "failures": self.failures,
                 "verdict": None,
             }
         )
-        if modules:
-            self._writer.write_modules(self._subjects.rows())
+        if rows != self._table:
+            self._writer.write_modules(rows)
+            self._table = rows
 
 
 _live: weakref.WeakSet[Recorder] = weakref.WeakSet()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
@@ -11,8 +11,51 @@ from mpdiag.histogram import BINS, MIN_EXPONENT, ExponentHistogram
 from mpdiag.recording import cpu
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import torch
     from numpy.typing import NDArray
+
+
+class Packed:
+    """Rows of counts that are zero but for one stretch, which is kept alone.
+
+    A tensor spans some 25 of FP32's 255 powers of two: a model of thousands of layers would
+    otherwise hold, fault in and clear 8 KB for each of its tensors in each step.
+
+    Args:
+        width: Length of a row.
+        tail: So many entries at a row's end are kept whatever they are.
+    """
+
+    def __init__(self, width: int, tail: int = 0) -> None:
+        self._width = width
+        self._tail = tail
+        self._rows: list[tuple[int, NDArray[np.int64], NDArray[np.int64], Any]] = []
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def append(self, row: NDArray[np.int64], beside: Any = None) -> int:
+        """Keep a row, int64 (width,), and what belongs to it; returns its number."""
+        body = self._width - self._tail
+        first, stop = cpu.occupied(row, body)
+        self._rows.append((first, row[first:stop].copy(), row[body:].copy(), beside))
+        return len(self._rows) - 1
+
+    def beside(self) -> list[Any]:
+        """What belongs to each row, in their order."""
+        return [row[3] for row in self._rows]
+
+    def __getitem__(self, indices: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
+        """Some rows as they were, int64 (n, width)."""
+        rows = np.zeros((len(indices), self._width), np.int64)
+        body = self._width - self._tail
+        for row, i in zip(rows, indices, strict=True):
+            first, stretch, tail, _ = self._rows[i]
+            row[first : first + len(stretch)] = stretch
+            row[body:] = tail
+        return rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,10 +69,10 @@ class RawRows:
         ratios: int64 (m, ``cpu.RATIO_BINS``).
     """
 
-    counts: NDArray[np.int64]
+    counts: NDArray[np.int64] | Packed
     extremes: NDArray[np.float64]
     facts: NDArray[np.int64]
-    ratios: NDArray[np.int64]
+    ratios: NDArray[np.int64] | Packed
 
     def merged(self, groups: list[list[int]]) -> ExponentHistogram:
         """A stack of histograms, each the sum of the raw rows its group names."""

@@ -8,6 +8,7 @@ import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from mpdiag.documents import read_document
 from mpdiag.errors import DamagedSearch, StateMismatch
 from mpdiag.searching.ranking import Candidate
 
@@ -89,7 +90,7 @@ def load_state(path: Path | None, key: dict[str, Any]) -> SearchState:
     if path is None or not path.is_file():
         return SearchState(key, path)
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = read_document(path)
         same = document["version"] == VERSION and document["key"] == json.loads(json.dumps(key))
         state = SearchState(
             key,

@@ -17,7 +17,6 @@ where ``function()`` returns the model, and a function of model and batch that r
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from mpdiag.documents import read_document
 from mpdiag.errors import DamagedCapsule, NewerSchema, UsageError
 from mpdiag.whole_files import atomic_path, write_json
 
@@ -116,7 +116,7 @@ def load_capsule(path: str | os.PathLike[str]) -> Capsule:
 
     folder = _folder(path)
     try:
-        document = json.loads((folder / DOCUMENT).read_text(encoding="utf-8"))
+        document = read_document(folder / DOCUMENT)
         version = document["schema_version"]
         if type(version) is int and version > SCHEMA_VERSION:
             message = f"{folder} was written by a newer mpdiag: upgrade mpdiag to read it"

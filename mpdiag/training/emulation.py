@@ -147,7 +147,7 @@ class Emulation(TorchDispatchMode):
         signature = tuple([x.dtype if isinstance(x, torch.Tensor) else type(x) for x in leaves])
         if LOW.isdisjoint(signature):
             return func(*args, **kwargs)
-        key = (*signature, spec, *[x for x in leaves if isinstance(x, torch.dtype)])
+        key = (*signature, _form(spec), *[x for x in leaves if isinstance(x, torch.dtype)])
         dtypes = self._result_dtypes(func, key, args, kwargs)
         if dtypes is None:
             return func(*args, **kwargs)
@@ -220,6 +220,15 @@ def suspended() -> Iterator[None]:
             yield
         finally:
             torch._C._set_mkldnn_enabled(before)
+
+
+def _form(spec: Any) -> Any:
+    """A form of nested arguments that can be looked up; torch 2.6 has none with a hash for dicts."""
+    try:
+        hash(spec)
+    except TypeError:
+        return repr(spec)
+    return spec
 
 
 def _is_native(func: Any) -> bool:

@@ -24,5 +24,5 @@ def test_a_handful_of_each(root, tmp_path):
     )
     assert done.returncode == 0, done.stdout + done.stderr
     promises = {p["name"]: p for p in json.loads((tmp_path / "f").read_text())["promises"]}
-    assert len(promises) == 17
+    assert len(promises) == 18
     assert all(p["tried"] and not p["broken"] for p in promises.values()), done.stdout

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -136,7 +138,9 @@ def test_updates_equal_torchs_casts(scale, rows):
     mantissa, exponent = np.frexp(ratio)
     bins = np.where(mantissa == 0.5, exponent - 2, exponent - 1) - RATIO_FIRST
     below = slice(0, 127 - RATIO_FIRST)
-    assert np.array_equal(raw.ratios[fact][below], np.bincount(bins, minlength=RATIO_BINS)[below])
+    assert np.array_equal(
+        raw.ratios[[fact]][0][below], np.bincount(bins, minlength=RATIO_BINS)[below]
+    )
 
 
 def test_two_threads_may_count_at_once():
@@ -191,3 +195,20 @@ def test_what_was_counted_can_still_be_resized():
     HostRows().count_update(weight, changed)
     weight.untyped_storage().resize_(0)
     changed.untyped_storage().resize_(0)
+
+
+def test_counting_works_where_nothing_can_be_cached():
+    """An install and a home that may not be written: Numba finds no place for what it compiled."""
+    program = """
+from numba.core import caching
+caching.CacheImpl._locator_classes = []
+import torch
+from mpdiag.recording.counting import HostRows
+rows = HostRows()
+rows.count(torch.ones(3))
+print(rows.read().merged([[0]]).numel.tolist())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.stdout.split() == ["[3]"], done.stderr

@@ -10,7 +10,9 @@ import pytest
 from mpdiag.reports.csv_text import csv_text
 
 
-@pytest.mark.parametrize("name", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", '=HYPERLINK("x")'])
+@pytest.mark.parametrize(
+    "name", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\n=1", "＝1", '=HYPERLINK("x")']
+)
 def test_a_formula_becomes_text(name):
     frame = pd.DataFrame({"name": [name, "conv.1"], "=count": [-3, 4], "x": [-0.5, None]})
     frame["kind"] = pd.Categorical([name, "other"])

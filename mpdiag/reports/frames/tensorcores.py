@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from mpdiag.documents import read_document
 from mpdiag.errors import DamagedRun, NewerSchema, RunNotFound
 
 if TYPE_CHECKING:
@@ -36,7 +36,10 @@ def read_profile(folder: Path) -> dict[str, Any]:
     """
     path = folder / FILE
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        if path.exists() and not path.is_file():
+            message = "it is no file"
+            raise ValueError(message)
+        document = read_document(path)
     except FileNotFoundError:
         message = f"{folder} has no {FILE}: write one with mpdiag profile --json > {path}"
         raise RunNotFound(message) from None

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
+    from typing import TextIO
 
 LONGEST_FIELD = 1 << 20
 """Characters; a quote that is never closed makes a field of all that follows."""
@@ -20,12 +21,18 @@ def rows(path: Path) -> Iterator[list[str]]:
     """The rows of a CSV file; lines that tools print between them (``==PROF==``) are left out."""
     csv.field_size_limit(LONGEST_FIELD)
     with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
-        lines = (
-            line.replace("\0", "")
-            for line in file
-            if not line.startswith("==") and len(line) < LONGEST_FIELD
-        )
+        lines = (line.replace("\0", "") for line in _lines(file) if not line.startswith("=="))
         yield from csv.reader(lines)
+
+
+def _lines(file: TextIO) -> Iterator[str]:
+    """Lines, but for those too long: one may be as long as the disk, and cost its sender nothing."""
+    begun = False
+    while line := file.readline(LONGEST_FIELD):
+        whole = line.endswith("\n") or len(line) < LONGEST_FIELD
+        if whole and not begun:
+            yield line
+        begun = not whole
 
 
 def number(text: str) -> float | None:

@@ -1,0 +1,158 @@
+"""Files made to mislead or to exhaust: small to send, refused in one sentence, nothing else touched."""
+
+from __future__ import annotations
+
+import os
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from runs_by_hand import write_run
+
+from mpdiag import documents, environment
+from mpdiag.errors import DamagedPlan, DamagedRun
+from mpdiag.exports.registry import EXPORTERS, export_plan
+from mpdiag.launching.processes import claim_run
+from mpdiag.parquet_bombs import MOST_ROWS
+from mpdiag.plan import Fp32Choice, PrecisionPlan
+from mpdiag.reports.frames.tensorcores import read_profile
+from mpdiag.runs import open_run
+from mpdiag.tensorcores.readers import tables
+from mpdiag.training_log import read_log
+
+
+@pytest.fixture
+def run(tmp_path):
+    write_run(tmp_path / "run")
+    return tmp_path / "run"
+
+
+# -- files that are small on the disk alone --------------------------------------------------------
+
+
+def make_sparse(path, size=documents.LARGEST + 1):
+    """A file of any size that takes no room on the disk."""
+    path.touch()
+    with path.open("r+b") as file:
+        file.truncate(size)
+
+
+def assert_one_sentence(caught, *words):
+    message = str(caught.value)
+    assert "\n" not in message
+    assert all(word in message for word in words), message
+
+
+def test_a_sparse_meta_json_is_refused_unread(run):
+    make_sparse(run / "meta.json")
+    with pytest.raises(DamagedRun) as caught:
+        open_run(run)
+    assert_one_sentence(caught, "meta.json", "bytes")
+
+
+def test_a_sparse_plan_is_refused_unread(tmp_path):
+    make_sparse(tmp_path / "plan.json")
+    with pytest.raises(DamagedPlan) as caught:
+        PrecisionPlan.load(tmp_path / "plan.json")
+    assert_one_sentence(caught, "plan.json", "bytes")
+
+
+def test_a_document_of_usual_size_is_read(tmp_path):
+    (tmp_path / "a.json").write_text('{"a": [1]}')
+    assert documents.read_document(tmp_path / "a.json") == {"a": [1]}
+
+
+def test_a_line_as_long_as_the_disk_is_passed_over(tmp_path, monkeypatch):
+    monkeypatch.setattr(tables, "LONGEST_FIELD", 100)
+    path = tmp_path / "a.csv"
+    path.write_text("a,b\n" + "x" * 1000 + ",y\n==PROF== c\nc,d\n" + "z" * 99)
+    assert list(tables.rows(path)) == [["a", "b"], ["c", "d"], ["z" * 99]]
+
+
+# -- Parquet that unpacks without end --------------------------------------------------------------
+
+
+def test_a_part_of_endless_rows_is_refused_unread(run):
+    path = run / "stats" / "rank00000-000002.parquet"
+    pq.write_table(pa.table({"step": np.zeros(MOST_ROWS + 1, np.int8)}), path)
+    assert path.stat().st_size < 50_000
+    with pytest.raises(DamagedRun) as caught:
+        _ = open_run(run).records
+    assert_one_sentence(caught, "rank00000-000002.parquet", "rows")
+
+
+def test_the_table_of_modules_is_checked_likewise(run):
+    path = run / "modules" / "rank00000.parquet"
+    pq.write_table(pa.table({"name": pa.array(["a"] * (MOST_ROWS + 1)).dictionary_encode()}), path)
+    with pytest.raises(DamagedRun) as caught:
+        open_run(run).modules()
+    assert_one_sentence(caught, "modules", "rows")
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no pipes in folders")
+def test_a_pipe_in_a_run_keeps_nobody_waiting(run):
+    for place in (
+        *("stats/rank00000-000009.parquet", "modules/rank00009.parquet", "training.jsonl"),
+        *("ranks/rank00009.json", "operations/rank00000-000001.parquet", "profile.json"),
+    ):
+        (run / place).parent.mkdir(exist_ok=True)
+        (run / place).unlink(missing_ok=True)
+        os.mkfifo(run / place)
+    opened = open_run(run)
+    assert len(opened.parts()) == 1
+    assert opened.modules()
+    assert opened.operations() == []
+    assert set(opened.rank_metas()) == {0}
+    with pytest.raises(DamagedRun):
+        read_log(run)
+    with pytest.raises(DamagedRun):
+        read_profile(run)
+
+
+# -- names -----------------------------------------------------------------------------------------
+
+COMMANDS = "\x1b]0;title\x07\x1b[2J\x9b1m\u202egnp.exe\x00"
+
+
+@pytest.mark.parametrize("name", EXPORTERS)
+def test_an_export_commands_no_terminal(name):
+    plan = PrecisionPlan(run=COMMANDS, verdict=COMMANDS, fp32_modules=(Fp32Choice("", COMMANDS),))
+    for level in ("O1", "O2"):
+        text = export_plan(replace(plan, level=level), name).text
+        odd = {c for c in text if not c.isprintable()} - {"\n"}
+        assert odd == set(), odd
+
+
+def test_a_claim_names_a_folder_beside_it_and_no_other(tmp_path, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert claim_run(tmp_path, "train") == claim_run(tmp_path, "train") == tmp_path / "train"
+    (claim,) = tmp_path.glob(".*.claim")
+    claim.write_text("../elsewhere")
+    assert claim_run(tmp_path, "train").parent == tmp_path
+
+
+# -- secrets ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (["--hf-token", "abc", "--lr", "1"], ["--hf-token", "(hidden)", "--lr", "1"]),
+        (["--wandb_api_key=abc"], ["--wandb_api_key=(hidden)"]),
+        (["logger.wandb.api-key=abc"], ["logger.wandb.api-key=(hidden)"]),
+        (["--password", "abc"], ["--password", "(hidden)"]),
+        (["--token"], ["--token"]),
+        (["--token", "--lr"], ["--token", "--lr"]),
+        (["s3://key:word@host/data"], ["s3://(hidden)@host/data"]),
+        (["--tokenizer", "bpe", "--max-tokens=5"], ["--tokenizer", "bpe", "--max-tokens=5"]),
+        (["token", "ring"], ["token", "ring"]),
+        (["--data", "https://host/a@b"], ["--data", "https://host/a@b"]),
+    ],
+)
+def test_a_run_keeps_no_secret_of_the_command_line(words, shown, monkeypatch):
+    monkeypatch.setattr(sys, "argv", ["train.py", *words])
+    assert environment.arguments() == ["train.py", *shown]
