@@ -35,7 +35,7 @@ FLOORS = {
     "algebra": [["places"], ["histogram"], ["plan"], ["scalers"], ["precision_lists"]],
     "store": [
         ["runs", "records", "columns", "operation_records", "meta", "soundness"],
-        ["training_log"],
+        ["training_log", "sensitivities"],
         ["environment"],
     ],
     "sight": [

@@ -47,6 +47,7 @@ else:
     bound = tensorcores.combined_bound(list(edited.loc[edited["fixed"], "amdahl_bound"]))
     st.metric("At most faster by", f"{bound:.3g} ×", border=True, width=240)
 
+kit.show(pictures.roofline(run, profile))
 kit.show(pictures.kernels(run, profile))
 kernels = tensorcores.kernel_frame(profile)
 st.dataframe(kernels, hide_index=True)

@@ -19,6 +19,8 @@ from mpdiag.places import place
 from mpdiag.reports import markdown, pictures
 from mpdiag.reports.frames import tensorcores
 from mpdiag.reports.frames.gradients import in_model_order
+from mpdiag.reports.frames.operations import operations_frame
+from mpdiag.reports.frames.sensitivity import ranking
 from mpdiag.reports.frames.verdict import facts, formats_frame, levels_frame
 from mpdiag.reports.page import STYLE, THEMING
 from mpdiag.reports.words import percent, sentence
@@ -96,6 +98,7 @@ def report_pictures(analysis: Analysis) -> Iterator[Picture]:
         yield pictures.swallowed(run, records)
     outputs = in_model_order(analysis.layers.of_kind("activation"), modules)
     if len(outputs):
+        yield pictures.sensitivity(run, ranking(folder, analysis))
         yield pictures.output_ranges(run, outputs)
     if (folder / FILE).is_file():
         log = read_log(folder)
@@ -107,6 +110,7 @@ def report_pictures(analysis: Analysis) -> Iterator[Picture]:
         return
     yield pictures.verdicts(run, profile)
     yield pictures.kernels(run, profile)
+    yield pictures.roofline(run, profile)
 
 
 # -- the parts of the page -------------------------------------------------------------------------
@@ -135,7 +139,7 @@ def _verdict(analysis: Analysis) -> Iterator[str]:
             f"<br>→ {escape(f.fix)} <code>{escape(f.code)}</code></div>"
             for f in analysis.findings
         )
-    operations = pictures.operations_frame(analysis)
+    operations = operations_frame(analysis)
     if len(operations):
         yield f"<details><summary>{len(operations)} modules stay in FP32</summary>"
         yield _table(operations) + "</details>"

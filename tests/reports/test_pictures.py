@@ -18,7 +18,7 @@ from mpdiag.analysis.replay import replay_run
 from mpdiag.formats import BF16, FP8_E4M3, FP8_E5M2, FP16
 from mpdiag.reports import pictures
 from mpdiag.reports.figures.gradients import fate, window
-from mpdiag.reports.frames import comparing, gradients, training, updates
+from mpdiag.reports.frames import comparing, gradients, operations, training, updates
 from mpdiag.training_log import read_log
 
 
@@ -309,8 +309,8 @@ def test_operations_with_their_line(analysis):
         fix="keep it in FP32",
         without="infinite",
     )
-    (row,) = pictures.proven_frame(replace(analysis, operations=(found,))).to_dict("records")
+    (row,) = operations.proven_frame(replace(analysis, operations=(found,))).to_dict("records")
     assert (row["operation"], row["module"], row["line"]) == ("exp", "(the model)", "model.py:12")
-    assert pictures.proven_frame(replace(analysis, operations=())).empty
-    table = pictures.operations_frame(analysis)
+    assert operations.proven_frame(replace(analysis, operations=())).empty
+    table = operations.operations_frame(analysis)
     assert len(table) == len(analysis.plan.fp32_operations)

@@ -58,7 +58,10 @@ def read_profile(folder: Path) -> dict[str, Any]:
     return dict(document)
 
 
-_WORDS = ("name", "verdict", "instruction", "dtype", "op", "module", "cause", "fix")
+_WORDS = (
+    *("name", "verdict", "instruction", "dtype", "op", "module", "cause", "fix"),
+    *("kernel", "phase"),
+)
 
 
 def _has_words(row: Mapping[str, Any]) -> bool:
