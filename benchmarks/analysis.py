@@ -20,7 +20,7 @@ import numpy as np
 from mpdiag.analysis.analyzer import analyze
 from mpdiag.histogram import BINS, MIN_EXPONENT, ExponentHistogram
 from mpdiag.records import encode
-from mpdiag.runs import RunWriter
+from mpdiag.run_writer import RunWriter
 
 LAYERS = 500
 KINDS = ("activation", "activation_grad", "weight_grad")

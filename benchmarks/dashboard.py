@@ -21,7 +21,7 @@ import numpy as np
 from mpdiag.bundled import app_folder, sample_runs
 from mpdiag.histogram import ExponentHistogram
 from mpdiag.records import UpdateStack, encode
-from mpdiag.runs import RunWriter
+from mpdiag.run_writer import RunWriter
 
 VIEWS = ("runs", "verdict", "gradients", "updates", "operations", "training", "compare")
 

@@ -541,7 +541,7 @@ def main(words: Iterable[str] | None = None) -> int:
                 show(promise)
     if options.json is not None:
         from mpdiag import environment
-        from mpdiag.runs import write_json
+        from mpdiag.whole_files import write_json
 
         figures = [{**vars(p), "problems": p.problems[:5]} for p in promises]
         document = {

@@ -658,7 +658,7 @@ def _memory_disk() -> str | None:
 def store(results: list[Result], options: argparse.Namespace) -> None:
     """Write the figures so far; what earlier runs found of other readers stays."""
     from mpdiag import environment
-    from mpdiag.runs import write_json
+    from mpdiag.whole_files import write_json
 
     path: Path = options.json
     kept = json.loads(path.read_text())["readers"] if path.is_file() else []

@@ -22,7 +22,7 @@ import pyarrow as pa
 
 from mpdiag.histogram import BINS, MIN_EXPONENT, ExponentHistogram
 from mpdiag.records import encode
-from mpdiag.runs import RunWriter
+from mpdiag.run_writer import RunWriter
 
 PATTERNS = 4
 """Steps that are generated; the others repeat them."""

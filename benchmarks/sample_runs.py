@@ -23,7 +23,7 @@ from rich.console import Console
 
 from mpdiag import analyze, demo, demo_all, measure_sensitivity, workloads
 from mpdiag.plan import PrecisionPlan
-from mpdiag.runs import write_json
+from mpdiag.whole_files import write_json
 from mpdiag.workloads.protocol import start
 
 SAMPLES = Path(__file__).resolve().parent.parent / "sample_runs"

@@ -329,7 +329,7 @@ def main(words: Iterable[str] | None = None) -> int:
         results[name] = rows
         if options.json is not None:
             from mpdiag import environment
-            from mpdiag.runs import write_json
+            from mpdiag.whole_files import write_json
 
             kept = json.loads(options.json.read_text())["results"] if options.json.is_file() else {}
             document = {"versions": environment.versions(), "results": kept | results}

@@ -22,8 +22,9 @@ from mpdiag.errors import InputError, UsageError
 from mpdiag.plan import PrecisionPlan
 from mpdiag.reports import families, terminal
 from mpdiag.reports.families import Family, Side
-from mpdiag.runs import now, open_run, write_json
+from mpdiag.runs import now, open_run
 from mpdiag.training_log import read_log
+from mpdiag.whole_files import write_json
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

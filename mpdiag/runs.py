@@ -7,36 +7,34 @@
         ranks/rank00001.json          the same, of every other rank
         modules/rank00000.parquet     the modules and parameters, one row each
         stats/rank00000-000001.parquet  the statistics, one row for each step × tensor
-    operations/rank00000-000001.parquet  the operations of a few steps, one row each
+        operations/rank00000-000001.parquet  the operations of a few steps, one row each
         plan.json …                   once made
 
-Every file is written beside its place and then renamed, so a kill leaves whole files or none.
-Ranks write files of their own and never wait for each other. The folder may be a URL of any file
+``run_writer`` writes it; here it is read. Every file appears whole, so a kill leaves whole files or
+none. Ranks write files of their own and never wait for each other. The folder may be a URL of any file
 system that fsspec knows, see ``places``; there a file is sent whole.
 """
 
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
-import tempfile
-import uuid
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from mpdiag import markup
-from mpdiag.errors import DamagedRun, NewerSchema, RunExists, RunNotFound
+from mpdiag.errors import DamagedRun, NewerSchema, RunNotFound
 from mpdiag.meta import refuse_odd_meta, refuse_odd_modules
 from mpdiag.places import is_remote, place
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    import os
+    from collections.abc import Iterator, Mapping
+    from pathlib import Path
 
     import pandas as pd
     import pyarrow as pa
@@ -53,159 +51,6 @@ _PART = re.compile(r"rank(\d{5})-(\d{6})\.parquet")
 def now() -> str:
     """The present as ISO 8601 in UTC, as every file of a run writes it."""
     return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
-
-
-# -- writing ---------------------------------------------------------------------------------------
-
-
-class RunWriter:
-    """Writes one rank's share of a run folder.
-
-    Args:
-        folder: The run folder, a path or a URL; made when missing.
-        rank: This process's rank.
-        world_size: How many ranks there are.
-        overwrite: Replace the run that lies there, instead of refusing.
-
-    Raises:
-        RunExists: If the folder holds this rank's part of another run already.
-        OSError: If the folder cannot be made.
-    """
-
-    def __init__(
-        self,
-        folder: str | os.PathLike[str],
-        *,
-        rank: int = 0,
-        world_size: int = 1,
-        overwrite: bool = False,
-    ) -> None:
-        self.folder = place(folder).absolute()  # the program may change its working folder
-        self.rank = rank
-        self._parts = self._operation_parts = 0
-        self._claimed = False
-        meta = self._meta_path
-        if meta.exists():
-            if not overwrite:
-                message = (
-                    f"{self.folder} already holds a run: choose another folder, "
-                    "or pass overwrite=True to replace it"
-                )
-                raise RunExists(message)
-            self._clear(world_size)
-        for name in ("stats", "modules", "ranks") if world_size > 1 else ("stats", "modules"):
-            (self.folder / name).mkdir(parents=True, exist_ok=True)
-
-    @property
-    def _meta_path(self) -> Path:
-        if self.rank == 0:
-            return self.folder / META
-        return self.folder / "ranks" / f"rank{self.rank:05d}.json"
-
-    def _clear(self, world_size: int) -> None:
-        """Remove what this rank wrote before, and rank 0 also what ranks beyond the world wrote."""
-        for path in [*self.folder.glob("*/rank*"), *self.folder.glob("*/.rank*")]:
-            digits = re.match(r"\.?rank(\d{5})", path.name)
-            owner = int(digits.group(1)) if digits else -1
-            if owner == self.rank or (self.rank == 0 and owner >= world_size):
-                path.unlink(missing_ok=True)
-        if self.rank == 0:
-            made = ("plan.json", "training.jsonl", "profile.json", "sensitivity.json", "report.html")
-            for name in made:
-                (self.folder / name).unlink(missing_ok=True)
-        self._meta_path.unlink(missing_ok=True)
-
-    def write_meta(self, meta: Mapping[str, Any]) -> None:
-        """Write this rank's meta file, or replace it.
-
-        Raises:
-            RunExists: If another process began a run here since this writer was made.
-        """
-        document = {"schema_version": SCHEMA_VERSION, **meta}
-        if self._claimed or is_remote(self._meta_path):
-            write_json(self._meta_path, document)
-            return
-        with atomic_path(self._meta_path, replace=False) as partial:
-            partial.write_text(_json_text(document), encoding="utf-8")
-        self._claimed = True
-
-    def write_modules(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Replace this rank's table of modules and parameters (columns: ``MODULE_COLUMNS``)."""
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        table = pa.Table.from_pylist([dict(row) for row in rows], schema=modules_schema())
-        with atomic_path(self.folder / "modules" / f"rank{self.rank:05d}.parquet") as path:
-            pq.write_table(table, path, compression="zstd")
-
-    def append(self, table: pa.Table, part: int | None = None) -> None:
-        """Write one part of statistics; it is whole on disk when this returns.
-
-        Args:
-            table: Its rows (schema: ``records``).
-            part: Its number, from 1; default: the next. A part that bears it already is replaced.
-        """
-        part = self._parts + 1 if part is None else part
-        self._write_part("stats", part, table)
-        self._parts = part
-
-    def append_operations(self, table: pa.Table) -> None:
-        """Write the operations of one step (schema: ``operation_records``), likewise."""
-        (self.folder / "operations").mkdir(exist_ok=True)
-        self._write_part("operations", self._operation_parts + 1, table)
-        self._operation_parts += 1
-
-    def _write_part(self, kind: str, number: int, table: pa.Table) -> None:
-        import pyarrow.parquet as pq
-
-        name = f"rank{self.rank:05d}-{number:06d}.parquet"
-        with atomic_path(self.folder / kind / name) as path:
-            pq.write_table(
-                table, path, compression="zstd", compression_level=9, write_statistics=False
-            )
-
-
-class atomic_path:  # noqa: N801 - reads as a verb at its call sites
-    """Context manager: a path beside the target that replaces it on success, and goes on failure.
-
-    For a remote target the path is a local file, which is sent whole.
-
-    Args:
-        target: The file to write.
-        replace: Whether it may exist; if not, and it does by then, ``RunExists`` is raised. Of
-            several processes that try at once, one succeeds.
-    """
-
-    def __init__(self, target: Path, *, replace: bool = True) -> None:
-        self.target = target
-        self._replace = replace
-        beside = Path(tempfile.gettempdir()) / uuid.uuid4().hex if is_remote(target) else target
-        self.partial = beside.with_name(f".{beside.name}.{os.getpid()}.part")
-
-    def __enter__(self) -> Path:
-        """The path to write to."""
-        return self.partial
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        """Rename on success, remove on failure."""
-        try:
-            if kind is None and is_remote(self.target):
-                cast("RemotePath", self.target).receive(self.partial)
-            elif kind is None and self._replace:
-                os.replace(self.partial, self.target)
-            elif kind is None:
-                self._rename_to_free_place()
-        finally:
-            self.partial.unlink(missing_ok=True)
-
-    def _rename_to_free_place(self) -> None:
-        try:
-            os.link(self.partial, self.target)
-        except FileExistsError:
-            message = f"another process began a run at {self.target.parent}: choose another folder"
-            raise RunExists(message) from None
-        except OSError:  # a file system without links
-            os.replace(self.partial, self.target)
 
 
 def modules_schema() -> pa.Schema:
@@ -229,9 +74,6 @@ def modules_schema() -> pa.Schema:
             ("settings", pa.string()),  # JSON: what a shape rule needs beside the shapes
         ]
     )
-
-
-# -- reading ---------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -491,16 +333,6 @@ def free_name(folder: str | os.PathLike[str], stem: str) -> Path:
     while path.exists():
         path, number = root / f"{stem}-{number}", number + 1
     return path
-
-
-def write_json(path: Path, document: Mapping[str, Any]) -> None:
-    """Write a JSON document whole or not at all."""
-    with atomic_path(path) as partial:
-        partial.write_text(_json_text(document), encoding="utf-8")
-
-
-def _json_text(document: Mapping[str, Any]) -> str:
-    return json.dumps(document, indent=2, allow_nan=False) + "\n"
 
 
 def remove_run(folder: str | os.PathLike[str]) -> None:

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
 from mpdiag.errors import DamagedRun, NewerSchema
-from mpdiag.runs import write_json
+from mpdiag.whole_files import write_json
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

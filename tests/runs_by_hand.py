@@ -6,7 +6,7 @@ import numpy as np
 
 from mpdiag.histogram import ExponentHistogram
 from mpdiag.records import RowBuffer, UpdateCounts
-from mpdiag.runs import RunWriter
+from mpdiag.run_writer import RunWriter
 
 HOSTILE = '<img src=x onerror="window.hacked=1">'
 SCRIPT = "</script><script>window.hacked=1</script>"

@@ -19,8 +19,10 @@ import mpdiag
 from mpdiag.cli import app
 from mpdiag.errors import RunExists, RunNotFound, UsageError
 from mpdiag.places import RemotePath, is_remote, place
-from mpdiag.runs import RunWriter, atomic_path, free_name, list_runs, open_run, remove_run
+from mpdiag.run_writer import RunWriter
+from mpdiag.runs import free_name, list_runs, open_run, remove_run
 from mpdiag.training_log import read_log
+from mpdiag.whole_files import atomic_path
 
 
 @pytest.fixture

@@ -19,7 +19,9 @@ from mpdiag.columns import Records
 from mpdiag.errors import DamagedRun, RunExists, RunNotFound
 from mpdiag.histogram import ExponentHistogram
 from mpdiag.records import RowBuffer, schema
-from mpdiag.runs import RunWriter, atomic_path, free_name, list_runs, open_run, remove_run
+from mpdiag.run_writer import RunWriter
+from mpdiag.runs import free_name, list_runs, open_run, remove_run
+from mpdiag.whole_files import atomic_path
 
 LABELS = {
     "tensors": 1,

@@ -20,7 +20,7 @@ from mpdiag.analysis.fp32_operations import (
 from mpdiag.analysis.guidance import advise_levels
 from mpdiag.analysis.loss_scale import LossScaleAnalysis, analyze_loss_scale
 from mpdiag.analysis.notebook import analysis_html
-from mpdiag.analysis.operation_rules import OperationFinding, find_operations
+from mpdiag.analysis.operation_findings import find_operations
 from mpdiag.analysis.reduction import choose_reduction
 from mpdiag.analysis.shapes import advise_shapes, shape_findings
 from mpdiag.analysis.streaming import evidence_of
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from mpdiag.analysis.layers import Layers
+    from mpdiag.analysis.operation_rules import OperationFinding
 
 SCHEMA_VERSION = 1
 FEW_STEPS = 20

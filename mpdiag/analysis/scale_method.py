@@ -10,7 +10,7 @@ steps that shrink as much again.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -193,7 +193,10 @@ def _candidates(
     course: Course, exponent: int, safe: int, upper: int, headroom: int, scaled: bool
 ) -> Iterator[Candidate]:
     if not scaled:
-        yield course.judge("none", ConstantScale(1.0), headroom=headroom)
+        # What is lost was found not to matter, over all late steps together; judged step by step,
+        # one with small gradients would count as much as one that moves the weights.
+        none = course.judge("none", ConstantScale(1.0), headroom=headroom)
+        yield replace(none, fits=none.skipped <= TOLERATED_SKIPS)
     start = min(exponent, safe)
     for power in range(start, max(start, min(safe, int(math.log2(LARGEST_SCALE)))) + 1):
         yield course.judge("constant", ConstantScale(2.0**power), headroom=headroom)

@@ -11,8 +11,9 @@ import numpy as np
 from mpdiag.analysis.layers import merge_layers
 from mpdiag.errors import DamagedRun, InputError, NewerSchema, RunNotFound
 from mpdiag.places import place
-from mpdiag.runs import META, Run, list_runs, open_run, write_json
+from mpdiag.runs import META, Run, list_runs, open_run
 from mpdiag.training_log import FILE, read_log
+from mpdiag.whole_files import write_json
 
 if TYPE_CHECKING:
     import os

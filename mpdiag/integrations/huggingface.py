@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 from transformers import Trainer, TrainerCallback
 
 from mpdiag.integrations.accelerate import PlanAccelerator, apply_plan
-from mpdiag.recording.recorder import Recorder, record
+from mpdiag.integrations.recording_callback import Recording
+from mpdiag.recording.recorder import Recorder
 
 if TYPE_CHECKING:
     import os
@@ -25,36 +26,21 @@ if TYPE_CHECKING:
     from mpdiag.training.trainer import MixedPrecision
 
 
-class RecordCallback(TrainerCallback):
-    """Records a training.
-
-    Attributes:
-        recorder: The recording, once training has begun.
-
-    Args:
-        run: The run folder, a path or a URL.
-        options: As for ``mpdiag.record``: ``every``, ``include``, ``exclude``, ``max_steps``,
-            ``overwrite``.
-    """
-
-    def __init__(self, run: str | os.PathLike[str], **options: Any) -> None:
-        self.run = run
-        self.options = options
-        self.recorder: Recorder | None = None
+class RecordCallback(Recording, TrainerCallback):
+    """Records a training; see ``Recording`` for arguments and attributes."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
         """Begin."""
         optimizer = kwargs["optimizer"]
         while hasattr(optimizer, "optimizer"):  # Accelerate's wrapper
             optimizer = optimizer.optimizer
-        self.recorder = record(kwargs["model"], optimizer, self.run, **self.options).start()
+        recorder = self.begin(kwargs["model"], optimizer)
         # Transformers tells nobody when training fails; the record of it ends with the process.
-        weakref.finalize(self, Recorder.close, self.recorder, "failed")
+        weakref.finalize(self, Recorder.close, recorder, "failed")
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
         """Finish."""
-        if self.recorder is not None:
-            self.recorder.close()
+        self.end()
 
 
 class PlanTrainer(Trainer):

@@ -19,9 +19,9 @@ from lightning.pytorch.plugins import Precision
 from torch.optim import LBFGS, Optimizer
 
 from mpdiag.errors import UsageError
+from mpdiag.integrations.recording_callback import Recording
 from mpdiag.integrations.scaler_state import ScalerState
 from mpdiag.plan import PrecisionPlan
-from mpdiag.recording.recorder import Recorder, record
 from mpdiag.training.trainer import MixedPrecision
 
 if TYPE_CHECKING:
@@ -33,38 +33,20 @@ if TYPE_CHECKING:
     from mpdiag.training.steps import StepResult
 
 
-class RecordCallback(Callback):
-    """Records a training.
-
-    Attributes:
-        recorder: The recording, once training has begun.
-
-    Args:
-        run: The run folder, a path or a URL.
-        options: As for ``mpdiag.record``: ``every``, ``include``, ``exclude``, ``max_steps``,
-            ``overwrite``.
-    """
-
-    def __init__(self, run: str | os.PathLike[str], **options: Any) -> None:
-        self.run = run
-        self.options = options
-        self.recorder: Recorder | None = None
+class RecordCallback(Recording, Callback):
+    """Records a training; see ``Recording`` for arguments and attributes."""
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Begin."""
-        optimizers = list(trainer.optimizers)
-        self.recorder = record(_trained(pl_module), optimizers, self.run, **self.options).start()
+        self.begin(_trained(pl_module), list(trainer.optimizers))
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
         """Finish."""
-        if self.recorder is not None:
-            self.recorder.close()
+        self.end()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:  # noqa: ARG002
         """Finish what there is."""
-        if self.recorder is not None:
-            interrupted = isinstance(exception, KeyboardInterrupt)
-            self.recorder.close("interrupted" if interrupted else "failed")
+        self.end("interrupted" if isinstance(exception, KeyboardInterrupt) else "failed")
 
 
 def _trained(module: nn.Module) -> nn.Module | dict[str, nn.Module]:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from mpdiag.recording.rows import RawRows, Rows
     from mpdiag.recording.tensors import Countable
     from mpdiag.records import Kind
-    from mpdiag.runs import RunWriter
+    from mpdiag.run_writer import RunWriter
 
 _DRAIN_ROWS = 1024
 _FLUSH_ROWS = 20_000

@@ -41,7 +41,8 @@ from mpdiag.recording.ledger import Ledger
 from mpdiag.recording.names import Models, Subjects, subjects
 from mpdiag.recording.observer import Observer, in_backward
 from mpdiag.recording.operations import DEFAULT, OperationWatch, planned
-from mpdiag.runs import RunWriter, now
+from mpdiag.run_writer import RunWriter
+from mpdiag.runs import now
 
 if TYPE_CHECKING:
     from pathlib import Path

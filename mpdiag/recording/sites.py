@@ -8,7 +8,7 @@ import sys
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 
@@ -23,6 +23,9 @@ _PACKAGE = str(Path(__file__).resolve().parent.parent) + os.sep
 _OURS = tuple(_PACKAGE + room + os.sep for room in ("recording", "training", "analysis"))
 _GLUE = ("contextlib.py", "functools.py")
 _FUNCTIONAL = os.path.join(_TORCH, "nn", "functional.py")  # noqa: PTH118
+
+
+Noted = TypeVar("Noted")
 
 
 @dataclass(frozen=True)
@@ -44,16 +47,20 @@ class Site:
     index: int = -1
 
 
-class Places:
+class Calls(Generic[Noted]):
     """Follows which module is being called, and which forward operation a backward one belongs to.
 
+    Something can be noted of each forward operation, and is found again from the autograd node that
+    its backward operations run for. A forward pass that is recomputed in a backward pass (activation
+    checkpointing) is told from the backward pass itself by its modules: they are called there.
+
     Args:
-        modules: Names of modules by ``id``.
+        names: Names of modules by ``id``; a module without one passes for the one that calls it.
     """
 
-    def __init__(self, modules: Mapping[int, str]) -> None:
-        self._modules = modules
-        self._sites: dict[int, Site] = {}
+    def __init__(self, names: Mapping[int, str]) -> None:
+        self._known = names
+        self._noted: dict[int, Noted] = {}
         self._depths: dict[int, int] = {}
         self.restart()
 
@@ -62,11 +69,15 @@ class Places:
         self._called: list[int] = []
         self._names: list[str | None] = []
 
+    def forget(self) -> None:
+        """Nothing was noted."""
+        self._noted.clear()
+
     def enter(self, module: nn.Module) -> None:
         """A module is called."""
         outer = self._names[-1] if self._names else None
         self._called.append(id(module))
-        self._names.append(self._modules.get(id(module), outer))
+        self._names.append(self._known.get(id(module), outer))
 
     def leave(self, module: nn.Module) -> None:
         """A module has returned, or failed; so have all that it called."""
@@ -75,25 +86,56 @@ class Places:
                 self._names.pop()
             self._names.pop()
 
+    @property
+    def module(self) -> str | None:
+        """Name of the innermost module being called; None outside of all."""
+        return self._names[-1] if self._names else None
+
+    def backward_node(self) -> Any:
+        """The autograd node that the present operation runs for; None in a forward pass."""
+        task = torch._C._current_graph_task_id()
+        depth = len(self._names)
+        if task == -1 or depth > self._depths.setdefault(task, depth):
+            return None
+        ask = getattr(torch._C, "_current_autograd_node", None)
+        return None if ask is None else ask()
+
+    def note(self, what: Noted) -> None:
+        """Note this of the present forward operation, unless its node has a note already."""
+        self._noted.setdefault(present_number(), what)
+
+    @property
+    def present(self) -> Noted | None:
+        """What was noted of the node of the present forward operation."""
+        return self._noted.get(present_number())
+
+    def noted(self, node: Any) -> Noted | None:
+        """What was noted of the forward operation that made this node."""
+        return self._noted.get(node._sequence_nr()) if hasattr(node, "_sequence_nr") else None
+
+
+def present_number() -> int:
+    """Sequence number of the present forward operation's node.
+
+    It is made just before the operation runs, and took the number before the next.
+    """
+    return torch._C._autograd._get_sequence_nr() - 1
+
+
+class Places(Calls[Site]):
+    """Finds the place in the user's code that an operation belongs to."""
+
     def site(self, index: int) -> tuple[Site, str]:
         """Where the present operation comes from, and the autograd node it runs for.
 
         Args:
             index: Its number, kept for the backward operations that belong to it.
         """
-        task = torch._C._current_graph_task_id()
-        depth = len(self._names)
-        if task != -1 and depth <= self._depths.setdefault(task, depth):
-            ask = getattr(torch._C, "_current_autograd_node", None)
-            node = None if ask is None else ask()
-            if node is not None:
-                number = node._sequence_nr() if hasattr(node, "_sequence_nr") else -1
-                known = self._sites.get(number)
-                return known if known is not None else Site(None, *locate()), node.name()
-        module = self._names[-1] if self._names else None
-        site = Site(module, *locate(), index)
-        # The node of this operation was made just before, and took the number before the next.
-        self._sites.setdefault(torch._C._autograd._get_sequence_nr() - 1, site)
+        node = self.backward_node()
+        if node is not None:
+            return self.noted(node) or Site(None, *locate()), node.name()
+        site = Site(self.module, *locate(), index)
+        self.note(site)
         return site, ""
 
 

@@ -24,8 +24,8 @@ from mpdiag.reports.frames.sensitivity import ranking
 from mpdiag.reports.frames.verdict import facts, formats_frame, levels_frame
 from mpdiag.reports.page import STYLE, THEMING
 from mpdiag.reports.words import percent, sentence
-from mpdiag.runs import atomic_path
 from mpdiag.training_log import FILE, read_log
+from mpdiag.whole_files import atomic_path
 
 if TYPE_CHECKING:
     import os

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from mpdiag.errors import DamagedCapsule, NewerSchema, UsageError
-from mpdiag.runs import atomic_path, write_json
+from mpdiag.whole_files import atomic_path, write_json
 
 if TYPE_CHECKING:
     import os

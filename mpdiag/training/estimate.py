@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from mpdiag.formats import FloatFormat, format_named
+from mpdiag.recording.sites import present_number
 from mpdiag.training.rounding import round_to
 from mpdiag.training.sites import Site, Sites, floats
 
@@ -82,26 +83,26 @@ class Estimator(Sites):
         super().__init__(model)
         self._fmt: FloatFormat = format_named(fmt)
         self._scale = scale
-        self._calls: dict[int, _Held] = {}
+        self._waiting: dict[int, _Held] = {}
         self._found: dict[Site, tuple[float, float, float]] = {}
         self._sites: list[Site] = []
         self._loss = math.nan
 
     def forward(self) -> AbstractContextManager[None]:
         """A forward pass; what an earlier one found is forgotten."""
-        self._calls.clear()
+        self._waiting.clear()
         self._found.clear()
         self._sites.clear()
         return super().forward()
 
     def forward_operation(self, site: Site, func: Any, args: Any, kwargs: Any) -> Any:
         """Run it, and keep how far the narrow format would move its results."""
-        sequence = torch._C._autograd._get_sequence_nr() - 1
+        own, number = self._calls.present == site, present_number()
         result, errors = self.run_both(func, args, kwargs)
         overflows = not all(bool(e.isfinite().all()) for e in errors)
         self._sites.append(site)
-        if self._by_sequence.get(sequence) == site:
-            self._calls[sequence] = _Held(site, errors, overflows)
+        if own:
+            self._waiting[number] = _Held(site, errors, overflows)
         elif overflows:
             self._found[site] = (math.inf, math.inf, 0.0)
         return result
@@ -130,10 +131,10 @@ class Estimator(Sites):
         """Await the adjoints of a loss; call before its backward pass, which runs outside."""
         self._loss = float(loss.detach())
         for node in _nodes(loss.grad_fn):
-            held = self._calls.get(node._sequence_nr())
+            held = self._waiting.get(node._sequence_nr())
             if held is not None:
                 node.register_hook(self._hook(held))
-        self._calls.clear()
+        self._waiting.clear()
 
     def _hook(self, held: _Held) -> Callable[[Sequence[Any], Sequence[Any]], None]:
         def hook(grad_inputs: Sequence[Any], grad_outputs: Sequence[Any]) -> None:

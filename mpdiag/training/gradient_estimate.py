@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from mpdiag.errors import UsageError
+from mpdiag.recording.sites import present_number
 from mpdiag.training.estimate import Estimator, _Held, _matched, _nodes
 from mpdiag.training.sensitivity import untouched
 
@@ -53,7 +54,7 @@ class _Twice(Estimator):
 
     @property
     def forward_calls(self) -> dict[int, _Held]:
-        return self._calls
+        return self._waiting
 
     @property
     def sites(self) -> list[Site]:
@@ -62,11 +63,11 @@ class _Twice(Estimator):
     def backward_operation(self, site: Site | None, func: Any, args: Any, kwargs: Any) -> Any:
         if site is None:
             return func(*args, **kwargs)
-        sequence = torch._C._autograd._get_sequence_nr() - 1
+        number = present_number()
         result, errors = self.run_both(func, args, kwargs)
         overflows = not all(bool(e.isfinite().all()) for e in errors)
-        if sequence not in self.backward_calls:
-            self.backward_calls[sequence] = _Held(site, errors, overflows)
+        if number not in self.backward_calls:
+            self.backward_calls[number] = _Held(site, errors, overflows)
         return result
 
 

@@ -12,8 +12,9 @@ import torch
 from mpdiag import environment
 from mpdiag.errors import MpdiagError
 from mpdiag.places import place
-from mpdiag.runs import META, SCHEMA_VERSION, atomic_path, now, open_run, write_json
+from mpdiag.runs import META, SCHEMA_VERSION, now, open_run
 from mpdiag.training_log import LogWriter, Metric, TrainingStep
+from mpdiag.whole_files import atomic_path, write_json
 
 if TYPE_CHECKING:
     import os

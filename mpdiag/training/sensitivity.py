@@ -116,6 +116,9 @@ class _Narrow(Sites):
 
     def forward_operation(self, site: Site, func: Any, args: Any, kwargs: Any) -> Any:
         self.met.append(site)
+        return self.recomputed_operation(site, func, args, kwargs)
+
+    def recomputed_operation(self, site: Site, func: Any, args: Any, kwargs: Any) -> Any:
         if self._part == "backward" or site not in self._chosen:
             return func(*args, **kwargs)
         return self._run(func, args, kwargs, 1.0)

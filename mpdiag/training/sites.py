@@ -2,7 +2,9 @@
 
 Below autograd every operation of forward and backward passes by once, on plain tensors. A forward
 operation belongs to the innermost module being called; a backward operation to the forward operation
-whose gradient it computes, which autograd's sequence numbers tell.
+whose gradient it computes, which autograd's sequence numbers tell. What activation checkpointing
+computes again belongs to what it was the first time, as far as calls of one module come again in the
+same order.
 
 oneDNN is off from above this level meanwhile, as in ``emulation``: its LSTM would hide every gate.
 """
@@ -11,7 +13,7 @@ from __future__ import annotations
 
 import inspect
 from collections import Counter
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from mpdiag.precision_lists import LOW, policy_name
+from mpdiag.recording.sites import Calls
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -106,15 +109,21 @@ class Sites(TorchDispatchMode):
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._names = {module: name for name, module in model.named_modules()}
-        self._calling: list[str] = []
+        self._modules = list(model.modules())
+        self._calls: Calls[Site] = Calls({id(m): name for name, m in model.named_modules()})
         self._functions = _Functions()
         self._counts: Counter[tuple[str, str]] = Counter()
-        self._by_sequence: dict[int, Site] = {}
+        self._counts_again: Counter[tuple[str, str]] = Counter()
+        self._contexts = ExitStack()
         self._onednn: bool | None = None
 
     def forward_operation(self, site: Site, func: Any, args: Any, kwargs: Any) -> Any:
         """Run an operation of the forward pass."""
+        del site
+        return func(*args, **kwargs)
+
+    def recomputed_operation(self, site: Site, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run an operation of the forward pass once more, for activation checkpointing."""
         del site
         return func(*args, **kwargs)
 
@@ -124,27 +133,26 @@ class Sites(TorchDispatchMode):
         return func(*args, **kwargs)
 
     def forward(self) -> AbstractContextManager[None]:
-        """A forward pass: modules and functions are noted. Calls count from 0 again."""
+        """A forward pass. Calls count from 0 again."""
         return self._forward()
 
     @contextmanager
     def _forward(self) -> Iterator[None]:
         self._counts.clear()
-        self._by_sequence.clear()
-        handles = []
-        for module in self._names:
-            handles.append(module.register_forward_pre_hook(self._enter_module, prepend=True))
-            handles.append(module.register_forward_hook(self._leave_module, always_call=True))
-        try:
-            with self._functions, self:
-                yield
-        finally:
-            self._calling.clear()
-            for handle in handles:
-                handle.remove()
+        self._counts_again.clear()
+        self._calls.forget()
+        with self:
+            yield
 
     def __enter__(self) -> Any:
         """Begin."""
+        self._calls.restart()
+        for module in self._modules:
+            before = module.register_forward_pre_hook(self._enter_module, prepend=True)
+            after = module.register_forward_hook(self._leave_module, always_call=True)
+            self._contexts.callback(before.remove)
+            self._contexts.callback(after.remove)
+        self._contexts.enter_context(self._functions)
         self._onednn = torch._C._get_mkldnn_enabled()
         torch._C._set_mkldnn_enabled(False)
         return super().__enter__()  # type: ignore[no-untyped-call]
@@ -153,13 +161,13 @@ class Sites(TorchDispatchMode):
         """End; oneDNN is as it was."""
         super().__exit__(*exception)  # type: ignore[no-untyped-call]
         torch._C._set_mkldnn_enabled(bool(self._onednn))
+        self._contexts.close()
 
     def _enter_module(self, module: nn.Module, _args: Any) -> None:
-        self._calling.append(self._names[module])
+        self._calls.enter(module)
 
-    def _leave_module(self, _module: nn.Module, _args: Any, _output: Any) -> None:
-        if self._calling:
-            self._calling.pop()
+    def _leave_module(self, module: nn.Module, _args: Any, _output: Any) -> None:
+        self._calls.leave(module)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -170,26 +178,27 @@ class Sites(TorchDispatchMode):
         try:
             if not computes(func):
                 return func(*args, **kwargs)
-            node: Any = torch._C._current_autograd_node()
+            node = self._calls.backward_node()
             if node is not None:
-                site = self._by_sequence.get(node._sequence_nr())
-                return self.backward_operation(site, func, args, kwargs)
-            return self.forward_operation(self._site_of(func, args), func, args, kwargs)
+                return self.backward_operation(self._calls.noted(node), func, args, kwargs)
+            again = torch._C._current_graph_task_id() != -1
+            site = self._site_of(func, args, self._counts_again if again else self._counts)
+            run = self.recomputed_operation if again else self.forward_operation
+            return run(site, func, args, kwargs)
         finally:
             torch._C._set_mkldnn_enabled(False)
 
-    def _site_of(self, func: Any, args: Any) -> Site:
+    def _site_of(self, func: Any, args: Any, counts: Counter[tuple[str, str]]) -> Site:
         aten = func.overloadpacket.__name__
         above = self._functions.name
         if not above:
             above = _ABOVE.get(aten) or policy_name(aten)
             if aten == "convolution":
                 above = _CONVOLUTIONS.get(args[0].dim(), above)
-        module = self._calling[-1] if self._calling else OUTSIDE
-        site = Site(module, above.removesuffix("_"), aten, self._counts[module, aten])
-        self._counts[module, aten] += 1
-        # The node of an operation is made before the operation runs, and took the last number.
-        self._by_sequence.setdefault(torch._C._autograd._get_sequence_nr() - 1, site)
+        module = OUTSIDE if self._calls.module is None else self._calls.module
+        site = Site(module, above.removesuffix("_"), aten, counts[module, aten])
+        counts[module, aten] += 1
+        self._calls.note(site)
         return site
 
 

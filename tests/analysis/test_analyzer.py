@@ -23,7 +23,8 @@ from mpdiag.errors import (
 from mpdiag.histogram import ExponentHistogram
 from mpdiag.plan import PrecisionPlan
 from mpdiag.records import RowBuffer, UpdateCounts
-from mpdiag.runs import RunWriter, list_runs
+from mpdiag.run_writer import RunWriter
+from mpdiag.runs import list_runs
 
 LABELS = {
     "rank": 0,

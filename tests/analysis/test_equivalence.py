@@ -23,8 +23,8 @@ from mpdiag.analysis.sides import read_side, save_baseline
 from mpdiag.analysis.student import t_cdf, t_quantile
 from mpdiag.errors import DamagedRun, RunNotFound, UsageError
 from mpdiag.reports.comparison import draw_interval
-from mpdiag.runs import write_json
 from mpdiag.training_log import LogWriter, Metric, TrainingStep
+from mpdiag.whole_files import write_json
 
 scipy_stats = pytest.importorskip("scipy.stats", reason="SciPy is the oracle; pip install scipy")
 

@@ -10,7 +10,8 @@ import pytest
 from mpdiag.analysis.fleet import about_ranks
 from mpdiag.histogram import ExponentHistogram
 from mpdiag.records import RowBuffer
-from mpdiag.runs import RunWriter, open_run
+from mpdiag.run_writer import RunWriter
+from mpdiag.runs import open_run
 
 LABELS = {
     "micro": -1,

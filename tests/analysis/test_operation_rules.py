@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import mpdiag
-from mpdiag.analysis.operation_rules import find_operations
+from mpdiag.analysis.operation_findings import find_operations
 from mpdiag.formats import BF16, FP16
 from mpdiag.operation_records import Operation, TensorRecord, decode, encode
 from mpdiag.plan import PrecisionPlan

@@ -14,7 +14,7 @@ from mpdiag.formats import FP16
 from mpdiag.histogram import ExponentHistogram, stack
 from mpdiag.plan import PrecisionPlan
 from mpdiag.records import RowBuffer
-from mpdiag.runs import RunWriter
+from mpdiag.run_writer import RunWriter
 from mpdiag.scalers import Backoff, ConstantScale, LogNormal, scaler_named
 
 LABELS = {
@@ -69,6 +69,15 @@ def test_no_scale_where_nothing_is_lost(tmp_path):
     plan, judged = chosen(record(tmp_path / "run", noise(1) - 6, np.full(N, -14.0)))
     assert (plan.need, plan.method, plan.recommended) == ("not needed", "none", 1.0)
     assert [c["method"] for c in judged] == ["none"]
+
+
+def test_no_scale_where_only_steps_that_hardly_count_lose_anything(tmp_path):
+    """Need and method are one judgement: by the sum over late steps, not by each step alike."""
+    low = np.where(np.arange(N) % 10 == 0, -12.0, -25.0)
+    plan, judged = chosen(record(tmp_path / "run", np.full(N, -6.0), low))
+    assert (plan.need, plan.method, plan.recommended) == ("not needed", "none", 1.0)
+    assert [c["method"] for c in judged] == ["none"]
+    assert judged[0]["lost"] > 0.05  # most steps by themselves lose more than is tolerated
 
 
 def test_a_check_where_gradients_reach_up_to_the_edge(tmp_path):

@@ -17,7 +17,8 @@ from mpdiag.analysis.analyzer import analyze
 from mpdiag.errors import DamagedRun
 from mpdiag.histogram import ExponentHistogram
 from mpdiag.records import TOTAL, RowBuffer, UpdateCounts
-from mpdiag.runs import RunWriter, open_run
+from mpdiag.run_writer import RunWriter
+from mpdiag.runs import open_run
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,8 @@ from mpdiag.recording import counting
 from mpdiag.recording import ledger as ledger_module
 from mpdiag.recording.ledger import Ledger
 from mpdiag.recording.tensors import countable
-from mpdiag.runs import RunWriter, open_run
+from mpdiag.run_writer import RunWriter
+from mpdiag.runs import open_run
 
 STEPS = 4
 OURS = {ledger_module.__file__, counting.__file__}

@@ -18,7 +18,7 @@ from mpdiag.errors import RunExists, UsageError
 from mpdiag.histogram import ExponentHistogram
 from mpdiag.recording.ledger import Ledger
 from mpdiag.recording.tensors import tensors_in
-from mpdiag.runs import RunWriter
+from mpdiag.run_writer import RunWriter
 
 
 def model_and_optimizer(seed: int = 0):

@@ -9,6 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from mpdiag.errors import UsageError
 from mpdiag.formats import FORMATS
@@ -318,3 +319,40 @@ def test_buffers_change_once_while_a_training_is_ranked():
     assert torch.equal(net.running_mean, twin.running_mean)
     assert torch.equal(net.running_var, twin.running_var)
     assert torch.equal(net.weight.grad, twin.weight.grad)
+
+
+class Blocks(nn.Module):
+    """Two blocks that are computed twice where ``again`` says so."""
+
+    def __init__(self, again):
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 8))
+        self.second = nn.Sequential(nn.Softmax(-1), nn.Linear(8, 3))
+        self.again = again
+
+    def forward(self, x):
+        for block in (self.first, self.second):
+            x = checkpoint(block, x, use_reentrant=False) if self.again else block(x)
+        return x
+
+
+@pytest.mark.parametrize("part", ["forward", "backward", "both"])
+def test_activation_checkpointing_changes_no_measurement(data, part):
+    """What backward computes again is a forward operation, of the module that it was of before."""
+    x, y = data
+    plain, again = (
+        measure(model, lambda m=model: F.mse_loss(m(x), y), part=part)
+        for model in (Blocks(again=False), Blocks(again=True))
+    )
+    assert again == plain
+    assert {s.op for s in plain} >= {"linear", "tanh", "softmax"}
+
+
+def test_activation_checkpointing_changes_no_estimate(data):
+    x, y = data
+    plain, again = (
+        estimate(model, lambda m=model: F.mse_loss(m(x), y))
+        for model in (Blocks(again=False), Blocks(again=True))
+    )
+    assert again == plain
