@@ -43,6 +43,7 @@ FLOORS = {
         [
             "whole_files",
             "runs",
+            "run_parts",
             "run_writer",
             "records",
             "columns",

@@ -14,7 +14,7 @@ from rich.text import Text
 from mpdiag.analysis.layers import Layers, share
 from mpdiag.analysis.loss_scale import lost_by_scale
 from mpdiag.formats import FP16
-from mpdiag.reports.drawing import draw_histogram, sparkline
+from mpdiag.reports.drawing import Histogram, Sparkline
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -158,7 +158,7 @@ def _gradients(analysis: Analysis) -> list[RenderableType]:
     scale = analysis.plan.loss_scale.recommended
     title = Text("Activation gradients, all layers, counts on a log scale", style="bold")
     fmt = FP16 if analysis.target.bits == 8 else analysis.target
-    drawing = draw_histogram(gradients.histograms.merged(), fmt, scale)
+    drawing = Histogram(gradients.histograms.merged(), fmt, scale)
     return [title, drawing]
 
 
@@ -261,19 +261,17 @@ def layer_text(story: LayerStory) -> RenderableType:
         scale = story.analysis.plan.loss_scale.recommended
         parts += [
             Text(f"values lost at scale 1, steps {story.steps[0]} to {story.steps[-1]}"),
-            Text(
-                f"  {sparkline(story.lost)}  {_percent(story.lost[0])} → {_percent(story.lost[-1])}"
-            ),
+            Sparkline(story.lost, f"{_percent(story.lost[0])} → {_percent(story.lost[-1])}"),
             Text(f"at the recommended scale {scale:g}"),
-            Text(
-                f"  {sparkline(story.lost_scaled)}  {_percent(story.lost_scaled[0])} → "
-                f"{_percent(story.lost_scaled[-1])}"
+            Sparkline(
+                story.lost_scaled,
+                f"{_percent(story.lost_scaled[0])} → {_percent(story.lost_scaled[-1])}",
             ),
         ]
     part: Layers = story.layers.of_kind("activation_grad", "weight_grad")
     if len(part):
         scale = story.analysis.plan.loss_scale.recommended
-        parts.append(draw_histogram(part.histograms[0], FP16, scale))
+        parts.append(Histogram(part.histograms[0], FP16, scale))
     if story.swallowed is not None:
         parts.append(Text(f"FP16 weights would swallow {_percent(story.swallowed)} of its updates"))
     fixes = story.fixes or ("nothing to do here",)
