@@ -131,7 +131,8 @@ def choose_recorded(label: str, key: str, index: int, *, where: Any) -> Listing:
 
 def stamp(run: Path) -> tuple[tuple[str, int, int], ...]:
     """What changes when a run does: names, times and sizes of its files."""
-    paths = [run / META, run / FILE, run / "plan.json", run / "profile.json"]
+    made = ("plan.json", "profile.json", "sensitivity.json", "search.json")
+    paths = [run / META, run / FILE, *(run / name for name in made)]
     paths += sorted((run / "stats").glob("rank*.parquet"))
     found = []
     for path in paths:

@@ -113,9 +113,7 @@ def take(
             page.locator(".js-plotly-plot .main-svg").nth(figures - 1).wait_for(timeout=60_000)
         page.wait_for_timeout(4000)  # figures fade in
         if whole:
-            tall = page.evaluate(
-                "document.querySelector('[data-testid=\"stMain\"]').scrollHeight"
-            )
+            tall = page.evaluate("document.querySelector('[data-testid=\"stMain\"]').scrollHeight")
             page.set_viewport_size({"width": width, "height": max(600, min(tall + 20, 6000))})
             page.wait_for_timeout(1500)
         page.screenshot(path=str(path))

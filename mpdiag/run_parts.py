@@ -7,10 +7,11 @@ a large part is read some rows at a time, for Arrow needs several times their si
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
-from itertools import chain
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from mpdiag.errors import DamagedRun
@@ -26,12 +27,12 @@ if TYPE_CHECKING:
     from mpdiag.columns import Records
 
 BATCH_ROWS = 16_384
-"""Rows of a large part read at a time."""
-SMALL = 1 << 20
+"""Rows of a large part read at a time, and of small parts decoded together."""
+SMALL = 1 << 18
 """Bytes of a file up to which a part is small."""
-TOGETHER = 4 << 20
-"""Bytes of small parts decoded together: some 50,000 rows of a usual recording."""
 READERS = 2
+AHEAD = 4
+"""Small parts that are read before they are asked for."""
 _HISTOGRAMS = ("counts", "means", "ratio_counts")
 
 
@@ -45,26 +46,16 @@ def records_of(paths: Iterable[Path], *, histograms: bool = True) -> Iterator[Re
     Raises:
         DamagedRun: If one cannot be read, lacks a column or holds nonsense.
     """
-    import pyarrow as pa
-
-    from mpdiag.columns import Records
-
     with ThreadPoolExecutor(READERS) as pool:
-        for group, waiting in _ahead(pool, _groups(paths), histograms=histograms):
-            if not waiting:
-                for table in tables_of(group[0], histograms=histograms):
-                    yield _decoded(group[0], table)
-                continue
-            tables = [table for future in waiting for table in future.result()]
-            if not tables:
-                continue
-            try:
-                yield Records.from_table(pa.concat_tables(tables))
-            except ValueError:
-                for path in group:  # which of them is it?
-                    for table in tables_of(path, histograms=histograms):
-                        _decoded(path, table)
-                raise
+        group: list[tuple[Path, pa.Table]] = []
+        for path, tables in _ahead(pool, paths, histograms=histograms):
+            for table in tables:
+                group.append((path, table))
+                if sum(len(some) for _, some in group) >= BATCH_ROWS:
+                    yield _decoded(group)
+                    group = []
+        if group:
+            yield _decoded(group)
 
 
 def tables_of(path: Path, *, histograms: bool = True) -> Iterator[pa.Table]:
@@ -76,30 +67,55 @@ def tables_of(path: Path, *, histograms: bool = True) -> Iterator[pa.Table]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    from mpdiag.records import schema
-
-    expected = schema()
     try:
         with source_of(path) as source, pq.ParquetFile(source) as part:
-            missing = [name for name in expected.names if name not in part.schema_arrow.names]
-            if missing:
-                message = (
-                    f"{path} is not a part of a recording (it lacks the column {missing[0]!r}): "
-                    "move it out of the run folder"
-                )
-                raise DamagedRun(message)
-            wanted = [n for n in expected.names if histograms or n not in _HISTOGRAMS]
+            wanted = _wanted(path, part, histograms=histograms)
+            if _size(path) <= SMALL:  # in batches it takes twice as long
+                yield _as_expected(part.read(wanted, use_threads=False))
+                return
             for batch in part.iter_batches(BATCH_ROWS, columns=wanted, use_threads=False):
-                table = pa.table(batch)
-                for name in expected.names:
-                    if name not in wanted:
-                        table = table.append_column(
-                            expected.field(name), pa.nulls(len(table), expected.field(name).type)
-                        )
-                yield table.select(expected.names).cast(expected)
+                yield _as_expected(pa.table(batch))
         pa.default_memory_pool().release_unused()  # some 60 MB otherwise stay with it
     except (pa.ArrowException, OSError, ValueError) as error:
         raise DamagedRun(damaged(path, error)) from error
+
+
+def _wanted(path: Path, part: Any, *, histograms: bool) -> list[str]:
+    """The columns to read.
+
+    Raises:
+        DamagedRun: If the part lacks one.
+    """
+    expected, present = _schema().names, set(part.schema_arrow.names)
+    missing = [name for name in expected if name not in present]
+    if missing:
+        message = (
+            f"{path} is not a part of a recording (it lacks the column {missing[0]!r}): "
+            "move it out of the run folder"
+        )
+        raise DamagedRun(message)
+    return [name for name in expected if histograms or name not in _HISTOGRAMS]
+
+
+def _as_expected(table: pa.Table) -> pa.Table:
+    """The columns in the schema's order and types; those that were not read are null."""
+    import pyarrow as pa
+
+    expected = _schema()
+    for name in _HISTOGRAMS:
+        if name not in table.column_names:
+            kind = expected.field(name)
+            table = table.append_column(kind, pa.nulls(len(table), kind.type))
+    if table.schema.equals(expected):
+        return table
+    return table.select(expected.names).cast(expected)
+
+
+@cache
+def _schema() -> pa.Schema:
+    from mpdiag.records import schema
+
+    return schema()
 
 
 def rows_in(path: Path) -> int:
@@ -133,54 +149,50 @@ def damaged(path: Path, error: Exception) -> str:
 # -- several at a time -----------------------------------------------------------------------------
 
 
-def _groups(paths: Iterable[Path]) -> Iterator[list[Path]]:
-    """Neighbouring small parts together; a large part, and a remote one, by itself."""
-    group: list[Path] = []
-    together = 0
-    for path in paths:
-        size = _size(path)
-        if group and (size > SMALL or together + size > TOGETHER):
-            yield group
-            group, together = [], 0
-        group.append(path)
-        together += size
-        if size > SMALL:
-            yield group
-            group, together = [], 0
-    if group:
-        yield group
-
-
-def _size(path: Path) -> int:
-    if is_remote(path):
-        return SMALL + 1
-    try:
-        return path.stat().st_size
-    except OSError:  # reading it says what is wrong
-        return SMALL + 1
-
-
 def _ahead(
-    pool: ThreadPoolExecutor, groups: Iterable[Sequence[Path]], *, histograms: bool
-) -> Iterator[tuple[Sequence[Path], list[Future[list[pa.Table]]]]]:
-    """Each group with its tables, the next being read while one is used; none of a large part."""
+    pool: ThreadPoolExecutor, paths: Iterable[Path], *, histograms: bool
+) -> Iterator[tuple[Path, Iterable[pa.Table]]]:
+    """Each part with its tables; the next small ones are being read while one is used."""
 
     def whole(path: Path) -> list[pa.Table]:
         return list(tables_of(path, histograms=histograms))
 
-    started: deque[tuple[Sequence[Path], list[Future[list[pa.Table]]]]] = deque()
-    for group in groups:
-        small = len(group) > 1 or _size(group[0]) <= SMALL
-        started.append((group, [pool.submit(whole, path) for path in group] if small else []))
-        if len(started) > 1:
-            yield started.popleft()
-    yield from chain(started)
+    started: deque[tuple[Path, Future[list[pa.Table]] | None]] = deque()
+    for path in paths:
+        started.append((path, pool.submit(whole, path) if _size(path) <= SMALL else None))
+        if len(started) > AHEAD:
+            yield _read(*started.popleft(), histograms=histograms)
+    while started:
+        yield _read(*started.popleft(), histograms=histograms)
 
 
-def _decoded(path: Path, table: pa.Table) -> Records:
+def _read(
+    path: Path, reading: Future[list[pa.Table]] | None, *, histograms: bool
+) -> tuple[Path, Iterable[pa.Table]]:
+    return path, tables_of(path, histograms=histograms) if reading is None else reading.result()
+
+
+def _size(path: Path) -> float:
+    if is_remote(path):
+        return math.inf
+    try:
+        return path.stat().st_size
+    except OSError:  # reading it says what is wrong
+        return math.inf
+
+
+def _decoded(group: Sequence[tuple[Path, pa.Table]]) -> Records:
+    """Tables as columns, all at once; which of them holds nonsense is asked only if one does."""
+    import pyarrow as pa
+
     from mpdiag.columns import Records
 
     try:
-        return Records.from_table(table)
-    except ValueError as error:
-        raise DamagedRun(damaged(path, error)) from error
+        return Records.from_table(pa.concat_tables([table for _, table in group]))
+    except ValueError:
+        for path, table in group:
+            try:
+                Records.from_table(table)
+            except ValueError as error:
+                raise DamagedRun(damaged(path, error)) from error
+        raise

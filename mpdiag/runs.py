@@ -342,4 +342,3 @@ def remove_run(folder: str | os.PathLike[str]) -> None:
 def _refuse_constant(name: str) -> None:
     message = f"{name} is no JSON"
     raise ValueError(message)
-

@@ -49,9 +49,10 @@ FLOORS = {
             "columns",
             "operation_records",
             "meta",
+            "sensitivities",
             "soundness",
         ],
-        ["training_log", "sensitivities"],
+        ["training_log"],
         ["environment"],
     ],
     "sight": [

@@ -26,9 +26,7 @@ if len(proven):
     st.subheader("Proven by their own numbers", anchor=False)
     kit.table(proven)
 
-found = kit.once(
-    chosen, "sensitivity", make=lambda: sensitivity.ranking(chosen.folder, analysis)
-)
+found = kit.once(chosen, "sensitivity", make=lambda: sensitivity.ranking(chosen.folder, analysis))
 kit.show(pictures.sensitivity(run, found))
 kit.table(sensitivity.shown(found))
 kit.show(pictures.output_ranges(run, kit.layers(chosen, "activation")))

@@ -21,6 +21,7 @@ from mpdiag.reports.frames import tensorcores
 from mpdiag.reports.frames.gradients import in_model_order
 from mpdiag.reports.frames.operations import operations_frame
 from mpdiag.reports.frames.sensitivity import ranking
+from mpdiag.reports.frames.training import norms_frame
 from mpdiag.reports.frames.verdict import facts, formats_frame, levels_frame
 from mpdiag.reports.page import STYLE, THEMING
 from mpdiag.reports.words import percent, sentence
@@ -103,7 +104,10 @@ def report_pictures(analysis: Analysis) -> Iterator[Picture]:
     if (folder / FILE).is_file():
         log = read_log(folder)
         if log.steps:
-            yield pictures.losses(str(folder.parent), {folder.name: log}, log=True, window=15)
+            logs = {folder.name: log}
+            yield pictures.losses(str(folder.parent), logs, log=True, window=15)
+            if len(norms_frame(logs)):
+                yield pictures.drift(str(folder.parent), logs)
     try:
         profile = tensorcores.read_profile(folder)
     except RunNotFound:
@@ -158,7 +162,8 @@ def _picture(picture: Picture) -> str:
     escape = html.escape
     return (
         f'<section id="{picture.key}"><h3>{escape(picture.title)}</h3>\n'
-        f'<div class="figure" data-key="{picture.key}"></div>\n'
+        f'<div class="figure" role="img" aria-label="{escape(picture.title)}" '
+        f'data-key="{picture.key}"></div>\n'
         f'<script type="application/json" id="data-{picture.key}">{text}</script>\n'
         f"<p class='caption'>{escape(picture.caption)}</p>\n"
         f"<details><summary>Receipt: these numbers in plain pandas</summary>"

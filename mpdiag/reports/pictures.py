@@ -306,6 +306,20 @@ def scales(folder: str, logs: Mapping[str, TrainingLog]) -> Picture:
     )
 
 
+def drift(folder: str, logs: Mapping[str, TrainingLog]) -> Picture:
+    """Norms of the gradients of several trainings, and where they left what was predicted."""
+    frame = training.norms_frame(logs)
+    return Picture(
+        "drift",
+        "Gradients over time, and alarms of drift",
+        "Unscaled, before clipping. A triangle is an alarm: there the gradients left what the "
+        "plan's recording predicted.",
+        draw_training.drift(frame, training.alarms_frame(logs)),
+        frame,
+        receipts.norms(folder, list(logs)),
+    )
+
+
 def replayed(run: str, played: Replay, arguments: str) -> Picture:
     """A scaler replayed over the recorded steps."""
     frame = training.replay_frame(played)

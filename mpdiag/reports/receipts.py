@@ -179,6 +179,11 @@ def scales(folder: str, runs: list[str]) -> str:
     return _logs(folder, runs, '{"step": int, "scale": float, "skipped": bool}')
 
 
+def norms(folder: str, runs: list[str]) -> str:
+    """Receipt of ``norms_frame``."""
+    return _logs(folder, runs, '{"step": int, "gradient_norm": float}') + "frame = frame.dropna()\n"
+
+
 def _logs(folder: str, runs: list[str], columns: str) -> str:
     return f"""\
 import pandas as pd

@@ -31,7 +31,7 @@ def lines_of(operations: Sequence[Operation]) -> Lines:
 
 
 def operations_frame(analysis: Analysis) -> pd.DataFrame:
-    """What stays in FP32, as the plan has it: ``module``, ``operation``, ``why``, ``line`` …"""
+    """What stays in FP32, as the plan has it: ``module``, ``operation``, ``why``, ``line``."""
     rows = [
         {
             "module": layer_name(choice.module),
