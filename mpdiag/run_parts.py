@@ -191,8 +191,14 @@ def _decoded(group: Sequence[tuple[Path, pa.Table]]) -> Records:
         return Records.from_table(pa.concat_tables([table for _, table in group]))
     except ValueError:
         for path, table in group:
-            try:
-                Records.from_table(table)
-            except ValueError as error:
-                raise DamagedRun(damaged(path, error)) from error
+            _check(path, table)
         raise
+
+
+def _check(path: Path, table: pa.Table) -> None:
+    from mpdiag.columns import Records
+
+    try:
+        Records.from_table(table)
+    except ValueError as error:
+        raise DamagedRun(damaged(path, error)) from error
