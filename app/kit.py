@@ -235,24 +235,39 @@ def show(picture: Picture) -> None:
 
 
 def table(frame: pd.DataFrame) -> None:
-    """A table: the model by its name, shares in percent, the rest as it is."""
-    shown = frame.copy()
-    for name in ("layer", "parameter", "name", "module"):
+    """A table: the model by its name, shares in percent, what is missing left blank."""
+    shown = blank(frame)
+    for name in ("layer", "parameter", "name"):
         if name in shown:
             shown[name] = shown[name].map(lambda value: layer_name(str(value)))
-    shares = ("share", "underflow_a", "underflow_b", "overflow_a", "overflow_b", "beyond_2048")
-    st.dataframe(
-        shown,
-        hide_index=True,
-        column_config={
-            column: st.column_config.NumberColumn(format="percent")
-            if column.endswith(shares)
-            else st.column_config.NumberColumn(format="scientific")
-            if column.startswith(("absmax", "largest"))
-            else column
-            for column in map(str, shown.columns)
-        },
-    )
+    st.dataframe(shown, hide_index=True, column_config={c: _column(c, shown[c]) for c in shown})
+
+
+def blank(frame: pd.DataFrame) -> pd.DataFrame:
+    """The table with blanks for what is missing, which would be shown as "None"."""
+    shown = frame.copy()
+    for name in shown.columns[shown.isna().any()]:
+        if shown[name].isna().all() or shown[name].dtype == object:
+            shown[name] = shown[name].astype(object).where(shown[name].notna(), "").map(str)
+    return shown
+
+
+_SHARES = ("share", "underflow_a", "underflow_b", "overflow_a", "overflow_b", "beyond_2048")
+_MAGNITUDES = ("absmax", "largest", "relative", "estimate")
+
+
+def _column(name: str, values: pd.Series[Any]) -> Any:
+    """How a column is shown: its name in words, its numbers as they are read."""
+    label = name.replace("_", " ")
+    if values.dtype.kind not in "iuf":
+        return label
+    if name.endswith(_SHARES):
+        return st.column_config.NumberColumn(label, format="percent")
+    if values.dtype.kind == "f" and (name.startswith(_MAGNITUDES) or " error" in name):
+        return st.column_config.NumberColumn(label, format="%.3g")
+    if values.dtype.kind == "f":
+        return st.column_config.NumberColumn(label, format="%.5g")
+    return st.column_config.NumberColumn(label, format="localized")
 
 
 def heading(title: str, listing: Listing) -> None:

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 PAGES = {"dashboard.png": "gradients?run=ssd"}
 VIEWS = (
-    *("runs", "verdict", "gradients", "updates", "operations", "tensor_cores", "training"),
+    *("", "verdict", "gradients", "updates", "operations", "tensor_cores", "training"),
     *("training?tab=Loss-scale+replay", "gradients?tab=One+layer", "compare"),
 )
 WIDTH, HEIGHT = 1360, 1560
@@ -50,7 +50,10 @@ def main() -> None:
             for run in options.run:
                 for view in VIEWS:
                     for scheme in ("light", "dark"):
-                        name = f"{run}-{view.replace('?tab=', '-').replace('+', '-')}-{scheme}.png"
+                        name = (
+                            f"{run}-{view or 'runs'}".replace("?tab=", "-").replace("+", "-")
+                            + f"-{scheme}.png"
+                        )
                         page = f"{view}{'&' if '?' in view else '?'}run={run}"
                         path = options.folder / name
                         take(f"{address}/{page}", path, scheme, width=options.width, whole=True)

@@ -45,11 +45,4 @@ with two:
             make=lambda: pictures.swallowed_over_time(run, records, parameter),
         )
     )
-st.dataframe(
-    table,
-    hide_index=True,
-    column_config={
-        c: st.column_config.NumberColumn(format="percent")
-        for c in ("fp16_share", "bf16_share", "beyond_2048")
-    },
-)
+kit.table(table)

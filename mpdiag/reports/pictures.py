@@ -217,7 +217,7 @@ def swallowed(run: str, records: Records) -> Picture:
     frame = updates.update_frame(records)
     return Picture(
         "swallowed",
-        "Updates that 16-bit weights would swallow",
+        "Swallowed by 16-bit weights",
         "Measured in the FP32 training: elements that changed, but whose 16-bit weight would not.",
         draw_updates.swallowed(frame),
         frame,
@@ -309,14 +309,15 @@ def scales(folder: str, logs: Mapping[str, TrainingLog]) -> Picture:
 def drift(folder: str, logs: Mapping[str, TrainingLog]) -> Picture:
     """Norms of the gradients of several trainings, and where they left what was predicted."""
     frame = training.norms_frame(logs)
+    runs = list(logs)
     return Picture(
         "drift",
         "Gradients over time, and alarms of drift",
         "Unscaled, before clipping. A triangle is an alarm: there the gradients left what the "
         "plan's recording predicted.",
-        draw_training.drift(frame, training.alarms_frame(logs)),
+        draw_training.drift(frame, training.alarms_frame(logs), runs),
         frame,
-        receipts.norms(folder, list(logs)),
+        receipts.norms(folder, runs),
     )
 
 
@@ -343,8 +344,10 @@ def verdicts(run: str, profile: Mapping[str, Any]) -> Picture:
     return Picture(
         "verdicts",
         "Kernel time by verdict",
-        "By kernel name alone; collectives included, memory copies and sets excluded.",
-        draw_tensorcores.verdicts(frame),
+        "Of the time in oneDNN's primitives, by its own log."
+        if tensorcores.is_cpu(profile)
+        else "By kernel name alone; collectives included, memory copies and sets excluded.",
+        draw_tensorcores.verdicts(frame, tensorcores.unit_words(profile)),
         frame,
         receipts.profile(run),
     )
@@ -357,7 +360,7 @@ def kernels(run: str, profile: Mapping[str, Any]) -> Picture:
         "kernels",
         "The longest kernels",
         "The table has all of them, with the operation and the module that launched each.",
-        draw_tensorcores.kernels(frame),
+        draw_tensorcores.kernels(frame, tensorcores.unit_words(profile)),
         frame,
         receipts.kernels(run),
     )
@@ -380,7 +383,7 @@ def roofline(run: str, profile: Mapping[str, Any]) -> Picture:
         "Under the slope memory limits an operation, under a flat roof the units that multiply; the "
         "larger the mark, the more time. FLOP are those asked for: a shortcut (Winograd, FFT) may "
         f"rise above its roof. {rates}{absent}",
-        draw_roofline.roofline(frame, roofs),
+        draw_roofline.roofline(frame, roofs, tensorcores.unit_words(profile)),
         frame,
         receipts.roofline(run),
     )

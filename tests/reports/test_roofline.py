@@ -78,8 +78,8 @@ def test_the_roofs_drawn_are_the_device_s():
         assert tuple(line.y) == (roof.rate, roof.rate)
         assert line.x[0] == pytest.approx(roof.rate / 2)  # its ridge
     marks = {trace.name: trace for trace in figure.data if trace.mode == "markers"}
-    assert set(marks) == {"tensor core (1)", "cuda core (1)"}
-    assert marks["tensor core (1)"].marker.symbol != marks["cuda core (1)"].marker.symbol
+    assert set(marks) == {"Tensor Cores (1)", "CUDA cores (1)"}
+    assert marks["Tensor Cores (1)"].marker.symbol != marks["CUDA cores (1)"].marker.symbol
 
 
 def test_names_are_text():

@@ -12,6 +12,8 @@ from mpdiag.reports.palette import GREEN, GREY, VERDICTS, VERMILION
 from mpdiag.reports.words import in_figure, percent
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import pandas as pd
     import plotly.graph_objects as go
 
@@ -24,12 +26,13 @@ _CLOSE = 1.3
 """Roofs nearer to each other than this are labelled one above and one below its line."""
 
 
-def roofline(frame: pd.DataFrame, roofs: Roofs | None) -> go.Figure:
+def roofline(frame: pd.DataFrame, roofs: Roofs | None, words: Mapping[str, str]) -> go.Figure:
     """Achieved rate over arithmetic intensity, both logarithmic (``roofline_frame``).
 
     Args:
         frame: The operations.
         roofs: The device's; None draws the operations alone.
+        words: What verdicts are called on it.
     """
     if frame.empty:
         return empty(_NONE)
@@ -43,7 +46,7 @@ def roofline(frame: pd.DataFrame, roofs: Roofs | None) -> go.Figure:
         part = frame[frame["verdict"] == verdict]
         if part.empty:
             continue
-        name = verdict.replace("_", " ")
+        name = words[verdict]
         fig.add_scatter(
             x=part["intensity"],
             y=part["rate"],

@@ -26,7 +26,8 @@ def sensitivity(frame: pd.DataFrame, value: str, most: int = 30) -> go.Figure:
         value: What ranks, in words.
         most: So many are drawn.
     """
-    top = frame.head(most).reset_index(drop=True)
+    moved = frame[frame["value"] > 0]  # what changes nothing has no place on a log scale
+    top = (moved if len(moved) else frame).head(most).reset_index(drop=True)
     if top.empty:
         return empty(_NONE)
     names = [
@@ -43,7 +44,7 @@ def sensitivity(frame: pd.DataFrame, value: str, most: int = 30) -> go.Figure:
     for mask, name, colour, symbol in (
         (beyond, "leaves the range: infinite", PURPLE, "star"),
         (~beyond & kept, "stays in FP32", VERMILION, "circle"),
-        (~beyond & ~kept, "narrow", BLUE, "circle-open"),
+        (~beyond & ~kept, "may be narrow", BLUE, "circle-open"),
     ):
         rows = np.flatnonzero(mask)
         if rows.size == 0:
@@ -68,12 +69,15 @@ def sensitivity(frame: pd.DataFrame, value: str, most: int = 30) -> go.Figure:
             hovertemplate="%{customdata}<extra>" + name + "</extra>",
         )
     layer_axis(fig, names, 40)
+    decades = range(math.floor(math.log10(floor)), math.ceil(math.log10(edge)) + 1)
+    steps = (1, 2, 5) if len(decades) <= 4 else (1,)
     fig.update_xaxes(
         type="log",
         title=value,
-        range=[math.log10(floor), math.log10(edge * 1.5)],
-        tickformat=".0e",
-        dtick=1,
+        range=[math.log10(floor), math.log10((edge if beyond.any() else high) * 1.5)],
+        tickmode="array",
+        tickvals=[m * 10.0**e for e in decades for m in steps],
+        ticktext=[f"{m}e{e}" for e in decades for m in steps],
     )
     return fig
 

@@ -13,6 +13,8 @@ from mpdiag.reports.palette import GREEN, PURPLE, SERIES, VERMILION
 from mpdiag.reports.words import in_figure
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import pandas as pd
     import plotly.graph_objects as go
 
@@ -92,20 +94,22 @@ def scale(frame: pd.DataFrame) -> go.Figure:
     return fig
 
 
-def drift(norms: pd.DataFrame, alarms: pd.DataFrame) -> go.Figure:
+def drift(norms: pd.DataFrame, alarms: pd.DataFrame, runs: Sequence[str]) -> go.Figure:
     """Norms of the unscaled gradients (``norms_frame``), a mark where an alarm was raised.
 
     Args:
         norms: The table.
         alarms: ``alarms_frame``.
+        runs: In the order of the other figures, so that each keeps its colour.
     """
     known = norms[np.isfinite(norms["gradient_norm"]) & (norms["gradient_norm"] > 0)]
     if known.empty:
         return empty("no norm of gradients was logged")
     fig = figure(300)
-    runs = list(dict.fromkeys(norms["run"]))
     for i, run in enumerate(runs):
         part, name = known[known["run"] == run], in_figure(str(run))
+        if part.empty:
+            continue
         colour = SERIES[i % len(SERIES)]
         fig.add_scatter(
             x=part["step"],

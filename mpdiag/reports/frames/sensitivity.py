@@ -18,6 +18,7 @@ import pandas as pd
 from mpdiag.analysis.rounding import operation_errors, rounding_error
 from mpdiag.errors import DamagedSearch
 from mpdiag.formats import FORMATS, FP16
+from mpdiag.precision_lists import LISTS
 from mpdiag.reports.frames.operations import lines_of
 from mpdiag.reports.words import layer_name
 from mpdiag.sensitivities import by_weight, read_sensitivities
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
 SEARCH = "search.json"
 Source = Literal["measured", "searched", "recorded"]
+_LISTED = "the operation policy (level O1) computes it in FP32"
 MUST, MAY, OPEN = "must stay in FP32", "may be narrow", "not decided"
 Key = tuple[str, str]
 
@@ -146,12 +148,16 @@ def _frame(
     rows: list[dict[str, Any]], decisions: Mapping[Key, str], analysis: Analysis, lines: Lines
 ) -> pd.DataFrame:
     """The common columns, and what must stay in FP32 by training on top."""
-    kept = {(c.module, c.op): c.reason for c in analysis.plan.fp32_operations}
-    whole = {c.module: c.reason for c in analysis.plan.fp32_modules}
+    choices = analysis.plan.fp32_operations
+    kept = {(c.module, c.op): c.reason for c in choices}
+    # A module chosen for its kind, such as a normalisation, is named by its type.
+    whole = {c.module: c.reason for c in choices if c.evidence.get("type") == c.op}
+    whole |= {c.module: c.reason for c in analysis.plan.fp32_modules}
     for row in rows:
         key = (row["module"], row["operation"])
         row["trained"] = decisions.get(key, decisions.get((row["module"], ""), ""))
-        row["plan"] = kept.get(key, whole.get(row["module"], ""))
+        listed = _LISTED if LISTS.get(row["operation"]) == "fp32" else ""
+        row["plan"] = kept.get(key) or whole.get(row["module"]) or listed
         row.setdefault("line", lines.get(key, ""))
     rows = sorted(rows, key=lambda row: row["trained"] != MUST)
     first = ["module", "operation", "value", "trained", "plan", "line"]
