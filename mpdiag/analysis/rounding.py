@@ -126,7 +126,9 @@ def operation_errors(
         worst[place] = max(worst.get(place, 0.0), float(errors[place[1]][i]))
     found = [
         OperationError(
-            *key,
+            module=key[0],
+            op=key[1],
+            where=key[2],
             text=texts[key],
             calls=calls[key],
             forward=worst.get((key, False), 0.0),

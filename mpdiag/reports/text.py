@@ -15,6 +15,7 @@ from mpdiag.analysis.layers import Layers, share
 from mpdiag.analysis.loss_scale import lost_by_scale
 from mpdiag.formats import FP16
 from mpdiag.reports.drawing import Histogram, Sparkline
+from mpdiag.reports.tables import Fitted
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -165,7 +166,7 @@ def _gradients(analysis: Analysis) -> list[RenderableType]:
 def _kept(analysis: Analysis) -> str:
     plan = analysis.plan
     if not analysis.run.meta.get("operations", {}).get("steps"):
-        return f"{len(plan.fp32_operations)} modules"
+        return f"{len(plan.fp32_operations)} modules" if plan.fp32_operations else "none by need"
     proven = [c for c in plan.fp32_operations if not c.evidence.get("policy")]
     covered = len(plan.fp32_operations) - len(proven)
     more = f", and {covered} that the operation policy covers" if covered else ""
@@ -242,10 +243,8 @@ def layer_text(story: LayerStory) -> RenderableType:
     """The report of ``mpdiag why``."""
     parts: list[RenderableType] = [Text(_name(story.name), style="bold")]
     parts += [Text(f"• {role}") for role in story.roles]
-    table = Table()
-    table.add_column("tensor")
-    for column in ("elements", "zeros", "|x| min", "|x| max", "lost in FP16", "overflow in FP16"):
-        table.add_column(column, justify="right")
+    numbers = ("elements", "zeros", "|x| min", "|x| max", "lost in FP16", "overflow in FP16")
+    table = Fitted(("tensor", *numbers), right=frozenset(numbers))
     for row in story.layers.to_json():
         table.add_row(
             row["kind"].replace("_", " "),

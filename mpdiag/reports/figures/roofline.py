@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -143,7 +143,7 @@ def _decades(axis: object, low: float, high: float, title: str) -> None:
     )
 
 
-def _words(row: dict[str, object], share: float) -> str:
+def _words(row: Mapping[Any, Any], share: float) -> str:
     """What stands under the pointer."""
     reached = float(str(row["reached"]))
     lines = [

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -12,6 +12,8 @@ from mpdiag.reports.palette import BLUE, PURPLE, VERMILION
 from mpdiag.reports.words import in_figure, layer_name
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import pandas as pd
     import plotly.graph_objects as go
 
@@ -82,7 +84,7 @@ def sensitivity(frame: pd.DataFrame, value: str, most: int = 30) -> go.Figure:
     return fig
 
 
-def _words(name: str, row: dict[str, object], value: str) -> str:
+def _words(name: str, row: Mapping[Any, Any], value: str) -> str:
     """What stands under the pointer."""
     number = float(str(row["value"]))
     lines = [

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mpdiag.reports.figures.style import empty, figure, layer_axis, row_height
-from mpdiag.reports.frames.tensorcores import by_kernel, kernel_label
+from mpdiag.reports.frames.tensorcores import by_kernel
 from mpdiag.reports.palette import VERDICTS
-from mpdiag.reports.words import in_figure, percent
+from mpdiag.reports.words import in_figure, kernel_label, percent
 
 LABEL = 44
 

@@ -132,7 +132,8 @@ def roofline_frame(profile: Mapping[str, Any]) -> pd.DataFrame:
     frame["bound"] = np.where(
         np.isfinite(frame["roof"]), np.where(memory < unit, "memory", "compute"), ""
     )
-    return frame[COLUMNS]
+    result: pd.DataFrame = frame[COLUMNS]
+    return result
 
 
 def left_out(profile: Mapping[str, Any], frame: pd.DataFrame) -> int:

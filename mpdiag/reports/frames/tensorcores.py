@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -169,17 +168,6 @@ def unit_words(profile: Mapping[str, Any]) -> dict[str, str]:
     fast, plain = ("AMX", "vector units") if is_cpu(profile) else ("Tensor Cores", "CUDA cores")
     rest = {"helper": "helpers", "layout": "layout changes", "other": "no matrix work"}
     return {"tensor_core": fast, "cuda_core": plain, **rest, "unknown": "unknown"}
-
-
-def kernel_label(name: str) -> str:
-    """What tells a kernel from others, without return type, namespaces and arguments."""
-    plain = " ".join(name.split()).removeprefix("void ")
-    inner = re.match(r"cutlass::(?:device_)?[Kk]ernel\d?<([^<>]+?)(?:::\w+)?>", plain)
-    if inner:
-        return inner.group(1)
-    for noise in ("at::native::", "(anonymous namespace)::", "at::", "std::"):
-        plain = plain.replace(noise, "")
-    return plain.split("(")[0] or plain
 
 
 def by_kernel(kernels: pd.DataFrame) -> pd.DataFrame:
