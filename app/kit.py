@@ -63,10 +63,18 @@ def choose_run(label: str = "Run", key: str = "run") -> Listing | None:
     known = {run_name(item): item for item in listings()}
     if not known:
         return None
-    # The newest recording: a training by a plan has no gradients to look at.
-    first = next((i for i, item in enumerate(known.values()) if _is_recording(item)), 0)
-    name = st.sidebar.selectbox(label, list(known), index=first, key=key, bind="query-params")
-    return known.get(name)
+    # The newest recording first: a training by a plan has no gradients to look at.
+    first = next((name for name, item in known.items() if _is_recording(item)), next(iter(known)))
+    names = [first, *(name for name in known if name != first)]
+    return known.get(st.sidebar.selectbox(label, names, key=key, bind="query-params"))
+
+
+def choose_row(names: Sequence[str]) -> None:
+    """Take the run whose row was ticked in the list of runs."""
+    rows = st.session_state["chosen_row"]["selection"]["rows"]
+    if rows and rows[0] < len(names):
+        st.session_state["run"] = names[rows[0]]
+        st.session_state["row_was_chosen"] = True
 
 
 def _is_recording(listing: Listing) -> bool:

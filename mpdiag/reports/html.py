@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from mpdiag.reports.pictures import Picture
 
 REPORT = "report.html"
+SHORT = 12
+"""Characters of a cell up to which it stays in one line."""
 
 
 def write_report(run: str | os.PathLike[str], output: Path | None = None) -> Path:
@@ -139,8 +141,8 @@ def _verdict(analysis: Analysis) -> Iterator[str]:
     if analysis.findings:
         yield "<h2>Findings</h2>"
         yield from (
-            f'<div class="finding {f.severity}"><b>{f.severity}</b> {escape(f.message)}'
-            f"<br>→ {escape(f.fix)} <code>{escape(f.code)}</code></div>"
+            f'<div class="finding {f.severity}"><b>{f.severity}</b> {escape(sentence(f.message))}'
+            f"<br>→ {escape(sentence(f.fix))} <code>{escape(f.code)}</code></div>"
             for f in analysis.findings
         )
     operations = operations_frame(analysis)
@@ -213,4 +215,5 @@ def _cells(row: Iterable[Any]) -> str:
 def _word(value: Any) -> str:
     if isinstance(value, (bool, np.bool_)):
         return "yes" if value else "no"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    text = f"{value:.4g}" if isinstance(value, float) else str(value)
+    return text.replace(" ", "\u00a0") if len(text) <= SHORT else text

@@ -68,5 +68,5 @@ def _or_dash(value: object) -> str:
 
 
 def _moment(value: object) -> str:
-    """An ISO 8601 moment to the minute, as recorded (UTC)."""
-    return _or_dash(value)[:16].replace("T", " ")
+    """An ISO 8601 moment to the second, as recorded (UTC)."""
+    return _or_dash(value)[:19].replace("T", " ")
