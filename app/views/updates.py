@@ -36,7 +36,9 @@ kit.show(
 )
 one, two = st.columns(2, gap="large")
 with one:
-    kit.show(kit.once(chosen, "swallowed", make=lambda: pictures.swallowed(run, records)))
+    kit.show(
+        kit.once(chosen, "swallowed", make=lambda: pictures.swallowed(run, records, frame=table))
+    )
 with two:
     kit.show(
         kit.once(

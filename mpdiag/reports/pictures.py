@@ -212,9 +212,10 @@ def ratios(run: str, records: Records, parameter: str | None, *, log: bool = Tru
     )
 
 
-def swallowed(run: str, records: Records) -> Picture:
-    """Swallowed share by parameter."""
-    frame = updates.update_frame(records)
+def swallowed(run: str, records: Records, *, frame: pd.DataFrame | None = None) -> Picture:
+    """Swallowed share by parameter; ``frame`` is its table, where it is known already."""
+    if frame is None:
+        frame = updates.update_frame(records)
     return Picture(
         "swallowed",
         "Swallowed by 16-bit weights",

@@ -218,6 +218,30 @@ def test_a_profile_with_its_what_if(opened, root, tmp_path):
     assert "is damaged" in words(test.run())
 
 
+def test_operations_are_ranked_by_the_best_that_is_known(opened, root, tmp_path):
+    shutil.copytree(root / "sample_runs" / "digits", tmp_path / "run")
+    test = opened(tmp_path, "operations")
+    assert "Measured: each operation ran once" in words(test).replace("\\", "")
+    ranked = next(t.value for t in test.dataframe if "worst gradient" in t.value)
+    error = ranked["relative error of all weight gradients"]
+    assert list(error) == sorted(error, reverse=True)
+    assert "normalisation" in ranked["why the plan keeps it in FP32"].iloc[0]
+    (tmp_path / "run" / "sensitivity.json").unlink()
+    test = opened(tmp_path, "operations")
+    assert "Estimated from the recorded values alone" in words(test).replace("\\", "")
+    (tmp_path / "run" / "sensitivity.json").write_text("{")
+    assert "is damaged" in words(opened(tmp_path, "operations"))
+
+
+def test_a_cpu_s_units_are_called_by_their_name(opened):
+    test = opened(view="tensor_cores", run="digits")
+    assert not test.exception
+    charts = " ".join(str(chart.proto) for chart in test.get("plotly_chart"))
+    assert "vector units" in charts
+    assert "CUDA" not in charts
+    assert "Roofline" in words(test)
+
+
 def test_without_a_profile_the_page_says_how_to_get_one(opened):
     test = opened(view="tensor_cores", run="ssd")
     assert "mpdiag profile TRACE" in test.code[0].value
