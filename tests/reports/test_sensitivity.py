@@ -135,6 +135,15 @@ def test_recorded_operations_have_their_line(root):
         assert largest[key] == pytest.approx(error, rel=1e-6)
 
 
+def test_measured_operations_find_their_line_by_the_name_users_call(root, folder):
+    analysis = analyze(root / "sample_runs" / "vgg")
+    rows = (row("features.0", "conv2d", 0.5), row("(outside)", "log_softmax", 0.1))
+    Sensitivities("fp16", 1.0, rows).save(folder)
+    lines = list(ranking(folder, analysis).frame["line"])
+    assert "vgg.py" in lines[0]  # recorded as aten::convolution
+    assert "cross_entropy" in lines[1]
+
+
 def test_the_plan_s_reason_stands_beside_its_operation(folder, digits):
     Sensitivities(
         "fp16", 1.0, (row("head", "exp", 0.5), row("body", "mm", 0.1), row("x", "sum", 0.05))

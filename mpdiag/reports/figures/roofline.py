@@ -51,6 +51,7 @@ def roofline(frame: pd.DataFrame, roofs: Roofs | None, words: Mapping[str, str])
             x=part["intensity"],
             y=part["rate"],
             name=f"{name} ({len(part)})",
+            showlegend=True,
             mode="markers",
             marker={
                 "color": colour,

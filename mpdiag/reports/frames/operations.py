@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from mpdiag.formats import FORMATS
-from mpdiag.precision_lists import policy_name
+from mpdiag.precision_lists import CALLED_AS, policy_name
 from mpdiag.reports.words import layer_name
 
 if TYPE_CHECKING:
@@ -16,6 +16,16 @@ if TYPE_CHECKING:
     from mpdiag.analysis.analyzer import Analysis
     from mpdiag.operation_records import Operation
 
+# What a user calls, by the ATen operation that is recorded of it.
+_CALLED_AS: dict[str, tuple[str, ...]] = {
+    **CALLED_AS,
+    "native_layer_norm": ("layer_norm",),
+    "native_batch_norm": ("batch_norm",),
+    "_native_batch_norm_legit": ("batch_norm",),
+    "native_dropout": ("dropout",),
+    "_adaptive_avg_pool2d": ("adaptive_avg_pool2d",),
+    "max_pool2d_with_indices": ("max_pool2d",),
+}
 Lines = dict[tuple[str, str], str]
 """The user's line of each (module, operation): the first where there are several."""
 
@@ -25,8 +35,9 @@ def lines_of(operations: Sequence[Operation]) -> Lines:
     found: Lines = {}
     for op in operations:
         if op.where and not op.node:
-            key = (op.module or "", policy_name(op.op))
-            found.setdefault(key, f"{op.where}: {op.code}" if op.code else op.where)
+            line = f"{op.where}: {op.code}" if op.code else op.where
+            for name in (policy_name(op.op), *_CALLED_AS.get(op.op, ())):
+                found.setdefault((op.module or "", name), line)
     return found
 
 

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
     from mpdiag.reports.frames.operations import Lines
 
 SEARCH = "search.json"
+OUTSIDE = "(outside)"
+"""The module of what is computed outside of all, as ``training/sites.py`` names it."""
 Source = Literal["measured", "searched", "recorded"]
 _LISTED = "the operation policy (level O1) computes it in FP32"
 MUST, MAY, OPEN = "must stay in FP32", "may be narrow", "not decided"
@@ -158,9 +160,10 @@ def _frame(
         row["trained"] = decisions.get(key, decisions.get((row["module"], ""), ""))
         listed = _LISTED if LISTS.get(row["operation"]) == "fp32" else ""
         row["plan"] = kept.get(key) or whole.get(row["module"]) or listed
-        row.setdefault("line", lines.get(key, ""))
+        inside = "" if row["module"] == OUTSIDE else row["module"]
+        row.setdefault("line", lines.get((inside, row["operation"]), ""))
     rows = sorted(rows, key=lambda row: row["trained"] != MUST)
-    first = ["module", "operation", "value", "trained", "plan", "line"]
+    first = ["module", "operation", "value", "line", "trained", "plan"]
     frame = pd.DataFrame(rows, columns=[*first, *(k for k in (rows or [{}])[0] if k not in first)])
     frame["value"] = frame["value"].astype(float)
     return frame
