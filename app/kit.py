@@ -66,6 +66,10 @@ def choose_run(label: str = "Run", key: str = "run") -> Listing | None:
     # The newest recording first: a training by a plan has no gradients to look at.
     first = next((name for name, item in known.items() if _is_recording(item)), next(iter(known)))
     names = [first, *(name for name in known if name != first)]
+    asked = st.query_params.get(key)
+    if asked and asked not in known:
+        words = f"There is no run {asked} here, as the link has it: this is {first}."
+        st.warning(in_markdown(words), icon=":material/link_off:")
     return known.get(st.sidebar.selectbox(label, names, key=key, bind="query-params"))
 
 

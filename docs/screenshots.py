@@ -27,7 +27,8 @@ from mpdiag.dashboard import FOLDER_VARIABLE, server_command
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-PAGES = {"dashboard.png": "gradients?run=ssd"}
+PAGES = {"dashboard.png": ("gradients?run=ssd", 3), "operations.png": ("operations?run=digits", 2)}
+"""Of each picture, its page and how many figures must be drawn on it."""
 VIEWS = (
     *("", "verdict", "gradients", "updates", "operations", "tensor_cores", "training"),
     *("training?tab=Loss-scale+replay", "gradients?tab=One+layer", "compare"),
@@ -59,8 +60,8 @@ def main() -> None:
                         take(f"{address}/{page}", path, scheme, width=options.width, whole=True)
                         print(path)
             return
-        for name, page in PAGES.items():
-            take(f"{address}/{page}", options.folder / name, "light", figures=3)
+        for name, (page, figures) in PAGES.items():
+            take(f"{address}/{page}", options.folder / name, "light", figures=figures)
             print(options.folder / name, (options.folder / name).stat().st_size, "bytes")
 
 

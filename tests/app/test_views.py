@@ -125,6 +125,24 @@ def test_a_link_reads_nothing_outside_the_folder(opened, root, tmp_path, name):
     assert "Detector" not in words(test)
 
 
+def test_a_link_to_a_run_that_is_gone_says_so(opened):
+    assert "no run gone here" in words(opened(view="verdict", run="gone"))
+    assert "There is no run" not in words(opened(view="verdict", run="ssd"))
+
+
+def test_a_link_full_of_nonsense_opens_what_there_is(opened):
+    for view, query in (
+        ("gradients", {"kind": "x", "format": "y", "scale": "999", "tab": "z", "log": "maybe"}),
+        ("gradients", {"scale": "abc", "find": "<b>", "layer": "nope"}),
+        ("updates", {"parameter": "nope", "update_log": "2"}),
+        ("training", {"trainings": "nope", "smooth": "1000", "scaler": "z", "first": "-5"}),
+        ("compare", {"a": "nope", "kind": "q", "measure": "zz"}),
+    ):
+        test = opened(view=view, run="ssd", **query)
+        assert not test.exception
+        assert not test.error
+
+
 def test_damaged_and_newer_runs_say_so_and_the_others_open(opened, root, tmp_path):
     shutil.copytree(root / "sample_runs" / "digits", tmp_path / "digits")
     for name, text in (("torn", '{"schema_'), ("newer", '{"schema_version": 99}')):
