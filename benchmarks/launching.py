@@ -1,6 +1,6 @@
 """What ``mpdiag record`` costs: a script's time under it over its time under plain ``python``.
 
-    python benchmarks/launching.py [--repeats 5] [NAME …]
+    python benchmarks/launching.py [--repeats 5] [--json FILE] [NAME …]
 
 Whole processes, start-up, imports and the writing of the run included. The two take turns, so that a
 machine that slows down slows both; each figure is a ratio of medians.
@@ -9,12 +9,15 @@ machine that slows down slows both; each figure is a ratio of medians.
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import platform
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from datetime import date
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -40,9 +43,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", default=NAMES, metavar="NAME")
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--json", type=Path, help="write the figures here")
     options = parser.parse_args()
     print(f"{'script':<20}{'python':>9}{'recorded':>10}{'ratio':>7}")
-    ratios = []
+    rows = []
     for name in options.names:
         script = str(SCRIPTS / f"{name}.py")
         plain, recorded = [], []
@@ -52,9 +56,17 @@ def main() -> None:
                 record = ["-m", "mpdiag", "record", "--out", "run", "--", script]
                 recorded.append(seconds(record, folder))
         a, b = statistics.median(plain), statistics.median(recorded)
-        ratios.append(b / a)
+        rows.append({"script": name, "python_s": a, "recorded_s": b, "ratio": b / a})
         print(f"{name:<20}{a:>8.2f}s{b:>9.2f}s{b / a:>7.2f}", flush=True)
-    print(f"{'median':<39}{statistics.median(ratios):>7.2f}")
+    middle = statistics.median(row["ratio"] for row in rows)
+    print(f"{'median':<39}{middle:>7.2f}")
+    if options.json:
+        import torch
+
+        machine = {"processor": platform.processor() or platform.machine(), "cores": os.cpu_count()}
+        told = {"date": str(date.today()), **machine, "torch": torch.__version__}
+        figures = {"machine": told, "median_ratio": round(middle, 3), "rows": rows}
+        options.json.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What recording costs: step time with a recorder over step time without, and beside the habits.
 
-    python benchmarks/recording.py [--device cpu] [--steps 20] [--peers] [--json FILE]
+    python benchmarks/recording.py [--device cpu] [--steps 100] [--peers] [--json FILE]
 
 Every variant trains its own copy of a model; the copies take turns step by step, so that a machine
 that slows down slows all of them. Each figure is a ratio of medians.
@@ -259,6 +259,9 @@ def measure(
     base = statistics.median(times["plain"])
     for name, seconds in times.items():
         # A cadence makes some steps dear: the mean over whole periods, outliers cut, is its cost.
+        # Outliers are a step whose operations are recorded, and those that write a part: every 30 s,
+        # which is far oftener in steps here, where the variants take turns, than in a training of
+        # its own.
         if "default" in name:
             ordered = [s for i, s in enumerate(seconds) if i % 20 != 19]
             dear = [s for i, s in enumerate(seconds) if i % 20 == 19]
@@ -277,16 +280,20 @@ def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cpu")
-    parser.add_argument("--steps", type=int, default=40)
+    parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--workload", choices=list(WORKLOADS), action="append")
     parser.add_argument("--peers", action="store_true", help="also measure the habits")
     parser.add_argument("--json", type=Path, help="write the figures here")
     options = parser.parse_args()
-    variants = VARIANTS | (PEERS if options.peers else {})
+    groups = [(VARIANTS, options.steps)]
+    if options.peers:  # in turns of their own: they are slow, and hold ours up
+        groups.append(({"plain": plain} | PEERS, options.steps // 2))
     rows = []
     print(f"{'workload':12} {'variant':30} {'ratio':>7} {'ms/step':>8}")
-    for workload in options.workload or WORKLOADS:
-        for row in measure(workload, variants, options.steps, options.device):
+    for workload, group, steps in [
+        (workload, *group) for workload in options.workload or WORKLOADS for group in groups
+    ]:
+        for row in measure(workload, group, steps, options.device):
             rows.append(row)
             figures = (
                 f"skipped: {row['skipped']}"

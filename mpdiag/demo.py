@@ -11,6 +11,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -59,6 +60,8 @@ def run_demo(
     steps: int | None = None,
     no_masters: bool = False,
     record_only: bool = False,
+    size: str = "small",
+    device: str = "cpu",
 ) -> Path:
     """Train a workload three ways and say what came of it.
 
@@ -69,31 +72,52 @@ def run_demo(
         steps: Steps of each training; default: the workload's own number.
         no_masters: Also train with FP16 weights and no FP32 masters.
         record_only: Stop after the analysis.
+        size: ``small`` or ``large``.
+        device: Where to train, as torch names it.
 
     Returns:
         The folder of the recorded run, with ``plan.json`` in it.
 
     Raises:
-        UsageError: If there is no such workload.
+        UsageError: If there is no such workload, size or device.
     """
-    workload = workloads.load(name)
+    workload = workloads.load(name, size=size)
+    usable(device)
     run = free_name(folder, name)
     console = Console(stderr=True)
     console.print(f"{workload.title}: {workload.summary}", highlight=False)
     with _progress(console) as progress:
-        fp32 = _record(workload, run, seed, steps, progress)
+        fp32 = _record(workload, run, seed, steps, progress, device=device)
         analysis = analyze(run)
         analysis.plan.save(run / "plan.json")
         variants = [] if record_only else [NO_SCALE, BY_PLAN, *([NO_MASTERS] if no_masters else [])]
         outcomes = [fp32]
         for variant in variants:
             place = free_name(folder, f"{run.name}-{variant.suffix}")
-            outcomes.append(_train(workload, place, seed, steps, analysis.plan, variant, progress))
+            outcomes.append(
+                _train(
+                    workload, place, seed, steps, analysis.plan, variant, progress, device=device
+                )
+            )
     terminal.show(text.analysis_text(analysis))
     if variants:
         terminal.show("", demo_text(workload.metric, workload.higher_is_better, outcomes, analysis))
     terminal.name_next(text.after_analysis(analysis, run))
     return run
+
+
+def usable(device: str) -> None:
+    """Refuse a device that torch does not find.
+
+    Raises:
+        UsageError: With the reason.
+    """
+    try:
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        reason = str(error).strip().splitlines()[0].rstrip(".")
+        message = f"cannot train on device {device!r}: {reason}"
+        raise UsageError(message) from error
 
 
 def _record(
@@ -103,9 +127,11 @@ def _record(
     steps: int | None,
     progress: Progress,
     title: str = "FP32, recording",
+    *,
+    device: str = "cpu",
 ) -> Outcome:
     """The FP32 training, with a recorder attached."""
-    session = start(workload, seed=seed, steps=steps)
+    session = start(workload, seed=seed, steps=steps, device=device)
     task = progress.add_task(title, total=session.steps, loss=0.0)
     began = time.perf_counter()
     losses: list[float] = []
@@ -135,9 +161,10 @@ def _train(
     progress: Progress,
     *,
     observed: bool = False,
+    device: str = "cpu",
 ) -> Outcome:
     """One mixed-precision training from the same seed; `observed`: recorded as it trains."""
-    session = start(workload, seed=seed, steps=steps)
+    session = start(workload, seed=seed, steps=steps, device=device)
     task = progress.add_task(variant.title, total=session.steps, loss=0.0)
     losses: list[float] = []
     stopped = ""

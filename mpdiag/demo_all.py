@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -56,6 +56,7 @@ class Cell:
     way: str
     seed: int
     steps: int
+    device: str = "cpu"
 
     @property
     def run(self) -> Path:
@@ -63,7 +64,22 @@ class Cell:
         return self.folder / self.way / f"seed{self.seed}"
 
     def log(self) -> TrainingLog | None:
-        """Its log, once it is done."""
+        """Its log, once it is done.
+
+        By a plan that wants no scale, a training without one that skipped no step is the same
+        training, bit for bit, and stands for it.
+        """
+        own = self._own_log()
+        if own is None and self.way == "fp16-plan" and self._wants_no_scale():
+            without = replace(self, way="fp16-no-scale")._own_log()
+            return without if without is not None and not without.skipped else None
+        return own
+
+    def _wants_no_scale(self) -> bool:
+        plan = self.folder / "plan.json"
+        return plan.exists() and PrecisionPlan.load(plan).loss_scale.method == "none"
+
+    def _own_log(self) -> TrainingLog | None:
         try:
             found = read_log(self.run)
         except InputError:
@@ -84,6 +100,7 @@ def run_table(
     steps: int | None = None,
     options: Mapping[str, Any] | None = None,
     done_only: bool = False,
+    device: str = "cpu",
 ) -> list[Family]:
     """Train what is not done yet, then make the table of all that is.
 
@@ -95,12 +112,14 @@ def run_table(
         options: Options of the workloads, such as ``size``.
         done_only: Train nothing; the table is of what is done, workloads whose first seed is not
             done in FP32 and by the plan left out.
+        device: Where to train, as torch names it.
 
     Returns:
         A row for each workload asked for.
 
     Raises:
-        UsageError: If there is no such workload, or the folder holds trainings of other settings.
+        UsageError: If there is no such workload or device, or the folder holds trainings of other
+            settings.
     """
     chosen = [workloads.load(name, **(options or {})) for name in only or workloads.names()]
     rows = []
@@ -110,26 +129,28 @@ def run_table(
             count = workload.default_steps if steps is None else steps
             first = [Cell(workload, place, way, 0, count) for way in ("fp32", "fp16-plan")]
             if all(cell.log() is not None for cell in first):
-                settle(place, workload, steps)
+                settle(place, workload, steps, device)
                 rows.append(read_family(workload, place, count, seeds))
         return rows
+    demo.usable(device)
     with demo._progress(Console(stderr=True)) as progress:
         for workload in chosen:
             place = folder / workload.name
-            settle(place, workload, steps)
+            settle(place, workload, steps, device)
             count = workload.default_steps if steps is None else steps
             for seed in range(seeds):
                 for way in ways_of(workload):
-                    train_cell(Cell(workload, place, way, seed, count), progress)
+                    train_cell(Cell(workload, place, way, seed, count, device), progress)
             rows.append(read_family(workload, place, count, seeds))
     return rows
 
 
-def settle(place: Path, workload: Workload, steps: int | None) -> None:
+def settle(place: Path, workload: Workload, steps: int | None, device: str = "cpu") -> None:
     """Note what the trainings of a folder share, or refuse to mix others in."""
     settings = {
         "workload": repr(workload),
         "steps": steps,
+        "device": device,
         "torch": environment.versions()["torch"],
     }
     path = place / SETTINGS
@@ -148,13 +169,16 @@ def settle(place: Path, workload: Workload, steps: int | None) -> None:
 
 
 def train_cell(cell: Cell, progress: Progress) -> None:
-    """One training, unless it is done."""
-    if cell.log() is not None:
+    """One training, unless it is done. What the first seed's trainings show is observed in each."""
+    observed = cell.way in OBSERVED and cell.seed == 0
+    if (cell._own_log() if observed else cell.log()) is not None:
         return
     shutil.rmtree(cell.run, ignore_errors=True)
     if cell.way == "fp32":
         title = f"{cell.workload.name} FP32 seed {cell.seed}"
-        demo._record(cell.workload, cell.run, cell.seed, cell.steps, progress, title)
+        demo._record(
+            cell.workload, cell.run, cell.seed, cell.steps, progress, title, device=cell.device
+        )
         if cell.seed == 0:
             for target, name in (("fp16", "plan.json"), ("bf16", "plan-bf16.json")):
                 analyze(cell.run, target).plan.save(cell.folder / name)
@@ -165,9 +189,16 @@ def train_cell(cell: Cell, progress: Progress) -> None:
     variant = demo.Variant(
         f"{cell.workload.name} {title} seed {cell.seed}", cell.way, _options(cell)
     )
-    observed = cell.way in OBSERVED and cell.seed == 0
     demo._train(
-        cell.workload, cell.run, cell.seed, cell.steps, plan, variant, progress, observed=observed
+        cell.workload,
+        cell.run,
+        cell.seed,
+        cell.steps,
+        plan,
+        variant,
+        progress,
+        observed=observed,
+        device=cell.device,
     )
 
 

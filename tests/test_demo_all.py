@@ -11,6 +11,7 @@ from mpdiag import demo_all, workloads
 from mpdiag.cli import app
 from mpdiag.errors import ExitCode, UsageError
 from mpdiag.runs import open_run
+from mpdiag.training_log import read_log
 
 
 def run(*words):
@@ -34,8 +35,22 @@ def test_every_way_and_seed_is_trained(table):
     for way, side in row["sides"].items():
         assert len(side["values"]) == 2
         assert side["steps"] == 6
-        assert open_run(folder / "vgg" / way / "seed1").meta["seeds"]["torch"] == 1
+        if way != "fp16-plan":
+            assert open_run(folder / "vgg" / way / "seed1").meta["seeds"]["torch"] == 1
     assert document["versions"]["torch"]
+
+
+def test_a_training_without_a_scale_stands_for_one_by_a_plan_that_wants_none(table):
+    folder, _, document = table
+    (row,) = document["families"]
+    assert row["method"] == "none"
+    assert not (folder / "vgg" / "fp16-plan" / "seed1").exists()
+    assert row["sides"]["fp16-plan"] == row["sides"]["fp16-no-scale"]
+    first, second = (  # of the first seed both were trained: they are one training indeed
+        [step.loss for step in read_log(folder / "vgg" / way / "seed0").steps]
+        for way in ("fp16-plan", "fp16-no-scale")
+    )
+    assert first == second
 
 
 def test_underflow_is_predicted_and_observed(table):
@@ -93,3 +108,12 @@ def test_an_unknown_workload_is_refused(tmp_path):
     result = run("--only", "nothing", "--folder", tmp_path)
     assert result.exit_code == ExitCode.USAGE
     assert "choose one of dcgan" in result.stderr
+
+
+def test_a_device_that_is_not_there_is_refused_before_anything_is_trained(tmp_path):
+    for words in (["--all", "--only", "vgg"], ["vgg"]):
+        words = ["demo", *words, "--device", "cuda:99", "--folder", str(tmp_path / "runs")]
+        result = CliRunner().invoke(app, words)
+        assert result.exit_code == ExitCode.USAGE
+        assert "cannot train on device 'cuda:99'" in result.stderr
+        assert not (tmp_path / "runs").exists()

@@ -38,6 +38,10 @@ def demo(
     done: Annotated[
         bool, typer.Option("--done", help="With --all: train nothing, show what is done.")
     ] = False,
+    size: Annotated[
+        str, typer.Option(help="small (two CPU cores) or large (a GPU).", metavar="SIZE")
+    ] = "small",
+    device: Annotated[str, typer.Option(help="Where to train: cpu, cuda, cuda:1 …")] = "cpu",
     as_json: JsonOption = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="With --all: as Markdown.")] = False,
 ) -> None:
@@ -48,13 +52,28 @@ def demo(
     if everything:
         from mpdiag.demo_all import run_table, show_table
 
-        rows = run_table(folder, only=only or (), seeds=seeds, steps=steps, done_only=done)
+        rows = run_table(
+            folder,
+            only=only or (),
+            seeds=seeds,
+            steps=steps,
+            options={"size": size},
+            done_only=done,
+            device=device,
+        )
         show_table(rows, folder, as_json=as_json, markdown=markdown)
         return
     from mpdiag.demo import run_demo
 
     run_demo(
-        workload, folder, seed=seed, steps=steps, no_masters=no_masters, record_only=record_only
+        workload,
+        folder,
+        seed=seed,
+        steps=steps,
+        no_masters=no_masters,
+        record_only=record_only,
+        size=size,
+        device=device,
     )
 
 

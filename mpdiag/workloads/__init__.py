@@ -49,6 +49,10 @@ class BadOption(UsageError, ValueError):
     """The workload has no such option, or the option cannot take this value."""
 
 
+SIZES = ("small", "large")
+"""Of every workload: for two CPU cores, and for a GPU."""
+
+
 def names() -> tuple[str, ...]:
     """Every name that `load` accepts, sorted."""
     return tuple(sorted(_CLASSES))

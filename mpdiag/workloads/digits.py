@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 __all__ = ["Digits", "ResidualNet", "digit_images"]
 
 Part = Literal["train", "test"]
+SIZES = {"small": 16, "large": 256}  # width
 
 
 @lru_cache(maxsize=2)
@@ -65,7 +66,7 @@ class ResidualBlock(nn.Module):
 class ResidualNet(nn.Module):
     """A stem, residual blocks at 8×8, 4×4 and 2×2 pixels, their mean, and a linear layer."""
 
-    def __init__(self, width: int = 16) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
         self.stem = nn.Conv2d(1, width, 3, padding=1, bias=False)
         self.norm = nn.BatchNorm2d(width)
@@ -98,10 +99,11 @@ class Digits(Workload):
 
     batch_size: int = 64
     learning_rate: float = 0.1
+    size: Literal["small", "large"] = "small"
 
     def model(self) -> nn.Module:
         """A fresh `ResidualNet`."""
-        return ResidualNet()
+        return ResidualNet(SIZES[self.size])
 
     def optimizer(self, model: nn.Module) -> Optimizer:
         """SGD with Nesterov momentum 0.9 and weight decay 5e-4."""

@@ -40,6 +40,7 @@ __all__ = ["Detector", "L2Norm", "Ssd", "hard_negatives", "multibox_loss"]
 
 CLASSES = 11  # the background, then the digits 0 to 9
 TEST_SCENES = 200
+SIZES = {"small": 8, "large": 64}  # width; that of the VGG is 64
 CANDIDATES = 200  # detections of an image that reach the suppression
 
 
@@ -77,16 +78,17 @@ class L2Norm(nn.Module):
 class Detector(nn.Module):
     """Eight convolutions, the map halved after every second, and a head on the last two maps.
 
-    Channels 8-8 at 64×64, 16-16 at 32×32, 32-32 at 16×16 and 32-32 at 8×8.
+    With a width w: w-w channels at 64×64, 2w-2w at 32×32, 4w-4w at 16×16 and 4w-4w at 8×8.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, width: int) -> None:
         super().__init__()
-        self.trunk = nn.Sequential(*_stage(1, 8), *_stage(8, 16), *_stage(16, 32)[:-1])
-        self.deeper = nn.Sequential(nn.MaxPool2d(2), *_stage(32, 32)[:-1])
-        self.norms = nn.ModuleList([L2Norm(32), L2Norm(32)])
+        w, deep = width, 4 * width
+        self.trunk = nn.Sequential(*_stage(1, w), *_stage(w, 2 * w), *_stage(2 * w, deep)[:-1])
+        self.deeper = nn.Sequential(nn.MaxPool2d(2), *_stage(deep, deep)[:-1])
+        self.norms = nn.ModuleList([L2Norm(deep), L2Norm(deep)])
         self.heads = nn.ModuleList(
-            [nn.Conv2d(32, 6 * (4 + CLASSES), 3, padding=1) for _ in range(2)]
+            [nn.Conv2d(deep, 6 * (4 + CLASSES), 3, padding=1) for _ in range(2)]
         )
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
@@ -162,10 +164,11 @@ class Ssd(Workload):
     """The range of the pixels that the network sees, less their mean in the first case."""
     learning_rate: float = 5e-4
     batch_size: int = 32
+    size: Literal["small", "large"] = "small"
 
     def model(self) -> nn.Module:
         """A fresh `Detector`."""
-        return Detector()
+        return Detector(SIZES[self.size])
 
     def optimizer(self, model: nn.Module) -> Optimizer:
         """Adam with torch's defaults."""

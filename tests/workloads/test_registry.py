@@ -21,6 +21,12 @@ def test_options_reach_the_workload() -> None:
     assert workloads.load("denoiser", size="large") == Denoiser(size="large")
 
 
+def test_every_workload_has_a_size_for_a_gpu() -> None:
+    for name in workloads.names():
+        small, large = (workloads.load(name, size=size) for size in workloads.SIZES)
+        assert small == workloads.load(name) != large
+
+
 def test_an_unknown_name_is_answered_with_the_known_ones() -> None:
     with pytest.raises(
         workloads.UnknownWorkload,
