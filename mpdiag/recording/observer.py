@@ -251,8 +251,16 @@ class Observer:
             self._depth += 1
             if self._depth == 1 and not in_backward():
                 self._root_called(module)
+        elif self._depth == 0 and self._operations_wait() and id(module) in self.subjects.modules:
+            self.operations.resume()  # type: ignore[union-attr] # a part that the loop calls alone
         if self.operations is not None and self.operations.recording:
             self.operations.enter(module)
+
+    def _operations_wait(self) -> bool:
+        """Whether operations of this step are wanted, and nothing has begun to record them."""
+        watch = self.operations
+        waits = watch is not None and watch.wanted and not watch.recording
+        return waits and torch.is_grad_enabled() and not in_backward()
 
     def _root_called(self, module: torch.nn.Module) -> None:
         self._in_training_forward = torch.is_grad_enabled()

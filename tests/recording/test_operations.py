@@ -166,3 +166,21 @@ def test_an_older_run_has_none(tmp_path):
     run, _ = recorded(tmp_path / "run", operations=0)
     assert run.operations() == []
     assert mpdiag.analyze(run).operations == ()
+
+
+def test_parts_that_the_loop_calls_alone_are_recorded_too(tmp_path):
+    """A model whose own ``forward`` nobody calls, as two-stage detectors are trained."""
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with mpdiag.record(model, optimizer, tmp_path / "run") as recorder:
+        with torch.no_grad():  # no training, and nothing to record
+            model.inner(torch.randn(4, 6))
+        model.inner(model.first(torch.randn(4, 8))).square().sum().backward()
+        optimizer.step()
+    assert recorder.failures == []
+    operations = open_run(tmp_path / "run").operations()
+    assert [o.module for o in operations if o.phase == "forward" and o.op == "addmm"] == [
+        "first",
+        "inner.0",
+    ]
+    assert {o.phase for o in operations} == {"forward", "backward"}
