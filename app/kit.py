@@ -264,6 +264,8 @@ def blank(frame: pd.DataFrame) -> pd.DataFrame:
     return shown
 
 
+EXACT = 1e5
+"""Numbers from which rounding to a few digits would mislead."""
 _SHARES = ("share", "underflow_a", "underflow_b", "overflow_a", "overflow_b", "beyond_2048")
 _MAGNITUDES = ("absmax", "largest", "relative", "estimate")
 
@@ -278,7 +280,8 @@ def _column(name: str, values: pd.Series[Any]) -> Any:
     if values.dtype.kind == "f" and (name.startswith(_MAGNITUDES) or " error" in name):
         return st.column_config.NumberColumn(label, format="%.3g")
     if values.dtype.kind == "f":
-        return st.column_config.NumberColumn(label, format="%.5g")
+        large = bool((values.abs() >= EXACT).any())  # a scale of 131072 keeps all its digits
+        return st.column_config.NumberColumn(label, format="%.9g" if large else "%.5g")
     return st.column_config.NumberColumn(label, format="localized")
 
 
