@@ -14,6 +14,7 @@ from mpdiag.bundled import sample_runs
 from mpdiag.errors import MpdiagError, RunNotFound
 from mpdiag.reports.csv_text import csv_text
 from mpdiag.reports.frames.gradients import in_model_order
+from mpdiag.reports.frames.training import family
 from mpdiag.reports.words import duration, in_markdown, layer_name
 from mpdiag.runs import META, Listing, Run, list_runs, open_run
 from mpdiag.training_log import FILE, TrainingLog, read_log
@@ -349,6 +350,20 @@ def choose_layer(names: Sequence[str], label: str = "Layer", key: str = "layer")
     """A select box of layers that is searched by typing; None for all of them."""
     known = {ALL: None, **{layer_name(name): name for name in names}}
     return known[st.selectbox(label, list(known), key=key, bind="query-params")]
+
+
+def ways_on() -> None:
+    """Where to go from a training by a plan, which has no gradients to look at."""
+    runs = {run_name(item): item for item in listings()}
+    name = st.session_state.get("run", "")
+    run = runs[name].run if name in runs else None
+    if run is None or not run.meta.get("training"):
+        return
+    root = family(name, runs)[0]
+    with st.container(horizontal=True):
+        if root != name and _is_recording(runs[root]):
+            link("verdict", f"The recording {in_markdown(root)}", run=root)
+        link("training", "Its training")
 
 
 def link(page: str, label: str, **query: str) -> None:

@@ -125,6 +125,14 @@ def test_a_link_reads_nothing_outside_the_folder(opened, root, tmp_path, name):
     assert "Detector" not in words(test)
 
 
+def test_a_training_by_a_plan_leads_on_to_its_recording(opened):
+    test = opened(view="verdict", run="ssd-fp16-plan")
+    assert not test.exception
+    links = [str(link.proto) for link in test.get("page_link")]
+    assert any("The recording ssd" in link and "run=ssd" in link for link in links)
+    assert any("Its training" in link for link in links)
+
+
 def test_a_link_to_a_run_that_is_gone_says_so(opened):
     assert "no run gone here" in words(opened(view="verdict", run="gone"))
     assert "There is no run" not in words(opened(view="verdict", run="ssd"))
