@@ -58,7 +58,7 @@ class Fitted:
         while self._least(shown) > options.max_width and spare:
             shown.remove(spare.pop(0))
         if self._least(shown) <= options.max_width:
-            yield self._table(shown)
+            yield self._table(shown, options.max_width - self._least(shown))
         else:
             yield from self._lines()
 
@@ -78,7 +78,18 @@ class Fitted:
         inside = (cell_len(line) for cell in cells for line in cell.split("\n"))
         return max(heading, max(inside, default=0))
 
-    def _table(self, shown: list[int]) -> Table:
+    def _wished(self, column: int) -> int:
+        """The width in which nothing of a column wraps."""
+        cells = (line for row in self.rows for line in row[column].plain.split("\n"))
+        return max(cell_len(self.columns[column]), max(map(cell_len, cells), default=0))
+
+    def _table(self, shown: list[int], room: int) -> Table:
+        """The table; ``room`` is what there is beyond the least width, sentences get it last."""
+        widths = {i: self._width(i) for i in shown}
+        for i in sorted(shown, key=lambda i: self.columns[i] in self.sentences):
+            more = min(room, max(0, self._wished(i) - widths[i]))
+            widths[i] += more
+            room -= more
         table = Table(
             title=Text(self.title, "bold") if self.title else None,
             title_justify="left",
@@ -92,7 +103,7 @@ class Fitted:
             table.add_column(
                 Text(name),
                 justify="right" if name in self.right else "left",
-                min_width=self._width(i),
+                width=widths[i],
             )
         for row in self.rows:
             table.add_row(*(row[i] for i in shown))
@@ -103,7 +114,9 @@ class Fitted:
         if self.title:
             yield Text(self.title, "bold")
         for row in self.rows:
-            yield Text("  ").join(cell for cell in row[: self.lead] if cell.plain)
+            yield Text("  ").join(
+                Text(" ").join(c.split("\n")) for c in row[: self.lead] if c.plain
+            )
             facts = [
                 Text.assemble((f"{name} ", "dim"), cell)
                 for name, cell in zip(self.columns[self.lead :], row[self.lead :], strict=True)

@@ -131,17 +131,16 @@ def _deciding_layers(analysis: Analysis) -> RenderableType:
     h = gradients.histograms
     lost = share(h.lost_to_zero(FP16).value, h.nonzero)
     after = share(h.lost_to_zero(FP16, exponent).value, h.nonzero)
-    table = Table(
-        title="Layers that lose most, in the later half of the run",
-        title_justify="left",
-        title_style="bold",
+    numbers = ("|g| max", "values lost", "Σ|g| lost", "values lost with the scale")
+    table = Fitted(
+        ("activation gradients of", *numbers),
+        "Layers that lose most, in the later half of the run",
+        right=frozenset(numbers),
+        spare=("|g| max",),
     )
-    table.add_column("activation gradients of")
-    for column in ("|g| max", "values lost", "Σ|g| lost", "values lost with the scale"):
-        table.add_column(column, justify="right")
     for i in order:
         table.add_row(
-            escape(_name(str(gradients.names[i]))),
+            _name(str(gradients.names[i])),
             _power(float(h.absmax[i])),
             _percent(float(lost[i])),
             _percent(float(losses[i, 0])),
@@ -181,22 +180,24 @@ _COVERED = {
 
 
 def _proven(analysis: Analysis) -> RenderableType:
-    table = Table(title="Need FP32, by their numbers", title_justify="left", title_style="bold")
-    table.add_column("operation")
-    table.add_column("where")
-    table.add_column("why, and what happens without it")
-    table.add_column("bytes", justify="right")
-    table.add_column("FLOPs", justify="right")
+    why = "why, and what happens without it"
+    table = Fitted(
+        ("operation", "where", why, "bytes", "FLOPs"),
+        "Need FP32, by their numbers",
+        "bytes, FLOPs: share of the step's operations, backward included",
+        sentences=frozenset({why}),
+        right=frozenset({"bytes", "FLOPs"}),
+        lead=2,
+    )
     for f in analysis.operations:
         covered = _COVERED[f.covered_by]
         table.add_row(
-            escape(f.op),
-            escape(f"{f.module or '(outside)'}\n{f.where}"),
-            escape(f"{f.reason}; {f.without}{covered}\n→ {f.fix}"),
+            f.op,
+            f"{f.module or '(outside)'}\n{f.where}",
+            f"{f.reason}; {f.without}{covered}\n→ {f.fix}",
             _percent(f.bytes_share),
             _percent(f.flops_share),
         )
-    table.caption = "bytes, FLOPs: share of the step's operations, backward included"
     return table
 
 
@@ -205,15 +206,16 @@ def _operations(analysis: Analysis) -> RenderableType:
     for choice in analysis.plan.fp32_operations:
         reason = choice.reason if choice.evidence.get("overflow") else choice.reason.split(":")[0]
         grouped[choice.op, reason].append(_name(choice.module))
-    table = Table(title="Stay in FP32", title_justify="left", title_style="bold")
-    table.add_column("operation")
-    table.add_column("modules")
-    table.add_column("why")
+    table = Fitted(
+        ("operation", "modules", "why"),
+        "Stay in FP32",
+        sentences=frozenset({"modules", "why"}),
+    )
     for (op, reason), modules in grouped.items():
         names = ", ".join(modules[:3]) + (
             f" and {len(modules) - 3} more" if len(modules) > 3 else ""
         )
-        table.add_row(escape(op), escape(names), escape(reason))
+        table.add_row(op, names, reason)
     return table
 
 

@@ -40,6 +40,17 @@ def test_no_word_is_cut_and_no_line_too_long(width):
         assert word in text
 
 
+@pytest.mark.parametrize("width", range(50, 100))
+def test_a_table_of_numbers_is_as_wide_as_it_may(width):
+    numbers = ("|g| max", "values lost", "values lost with the scale")
+    table = Fitted(("gradients of", *numbers), right=frozenset(numbers))
+    table.add_row("blocks.1.attend", "2^-10.6", "< 0.01 %", "26.24 %")
+    text = drawn(table, width)
+    assert len({len(line) for line in text.splitlines() if line}) == 1
+    assert all(len(line) <= width for line in text.splitlines())
+    assert all(word in text for word in ("blocks.1.attend", "< 0.01 %", "26.24 %", "scale"))
+
+
 def test_what_matters_least_goes_first():
     assert "blocks.12" in drawn(filled(), 120)
     narrow = drawn(filled(), 70)
