@@ -14,6 +14,7 @@ from mpdiag.bundled import sample_runs
 from mpdiag.errors import MpdiagError, RunNotFound
 from mpdiag.reports.csv_text import csv_text
 from mpdiag.reports.frames.gradients import in_model_order
+from mpdiag.reports.frames.training import family
 from mpdiag.reports.words import duration, in_markdown, layer_name
 from mpdiag.runs import META, Listing, Run, list_runs, open_run
 from mpdiag.training_log import FILE, TrainingLog, read_log
@@ -63,10 +64,22 @@ def choose_run(label: str = "Run", key: str = "run") -> Listing | None:
     known = {run_name(item): item for item in listings()}
     if not known:
         return None
-    # The newest recording: a training by a plan has no gradients to look at.
-    first = next((i for i, item in enumerate(known.values()) if _is_recording(item)), 0)
-    name = st.sidebar.selectbox(label, list(known), index=first, key=key, bind="query-params")
-    return known.get(name)
+    # The newest recording first: a training by a plan has no gradients to look at.
+    first = next((name for name, item in known.items() if _is_recording(item)), next(iter(known)))
+    names = [first, *(name for name in known if name != first)]
+    asked = st.query_params.get(key)
+    if asked and asked not in known:
+        words = f"There is no run {asked} here, as the link has it: this is {first}."
+        st.warning(in_markdown(words), icon=":material/link_off:")
+    return known.get(st.sidebar.selectbox(label, names, key=key, bind="query-params"))
+
+
+def choose_row(names: Sequence[str]) -> None:
+    """Take the run whose row was ticked in the list of runs."""
+    rows = st.session_state["chosen_row"]["selection"]["rows"]
+    if rows and rows[0] < len(names):
+        st.session_state["run"] = names[rows[0]]
+        st.session_state["row_was_chosen"] = True
 
 
 def _is_recording(listing: Listing) -> bool:
@@ -131,7 +144,8 @@ def choose_recorded(label: str, key: str, index: int, *, where: Any) -> Listing:
 
 def stamp(run: Path) -> tuple[tuple[str, int, int], ...]:
     """What changes when a run does: names, times and sizes of its files."""
-    paths = [run / META, run / FILE, run / "plan.json", run / "profile.json"]
+    made = ("plan.json", "profile.json", "sensitivity.json", "search.json")
+    paths = [run / META, run / FILE, *(run / name for name in made)]
     paths += sorted((run / "stats").glob("rank*.parquet"))
     found = []
     for path in paths:
@@ -234,24 +248,42 @@ def show(picture: Picture) -> None:
 
 
 def table(frame: pd.DataFrame) -> None:
-    """A table: the model by its name, shares in percent, the rest as it is."""
-    shown = frame.copy()
-    for name in ("layer", "parameter", "name", "module"):
+    """A table: the model by its name, shares in percent, what is missing left blank."""
+    shown = blank(frame)
+    for name in ("layer", "parameter", "name"):
         if name in shown:
             shown[name] = shown[name].map(lambda value: layer_name(str(value)))
-    shares = ("share", "underflow_a", "underflow_b", "overflow_a", "overflow_b", "beyond_2048")
-    st.dataframe(
-        shown,
-        hide_index=True,
-        column_config={
-            column: st.column_config.NumberColumn(format="percent")
-            if column.endswith(shares)
-            else st.column_config.NumberColumn(format="scientific")
-            if column.startswith(("absmax", "largest"))
-            else column
-            for column in map(str, shown.columns)
-        },
-    )
+    st.dataframe(shown, hide_index=True, column_config={c: _column(c, shown[c]) for c in shown})
+
+
+def blank(frame: pd.DataFrame) -> pd.DataFrame:
+    """The table with blanks for what is missing, which would be shown as "None"."""
+    shown = frame.copy()
+    for name in shown.columns[shown.isna().any()]:
+        if shown[name].isna().all() or shown[name].dtype == object:
+            shown[name] = shown[name].astype(object).where(shown[name].notna(), "").map(str)
+    return shown
+
+
+EXACT = 1e5
+"""Numbers from which rounding to a few digits would mislead."""
+_SHARES = ("share", "underflow_a", "underflow_b", "overflow_a", "overflow_b", "beyond_2048")
+_MAGNITUDES = ("absmax", "largest", "relative", "estimate")
+
+
+def _column(name: str, values: pd.Series[Any]) -> Any:
+    """How a column is shown: its name in words, its numbers as they are read."""
+    label = name.replace("_", " ")
+    if values.dtype.kind not in "iuf":
+        return label
+    if name.endswith(_SHARES):
+        return st.column_config.NumberColumn(label, format="percent")
+    if values.dtype.kind == "f" and (name.startswith(_MAGNITUDES) or " error" in name):
+        return st.column_config.NumberColumn(label, format="%.3g")
+    if values.dtype.kind == "f":
+        large = bool((values.abs() >= EXACT).any())  # a scale of 131072 keeps all its digits
+        return st.column_config.NumberColumn(label, format="%.9g" if large else "%.5g")
+    return st.column_config.NumberColumn(label, format="localized")
 
 
 def heading(title: str, listing: Listing) -> None:
@@ -318,6 +350,20 @@ def choose_layer(names: Sequence[str], label: str = "Layer", key: str = "layer")
     """A select box of layers that is searched by typing; None for all of them."""
     known = {ALL: None, **{layer_name(name): name for name in names}}
     return known[st.selectbox(label, list(known), key=key, bind="query-params")]
+
+
+def ways_on() -> None:
+    """Where to go from a training by a plan, which has no gradients to look at."""
+    runs = {run_name(item): item for item in listings()}
+    name = st.session_state.get("run", "")
+    run = runs[name].run if name in runs else None
+    if run is None or not run.meta.get("training"):
+        return
+    root = family(name, runs)[0]
+    with st.container(horizontal=True):
+        if root != name and _is_recording(runs[root]):
+            link("verdict", f"The recording {in_markdown(root)}", run=root)
+        link("training", "Its training")
 
 
 def link(page: str, label: str, **query: str) -> None:

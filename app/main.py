@@ -46,4 +46,5 @@ try:
     page.run()
 except MpdiagError as error:
     st.error(in_markdown(str(error)), icon=":material/error:")
+    kit.ways_on()
 st.sidebar.caption(in_markdown(f"Runs in {kit.folder()}"))

@@ -2,11 +2,13 @@
 
     python benchmarks/sample_runs.py [--folder runs/families] [WORKLOAD ...]
     python benchmarks/sample_runs.py --plans
+    python benchmarks/sample_runs.py --sensitivity [WORKLOAD ...]
 
 The first trains each workload from seed 0 in FP32, recorded, in FP16 without a loss scale and in FP16
 by the plan, as ``mpdiag demo --all --seeds 1`` does; what that command left in --folder is taken as it
 is. Statistics of the FP16 trainings stay behind, for size. The second analyzes every recording in
-``sample_runs`` again and writes its ``plan.json``.
+``sample_runs`` again and writes its ``plan.json``. The third trains each workload in FP32 once more
+and measures, with the weights it ends with, how sensitive each operation is (``sensitivity.json``).
 """
 
 from __future__ import annotations
@@ -19,9 +21,10 @@ from typing import Any
 
 from rich.console import Console
 
-from mpdiag import analyze, demo, demo_all, workloads
+from mpdiag import analyze, demo, demo_all, measure_sensitivity, workloads
 from mpdiag.plan import PrecisionPlan
 from mpdiag.whole_files import write_json
+from mpdiag.workloads.protocol import start
 
 SAMPLES = Path(__file__).resolve().parent.parent / "sample_runs"
 WAYS = {"fp32": "", "fp16-no-scale": "-fp16-no-scale", "fp16-plan": "-fp16-plan"}
@@ -35,7 +38,12 @@ def main() -> None:
     parser.add_argument("names", nargs="*", default=workloads.names(), metavar="WORKLOAD")
     parser.add_argument("--folder", type=Path, default=Path("runs/families"))
     parser.add_argument("--plans", action="store_true")
+    parser.add_argument("--sensitivity", action="store_true")
     options = parser.parse_args()
+    if options.sensitivity:
+        for name in options.names:
+            measure(name)
+        return
     if not options.plans:
         for name in options.names:
             make(name, options.folder)
@@ -52,6 +60,24 @@ def make(name: str, folder: Path) -> None:
             cell = demo_all.Cell(workload, folder / name, way, 0, workload.default_steps)
             demo_all.train_cell(cell, progress)
             keep(cell.run, SAMPLES / f"{name}{suffix}", recording=way == "fp32", name=name)
+    measure(name)
+
+
+def measure(name: str) -> None:
+    """The sensitivities of one workload, at the end of its FP32 training from seed 0."""
+    workload = workloads.load(name)
+    session = start(workload, seed=0)
+    session.run()
+    plan = PrecisionPlan.load(SAMPLES / name / "plan.json")
+    batch = next(workload.batches(1, 0))
+    found = measure_sensitivity(
+        session.model,
+        lambda: next(workload.losses(session.model, batch)),
+        SAMPLES / name,
+        fmt=plan.target,
+        scale=plan.loss_scale.recommended,
+    )
+    print(name, len(found.operations), "operations measured")
 
 
 def keep(run: Path, place: Path, *, recording: bool, name: str) -> None:

@@ -353,7 +353,7 @@ def _stored(file: Path | None) -> dict[str, list[dict[str, float]]]:
 
 def _store(file: Path, results: dict[str, list[dict[str, float]]]) -> None:
     from mpdiag import environment
-    from mpdiag.runs import write_json
+    from mpdiag.whole_files import write_json
 
     write_json(file, {"versions": environment.versions(), "results": results})
 

@@ -1,8 +1,10 @@
-"""The pictures of the README, taken from the dashboard on the sample runs.
+"""Pictures of the dashboard, taken from the sample runs.
 
-    python docs/screenshots.py [docs]
+    python docs/screenshots.py [docs]                     those of the README
+    python docs/screenshots.py --all /tmp/shots [--runs RUNS] [--run NAME ...]
+                                                           every view, light and dark, to look at
 
-needs Chromium, Playwright and Pillow, and writes ``dashboard.png``.
+needs Chromium, Playwright and Pillow.
 """
 
 from __future__ import annotations
@@ -15,30 +17,65 @@ import subprocess
 import sys
 import time
 import urllib.request
+from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from mpdiag.bundled import sample_runs
 from mpdiag.dashboard import FOLDER_VARIABLE, server_command
 
-PAGES = {"dashboard.png": "gradients?run=ssd"}
-SIZE = {"width": 1360, "height": 1560}
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+PAGES = {"dashboard.png": ("gradients?run=ssd", 3), "operations.png": ("operations?run=digits", 2)}
+"""Of each picture, its page and how many figures must be drawn on it."""
+VIEWS = (
+    *("", "verdict", "gradients", "updates", "operations", "tensor_cores", "training"),
+    *("training?tab=Loss-scale+replay", "gradients?tab=One+layer", "compare"),
+)
+WIDTH, HEIGHT = 1360, 1560
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("folder", nargs="?", type=Path, default=Path("docs"))
-    folder = parser.parse_args().folder
-    folder.mkdir(exist_ok=True)
+    parser.add_argument("--all", action="store_true", help="every view, light and dark")
+    parser.add_argument("--runs", type=Path, default=None, help="default: the sample runs")
+    parser.add_argument("--run", nargs="*", default=["ssd"], help="with --all: of these runs")
+    parser.add_argument("--width", type=int, default=WIDTH)
+    options = parser.parse_args()
+    options.folder.mkdir(parents=True, exist_ok=True)
+    runs = options.runs or Path(os.path.relpath(sample_runs()))
+    with served(runs) as address:
+        if options.all:
+            for run in options.run:
+                for view in VIEWS:
+                    for scheme in ("light", "dark"):
+                        name = (
+                            f"{run}-{view or 'runs'}".replace("?tab=", "-").replace("+", "-")
+                            + f"-{scheme}.png"
+                        )
+                        page = f"{view}{'&' if '?' in view else '?'}run={run}"
+                        path = options.folder / name
+                        take(f"{address}/{page}", path, scheme, width=options.width, whole=True)
+                        print(path)
+            return
+        for name, (page, figures) in PAGES.items():
+            take(f"{address}/{page}", options.folder / name, "light", figures=figures)
+            print(options.folder / name, (options.folder / name).stat().st_size, "bytes")
+
+
+@contextmanager
+def served(runs: Path) -> Iterator[str]:
+    """The dashboard on a folder of runs, at an address."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         port = free.getsockname()[1]
-    environment = {**os.environ, FOLDER_VARIABLE: os.path.relpath(sample_runs())}
+    environment = {**os.environ, FOLDER_VARIABLE: str(runs)}
     server = subprocess.Popen(server_command(port, browser=False), env=environment)
     try:
         wait_for(f"http://localhost:{port}/_stcore/health")
-        for name, page in PAGES.items():
-            take(f"http://localhost:{port}/{page}", folder / name)
-            print(folder / name, (folder / name).stat().st_size, "bytes")
+        yield f"http://localhost:{port}"
     finally:
         server.terminate()
         server.wait()
@@ -55,7 +92,16 @@ def wait_for(address: str) -> None:
     sys.exit(f"{address} does not answer")
 
 
-def take(address: str, path: Path) -> None:
+def take(
+    address: str,
+    path: Path,
+    scheme: Any,
+    *,
+    width: int = WIDTH,
+    whole: bool = False,
+    figures: int = 0,
+) -> None:
+    """One picture: of a window, or of the whole page."""
     from PIL import Image
     from playwright.sync_api import sync_playwright
 
@@ -63,10 +109,17 @@ def take(address: str, path: Path) -> None:
         browser = driver.chromium.launch(
             executable_path=shutil.which("chromium"), args=["--no-sandbox"]
         )
-        page = browser.new_page(viewport=SIZE)
+        size = {"width": width, "height": HEIGHT}
+        page = browser.new_page(viewport=size, color_scheme=scheme)
         page.goto(address)
-        page.locator(".js-plotly-plot .main-svg").nth(2).wait_for(timeout=60_000)
+        page.locator('[data-testid="stHeading"]').first.wait_for(timeout=60_000)
+        if figures:
+            page.locator(".js-plotly-plot .main-svg").nth(figures - 1).wait_for(timeout=60_000)
         page.wait_for_timeout(4000)  # figures fade in
+        if whole:
+            tall = page.evaluate("document.querySelector('[data-testid=\"stMain\"]').scrollHeight")
+            page.set_viewport_size({"width": width, "height": max(600, min(tall + 20, 6000))})
+            page.wait_for_timeout(1500)
         page.screenshot(path=str(path))
         browser.close()
     with Image.open(path) as image:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from mpdiag.recording.first_nonfinite import find_nonfinite
     from mpdiag.recording.recorder import Recorder, record
     from mpdiag.runs import Run, list_runs, open_run
+    from mpdiag.searching.measuring import measure_sensitivity
     from mpdiag.searching.search import search_fp32
     from mpdiag.tensorcores.capture import profile
     from mpdiag.training.steps import StepResult
@@ -42,6 +43,7 @@ _HOMES = {
     "compare": "mpdiag.analysis.comparison",
     "find_nonfinite": "mpdiag.recording.first_nonfinite",
     "list_runs": "mpdiag.runs",
+    "measure_sensitivity": "mpdiag.searching.measuring",
     "open_run": "mpdiag.runs",
     "profile": "mpdiag.tensorcores.capture",
     "record": "mpdiag.recording.recorder",
@@ -60,6 +62,7 @@ __all__ = [
     "compare",
     "find_nonfinite",
     "list_runs",
+    "measure_sensitivity",
     "open_run",
     "profile",
     "record",

@@ -17,7 +17,7 @@ from mpdiag.records import FLOATS, INTEGERS, TEXT, UPDATE_INTEGERS
 from mpdiag.soundness import refuse_nonsense
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Mapping
 
     import pyarrow as pa
     from numpy.typing import NDArray
@@ -206,31 +206,6 @@ class Records:
         merger.add(self, group, portion)
         return merger.result()
 
-    def _portions(
-        self, group: NDArray[np.int64], portion: int
-    ) -> Iterator[
-        tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]
-    ]:
-        """Rows with a group, some at a time.
-
-        Yields:
-            Positions of the rows; positions of their bins; of each bin, its recorded exponent and
-            the row it belongs to, as an index into the first array.
-        """
-        rows = np.flatnonzero(np.asarray(group) >= 0)
-        for begin in range(0, len(rows), portion):
-            some = rows[begin : begin + portion]
-            starts = self.offsets[some]
-            lengths = self.offsets[some + 1] - starts
-            row = np.repeat(np.arange(len(some)), lengths)
-            within = np.arange(len(row)) - (np.cumsum(lengths) - lengths)[row]
-            yield (
-                some,
-                starts[row] + within,
-                within + self.first_exponent[some].astype(int)[row],
-                row,
-            )
-
     def histograms(self) -> ExponentHistogram:
         """Each row's own histogram: a dense stack of batch shape (n,), 4 KiB a row."""
         return self.merged(np.arange(len(self)), len(self))
@@ -269,23 +244,50 @@ class Merger:
 
     def add(self, records: Records, group: NDArray[np.int64], portion: int = PORTION) -> None:
         """Add rows; arguments as for ``Records.merged``."""
+        rows = np.flatnonzero(np.asarray(group) >= 0)
+        for begin in range(0, len(rows), portion):
+            some = rows[begin : begin + portion]
+            self._add_bins(records, some, group[some])
+            self._add_facts(records, some, group[some])
+
+    def _add_bins(self, records: Records, some: NDArray[np.int64], mine: NDArray[np.int64]) -> None:
+        """Add the bins of some rows; ``mine`` is each one's group."""
         h = self._h
-        counts, weighted = h.counts.reshape(-1), self._weighted.reshape(-1)
-        for some, bins, exponent, row in records._portions(group, portion):
-            exponent -= np.rint(np.log2(records.scale[some])).astype(np.int64)[row]
-            mine = group[some]
-            number = records.counts[bins].astype(np.int64)
+        starts = records.offsets[some]
+        lengths = records.offsets[some + 1] - starts
+        whole = int(lengths.sum())
+        begins = np.cumsum(lengths) - lengths  # of each row among the bins taken here
+        if some[-1] - some[0] + 1 == len(some):  # neighbours: no need to pick one bin after another
+            bins: Any = slice(int(starts[0]), int(starts[0]) + whole)
+        else:
+            bins = np.arange(whole) + np.repeat(starts - begins, lengths)
+        number = records.counts[bins].astype(np.int64)
+        first = records.first_exponent[some] - np.rint(np.log2(records.scale[some])).astype(
+            np.int64
+        )
+        flat = np.arange(whole)
+        if ((first < MIN_EXPONENT) | (first + lengths - 1 > MAX_EXPONENT)).any():
+            exponent = flat + np.repeat(first - begins, lengths)
             below = exponent < MIN_EXPONENT  # only after unscaling: FP32 subnormals by then
-            flat = mine[row] * BINS + np.clip(exponent, MIN_EXPONENT, MAX_EXPONENT) - MIN_EXPONENT
-            if below.any():
-                np.add.at(h.subnormals, mine[row[below]], number[below])
-                number[below] = 0
-            np.add.at(counts, flat, number)
-            np.add.at(weighted, flat, number * records.means[bins])
-            for name in _COUNTED:
-                np.add.at(getattr(h, name), mine, getattr(records, name)[some])
-            np.maximum.at(h.absmax, mine, records.absmax[some] / records.scale[some])
-            np.minimum.at(h.absmin, mine, records.absmin[some] / records.scale[some])
+            place = np.repeat(mine, lengths)
+            np.add.at(h.subnormals, place[below], number[below])
+            number[below] = 0
+            exponent = np.clip(exponent, MIN_EXPONENT, MAX_EXPONENT)
+            flat = place * BINS + exponent - MIN_EXPONENT
+        else:
+            flat += np.repeat(mine * BINS + first - MIN_EXPONENT - begins, lengths)
+        np.add.at(h.counts.reshape(-1), flat, number)
+        np.add.at(self._weighted.reshape(-1), flat, number * records.means[bins])
+
+    def _add_facts(
+        self, records: Records, some: NDArray[np.int64], mine: NDArray[np.int64]
+    ) -> None:
+        """Add what each row says beside its bins."""
+        h = self._h
+        for name in _COUNTED:
+            np.add.at(getattr(h, name), mine, getattr(records, name)[some])
+        np.maximum.at(h.absmax, mine, records.absmax[some] / records.scale[some])
+        np.minimum.at(h.absmin, mine, records.absmin[some] / records.scale[some])
 
     def result(self) -> ExponentHistogram:
         """A stack of batch shape (groups,)."""
@@ -299,7 +301,7 @@ _NOT_PER_ROW = {"words", "offsets", "counts", "means", "ratio_offsets", "ratio_c
 
 
 def _numpy(column: Any, dtype: Any) -> NDArray[Any]:
-    return np.asarray(column.to_numpy(zero_copy_only=False)).astype(dtype)
+    return np.asarray(column.to_numpy(zero_copy_only=False)).astype(dtype, copy=False)
 
 
 def _one_array(column: Any) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from rich.console import Console, Group
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -17,15 +17,18 @@ from mpdiag.errors import UsageError
 from mpdiag.plan import PrecisionPlan
 from mpdiag.recording.recorder import record
 from mpdiag.reports import terminal
+from mpdiag.runs import META
+from mpdiag.searching.measuring import measure_sensitivity
 from mpdiag.searching.search import SearchResult, search_fp32
 from mpdiag.training.trainer import MixedPrecision
 from mpdiag.workloads import gallery
 from mpdiag.workloads.protocol import mixed_step, start
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
-    from torch import nn
+    from torch import Tensor, nn
     from torch.optim import Optimizer
 
     from mpdiag.searching.search import Train
@@ -119,17 +122,36 @@ class _Subject:
 
         return session.model, session.optimizer, train
 
+    def step(self, model: nn.Module) -> Callable[[], Tensor]:
+        """One forward pass on the first batch, as often as it is called."""
+        if self._exhibit is not None:
+            first = self._exhibit.batches(0)[0]
+            return lambda: cast("Tensor", model(*first))
+        workload = self._workload
+        assert workload is not None
+        batch = next(workload.batches(1, 0))
+        return lambda: next(workload.losses(model, batch))
+
 
 def _recorded(subject: _Subject, run: Path) -> PrecisionPlan:
-    """The plan of an FP32 recording, made now unless the run has one."""
-    place = run / "recording"
-    if not (place / "meta.json").is_file():
+    """The plan of an FP32 recording, made now unless the run has one.
+
+    The recording, the sensitivities measured at its end and the search share a run folder, so that
+    the dashboard shows them together.
+    """
+    earlier = run / "recording"  # where it was kept before
+    place = earlier if (earlier / META).is_file() else run
+    if not (place / META).is_file():
         model, optimizer, train = subject.build(0)
         with (
             record(model, optimizer, place),
             MixedPrecision(model, optimizer, PrecisionPlan(), level="O0", loss_scale=1.0) as mp,
         ):
             train(mp)
+        plan = analyze(place).plan
+        scale = plan.loss_scale.recommended
+        measure_sensitivity(model, subject.step(model), place, fmt=plan.target, scale=scale)
+        return plan
     return analyze(place).plan
 
 

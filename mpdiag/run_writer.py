@@ -70,7 +70,14 @@ class RunWriter:
             if owner == self.rank or (self.rank == 0 and owner >= world_size):
                 path.unlink(missing_ok=True)
         if self.rank == 0:
-            for name in ("plan.json", "training.jsonl", "profile.json", "report.html"):
+            made = (
+                "plan.json",
+                "training.jsonl",
+                "profile.json",
+                "sensitivity.json",
+                "report.html",
+            )
+            for name in made:
                 (self.folder / name).unlink(missing_ok=True)
         self._meta_path.unlink(missing_ok=True)
 

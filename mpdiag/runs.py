@@ -17,10 +17,8 @@ system that fsspec knows, see ``places``; there a file is sent whole.
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import cached_property
@@ -32,6 +30,7 @@ from mpdiag.errors import DamagedRun, NewerSchema, RunNotFound
 from mpdiag.meta import refuse_odd_meta, refuse_odd_modules
 from mpdiag.parquet_bombs import refuse_bomb
 from mpdiag.places import is_remote, place
+from mpdiag.run_parts import damaged, records_of, rows_in, source_of, tables_of
 
 if TYPE_CHECKING:
     import os
@@ -127,10 +126,7 @@ class Run:
         """
         import pyarrow as pa
 
-        from mpdiag.records import schema
-
-        expected = schema()
-        tables = [table for path in self.parts() for table in _read_part(path, expected)]
+        tables = [table for path in self.parts() for table in tables_of(path)]
         rows = sum(t.num_rows for t in tables)
         if rows == 0:
             raise DamagedRun(self._why_empty())
@@ -144,10 +140,8 @@ class Run:
             DamagedRun: As ``table``.
         """
         from mpdiag.columns import Records
-        from mpdiag.records import schema
 
-        expected = schema()
-        found = [piece for path in self.parts() for piece in _part_records(path, expected)]
+        found = list(records_of(self.parts()))
         if not any(map(len, found)):
             raise DamagedRun(self._why_empty())
         return Records.concatenate(found)
@@ -158,7 +152,7 @@ class Run:
         Raises:
             DamagedRun: If one cannot be read.
         """
-        return sum(_rows_in(path) for path in self.parts())
+        return sum(rows_in(path) for path in self.parts())
 
     def pieces(self, *, histograms: bool = True) -> Iterator[Records]:
         """The rows some at a time, in order, for runs that outgrow memory.
@@ -169,17 +163,10 @@ class Run:
         Raises:
             DamagedRun: If a part cannot be read, or there are no rows at all.
         """
-        from mpdiag.columns import Records
-        from mpdiag.records import schema
-
-        expected, empty = schema(), True
-        for path in self.parts():
-            for table in _read_part(path, expected, histograms=histograms):
-                empty = empty and table.num_rows == 0
-                try:
-                    yield Records.from_table(table)
-                except ValueError as error:
-                    raise DamagedRun(_damaged(path, error)) from error
+        empty = True
+        for piece in records_of(self.parts(), histograms=histograms):
+            empty = empty and len(piece) == 0
+            yield piece
         if empty:
             raise DamagedRun(self._why_empty())
 
@@ -204,11 +191,11 @@ class Run:
             if not _PART.fullmatch(path.name):
                 continue
             try:
-                with _source(path) as source, pq.ParquetFile(source) as part:
+                with source_of(path) as source, pq.ParquetFile(source) as part:
                     refuse_bomb(part.metadata)
                     found += decode(part.read())
             except (pa.ArrowException, OSError, KeyError, ValueError, TypeError) as error:
-                raise DamagedRun(_damaged(path, error)) from error
+                raise DamagedRun(damaged(path, error)) from error
         return found
 
     def modules(self) -> list[dict[str, Any]]:
@@ -220,7 +207,7 @@ class Run:
         if not paths:
             return []
         try:
-            with _source(paths[0]) as source, pq.ParquetFile(source) as part:
+            with source_of(paths[0]) as source, pq.ParquetFile(source) as part:
                 refuse_bomb(part.metadata)
                 table = part.read()
             for field in modules_schema():
@@ -230,7 +217,7 @@ class Run:
             rows: list[dict[str, Any]] = table.select(names).cast(modules_schema()).to_pylist()
             refuse_odd_modules(rows)
         except (pa.ArrowException, OSError, KeyError, ValueError) as error:
-            raise DamagedRun(_damaged(paths[0], error)) from error
+            raise DamagedRun(damaged(paths[0], error)) from error
         return rows
 
     def rank_metas(self) -> dict[int, Mapping[str, Any]]:
@@ -277,7 +264,7 @@ def open_run(folder: str | os.PathLike[str]) -> Run:
     try:
         meta = read_document(meta_path, parse_constant=_refuse_constant)
     except (OSError, ValueError, RecursionError) as error:
-        raise DamagedRun(_damaged(meta_path, error)) from error
+        raise DamagedRun(damaged(meta_path, error)) from error
     version = meta.get("schema_version") if isinstance(meta, dict) else None
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
         message = f"{meta_path} is damaged: it states no schema_version"
@@ -354,77 +341,11 @@ def remove_run(folder: str | os.PathLike[str]) -> None:
         shutil.rmtree(path)
 
 
-_BATCH_ROWS = 16_384
-
-
-_HISTOGRAMS = ("counts", "means", "ratio_counts")
-
-
-def _read_part(path: Path, expected: pa.Schema, *, histograms: bool = True) -> Iterator[pa.Table]:
-    """A part's rows, some at a time: Arrow needs several times their size while it reads them."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        with _source(path) as source, pq.ParquetFile(source) as part:
-            refuse_bomb(part.metadata)
-            missing = [name for name in expected.names if name not in part.schema_arrow.names]
-            if missing:
-                message = (
-                    f"{path} is not a part of a recording (it lacks the column {missing[0]!r}): "
-                    "move it out of the run folder"
-                )
-                raise DamagedRun(message)
-            wanted = [n for n in expected.names if histograms or n not in _HISTOGRAMS]
-            for batch in part.iter_batches(_BATCH_ROWS, columns=wanted, use_threads=False):
-                table = pa.table(batch)
-                for name in expected.names:
-                    if name not in wanted:
-                        table = table.append_column(
-                            expected.field(name), pa.nulls(len(table), expected.field(name).type)
-                        )
-                yield table.select(expected.names).cast(expected)
-        pa.default_memory_pool().release_unused()  # some 60 MB otherwise stay with it
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise DamagedRun(_damaged(path, error)) from error
-
-
 def _files(folder: Path, pattern: str) -> list[Path]:
     """The files that match, in order; whoever opened a pipe among them would wait for ever."""
     return sorted(p for p in folder.glob(pattern) if is_remote(p) or p.is_file())
 
 
-def _source(path: Path) -> AbstractContextManager[Any]:
-    """What Arrow reads: a local path itself, which it maps, or an opened remote file."""
-    return path.open("rb") if is_remote(path) else nullcontext(path)
-
-
-def _rows_in(path: Path) -> int:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    try:
-        with _source(path) as source, pq.ParquetFile(source) as part:
-            return int(part.metadata.num_rows)
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise DamagedRun(_damaged(path, error)) from error
-
-
-def _part_records(path: Path, expected: pa.Schema) -> list[Records]:
-    from mpdiag.columns import Records
-
-    try:
-        return [Records.from_table(table) for table in _read_part(path, expected)]
-    except ValueError as error:
-        raise DamagedRun(_damaged(path, error)) from error
-
-
 def _refuse_constant(name: str) -> None:
     message = f"{name} is no JSON"
     raise ValueError(message)
-
-
-def _damaged(path: Path, error: Exception) -> str:
-    detail = str(error).strip().splitlines()
-    reason = detail[0] if detail else type(error).__name__
-    return f"{path} is damaged ({reason}): remove it to read the rest of the run"

@@ -40,10 +40,11 @@ def refuse_nonsense(
     _check_bins(columns, "", MIN_EXPONENT, MAX_EXPONENT)
     _check_bins(columns, "ratio_", -_RATIO_LIMIT, _RATIO_LIMIT)
     if len(columns["counts"]):  # else the bins were not asked for
-        inside = np.add.reduceat(
-            np.append(columns["counts"], 0).astype(np.int64), columns["offsets"][:-1]
+        some = np.diff(columns["offsets"]) > 0  # an empty row has no place to add up from
+        inside = np.zeros(len(some), np.int64)
+        inside[some] = np.add.reduceat(
+            columns["counts"], columns["offsets"][:-1][some], dtype=np.int64
         )
-        inside[np.diff(columns["offsets"]) == 0] = 0
         if not np.array_equal(inside + sum(columns[n] for n in _COUNTED), columns["numel"]):
             _refuse("counts do not add up to numel")
 

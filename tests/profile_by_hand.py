@@ -20,6 +20,13 @@ OPERATION = {
     "fix": None,
     "cause": None,
 }
+PEAKS = {
+    "tensor_tflops": {"fp16": 500.0, "tf32": 250.0},
+    "cuda_tflops": {"fp32": 50.0},
+    "bandwidth_gbps": 2000.0,
+    "source": "a datasheet",
+}
+"""Rates of a device that is easy to reckon with."""
 
 
 def profile() -> dict[str, object]:

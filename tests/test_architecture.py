@@ -42,13 +42,14 @@ FLOORS = {
     ],
     "store": [
         [
-            "whole_files",
             "runs",
+            "run_parts",
             "run_writer",
             "records",
             "columns",
             "operation_records",
             "meta",
+            "sensitivities",
             "soundness",
         ],
         ["training_log"],

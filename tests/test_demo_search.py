@@ -7,9 +7,11 @@ import json
 import pytest
 from typer.testing import CliRunner
 
+from mpdiag.analysis.analyzer import analyze
 from mpdiag.cli import app
 from mpdiag.errors import ExitCode
 from mpdiag.plan import PrecisionPlan
+from mpdiag.reports.frames.sensitivity import MUST, ranking
 
 
 def run(*words):
@@ -27,6 +29,9 @@ def test_an_exhibit_from_recording_to_plan(tmp_path):
     plan = PrecisionPlan.load(place / "plan.json")
     assert [(c.module, c.op) for c in plan.fp32_operations] == [("criterion", "pow")]
     trained = json.loads((place / "search.json").read_text())
+    ranked = ranking(place, analyze(place))  # the folder is a run, which the dashboard shows
+    assert ranked.source == "measured"
+    assert (ranked.frame["operation"].iloc[0], ranked.frame["trained"].iloc[0]) == ("pow", MUST)
     again = run(*options, "--json")  # nothing is trained any more: recording and search are kept
     document = json.loads(again.stdout)
     assert document["answer"] == "found"

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import math
+
 import kit
 import streamlit as st
 
 from mpdiag.errors import RunNotFound
 from mpdiag.reports import pictures
 from mpdiag.reports.frames import tensorcores
-from mpdiag.reports.words import in_markdown, layer_name, percent
+from mpdiag.reports.words import in_markdown, layer_name, percent, sentence
 
 chosen = kit.current()
 kit.heading("Tensor Cores", chosen)
@@ -38,20 +40,29 @@ if fixable.empty:
 else:
     st.caption("Tick fixes: the bound is Amdahl's, the most that everything could become faster.")
     edited = st.data_editor(
-        fixable.assign(fixed=False),
+        kit.blank(fixable.assign(fixed=False)),
         hide_index=True,
         disabled=[c for c in fixable.columns if c != "fixed"],
-        column_order=["fixed", "module", "op", "m", "n", "k", "padded", "cause", "fix", "time_us"],
+        column_order=["fixed", "module", "op", "shape", "padded", "cause", "fix", "time_us"],
+        column_config={
+            "shape": "M × N × K",
+            "padded": "pad to",
+            "time_us": st.column_config.NumberColumn("time (µs)", format="%.1f"),
+        },
         key="fixes",
     )
     bound = tensorcores.combined_bound(list(edited.loc[edited["fixed"], "amdahl_bound"]))
-    st.metric("At most faster by", f"{bound:.3g} ×", border=True, width=240)
+    words = f"{bound:.3g} ×" if bound < math.inf else "∞"
+    st.metric("At most faster by", words, border=True, width=240)
 
+kit.show(pictures.roofline(run, profile))
 kit.show(pictures.kernels(run, profile))
 kernels = tensorcores.kernel_frame(profile)
-st.dataframe(kernels, hide_index=True)
+kit.table(kernels)
 with st.expander(f"All {len(operations)} matrix operations"):
-    st.dataframe(operations, hide_index=True)
+    kit.table(operations.drop(columns=["m", "n", "k"]))
 for finding in profile.get("findings", []):
-    st.info(in_markdown(f"{finding.get('message', '')} {finding.get('fix', '')}".strip()))
+    parts = (str(finding.get("message") or ""), str(finding.get("fix") or ""))
+    show = st.warning if finding.get("severity") in ("warning", "error") else st.info
+    show("  \n→ ".join(in_markdown(sentence(part)) for part in parts if part))
 st.caption(in_markdown(f"Source: {layer_name(str(profile.get('source') or 'unknown'))}"))

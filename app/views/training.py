@@ -37,13 +37,17 @@ with curves:
         skips = training.scales_frame(logs).query("skipped")
         if len(skips):
             kit.table(skips.drop(columns="skipped"))
+        if len(training.norms_frame(logs)):
+            kit.show(pictures.drift(str(kit.folder()), logs))
+        alarms = training.alarms_frame(logs)
+        if len(alarms):
+            kit.table(alarms)
         expected = training.predictions_frame({name: logged[name].folder for name in names}, logs)
         if len(expected):
             st.markdown("##### Predicted by the plan, observed in training")
             kit.table(expected)
-        for name, own in logs.items():
-            for note in own.notes:
-                st.warning(in_markdown(f"{name}: {note}"))
+        for remark in training.remarks(logs):
+            st.warning(in_markdown(remark))
     else:
         st.info("Choose trainings that kept a log: `MixedPrecision(…, run=…)` writes one.")
 

@@ -36,7 +36,9 @@ kit.show(
 )
 one, two = st.columns(2, gap="large")
 with one:
-    kit.show(kit.once(chosen, "swallowed", make=lambda: pictures.swallowed(run, records)))
+    kit.show(
+        kit.once(chosen, "swallowed", make=lambda: pictures.swallowed(run, records, frame=table))
+    )
 with two:
     kit.show(
         kit.once(
@@ -45,11 +47,4 @@ with two:
             make=lambda: pictures.swallowed_over_time(run, records, parameter),
         )
     )
-st.dataframe(
-    table,
-    hide_index=True,
-    column_config={
-        c: st.column_config.NumberColumn(format="percent")
-        for c in ("fp16_share", "bf16_share", "beyond_2048")
-    },
-)
+kit.table(table)

@@ -23,7 +23,7 @@ for column, fact in zip(st.columns(4), facts(analysis), strict=True):
         fact.label, fact.value, fact.note, delta_color="off", delta_arrow="off", border=True
     )
 
-left, right = st.columns([3, 2], gap="large")
+left, right = st.columns(2, gap="large")
 with left:
     st.subheader("Why", anchor=False)
     st.markdown(f"**Loss scale.** {in_markdown(sentence(plan.loss_scale.reason))}")
@@ -43,7 +43,7 @@ with right:
         st.markdown("Nothing to warn of.")
     for finding in analysis.findings:
         show = {"error": st.error, "warning": st.warning, "info": st.info}[finding.severity]
-        show(f"{in_markdown(finding.message)}  \n→ {in_markdown(finding.fix)}")
+        show(f"{in_markdown(sentence(finding.message))}  \n→ {in_markdown(sentence(finding.fix))}")
 
 st.subheader("What it wins", anchor=False)
 st.caption("Predicted by counting: weights, gradients, optimizer state and stored activations.")

@@ -87,7 +87,9 @@ class Held:
     def activations(self, leaves: Collection[str]) -> tuple[int, int]:
         """See ``Evidence``."""
         records = self.records
-        rows = records.of_kind("activation") & np.isin(records.texts("name"), list(leaves))
+        wanted = set(leaves)
+        codes = [i for i, name in enumerate(records.words["name"]) if name in wanted]
+        rows = records.of_kind("activation") & np.isin(records.name, codes)
         return int(records.numel[rows].sum()), np.unique(records.step[rows]).size
 
 

@@ -64,6 +64,10 @@ class Layers:
         ]
 
 
+_TABLE = 1 << 26
+"""Entries up to which a table of groups by steps is kept, in place of sorting rows."""
+
+
 def share(part: Any, whole: Any) -> NDArray[np.float64]:
     """part / whole, 0 where there is nothing."""
     part, whole = np.asarray(part, np.float64), np.asarray(whole, np.float64)
@@ -141,24 +145,32 @@ def merge_layers(records: Records, rows: NDArray[np.bool_] | None = None) -> Lay
         countable_rows(records) if rows is None else countable_rows(records) & rows
     )
     width = len(records.words["name"]) + 1
-    keys, first, found = np.unique(
-        records.kind[keep].astype(np.int64) * width + records.name[keep],
-        return_index=True,
-        return_inverse=True,
-    )
-    order = np.argsort(first, kind="stable")
-    rank = np.empty_like(order)
-    rank[order] = np.arange(len(order))
+    own = records.kind[keep].astype(np.int64) * width + records.name[keep]
+    first = np.full((len(records.words["kind"]) + 1) * width, len(own))
+    first[own[::-1]] = np.arange(len(own) - 1, -1, -1)  # the last one written stays: the earliest
+    keys = np.flatnonzero(first < len(own))
+    keys = keys[np.argsort(first[keys], kind="stable")]
+    rank = np.full(len(first), -1)
+    rank[keys] = np.arange(len(keys))
     group = np.full(len(records), -1)
-    group[keep] = rank[found.reshape(-1)]
-    keys = keys[order]
+    group[keep] = rank[own]
     kind_words = np.array(records.words["kind"], dtype=object)
     name_words = np.array(records.words["name"], dtype=object)
-    last = int(records.step.max(initial=0)) + 1
-    pairs = np.unique(group[keep] * last + records.step[keep])
     return Layers(
         kinds=kind_words[keys // width],
         names=name_words[keys % width],
         histograms=records.merged(group, len(keys)),
-        steps=np.bincount(pairs // last, minlength=len(keys)),
+        steps=_steps_of(group[keep], records.step[keep], len(keys)),
     )
+
+
+def _steps_of(group: NDArray[np.int64], step: NDArray[np.int32], groups: int) -> NDArray[np.int64]:
+    """In how many different steps each group has a row."""
+    known, at = np.unique(step, return_inverse=True)
+    pairs = group * max(1, known.size) + at.reshape(-1)
+    if groups * known.size <= _TABLE:
+        seen = np.zeros(groups * max(1, known.size), bool)
+        seen[pairs] = True
+        counted: NDArray[np.int64] = seen.reshape(groups, -1).sum(axis=1)
+        return counted
+    return np.bincount(np.unique(pairs) // max(1, known.size), minlength=groups)

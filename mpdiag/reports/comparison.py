@@ -10,6 +10,8 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from mpdiag.reports.tables import Fitted
+
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
@@ -49,23 +51,23 @@ def comparison_text(comparison: Comparison) -> RenderableType:
     return Group(*parts)
 
 
-def _metrics(comparison: Comparison) -> Table:
-    table = Table(title_justify="left")
-    table.add_column("metric")
-    for column in ("reference", "candidate", "difference", "margin"):
-        table.add_column(column, justify="right")
-    table.add_column("interval, margin in brackets", no_wrap=True)
-    table.add_column("verdict")
+def _metrics(comparison: Comparison) -> Fitted:
+    numbers = ("reference", "candidate", "difference", "margin")
+    table = Fitted(
+        ("metric", "verdict", *numbers, "interval, margin in brackets"),
+        right=frozenset(numbers),
+        lead=2,
+    )
     for m in comparison.metrics:
         verdict = m.result.verdict
         table.add_row(
-            escape(m.metric),
+            m.metric,
+            Text(verdict, _STYLES[verdict]),
             _figures(m.a),
             _figures(m.b),
             f"{m.result.difference:+.4g}",
             f"±{m.result.margin:.3g}",
             draw_interval(m.result),
-            Text(verdict, _STYLES[verdict]),
         )
     table.caption = _caption(comparison.metrics)
     return table

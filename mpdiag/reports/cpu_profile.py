@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rich.console import Group
-from rich.markup import escape
-from rich.table import Table
 from rich.text import Text
+
+from mpdiag.reports.tables import Fitted
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -38,19 +38,23 @@ def cpu_profile_text(profile: CpuProfile) -> RenderableType:
         Text.assemble((f"{f['severity']}: ", "yellow"), f"{f['message']}: {f['fix']}")
         for f in profile.findings
     ]
-    table = Table(title="Operations that took most time", title_justify="left")
-    for column in ("operation", "module", "M × N × K", "dtype", "time", "where", "what to do"):
-        table.add_column(column, justify="right" if column == "time" else "left")
+    table = Fitted(
+        ("operation", "module", "M × N × K", "dtype", "time", "where", "what to do"),
+        "Operations that took most time",
+        sentences=frozenset({"what to do"}),
+        right=frozenset({"time"}),
+        lead=2,
+    )
     whole = profile.time_us or 1.0
     for operation in profile.operations[:SHOWN]:
         o, work = operation.time, operation.time.work
         table.add_row(
-            escape(o.op.removeprefix("aten::")),
-            escape(o.module),
+            o.op.removeprefix("aten::"),
+            o.module,
             f"{work.m} × {work.n} × {work.k}" if work else "",
             (work.dtype or "") if work else "",
             f"{o.time_us / whole:.1%}".replace("%", " %"),
             _WORDS[operation.verdict],
-            escape(operation.fix),
+            operation.fix,
         )
     return Group(*parts, table)

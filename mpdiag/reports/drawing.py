@@ -1,7 +1,8 @@
-"""Pictures made of characters."""
+"""Pictures made of characters, as wide as the terminal allows."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -9,6 +10,7 @@ from rich.text import Text
 
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
+    from rich.console import Console, ConsoleOptions, RenderResult
 
     from mpdiag.formats import FloatFormat
     from mpdiag.histogram import ExponentHistogram
@@ -16,15 +18,50 @@ if TYPE_CHECKING:
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
 HEIGHT = 8
 LOST, KEPT = "red", "green"
+MARGIN, TAIL = 9, 6
+"""Columns left of a histogram's bars, for counts, and right of them, for the format's name."""
 
 
-def sparkline(values: ArrayLike) -> str:
-    """Shares between 0 and 1, one character each."""
+@dataclass(frozen=True, eq=False)
+class Histogram:
+    """A histogram that draws itself as wide as it is given room; arguments as ``draw_histogram``."""
+
+    h: ExponentHistogram
+    fmt: FloatFormat
+    scale: float = 1.0
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """See rich."""
+        del console
+        yield draw_histogram(self.h, self.fmt, self.scale, width=options.max_width)
+
+
+@dataclass(frozen=True, eq=False)
+class Sparkline:
+    """Shares over time in one line, and how they began and ended; arguments as ``sparkline``."""
+
+    values: ArrayLike
+    words: str
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """See rich."""
+        del console
+        room = max(8, options.max_width - len(self.words) - 4)
+        yield Text(f"  {sparkline(self.values, room)}  {self.words}")
+
+
+def sparkline(values: ArrayLike, width: int = 120) -> str:
+    """Shares between 0 and 1, one character each; of neighbours that share one, the largest."""
     x = np.clip(np.asarray(values, np.float64), 0.0, 1.0)
+    edges = np.linspace(0, x.size, min(width, x.size) + 1).astype(int)[:-1]
+    if x.size > width:
+        x = np.maximum.reduceat(x, edges)
     return "".join(_EIGHTHS[round(v * 8)] for v in x)
 
 
-def draw_histogram(h: ExponentHistogram, fmt: FloatFormat, scale: float = 1.0) -> Text:
+def draw_histogram(
+    h: ExponentHistogram, fmt: FloatFormat, scale: float = 1.0, width: int = 120
+) -> Text:
     """A histogram over exponents, with the format's window at scale 1 and at the given scale.
 
     Bars are on a log scale; red ones are lost to zero at scale 1. Below the axis, one line for each
@@ -34,6 +71,7 @@ def draw_histogram(h: ExponentHistogram, fmt: FloatFormat, scale: float = 1.0) -
         h: A single histogram.
         fmt: The format whose window is marked.
         scale: The recommended loss scale, a power of two.
+        width: Columns at most; where they are too few, several powers of two share one.
     """
     occupied = np.flatnonzero(h.counts)
     if occupied.size == 0:
@@ -42,40 +80,55 @@ def draw_histogram(h: ExponentHistogram, fmt: FloatFormat, scale: float = 1.0) -
     low = min(int(h.exponents[occupied[0]]), fmt.zero_exponent - shift) - 1
     high = max(int(h.exponents[occupied[-1]]) + 1, fmt.zero_exponent + 3)
     low = max(low, high - 96)
-    columns = np.arange(low, high + 1)
-    counts = np.array([_count(h, int(e)) for e in columns], np.float64)
-    heights = np.zeros(len(columns))
+    together = max(1, -(-(high - low + 1) // max(8, width - MARGIN - TAIL)))
+    low -= (low - fmt.zero_exponent) % together  # no column lies on both sides of the window's end
+    columns = np.arange(low, high + 1, together)
+    counts = np.array(
+        [sum(_count(h, e) for e in range(first, first + together)) for first in columns.tolist()],
+        np.float64,
+    )
+    text = _bars(counts, columns < fmt.zero_exponent)
+    text.append(" " * MARGIN + "─" * len(columns) + "\n", style="dim")
+    text.append("     2^e " + _axis(columns, 8 * together) + "\n", style="dim")
+    for name, k in [("scale 1", 0)] + ([(f"×{scale:g}", shift)] if shift else []):
+        window = ["·" if e + together <= fmt.zero_exponent - k else "━" for e in columns]
+        text.append(f"{name:>8} ")
+        text.append("".join(window), style="bold" if k else "")
+        text.append(f"  {fmt.label}\n")
+    zeros = int(h.zeros) / max(1, int(h.numel))
+    said = f"{zeros:.1%} of the values are exactly 0; ".replace("%", " %")
+    text.append(f"{said}red: {fmt.label} makes them 0 without a scale", style="dim")
+    return text
+
+
+def _bars(counts: np.ndarray, lost: np.ndarray) -> Text:
+    """The bars, on a log scale, with two counts at their left."""
+    heights = np.zeros(len(counts))
     some = counts > 0
     top = np.log10(max(counts.max(), 10.0))
     heights[some] = np.maximum(0.5, np.log10(np.maximum(counts[some], 1.0)) / top * HEIGHT)
     text = Text()
     for level in range(HEIGHT - 1, -1, -1):
-        label = (
-            f"{10 ** (top * (level + 1) / HEIGHT):8.0e} " if level in (HEIGHT - 1, 3) else " " * 9
-        )
+        here = level in (HEIGHT - 1, 3)
+        label = f"{10 ** (top * (level + 1) / HEIGHT):8.0e} " if here else " " * MARGIN
         text.append(label, style="dim")
-        for e, height in zip(columns, heights, strict=True):
+        for gone, height in zip(lost, heights, strict=True):
             fill = _EIGHTHS[int(np.clip(round((height - level) * 8), 0, 8))]
-            text.append(fill, style=LOST if e < fmt.zero_exponent else KEPT)
+            text.append(fill, style=LOST if gone else KEPT)
         text.append("\n")
-    text.append(" " * 9 + "─" * len(columns) + "\n", style="dim")
-    labels = [" "] * (len(columns) + 8)
-    for i, e in enumerate(columns):
-        if e % 8 == 0:
-            labels[i : i + len(str(e))] = list(str(e))
-    text.append("     2^e " + "".join(labels).rstrip() + "\n", style="dim")
-    for name, k in [("scale 1", 0)] + ([(f"×{scale:g}", shift)] if shift else []):
-        window = ["·" if e < fmt.zero_exponent - k else "━" for e in columns]
-        text.append(f"{name:>8} ")
-        text.append("".join(window), style="bold" if k else "")
-        text.append(f"  {fmt.label}\n")
-    zeros = int(h.zeros) / max(1, int(h.numel))
-    text.append(
-        f"         {zeros:.1%} of the values are exactly 0; red: {fmt.label} makes them 0 "
-        "without a scale",
-        style="dim",
-    )
     return text
+
+
+def _axis(columns: np.ndarray, every: int) -> str:
+    """Exponents below their columns: the multiples of ``every``."""
+    labels = [" "] * len(columns)
+    step = int(columns[1] - columns[0]) if len(columns) > 1 else 1
+    for i, first in enumerate(columns.tolist()):
+        place = -(-first // every) * every
+        word = str(place)
+        if place < first + step and i + len(word) <= len(labels):
+            labels[i : i + len(word)] = list(word)
+    return "".join(labels).rstrip()
 
 
 def _count(h: ExponentHistogram, exponent: int) -> int:

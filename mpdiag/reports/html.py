@@ -19,6 +19,9 @@ from mpdiag.places import place
 from mpdiag.reports import markdown, pictures
 from mpdiag.reports.frames import tensorcores
 from mpdiag.reports.frames.gradients import in_model_order
+from mpdiag.reports.frames.operations import operations_frame
+from mpdiag.reports.frames.sensitivity import ranking
+from mpdiag.reports.frames.training import norms_frame
 from mpdiag.reports.frames.verdict import facts, formats_frame, levels_frame
 from mpdiag.reports.page import STYLE, THEMING
 from mpdiag.reports.words import percent, sentence
@@ -35,6 +38,8 @@ if TYPE_CHECKING:
     from mpdiag.reports.pictures import Picture
 
 REPORT = "report.html"
+SHORT = 12
+"""Characters of a cell up to which it stays in one line."""
 
 
 def write_report(run: str | os.PathLike[str], output: Path | None = None) -> Path:
@@ -96,17 +101,22 @@ def report_pictures(analysis: Analysis) -> Iterator[Picture]:
         yield pictures.swallowed(run, records)
     outputs = in_model_order(analysis.layers.of_kind("activation"), modules)
     if len(outputs):
+        yield pictures.sensitivity(run, ranking(folder, analysis))
         yield pictures.output_ranges(run, outputs)
     if (folder / FILE).is_file():
         log = read_log(folder)
         if log.steps:
-            yield pictures.losses(str(folder.parent), {folder.name: log}, log=True, window=15)
+            logs = {folder.name: log}
+            yield pictures.losses(str(folder.parent), logs, log=True, window=15)
+            if len(norms_frame(logs)):
+                yield pictures.drift(str(folder.parent), logs)
     try:
         profile = tensorcores.read_profile(folder)
     except RunNotFound:
         return
     yield pictures.verdicts(run, profile)
     yield pictures.kernels(run, profile)
+    yield pictures.roofline(run, profile)
 
 
 # -- the parts of the page -------------------------------------------------------------------------
@@ -131,11 +141,11 @@ def _verdict(analysis: Analysis) -> Iterator[str]:
     if analysis.findings:
         yield "<h2>Findings</h2>"
         yield from (
-            f'<div class="finding {f.severity}"><b>{f.severity}</b> {escape(f.message)}'
-            f"<br>→ {escape(f.fix)} <code>{escape(f.code)}</code></div>"
+            f'<div class="finding {f.severity}"><b>{f.severity}</b> {escape(sentence(f.message))}'
+            f"<br>→ {escape(sentence(f.fix))} <code>{escape(f.code)}</code></div>"
             for f in analysis.findings
         )
-    operations = pictures.operations_frame(analysis)
+    operations = operations_frame(analysis)
     if len(operations):
         yield f"<details><summary>{len(operations)} modules stay in FP32</summary>"
         yield _table(operations) + "</details>"
@@ -154,7 +164,8 @@ def _picture(picture: Picture) -> str:
     escape = html.escape
     return (
         f'<section id="{picture.key}"><h3>{escape(picture.title)}</h3>\n'
-        f'<div class="figure" data-key="{picture.key}"></div>\n'
+        f'<div class="figure" role="img" aria-label="{escape(picture.title)}" '
+        f'data-key="{picture.key}"></div>\n'
         f'<script type="application/json" id="data-{picture.key}">{text}</script>\n'
         f"<p class='caption'>{escape(picture.caption)}</p>\n"
         f"<details><summary>Receipt: these numbers in plain pandas</summary>"
@@ -204,4 +215,5 @@ def _cells(row: Iterable[Any]) -> str:
 def _word(value: Any) -> str:
     if isinstance(value, (bool, np.bool_)):
         return "yes" if value else "no"
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    text = f"{value:.4g}" if isinstance(value, float) else str(value)
+    return text.replace(" ", "\u00a0") if len(text) <= SHORT else text

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rich.table import Table
+from rich.console import Group
 from rich.text import Text
+
+from mpdiag.reports.tables import Fitted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from rich.console import RenderableType
 
     from mpdiag.runs import Listing
 
@@ -31,17 +35,18 @@ def runs_json(listings: Sequence[Listing]) -> dict[str, Any]:
     }
 
 
-def runs_table(listings: Sequence[Listing]) -> Table:
-    """The listing as a table; a run that cannot be read has its reason in place of its facts."""
+def runs_table(listings: Sequence[Listing]) -> RenderableType:
+    """The listing as a table; below it, why others cannot be read."""
     columns = ("run", "state", "model", "steps recorded", "created", "last written")
-    table = Table(*columns, box=None, header_style="bold")
+    table = Fitted(columns, spare=("last written", "model"), boxed=False)
+    problems: list[Text] = []
     for listing in listings:
         name = Text(listing.folder.name)
         if listing.run is None:
-            table.add_row(name, Text("unreadable", "red"), Text(listing.problem or ""))
+            problems.append(Text.assemble(name, (" unreadable: ", "red"), listing.problem or ""))
         else:
             table.add_row(name, *(Text(fact) for fact in _facts(listing.run.meta)))
-    return table
+    return Group(table, *problems)
 
 
 def _facts(meta: Mapping[str, Any]) -> tuple[str, ...]:

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from mpdiag.analysis.loss_scale import lost_by_scale
 from mpdiag.formats import FP16
 from mpdiag.reports.frames.gradients import scale_frame
+from mpdiag.reports.frames.operations import operations_frame
 from mpdiag.reports.frames.verdict import facts, formats_frame, levels_frame
-from mpdiag.reports.pictures import operations_frame
 from mpdiag.reports.words import in_markdown, percent, sentence
 
 if TYPE_CHECKING:

@@ -15,10 +15,13 @@ from mpdiag.formats import FORMATS, FP16
 from mpdiag.reports import receipts
 from mpdiag.reports.figures import comparing as draw_comparing
 from mpdiag.reports.figures import gradients as draw_gradients
+from mpdiag.reports.figures import roofline as draw_roofline
+from mpdiag.reports.figures import sensitivity as draw_sensitivity
 from mpdiag.reports.figures import tensorcores as draw_tensorcores
 from mpdiag.reports.figures import training as draw_training
 from mpdiag.reports.figures import updates as draw_updates
 from mpdiag.reports.frames import comparing, gradients, tensorcores, training, updates
+from mpdiag.reports.frames import roofline as frames_roofline
 from mpdiag.reports.words import layer_name
 
 if TYPE_CHECKING:
@@ -27,12 +30,12 @@ if TYPE_CHECKING:
     import pandas as pd
     import plotly.graph_objects as go
 
-    from mpdiag.analysis.analyzer import Analysis
     from mpdiag.analysis.replay import Replay
     from mpdiag.columns import Records
     from mpdiag.formats import FloatFormat
     from mpdiag.plan import LossScalePlan
     from mpdiag.records import Kind
+    from mpdiag.reports.frames.sensitivity import Ranking
     from mpdiag.training_log import TrainingLog
 
 
@@ -209,12 +212,13 @@ def ratios(run: str, records: Records, parameter: str | None, *, log: bool = Tru
     )
 
 
-def swallowed(run: str, records: Records) -> Picture:
-    """Swallowed share by parameter."""
-    frame = updates.update_frame(records)
+def swallowed(run: str, records: Records, *, frame: pd.DataFrame | None = None) -> Picture:
+    """Swallowed share by parameter; ``frame`` is its table, where it is known already."""
+    if frame is None:
+        frame = updates.update_frame(records)
     return Picture(
         "swallowed",
-        "Updates that 16-bit weights would swallow",
+        "Swallowed by 16-bit weights",
         "Measured in the FP32 training: elements that changed, but whose 16-bit weight would not.",
         draw_updates.swallowed(frame),
         frame,
@@ -251,58 +255,25 @@ def output_ranges(run: str, layers: Layers, fmt: FloatFormat = FP16) -> Picture:
     )
 
 
-def operations_frame(analysis: Analysis) -> pd.DataFrame:
-    """What stays in FP32, as the plan has it."""
-    import pandas as pd
-
-    rows = [
-        {
-            "module": layer_name(choice.module),
-            "operation": choice.op,
-            "why": choice.reason,
-            "largest |x|": choice.evidence.get("absmax"),
-            "values that overflow": choice.evidence.get("overflow"),
-        }
-        for choice in analysis.plan.fp32_operations
-    ]
-    columns = ["module", "operation", "why", "largest |x|", "values that overflow"]
-    return pd.DataFrame(rows, columns=columns)
-
-
-def proven_frame(analysis: Analysis) -> pd.DataFrame:
-    """Operations that the recorded numbers themselves show to need FP32, each with its line."""
-    import pandas as pd
-
-    rows = [
-        {
-            "operation": found.op,
-            "module": layer_name(found.module),
-            "line": found.where,
-            "code": found.text,
-            "why": found.reason,
-            "without it": found.without,
-            "fix": found.fix,
-            "already so by the policy": found.covered,
-        }
-        for found in analysis.operations
-    ]
-    return pd.DataFrame(rows)
-
-
-def layer_formats_frame(analysis: Analysis) -> pd.DataFrame:
-    """The narrowest format of each layer's activations and activation gradients, as the plan has it."""
-    import pandas as pd
-
-    rows = [
-        {
-            "layer": layer_name(advice.name),
-            "tensors": advice.kind.replace("_", " "),
-            "format": FORMATS[advice.format].label,
-            "largest |x|": advice.evidence.get("absmax"),
-        }
-        for advice in analysis.plan.layer_formats
-    ]
-    return pd.DataFrame(rows, columns=["layer", "tensors", "format", "largest |x|"])
+def sensitivity(run: str, found: Ranking) -> Picture:
+    """Operations by how sensitive they are, each beside what the plan does with it."""
+    label = FORMATS[found.format].label if found.format in FORMATS else found.format
+    caption = {
+        "measured": f"Measured: each operation ran once in {label} while all else stayed in FP32.",
+        "searched": "Estimated from one backward pass: what rounding each result changes, times "
+        "its adjoint. Trainings decided which of them must stay.",
+        "recorded": f"Estimated from the recorded values alone: what storing a result in {label} "
+        "moves, gradients at the recommended loss scale. How much the loss depends on it is not in "
+        "there: mpdiag search and mpdiag.measure_sensitivity find that out.",
+    }[found.source]
+    return Picture(
+        "sensitivity",
+        "The most sensitive operations first",
+        f"{caption} A filled mark stays in FP32, by the plan or by training.",
+        draw_sensitivity.sensitivity(found.frame, found.value),
+        found.frame,
+        receipts.sensitivity(run, found),
+    )
 
 
 # -- trainings -------------------------------------------------------------------------------------
@@ -336,6 +307,21 @@ def scales(folder: str, logs: Mapping[str, TrainingLog]) -> Picture:
     )
 
 
+def drift(folder: str, logs: Mapping[str, TrainingLog]) -> Picture:
+    """Norms of the gradients of several trainings, and where they left what was predicted."""
+    frame = training.norms_frame(logs)
+    runs = list(logs)
+    return Picture(
+        "drift",
+        "Gradients over time, and alarms of drift",
+        "Unscaled, before clipping. A triangle is an alarm: there the gradients left what the "
+        "plan's recording predicted.",
+        draw_training.drift(frame, training.alarms_frame(logs), runs),
+        frame,
+        receipts.norms(folder, runs),
+    )
+
+
 def replayed(run: str, played: Replay, arguments: str) -> Picture:
     """A scaler replayed over the recorded steps."""
     frame = training.replay_frame(played)
@@ -359,8 +345,10 @@ def verdicts(run: str, profile: Mapping[str, Any]) -> Picture:
     return Picture(
         "verdicts",
         "Kernel time by verdict",
-        "By kernel name alone; collectives included, memory copies and sets excluded.",
-        draw_tensorcores.verdicts(frame),
+        "Of the time in oneDNN's primitives, by its own log."
+        if tensorcores.is_cpu(profile)
+        else "By kernel name alone; collectives included, memory copies and sets excluded.",
+        draw_tensorcores.verdicts(frame, tensorcores.unit_words(profile)),
         frame,
         receipts.profile(run),
     )
@@ -373,9 +361,32 @@ def kernels(run: str, profile: Mapping[str, Any]) -> Picture:
         "kernels",
         "The longest kernels",
         "The table has all of them, with the operation and the module that launched each.",
-        draw_tensorcores.kernels(frame),
+        draw_tensorcores.kernels(frame, tensorcores.unit_words(profile)),
         frame,
         receipts.kernels(run),
+    )
+
+
+def roofline(run: str, profile: Mapping[str, Any]) -> Picture:
+    """Matrix operations under the roofs of the device."""
+    frame = frames_roofline.roofline_frame(profile)
+    roofs = frames_roofline.roofs_of(profile)
+    rates = (
+        f"Roofs: {roofs.source}."
+        if roofs
+        else "No roof is drawn: no published rates are known for this device."
+    )
+    missing = frames_roofline.left_out(profile, frame)
+    absent = f" {missing} operations are missing: their sizes are not known." if missing else ""
+    return Picture(
+        "roofline",
+        "Roofline: what each product achieved, and what the device could do",
+        "Under the slope memory limits an operation, under a flat roof the units that multiply; the "
+        "larger the mark, the more time. FLOP are those asked for: a shortcut (Winograd, FFT) may "
+        f"rise above its roof. {rates}{absent}",
+        draw_roofline.roofline(frame, roofs, tensorcores.unit_words(profile)),
+        frame,
+        receipts.roofline(run),
     )
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rich.console import Group
-from rich.markup import escape
-from rich.table import Table
 from rich.text import Text
 
+from mpdiag.reports.tables import Fitted
+from mpdiag.reports.words import kernel_label
 from mpdiag.tensorcores.amdahl import speedup
 
 if TYPE_CHECKING:
@@ -55,13 +55,16 @@ def change_text(change: Change) -> RenderableType:
     parts: list[RenderableType] = [
         Text(change.verdict, style="bold green" if change.gained else "bold yellow")
     ]
-    table = Table(title="What moved", title_justify="left", title_style="bold")
-    for column in ("operation", "module", "M × N × K", "before", "now", "a call", "gain"):
-        table.add_column(column, justify="right" if column in ("a call", "gain") else "left")
+    table = Fitted(
+        ("operation", "module", "M × N × K", "before", "now", "a call", "gain"),
+        "What moved",
+        right=frozenset({"a call", "gain"}),
+        lead=3,
+    )
     for move in change.moves[:SHOWN]:
         table.add_row(
-            escape(move.op.removeprefix("aten::")),
-            escape(move.module),
+            move.op.removeprefix("aten::"),
+            move.module,
             move.size,
             _WORDS[move.before],
             _WORDS[move.now],
@@ -83,9 +86,13 @@ def _provenance(profile: Profile) -> str:
 
 
 def _operations(profile: Profile) -> RenderableType:
-    table = Table(title="Operations worth most", title_justify="left", title_style="bold")
-    for column in ("operation", "module", "M × N × K", "dtype", "time", "at most", "cause", "fix"):
-        table.add_column(column, justify="right" if column in ("time", "at most") else "left")
+    table = Fitted(
+        ("operation", "module", "M × N × K", "dtype", "time", "at most", "cause", "fix"),
+        "Operations worth most",
+        sentences=frozenset({"fix"}),
+        right=frozenset({"time", "at most"}),
+        lead=2,
+    )
     rows = _together(profile.operations)
     for members in rows[:SHOWN]:
         table.add_row(*_operation_row(members, profile.kernel_time_us))
@@ -114,21 +121,24 @@ def _operation_row(members: list[JudgedOperation], whole: float) -> list[str]:
     bound = speedup(min(1.0, affected / whole)) if whole else 1.0
     modules = o.module if len(members) == 1 else f"{len(members)} modules"
     return [
-        escape(_short(o.op.removeprefix("aten::"))),
-        escape(modules),
+        _short(o.op.removeprefix("aten::")),
+        modules,
         f"{work.m} × {work.n} × {work.k}" if work and work.m else "",
         o.dtype or "",
         _percent(sum(j.operation.time_us for j in members) / whole if whole else 0.0),
         f"{bound:.2f}×" if bound < MANY else "–",
         first.cause.replace("_", " "),
-        escape(first.fix),
+        first.fix,
     ]
 
 
 def _kernels(profile: Profile) -> RenderableType:
-    table = Table(title="Kernels by time", title_justify="left", title_style="bold")
-    for column in ("kernel", "calls", "time", "ran on", "instruction", "dtype", "align"):
-        table.add_column(column, justify="right" if column in ("calls", "time") else "left")
+    table = Fitted(
+        ("kernel", "calls", "time", "ran on", "instruction", "dtype", "align"),
+        "Kernels by time",
+        right=frozenset({"calls", "time"}),
+        spare=("align",),
+    )
     names: dict[str, list[KernelTime]] = {}
     for kernel in profile.kernels:
         names.setdefault(kernel.name, []).append(kernel)
@@ -148,7 +158,7 @@ def _kernel_row(places: list[KernelTime], whole: float) -> list[str]:
     if witness is not None and witness.witness is not None:
         where = f"{_WORDS[witness.verdict_witnessed]} ({witness.witness.kind})"
     return [
-        escape(_short(first.name, 60)),
+        _short(kernel_label(first.name), 60),
         f"{sum(k.calls for k in places):,}",
         _percent(sum(k.time_us for k in places) / whole if whole else 0.0),
         where,

@@ -9,10 +9,13 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
+from mpdiag.formats import FORMATS, FP16
+from mpdiag.reports import receipts_operations
 from mpdiag.reports.frames.gradients import SCALES
 
 if TYPE_CHECKING:
     from mpdiag.formats import FloatFormat
+    from mpdiag.reports.frames.sensitivity import Ranking
 
 _COUNTED = """\
 import pandas as pd
@@ -176,6 +179,11 @@ def scales(folder: str, runs: list[str]) -> str:
     return _logs(folder, runs, '{"step": int, "scale": float, "skipped": bool}')
 
 
+def norms(folder: str, runs: list[str]) -> str:
+    """Receipt of ``norms_frame``."""
+    return _logs(folder, runs, '{"step": int, "gradient_norm": float}') + "frame = frame.dropna()\n"
+
+
 def _logs(folder: str, runs: list[str], columns: str) -> str:
     return f"""\
 import pandas as pd
@@ -224,6 +232,34 @@ frame["share"] = frame["time_us"] / frame["time_us"].sum()
 frame = frame[["name", "calls", "time_us", "verdict", "share"]]
 frame = frame.sort_values("time_us", ascending=False, kind="stable", ignore_index=True)
 """
+
+
+def roofline(run: str) -> str:
+    """Receipt of ``roofline_frame``: intensity and rate of each matrix operation."""
+    return f"""\
+import json
+from pathlib import Path
+import pandas as pd
+
+frame = pd.DataFrame(json.loads(Path({run + "/profile.json"!r}).read_text())["operations"])
+frame = frame[(frame["flops"] > 0) & (frame["bytes"] > 0) & (frame["time_us"] > 0)]
+frame["intensity"] = frame["flops"] / frame["bytes"]  # FLOP per byte
+frame["rate"] = frame["flops"] * frame["calls"] / frame["time_us"] / 1e6  # TFLOP/s
+frame = frame[["op", "module", "verdict", "intensity", "rate", "calls", "time_us"]]
+frame = frame.sort_values("time_us", ascending=False, kind="stable", ignore_index=True)
+"""
+
+
+def sensitivity(run: str, found: Ranking) -> str:
+    """Receipt of a ``Ranking``, whatever it rests on."""
+    fmt = FORMATS.get(found.format, FP16)
+    if found.source == "measured":
+        return receipts_operations.measured(run)
+    if found.source == "searched":
+        return receipts_operations.searched(run)
+    if found.by_operation:
+        return receipts_operations.recorded(run, fmt)
+    return receipts_operations.outputs(_rows(run, "activation"), fmt)
 
 
 def layers(run: str, kind: str) -> str:

@@ -14,7 +14,8 @@ from rich.text import Text
 from mpdiag.analysis.layers import Layers, share
 from mpdiag.analysis.loss_scale import lost_by_scale
 from mpdiag.formats import FP16
-from mpdiag.reports.drawing import draw_histogram, sparkline
+from mpdiag.reports.drawing import Histogram, Sparkline
+from mpdiag.reports.tables import Fitted
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -130,17 +131,16 @@ def _deciding_layers(analysis: Analysis) -> RenderableType:
     h = gradients.histograms
     lost = share(h.lost_to_zero(FP16).value, h.nonzero)
     after = share(h.lost_to_zero(FP16, exponent).value, h.nonzero)
-    table = Table(
-        title="Layers that lose most, in the later half of the run",
-        title_justify="left",
-        title_style="bold",
+    numbers = ("|g| max", "values lost", "Σ|g| lost", "values lost with the scale")
+    table = Fitted(
+        ("activation gradients of", *numbers),
+        "Layers that lose most, in the later half of the run",
+        right=frozenset(numbers),
+        spare=("|g| max",),
     )
-    table.add_column("activation gradients of")
-    for column in ("|g| max", "values lost", "Σ|g| lost", "values lost with the scale"):
-        table.add_column(column, justify="right")
     for i in order:
         table.add_row(
-            escape(_name(str(gradients.names[i]))),
+            _name(str(gradients.names[i])),
             _power(float(h.absmax[i])),
             _percent(float(lost[i])),
             _percent(float(losses[i, 0])),
@@ -158,14 +158,14 @@ def _gradients(analysis: Analysis) -> list[RenderableType]:
     scale = analysis.plan.loss_scale.recommended
     title = Text("Activation gradients, all layers, counts on a log scale", style="bold")
     fmt = FP16 if analysis.target.bits == 8 else analysis.target
-    drawing = draw_histogram(gradients.histograms.merged(), fmt, scale)
+    drawing = Histogram(gradients.histograms.merged(), fmt, scale)
     return [title, drawing]
 
 
 def _kept(analysis: Analysis) -> str:
     plan = analysis.plan
     if not analysis.run.meta.get("operations", {}).get("steps"):
-        return f"{len(plan.fp32_operations)} modules"
+        return f"{len(plan.fp32_operations)} modules" if plan.fp32_operations else "none by need"
     proven = [c for c in plan.fp32_operations if not c.evidence.get("policy")]
     covered = len(plan.fp32_operations) - len(proven)
     more = f", and {covered} that the operation policy covers" if covered else ""
@@ -180,22 +180,24 @@ _COVERED = {
 
 
 def _proven(analysis: Analysis) -> RenderableType:
-    table = Table(title="Need FP32, by their numbers", title_justify="left", title_style="bold")
-    table.add_column("operation")
-    table.add_column("where")
-    table.add_column("why, and what happens without it")
-    table.add_column("bytes", justify="right")
-    table.add_column("FLOPs", justify="right")
+    why = "why, and what happens without it"
+    table = Fitted(
+        ("operation", "where", why, "bytes", "FLOPs"),
+        "Need FP32, by their numbers",
+        "bytes, FLOPs: share of the step's operations, backward included",
+        sentences=frozenset({why}),
+        right=frozenset({"bytes", "FLOPs"}),
+        lead=2,
+    )
     for f in analysis.operations:
         covered = _COVERED[f.covered_by]
         table.add_row(
-            escape(f.op),
-            escape(f"{f.module or '(outside)'}\n{f.where}"),
-            escape(f"{f.reason}; {f.without}{covered}\n→ {f.fix}"),
+            f.op,
+            f"{f.module or '(outside)'}\n{f.where}",
+            f"{f.reason}; {f.without}{covered}\n→ {f.fix}",
             _percent(f.bytes_share),
             _percent(f.flops_share),
         )
-    table.caption = "bytes, FLOPs: share of the step's operations, backward included"
     return table
 
 
@@ -204,15 +206,16 @@ def _operations(analysis: Analysis) -> RenderableType:
     for choice in analysis.plan.fp32_operations:
         reason = choice.reason if choice.evidence.get("overflow") else choice.reason.split(":")[0]
         grouped[choice.op, reason].append(_name(choice.module))
-    table = Table(title="Stay in FP32", title_justify="left", title_style="bold")
-    table.add_column("operation")
-    table.add_column("modules")
-    table.add_column("why")
+    table = Fitted(
+        ("operation", "modules", "why"),
+        "Stay in FP32",
+        sentences=frozenset({"modules", "why"}),
+    )
     for (op, reason), modules in grouped.items():
         names = ", ".join(modules[:3]) + (
             f" and {len(modules) - 3} more" if len(modules) > 3 else ""
         )
-        table.add_row(escape(op), escape(names), escape(reason))
+        table.add_row(op, names, reason)
     return table
 
 
@@ -242,10 +245,8 @@ def layer_text(story: LayerStory) -> RenderableType:
     """The report of ``mpdiag why``."""
     parts: list[RenderableType] = [Text(_name(story.name), style="bold")]
     parts += [Text(f"• {role}") for role in story.roles]
-    table = Table()
-    table.add_column("tensor")
-    for column in ("elements", "zeros", "|x| min", "|x| max", "lost in FP16", "overflow in FP16"):
-        table.add_column(column, justify="right")
+    numbers = ("elements", "zeros", "|x| min", "|x| max", "lost in FP16", "overflow in FP16")
+    table = Fitted(("tensor", *numbers), right=frozenset(numbers))
     for row in story.layers.to_json():
         table.add_row(
             row["kind"].replace("_", " "),
@@ -261,19 +262,17 @@ def layer_text(story: LayerStory) -> RenderableType:
         scale = story.analysis.plan.loss_scale.recommended
         parts += [
             Text(f"values lost at scale 1, steps {story.steps[0]} to {story.steps[-1]}"),
-            Text(
-                f"  {sparkline(story.lost)}  {_percent(story.lost[0])} → {_percent(story.lost[-1])}"
-            ),
+            Sparkline(story.lost, f"{_percent(story.lost[0])} → {_percent(story.lost[-1])}"),
             Text(f"at the recommended scale {scale:g}"),
-            Text(
-                f"  {sparkline(story.lost_scaled)}  {_percent(story.lost_scaled[0])} → "
-                f"{_percent(story.lost_scaled[-1])}"
+            Sparkline(
+                story.lost_scaled,
+                f"{_percent(story.lost_scaled[0])} → {_percent(story.lost_scaled[-1])}",
             ),
         ]
     part: Layers = story.layers.of_kind("activation_grad", "weight_grad")
     if len(part):
         scale = story.analysis.plan.loss_scale.recommended
-        parts.append(draw_histogram(part.histograms[0], FP16, scale))
+        parts.append(Histogram(part.histograms[0], FP16, scale))
     if story.swallowed is not None:
         parts.append(Text(f"FP16 weights would swallow {_percent(story.swallowed)} of its updates"))
     fixes = story.fixes or ("nothing to do here",)

@@ -67,3 +67,14 @@ def duration(seconds: float) -> str:
         if seconds >= 2 * length:
             return f"{seconds / length:.0f} {unit}"
     return f"{max(0.0, seconds):.0f} s"
+
+
+def kernel_label(name: str) -> str:
+    """What tells a kernel from others, without return type, namespaces and arguments."""
+    plain = " ".join(name.split()).removeprefix("void ")
+    inner = re.match(r"cutlass::(?:device_)?[Kk]ernel\d?<([^<>]+?)(?:::\w+)?>", plain)
+    if inner:
+        return inner.group(1)
+    for noise in ("at::native::", "(anonymous namespace)::", "at::", "std::"):
+        plain = plain.replace(noise, "")
+    return plain.split("(")[0] or plain

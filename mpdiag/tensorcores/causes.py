@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from mpdiag.tensorcores import alignment as shapes
 from mpdiag.tensorcores.amdahl import speedup
 from mpdiag.tensorcores.fixes import fix_for, is_collective
-from mpdiag.tensorcores.roofline import Placement, memory_bound_anyway, place
+from mpdiag.tensorcores.roofline import Placement, memory_bound_anyway, moved_bytes, place
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -110,6 +110,8 @@ class JudgedOperation:
             "batch": work.batch if work else None,
             "dtype": o.dtype or (work.dtype if work else None),
             "aligned": self.aligned,
+            "verdict": o.verdict,
+            "kernel": o.kernel,
             "cause": self.cause,
             "fix": self.fix,
             "padded": [
@@ -127,6 +129,7 @@ class JudgedOperation:
             "amdahl_bound": _finite(self.amdahl_bound),
             "win_us": self.win_us,
             "flops": work.flops or None if work else None,
+            "bytes": moved_bytes(o),
             "intensity": placed.intensity if placed else None,
             "ridge": placed.ridge if placed else None,
             "bound": placed.bound if placed else None,

@@ -76,6 +76,8 @@ class CpuOperation:
             "k": work.k if work else None,
             "batch": work.batch if work else None,
             "dtype": work.dtype if work else None,
+            "flops": work.flops or None if work else None,
+            "bytes": work.bytes or None if work and work.dtype else None,
             "aligned": None,
             "verdict": self.verdict,
             "evidence": self.evidence,

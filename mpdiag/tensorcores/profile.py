@@ -171,10 +171,13 @@ class _Sum:
         self.places: set[Place] = set()
         self.alignments: list[int] = []
         self.generations: list[str] = []
+        self.kernels: dict[str, float] = defaultdict(float)
         self.runs = 0
 
-    def take(self, facts: KernelFacts, spent: float) -> None:
+    def take(self, name: str, facts: KernelFacts, spent: float) -> None:
         self.times[facts.verdict] += spent
+        if facts.verdict in ("tensor_core", "cuda_core", "unknown"):
+            self.kernels[name] += spent
         if facts.verdict in ("tensor_core", "cuda_core"):
             if facts.dtype:
                 self.dtypes[facts.dtype] += spent
@@ -202,7 +205,7 @@ def _operations(
         else:
             continue
         found = sums[key]
-        found.take(facts, runs.time_us)
+        found.take(name, facts, runs.time_us)
         found.places.add(place)
         found.runs += runs.calls
     peaks = device.peaks if device else None
@@ -239,6 +242,7 @@ def _operation(
         kernel_alignment=min(found.alignments, default=None),
         kernel_generation=min(found.generations, key=_age, default=None),
         phase=phase,
+        kernel=max(found.kernels, key=lambda k: found.kernels[k]) if found.kernels else None,
     )
 
 

@@ -17,6 +17,7 @@ from mpdiag.tensorcores.alignment import BYTES
 if TYPE_CHECKING:
     from mpdiag.tensorcores.peaks import Peaks
     from mpdiag.tensorcores.products import MatrixWork
+    from mpdiag.tensorcores.work import OperationTime
 
 Bound = Literal["memory", "compute"]
 
@@ -57,6 +58,14 @@ def place(work: MatrixWork, peaks: Peaks, dtype: str) -> Placement | None:
 def bytes_in(work: MatrixWork, dtype: str) -> float:
     """The bytes a work moves if its operands are of another dtype."""
     return work.bytes * BYTES[dtype] / BYTES[work.dtype or "fp32"]
+
+
+def moved_bytes(o: OperationTime) -> float | None:
+    """The least bytes one call must move, in the dtype it ran in; None where that is not known."""
+    dtype = o.dtype if o.dtype in BYTES else (o.work.dtype if o.work is not None else None)
+    if o.work is None or not o.work.bytes or dtype is None:
+        return None
+    return bytes_in(o.work, dtype)
 
 
 def memory_bound_anyway(work: MatrixWork, peaks: Peaks, dtype: str) -> bool:

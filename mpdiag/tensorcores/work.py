@@ -38,6 +38,7 @@ class OperationTime:
         kernel_alignment: The smallest alignment in its matrix kernels' names, in values.
         kernel_generation: The oldest generation its Tensor Core kernels were written for.
         phase: Whether it ran forward or backward, "" where unknown.
+        kernel: Name of the matrix kernel that took longest, None where there is none.
     """
 
     op: str
@@ -55,6 +56,19 @@ class OperationTime:
     kernel_alignment: int | None = None
     kernel_generation: str | None = None
     phase: Phase = ""
+    kernel: str | None = None
+
+    @property
+    def verdict(self) -> str:
+        """Where most of it ran: of its matrix kernels if it has any, of all its kernels if not."""
+        matrix = {
+            "tensor_core": self.tensor_core_us,
+            "cuda_core": self.cuda_core_us,
+            "unknown": self.unknown_us,
+        }
+        rest = {"helper": self.helper_us, "layout": self.layout_us, "other": self.other_us}
+        times = matrix if any(matrix.values()) else rest
+        return max(times, key=lambda verdict: times[verdict])
 
 
 def matrix_work(

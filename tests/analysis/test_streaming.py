@@ -11,7 +11,7 @@ import torch
 from support import batch, network
 
 import mpdiag
-from mpdiag import runs
+from mpdiag import run_parts
 from mpdiag.analysis import streaming
 from mpdiag.analysis.analyzer import analyze
 from mpdiag.errors import DamagedRun
@@ -35,7 +35,8 @@ def both(folder, monkeypatch, batch_rows=7):
     held = analyze(folder)
     with monkeypatch.context() as patch:
         patch.setattr(streaming, "STREAM_FROM", 0)
-        patch.setattr(runs, "_BATCH_ROWS", batch_rows)
+        patch.setattr(run_parts, "BATCH_ROWS", batch_rows)
+        patch.setattr(run_parts, "SMALL", 0)  # every part in batches
         run = open_run(folder)
         streamed = analyze(run)
         assert "records" not in run.__dict__  # it was not read whole on the way

@@ -176,6 +176,20 @@ def test_the_slider_moves_the_numbers_and_its_link_reopens_them(page, address, r
     assert page.url == link
 
 
+def test_a_row_of_the_list_chooses_its_run(page, address):
+    open_view(page, address, "", run="ssd")
+    caption = page.locator('[data-testid="stCaptionContainer"]')
+    caption.filter(has_text="Detector").first.wait_for()
+    table = page.locator('[data-testid="stDataFrame"]')
+    table.locator("canvas").first.wait_for()
+    at_rest(page)
+    row = 35  # pixels of a line, of the heading too; the second run is the hostile one
+    table.click(position={"x": 16, "y": 2.5 * row})
+    caption.filter(has_text="hostile").first.wait_for()
+    page.wait_for_url("**run=hostile**")
+    assert page.get_by_role("combobox").first.get_attribute("aria-label") is not None
+
+
 def test_a_damaged_run_shows_its_sentence_and_the_others_open(page, address):
     open_view(page, address, "verdict", run="ssd")
     page.get_by_text("with a loss scale of").first.wait_for()

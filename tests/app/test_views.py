@@ -125,6 +125,32 @@ def test_a_link_reads_nothing_outside_the_folder(opened, root, tmp_path, name):
     assert "Detector" not in words(test)
 
 
+def test_a_training_by_a_plan_leads_on_to_its_recording(opened):
+    test = opened(view="verdict", run="ssd-fp16-plan")
+    assert not test.exception
+    links = [str(link.proto) for link in test.get("page_link")]
+    assert any("The recording ssd" in link and "run=ssd" in link for link in links)
+    assert any("Its training" in link for link in links)
+
+
+def test_a_link_to_a_run_that_is_gone_says_so(opened):
+    assert "no run gone here" in words(opened(view="verdict", run="gone"))
+    assert "There is no run" not in words(opened(view="verdict", run="ssd"))
+
+
+def test_a_link_full_of_nonsense_opens_what_there_is(opened):
+    for view, query in (
+        ("gradients", {"kind": "x", "format": "y", "scale": "999", "tab": "z", "log": "maybe"}),
+        ("gradients", {"scale": "abc", "find": "<b>", "layer": "nope"}),
+        ("updates", {"parameter": "nope", "update_log": "2"}),
+        ("training", {"trainings": "nope", "smooth": "1000", "scaler": "z", "first": "-5"}),
+        ("compare", {"a": "nope", "kind": "q", "measure": "zz"}),
+    ):
+        test = opened(view=view, run="ssd", **query)
+        assert not test.exception
+        assert not test.error
+
+
 def test_damaged_and_newer_runs_say_so_and_the_others_open(opened, root, tmp_path):
     shutil.copytree(root / "sample_runs" / "digits", tmp_path / "digits")
     for name, text in (("torn", '{"schema_'), ("newer", '{"schema_version": 99}')):
@@ -216,6 +242,30 @@ def test_a_profile_with_its_what_if(opened, root, tmp_path):
     assert "<u>" not in words(test).replace("\\<", "")
     (tmp_path / "run" / "profile.json").write_text("{")
     assert "is damaged" in words(test.run())
+
+
+def test_operations_are_ranked_by_the_best_that_is_known(opened, root, tmp_path):
+    shutil.copytree(root / "sample_runs" / "digits", tmp_path / "run")
+    test = opened(tmp_path, "operations")
+    assert "Measured: each operation ran once" in words(test).replace("\\", "")
+    ranked = next(t.value for t in test.dataframe if "worst gradient" in t.value)
+    error = ranked["relative error of all weight gradients"]
+    assert list(error) == sorted(error, reverse=True)
+    assert "normalisation" in ranked["why the plan keeps it in FP32"].iloc[0]
+    (tmp_path / "run" / "sensitivity.json").unlink()
+    test = opened(tmp_path, "operations")
+    assert "Estimated from the recorded values alone" in words(test).replace("\\", "")
+    (tmp_path / "run" / "sensitivity.json").write_text("{")
+    assert "is damaged" in words(opened(tmp_path, "operations"))
+
+
+def test_a_cpu_s_units_are_called_by_their_name(opened):
+    test = opened(view="tensor_cores", run="digits")
+    assert not test.exception
+    charts = " ".join(str(chart.proto) for chart in test.get("plotly_chart"))
+    assert "vector units" in charts
+    assert "CUDA" not in charts
+    assert "Roofline" in words(test)
 
 
 def test_without_a_profile_the_page_says_how_to_get_one(opened):

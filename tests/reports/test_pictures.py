@@ -18,7 +18,7 @@ from mpdiag.analysis.replay import replay_run
 from mpdiag.formats import BF16, FP8_E4M3, FP8_E5M2, FP16
 from mpdiag.reports import pictures
 from mpdiag.reports.figures.gradients import fate, window
-from mpdiag.reports.frames import comparing, gradients, training, updates
+from mpdiag.reports.frames import comparing, gradients, operations, training, updates
 from mpdiag.training_log import read_log
 
 
@@ -213,6 +213,27 @@ def test_skips_infinities_and_torn_lines(tmp_path):
     assert (row["accuracy"], row["skipped"], row["last_scale"]) == (0.5, 1, 2.0)
 
 
+def test_drift_is_drawn_where_it_was_alarmed(tmp_path):
+    log = tmp_path / "<b>run" / "training.jsonl"
+    log.parent.mkdir()
+    rows = [{"step": i, "loss": 1.0, "scale": 1.0, "gradient_norm": 2.0**-i} for i in range(4)]
+    rows[2]["gradient_norm"] = None
+    alarm = {"alarm": "underflow", "step": 2, "predicted": 0.1, "observed": 0.7, "message": "<i>0"}
+    lines = [*rows, alarm, {"stopped": "it diverged"}]
+    log.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    logs = {"<b>run": read_log(log.parent)}
+    picture = pictures.drift(str(tmp_path), logs)
+    same_numbers(picture, needed=["run", "step", "gradient_norm"])
+    assert list(picture.frame["step"]) == [0, 1, 3]  # what was not logged is no 0
+    mark = picture.figure.data[-1]
+    assert (list(mark.x), mark.name) == ([2], "alarms (1)")
+    assert mark.y[0] in (0.5, 0.125)  # at its neighbour's height
+    assert "&lt;i&gt;0" in mark.customdata[0]
+    assert training.remarks(logs) == ["<b>run: it diverged"]
+    none = pictures.drift(str(tmp_path), {})
+    assert none.figure.layout.annotations[0].text == "no norm of gradients was logged"
+
+
 def test_predicted_beside_observed(root, logs):
     folders = {name: root / "sample_runs" / name for name in logs}
     frame = training.predictions_frame(folders, logs)
@@ -309,8 +330,8 @@ def test_operations_with_their_line(analysis):
         fix="keep it in FP32",
         without="infinite",
     )
-    (row,) = pictures.proven_frame(replace(analysis, operations=(found,))).to_dict("records")
+    (row,) = operations.proven_frame(replace(analysis, operations=(found,))).to_dict("records")
     assert (row["operation"], row["module"], row["line"]) == ("exp", "(the model)", "model.py:12")
-    assert pictures.proven_frame(replace(analysis, operations=())).empty
-    table = pictures.operations_frame(analysis)
+    assert operations.proven_frame(replace(analysis, operations=())).empty
+    table = operations.operations_frame(analysis)
     assert len(table) == len(analysis.plan.fp32_operations)

@@ -22,6 +22,7 @@ from typer.testing import CliRunner
 
 from mpdiag.cli import app
 from mpdiag.errors import DamagedTrace, ExitCode
+from mpdiag.reports.frames.roofline import roofline_frame
 from mpdiag.tensorcores.against import compare_profiles
 from mpdiag.tensorcores.devices import DeviceFacts
 from mpdiag.tensorcores.events import Kernel
@@ -58,6 +59,22 @@ def test_the_document_keeps_the_contract(tmp_path):
     first = document["kernels"][0]
     assert (first["op"], first["shapes"]) == ("aten::mm", [[256, 256], [256, 256]])
     assert first["evidence"] == "name: arch 16816 (ampere_fp16_s16816gemm)"
+
+
+def test_what_a_roofline_needs_stands_in_the_document(tmp_path):
+    document = profile_trace(write(tmp_path / "t.json", step())).to_json()
+    products = {o["dtype"]: o for o in document["operations"] if o["op"] == "aten::mm"}
+    assert (products["fp32"]["verdict"], products["fp32"]["kernel"]) == ("cuda_core", SGEMM)
+    product_ = products["fp16"]
+    assert product_["verdict"] == "tensor_core"
+    assert product_["kernel"] == TENSOR
+    assert product_["flops"] == 2 * 256**3
+    assert product_["bytes"] == 3 * 256 * 256 * 2  # FP16: A, B and C once
+    frame = roofline_frame(document)
+    row = frame[frame["kernel"] == TENSOR].iloc[0]
+    assert row["intensity"] == pytest.approx(2 * 256**3 / (3 * 256 * 256 * 2))
+    assert row["rate"] == pytest.approx(2 * 256**3 / product_["time_us"] / 1e6)
+    assert row["roof"] == pytest.approx(min(312, row["intensity"] * 2.039))  # of an A100
 
 
 def test_collectives_count_as_time_and_copies_do_not(tmp_path):

@@ -104,8 +104,21 @@ def ranges(frame: pd.DataFrame, fmt: FloatFormat, most: int = 40) -> go.Figure:
             "<extra></extra>",
         )
     limit = float(np.log2(fmt.overflow_threshold))
-    fig.add_vline(limit, line={"color": PURPLE, "width": 2})
-    fig.add_vline(fmt.zero_exponent, line={"color": VERMILION, "width": 2})
+    for place, words, colour, side in (
+        (fmt.zero_exponent, "0 ←", VERMILION, "right"),
+        (limit, "→ ∞", PURPLE, "left"),
+    ):
+        fig.add_vline(place, line={"color": colour, "width": 2})
+        fig.add_annotation(
+            x=place,
+            y=1,
+            yref="paper",
+            yanchor="bottom",
+            xanchor=side,
+            text=words,
+            showarrow=False,
+            font={"size": 12, "color": colour},
+        )
     layer_axis(fig, names)
     ends = [limit, float(fmt.zero_exponent), float(low.min()), float(high.max())]
     exponent_axis(fig, int(np.floor(min(ends))) - 1, int(np.ceil(max(ends))) + 2, "|x| of outputs")

@@ -46,14 +46,14 @@ def empty(sentence: str) -> go.Figure:
     return fig.update_xaxes(visible=False).update_yaxes(visible=False)
 
 
-def layer_axis(fig: go.Figure, names: Sequence[str]) -> None:
+def layer_axis(fig: go.Figure, names: Sequence[str], width: int = 26) -> None:
     """Label positions 0 … n-1 of the y axis with names, the first on top, as many as fit."""
     every = max(1, -(-len(names) // _MOST_LABELS))
     places = list(range(0, len(names), every))
     fig.update_yaxes(
         tickmode="array",
         tickvals=places,
-        ticktext=[in_figure(names[i], 26) for i in places],
+        ticktext=[in_figure(names[i], width) for i in places],
         range=[len(names) - 0.5, -0.5],
         showgrid=False,
         title=None,

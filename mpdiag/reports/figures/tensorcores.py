@@ -5,21 +5,26 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mpdiag.reports.figures.style import empty, figure, layer_axis, row_height
+from mpdiag.reports.frames.tensorcores import by_kernel
 from mpdiag.reports.palette import VERDICTS
-from mpdiag.reports.words import in_figure, percent
+from mpdiag.reports.words import in_figure, kernel_label, percent
+
+LABEL = 44
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import pandas as pd
     import plotly.graph_objects as go
 
 
-def verdicts(frame: pd.DataFrame) -> go.Figure:
-    """Kernel time by verdict (``verdict_frame``), one bar."""
+def verdicts(frame: pd.DataFrame, words: Mapping[str, str]) -> go.Figure:
+    """Kernel time by verdict (``verdict_frame``), one bar; ``words`` is what verdicts are called."""
     if frame["time_us"].sum() == 0:
         return empty("the profile holds no kernel time")
     fig = figure(150, barmode="stack", legend_traceorder="normal")
     for row in frame[frame["time_us"] > 0].to_dict("records"):
-        name = str(row["verdict"]).replace("_", " ")
+        name = words[str(row["verdict"])]
         fig.add_bar(
             x=[row["share"]],
             y=[""],
@@ -32,12 +37,12 @@ def verdicts(frame: pd.DataFrame) -> go.Figure:
     return fig
 
 
-def kernels(frame: pd.DataFrame, most: int = 15) -> go.Figure:
-    """The longest kernels (``kernel_frame``), coloured by verdict."""
+def kernels(frame: pd.DataFrame, words: Mapping[str, str], most: int = 15) -> go.Figure:
+    """The longest kernels (``kernel_frame``), all places together, coloured by verdict."""
     if frame.empty:
         return empty("the profile holds no kernels")
-    top = frame.head(most).reset_index(drop=True)
-    names = [str(name) for name in top["name"]]
+    top = by_kernel(frame).head(most)
+    names = [_cut(kernel_label(str(name))) for name in top["name"]]
     fig = figure(row_height(len(names)))
     for verdict, colour in VERDICTS.items():
         part = top[top["verdict"] == verdict]
@@ -47,11 +52,17 @@ def kernels(frame: pd.DataFrame, most: int = 15) -> go.Figure:
             x=part["time_us"],
             y=list(part.index),
             orientation="h",
-            name=verdict.replace("_", " "),
+            name=words[verdict],
+            showlegend=True,
             marker={"color": colour},
             customdata=[in_figure(str(n)[:120]) for n in part["name"]],
-            hovertemplate="%{customdata}<br>%{x:,.0f} µs<extra>" + verdict + "</extra>",
+            hovertemplate="%{customdata}<br>%{x:,.0f} µs<extra>" + words[verdict] + "</extra>",
         )
-    layer_axis(fig, names)
+    layer_axis(fig, names, LABEL)
     fig.update_xaxes(title="time (µs)")
     return fig
+
+
+def _cut(name: str) -> str:
+    """The beginning of a kernel's name says more than its end."""
+    return name if len(name) <= LABEL else name[: LABEL - 1] + "…"

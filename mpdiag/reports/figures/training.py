@@ -13,6 +13,8 @@ from mpdiag.reports.palette import GREEN, PURPLE, SERIES, VERMILION
 from mpdiag.reports.words import in_figure
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import pandas as pd
     import plotly.graph_objects as go
 
@@ -88,6 +90,57 @@ def scale(frame: pd.DataFrame) -> go.Figure:
             hovertemplate="step %{x} skipped: %{customdata}<extra></extra>",
         )
     _log2_axis(fig, frame["scale"])
+    fig.update_xaxes(title="step")
+    return fig
+
+
+def drift(norms: pd.DataFrame, alarms: pd.DataFrame, runs: Sequence[str]) -> go.Figure:
+    """Norms of the unscaled gradients (``norms_frame``), a mark where an alarm was raised.
+
+    Args:
+        norms: The table.
+        alarms: ``alarms_frame``.
+        runs: In the order of the other figures, so that each keeps its colour.
+    """
+    known = norms[np.isfinite(norms["gradient_norm"]) & (norms["gradient_norm"] > 0)]
+    if known.empty:
+        return empty("no norm of gradients was logged")
+    fig = figure(300)
+    for i, run in enumerate(runs):
+        part, name = known[known["run"] == run], in_figure(str(run))
+        if part.empty:
+            continue
+        colour = SERIES[i % len(SERIES)]
+        fig.add_scatter(
+            x=part["step"],
+            y=part["gradient_norm"],
+            name=name,
+            mode="lines",
+            line={"color": colour, "width": 1.5, "dash": _DASHES[i % 4]},
+            hovertemplate="step %{x}: %{y:.4g}<extra>" + name + "</extra>",
+        )
+    if len(alarms):
+        heights = []
+        for alarm in alarms.to_dict("records"):
+            own = known[known["run"] == alarm["run"]]
+            near = own.iloc[(own["step"] - alarm["step"]).abs().argsort()[:1]]["gradient_norm"]
+            heights.append(
+                float(near.iloc[0]) if len(near) else float(known["gradient_norm"].max())
+            )
+        fig.add_scatter(
+            x=alarms["step"],
+            y=heights,
+            name=f"alarms ({len(alarms)})",
+            mode="markers",
+            marker={"color": VERMILION, "symbol": "triangle-up", "size": 13},
+            customdata=[
+                in_figure(_wrapped(f"{a}: {m}"))
+                for a, m in zip(alarms["run"], alarms["message"], strict=True)
+            ],
+            hovertemplate="step %{x}, %{customdata}<extra></extra>",
+        )
+    _log10_axis(fig, known["gradient_norm"])
+    fig.update_yaxes(type="log", title="‖gradients‖")
     fig.update_xaxes(title="step")
     return fig
 

@@ -61,7 +61,10 @@ def read_profile(folder: Path) -> dict[str, Any]:
     return dict(document)
 
 
-_WORDS = ("name", "verdict", "instruction", "dtype", "op", "module", "cause", "fix")
+_WORDS = (
+    *("name", "verdict", "instruction", "dtype", "op", "module", "cause", "fix"),
+    *("kernel", "phase"),
+)
 
 
 def _has_words(row: Mapping[str, Any]) -> bool:
@@ -88,7 +91,7 @@ def verdict_frame(profile: Mapping[str, Any]) -> pd.DataFrame:
 
 
 def operation_frame(profile: Mapping[str, Any]) -> pd.DataFrame:
-    """Matrix operations, longest first, each misaligned one with its ``padded`` size.
+    """Matrix operations, longest first, with their ``shape``, misaligned ones with a ``padded`` one.
 
     The profile's own advice, or M, N and K rounded up to 16 bytes: multiples of 8 for FP16 and
     BF16, of 16 for 8-bit types, of 4 for FP32 as TF32. A bound that the profile writes as null is
@@ -99,6 +102,7 @@ def operation_frame(profile: Mapping[str, Any]) -> pd.DataFrame:
     frame["time_us"] = _numbers(frame["time_us"])
     frame["amdahl_bound"] = [_bound(row) for row in rows]
     frame["padded"] = [_padded(row) for row in rows]
+    frame["shape"] = [_shape(row) for row in rows]
     return frame.sort_values("time_us", ascending=False, kind="stable", ignore_index=True)
 
 
@@ -116,6 +120,14 @@ def _bound(row: Mapping[str, Any]) -> float:
     if value is None:
         return float("inf")
     return float(value) if isinstance(value, (int, float)) else 1.0
+
+
+def _shape(row: Mapping[str, Any]) -> str:
+    """M × N × K, ? for what is not known; empty where there is no matrix work."""
+    sizes = [row.get(name) for name in "mnk"]
+    if not any(isinstance(size, (int, float)) for size in sizes):
+        return ""
+    return " × ".join(str(size) if isinstance(size, (int, float)) else "?" for size in sizes)
 
 
 def _padded(row: Mapping[str, Any]) -> str:
@@ -148,6 +160,25 @@ def _numbers(column: Any, default: float = 0.0) -> Any:
     return pd.to_numeric(column, errors="coerce").fillna(default).astype(float)
 
 
+def is_cpu(profile: Mapping[str, Any]) -> bool:
+    """Whether a profile is of a CPU."""
+    device = profile.get("device")
+    return isinstance(device, dict) and device.get("type") == "cpu"
+
+
+def unit_words(profile: Mapping[str, Any]) -> dict[str, str]:
+    """What each verdict is called on a profile's device."""
+    fast, plain = ("AMX", "vector units") if is_cpu(profile) else ("Tensor Cores", "CUDA cores")
+    rest = {"helper": "helpers", "layout": "layout changes", "other": "no matrix work"}
+    return {"tensor_core": fast, "cuda_core": plain, **rest, "unknown": "unknown"}
+
+
+def by_kernel(kernels: pd.DataFrame) -> pd.DataFrame:
+    """A ``kernel_frame`` with one row for each name and verdict, wherever it ran; longest first."""
+    grouped = kernels.groupby(["name", "verdict"], sort=False, dropna=False)["time_us"].sum()
+    return grouped.sort_values(ascending=False, kind="stable").reset_index()
+
+
 def headline(profile: Mapping[str, Any]) -> tuple[tuple[str, float], ...]:
     """The four shares of kernel time that say most; one that the profile lacks is counted anew."""
     shares = verdict_frame(profile).set_index("verdict")["share"]
@@ -156,12 +187,10 @@ def headline(profile: Mapping[str, Any]) -> tuple[tuple[str, float], ...]:
         value = profile.get(name)
         return float(value) if isinstance(value, (int, float)) else float(shares[verdict])
 
-    device = profile.get("device")
-    cpu = isinstance(device, dict) and device.get("type") == "cpu"
-    units = ("AMX", "vector units") if cpu else ("Tensor Cores", "CUDA cores")
+    words = unit_words(profile)
     return (
-        (f"On {units[0]}", known("tensor_core_fraction", "tensor_core")),
-        (f"Matrix work on {units[1]}", known("matrix_cuda_core_fraction", "cuda_core")),
+        (f"On {words['tensor_core']}", known("tensor_core_fraction", "tensor_core")),
+        (f"Matrix work on {words['cuda_core']}", known("matrix_cuda_core_fraction", "cuda_core")),
         ("Layout changes", known("layout_fraction", "layout")),
         ("Unknown kernels", known("unknown_fraction", "unknown")),
     )

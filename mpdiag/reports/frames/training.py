@@ -45,6 +45,40 @@ def scales_frame(logs: Mapping[str, TrainingLog]) -> pd.DataFrame:
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame(columns=columns)
 
 
+def norms_frame(logs: Mapping[str, TrainingLog]) -> pd.DataFrame:
+    """The norms of unscaled gradients, as far as logged: ``run``, ``step``, ``gradient_norm``."""
+    columns = ["run", "step", "gradient_norm"]
+    frames = [steps_frame(log).assign(run=name)[columns] for name, log in logs.items()]
+    if not frames:
+        return pd.DataFrame({name: pd.Series(dtype=float) for name in columns})
+    return pd.concat(frames, ignore_index=True).dropna(ignore_index=True)
+
+
+def alarms_frame(logs: Mapping[str, TrainingLog]) -> pd.DataFrame:
+    """Where gradients left what the recording predicted: ``run``, ``step``, ``message``."""
+    columns = ["run", "step", "alarm", "predicted", "observed", "message"]
+    rows = [
+        {name: note.get(name) for name in columns} | {"run": name}
+        for name, log in logs.items()
+        for note in log.notes
+        if "alarm" in note
+    ]
+    frame = pd.DataFrame(rows, columns=columns)
+    for name in ("step", "predicted", "observed"):
+        frame[name] = pd.to_numeric(frame[name], errors="coerce").astype(float)
+    return frame
+
+
+def remarks(logs: Mapping[str, TrainingLog]) -> list[str]:
+    """What else the logs say, a sentence for each: why a training stopped, and the like."""
+    return [
+        f"{name}: {note.get('stopped') or ', '.join(f'{k} {v}' for k, v in note.items())}"
+        for name, log in logs.items()
+        for note in log.notes
+        if "alarm" not in note
+    ]
+
+
 def outcome_frame(logs: Mapping[str, TrainingLog]) -> pd.DataFrame:
     """What came of each training: metrics, last loss, skips, last scale; a row for each."""
     rows: list[dict[str, Any]] = []

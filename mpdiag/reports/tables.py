@@ -1,0 +1,131 @@
+"""Tables of the terminal that no width spoils: words are never cut.
+
+A table is drawn as one while its figures fit in one line and its sentences have room to wrap. Where
+they do not, columns that matter least are left out first, and then each row becomes a few lines.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from rich.cells import cell_len
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+if TYPE_CHECKING:
+    from rich.console import Console, ConsoleOptions, RenderResult
+
+ROOM = 26
+"""Columns of the terminal that a sentence needs at least."""
+
+
+@dataclass
+class Fitted:
+    """A table that fits.
+
+    Attributes:
+        columns: Their headings.
+        title, caption: Above and below.
+        sentences: Headings of columns whose cells may wrap.
+        right: Headings of columns of numbers.
+        spare: Headings of columns that may be left out, the first first.
+        lead: How many columns make up a row's first line where rows become lines.
+        boxed: Whether the table has lines.
+        rows: A cell for each column; text is text, never markup.
+    """
+
+    columns: tuple[str, ...]
+    title: str = ""
+    caption: str = ""
+    sentences: frozenset[str] = frozenset()
+    right: frozenset[str] = frozenset()
+    spare: tuple[str, ...] = ()
+    lead: int = 1
+    boxed: bool = True
+    rows: list[tuple[Text, ...]] = field(default_factory=list)
+
+    def add_row(self, *cells: str | Text) -> None:
+        """Add a row."""
+        self.rows.append(tuple(Text(c) if isinstance(c, str) else c for c in cells))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        """See rich."""
+        del console
+        shown = list(range(len(self.columns)))
+        spare = [self.columns.index(name) for name in self.spare]
+        while self._least(shown) > options.max_width and spare:
+            shown.remove(spare.pop(0))
+        if self._least(shown) <= options.max_width:
+            yield self._table(shown, options.max_width - self._least(shown))
+        else:
+            yield from self._lines()
+
+    def _least(self, shown: list[int]) -> int:
+        """The width below which a figure or a word would be cut."""
+        widths = [self._width(i) for i in shown]
+        lines = 3 * len(shown) + 1 if self.boxed else 2 * len(shown)
+        return sum(widths) + lines
+
+    def _width(self, column: int) -> int:
+        cells = [row[column].plain for row in self.rows]
+        heading = max(map(cell_len, self.columns[column].split()), default=0)
+        if self.columns[column] in self.sentences:
+            longest = max((cell_len(cell) for cell in cells), default=0)
+            words = max((cell_len(w) for cell in cells for w in cell.split()), default=0)
+            return max(heading, words, min(ROOM, longest))
+        inside = (cell_len(line) for cell in cells for line in cell.split("\n"))
+        return max(heading, max(inside, default=0))
+
+    def _wished(self, column: int) -> int:
+        """The width in which nothing of a column wraps."""
+        cells = (line for row in self.rows for line in row[column].plain.split("\n"))
+        return max(cell_len(self.columns[column]), max(map(cell_len, cells), default=0))
+
+    def _table(self, shown: list[int], room: int) -> Table:
+        """The table; ``room`` is what there is beyond the least width, sentences get it last."""
+        widths = {i: self._width(i) for i in shown}
+        for i in sorted(shown, key=lambda i: self.columns[i] in self.sentences):
+            more = min(room, max(0, self._wished(i) - widths[i]))
+            widths[i] += more
+            room -= more
+        table = Table(
+            title=Text(self.title, "bold") if self.title else None,
+            title_justify="left",
+            caption=Text(self.caption) if self.caption else None,
+            header_style="bold",
+        )
+        if not self.boxed:
+            table.box = None
+        for i in shown:
+            name = self.columns[i]
+            table.add_column(
+                Text(name),
+                justify="right" if name in self.right else "left",
+                width=widths[i],
+            )
+        for row in self.rows:
+            table.add_row(*(row[i] for i in shown))
+        return table
+
+    def _lines(self) -> RenderResult:
+        """A row: its first cells in one line, then the others with their headings."""
+        if self.title:
+            yield Text(self.title, "bold")
+        for row in self.rows:
+            yield Text("  ").join(
+                Text(" ").join(c.split("\n")) for c in row[: self.lead] if c.plain
+            )
+            facts = [
+                Text.assemble((f"{name} ", "dim"), cell)
+                for name, cell in zip(self.columns[self.lead :], row[self.lead :], strict=True)
+                if cell.plain and name not in self.sentences
+            ]
+            if facts:
+                yield Padding(Text(", ").join(facts), (0, 0, 0, 4))
+            for name, cell in zip(self.columns[self.lead :], row[self.lead :], strict=True):
+                if cell.plain and name in self.sentences:
+                    yield Padding(Text.assemble((f"{name}: ", "dim"), cell), (0, 0, 0, 4))
+        if self.caption:
+            yield Text(self.caption, "dim")
