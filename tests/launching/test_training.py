@@ -209,6 +209,14 @@ for step in range(4):
     optimizer.step()
 """
 REFUSED = {
+    "scripted": (
+        """
+warnings.simplefilter("ignore")
+model = torch.jit.script(model)
+"""
+        + LOOP,
+        "is a ScriptModule",
+    ),
     "half": ("model.bfloat16(); x, y = x.bfloat16(), y.bfloat16()" + LOOP, "bfloat16 already"),
     "double": ("model.double(); x, y = x.double(), y.double()" + LOOP, "float64"),
     "no optimizer": (
