@@ -15,7 +15,8 @@ import torch
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-_INSIDE = ("torch", "mpdiag")
+_OURS = "mpdiag"
+_INSIDE = ("torch", _OURS)
 
 
 class Driver(Protocol):
@@ -55,6 +56,7 @@ class Patches:
         self._hooks()
         self._scaler()
         self._autocast()
+        self._replace(torch.nn.Module, "__getstate__", _without_our_hooks)
 
     def release(self) -> None:
         """Give them back; twice does no harm."""
@@ -184,6 +186,26 @@ class Patches:
         self._replace(torch.amp.autocast, "__init__", make)
         self._replace(torch.amp.autocast, "__enter__", enter)
         self._replace(torch.amp.autocast, "__exit__", leave)
+
+
+def _without_our_hooks(plain: Any) -> Any:
+    """A module's state as it is saved or copied: what a script keeps must not need us."""
+
+    def getstate(module: torch.nn.Module) -> dict[str, Any]:
+        state: dict[str, Any] = plain(module)
+        for name in ("_forward_pre_hooks", "_forward_hooks"):
+            ours = {k for k, hook in state.get(name, {}).items() if _is_ours(hook)}
+            for group in (name, f"{name}_with_kwargs", f"{name}_always_called") if ours else ():
+                if group in state:
+                    kept = [(k, v) for k, v in state[group].items() if k not in ours]
+                    state[group] = type(state[group])(kept)
+        return state
+
+    return getstate
+
+
+def _is_ours(hook: Any) -> bool:
+    return str(getattr(hook, "__module__", "")).partition(".")[0] == _OURS
 
 
 def _from_inside(depth: int) -> bool:

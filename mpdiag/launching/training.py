@@ -309,6 +309,11 @@ class Drive:
         for model in modules:
             if any(p.dtype == torch.float64 for p in model.parameters()):
                 self.refuse("its model is in float64, which no operation would leave; use FP32")
+            if any(isinstance(m, torch.jit.ScriptModule) for m in model.modules()):
+                self.refuse(
+                    "its model is a ScriptModule, where nothing can be cast from outside; train the "
+                    "eager one, and script it afterwards"
+                )
             if any(getattr(m, "_compiled_call_impl", None) is not None for m in model.modules()):
                 self.refuse(
                     "its model is compiled in place, where nothing can be cast from outside; use "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from dataclasses import replace
 
 import pytest
 from support import backoff, constant
@@ -208,6 +209,14 @@ for step in range(4):
     optimizer.step()
 """
 REFUSED = {
+    "scripted": (
+        """
+warnings.simplefilter("ignore")
+model = torch.jit.script(model)
+"""
+        + LOOP,
+        "is a ScriptModule",
+    ),
     "half": ("model.bfloat16(); x, y = x.bfloat16(), y.bfloat16()" + LOOP, "bfloat16 already"),
     "double": ("model.double(); x, y = x.double(), y.double()" + LOOP, "float64"),
     "no optimizer": (
@@ -324,3 +333,42 @@ def test_level_o2_is_trained_at_o1(train):
     done = train(LOOP, plan)
     assert done.code == 0
     assert "O1" in done.err
+
+
+SAVING = """
+import copy, torch
+torch.manual_seed(0)
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8))
+
+    def forward(self, x):
+        return self.inner(x)
+
+model = Net()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for _ in range(4):
+    optimizer.zero_grad()
+    model(torch.randn(8, 4)).square().mean().backward()
+    optimizer.step()
+    torch.save(model, "model.pt")
+    twin = copy.deepcopy(model)
+    same = torch.load("model.pt", weights_only=False)
+for other in (twin, same):
+    for a, b in zip(other.state_dict().values(), model.state_dict().values()):
+        assert torch.equal(a, b)
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in other.modules())
+print("saved", b"mpdiag" in open("model.pt", "rb").read())
+"""
+
+
+def test_a_script_may_save_and_copy_its_whole_model(zygote, tmp_path):
+    (tmp_path / "saving.py").write_text(SAVING)
+    choice = Fp32Choice("", "inner.1")
+    replace(PrecisionPlan(), fp32_modules=(choice,)).save(tmp_path / "plan.json")
+    done = zygote("mpdiag", "train", "--plan", "plan.json", "--", "saving.py", cwd=tmp_path)
+    assert done.code == 0, done.err
+    assert done.out == "saved False\n"
+    assert "4 steps in fp16" in done.err
