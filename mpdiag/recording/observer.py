@@ -48,6 +48,9 @@ class Steps(Protocol):
     def forward_began(self) -> None:
         """A model was called, gradients on, outside any backward pass."""
 
+    def forward_after_step(self) -> None:
+        """A forward pass with gradients begins, and the present step is due to end."""
+
     def backward_reached(self) -> None:
         """A gradient arrived."""
 
@@ -101,6 +104,7 @@ class Observer:
     Attributes:
         active: Whether hooks do anything at all.
         recording: Whether the present step is recorded.
+        step_due: Whether the present step ends with the next forward pass.
     """
 
     def __init__(
@@ -116,6 +120,7 @@ class Observer:
         self.steps = steps
         self.active = False
         self.recording = False
+        self.step_due = False
         self.lock = threading.RLock()
         self.micro = 0
         self._roots = {id(root): 0 for root in subjects.roots}  # calls in this step
@@ -213,7 +218,7 @@ class Observer:
                 contribution to the weight gradients is recorded beside the total.
         """
         self._forget()
-        self._step, self.recording = step, recording
+        self._step, self.recording, self.step_due = step, recording, False
         self.micro = 0
         self._roots = dict.fromkeys(self._roots, 0)
         for handle in self._contributions:
@@ -254,6 +259,8 @@ class Observer:
             return
         if isinstance(module, DistributedDataParallel) and id(module) not in self._wrappers:
             self._note_wrapper(module)  # around the model that is recorded
+        if self.step_due and torch.is_grad_enabled() and not in_backward():
+            self.steps.forward_after_step()
         if id(module) in self._roots:
             self._depth += 1
             if self._depth == 1 and not in_backward():

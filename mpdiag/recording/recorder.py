@@ -12,8 +12,8 @@ The course of a step, and who sees it::
     optimizer.step            observer: weight gradients, weights, updates       (optimizer_stepped)
     → the step ends           ledger: rows; now and then a part on disk          (end_step)
 
-With several optimizers a step ends when the busiest of them steps; with none, when a model is
-called again.
+With several optimizers a step ends when all have stepped, or with the first forward pass after a step
+of the busiest; with none, when a model is called again.
 """
 
 from __future__ import annotations
@@ -226,7 +226,7 @@ class Recorder:
         """Do it; ``again`` if it was interrupted somewhere before."""
         # A step that was not ended counts if a backward ran in it (there may be no optimizer), unless
         # it was broken off: then it may be half of one.
-        if state != "complete" or again:
+        if (state != "complete" and not observer.step_due) or again:
             observer.ledger.drop_step()
         elif observer.recording and (self._backwards or observer.ledger.has("weight_grad")):
             self.end_step()
@@ -326,6 +326,14 @@ class Recorder:
                 self._ending = True
                 torch.autograd.Variable._execution_engine.queue_callback(self.end_step)
             return
+        observer = self._observer
+        if observer is not None and any(n <= self.step for n in self._counts.values()):
+            observer.step_due = True  # others may step yet; the next forward pass tells
+            return
+        self.end_step()
+
+    def forward_after_step(self) -> None:
+        """A forward pass begins, and the busiest optimizer has stepped since the last one."""
         self.end_step()
 
     def scaled_step_began(self, scale: torch.Tensor | None) -> None:
