@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +12,6 @@ from mpdiag.runs import META, SCHEMA_VERSION, modules_schema
 from mpdiag.whole_files import atomic_path, json_text, write_json
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
@@ -120,6 +120,16 @@ class RunWriter:
         (self.folder / "operations").mkdir(exist_ok=True)
         self._write_part("operations", self._operation_parts + 1, table)
         self._operation_parts += 1
+
+    def sweep(self) -> None:
+        """Remove what this process began to write and did not end.
+
+        ``atomic_path`` does so itself, unless Ctrl-C falls on the very first instruction of its end,
+        where it often does: that is where a signal that came during a long write is looked at.
+        """
+        if not is_remote(self.folder):
+            for path in self.folder.rglob(f".*.{os.getpid()}.part"):
+                path.unlink(missing_ok=True)
 
     def _write_part(self, kind: str, number: int, table: pa.Table) -> None:
         import pyarrow.parquet as pq

@@ -244,6 +244,8 @@ class Recorder:
         except Exception as error:  # noqa: BLE001 - Ctrl-C may have come in the midst of a count
             self.failed("writing the last statistics", error)
         try:
+            if self._writer is not None:
+                self._writer.sweep()
             self._write_meta(observer.ledger)
         except Exception as error:  # noqa: BLE001
             self.failed("finishing the run folder", error)

@@ -1,10 +1,12 @@
 """The ledger, when Ctrl-C falls anywhere in it."""
 
+import os
 import sys
 
 import numpy as np
 import torch
 
+import mpdiag
 from mpdiag.recording import counting
 from mpdiag.recording import ledger as ledger_module
 from mpdiag.recording.ledger import Ledger
@@ -87,3 +89,19 @@ def test_an_interrupt_at_any_instruction_leaves_every_step_whole_and_once_or_abs
         nth += 19  # a prime: over four like steps it meets other instructions
     assert seen == set(range(STEPS + 1))
     assert nth > 1000
+
+
+def test_what_an_interrupt_left_half_written_is_swept_up(tmp_path):
+    """Ctrl-C may fall on the first instruction of a context manager's end, which then does nothing."""
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with mpdiag.record(model, optimizer, tmp_path / "run"):
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        mine = tmp_path / "run" / "stats" / f".rank00000-000009.parquet.{os.getpid()}.part"
+        another = mine.with_name(f".rank00001-000001.parquet.{os.getpid() + 1}.part")
+        mine.write_bytes(b"PAR1")
+        another.write_bytes(b"PAR1")  # of a process that is writing it now
+    assert not mine.exists()
+    assert another.exists()
+    assert open_run(tmp_path / "run").meta["failures"] == []
