@@ -228,7 +228,9 @@ class Recorder:
         # it was broken off: then it may be half of one.
         if (state != "complete" and not observer.step_due) or again:
             observer.ledger.drop_step()
-        elif observer.recording and (self._backwards or observer.ledger.has("weight_grad")):
+        elif observer.step_due or (
+            observer.recording and (self._backwards or observer.ledger.has("weight_grad"))
+        ):
             self.end_step()
         self._observer = None
         if observer.operations is not None:

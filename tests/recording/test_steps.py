@@ -48,7 +48,7 @@ def test_an_optimizer_that_steps_seldom_holds_no_step_up(tmp_path, model):
                 seldom.step()
                 seldom.zero_grad()
             often.zero_grad()
-    assert recorder.steps_recorded == 6
+    assert (recorder.step, recorder.steps_recorded) == (6, 6)
     assert steps_of(tmp_path / "run", "update", "0.weight") == [0, 1, 2, 3, 4, 5]
     assert steps_of(tmp_path / "run", "update", "2.weight") == [2, 5]
 
@@ -69,6 +69,16 @@ def test_optimizers_that_take_turns_end_the_step_at_the_next_forward_pass(tmp_pa
     for name, expected in (("0", [0, 1, 2, 3]), ("2", [1, 2, 3, 4])):
         assert steps_of(run, "activation_grad", name) == expected
         assert steps_of(run, "update", f"{name}.weight") == expected
+
+
+def test_the_last_step_counts_though_it_is_not_recorded(tmp_path, model):
+    often, never = (torch.optim.SGD(model[i].parameters(), 0.1) for i in (0, 2))
+    with mpdiag.record(model, [often, never], tmp_path / "run", every=4):
+        for _ in range(6):
+            model(torch.randn(8, 4)).square().mean().backward()
+            often.step()
+    meta = open_run(tmp_path / "run").meta
+    assert (meta["steps_seen"], meta["steps_recorded"]) == (6, 2)
 
 
 def test_a_training_broken_off_after_a_step_keeps_it(tmp_path, model):
