@@ -57,10 +57,12 @@ FLOORS = {
     ],
     "sight": [
         [
+            "recording.description",
             "recording.first_nonfinite",
             "recording.modes",
             "recording.names",
             "recording.sites",
+            "recording.storages",
         ]
     ],
     "proof": [["tensorcores"]],

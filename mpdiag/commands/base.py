@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import os
 import sys
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from typer.core import TyperGroup
 
-from mpdiag.errors import ExitCode, MpdiagError
+from mpdiag.errors import ExitCode, MpdiagError, UsageError
 from mpdiag.places import place
 from mpdiag.version import __version__
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
 
 INTERRUPTED = 130
 PIPE_CLOSED = 141  # as the shell reports a program that SIGPIPE ended
@@ -61,9 +65,28 @@ RunArgument = Annotated[
     Path, typer.Argument(metavar="RUN", parser=place, help="The run's folder, or its URL.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document instead.")]
+StrictOption = Annotated[
+    bool, typer.Option("--strict", help="Exit with 1 if there are warnings or errors.")
+]
 Target = Literal["fp16", "bf16", "fp8_e4m3", "fp8_e5m2"]
 Board = Literal["tensorboard", "wandb"]
 Scaler = Literal["constant", "backoff", "lognormal"]
+
+
+def exit_on_findings(strict: bool, severities: Iterable[str]) -> None:
+    """With ``--strict``: exit with 1 if any finding is more than information."""
+    if strict and any(severity != "info" for severity in severities):
+        raise typer.Exit(ExitCode.FINDINGS)
+
+
+@contextmanager
+def writing(output: Path) -> Iterator[None]:
+    """Turn what keeps a file from being written into the sentence for it."""
+    try:
+        yield
+    except OSError as error:
+        message = f"cannot write {output} ({error.strerror}): give another place with -o"
+        raise UsageError(message) from error
 
 
 def _print_version(wanted: bool) -> None:

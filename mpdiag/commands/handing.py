@@ -13,8 +13,8 @@ from mpdiag.commands.base import (
     JsonOption,
     RunArgument,
     app,
+    writing,
 )
-from mpdiag.errors import UsageError
 
 
 @app.command()
@@ -34,11 +34,8 @@ def export(
     loaded = PrecisionPlan.load(plan / "plan.json" if plan.is_dir() else plan)
     written = export_plan(loaded, to)
     if output is not None:
-        try:
+        with writing(output):
             output.write_text(written.text, encoding="utf-8")
-        except OSError as error:
-            message = f"cannot write {output} ({error.strerror}): give another place with -o"
-            raise UsageError(message) from error
     if as_json:
         terminal.show_json(written.to_json())
         return

@@ -11,10 +11,14 @@ from mpdiag.commands.base import (
     JsonOption,
     RunArgument,
     Scaler,
+    StrictOption,
     Target,
     app,
+    exit_on_findings,
+    writing,
 )
-from mpdiag.errors import ExitCode, UsageError
+from mpdiag.errors import UsageError
+from mpdiag.places import place
 
 
 @app.command()
@@ -24,9 +28,7 @@ def analyze(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="PLAN", help="Write the plan here.")
     ] = None,
-    strict: Annotated[
-        bool, typer.Option("--strict", help="Exit with 1 if there are warnings or errors.")
-    ] = False,
+    strict: StrictOption = False,
     target: Annotated[Target, typer.Option(help="The format to train in.")] = "fp16",
 ) -> None:
     """Say what a run needs. Loss scale, master weights, operations in FP32, formats."""
@@ -35,24 +37,23 @@ def analyze(
 
     analysis = analyze_run(run, target=target)
     if output is not None:
-        try:
+        with writing(output):
             analysis.plan.save(output)
-        except OSError as error:
-            message = f"cannot write {output} ({error.strerror}): give another place with -o"
-            raise UsageError(message) from error
     if as_json:
         terminal.show_json(analysis.to_json())
     else:
         terminal.show(text.analysis_text(analysis))
         terminal.name_next(text.after_analysis(analysis, run))
-    if strict and any(finding.severity != "info" for finding in analysis.findings):
-        raise typer.Exit(ExitCode.FINDINGS)
+    exit_on_findings(strict, (finding.severity for finding in analysis.findings))
 
 
 @app.command()
 def why(
     run: Annotated[
-        Path, typer.Argument(metavar="RUN", help="The run's folder, or a skip capsule.")
+        Path,
+        typer.Argument(
+            metavar="RUN", parser=place, help="The run's folder, its URL, or a skip capsule."
+        ),
     ],
     layer: Annotated[
         str | None, typer.Argument(metavar="[LAYER]", help="A module or parameter of the run.")
@@ -152,9 +153,7 @@ def compare(
         Path | None,
         typer.Option("--output", "-o", metavar="BASELINE", help="Store A as a baseline here."),
     ] = None,
-    strict: Annotated[
-        bool, typer.Option("--strict", help="Exit with 1 if there are warnings or errors.")
-    ] = False,
+    strict: StrictOption = False,
 ) -> None:
     """Say whether B trains as well as A. Equivalent, different, or how many seeds would decide."""
     from mpdiag.analysis.comparison import compare as compare_sides
@@ -170,5 +169,4 @@ def compare(
     else:
         terminal.show(comparison_text(comparison))
         terminal.name_next(f"mpdiag analyze {b}")
-    if strict and any(finding.severity != "info" for finding in comparison.findings):
-        raise typer.Exit(ExitCode.FINDINGS)
+    exit_on_findings(strict, (finding.severity for finding in comparison.findings))

@@ -10,9 +10,11 @@ from typer.core import TyperCommand
 
 from mpdiag.commands.base import (
     JsonOption,
+    StrictOption,
     app,
+    exit_on_findings,
 )
-from mpdiag.errors import ExitCode, UsageError
+from mpdiag.errors import UsageError
 from mpdiag.places import is_remote, place
 
 _SCRIPT = {"allow_interspersed_args": False}
@@ -119,9 +121,7 @@ def profile(
         typer.Option(metavar="TRACE", help="An earlier trace: what moved onto Tensor Cores since?"),
     ] = None,
     as_json: JsonOption = False,
-    strict: Annotated[
-        bool, typer.Option("--strict", help="Exit with 1 if there are warnings or errors.")
-    ] = False,
+    strict: StrictOption = False,
 ) -> None:
     """Say whether matrix work ran on Tensor Cores. For a script after --, or a trace."""
     from mpdiag.reports.profiling import show_profile
@@ -147,5 +147,4 @@ def profile(
     document = show_profile(result, against, as_json=as_json)
     if code:
         raise typer.Exit(code)
-    if strict and any(finding["severity"] != "info" for finding in document["findings"]):
-        raise typer.Exit(ExitCode.FINDINGS)
+    exit_on_findings(strict, (finding["severity"] for finding in document["findings"]))

@@ -20,13 +20,13 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.modules import module as torch_modules
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mpdiag.recording.modes import by_name, push_lowest, take_off, tensors_of, written
 from mpdiag.recording.names import Models, subjects
 from mpdiag.recording.sites import Places, Site
+from mpdiag.recording.storages import WeakStorages
 
 _CASTS = frozenset({"_to_copy", "copy_"})
 _MOST = 20
@@ -133,8 +133,8 @@ class Trace:
         self._handles: list[Any] = []
         self._lock = threading.RLock()
         self._backward_seen = False
-        self._makers: dict[int, tuple[StorageWeakRef, str, Site, tuple[Range, ...]]] = {}
-        self._excused: dict[int, StorageWeakRef] = {}
+        self._makers: WeakStorages[tuple[str, Site, tuple[Range, ...]]] = WeakStorages()
+        self._excused: WeakStorages[bool] = WeakStorages()
 
     @property
     def first(self) -> Producer | None:
@@ -191,7 +191,7 @@ class Trace:
             op = func.overloadpacket.__name__
             if wrong is None:
                 self._remember(op, site, outputs, given)
-            elif not func.overloadpacket.__name__.startswith(("empty", "new_empty")):
+            elif not op.startswith(("empty", "new_empty")):
                 self._judge(op, site, node, named, given, bad, nan_given, wrong, ranges)
         return result
 
@@ -208,7 +208,7 @@ class Trace:
         ranges: tuple[Range, ...] | None,
     ) -> None:
         nan = bool(torch.isnan(wrong).any())
-        excused = all(_key(t) in self._excused for t in bad)
+        excused = all(self._excused.get(_key(t)) for t in bad)
         asked = any(
             isinstance(v, float) and v in (float("inf"), -float("inf")) for v in named.values()
         )
@@ -222,7 +222,7 @@ class Trace:
         if op in _CASTS and given:
             maker = self._makers.get(_key(given[-1][1]))
             if maker is not None:
-                _, op, site, inputs = maker
+                op, site, inputs = maker
         if len(self.found) < _MOST:
             self.found.append(
                 Producer(
@@ -242,7 +242,7 @@ class Trace:
             )
 
     def _excuse(self, tensor: torch.Tensor) -> None:
-        self._excused[_key(tensor)] = StorageWeakRef(tensor.untyped_storage())
+        self._excused.put(_key(tensor), tensor.untyped_storage(), True)
 
     def _remember(
         self,
@@ -254,8 +254,7 @@ class Trace:
         """Who made a tensor whose values a narrower format may not hold."""
         for t in outputs:
             if t.dtype == torch.float32 and float(t.abs().amax()) >= 65504.0:
-                reference = StorageWeakRef(t.untyped_storage())
-                self._makers[_key(t)] = (reference, op, site, _ranges(given))
+                self._makers.put(_key(t), t.untyped_storage(), (op, site, _ranges(given)))
 
 
 class _Mode(TorchDispatchMode):
@@ -291,7 +290,7 @@ def _looked_at(t: torch.Tensor) -> bool:
 
 
 def _key(t: torch.Tensor) -> int:
-    key: int = StorageWeakRef(t.untyped_storage()).cdata
+    key: int = t.untyped_storage()._cdata
     return key
 
 

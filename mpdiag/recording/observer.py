@@ -23,9 +23,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from mpdiag.recording.modes import is_traced
 from mpdiag.recording.names import NamedModule, NamedParameter, Subjects, shapes_of
+from mpdiag.recording.storages import WeakStorages
 from mpdiag.recording.tensors import (
     Countable,
-    WeakStorages,
     beside_sharded,
     countable,
     tensors_in,
@@ -127,7 +127,7 @@ class Observer:
         self._depth = 0
         self._in_training_forward = False
         self._step = 0
-        self._counted = WeakStorages()
+        self._counted: WeakStorages[Count] = WeakStorages()
         self._watched: dict[
             tuple[int, int], tuple[weakref.ref[torch.Tensor], list[NamedModule]]
         ] = {}
@@ -471,7 +471,7 @@ class Observer:
         values = ready.values
         key = (values.data_ptr(), values.numel(), ready.repeat, values.dtype, ready.version)
         # The storage must still be the same one, not a new one at an address that was freed.
-        known: Count | None = self._counted.get(key)
+        known = self._counted.get(key)
         if known is not None:
             return known
         count = self.ledger.count(ready)

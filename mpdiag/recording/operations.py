@@ -21,7 +21,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mpdiag.operation_records import NONE, Operation, Phase, TensorRecord
@@ -29,6 +28,7 @@ from mpdiag.recording import costs, facts
 from mpdiag.recording.counting import rows_on
 from mpdiag.recording.modes import by_name, is_traced, push_lowest, take_off, written
 from mpdiag.recording.sites import Places
+from mpdiag.recording.storages import WeakStorages
 from mpdiag.recording.tensors import Countable, countable, tensors_in
 
 if TYPE_CHECKING:
@@ -72,7 +72,6 @@ def planned(count: int, index: int, step: int) -> bool:
 class _Held:
     """A storage seen in this step: who wrote it last, and what that was."""
 
-    reference: StorageWeakRef
     version: int
     numel: int
     tensor: int
@@ -146,13 +145,14 @@ class OperationWatch:
         self._mode = _Mode(self)
         self._thread: int | None = None  # where the mode lies on the stack
         self._lock = threading.RLock()
+        self._held: WeakStorages[_Held] = WeakStorages()
         self._forget()
 
     def _forget(self) -> None:
         self._step = 0
         self._drafts: list[_Draft] = []
         self._places = Places(self._modules)
-        self._held: dict[int, _Held] = {}
+        self._held.clear()
         self._rows: dict[torch.device, Rows] = {}
         self._waiting: list[tuple[torch.device, int, int]] = []
         self._histograms: dict[int, dict[str, Any] | None] = {}  # as rows have them
@@ -311,11 +311,10 @@ class OperationWatch:
     def _tensor(self, tensor: torch.Tensor) -> tuple[int, int, torch.Size, torch.dtype, str]:
         """Number, producer, shape, dtype and parameter of a tensor that is read."""
         name = self._parameters.get(id(tensor), "")
-        place = _place(tensor)
-        if place is None:
+        version = _version(tensor)
+        if version is None:
             return self._new(None), NONE, _shape(tensor), tensor.dtype, name
-        key, reference, version = place
-        held = self._held.get(key)
+        held = self._held.get(tensor.untyped_storage()._cdata)
         if held is not None and version - held.version in (0, 1):
             if held.numel == tensor.numel():
                 return held.tensor, held.producer, _shape(tensor), tensor.dtype, name
@@ -327,7 +326,7 @@ class OperationWatch:
                 name,
             )
         number = self._new(_ready(tensor))
-        self._held[key] = _Held(reference, version, tensor.numel(), number, NONE)
+        self._hold(tensor, _Held(version, tensor.numel(), number, NONE))
         return number, NONE, _shape(tensor), tensor.dtype, name
 
     def _written_tensor(
@@ -335,11 +334,14 @@ class OperationWatch:
     ) -> tuple[int, int, torch.Size, torch.dtype, str]:
         name = self._parameters.get(id(tensor), "")
         number = self._new(_ready(tensor)) if same is None else same
-        place = _place(tensor)
-        if place is not None:
-            key, reference, version = place
-            self._held[key] = _Held(reference, version, tensor.numel(), number, index)
+        version = _version(tensor)
+        if version is not None:
+            self._hold(tensor, _Held(version, tensor.numel(), number, index))
         return number, index, _shape(tensor), tensor.dtype, name
+
+    def _hold(self, tensor: torch.Tensor, held: _Held) -> None:
+        storage = tensor.untyped_storage()
+        self._held.put(storage._cdata, storage, held)
 
     def _new(self, ready: Countable | None) -> int:
         number = self._tensors
@@ -418,13 +420,11 @@ def _shape(tensor: torch.Tensor) -> torch.Size:
     return torch.Size((tensor.size(0), -1)) if tensor.is_nested else tensor.shape
 
 
-def _place(tensor: torch.Tensor) -> tuple[int, StorageWeakRef, int] | None:
-    """Identity of a tensor's memory and its version; None where it has none of its own."""
+def _version(tensor: torch.Tensor) -> int | None:
+    """The version of a tensor's memory; None where it has no memory of its own."""
     if tensor.layout != torch.strided or type(tensor) not in (torch.Tensor, torch.nn.Parameter):
         return None
-    reference = StorageWeakRef(tensor.untyped_storage())
-    version = 0 if tensor.is_inference() else tensor._version
-    return reference.cdata, reference, version
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def _ready(tensor: torch.Tensor) -> Countable | None:

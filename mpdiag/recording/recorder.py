@@ -36,10 +36,11 @@ from mpdiag.operation_records import encode as encode_operations
 from mpdiag.places import place
 from mpdiag.recording.cadence import BUDGET, SPARSE_EVERY, Cadence
 from mpdiag.recording.closing import carry_through
+from mpdiag.recording.description import describe_optimizer, describe_training
 from mpdiag.recording.governor import Governor
 from mpdiag.recording.grad_scaler import ScalerWatch
 from mpdiag.recording.ledger import Ledger
-from mpdiag.recording.names import Models, Subjects, subjects, type_name
+from mpdiag.recording.names import Models, Subjects, subjects
 from mpdiag.recording.observer import Observer, in_backward
 from mpdiag.recording.operations import DEFAULT, OperationWatch, planned
 from mpdiag.recording.ownership import is_replaced
@@ -377,28 +378,37 @@ class Recorder:
     def _finish_step(self, observer: Observer) -> None:
         self._ending = False
         self._end_operations(observer)
+        recorded = observer.recording
         try:
-            if observer.recording:
-                if not self._optimizers or self.steps_recorded == 0:
-                    observer.note_weights()
-                if observer.ledger.close_step(self.step, self._scale, self._skipped):
-                    self.steps_recorded += 1
-                self._accumulating = len(self._backwards) > 1
-                self.step += 1
-                self._begin_step()
-                if observer.ledger.due or self._silent_for_long():
-                    self._check_ownership(observer)
-                    observer.ledger.flush()
-                    self._write_meta(observer.ledger)
-                else:
-                    observer.ledger.drain()
-                return
-        except OSError as error:
-            self._stop("writing the run folder", error)
+            if recorded:
+                self._close_books(observer)
         except Exception as error:  # noqa: BLE001
             self._stop("ending a step", error)
         self.step += 1
         self._begin_step()
+        try:
+            if recorded and observer.active:
+                self._write_what_is_due(observer)
+        except OSError as error:
+            self._stop("writing the run folder", error)
+        except Exception as error:  # noqa: BLE001
+            self._stop("ending a step", error)
+
+    def _close_books(self, observer: Observer) -> None:
+        """What the ledger must know before the step's number is used up."""
+        if not self._optimizers or self.steps_recorded == 0:
+            observer.note_weights()
+        if observer.ledger.close_step(self.step, self._scale, self._skipped):
+            self.steps_recorded += 1
+        self._accumulating = len(self._backwards) > 1
+
+    def _write_what_is_due(self, observer: Observer) -> None:
+        if observer.ledger.due or self._silent_for_long():
+            self._check_ownership(observer)
+            observer.ledger.flush()
+            self._write_meta(observer.ledger)
+        else:
+            observer.ledger.drain()
 
     def _check_ownership(self, observer: Observer) -> None:
         """Nothing is written into a run that another process has begun here since.
@@ -489,29 +499,17 @@ class Recorder:
         if self._writer is None:
             return
         self._written_at = time.monotonic()
-        roots = self._subjects.roots
         rows = list(self._subjects.rows())
         self._writer.write_meta(
             {
-                "mpdiag": environment.versions().get("mpdiag", "unknown"),
+                **describe_training(self._subjects.roots),
                 "state": self._state,
                 "created": self._created,
                 "updated": now(),
                 "rank": self._rank,
                 "world_size": self._world,
-                "argv": environment.arguments(),
                 "script": self._script,
-                "device": environment.device(roots[0]),
-                "versions": environment.versions(),
-                "seeds": {"torch": torch.initial_seed()},
-                "model": {
-                    "type": ", ".join(type_name(root) for root in roots),
-                    "parameters": sum(
-                        p.numel()
-                        for p in {id(p): p for r in roots for p in r.parameters()}.values()
-                    ),
-                },
-                "optimizers": [_describe(o) for o in self._optimizers],
+                "optimizers": [describe_optimizer(o) for o in self._optimizers],
                 "cadence": {
                     "every": self._cadence.every,
                     "max_steps": self._cadence.max_steps,
@@ -565,19 +563,6 @@ def _optimizers(optimizer: Optimizers) -> list[Optimizer]:
         )
         raise UsageError(message)
     return list({id(o): o for o in found}.values())
-
-
-def _describe(optimizer: Optimizer) -> dict[str, Any]:
-    """An optimizer for ``meta.json``: its type and the plain settings of its first group."""
-    group = optimizer.param_groups[0] if optimizer.param_groups else {}
-    settings = {
-        k: v for k, v in group.items() if isinstance(v, (bool, int, str)) or _is_finite_float(v)
-    }
-    return {"type": type(optimizer).__name__, **settings}
-
-
-def _is_finite_float(value: Any) -> bool:
-    return isinstance(value, float) and abs(value) < float("inf")
 
 
 def _say(message: str) -> None:

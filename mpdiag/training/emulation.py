@@ -19,10 +19,10 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_map_only, tree_unflatten
 
+from mpdiag.recording.storages import WeakStorages
 from mpdiag.training.accumulation import accumulates, product
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class Emulation(TorchDispatchMode):
         self._low_sums = low_sums
         self._native: dict[Any, bool] = {}
         self._results: dict[Any, Dtypes | None] = {}
-        self._copies: dict[Any, tuple[int, StorageWeakRef, torch.Tensor]] = {}
+        self._copies: WeakStorages[tuple[int, torch.Tensor]] = WeakStorages()
         self._seen: set[Any] = set()
         self._onednn: list[bool] = []
 
@@ -194,11 +194,11 @@ class Emulation(TorchDispatchMode):
         storage = x.untyped_storage()
         key = (storage._cdata, x.storage_offset(), x.shape, x.stride())
         kept = self._copies.get(key)
-        if kept is not None and kept[0] == x._version and not kept[1].expired():
-            return kept[2]
+        if kept is not None and kept[0] == x._version:
+            return kept[1]
         copy = x.float()
-        if key in self._copies or key in self._seen:
-            self._copies[key] = (x._version, StorageWeakRef(storage), copy)
+        if key in self._seen:
+            self._copies.put(key, storage, (x._version, copy))
         self._seen.add(key)
         return copy
 

@@ -12,7 +12,7 @@ import torch
 from mpdiag import environment
 from mpdiag.errors import MpdiagError
 from mpdiag.places import place
-from mpdiag.recording.names import type_name
+from mpdiag.recording.description import describe_training
 from mpdiag.runs import META, SCHEMA_VERSION, now, open_run
 from mpdiag.training_log import LogWriter, Metric, TrainingStep
 from mpdiag.whole_files import atomic_path, write_json
@@ -71,19 +71,10 @@ class Journal:
             self._meta = {**open_run(self.folder).meta, "training": training}
             self._meta.pop("schema_version")
         else:
-            root = wrapped.models[0]
             self._meta = {
-                "mpdiag": environment.versions().get("mpdiag", "unknown"),
+                **describe_training(wrapped.models),
                 "state": "training",
                 "created": now(),
-                "argv": environment.arguments(),
-                "device": environment.device(root),
-                "versions": environment.versions(),
-                "seeds": {"torch": torch.initial_seed()},
-                "model": {
-                    "type": ", ".join(type_name(m) for m in wrapped.models),
-                    "parameters": sum(p.numel() for m in wrapped.models for p in m.parameters()),
-                },
                 "training": training,
             }
             self.folder.mkdir(parents=True, exist_ok=True)

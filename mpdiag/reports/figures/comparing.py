@@ -6,7 +6,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mpdiag.reports.figures.style import empty, exponent_axis, figure, layer_axis, row_height
+from mpdiag.reports.figures.style import (
+    empty,
+    exponent_axis,
+    figure,
+    layer_axis,
+    range_mark,
+    row_height,
+)
 from mpdiag.reports.palette import BLUE, GREY, ORANGE, PURPLE, VERMILION
 from mpdiag.reports.words import in_figure
 
@@ -108,17 +115,7 @@ def ranges(frame: pd.DataFrame, fmt: FloatFormat, most: int = 40) -> go.Figure:
         (fmt.zero_exponent, "0 ←", VERMILION, "right"),
         (limit, "→ ∞", PURPLE, "left"),
     ):
-        fig.add_vline(place, line={"color": colour, "width": 2})
-        fig.add_annotation(
-            x=place,
-            y=1,
-            yref="paper",
-            yanchor="bottom",
-            xanchor=side,
-            text=words,
-            showarrow=False,
-            font={"size": 12, "color": colour},
-        )
+        range_mark(fig, place, words, colour, side)
     layer_axis(fig, names)
     ends = [limit, float(fmt.zero_exponent), float(low.min()), float(high.max())]
     exponent_axis(fig, int(np.floor(min(ends))) - 1, int(np.ceil(max(ends))) + 2, "|x| of outputs")

@@ -13,6 +13,7 @@ from mpdiag.reports.figures.style import (
     exponent_axis,
     figure,
     layer_axis,
+    range_mark,
     row_height,
 )
 from mpdiag.reports.palette import BLUE, FATES, GREEN, PURPLE, VERMILION
@@ -401,16 +402,6 @@ def _add_window(fig: go.Figure, fmt: FloatFormat, exponent: int, low: int, high:
     )
     for place, words, colour, dash, anchor in marks:
         if low < place < high:
-            fig.add_vline(place, line={"color": colour, "width": 2, "dash": dash})
-            fig.add_annotation(
-                x=place,
-                y=1,
-                yref="paper",
-                yanchor="bottom",
-                xanchor=anchor,
-                text=words,
-                showarrow=False,
-                font={"size": 12, "color": colour},
-            )
+            range_mark(fig, place, words, colour, anchor, dash)
     fig.update_layout(legend={"y": 1.0, "yref": "paper"}, margin={"t": 64})
     fig.layout.legend.y = 1 + 26 / max(fig.layout.height - 110, 120)

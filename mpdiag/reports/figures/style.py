@@ -77,3 +77,29 @@ def exponent_axis(fig: go.Figure, low: int, high: int, title: str) -> None:
 def row_height(rows: int) -> int:
     """Height of a figure with a row for each layer."""
     return int(np.clip(110 + 19 * rows, 240, 900))
+
+
+def range_mark(
+    fig: go.Figure, place: float, words: str, colour: str, side: str, dash: str = "solid"
+) -> None:
+    """A vertical line at an end of a format's range, its words above on one side of it.
+
+    Args:
+        fig: To draw on.
+        place: Where, on the x axis.
+        words: Such as ``0 ←``.
+        colour: Of both.
+        side: Which end of the words touches the line, ``left`` or ``right``.
+        dash: The line's, as Plotly names it.
+    """
+    fig.add_vline(place, line={"color": colour, "width": 2, "dash": dash})
+    fig.add_annotation(
+        x=place,
+        y=1,
+        yref="paper",
+        yanchor="bottom",
+        xanchor=side,
+        text=words,
+        showarrow=False,
+        font={"size": 12, "color": colour},
+    )

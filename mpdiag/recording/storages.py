@@ -1,0 +1,43 @@
+"""Storages, watched without being kept."""
+
+from __future__ import annotations
+
+from typing import Any, Generic, TypeVar
+
+import torch
+
+Known = TypeVar("Known")
+
+
+class WeakStorages(Generic[Known]):
+    """What is known of storages, for as long as they live.
+
+    As a dict of torch's ``StorageWeakRef`` would be, but that class frees in ``__del__``, where
+    Python swallows a Ctrl-C that falls into it: a script would train on although it was told to
+    stop. Here ``put`` and ``clear`` free, as ordinary code. While something is known of a storage, no
+    other one gets its address, so that may be (part of) a key.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[Any, tuple[int, Known]] = {}
+
+    def get(self, key: Any) -> Known | None:
+        """What was said of the storage under this key; None if nothing, or if it was freed."""
+        known = self._known.get(key)
+        if known is None or torch.UntypedStorage._expired(known[0]):
+            return None
+        return known[1]
+
+    def put(self, key: Any, storage: torch.UntypedStorage, value: Known) -> None:
+        """Say something of a storage; of a key's freed storage nothing is known any more."""
+        earlier = self._known.pop(key, None)
+        if earlier is not None:
+            torch.UntypedStorage._free_weak_ref(earlier[0])
+        reference: Any = storage._weak_ref()  # an address, whatever the annotation says
+        self._known[key] = reference, value
+
+    def clear(self) -> None:
+        """Forget all."""
+        while self._known:
+            _, (reference, _) = self._known.popitem()
+            torch.UntypedStorage._free_weak_ref(reference)
