@@ -45,17 +45,11 @@ def record(
 ) -> None:
     """Run a training script unmodified and record it. Results stay bit-identical."""
     from mpdiag.launching.commands import record_words
+    from mpdiag.launching.recording import Options
     from mpdiag.reports import terminal
 
-    code, run = record_words(
-        script or [],
-        out,
-        every=every,
-        max_steps=max_steps,
-        include=include,
-        exclude=exclude,
-        operations=operations,
-    )
+    options = Options(every, max_steps, include, exclude, operations)
+    code, run = record_words(script or [], out, options)
     if run is not None:
         terminal.name_next(f"mpdiag analyze {_shown(run)}")
     raise typer.Exit(code)

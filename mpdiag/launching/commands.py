@@ -11,18 +11,12 @@ from mpdiag.launching.script import parse
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from mpdiag.launching.recording import Options
     from mpdiag.launching.training import Backend
 
 
 def record_words(
-    words: Sequence[str],
-    out: Path | None,
-    *,
-    every: int | None,
-    max_steps: int | None,
-    include: str | None,
-    exclude: str | None,
-    operations: int | None,
+    words: Sequence[str], out: Path | None, options: Options
 ) -> tuple[int, Path | None]:
     """``mpdiag record``: returns the exit code and the run to name, if any.
 
@@ -34,25 +28,9 @@ def record_words(
     launcher = processes.launcher_of(words)
     if launcher is not None:
         folder = out or processes.claim_run(Path("runs"), _name(launcher))
-        options = {
-            "every": every,
-            "max-steps": max_steps,
-            "include": include,
-            "exclude": exclude,
-            "operations": operations,
-        }
-        given = [w for k, v in options.items() if v is not None for w in (f"--{k}", str(v))]
-        command = ["record", "--out", str(folder), *given]
+        command = ["record", "--out", str(folder), *options.words()]
         return processes.launch(processes.through_launcher(launcher, command)), None
-    ending, run = record_script(
-        parse(words),
-        out,
-        every=every,
-        max_steps=max_steps,
-        include=include,
-        exclude=exclude,
-        operations=operations,
-    )
+    ending, run = record_script(parse(words), out, options)
     if run is not None:
         processes.release_claims(run)
     return ending.code, run

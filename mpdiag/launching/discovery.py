@@ -21,7 +21,7 @@ from torch.nn.modules import module as torch_modules
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from mpdiag.recording.modes import is_traced
+from mpdiag.recording.modes import in_backward, is_traced
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -199,11 +199,6 @@ class Discovery:
             self._known.update((id(m), m) for m in root.wrapper.modules())
         if self._roots:
             self._listener.found(Found(roots, tuple(optimizers), called))
-
-
-def in_backward() -> bool:
-    """Whether this thread is inside a backward pass (where checkpointing runs forwards again)."""
-    return torch._C._current_graph_task_id() != -1
 
 
 def in_transform() -> bool:

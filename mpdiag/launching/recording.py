@@ -7,7 +7,7 @@ import re
 import signal
 import sys
 import threading
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,69 +29,83 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
+class Options:
+    """What ``mpdiag record`` can be told; see ``mpdiag.record``. None: as that does without.
+
+    Raises:
+        UsageError: If one makes no sense.
+    """
+
+    every: int | None = None
+    max_steps: int | None = None
+    include: str | None = None
+    exclude: str | None = None
+    operations: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse nonsense before the script runs."""
+        _ = self.cadence
+        _check_pattern("--include", self.include)
+        _check_pattern("--exclude", self.exclude)
+        if self.operations is not None and self.operations < 0:
+            message = f"--operations must be a number of steps, 0 or more, not {self.operations}"
+            raise UsageError(message)
+
+    @property
+    def cadence(self) -> Cadence:
+        """Which steps."""
+        return Cadence(self.every, self.max_steps)
+
+    def words(self) -> list[str]:
+        """The command line that gives them again."""
+        given = {
+            f"--{field.name.replace('_', '-')}": getattr(self, field.name)
+            for field in fields(self)
+            if getattr(self, field.name) is not None
+        }
+        return [word for name, value in given.items() for word in (name, str(value))]
+
+
+@dataclass(frozen=True)
 class Settings:
-    """How to record; see ``mpdiag.record``.
+    """How to record one process.
 
     Attributes:
         folder: The run folder.
-        operations: In how many steps to record every operation; None: as ``mpdiag.record`` does.
+        options: What was asked for.
         script: What is recorded: a path, or ``-m`` and a module's name.
         several: Whether processes of this script may have runs of their own in ``folder-2`` ….
     """
 
     folder: Path
-    cadence: Cadence
-    include: str | None
-    exclude: str | None
-    operations: int | None
+    options: Options
     script: str
     several: bool = False
 
 
 def record_script(
-    script: Script,
-    out: Path | None = None,
-    *,
-    every: int | None = None,
-    max_steps: int | None = None,
-    include: str | None = None,
-    exclude: str | None = None,
-    operations: int | None = None,
+    script: Script, out: Path | None = None, options: Options | None = None
 ) -> tuple[Ending, Path | None]:
     """Run a script and record what trains in it.
 
     Args:
         script: What to run.
         out: The run folder; default: ``runs/NAME``, with a number if that exists.
-        every: As for ``mpdiag.record``, and so the rest.
-        max_steps: Steps to record.
-        include: Names to record.
-        exclude: Names to leave out.
-        operations: In how many steps to record every operation; default: as ``mpdiag.record``.
+        options: How to record.
 
     Returns:
         How it ended, and the run folder; None where another rank tells of it.
 
     Raises:
-        UsageError: If an option makes no sense.
         RunExists: If ``out`` holds a run.
         InputError: If the script ended well and nothing in it trained.
     """
-    _check_pattern("--include", include)
-    _check_pattern("--exclude", exclude)
-    cadence = Cadence(every, max_steps)
-    if operations is not None and operations < 0:
-        message = f"--operations must be a number of steps, 0 or more, not {operations}"
-        raise UsageError(message)
     rank, world = processes.announced_ranks()
     folder = place(out or processes.claim_run(Path("runs"), script.name)).absolute()
     _refuse_existing(folder, rank)
     settings = Settings(
         folder,
-        cadence,
-        include,
-        exclude,
-        operations,
+        options or Options(),
         f"-m {script.target}" if script.module else script.target,
     )
     watch = Watch(settings)
@@ -212,7 +226,7 @@ class Watch:
 
     def called(self, module: nn.Module, args: Any) -> None:
         """Tell the recorder of the call that it was made in, and of parts called alone."""
-        from mpdiag.launching.discovery import in_backward
+        from mpdiag.recording.modes import in_backward
 
         recorder = self._recorder
         if recorder is None or self._discovery is None or in_backward():
@@ -223,13 +237,13 @@ class Watch:
         if self._begun:
             self._begun = False
             recorder.call_began(module, args)
-        limit = self.settings.cadence.max_steps
+        limit = self.settings.options.max_steps
         if limit is not None and recorder.steps_recorded >= limit:
             self.finish("complete")
 
     def _forgo_operations(self) -> None:
         """The script compiles something from now on."""
-        if self._recorder is None or self.settings.operations == 0:
+        if self._recorder is None or self.settings.options.operations == 0:
             return
         self._recorder.forgo_operations(self._compiles.reason)
         if processes.announced_ranks()[0] == 0:
@@ -250,8 +264,8 @@ class Watch:
         from mpdiag.recording.operations import DEFAULT
         from mpdiag.recording.recorder import Recorder
 
-        settings = self.settings
-        subjects = Subjects((), {}, {}, NameFilter(settings.include, settings.exclude))
+        settings, options = self.settings, self.settings.options
+        subjects = Subjects((), {}, {}, NameFilter(options.include, options.exclude))
         for prefix, (model, wrapper) in models.items():
             subjects.adopt(prefix, model, wrapper)
         folder = settings.folder
@@ -263,11 +277,11 @@ class Watch:
             subjects,
             list(found.optimizers),
             folder,
-            settings.cadence,
-            settings.include,
-            settings.exclude,
+            options.cadence,
+            options.include,
+            options.exclude,
             script=settings.script,
-            operations=DEFAULT if settings.operations is None else settings.operations,
+            operations=DEFAULT if options.operations is None else options.operations,
         )
         if self._compiles.seen:
             self._forgo_operations()

@@ -212,7 +212,7 @@ class Drive:
         """Cast inside this call, and hand floating-point outputs back in FP32."""
         import torch
 
-        from mpdiag.launching.discovery import in_backward
+        from mpdiag.recording.modes import in_backward
 
         session = self._owner.get(id(module))
         if session is None:
@@ -338,7 +338,7 @@ class Drive:
         optimizer.step = types.MethodType(step, optimizer)  # type: ignore[method-assign]
 
     def _step(self, optimizer: Optimizer, plain: Callable[..., Any], closure: Any) -> Any:
-        from mpdiag.launching.discovery import in_backward
+        from mpdiag.recording.modes import in_backward
 
         session = self._stepped_by.get(optimizer)
         if session is None and closure is not None and self._discovery is not None:
@@ -420,7 +420,8 @@ class Drive:
         """Who trains what a backward pass from here would reach."""
         import torch
 
-        from mpdiag.launching.discovery import in_backward, in_transform
+        from mpdiag.launching.discovery import in_transform
+        from mpdiag.recording.modes import in_backward
         from mpdiag.training.graph import leaves_of
 
         plain = all(isinstance(t, torch.Tensor) for t in tensors)

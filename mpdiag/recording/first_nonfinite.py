@@ -23,7 +23,7 @@ import torch
 from torch.nn.modules import module as torch_modules
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mpdiag.recording.modes import by_name, push_lowest, take_off, tensors_of, written
+from mpdiag.recording.modes import by_name, in_backward, push_lowest, take_off, tensors_of, written
 from mpdiag.recording.names import Models, subjects
 from mpdiag.recording.sites import Places, Site
 from mpdiag.recording.storages import WeakStorages
@@ -159,8 +159,7 @@ class Trace:
         self._excused.clear()
 
     def _enter(self, module: torch.nn.Module, _args: Any) -> None:
-        outside = torch._C._current_graph_task_id() == -1
-        if id(module) in self._roots and self._backward_seen and outside:
+        if id(module) in self._roots and self._backward_seen and not in_backward():
             self.steps += 1
             self._backward_seen = False
         self._places.enter(module)

@@ -11,6 +11,11 @@ if TYPE_CHECKING:
     from torch.utils._python_dispatch import TorchDispatchMode
 
 
+def in_backward() -> bool:
+    """Whether this thread is inside a backward pass (where checkpointing runs forwards again)."""
+    return torch._C._current_graph_task_id() != -1
+
+
 def is_traced() -> bool:
     """Whether a call is being compiled or traced (``torch.jit.trace``): what we did would be, too."""
     return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None

@@ -21,7 +21,7 @@ import torch
 from torch.nn.modules import module as torch_modules
 from torch.nn.parallel import DistributedDataParallel
 
-from mpdiag.recording.modes import is_traced
+from mpdiag.recording.modes import in_backward, is_traced
 from mpdiag.recording.names import NamedModule, NamedParameter, Subjects, shapes_of
 from mpdiag.recording.storages import WeakStorages
 from mpdiag.recording.tensors import (
@@ -59,11 +59,6 @@ class Steps(Protocol):
 
     def failed(self, where: str, error: Exception) -> None:
         """Recording failed at a place; training goes on."""
-
-
-def in_backward() -> bool:
-    """Whether this thread is inside a backward pass (where checkpointing runs forwards again)."""
-    return torch._C._current_graph_task_id() != -1
 
 
 def guarded(where: str) -> Callable[[Callable[..., None]], Callable[..., None]]:

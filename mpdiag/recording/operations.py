@@ -26,7 +26,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from mpdiag.operation_records import NONE, Operation, Phase, TensorRecord
 from mpdiag.recording import costs, facts
 from mpdiag.recording.counting import rows_on
-from mpdiag.recording.modes import by_name, is_traced, push_lowest, take_off, written
+from mpdiag.recording.modes import by_name, in_backward, is_traced, push_lowest, take_off, written
 from mpdiag.recording.sites import Places
 from mpdiag.recording.storages import WeakStorages
 from mpdiag.recording.tensors import Countable, countable, tensors_in
@@ -193,7 +193,7 @@ class OperationWatch:
         """
         self._mode.on = False
         here = threading.get_ident() == self._thread
-        if here and torch._C._current_graph_task_id() == -1:
+        if here and not in_backward():
             take_off(self._mode)
             self._thread = None
 
@@ -265,7 +265,7 @@ class OperationWatch:
             for t in ([value] if isinstance(value, torch.Tensor) else tensors_in(value))
         ]
         plain = {n: v for n, v in named.items() if _is_json(v)}
-        backward = torch._C._current_graph_task_id() != -1
+        backward = in_backward()
         fields = {
             "step": self._step,
             "rank": self._rank,

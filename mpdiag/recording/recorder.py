@@ -40,8 +40,9 @@ from mpdiag.recording.description import describe_optimizer, describe_training
 from mpdiag.recording.governor import Governor
 from mpdiag.recording.grad_scaler import ScalerWatch
 from mpdiag.recording.ledger import Ledger
+from mpdiag.recording.modes import in_backward
 from mpdiag.recording.names import Models, Subjects, subjects
-from mpdiag.recording.observer import Observer, in_backward
+from mpdiag.recording.observer import Observer
 from mpdiag.recording.operations import DEFAULT, OperationWatch, planned
 from mpdiag.recording.ownership import is_replaced
 from mpdiag.run_writer import RunWriter

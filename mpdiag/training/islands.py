@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._pytree import tree_map
 
+from mpdiag.recording.modes import in_backward
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -139,7 +141,7 @@ def before_forward(module: nn.Module, call: Callable[[], None]) -> RemovableHand
     """Call something before each training forward pass of a model."""
 
     def before(called: nn.Module, _args: Any) -> None:
-        if called.training and torch._C._current_graph_task_id() == -1:
+        if called.training and not in_backward():
             call()
 
     hook = torch.compiler.disable(before)

@@ -23,6 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from mpdiag.precision_lists import LOW, policy_name
+from mpdiag.recording.modes import in_backward
 from mpdiag.recording.sites import Calls
 
 if TYPE_CHECKING:
@@ -181,7 +182,7 @@ class Sites(TorchDispatchMode):
             node = self._calls.backward_node()
             if node is not None:
                 return self.backward_operation(self._calls.noted(node), func, args, kwargs)
-            again = torch._C._current_graph_task_id() != -1
+            again = in_backward()
             site = self._site_of(func, args, self._counts_again if again else self._counts)
             run = self.recomputed_operation if again else self.forward_operation
             return run(site, func, args, kwargs)

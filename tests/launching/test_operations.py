@@ -9,6 +9,7 @@ from running import SCRIPTS
 
 from mpdiag.launching import processes
 from mpdiag.launching.commands import record_words
+from mpdiag.launching.recording import Options
 from mpdiag.runs import open_run
 
 LOOP = SCRIPTS / "plain_loop.py"
@@ -102,10 +103,9 @@ def test_what_is_compiled_stays_compiled_and_it_is_said(zygote, tmp_path, when, 
 def test_ranks_that_a_launcher_starts_record_as_many(monkeypatch):
     started = []
     monkeypatch.setattr(processes, "launch", lambda words: started.append(words) or 0)
-    options = {"every": None, "max_steps": None, "include": None, "exclude": None}
     words = ["torchrun", "--nproc-per-node", "2", str(LOOP), "3"]
     out = Path("memory:/runs/one")  # one slash, as a path has it
-    assert record_words(words, out, **options, operations=0) == (0, None)
+    assert record_words(words, out, Options(operations=0)) == (0, None)
     ours = ["--module", "mpdiag", "record", "--out", str(out), "--operations", "0", "--"]
     assert started == [["--nproc-per-node", "2", *ours, str(LOOP), "3"]]
 
