@@ -72,6 +72,7 @@ def runs(
 @app.command()
 def doctor(as_json: JsonOption = False) -> None:
     """Say what is installed here, which devices, what is missing."""
+    from mpdiag.extras import EXTRAS
     from mpdiag.reports import terminal
     from mpdiag.reports.doctor import environment_text, examine
 
@@ -80,4 +81,5 @@ def doctor(as_json: JsonOption = False) -> None:
         terminal.show_json(environment.to_json())
     else:
         terminal.show(environment_text(environment))
-        terminal.name_next("mpdiag demo")
+        demo = EXTRAS["demo"]
+        terminal.name_next(demo.install if demo.missing() else "mpdiag demo")
