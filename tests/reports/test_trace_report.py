@@ -47,7 +47,7 @@ def test_before_and_after_in_markdown(trace, tmp_path):
     result = report(trace, "--against", earlier, "-o", tmp_path / "r.md")
     assert result.exit_code == 0
     text = (tmp_path / "r.md").read_text(encoding="utf-8").replace("\\", "")
-    assert "1 operations moved onto Tensor Cores" in text
+    assert "1 operation moved onto Tensor Cores" in text
     row = next(line for line in text.splitlines() if line.startswith("| Tensor Cores |"))
     assert row.startswith("| Tensor Cores | 0.0 % | 57.1 % | 0.0 | 0.1 |")
     moved = next(line for line in text.splitlines() if line.startswith("| mm |"))
