@@ -236,12 +236,18 @@ class PrecisionPlan:
     def load(cls, path: str | os.PathLike[str]) -> PrecisionPlan:
         """Read a plan.
 
+        Args:
+            path: Its file, or the run folder it lies in.
+
         Raises:
             DamagedPlan: If it is missing or cannot be read.
             NewerSchema: If a newer version wrote it.
         """
+        path = Path(path)
+        if path.is_dir():
+            path /= "plan.json"
         try:
-            document = read_document(Path(path))
+            document = read_document(path)
         except FileNotFoundError:
             message = f"there is no plan at {path}: write one with mpdiag analyze RUN -o plan.json"
             raise DamagedPlan(message) from None

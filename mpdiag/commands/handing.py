@@ -31,7 +31,7 @@ def export(
     from mpdiag.plan import PrecisionPlan
     from mpdiag.reports import terminal
 
-    loaded = PrecisionPlan.load(plan / "plan.json" if plan.is_dir() else plan)
+    loaded = PrecisionPlan.load(plan)
     written = export_plan(loaded, to)
     if output is not None:
         with writing(output):

@@ -185,5 +185,5 @@ def compare(
         terminal.show_json(comparison.to_json())
     else:
         terminal.show(comparison_text(comparison))
-        terminal.name_next(f"mpdiag analyze {b}")
+        terminal.name_next(f"mpdiag dashboard {b.parent}")
     exit_on_findings(strict, (finding.severity for finding in comparison.findings))

@@ -79,7 +79,8 @@ def runs(
         terminal.show_json(listing.runs_json(found))
     elif found:
         terminal.show(listing.runs_table(found))
-        terminal.name_next(f"mpdiag analyze {found[0].folder}")
+        recorded = (one for one in found if one.run and one.run.meta.get("steps_recorded"))
+        terminal.name_next(f"mpdiag analyze {next(recorded, found[0]).folder}")
     else:
         terminal.show(f"no runs in {folder}")
         terminal.name_next("mpdiag demo")

@@ -72,12 +72,20 @@ def train(
 ) -> None:
     """Train an unmodified script by a plan. Casts, loss scale, skipped steps."""
     from mpdiag.launching.commands import train_words
+    from mpdiag.plan import PrecisionPlan
     from mpdiag.reports import terminal
+    from mpdiag.runs import META
 
     code, run, summary = train_words(script or [], plan, out, backend=backend)
     if run is not None:
         terminal.remark(summary)
-        terminal.name_next(f"mpdiag runs {_shown(run.parent)}")
+        recorded = run.parent / (PrecisionPlan.load(plan).run or run.name)
+        alike = recorded != run and (recorded / META).is_file()
+        terminal.name_next(
+            f"mpdiag compare {_shown(recorded)} {_shown(run)}"
+            if alike
+            else f"mpdiag runs {_shown(run.parent)}"
+        )
     raise typer.Exit(code)
 
 

@@ -50,7 +50,7 @@ class LossLog:
     """
 
     def __init__(self, folder: Path, quiet: Any, *, active: bool = True) -> None:
-        self._writer = LogWriter(folder)
+        self._writer = LogWriter(folder, strict=True)
         self._quiet: Any = quiet
         self._loss: Any = None
         self._waiting: list[_Waiting] = []

@@ -49,7 +49,9 @@ class Terminal(Console):
 
 
 def show(*renderables: RenderableType) -> None:
-    """Print data to stdout, for a person."""
+    """Print data to stdout, for a person; what its encoding does not know is a question mark."""
+    if getattr(sys.stdout, "errors", None) == "strict" and hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="replace")
     console = Terminal()
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = PIPE_WIDTH

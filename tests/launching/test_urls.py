@@ -50,7 +50,8 @@ def test_a_run_in_memory(zygote, tmp_path):
     assert lines[-5:] == ["analyze exit 0", "record exit 2", "trained", "train exit 0", "fp16"]
     assert "next: mpdiag analyze memory:///fleet/one" in done.err.splitlines()
     assert "memory:///fleet/one already holds a run" in done.err
-    assert "next: mpdiag runs memory:///fleet" in done.err.splitlines()
+    compare = "next: mpdiag compare memory:///fleet/one memory:///fleet/one-fp16"
+    assert compare in done.err.splitlines()
     assert not (tmp_path / "runs").exists()
 
 
