@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 ABLATIONS = {
     "fp16-o2": "FP16 weights with FP32 masters",
     "fp16-no-masters": "FP16 weights, no FP32 masters",
-    "fp16-sums": "FP16 by the plan, products summed in FP16",
+    "fp16-sums": "FP16 by the plan, sums in FP16",
 }
 """Ways for ``benchmarks/ablations.py``, which are in no table of their own."""
 OBSERVED = ("fp16-no-scale", "fp16-plan")

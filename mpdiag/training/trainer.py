@@ -75,7 +75,7 @@ class MixedPrecision(Stepping):
         process_group: The ranks that must agree; default: all.
         check_tensor_cores: After the first steps on a GPU, profile one and log whether Tensor Cores
             are in use, with the cause if not; the answer is ``tensor_cores``.
-        fp16_accumulation: Add up matrix products in FP16, as no Tensor Core need do: an ablation,
+        fp16_accumulation: Add up products and reductions in FP16, as no kernel need do: an ablation,
             emulated only.
         names: What the models' names begin with in the plan, one for each model; default: nothing.
 
