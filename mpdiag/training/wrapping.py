@@ -13,6 +13,7 @@ from mpdiag.precision_lists import CALLED_AS, LISTS
 from mpdiag.training import islands, masters, policy
 from mpdiag.training.buffers import BufferGuard
 from mpdiag.training.masters import Masters
+from mpdiag.training.random_state import capture_random
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -183,14 +184,6 @@ class Wrapped:
         """Models and optimizers as they were, in FP32 and with their full weights."""
         while self._undo:
             self._undo.pop()()
-
-
-def capture_random() -> dict[str, Tensor]:
-    """Torch's random state, by generator; some kilobytes."""
-    states = {"cpu": torch.get_rng_state()}
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        states |= {f"cuda.{i}": s for i, s in enumerate(torch.cuda.get_rng_state_all())}
-    return states
 
 
 def _first_forward(wrapped: weakref.ref[Wrapped]) -> Callable[[], None]:
