@@ -297,6 +297,14 @@ def _metric_finding(m: MetricComparison) -> Finding | None:
             evidence,
             "train by a plan: mpdiag analyze the FP32 run, then MixedPrecision with its plan",
         )
+    if r.verdict == "inconclusive" and math.isnan(r.difference):
+        return Finding(
+            "warning",
+            "metric-inconclusive",
+            f"{m.metric} is not finite on either side: as many trainings diverged here as there",
+            evidence,
+            "look at the data, the learning rate and the loss: the reference itself does not train",
+        )
     if r.verdict == "inconclusive":
         alone = min(r.seeds) < 2
         beyond = alone and abs(r.difference) > r.margin

@@ -95,6 +95,16 @@ def test_a_diverged_training_is_different_from_one_that_did_not():
     assert judge_equivalence([math.inf, 2.0], [1.0, math.nan], 1.0).verdict == "inconclusive"
 
 
+def test_where_both_sides_diverged_the_advice_is_no_other_margin(tmp_path):
+    for seed in range(2):
+        make_run(tmp_path / "a" / f"s{seed}", seed, math.nan)
+        make_run(tmp_path / "b" / f"s{seed}", seed, math.nan)
+    found = mpdiag.compare(tmp_path / "a", tmp_path / "b", metric="accuracy")
+    (finding,) = (f for f in found.findings if f.code == "metric-inconclusive")
+    assert "not finite on either side" in finding.message
+    assert "margin" not in finding.fix
+
+
 @pytest.mark.parametrize("margin", [0.0, -1.0, math.nan, math.inf])
 def test_a_margin_that_makes_no_sense_is_refused(margin):
     with pytest.raises(UsageError, match="margin"):
