@@ -98,6 +98,13 @@ class Wrapped:
         for module in whole.values():
             self._hooks(islands.fp32_module(module, self.device_type, back, self.switch))
 
+    def begin_step(self) -> None:
+        """Keep what a step may change, before the first of its forward passes."""
+        if self.fresh:
+            self.fresh = False
+            self.buffers.save()
+            self.random = capture_random()
+
     def _choose(
         self,
         choice: Fp32Choice,
@@ -189,10 +196,8 @@ class Wrapped:
 def _first_forward(wrapped: weakref.ref[Wrapped]) -> Callable[[], None]:
     def call() -> None:
         held = wrapped()
-        if held is not None and held.fresh:
-            held.fresh = False
-            held.buffers.save()
-            held.random = capture_random()
+        if held is not None:
+            held.begin_step()
 
     return call
 

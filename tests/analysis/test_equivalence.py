@@ -184,6 +184,7 @@ def test_the_command_and_its_exit_codes(seeds):
     assert run("fp32", "nowhere").returncode == 3
     assert run("fp32", "fp16", "--margin", "-1").returncode == 2
     assert run("fp32", "fp16", "--metric", "speed").returncode == 2
+    assert "give another place with -o" in run("fp32", "fp16", "-o", "nowhere/b.json").stderr
     (seeds / "empty").mkdir()
     missing = run("fp32", "empty")
     assert missing.returncode == 3
