@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.console import Group
@@ -285,9 +285,6 @@ def underflow_words(row: Family, way: str) -> str:
         return "–"
     seen = "–" if found.observed is None else f"{found.observed:.1%}"
     return f"{found.predicted:.1%} / {seen}"
-
-
-Column = Literal["left", "right"]
 
 
 def _cells(row: Family) -> list[str]:

@@ -52,8 +52,9 @@ if TYPE_CHECKING:
 
     from mpdiag.training.trainer import Backend
 
+    Build = Callable[[int], tuple[nn.Module, Optimizer, "Train"]]
+
 Train = Callable[[MixedPrecision], float]
-Build = "Callable[[int], tuple[nn.Module, Optimizer, Train]]"
 Answer = Literal["none", "found", "unfinished", "impossible"]
 OnProgress = Callable[[str, int, int], None]
 """Told what is being done, how many trainings were made, and the size of the best set so far."""
@@ -107,7 +108,7 @@ class _OutOfBudget(Exception):
 
 
 def search_fp32(
-    build: Callable[[int], tuple[nn.Module, Optimizer, Train]],
+    build: Build,
     plan: PrecisionPlan,
     *,
     budget: float = math.inf,
@@ -181,7 +182,7 @@ def _bare(plan: PrecisionPlan) -> PrecisionPlan:
 class _Search:
     def __init__(
         self,
-        build: Callable[[int], tuple[nn.Module, Optimizer, Train]],
+        build: Build,
         plan: PrecisionPlan,
         state: SearchState,
         budget: float,

@@ -65,7 +65,6 @@ NARROW = 8
 SHORT_US = 5.0
 """A call below this is of the order of a kernel's launch."""
 
-_HALF = {"fp16", "bf16"}
 _TF32 = {"ampere", "ada", "hopper", "blackwell"}
 
 
