@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from mpdiag.errors import DamagedCapsule, UsageError
+from mpdiag.errors import DamagedCapsule, DamagedPlan, UsageError
 from mpdiag.plan import PrecisionPlan
 from mpdiag.recording.first_nonfinite import Producer, find_nonfinite
 from mpdiag.training.capsule import Capsule, load_capsule
@@ -109,15 +109,10 @@ def replay_capsule(path: str | os.PathLike[str] | Capsule, build: Builder) -> Re
         message = f"{capsule.folder} is of another model, a {document['model']} ({detail})"
         raise DamagedCapsule(message) from error
     model.train(bool(document["training"]))
-    optimizer = torch.optim.SGD(model.parameters(), 0.0)
-    plan = PrecisionPlan.from_json(document["plan"])
-    backend: Backend = "emulated" if document["backend"] == "emulated" else "auto"
     scale = float(document["scale"])
     with (
         _random_of(capsule),
-        MixedPrecision(
-            model, optimizer, plan, level=document["level"], backend=backend, loss_scale=scale
-        ) as mp,
+        _trainer_of(capsule, model, scale) as mp,
         find_nonfinite(model) as trace,
     ):
         with mp.autocast():
@@ -125,6 +120,21 @@ def replay_capsule(path: str | os.PathLike[str] | Capsule, build: Builder) -> Re
         mp.backward(loss)
     value = float(loss.detach())
     return Replayed(int(document["step"]), scale, str(document["reason"]), value, trace.first)
+
+
+def _trainer_of(capsule: Capsule, model: nn.Module, scale: float) -> MixedPrecision:
+    """A trainer as the capsule's was, whose steps change nothing."""
+    document = capsule.document
+    backend: Backend = "emulated" if document["backend"] == "emulated" else "auto"
+    optimizer = torch.optim.SGD(model.parameters(), 0.0)
+    try:
+        plan = PrecisionPlan.from_json(document["plan"])
+        return MixedPrecision(
+            model, optimizer, plan, level=document["level"], backend=backend, loss_scale=scale
+        )
+    except (DamagedPlan, UsageError) as error:
+        message = f"{capsule.folder} is damaged, or of another model ({error}): copy it again"
+        raise DamagedCapsule(message) from error
 
 
 @contextmanager

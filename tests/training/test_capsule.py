@@ -204,6 +204,18 @@ def test_a_capsule_that_lacks_a_field_is_damaged(module, field):
             load_capsule("run/capsules/step000000")
 
 
+@pytest.mark.parametrize(
+    "change",
+    [{"level": "O9"}, {"scale": -1.0}, {"plan": {}}, {"plan": {"schema_version": 1, "a": 2}}],
+)
+def test_a_capsule_that_no_trainer_can_follow_is_damaged(module, change):
+    skipped(module, "run")
+    path = Path("run/capsules/step000000/capsule.json")
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(DamagedCapsule, match="run/capsules/step000000"):
+        replay_capsule("run/capsules/step000000", module.build)
+
+
 @pytest.mark.parametrize("state", [None, torch.zeros(3, dtype=torch.uint8), torch.zeros(5056)])
 def test_a_capsule_without_a_random_state_is_damaged(module, state):
     skipped(module, "run")
