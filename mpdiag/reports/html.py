@@ -151,7 +151,7 @@ def _verdict(analysis: Analysis) -> Iterator[str]:
         yield _table(operations) + "</details>"
     if plan.levels:
         yield "<h2>What it wins</h2>" + _table(levels_frame(plan))
-    formats = formats_frame(analysis.formats).map(lambda x: "–" if x != x else percent(x))
+    formats = formats_frame(analysis.formats).map(percent)
     yield "<h2>Values lost, by format</h2>" + _table(formats.reset_index())
     yield "<h2>Evidence</h2>"
 

@@ -16,7 +16,9 @@ def layer_name(name: str | None) -> str:
 
 
 def percent(fraction: float) -> str:
-    """A share between 0 and 1."""
+    """A share between 0 and 1; NaN is one that is not known."""
+    if math.isnan(fraction):
+        return "–"
     if fraction == 0:
         return "0 %"
     return f"{100 * fraction:.2f} %" if fraction >= 1e-4 else "< 0.01 %"
@@ -58,7 +60,7 @@ def sentence(text: str) -> str:
 
 def in_markdown(text: str) -> str:
     """Text in which Markdown sees nothing but text."""
-    return _MARKDOWN.sub(r"\\\1", text.replace("\n", " "))
+    return _MARKDOWN.sub(r"\\\1", text.replace("\n", " ").replace("\r", " "))
 
 
 def duration(seconds: float) -> str:
