@@ -46,7 +46,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     rows = []
-    with demo._progress(Console(stderr=True)) as progress:
+    with demo.training_progress(Console(stderr=True)) as progress:
         for cell in options.cells:
             rows.append(ablate(options.folder, cell, options.seeds, progress))
             print(json.dumps(rows[-1]), flush=True)

@@ -35,7 +35,7 @@ def main() -> None:
     plan = None
     rows: list[dict[str, Any]] = []
     for seed in range(options.seeds):
-        with demo._progress(Console(stderr=True, quiet=True)) as progress:
+        with demo.training_progress(Console(stderr=True, quiet=True)) as progress:
             run = options.folder / "fp32" / f"seed{seed}"
             setting = demo.Setting(workload, seed, options.steps)
             outcomes = [demo.record_fp32(setting, run, progress)]

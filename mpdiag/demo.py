@@ -108,7 +108,7 @@ def run_demo(
     console = Console(stderr=True)
     console.print(f"{workload.title}: {workload.summary}", highlight=False)
     setting = Setting(workload, seed, steps, device)
-    with _progress(console) as progress:
+    with training_progress(console) as progress:
         fp32 = record_fp32(setting, run, progress)
         analysis = analyze(run)
         analysis.plan.save(run / "plan.json")
@@ -207,7 +207,8 @@ def train_variant(
     )
 
 
-def _progress(console: Console) -> Progress:
+def training_progress(console: Console) -> Progress:
+    """A bar for each training: its name, its steps, the last loss."""
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),

@@ -139,7 +139,7 @@ def run_table(
                 rows.append(read_family(workload, place, count, seeds))
         return rows
     demo.usable(device)
-    with demo._progress(Console(stderr=True)) as progress:
+    with demo.training_progress(Console(stderr=True)) as progress:
         for workload in chosen:
             place = folder / workload.name
             settle(place, workload, steps, device)
