@@ -47,6 +47,11 @@ def shortened(name: str, width: int = 30) -> str:
     return name if len(name) <= width else "…" + name[-(width - 1) :]
 
 
+def beginning(text: str, width: int) -> str:
+    """A text that fits: its beginning says most."""
+    return text if len(text) <= width else text[: width - 1] + "…"
+
+
 def in_figure(name: str, width: int | None = None) -> str:
     """A name for plotly, which would read tags in it."""
     return html.escape(layer_name(name) if width is None else shortened(name, width), quote=False)
