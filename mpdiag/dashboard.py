@@ -5,11 +5,10 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from importlib.util import find_spec
 from typing import TYPE_CHECKING
 
 from mpdiag.bundled import app_folder, sample_runs
-from mpdiag.errors import UsageError
+from mpdiag.extras import EXTRAS
 from mpdiag.runs import META, list_runs
 
 if TYPE_CHECKING:
@@ -31,14 +30,10 @@ def serve(folder: Path | None, port: int, *, browser: bool = True) -> int:
         The exit code of the server.
 
     Raises:
-        UsageError: If Streamlit is not installed.
+        MissingExtra: If Streamlit is not installed.
         RunNotFound: If there is no such folder.
     """
-    if find_spec("streamlit") is None:
-        message = (
-            "the dashboard needs Streamlit and Python 3.11 or newer: pip install 'mpdiag[app]'"
-        )
-        raise UsageError(message)
+    EXTRAS["app"].need("the dashboard (on Python 3.11 or newer)")
     runs = sample_runs() if folder is None else folder
     if not (runs / META).is_file():
         list_runs(runs)  # or say that there is no such folder

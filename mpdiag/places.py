@@ -17,6 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import IO, TYPE_CHECKING, Any, cast
 
 from mpdiag.errors import UsageError
+from mpdiag.extras import EXTRAS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -76,7 +77,9 @@ class RemotePath:
         try:
             self._system, self._path = url_to_fs(url)
         except ImportError as error:
-            message = f"{url} needs a package that is not installed ({error}): pip install it"
+            extra = EXTRAS.get(url.partition(":")[0])
+            how = "pip install it" if extra is None else extra.install
+            message = f"{url} needs a package that is not installed ({error}): {how}"
             raise UsageError(message) from error
         except ValueError as error:
             message = f"{url} is on no file system that fsspec knows ({error})"

@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 FILE = "training.jsonl"
+RECORDED = {"source": "recording"}
+"""First line of a log that a recording wrote of the training it watched."""
 _MAX_LINE = 1 << 20
 
 
@@ -133,6 +135,14 @@ class LogWriter:
             warnings.warn(f"cannot write {self.path} ({error})", RuntimeWarning, stacklevel=2)
 
 
+def is_recorded(folder: str | os.PathLike[str]) -> bool:
+    """Whether the log in a run folder is a recording's, and no trainer's."""
+    try:
+        return next(_lines(place(folder) / FILE))[1] == RECORDED
+    except (StopIteration, DamagedRun, RunNotFound):
+        return False
+
+
 def read_log(folder: str | os.PathLike[str]) -> TrainingLog:
     """Read a run's ``training.jsonl``.
 
@@ -175,7 +185,8 @@ def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
         file = path.open("rb")
     except FileNotFoundError:
         message = (
-            f"{path.parent} has no {FILE}: give MixedPrecision a run=, or mpdiag train an --out"
+            f"{path.parent} has no {FILE}, no losses were noted there: record the training, or give "
+            "MixedPrecision a run="
         )
         raise RunNotFound(message) from None
     with file:

@@ -23,7 +23,7 @@ PACKAGE = "mpdiag"
 FLOORS = {
     "facts": [
         ["version"],
-        ["errors", "markup", "bundled"],
+        ["errors", "extras", "markup", "wording", "bundled"],
         ["documents", "parquet_bombs"],
         ["formats"],
         [

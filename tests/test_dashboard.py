@@ -7,7 +7,7 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from mpdiag import bundled, dashboard
+from mpdiag import bundled, dashboard, extras
 from mpdiag.cli import app
 
 
@@ -20,7 +20,7 @@ def started(monkeypatch):
         return 0
 
     monkeypatch.setattr(dashboard.subprocess, "call", call)
-    monkeypatch.setattr(dashboard, "find_spec", lambda name: name == "streamlit")
+    monkeypatch.setattr(extras, "find_spec", lambda name: name == "streamlit")
     return calls
 
 
@@ -52,7 +52,7 @@ def test_a_folder_that_is_not_there(started, tmp_path):
 
 
 def test_without_streamlit(started, monkeypatch):
-    monkeypatch.setattr(dashboard, "find_spec", lambda name: None)
+    monkeypatch.setattr(extras, "find_spec", lambda name: None)
     result = CliRunner().invoke(app, ["dashboard"])
     assert result.exit_code == 2
     assert "pip install 'mpdiag[app]'" in "".join(result.stderr.split("\n"))

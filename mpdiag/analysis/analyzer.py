@@ -29,6 +29,7 @@ from mpdiag.errors import DamagedRun
 from mpdiag.formats import FP16, FloatFormat, format_named
 from mpdiag.plan import Fp32Choice, LossScalePlan, PrecisionPlan
 from mpdiag.runs import Run, open_run
+from mpdiag.wording import counted
 
 if TYPE_CHECKING:
     import os
@@ -296,7 +297,7 @@ def _about_operations(operations: tuple[OperationFinding, ...]) -> list[Finding]
     for f in operations:
         if f.covered:
             continue
-        at = f" at {f.where}" if f.where else ""
+        at = f" at {f.where}" if f.where and f.where != f.place else ""
         found.setdefault(
             (f.code, str(f.evidence.get("subtraction") or f.where), f.reason),
             Finding(
@@ -367,10 +368,11 @@ def _verdict(
     if not scale.fits:
         return f"This cannot train in {target.label} with any loss scale; use BF16."
     overflowing = len(modules)
-    rest = f", with {overflowing} overflowing modules in FP32" if overflowing else ""
+    rest = f", with {counted(overflowing, 'overflowing module')} in FP32" if overflowing else ""
     lines = sum(f.code.startswith("operation-") for f in findings)
     if lines:
-        rest += f"{' and' if rest else ', with'} {lines} lines of code in FP32 or written otherwise"
+        code = counted(lines, "line of code", "lines of code")
+        rest += f"{' and' if rest else ', with'} {code} in FP32 or written otherwise"
     plan = scale.plan
     if plan.need == "needed":
         return (

@@ -297,7 +297,8 @@ def _reason(
             f"{target.label} loses {worst:.1%} of the gradient's sum in {where}; trainings that lost "
             "as much came out the same, and a scale costs nothing"
         )
+    values = f"{before:.1%}" if before == 0 or before >= 5e-4 else "< 0.1%"
     return (
-        f"no layer loses more than {worst:.2%} of its gradient's sum ({before:.1%} of the values), "
-        "which does not matter"
+        f"no layer loses more than {max(worst, 1e-4):.2%} of its gradient's sum ({values} of the "
+        "values), which does not matter"
     )

@@ -15,6 +15,7 @@ from mpdiag.analysis.findings import Finding
 from mpdiag.plan import ShapeAdvice
 from mpdiag.tensorcores.alignment import alignment, generation, padded, values_in_step
 from mpdiag.tensorcores.recorded import ModuleWork, model_work
+from mpdiag.wording import counted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -66,8 +67,8 @@ def shape_findings(run: Run, target: str) -> list[Finding]:
             Finding(
                 "info",
                 "shapes-to-pad",
-                f"{len(touched)} layers with {_percent(share)} of the matrix work have sizes that "
-                "Tensor Cores read badly",
+                f"{counted(len(touched), 'layer')} with {_percent(share)} of the matrix work "
+                f"{'has' if len(touched) == 1 else 'have'} sizes that Tensor Cores read badly",
                 {"share_of_flops": share, "modules": sorted(touched)},
                 "pad them as plan.shapes says",
             )

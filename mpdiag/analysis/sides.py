@@ -168,7 +168,10 @@ def _read_baseline(path: Path) -> Side:
             for t in document["trainings"]
         )
     except (*_UNREADABLE, RecursionError, OverflowError) as error:
-        message = f"{path} is no readable baseline ({error}): write it anew"
+        message = (
+            f"{path} is no readable baseline ({error}): write it anew; "
+            "traces are compared by mpdiag profile B --against A"
+        )
         raise DamagedRun(message) from error
     if not trainings:
         message = f"{path} holds no training: write it anew"

@@ -29,22 +29,39 @@ def analyze(
         Path | None, typer.Option("--output", "-o", metavar="PLAN", help="Write the plan here.")
     ] = None,
     strict: StrictOption = False,
+    against: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PLAN", help="Does this plan still hold? --strict then asks nothing else."
+        ),
+    ] = None,
     target: Annotated[Target, typer.Option(help="The format to train in.")] = "fp16",
 ) -> None:
     """Say what a run needs. Loss scale, master weights, operations in FP32, formats."""
     from mpdiag.analysis.analyzer import analyze as analyze_run
+    from mpdiag.analysis.plan_check import check_plan
+    from mpdiag.plan import PrecisionPlan
     from mpdiag.reports import terminal, text
 
+    stored = None if against is None else PrecisionPlan.load(against)
     analysis = analyze_run(run, target=target)
+    check = None if stored is None else check_plan(stored, analysis.plan)
     if output is not None:
         with writing(output):
             analysis.plan.save(output)
     if as_json:
-        terminal.show_json(analysis.to_json())
+        checked = {} if check is None else {"against": check.to_json()}
+        terminal.show_json(analysis.to_json() | checked)
     else:
+        if check is not None:
+            terminal.show(text.check_text(check), "")
         terminal.show(text.analysis_text(analysis))
-        terminal.name_next(text.after_analysis(analysis, run))
-    exit_on_findings(strict, (finding.severity for finding in analysis.findings))
+        broken = check is not None and not check.holds
+        terminal.name_next(
+            f"mpdiag analyze {run} -o {against}" if broken else text.after_analysis(analysis, run)
+        )
+    asked = analysis if check is None else check
+    exit_on_findings(strict, (finding.severity for finding in asked.findings))
 
 
 @app.command()

@@ -9,27 +9,43 @@ import typer
 
 from mpdiag.commands.base import (
     JsonOption,
-    RunArgument,
     app,
 )
-from mpdiag.places import place
+from mpdiag.errors import UsageError
+from mpdiag.places import is_remote, place
 
 
 @app.command()
 def report(
-    run: RunArgument,
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN", parser=place, help="A run, its URL, or a GPU's trace.")
+    ],
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", metavar="FILE", help="Default: in RUN; .md for Markdown."),
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="Default: in RUN, or TRACE.html; .md: Markdown."
+        ),
+    ] = None,
+    against: Annotated[
+        Path | None,
+        typer.Option(metavar="TRACE", help="With a trace: what changed since this one?"),
     ] = None,
 ) -> None:
     """Write verdict and evidence into one HTML file, or Markdown."""
     from mpdiag.reports import terminal
-    from mpdiag.reports.html import write_report
 
-    path = write_report(run, output)
-    terminal.show(str(path))
-    terminal.name_next(f"mpdiag dashboard {run.parent}")
+    if is_remote(run) or not (run.is_file() or run.is_fifo() or str(run) == "-"):
+        from mpdiag.reports.html import write_report
+
+        if against is not None:
+            message = "--against compares traces: for two runs, mpdiag compare A B"
+            raise UsageError(message)
+        terminal.show(str(write_report(run, output)))
+        terminal.name_next(f"mpdiag dashboard {run.parent}")
+    else:
+        from mpdiag.reports.trace_report import write_trace_report
+
+        terminal.show(str(write_trace_report(run, output, against)))
 
 
 @app.command()
@@ -72,6 +88,7 @@ def runs(
 @app.command()
 def doctor(as_json: JsonOption = False) -> None:
     """Say what is installed here, which devices, what is missing."""
+    from mpdiag.extras import EXTRAS
     from mpdiag.reports import terminal
     from mpdiag.reports.doctor import environment_text, examine
 
@@ -80,4 +97,5 @@ def doctor(as_json: JsonOption = False) -> None:
         terminal.show_json(environment.to_json())
     else:
         terminal.show(environment_text(environment))
-        terminal.name_next("mpdiag demo")
+        demo = EXTRAS["demo"]
+        terminal.name_next(demo.install if demo.missing() else "mpdiag demo")

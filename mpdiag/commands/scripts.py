@@ -103,7 +103,10 @@ def profile(
     context: typer.Context,
     trace: Annotated[
         Path | None,
-        typer.Argument(metavar="[TRACE]", help="A recorded trace; or a script after --."),
+        typer.Argument(
+            metavar="[TRACE]",
+            help="Of torch.profiler, nsys (sqlite), ncu or nvprof (CSV); - for stdin.",
+        ),
     ] = None,
     arguments: Annotated[
         list[str] | None, typer.Argument(metavar="[ARGS]...", help="Of the script after --.")
@@ -118,6 +121,7 @@ def profile(
     strict: StrictOption = False,
 ) -> None:
     """Say whether matrix work ran on Tensor Cores. For a script after --, or a trace."""
+    from mpdiag.reports import terminal
     from mpdiag.reports.profiling import show_profile
 
     script = context.meta["script"]
@@ -125,6 +129,9 @@ def profile(
     code = 0
     if given > (1 if script is None else len(script)):
         message = "one trace at a time: give the earlier one with --against, a script after --"
+        raise UsageError(message)
+    if script is None and trace is None:
+        message = "give a trace, or a script after --: mpdiag profile -- script.py ARGS"
         raise UsageError(message)
     if script is not None or trace is None:
         from mpdiag.launching.processes import announced_ranks
@@ -137,7 +144,8 @@ def profile(
     else:
         from mpdiag.tensorcores.profile import profile_trace
 
-        result = profile_trace(str(trace))
+        with terminal.waiting(f"reading {trace}"):
+            result = profile_trace(trace)
     document = show_profile(result, against, as_json=as_json)
     if code:
         raise typer.Exit(code)

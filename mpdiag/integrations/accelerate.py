@@ -15,14 +15,17 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from accelerate import Accelerator
-from accelerate.optimizer import AcceleratedOptimizer
-from accelerate.utils import convert_outputs_to_fp32
 
 from mpdiag.errors import UsageError
+from mpdiag.extras import EXTRAS
 from mpdiag.integrations.scaler_state import ScalerState
 from mpdiag.plan import PrecisionPlan
 from mpdiag.training.trainer import MixedPrecision
+
+with EXTRAS["accelerate"].imports("mpdiag.integrations.accelerate"):
+    from accelerate import Accelerator
+    from accelerate.optimizer import AcceleratedOptimizer
+    from accelerate.utils import convert_outputs_to_fp32
 
 if TYPE_CHECKING:
     import os

@@ -15,6 +15,7 @@ import numpy as np
 
 from mpdiag.analysis.layers import countable_rows, share
 from mpdiag.errors import RunNotFound, UsageError
+from mpdiag.extras import EXTRAS
 from mpdiag.formats import FP16
 from mpdiag.runs import Run, open_run
 from mpdiag.training_log import read_log
@@ -118,13 +119,10 @@ def to_tensorboard(run: str | os.PathLike[str] | Run, folder: str | os.PathLike[
 
     Raises:
         InputError: If the run cannot be read.
-        UsageError: If tensorboard is not installed.
+        MissingExtra: If tensorboard is not installed.
     """
-    try:
+    with EXTRAS["tensorboard"].imports("writing for TensorBoard"):
         from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
-        message = "writing for TensorBoard needs tensorboard: pip install 'mpdiag[tensorboard]'"
-        raise UsageError(message) from error
     opened = run if isinstance(run, Run) else open_run(run)
     writer: Any = SummaryWriter(str(folder))
     written = 0
@@ -183,13 +181,10 @@ def to_wandb(run: str | os.PathLike[str] | Run, **options: Any) -> int:
 
     Raises:
         InputError: If the run cannot be read.
-        UsageError: If wandb is not installed.
+        MissingExtra: If wandb is not installed.
     """
-    try:
+    with EXTRAS["wandb"].imports("logging to W&B"):
         import wandb
-    except ImportError as error:
-        message = "logging to W&B needs wandb: pip install 'mpdiag[wandb]'"
-        raise UsageError(message) from error
     opened = run if isinstance(run, Run) else open_run(run)
     steps: dict[int, dict[str, Any]] = {}
     for h in _recorded(opened):

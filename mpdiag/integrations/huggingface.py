@@ -13,11 +13,14 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from transformers import Trainer, TrainerCallback
-
-from mpdiag.integrations.accelerate import PlanAccelerator, apply_plan
+from mpdiag.extras import EXTRAS
 from mpdiag.integrations.recording_callback import Recording
 from mpdiag.recording.recorder import Recorder
+
+with EXTRAS["huggingface"].imports("mpdiag.integrations.huggingface"):
+    from transformers import Trainer, TrainerCallback
+
+    from mpdiag.integrations.accelerate import PlanAccelerator, apply_plan
 
 if TYPE_CHECKING:
     import os

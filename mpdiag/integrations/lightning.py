@@ -14,15 +14,18 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from lightning.pytorch import Callback
-from lightning.pytorch.plugins import Precision
 from torch.optim import LBFGS, Optimizer
 
 from mpdiag.errors import UsageError
+from mpdiag.extras import EXTRAS
 from mpdiag.integrations.recording_callback import Recording
 from mpdiag.integrations.scaler_state import ScalerState
 from mpdiag.plan import PrecisionPlan
 from mpdiag.training.trainer import MixedPrecision
+
+with EXTRAS["lightning"].imports("mpdiag.integrations.lightning"):
+    from lightning.pytorch import Callback
+    from lightning.pytorch.plugins import Precision
 
 if TYPE_CHECKING:
     import os

@@ -25,6 +25,7 @@ import time
 import warnings
 import weakref
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -40,6 +41,7 @@ from mpdiag.recording.description import describe_optimizer, describe_training
 from mpdiag.recording.governor import Governor
 from mpdiag.recording.grad_scaler import ScalerWatch
 from mpdiag.recording.ledger import Ledger
+from mpdiag.recording.losses import LossLog
 from mpdiag.recording.modes import in_backward
 from mpdiag.recording.names import Models, Subjects, subjects
 from mpdiag.recording.observer import Observer
@@ -49,6 +51,7 @@ from mpdiag.run_writer import RunWriter
 from mpdiag.runs import now
 
 if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
     from pathlib import Path
     from types import TracebackType
 
@@ -154,6 +157,7 @@ class Recorder:
         self._writer: RunWriter | None = None
         self._observer: Observer | None = None
         self._scalers = ScalerWatch(self, optimizers)
+        self._losses = LossLog(folder, self._quietly, active=self._rank == 0)
         self._counts = {id(o): 0 for o in optimizers}
         self._scale: Any = 1.0
         self._skipped: Any = False
@@ -203,6 +207,7 @@ class Recorder:
             self._scalers.find()
             self._begin_step()
             self._write_meta()
+            self._losses.attach()
         except RunExists:  # another process began here since: nothing of its run may be touched
             self._writer = None
             self._stop_observing()
@@ -239,12 +244,14 @@ class Recorder:
             observer.operations.begin(self.step, wanted=False)
         observer.detach()
         self._scalers.release()
+        self._losses.detach()
         _live.discard(self)
         if self._state == "recording":  # and did not have to stop before the training did
             self._state = state
         try:
             self._check_ownership(observer)
             observer.ledger.flush()
+            self._losses.close()
         except Exception as error:  # noqa: BLE001 - Ctrl-C may have come in the midst of a count
             self.failed("writing the last statistics", error)
         try:
@@ -385,10 +392,12 @@ class Recorder:
                 self._close_books(observer)
         except Exception as error:  # noqa: BLE001
             self._stop("ending a step", error)
+        alone = len(self._optimizers) <= 1
+        self._losses.step_ended(self.step, self._scale, self._skipped, alone=alone)
         self.step += 1
         self._begin_step()
         try:
-            if recorded and observer.active:
+            if (recorded or self._losses.due) and observer.active:
                 self._write_what_is_due(observer)
         except OSError as error:
             self._stop("writing the run folder", error)
@@ -404,12 +413,18 @@ class Recorder:
         self._accumulating = len(self._backwards) > 1
 
     def _write_what_is_due(self, observer: Observer) -> None:
-        if observer.ledger.due or self._silent_for_long():
+        if observer.ledger.due or self._losses.due or self._silent_for_long():
             self._check_ownership(observer)
             observer.ledger.flush()
+            self._losses.flush()
             self._write_meta(observer.ledger)
         else:
             observer.ledger.drain()
+
+    def _quietly(self) -> AbstractContextManager[None]:
+        """Around operations of our own."""
+        watch = self._observer.operations if self._observer is not None else None
+        return watch.quiet() if watch is not None else nullcontext()
 
     def _check_ownership(self, observer: Observer) -> None:
         """Nothing is written into a run that another process has begun here since.
@@ -422,6 +437,7 @@ class Recorder:
             return
         self._writer = None
         observer.ledger.forget()
+        self._losses.forget()
         message = f"another process has replaced the run in {self.folder}"
         raise RunExists(message)
 
@@ -489,6 +505,7 @@ class Recorder:
         self._stop_observing()
 
     def _stop_observing(self) -> None:
+        self._losses.forget()
         if self._observer is not None:
             self._observer.ledger.drop_step()
             self._observer.detach()
@@ -542,6 +559,7 @@ def _silence_child() -> None:
     for recorder in list(_live):
         observer = recorder._observer
         recorder._observer = None
+        recorder._losses.forget()
         if observer is not None:
             observer.active = observer.recording = False
             if observer.operations is not None:

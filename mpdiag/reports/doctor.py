@@ -17,6 +17,8 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
+from mpdiag.extras import EXTRAS
+from mpdiag.reports.tables import Fitted
 from mpdiag.tensorcores import abilities as able
 from mpdiag.tensorcores import cpu
 from mpdiag.tensorcores import devices as nvml
@@ -34,12 +36,7 @@ REQUIRED = (
     *("torch", "numpy", "pandas", "pyarrow", "plotly"),
     *("numba", "nvidia-ml-py", "typer", "rich"),
 )
-OPTIONAL = {
-    "triton": "counting on CUDA in one pass",
-    "scikit-learn": "the real data of `mpdiag demo`",
-    "streamlit": "the dashboard",
-    "transformers": "its models in the tests",
-}
+OPTIONAL = ("triton", *dict.fromkeys(name for extra in EXTRAS.values() for name in extra.packages))
 _LOADED = ("torch", "numba", "pyarrow")
 
 
@@ -196,7 +193,7 @@ def environment_text(environment: Environment) -> RenderableType:
     facts = Table.grid(padding=(0, 2))
     facts.add_row("mpdiag", e.mpdiag)
     facts.add_row("python", f"{e.python} on {e.platform}")
-    threads = "" if e.threads is None else f", torch computes with {e.threads} threads"
+    threads = "" if e.threads is None else f", threads of torch: {e.threads}"
     capability = "" if e.cpu_capability is None else f" ({e.cpu_capability})"
     facts.add_row("cpu", f"{e.cpus} available{threads}{capability}")
     for device in e.devices:
@@ -205,8 +202,15 @@ def environment_text(environment: Environment) -> RenderableType:
         facts.add_row(f"cuda:{device.index}", Text(what))
     if not e.devices:
         facts.add_row("cuda", "no device; recording, analysis and emulated FP16 work on the CPU")
-    for name, installed in e.packages.items():
-        facts.add_row(name, installed or Text(f"not installed ({OPTIONAL.get(name, 'required')})"))
+    for name in REQUIRED:
+        facts.add_row(name, e.packages[name] or Text("not installed (required)"))
+    if e.devices:
+        facts.add_row("triton", e.packages["triton"] or Text("not installed (see above)"))
+    for extra in EXTRAS.values():
+        there = [f"{name} {e.packages[name]}" for name in extra.packages if e.packages[name]]
+        complete = len(there) == len(extra.packages)
+        lack = f"not installed: {extra.install} ({extra.serves})"
+        facts.add_row(Text(f"[{extra.name}]"), Text(", ".join(there) if complete else lack))
     problems = [
         Text.assemble(("problem: ", "bold yellow"), f"{p.message}: {p.fix}") for p in e.problems
     ]
@@ -241,17 +245,22 @@ def _tables(e: Environment) -> list[RenderableType]:
         title = "What this machine can do with each format"
         if not e.devices:
             title += " (no GPU: Tensor Cores cannot be used or verified here)"
-        table = Table(title=title, title_justify="left")
-        for column in ("device", "format", "where", "why", "Tensor Cores need"):
-            table.add_column(column)
+        table = Fitted(
+            ("format", "device", "where", "why", "Tensor Cores need"),
+            title,
+            sentences=frozenset({"why", "Tensor Cores need"}),
+        )
         for a in e.abilities:
-            table.add_row(Text(a.device), a.format.upper(), a.how, a.reason, a.needs)
+            table.add_row(a.format.upper(), a.device, a.how, a.reason, a.needs)
         tables += [Text(""), table]
     if e.flags:
         title = "Settings that decide (torch's defaults and the environment)"
-        table = Table(title=title, title_justify="left")
-        for column in ("setting", "value", "what that does", "better"):
-            table.add_column(column, overflow="fold")
+        table = Fitted(
+            ("setting", "value", "what that does", "better"),
+            title,
+            sentences=frozenset({"what that does", "better"}),
+            lead=2,
+        )
         for flag in e.flags:
             table.add_row(
                 flag.name.removeprefix("torch.backends."), flag.value, flag.meaning, flag.advice

@@ -1,36 +1,29 @@
-"""The HTML report: one file that opens offline, the verdict first, the evidence below.
-
-plotly.js is embedded once; light or dark follows the reader's system, and print is light. Every name
-that comes from a run goes through ``html.escape``, and no figure's data can end its script.
-"""
+"""The HTML report of a run: one file that opens offline, the verdict first, the evidence below."""
 
 from __future__ import annotations
 
 import html
-import json
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mpdiag.analysis.analyzer import Analysis, analyze
-from mpdiag.errors import RunNotFound, UsageError
+from mpdiag.errors import RunNotFound
 from mpdiag.formats import FP16
 from mpdiag.places import place
-from mpdiag.reports import markdown, pictures
+from mpdiag.reports import markdown, page, pictures
 from mpdiag.reports.frames import tensorcores
 from mpdiag.reports.frames.gradients import in_model_order
 from mpdiag.reports.frames.operations import operations_frame
 from mpdiag.reports.frames.sensitivity import ranking
 from mpdiag.reports.frames.training import norms_frame
 from mpdiag.reports.frames.verdict import facts, formats_frame, levels_frame
-from mpdiag.reports.page import STYLE, THEMING
 from mpdiag.reports.words import percent, sentence
 from mpdiag.training_log import FILE, read_log
-from mpdiag.whole_files import atomic_path
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
     from pathlib import Path
 
     import pandas as pd
@@ -38,8 +31,6 @@ if TYPE_CHECKING:
     from mpdiag.reports.pictures import Picture
 
 REPORT = "report.html"
-SHORT = 12
-"""Characters of a cell up to which it stays in one line."""
 
 
 def write_report(run: str | os.PathLike[str], output: Path | None = None) -> Path:
@@ -60,29 +51,14 @@ def write_report(run: str | os.PathLike[str], output: Path | None = None) -> Pat
     analysis = analyze(run)
     path = output or place(run) / REPORT
     text = markdown.render(analysis) if path.suffix == ".md" else render(analysis)
-    try:
-        with atomic_path(path) as partial:
-            partial.write_text(text, encoding="utf-8")
-    except OSError as error:
-        message = f"cannot write {path} ({error.strerror}): give another place with -o"
-        raise UsageError(message) from error
-    return path
+    return page.save(path, text)
 
 
 def render(analysis: Analysis) -> str:
     """The whole document."""
-    from plotly.offline import get_plotlyjs
-
     figures = list(report_pictures(analysis))
-    title = html.escape(f"{analysis.run.name} – mpdiag")
-    body = "\n".join([*_verdict(analysis), *map(_picture, figures), *_provenance(analysis)])
-    return (
-        f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-        f'<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-        f"<title>{title}</title>\n<style>{STYLE}</style>\n"
-        f"<script>{get_plotlyjs()}</script>\n</head>\n<body>\n<main>\n{body}\n</main>\n"
-        f"<script>{THEMING}</script>\n</body>\n</html>\n"
-    )
+    parts = (*_verdict(analysis), *map(page.picture, figures), *_provenance(analysis))
+    return page.document(f"{analysis.run.name} – mpdiag", parts)
 
 
 def report_pictures(analysis: Analysis) -> Iterator[Picture]:
@@ -128,58 +104,23 @@ def _verdict(analysis: Analysis) -> Iterator[str]:
     tone = "error" if "error" in worst else "warning" if "warning" in worst else "fine"
     yield f'<p class="eyebrow">mpdiag report · {escape(analysis.run.name)}</p>'
     yield f'<h1 class="{tone}">{escape(analysis.verdict)}</h1>'
-    cards = "".join(
-        f'<div class="card"><span>{escape(f.label)}</span><strong>{escape(f.value)}</strong>'
-        f"<small>{escape(f.note)}</small></div>"
-        for f in facts(analysis)
-    )
-    yield f'<div class="cards">{cards}</div>'
+    yield page.cards((f.label, f.value, f.note) for f in facts(analysis))
     plan = analysis.plan
     yield "<h2>Why</h2>"
     yield f"<p><b>Loss scale.</b> {escape(sentence(plan.loss_scale.reason))}</p>"
     yield f"<p><b>Master weights.</b> {escape(sentence(plan.master_weights.reason))}</p>"
     if analysis.findings:
         yield "<h2>Findings</h2>"
-        yield from (
-            f'<div class="finding {f.severity}"><b>{f.severity}</b> {escape(sentence(f.message))}'
-            f"<br>→ {escape(sentence(f.fix))} <code>{escape(f.code)}</code></div>"
-            for f in analysis.findings
-        )
+        yield from (page.finding(f.severity, f.message, f.fix, f.code) for f in analysis.findings)
     operations = operations_frame(analysis)
     if len(operations):
         yield f"<details><summary>{len(operations)} modules stay in FP32</summary>"
-        yield _table(operations) + "</details>"
+        yield _frame(operations) + "</details>"
     if plan.levels:
-        yield "<h2>What it wins</h2>" + _table(levels_frame(plan))
+        yield "<h2>What it wins</h2>" + _frame(levels_frame(plan))
     formats = formats_frame(analysis.formats).map(percent)
-    yield "<h2>Values lost, by format</h2>" + _table(formats.reset_index())
+    yield "<h2>Values lost, by format</h2>" + _frame(formats.reset_index())
     yield "<h2>Evidence</h2>"
-
-
-def _picture(picture: Picture) -> str:
-    document = picture.figure.to_plotly_json()
-    text = json.dumps(document, cls=_encoder(), allow_nan=False)
-    # A name may hold "</script>": inside a script element no "<" may stand as such.
-    text = text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
-    escape = html.escape
-    return (
-        f'<section id="{picture.key}"><h3>{escape(picture.title)}</h3>\n'
-        f'<div class="figure" role="img" aria-label="{escape(picture.title)}" '
-        f'data-key="{picture.key}"></div>\n'
-        f'<script type="application/json" id="data-{picture.key}">{text}</script>\n'
-        f"<p class='caption'>{escape(picture.caption)}</p>\n"
-        f"<details><summary>Receipt: these numbers in plain pandas</summary>"
-        f"<pre>{escape(picture.receipt)}</pre></details></section>"
-    )
-
-
-def _encoder() -> Any:
-    from plotly.utils import PlotlyJSONEncoder
-
-    class Finite(PlotlyJSONEncoder):  # type: ignore[misc]
-        """NaN becomes null, as plotly.js wants it."""
-
-    return Finite
 
 
 def _provenance(analysis: Analysis) -> Iterator[str]:
@@ -202,18 +143,5 @@ def _provenance(analysis: Analysis) -> Iterator[str]:
     yield f"<table>{''.join(cells)}</table>"
 
 
-def _table(frame: pd.DataFrame) -> str:
-    head = "".join(f"<th>{html.escape(str(name))}</th>" for name in frame.columns)
-    body = "".join(f"<tr>{_cells(row)}</tr>" for row in frame.itertuples(index=False))
-    return f"<div class='wide'><table><tr>{head}</tr>{body}</table></div>"
-
-
-def _cells(row: Iterable[Any]) -> str:
-    return "".join(f"<td>{html.escape(_word(value))}</td>" for value in row)
-
-
-def _word(value: Any) -> str:
-    if isinstance(value, (bool, np.bool_)):
-        return "yes" if value else "no"
-    text = f"{value:.4g}" if isinstance(value, float) else str(value)
-    return text.replace(" ", "\u00a0") if len(text) <= SHORT else text
+def _frame(frame: pd.DataFrame) -> str:
+    return page.table(frame.columns, frame.itertuples(index=False))

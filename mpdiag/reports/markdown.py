@@ -34,7 +34,7 @@ def render(analysis: Analysis) -> str:
 def _parts(analysis: Analysis) -> Iterator[str]:
     plan = analysis.plan
     yield f"## {in_markdown(analysis.verdict)}"
-    yield _rows(("", "", ""), [(f.label, f.value, f.note) for f in facts(analysis)])
+    yield rows(("", "", ""), [(f.label, f.value, f.note) for f in facts(analysis)])
     yield f"**Loss scale.** {in_markdown(sentence(plan.loss_scale.reason))}"
     yield f"**Master weights.** {in_markdown(sentence(plan.master_weights.reason))}"
     if analysis.findings:
@@ -50,11 +50,11 @@ def _parts(analysis: Analysis) -> Iterator[str]:
         yield _table(operations[["module", "operation", "why"]])
     if plan.shapes:
         yield "### Shapes to pad for Tensor Cores"
-        rows = [
+        shapes = [
             (s.module or "(the model)", s.dimension, f"{s.size} → {s.padded}", s.reason)
             for s in plan.shapes[:TOP]
         ]
-        yield _rows(("module", "dimension", "size", "why"), rows)
+        yield rows(("module", "dimension", "size", "why"), shapes)
     yield "### Levels, in the order to try them"
     yield _table(levels_frame(plan))
     yield "### Values lost, by format"
@@ -79,7 +79,7 @@ def _layers(analysis: Analysis) -> Iterator[str]:
     scaled = scale_frame(layers, FP16, round(math.log2(analysis.plan.loss_scale.recommended)))
     order = sorted(range(len(layers)), key=lambda i: -worst[i])[:TOP]
     yield "### Layers whose gradients lose most"
-    yield _rows(
+    yield rows(
         ("layer", "Σ|g| lost", "values lost", "with the scale"),
         [
             (
@@ -94,13 +94,14 @@ def _layers(analysis: Analysis) -> Iterator[str]:
 
 
 def _table(frame: pd.DataFrame) -> str:
-    rows = [
+    body = [
         tuple("" if v is None else str(v) for v in row) for row in frame.itertuples(index=False)
     ]
-    return _rows(tuple(map(str, frame.columns)), rows)
+    return rows(tuple(map(str, frame.columns)), body)
 
 
-def _rows(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:
-    cells = [tuple(map(in_markdown, row)) for row in (head, *rows)]
+def rows(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+    """A table."""
+    cells = [tuple(map(in_markdown, row)) for row in (head, *body)]
     lines = [cells[0], ("---",) * len(head), *cells[1:]]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)

@@ -1,6 +1,29 @@
-"""The report's style sheet and its one script: draw the figures, in the colours of the page."""
+"""The page of a report: its style sheet, its one script, and the parts that it is made of.
+
+plotly.js is embedded once; light or dark follows the reader's system, and print is light. Every name
+that comes from a file goes through ``html.escape``, and no figure's data can end its script.
+"""
 
 from __future__ import annotations
+
+import html
+import json
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mpdiag.errors import UsageError
+from mpdiag.reports.words import sentence
+from mpdiag.whole_files import atomic_path
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from mpdiag.reports.pictures import Picture
+
+SHORT = 12
+"""Characters of a cell up to which it stays in one line."""
 
 STYLE = """
 :root { color-scheme: light dark; --ground: #fff; --panel: #f3f5f8; --ink: #1c2430; --soft: #5b6675;
@@ -25,6 +48,7 @@ h2 { font-size: 1.2rem; margin: 2rem 0 .6rem; } h3 { font-size: 1.02rem; margin:
 table { border-collapse: collapse; font-size: .92rem; } .wide { overflow-x: auto; }
 th, td { text-align: left; padding: .3rem .8rem .3rem 0; border-bottom: 1px solid var(--line);
   vertical-align: top; overflow-wrap: anywhere; }
+.short { white-space: nowrap; overflow-wrap: normal; }
 th { white-space: nowrap; color: var(--soft); font-weight: 600; }
 pre { background: var(--panel); padding: .8rem; overflow-x: auto; border-radius: .4rem;
   font-size: .82rem; }
@@ -51,3 +75,100 @@ dark.addEventListener("change", () => repaint(ink()));
 addEventListener("beforeprint", () => repaint("#000000"));
 addEventListener("afterprint", () => repaint(ink()));
 """
+
+
+def document(title: str, body: Iterable[str]) -> str:
+    """The whole page."""
+    from plotly.offline import get_plotlyjs
+
+    parts = "\n".join(body)
+    return (
+        f'<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        f'<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{html.escape(title)}</title>\n<style>{STYLE}</style>\n"
+        f"<script>{get_plotlyjs()}</script>\n</head>\n<body>\n<main>\n{parts}\n</main>\n"
+        f"<script>{THEMING}</script>\n</body>\n</html>\n"
+    )
+
+
+def finding(severity: str, message: str, fix: str, code: str) -> str:
+    """What stands out, and what to do about it."""
+    escape = html.escape
+    return (
+        f'<div class="finding {escape(severity)}"><b>{escape(severity)}</b> '
+        f"{escape(sentence(message))}<br>→ {escape(sentence(fix))} <code>{escape(code)}</code></div>"
+    )
+
+
+def cards(facts: Iterable[tuple[str, str, str]]) -> str:
+    """Label, figure and note of each fact."""
+    inside = "".join(
+        f'<div class="card"><span>{html.escape(label)}</span>'
+        f"<strong>{html.escape(value)}</strong><small>{html.escape(note)}</small></div>"
+        for label, value, note in facts
+    )
+    return f'<div class="cards">{inside}</div>'
+
+
+def picture(picture: Picture) -> str:
+    """A figure with its caption and its receipt."""
+    document = picture.figure.to_plotly_json()
+    text = json.dumps(document, cls=_encoder(), allow_nan=False)
+    # A name may hold "</script>": inside a script element no "<" may stand as such.
+    text = text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+    escape = html.escape
+    return (
+        f'<section id="{picture.key}"><h3>{escape(picture.title)}</h3>\n'
+        f'<div class="figure" role="img" aria-label="{escape(picture.title)}" '
+        f'data-key="{picture.key}"></div>\n'
+        f'<script type="application/json" id="data-{picture.key}">{text}</script>\n'
+        f"<p class='caption'>{escape(picture.caption)}</p>\n"
+        f"<details><summary>Receipt: these numbers in plain pandas</summary>"
+        f"<pre>{escape(picture.receipt)}</pre></details></section>"
+    )
+
+
+def _encoder() -> Any:
+    from plotly.utils import PlotlyJSONEncoder
+
+    class Finite(PlotlyJSONEncoder):  # type: ignore[misc]
+        """NaN becomes null, as plotly.js wants it."""
+
+    return Finite
+
+
+def table(columns: Iterable[Any], rows: Iterable[Iterable[Any]]) -> str:
+    """A table that scrolls where it is too wide."""
+    head = "".join(f"<th>{html.escape(str(name))}</th>" for name in columns)
+    body = "".join(f"<tr>{_cells(row)}</tr>" for row in rows)
+    return f"<div class='wide'><table><tr>{head}</tr>{body}</table></div>"
+
+
+def _cells(row: Iterable[Any]) -> str:
+    return "".join(_cell(_word(value)) for value in row)
+
+
+def _cell(text: str) -> str:
+    start = '<td class="short">' if len(text) <= SHORT else "<td>"
+    return f"{start}{html.escape(text)}</td>"
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, (bool, np.bool_)):
+        return "yes" if value else "no"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def save(path: Path, text: str) -> Path:
+    """Write a report whole.
+
+    Raises:
+        UsageError: If the file cannot be written.
+    """
+    try:
+        with atomic_path(path) as partial:
+            partial.write_text(text, encoding="utf-8")
+    except OSError as error:
+        message = f"cannot write {path} ({error.strerror}): give another place with -o"
+        raise UsageError(message) from error
+    return path

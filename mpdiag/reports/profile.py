@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from mpdiag.tensorcores.verdicts import KernelTime, Profile
 
 SHOWN = 10
+OPERATIONS = ("operation", "module", "M × N × K", "dtype", "time", "at most", "cause", "fix")
+KERNELS = ("kernel", "calls", "time", "ran on", "instruction", "dtype", "align")
+CLASSES = ("class", "before", "now", "before, ms", "now, ms")
+MOVES = ("operation", "module", "M × N × K", "before", "now", "a call", "gain")
 MANY = 1e6
 """A bound beyond this is the whole."""
 _COLOURS = {"error": "bold red", "warning": "yellow", "info": "cyan"}
@@ -36,10 +40,9 @@ _WORDS = {
 
 def profile_text(profile: Profile) -> RenderableType:
     """The whole report."""
-    good = profile.fraction("tensor_core") > profile.fraction("cuda_core", "unknown")
     parts: list[RenderableType] = [
-        Text(profile.verdict, style="bold green" if good else "bold yellow"),
-        Text(_provenance(profile), style="dim"),
+        Text(profile.verdict, style="bold green" if is_good(profile) else "bold yellow"),
+        Text(provenance(profile), style="dim"),
     ]
     for finding in profile.findings:
         head = (f"{finding['severity']}: ", _COLOURS[finding["severity"]])
@@ -56,13 +59,38 @@ def change_text(change: Change) -> RenderableType:
         Text(change.verdict, style="bold green" if change.gained else "bold yellow")
     ]
     table = Fitted(
-        ("operation", "module", "M × N × K", "before", "now", "a call", "gain"),
-        "What moved",
-        right=frozenset({"a call", "gain"}),
-        lead=3,
+        CLASSES,
+        "Kernel time by class",
+        right=frozenset(CLASSES[1:]),
     )
-    for move in change.moves[:SHOWN]:
-        table.add_row(
+    for cells in class_rows(change):
+        table.add_row(*cells)
+    parts.append(table)
+    table = Fitted(MOVES, "What moved", right=frozenset({"a call", "gain"}), lead=3)
+    for cells in move_rows(change)[:SHOWN]:
+        table.add_row(*cells)
+    if change.moves:
+        parts.append(table)
+    return Group(*parts)
+
+
+def class_rows(change: Change) -> list[list[str]]:
+    """Each class of kernels that either trace has: share and time, before and now."""
+    shown = [name for name in _WORDS if change.before[name] or change.now[name]]
+    return [
+        [
+            _WORDS[name],
+            *(_percent(side[name]) for side in (change.before, change.now)),
+            *(f"{side[name] * side['time_us'] / 1000:.1f}" for side in (change.before, change.now)),
+        ]
+        for name in shown
+    ]
+
+
+def move_rows(change: Change) -> list[list[str]]:
+    """Each operation whose class changed."""
+    return [
+        [
             move.op.removeprefix("aten::"),
             move.module,
             move.size,
@@ -70,13 +98,18 @@ def change_text(change: Change) -> RenderableType:
             _WORDS[move.now],
             f"{move.before_us:.1f} → {move.now_us:.1f} µs",
             f"{move.gain:.2f}×",
-        )
-    if change.moves:
-        parts.append(table)
-    return Group(*parts)
+        ]
+        for move in change.moves
+    ]
 
 
-def _provenance(profile: Profile) -> str:
+def is_good(profile: Profile) -> bool:
+    """Whether more time is on Tensor Cores than may be kept off them."""
+    return profile.fraction("tensor_core") > profile.fraction("cuda_core", "unknown")
+
+
+def provenance(profile: Profile) -> str:
+    """The trace, where it is from, and how much there is in it."""
     device = profile.device.name if profile.device and profile.device.name else "unknown GPU"
     return (
         f"{profile.path}: {profile.source}, {device}, "
@@ -87,18 +120,24 @@ def _provenance(profile: Profile) -> str:
 
 def _operations(profile: Profile) -> RenderableType:
     table = Fitted(
-        ("operation", "module", "M × N × K", "dtype", "time", "at most", "cause", "fix"),
+        OPERATIONS,
         "Operations worth most",
         sentences=frozenset({"fix"}),
         right=frozenset({"time", "at most"}),
         lead=2,
     )
-    rows = _together(profile.operations)
-    for members in rows[:SHOWN]:
-        table.add_row(*_operation_row(members, profile.kernel_time_us))
+    rows = operation_rows(profile)
+    for cells in rows[:SHOWN]:
+        table.add_row(*cells)
     if len(rows) > SHOWN:
         table.caption = f"{SHOWN} of {len(rows)}; all of them with --json"
     return table
+
+
+def operation_rows(profile: Profile) -> list[list[str]]:
+    """The operations, those worth most first."""
+    rows = _together(profile.operations)
+    return [_operation_row(members, profile.kernel_time_us) for members in rows]
 
 
 def _together(operations: Sequence[JudgedOperation]) -> list[list[JudgedOperation]]:
@@ -123,7 +162,7 @@ def _operation_row(members: list[JudgedOperation], whole: float) -> list[str]:
     return [
         _short(o.op.removeprefix("aten::")),
         modules,
-        f"{work.m} × {work.n} × {work.k}" if work and work.m else "",
+        " × ".join(str(n or "?") for n in (work.m, work.n, work.k)) if work and work.m else "",
         o.dtype or "",
         _percent(sum(j.operation.time_us for j in members) / whole if whole else 0.0),
         f"{bound:.2f}×" if bound < MANY else "–",
@@ -134,20 +173,26 @@ def _operation_row(members: list[JudgedOperation], whole: float) -> list[str]:
 
 def _kernels(profile: Profile) -> RenderableType:
     table = Fitted(
-        ("kernel", "calls", "time", "ran on", "instruction", "dtype", "align"),
+        KERNELS,
         "Kernels by time",
         right=frozenset({"calls", "time"}),
         spare=("align",),
     )
+    rows = kernel_rows(profile)
+    for cells in rows[:SHOWN]:
+        table.add_row(*cells)
+    if len(rows) > SHOWN:
+        table.caption = f"{SHOWN} of {len(rows)}; all of them with --json"
+    return table
+
+
+def kernel_rows(profile: Profile) -> list[list[str]]:
+    """The kernels, the longest first."""
     names: dict[str, list[KernelTime]] = {}
     for kernel in profile.kernels:
         names.setdefault(kernel.name, []).append(kernel)
     rows = sorted(names.values(), key=lambda row: -sum(k.time_us for k in row))
-    for row in rows[:SHOWN]:
-        table.add_row(*_kernel_row(row, profile.kernel_time_us))
-    if len(rows) > SHOWN:
-        table.caption = f"{SHOWN} of {len(rows)}; all of them with --json"
-    return table
+    return [_kernel_row(row, profile.kernel_time_us) for row in rows]
 
 
 def _kernel_row(places: list[KernelTime], whole: float) -> list[str]:

@@ -36,7 +36,8 @@ def show_profile(
         if not isinstance(result, Profile):
             message = "--against compares traces of a GPU: give two of them"
             raise UsageError(message)
-        change = compare_profiles(profile_trace(against), result)
+        with terminal.waiting(f"reading {against}"):
+            change = compare_profiles(profile_trace(against), result)
     document = result.to_json()
     if change is not None:
         document["against"] = change.to_json()
@@ -47,7 +48,8 @@ def show_profile(
         if change is not None:
             terminal.show(change_text(change), "")
         terminal.show(profile_text(result))
-        terminal.name_next("mpdiag doctor" if change else f"mpdiag profile {result.path} --json")
+        earlier = f" --against {against}" if against is not None else ""
+        terminal.name_next(f"mpdiag report {result.path}{earlier}")
     else:
         terminal.show(cpu_profile_text(result))
         terminal.name_next("mpdiag doctor")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from rich.console import Console
@@ -60,6 +61,13 @@ def show_json(document: Mapping[str, Any]) -> None:
     """Print one JSON document to stdout."""
     json.dump(document, sys.stdout, indent=2, allow_nan=False)
     sys.stdout.write("\n")
+
+
+@contextmanager
+def waiting(what: str) -> Iterator[None]:
+    """Say on stderr what takes its time; nothing stays, and nothing is said where no one watches."""
+    with Terminal(stderr=True).status(Text(what)):
+        yield
 
 
 def name_next(command: str) -> None:

@@ -17,13 +17,17 @@ from mpdiag.formats import FP16
 from mpdiag.reports.drawing import Histogram, Sparkline
 from mpdiag.reports.tables import Fitted
 from mpdiag.reports.words import layer_name, magnitude, percent
+from mpdiag.wording import counted
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
     from pathlib import Path
 
     from rich.console import RenderableType
 
     from mpdiag.analysis.analyzer import Analysis
+    from mpdiag.analysis.findings import Finding
+    from mpdiag.analysis.plan_check import PlanCheck
     from mpdiag.analysis.replay import Replay
     from mpdiag.analysis.story import LayerStory
     from mpdiag.plan import PrecisionPlan
@@ -40,7 +44,7 @@ def analysis_text(analysis: Analysis) -> RenderableType:
     parts: list[RenderableType] = [verdict, _provenance(analysis), Text("")]
     parts += [_facts(analysis), Text("")]
     if analysis.findings:
-        parts += [*_findings(analysis), Text("")]
+        parts += [*_finding_lines(analysis.findings), Text("")]
     parts += [_deciding_layers(analysis), Text(""), *_gradients(analysis), Text("")]
     if analysis.operations:
         parts += [_proven(analysis), Text("")]
@@ -50,6 +54,12 @@ def analysis_text(analysis: Analysis) -> RenderableType:
     if analysis.plan.shapes:
         parts += [Text(""), shapes_table(analysis.plan)]
     return Group(*parts)
+
+
+def check_text(check: PlanCheck) -> RenderableType:
+    """Whether a stored plan holds, and where not."""
+    head = Text(check.verdict, style="bold green" if check.holds else "bold red")
+    return Group(head, *_finding_lines(check.findings))
 
 
 def shapes_table(plan: PrecisionPlan) -> RenderableType:
@@ -114,9 +124,9 @@ def _facts(analysis: Analysis) -> Table:
     return grid
 
 
-def _findings(analysis: Analysis) -> list[RenderableType]:
+def _finding_lines(findings: Iterable[Finding]) -> list[RenderableType]:
     lines: list[RenderableType] = []
-    for f in analysis.findings:
+    for f in findings:
         head = Text.assemble((f"{f.severity}: ", _COLOURS[f.severity]), f.message)
         lines += [head, Text(f"  {f.fix}  [{f.code}]", style="dim")]
     return lines
@@ -166,11 +176,13 @@ def _gradients(analysis: Analysis) -> list[RenderableType]:
 def _kept(analysis: Analysis) -> str:
     plan = analysis.plan
     if not analysis.run.meta.get("operations", {}).get("steps"):
-        return f"{len(plan.fp32_operations)} modules" if plan.fp32_operations else "none by need"
+        kept = len(plan.fp32_operations)
+        return counted(kept, "module") if kept else "none by need"
     proven = [c for c in plan.fp32_operations if not c.evidence.get("policy")]
     covered = len(plan.fp32_operations) - len(proven)
     more = f", and {covered} that the operation policy covers" if covered else ""
-    return f"{len(proven)} operations or modules{more}" if proven or covered else "none by need"
+    words = counted(len(proven), "operation or module", "operations or modules")
+    return f"{words}{more}" if proven or covered else "none by need"
 
 
 _COVERED = {

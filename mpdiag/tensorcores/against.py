@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
+from mpdiag.wording import counted
+
 if TYPE_CHECKING:
     from mpdiag.tensorcores.verdicts import Profile
     from mpdiag.tensorcores.work import OperationTime
@@ -61,7 +63,8 @@ class Change:
         """One sentence."""
         onto = sum(m.now == "tensor_core" for m in self.moves)
         off = sum(m.before == "tensor_core" for m in self.moves)
-        words = f"{onto} operations moved onto Tensor Cores" + (f", {off} off them" if off else "")
+        words = f"{counted(onto, 'operation')} moved onto Tensor Cores"
+        words += f", {off} off them" if off else ""
         return (
             f"Tensor Core share {100 * self.before['tensor_core']:.1f} % → "
             f"{100 * self.now['tensor_core']:.1f} %, kernel time "

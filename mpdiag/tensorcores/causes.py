@@ -65,7 +65,8 @@ NARROW = 8
 SHORT_US = 5.0
 """A call below this is of the order of a kernel's launch."""
 
-_TF32 = {"ampere", "ada", "hopper", "blackwell"}
+TF32 = {"ampere", "ada", "hopper", "blackwell"}
+"""Generations that have it."""
 
 
 @dataclass(frozen=True)
@@ -245,7 +246,7 @@ def _target_dtype(o: OperationTime, generation: str | None) -> str:
     """The dtype it runs in, or the one it would run in on Tensor Cores."""
     dtype = o.dtype or (o.work.dtype if o.work is not None else None) or "fp32"
     if dtype == "fp32":
-        return "tf32" if generation in _TF32 else "fp16"
+        return "tf32" if generation in TF32 else "fp16"
     return dtype if dtype in shapes.BYTES else "fp16"
 
 
@@ -330,7 +331,7 @@ def _cause_of_dtype(
     dtype = o.dtype or (o.work.dtype if o.work is not None else None)
     generation = device.generation if device is not None else None
     peaks = device.peaks if device is not None else None
-    if dtype == "fp32" and generation not in _TF32:
+    if dtype == "fp32" and generation not in TF32:
         return "dtype"
     if dtype == "fp32" and o.tensor_core_us == 0:  # else other calls of it did run in TF32
         return "tf32_off"

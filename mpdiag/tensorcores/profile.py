@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
+import tempfile
 from collections import defaultdict
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mpdiag.errors import DamagedTrace
@@ -19,7 +24,7 @@ from mpdiag.tensorcores.work import OperationTime, matrix_work
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator
 
     from mpdiag.tensorcores.events import Kernel, Trace
     from mpdiag.tensorcores.kernels import KernelFacts
@@ -27,6 +32,8 @@ if TYPE_CHECKING:
     from mpdiag.tensorcores.products import MatrixWork
     from mpdiag.tensorcores.witnesses import Witness
 
+STDIN = "-"
+"""Of a path: standard input."""
 # Generations whose instructions a device of a major capability runs at its own full rate.
 _NATIVE = {7: ("sm70", "sm72"), 8: ("sm80", "sm86", "sm87", "sm89"), 9: ("sm90",)}
 _NATIVE |= {10: ("sm100", "sm101", "sm103"), 12: ("sm80", "sm89", "sm120", "sm121")}
@@ -36,18 +43,42 @@ _AMD = {(9, 0): ("gfx90a", "gfx908"), (9, 4): ("gfx942", "gfx940", "gfx941"), (9
 def profile_trace(path: str | os.PathLike[str]) -> Profile:
     """Read a trace of torch.profiler, nsys, ncu or nvprof and judge it.
 
+    Args:
+        path: The file; ``-`` for standard input, and a pipe is read to its end first.
+
     Raises:
         InputError: If there is none, or it cannot be read, or it holds no kernel.
     """
-    trace = read(path)
-    linked = link(trace)
-    if not linked.kernels:
+    with _standing(path) as file:
+        trace = read(file)
+        linked = link(trace)
+        if linked.kernels:
+            return _judge(trace, linked, str(file))
+    if trace.problems:
+        message = f"{file} holds no GPU kernel as far as it can be read: {trace.problems[0]}"
+    else:
         message = (
-            f"{path} holds no GPU kernels: record with ProfilerActivity.CUDA, "
+            f"{file} holds no GPU kernels: record with ProfilerActivity.CUDA, "
             "or use mpdiag profile -- script.py on a CPU"
         )
-        raise DamagedTrace(message)
-    return _judge(trace, linked, str(path))
+    raise DamagedTrace(message)
+
+
+@contextmanager
+def _standing(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """The trace as a file that can be read twice: a pipe's bytes are kept meanwhile."""
+    place = Path(path)
+    if str(place) != STDIN and not place.is_fifo():
+        yield place
+        return
+    with tempfile.TemporaryDirectory(prefix="mpdiag-") as folder:
+        file = Path(folder) / ("stdin" if str(place) == STDIN else place.name)
+        with ExitStack() as stack:
+            source = (
+                sys.stdin.buffer if str(place) == STDIN else stack.enter_context(place.open("rb"))
+            )
+            shutil.copyfileobj(source, stack.enter_context(file.open("wb")))
+        yield file
 
 
 def _judge(trace: Trace, linked: Linked, path: str) -> Profile:

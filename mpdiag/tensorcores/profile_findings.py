@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from mpdiag.documents import finite
 from mpdiag.tensorcores import witnesses
 from mpdiag.tensorcores.amdahl import speedup
+from mpdiag.tensorcores.causes import TF32
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -48,8 +49,7 @@ def _matrix(p: Profile) -> Iterator[dict[str, Any]]:
             "warning",
             "matrix-on-cuda-cores",
             f"{_percent(cuda)} of kernel time is matrix work on CUDA cores{without}",
-            "train in mixed precision, or set torch.backends.cuda.matmul.allow_tf32 = True where "
-            "the GPU has TF32",
+            _off_cuda_cores(p),
             fraction=cuda,
             amdahl_bound=finite(speedup(cuda)),
         )
@@ -65,6 +65,18 @@ def _matrix(p: Profile) -> Iterator[dict[str, Any]]:
         )
 
 
+def _off_cuda_cores(p: Profile) -> str:
+    """The fix, by what the GPU has; a trace may not name it."""
+    generation = p.device.generation if p.device is not None else None
+    if generation is not None and generation not in TF32:
+        return "train in mixed precision"
+    where = " where the GPU has TF32" if generation is None else ""
+    return (
+        "train in mixed precision, or allow TF32 with "
+        f'torch.set_float32_matmul_precision("high"){where}'
+    )
+
+
 def _kernels(p: Profile) -> Iterator[dict[str, Any]]:
     unknown = p.fraction("unknown", witnessed=True)
     if unknown >= MUCH:
@@ -73,7 +85,9 @@ def _kernels(p: Profile) -> Iterator[dict[str, Any]]:
             "warning",
             "unknown-kernels",
             f"the names of kernels that take {_percent(unknown)} of the time do not say what ran",
-            "measure them with ncu --csv --metrics sm__inst_executed_pipe_tensor.sum",
+            "measure them with rocprofv3, whose SQ_INSTS_VALU_MFMA counters tell"
+            if any(k.facts.generation.startswith("gfx") for k in p.kernels)
+            else "measure them with ncu --csv --metrics sm__inst_executed_pipe_tensor.sum",
             fraction=unknown,
             largest=largest[:200],
         )
@@ -175,7 +189,9 @@ def _reading(p: Profile) -> Iterator[dict[str, Any]]:
             "info",
             "unknown-device",
             "the trace does not name its GPU, so rates and rooflines are left out",
-            "record with torch.profiler, which writes the device's properties",
+            "record with a newer PyTorch, whose traces hold the device's properties"
+            if p.source == "torch.profiler"
+            else "record with torch.profiler, which writes the device's properties",
         )
     elif p.device.peaks is None:
         yield _note(

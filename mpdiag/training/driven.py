@@ -70,7 +70,6 @@ class Driven(MixedPrecision):
         self._retained: list[weakref.ref[Tensor]] = []
         self._spoilt: dict[int, Tensor] = {}  # parameters whose gradient was not finite, by id
         self._fed: set[int] = set()  # parameters whose gradients came through here
-        self._loss: Tensor | None = None
         self._plain: Callable[[], Any] = _nothing
         self._returned: Any = None
 
@@ -135,7 +134,7 @@ class Driven(MixedPrecision):
             gradients.multiply(waiting, scale)
         self._root = next((t.grad_fn for t in tensors if t.grad_fn is not None), None)
         if len(tensors) == 1 and tensors[0].numel() == 1:
-            self._loss = tensors[0].detach()
+            self._last_loss = tensors[0].detach()
         if inputs is not None:
             options = {**options, "inputs": inputs}
         try:
@@ -258,7 +257,7 @@ class Driven(MixedPrecision):
             return plain()
         self._plain, self._returned = plain, None
         self._unscaled.add(id(optimizer))
-        result = self._apply([optimizer], self._loss, None, None, None)
+        result = self._apply([optimizer], None, None, None)
         self._settle(optimizer, result)
         returned, self._plain, self._returned = self._returned, _nothing, None
         return returned
@@ -272,7 +271,7 @@ class Driven(MixedPrecision):
     def _settle(self, optimizer: Optimizer, result: StepResult) -> None:
         for parameter in parameters_of(optimizer):
             self._spoilt.pop(id(parameter), None)
-        self._loss = None
+        self._last_loss = None
         self._count([optimizer], result)
 
     def _step_often(
@@ -317,7 +316,7 @@ class Driven(MixedPrecision):
         sweep = gradients.sweep(found, self._wrapped.buffers.changed())
         finite = sweep.finite and not self._spoiled([optimizer])
         finite, bad = ranks.agree(finite, scale, self._device, self._group)
-        loss = None if self._loss is None else float(self._loss)
+        loss = None if self._last_loss is None else float(self._last_loss)
         if finite:
             return self._taken(scale, loss, sweep.norm)
         undo.restore()

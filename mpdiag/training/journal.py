@@ -14,7 +14,7 @@ from mpdiag.errors import MpdiagError
 from mpdiag.places import place
 from mpdiag.recording.description import describe_training
 from mpdiag.runs import META, SCHEMA_VERSION, now, open_run
-from mpdiag.training_log import LogWriter, Metric, TrainingStep
+from mpdiag.training_log import FILE, LogWriter, Metric, TrainingStep, is_recorded
 from mpdiag.whole_files import atomic_path, write_json
 
 if TYPE_CHECKING:
@@ -67,6 +67,8 @@ class Journal:
             "backend": backend,
             "loss_scale": plan.loss_scale.method,
         }
+        if is_recorded(self.folder):  # of the FP32 training; this one has a log of its own
+            (self.folder / FILE).unlink()
         if (self.folder / META).exists():
             self._meta = {**open_run(self.folder).meta, "training": training}
             self._meta.pop("schema_version")

@@ -71,6 +71,7 @@ class Stepping:
         self._regularizers: list[Regularizer] = []
         self._pending: dict[int, float] = {}  # scale of the gradients that wait, by optimizer
         self._unscaled: set[int] = set()
+        self._last_loss: Tensor | None = None  # of a backward pass that no step has followed yet
         self._root: Any = None  # the grad_fn of the last loss, to tell backward's order
         self._in_a_row = 0
         self._watch = DriftWatch(plan)
@@ -144,6 +145,7 @@ class Stepping:
             self._bring_to_scale(optimizer, scale)
         if loss.grad_fn is not None:
             self._root = loss.grad_fn
+        self._last_loss = loss.detach() if loss.numel() == 1 else None
         with self._computing():
             self.scale(loss).backward(**options)
 
@@ -244,7 +246,7 @@ class Stepping:
         else:
             if loss is not None:
                 self.backward(loss)
-            result = self._apply(chosen, loss, clip_norm, clip_value, replay)
+            result = self._apply(chosen, clip_norm, clip_value, replay)
         if result.skipped and batch is not None:
             self._keep(batch, result)
         self._finish(chosen, result)
@@ -253,7 +255,6 @@ class Stepping:
     def _apply(
         self,
         chosen: Sequence[Optimizer],
-        loss: Tensor | None,
         clip_norm: float | None,
         clip_value: float | None,
         replay: Callable[[], Tensor] | None,
@@ -270,7 +271,8 @@ class Stepping:
         finite = sweep.finite and not self._spoiled(chosen)
         finite, bad_ranks = ranks.agree(finite, scale, self._device, self._group)
         norm, absmax = sweep.norm / factors, sweep.absmax / factors
-        value = None if loss is None else float(loss.detach())
+        last, self._last_loss = self._last_loss, None
+        value = None if last is None else float(last)
         if not finite:
             return self._skip(held, scale, value, norm, bad_ranks, replay)
         if self._watch.due(self.steps):

@@ -48,7 +48,7 @@ class StepResult:
         step: Calls of ``step`` before this one.
         scale: Loss scale of this step's gradients.
         next_scale: Loss scale of the next step's.
-        loss: The unscaled loss; None if ``step`` was given none.
+        loss: The unscaled loss of the last backward pass; None if that was no single number.
         gradient_norm: Euclidean norm of all unscaled gradients before clipping; infinite or NaN on
             a skip.
         non_finite: What was not finite, in the order in which the backward pass meets it.

@@ -19,6 +19,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from mpdiag.errors import UsageError
+from mpdiag.extras import EXTRAS
 
 if TYPE_CHECKING:
     from mpdiag.workloads.protocol import Workload
@@ -39,6 +40,8 @@ _CLASSES = {
     "vgg": "Vgg",
     "vit": "Vit",
 }
+_OF_REAL_IMAGES = ("dcgan", "denoiser", "digits", "ssd", "two_stage", "vgg", "vit")
+"""Their data comes with scikit-learn."""
 
 
 class UnknownWorkload(UsageError, ValueError):
@@ -59,10 +62,18 @@ def names() -> tuple[str, ...]:
 
 
 def load(name: str, **options: Any) -> Workload:
-    """The workload called `name`; `options` replace the defaults of its fields."""
+    """The workload called `name`; `options` replace the defaults of its fields.
+
+    Raises:
+        UnknownWorkload: If there is none.
+        MissingExtra: If its data comes with a package that is not installed.
+        BadOption: If it does not take an option.
+    """
     if name not in _CLASSES:
         message = f"There is no workload {name!r}; choose one of {', '.join(names())}."
         raise UnknownWorkload(message)
+    if name in _OF_REAL_IMAGES:
+        EXTRAS["demo"].need(f"the data of {name}")
     kind: type[Workload] = getattr(import_module(f"{__name__}.{name}"), _CLASSES[name])
     _check(name, kind, options)
     return kind(**options)

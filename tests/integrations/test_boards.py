@@ -109,7 +109,8 @@ def test_the_command(run, tmp_path):
 
 def test_what_is_missing_is_said(run, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    monkeypatch.delitem(sys.modules, "torch.utils.tensorboard", raising=False)
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
     with pytest.raises(UsageError, match=r"mpdiag\[wandb\]"):
         boards.write_board(run, "wandb")
     with pytest.raises(UsageError, match=r"mpdiag\[tensorboard\]"):

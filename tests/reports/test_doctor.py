@@ -42,7 +42,9 @@ def test_a_package_that_is_missing_is_named_with_its_remedy(monkeypatch):
     assert doctor.Problem("plotly is not installed", "pip install plotly") in found.problems
     assert not any("streamlit" in problem.message for problem in found.problems)
     assert "problem: plotly is not installed: pip install plotly" in as_text(found)
-    assert "not installed (the dashboard)" in as_text(found)
+    row = next(line for line in as_text(found).splitlines() if "the dashboard" in line)
+    assert "no" in row
+    assert "pip install 'mpdiag[app]'" in row
 
 
 @pytest.mark.parametrize("broken", ["torch", "numba"])

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import pytest
 from tensorcores.traces import (
@@ -190,6 +192,40 @@ def test_the_measured_clock_bounds_the_ordinary_cores():
 def test_no_kernels_is_an_input_error(tmp_path):
     with pytest.raises(DamagedTrace, match="no GPU kernels"):
         profile_trace(write(tmp_path / "t.json", [op("aten::mm", 0, 5)]))
+
+
+def test_a_trace_cut_off_before_its_first_kernel_is_not_told_to_record_kernels(tmp_path):
+    events = [op("aten::mm", i, i + 1) for i in range(100)]
+    text = write(tmp_path / "t.json", events).read_text(encoding="utf-8")
+    (tmp_path / "half.json").write_text(text[: len(text) // 2], encoding="utf-8")
+    with pytest.raises(DamagedTrace, match="as far as it can be read: the trace breaks off"):
+        profile_trace(tmp_path / "half.json")
+
+
+def test_standard_input_and_pipes(tmp_path):
+    path = write(tmp_path / "t.json", step())
+    command = [sys.executable, "-m", "mpdiag", "profile", "--json"]
+    with path.open("rb") as file:
+        whole = subprocess.run([*command, "-"], stdin=file, capture_output=True, check=True)
+    piped = f"cat {path} | {' '.join(command)} /dev/stdin"
+    piece = subprocess.run(["sh", "-c", piped], capture_output=True, check=True)
+    expected = profile_trace(path).verdict
+    assert [json.loads(done.stdout)["verdict"] for done in (whole, piece)] == [expected] * 2
+
+
+@pytest.mark.parametrize(
+    ("device", "fix"),
+    [
+        ({"id": 0, "name": "Tesla V100-SXM2-16GB", "computeMajor": 7, "computeMinor": 0}, None),
+        (H100, '"high")'),
+        ({}, "where the GPU has TF32"),
+    ],
+)
+def test_tf32_is_advised_where_there_is_some(tmp_path, device, fix):
+    events = [product(256, 256, 256, 0, 10, dtype="float"), launch(1, 5), kernel(SGEMM, 1, 30)]
+    profile = profile_trace(write(tmp_path / "t.json", events, device=device))
+    (found,) = (f for f in profile.findings if f["code"] == "matrix-on-cuda-cores")
+    assert found["fix"].endswith(fix or "train in mixed precision")
 
 
 def test_what_was_left_out_is_said(tmp_path):

@@ -327,3 +327,27 @@ def test_units():
     assert microseconds("1.5", "msecond") == 1500
     assert microseconds("1.5", "fortnight") is None
     assert microseconds("-1", "us") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "head", "words"),
+    [
+        ("a.zip", b"PK\3\4rest", "is packed: unpack it first"),
+        ("a.json.zst", b"\x28\xb5\x2f\xfdrest", "is packed"),
+        ("a.nsys-rep", b"\0\1\2", "nsys export --type sqlite"),
+        ("a.ncu-rep", b"NVR\0rest", "ncu --import FILE --csv"),
+        ("a.csv", b"Time (%),Total Time (ns),Instances,Name\n", "is a summary of nsys stats"),
+        ("train.py", b"import torch\n", "mpdiag profile -- "),
+        ("a.txt", b"hello\n", "is no trace of"),
+    ],
+)
+def test_what_is_no_trace_is_told_for_what_it_is(tmp_path, name, head, words):
+    (tmp_path / name).write_bytes(head)
+    with pytest.raises(DamagedTrace) as told:
+        read(tmp_path / name)
+    assert words in str(told.value)
+
+
+def test_a_folder_is_no_trace(tmp_path):
+    with pytest.raises(InputError, match="is a folder: give one of the traces"):
+        read(tmp_path)

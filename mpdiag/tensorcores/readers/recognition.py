@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from mpdiag.tensorcores.events import Trace
 
 HEAD = 1 << 16
+_PACKED = (b"PK\3\4", b"\x28\xb5\x2f\xfd", b"\xfd7zXZ\0", b"BZh", b"7z\xbc\xaf")
+"""How files of zip, zstd, xz, bzip2 and 7z begin."""
 
 
 def read(path: str | os.PathLike[str]) -> Trace:
@@ -27,6 +29,9 @@ def read(path: str | os.PathLike[str]) -> Trace:
         DamagedTrace: If it is empty, or nothing that is known.
     """
     place = Path(path)
+    if place.is_dir():
+        message = f"{place} is a folder: give one of the traces in it"
+        raise InputError(message)
     if not place.is_file():
         message = f"there is no trace {place}: give a file of torch.profiler, nsys, ncu or nvprof"
         raise InputError(message)
@@ -41,10 +46,22 @@ def read(path: str | os.PathLike[str]) -> Trace:
         return NcuTrace(place)
     if b"nvprof" in head.lower() or b"Profiling result" in head or b'"Name"' in head:
         return NvprofTrace(place)
-    if not head.strip():
-        message = f"{place} is empty: record it again"
-    elif head.startswith(b"NVIDIA Nsight") or place.suffix in (".nsys-rep", ".qdrep", ".ncu-rep"):
-        message = f"{place} is a report: export it first, nsys export --type sqlite or ncu --csv"
-    else:
-        message = f"{place} is no trace of torch.profiler, nsys, ncu or nvprof"
+    message = f"{place} {_what_it_is(place, head)}"
     raise DamagedTrace(message)
+
+
+def _what_it_is(place: Path, head: bytes) -> str:
+    """Of a file that is no trace: what it seems to be, and what to do."""
+    if not head.strip():
+        return "is empty: record it again"
+    if head.startswith(b"NVIDIA Nsight") or place.suffix in (".nsys-rep", ".qdrep"):
+        return "is a report of nsys: give what nsys export --type sqlite writes of it"
+    if head.startswith(b"NVR\0") or place.suffix == ".ncu-rep":
+        return "is a report of ncu: give what ncu --import FILE --csv prints of it"
+    if head.startswith(_PACKED):
+        return "is packed: unpack it first (gzip alone is read as it is)"
+    if b"Total Time (ns)" in head and b"Instances" in head:
+        return "is a summary of nsys stats: give what nsys export --type sqlite writes"
+    if place.suffix == ".py":
+        return f"is a script: to run and measure it, write mpdiag profile -- {place}"
+    return "is no trace of torch.profiler, nsys, ncu or nvprof"

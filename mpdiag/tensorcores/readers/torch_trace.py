@@ -57,7 +57,7 @@ class TorchTrace:
             yield from self._document(JsonStream(text))
         if self._damaged:
             self.problems.append(
-                f"{self._damaged} events of the trace are damaged and were left out"
+                f"damaged events of the trace, which were left out: {self._damaged}"
             )
 
     def _document(self, stream: JsonStream) -> Iterator[Event]:

@@ -1,0 +1,183 @@
+"""The loss of each step, beside the statistics: what ``mpdiag compare`` holds a later training against.
+
+``torch.autograd.backward``, which ``Tensor.backward`` calls, is wrapped while something is recorded.
+What goes in is read and passed on. A step's loss is that of its last backward pass, as ``mpdiag train``
+has it. With several optimizers there is no such thing, and where a trainer of ours is at work or
+somebody else writes the log, it is left to them.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from mpdiag.places import is_remote
+from mpdiag.recording.modes import in_backward, is_traced
+from mpdiag.training_log import RECORDED, LogWriter, TrainingStep
+
+if TYPE_CHECKING:
+    from contextlib import AbstractContextManager
+    from pathlib import Path
+
+MANY = 1_000
+"""Steps that wait for the disk at most."""
+_TRAINERS = ("mpdiag.training.", "mpdiag.launching.")
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    """A step that is not on disk yet; what lies on a device is read when it is written."""
+
+    step: int
+    loss: Any
+    scale: Any
+    skipped: Any
+    seconds: float | None
+
+
+class LossLog:
+    """Writes ``training.jsonl`` of a recording.
+
+    Args:
+        folder: The run folder.
+        quiet: A context in which operations are no part of the training.
+        active: Whether to write at all; one rank does.
+    """
+
+    def __init__(self, folder: Path, quiet: Any, *, active: bool = True) -> None:
+        self._writer = LogWriter(folder)
+        self._quiet: Any = quiet
+        self._loss: Any = None
+        self._waiting: list[_Waiting] = []
+        self._ended: float | None = None
+        self._size: int | None = None  # of what we wrote; None before
+        self._over = not active
+
+    @property
+    def due(self) -> bool:
+        """Whether enough waits to be written."""
+        return len(self._waiting) >= MANY
+
+    def attach(self) -> None:
+        """Begin to listen."""
+        if self._over:
+            return
+        _live.append(self)
+        if not getattr(torch.autograd.backward, "_mpdiag", False):
+            torch.autograd.backward = _listening(torch.autograd.backward)
+
+    def detach(self) -> None:
+        """Stop listening; what was wrapped is put back, unless somebody has wrapped it since."""
+        if self in _live:
+            _live.remove(self)
+        plain = getattr(torch.autograd.backward, "_mpdiag", None)
+        if plain and not _live:
+            torch.autograd.backward = plain
+
+    def forget(self) -> None:
+        """Write nothing more: the folder, or the log in it, is another's."""
+        self.detach()
+        self._waiting, self._loss, self._over = [], None, True
+
+    def backward_began(self, loss: Any) -> None:
+        """A backward pass begins."""
+        self._loss = None
+        if type(loss) is not torch.Tensor or loss.numel() != 1 or loss.is_meta:
+            return
+        if loss.is_cuda and torch.cuda.is_current_stream_capturing():
+            return
+        quiet: AbstractContextManager[Any] = self._quiet()
+        try:
+            with quiet, torch.no_grad():
+                value = loss.detach()
+                self._loss = value.item() if value.device.type == "cpu" else value.clone()
+        except RuntimeError:  # a tensor of torch.func, whose value nobody may ask for
+            return
+
+    def step_ended(self, step: int, scale: Any, skipped: Any, *, alone: bool) -> None:
+        """A step ended.
+
+        Args:
+            step: Its number.
+            scale: The loss scale that a GradScaler of the script has; a number or a tensor.
+            skipped: Whether it skipped the step; likewise.
+            alone: Whether there is one optimizer.
+        """
+        moment = time.perf_counter()
+        seconds = None if self._ended is None else round(moment - self._ended, 6)
+        self._ended = moment
+        loss, self._loss = self._loss, None
+        if not self._over and loss is not None and alone:
+            self._waiting.append(_Waiting(step, loss, scale, skipped, seconds))
+
+    def flush(self, keep: int = 1) -> None:
+        """Write what waits, but for the last step: who has a log of their own note it after us."""
+        kept = max(0, len(self._waiting) - keep)
+        waiting, self._waiting = self._waiting[:kept], self._waiting[kept:]
+        if self._over or not waiting:
+            return
+        if self._is_anothers():
+            self.forget()
+            return
+        if self._size is None:
+            self._writer.append(dict(RECORDED))
+        for w in waiting:
+            scale = float(w.scale)
+            step = TrainingStep(
+                w.step, float(w.loss) / scale, scale, bool(w.skipped), seconds=w.seconds
+            )
+            self._writer.append(step)
+        self._writer.close()  # a recording that nobody closes leaves no file open
+        path = self._writer.path
+        self._size = path.stat().st_size if not is_remote(path) and path.exists() else 0
+
+    def _is_anothers(self) -> bool:
+        """Whether the log holds what we did not write."""
+        path = self._writer.path
+        if self._size is None:
+            return path.exists()
+        return not is_remote(path) and path.exists() and path.stat().st_size != self._size
+
+    def close(self) -> None:
+        """Write the rest."""
+        self.detach()
+        self.flush(keep=0)
+
+
+_live: list[LossLog] = []
+
+
+def _listening(plain: Any) -> Any:
+    @functools.wraps(plain)
+    def backward(*args: Any, **options: Any) -> Any:
+        if _live and not is_traced() and not in_backward():
+            _tell(args, options)
+        return plain(*args, **options)
+
+    backward._mpdiag = plain  # type: ignore[attr-defined]
+    return backward
+
+
+def _tell(args: tuple[Any, ...], options: dict[str, Any]) -> None:
+    if _from_a_trainer(sys._getframe(2)):
+        for log in _live.copy():
+            log.forget()
+        return
+    tensors = args[0] if args else options.get("tensors")
+    weights = args[1] if len(args) > 1 else options.get("grad_tensors")
+    if isinstance(tensors, (tuple, list)) and len(tensors) == 1:
+        tensors = tensors[0]
+    for log in _live.copy():
+        log.backward_began(tensors if weights is None else None)
+
+
+def _from_a_trainer(frame: Any) -> bool:
+    """Whether one of our trainers asks, whose losses are scaled; ``Tensor.backward`` stands between."""
+    if frame.f_globals.get("__name__") == "torch._tensor":
+        frame = frame.f_back
+    return str(frame.f_globals.get("__name__")).startswith(_TRAINERS)

@@ -1,0 +1,190 @@
+"""The losses of a recorded training: noted as they are, and left to whoever else notes them."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import mpdiag
+from mpdiag.recording import losses
+from mpdiag.training_log import RECORDED, is_recorded, read_log
+
+PLAIN = torch.autograd.backward
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_behind():
+    yield
+    assert torch.autograd.backward is PLAIN
+    assert losses._live == []
+
+
+def setup():
+    torch.manual_seed(0)
+    model = nn.Linear(4, 3)
+    return model, torch.optim.SGD(model.parameters(), 0.1)
+
+
+def step(model, optimizer, parts=1):
+    """One step; returns the last part's loss."""
+    for _ in range(parts):
+        loss = model(torch.randn(5, 4)).square().mean() / parts
+        loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    return loss.item()
+
+
+def train(model, optimizer, steps=5, parts=1):
+    return [step(model, optimizer, parts) for _ in range(steps)]
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+@pytest.mark.parametrize("every", [None, 3])  # of each step, recorded or not
+def test_every_steps_loss_is_noted(tmp_path, parts, every):
+    model, optimizer = setup()
+    with mpdiag.record(model, optimizer, tmp_path / "run", every=every):
+        seen = train(model, optimizer, parts=parts)
+    log = read_log(tmp_path / "run")
+    assert [s.loss for s in log.steps] == seen
+    assert [s.step for s in log.steps] == list(range(5))
+    assert {(s.scale, s.skipped) for s in log.steps} == {(1.0, False)}
+    assert log.steps[0].seconds is None
+    assert log.steps[1].seconds > 0
+    assert is_recorded(tmp_path / "run")
+
+
+def test_it_is_no_operation_of_the_training(tmp_path):
+    found = []
+    for name in ("with", "without"):
+        model, optimizer = setup()
+        recorder = mpdiag.record(model, optimizer, tmp_path / name, operations=1)
+        if name == "without":
+            recorder._losses.forget()
+        with recorder:
+            train(model, optimizer, steps=1)
+        operations = mpdiag.open_run(tmp_path / name).operations()
+        found.append([(o.op, o.phase) for o in operations])
+    assert found[0] == found[1]
+
+
+def test_many_are_written_on_the_way(tmp_path, monkeypatch):
+    monkeypatch.setattr(losses, "MANY", 4)
+    model, optimizer = setup()
+    with mpdiag.record(model, optimizer, tmp_path / "run", every=100):
+        seen = train(model, optimizer, steps=4)
+        assert [s.loss for s in read_log(tmp_path / "run").steps] == seen[:-1]
+        seen += train(model, optimizer, steps=3)
+    assert [s.loss for s in read_log(tmp_path / "run").steps] == seen
+
+
+def test_several_optimizers_have_no_one_loss(tmp_path):
+    a, b = setup(), setup()
+    with mpdiag.record([a[0], b[0]], [a[1], b[1]], tmp_path / "run"):
+        for _ in range(2):
+            step(*a)
+            step(*b)
+    assert not (tmp_path / "run" / "training.jsonl").exists()
+
+
+def test_what_is_no_loss_is_left_alone(tmp_path):
+    model, optimizer = setup()
+    with mpdiag.record(model, optimizer, tmp_path / "run"):
+        output = model(torch.randn(5, 4))
+        output.backward(torch.ones_like(output))
+        optimizer.step()
+        torch.autograd.backward(tensors=[model(torch.randn(5, 4)).sum()])
+        optimizer.step()
+    assert [s.step for s in read_log(tmp_path / "run").steps] == [1]
+
+
+def test_a_trainer_of_ours_writes_its_own(tmp_path):
+    model, optimizer = setup()
+    plan = mpdiag.PrecisionPlan()
+    with mpdiag.record(model, optimizer, tmp_path / "run"):
+        mp = mpdiag.MixedPrecision(model, optimizer, plan, run=tmp_path / "run", loss_scale=64.0)
+        for _ in range(3):
+            with mp.autocast():
+                loss = model(torch.randn(5, 4)).square().mean()
+            mp.step(loss)
+        mp.close()
+    assert not is_recorded(tmp_path / "run")
+    assert [s.scale for s in read_log(tmp_path / "run").steps] == [64.0] * 3
+
+
+def test_a_trainer_in_the_folder_of_a_recording_begins_a_new_log(tmp_path):
+    model, optimizer = setup()
+    with mpdiag.record(model, optimizer, tmp_path / "run"):
+        train(model, optimizer, steps=5)
+    mp = mpdiag.MixedPrecision(model, optimizer, mpdiag.PrecisionPlan(), run=tmp_path / "run")
+    with mp.autocast():
+        loss = model(torch.randn(5, 4)).square().mean()
+    mp.step(loss)
+    mp.close()
+    assert len(read_log(tmp_path / "run").steps) == 1
+
+
+def test_a_log_that_somebody_else_writes_is_theirs(tmp_path):
+    model, optimizer = setup()
+    with mpdiag.record(model, optimizer, tmp_path / "run"):
+        train(model, optimizer)
+        (tmp_path / "run" / "training.jsonl").write_text("", encoding="utf-8")
+    assert (tmp_path / "run" / "training.jsonl").read_text(encoding="utf-8") == ""
+
+
+def test_recordings_within_each_other_and_a_wrapper_of_somebody_else(tmp_path):
+    model, optimizer = setup()
+    with mpdiag.record(model, optimizer, tmp_path / "a"):
+        with mpdiag.record(model, optimizer, tmp_path / "b"):
+            seen = train(model, optimizer, steps=2)
+        seen += train(model, optimizer, steps=1)
+    assert [s.loss for s in read_log(tmp_path / "a").steps] == seen
+    assert [s.loss for s in read_log(tmp_path / "b").steps] == seen[:2]
+    recorder = mpdiag.record(model, optimizer, tmp_path / "c").start()
+    ours = torch.autograd.backward
+
+    def theirs(*args, **options):
+        return ours(*args, **options)
+
+    torch.autograd.backward = theirs
+    recorder.close()
+    assert torch.autograd.backward is theirs
+    train(model, optimizer, steps=1)  # goes through all of them
+    torch.autograd.backward = PLAIN
+
+
+def test_what_a_scaler_scaled_is_noted_without_its_scale(tmp_path):
+    model, optimizer = setup()
+    scaler = torch.amp.GradScaler("cpu", init_scale=256.0)
+    with mpdiag.record(model, optimizer, tmp_path / "run"):
+        seen = []
+        for _ in range(2):
+            loss = model(torch.randn(5, 4)).square().mean()
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            seen.append(loss.item())
+    log = read_log(tmp_path / "run")
+    assert [s.loss for s in log.steps] == seen
+    assert [s.scale for s in log.steps] == [256.0] * 2
+
+
+def test_compare_has_both_sides(tmp_path):
+    model, optimizer = setup()
+    with mpdiag.record(model, optimizer, tmp_path / "fp32"):
+        train(model, optimizer, steps=30)
+    model, optimizer = setup()
+    plan = mpdiag.analyze(tmp_path / "fp32").plan
+    mp = mpdiag.MixedPrecision(model, optimizer, plan, run=tmp_path / "fp16")
+    for _ in range(30):
+        for _ in range(2):
+            with mp.autocast():
+                loss = model(torch.randn(5, 4)).square().mean() / 2
+            mp.backward(loss)
+        result = mp.step()
+        assert result.loss == loss.item()
+    mp.close()
+    comparison = mpdiag.compare(tmp_path / "fp32", tmp_path / "fp16")
+    assert comparison.curve.steps == 30
+    assert RECORDED["source"] == "recording"
