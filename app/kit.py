@@ -146,14 +146,15 @@ def stamp(run: Path) -> tuple[tuple[str, int, int], ...]:
     """What changes when a run does: names, times and sizes of its files."""
     made = ("plan.json", "profile.json", "sensitivity.json", "search.json")
     paths = [run / META, run / FILE, *(run / name for name in made)]
-    paths += sorted((run / "stats").glob("rank*.parquet"))
+    for parts in ("stats/*.parquet", "operations/*.parquet", "modules/*.parquet", "ranks/*.json"):
+        paths += sorted(run.glob(parts))
     found = []
     for path in paths:
         try:
             status = path.stat()
         except OSError:
             continue
-        found.append((path.name, status.st_mtime_ns, status.st_size))
+        found.append((str(path.relative_to(run)), status.st_mtime_ns, status.st_size))
     return tuple(found)
 
 

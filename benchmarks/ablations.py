@@ -6,9 +6,9 @@ A cell is ``WORKLOAD:WAY``, or ``WORKLOAD,OPTION=VALUE,steps=N:WAY`` for a workl
 which gets a folder of its own.
 
 Ways: ``fp16-no-scale`` (no loss scale), ``fp16-no-masters`` (FP16 weights updated directly, beside
-``fp16-o2``, the same with FP32 masters), ``fp16-sums`` (matrix products added up in FP16). The plan's
-own training, ``fp16-plan``, must repair each. A folder that ``mpdiag demo --all`` filled is taken on
-from there: what is done is not done again.
+``fp16-o2``, the same with FP32 masters), ``fp16-sums`` (matrix products and reductions added up in
+FP16). The plan's own training, ``fp16-plan``, must repair each. A folder that ``mpdiag demo --all``
+filled is taken on from there: what is done is not done again.
 """
 
 from __future__ import annotations
@@ -28,12 +28,13 @@ from mpdiag import demo, demo_all, environment, workloads
 from mpdiag.runs import now
 
 DEFAULT = (
+    "language_model:fp16-no-scale",
     "ssd:fp16-no-scale",
     "vgg:fp16-no-masters",
     # A hundredth of the rate, five times the steps: updates far below the weights' last digits.
     "vgg,learning_rate=0.0003,steps=1500:fp16-no-masters",
+    "language_model:fp16-sums",
     "vit:fp16-sums",
-    "gpt:fp16-sums",
 )
 
 
@@ -45,7 +46,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     rows = []
-    with demo._progress(Console(stderr=True)) as progress:
+    with demo.training_progress(Console(stderr=True)) as progress:
         for cell in options.cells:
             rows.append(ablate(options.folder, cell, options.seeds, progress))
             print(json.dumps(rows[-1]), flush=True)

@@ -112,6 +112,36 @@ def record_run(folder: Path) -> None:
     log.append({"alarm": "scale at its floor", "step_": 4})
     log.close()
     mpdiag.analyze(folder).plan.save(folder / "plan.json")
+    x = torch.randn(4, 8)
+    mpdiag.measure_sensitivity(model, lambda: model(x).exp().mean().log(), folder)
+    skip_a_step(folder.with_name("capsule"))
+
+
+def skip_a_step(folder: Path) -> None:
+    """A capsule of a step that overflowed."""
+    import torch
+
+    import mpdiag
+    from mpdiag.training.capsule import save_capsule
+    from mpdiag.training.random_state import capture_random
+
+    model, _ = capsule_model()
+    facts = {
+        "step": 3, "scale": 128.0, "reason": "Inf in 0", "model": "model.Net", "training": True,
+        "level": "O1", "backend": "emulated", "device": "cpu",
+        "plan": mpdiag.PrecisionPlan().to_json(),
+    }  # fmt: skip
+    batch = {"x": torch.randn(2, 4), "names": ["a", None, 1.5]}
+    save_capsule(
+        folder, weights=model.state_dict(), random=capture_random(), batch=batch, facts=facts
+    )
+
+
+def capsule_model() -> tuple[Any, Callable[[Any, Any], Any]]:
+    """The model of the capsule, and its loss: of no batch, for what that holds is not ours."""
+    import torch
+
+    return torch.nn.Linear(4, 2), lambda model, _batch: model(torch.ones(2, 4)).mean()
 
 
 def torch_traces() -> tuple[bytes, ...]:
@@ -243,7 +273,7 @@ def readers(base: Path) -> Iterator[Reader]:
         ("meta.json", "meta.json", _read_meta),
         ("statistics", first["stats"], lambda f: _opened(f).records),
         ("modules", first["modules"], lambda f: _opened(f).modules()),
-        ("operations", first["operations"], lambda f: _opened(f).operations()),
+        ("operations", first["operations"], _read_operations),
     ):
         how = "json" if file.endswith("json") else "parquet"
         words = ("analyze", "run")
@@ -277,6 +307,16 @@ def readers(base: Path) -> Iterator[Reader]:
         "profile.json", "profile.json", "json", (_profile_document(),), _read_profile,
         _show_profile, (),
     )  # fmt: skip
+    yield Reader(
+        "sensitivity.json", "run/sensitivity.json", "json", (small["sensitivity.json"],),
+        _read_sensitivities, _show_sensitivities, (), base,
+    )  # fmt: skip
+    for file, how in (("capsule.json", "json"), ("tensors.safetensors", "bytes")):
+        seed = (base / "capsule" / file).read_bytes()
+        yield Reader(
+            f"capsule/{file}", f"capsule/{file}", how, (seed,), _read_capsule, _show_capsule,
+            ("why", "capsule", "--model", "fuzz:capsule_model"), base,
+        )  # fmt: skip
 
 
 _PARQUET = ("stats", "modules", "operations")
@@ -315,6 +355,45 @@ def _show_run(folder: Path) -> object:
     assert not any(text in page for text in hostile), "a name stands unescaped in the report"
     json.dumps(analysis.to_json(), allow_nan=False)
     return _shown(analysis_text(analysis))
+
+
+def _read_operations(folder: Path) -> object:
+    from mpdiag.analysis.operation_findings import find_operations
+    from mpdiag.analysis.rounding import operation_errors
+    from mpdiag.formats import FP16
+
+    operations = _opened(folder).operations()
+    return find_operations(operations, FP16, 128.0), operation_errors(operations, FP16, 7)
+
+
+def _read_sensitivities(folder: Path) -> Any:
+    from mpdiag.sensitivities import read_sensitivities
+
+    return read_sensitivities(folder / "run")
+
+
+def _show_sensitivities(folder: Path) -> object:
+    from mpdiag.analysis.analyzer import analyze
+    from mpdiag.reports.frames.sensitivity import ranking, shown
+    from mpdiag.reports.pictures import sensitivity
+
+    found = ranking(folder / "run", analyze(folder / "run"))
+    return shown(found), sensitivity("run", found)
+
+
+def _read_capsule(folder: Path) -> Any:
+    from mpdiag.training.capsule import load_capsule
+
+    return load_capsule(folder / "capsule")
+
+
+def _show_capsule(folder: Path) -> object:
+    from mpdiag.reports.text import skip_text
+    from mpdiag.training.capsule_replay import replay_capsule
+
+    replayed = replay_capsule(_read_capsule(folder), capsule_model)
+    json.dumps(replayed.to_json(), allow_nan=False)
+    return _shown(skip_text(replayed.to_json(), replayed.first))
 
 
 def _read_plan(folder: Path) -> Any:

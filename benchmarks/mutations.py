@@ -319,6 +319,7 @@ def _cell(kind: Any, rng: Random) -> Any:
 
 
 SPOILERS: dict[str, Callable[[bytes, Random], bytes]] = {
+    "bytes": spoil_bytes,
     "json": spoil_json,
     "lines": spoil_lines,
     "packed": spoil_packed,

@@ -35,15 +35,14 @@ def main() -> None:
     plan = None
     rows: list[dict[str, Any]] = []
     for seed in range(options.seeds):
-        with demo._progress(Console(stderr=True, quiet=True)) as progress:
+        with demo.training_progress(Console(stderr=True, quiet=True)) as progress:
             run = options.folder / "fp32" / f"seed{seed}"
-            outcomes = [demo._record(workload, run, seed, options.steps, progress)]
+            setting = demo.Setting(workload, seed, options.steps)
+            outcomes = [demo.record_fp32(setting, run, progress)]
             plan = plan or mpdiag.analyze(run).plan
             for variant in (demo.NO_SCALE, demo.BY_PLAN):
                 place = options.folder / variant.suffix / f"seed{seed}"
-                outcomes.append(
-                    demo._train(workload, place, seed, options.steps, plan, variant, progress)
-                )
+                outcomes.append(demo.train_variant(setting, place, plan, variant, progress))
         rows += [
             {"seed": seed, "way": o.title, "metric": o.metric, "skipped": o.skipped}
             for o in outcomes

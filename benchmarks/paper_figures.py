@@ -33,7 +33,7 @@ CURVES = {
     "FP16 by the plan": "fp16-plan",
     "FP16 weights with masters": "fp16-o2",
     "FP16 weights, no masters": "fp16-no-masters",
-    "products summed in FP16": "fp16-sums",
+    "sums in FP16": "fp16-sums",
 }
 
 

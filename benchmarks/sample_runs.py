@@ -44,22 +44,29 @@ def main() -> None:
         for name in options.names:
             measure(name)
         return
-    if not options.plans:
-        for name in options.names:
-            make(name, options.folder)
-    for stats in sorted(SAMPLES.glob("*/stats")):
-        analyze(stats.parent).plan.save(stats.parent / "plan.json")
+    if options.plans:
+        for stats in sorted(SAMPLES.glob("*/stats")):
+            judge(stats.parent)
+        return
+    for name in options.names:
+        make(name, options.folder)
+
+
+def judge(run: Path) -> None:
+    """The analysis of a recording, as its plan."""
+    analyze(run).plan.save(run / "plan.json")
 
 
 def make(name: str, folder: Path) -> None:
     """One workload's three runs."""
     workload = workloads.load(name)
     demo_all.settle(folder / name, workload, None)
-    with demo._progress(Console(stderr=True)) as progress:
+    with demo.training_progress(Console(stderr=True)) as progress:
         for way, suffix in WAYS.items():
             cell = demo_all.Cell(workload, folder / name, way, 0, workload.default_steps)
             demo_all.train_cell(cell, progress)
             keep(cell.run, SAMPLES / f"{name}{suffix}", recording=way == "fp32", name=name)
+    judge(SAMPLES / name)
     measure(name)
 
 

@@ -7,7 +7,7 @@ by the plan. Every training leaves a run, so the figures can be looked at afterw
 from __future__ import annotations
 
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from mpdiag.plan import PrecisionPlan
-    from mpdiag.workloads.protocol import Workload
+    from mpdiag.workloads.protocol import Session, Workload
 
 
 @dataclass(frozen=True)
@@ -41,6 +41,27 @@ class Variant:
     title: str
     suffix: str
     options: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What every way to train shares: data, weights and batches are the same.
+
+    Attributes:
+        workload: What is trained.
+        seed: Decides weights and batches.
+        steps: Of the training; None for the workload's own number.
+        device: Where, as torch names it.
+    """
+
+    workload: Workload
+    seed: int = 0
+    steps: int | None = None
+    device: str = "cpu"
+
+    def start(self) -> Session:
+        """A fresh training, just before its first step."""
+        return start(self.workload, seed=self.seed, steps=self.steps, device=self.device)
 
 
 NO_SCALE = Variant("FP16, no loss scale", "fp16-no-scale", {"loss_scale": 1.0})
@@ -86,19 +107,16 @@ def run_demo(
     run = free_name(folder, name)
     console = Console(stderr=True)
     console.print(f"{workload.title}: {workload.summary}", highlight=False)
-    with _progress(console) as progress:
-        fp32 = _record(workload, run, seed, steps, progress, device=device)
+    setting = Setting(workload, seed, steps, device)
+    with training_progress(console) as progress:
+        fp32 = record_fp32(setting, run, progress)
         analysis = analyze(run)
         analysis.plan.save(run / "plan.json")
         variants = [] if record_only else [NO_SCALE, BY_PLAN, *([NO_MASTERS] if no_masters else [])]
         outcomes = [fp32]
         for variant in variants:
             place = free_name(folder, f"{run.name}-{variant.suffix}")
-            outcomes.append(
-                _train(
-                    workload, place, seed, steps, analysis.plan, variant, progress, device=device
-                )
-            )
+            outcomes.append(train_variant(setting, place, analysis.plan, variant, progress))
     terminal.show(text.analysis_text(analysis))
     if variants:
         terminal.show("", demo_text(workload.metric, workload.higher_is_better, outcomes, analysis))
@@ -120,51 +138,40 @@ def usable(device: str) -> None:
         raise UsageError(message) from error
 
 
-def _record(
-    workload: Workload,
-    run: Path,
-    seed: int,
-    steps: int | None,
-    progress: Progress,
-    title: str = "FP32, recording",
-    *,
-    device: str = "cpu",
+def record_fp32(
+    setting: Setting, run: Path, progress: Progress, title: str = "FP32, recording"
 ) -> Outcome:
     """The FP32 training, with a recorder attached."""
-    session = start(workload, seed=seed, steps=steps, device=device)
+    session, workload = setting.start(), setting.workload
     task = progress.add_task(title, total=session.steps, loss=0.0)
     began = time.perf_counter()
     losses: list[float] = []
-    with record(session.model, list(session.optimizers), run):
-        log = LogWriter(run)
+    with closing(LogWriter(run)) as log:
+        with record(session.model, list(session.optimizers), run):
 
-        def advance(step: int, loss: float) -> None:
-            losses.append(loss)
-            log.append(TrainingStep(step, loss, 1.0))
-            progress.update(task, completed=step + 1, loss=loss)
+            def advance(step: int, loss: float) -> None:
+                losses.append(loss)
+                log.append(TrainingStep(step, loss, 1.0))
+                progress.update(task, completed=step + 1, loss=loss)
 
-        session.run(on_step=advance)
-    seconds = time.perf_counter() - began
-    metric = session.evaluate()
-    log.append(Metric(workload.metric, metric, workload.higher_is_better))
-    log.close()
+            session.run(on_step=advance)
+        seconds = time.perf_counter() - began
+        metric = session.evaluate()
+        log.append(Metric(workload.metric, metric, workload.higher_is_better))
     return Outcome("FP32", run, metric, losses[-1], 0, session.steps, seconds)
 
 
-def _train(
-    workload: Workload,
+def train_variant(
+    setting: Setting,
     run: Path,
-    seed: int,
-    steps: int | None,
     plan: PrecisionPlan,
     variant: Variant,
     progress: Progress,
     *,
     observed: bool = False,
-    device: str = "cpu",
 ) -> Outcome:
     """One mixed-precision training from the same seed; `observed`: recorded as it trains."""
-    session = start(workload, seed=seed, steps=steps, device=device)
+    session, workload = setting.start(), setting.workload
     task = progress.add_task(variant.title, total=session.steps, loss=0.0)
     losses: list[float] = []
     stopped = ""
@@ -200,7 +207,8 @@ def _train(
     )
 
 
-def _progress(console: Console) -> Progress:
+def training_progress(console: Console) -> Progress:
+    """A bar for each training: its name, its steps, the last loss."""
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 ABLATIONS = {
     "fp16-o2": "FP16 weights with FP32 masters",
     "fp16-no-masters": "FP16 weights, no FP32 masters",
-    "fp16-sums": "FP16 by the plan, products summed in FP16",
+    "fp16-sums": "FP16 by the plan, sums in FP16",
 }
 """Ways for ``benchmarks/ablations.py``, which are in no table of their own."""
 OBSERVED = ("fp16-no-scale", "fp16-plan")
@@ -69,9 +69,9 @@ class Cell:
         By a plan that wants no scale, a training without one that skipped no step is the same
         training, bit for bit, and stands for it.
         """
-        own = self._own_log()
+        own = self.own_log()
         if own is None and self.way == "fp16-plan" and self._wants_no_scale():
-            without = replace(self, way="fp16-no-scale")._own_log()
+            without = replace(self, way="fp16-no-scale").own_log()
             return without if without is not None and not without.skipped else None
         return own
 
@@ -79,7 +79,13 @@ class Cell:
         plan = self.folder / "plan.json"
         return plan.exists() and PrecisionPlan.load(plan).loss_scale.method == "none"
 
-    def _own_log(self) -> TrainingLog | None:
+    @property
+    def setting(self) -> demo.Setting:
+        """What it shares with the other ways."""
+        return demo.Setting(self.workload, self.seed, self.steps, self.device)
+
+    def own_log(self) -> TrainingLog | None:
+        """The log in its own folder, once it is done."""
         try:
             found = read_log(self.run)
         except InputError:
@@ -133,7 +139,7 @@ def run_table(
                 rows.append(read_family(workload, place, count, seeds))
         return rows
     demo.usable(device)
-    with demo._progress(Console(stderr=True)) as progress:
+    with demo.training_progress(Console(stderr=True)) as progress:
         for workload in chosen:
             place = folder / workload.name
             settle(place, workload, steps, device)
@@ -171,14 +177,12 @@ def settle(place: Path, workload: Workload, steps: int | None, device: str = "cp
 def train_cell(cell: Cell, progress: Progress) -> None:
     """One training, unless it is done. What the first seed's trainings show is observed in each."""
     observed = cell.way in OBSERVED and cell.seed == 0
-    if (cell._own_log() if observed else cell.log()) is not None:
+    if (cell.own_log() if observed else cell.log()) is not None:
         return
     shutil.rmtree(cell.run, ignore_errors=True)
     if cell.way == "fp32":
         title = f"{cell.workload.name} FP32 seed {cell.seed}"
-        demo._record(
-            cell.workload, cell.run, cell.seed, cell.steps, progress, title, device=cell.device
-        )
+        demo.record_fp32(cell.setting, cell.run, progress, title)
         if cell.seed == 0:
             for target, name in (("fp16", "plan.json"), ("bf16", "plan-bf16.json")):
                 analyze(cell.run, target).plan.save(cell.folder / name)
@@ -189,17 +193,7 @@ def train_cell(cell: Cell, progress: Progress) -> None:
     variant = demo.Variant(
         f"{cell.workload.name} {title} seed {cell.seed}", cell.way, _options(cell)
     )
-    demo._train(
-        cell.workload,
-        cell.run,
-        cell.seed,
-        cell.steps,
-        plan,
-        variant,
-        progress,
-        observed=observed,
-        device=cell.device,
-    )
+    demo.train_variant(cell.setting, cell.run, plan, variant, progress, observed=observed)
 
 
 def _options(cell: Cell) -> Mapping[str, Any]:

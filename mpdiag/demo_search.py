@@ -21,6 +21,7 @@ from mpdiag.runs import META
 from mpdiag.searching.measuring import measure_sensitivity
 from mpdiag.searching.search import SearchResult, search_fp32
 from mpdiag.training.trainer import MixedPrecision
+from mpdiag.whole_files import atomic_path
 from mpdiag.workloads import gallery
 from mpdiag.workloads.protocol import mixed_step, start
 
@@ -84,7 +85,8 @@ def run_search(
             lists=lists,
             on_progress=tell,
         )
-    result.plan.save(run / "plan.json")
+    with atomic_path(run / "plan.json") as path:
+        result.plan.save(path)
     return result
 
 

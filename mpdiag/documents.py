@@ -1,8 +1,9 @@
-"""JSON documents out of files that others may have written: read whole, but not whatever their size."""
+"""JSON documents: read whole, but not whatever their size, for others may have written them."""
 
 from __future__ import annotations
 
 import json
+import math
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -30,3 +31,14 @@ def read_document(path: Path, **options: Any) -> Any:
         message = f"{size:,} bytes are more than it can have"
         raise ValueError(message)
     return json.loads(path.read_text(encoding="utf-8"), **options)
+
+
+def finite(value: Any) -> Any:
+    """A value for JSON, which knows no infinity and no NaN: None in their place, in nests, too."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {k: finite(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [finite(v) for v in value]
+    return value

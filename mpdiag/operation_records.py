@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import defaultdict
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal, get_args
@@ -246,10 +247,12 @@ def decode(table: pa.Table) -> list[Operation]:
                 found.append(known)
             row[name] = tuple(found)
         result.append(Operation(**row))
+    _refuse_broken_links(result)
     return result
 
 
 _LARGEST = 1 << 53
+_LARGEST_SCALAR = 1 << 64
 
 
 def _refuse_nonsense(row: Mapping[str, Any]) -> None:
@@ -272,6 +275,38 @@ def _refuse_nonsense(row: Mapping[str, Any]) -> None:
     if wrong is not None:
         message = f"an operation's {wrong} holds what is never written there"
         raise ValueError(message)
+
+
+def _refuse_odd_numbers(operation: Operation) -> None:
+    """Refuse facts that are no numbers, and numbers that no float holds.
+
+    Raises:
+        ValueError: Naming the fact or the argument.
+    """
+    for name, value in (*operation.facts.items(), *operation.scalars.items()):
+        number = type(value) in (int, float)
+        too_large = type(value) is int and abs(value) > _LARGEST_SCALAR
+        if too_large or (name in operation.facts and not number):
+            message = f"an operation's {name[:40]!r} holds what is never written there"
+            raise ValueError(message)
+
+
+def _refuse_broken_links(operations: Iterable[Operation]) -> None:
+    """Refuse operations out of their order, or that name one which is not there.
+
+    Raises:
+        ValueError: Naming what is wrong.
+    """
+    steps: dict[tuple[int, int], list[Operation]] = defaultdict(list)
+    for op in operations:
+        _refuse_odd_numbers(op)
+        steps[op.rank, op.step].append(op)
+    for found in steps.values():
+        for i, op in enumerate(found):
+            links = (op.forward, *(t.producer for t in (*op.inputs, *op.outputs)))
+            if op.index != i or not all(NONE <= link < len(found) for link in links):
+                message = f"operation {i} of step {op.step} is missing, or names one that is"
+                raise ValueError(message)
 
 
 def _is_sound(t: Mapping[str, Any]) -> bool:

@@ -18,6 +18,13 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
+_MADE = (
+    *("plan.json", "training.jsonl", "profile.json", "sensitivity.json", "search.json"),
+    *("report.html", "report.md"),
+)
+"""What others make of a run, and what would speak of another one once it is replaced."""
+
+
 class RunWriter:
     """Writes one rank's share of a run folder.
 
@@ -70,15 +77,10 @@ class RunWriter:
             if owner == self.rank or (self.rank == 0 and owner >= world_size):
                 path.unlink(missing_ok=True)
         if self.rank == 0:
-            made = (
-                "plan.json",
-                "training.jsonl",
-                "profile.json",
-                "sensitivity.json",
-                "report.html",
-            )
-            for name in made:
+            for name in _MADE:
                 (self.folder / name).unlink(missing_ok=True)
+            for path in self.folder.glob("capsules/step*/*.*"):
+                path.unlink(missing_ok=True)
         self._meta_path.unlink(missing_ok=True)
 
     def write_meta(self, meta: Mapping[str, Any]) -> None:
@@ -96,7 +98,7 @@ class RunWriter:
         self._claimed = True
 
     def write_modules(self, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Replace this rank's table of modules and parameters (columns: ``MODULE_COLUMNS``)."""
+        """Replace this rank's table of modules and parameters (schema: ``modules_schema``)."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 

@@ -34,7 +34,7 @@ from mpdiag.run_parts import damaged, records_of, rows_in, source_of, tables_of
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
     import pandas as pd
@@ -154,17 +154,21 @@ class Run:
         """
         return sum(rows_in(path) for path in self.parts())
 
-    def pieces(self, *, histograms: bool = True) -> Iterator[Records]:
+    def pieces(
+        self, *, histograms: bool = True, parts: Sequence[Path] | None = None
+    ) -> Iterator[Records]:
         """The rows some at a time, in order, for runs that outgrow memory.
 
         Args:
             histograms: False leaves the bins empty, and is several times faster.
+            parts: Of ``parts()``, for whoever reads several times: a run may go on meanwhile.
 
         Raises:
             DamagedRun: If a part cannot be read, or there are no rows at all.
         """
         empty = True
-        for piece in records_of(self.parts(), histograms=histograms):
+        paths = self.parts() if parts is None else parts
+        for piece in records_of(paths, histograms=histograms):
             empty = empty and len(piece) == 0
             yield piece
         if empty:

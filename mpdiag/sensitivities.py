@@ -13,11 +13,11 @@ is false where the loss or a gradient was not finite.
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import asdict, dataclass, fields
 from typing import TYPE_CHECKING, Any
 
+from mpdiag.documents import read_document
 from mpdiag.errors import DamagedRun, NewerSchema
 from mpdiag.whole_files import write_json
 
@@ -91,7 +91,7 @@ def read_sensitivities(run: Path) -> Sensitivities | None:
     """
     path = run / FILE
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = read_document(path)
         version = document["schema_version"]
         if type(version) is int and version > SCHEMA_VERSION:
             message = f"{path} was written by a newer mpdiag (schema {version}): upgrade to read it"

@@ -123,7 +123,7 @@ class LogWriter:
     def _open(self) -> IO[str]:
         """Open for appending, after what a killed process left of its last line."""
         torn = False
-        if self.path.exists() and self.path.stat().st_size:
+        if not is_remote(self.path) and self.path.exists() and self.path.stat().st_size:
             with self.path.open("rb") as file:
                 file.seek(-1, 2)
                 torn = file.read(1) != b"\n"

@@ -16,6 +16,18 @@ from pathlib import Path
 SCRIPTS = Path(__file__).parent / "scripts"
 ZYGOTE = Path(__file__).parent / "launching" / "zygote.py"
 
+TRAIN = """
+import sys, torch
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
+optimizer = torch.optim.SGD(model.parameters(), 0.01)
+for _ in range(3):
+    optimizer.zero_grad()
+    model(torch.randn(8, 4)).square().mean().backward()
+    optimizer.step()
+"""
+"""A script of three steps, to which a test may add what comes after them."""
+
 
 @dataclass(frozen=True)
 class Done:

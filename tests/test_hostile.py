@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from dataclasses import replace
 
@@ -13,9 +14,11 @@ import pytest
 from runs_by_hand import write_run
 
 from mpdiag import documents, environment
+from mpdiag.analysis.analyzer import analyze
 from mpdiag.errors import DamagedPlan, DamagedRun
 from mpdiag.exports.registry import EXPORTERS, export_plan
 from mpdiag.launching.processes import claim_run
+from mpdiag.operation_records import encode
 from mpdiag.parquet_bombs import MOST_ROWS
 from mpdiag.plan import Fp32Choice, PrecisionPlan
 from mpdiag.reports.frames.tensorcores import read_profile
@@ -110,6 +113,39 @@ def test_a_pipe_in_a_run_keeps_nobody_waiting(run):
         read_log(run)
     with pytest.raises(DamagedRun):
         read_profile(run)
+
+
+# -- operations whose graph is none ----------------------------------------------------------------
+
+
+def of_inputs(**changes):
+    return lambda op: replace(op, inputs=tuple(replace(t, **changes) for t in op.inputs))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda op: replace(op, forward=10**6),
+        lambda op: replace(op, forward=-7),
+        lambda op: replace(op, index=op.index + 1),
+        of_inputs(producer=10**6),
+        of_inputs(producer=-7),
+        lambda op: replace(op, facts={"error_fp16": "large"}),
+        lambda op: replace(op, facts={"error_fp16": None}),
+        lambda op: replace(op, scalars={"value": 10**400}),
+    ],
+)
+def test_an_operation_that_names_what_is_not_there_is_damage(root, tmp_path, change):
+    whole = open_run(root / "sample_runs" / "translation").operations()
+    first = [op for op in whole if (op.rank, op.step) == (whole[0].rank, whole[0].step)]
+    shutil.copytree(root / "sample_runs" / "translation", tmp_path / "run")
+    part = tmp_path / "run" / "operations" / "rank00000-000001.parquet"
+    pq.write_table(encode(first), part)
+    assert len(open_run(tmp_path / "run").operations()) == len(whole)
+    pq.write_table(encode([change(op) if op.inputs else op for op in first]), part)
+    with pytest.raises(DamagedRun) as caught:
+        analyze(tmp_path / "run")
+    assert_one_sentence(caught, "rank00000-000001.parquet", "remove it")
 
 
 # -- names -----------------------------------------------------------------------------------------

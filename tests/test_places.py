@@ -21,7 +21,7 @@ from mpdiag.errors import RunExists, RunNotFound, UsageError
 from mpdiag.places import RemotePath, is_remote, place
 from mpdiag.run_writer import RunWriter
 from mpdiag.runs import free_name, list_runs, open_run, remove_run
-from mpdiag.training_log import read_log
+from mpdiag.training_log import LogWriter, TrainingStep, read_log
 from mpdiag.whole_files import atomic_path
 
 
@@ -164,6 +164,14 @@ def test_training_logs_are_sent_at_the_end_and_on_the_way(url):
     assert 4 <= underway <= 9
     assert len(read_log(f"{url}/run").steps) == 9
     assert open_run(f"{url}/run").meta["state"] == "complete"
+
+
+def test_a_training_that_goes_on_adds_to_its_log(url):
+    for step in range(2):
+        log = LogWriter(url)
+        log.append(TrainingStep(step, 1.0, 8.0))
+        log.close()
+    assert [s.step for s in read_log(url).steps] == [0, 1]
 
 
 def test_the_command_takes_urls(url):

@@ -79,14 +79,19 @@ def test_leftovers_of_a_kill_are_no_parts(tmp_path):
 
 def test_an_earlier_run_is_replaced_only_when_told(tmp_path):
     write(tmp_path / "run", table(), table())
-    (tmp_path / "run" / "plan.json").write_text("{}")
+    made = ["plan.json", "search.json", "sensitivity.json", "capsules/step000003/capsule.json"]
+    (tmp_path / "run" / "capsules" / "step000003").mkdir(parents=True)
+    for name in made:
+        (tmp_path / "run" / name).write_text("{}")
+    (tmp_path / "run" / "notes.md").write_text("mine")
     with pytest.raises(RunExists, match="overwrite"):
         RunWriter(tmp_path / "run")
     assert len(open_run(tmp_path / "run").parts()) == 2
     writer = RunWriter(tmp_path / "run", overwrite=True)
     writer.write_meta({"state": "recording"})
     assert open_run(tmp_path / "run").parts() == []
-    assert not (tmp_path / "run" / "plan.json").exists()
+    assert not any((tmp_path / "run" / name).exists() for name in made)
+    assert (tmp_path / "run" / "notes.md").read_text() == "mine"
 
 
 def test_ranks_append_at_the_same_time(tmp_path):

@@ -11,6 +11,7 @@ from mpdiag.analysis.equivalence import Equivalence, Verdict, judge_equivalence
 from mpdiag.analysis.findings import Finding
 from mpdiag.analysis.notebook import comparison_html
 from mpdiag.analysis.sides import Side, read_side
+from mpdiag.documents import finite
 from mpdiag.errors import UsageError
 
 if TYPE_CHECKING:
@@ -133,7 +134,7 @@ class Comparison:
             "layers": [asdict(s) for s in self.shifts],
             "findings": [f.to_json() for f in self.findings],
         }
-        plain: dict[str, Any] = _finite(document)
+        plain: dict[str, Any] = finite(document)
         return plain
 
 
@@ -297,6 +298,14 @@ def _metric_finding(m: MetricComparison) -> Finding | None:
             evidence,
             "train by a plan: mpdiag analyze the FP32 run, then MixedPrecision with its plan",
         )
+    if r.verdict == "inconclusive" and math.isnan(r.difference):
+        return Finding(
+            "warning",
+            "metric-inconclusive",
+            f"{m.metric} is not finite on either side: as many trainings diverged here as there",
+            evidence,
+            "look at the data, the learning rate and the loss: the reference itself does not train",
+        )
     if r.verdict == "inconclusive":
         alone = min(r.seeds) < 2
         beyond = alone and abs(r.difference) > r.margin
@@ -318,13 +327,3 @@ def _metric_finding(m: MetricComparison) -> Finding | None:
             else "choose another margin: the difference lies on it",
         )
     return None
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {k: _finite(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(v) for v in value]
-    return value

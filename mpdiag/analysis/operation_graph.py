@@ -8,6 +8,7 @@ operation, in the order of the recording.
 
 from __future__ import annotations
 
+import math
 import re
 from collections import defaultdict
 from dataclasses import dataclass
@@ -92,7 +93,7 @@ class StepGraph:
         for op in readers:
             if "lowest_row_maximum" in op.facts:
                 lowest = op.facts["lowest_row_maximum"]
-                if -FP32_LIMIT < lowest <= -60000 or op.facts["highest"] >= 60000:
+                if -FP32_LIMIT < lowest <= -60000 or op.facts.get("highest", math.inf) >= 60000:
                     return False
             elif op.op not in _PASSING or not all(
                 self.masked_softmax(t, depth - 1) for t in op.outputs

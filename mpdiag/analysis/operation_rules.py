@@ -376,7 +376,7 @@ def _share_of_logarithm(op: Operation, logarithm: Operation) -> float:
     numbers = (op.scalars.get("other"), op.scalars.get("self"))
     sizes += [abs(float(n)) for n in numbers if isinstance(n, (int, float))]
     total, result = _rms(op.outputs[0]), _rms(logarithm.outputs[0])
-    return min(sizes) / total / result if total and result else 0.0
+    return min(sizes, default=0.0) / total / result if total and result else 0.0
 
 
 def _rms(t: TensorRecord) -> float:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpdiag.analysis.layers import merge_layers
-from mpdiag.errors import DamagedRun, InputError, NewerSchema, RunNotFound
+from mpdiag.analysis.streaming import evidence_of
+from mpdiag.documents import read_document
+from mpdiag.errors import DamagedRun, NewerSchema, RunNotFound
 from mpdiag.places import place
 from mpdiag.runs import META, Run, list_runs, open_run
 from mpdiag.training_log import FILE, read_log
@@ -94,19 +94,6 @@ def _trained(run: Run) -> Trained:
         raise DamagedRun(message)
     seeds = run.meta.get("seeds") or {}
     seed = seeds.get("torch") if isinstance(seeds, dict) else None
-    layers: dict[tuple[str, str], float] = {}
-    if run.parts():
-        try:
-            merged = merge_layers(run.records)
-        except InputError:
-            merged = None
-        if merged is not None:
-            tops = merged.histograms.absmax
-            layers = {
-                (str(kind), str(name)): float(np.log2(top))
-                for kind, name, top in zip(merged.kinds, merged.names, tops, strict=True)
-                if top > 0 and np.isfinite(top)
-            }
     return Trained(
         run.name,
         seed if type(seed) is int else None,
@@ -114,8 +101,19 @@ def _trained(run: Run) -> Trained:
         higher,
         losses,
         len(log.skipped),
-        layers,
+        _tops(run) if run.rows() else {},
     )
+
+
+def _tops(run: Run) -> dict[tuple[str, str], float]:
+    """log2 of the largest |x| by kind and name."""
+    layers = evidence_of(run).layers()
+    tops = layers.histograms.absmax
+    return {
+        (str(kind), str(name)): float(np.log2(top))
+        for kind, name, top in zip(layers.kinds, layers.names, tops, strict=True)
+        if top > 0 and np.isfinite(top)
+    }
 
 
 def save_baseline(side: Side, path: str | os.PathLike[str]) -> None:
@@ -150,7 +148,7 @@ def _thinned(losses: Mapping[int, float]) -> list[list[float | str]]:
 
 def _read_baseline(path: Path) -> Side:
     try:
-        document: Any = json.loads(path.read_text(encoding="utf-8"))
+        document: Any = read_document(path)
         if not isinstance(document, dict) or document.get("kind") != KIND:
             message = f"{path} is no baseline: write one with mpdiag compare A B -o baseline.json"
             raise DamagedRun(message)

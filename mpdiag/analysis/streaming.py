@@ -83,15 +83,16 @@ class _Overview:
 
 
 class Streamed:
-    """Rows that are read part by part."""
+    """Rows that are read part by part: of the parts there are when it is made."""
 
     def __init__(self, run: Run) -> None:
         self._run = run
+        self._parts = run.parts()
         self._vocabulary = _Vocabulary()
         self._merged: tuple[float, Layers, Layers] | None = None
 
     def _pieces(self, *, histograms: bool = True) -> Iterator[Records]:
-        for piece in self._run.pieces(histograms=histograms):
+        for piece in self._run.pieces(histograms=histograms, parts=self._parts):
             yield self._vocabulary.recode(piece)
 
     @cached_property

@@ -180,7 +180,8 @@ def compare(
 
     comparison = compare_sides(a, b, metric=metric, margin=margin)
     if output is not None:
-        save_baseline(comparison.a, output)
+        with writing(output):
+            save_baseline(comparison.a, output)
     if as_json:
         terminal.show_json(comparison.to_json())
     else:

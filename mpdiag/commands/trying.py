@@ -12,6 +12,7 @@ from mpdiag.commands.base import (
     JsonOption,
     app,
 )
+from mpdiag.places import place
 
 
 @app.command()
@@ -81,7 +82,8 @@ def demo(
 def search(
     workload: Annotated[str, typer.Argument(help="A built-in workload, or gallery/NAME.")],
     run: Annotated[
-        Path | None, typer.Option(help="Where the search is kept; the same again goes on.")
+        Path | None,
+        typer.Option(parser=place, help="Where the search is kept; the same again goes on."),
     ] = None,
     plan: Annotated[
         Path | None, typer.Option(metavar="PLAN", help="Level and loss scale; default: recorded.")

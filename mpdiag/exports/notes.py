@@ -20,7 +20,6 @@ _BY_AUTOCAST = (
     "Softmax LogSoftmax Softmax2d Softmin Softplus LayerNorm GroupNorm RMSNorm BatchNorm "
     "SyncBatchNorm InstanceNorm"
 ).split()
-_DYNAMIC = ("growth_factor", "backoff_factor", "growth_interval", "hysteresis", "bounds")
 
 
 @dataclass(frozen=True)

@@ -112,9 +112,8 @@ class PlanPrecision(Precision):
             yield
             return
         wrapped = self.mp._wrapped
-        if wrapped.fresh and wrapped.models[0].training:
-            wrapped.fresh = False  # the model itself is not called: its hook would come too late
-            wrapped.buffers.save()
+        if wrapped.models[0].training:
+            wrapped.begin_step()  # the model itself is not called: its hook would come too late
         with self.mp.autocast():
             yield
 

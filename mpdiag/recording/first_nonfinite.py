@@ -15,6 +15,7 @@ cast that overflows is told of the operation whose result it stores.
 
 from __future__ import annotations
 
+import math
 import threading
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -23,6 +24,7 @@ import torch
 from torch.nn.modules import module as torch_modules
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from mpdiag.formats import FP16
 from mpdiag.recording.modes import by_name, in_backward, push_lowest, take_off, tensors_of, written
 from mpdiag.recording.names import Models, subjects
 from mpdiag.recording.sites import Places, Site
@@ -175,64 +177,46 @@ class Trace:
         self._backward_seen |= bool(node)
         if func.is_view or func.namespace != "aten":
             return func(*args, **kwargs)
-        named = by_name(func, args, kwargs)
-        given = [(n, t) for n, v in named.items() for t in tensors_of(v) if _looked_at(t)]
-        mutable = func._schema.is_mutable
-        with torch.no_grad():
-            bad = [t for _, t in given if not bool(torch.isfinite(t).all())]
-            nan_given = any(bool(torch.isnan(t).any()) for t in bad)
-            ranges = _ranges(given) if mutable and not bad else None
+        call = _look_at(func, args, kwargs)
         result = func(*args, **kwargs)
         with self._lock, torch.no_grad():
-            outputs = tensors_of(result) + (written(func, args, kwargs) if mutable else [])
+            outputs = tensors_of(result)
+            if func._schema.is_mutable:
+                outputs = outputs + written(func, args, kwargs)
             outputs = [t for t in outputs if _looked_at(t) and t.numel()]
             wrong = next((t for t in outputs if not bool(torch.isfinite(t).all())), None)
-            op = func.overloadpacket.__name__
             if wrong is None:
-                self._remember(op, site, outputs, given)
-            elif not op.startswith(("empty", "new_empty")):
-                self._judge(op, site, node, named, given, bad, nan_given, wrong, ranges)
+                self._remember(call, site, outputs)
+            elif not call.op.startswith(("empty", "new_empty")):
+                self._judge(call, site, wrong, "backward" if node else "forward")
         return result
 
     def _judge(
-        self,
-        op: str,
-        site: Site,
-        node: str,
-        named: dict[str, Any],
-        given: list[tuple[str, torch.Tensor]],
-        bad: list[torch.Tensor],
-        nan_given: bool,
-        wrong: torch.Tensor,
-        ranges: tuple[Range, ...] | None,
+        self, call: _Call, site: Site, wrong: torch.Tensor, phase: Literal["forward", "backward"]
     ) -> None:
+        """Whether a call is at fault for a result that is not finite; if so, note it."""
         nan = bool(torch.isnan(wrong).any())
-        excused = all(self._excused.get(_key(t)) for t in bad)
-        asked = any(
-            isinstance(v, float) and v in (float("inf"), -float("inf")) for v in named.values()
-        )
-        if not nan and ((asked and not bad) or (bad and excused)):
+        excused = all(self._excused.get(_key(t)) for t in call.bad)
+        if not nan and ((call.asked and not call.bad) or (call.bad and excused)):
             self._excuse(wrong)
             return
-        if bad and not (nan and not nan_given and excused):
+        if call.bad and not (nan and not call.nan_given and excused):
             return  # passed on
-        inputs = ranges if ranges is not None else _ranges(given)
-        dtype = str(wrong.dtype).removeprefix("torch.")
-        if op in _CASTS and given:
-            maker = self._makers.get(_key(given[-1][1]))
-            if maker is not None:
-                op, site, inputs = maker
+        maker = None
+        if call.op in _CASTS and call.given:
+            maker = self._makers.get(_key(call.given[-1][1]))
+        op, site, inputs = maker or (call.op, site, call.inputs)
         if len(self.found) < _MOST:
             self.found.append(
                 Producer(
                     op=op,
                     kind="NaN" if nan else "Inf",
-                    phase="backward" if node else "forward",
+                    phase=phase,
                     module=site.module,
                     file=site.file,
                     line=site.line,
                     code=site.code,
-                    dtype=dtype,
+                    dtype=str(wrong.dtype).removeprefix("torch."),
                     values=int((~torch.isfinite(wrong)).sum()),
                     of=wrong.numel(),
                     inputs=inputs,
@@ -243,17 +227,52 @@ class Trace:
     def _excuse(self, tensor: torch.Tensor) -> None:
         self._excused.put(_key(tensor), tensor.untyped_storage(), True)
 
-    def _remember(
-        self,
-        op: str,
-        site: Site,
-        outputs: list[torch.Tensor],
-        given: list[tuple[str, torch.Tensor]],
-    ) -> None:
+    def _remember(self, call: _Call, site: Site, outputs: list[torch.Tensor]) -> None:
         """Who made a tensor whose values a narrower format may not hold."""
         for t in outputs:
-            if t.dtype == torch.float32 and float(t.abs().amax()) >= 65504.0:
-                self._makers.put(_key(t), t.untyped_storage(), (op, site, _ranges(given)))
+            if t.dtype == torch.float32 and float(t.abs().amax()) >= FP16.max:
+                self._makers.put(_key(t), t.untyped_storage(), (call.op, site, call.inputs))
+
+
+@dataclass(frozen=True, eq=False)
+class _Call:
+    """An operation that is about to run.
+
+    Attributes:
+        op: ATen's name.
+        given: Its floating-point tensors, by argument.
+        bad: Those that are not finite.
+        nan_given: Whether any of them holds a NaN.
+        asked: Whether an argument is an infinity itself.
+        kept: What it was given, if it is going to write to that.
+    """
+
+    op: str
+    given: list[tuple[str, torch.Tensor]]
+    bad: list[torch.Tensor]
+    nan_given: bool
+    asked: bool
+    kept: tuple[Range, ...] | None
+
+    @property
+    def inputs(self) -> tuple[Range, ...]:
+        """What it was given."""
+        return _ranges(self.given) if self.kept is None else self.kept
+
+
+def _look_at(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call:
+    named = by_name(func, args, kwargs)
+    given = [(n, t) for n, v in named.items() for t in tensors_of(v) if _looked_at(t)]
+    with torch.no_grad():
+        bad = [t for _, t in given if not bool(torch.isfinite(t).all())]
+        return _Call(
+            op=func.overloadpacket.__name__,
+            given=given,
+            bad=bad,
+            nan_given=any(bool(torch.isnan(t).any()) for t in bad),
+            asked=any(isinstance(v, float) and math.isinf(v) for v in named.values()),
+            kept=_ranges(given) if func._schema.is_mutable and not bad else None,
+        )
 
 
 class _Mode(TorchDispatchMode):

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from mpdiag.recording.rows import RawRows, Rows
     from mpdiag.recording.tensors import Countable
-    from mpdiag.records import Kind
+    from mpdiag.records import Kind, Placement, Stage
     from mpdiag.run_writer import RunWriter
 
 _DRAIN_ROWS = 1024
@@ -39,8 +39,8 @@ class Subject:
     name: str
     micro: int
     dtype: str
-    placement: str
-    stage: str
+    placement: Placement
+    stage: Stage
     device: torch.device
 
 
@@ -113,7 +113,7 @@ class Ledger:
         micro: int,
         tensor: Countable,
         count: Count,
-        stage: str = "local",
+        stage: Stage = "local",
     ) -> None:
         """Say what a counted tensor was."""
         subject = Subject(kind, name, micro, tensor.dtype, tensor.placement, stage, count.device)
@@ -126,13 +126,13 @@ class Ledger:
         micro: int,
         tensor: Countable,
         count: Count,
-        stage: str = "local",
+        stage: Stage = "local",
     ) -> None:
         """The same, for a tensor that supersedes what was noted under this name."""
         subject = Subject(kind, name, micro, tensor.dtype, tensor.placement, stage, count.device)
         self._entry(subject).rows[:] = [count.row]
 
-    def note_update(self, name: str, before: Countable, after: Countable, stage: str) -> None:
+    def note_update(self, name: str, before: Countable, after: Countable, stage: Stage) -> None:
         """Count a parameter before and after a step: weights, updates, and what was swallowed."""
         device = before.values.device
         rows = self._on(device)

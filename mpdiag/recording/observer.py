@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
     from mpdiag.recording.ledger import Count, Ledger
     from mpdiag.recording.operations import OperationWatch
-    from mpdiag.records import Kind
+    from mpdiag.records import Kind, Stage
 
 
 class Steps(Protocol):
@@ -358,7 +358,7 @@ class Observer:
             named.reason = f"gradient: {ready}"
             return
         note = self.ledger.replace if supersede else self.ledger.note
-        stage = "local"
+        stage: Stage = "local"
         if micro == TOTAL:
             ready, stage = self._reduced(named, ready)
         note("weight_grad", named.name, micro, ready, self.ledger.count(ready), stage)
@@ -431,7 +431,7 @@ class Observer:
                 self.ledger.note("weight", named.name, TOTAL, ready, count, stage)
                 named.seen.add("weight")
 
-    def _reduced(self, named: NamedParameter, ready: Countable) -> tuple[Countable, str]:
+    def _reduced(self, named: NamedParameter, ready: Countable) -> tuple[Countable, Stage]:
         """A parameter's tensor with its placement over the ranks, and its stage."""
         if id(named.parameter) in self._averaged:
             return replace(ready, placement="replicated"), "reduced"

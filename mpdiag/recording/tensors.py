@@ -6,11 +6,14 @@ import dataclasses
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from mpdiag.recording.counting import flat_values
+
+if TYPE_CHECKING:
+    from mpdiag.records import Placement
 
 _MAX_DEPTH = 16
 
@@ -33,7 +36,7 @@ class Countable:
     repeat: int
     zeros: int
     dtype: str
-    placement: str
+    placement: Placement
     shared: bool
     version: int | None
 
@@ -99,7 +102,7 @@ def _refusal(tensor: torch.Tensor) -> str | None:
     return None
 
 
-def _local_part(tensor: torch.Tensor) -> tuple[torch.Tensor, str]:
+def _local_part(tensor: torch.Tensor) -> tuple[torch.Tensor, Placement]:
     """This rank's share of a distributed tensor, and how the tensor lies over the ranks.
 
     A partial sum counts as the rank's own: it has not been reduced yet. Of shards that are held
@@ -112,12 +115,10 @@ def _local_part(tensor: torch.Tensor) -> tuple[torch.Tensor, str]:
     place = tensor.device_mesh.get_coordinate() or [0] * len(placements)
     copied = any(p.is_replicate() and i > 0 for p, i in zip(placements, place, strict=True))
     if any(p.is_partial() for p in placements):
-        placement = "local"
-    elif copied or all(p.is_replicate() for p in placements):
-        placement = "replicated"
-    else:
-        placement = "sharded"
-    return tensor.to_local(), placement
+        return tensor.to_local(), "local"
+    if copied or all(p.is_replicate() for p in placements):
+        return tensor.to_local(), "replicated"
+    return tensor.to_local(), "sharded"
 
 
 def is_tensor_parallel(model: torch.nn.Module) -> bool:

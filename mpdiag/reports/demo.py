@@ -68,7 +68,7 @@ def demo_text(
             _figure(o.loss),
             f"{o.skipped} of {o.steps}" if o.steps else "–",
             f"{o.seconds:.1f}",
-            str(o.run) if o.run else "–",
+            Text(str(o.run)) if o.run else "–",
         )
     verdict, style = judge(metric, higher_is_better, outcomes, analysis)
     notes = [Text(f"{o.title}: {o.stopped}", style="yellow") for o in outcomes if o.stopped]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import statistics
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.console import Group
@@ -19,6 +19,7 @@ from rich.text import Text
 from mpdiag.analysis.equivalence import judge_equivalence
 from mpdiag.analysis.layers import merge_layers, share
 from mpdiag.analysis.loss_scale import needs_scale, values_lost
+from mpdiag.documents import finite
 from mpdiag.formats import FP16
 
 if TYPE_CHECKING:
@@ -125,7 +126,7 @@ class Family:
 
     def to_json(self) -> dict[str, Any]:
         """Plain values; what is not finite is null."""
-        found: dict[str, Any] = _finite(asdict(self))
+        found: dict[str, Any] = finite(asdict(self))
         return {**found, "explanation": explain(self)}
 
 
@@ -245,11 +246,13 @@ def explain(row: Family) -> str:
 
 def spread(side: Side) -> str:
     """Mean and standard deviation over seeds."""
-    finite = [v for v in side.values if math.isfinite(v)]
-    if len(finite) < len(side.values) or not finite:
-        return "not finite" if side.values else "–"
-    mean = statistics.fmean(finite)
-    return f"{mean:.4g} ± {statistics.stdev(finite):.2g}" if len(finite) > 1 else f"{mean:.4g}"
+    values = side.values
+    if not values:
+        return "–"
+    if not all(map(math.isfinite, values)):
+        return "not finite"
+    mean = statistics.fmean(values)
+    return f"{mean:.4g} ± {statistics.stdev(values):.2g}" if len(values) > 1 else f"{mean:.4g}"
 
 
 def cell(row: Family, way: str) -> str:
@@ -282,9 +285,6 @@ def underflow_words(row: Family, way: str) -> str:
         return "–"
     seen = "–" if found.observed is None else f"{found.observed:.1%}"
     return f"{found.predicted:.1%} / {seen}"
-
-
-Column = Literal["left", "right"]
 
 
 def _cells(row: Family) -> list[str]:
@@ -346,13 +346,3 @@ def families_markdown(rows: Sequence[Family]) -> str:
     lines = ["| " + " | ".join(HEADINGS) + " |", "|" + "---|" * len(HEADINGS)]
     lines += ["| " + " | ".join(_cells(row)) + " |" for row in rows]
     return "\n".join([*lines, "", LEGEND + ".", ""])
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {k: _finite(v) for k, v in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_finite(v) for v in value]
-    return value

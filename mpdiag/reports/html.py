@@ -118,7 +118,7 @@ def _verdict(analysis: Analysis) -> Iterator[str]:
         yield _frame(operations) + "</details>"
     if plan.levels:
         yield "<h2>What it wins</h2>" + _frame(levels_frame(plan))
-    formats = formats_frame(analysis.formats).map(lambda x: "–" if x != x else percent(x))
+    formats = formats_frame(analysis.formats).map(percent)
     yield "<h2>Values lost, by format</h2>" + _frame(formats.reset_index())
     yield "<h2>Evidence</h2>"
 

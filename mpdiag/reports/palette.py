@@ -28,5 +28,3 @@ VERDICTS = {
     "other": GREY,
     "unknown": PURPLE,
 }
-
-SEVERITIES = {"error": VERMILION, "warning": ORANGE, "info": BLUE}

@@ -8,7 +8,7 @@ from rich.console import Group
 from rich.text import Text
 
 from mpdiag.reports.tables import Fitted
-from mpdiag.reports.words import kernel_label
+from mpdiag.reports.words import beginning, kernel_label
 from mpdiag.tensorcores.amdahl import speedup
 
 if TYPE_CHECKING:
@@ -214,8 +214,7 @@ def _kernel_row(places: list[KernelTime], whole: float) -> list[str]:
 
 
 def _short(name: str, width: int = 44) -> str:
-    plain = " ".join(name.removeprefix("void ").split())
-    return plain if len(plain) <= width else plain[: width - 1] + "…"
+    return beginning(" ".join(name.removeprefix("void ").split()), width)
 
 
 def _percent(share: float) -> str:

@@ -16,6 +16,7 @@ from mpdiag.analysis.loss_scale import lost_by_scale
 from mpdiag.formats import FP16
 from mpdiag.reports.drawing import Histogram, Sparkline
 from mpdiag.reports.tables import Fitted
+from mpdiag.reports.words import layer_name, magnitude, percent
 from mpdiag.wording import counted
 
 if TYPE_CHECKING:
@@ -71,10 +72,10 @@ def shapes_table(plan: PrecisionPlan) -> RenderableType:
     table.add_column("why")
     for advice in plan.shapes[:SHOWN_SHAPES]:
         table.add_row(
-            escape(_name(advice.module)),
+            escape(layer_name(advice.module)),
             advice.dimension,
             f"{advice.size} → {advice.padded}",
-            _percent(float(advice.evidence.get("share_of_flops") or 0.0)),
+            percent(float(advice.evidence.get("share_of_flops") or 0.0)),
             escape(advice.reason),
         )
     if len(plan.shapes) > SHOWN_SHAPES:
@@ -108,15 +109,15 @@ def _facts(analysis: Analysis) -> Table:
     grid.add_row(
         "Loss scale",
         f"{plan.loss_scale.recommended:g} ({plan.loss_scale.method}), {plan.loss_scale.need}; "
-        f"from {plan.loss_scale.lower:g} ({_name(scale.deciding_layer)}) "
-        f"to {upper} ({_name(scale.limiting_layer)})",
+        f"from {plan.loss_scale.lower:g} ({escape(layer_name(scale.deciding_layer))}) "
+        f"to {upper} ({escape(layer_name(scale.limiting_layer))})",
     )
     grid.add_row("", escape(plan.loss_scale.reason))
     grid.add_row(
         "Lost to zero",
-        f"{_percent(scale.underflow_before)} of the activation gradients' values without a scale, "
-        f"{_percent(scale.underflow_after)} with it; "
-        f"expected overflow {_percent(scale.predicted_overflow_rate)} of steps",
+        f"{percent(scale.underflow_before)} of the activation gradients' values without a scale, "
+        f"{percent(scale.underflow_after)} with it; "
+        f"expected overflow {percent(scale.predicted_overflow_rate)} of steps",
     )
     grid.add_row("Master weights", escape(plan.master_weights.reason))
     grid.add_row("Stay in FP32", _kept(analysis))
@@ -150,11 +151,11 @@ def _deciding_layers(analysis: Analysis) -> RenderableType:
     )
     for i in order:
         table.add_row(
-            _name(str(gradients.names[i])),
-            _power(float(h.absmax[i])),
-            _percent(float(lost[i])),
-            _percent(float(losses[i, 0])),
-            _percent(float(after[i])),
+            layer_name(str(gradients.names[i])),
+            magnitude(float(h.absmax[i])),
+            percent(float(lost[i])),
+            percent(float(losses[i, 0])),
+            percent(float(after[i])),
         )
     if len(gradients) > TOP:
         table.caption = f"{TOP} of {len(gradients)}; all of them with --json"
@@ -207,8 +208,8 @@ def _proven(analysis: Analysis) -> RenderableType:
             f.op,
             f"{f.module or '(outside)'}\n{f.where}",
             f"{f.reason}; {f.without}{covered}\n→ {f.fix}",
-            _percent(f.bytes_share),
-            _percent(f.flops_share),
+            percent(f.bytes_share),
+            percent(f.flops_share),
         )
     return table
 
@@ -217,7 +218,7 @@ def _operations(analysis: Analysis) -> RenderableType:
     grouped: dict[tuple[str, str], list[str]] = defaultdict(list)
     for choice in analysis.plan.fp32_operations:
         reason = choice.reason if choice.evidence.get("overflow") else choice.reason.split(":")[0]
-        grouped[choice.op, reason].append(_name(choice.module))
+        grouped[choice.op, reason].append(layer_name(choice.module))
     table = Fitted(
         ("operation", "modules", "why"),
         "Stay in FP32",
@@ -244,9 +245,9 @@ def _formats(analysis: Analysis) -> RenderableType:
             if losses is None:
                 cells.append("–")
                 continue
-            text = f"{_percent(losses['underflow'])} to 0"
+            text = f"{percent(losses['underflow'])} to 0"
             if losses["overflow"]:
-                text += f", {_percent(losses['overflow'])} to ∞"
+                text += f", {percent(losses['overflow'])} to ∞"
             cells.append(text)
         table.add_row(name, *cells)
     table.caption = "FP16 gradients at the recommended scale; FP8 with a scale per layer"
@@ -255,7 +256,7 @@ def _formats(analysis: Analysis) -> RenderableType:
 
 def layer_text(story: LayerStory) -> RenderableType:
     """The report of ``mpdiag why``."""
-    parts: list[RenderableType] = [Text(_name(story.name), style="bold")]
+    parts: list[RenderableType] = [Text(layer_name(story.name), style="bold")]
     parts += [Text(f"• {role}") for role in story.roles]
     numbers = ("elements", "zeros", "|x| min", "|x| max", "lost in FP16", "overflow in FP16")
     table = Fitted(("tensor", *numbers), right=frozenset(numbers))
@@ -263,22 +264,22 @@ def layer_text(story: LayerStory) -> RenderableType:
         table.add_row(
             row["kind"].replace("_", " "),
             f"{row['numel']:,}",
-            _percent(row["zeros"] / max(1, row["numel"])),
-            _power(row["absmin"] or 0.0),
-            _power(row["absmax"]),
-            _percent(row["underflow"]),
-            _percent(row["overflow"]),
+            percent(row["zeros"] / max(1, row["numel"])),
+            magnitude(row["absmin"] or 0.0),
+            magnitude(row["absmax"]),
+            percent(row["underflow"]),
+            percent(row["overflow"]),
         )
     parts.append(table)
     if story.steps.size:
         scale = story.analysis.plan.loss_scale.recommended
         parts += [
             Text(f"values lost at scale 1, steps {story.steps[0]} to {story.steps[-1]}"),
-            Sparkline(story.lost, f"{_percent(story.lost[0])} → {_percent(story.lost[-1])}"),
+            Sparkline(story.lost, f"{percent(story.lost[0])} → {percent(story.lost[-1])}"),
             Text(f"at the recommended scale {scale:g}"),
             Sparkline(
                 story.lost_scaled,
-                f"{_percent(story.lost_scaled[0])} → {_percent(story.lost_scaled[-1])}",
+                f"{percent(story.lost_scaled[0])} → {percent(story.lost_scaled[-1])}",
             ),
         ]
     part: Layers = story.layers.of_kind("activation_grad", "weight_grad")
@@ -286,7 +287,7 @@ def layer_text(story: LayerStory) -> RenderableType:
         scale = story.analysis.plan.loss_scale.recommended
         parts.append(Histogram(part.histograms[0], FP16, scale))
     if story.swallowed is not None:
-        parts.append(Text(f"FP16 weights would swallow {_percent(story.swallowed)} of its updates"))
+        parts.append(Text(f"FP16 weights would swallow {percent(story.swallowed)} of its updates"))
     fixes = story.fixes or ("nothing to do here",)
     parts += [Text(f"→ {fix}", style="green") for fix in fixes]
     return Group(*parts)
@@ -306,26 +307,12 @@ def replay_text(played: Replay) -> RenderableType:
         table.add_row(
             str(row["step"]),
             f"{row['scale']:g}",
-            "not finite" if row["absmax"] is None else _power(row["absmax"]),
-            _percent(row["lost"]),
+            "not finite" if row["absmax"] is None else magnitude(row["absmax"]),
+            percent(row["lost"]),
             "skipped" if row["overflow"] else "",
         )
     table.caption = f"{document['skips']} of {len(steps)} steps skipped"
     return table
-
-
-def _name(name: str | None) -> str:
-    return name or "(the model)"
-
-
-def _percent(fraction: float) -> str:
-    if fraction == 0:
-        return "0 %"
-    return f"{fraction:.2%}".replace("%", " %") if fraction >= 1e-4 else "< 0.01 %"
-
-
-def _power(value: float) -> str:
-    return f"2^{np.log2(value):.1f}" if value > 0 else "–"
 
 
 def skip_text(replayed: dict[str, Any], first: object | None) -> RenderableType:

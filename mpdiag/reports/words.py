@@ -16,7 +16,9 @@ def layer_name(name: str | None) -> str:
 
 
 def percent(fraction: float) -> str:
-    """A share between 0 and 1."""
+    """A share between 0 and 1; NaN is one that is not known."""
+    if math.isnan(fraction):
+        return "–"
     if fraction == 0:
         return "0 %"
     return f"{100 * fraction:.2f} %" if fraction >= 1e-4 else "< 0.01 %"
@@ -45,6 +47,11 @@ def shortened(name: str, width: int = 30) -> str:
     return name if len(name) <= width else "…" + name[-(width - 1) :]
 
 
+def beginning(text: str, width: int) -> str:
+    """A text that fits: its beginning says most."""
+    return text if len(text) <= width else text[: width - 1] + "…"
+
+
 def in_figure(name: str, width: int | None = None) -> str:
     """A name for plotly, which would read tags in it."""
     return html.escape(layer_name(name) if width is None else shortened(name, width), quote=False)
@@ -58,7 +65,7 @@ def sentence(text: str) -> str:
 
 def in_markdown(text: str) -> str:
     """Text in which Markdown sees nothing but text."""
-    return _MARKDOWN.sub(r"\\\1", text.replace("\n", " "))
+    return _MARKDOWN.sub(r"\\\1", text.replace("\n", " ").replace("\r", " "))
 
 
 def duration(seconds: float) -> str:

@@ -43,7 +43,7 @@ def measure_sensitivity(
         scale: The loss scale of the gradients.
 
     Raises:
-        UsageError: If the step returns no loss.
+        UsageError: If the step returns no loss, or trains nothing.
         ValueError: If there is no such format.
     """
     foretold = dict(by_operation(estimate(model, step, fmt=fmt, scale=scale)))

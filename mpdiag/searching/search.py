@@ -32,10 +32,10 @@ import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from mpdiag.errors import TrainingDiverged, UsageError
+from mpdiag.places import place
 from mpdiag.plan import Fp32Choice, PrecisionPlan
 from mpdiag.precision_lists import LISTS
 from mpdiag.searching.minimal import find_smallest
@@ -52,8 +52,9 @@ if TYPE_CHECKING:
 
     from mpdiag.training.trainer import Backend
 
+    Build = Callable[[int], tuple[nn.Module, Optimizer, "Train"]]
+
 Train = Callable[[MixedPrecision], float]
-Build = "Callable[[int], tuple[nn.Module, Optimizer, Train]]"
 Answer = Literal["none", "found", "unfinished", "impossible"]
 OnProgress = Callable[[str, int, int], None]
 """Told what is being done, how many trainings were made, and the size of the best set so far."""
@@ -107,7 +108,7 @@ class _OutOfBudget(Exception):
 
 
 def search_fp32(
-    build: Callable[[int], tuple[nn.Module, Optimizer, Train]],
+    build: Build,
     plan: PrecisionPlan,
     *,
     budget: float = math.inf,
@@ -127,7 +128,8 @@ def search_fp32(
         plan: Level, format and loss scale; its own FP32 operations are not taken for granted.
         budget: Minutes. No training is begun that would not end in time, as far as earlier ones
             tell; the best answer so far is returned.
-        run: A folder to keep ``search.json`` in: called again with it, the search goes on.
+        run: A folder, a path or a URL, to keep ``search.json`` in: called again with it, the search
+            goes on.
         seeds: Of FP32.
         probe_seeds: How many of them each set is tried with; the first that fails ends the try.
         higher_is_better: Whether more of the metric is better.
@@ -148,7 +150,7 @@ def search_fp32(
         "higher_is_better": higher_is_better,
         "lists": lists,
     }
-    state = load_state(None if run is None else Path(run) / STATE_FILE, key)
+    state = load_state(None if run is None else place(run) / STATE_FILE, key)
     search = _Search(build, plan, state, budget, probe_seeds, lists, backend, on_progress)
     return search.run(seeds, higher_is_better=higher_is_better)
 
@@ -180,7 +182,7 @@ def _bare(plan: PrecisionPlan) -> PrecisionPlan:
 class _Search:
     def __init__(
         self,
-        build: Callable[[int], tuple[nn.Module, Optimizer, Train]],
+        build: Build,
         plan: PrecisionPlan,
         state: SearchState,
         budget: float,

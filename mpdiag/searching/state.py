@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from mpdiag.documents import read_document
 from mpdiag.errors import DamagedSearch, StateMismatch
 from mpdiag.searching.ranking import Candidate
+from mpdiag.whole_files import write_json
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -63,7 +63,7 @@ class SearchState:
     probes: list[Probe] = field(default_factory=list)
 
     def save(self) -> None:
-        """Write beside, then rename: a kill leaves the old file or the new one."""
+        """Replace the file as a whole: a kill leaves the old one or the new one."""
         if self.path is None:
             return
         document = {
@@ -74,10 +74,7 @@ class SearchState:
             "probes": [p.to_json() for p in self.probes],
         }
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        beside = self.path.with_name(self.path.name + f".{os.getpid()}.tmp")
-        text = json.dumps(document, indent=1, allow_nan=False, ensure_ascii=False)
-        beside.write_text(text + "\n", encoding="utf-8")
-        os.replace(beside, self.path)
+        write_json(self.path, document)
 
 
 def load_state(path: Path | None, key: dict[str, Any]) -> SearchState:
@@ -107,6 +104,9 @@ def load_state(path: Path | None, key: dict[str, Any]) -> SearchState:
                 for p in document["probes"]
             ],
         )
+        if not all(p.metrics for p in state.probes):
+            message = "a probe without metrics"
+            raise ValueError(message)
     except (*_UNREADABLE, RecursionError, OverflowError) as error:
         message = f"{path} is no readable search ({error}): delete it to begin anew"
         raise DamagedSearch(message) from error

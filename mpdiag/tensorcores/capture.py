@@ -150,8 +150,8 @@ class Capture:
     ) -> None:
         """Stop, and read what was captured; what the block raised goes on."""
         self._hook.remove()
-        self._close()
         try:
+            self._close()
             if self._temporary is not None and kind is None and self._measured:
                 self._result = read_capture(self._folder or Path(), self._measured)
         finally:

@@ -25,6 +25,7 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from mpdiag.documents import finite
 from mpdiag.tensorcores import alignment as shapes
 from mpdiag.tensorcores.amdahl import speedup
 from mpdiag.tensorcores.fixes import fix_for, is_collective
@@ -64,7 +65,6 @@ NARROW = 8
 SHORT_US = 5.0
 """A call below this is of the order of a kernel's launch."""
 
-_HALF = {"fp16", "bf16"}
 TF32 = {"ampere", "ada", "hopper", "blackwell"}
 """Generations that have it."""
 
@@ -127,7 +127,7 @@ class JudgedOperation:
             "other_us": o.other_us,
             "unknown_us": o.unknown_us,
             "affected_us": self.affected_us,
-            "amdahl_bound": _finite(self.amdahl_bound),
+            "amdahl_bound": finite(self.amdahl_bound),
             "win_us": self.win_us,
             "flops": work.flops or None if work else None,
             "bytes": moved_bytes(o),
@@ -161,7 +161,7 @@ class Worth:
             "cause": self.cause,
             "operations": self.operations,
             "affected_us": self.affected_us,
-            "amdahl_bound": _finite(self.amdahl_bound),
+            "amdahl_bound": finite(self.amdahl_bound),
             "win_us": self.win_us,
         }
 
@@ -212,10 +212,6 @@ def _to_win(judged: JudgedOperation) -> float:
     if judged.win_us is not None:
         return judged.win_us
     return judged.affected_us / 2 if judged.cause == "outside" else judged.affected_us
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
 
 
 # -- one operation ---------------------------------------------------------------------------------

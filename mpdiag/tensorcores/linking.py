@@ -142,7 +142,7 @@ class _Linker:
         self._threads = _Numbers()
         self._frames = Spill("<iddiiq")
         self._launches = Spill("<qdi?")
-        self._kernels = Spill("<qdi?i")
+        self._kernels = Spill("<qdi?")
         self._sums: dict[tuple[str, Place], KernelSum] = {}
         self._calls: dict[Place, int] = {}
         self._last: dict[Place, float] = {}
@@ -167,13 +167,13 @@ class _Linker:
     def _take_kernel(self, kernel: Kernel) -> None:
         spent = kernel.duration_us
         self._devices[kernel.device] = self._devices.get(kernel.device, 0.0) + spent
-        if kernel.correlation is None or kernel.counters is not None:
+        number = kernel.correlation
+        if number is None or kernel.calls != 1 or kernel.counters is not None:
             self._add(kernel.name, Place(None, "", ""), spent, kernel.calls, kernel)
             return
         name = self._names.of(kernel.name, kernel.name)
         graph = bool(kernel.graph_node)
-        number, calls = kernel.correlation, min(kernel.calls, 1 << 30)
-        self._kernels.add(number, number, number, spent, name, graph, calls)
+        self._kernels.add(number, number, number, spent, name, graph)
 
     def _take_operation(self, op: Operation) -> None:
         if op.name.startswith("ProfilerStep"):
@@ -231,24 +231,24 @@ class _Linker:
             )
             if correlation in wanted
         }
-        placed: list[tuple[int, float, int, float, int]] = []
-        for correlation, spent, name, in_graph, calls in kernels:
+        placed: list[tuple[int, float, int, float]] = []
+        for correlation, spent, name, in_graph in kernels:
             launch = launches.get(correlation)
             self._launched += spent if launch else 0.0
             if in_graph or (launch and launch[2]):
                 self._graph += spent
             elif launch:
-                placed.append((launch[1], launch[0], name, spent, calls))
+                placed.append((launch[1], launch[0], name, spent))
                 continue
-            self._add(self._names.values[name], Place(None, "", ""), spent, calls, None)
+            self._add(self._names.values[name], Place(None, "", ""), spent, 1, None)
         if placed:
             self._place(placed)
 
-    def _place(self, launched: list[tuple[int, float, int, float, int]]) -> None:
+    def _place(self, launched: list[tuple[int, float, int, float]]) -> None:
         """Link launches to the frames around them.
 
         Args:
-            launched: Thread, time, kernel's number, duration, calls.
+            launched: Thread, time, kernel's number, duration.
         """
         launched.sort()
         threads = {item[0] for item in launched}
@@ -262,7 +262,7 @@ class _Linker:
         )
         stack: list[_Frame] = []
         at = 0
-        for thread, time, name, spent, calls in launched:
+        for thread, time, name, spent in launched:
             here = (thread, time, math.inf)
             while at < len(frames) and frames[at] <= here:
                 frame = _Frame(*frames[at])
@@ -273,13 +273,13 @@ class _Linker:
                 stack.append(frame)
                 at += 1
             around = [f for f in stack if f.thread == thread and -f.minus_end >= time]
-            self._link_one(name, spent, calls, around)
+            self._link_one(name, spent, around)
 
-    def _link_one(self, name: int, spent: float, calls: int, around: list[_Frame]) -> None:
+    def _link_one(self, name: int, spent: float, around: list[_Frame]) -> None:
         kernel = self._names.values[name]
         operation = next((f for f in reversed(around) if f.kind != _MODULE), None)
         if operation is None:
-            self._add(kernel, Place(None, "", ""), spent, calls, None)
+            self._add(kernel, Place(None, "", ""), spent, 1, None)
             return
         self._linked += spent
         signature = self._signatures.values[operation.label]

@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 Unit = Literal["matrix", "vector", "unknown"]
 
 PREFIX = "onednn_verbose,"
-_PRIMITIVES = {"matmul", "inner_product", "convolution", "deconvolution", "rnn", "reorder"}
 _VECTOR = re.compile(r"avx|sse41|sve|asimd|neon|\bref\b|gemm|jit|simple")
 _DIRECTIONS: dict[str, Direction] = {
     "backward_data": "dgrad",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from mpdiag.documents import finite
 from mpdiag.tensorcores import witnesses
 from mpdiag.tensorcores.amdahl import speedup
 from mpdiag.tensorcores.causes import TF32
@@ -50,7 +51,7 @@ def _matrix(p: Profile) -> Iterator[dict[str, Any]]:
             f"{_percent(cuda)} of kernel time is matrix work on CUDA cores{without}",
             _off_cuda_cores(p),
             fraction=cuda,
-            amdahl_bound=_finite(speedup(cuda)),
+            amdahl_bound=finite(speedup(cuda)),
         )
     layout = p.fraction("layout")
     if layout >= SOME:
@@ -60,7 +61,7 @@ def _matrix(p: Profile) -> Iterator[dict[str, Any]]:
             f"{_percent(layout)} of kernel time converts between NCHW and NHWC",
             "keep model and inputs in memory_format=torch.channels_last",
             fraction=layout,
-            amdahl_bound=_finite(speedup(layout)),
+            amdahl_bound=finite(speedup(layout)),
         )
 
 
@@ -106,7 +107,7 @@ def _kernels(p: Profile) -> Iterator[dict[str, Any]]:
             "pad odd dimensions, and update CUDA and cuDNN, so that newer kernels are chosen",
             fraction=old,
             generations=names,
-            amdahl_bound=_finite(speedup(old)),
+            amdahl_bound=finite(speedup(old)),
         )
     narrow = sum(
         k.time_us
@@ -124,7 +125,7 @@ def _kernels(p: Profile) -> Iterator[dict[str, Any]]:
             "not aligned to 16 bytes",
             "pad the dimensions that the table of operations names",
             fraction=share,
-            amdahl_bound=_finite(speedup(share)),
+            amdahl_bound=finite(speedup(share)),
         )
 
 
@@ -199,7 +200,3 @@ def _reading(p: Profile) -> Iterator[dict[str, Any]]:
             f"no peak rates are known for {p.device.name}, so rates and rooflines are left out",
             "add its figures, with their source, to mpdiag/tensorcores/peaks.py",
         )
-
-
-def _finite(value: float) -> float | None:
-    return value if value < float("inf") else None

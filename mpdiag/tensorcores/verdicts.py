@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from mpdiag.tensorcores import witnesses
 from mpdiag.tensorcores.kernel_rules import TABLE_VERSION
@@ -80,7 +80,6 @@ class Profile:
         kernels: By time.
         operations: Judged, those worth most first.
         worth: What mending each cause is worth.
-        linked: Times of what was linked, of graphs, of all that has a launch.
         linked_fraction, graph_fraction: Shares of kernel time.
         native_generation_fraction: Share of kernel time in Tensor Core kernels written for this
             device's generation; None where the device is not known.
@@ -116,14 +115,14 @@ class Profile:
         )
         return found / self.kernel_time_us
 
-    def charged_fraction(self, verdict: str) -> float:
+    def charged_fraction(self, verdict: Literal["tensor_core", "cuda_core"]) -> float:
         """Share of kernel time with this verdict, its operations' helpers charged to it."""
         charged = 0.0
         for judged in self.operations:
             o = judged.operation
-            matrix = max(o.tensor_core_us, o.cuda_core_us)
-            own = o.tensor_core_us if verdict == "tensor_core" else o.cuda_core_us
-            charged += o.helper_us if matrix > 0 and own == matrix else 0.0
+            if max(o.tensor_core_us, o.cuda_core_us) > 0:
+                on_tensor_cores = o.tensor_core_us >= o.cuda_core_us
+                charged += o.helper_us * (on_tensor_cores == (verdict == "tensor_core"))
         whole = self.kernel_time_us
         return self.fraction(verdict) + (charged / whole if whole else 0.0)
 

@@ -22,6 +22,9 @@ __all__ = ["MatrixWork", "OperationTime", "Phase", "matrix_work"]
 
 Phase = Literal["forward", "backward", ""]
 
+_LARGEST = 1 << 80
+"""FLOP or bytes of one call beyond which its sizes are damage."""
+
 
 @dataclass(frozen=True)
 class OperationTime:
@@ -93,9 +96,10 @@ def matrix_work(
         return None
     call = Call(dims, dtypes, strides, concrete_inputs)
     try:
-        return read(call)
+        work = read(call)
     except (IndexError, ZeroDivisionError, Unclear):
         return None
+    return work if max(work.flops, work.bytes) <= _LARGEST else None
 
 
 # -- matrix products -------------------------------------------------------------------------------

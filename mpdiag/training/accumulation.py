@@ -1,17 +1,25 @@
-"""Matrix products that add up in FP16, as an ablation: what Tensor Cores' FP32 accumulators are for.
+"""Products and reductions that add up in FP16, as an ablation: what accumulators in FP32 are for.
 
 A Tensor Core instruction multiplies a few columns by as many rows, adds the products up inside at
 higher precision, and adds the result to its accumulator (NVIDIA PTX ISA, ``mma.m16n8k16``, where the
 accumulator may be FP16 or FP32). With an FP16 accumulator every one of these additions is rounded to
 11 bits; once the sum is 2,048 times an addend, the addend is gone. Linear layers, attention and
 recurrent cells are covered; convolutions and fused kernels keep FP32.
+
+Reductions are sums of many elements, in normalizations and softmax above all; "Mixed Precision
+Training" (section 3.3) reads and writes them in FP16 and adds them up in FP32. Here they add one
+element after another to an FP16 accumulator, whatever the policy computes the rest in. The mean
+inside a loss function keeps FP32: no gradient depends on it.
 """
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
+from torch._decomp import decomposition_table
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -21,6 +29,18 @@ DEPTH = 16
 
 _PRODUCTS = frozenset(
     {torch.ops.aten.mm, torch.ops.aten.bmm, torch.ops.aten.addmm, torch.ops.aten.baddbmm}
+)
+
+_MEANS = frozenset({torch.ops.aten.sum, torch.ops.aten.mean, torch.ops.aten.var_mean})
+
+# What holds such sums inside, by what PyTorch says it is made of.
+_MADE_OF_SUMS = frozenset(
+    getattr(torch.ops.aten, name)
+    for name in """
+    _softmax _softmax_backward_data _log_softmax _log_softmax_backward_data
+    native_batch_norm native_batch_norm_backward native_layer_norm native_layer_norm_backward
+    native_group_norm native_group_norm_backward
+    """.split()
 )
 
 
@@ -44,3 +64,56 @@ def product(*args: Tensor) -> Tensor:
         part = wide_a[..., k : k + DEPTH] @ wide_b[..., k : k + DEPTH, :]
         total = part.add_(total).to(a.dtype)
     return total + added[0] if added else total
+
+
+def reduces(func: Any, args: tuple[Any, ...]) -> bool:
+    """Whether a call of an ATen operation adds up elements of a tensor in FP16 or FP32."""
+    held = func.overloadpacket in _MEANS or func.overloadpacket in _MADE_OF_SUMS
+    return held and args[0].dtype in (torch.float16, torch.float32)
+
+
+def reduction(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What an operation that ``reduces`` returns where each sum in it is one in FP16.
+
+    To be called where a softmax's or a normalization's own sums are seen again.
+    """
+    if func.overloadpacket in _MADE_OF_SUMS:
+        return decomposition_table[func](*args, **kwargs)
+    given = dict(zip((argument.name for argument in func._schema.arguments), args, strict=False))
+    given.update(kwargs)
+    x, keepdim = given["self"], given.get("keepdim", False)
+    dims = (
+        tuple(range(x.dim())) if not given.get("dim") else tuple(d % x.dim() for d in given["dim"])
+    )
+    count = math.prod(x.shape[d] for d in dims)
+    dtype = given.get("dtype") or x.dtype
+    if func.overloadpacket is torch.ops.aten.sum:
+        return total(x, dims, keepdim).to(dtype)
+    mean = total(x, dims, True) / count
+    flat = mean if keepdim else mean.squeeze(dims)
+    if func.overloadpacket is torch.ops.aten.mean:
+        return flat.to(dtype)
+    correction = given.get("correction")
+    if correction is None:
+        correction = int(given.get("unbiased", True))
+    variance = total((x.float() - mean) ** 2, dims, keepdim) / (count - correction)
+    return variance.to(dtype), flat.to(dtype)
+
+
+def total(x: Tensor, dims: tuple[int, ...], keepdim: bool) -> Tensor:
+    """The sum over dimensions, FP32 [the other dimensions], of elements added one after another in FP16.
+
+    NumPy adds along the first of two axes just so: row by row, each sum rounded.
+    """
+    others = [d for d in range(x.dim()) if d not in dims]
+    shape = [1 if d in dims else x.shape[d] for d in range(x.dim())]
+    count = math.prod(x.shape[d] for d in dims)
+    columns = (
+        x.detach().permute((*dims, *others)).reshape(count, -1).to("cpu", torch.float16).numpy()
+    )
+    # NumPy would add a single column up in pairs; beside another it is added row by row, too.
+    wide = np.repeat(columns, 2, axis=1) if columns.shape[1] == 1 else np.ascontiguousarray(columns)
+    with np.errstate(over="ignore", invalid="ignore"):
+        added = np.add.reduce(wide, axis=0, dtype=np.float16)[: columns.shape[1]]
+    sums = torch.from_numpy(added.astype(np.float32)).to(x.device).reshape(shape)
+    return sums if keepdim else sums.squeeze(dims)

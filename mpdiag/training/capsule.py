@@ -17,9 +17,9 @@ where ``function()`` returns the model, and a function of model and batch that r
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,10 +27,12 @@ from torch import Tensor
 
 from mpdiag.documents import read_document
 from mpdiag.errors import DamagedCapsule, NewerSchema, UsageError
+from mpdiag.places import is_remote, place
 from mpdiag.whole_files import atomic_path, write_json
 
 if TYPE_CHECKING:
     import os
+    from pathlib import Path
 
 SCHEMA_VERSION = 1
 DOCUMENT, TENSORS = "capsule.json", "tensors.safetensors"
@@ -76,6 +78,7 @@ def save_capsule(
 
     Raises:
         UsageError: If the batch holds something else.
+        OSError: If it cannot be written.
     """
     from safetensors.torch import save_file
 
@@ -83,7 +86,7 @@ def save_capsule(
     form = _pack(batch, tensors)
     tensors |= {f"model.{n}": t for n, t in weights.items()}
     tensors |= {f"random.{n}": t for n, t in random.items()}
-    path = Path(folder)
+    path = place(folder)
     path.mkdir(parents=True, exist_ok=True)
     # Copies: tied weights share memory, which the format refuses.
     plain = {n: t.detach().cpu().clone().contiguous() for n, t in tensors.items()}
@@ -100,7 +103,7 @@ def is_capsule(path: str | os.PathLike[str]) -> bool:
 
 
 def _folder(path: str | os.PathLike[str]) -> Path:
-    given = Path(path)
+    given = place(path)
     return given.parent if given.name in (DOCUMENT, TENSORS) else given
 
 
@@ -112,7 +115,6 @@ def load_capsule(path: str | os.PathLike[str]) -> Capsule:
         NewerSchema: If a newer version wrote it.
     """
     from safetensors import SafetensorError
-    from safetensors.torch import load_file
 
     folder = _folder(path)
     try:
@@ -121,17 +123,52 @@ def load_capsule(path: str | os.PathLike[str]) -> Capsule:
         if type(version) is int and version > SCHEMA_VERSION:
             message = f"{folder} was written by a newer mpdiag: upgrade mpdiag to read it"
             raise NewerSchema(message)
-        tensors = load_file(folder / TENSORS)
-        capsule = Capsule(folder, document, tensors)
-        _ = capsule.batch, float(document["scale"]), int(document["step"]), document["reason"]
-    except (OSError, ValueError, KeyError, TypeError, RecursionError, SafetensorError) as error:
+        capsule = Capsule(folder, document, _read_tensors(folder / TENSORS))
+        _refuse_incomplete(capsule)
+    except (
+        *(OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError),
+        *(RecursionError, SafetensorError),
+    ) as error:
         detail = str(error).strip().splitlines() or [type(error).__name__]
         message = f"{folder} is no readable capsule ({detail[0]}): copy it again, both files"
         raise DamagedCapsule(message) from error
     return capsule
 
 
+def _read_tensors(path: Path) -> dict[str, Tensor]:
+    from safetensors.torch import load, load_file
+
+    if not is_remote(path):
+        return load_file(path)
+    with path.open("rb") as file:
+        return load(file.read())
+
+
+def _refuse_incomplete(capsule: Capsule) -> None:
+    """Refuse a capsule that lacks what running its step again asks of it.
+
+    Raises:
+        KeyError, TypeError, ValueError: Naming it.
+    """
+    document = capsule.document
+    _ = capsule.batch, float(document["scale"]), int(document["step"])
+    _ = document["plan"], document["training"], capsule.tensors["random.cpu"]
+    for name in ("reason", "model", "level", "backend"):
+        if not isinstance(document[name], str):
+            message = f"{name} is no text"
+            raise TypeError(message)
+
+
 # -- the batch's form ------------------------------------------------------------------------------
+
+
+def refuse_odd_batch(batch: Any) -> None:
+    """Refuse a batch that a capsule cannot hold.
+
+    Raises:
+        UsageError: Naming what it holds.
+    """
+    _pack(batch, {})
 
 
 def _pack(value: Any, tensors: dict[str, Tensor], depth: int = 0) -> Any:
@@ -140,6 +177,8 @@ def _pack(value: Any, tensors: dict[str, Tensor], depth: int = 0) -> Any:
         name = f"batch.{sum(n.startswith('batch.') for n in tensors)}"
         tensors[name] = value
         return {"tensor": name}
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"float": str(float(value))}  # JSON has no word for it
     if value is None or isinstance(value, (bool, int, float, str)):
         return {"value": value}
     if depth < _DEPTH and isinstance(value, (list, tuple)):
@@ -157,6 +196,8 @@ def _unpack(form: Any, tensors: Mapping[str, Tensor]) -> Any:
         return tensors[value]
     if kind == "value":
         return value
+    if kind == "float":
+        return float(value)
     if kind == "dict":
         return {k: _unpack(v, tensors) for k, v in value.items()}
     if kind not in ("list", "tuple"):

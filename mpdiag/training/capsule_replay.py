@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import sys
 from collections.abc import Callable
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -12,14 +13,16 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from mpdiag.errors import DamagedCapsule, UsageError
+from mpdiag.errors import DamagedCapsule, DamagedPlan, UsageError
 from mpdiag.plan import PrecisionPlan
 from mpdiag.recording.first_nonfinite import Producer, find_nonfinite
 from mpdiag.training.capsule import Capsule, load_capsule
+from mpdiag.training.random_state import random_as_before
 from mpdiag.training.trainer import Backend, MixedPrecision
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Iterator
 
 Builder = Callable[[], tuple[nn.Module, Callable[[nn.Module, Any], Tensor]]]
 
@@ -106,20 +109,44 @@ def replay_capsule(path: str | os.PathLike[str] | Capsule, build: Builder) -> Re
         message = f"{capsule.folder} is of another model, a {document['model']} ({detail})"
         raise DamagedCapsule(message) from error
     model.train(bool(document["training"]))
-    optimizer = torch.optim.SGD(model.parameters(), 0.0)
-    plan = PrecisionPlan.from_json(document["plan"])
-    backend: Backend = "emulated" if document["backend"] == "emulated" else "auto"
     scale = float(document["scale"])
     with (
-        torch.random.fork_rng(),
-        MixedPrecision(
-            model, optimizer, plan, level=document["level"], backend=backend, loss_scale=scale
-        ) as mp,
+        _random_of(capsule),
+        _trainer_of(capsule, model, scale) as mp,
+        find_nonfinite(model) as trace,
     ):
-        torch.set_rng_state(capsule.tensors["random.cpu"])
-        with find_nonfinite(model) as trace:
-            with mp.autocast():
-                loss = loss_of(model, capsule.batch)
-            mp.backward(loss)
+        with mp.autocast():
+            loss = loss_of(model, capsule.batch)
+        mp.backward(loss)
     value = float(loss.detach())
     return Replayed(int(document["step"]), scale, str(document["reason"]), value, trace.first)
+
+
+def _trainer_of(capsule: Capsule, model: nn.Module, scale: float) -> MixedPrecision:
+    """A trainer as the capsule's was, whose steps change nothing."""
+    document = capsule.document
+    backend: Backend = "emulated" if document["backend"] == "emulated" else "auto"
+    optimizer = torch.optim.SGD(model.parameters(), 0.0)
+    try:
+        plan = PrecisionPlan.from_json(document["plan"])
+        return MixedPrecision(
+            model, optimizer, plan, level=document["level"], backend=backend, loss_scale=scale
+        )
+    except (DamagedPlan, UsageError) as error:
+        message = f"{capsule.folder} is damaged, or of another model ({error}): copy it again"
+        raise DamagedCapsule(message) from error
+
+
+@contextmanager
+def _random_of(capsule: Capsule) -> Iterator[None]:
+    """Random numbers are drawn as they were in the capsule's step."""
+    states = {
+        n.removeprefix("random."): t for n, t in capsule.tensors.items() if n.startswith("random.")
+    }
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(random_as_before(states))
+        except (RuntimeError, TypeError) as error:
+            message = f"{capsule.folder} holds no random state of torch ({error}): copy it again"
+            raise DamagedCapsule(message) from error
+        yield

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from mpdiag.training.random_state import random_as_before
 from mpdiag.training.steps import NonFinite
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
 
 @dataclass(frozen=True)
@@ -72,22 +73,26 @@ class Watch:
 
 
 def run_trial(
-    models: Sequence[nn.Module], loss_of: Callable[[], Tensor], backward: Callable[[Tensor], None]
+    models: Sequence[nn.Module],
+    loss_of: Callable[[], Tensor],
+    backward: Callable[[Tensor], None],
+    random: Mapping[str, Tensor],
 ) -> Trial:
     """Run a forward and a backward pass and watch every module.
 
-    Gradients that were there are brought back afterwards; random state is forked.
+    Gradients that were there are brought back afterwards, and so is the random state.
 
     Args:
         models: The models, whose modules are watched.
         loss_of: Runs the forward pass.
         backward: Runs the backward pass of a loss.
+        random: Torch's random state before the step: dropout draws the same again.
     """
     watch = Watch()
     named = {p: n for m in models for n, p in m.named_parameters()}
     before = [p.grad for p in named]
     with ExitStack() as stack:
-        stack.enter_context(torch.random.fork_rng())
+        stack.enter_context(random_as_before(random))
         for model in models:
             for name, module in model.named_modules():
                 handle = module.register_forward_hook(watch.hook(name or "the model's output"))

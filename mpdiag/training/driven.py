@@ -137,9 +137,11 @@ class Driven(MixedPrecision):
             self._last_loss = tensors[0].detach()
         if inputs is not None:
             options = {**options, "inputs": inputs}
-        with self.scaled():
-            plain([self.scale(t) for t in tensors], **options)
-        self._make_true(leaves, scale, keep=bool(options.get("create_graph")))
+        try:
+            with self.scaled():
+                plain([self.scale(t) for t in tensors], **options)
+        finally:  # a pass that fails on its way has left scaled gradients, too
+            self._make_true(leaves, scale, keep=bool(options.get("create_graph")))
 
     def drive_grad(
         self,

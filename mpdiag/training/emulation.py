@@ -23,7 +23,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_map_only, tree_unflatten
 
 from mpdiag.recording.storages import WeakStorages
-from mpdiag.training.accumulation import accumulates, product
+from mpdiag.training.accumulation import accumulates, product, reduces, reduction
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -70,7 +70,7 @@ class Emulation(TorchDispatchMode):
     and state; convolutions and the rest find it switched on again.
 
     Args:
-        low_sums: Add up products of FP16 matrices in FP16, too (see ``accumulation``).
+        low_sums: Add up in FP16, too (see ``accumulation``).
 
     Attributes:
         roundings: Tensors rounded so far, those of natively exact operations included.
@@ -114,6 +114,9 @@ class Emulation(TorchDispatchMode):
         kwargs = kwargs or {}
         torch._C._set_mkldnn_enabled(self._onednn[-1])
         try:
+            if self._low_sums and reduces(func, args):
+                with self:  # sums inside are seen again
+                    return reduction(func, args, kwargs)
             native = self._native.get(func)
             if native is None:
                 native = self._native[func] = _is_native(func)

@@ -205,16 +205,20 @@ def estimate(
 
     Returns:
         In the order of the calls.
+
+    Raises:
+        UsageError: If the step returns no loss, or trains nothing.
     """
-    from mpdiag.training.sensitivity import untouched
+    from mpdiag.training.sensitivity import check_loss, trained_parameters, untouched
 
     estimator = Estimator(model, fmt, scale)
-    trained = [p for p in model.parameters() if p.requires_grad]
+    trained = trained_parameters(model)
     with untouched(model):
         with estimator.forward():
             loss = step()
+        check_loss(loss)
         estimator.attach(loss)
-        torch.autograd.grad(loss, trained, allow_unused=True)
+        torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
     return estimator.estimates()
 
 

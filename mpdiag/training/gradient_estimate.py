@@ -18,7 +18,7 @@ import torch
 from mpdiag.errors import UsageError
 from mpdiag.recording.sites import present_number
 from mpdiag.training.estimate import Estimator, _Held, _matched, _nodes
-from mpdiag.training.sensitivity import untouched
+from mpdiag.training.sensitivity import check_loss, trained_parameters, untouched
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -91,20 +91,23 @@ def estimate_gradients(
         directions: Random directions; the estimate scatters by about 1 / sqrt(2 · directions).
 
     Raises:
-        UsageError: If torch cannot differentiate an operation twice.
+        UsageError: If torch cannot differentiate an operation twice, or the step returns no loss or
+            trains nothing.
     """
     twice = _Twice(model, fmt, scale)
-    trained = [p for p in model.parameters() if p.requires_grad]
+    trained = list(trained_parameters(model).values())
     with untouched(model):
         with twice.forward():
             loss = step()
+        check_loss(loss)
         forward_calls = dict(twice.forward_calls)
         with twice:
-            seed = torch.full_like(loss, scale)
+            # Of what depends on no weight the gradient of the seed still passes by.
+            seed = torch.full_like(loss, scale, requires_grad=True)
             parts: Any = torch.autograd.grad(
                 loss, trained, seed, create_graph=True, allow_unused=True
             )
-        gradients = [g for g in parts if g is not None and g.requires_grad]
+        gradients = [g for g in parts if g is not None]
         size = math.sqrt(sum(float(g.detach().double().pow(2).sum()) for g in gradients))
         changes = _Changes()
         handles: list[Any] = []
@@ -114,7 +117,7 @@ def estimate_gradients(
         try:
             for _ in range(directions):
                 along = sum((g * torch.randn_like(g)).sum() for g in gradients)
-                torch.autograd.grad(along, trained, retain_graph=True, allow_unused=True)
+                torch.autograd.grad(along, [*trained, seed], retain_graph=True, allow_unused=True)
                 changes.finish_direction()
         except RuntimeError as error:
             if "not implemented" not in str(error):

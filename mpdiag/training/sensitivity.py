@@ -105,14 +105,13 @@ class _Narrow(Sites):
     """Runs some sites in a format."""
 
     def __init__(
-        self, model: nn.Module, chosen: Collection[Site], fmt: FloatFormat, part: Part, scale: float
+        self, model: nn.Module, chosen: Collection[Site], fmt: FloatFormat, part: Part
     ) -> None:
         super().__init__(model)
         self.met: list[Site] = []
         self._chosen = frozenset(chosen)
         self._fmt = fmt
         self._part = part
-        self._scale = scale
 
     def forward_operation(self, site: Site, func: Any, args: Any, kwargs: Any) -> Any:
         self.met.append(site)
@@ -121,16 +120,15 @@ class _Narrow(Sites):
     def recomputed_operation(self, site: Site, func: Any, args: Any, kwargs: Any) -> Any:
         if self._part == "backward" or site not in self._chosen:
             return func(*args, **kwargs)
-        return self._run(func, args, kwargs, 1.0)
+        return self._run(func, args, kwargs)
 
     def backward_operation(self, site: Site | None, func: Any, args: Any, kwargs: Any) -> Any:
         if self._part == "forward" or site not in self._chosen:
             return func(*args, **kwargs)
-        return self._run(func, args, kwargs, self._scale)
+        return self._run(func, args, kwargs)
 
-    def _run(self, func: Any, args: Any, kwargs: Any, scale: float) -> Any:
-        """Round what is read and what is returned; the loss is scaled already in backward."""
-        del scale
+    def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Round what is read and what is returned; in a backward pass both carry the scale."""
 
         def narrow(x: Any) -> Any:
             if isinstance(x, Tensor) and x.dtype == torch.float32:
@@ -180,14 +178,17 @@ def run_once(
         fmt: A format's name.
         part: Whether forward, backward or both run in it.
         scale: The loss scale: gradients carry it while they are rounded.
+
+    Raises:
+        UsageError: If the step returns no loss, or trains nothing.
     """
-    narrow = _Narrow(model, sites, format_named(fmt), part, scale)
+    narrow = _Narrow(model, sites, format_named(fmt), part)
     outputs: list[Tensor] = []
 
     def keep(_module: nn.Module, _args: Any, output: Any) -> None:
         outputs[:] = [x.detach().clone() for x in floats(output)]
 
-    trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    trained = trained_parameters(model)
     with untouched(model):
         handle = model.register_forward_hook(keep)
         try:
@@ -195,11 +196,7 @@ def run_once(
                 loss: Any = step()
         finally:
             handle.remove()
-        if not (isinstance(loss, Tensor) and loss.numel() == 1 and loss.requires_grad):
-            message = (
-                "the step must return its loss, a scalar tensor that a backward pass begins at"
-            )
-            raise UsageError(message)
+        check_loss(loss)
         value = float(loss.detach())
         seed = torch.full_like(loss, scale)
         with narrow:
@@ -208,6 +205,30 @@ def run_once(
         n: g.detach() / scale for n, g in zip(trained, parts, strict=True) if g is not None
     }
     return Pass(value, tuple(outputs), gradients, tuple(narrow.met))
+
+
+def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Those that a step trains, by name.
+
+    Raises:
+        UsageError: If there is none.
+    """
+    found = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    if not found:
+        message = "no parameter of the model requires a gradient: measure it as it is trained"
+        raise UsageError(message)
+    return found
+
+
+def check_loss(loss: object) -> None:
+    """Refuse what no backward pass can begin at.
+
+    Raises:
+        UsageError: If it is no scalar tensor with a graph behind it.
+    """
+    if not (isinstance(loss, Tensor) and loss.numel() == 1 and loss.requires_grad):
+        message = "the step must return its loss, a scalar tensor that a backward pass begins at"
+        raise UsageError(message)
 
 
 @contextmanager
@@ -270,6 +291,9 @@ def measure(
 
     Returns:
         In the order of first calls.
+
+    Raises:
+        UsageError: If the step returns no loss or trains nothing, or ``part`` or ``by`` is none.
     """
     if part not in ("forward", "backward", "both"):
         message = f"part must be forward, backward or both, not {part!r}"

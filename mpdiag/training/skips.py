@@ -117,12 +117,12 @@ def replay(
     parameters = list({p: None for m in wrapped.models for p in m.parameters()})
     values = [p.data for p in parameters]
     try:
-        mixed = run_trial(wrapped.models, loss_of, backward)
+        mixed = run_trial(wrapped.models, loss_of, backward, wrapped.random)
         wrapped.switch.on = False
         for p in parameters:
             p.grad = None
             p.data = wrapped.masters.master(p).detach().float()
-        plain = run_trial(wrapped.models, loss_of, _plain_backward)
+        plain = run_trial(wrapped.models, loss_of, _plain_backward, wrapped.random)
     finally:
         wrapped.switch.on = True
         for p, value in zip(parameters, values, strict=True):
@@ -147,7 +147,7 @@ def locate(
     wrapped.fresh = False
     try:
         with trace:
-            run_trial(wrapped.models, loss_of, backward)
+            run_trial(wrapped.models, loss_of, backward, wrapped.random)
     finally:
         wrapped.buffers.restore()
     return trace.first

@@ -239,13 +239,14 @@ class Stepping:
         """
         arguments.check_clip(clip_norm, clip_value)
         chosen = self._chosen(optimizer)
+        if batch is not None:
+            self._check_batch(batch)
         if closure is not None:
             result = self._evaluate(chosen, closure, clip_norm, clip_value)
-            self._finish(chosen, result)
-            return result
-        if loss is not None:
-            self.backward(loss)
-        result = self._apply(chosen, clip_norm, clip_value, replay)
+        else:
+            if loss is not None:
+                self.backward(loss)
+            result = self._apply(chosen, clip_norm, clip_value, replay)
         if result.skipped and batch is not None:
             self._keep(batch, result)
         self._finish(chosen, result)
@@ -449,6 +450,9 @@ class Stepping:
             cause=cause,
             rank=ranks.rank(),
         )
+
+    def _check_batch(self, batch: Any) -> None:
+        """Refuse a batch that no capsule could be written of, before a step is skipped."""
 
     def _keep(self, batch: Any, result: StepResult) -> None:
         """Write a capsule of a skipped step; ``MixedPrecision`` knows where."""

@@ -14,6 +14,7 @@ Training* (sections 3.1 and 3.2); OpenSeq2Seq, *Mixed Precision Training* (regul
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -24,7 +25,7 @@ from torch.optim import Optimizer
 from mpdiag.errors import UsageError
 from mpdiag.plan import PrecisionPlan
 from mpdiag.training import arguments, checkpoint, levels, ranks
-from mpdiag.training.capsule import save_capsule
+from mpdiag.training.capsule import refuse_odd_batch, save_capsule
 from mpdiag.training.emulation import Emulation
 from mpdiag.training.journal import Journal
 from mpdiag.training.masters import refuse_low_precision
@@ -75,7 +76,7 @@ class MixedPrecision(Stepping):
         process_group: The ranks that must agree; default: all.
         check_tensor_cores: After the first steps on a GPU, profile one and log whether Tensor Cores
             are in use, with the cause if not; the answer is ``tensor_cores``.
-        fp16_accumulation: Add up matrix products in FP16, as no Tensor Core need do: an ablation,
+        fp16_accumulation: Add up products and reductions in FP16, as no kernel need do: an ablation,
             emulated only.
         names: What the models' names begin with in the plan, one for each model; default: nothing.
 
@@ -188,14 +189,23 @@ class MixedPrecision(Stepping):
             raise UsageError(message)
         self.journal.note_metric(name, value, higher_is_better=higher_is_better)
 
-    def _keep(self, batch: Any, result: StepResult) -> None:
+    def _check_batch(self, batch: Any) -> None:
         if self.journal is None:
             message = "step(batch=…) writes capsules of skipped steps into a run: pass run="
             raise UsageError(message)
-        if self._capsules < _MAX_CAPSULES and result.rank == 0:
-            self._capsules += 1
-            folder = self.journal.folder / "capsules" / f"step{result.step:06d}"
-            (model,) = self._one_model()
+        if len(self._wrapped.models) != 1:
+            message = "step(batch=…) writes capsules of one model, and this trainer has several"
+            raise UsageError(message)
+        if not self.steps:  # batches are of one form
+            refuse_odd_batch(batch)
+
+    def _keep(self, batch: Any, result: StepResult) -> None:
+        if self.journal is None or self._capsules == _MAX_CAPSULES or result.rank != 0:
+            return
+        self._capsules += 1
+        folder = self.journal.folder / "capsules" / f"step{result.step:06d}"
+        model = self._wrapped.models[0]
+        try:
             save_capsule(
                 folder,
                 weights=self.fp32_state_dict(model),
@@ -213,12 +223,12 @@ class MixedPrecision(Stepping):
                     "plan": self.plan.to_json(),
                 },
             )
-
-    def _one_model(self) -> list[nn.Module]:
-        if len(self._wrapped.models) != 1:
-            message = "step(batch=…) writes capsules of one model, and this trainer has several"
-            raise UsageError(message)
-        return self._wrapped.models
+        except OSError as error:
+            warnings.warn(
+                f"cannot write the capsule {folder} ({error}); training goes on without it",
+                RuntimeWarning,
+                stacklevel=3,
+            )
 
     # -- checkpoints -------------------------------------------------------------------------------
 

@@ -13,6 +13,7 @@ from mpdiag.precision_lists import CALLED_AS, LISTS
 from mpdiag.training import islands, masters, policy
 from mpdiag.training.buffers import BufferGuard
 from mpdiag.training.masters import Masters
+from mpdiag.training.random_state import capture_random
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -96,6 +97,13 @@ class Wrapped:
         back = self.precision.dtype if self.precision.low_precision_model else None
         for module in whole.values():
             self._hooks(islands.fp32_module(module, self.device_type, back, self.switch))
+
+    def begin_step(self) -> None:
+        """Keep what a step may change, before the first of its forward passes."""
+        if self.fresh:
+            self.fresh = False
+            self.buffers.save()
+            self.random = capture_random()
 
     def _choose(
         self,
@@ -185,21 +193,11 @@ class Wrapped:
             self._undo.pop()()
 
 
-def capture_random() -> dict[str, Tensor]:
-    """Torch's random state, by generator; some kilobytes."""
-    states = {"cpu": torch.get_rng_state()}
-    if torch.cuda.is_available() and torch.cuda.is_initialized():
-        states |= {f"cuda.{i}": s for i, s in enumerate(torch.cuda.get_rng_state_all())}
-    return states
-
-
 def _first_forward(wrapped: weakref.ref[Wrapped]) -> Callable[[], None]:
     def call() -> None:
         held = wrapped()
-        if held is not None and held.fresh:
-            held.fresh = False
-            held.buffers.save()
-            held.random = capture_random()
+        if held is not None:
+            held.begin_step()
 
     return call
 

@@ -144,7 +144,7 @@ class Speech(Workload):
         "Convolutions and GRUs learn by CTC to write down generated utterances."
     )
     family: ClassVar[str] = "speech recognition (DeepSpeech 2)"
-    default_steps: ClassVar[int] = 300
+    default_steps: ClassVar[int] = 450
     metric: ClassVar[str] = "syllable error rate"
     higher_is_better: ClassVar[bool] = False
     margin: ClassVar[float] = 0.02

@@ -18,11 +18,13 @@ from support import backoff, batch, network
 from torch import nn
 
 import mpdiag
+from mpdiag.analysis import streaming
 from mpdiag.analysis.equivalence import judge_equivalence, seeds_to_decide
 from mpdiag.analysis.sides import read_side, save_baseline
 from mpdiag.analysis.student import t_cdf, t_quantile
 from mpdiag.errors import DamagedRun, RunNotFound, UsageError
 from mpdiag.reports.comparison import draw_interval
+from mpdiag.runs import Run
 from mpdiag.training_log import LogWriter, Metric, TrainingStep
 from mpdiag.whole_files import write_json
 
@@ -91,6 +93,16 @@ def test_the_number_of_seeds_decides_four_times_out_of_five(difference, margin, 
 def test_a_diverged_training_is_different_from_one_that_did_not():
     assert judge_equivalence([1.0, 2.0], [1.0, math.nan], 1.0).verdict == "different"
     assert judge_equivalence([math.inf, 2.0], [1.0, math.nan], 1.0).verdict == "inconclusive"
+
+
+def test_where_both_sides_diverged_the_advice_is_no_other_margin(tmp_path):
+    for seed in range(2):
+        make_run(tmp_path / "a" / f"s{seed}", seed, math.nan)
+        make_run(tmp_path / "b" / f"s{seed}", seed, math.nan)
+    found = mpdiag.compare(tmp_path / "a", tmp_path / "b", metric="accuracy")
+    (finding,) = (f for f in found.findings if f.code == "metric-inconclusive")
+    assert "not finite on either side" in finding.message
+    assert "margin" not in finding.fix
 
 
 @pytest.mark.parametrize("margin", [0.0, -1.0, math.nan, math.inf])
@@ -172,6 +184,7 @@ def test_the_command_and_its_exit_codes(seeds):
     assert run("fp32", "nowhere").returncode == 3
     assert run("fp32", "fp16", "--margin", "-1").returncode == 2
     assert run("fp32", "fp16", "--metric", "speed").returncode == 2
+    assert "give another place with -o" in run("fp32", "fp16", "-o", "nowhere/b.json").stderr
     (seeds / "empty").mkdir()
     missing = run("fp32", "empty")
     assert missing.returncode == 3
@@ -200,6 +213,38 @@ def test_a_foreign_baseline_is_refused_in_a_sentence(tmp_path, text, words):
     (tmp_path / "b.json").write_text(text)
     with pytest.raises((DamagedRun, mpdiag.errors.NewerSchema), match=words):
         read_side(tmp_path / "b.json")
+
+
+def recorded(folder):
+    """A run with statistics of three steps and a training's log."""
+    model = network()
+    sgd = torch.optim.SGD(model.parameters(), 1e-3)
+    with mpdiag.record(model, sgd, folder, every=1):
+        for i in range(3):
+            x, y = batch(i)
+            sgd.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            sgd.step()
+    log = LogWriter(folder)
+    log.append(TrainingStep(0, 1.0, 1.0))
+    log.close()
+
+
+def test_a_side_that_outgrows_memory_is_streamed(tmp_path, monkeypatch):
+    recorded(tmp_path)
+    (held,) = read_side(tmp_path).trainings
+    monkeypatch.setattr(streaming, "STREAM_FROM", 0)
+    monkeypatch.delattr(Run, "records")  # nobody reads them whole
+    (streamed,) = read_side(tmp_path).trainings
+    assert streamed.layers == held.layers
+    assert held.layers
+
+
+def test_damaged_statistics_are_not_taken_for_none(tmp_path):
+    recorded(tmp_path)
+    next((tmp_path / "stats").iterdir()).write_bytes(b"PAR1")
+    with pytest.raises(DamagedRun, match="remove it to read the rest"):
+        read_side(tmp_path)
 
 
 def test_nothing_at_all(tmp_path):

@@ -277,6 +277,18 @@ def test_a_round_trip_through_arrow_keeps_every_field(tmp_path):
             assert left == right, field.name
 
 
+def test_a_softmax_of_infinity_is_judged_too():
+    """A fact that is not finite is left out of the record: here the highest of its inputs."""
+    first, add = sum_of(4096, 100.0)
+    low = dataclasses.replace(add.outputs[0], fp16_overflow=1)
+    add = dataclasses.replace(add, op="add", reduction=1, outputs=(low,))
+    softmax = dataclasses.replace(
+        add, index=2, op="_softmax", inputs=(low,), outputs=(), facts={"lowest_row_maximum": 1.0}
+    )
+    found = find_operations([first, add, softmax], FP16)
+    assert ("overflow", "add") in {(f.code, f.op) for f in found}
+
+
 class Raw(nn.Module):
     """A function of the batch itself, which is FP32 at O1 and FP16 where everything is."""
 

@@ -72,7 +72,7 @@ def ranked(folder):
 
 def add_rows(buffer, rng, step, rank, name):
     scale = 8.0 if step % 2 else 1.0
-    placement = {"a": "local", "b.c": "replicated", "late": "sharded"}[name]
+    placement = {"b.c": "replicated", "late": "sharded"}.get(name, "local")
     labels = {"step": step, "rank": rank, "tensors": 1, "dtype": "float32", "skipped": step == 5}
     labels |= {"scale": scale, "placement": placement, "stage": "local", "name": name}
     for kind in ("activation", "activation_grad", "weight_grad", "update"):
@@ -121,6 +121,25 @@ def test_what_is_damaged_is_said_as_ever(tmp_path, monkeypatch):
     (tmp_path / "run" / "stats" / "rank00000-000001.parquet").write_bytes(b"PAR1")
     with pytest.raises(DamagedRun, match="is damaged"):
         analyze(tmp_path / "run")
+
+
+def test_a_run_that_goes_on_meanwhile_is_taken_as_it_was(tmp_path):
+    """A training writes parts while its run is analyzed: new steps, and names unheard of."""
+    ranked(tmp_path / "run")
+    expected = streaming.Held(open_run(tmp_path / "run").records)
+    streamed = streaming.Streamed(open_run(tmp_path / "run"))
+    steps = streamed.step_maxima()[0]
+    writer = RunWriter(tmp_path / "run", rank=2, world_size=3)
+    buffer = RowBuffer()
+    for name in ("a", "new"):
+        add_rows(buffer, np.random.default_rng(1), 99, 2, name)
+    writer.append(buffer.to_table())
+    np.testing.assert_array_equal(
+        streamed.layers().histograms.counts, expected.layers().histograms.counts
+    )
+    late = streamed.by_step(["a"], steps)[0]
+    np.testing.assert_array_equal(late.counts, expected.by_step(["a"], steps)[0].counts)
+    assert streamed.activations(["a", "new"]) == expected.activations(["a", "new"])
 
 
 def test_small_runs_are_held(tmp_path):

@@ -271,3 +271,15 @@ def test_a_cpu_s_units_are_called_by_their_name(opened):
 def test_without_a_profile_the_page_says_how_to_get_one(opened):
     test = opened(view="tensor_cores", run="ssd")
     assert "mpdiag profile TRACE" in test.code[0].value
+
+
+def test_a_rank_that_writes_its_last_word_late_is_not_called_killed_for_ever(opened, tmp_path):
+    hand.write_run(tmp_path / "runs" / "two", world_size=2)
+    last_word = tmp_path / "runs" / "two" / "ranks" / "rank00001.json"
+    document = json.loads(last_word.read_text()) | {"rank": 1}
+    last_word.write_text(json.dumps(document | {"state": "recording"}))
+    test = opened(tmp_path / "runs", "verdict", run="two")
+    assert "rank 1 of 2 was killed" in words(test).replace("\\", "").lower()
+    last_word.write_text(json.dumps(document))
+    assert "was killed" not in words(test.run()).replace("\\", "").lower()
+    assert not test.exception

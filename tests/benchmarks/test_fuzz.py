@@ -33,7 +33,8 @@ def base(fuzz, tmp_path_factory):
 NAMES = (
     *("meta.json", "statistics", "modules", "operations", "plan.json", "training.jsonl"),
     *("torch.profiler", "torch.profiler.gz", "nsys", "ncu", "nvprof"),
-    *("search.json", "baseline", "profile.json"),
+    *("search.json", "baseline", "profile.json", "sensitivity.json"),
+    *("capsule/capsule.json", "capsule/tensors.safetensors"),
 )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 import pytest
-from running import SCRIPTS
+from running import SCRIPTS, TRAIN
 
 from mpdiag.errors import InputError, UsageError
 from mpdiag.launching.script import _without_ours, parse
@@ -25,16 +25,6 @@ print(__name__, __file__, __spec__, __package__, __builtins__ is not None)
 print(sys.argv, sys.path[0], os.getcwd())
 print(sorted(vars()))
 threading.Timer(0.05, print, ["from a thread"]).start()
-"""
-
-TRAIN = """
-import sys, torch
-model = torch.nn.Linear(4, 1)
-optimizer = torch.optim.SGD(model.parameters(), 0.01)
-for _ in range(3):
-    optimizer.zero_grad()
-    model(torch.randn(8, 4)).square().mean().backward()
-    optimizer.step()
 """
 
 

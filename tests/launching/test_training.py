@@ -177,6 +177,30 @@ def test_a_script_that_drops_bad_gradients_itself_lowers_the_scale(train):
     assert "stepped" in done.out
 
 
+def test_a_backward_pass_that_fails_leaves_true_gradients(train):
+    """As where a loop catches an out-of-memory error and goes on with the next batch."""
+    done = train("""
+        F.mse_loss(model(x), y).backward()
+        before = [p.grad.clone() for p in model.parameters()]
+
+        def fail(_gradient):
+            raise RuntimeError("out of memory")
+
+        handle = model[0].weight.register_hook(fail)
+        try:
+            F.mse_loss(model(x), y).backward()
+        except RuntimeError:
+            print("caught")
+        handle.remove()
+        torch.testing.assert_close(model[0].weight.grad, before[0])
+        for parameter, gradient in zip(model.parameters(), before):
+            assert parameter.grad.norm() <= 2.01 * gradient.norm()  # added up or not, never scaled
+        optimizer.step()
+    """)
+    assert done.out == "caught\n", done.err
+    assert done.code == 0, done.err
+
+
 def test_a_closure_in_which_something_overflows_changes_nothing(train, tmp_path):
     done = train(
         """

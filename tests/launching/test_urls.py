@@ -2,19 +2,9 @@
 
 from __future__ import annotations
 
-from mpdiag.runs import open_run
+from running import TRAIN
 
-TRAIN = """
-import torch
-torch.manual_seed(0)
-model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
-optimizer = torch.optim.SGD(model.parameters(), 0.01)
-for _ in range(4):
-    optimizer.zero_grad()
-    model(torch.randn(8, 4)).square().mean().backward()
-    optimizer.step()
-print("trained")
-"""
+from mpdiag.runs import open_run
 
 # What lies in memory is gone with its process: all commands run in one.
 IN_MEMORY = """
@@ -40,13 +30,13 @@ print(open_run(place(URL + "-fp16")).meta["training"]["dtype"])
 
 
 def test_a_run_in_memory(zygote, tmp_path):
-    (tmp_path / "train.py").write_text(TRAIN)
+    (tmp_path / "train.py").write_text(TRAIN + 'print("trained")')
     (tmp_path / "commands.py").write_text(IN_MEMORY)
     done = zygote("python", "commands.py", cwd=tmp_path)
     assert done.code == 0, done.err
     lines = done.out.splitlines()
     assert lines[:2] == ["trained", "record exit 0"], done.err
-    assert lines[2:4] == ["complete 4 [0]", "['backward', 'forward'] True"]
+    assert lines[2:4] == ["complete 3 [0]", "['backward', 'forward'] True"]
     assert lines[-5:] == ["analyze exit 0", "record exit 2", "trained", "train exit 0", "fp16"]
     assert "next: mpdiag analyze memory:///fleet/one" in done.err.splitlines()
     assert "memory:///fleet/one already holds a run" in done.err
@@ -61,7 +51,7 @@ def test_a_file_url_is_a_folder(zygote, tmp_path):
     done = zygote("mpdiag", "record", "--out", url, "--", "train.py", cwd=tmp_path)
     assert done.code == 0, done.err
     assert done.err == "next: mpdiag analyze here/one\n"
-    assert open_run(tmp_path / "here" / "one").meta["steps_recorded"] == 4
+    assert open_run(tmp_path / "here" / "one").meta["steps_recorded"] == 3
 
 
 def test_a_file_system_that_nobody_knows(zygote, tmp_path):

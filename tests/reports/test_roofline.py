@@ -39,6 +39,23 @@ def test_by_hand():
     assert (body["shape"], head["shape"]) == ("64 × 64 × 64", "33 × 65 × 64")
 
 
+def test_kernels_of_an_unknown_unit_stand_under_no_roof():
+    document = with_work()
+    document["operations"][1]["verdict"] = "unknown"
+    head = roofline_frame(document).set_index("module").loc["<i>head</i>"]
+    assert math.isfinite(head["rate"])
+    assert math.isnan(head["roof"])
+    assert math.isnan(head["reached"])
+    assert head["bound"] == ""
+    assert pictures.roofline("RUN", document).figure.data
+
+
+def test_fields_of_another_type_are_left_out():
+    document = with_work()
+    document["operations"][1] |= {"flops": [1], "bytes": "many", "calls": {}}
+    assert list(roofline_frame(document)["module"]) == ["body"]
+
+
 def test_what_is_left_out_is_counted():
     document = with_work()
     picture = pictures.roofline("RUN", document)

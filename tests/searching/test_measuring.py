@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 import mpdiag
+from mpdiag.errors import UsageError
 from mpdiag.sensitivities import by_weight, read_sensitivities
 from mpdiag.training.sensitivity import measure
 
@@ -57,6 +58,29 @@ def test_another_format_is_less_exact():
         rows = mpdiag.measure_sensitivity(model, step, fmt=fmt).operations
         errors[fmt] = next(r.gradient_error for r in rows if (r.module, r.op) == ("0", "linear"))
     assert errors["fp8_e5m2"] > 10 * errors["fp16"] > 0
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda loss: None,
+        lambda loss: 1.0,
+        lambda loss: loss.detach(),
+        lambda loss: torch.stack([loss, loss]),
+    ],
+)
+def test_a_step_without_a_loss_is_refused(change):
+    model, step = training()
+    with pytest.raises(UsageError, match="must return its loss"):
+        mpdiag.measure_sensitivity(model, lambda: change(step()))
+
+
+def test_a_model_that_trains_nothing_is_refused():
+    model, _ = training()
+    x = torch.randn(6, 4, requires_grad=True)
+    model.requires_grad_(False)
+    with pytest.raises(UsageError, match="requires a gradient"):
+        mpdiag.measure_sensitivity(model, lambda: model(x).mean())
 
 
 def test_an_unknown_format_is_refused():

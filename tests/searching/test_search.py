@@ -242,6 +242,26 @@ def test_another_searchs_file_and_a_damaged_one_are_refused(tmp_path):
             search_fp32(builder(1.0), constant(8.0), run=tmp_path, **SMALL)
 
 
+def test_a_probe_that_was_never_trained_is_damage(tmp_path):
+    search_fp32(builder(2000.0), constant(8.0), run=tmp_path, **SMALL)
+    state = json.loads((tmp_path / "search.json").read_text())
+    state["probes"] = [{**state["probes"][0], "metrics": []}]
+    (tmp_path / "search.json").write_text(json.dumps(state))
+    with pytest.raises(DamagedSearch, match="without metrics"):
+        search_fp32(builder(2000.0), constant(8.0), run=tmp_path, **SMALL)
+
+
+def test_the_search_is_kept_at_a_url_too(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    url, built = f"memory://{tmp_path.name}/search", []
+    first = search_fp32(builder(1.0, built=built), constant(8.0), run=url, **SMALL)
+    trainings = len(built)
+    again = search_fp32(builder(1.0, built=built), constant(8.0), run=url, **SMALL)
+    assert len(built) == trainings
+    assert again.to_json() == first.to_json()
+    assert list(tmp_path.iterdir()) == []  # no folder that is called "memory:"
+
+
 @pytest.mark.parametrize(
     ("options", "words"),
     [

@@ -288,3 +288,8 @@ def test_resnet50_counted_from_a_trace(traces):
         and (work := matrix_work(e["name"], e["args"]["Input Dims"], e["args"]["Input type"]))
     )
     assert total == pytest.approx(6 * 32 * 2 * 2 * 4.09e9, rel=0.005)
+
+
+def test_sizes_that_no_memory_holds_are_damage():
+    """Each is possible by itself; their product is more than a float can be."""
+    assert matrix_work("aten::linear", [[2**39] * 40 + [8], [16, 8]], ["float", "float"]) is None

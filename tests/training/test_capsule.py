@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from support import backoff
 from torch import nn
 from typer.testing import CliRunner
 
 import mpdiag
+import mpdiag.training_log
 from mpdiag.cli import app
 from mpdiag.errors import DamagedCapsule, UsageError
 from mpdiag.training.capsule import load_capsule
@@ -77,10 +80,74 @@ def test_a_step_that_overflowed_forward_is_told_on_another_model(module, tmp_pat
     assert first.code == "h = h * h"
     assert first.dtype == "float16"
     assert first.inputs[0].highest > 256
-    # Dropout drew the same mask: the random state is the step's own.
     assert (
         replayed.first == replay_capsule("run/capsules/step000000/capsule.json", module.build).first
     )
+
+
+def test_dropout_draws_the_same_again(module):
+    """In the trials that look for the cause, and in the capsule: the random state is the step's."""
+    torch.manual_seed(0)
+    model, loss_of = module.build()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    batch, losses = {"x": torch.randn(4, 8)}, []
+    with mpdiag.MixedPrecision(model, optimizer, backoff(2.0**24), run="run") as mp:
+
+        def forward():
+            with mp.autocast():
+                losses.append(loss_of(model, batch))
+            return losses[-1]
+
+        for _ in range(2):
+            result = mp.step(forward(), batch=batch, replay=forward)
+            assert result.skipped
+    first, mixed, _plain, second, again, _, located = (float(loss.detach()) for loss in losses)
+    assert first == mixed != second == again == located
+    assert replay_capsule("run/capsules/step000000", module.build).loss == first
+    assert replay_capsule("run/capsules/step000001", module.build).loss == second
+
+
+@pytest.mark.parametrize("place", ["run", "memory://capsules/run"])
+def test_a_batch_of_any_numbers_in_any_place(module, place):
+    model, loss_of = module.build()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    batch = {"x": torch.full((4, 8), 1e4), "limits": (float("inf"), -float("inf")), "n": 3}
+    with mpdiag.MixedPrecision(model, optimizer, backoff(1.0), run=place) as mp:
+        with mp.autocast():
+            loss = loss_of(model, batch)
+        assert mp.step(loss, batch=batch).skipped
+    found = load_capsule(f"{place}/capsules/step000000").batch
+    assert torch.equal(found.pop("x"), batch.pop("x"))
+    assert found == batch
+
+
+def test_what_no_capsule_can_hold_is_refused_before_a_step_is_skipped(module):
+    model, loss_of = module.build()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    x = torch.randn(4, 8)
+
+    def step(batch, **options):
+        with mpdiag.MixedPrecision(model, optimizer, backoff(1.0), **options) as mp:
+            with mp.autocast():
+                loss = loss_of(model, {"x": x})
+            mp.step(loss, batch=batch)
+
+    with pytest.raises(UsageError, match="run="):
+        step({"x": x})
+    with pytest.raises(UsageError, match="not object"):
+        step({"x": object()}, run="run")
+    step({"x": x}, run="run2")
+
+
+def test_a_full_disk_does_not_end_training(module, monkeypatch):
+    def fail(*_args, **_options):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("mpdiag.training.trainer.save_capsule", fail)
+    with pytest.warns(RuntimeWarning, match=r"cannot write the capsule .*No space left"):
+        _, _, results = skipped(module, "run")
+    assert results[0].skipped
+    assert [s.skipped for s in mpdiag.training_log.read_log("run").steps] == [True]
 
 
 def test_a_scale_too_large_names_the_layer_that_overflowed_first(module):
@@ -124,6 +191,43 @@ def test_a_damaged_capsule_is_one_sentence(module, tmp_path):
     with pytest.raises(DamagedCapsule, match="no readable capsule"):
         load_capsule(folder)
     assert CliRunner().invoke(app, ["why", str(folder)]).exit_code == 3
+
+
+@pytest.mark.parametrize("field", ["plan", "training", "level", "backend", "model", "reason"])
+def test_a_capsule_that_lacks_a_field_is_damaged(module, field):
+    skipped(module, "run")
+    path = Path("run/capsules/step000000/capsule.json")
+    document = json.loads(path.read_text())
+    for change in ({}, {field: 7} if field not in ("plan", "training") else {}):
+        path.write_text(json.dumps({k: v for k, v in document.items() if k != field} | change))
+        with pytest.raises(DamagedCapsule, match="no readable capsule"):
+            load_capsule("run/capsules/step000000")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"level": "O9"}, {"scale": -1.0}, {"plan": {}}, {"plan": {"schema_version": 1, "a": 2}}],
+)
+def test_a_capsule_that_no_trainer_can_follow_is_damaged(module, change):
+    skipped(module, "run")
+    path = Path("run/capsules/step000000/capsule.json")
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(DamagedCapsule, match="run/capsules/step000000"):
+        replay_capsule("run/capsules/step000000", module.build)
+
+
+@pytest.mark.parametrize("state", [None, torch.zeros(3, dtype=torch.uint8), torch.zeros(5056)])
+def test_a_capsule_without_a_random_state_is_damaged(module, state):
+    skipped(module, "run")
+    path = "run/capsules/step000000/tensors.safetensors"
+    tensors = load_file(path)
+    if state is None:
+        del tensors["random.cpu"]
+    else:
+        tensors["random.cpu"] = state
+    save_file(tensors, path)
+    with pytest.raises(DamagedCapsule, match="run/capsules/step000000"):
+        replay_capsule("run/capsules/step000000", module.build)
 
 
 def test_another_model_is_refused(module):

@@ -272,6 +272,34 @@ def test_the_estimated_gradient_error_is_the_measured_one(net, data):
     found = estimate_gradients(net, step, scale=1024.0, directions=400)
     exact = run_once(net, step, scale=1024.0)
     assert len(found) == len(exact.sites) == 4
+    assert_measured(found, exact, net, step)
+
+
+def test_gradients_that_no_weight_moves_count_as_well(net, data):
+    """The last bias's, sixteen times 1: no rounding reaches it, and most of ‖g‖ is its."""
+    x, _ = data
+
+    def step():
+        return net(x).sum()
+
+    found = estimate_gradients(net, step, scale=1024.0, directions=400)
+    assert_measured(found, run_once(net, step, scale=1024.0), net, step)
+
+
+def test_of_a_model_whose_gradients_no_weight_moves_the_backward_pass_rounds_alone(data):
+    net, (x, _) = nn.Linear(6, 2), data
+
+    def step():
+        return net(x).sum()
+
+    found = estimate_gradients(net, step, scale=1024.0, directions=400)
+    assert_measured(found, run_once(net, step, scale=1024.0), net, step)
+    assert [e.forward for e in found] == [0.0, 0.0]
+    assert found[0].backward > 0
+
+
+def assert_measured(found, exact, net, step):
+    """The estimates are what running each site in FP16 gives."""
     size = math.sqrt(sum(float(g.double().pow(2).sum()) for g in exact.gradients.values()))
     for e in found:
         for part, estimated in (("forward", e.forward), ("backward", e.backward)):

@@ -9,7 +9,7 @@ import numpy as np
 
 from mpdiag.reports.figures.style import GRID, empty, figure
 from mpdiag.reports.palette import GREEN, GREY, VERDICTS, VERMILION
-from mpdiag.reports.words import in_figure, percent
+from mpdiag.reports.words import beginning, in_figure, percent
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -151,7 +151,7 @@ def _words(row: Mapping[Any, Any], share: float) -> str:
         f"<b>{in_figure(str(row['module']))}</b>",
         in_figure(f"{row['op']} {row['phase']}"),
         in_figure(f"{row['shape']} {row['dtype']}"),
-        in_figure(str(row["kernel"])[:90]) if row["kernel"] else "",
+        in_figure(beginning(str(row["kernel"]), 90)) if row["kernel"] else "",
         f"{row['rate']:.4g} TFLOP/s at {row['intensity']:.4g} FLOP per byte",
         f"{percent(reached)} of its roof ({row['bound']})" if math.isfinite(reached) else "",
         f"{row['calls']:.0f} calls, {row['time_us']:,.0f} µs, {percent(share)} of the time shown",

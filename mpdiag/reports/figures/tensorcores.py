@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from mpdiag.reports.figures.style import empty, figure, layer_axis, row_height
 from mpdiag.reports.frames.tensorcores import by_kernel
 from mpdiag.reports.palette import VERDICTS
-from mpdiag.reports.words import in_figure, kernel_label, percent
+from mpdiag.reports.words import beginning, in_figure, kernel_label, percent
 
 LABEL = 44
 
@@ -42,7 +42,7 @@ def kernels(frame: pd.DataFrame, words: Mapping[str, str], most: int = 15) -> go
     if frame.empty:
         return empty("the profile holds no kernels")
     top = by_kernel(frame).head(most)
-    names = [_cut(kernel_label(str(name))) for name in top["name"]]
+    names = [beginning(kernel_label(str(name)), LABEL) for name in top["name"]]
     fig = figure(row_height(len(names)))
     for verdict, colour in VERDICTS.items():
         part = top[top["verdict"] == verdict]
@@ -61,8 +61,3 @@ def kernels(frame: pd.DataFrame, words: Mapping[str, str], most: int = 15) -> go
     layer_axis(fig, names, LABEL)
     fig.update_xaxes(title="time (µs)")
     return fig
-
-
-def _cut(name: str) -> str:
-    """The beginning of a kernel's name says more than its end."""
-    return name if len(name) <= LABEL else name[: LABEL - 1] + "…"

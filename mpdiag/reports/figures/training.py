@@ -10,7 +10,7 @@ import numpy as np
 from mpdiag.formats import FP16
 from mpdiag.reports.figures.style import empty, figure
 from mpdiag.reports.palette import GREEN, PURPLE, SERIES, VERMILION
-from mpdiag.reports.words import in_figure
+from mpdiag.reports.words import beginning, in_figure
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     import pandas as pd
     import plotly.graph_objects as go
 
+LONGEST = 120
+"""Characters of a reason or a message under the pointer."""
 _DASHES = ("solid", "dash", "dot", "dashdot")
 
 
@@ -86,7 +88,7 @@ def scale(frame: pd.DataFrame) -> go.Figure:
             name=f"skipped ({len(skipped)})",
             mode="markers",
             marker={"color": VERMILION, "symbol": "x", "size": 10},
-            customdata=[in_figure(_wrapped(str(r))) for r in skipped["reason"]],
+            customdata=[in_figure(beginning(str(r), LONGEST)) for r in skipped["reason"]],
             hovertemplate="step %{x} skipped: %{customdata}<extra></extra>",
         )
     _log2_axis(fig, frame["scale"])
@@ -134,7 +136,7 @@ def drift(norms: pd.DataFrame, alarms: pd.DataFrame, runs: Sequence[str]) -> go.
             mode="markers",
             marker={"color": VERMILION, "symbol": "triangle-up", "size": 13},
             customdata=[
-                in_figure(_wrapped(f"{a}: {m}"))
+                in_figure(beginning(f"{a}: {m}", LONGEST))
                 for a, m in zip(alarms["run"], alarms["message"], strict=True)
             ],
             hovertemplate="step %{x}, %{customdata}<extra></extra>",
@@ -212,7 +214,3 @@ def _log2_axis(fig: go.Figure, values: object) -> None:
         ticktext=[f"2<sup>{e}</sup>" for e in places],
         range=[math.log10(2.0) * (low - 0.5), math.log10(2.0) * (high + 0.5)],
     )
-
-
-def _wrapped(text: str, width: int = 120) -> str:
-    return text if len(text) <= width else text[: width - 1] + "…"

@@ -58,9 +58,9 @@ class Roofs:
     source: str
 
     def rate(self, verdict: str, dtype: str) -> float:
-        """TFLOP/s of the units that a verdict names; NaN where that is not published."""
-        unit = self.tensor if verdict == "tensor_core" else self.cuda
-        return unit.get(_family(dtype), math.nan)
+        """TFLOP/s of the units that a verdict names; NaN where it names none, or that is not known."""
+        rates = {"tensor_core": self.tensor, "cuda_core": self.cuda}.get(verdict, {})
+        return rates.get(_family(dtype), math.nan)
 
     def shown(self, operations: pd.DataFrame) -> tuple[Roof, ...]:
         """The roofs to draw, highest first: FP16 on Tensor Cores, FP32 on CUDA cores, and what ran.

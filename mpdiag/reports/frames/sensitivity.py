@@ -7,7 +7,6 @@ recording itself (what rounding its values costs).
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
@@ -16,6 +15,7 @@ import numpy as np
 import pandas as pd
 
 from mpdiag.analysis.rounding import operation_errors, rounding_error
+from mpdiag.documents import read_document
 from mpdiag.errors import DamagedSearch
 from mpdiag.formats import FORMATS, FP16
 from mpdiag.precision_lists import LISTS
@@ -199,7 +199,7 @@ def read_search(folder: Path) -> Searched | None:
     """
     path = folder / SEARCH
     try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+        document = read_document(path)
         weights = {
             (str(module), str(op)): math.inf if weight is None else float(weight)
             for module, op, weight in document["candidates"]

@@ -44,7 +44,7 @@ def number(text: str) -> float | None:
             plain = plain.replace(".", "").replace(",", ".")
         else:
             plain = plain.replace(",", "")
-    elif commas == 1 and not re.fullmatch(r"-?\d{1,3},\d{3}", plain):
+    elif commas == 1 and not re.fullmatch(r"-?[1-9]\d{0,2},\d{3}", plain):
         plain = plain.replace(",", ".")
     elif commas:
         plain = plain.replace(",", "")
