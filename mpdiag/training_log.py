@@ -37,7 +37,8 @@ class TrainingStep:
 
     Attributes:
         step: Its number, from 0.
-        loss: The unscaled loss; None if the trainer was not given it.
+        loss: The unscaled loss, of the last backward pass where there were several; None if it was
+            not seen.
         scale: The loss scale of its gradients.
         skipped: Whether it was skipped.
         reason: Why.
@@ -147,6 +148,8 @@ def read_log(folder: str | os.PathLike[str]) -> TrainingLog:
     for number, document in _lines(path):
         entry = _entry(path, number, document)
         if isinstance(entry, TrainingStep):
+            if entry.step == 0 and steps:  # another training, in the folder of an earlier one
+                steps, metrics, notes = {}, [], []
             steps[entry.step] = entry  # a resumed training writes steps anew
         elif isinstance(entry, Metric):
             metrics.append(entry)
@@ -174,9 +177,7 @@ def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             raise DamagedRun(message)
         file = path.open("rb")
     except FileNotFoundError:
-        message = (
-            f"{path.parent} has no {FILE}: give MixedPrecision a run=, or mpdiag train an --out"
-        )
+        message = f"{path.parent} has no {FILE}: no loss and no metric of it was written"
         raise RunNotFound(message) from None
     with file:
         number = 0

@@ -21,6 +21,7 @@ import torch
 from torch.nn.modules import module as torch_modules
 from torch.nn.parallel import DistributedDataParallel
 
+from mpdiag.recording.losses import Listening
 from mpdiag.recording.modes import in_backward, is_traced
 from mpdiag.recording.names import NamedModule, NamedParameter, Subjects, shapes_of
 from mpdiag.recording.storages import WeakStorages
@@ -50,6 +51,9 @@ class Steps(Protocol):
 
     def forward_after_step(self) -> None:
         """A forward pass with gradients begins, and the present step is due to end."""
+
+    def backward_begins(self, loss: torch.Tensor) -> None:
+        """The loop differentiates a loss."""
 
     def backward_reached(self) -> None:
         """A gradient arrived."""
@@ -153,6 +157,7 @@ class Observer:
         self._handles.append(
             torch_modules.register_module_forward_hook(self._after_forward, always_call=True)
         )
+        self._handles.append(Listening(self._before_backward))
         self.active = True
 
     def adopt(self, roots: Sequence[torch.nn.Module], optimizers: Sequence[Optimizer]) -> None:
@@ -363,6 +368,10 @@ class Observer:
             ready, stage = self._reduced(named, ready)
         note("weight_grad", named.name, micro, ready, self.ledger.count(ready), stage)
         named.seen.add("weight_grad")
+
+    @guarded("noting the loss")
+    def _before_backward(self, loss: torch.Tensor) -> None:
+        self.steps.backward_begins(loss)
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if self.operations is not None:

@@ -40,6 +40,7 @@ from mpdiag.recording.description import describe_optimizer, describe_training
 from mpdiag.recording.governor import Governor
 from mpdiag.recording.grad_scaler import ScalerWatch
 from mpdiag.recording.ledger import Ledger
+from mpdiag.recording.losses import LossLog
 from mpdiag.recording.modes import in_backward
 from mpdiag.recording.names import Models, Subjects, subjects
 from mpdiag.recording.observer import Observer
@@ -153,6 +154,7 @@ class Recorder:
         self._created = now()
         self._writer: RunWriter | None = None
         self._observer: Observer | None = None
+        self._losses: LossLog | None = None  # rank 0's, as of the trainer's log
         self._scalers = ScalerWatch(self, optimizers)
         self._counts = {id(o): 0 for o in optimizers}
         self._scale: Any = 1.0
@@ -170,6 +172,8 @@ class Recorder:
             self._writer = RunWriter(
                 folder, rank=self._rank, world_size=self._world, overwrite=overwrite
             )
+            if self._rank == 0:
+                self._losses = LossLog(self._writer.folder)
         except OSError as error:
             self.failed("opening the run folder", error)
 
@@ -204,7 +208,7 @@ class Recorder:
             self._begin_step()
             self._write_meta()
         except RunExists:  # another process began here since: nothing of its run may be touched
-            self._writer = None
+            self._writer = self._losses = None
             self._stop_observing()
             raise
         except KeyboardInterrupt:  # no ``with`` block has been entered that would close this
@@ -245,6 +249,8 @@ class Recorder:
         try:
             self._check_ownership(observer)
             observer.ledger.flush()
+            if self._losses is not None:
+                self._losses.close()
         except Exception as error:  # noqa: BLE001 - Ctrl-C may have come in the midst of a count
             self.failed("writing the last statistics", error)
         try:
@@ -309,6 +315,11 @@ class Recorder:
         if not self._optimizers and (self._backwards or self._begun_forwards):
             self.end_step()
         self._begun_forwards += 1
+
+    def backward_begins(self, loss: torch.Tensor) -> None:
+        """A loss of the present step; the last one counts."""
+        if self._losses is not None:
+            self._losses.note(loss)
 
     def backward_reached(self) -> None:
         """A gradient arrived in the present step."""
@@ -383,6 +394,8 @@ class Recorder:
         try:
             if recorded:
                 self._close_books(observer)
+            if self._losses is not None:
+                self._losses.end_step(self.step, self._scale, self._skipped)
         except Exception as error:  # noqa: BLE001
             self._stop("ending a step", error)
         self.step += 1
@@ -407,6 +420,8 @@ class Recorder:
         if observer.ledger.due or self._silent_for_long():
             self._check_ownership(observer)
             observer.ledger.flush()
+            if self._losses is not None:
+                self._losses.flush()
             self._write_meta(observer.ledger)
         else:
             observer.ledger.drain()
@@ -422,6 +437,8 @@ class Recorder:
             return
         self._writer = None
         observer.ledger.forget()
+        if self._losses is not None:
+            self._losses.forget()
         message = f"another process has replaced the run in {self.folder}"
         raise RunExists(message)
 
