@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from mpdiag.tensorcores.capture import profile
     from mpdiag.training.steps import StepResult
     from mpdiag.training.trainer import MixedPrecision
+    from mpdiag.training_log import log_metric
 
 # Public name -> the module it lives in. The block above says the same to type checkers.
 _HOMES = {
@@ -43,6 +44,7 @@ _HOMES = {
     "compare": "mpdiag.analysis.comparison",
     "find_nonfinite": "mpdiag.recording.first_nonfinite",
     "list_runs": "mpdiag.runs",
+    "log_metric": "mpdiag.training_log",
     "measure_sensitivity": "mpdiag.searching.measuring",
     "open_run": "mpdiag.runs",
     "profile": "mpdiag.tensorcores.capture",
@@ -62,6 +64,7 @@ __all__ = [
     "compare",
     "find_nonfinite",
     "list_runs",
+    "log_metric",
     "measure_sensitivity",
     "open_run",
     "profile",

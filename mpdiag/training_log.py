@@ -15,15 +15,15 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import warnings
 from dataclasses import asdict, dataclass, field
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from mpdiag.errors import DamagedRun, RunNotFound
 from mpdiag.places import is_remote, place
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Iterator
     from pathlib import Path
 
@@ -84,6 +84,38 @@ class TrainingLog:
         return next((m for m in reversed(self.metrics) if m.metric == name), None)
 
 
+class Sink(Protocol):
+    """What writes a run."""
+
+    def note_metric(self, name: str, value: float, *, higher_is_better: bool) -> None:
+        """Write a metric."""
+
+
+_latest: list[tuple[int, Sink]] = []  # the process, and who began to write a run in it last
+
+
+def announce(sink: Sink) -> None:
+    """Have ``log_metric`` write to this one from now on."""
+    _latest[:] = [(os.getpid(), sink)]
+
+
+def log_metric(name: str, value: float, *, higher_is_better: bool = True) -> None:
+    """Write a figure of merit, for ``mpdiag compare``.
+
+    It goes into the run that began last in this process, whether that is over by now or not: of
+    ``mpdiag record``, of ``mpdiag train``, or of the loop's own recorder or trainer. Where there is
+    none, nothing happens, so the line may stay in a script.
+
+    Args:
+        name: The metric's name, the same in all trainings that are to be compared.
+        value: A number, or a tensor of one element.
+        higher_is_better: Whether more is better.
+    """
+    for process, sink in _latest:
+        if process == os.getpid():
+            sink.note_metric(name, float(value), higher_is_better=higher_is_better)
+
+
 class LogWriter:
     """Appends to a run's ``training.jsonl``; never an error for the training that is logged."""
 
@@ -91,6 +123,11 @@ class LogWriter:
         self.path = place(folder) / FILE
         self._file: IO[str] | None = None
         self._failed = False
+
+    def append_after_the_end(self, entry: Metric) -> None:
+        """Write one line into a log that is closed."""
+        self.append(entry)
+        self.close()
 
     def append(self, entry: TrainingStep | Metric | dict[str, Any]) -> None:
         """Write one line, at once. A failure is said once, and nothing more is written."""

@@ -297,7 +297,8 @@ def _reason(
             f"{target.label} loses {worst:.1%} of the gradient's sum in {where}; trainings that lost "
             "as much came out the same, and a scale costs nothing"
         )
+    most = f"{worst:.2%}" if worst >= 1e-4 else "0.01%"
     return (
-        f"no layer loses more than {worst:.2%} of its gradient's sum ({before:.1%} of the values), "
-        "which does not matter"
+        f"no layer loses more than {most} of its gradient's sum ({before:.1%} of all values, the "
+        "smallest), which does not matter"
     )

@@ -19,6 +19,7 @@ from mpdiag.commands.base import (
 )
 from mpdiag.errors import UsageError
 from mpdiag.places import place
+from mpdiag.runs import META
 
 
 @app.command()
@@ -43,7 +44,7 @@ def analyze(
         terminal.show_json(analysis.to_json())
     else:
         terminal.show(text.analysis_text(analysis))
-        terminal.name_next(text.after_analysis(analysis, run))
+        terminal.name_next(*text.after_analysis(analysis, run, output))
     exit_on_findings(strict, (finding.severity for finding in analysis.findings))
 
 
@@ -67,8 +68,8 @@ def why(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Tell one layer's story, or a skipped step's. What is lost, when, and the fix."""
-    if layer is None:
+    """Tell one layer's story, or a skipped step's. Without LAYER, of the one that loses most."""
+    if layer is None and (model is not None or as_json or not (run / META).is_file()):
         _why_skipped(run, model, as_json)
         return
     if model is not None or as_json:
@@ -77,8 +78,12 @@ def why(
     from mpdiag.analysis.story import explain
     from mpdiag.reports import terminal, text
 
-    terminal.show(text.layer_text(explain(run, layer)))
-    terminal.name_next(f"mpdiag replay {run}")
+    story = explain(run, layer)
+    terminal.show(text.layer_text(story))
+    if layer is None:
+        others = ", ".join(name for name in story.worst if name and name != story.name)
+        terminal.remark(f"this layer loses most; name another one to read of it: {others}")
+    terminal.name_next("mpdiag", "replay", run)
 
 
 def _why_skipped(capsule: Path, model: str | None, as_json: bool) -> None:
@@ -101,7 +106,7 @@ def _why_skipped(capsule: Path, model: str | None, as_json: bool) -> None:
         terminal.show_json(replayed.to_json())
     else:
         terminal.show(text.skip_text(replayed.to_json(), replayed.first))
-        terminal.name_next("mpdiag compare --help")
+        terminal.name_next("mpdiag", "compare", "--help")
 
 
 @app.command()
@@ -134,7 +139,7 @@ def replay(
         terminal.show_json(played.to_json())
     else:
         terminal.show(text.replay_text(played))
-        terminal.name_next(f"mpdiag analyze {run} -o plan.json")
+        terminal.name_next("mpdiag", "analyze", run, "-o", "plan.json")
 
 
 @app.command()
@@ -168,5 +173,5 @@ def compare(
         terminal.show_json(comparison.to_json())
     else:
         terminal.show(comparison_text(comparison))
-        terminal.name_next(f"mpdiag analyze {b}")
+        terminal.name_next("mpdiag", "dashboard", b.parent)
     exit_on_findings(strict, (finding.severity for finding in comparison.findings))

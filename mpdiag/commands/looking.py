@@ -29,7 +29,7 @@ def report(
 
     path = write_report(run, output)
     terminal.show(str(path))
-    terminal.name_next(f"mpdiag dashboard {run.parent}")
+    terminal.name_next("mpdiag", "dashboard", run.parent)
 
 
 @app.command()
@@ -63,10 +63,11 @@ def runs(
         terminal.show_json(listing.runs_json(found))
     elif found:
         terminal.show(listing.runs_table(found))
-        terminal.name_next(f"mpdiag analyze {found[0].folder}")
+        recorded = next((item for item in found if item.run and item.run.parts()), None)
+        terminal.name_next("mpdiag", "analyze", recorded.folder if recorded else found[0].folder)
     else:
         terminal.show(f"no runs in {folder}")
-        terminal.name_next("mpdiag demo")
+        terminal.name_next("mpdiag", "demo")
 
 
 @app.command()
@@ -80,4 +81,4 @@ def doctor(as_json: JsonOption = False) -> None:
         terminal.show_json(environment.to_json())
     else:
         terminal.show(environment_text(environment))
-        terminal.name_next("mpdiag demo")
+        terminal.name_next("mpdiag", "demo")

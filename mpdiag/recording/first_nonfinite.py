@@ -28,7 +28,7 @@ from mpdiag.recording.names import Models, subjects
 from mpdiag.recording.sites import Places, Site
 from mpdiag.recording.storages import WeakStorages
 
-_CASTS = frozenset({"_to_copy", "copy_"})
+_CASTS = frozenset({"_to_copy", "copy_", "to"})
 _MOST = 20
 
 
@@ -158,6 +158,10 @@ class Trace:
         self._makers.clear()
         self._excused.clear()
 
+    def call_began(self, module: torch.nn.Module) -> None:
+        """A module is being called already, and the hook that would tell of it came too late."""
+        self._enter(module, ())
+
     def _enter(self, module: torch.nn.Module, _args: Any) -> None:
         if id(module) in self._roots and self._backward_seen and not in_backward():
             self.steps += 1
@@ -173,7 +177,9 @@ class Trace:
         """Run an operation and look at what came of it."""
         site, node = self._places.site(0)
         self._backward_seen |= bool(node)
-        if func.is_view or func.namespace != "aten":
+        op = func.overloadpacket.__name__
+        # A cast that takes the short way round autograd is called a view by its schema.
+        if (func.is_view and op not in _CASTS) or func.namespace != "aten":
             return func(*args, **kwargs)
         named = by_name(func, args, kwargs)
         given = [(n, t) for n, v in named.items() for t in tensors_of(v) if _looked_at(t)]
@@ -187,7 +193,6 @@ class Trace:
             outputs = tensors_of(result) + (written(func, args, kwargs) if mutable else [])
             outputs = [t for t in outputs if _looked_at(t) and t.numel()]
             wrong = next((t for t in outputs if not bool(torch.isfinite(t).all())), None)
-            op = func.overloadpacket.__name__
             if wrong is None:
                 self._remember(op, site, outputs, given)
             elif not op.startswith(("empty", "new_empty")):

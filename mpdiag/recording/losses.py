@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from mpdiag.recording.modes import in_backward, is_traced
-from mpdiag.training_log import FILE, LogWriter, TrainingStep
+from mpdiag.training_log import FILE, LogWriter, Metric, TrainingStep, announce
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,7 +25,7 @@ _WAITING = 256
 """So many losses may wait on a device; reading them is one transfer."""
 
 _told: list[Callable[[torch.Tensor], None]] = []
-_plain: list[Any] = []  # torch's own function, while ours stands in its place
+_taken: list[tuple[Any, Any]] = []  # torch's own function, and ours that stands in its place
 
 
 class LossLog:
@@ -42,10 +42,14 @@ class LossLog:
         self._path = folder / FILE
         self._log = LogWriter(folder)
         self._mine = False
-        self._silent = False
+        self._silent = self._closed = False
         self._loss: float | torch.Tensor | None = None
         self._steps: list[tuple[int, float | torch.Tensor, Any, Any, float]] = []
         self._last: float | None = None
+
+    def begin(self) -> None:
+        """Be where this process writes its metrics."""
+        announce(self)
 
     def note(self, loss: torch.Tensor) -> None:
         """Keep the loss of a backward pass; the last one of a step counts."""
@@ -73,10 +77,22 @@ class LossLog:
                 TrainingStep(step, loss / scale, scale, skipped=bool(skipped), seconds=seconds)
             )
 
+    def note_metric(self, name: str, value: float, *, higher_is_better: bool) -> None:
+        """Write a metric, also one that is known only when training is over."""
+        self.flush()
+        if self._gives_way():
+            return
+        metric = Metric(name, value, higher_is_better)
+        if self._closed:
+            self._log.append_after_the_end(metric)
+        else:
+            self._log.append(metric)
+
     def close(self) -> None:
         """Write the rest."""
         self.flush()
         self._log.close()
+        self._closed = True
 
     def forget(self) -> None:
         """Write nothing any more: the folder is not ours, or the process."""
@@ -109,9 +125,10 @@ class Listening:
 
     def __init__(self, tell: Callable[[torch.Tensor], None]) -> None:
         self._tell = tell
-        if not _plain:
-            _plain.append(torch.autograd.backward)
-            torch.autograd.backward = _telling(_plain[0])
+        if not _taken or torch.autograd.backward is _taken[0][0]:
+            plain = torch.autograd.backward
+            _taken[:] = [(plain, _telling(plain))]
+            torch.autograd.backward = _taken[0][1]
         _told.append(tell)
 
     def remove(self) -> None:
@@ -119,19 +136,18 @@ class Listening:
         if self._tell in _told:
             _told.remove(self._tell)
         # Whoever wrapped ours since keeps it: it passes through.
-        if not _told and _plain and getattr(torch.autograd.backward, "_mpdiag_tells", False):
-            torch.autograd.backward = _plain.pop()
+        if not _told and _taken and torch.autograd.backward is _taken[0][1]:
+            torch.autograd.backward, _ = _taken.pop()
 
 
 def _telling(plain: Any) -> Any:
     @functools.wraps(plain)
     def backward(tensors: Any, *args: Any, **kwargs: Any) -> Any:
         if _told and (loss := _loss_of(tensors)) is not None:
-            for tell in list(_told):
+            for tell in _told:
                 tell(loss)
         return plain(tensors, *args, **kwargs)
 
-    backward._mpdiag_tells = True
     return backward
 
 

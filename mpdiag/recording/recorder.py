@@ -204,6 +204,8 @@ class Recorder:
         self._observer.operations = self._watch_operations()
         try:
             self._observer.attach()
+            if self._losses is not None:
+                self._losses.begin()
             self._scalers.find()
             self._begin_step()
             self._write_meta()
@@ -261,6 +263,11 @@ class Recorder:
             self.failed("finishing the run folder", error)
         if self._governor.changes:
             logger.warning("recording into %s: %s", self.folder, self._governor.words())
+
+    def log_metric(self, name: str, value: float, *, higher_is_better: bool = True) -> None:
+        """Write a figure of merit into the run, for ``mpdiag compare``; also after recording."""
+        if self._losses is not None:
+            self._losses.note_metric(name, float(value), higher_is_better=higher_is_better)
 
     def adopt(self, models: Mapping[str, Adopted], optimizers: Sequence[Optimizer]) -> None:
         """Watch further models and optimizers from now on, in the midst of a training.

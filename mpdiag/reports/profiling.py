@@ -47,8 +47,10 @@ def show_profile(
         if change is not None:
             terminal.show(change_text(change), "")
         terminal.show(profile_text(result))
-        terminal.name_next("mpdiag doctor" if change else f"mpdiag profile {result.path} --json")
+        terminal.name_next(
+            *(("mpdiag", "doctor") if change else ("mpdiag", "profile", result.path, "--json"))
+        )
     else:
         terminal.show(cpu_profile_text(result))
-        terminal.name_next("mpdiag doctor")
+        terminal.name_next("mpdiag", "doctor")
     return document

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from mpdiag.analysis.analyzer import Analysis
+    from mpdiag.analysis.loss_scale import LossScaleAnalysis
     from mpdiag.analysis.replay import Replay
     from mpdiag.analysis.story import LayerStory
     from mpdiag.plan import PrecisionPlan
@@ -72,10 +73,29 @@ def shapes_table(plan: PrecisionPlan) -> RenderableType:
     return table
 
 
-def after_analysis(analysis: Analysis, run: Path) -> str:
-    """The command to go on with."""
+def after_analysis(analysis: Analysis, run: Path, plan: Path | None = None) -> tuple[object, ...]:
+    """The command to go on with: its words.
+
+    Args:
+        analysis: The analysis.
+        run: The run folder, as it was typed.
+        plan: Where the plan was written, if it was.
+    """
+    if _calls_for_bf16(analysis):
+        return "mpdiag", "analyze", run, "--target", "bf16", "-o", "plan.json"
+    script = analysis.run.script_words
+    if plan is not None and script:
+        return "mpdiag", "train", "--plan", plan, "--", *script
     layer = analysis.loss_scale.deciding_layer
-    return f"mpdiag why {run} {layer}" if layer else f"mpdiag runs {run.parent}"
+    if layer:
+        return "mpdiag", "why", run, layer
+    return "mpdiag", "analyze", run, "-o", "plan.json"
+
+
+def _calls_for_bf16(analysis: Analysis) -> bool:
+    """Whether FP16 was asked for, and no loss scale fits it."""
+    codes = {f.code for f in analysis.findings}
+    return analysis.plan.target == "fp16" and "no-loss-scale-fits" in codes
 
 
 def _provenance(analysis: Analysis) -> Text:
@@ -94,23 +114,39 @@ def _facts(analysis: Analysis) -> Table:
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="bold")
     grid.add_column()
-    upper = f"{plan.loss_scale.upper:g}" if plan.loss_scale.upper else "no limit"
     grid.add_row(
         "Loss scale",
-        f"{plan.loss_scale.recommended:g} ({plan.loss_scale.method}), {plan.loss_scale.need}; "
-        f"from {plan.loss_scale.lower:g} ({_name(scale.deciding_layer)}) "
-        f"to {upper} ({_name(scale.limiting_layer)})",
+        f"{plan.loss_scale.recommended:g} ({plan.loss_scale.method}), {plan.loss_scale.need}"
+        + escape(_admissible(scale)),
     )
     grid.add_row("", escape(plan.loss_scale.reason))
+    with_it = f", {_percent(scale.underflow_after)} with it"
     grid.add_row(
         "Lost to zero",
-        f"{_percent(scale.underflow_before)} of the activation gradients' values without a scale, "
-        f"{_percent(scale.underflow_after)} with it; "
+        f"{_percent(scale.underflow_before)} of the activation gradients' values"
+        f"{f' without a scale{with_it}' if plan.loss_scale.recommended != 1 else ''}; "
         f"expected overflow {_percent(scale.predicted_overflow_rate)} of steps",
     )
     grid.add_row("Master weights", escape(plan.master_weights.reason))
     grid.add_row("Stay in FP32", _kept(analysis))
     return grid
+
+
+def _admissible(scale: LossScaleAnalysis) -> str:
+    """Which loss scales would do, and which layers say so."""
+    plan = scale.plan
+    if scale.deciding_layer is None and scale.limiting_layer is None:
+        return ""
+    upper = "no limit" if plan.upper is None else f"{plan.upper:g}"
+    lowest, highest = scale.deciding_layer or "the model", scale.limiting_layer or "the model"
+    if not scale.fits:
+        return f"; none fits: {lowest} needs {plan.lower:g} or more, {highest} {upper} or less"
+    return (
+        f"; {plan.lower:g} ({lowest} loses more below) to {upper} ({highest} overflows beyond) "
+        "would do"
+        if plan.lower > 1
+        else f"; up to {upper} would do ({highest} overflows beyond)"
+    )
 
 
 def _findings(analysis: Analysis) -> list[RenderableType]:

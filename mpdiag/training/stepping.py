@@ -44,6 +44,8 @@ class _NotFinite(Exception):
 class Stepping:
     """Forward, backward and step over wrapped models; ``MixedPrecision`` without its life."""
 
+    _to_learn = "pass replay= to step() to learn whether the scale or the model is at fault"
+
     def __init__(
         self,
         plan: PrecisionPlan,
@@ -400,7 +402,7 @@ class Stepping:
         at_floor = self._in_a_row > 1 and floor == result.scale and result.cause != "model"
         if self._in_a_row >= self._max_skips or at_floor:
             rows = self._in_a_row
-            raise TrainingDiverged(skips.farewell(result, rows, at_floor=at_floor))
+            raise TrainingDiverged(skips.farewell(result, rows, self._to_learn, at_floor=at_floor))
 
     # -- skipping ----------------------------------------------------------------------------------
 

@@ -52,7 +52,7 @@ def test_recording_changes_nothing(told, name):
     assert recorded.code == 0, recorded.err
     assert recorded.digest == plain.digest
     assert recorded.out.split()[-4:] == plain.out.split()[-4:]
-    assert recorded.err.splitlines()[-1] == "next: mpdiag analyze run"
+    assert recorded.err.splitlines()[-1] == "next: mpdiag analyze run -o plan.json"
     run = open_run(folder / "run")
     assert run.meta["state"] == "complete"
     assert run.meta["script"].endswith(f"{name}.py")

@@ -48,7 +48,7 @@ def test_a_run_in_memory(zygote, tmp_path):
     assert lines[:2] == ["trained", "record exit 0"], done.err
     assert lines[2:4] == ["complete 4 [0]", "['backward', 'forward'] True"]
     assert lines[-5:] == ["analyze exit 0", "record exit 2", "trained", "train exit 0", "fp16"]
-    assert "next: mpdiag analyze memory:///fleet/one" in done.err.splitlines()
+    assert "next: mpdiag analyze memory:///fleet/one -o plan.json" in done.err.splitlines()
     assert "memory:///fleet/one already holds a run" in done.err
     assert "next: mpdiag runs memory:///fleet" in done.err.splitlines()
     assert not (tmp_path / "runs").exists()
@@ -59,7 +59,7 @@ def test_a_file_url_is_a_folder(zygote, tmp_path):
     url = f"file://{tmp_path}/here/one"
     done = zygote("mpdiag", "record", "--out", url, "--", "train.py", cwd=tmp_path)
     assert done.code == 0, done.err
-    assert done.err == "next: mpdiag analyze here/one\n"
+    assert done.err == "next: mpdiag analyze here/one -o plan.json\n"
     assert open_run(tmp_path / "here" / "one").meta["steps_recorded"] == 4
 
 
