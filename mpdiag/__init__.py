@@ -12,6 +12,7 @@ Nothing inside the package imports this module.
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -76,7 +77,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         message = f"module 'mpdiag' has no attribute {name!r}"
-        raise AttributeError(message)
+        raise AttributeError(message, name=name, obj=sys.modules[__name__])
     value = getattr(import_module(_HOMES[name]), name)
     globals()[name] = value  # the next look-up does not come here
     return value

@@ -62,12 +62,12 @@ def shape_findings(run: Run, target: str) -> list[Finding]:
     touched = {a.module for a in odd if a.module}
     share = sum(w.flops for w in works if w.module in touched) / whole
     if touched and share >= _WORTH:
+        some = "1 layer" if len(touched) == 1 else f"{len(touched)} layers"
         found.append(
             Finding(
                 "info",
                 "shapes-to-pad",
-                f"{len(touched)} layers with {_percent(share)} of the matrix work have sizes that "
-                "Tensor Cores read badly",
+                f"{some} with {_percent(share)} of the matrix work: sizes that Tensor Cores read badly",
                 {"share_of_flops": share, "modules": sorted(touched)},
                 "pad them as plan.shapes says",
             )

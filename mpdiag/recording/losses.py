@@ -98,6 +98,7 @@ class LossLog:
         """Write nothing any more: the folder is not ours, or the process."""
         self._silent = True
         self._steps = []
+        self._log.close()
 
     def _gives_way(self) -> bool:
         if not self._silent and not self._mine:

@@ -85,6 +85,7 @@ class Driven(MixedPrecision):
         self._returned: Any = None
         self._trace: Trace | None = None  # while a step is looked at closely
         self._watch = DriftWatch(plan, say)
+        self._guard.release()  # here the loop's own steps come to us
 
     def adopt(self, optimizer: Optimizer) -> None:
         """Take in another optimizer of the same models."""

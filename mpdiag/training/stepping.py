@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from mpdiag.errors import TrainingDiverged, UsageError
 from mpdiag.training import arguments, gradients, policy, ranks, skips
 from mpdiag.training.arguments import parameters_of
+from mpdiag.training.bypass import StepGuard
 from mpdiag.training.drift import Alarm, DriftWatch
 from mpdiag.training.steps import NonFinite, StepResult
 from mpdiag.training.transaction import Transaction
@@ -76,6 +77,7 @@ class Stepping:
         self._root: Any = None  # the grad_fn of the last loss, to tell backward's order
         self._in_a_row = 0
         self._watch = DriftWatch(plan)
+        self._guard = StepGuard(wrapped.optimizers)
         self._check: TensorCoreCheck | None = None
 
     @property
@@ -354,7 +356,8 @@ class Stepping:
         off = torch.autocast(self._device.type, enabled=False)
         with self._computing() if low else off:
             for one in chosen:
-                one.step()
+                with self._guard.within():
+                    one.step()
         torch.clear_autocast_cache()
         if undo is not None:
             bad = gradients.non_finite(self._names(held), [p.detach() for p in held])
@@ -509,7 +512,7 @@ class Stepping:
             return value
 
         try:
-            with torch.autocast(self._device.type, enabled=False):
+            with torch.autocast(self._device.type, enabled=False), self._guard.within():
                 optimizer.step(evaluate)
             if not all(bool(torch.isfinite(p).all()) for p in parameters_of(optimizer)):
                 undo.restore()

@@ -82,7 +82,8 @@ def test_a_traceback_is_pythons(zygote, tmp_path):
     assert ours.code == plain.code == 1
     kept = plain.err[plain.err.index(f'  File "{tmp_path / "train.py"}"') :]
     assert (
-        ours.err == f"Traceback (most recent call last):\n{kept}next: mpdiag analyze runs/train -o plan.json\n"
+        ours.err
+        == f"Traceback (most recent call last):\n{kept}next: mpdiag analyze runs/train -o plan.json\n"
     )
 
 
