@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 1
 DEFAULT_MARGIN = 0.02
 """Share of the first side's mean that serves as the margin where none is given."""
+LENGTHS_ALIKE = 0.95
+"""The shorter training has at least this share of the longer one's steps."""
 OCTAVES = 3.0
 """A layer whose largest value moved so far has changed."""
 
@@ -265,6 +267,19 @@ def _findings(
                 f"{abs(shift.octaves):.1f} octaves towards {direction}",
                 {"kind": shift.kind, "name": shift.name, "octaves": shift.octaves},
                 "analyze the new run: its loss scale and FP32 operations may have changed",
+            )
+        )
+    lengths = [
+        max((max(t.losses) + 1 for t in side.trainings if t.losses), default=0) for side in (a, b)
+    ]
+    if min(lengths) and min(lengths) < LENGTHS_ALIKE * max(lengths):
+        found.append(
+            Finding(
+                "warning",
+                "lengths-differ",
+                f"{b.name} trained {lengths[1]} steps and {a.name} {lengths[0]}",
+                {"a": lengths[0], "b": lengths[1]},
+                "compare trainings of the same length",
             )
         )
     skipped = [sum(t.skipped for t in side.trainings) for side in (a, b)]

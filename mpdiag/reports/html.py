@@ -129,7 +129,8 @@ def _verdict(analysis: Analysis) -> Iterator[str]:
     yield f'<p class="eyebrow">mpdiag report · {escape(analysis.run.name)}</p>'
     yield f'<h1 class="{tone}">{escape(analysis.verdict)}</h1>'
     cards = "".join(
-        f'<div class="card"><span>{escape(f.label)}</span><strong>{escape(f.value)}</strong>'
+        f'<div class="card" title="{escape(f.meaning)}"><span>{escape(f.label)}</span>'
+        f"<strong>{escape(f.value)}</strong>"
         f"<small>{escape(f.note)}</small></div>"
         for f in facts(analysis)
     )

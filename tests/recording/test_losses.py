@@ -149,3 +149,32 @@ def test_what_is_no_loss_is_passed_over(tmp_path):
         optimizer.step()
     assert not (tmp_path / "run" / "training.jsonl").exists()
     assert not recorder.failures
+
+
+def test_a_metric_goes_into_the_run_that_began_last_also_after_its_end(tmp_path):
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with mpdiag.record(model, optimizer, tmp_path / "fp32") as recorder:
+        train(model, optimizer, 2)
+        mpdiag.log_metric("accuracy", torch.tensor(0.5))
+    mpdiag.log_metric("accuracy", 0.75)
+    recorder.log_metric("loss", 0.1, higher_is_better=False)
+    with mpdiag.MixedPrecision(
+        model, optimizer, mpdiag.PrecisionPlan("fp16"), run=tmp_path / "fp16"
+    ) as mp:
+        x, y = batch()
+        mp.step(nn.functional.cross_entropy(model(x), y))
+    mpdiag.log_metric("accuracy", 0.7)
+    log = read_log(tmp_path / "fp32")
+    assert [m.value for m in log.metrics] == [0.5, 0.75, 0.1]
+    assert len(log.steps) == 2
+    assert read_log(tmp_path / "fp16").metric("accuracy").value == 0.7
+    (metric, _) = mpdiag.compare(tmp_path / "fp32", tmp_path / "fp16").metrics
+    assert (metric.metric, metric.a, metric.b) == ("accuracy", (0.75,), (0.7,))
+
+
+def test_a_metric_without_a_run_is_no_error(monkeypatch):
+    from mpdiag import training_log
+
+    monkeypatch.setattr(training_log, "_latest", [])
+    mpdiag.log_metric("accuracy", 1)
