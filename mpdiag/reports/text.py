@@ -167,7 +167,9 @@ def _deciding_layers(analysis: Analysis) -> RenderableType:
     h = gradients.histograms
     lost = share(h.lost_to_zero(FP16).value, h.nonzero)
     after = share(h.lost_to_zero(FP16, exponent).value, h.nonzero)
-    numbers = ("|g| max", "values lost", "Σ|g| lost", "values lost with the scale")
+    numbers = ["|g| max", "values lost", "Σ|g| lost", "values lost with the scale"]
+    if exponent == 0:
+        numbers.pop()
     table = Fitted(
         ("activation gradients of", *numbers),
         "Layers that lose most, in the later half of the run",
@@ -175,13 +177,13 @@ def _deciding_layers(analysis: Analysis) -> RenderableType:
         spare=("|g| max",),
     )
     for i in order:
-        table.add_row(
-            _name(str(gradients.names[i])),
+        cells = [
             _power(float(h.absmax[i])),
             _percent(float(lost[i])),
             _percent(float(losses[i, 0])),
             _percent(float(after[i])),
-        )
+        ]
+        table.add_row(_name(str(gradients.names[i])), *cells[: len(numbers)])
     if len(gradients) > TOP:
         table.caption = f"{TOP} of {len(gradients)}; all of them with --json"
     return table
@@ -201,11 +203,19 @@ def _gradients(analysis: Analysis) -> list[RenderableType]:
 def _kept(analysis: Analysis) -> str:
     plan = analysis.plan
     if not analysis.run.meta.get("operations", {}).get("steps"):
-        return f"{len(plan.fp32_operations)} modules" if plan.fp32_operations else "none by need"
+        return (
+            f"{len(plan.fp32_operations)} modules"
+            if plan.fp32_operations
+            else "nothing beyond what the operation policy keeps there"
+        )
     proven = [c for c in plan.fp32_operations if not c.evidence.get("policy")]
     covered = len(plan.fp32_operations) - len(proven)
     more = f", and {covered} that the operation policy covers" if covered else ""
-    return f"{len(proven)} operations or modules{more}" if proven or covered else "none by need"
+    return (
+        f"{len(proven)} operations or modules{more}"
+        if proven or covered
+        else "nothing beyond what the operation policy keeps there"
+    )
 
 
 _COVERED = {
@@ -219,7 +229,7 @@ def _proven(analysis: Analysis) -> RenderableType:
     why = "why, and what happens without it"
     table = Fitted(
         ("operation", "where", why, "bytes", "FLOPs"),
-        "Need FP32, by their numbers",
+        "What FP16 cannot hold, by its numbers",
         "bytes, FLOPs: share of the step's operations, backward included",
         sentences=frozenset({why}),
         right=frozenset({"bytes", "FLOPs"}),
@@ -299,12 +309,13 @@ def layer_text(story: LayerStory) -> RenderableType:
         parts += [
             Text(f"values lost at scale 1, steps {story.steps[0]} to {story.steps[-1]}"),
             Sparkline(story.lost, f"{_percent(story.lost[0])} → {_percent(story.lost[-1])}"),
-            Text(f"at the recommended scale {scale:g}"),
-            Sparkline(
-                story.lost_scaled,
-                f"{_percent(story.lost_scaled[0])} → {_percent(story.lost_scaled[-1])}",
-            ),
         ]
+        if scale != 1:
+            after = f"{_percent(story.lost_scaled[0])} → {_percent(story.lost_scaled[-1])}"
+            parts += [
+                Text(f"at the recommended scale {scale:g}"),
+                Sparkline(story.lost_scaled, after),
+            ]
     part: Layers = story.layers.of_kind("activation_grad", "weight_grad")
     if len(part):
         scale = story.analysis.plan.loss_scale.recommended
@@ -320,22 +331,25 @@ def replay_text(played: Replay) -> RenderableType:
     """The report of ``mpdiag replay``."""
     document: dict[str, Any] = played.to_json()
     steps = document["steps"]
-    table = Table(title="Loss-scale replay over the recorded steps", title_justify="left")
-    for column in ("step", "scale", "|g| max", "lost", ""):
+    table = Table()
+    columns = ("step", "scale", "|g| max", "lost", "")
+    columns = columns if document["skips"] else columns[:-1]
+    for column in columns:
         table.add_column(column, justify="right")
     shown = steps if len(steps) <= 40 else [*steps[:20], *steps[-20:]]
     for i, row in enumerate(shown):
         if len(steps) > 40 and i == 20:
-            table.add_row("…", "", "", "", "")
-        table.add_row(
+            table.add_row("…")
+        cells = (
             str(row["step"]),
             f"{row['scale']:g}",
             "not finite" if row["absmax"] is None else _power(row["absmax"]),
             _percent(row["lost"]),
             "skipped" if row["overflow"] else "",
         )
-    table.caption = f"{document['skips']} of {len(steps)} steps skipped"
-    return table
+        table.add_row(*cells[: len(columns)])
+    title = Text("Loss-scale replay over the recorded steps", style="bold")
+    return Group(title, table, f"{document['skips']} of {len(steps)} steps skipped")
 
 
 def _name(name: str | None) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -46,5 +47,13 @@ class StepGuard:
             "optimizer.step() was called past MixedPrecision: nothing was scaled, checked or logged; "
             "put mp.step(loss) in place of loss.backward() and optimizer.step()",
             RuntimeWarning,
-            stacklevel=3,
+            stacklevel=_level_of_the_loop(),
         )
+
+
+def _level_of_the_loop() -> int:
+    """How far up the stack, seen from our caller, a line stands that is not torch's."""
+    level, frame = 2, sys._getframe(2)
+    while frame.f_back is not None and str(frame.f_globals.get("__name__")).startswith("torch."):
+        level, frame = level + 1, frame.f_back
+    return level
