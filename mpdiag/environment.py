@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from mpdiag.meta import HIDDEN
+from mpdiag.documents import HIDDEN
 
 
 def versions() -> dict[str, str]:

@@ -12,8 +12,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 COUNT = "count"
-HIDDEN = "(hidden)"
-"""What stands in ``argv`` for a token, a key or a password."""
 LARGEST = 1 << 53
 _META: dict[str, Any] = {
     **dict.fromkeys(("mpdiag", "state", "created", "updated", "script", "verdict"), str),

@@ -26,9 +26,9 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
 from mpdiag import markup
-from mpdiag.documents import read_document
+from mpdiag.documents import HIDDEN, read_document
 from mpdiag.errors import DamagedRun, NewerSchema, RunNotFound
-from mpdiag.meta import HIDDEN, refuse_odd_meta, refuse_odd_modules
+from mpdiag.meta import refuse_odd_meta, refuse_odd_modules
 from mpdiag.parquet_bombs import refuse_bomb
 from mpdiag.places import is_remote, place
 from mpdiag.run_parts import damaged, records_of, rows_in, source_of, tables_of

@@ -55,7 +55,7 @@ def said(*words):
         (("why", "{0}/first run", "4.wieght"), 3, "did you mean 4.weight"),
         (("export", "{0}", "--to", "torch"), 3, "there is no plan at {0}/plan.json"),
         (
-            ("train", "--plan", "{0}", "--", "x.py"),
+            ("train", "--plan", "{0}", "--", __file__),
             3,
             "{0} is a folder, and a plan is a file: write",
         ),

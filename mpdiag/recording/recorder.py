@@ -587,7 +587,17 @@ def _optimizers(optimizer: Optimizers) -> list[Optimizer]:
             f"not {type(optimizer).__name__}"
         )
         raise UsageError(message)
-    return list({id(o): o for o in found}.values())
+    return list({id(o): o for o in map(_unwrapped, found)}.values())
+
+
+def _unwrapped(optimizer: Optimizer) -> Optimizer:
+    """The optimizer that steps, inside a wrapper that only looks like one (Accelerate's is)."""
+    while not hasattr(optimizer, "_optimizer_step_pre_hooks"):
+        inner = getattr(optimizer, "optimizer", None)
+        if not isinstance(inner, Optimizer):
+            break
+        optimizer = inner
+    return optimizer
 
 
 def _say(message: str) -> None:

@@ -332,8 +332,9 @@ def replay_text(played: Replay) -> RenderableType:
     document: dict[str, Any] = played.to_json()
     steps = document["steps"]
     table = Table()
-    columns = ("step", "scale", "|g| max", "lost", "")
-    columns = columns if document["skips"] else columns[:-1]
+    columns = ["step", "scale", "|g| max", "lost"]
+    if document["skips"]:
+        columns.append("")
     for column in columns:
         table.add_column(column, justify="right")
     shown = steps if len(steps) <= 40 else [*steps[:20], *steps[-20:]]
