@@ -326,7 +326,8 @@ def _metric_finding(m: MetricComparison) -> Finding | None:
                 else ""
             ),
             evidence,
-            "train 3 seeds or more on each side"
+            "train 3 seeds or more on each side, with --out fp32/seed0, fp32/seed1 … fp16/seed0 …, and "
+            "compare the folders fp32 and fp16"
             if alone
             else f"train {r.seeds_to_decide} seeds on each side"
             if r.seeds_to_decide

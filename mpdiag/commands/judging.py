@@ -145,9 +145,12 @@ def replay(
 @app.command()
 def compare(
     a: Annotated[
-        Path, typer.Argument(metavar="A", help="Reference: a run, a folder of runs, a baseline.")
+        Path,
+        typer.Argument(
+            metavar="A", parser=place, help="Reference: a run, a folder of runs, a baseline."
+        ),
     ],
-    b: Annotated[Path, typer.Argument(metavar="B", help="Candidate, likewise.")],
+    b: Annotated[Path, typer.Argument(metavar="B", parser=place, help="Candidate, likewise.")],
     metric: Annotated[str | None, typer.Option(help="Only this metric.")] = None,
     margin: Annotated[
         float | None,
