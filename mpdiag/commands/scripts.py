@@ -51,7 +51,7 @@ def record(
     options = Options(every, max_steps, include, exclude, operations)
     code, run = record_words(script or [], out, options)
     if run is not None:
-        terminal.name_next(f"mpdiag analyze {_shown(run)}")
+        terminal.name_next("mpdiag", "analyze", _shown(run), "-o", "plan.json")
     raise typer.Exit(code)
 
 
@@ -77,8 +77,22 @@ def train(
     code, run, summary = train_words(script or [], plan, out, backend=backend)
     if run is not None:
         terminal.remark(summary)
-        terminal.name_next(f"mpdiag runs {_shown(run.parent)}")
+        recorded = _recording_of(plan, run)
+        if recorded is not None:
+            terminal.name_next("mpdiag", "compare", _shown(recorded), _shown(run))
+        else:
+            terminal.name_next("mpdiag", "runs", _shown(run.parent))
     raise typer.Exit(code)
+
+
+def _recording_of(plan: Path, run: Path) -> Path | None:
+    """The recording that a plan was made from, if it lies beside a run and holds losses."""
+    from mpdiag.plan import PrecisionPlan
+    from mpdiag.training_log import FILE
+
+    name = PrecisionPlan.load(plan).run
+    recording = run.parent / Path(name).name
+    return recording if name and recording != run and (recording / FILE).is_file() else None
 
 
 def _shown(folder: Path) -> Path:
