@@ -12,6 +12,7 @@ Nothing inside the package imports this module.
 
 from __future__ import annotations
 
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from mpdiag.tensorcores.capture import profile
     from mpdiag.training.steps import StepResult
     from mpdiag.training.trainer import MixedPrecision
+    from mpdiag.training_log import log_metric
 
 # Public name -> the module it lives in. The block above says the same to type checkers.
 _HOMES = {
@@ -43,6 +45,7 @@ _HOMES = {
     "compare": "mpdiag.analysis.comparison",
     "find_nonfinite": "mpdiag.recording.first_nonfinite",
     "list_runs": "mpdiag.runs",
+    "log_metric": "mpdiag.training_log",
     "measure_sensitivity": "mpdiag.searching.measuring",
     "open_run": "mpdiag.runs",
     "profile": "mpdiag.tensorcores.capture",
@@ -62,6 +65,7 @@ __all__ = [
     "compare",
     "find_nonfinite",
     "list_runs",
+    "log_metric",
     "measure_sensitivity",
     "open_run",
     "profile",
@@ -73,7 +77,7 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         message = f"module 'mpdiag' has no attribute {name!r}"
-        raise AttributeError(message)
+        raise AttributeError(message, name=name, obj=sys.modules[__name__])
     value = getattr(import_module(_HOMES[name]), name)
     globals()[name] = value  # the next look-up does not come here
     return value

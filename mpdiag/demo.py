@@ -120,7 +120,7 @@ def run_demo(
     terminal.show(text.analysis_text(analysis))
     if variants:
         terminal.show("", demo_text(workload.metric, workload.higher_is_better, outcomes, analysis))
-    terminal.name_next(text.after_analysis(analysis, run))
+    terminal.name_next(*text.after_analysis(analysis, run))
     return run
 
 

@@ -307,7 +307,7 @@ def show_table(
     else:
         terminal.show(families.families_text(rows))
     if not rows:
-        terminal.name_next("mpdiag demo --all")
+        terminal.name_next("mpdiag", "demo", "--all")
         return
     first = folder / rows[0].workload
-    terminal.name_next(f"mpdiag compare {first / 'fp32'} {first / 'fp16-plan'}")
+    terminal.name_next("mpdiag", "compare", first / "fp32", first / "fp16-plan")

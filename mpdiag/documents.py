@@ -12,6 +12,8 @@ if TYPE_CHECKING:
 LARGEST = 1 << 28
 """Bytes. What is written here takes some 200 bytes a layer; a sparse file of 1 TB costs its sender
 nothing, and whoever reads it whole all memory."""
+HIDDEN = "(hidden)"
+"""What stands in a document for a token, a key or a password."""
 
 
 def read_document(path: Path, **options: Any) -> Any:

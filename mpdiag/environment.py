@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from mpdiag.documents import HIDDEN
+
 
 def versions() -> dict[str, str]:
     """Versions of what the numbers depend on."""
@@ -50,7 +52,6 @@ def ranks() -> tuple[int, int]:
     return (rank, size) if 0 <= rank < size else (0, 1)
 
 
-HIDDEN = "(hidden)"
 _SECRET = re.compile(
     r"(?:^|[-_.])(?:token|secret|passw(?:or)?d|passphrase|credentials?|(?:api|access|private)[-_]?key)$",
     re.IGNORECASE,

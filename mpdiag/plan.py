@@ -243,16 +243,20 @@ class PrecisionPlan:
             DamagedPlan: If it is missing or cannot be read.
             NewerSchema: If a newer version wrote it.
         """
+        write = "write one with mpdiag analyze RUN -o plan.json"
         path = Path(path)
-        if path.is_dir():
+        if (path / "plan.json").is_file():
             path /= "plan.json"
         try:
             document = read_document(path)
         except FileNotFoundError:
-            message = f"there is no plan at {path}: write one with mpdiag analyze RUN -o plan.json"
+            message = f"there is no plan at {path}: {write}"
+            raise DamagedPlan(message) from None
+        except IsADirectoryError:
+            message = f"{path} is a folder, and a plan is a file: {write}"
             raise DamagedPlan(message) from None
         except (OSError, ValueError, RecursionError) as error:
-            message = f"{path} is no readable plan ({str(error).splitlines()[0]}): write it anew"
+            message = f"{path} is no readable plan ({str(error).splitlines()[0]}): {write}"
             raise DamagedPlan(message) from error
         return cls.from_json(document)
 

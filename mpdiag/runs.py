@@ -21,11 +21,12 @@ import re
 import shutil
 from dataclasses import dataclass
 from datetime import datetime, timezone
+from difflib import get_close_matches
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, cast
 
 from mpdiag import markup
-from mpdiag.documents import read_document
+from mpdiag.documents import HIDDEN, read_document
 from mpdiag.errors import DamagedRun, NewerSchema, RunNotFound
 from mpdiag.meta import refuse_odd_meta, refuse_odd_modules
 from mpdiag.parquet_bombs import refuse_bomb
@@ -112,6 +113,18 @@ class Run:
         trouble = meta.get("state") == "failed" or bool(meta.get("failures"))
         mood = "warning" if trouble else "good"
         return markup.card(self.name, markup.facts(rows), markup.note(str(self.folder)), mood=mood)
+
+    @property
+    def script_words(self) -> tuple[str, ...]:
+        """What ``mpdiag record`` ran in one process; () where that is not known, or not in full."""
+        script, argv = self.meta.get("script"), self.meta.get("argv")
+        if not isinstance(script, str) or not script or not isinstance(argv, list):
+            return ()
+        words = tuple(map(str, argv[1:]))
+        if self.meta.get("world_size") != 1 or any(HIDDEN in word for word in words):
+            return ()
+        module = script.removeprefix("-m ")
+        return (script, *words) if module == script else ("-m", module, *words)
 
     def parts(self) -> list[Path]:
         """The parts of statistics, all ranks', in order."""
@@ -238,6 +251,11 @@ class Run:
 
     def _why_empty(self) -> str:
         state = self.meta.get("state")
+        if self.meta.get("training"):
+            return (
+                f"{self.folder} holds a training by a plan, which records no statistics: analyze the "
+                f"FP32 recording, or compare the two with mpdiag compare FP32-RUN {self.name}"
+            )
         if state == "recording":
             return (
                 f"{self.folder} holds no statistics yet: the training is still in its first steps, "
@@ -260,10 +278,15 @@ def open_run(folder: str | os.PathLike[str]) -> Run:
     path = place(folder)
     meta_path = path / META
     if not path.is_dir():
-        message = f"there is no run at {path}: give a run folder, as `mpdiag runs` lists them"
+        message = f"there is no run at {path}: {_nearby(path)}"
         raise RunNotFound(message)
     if not meta_path.is_file():
-        message = f"{path} is no run folder: it has no {META}"
+        inside = _names_of_runs(path)
+        message = (
+            f"{path} holds runs and is none itself: name one, such as {path / inside[0]}"
+            if inside
+            else f"{path} is no run folder: it has no {META}"
+        )
         raise RunNotFound(message)
     try:
         meta = read_document(meta_path, parse_constant=_refuse_constant)
@@ -327,6 +350,25 @@ def free_name(folder: str | os.PathLike[str], stem: str) -> Path:
     while path.exists():
         path, number = root / f"{stem}-{number}", number + 1
     return path
+
+
+def _nearby(path: Path) -> str:
+    """What may have been meant, where there is no run."""
+    if not is_remote(path):
+        folders = [path.parent, *(f for f in (path.parent / "runs",) if path.parent.name != "runs")]
+        for folder in folders:
+            close = get_close_matches(path.name, _names_of_runs(folder), cutoff=0.5)
+            if close:
+                return f"did you mean {' or '.join(str(folder / name) for name in close)}?"
+    return "give a run folder, as `mpdiag runs` lists them"
+
+
+def _names_of_runs(folder: Path) -> list[str]:
+    """The names of the folders in it that look like runs; [] if there is nothing to see."""
+    try:
+        return sorted(path.parent.name for path in folder.glob(f"*/{META}"))
+    except OSError:
+        return []
 
 
 def remove_run(folder: str | os.PathLike[str]) -> None:

@@ -15,15 +15,15 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import warnings
 from dataclasses import asdict, dataclass, field
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from mpdiag.errors import DamagedRun, RunNotFound
 from mpdiag.places import is_remote, place
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Iterator
     from pathlib import Path
 
@@ -39,7 +39,8 @@ class TrainingStep:
 
     Attributes:
         step: Its number, from 0.
-        loss: The unscaled loss; None if the trainer was not given it.
+        loss: The unscaled loss, of the last backward pass where there were several; None if it was
+            not seen.
         scale: The loss scale of its gradients.
         skipped: Whether it was skipped.
         reason: Why.
@@ -85,19 +86,55 @@ class TrainingLog:
         return next((m for m in reversed(self.metrics) if m.metric == name), None)
 
 
-class LogWriter:
-    """Appends to a run's ``training.jsonl``; never an error for the training that is logged.
+class Sink(Protocol):
+    """What writes a run."""
+
+    def note_metric(self, name: str, value: float, *, higher_is_better: bool) -> None:
+        """Write a metric."""
+
+
+_sinks: list[tuple[int, Sink]] = []  # the process, and the last two that began to write a run in it
+
+
+def announce(sink: Sink) -> None:
+    """Have ``log_metric`` write to this one from now on."""
+    _sinks[:] = [*_sinks[-1:], (os.getpid(), sink)]
+
+
+def withdraw(sink: Sink) -> None:
+    """Have ``log_metric`` write to whoever was there before this one."""
+    _sinks[:] = [(process, other) for process, other in _sinks if other is not sink]
+
+
+def log_metric(name: str, value: float, *, higher_is_better: bool = True) -> None:
+    """Write a figure of merit, for ``mpdiag compare``.
+
+    It goes into the run that began last in this process, whether that is over by now or not: of
+    ``mpdiag record``, of ``mpdiag train``, or of the loop's own recorder or trainer. Where there is
+    none, nothing happens, so the line may stay in a script.
 
     Args:
-        folder: The run folder.
-        strict: Raise an ``OSError`` nevertheless, for callers that see to it themselves.
+        name: The metric's name, the same in all trainings that are to be compared.
+        value: A number, or a tensor of one element.
+        higher_is_better: Whether more is better.
     """
+    for process, sink in _sinks[-1:]:
+        if process == os.getpid():
+            sink.note_metric(name, float(value), higher_is_better=higher_is_better)
 
-    def __init__(self, folder: str | os.PathLike[str], *, strict: bool = False) -> None:
+
+class LogWriter:
+    """Appends to a run's ``training.jsonl``; never an error for the training that is logged."""
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.path = place(folder) / FILE
-        self._strict = strict
         self._file: IO[str] | None = None
         self._failed = False
+
+    def append_after_the_end(self, entry: Metric) -> None:
+        """Write one line into a log that is closed."""
+        self.append(entry)
+        self.close()
 
     def append(self, entry: TrainingStep | Metric | dict[str, Any]) -> None:
         """Write one line, at once. A failure is said once, and nothing more is written."""
@@ -112,8 +149,6 @@ class LogWriter:
             self._file.flush()
         except OSError as error:
             self._failed = True
-            if self._strict:
-                raise
             warnings.warn(
                 f"cannot write {self.path} ({error.strerror}); training goes on without its log",
                 RuntimeWarning,
@@ -140,8 +175,6 @@ class LogWriter:
         try:
             file.close()
         except OSError as error:  # a remote file is sent only now
-            if self._strict:
-                raise
             warnings.warn(f"cannot write {self.path} ({error})", RuntimeWarning, stacklevel=2)
 
 
@@ -167,6 +200,8 @@ def read_log(folder: str | os.PathLike[str]) -> TrainingLog:
     for number, document in _lines(path):
         entry = _entry(path, number, document)
         if isinstance(entry, TrainingStep):
+            if entry.step == 0 and steps:  # another training, in the folder of an earlier one
+                steps, metrics, notes = {}, [], []
             steps[entry.step] = entry  # a resumed training writes steps anew
         elif isinstance(entry, Metric):
             metrics.append(entry)

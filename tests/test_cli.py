@@ -181,14 +181,6 @@ def test_runs_lists_newest_first_and_says_what_cannot_be_read(folder):
     assert result.stderr.startswith("next: mpdiag analyze ")
 
 
-def test_runs_names_the_newest_that_holds_something_to_analyze(tmp_path):
-    for name, steps, created in (("whole", 5, "2026-01-01"), ("nothing", 0, "2026-01-02")):
-        (tmp_path / name).mkdir()
-        meta = {"schema_version": 1, "created": created, "steps_recorded": steps}
-        (tmp_path / name / "meta.json").write_text(json.dumps(meta), encoding="utf-8")
-    assert run("runs", tmp_path).stderr == f"next: mpdiag analyze {tmp_path / 'whole'}\n"
-
-
 def test_a_locale_without_our_letters_is_no_reason_to_fail(root):
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     command = [sys.executable, "-m", "mpdiag", "analyze", str(root / "sample_runs" / "digits")]

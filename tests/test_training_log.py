@@ -30,13 +30,25 @@ steps = st.builds(
 def test_every_field_round_trips(tmp_path_factory, written, value):
     folder = tmp_path_factory.mktemp("run")
     log = LogWriter(folder)
-    for step in written:
+    for step in sorted(written, key=lambda s: s.step):
         log.append(step)
     log.append(Metric("m", value, higher_is_better=False))
     log.close()
     found = read_log(folder)
     assert found.steps == tuple(sorted(written, key=lambda s: s.step))
     assert found.metrics == (Metric("m", value, higher_is_better=False),)
+
+
+def test_a_training_that_begins_anew_in_a_folder_replaces_what_lies_there(tmp_path):
+    log = LogWriter(tmp_path)
+    for i in range(5):
+        log.append(TrainingStep(i, 1.0, 1.0))
+    log.append(Metric("m", 1.0))
+    for i in range(2):
+        log.append(TrainingStep(i, 2.0, 1.0))
+    log.close()
+    found = read_log(tmp_path)
+    assert ([s.loss for s in found.steps], found.metrics) == ([2.0, 2.0], ())
 
 
 def test_what_is_not_finite_is_written_as_a_word(tmp_path):

@@ -12,7 +12,11 @@ st.header("Compare", anchor=False)
 left, right = st.columns(2)
 names = [kit.run_name(item) for item in kit.recorded()]
 if len(names) < 2:
-    st.info("Two recorded runs are needed: record a second one, with another seed or format.")
+    st.info(
+        "Two recorded runs are needed: record a second one, with another seed or format. The losses "
+        "of a training by a plan are in *Training*; whether it trains as well, says "
+        "`mpdiag compare A B`."
+    )
     st.stop()
 a = kit.choose_recorded("First run", "a", kit.pair()[0], where=left)
 b = kit.choose_recorded("Second run", "b", kit.pair()[1], where=right)

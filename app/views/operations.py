@@ -17,7 +17,8 @@ st.subheader("Stay in FP32", anchor=False)
 table = operations.operations_frame(analysis)
 if table.empty:
     st.markdown(
-        "No module needs FP32: none is a normalisation, a softmax or a loss, none overflows."
+        "Nothing needs FP32 beyond what the operation policy keeps there anyway (normalisations, "
+        "softmax, losses)."
     )
 else:
     kit.table(table)

@@ -20,7 +20,13 @@ box(f"**{in_markdown(analysis.verdict)}**", icon=":material/gavel:")
 
 for column, fact in zip(st.columns(4), facts(analysis), strict=True):
     column.metric(
-        fact.label, fact.value, fact.note, delta_color="off", delta_arrow="off", border=True
+        fact.label,
+        fact.value,
+        fact.note,
+        delta_color="off",
+        delta_arrow="off",
+        border=True,
+        help=in_markdown(fact.meaning),
     )
 
 left, right = st.columns(2, gap="large")

@@ -183,7 +183,7 @@ def _findings(
         *_about_gradients(layers, target, scale),
         *_about_activations(layers, target, modules),
         *_about_operations(operations),
-        *_about_recording(run),
+        *_about_recording(run, layers),
         *shape_findings(run, target.name),
     ]
     order = {"error": 0, "warning": 1, "info": 2}
@@ -311,15 +311,46 @@ def _about_operations(operations: tuple[OperationFinding, ...]) -> list[Finding]
     return list(found.values())
 
 
-def _about_recording(run: Run) -> list[Finding]:
-    found = [*about_ranks(run)]
+def _about_the_loop(run: Run, layers: Layers) -> list[Finding]:
+    """What was recorded is no FP32 training as it should be."""
+    found = []
+    seen = int(run.meta.get("steps_seen") or 0)
+    stepped = len(layers.of_kind("update")) > 0
+    if run.meta.get("optimizers") and len(layers) and seen <= 1 and not stepped:
+        found.append(
+            Finding(
+                "warning",
+                "no-optimizer-step",
+                "no step of the optimizer was seen, so all that was recorded counts as one step",
+                {"steps_seen": seen},
+                "call optimizer.step() after backward(), and record again",
+            )
+        )
+    weights = {str(row["dtype"]) for row in run.modules() if row["what"] == "parameter"}
+    if weights and "float32" not in weights:
+        kinds = " and ".join(sorted(weights))
+        found.append(
+            Finding(
+                "warning",
+                "not-fp32",
+                f"the weights are {kinds}: this is no recording of an FP32 training, and what "
+                f"{kinds} has rounded away or would need beyond FP32 cannot be seen in it",
+                {"dtypes": sorted(weights)},
+                "record the model in FP32: model.float()",
+            )
+        )
+    return found
+
+
+def _about_recording(run: Run, layers: Layers) -> list[Finding]:
+    found = [*about_ranks(run), *_about_the_loop(run, layers)]
     steps = int(run.meta.get("steps_recorded") or 0)
     if 0 < steps < FEW_STEPS:
         found.append(
             Finding(
                 "info",
                 "few-steps",
-                f"this rests on {steps} recorded steps",
+                f"this rests on {steps} recorded step{'s' if steps > 1 else ''}",
                 {"steps_recorded": steps},
                 "record some hundred steps: gradients shrink as training goes on",
             )

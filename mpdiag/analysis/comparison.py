@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 1
 DEFAULT_MARGIN = 0.02
 """Share of the first side's mean that serves as the margin where none is given."""
+LENGTHS_ALIKE = 0.95
+"""The shorter training has at least this share of the longer one's steps."""
 OCTAVES = 3.0
 """A layer whose largest value moved so far has changed."""
 
@@ -268,6 +270,19 @@ def _findings(
                 "analyze the new run: its loss scale and FP32 operations may have changed",
             )
         )
+    lengths = [
+        max((max(t.losses) + 1 for t in side.trainings if t.losses), default=0) for side in (a, b)
+    ]
+    if min(lengths) and min(lengths) < LENGTHS_ALIKE * max(lengths):
+        found.append(
+            Finding(
+                "warning",
+                "lengths-differ",
+                f"{b.name} trained {lengths[1]} steps and {a.name} {lengths[0]}",
+                {"a": lengths[0], "b": lengths[1]},
+                "compare trainings of the same length",
+            )
+        )
     skipped = [sum(t.skipped for t in side.trainings) for side in (a, b)]
     if skipped[1] > skipped[0]:
         found.append(
@@ -320,7 +335,8 @@ def _metric_finding(m: MetricComparison) -> Finding | None:
                 else ""
             ),
             evidence,
-            "train 3 seeds or more on each side"
+            "train 3 seeds or more on each side, with --out fp32/seed0, fp32/seed1 … fp16/seed0 …, and "
+            "compare the folders fp32 and fp16"
             if alone
             else f"train {r.seeds_to_decide} seeds on each side"
             if r.seeds_to_decide

@@ -299,6 +299,6 @@ def _reason(
         )
     values = f"{before:.1%}" if before == 0 or before >= 5e-4 else "< 0.1%"
     return (
-        f"no layer loses more than {max(worst, 1e-4):.2%} of its gradient's sum ({values} of the "
-        "values), which does not matter"
+        f"no layer loses more than {max(worst, 1e-4):.2%} of its gradient's sum ({values} of all "
+        "values, the smallest), which does not matter"
     )

@@ -141,6 +141,16 @@ def _fill(op: Operation, target: FloatFormat) -> float | None:
     return float(value) if target.overflows(abs(value)) and not follows else None
 
 
+def _instead_of_product(op: Operation, target: FloatFormat) -> str:
+    """What to do about a product or a power that leaves the range."""
+    factors = [v for v in op.scalars.values() if type(v) in (int, float)]
+    if "mul" in op.op and any(abs(v) > target.max for v in factors):
+        return f"{op.op} in FP32, or, if it is a mask, masked_fill(mask, -inf) instead"
+    if "mul" in op.op and len({t.tensor for t in op.inputs}) > 1:
+        return f"{op.op} in FP32, or divide a factor first"
+    return f"{op.op} in FP32, or divide before it is squared"
+
+
 def _overflow(
     op: Operation, t: TensorRecord, target: FloatFormat, *, read_only: bool
 ) -> OperationFinding:
@@ -164,7 +174,7 @@ def _overflow(
             told = f"a sum of {op.reduction} values of about {mean:.3g} reaches {t.absmax:.3g}"
             fix = "sum in FP32, or take the mean"
     elif op.op in ("pow", "mul", "square", "pow_", "mul_"):
-        fix = f"{op.op} in FP32, or divide before it is squared"
+        fix = _instead_of_product(op, target)
     return _finding(
         op,
         "overflow",

@@ -67,8 +67,8 @@ def shape_findings(run: Run, target: str) -> list[Finding]:
             Finding(
                 "info",
                 "shapes-to-pad",
-                f"{counted(len(touched), 'layer')} with {_percent(share)} of the matrix work "
-                f"{'has' if len(touched) == 1 else 'have'} sizes that Tensor Cores read badly",
+                f"{counted(len(touched), 'layer')} with {_percent(share)} of the matrix work: sizes "
+                "that Tensor Cores read badly",
                 {"share_of_flops": share, "modules": sorted(touched)},
                 "pad them as plan.shapes says",
             )

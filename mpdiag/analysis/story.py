@@ -11,9 +11,10 @@ import numpy as np
 
 from mpdiag.analysis.analyzer import Analysis, analyze
 from mpdiag.analysis.layers import Layers, countable_rows, share
+from mpdiag.analysis.loss_scale import lost_by_scale
 from mpdiag.errors import LayerNotFound
 from mpdiag.formats import FP16
-from mpdiag.runs import open_run
+from mpdiag.runs import Run, open_run
 
 if TYPE_CHECKING:
     import os
@@ -49,9 +50,16 @@ class LayerStory:
     roles: tuple[str, ...]
     fixes: tuple[str, ...]
 
+    @property
+    def worst(self) -> tuple[str, ...]:
+        """The layers whose gradients lose most, the worst first."""
+        gradients = self.analysis.loss_scale.late
+        order = np.argsort(-lost_by_scale(gradients)[:, 0], kind="stable")
+        return tuple(str(gradients.names[i]) for i in order[:6])
 
-def explain(run: str | os.PathLike[str], layer: str) -> LayerStory:
-    """Tell one layer's story.
+
+def explain(run: str | os.PathLike[str], layer: str | None = None) -> LayerStory:
+    """Tell one layer's story; without a name, of the one that decides the loss scale.
 
     Raises:
         LayerNotFound: If nothing of that name was recorded; the message names what is near.
@@ -61,8 +69,13 @@ def explain(run: str | os.PathLike[str], layer: str) -> LayerStory:
     analysis = analyze(opened)
     records = opened.records
     names = list(records.words["name"])
+    if layer is None:
+        layer = analysis.loss_scale.deciding_layer
+    if layer is None:
+        message = f"{opened.folder} has no activation gradients to choose a layer by: name one"
+        raise LayerNotFound(message)
     if layer not in names:
-        near = difflib.get_close_matches(layer, names, n=3, cutoff=0.3)
+        near = _of_type(opened, layer) or difflib.get_close_matches(layer, names, n=3, cutoff=0.3)
         hint = f"did you mean {', '.join(near)}?" if near else "see mpdiag analyze for the names"
         message = f"{opened.folder} has no layer {layer!r}: {hint}"
         raise LayerNotFound(message)
@@ -103,3 +116,12 @@ def explain(run: str | os.PathLike[str], layer: str) -> LayerStory:
         roles=tuple(roles),
         fixes=tuple(fixes),
     )
+
+
+def _of_type(run: Run, word: str) -> list[str]:
+    """Modules of a type, given by its name: ``LSTM`` where the layer is called ``rows``."""
+    return [
+        str(row["name"])
+        for row in run.modules()
+        if row["what"] == "module" and str(row["type"]).lower() == word.lower() and row["name"]
+    ][:3]

@@ -44,7 +44,7 @@ def export(
     if output is not None or written.language == "json":
         for note in written.notes:
             terminal.remark(note)
-    terminal.name_next(f"mpdiag train --plan {plan} -- script.py")
+    terminal.name_next("mpdiag", "train", "--plan", plan, "--", "script.py")
 
 
 @app.command()
@@ -65,4 +65,4 @@ def board(
 
     written, look = write_board(open_run(run), to, output)
     terminal.show(f"{written} histograms and scalars written")
-    terminal.name_next(look)
+    terminal.name_next(*look)

@@ -19,6 +19,7 @@ from mpdiag.commands.base import (
 )
 from mpdiag.errors import UsageError
 from mpdiag.places import place
+from mpdiag.runs import META
 
 
 @app.command()
@@ -57,9 +58,8 @@ def analyze(
             terminal.show(text.check_text(check), "")
         terminal.show(text.analysis_text(analysis))
         broken = check is not None and not check.holds
-        terminal.name_next(
-            f"mpdiag analyze {run} -o {against}" if broken else text.after_analysis(analysis, run)
-        )
+        remake = ("mpdiag", "analyze", run, "-o", against)
+        terminal.name_next(*(remake if broken else text.after_analysis(analysis, run, output)))
     asked = analysis if check is None else check
     exit_on_findings(strict, (finding.severity for finding in asked.findings))
 
@@ -84,8 +84,8 @@ def why(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Tell one layer's story, or a skipped step's. What is lost, when, and the fix."""
-    if layer is None:
+    """Tell one layer's story, or a skipped step's. Without LAYER, of the one that loses most."""
+    if layer is None and (model is not None or as_json or not (run / META).is_file()):
         _why_skipped(run, model, as_json)
         return
     if model is not None or as_json:
@@ -94,8 +94,12 @@ def why(
     from mpdiag.analysis.story import explain
     from mpdiag.reports import terminal, text
 
-    terminal.show(text.layer_text(explain(run, layer)))
-    terminal.name_next(f"mpdiag replay {run}")
+    story = explain(run, layer)
+    terminal.show(text.layer_text(story))
+    if layer is None:
+        others = ", ".join(name for name in story.worst if name and name != story.name)
+        terminal.remark(f"this layer loses most; name another one to read of it: {others}")
+    terminal.name_next("mpdiag", "replay", run)
 
 
 def _why_skipped(capsule: Path, model: str | None, as_json: bool) -> None:
@@ -118,7 +122,7 @@ def _why_skipped(capsule: Path, model: str | None, as_json: bool) -> None:
         terminal.show_json(replayed.to_json())
     else:
         terminal.show(text.skip_text(replayed.to_json(), replayed.first))
-        terminal.name_next("mpdiag compare --help")
+        terminal.name_next("mpdiag", "compare", "--help")
 
 
 @app.command()
@@ -151,15 +155,18 @@ def replay(
         terminal.show_json(played.to_json())
     else:
         terminal.show(text.replay_text(played))
-        terminal.name_next(f"mpdiag analyze {run} -o plan.json")
+        terminal.name_next("mpdiag", "analyze", run, "-o", "plan.json")
 
 
 @app.command()
 def compare(
     a: Annotated[
-        Path, typer.Argument(metavar="A", help="Reference: a run, a folder of runs, a baseline.")
+        Path,
+        typer.Argument(
+            metavar="A", parser=place, help="Reference: a run, a folder of runs, a baseline."
+        ),
     ],
-    b: Annotated[Path, typer.Argument(metavar="B", help="Candidate, likewise.")],
+    b: Annotated[Path, typer.Argument(metavar="B", parser=place, help="Candidate, likewise.")],
     metric: Annotated[str | None, typer.Option(help="Only this metric.")] = None,
     margin: Annotated[
         float | None,
@@ -186,5 +193,5 @@ def compare(
         terminal.show_json(comparison.to_json())
     else:
         terminal.show(comparison_text(comparison))
-        terminal.name_next(f"mpdiag dashboard {b.parent}")
+        terminal.name_next("mpdiag", "dashboard", b.parent)
     exit_on_findings(strict, (finding.severity for finding in comparison.findings))

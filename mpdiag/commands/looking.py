@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -41,7 +42,7 @@ def report(
             message = "--against compares traces: for two runs, mpdiag compare A B"
             raise UsageError(message)
         terminal.show(str(write_report(run, output)))
-        terminal.name_next(f"mpdiag dashboard {run.parent}")
+        terminal.name_next("mpdiag", "dashboard", run.parent)
     else:
         from mpdiag.reports.trace_report import write_trace_report
 
@@ -79,11 +80,11 @@ def runs(
         terminal.show_json(listing.runs_json(found))
     elif found:
         terminal.show(listing.runs_table(found))
-        recorded = (one for one in found if one.run and one.run.meta.get("steps_recorded"))
-        terminal.name_next(f"mpdiag analyze {next(recorded, found[0]).folder}")
+        recorded = next((item for item in found if item.run and item.run.parts()), None)
+        terminal.name_next("mpdiag", "analyze", recorded.folder if recorded else found[0].folder)
     else:
         terminal.show(f"no runs in {folder}")
-        terminal.name_next("mpdiag demo")
+        terminal.name_next("mpdiag", "demo")
 
 
 @app.command()
@@ -99,4 +100,5 @@ def doctor(as_json: JsonOption = False) -> None:
     else:
         terminal.show(environment_text(environment))
         demo = EXTRAS["demo"]
-        terminal.name_next(demo.install if demo.missing() else "mpdiag demo")
+        install = shlex.split(demo.install)
+        terminal.name_next(*(install if demo.missing() else ("mpdiag", "demo")))

@@ -51,7 +51,7 @@ def record(
     options = Options(every, max_steps, include, exclude, operations)
     code, run = record_words(script or [], out, options)
     if run is not None:
-        terminal.name_next(f"mpdiag analyze {_shown(run)}")
+        terminal.name_next("mpdiag", "analyze", _shown(run), "-o", "plan.json")
     raise typer.Exit(code)
 
 
@@ -72,21 +72,27 @@ def train(
 ) -> None:
     """Train an unmodified script by a plan. Casts, loss scale, skipped steps."""
     from mpdiag.launching.commands import train_words
-    from mpdiag.plan import PrecisionPlan
     from mpdiag.reports import terminal
-    from mpdiag.runs import META
 
     code, run, summary = train_words(script or [], plan, out, backend=backend)
     if run is not None:
         terminal.remark(summary)
-        recorded = run.parent / (PrecisionPlan.load(plan).run or run.name)
-        alike = recorded != run and (recorded / META).is_file()
-        terminal.name_next(
-            f"mpdiag compare {_shown(recorded)} {_shown(run)}"
-            if alike
-            else f"mpdiag runs {_shown(run.parent)}"
-        )
+        recorded = _recording_of(plan, run)
+        if recorded is not None:
+            terminal.name_next("mpdiag", "compare", _shown(recorded), _shown(run))
+        else:
+            terminal.name_next("mpdiag", "runs", _shown(run.parent))
     raise typer.Exit(code)
+
+
+def _recording_of(plan: Path, run: Path) -> Path | None:
+    """The recording that a plan was made from, if it lies beside a run and holds losses."""
+    from mpdiag.plan import PrecisionPlan
+    from mpdiag.training_log import FILE
+
+    name = PrecisionPlan.load(plan).run
+    recording = run.parent / Path(name).name
+    return recording if name and recording != run and (recording / FILE).is_file() else None
 
 
 def _shown(folder: Path) -> Path:

@@ -105,4 +105,4 @@ def search(
         workload, folder, plan=plan, budget=budget, seeds=seeds, steps=steps, lists=not no_lists
     )
     show_search(result, as_json=as_json)
-    terminal.name_next(f"less {folder / 'plan.json'}")
+    terminal.name_next("less", folder / "plan.json")

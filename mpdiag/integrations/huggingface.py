@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from mpdiag.extras import EXTRAS
 from mpdiag.integrations.recording_callback import Recording
 from mpdiag.recording.recorder import Recorder
+from mpdiag.training_log import log_metric
 
 with EXTRAS["huggingface"].imports("mpdiag.integrations.huggingface"):
     from transformers import Trainer, TrainerCallback
@@ -24,6 +25,7 @@ with EXTRAS["huggingface"].imports("mpdiag.integrations.huggingface"):
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Iterator, Mapping
 
     from mpdiag.plan import PrecisionPlan
     from mpdiag.training.trainer import MixedPrecision
@@ -40,6 +42,12 @@ class RecordCallback(Recording, TrainerCallback):
         recorder = self.begin(kwargs["model"], optimizer)
         # Transformers tells nobody when training fails; the record of it ends with the process.
         weakref.finalize(self, Recorder.close, recorder, "failed")
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
+        """Note how good the model is."""
+        if self.recorder is not None and state.is_world_process_zero:
+            for name, value, higher in _figures(kwargs.get("metrics") or {}, args):
+                self.recorder.log_metric(name, value, higher_is_better=higher)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
         """Finish."""
@@ -85,9 +93,31 @@ class PlanTrainer(Trainer):
         """The loss is computed by the plan, too."""
         return self.accelerator.autocast()
 
+    def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
+        """As ever; the plan's run, if it has one, notes how good the model is."""
+        metrics: dict[str, float] = super().evaluate(*args, **kwargs)
+        if self.plan_options.get("run") is not None:
+            for name, value, higher in _figures(metrics, self.args):
+                log_metric(name, value, higher_is_better=higher)
+        return metrics
+
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """Train; afterwards the model has its full FP32 weights."""
         try:
             return super().train(*args, **kwargs)
         finally:
             self.accelerator.end_plan()
+
+
+def _figures(metrics: Mapping[str, Any], arguments: Any) -> Iterator[tuple[str, float, bool]]:
+    """The figures of merit among an evaluation's: name, value, whether higher is better.
+
+    That is known of the loss, and of what ``metric_for_best_model`` names.
+    """
+    known = {"eval_loss": False}
+    best = arguments.metric_for_best_model
+    if best and arguments.greater_is_better is not None:
+        known[best if best.startswith("eval_") else f"eval_{best}"] = arguments.greater_is_better
+    for name, higher in known.items():
+        if isinstance(metrics.get(name), (int, float)):
+            yield name, float(metrics[name]), higher

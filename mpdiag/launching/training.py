@@ -220,7 +220,7 @@ class Drive:
         late, self._late = self._late, []
         stack = ExitStack()
         if not in_backward():
-            session.forward_began(training=module.training)
+            session.forward_began(module)
             stack.enter_context(session.autocast())
         elif torch.is_autocast_enabled(session.device_type):
             return None  # checkpointing calls a part of a model again, and has restored its casts
@@ -275,6 +275,7 @@ class Drive:
             settings.plan,
             backend=settings.backend,
             run=settings.folder,
+            say=_say,
         )
         wanted = {c.module for c in settings.plan.fp32_modules}
         if not self.sessions and wanted and wanted <= set(session.left_out):

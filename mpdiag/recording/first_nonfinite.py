@@ -30,7 +30,7 @@ from mpdiag.recording.names import Models, subjects
 from mpdiag.recording.sites import Places, Site
 from mpdiag.recording.storages import WeakStorages
 
-_CASTS = frozenset({"_to_copy", "copy_"})
+_CASTS = frozenset({"_to_copy", "copy_", "to"})
 _MOST = 20
 
 
@@ -160,6 +160,10 @@ class Trace:
         self._makers.clear()
         self._excused.clear()
 
+    def call_began(self, module: torch.nn.Module) -> None:
+        """A module is being called already, and the hook that would tell of it came too late."""
+        self._enter(module, ())
+
     def _enter(self, module: torch.nn.Module, _args: Any) -> None:
         if id(module) in self._roots and self._backward_seen and not in_backward():
             self.steps += 1
@@ -175,7 +179,9 @@ class Trace:
         """Run an operation and look at what came of it."""
         site, node = self._places.site(0)
         self._backward_seen |= bool(node)
-        if func.is_view or func.namespace != "aten":
+        op = func.overloadpacket.__name__
+        # A cast that takes the short way round autograd is called a view by its schema.
+        if (func.is_view and op not in _CASTS) or func.namespace != "aten":
             return func(*args, **kwargs)
         call = _look_at(func, args, kwargs)
         result = func(*args, **kwargs)

@@ -3,7 +3,7 @@
 ``torch.autograd.backward``, which ``Tensor.backward`` calls, is wrapped while something is recorded.
 What goes in is read and passed on. A step's loss is that of its last backward pass, as ``mpdiag train``
 has it. With several optimizers there is no such thing, and where a trainer of ours is at work or
-somebody else writes the log, it is left to them.
+somebody else writes the log, it is left to them. ``mpdiag.log_metric`` writes here, too.
 """
 
 from __future__ import annotations
@@ -18,9 +18,17 @@ import torch
 
 from mpdiag.places import is_remote
 from mpdiag.recording.modes import in_backward, is_traced
-from mpdiag.training_log import RECORDED, LogWriter, TrainingStep
+from mpdiag.training_log import (
+    RECORDED,
+    LogWriter,
+    Metric,
+    TrainingStep,
+    announce,
+    withdraw,
+)
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
     from pathlib import Path
 
@@ -46,12 +54,21 @@ class LossLog:
     Args:
         folder: The run folder.
         quiet: A context in which operations are no part of the training.
+        failed: Told of what went wrong while a loss was noted; training goes on.
         active: Whether to write at all; one rank does.
     """
 
-    def __init__(self, folder: Path, quiet: Any, *, active: bool = True) -> None:
-        self._writer = LogWriter(folder, strict=True)
-        self._quiet: Any = quiet
+    def __init__(
+        self,
+        folder: Path,
+        quiet: Callable[[], AbstractContextManager[Any]],
+        failed: Callable[[str, Exception], None],
+        *,
+        active: bool = True,
+    ) -> None:
+        self._writer = LogWriter(folder)
+        self._quiet = quiet
+        self._failed = failed
         self._loss: Any = None
         self._waiting: list[_Waiting] = []
         self._ended: float | None = None
@@ -67,6 +84,7 @@ class LossLog:
         """Begin to listen."""
         if self._over:
             return
+        announce(self)
         _live.append(self)
         if not getattr(torch.autograd.backward, "_mpdiag", False):
             torch.autograd.backward = _listening(torch.autograd.backward)
@@ -79,21 +97,33 @@ class LossLog:
         if plain and not _live:
             torch.autograd.backward = plain
 
+    def give_way(self) -> None:
+        """Note no losses any more: a trainer of ours, which scales them, is at work."""
+        self.detach()
+        self._loss = None
+        withdraw(self)
+
     def forget(self) -> None:
         """Write nothing more: the folder, or the log in it, is another's."""
-        self.detach()
-        self._waiting, self._loss, self._over = [], None, True
+        self.give_way()
+        self._waiting, self._over = [], True
 
     def backward_began(self, loss: Any) -> None:
         """A backward pass begins."""
+        try:
+            self._note(loss)
+        except Exception as error:  # noqa: BLE001 - what is watched goes on
+            self.give_way()
+            self._failed("noting the loss", error)
+
+    def _note(self, loss: Any) -> None:
         self._loss = None
         if type(loss) is not torch.Tensor or loss.numel() != 1 or loss.is_meta:
             return
         if loss.is_cuda and torch.cuda.is_current_stream_capturing():
             return
-        quiet: AbstractContextManager[Any] = self._quiet()
         try:
-            with quiet, torch.no_grad():
+            with self._quiet(), torch.no_grad():
                 value = loss.detach()
                 self._loss = value.item() if value.device.type == "cpu" else value.clone()
         except RuntimeError:  # a tensor of torch.func, whose value nobody may ask for
@@ -115,23 +145,35 @@ class LossLog:
         if not self._over and loss is not None and alone:
             self._waiting.append(_Waiting(step, loss, scale, skipped, seconds))
 
+    def note_metric(self, name: str, value: float, *, higher_is_better: bool) -> None:
+        """Write a metric, also one that is known only when recording is over."""
+        self.flush(keep=0)
+        self._write([Metric(name, value, higher_is_better)])
+
     def flush(self, keep: int = 1) -> None:
         """Write what waits, but for the last step: who has a log of their own note it after us."""
         kept = max(0, len(self._waiting) - keep)
         waiting, self._waiting = self._waiting[:kept], self._waiting[kept:]
-        if self._over or not waiting:
+        entries = []
+        for w in waiting:
+            scale = float(w.scale)
+            entries.append(
+                TrainingStep(
+                    w.step, float(w.loss) / scale, scale, bool(w.skipped), seconds=w.seconds
+                )
+            )
+        self._write(entries)
+
+    def _write(self, entries: Sequence[TrainingStep | Metric]) -> None:
+        if self._over or not entries:
             return
         if self._is_anothers():
             self.forget()
             return
         if self._size is None:
             self._writer.append(dict(RECORDED))
-        for w in waiting:
-            scale = float(w.scale)
-            step = TrainingStep(
-                w.step, float(w.loss) / scale, scale, bool(w.skipped), seconds=w.seconds
-            )
-            self._writer.append(step)
+        for entry in entries:
+            self._writer.append(entry)
         self._writer.close()  # a recording that nobody closes leaves no file open
         path = self._writer.path
         self._size = path.stat().st_size if not is_remote(path) and path.exists() else 0
@@ -166,7 +208,7 @@ def _listening(plain: Any) -> Any:
 def _tell(args: tuple[Any, ...], options: dict[str, Any]) -> None:
     if _from_a_trainer(sys._getframe(2)):
         for log in _live.copy():
-            log.forget()
+            log.give_way()
         return
     tensors = args[0] if args else options.get("tensors")
     weights = args[1] if len(args) > 1 else options.get("grad_tensors")

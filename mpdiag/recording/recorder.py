@@ -157,7 +157,7 @@ class Recorder:
         self._writer: RunWriter | None = None
         self._observer: Observer | None = None
         self._scalers = ScalerWatch(self, optimizers)
-        self._losses = LossLog(folder, self._quietly, active=self._rank == 0)
+        self._losses = LossLog(folder, self._quietly, self.failed, active=self._rank == 0)
         self._counts = {id(o): 0 for o in optimizers}
         self._scale: Any = 1.0
         self._skipped: Any = False
@@ -262,6 +262,10 @@ class Recorder:
             self.failed("finishing the run folder", error)
         if self._governor.changes:
             logger.warning("recording into %s: %s", self.folder, self._governor.words())
+
+    def log_metric(self, name: str, value: float, *, higher_is_better: bool = True) -> None:
+        """Write a figure of merit into the run, for ``mpdiag compare``; also after recording."""
+        self._losses.note_metric(name, float(value), higher_is_better=higher_is_better)
 
     def adopt(self, models: Mapping[str, Adopted], optimizers: Sequence[Optimizer]) -> None:
         """Watch further models and optimizers from now on, in the midst of a training.
@@ -581,7 +585,17 @@ def _optimizers(optimizer: Optimizers) -> list[Optimizer]:
             f"not {type(optimizer).__name__}"
         )
         raise UsageError(message)
-    return list({id(o): o for o in found}.values())
+    return list({id(o): o for o in map(_unwrapped, found)}.values())
+
+
+def _unwrapped(optimizer: Optimizer) -> Optimizer:
+    """The optimizer that steps, inside a wrapper that only looks like one (Accelerate's is)."""
+    while not hasattr(optimizer, "_optimizer_step_pre_hooks"):
+        inner = getattr(optimizer, "optimizer", None)
+        if not isinstance(inner, Optimizer):
+            break
+        optimizer = inner
+    return optimizer
 
 
 def _say(message: str) -> None:

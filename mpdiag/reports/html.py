@@ -104,7 +104,7 @@ def _verdict(analysis: Analysis) -> Iterator[str]:
     tone = "error" if "error" in worst else "warning" if "warning" in worst else "fine"
     yield f'<p class="eyebrow">mpdiag report · {escape(analysis.run.name)}</p>'
     yield f'<h1 class="{tone}">{escape(analysis.verdict)}</h1>'
-    yield page.cards((f.label, f.value, f.note) for f in facts(analysis))
+    yield page.cards((f.label, f.value, f.note, f.meaning) for f in facts(analysis))
     plan = analysis.plan
     yield "<h2>Why</h2>"
     yield f"<p><b>Loss scale.</b> {escape(sentence(plan.loss_scale.reason))}</p>"

@@ -100,12 +100,12 @@ def finding(severity: str, message: str, fix: str, code: str) -> str:
     )
 
 
-def cards(facts: Iterable[tuple[str, str, str]]) -> str:
-    """Label, figure and note of each fact."""
+def cards(facts: Iterable[tuple[str, str, str, str]]) -> str:
+    """Label, figure, note and meaning of each fact; the last is told to a pointer that rests there."""
     inside = "".join(
-        f'<div class="card"><span>{html.escape(label)}</span>'
+        f'<div class="card" title="{html.escape(meaning)}"><span>{html.escape(label)}</span>'
         f"<strong>{html.escape(value)}</strong><small>{html.escape(note)}</small></div>"
-        for label, value, note in facts
+        for label, value, note, meaning in facts
     )
     return f'<div class="cards">{inside}</div>'
 

@@ -48,9 +48,9 @@ def show_profile(
         if change is not None:
             terminal.show(change_text(change), "")
         terminal.show(profile_text(result))
-        earlier = f" --against {against}" if against is not None else ""
-        terminal.name_next(f"mpdiag report {result.path}{earlier}")
+        earlier = () if against is None else ("--against", against)
+        terminal.name_next("mpdiag", "report", result.path, *earlier)
     else:
         terminal.show(cpu_profile_text(result))
-        terminal.name_next("mpdiag doctor")
+        terminal.name_next("mpdiag", "doctor")
     return document

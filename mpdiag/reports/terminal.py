@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -72,8 +73,9 @@ def waiting(what: str) -> Iterator[None]:
         yield
 
 
-def name_next(command: str) -> None:
-    """Name the command to go on with, on stderr."""
+def name_next(*words: object) -> None:
+    """Name the command to go on with, on stderr, as it can be copied into a shell."""
+    command = shlex.join(map(str, words))
     Terminal(stderr=True).print(Text.assemble(("next: ", "dim"), command), soft_wrap=True)
 
 

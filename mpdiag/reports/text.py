@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from mpdiag.analysis.analyzer import Analysis
     from mpdiag.analysis.findings import Finding
+    from mpdiag.analysis.loss_scale import LossScaleAnalysis
     from mpdiag.analysis.plan_check import PlanCheck
     from mpdiag.analysis.replay import Replay
     from mpdiag.analysis.story import LayerStory
@@ -83,10 +84,29 @@ def shapes_table(plan: PrecisionPlan) -> RenderableType:
     return table
 
 
-def after_analysis(analysis: Analysis, run: Path) -> str:
-    """The command to go on with."""
+def after_analysis(analysis: Analysis, run: Path, plan: Path | None = None) -> tuple[object, ...]:
+    """The command to go on with: its words.
+
+    Args:
+        analysis: The analysis.
+        run: The run folder, as it was typed.
+        plan: Where the plan was written, if it was.
+    """
+    if _calls_for_bf16(analysis):
+        return "mpdiag", "analyze", run, "--target", "bf16", "-o", "plan.json"
+    script = analysis.run.script_words
+    if plan is not None and script:
+        return "mpdiag", "train", "--plan", plan, "--", *script
     layer = analysis.loss_scale.deciding_layer
-    return f"mpdiag why {run} {layer}" if layer else f"mpdiag runs {run.parent}"
+    if layer:
+        return "mpdiag", "why", run, layer
+    return "mpdiag", "analyze", run, "-o", "plan.json"
+
+
+def _calls_for_bf16(analysis: Analysis) -> bool:
+    """Whether FP16 was asked for, and no loss scale fits it."""
+    codes = {f.code for f in analysis.findings}
+    return analysis.plan.target == "fp16" and "no-loss-scale-fits" in codes
 
 
 def _provenance(analysis: Analysis) -> Text:
@@ -105,23 +125,39 @@ def _facts(analysis: Analysis) -> Table:
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="bold")
     grid.add_column()
-    upper = f"{plan.loss_scale.upper:g}" if plan.loss_scale.upper else "no limit"
     grid.add_row(
         "Loss scale",
-        f"{plan.loss_scale.recommended:g} ({plan.loss_scale.method}), {plan.loss_scale.need}; "
-        f"from {plan.loss_scale.lower:g} ({escape(layer_name(scale.deciding_layer))}) "
-        f"to {upper} ({escape(layer_name(scale.limiting_layer))})",
+        f"{plan.loss_scale.recommended:g} ({plan.loss_scale.method}), {plan.loss_scale.need}"
+        + escape(_admissible(scale)),
     )
     grid.add_row("", escape(plan.loss_scale.reason))
+    with_it = f", {percent(scale.underflow_after)} with it"
     grid.add_row(
         "Lost to zero",
-        f"{percent(scale.underflow_before)} of the activation gradients' values without a scale, "
-        f"{percent(scale.underflow_after)} with it; "
+        f"{percent(scale.underflow_before)} of the activation gradients' values"
+        f"{f' without a scale{with_it}' if plan.loss_scale.recommended != 1 else ''}; "
         f"expected overflow {percent(scale.predicted_overflow_rate)} of steps",
     )
     grid.add_row("Master weights", escape(plan.master_weights.reason))
     grid.add_row("Stay in FP32", _kept(analysis))
     return grid
+
+
+def _admissible(scale: LossScaleAnalysis) -> str:
+    """Which loss scales would do, and which layers say so."""
+    plan = scale.plan
+    if scale.deciding_layer is None and scale.limiting_layer is None:
+        return ""
+    upper = "no limit" if plan.upper is None else f"{plan.upper:g}"
+    lowest, highest = scale.deciding_layer or "the model", scale.limiting_layer or "the model"
+    if not scale.fits:
+        return f"; none fits: {lowest} needs {plan.lower:g} or more, {highest} {upper} or less"
+    return (
+        f"; {plan.lower:g} ({lowest} loses more below) to {upper} ({highest} overflows beyond) "
+        "would do"
+        if plan.lower > 1
+        else f"; up to {upper} would do ({highest} overflows beyond)"
+    )
 
 
 def _finding_lines(findings: Iterable[Finding]) -> list[RenderableType]:
@@ -142,7 +178,9 @@ def _deciding_layers(analysis: Analysis) -> RenderableType:
     h = gradients.histograms
     lost = share(h.lost_to_zero(FP16).value, h.nonzero)
     after = share(h.lost_to_zero(FP16, exponent).value, h.nonzero)
-    numbers = ("|g| max", "values lost", "Σ|g| lost", "values lost with the scale")
+    numbers = ["|g| max", "values lost", "Σ|g| lost", "values lost with the scale"]
+    if exponent == 0:
+        numbers.pop()
     table = Fitted(
         ("activation gradients of", *numbers),
         "Layers that lose most, in the later half of the run",
@@ -150,13 +188,13 @@ def _deciding_layers(analysis: Analysis) -> RenderableType:
         spare=("|g| max",),
     )
     for i in order:
-        table.add_row(
-            layer_name(str(gradients.names[i])),
+        cells = [
             magnitude(float(h.absmax[i])),
             percent(float(lost[i])),
             percent(float(losses[i, 0])),
             percent(float(after[i])),
-        )
+        ]
+        table.add_row(layer_name(str(gradients.names[i])), *cells[: len(numbers)])
     if len(gradients) > TOP:
         table.caption = f"{TOP} of {len(gradients)}; all of them with --json"
     return table
@@ -173,16 +211,19 @@ def _gradients(analysis: Analysis) -> list[RenderableType]:
     return [title, drawing]
 
 
+_NOTHING_MORE = "nothing beyond what the operation policy keeps there"
+
+
 def _kept(analysis: Analysis) -> str:
     plan = analysis.plan
     if not analysis.run.meta.get("operations", {}).get("steps"):
         kept = len(plan.fp32_operations)
-        return counted(kept, "module") if kept else "none by need"
+        return counted(kept, "module") if kept else _NOTHING_MORE
     proven = [c for c in plan.fp32_operations if not c.evidence.get("policy")]
     covered = len(plan.fp32_operations) - len(proven)
     more = f", and {covered} that the operation policy covers" if covered else ""
     words = counted(len(proven), "operation or module", "operations or modules")
-    return f"{words}{more}" if proven or covered else "none by need"
+    return f"{words}{more}" if proven or covered else _NOTHING_MORE
 
 
 _COVERED = {
@@ -196,7 +237,7 @@ def _proven(analysis: Analysis) -> RenderableType:
     why = "why, and what happens without it"
     table = Fitted(
         ("operation", "where", why, "bytes", "FLOPs"),
-        "Need FP32, by their numbers",
+        "What FP16 cannot hold, by its numbers",
         "bytes, FLOPs: share of the step's operations, backward included",
         sentences=frozenset({why}),
         right=frozenset({"bytes", "FLOPs"}),
@@ -276,12 +317,13 @@ def layer_text(story: LayerStory) -> RenderableType:
         parts += [
             Text(f"values lost at scale 1, steps {story.steps[0]} to {story.steps[-1]}"),
             Sparkline(story.lost, f"{percent(story.lost[0])} → {percent(story.lost[-1])}"),
-            Text(f"at the recommended scale {scale:g}"),
-            Sparkline(
-                story.lost_scaled,
-                f"{percent(story.lost_scaled[0])} → {percent(story.lost_scaled[-1])}",
-            ),
         ]
+        if scale != 1:
+            after = f"{percent(story.lost_scaled[0])} → {percent(story.lost_scaled[-1])}"
+            parts += [
+                Text(f"at the recommended scale {scale:g}"),
+                Sparkline(story.lost_scaled, after),
+            ]
     part: Layers = story.layers.of_kind("activation_grad", "weight_grad")
     if len(part):
         scale = story.analysis.plan.loss_scale.recommended
@@ -297,22 +339,26 @@ def replay_text(played: Replay) -> RenderableType:
     """The report of ``mpdiag replay``."""
     document: dict[str, Any] = played.to_json()
     steps = document["steps"]
-    table = Table(title="Loss-scale replay over the recorded steps", title_justify="left")
-    for column in ("step", "scale", "|g| max", "lost", ""):
+    table = Table()
+    columns = ["step", "scale", "|g| max", "lost"]
+    if document["skips"]:
+        columns.append("")
+    for column in columns:
         table.add_column(column, justify="right")
     shown = steps if len(steps) <= 40 else [*steps[:20], *steps[-20:]]
     for i, row in enumerate(shown):
         if len(steps) > 40 and i == 20:
-            table.add_row("…", "", "", "", "")
-        table.add_row(
+            table.add_row("…")
+        cells = (
             str(row["step"]),
             f"{row['scale']:g}",
             "not finite" if row["absmax"] is None else magnitude(row["absmax"]),
             percent(row["lost"]),
             "skipped" if row["overflow"] else "",
         )
-    table.caption = f"{document['skips']} of {len(steps)} steps skipped"
-    return table
+        table.add_row(*cells[: len(columns)])
+    title = Text("Loss-scale replay over the recorded steps", style="bold")
+    return Group(title, table, f"{document['skips']} of {len(steps)} steps skipped")
 
 
 def skip_text(replayed: dict[str, Any], first: object | None) -> RenderableType:

@@ -75,7 +75,7 @@ def _elements(profile: Profile, change: Change | None, against: Path | None) -> 
     tone = "fine" if text.is_good(profile) else "warning"
     yield f'<h1 class="{tone}">{escape(sentence(profile.verdict))}</h1>'
     yield page.cards(
-        (label, f"{100 * share:.1f} %", "of kernel time") for label, share in headline(document)
+        (label, f"{100 * share:.1f} %", "of kernel time", "") for label, share in headline(document)
     )
     if change is not None:
         yield f"<h2>Since {escape(str(against))}</h2><p>{escape(change.verdict)}</p>"

@@ -60,7 +60,10 @@ def in_figure(name: str, width: int | None = None) -> str:
 def sentence(text: str) -> str:
     """A reason as a sentence: with a capital and a full stop."""
     text = text.strip()
-    return text[:1].upper() + text[1:] + ("" if text.endswith((".", "!", "?")) else ".")
+    first = text.partition(" ")[0]
+    code = any(mark in first.rstrip(".,;:") for mark in "._(")  # model.to(…) begins no capital
+    head = text[:1] if code else text[:1].upper()
+    return head + text[1:] + ("" if text.endswith((".", "!", "?")) else ".")
 
 
 def in_markdown(text: str) -> str:

@@ -17,7 +17,7 @@ import torch
 from mpdiag.training import gradients as sweeps
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from torch import Tensor
 
@@ -58,7 +58,8 @@ class Alarm:
 class DriftWatch:
     """Watches one training; each kind of alarm is raised once."""
 
-    def __init__(self, plan: PrecisionPlan) -> None:
+    def __init__(self, plan: PrecisionPlan, say: Callable[[str], None] | None = None) -> None:
+        self._say = say or _warn
         self._evidence = plan.loss_scale.evidence
         self._skips: deque[bool] = deque(maxlen=WINDOW)
         self.alarms: list[Alarm] = []
@@ -129,8 +130,12 @@ class DriftWatch:
         if any(a.alarm == alarm.alarm for a in self.alarms):
             return None
         self.alarms.append(alarm)
-        warnings.warn(f"step {alarm.step}: {alarm.message}", RuntimeWarning, stacklevel=5)
+        self._say(f"step {alarm.step}: {alarm.message}")
         return alarm
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, RuntimeWarning, stacklevel=6)
 
 
 def _tail(count: int, size: int, rate: float) -> float:

@@ -16,8 +16,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from mpdiag.recording.first_nonfinite import find_nonfinite
 from mpdiag.training import gradients, ranks
 from mpdiag.training.arguments import parameters_of
+from mpdiag.training.drift import DriftWatch
 from mpdiag.training.stepping import _NotFinite
 from mpdiag.training.trainer import Backend, MixedPrecision
 from mpdiag.training.transaction import Transaction
@@ -30,6 +32,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from mpdiag.plan import PrecisionPlan
+    from mpdiag.recording.first_nonfinite import Producer, Trace
     from mpdiag.training.steps import NonFinite, StepResult
 
 
@@ -42,11 +45,17 @@ class Driven(MixedPrecision):
         plan: The plan; what it says of modules that are not there is left out.
         backend: As for ``MixedPrecision``, and so the rest.
         run: The run folder.
+        say: Takes sentences that a person should read; default: warnings.
 
     Attributes:
         left_out: Modules the plan names and the models have not.
         driving: Whether a backward pass is under way, so that gradients carry the scale.
     """
+
+    _to_learn = (
+        "record this very script in FP32 (mpdiag record), analyze, and train by that plan; if FP32 is "
+        "not finite either, look at the learning rate, the data and the loss"
+    )
 
     def __init__(
         self,
@@ -56,6 +65,7 @@ class Driven(MixedPrecision):
         *,
         backend: Backend = "auto",
         run: str | os.PathLike[str] | None = None,
+        say: Callable[[str], None] | None = None,
     ) -> None:
         held = list(models.values())
         level = "O0" if plan.level == "O0" else "O1"
@@ -72,6 +82,9 @@ class Driven(MixedPrecision):
         self._fed: set[int] = set()  # parameters whose gradients came through here
         self._plain: Callable[[], Any] = _nothing
         self._returned: Any = None
+        self._trace: Trace | None = None  # while a step is looked at closely
+        self._watch = DriftWatch(plan, say)
+        self._guard.release()  # here the loop's own steps come to us
 
     def adopt(self, optimizer: Optimizer) -> None:
         """Take in another optimizer of the same models."""
@@ -83,11 +96,39 @@ class Driven(MixedPrecision):
 
     # -- forward -----------------------------------------------------------------------------------
 
-    def forward_began(self, *, training: bool) -> None:
-        """A forward pass begins: buffers are saved before the first one of a step."""
+    def forward_began(self, module: nn.Module) -> None:
+        """A forward pass of it begins: buffers are saved before the first one of a step."""
+        training = module.training
         if training and self._wrapped.fresh:
             self._wrapped.fresh = False
             self._wrapped.buffers.save()
+        if training and self._in_a_row and self._trace is None:
+            # The step before was skipped: if this one is, too, it is to be known by what. One skip
+            # alone is the scaler's daily bread.
+            self._trace = find_nonfinite(self._wrapped.models)
+            self._trace.__enter__()
+            self._trace.call_began(module)
+
+    def close(self) -> None:
+        """As ever."""
+        self._end_trace()
+        super().close()
+
+    def _end_trace(self) -> Producer | None:
+        """Look no more; returns what went non-finite first, if anything did."""
+        trace, self._trace = self._trace, None
+        if trace is None:
+            return None
+        trace.__exit__(None, None, None)
+        return trace.first
+
+    def _skip(self, *args: Any, **kwargs: Any) -> StepResult:
+        """As ever, with the operation at fault where the step was looked at."""
+        result = super()._skip(*args, **kwargs)
+        operation = self._end_trace()
+        if operation is None:
+            return result
+        return replace(result, operation=operation, reason=f"{result.reason}; {operation}")
 
     @property
     def device_type(self) -> str:
@@ -269,6 +310,7 @@ class Driven(MixedPrecision):
         return None
 
     def _settle(self, optimizer: Optimizer, result: StepResult) -> None:
+        self._end_trace()
         for parameter in parameters_of(optimizer):
             self._spoilt.pop(id(parameter), None)
         self._last_loss = None

@@ -14,7 +14,14 @@ from mpdiag.errors import MpdiagError
 from mpdiag.places import place
 from mpdiag.recording.description import describe_training
 from mpdiag.runs import META, SCHEMA_VERSION, now, open_run
-from mpdiag.training_log import FILE, LogWriter, Metric, TrainingStep, is_recorded
+from mpdiag.training_log import (
+    FILE,
+    LogWriter,
+    Metric,
+    TrainingStep,
+    announce,
+    is_recorded,
+)
 from mpdiag.whole_files import atomic_path, write_json
 
 if TYPE_CHECKING:
@@ -45,9 +52,10 @@ class Journal:
         self._log = LogWriter(self.folder)
         self._device = next((p.device for m in wrapped.models for p in m.parameters()), None)
         self._last: float | None = None
-        self._active = environment.ranks()[0] == 0
-        if not self._active:
+        self._active = self._closed = False
+        if environment.ranks()[0] != 0:
             return
+        self._active = True
         try:
             self._begin(plan, precision, backend, wrapped)
         except (OSError, MpdiagError) as error:
@@ -57,6 +65,8 @@ class Journal:
                 RuntimeWarning,
                 stacklevel=4,
             )
+        if self._active:
+            announce(self)
 
     def _begin(
         self, plan: PrecisionPlan, precision: Precision, backend: str, wrapped: Wrapped
@@ -109,9 +119,12 @@ class Journal:
         )
 
     def note_metric(self, name: str, value: float, *, higher_is_better: bool) -> None:
-        """Write a metric."""
+        """Write a metric, also one that is known only when training is over."""
+        metric = Metric(name, value, higher_is_better)
         if self._active:
-            self._log.append(Metric(name, value, higher_is_better))
+            self._log.append(metric)
+        elif self._closed:
+            self._log.append_after_the_end(metric)
 
     def note(self, document: dict[str, Any]) -> None:
         """Write anything else, such as an alarm."""
@@ -122,7 +135,7 @@ class Journal:
         """Finish; twice does no harm."""
         if not self._active:
             return
-        self._active = False
+        self._active, self._closed = False, True
         self._log.close()
         if self._meta.get("state") in ("training", "complete", "failed"):
             self._meta["state"] = state

@@ -82,8 +82,8 @@ def tell_reason(found: Sequence[NonFinite], scale: float, cause: Cause, precisio
     return f"{what}{at}{why}"
 
 
-def farewell(result: StepResult, in_a_row: int, *, at_floor: bool) -> str:
-    """Why training stops, and what to do."""
+def farewell(result: StepResult, in_a_row: int, unknown: str, *, at_floor: bool) -> str:
+    """Why training stops, and what to do; ``unknown``: what helps to learn the cause."""
     why = (
         f"the loss scale is at its floor of {result.scale:g} and gradients still overflow"
         if at_floor
@@ -93,7 +93,7 @@ def farewell(result: StepResult, in_a_row: int, *, at_floor: bool) -> str:
         "model": "the model itself diverges: look at the data, the learning rate, the loss",
         "scale": "allow smaller scales (min_scale) or analyze a new recording",
         "format": "keep that layer in FP32 (fp32_modules) or train in BF16",
-        "unknown": "pass replay= to step() to learn whether the scale or the model is at fault",
+        "unknown": unknown,
     }[result.cause or "unknown"]
     return f"training stopped at step {result.step}: {why} ({result.reason}); {advice}"
 

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from mpdiag.errors import TrainingDiverged, UsageError
 from mpdiag.training import arguments, gradients, policy, ranks, skips
 from mpdiag.training.arguments import parameters_of
+from mpdiag.training.bypass import StepGuard
 from mpdiag.training.drift import Alarm, DriftWatch
 from mpdiag.training.steps import NonFinite, StepResult
 from mpdiag.training.transaction import Transaction
@@ -43,6 +44,8 @@ class _NotFinite(Exception):
 
 class Stepping:
     """Forward, backward and step over wrapped models; ``MixedPrecision`` without its life."""
+
+    _to_learn = "pass replay= to step() to learn whether the scale or the model is at fault"
 
     def __init__(
         self,
@@ -75,6 +78,7 @@ class Stepping:
         self._root: Any = None  # the grad_fn of the last loss, to tell backward's order
         self._in_a_row = 0
         self._watch = DriftWatch(plan)
+        self._guard = StepGuard(wrapped.optimizers)
         self._check: TensorCoreCheck | None = None
 
     @property
@@ -355,7 +359,8 @@ class Stepping:
         off = torch.autocast(self._device.type, enabled=False)
         with self._computing() if low else off:
             for one in chosen:
-                one.step()
+                with self._guard.within():
+                    one.step()
         torch.clear_autocast_cache()
         if undo is not None:
             bad = gradients.non_finite(self._names(held), [p.detach() for p in held])
@@ -403,7 +408,7 @@ class Stepping:
         at_floor = self._in_a_row > 1 and floor == result.scale and result.cause != "model"
         if self._in_a_row >= self._max_skips or at_floor:
             rows = self._in_a_row
-            raise TrainingDiverged(skips.farewell(result, rows, at_floor=at_floor))
+            raise TrainingDiverged(skips.farewell(result, rows, self._to_learn, at_floor=at_floor))
 
     # -- skipping ----------------------------------------------------------------------------------
 
@@ -513,7 +518,7 @@ class Stepping:
             return value
 
         try:
-            with torch.autocast(self._device.type, enabled=False):
+            with torch.autocast(self._device.type, enabled=False), self._guard.within():
                 optimizer.step(evaluate)
             if not all(bool(torch.isfinite(p).all()) for p in parameters_of(optimizer)):
                 undo.restore()

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Mapping, Sequence
 
+    from mpdiag.training.bypass import StepGuard
     from mpdiag.training.steps import StepResult
 
 _MAX_CAPSULES = 3
@@ -156,9 +157,15 @@ class MixedPrecision(Stepping):
         if check_tensor_cores and precision.level != "O0":
             native = self.backend == "native"
             self._check = check_for(models[0], device, native=native, rank=ranks.rank())
-        self._release = weakref.finalize(self, _give_back, wrapped, journal)
+        self._release = weakref.finalize(self, _give_back, wrapped, journal, self._guard)
         for held in models:
             _live[held] = weakref.ref(self)
+
+    def __repr__(self) -> str:
+        return (
+            f"<MixedPrecision {self.precision.format} {self.precision.level} ({self.backend}), loss "
+            f"scale {self.loss_scale:g}, {self.steps} steps, {self.skipped} of them skipped>"
+        )
 
     # -- life --------------------------------------------------------------------------------------
 
@@ -271,7 +278,8 @@ class MixedPrecision(Stepping):
         return state
 
 
-def _give_back(wrapped: Wrapped, journal: Journal | None) -> None:
+def _give_back(wrapped: Wrapped, journal: Journal | None, guard: StepGuard) -> None:
+    guard.release()
     wrapped.release()
     if journal is not None:
         journal.close()

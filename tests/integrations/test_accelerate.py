@@ -147,3 +147,18 @@ def test_an_optimizer_too_late_is_refused():
 def test_without_a_plan_nothing_changes():
     accelerator = accelerate.Accelerator(cpu=True)
     assert type(accelerator) is accelerate.Accelerator
+
+
+def test_a_prepared_optimizer_is_recorded(tmp_path):
+    accelerator = accelerate.Accelerator(cpu=True)
+    model = network()
+    model, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), 0.05))
+    with mpdiag.record(model, optimizer, tmp_path / "run", every=1) as recorder:
+        for x, y in BATCHES:
+            optimizer.zero_grad()
+            accelerator.backward(nn.functional.cross_entropy(model(x), y))
+            optimizer.step()
+    assert not recorder.failures
+    run = mpdiag.open_run(tmp_path / "run")
+    assert run.meta["steps_seen"] == len(BATCHES)
+    assert set(run.frame()["kind"]) >= {"weight_grad", "update"}

@@ -135,3 +135,19 @@ def test_a_skip_is_told(tmp_path):
 def test_precisions_of_its_own_are_refused(tmp_path):
     with pytest.raises(UsageError, match="mixed_precision='bf16'"):
         make(tmp_path, bridge.PlanTrainer, plan=backoff(), settings={"bf16": True})
+
+
+def test_evaluations_of_both_sides_can_be_compared(tmp_path):
+    def trained(kind, **options):
+        trainer = make(tmp_path, kind, eval_dataset=data(8), **options)
+        trainer.train()
+        return trainer.evaluate()["eval_loss"]
+
+    recorded = trained(
+        transformers.Trainer, callbacks=[bridge.RecordCallback(tmp_path / "fp32", every=1)]
+    )
+    trained(bridge.PlanTrainer, plan=backoff(), plan_options={"run": tmp_path / "fp16"})
+    assert read_log(tmp_path / "fp32").metric("eval_loss").value == recorded
+    compared = mpdiag.compare(tmp_path / "fp32", tmp_path / "fp16", metric="eval_loss")
+    assert not compared.metrics[0].higher_is_better
+    assert abs(compared.metrics[0].result.difference) < 0.05

@@ -43,7 +43,7 @@ def test_ranks_write_parts_of_their_own_into_one_run(recorded, plain):
     folder, done = recorded
     assert done.code == 0, done.err
     assert done.digest == plain.digest
-    assert done.err.count("next: mpdiag analyze runs/ddp") == 1
+    assert done.err.count("next: mpdiag analyze runs/ddp -o plan.json") == 1
     assert sorted(p.name for p in (folder / "runs").iterdir()) == ["ddp"]
     run = open_run(folder / "runs" / "ddp")
     assert run.meta["world_size"] == 2

@@ -72,7 +72,8 @@ def test_a_traceback_is_pythons(zygote, tmp_path):
     assert ours.code == plain.code == 1
     kept = plain.err[plain.err.index(f'  File "{tmp_path / "train.py"}"') :]
     assert (
-        ours.err == f"Traceback (most recent call last):\n{kept}next: mpdiag analyze runs/train\n"
+        ours.err
+        == f"Traceback (most recent call last):\n{kept}next: mpdiag analyze runs/train -o plan.json\n"
     )
 
 
@@ -89,7 +90,7 @@ def test_folders_are_numbered_and_an_existing_run_is_kept(zygote, tmp_path):
     (tmp_path / "train.py").write_text(TRAIN)
     for name in ("train", "train-2"):
         done = zygote("mpdiag", "record", "--", "train.py", cwd=tmp_path)
-        assert done.err == f"next: mpdiag analyze runs/{name}\n"
+        assert done.err == f"next: mpdiag analyze runs/{name} -o plan.json\n"
     done = zygote("mpdiag", "record", "--out", "runs/train", "--", "train.py", cwd=tmp_path)
     assert done.code == 2
     assert "already holds a run" in done.err

@@ -23,6 +23,7 @@ NAMES = """
     plain_loop trainer_class with_files/train lbfgs_closure gan accumulation own_grad_scaler
     lightning_script hf_trainer accelerate_script workers two_phases
 """.split()
+ALIKE = {"plain_loop", "trainer_class", "accumulation", "own_grad_scaler", "hf_trainer"}
 STEPS = {"accumulation": 60, "gan": 150, "hf_trainer": 64, "lightning_script": 64}
 
 
@@ -52,7 +53,7 @@ def test_recording_changes_nothing(told, name):
     assert recorded.code == 0, recorded.err
     assert recorded.digest == plain.digest
     assert recorded.out.split()[-4:] == plain.out.split()[-4:]
-    assert recorded.err.splitlines()[-1] == "next: mpdiag analyze run"
+    assert recorded.err.splitlines()[-1] == "next: mpdiag analyze run -o plan.json"
     run = open_run(folder / "run")
     assert run.meta["state"] == "complete"
     assert run.meta["script"].endswith(f"{name}.py")
@@ -84,6 +85,11 @@ def test_training_by_the_plan_ends_within_the_seeds_spread(told, zygote, name):
     steps = read_log(folder / "fp16").steps
     assert len(steps) == STEPS.get(name, len(steps)) * (2 if name == "gan" else 1)
     assert not any(step.skipped for step in steps)
+    if name in ALIKE:  # one optimizer, one loss a step: the recording's losses are comparable
+        recorded = read_log(folder / "run").steps
+        assert len(recorded) == len(steps)
+        assert recorded[0].loss == pytest.approx(steps[0].loss, rel=0.02)
+        assert trained.err.splitlines()[-1] == "next: mpdiag compare run fp16"
 
 
 def test_models_are_called_what_the_script_calls_them(told):

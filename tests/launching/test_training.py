@@ -34,6 +34,30 @@ def train(zygote, tmp_path):
     return call
 
 
+def test_steps_skipped_in_a_row_name_the_operation_at_fault_and_what_to_do(train):
+    done = train("""
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.inner = nn.Linear(8, 1)
+
+            def forward(self, x):
+                return self.inner(x) * 1e6
+
+        model = Net()
+        optimizer = torch.optim.SGD(model.parameters(), 1e-9)
+        for _ in range(20):
+            optimizer.zero_grad()
+            F.mse_loss(model(x), y).backward()
+            optimizer.step()
+    """)
+    assert done.code == 1
+    assert "Inf first in mul, the model at script.py:" in done.err
+    assert "(return self.inner(x) * 1e6)" in done.err
+    assert "mpdiag record" in done.err.splitlines()[-1]
+    assert "Warning" not in done.err
+
+
 # -- what a script sees ----------------------------------------------------------------------------
 
 

@@ -25,6 +25,7 @@ print(sorted({o.phase for o in run.operations()}), len(run.frame()) > 0)
 say("analyze", URL, "-o", "plan.json")
 say("record", "--out", URL, "--", "train.py")
 say("train", "--plan", "plan.json", "--out", URL + "-fp16", "--", "train.py")
+say("compare", URL, URL + "-fp16")
 print(open_run(place(URL + "-fp16")).meta["training"]["dtype"])
 """
 
@@ -37,11 +38,17 @@ def test_a_run_in_memory(zygote, tmp_path):
     lines = done.out.splitlines()
     assert lines[:2] == ["trained", "record exit 0"], done.err
     assert lines[2:4] == ["complete 3 [0]", "['backward', 'forward'] True"]
-    assert lines[-5:] == ["analyze exit 0", "record exit 2", "trained", "train exit 0", "fp16"]
-    assert "next: mpdiag analyze memory:///fleet/one" in done.err.splitlines()
+    ends = [line for line in lines if " exit " in line][1:]
+    assert ends == ["analyze exit 0", "record exit 2", "train exit 0", "compare exit 0"]
+    assert any(
+        line.startswith("memory:///fleet/one-fp16 against memory:///fleet/one:") for line in lines
+    )
+    assert lines[-1] == "fp16"
+    assert "next: mpdiag analyze memory:///fleet/one -o plan.json" in done.err.splitlines()
     assert "memory:///fleet/one already holds a run" in done.err
-    compare = "next: mpdiag compare memory:///fleet/one memory:///fleet/one-fp16"
-    assert compare in done.err.splitlines()
+    assert (
+        "next: mpdiag compare memory:///fleet/one memory:///fleet/one-fp16" in done.err.splitlines()
+    )
     assert not (tmp_path / "runs").exists()
 
 
@@ -50,7 +57,7 @@ def test_a_file_url_is_a_folder(zygote, tmp_path):
     url = f"file://{tmp_path}/here/one"
     done = zygote("mpdiag", "record", "--out", url, "--", "train.py", cwd=tmp_path)
     assert done.code == 0, done.err
-    assert done.err == "next: mpdiag analyze here/one\n"
+    assert done.err == "next: mpdiag analyze here/one -o plan.json\n"
     assert open_run(tmp_path / "here" / "one").meta["steps_recorded"] == 3
 
 

@@ -188,3 +188,30 @@ def test_compare_has_both_sides(tmp_path):
     comparison = mpdiag.compare(tmp_path / "fp32", tmp_path / "fp16")
     assert comparison.curve.steps == 30
     assert RECORDED["source"] == "recording"
+
+
+def test_a_metric_goes_into_the_run_that_began_last_also_after_its_end(tmp_path):
+    model, optimizer = setup()
+    with mpdiag.record(model, optimizer, tmp_path / "fp32") as recorder:
+        train(model, optimizer, 2)
+        mpdiag.log_metric("accuracy", torch.tensor(0.5))
+    mpdiag.log_metric("accuracy", 0.75)
+    recorder.log_metric("loss", 0.1, higher_is_better=False)
+    with mpdiag.MixedPrecision(
+        model, optimizer, mpdiag.PrecisionPlan("fp16"), run=tmp_path / "fp16"
+    ) as mp:
+        mp.step(model(torch.randn(5, 4)).square().mean())
+    mpdiag.log_metric("accuracy", 0.7)
+    log = read_log(tmp_path / "fp32")
+    assert [m.value for m in log.metrics] == [0.5, 0.75, 0.1]
+    assert len(log.steps) == 2
+    assert read_log(tmp_path / "fp16").metric("accuracy").value == 0.7
+    (metric, _) = mpdiag.compare(tmp_path / "fp32", tmp_path / "fp16").metrics
+    assert (metric.metric, metric.a, metric.b) == ("accuracy", (0.75,), (0.7,))
+
+
+def test_a_metric_without_a_run_is_no_error(monkeypatch):
+    from mpdiag import training_log
+
+    monkeypatch.setattr(training_log, "_sinks", [])
+    mpdiag.log_metric("accuracy", 1)

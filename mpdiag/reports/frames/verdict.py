@@ -20,11 +20,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Fact:
-    """One figure with what it is called and a few words beside it; text, no markup."""
+    """One figure with what it is called, a few words beside it, and what it means; no markup."""
 
     label: str
     value: str
     note: str
+    meaning: str
 
 
 def facts(analysis: Analysis) -> tuple[Fact, ...]:
@@ -36,21 +37,33 @@ def facts(analysis: Analysis) -> tuple[Fact, ...]:
     ]
     masters = analysis.plan.master_weights
     return (
-        Fact("Loss scale", f"{plan.recommended:g}", f"{plan.need}; method: {plan.method}"),
+        Fact(
+            "Loss scale",
+            f"{plan.recommended:g}",
+            plan.need if plan.method == "none" else f"{plan.need}; {plan.method}",
+            "The loss is multiplied by it before backward(), so that small gradients do not become 0 "
+            "in FP16, and gradients are divided by it before the step. 1 is none.",
+        ),
         Fact(
             "Admissible interval",
             " to ".join(ends) if scale.fits else "none",
             f"{plan.lower:g} to {upper}",
+            "Loss scales that would do: below, too much becomes 0; beyond, gradients overflow, become "
+            "infinite.",
         ),
         Fact(
             "Gradients lost to 0",
             percent(scale.underflow_after),
             f"without a scale {percent(scale.underflow_before)}",
+            "Share of the gradients' values that the format is too coarse to tell from 0, at the loss "
+            "scale shown.",
         ),
         Fact(
             "Swallowed updates",
             percent(masters.swallowed_fraction),
             f"FP32 masters {'needed' if masters.needed else 'not needed'}",
+            "Updates so small beside their weight that a weight in FP16 would not change. Masters, "
+            "copies of the weights in FP32, take them.",
         ),
     )
 
