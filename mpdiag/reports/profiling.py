@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mpdiag.errors import UsageError
@@ -13,8 +14,6 @@ from mpdiag.tensorcores.profile import profile_trace
 from mpdiag.tensorcores.verdicts import Profile
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     from mpdiag.tensorcores.cpu import CpuProfile
 
 
@@ -49,7 +48,8 @@ def show_profile(
             terminal.show(change_text(change), "")
         terminal.show(profile_text(result))
         earlier = () if against is None else ("--against", against)
-        terminal.name_next("mpdiag", "report", result.path, *earlier)
+        if Path(result.path).is_file():  # what came through a pipe is gone
+            terminal.name_next("mpdiag", "report", result.path, *earlier)
     else:
         terminal.show(cpu_profile_text(result))
         terminal.name_next("mpdiag", "doctor")

@@ -15,7 +15,7 @@ from mpdiag.reports import profile as text
 from mpdiag.reports.frames.tensorcores import headline
 from mpdiag.reports.words import in_markdown, sentence
 from mpdiag.tensorcores.against import Change, compare_profiles
-from mpdiag.tensorcores.profile import profile_trace
+from mpdiag.tensorcores.profile import STDIN, profile_trace
 from mpdiag.version import __version__
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def write_trace_report(
     with terminal.waiting(f"reading {trace}"):
         profile = profile_trace(trace)
         change = None if against is None else compare_profiles(profile_trace(against), profile)
-    path = output or Path(f"{trace.name}.html")
+    path = output or Path(f"{'stdin' if str(trace) == STDIN else trace.name}.html")
     parts = _markdown if path.suffix == ".md" else _html
     return page.save(path, parts(profile, change, against))
 

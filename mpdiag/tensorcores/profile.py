@@ -53,12 +53,12 @@ def profile_trace(path: str | os.PathLike[str]) -> Profile:
         trace = read(file)
         linked = link(trace)
         if linked.kernels:
-            return _judge(trace, linked, str(file))
+            return _judge(trace, linked, str(path))
     if trace.problems:
-        message = f"{file} holds no GPU kernel as far as it can be read: {trace.problems[0]}"
+        message = f"{path} holds no GPU kernel as far as it can be read: {trace.problems[0]}"
     else:
         message = (
-            f"{file} holds no GPU kernels: record with ProfilerActivity.CUDA, "
+            f"{path} holds no GPU kernels: record with ProfilerActivity.CUDA, "
             "or use mpdiag profile -- script.py on a CPU"
         )
     raise DamagedTrace(message)

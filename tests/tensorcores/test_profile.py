@@ -210,7 +210,9 @@ def test_standard_input_and_pipes(tmp_path):
     piped = f"cat {path} | {' '.join(command)} /dev/stdin"
     piece = subprocess.run(["sh", "-c", piped], capture_output=True, check=True)
     expected = profile_trace(path).verdict
-    assert [json.loads(done.stdout)["verdict"] for done in (whole, piece)] == [expected] * 2
+    found = [json.loads(done.stdout) for done in (whole, piece)]
+    assert [document["verdict"] for document in found] == [expected] * 2
+    assert [document["trace"] for document in found] == ["-", "/dev/stdin"]
 
 
 @pytest.mark.parametrize(
