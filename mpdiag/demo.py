@@ -23,7 +23,6 @@ from mpdiag.reports import terminal, text
 from mpdiag.reports.demo import Outcome, demo_text
 from mpdiag.runs import free_name
 from mpdiag.training.trainer import MixedPrecision
-from mpdiag.training_log import LogWriter, Metric, TrainingStep
 from mpdiag.workloads.protocol import mixed_step, start
 
 if TYPE_CHECKING:
@@ -135,19 +134,16 @@ def _record(
     task = progress.add_task(title, total=session.steps, loss=0.0)
     began = time.perf_counter()
     losses: list[float] = []
-    with record(session.model, list(session.optimizers), run):
-        log = LogWriter(run)
+    with record(session.model, list(session.optimizers), run) as recorder:
 
         def advance(step: int, loss: float) -> None:
             losses.append(loss)
-            log.append(TrainingStep(step, loss, 1.0))
             progress.update(task, completed=step + 1, loss=loss)
 
         session.run(on_step=advance)
     seconds = time.perf_counter() - began
     metric = session.evaluate()
-    log.append(Metric(workload.metric, metric, workload.higher_is_better))
-    log.close()
+    recorder.log_metric(workload.metric, metric, higher_is_better=workload.higher_is_better)
     return Outcome("FP32", run, metric, losses[-1], 0, session.steps, seconds)
 
 
