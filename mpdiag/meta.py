@@ -49,7 +49,9 @@ def _fits(value: Any, kind: Any) -> bool:
     if kind == COUNT:
         return type(value) is int and 0 <= value <= LARGEST
     if isinstance(kind, list):
-        return isinstance(value, list) and all(_fits(item, kind[0]) for item in value)
+        if not isinstance(value, list) or None in value:
+            return False
+        return all(_fits(item, kind[0]) for item in value)
     if isinstance(kind, dict):
         return isinstance(value, dict) and all(_fits(value.get(k), v) for k, v in kind.items())
     return type(value) is kind

@@ -24,7 +24,7 @@ from mpdiag.errors import DamagedRun, RunNotFound
 from mpdiag.places import is_remote, place
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
     from pathlib import Path
 
 FILE = "training.jsonl"
@@ -124,12 +124,20 @@ def log_metric(name: str, value: float, *, higher_is_better: bool = True) -> Non
 
 
 class LogWriter:
-    """Appends to a run's ``training.jsonl``; never an error for the training that is logged."""
+    """Appends to a run's ``training.jsonl``; never an error for the training that is logged.
 
-    def __init__(self, folder: str | os.PathLike[str]) -> None:
+    Args:
+        folder: The run folder.
+        failed: Told of the first failure, after which nothing more is written; default: a warning.
+    """
+
+    def __init__(
+        self, folder: str | os.PathLike[str], failed: Callable[[OSError], None] | None = None
+    ) -> None:
         self.path = place(folder) / FILE
         self._file: IO[str] | None = None
         self._failed = False
+        self._tell = failed or self._warn
 
     def append_after_the_end(self, entry: Metric) -> None:
         """Write one line into a log that is closed."""
@@ -148,12 +156,7 @@ class LogWriter:
             self._file.write(text + "\n")
             self._file.flush()
         except OSError as error:
-            self._failed = True
-            warnings.warn(
-                f"cannot write {self.path} ({error.strerror}); training goes on without its log",
-                RuntimeWarning,
-                stacklevel=2,
-            )
+            self._fail(error)
 
     def _open(self) -> IO[str]:
         """Open for appending, after what a killed process left of its last line."""
@@ -175,7 +178,19 @@ class LogWriter:
         try:
             file.close()
         except OSError as error:  # a remote file is sent only now
-            warnings.warn(f"cannot write {self.path} ({error})", RuntimeWarning, stacklevel=2)
+            self._fail(error)
+
+    def _fail(self, error: OSError) -> None:
+        if not self._failed:
+            self._failed = True
+            self._tell(error)
+
+    def _warn(self, error: OSError) -> None:
+        warnings.warn(
+            f"cannot write {self.path} ({error.strerror or error}); training goes on without its log",
+            RuntimeWarning,
+            stacklevel=4,
+        )
 
 
 def is_recorded(folder: str | os.PathLike[str]) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import sys
@@ -47,6 +48,15 @@ def assert_one_sentence(caught, *words):
     message = str(caught.value)
     assert "\n" not in message
     assert all(word in message for word in words), message
+
+
+@pytest.mark.parametrize("field", ["optimizers", "failures", "argv"])
+def test_a_list_with_a_hole_is_no_meta(run, field):
+    meta = json.loads((run / "meta.json").read_text(encoding="utf-8"))
+    (run / "meta.json").write_text(json.dumps({**meta, field: [None]}), encoding="utf-8")
+    with pytest.raises(DamagedRun) as caught:
+        open_run(run)
+    assert_one_sentence(caught, "meta.json", field)
 
 
 def test_a_sparse_meta_json_is_refused_unread(run):

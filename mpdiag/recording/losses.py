@@ -66,7 +66,7 @@ class LossLog:
         *,
         active: bool = True,
     ) -> None:
-        self._writer = LogWriter(folder)
+        self._writer = LogWriter(folder, failed=lambda error: failed("writing the losses", error))
         self._quiet = quiet
         self._failed = failed
         self._loss: Any = None

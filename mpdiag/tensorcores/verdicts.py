@@ -65,8 +65,15 @@ class KernelTime:
             "witness": f"{self.witness.kind}: {self.witness.text}" if self.witness else None,
             "op": self.op or None,
             "module": self.module or None,
-            "shapes": list(self.shapes) or None,
+            "shapes": [_sizes(shape) for shape in self.shapes] or None,
         }
+
+
+def _sizes(shape: Any) -> Any:
+    """Sizes, or lists of them; None in place of what a damaged trace has there."""
+    if isinstance(shape, list):
+        return [_sizes(size) for size in shape]
+    return shape if type(shape) is int else None
 
 
 @dataclass(frozen=True)

@@ -100,7 +100,7 @@ def test_without_warming_up_the_first_step_is_measured(profile, script):
 @pytest.mark.parametrize(
     ("words", "code", "sentence"),
     [
-        ((), 2, "there is no script to run"),
+        ((), 2, "give a trace, or a script after --"),
         (("--",), 2, "there is no script to run"),
         (("--", "-m"), 2, "-m needs the name of a module"),
         (("--", "nowhere.py"), 3, "there is no script nowhere.py"),

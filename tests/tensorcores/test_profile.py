@@ -307,3 +307,11 @@ def test_exit_codes(words, code):
     result = run(*words)
     assert (result.exit_code, result.stdout) == (code, "")
     assert len(result.stderr.splitlines()) == 1
+
+
+def test_sizes_that_are_none_are_null_in_the_document(tmp_path):
+    (call, *others) = step()
+    call["args"]["Input Dims"] = [[float("inf"), 8], [8, "wide"], [[8, 2.5]]]
+    document = profile_trace(write(tmp_path / "t.json", [call, *others])).to_json()
+    json.dumps(document, allow_nan=False)
+    assert [[None, 8], [8, None], [[8, None]]] in [k["shapes"] for k in document["kernels"]]
