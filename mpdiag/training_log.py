@@ -124,10 +124,16 @@ def log_metric(name: str, value: float, *, higher_is_better: bool = True) -> Non
 
 
 class LogWriter:
-    """Appends to a run's ``training.jsonl``; never an error for the training that is logged."""
+    """Appends to a run's ``training.jsonl``; never an error for the training that is logged.
 
-    def __init__(self, folder: str | os.PathLike[str]) -> None:
+    Args:
+        folder: The run folder.
+        strict: Raise an ``OSError`` nevertheless, for callers that see to it themselves.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str], *, strict: bool = False) -> None:
         self.path = place(folder) / FILE
+        self._strict = strict
         self._file: IO[str] | None = None
         self._failed = False
 
@@ -149,6 +155,9 @@ class LogWriter:
             self._file.flush()
         except OSError as error:
             self._failed = True
+            self.close()
+            if self._strict:
+                raise
             warnings.warn(
                 f"cannot write {self.path} ({error.strerror}); training goes on without its log",
                 RuntimeWarning,
@@ -175,6 +184,10 @@ class LogWriter:
         try:
             file.close()
         except OSError as error:  # a remote file is sent only now
+            if self._failed:  # and that has been said
+                return
+            if self._strict:
+                raise
             warnings.warn(f"cannot write {self.path} ({error})", RuntimeWarning, stacklevel=2)
 
 

@@ -66,7 +66,7 @@ class LossLog:
         *,
         active: bool = True,
     ) -> None:
-        self._writer = LogWriter(folder)
+        self._writer = LogWriter(folder, strict=True)
         self._quiet = quiet
         self._failed = failed
         self._loss: Any = None
@@ -147,8 +147,11 @@ class LossLog:
 
     def note_metric(self, name: str, value: float, *, higher_is_better: bool) -> None:
         """Write a metric, also one that is known only when recording is over."""
-        self.flush(keep=0)
-        self._write([Metric(name, value, higher_is_better)])
+        try:
+            self.flush(keep=0)
+            self._write([Metric(name, value, higher_is_better)])
+        except OSError as error:
+            self._failed("writing a metric", error)
 
     def flush(self, keep: int = 1) -> None:
         """Write what waits, but for the last step: who has a log of their own note it after us."""
