@@ -68,7 +68,7 @@ class TensorRecord:
     @property
     def numel(self) -> int:
         """Elements, by its shape."""
-        return int(np.prod(self.shape, dtype=np.int64))
+        return math.prod(self.shape)
 
     @cached_property
     def histogram(self) -> ExponentHistogram:

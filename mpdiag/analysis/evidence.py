@@ -47,7 +47,7 @@ class Evidence(Protocol):
         """Names, and (columns, names) sums over updates of ``UPDATE_COLUMNS``."""
 
     def activations(self, leaves: Collection[str]) -> tuple[int, int]:
-        """How many values the modules of these names put out, and in how many steps."""
+        """How many values the modules of these names put out, and in how many steps of ranks."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -90,7 +90,13 @@ class Held:
         wanted = set(leaves)
         codes = [i for i, name in enumerate(records.words["name"]) if name in wanted]
         rows = records.of_kind("activation") & np.isin(records.name, codes)
-        return int(records.numel[rows].sum()), np.unique(records.step[rows]).size
+        return int(records.numel[rows].sum()), len(steps_of_ranks(records, rows))
+
+
+def steps_of_ranks(records: Records, rows: NDArray[np.bool_]) -> set[tuple[int, int]]:
+    """The (step, rank) pairs that some rows speak of."""
+    pairs = np.unique(np.stack([records.step[rows], records.rank[rows]], axis=1), axis=0)
+    return {(step, rank) for step, rank in pairs.tolist()}
 
 
 def sum_updates(records: Records, rows: NDArray[np.int64], names: int) -> NDArray[np.int64]:

@@ -68,7 +68,10 @@ def advise_levels(
 
 
 def activations_per_step(run: Run, evidence: Evidence) -> int:
-    """Values that modules without children put out in one step: about what autograd keeps."""
+    """Values that modules without children put out in one step of one rank.
+
+    About what autograd keeps on a device; of gradients that are accumulated, all micro-batches'.
+    """
     names = {str(m["name"]) for m in run.modules() if m["what"] == "module"}
     parents = {name.rpartition(".")[0] for name in names if name}
     numel, steps = evidence.activations(names - parents)

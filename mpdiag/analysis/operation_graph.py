@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
@@ -21,6 +21,7 @@ from mpdiag.precision_lists import FP32, LISTS, policy_name
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
+    from mpdiag.formats import FloatFormat
     from mpdiag.operation_records import Operation, TensorRecord
 
 _FLOATS = frozenset({"float16", "bfloat16", "float32"})
@@ -44,6 +45,7 @@ class StepGraph:
     """
 
     operations: Sequence[Operation]
+    _figures: dict[tuple[str, int, str], int] = field(default_factory=dict, repr=False)
 
     @cached_property
     def readers(self) -> dict[int, list[Operation]]:
@@ -80,6 +82,24 @@ class StepGraph:
     def producer(self, tensor: TensorRecord) -> Operation | None:
         """The operation that wrote a tensor, None where it came from outside the step."""
         return None if tensor.producer == NONE else self.operations[tensor.producer]
+
+    def overflow(self, tensor: TensorRecord, target: FloatFormat) -> int:
+        """How many of a tensor's values leave a format's range, at least."""
+        return self._figure("overflow", tensor, target)
+
+    def lost(self, tensor: TensorRecord, target: FloatFormat) -> int:
+        """How many of a tensor's non-zero values a format makes 0, at least."""
+        return self._figure("lost_to_zero", tensor, target)
+
+    def _figure(self, what: str, tensor: TensorRecord, target: FloatFormat) -> int:
+        """A figure of a histogram, computed once: the rules ask for it again and again."""
+        if not tensor.counted:
+            return 0
+        key = what, id(tensor), target.name
+        known = self._figures.get(key)
+        if known is None:
+            known = self._figures[key] = int(getattr(tensor.histogram, what)(target).lower)
+        return known
 
     def masked_softmax(self, tensor: TensorRecord, depth: int = 6) -> bool:
         """Whether a tensor goes into softmax alone, where every row keeps an unmasked entry.

@@ -120,16 +120,14 @@ def overflows(
             )
             continue
         product = LISTS.get(policy_name(op.op)) == "low" and policy
-        read = [t for t in op.inputs if product and not low[t.tensor] and _over(t, target)]
-        wrote = [t for t in op.outputs if low[t.tensor] and _over(t, target)]
+        read = [t for t in op.inputs if product and not low[t.tensor] and graph.overflow(t, target)]
+        wrote = [t for t in op.outputs if low[t.tensor] and graph.overflow(t, target)]
         if wrote and all(graph.masked_softmax(t) for t in wrote):
             continue
         if read or wrote:
-            yield op.index, _overflow(op, (wrote or read)[0], target, read_only=not wrote)
-
-
-def _over(t: TensorRecord, target: FloatFormat) -> int:
-    return int(t.histogram.overflow(target).lower) if t.counted else 0
+            t = (wrote or read)[0]
+            count = graph.overflow(t, target)
+            yield op.index, _overflow(op, t, count, target, read_only=not wrote)
 
 
 def _fill(op: Operation, target: FloatFormat) -> float | None:
@@ -152,11 +150,12 @@ def _instead_of_product(op: Operation, target: FloatFormat) -> str:
 
 
 def _overflow(
-    op: Operation, t: TensorRecord, target: FloatFormat, *, read_only: bool
+    op: Operation, t: TensorRecord, count: int, target: FloatFormat, *, read_only: bool
 ) -> OperationFinding:
+    """The finding of an operation; ``count`` values of the tensor leave the range."""
     evidence: dict[str, Any] = {
         "absmax": t.absmax,
-        "overflow": _over(t, target),
+        "overflow": count,
         "of": t.numel,
         "largest": target.max,
     }
@@ -180,7 +179,7 @@ def _overflow(
         "overflow",
         f"{told}, past {target.label}'s largest value {target.max:g}",
         fix,
-        f"{_over(t, target):,} of {t.numel:,} values become infinite, and the loss NaN or Inf",
+        f"{count:,} of {t.numel:,} values become infinite, and the loss NaN or Inf",
         evidence,
     )
 
@@ -192,7 +191,7 @@ def vanishing(
     for op in graph.operations:
         name = _singular_argument(op)
         t = op.input(name) if name else None
-        if op.node or t is None or not low[t.tensor] or not _lost(t, target):
+        if op.node or t is None or not low[t.tensor] or not graph.lost(t, target):
             continue
         if op.op.startswith("sqrt") and not graph.backward.get(op.index):
             continue  # the root of 0 is 0: only its slope is not finite
@@ -202,12 +201,12 @@ def vanishing(
         told = (
             f"the epsilon {epsilon:g} is 0 in {target.label}"
             if epsilon is not None
-            else f"{_lost(t, target):,} of its {t.numel:,} values, down to {t.absmin:.3g}, are 0 in "
-            f"{target.label}"
+            else f"{graph.lost(t, target):,} of its {t.numel:,} values, down to {t.absmin:.3g}, are "
+            f"0 in {target.label}"
         )
         evidence = {
             "absmin": t.absmin,
-            "lost": _lost(t, target),
+            "lost": graph.lost(t, target),
             "of": t.numel,
             "consumer": op.op,
             "consumer_line": op.where,
@@ -236,10 +235,6 @@ def _singular_argument(op: Operation) -> str | None:
     return _SINGULAR.get(op.op)
 
 
-def _lost(t: TensorRecord, target: FloatFormat) -> int:
-    return int(t.histogram.lost_to_zero(target).lower) if t.counted else 0
-
-
 def _epsilon(op: Operation, target: FloatFormat) -> float | None:
     """A number added or clamped to that the format turns into 0."""
     for name in ("other", "min"):
@@ -259,7 +254,7 @@ def _low_sources(
             before = graph.producer(t)
             if before is None or before.node or before.index in found:
                 continue
-            if low[t.tensor] and _lost(t, target):
+            if low[t.tensor] and graph.lost(t, target):
                 found[before.index] = before
                 waiting.append(before)
     return list(found.values())

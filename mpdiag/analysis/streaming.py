@@ -22,6 +22,7 @@ from mpdiag.analysis.evidence import (
     UPDATE_COLUMNS,
     Evidence,
     Held,
+    steps_of_ranks,
     sum_updates,
 )
 from mpdiag.analysis.layers import Counting, Layers, countable_rows, note_counting
@@ -175,13 +176,13 @@ class Streamed:
 
     def activations(self, leaves: Collection[str]) -> tuple[int, int]:
         """See ``Evidence``."""
-        numel, steps = 0, set[int]()
+        numel, steps = 0, set[tuple[int, int]]()
         for piece in self._pieces(histograms=False):
             names = self._vocabulary.words["name"]
             codes = [names[leaf] for leaf in leaves if leaf in names]
             rows = piece.of_kind("activation") & np.isin(piece.name, codes)
             numel += int(piece.numel[rows].sum())
-            steps.update(np.unique(piece.step[rows]).tolist())
+            steps |= steps_of_ranks(piece, rows)
         return numel, len(steps)
 
 

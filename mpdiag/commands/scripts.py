@@ -88,11 +88,14 @@ def train(
 def _recording_of(plan: Path, run: Path) -> Path | None:
     """The recording that a plan was made from, if it lies beside a run and holds losses."""
     from mpdiag.plan import PrecisionPlan
+    from mpdiag.runs import META, open_run
     from mpdiag.training_log import FILE
 
     name = PrecisionPlan.load(plan).run
     recording = run.parent / Path(name).name
-    return recording if name and recording != run and (recording / FILE).is_file() else None
+    if not name or not (recording / FILE).is_file() or not (recording / META).is_file():
+        return None
+    return recording if open_run(recording).parts() else None
 
 
 def _shown(folder: Path) -> Path:

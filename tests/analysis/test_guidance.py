@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import runs_by_hand as hand
 import torch
 from support import batch, network
 from torch import nn
@@ -13,6 +14,7 @@ from mpdiag.analysis.evidence import Held
 from mpdiag.analysis.guidance import activations_per_step
 from mpdiag.analysis.layers import Layers
 from mpdiag.analysis.reduction import choose_reduction
+from mpdiag.analysis.streaming import Streamed
 from mpdiag.formats import FP16
 from mpdiag.histogram import ExponentHistogram, stack
 
@@ -34,6 +36,16 @@ def test_activations_are_those_of_modules_without_children(tmp_path):
     run = mpdiag.open_run(tmp_path / "run")
     expected = 8 * (3 * 4 * 36 + 4 * 36 + 10)  # convolution, batch norm, ReLU; flattened; linear
     assert activations_per_step(run, Held(run.records)) == expected
+
+
+def test_activations_are_those_of_one_device(tmp_path):
+    """Each of two ranks keeps its own part of the batch, and no other's."""
+    alone, both = (
+        mpdiag.open_run(hand.write_run(tmp_path / str(ranks), world_size=ranks)) for ranks in (1, 2)
+    )
+    held = activations_per_step(both, Held(both.records))
+    assert held == activations_per_step(alone, Held(alone.records)) > 0
+    assert held == activations_per_step(both, Streamed(both))
 
 
 @pytest.mark.parametrize(
