@@ -24,7 +24,8 @@ if TYPE_CHECKING:
     from mpdiag.histogram import ExponentHistogram
     from mpdiag.plan import PrecisionPlan
     from mpdiag.recording.first_nonfinite import find_nonfinite
-    from mpdiag.recording.recorder import Recorder, record
+    from mpdiag.recording.record import record
+    from mpdiag.recording.recorder import Recorder
     from mpdiag.runs import Run, list_runs, open_run
     from mpdiag.searching.measuring import measure_sensitivity
     from mpdiag.searching.search import search_fp32
@@ -49,7 +50,7 @@ _HOMES = {
     "measure_sensitivity": "mpdiag.searching.measuring",
     "open_run": "mpdiag.runs",
     "profile": "mpdiag.tensorcores.capture",
-    "record": "mpdiag.recording.recorder",
+    "record": "mpdiag.recording.record",
     "search_fp32": "mpdiag.searching.search",
 }
 

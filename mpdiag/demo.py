@@ -18,7 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from mpdiag import workloads
 from mpdiag.analysis.analyzer import analyze
 from mpdiag.errors import TrainingDiverged, UsageError
-from mpdiag.recording.recorder import record
+from mpdiag.recording.record import record
 from mpdiag.reports import terminal, text
 from mpdiag.reports.demo import Outcome, demo_text
 from mpdiag.runs import free_name

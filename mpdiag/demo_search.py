@@ -15,7 +15,7 @@ from mpdiag import workloads
 from mpdiag.analysis.analyzer import analyze
 from mpdiag.errors import UsageError
 from mpdiag.plan import PrecisionPlan
-from mpdiag.recording.recorder import record
+from mpdiag.recording.record import record
 from mpdiag.reports import terminal
 from mpdiag.runs import META
 from mpdiag.searching.measuring import measure_sensitivity

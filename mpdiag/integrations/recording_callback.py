@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mpdiag.recording.recorder import Recorder, record
+from mpdiag.recording.record import record
 
 if TYPE_CHECKING:
     import os
 
     from mpdiag.recording.names import Models
-    from mpdiag.recording.recorder import Optimizers
+    from mpdiag.recording.record import Optimizers
+    from mpdiag.recording.recorder import Recorder
 
 
 class Recording:

@@ -24,18 +24,15 @@ import sys
 import time
 import warnings
 import weakref
-from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.optim import Optimizer
 
 from mpdiag import environment
-from mpdiag.errors import RunExists, UsageError
+from mpdiag.errors import RunExists
 from mpdiag.operation_records import encode as encode_operations
-from mpdiag.places import place
-from mpdiag.recording.cadence import BUDGET, SPARSE_EVERY, Cadence
+from mpdiag.recording.cadence import SPARSE_EVERY, Cadence
 from mpdiag.recording.closing import carry_through
 from mpdiag.recording.description import describe_optimizer, describe_training
 from mpdiag.recording.governor import Governor
@@ -45,77 +42,31 @@ from mpdiag.recording.losses import LossLog
 from mpdiag.recording.modes import in_backward
 from mpdiag.recording.names import Models, Subjects, subjects
 from mpdiag.recording.observer import Observer
-from mpdiag.recording.operations import DEFAULT, OperationWatch, planned
+from mpdiag.recording.operations import OperationWatch, planned
 from mpdiag.recording.ownership import is_replaced
 from mpdiag.run_writer import RunWriter
 from mpdiag.runs import now
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
     from contextlib import AbstractContextManager
     from pathlib import Path
     from types import TracebackType
+
+    from torch.optim import Optimizer
 
     from mpdiag.recording.governor import Clock
 
 logger = logging.getLogger("mpdiag")
 
-Optimizers = Optimizer | Sequence[Optimizer] | None
 Adopted = tuple[torch.nn.Module, torch.nn.Module | None]
 _MAX_FAILURES = 20
 WORD_SECONDS = 5.0
 """Of several ranks each writes what it has at least this often."""
 
 
-def record(
-    model: Models,
-    optimizer: Optimizers,
-    run: str | os.PathLike[str],
-    *,
-    every: int | None = None,
-    include: str | None = None,
-    exclude: str | None = None,
-    max_steps: int | None = None,
-    budget: float | None = BUDGET,
-    operations: int = DEFAULT,
-    overwrite: bool = False,
-) -> Recorder:
-    """Record a training; use it as a context manager around the loop.
-
-    Recorded per step: activations and activation gradients of every module, and weights, weight
-    gradients and weight updates of every parameter, each as a histogram of powers of two. Losses,
-    weights and random state stay bit for bit what they are without it.
-
-    Args:
-        model: A module, a list of modules, or a mapping of names to modules.
-        optimizer: The optimizer, a list of them, or None where there is none.
-        run: The run folder to write, a path or a URL that fsspec knows.
-        every: Record each step divisible by this; default: the first 20 and then each 20th.
-        include: Regular expression: record only modules and parameters whose name it matches.
-        exclude: Regular expression: leave out those whose name it matches.
-        max_steps: Record so many steps, then let training go on alone.
-        budget: Share of step time that recording may take. The recorder measures itself, and once
-            it has cost 10 seconds it records 2, 4, 8 … times fewer steps if it takes more; None
-            never does, and neither does ``every``.
-        operations: In so many of the recorded steps (the first ones from steps 0, 10, 100 … on),
-            record every operation too: what it reads and writes, its module, its line of code.
-        overwrite: Replace a run that lies in the folder already.
-
-    Raises:
-        UsageError: If an argument makes no sense.
-        RunExists: If the folder holds a run and ``overwrite`` is False.
-    """
-    optimizers = _optimizers(optimizer)
-    cadence = Cadence(every, max_steps, budget)
-    if type(operations) is not int or operations < 0:
-        message = f"operations must be a number of steps, 0 or more, not {operations!r}"
-        raise UsageError(message)
-    return Recorder(
-        model, optimizers, place(run), cadence, include, exclude, overwrite, operations=operations
-    )
-
-
 class Recorder:
-    """A recording in progress; made by ``record``.
+    """A recording in progress; made by ``mpdiag.record``.
 
     Attributes:
         folder: The run folder.
@@ -572,30 +523,6 @@ def _silence_child() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_silence_child)
-
-
-def _optimizers(optimizer: Optimizers) -> list[Optimizer]:
-    if optimizer is None:
-        return []
-    found = [optimizer] if isinstance(optimizer, Optimizer) else optimizer
-    sequence: object = found  # callers without a type checker pass anything
-    if not isinstance(sequence, Sequence) or not all(isinstance(o, Optimizer) for o in sequence):
-        message = (
-            "the second argument of record() must be a torch.optim.Optimizer, a list of them or None, "
-            f"not {type(optimizer).__name__}"
-        )
-        raise UsageError(message)
-    return list({id(o): o for o in map(_unwrapped, found)}.values())
-
-
-def _unwrapped(optimizer: Optimizer) -> Optimizer:
-    """The optimizer that steps, inside a wrapper that only looks like one (Accelerate's is)."""
-    while not hasattr(optimizer, "_optimizer_step_pre_hooks"):
-        inner = getattr(optimizer, "optimizer", None)
-        if not isinstance(inner, Optimizer):
-            break
-        optimizer = inner
-    return optimizer
 
 
 def _say(message: str) -> None:

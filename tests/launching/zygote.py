@@ -14,7 +14,7 @@ import torch._dynamo  # noqa: F401 - slow to import: the reason for this process
 import mpdiag.cli
 import mpdiag.launching.recording
 import mpdiag.launching.training
-import mpdiag.recording.recorder
+import mpdiag.recording.record
 import mpdiag.training.driven
 
 with suppress(ImportError):

@@ -16,7 +16,7 @@ import mpdiag
 from mpdiag.recording.closing import carry_through
 from mpdiag.recording.ledger import Ledger
 from mpdiag.recording.observer import Observer
-from mpdiag.recording.recorder import RunWriter
+from mpdiag.run_writer import RunWriter
 from mpdiag.runs import open_run
 
 
@@ -158,7 +158,7 @@ def test_an_interrupt_while_it_begins_leaves_no_hooks(tmp_path, monkeypatch):
 SCRIPT = """
 import os, signal
 import torch
-from mpdiag.recording.recorder import RunWriter
+from mpdiag.run_writer import RunWriter
 
 model = torch.nn.Linear(4, 4)
 optimizer = torch.optim.SGD(model.parameters(), 0.1)
