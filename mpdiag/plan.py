@@ -253,7 +253,7 @@ class PrecisionPlan:
             message = f"there is no plan at {path}: {write}"
             raise DamagedPlan(message) from None
         except IsADirectoryError:
-            message = f"{path} is a folder, and a plan is a file: {write}"
+            message = f"{path} is a folder without a plan.json: {write}"
             raise DamagedPlan(message) from None
         except (OSError, ValueError, RecursionError) as error:
             message = f"{path} is no readable plan ({str(error).splitlines()[0]}): {write}"

@@ -53,12 +53,8 @@ def said(*words):
         (("analyze", "{0}/second"), 3, "holds a training by a plan, which records no statistics"),
         (("why", "{0}/first run", "Conv2d"), 3, "no layer 'Conv2d': did you mean 0?"),
         (("why", "{0}/first run", "4.wieght"), 3, "did you mean 4.weight"),
-        (("export", "{0}", "--to", "torch"), 3, "there is no plan at {0}/plan.json"),
-        (
-            ("train", "--plan", "{0}", "--", __file__),
-            3,
-            "{0} is a folder, and a plan is a file: write",
-        ),
+        (("export", "{0}", "--to", "torch"), 3, "{0} is a folder without a plan.json: write"),
+        (("train", "--plan", "{0}", "--", __file__), 3, "{0} is a folder without a plan.json"),
     ],
 )
 def test_what_was_meant_is_named(folder, words, code, sentence):
