@@ -340,6 +340,10 @@ def _read_meta(folder: Path) -> object:
     return runs_json(listings), _shown(runs_table(listings)), _opened(folder)._repr_html_()
 
 
+HOSTILE = "<script>alert(1)</script>", "<img src=x onerror"
+"""Names among the spoilt ones that must not stand in a page as they are."""
+
+
 def _show_run(folder: Path) -> object:
     from mpdiag.analysis.analyzer import analyze
     from mpdiag.reports.frames.runs import runs_frame
@@ -351,8 +355,7 @@ def _show_run(folder: Path) -> object:
     runs_frame(listings, ["complete"] * len(listings))
     analysis = analyze(folder / "run")
     page = render(analysis)
-    hostile = "<script>alert(1)</script>", "<img src=x onerror"
-    assert not any(text in page for text in hostile), "a name stands unescaped in the report"
+    assert not any(text in page for text in HOSTILE), "a name stands unescaped in the report"
     json.dumps(analysis.to_json(), allow_nan=False)
     return _shown(analysis_text(analysis))
 
@@ -441,12 +444,16 @@ def _read_trace(folder: Path) -> Any:
 
 def _show_trace(folder: Path) -> object:
     from mpdiag.reports.profile import profile_text
+    from mpdiag.reports.trace_report import write_trace_report
 
     profile = _read_trace(folder)
     document = profile.to_json()
     json.dumps(document, allow_nan=False)
     for name in ("tensor_core_fraction", "layout_fraction", "unknown_fraction", "linked_fraction"):
         assert 0.0 <= document[name] <= 1.0 + 1e-9, f"{name} is {document[name]}"
+    write_trace_report(folder / "trace", folder / "report.md")
+    page = write_trace_report(folder / "trace", folder / "report.html").read_text(encoding="utf-8")
+    assert not any(text in page for text in HOSTILE), "a name stands unescaped in the report"
     return _shown(profile_text(profile))
 
 

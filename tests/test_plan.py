@@ -80,7 +80,7 @@ def test_what_is_no_plan_is_one_sentence(tmp_path, text, error, sentence):
 
 
 def test_a_plan_is_read_from_the_run_it_lies_in(tmp_path):
-    with pytest.raises(DamagedPlan, match="is a folder without a plan.json: write one"):
+    with pytest.raises(DamagedPlan, match=r"is a folder without a plan\.json: write one"):
         PrecisionPlan.load(tmp_path)
     PrecisionPlan(run="mine").save(tmp_path / "plan.json")
     assert PrecisionPlan.load(tmp_path).run == "mine"
