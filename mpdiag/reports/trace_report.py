@@ -56,8 +56,16 @@ def write_trace_report(
 def _tables(profile: Profile) -> Iterator[tuple[str, tuple[str, ...], list[list[str]]]]:
     """Title, columns and rows."""
     if profile.operations:
-        yield "Operations worth most", text.OPERATIONS, text.operation_rows(profile)
-    yield "Kernels by time", text.KERNELS, text.kernel_rows(profile)
+        yield "Operations worth most", *_filled(text.OPERATIONS, text.operation_rows(profile))
+    yield "Kernels by time", *_filled(text.KERNELS, text.kernel_rows(profile))
+
+
+def _filled(
+    columns: Sequence[str], rows: Sequence[Sequence[str]]
+) -> tuple[tuple[str, ...], list[list[str]]]:
+    """A table without the columns that no row fills."""
+    kept = [i for i in range(len(columns)) if any(row[i] for row in rows)]
+    return tuple(columns[i] for i in kept), [[row[i] for i in kept] for row in rows]
 
 
 def _more(rows: Sequence[object]) -> str:

@@ -41,6 +41,19 @@ def test_one_file_that_opens_offline(trace, tmp_path):
     assert "&lt;img src=x onerror=alert(1)&gt;" in body
 
 
+def test_columns_that_no_row_fills_are_left_out(tmp_path):
+    trace = write(tmp_path / "t.json", [kernel(SGEMM, 1, 90)])  # of no operation, no module
+    assert report(trace, "-o", tmp_path / "r.md").exit_code == 0
+    lines = (tmp_path / "r.md").read_text(encoding="utf-8").splitlines()
+    (head,) = (line for line in lines if line.startswith("| kernel"))
+    columns = [word.strip() for word in head.strip("|").split("|")]
+    assert {"kernel", "calls", "time", "dtype"} <= set(columns)
+    row = lines[lines.index(head) + 2]
+    cells = [word.strip() for word in row.strip("|").split("|")]
+    assert len(cells) == len(columns)
+    assert all(cells)
+
+
 def test_before_and_after_in_markdown(trace, tmp_path):
     before = [product(256, 256, 256, 0, 10), launch(1, 5), kernel(SGEMM, 1, 90)]
     earlier = write(tmp_path / "before.json", before)
