@@ -44,7 +44,7 @@ import mpdiag
 from mpdiag.errors import InputError, RunExists
 from mpdiag.recording import ledger
 from mpdiag.recording.ledger import Ledger
-from mpdiag.recording.recorder import Recorder
+from mpdiag.recording.recorder import Recorder, finish_at_exit
 from mpdiag.runs import open_run
 
 if TYPE_CHECKING:
@@ -139,9 +139,12 @@ def fork(work: Callable[[], object]) -> int:
         code = 0
     except KeyboardInterrupt:
         code = 130
+        sys.last_type = KeyboardInterrupt  # as the interpreter notes what ends a program
     except BaseException:  # noqa: BLE001 - it must not return into the parent's program
         traceback.print_exc()
     finally:
+        with contextlib.suppress(BaseException):
+            finish_at_exit()
         os._exit(code)
 
 

@@ -18,6 +18,7 @@ of the busiest; with none, when a model is called again.
 
 from __future__ import annotations
 
+import atexit
 import logging
 import os
 import sys
@@ -523,6 +524,17 @@ def _silence_child() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_silence_child)
+
+
+def finish_at_exit() -> None:
+    """Nobody closed these: the loop began them with ``start``, or a Ctrl-C fell between two of ours."""
+    error = getattr(sys, "last_type", None)  # of what ended the program
+    interrupted = error is not None and issubclass(error, KeyboardInterrupt)
+    for recorder in list(_live):
+        recorder.close("interrupted" if interrupted else "failed" if error else "complete")
+
+
+atexit.register(finish_at_exit)
 
 
 def _say(message: str) -> None:

@@ -192,3 +192,37 @@ def test_a_script_interrupted_twice_leaves_the_true_state(tmp_path, name):
     meta = open_run(tmp_path / "run").meta
     assert meta["state"] == "interrupted"
     assert meta["steps_recorded"] == 3
+
+
+UNCLOSED = """
+import sys, torch, mpdiag
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+mpdiag.record(model, optimizer, sys.argv[1], every=1).start()
+for _ in range(3):
+    optimizer.zero_grad()
+    model(torch.randn(8, 4)).square().mean().backward()
+    optimizer.step()
+{end}
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "state"),
+    [
+        ("", 0, "complete"),
+        ("raise ValueError", 1, "failed"),
+        ("raise KeyboardInterrupt", -signal.SIGINT, "interrupted"),
+    ],
+)
+def test_what_nobody_closed_is_finished_as_the_program_ends(tmp_path, end, code, state):
+    done = subprocess.run(
+        [sys.executable, "-c", UNCLOSED.format(end=end), str(tmp_path / "run")],
+        capture_output=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == code, done.stderr
+    run = open_run(tmp_path / "run")
+    assert (run.meta["state"], run.meta["steps_recorded"]) == (state, 3)
+    assert len(set(run.records.step.tolist())) == 3
