@@ -143,9 +143,11 @@ def fork(work: Callable[[], object]) -> int:
     except BaseException:  # noqa: BLE001 - it must not return into the parent's program
         traceback.print_exc()
     finally:
-        with contextlib.suppress(BaseException):
+        try:  # whatever falls into it, a child must not return into the parent's program
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
             finish_at_exit()
-        os._exit(code)
+        finally:
+            os._exit(code)
 
 
 def ended(child: int) -> int:
