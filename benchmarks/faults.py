@@ -44,7 +44,8 @@ import mpdiag
 from mpdiag.errors import InputError, RunExists
 from mpdiag.recording import ledger
 from mpdiag.recording.ledger import Ledger
-from mpdiag.recording.recorder import Recorder, finish_at_exit
+from mpdiag.recording.live import finish_at_exit
+from mpdiag.recording.recorder import Recorder
 from mpdiag.runs import open_run
 
 if TYPE_CHECKING:

@@ -6,16 +6,31 @@ import json
 import os
 import tempfile
 import uuid
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
-from mpdiag.errors import RunExists
+from mpdiag.errors import RunExists, UsageError
 from mpdiag.places import is_remote
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from mpdiag.places import RemotePath
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Around the writing of a file that a person named.
+
+    Raises:
+        UsageError: In place of an ``OSError``: the sentence for it.
+    """
+    try:
+        yield
+    except OSError as error:
+        message = f"cannot write {path} ({error.strerror}): give another place with -o"
+        raise UsageError(message) from error
 
 
 def write_json(path: Path, document: Mapping[str, Any]) -> None:

@@ -350,7 +350,7 @@ def _about_recording(run: Run, layers: Layers) -> list[Finding]:
             Finding(
                 "info",
                 "few-steps",
-                f"this rests on {steps} recorded step{'s' if steps > 1 else ''}",
+                f"this rests on {counted(steps, 'recorded step')}",
                 {"steps_recorded": steps},
                 "record some hundred steps: gradients shrink as training goes on",
             )

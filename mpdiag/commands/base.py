@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 from typer.core import TyperGroup
 
-from mpdiag.errors import ExitCode, MpdiagError, UsageError
+from mpdiag.errors import ExitCode, MpdiagError
 from mpdiag.places import place
 from mpdiag.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable
 
 INTERRUPTED = 130
 PIPE_CLOSED = 141  # as the shell reports a program that SIGPIPE ended
@@ -77,16 +76,6 @@ def exit_on_findings(strict: bool, severities: Iterable[str]) -> None:
     """With ``--strict``: exit with 1 if any finding is more than information."""
     if strict and any(severity != "info" for severity in severities):
         raise typer.Exit(ExitCode.FINDINGS)
-
-
-@contextmanager
-def writing(output: Path) -> Iterator[None]:
-    """Turn what keeps a file from being written into the sentence for it."""
-    try:
-        yield
-    except OSError as error:
-        message = f"cannot write {output} ({error.strerror}): give another place with -o"
-        raise UsageError(message) from error
 
 
 def _print_version(wanted: bool) -> None:

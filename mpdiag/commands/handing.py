@@ -13,8 +13,8 @@ from mpdiag.commands.base import (
     JsonOption,
     RunArgument,
     app,
-    writing,
 )
+from mpdiag.whole_files import writing
 
 
 @app.command()

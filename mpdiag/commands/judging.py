@@ -15,11 +15,11 @@ from mpdiag.commands.base import (
     Target,
     app,
     exit_on_findings,
-    writing,
 )
 from mpdiag.errors import UsageError
 from mpdiag.places import place
 from mpdiag.runs import META
+from mpdiag.whole_files import writing
 
 
 @app.command()

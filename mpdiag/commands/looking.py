@@ -34,8 +34,9 @@ def report(
 ) -> None:
     """Write verdict and evidence into one HTML file, or Markdown."""
     from mpdiag.reports import terminal
+    from mpdiag.tensorcores.profile import is_trace
 
-    if is_remote(run) or not (run.is_file() or run.is_fifo() or str(run) == "-"):
+    if is_remote(run) or not is_trace(run):
         from mpdiag.reports.html import write_report
 
         if against is not None:

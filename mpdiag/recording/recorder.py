@@ -18,13 +18,10 @@ of the busiest; with none, when a model is called again.
 
 from __future__ import annotations
 
-import atexit
 import logging
-import os
 import sys
 import time
 import warnings
-import weakref
 from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -39,6 +36,7 @@ from mpdiag.recording.description import describe_optimizer, describe_training
 from mpdiag.recording.governor import Governor
 from mpdiag.recording.grad_scaler import ScalerWatch
 from mpdiag.recording.ledger import Ledger
+from mpdiag.recording.live import live
 from mpdiag.recording.losses import LossLog
 from mpdiag.recording.modes import in_backward
 from mpdiag.recording.names import Models, Subjects, subjects
@@ -169,7 +167,7 @@ class Recorder:
             raise
         except Exception as error:  # noqa: BLE001 - whatever it is, training goes on
             self._stop("starting", error)
-        _live.add(self)
+        live.add(self)
         return self
 
     def close(self, state: str = "complete") -> None:
@@ -197,7 +195,7 @@ class Recorder:
         observer.detach()
         self._scalers.release()
         self._losses.detach()
-        _live.discard(self)
+        live.discard(self)
         if self._state == "recording":  # and did not have to stop before the training did
             self._state = state
         try:
@@ -368,6 +366,15 @@ class Recorder:
             self.steps_recorded += 1
         self._accumulating = len(self._backwards) > 1
 
+    def silence(self) -> None:
+        """Do nothing any more, and write nothing: this process is a copy of the one that records."""
+        observer, self._observer = self._observer, None
+        self._losses.forget()
+        if observer is not None:
+            observer.active = observer.recording = False
+            if observer.operations is not None:
+                observer.operations.silence()
+
     def _write_what_is_due(self, observer: Observer) -> None:
         if observer.ledger.due or self._losses.due or self._silent_for_long():
             self._check_ownership(observer)
@@ -505,36 +512,6 @@ class Recorder:
         if rows != self._table:
             self._writer.write_modules(rows)
             self._table = rows
-
-
-_live: weakref.WeakSet[Recorder] = weakref.WeakSet()
-
-
-def _silence_child() -> None:
-    """A forked child (a DataLoader worker) has our hooks but must not write to our run."""
-    for recorder in list(_live):
-        observer = recorder._observer
-        recorder._observer = None
-        recorder._losses.forget()
-        if observer is not None:
-            observer.active = observer.recording = False
-            if observer.operations is not None:
-                observer.operations.silence()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_silence_child)
-
-
-def finish_at_exit() -> None:
-    """Nobody closed these: the loop began them with ``start``, or a Ctrl-C fell between two of ours."""
-    error = getattr(sys, "last_type", None)  # of what ended the program
-    interrupted = error is not None and issubclass(error, KeyboardInterrupt)
-    for recorder in list(_live):
-        recorder.close("interrupted" if interrupted else "failed" if error else "complete")
-
-
-atexit.register(finish_at_exit)
 
 
 def _say(message: str) -> None:

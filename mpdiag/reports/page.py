@@ -12,9 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpdiag.errors import UsageError
 from mpdiag.reports.words import sentence
-from mpdiag.whole_files import atomic_path
+from mpdiag.whole_files import atomic_path, writing
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -112,8 +111,10 @@ def cards(facts: Iterable[tuple[str, str, str, str]]) -> str:
 
 def picture(picture: Picture) -> str:
     """A figure with its caption and its receipt."""
+    from plotly.utils import PlotlyJSONEncoder  # which turns NaN into null, as plotly.js wants it
+
     document = picture.figure.to_plotly_json()
-    text = json.dumps(document, cls=_encoder(), allow_nan=False)
+    text = json.dumps(document, cls=PlotlyJSONEncoder, allow_nan=False)
     # A name may hold "</script>": inside a script element no "<" may stand as such.
     text = text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
     escape = html.escape
@@ -126,15 +127,6 @@ def picture(picture: Picture) -> str:
         f"<details><summary>Receipt: these numbers in plain pandas</summary>"
         f"<pre>{escape(picture.receipt)}</pre></details></section>"
     )
-
-
-def _encoder() -> Any:
-    from plotly.utils import PlotlyJSONEncoder
-
-    class Finite(PlotlyJSONEncoder):  # type: ignore[misc]
-        """NaN becomes null, as plotly.js wants it."""
-
-    return Finite
 
 
 def table(columns: Iterable[Any], rows: Iterable[Iterable[Any]]) -> str:
@@ -165,10 +157,6 @@ def save(path: Path, text: str) -> Path:
     Raises:
         UsageError: If the file cannot be written.
     """
-    try:
-        with atomic_path(path) as partial:
-            partial.write_text(text, encoding="utf-8")
-    except OSError as error:
-        message = f"cannot write {path} ({error.strerror}): give another place with -o"
-        raise UsageError(message) from error
+    with writing(path), atomic_path(path) as partial:
+        partial.write_text(text, encoding="utf-8")
     return path

@@ -63,15 +63,20 @@ def change_text(change: Change) -> RenderableType:
         "Kernel time by class",
         right=frozenset(CLASSES[1:]),
     )
-    for cells in class_rows(change):
-        table.add_row(*cells)
-    parts.append(table)
-    table = Fitted(MOVES, "What moved", right=frozenset({"a call", "gain"}), lead=3)
-    for cells in move_rows(change)[:SHOWN]:
-        table.add_row(*cells)
+    parts.append(_filled(table, class_rows(change)))
     if change.moves:
-        parts.append(table)
+        table = Fitted(MOVES, "What moved", right=frozenset({"a call", "gain"}), lead=3)
+        parts.append(_filled(table, move_rows(change)))
     return Group(*parts)
+
+
+def _filled(table: Fitted, rows: Sequence[Sequence[str]]) -> Fitted:
+    """The table with its first rows, and how many more there are."""
+    for cells in rows[:SHOWN]:
+        table.add_row(*cells)
+    if len(rows) > SHOWN:
+        table.caption = f"{SHOWN} of {len(rows)}; all of them with --json"
+    return table
 
 
 def class_rows(change: Change) -> list[list[str]]:
@@ -126,12 +131,7 @@ def _operations(profile: Profile) -> RenderableType:
         right=frozenset({"time", "at most"}),
         lead=2,
     )
-    rows = operation_rows(profile)
-    for cells in rows[:SHOWN]:
-        table.add_row(*cells)
-    if len(rows) > SHOWN:
-        table.caption = f"{SHOWN} of {len(rows)}; all of them with --json"
-    return table
+    return _filled(table, operation_rows(profile))
 
 
 def operation_rows(profile: Profile) -> list[list[str]]:
@@ -178,12 +178,7 @@ def _kernels(profile: Profile) -> RenderableType:
         right=frozenset({"calls", "time"}),
         spare=("align",),
     )
-    rows = kernel_rows(profile)
-    for cells in rows[:SHOWN]:
-        table.add_row(*cells)
-    if len(rows) > SHOWN:
-        table.caption = f"{SHOWN} of {len(rows)}; all of them with --json"
-    return table
+    return _filled(table, kernel_rows(profile))
 
 
 def kernel_rows(profile: Profile) -> list[list[str]]:

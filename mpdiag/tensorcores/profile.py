@@ -64,11 +64,20 @@ def profile_trace(path: str | os.PathLike[str]) -> Profile:
     raise DamagedTrace(message)
 
 
+def is_trace(path: Path) -> bool:
+    """Whether a local path can be a trace's and no run folder: a file, a pipe or standard input."""
+    return path.is_file() or _flows(path)
+
+
+def _flows(path: Path) -> bool:
+    return str(path) == STDIN or path.is_fifo()
+
+
 @contextmanager
 def _standing(path: str | os.PathLike[str]) -> Iterator[Path]:
     """The trace as a file that can be read twice: a pipe's bytes are kept meanwhile."""
     place = Path(path)
-    if str(place) != STDIN and not place.is_fifo():
+    if not _flows(place):
         yield place
         return
     with tempfile.TemporaryDirectory(prefix="mpdiag-") as folder:

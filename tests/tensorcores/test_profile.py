@@ -315,3 +315,15 @@ def test_sizes_that_are_none_are_null_in_the_document(tmp_path):
     document = profile_trace(write(tmp_path / "t.json", [call, *others])).to_json()
     json.dumps(document, allow_nan=False)
     assert [[None, 8], [8, None], [[8, None]]] in [k["shapes"] for k in document["kernels"]]
+
+
+def test_on_a_tie_helpers_are_charged_once(tmp_path):
+    call = product(256, 256, 256, 0, 10)
+    helper = "void splitKreduce_kernel<32, 16, int, float, float>(cublasSplitKParams<float>)"
+    starts = [launch(i, 4 + i) for i in (1, 2, 3)]
+    ran = [kernel(TENSOR, 1, 40), kernel(SGEMM, 2, 40), kernel(helper, 3, 20)]
+    profile = profile_trace(write(tmp_path / "t.json", [call, *starts, *ran]))
+    (judged,) = profile.operations
+    assert judged.operation.helper_us == 20
+    assert profile.charged_fraction("tensor_core") == pytest.approx(0.6)
+    assert profile.charged_fraction("cuda_core") == pytest.approx(0.4)
