@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 import streamlit as st
 
 from mpdiag.analysis.analyzer import Analysis, analyze
-from mpdiag.bundled import sample_runs
 from mpdiag.errors import MpdiagError, RunNotFound
+from mpdiag.installation.bundled import sample_runs
 from mpdiag.reports.csv_text import csv_text
 from mpdiag.reports.frames.gradients import in_model_order
 from mpdiag.reports.frames.training import family
 from mpdiag.reports.words import duration, in_markdown, layer_name
-from mpdiag.runs import META, Listing, Run, list_runs, open_run
-from mpdiag.training_log import FILE, TrainingLog, read_log
+from mpdiag.runs.run import META, Listing, Run, list_runs, open_run
+from mpdiag.runs.training_log import FILE, TrainingLog, read_log
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from mpdiag.analysis.layers import Layers
-    from mpdiag.records import Kind
     from mpdiag.reports.pictures import Picture
+    from mpdiag.runs.schema import Kind
 
 LIVE = ("recording", "training")
 ALL = "(all together)"

@@ -24,8 +24,10 @@ from typing import Any
 
 from rich.console import Console
 
-from mpdiag import demo, demo_all, environment, workloads
-from mpdiag.runs import now
+from mpdiag import workloads
+from mpdiag.demo import families, workflow
+from mpdiag.runs import provenance
+from mpdiag.runs.run import now
 
 DEFAULT = (
     "language_model:fp16-no-scale",
@@ -46,15 +48,15 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     rows = []
-    with demo.training_progress(Console(stderr=True)) as progress:
+    with workflow.training_progress(Console(stderr=True)) as progress:
         for cell in options.cells:
             rows.append(ablate(options.folder, cell, options.seeds, progress))
             print(json.dumps(rows[-1]), flush=True)
     if options.json:
         document = {
             "date": now(),
-            "device": environment.device(None),
-            "versions": environment.versions(),
+            "device": provenance.device(None),
+            "versions": provenance.versions(),
             "seeds": options.seeds,
             "ablations": rows,
         }
@@ -83,17 +85,17 @@ def ablate(folder: Path, cell: str, seeds: int, progress: Any) -> dict[str, Any]
     name, way, options, steps = parse(cell)
     workload = workloads.load(name, **options)
     place = folder / cell.partition(":")[0]
-    demo_all.settle(place, workload, steps)
+    families.settle(place, workload, steps)
     count = workload.default_steps if steps is None else steps
     logs: dict[str, list[Any]] = {}
     for kind in ("fp32", "fp16-plan", way):
-        cells = [demo_all.Cell(workload, place, kind, seed, count) for seed in range(seeds)]
+        cells = [families.Cell(workload, place, kind, seed, count) for seed in range(seeds)]
         for cell in cells:
-            demo_all.train_cell(cell, progress)
+            families.train_cell(cell, progress)
         logs[kind] = [cell.log() for cell in cells]
-    reference = demo_all.metrics_of(workload, logs["fp32"])
+    reference = families.metrics_of(workload, logs["fp32"])
     spread = statistics.stdev(reference) if len(reference) > 1 else math.nan
-    sides = {kind: demo_all.side_of(workload, reference, logs[kind]) for kind in (way, "fp16-plan")}
+    sides = {kind: families.side_of(workload, reference, logs[kind]) for kind in (way, "fp16-plan")}
     worse = sides[way].difference * (-1 if workload.higher_is_better else 1)
     hurt: bool | None = math.isnan(worse) or worse > max(workload.margin, 2 * spread)
     if len(reference) < 2:  # the spread of seeds is not known

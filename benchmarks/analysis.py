@@ -18,9 +18,9 @@ from pathlib import Path
 import numpy as np
 
 from mpdiag.analysis.analyzer import analyze
-from mpdiag.histogram import BINS, MIN_EXPONENT, ExponentHistogram
-from mpdiag.records import encode
-from mpdiag.run_writer import RunWriter
+from mpdiag.numerics.histograms import BINS, MIN_EXPONENT, ExponentHistogram
+from mpdiag.runs.schema import encode
+from mpdiag.runs.writer import RunWriter
 
 LAYERS = 500
 KINDS = ("activation", "activation_grad", "weight_grad")

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from mpdiag.recording.counting import HostRows
+from mpdiag.recording.counting.host import HostRows
 
 SIZES = (4_096, 65_536, 1_000_000, 16_000_000)
 

@@ -18,10 +18,10 @@ from pathlib import Path
 
 import numpy as np
 
-from mpdiag.bundled import app_folder, sample_runs
-from mpdiag.histogram import ExponentHistogram
-from mpdiag.records import UpdateStack, encode
-from mpdiag.run_writer import RunWriter
+from mpdiag.installation.bundled import app_folder, sample_runs
+from mpdiag.numerics.histograms import ExponentHistogram
+from mpdiag.runs.schema import UpdateStack, encode
+from mpdiag.runs.writer import RunWriter
 
 VIEWS = ("runs", "verdict", "gradients", "updates", "operations", "training", "compare")
 

@@ -44,9 +44,9 @@ import mpdiag
 from mpdiag.errors import InputError, RunExists
 from mpdiag.recording import ledger
 from mpdiag.recording.ledger import Ledger
-from mpdiag.recording.live import finish_at_exit
+from mpdiag.recording.lifecycle import finish_at_exit
 from mpdiag.recording.recorder import Recorder
-from mpdiag.runs import open_run
+from mpdiag.runs.run import open_run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
@@ -311,7 +311,7 @@ def truncations(place: Path, every: int) -> list[Promise]:
 
 def _read_all(run: Path, promise: Promise) -> None:
     from mpdiag.plan import PrecisionPlan
-    from mpdiag.training_log import read_log
+    from mpdiag.runs.training_log import read_log
 
     def modules() -> object:
         return open_run(run).modules()
@@ -487,11 +487,11 @@ def _turn_back_clocks(rng: random.Random) -> None:
     for name in ("time", "monotonic", "perf_counter"):
         clock = getattr(time, name)
         setattr(time, name, lambda clock=clock: clock() + rng.uniform(-1e6, 1e6))
-    from mpdiag import runs
     from mpdiag.recording import governor, recorder
+    from mpdiag.runs import run
 
     recorder.now = lambda: f"20{rng.randint(10, 99)}-01-01T00:00:00.000+00:00"  # type: ignore[attr-defined]
-    runs.now = recorder.now  # type: ignore[attr-defined]
+    run.now = recorder.now  # type: ignore[attr-defined]
     governor.Governor.__init__.__defaults__ = (time.perf_counter,)  # type: ignore[attr-defined]
     Recorder.__init__.__kwdefaults__ = None
     defaults = list(Recorder.__init__.__defaults__ or ())
@@ -551,8 +551,8 @@ def main(words: Iterable[str] | None = None) -> int:
                 promises.append(promise)
                 show(promise)
     if options.json is not None:
-        from mpdiag import environment
-        from mpdiag.whole_files import write_json
+        from mpdiag.files.atomic import write_json
+        from mpdiag.runs import provenance
 
         figures = {p.name: {**vars(p), "problems": p.problems[:5]} for p in promises}
         if options.only and options.json.is_file():
@@ -561,7 +561,7 @@ def main(words: Iterable[str] | None = None) -> int:
         document = {
             "seed": options.seed,
             "seconds": round(time.monotonic() - began),
-            "versions": environment.versions(),
+            "versions": provenance.versions(),
             "promises": list(figures.values()),
         }
         write_json(options.json, json.loads(json.dumps(document)))

@@ -89,7 +89,7 @@ def record_run(folder: Path) -> None:
     import torch
 
     import mpdiag
-    from mpdiag.training_log import LogWriter, Metric, TrainingStep
+    from mpdiag.runs.training_log import LogWriter, Metric, TrainingStep
 
     torch.manual_seed(0)
     torch.set_num_threads(1)
@@ -122,8 +122,8 @@ def skip_a_step(folder: Path) -> None:
     import torch
 
     import mpdiag
-    from mpdiag.training.capsule import save_capsule
-    from mpdiag.training.random_state import capture_random
+    from mpdiag.training.skips.capsule import save_capsule
+    from mpdiag.training.skips.random_state import capture_random
 
     model, _ = capsule_model()
     facts = {
@@ -248,8 +248,8 @@ def nvprof_tables() -> tuple[bytes, ...]:
 
 def search_state() -> bytes:
     """A search's file, as ``searching.state`` writes it."""
-    from mpdiag.searching.ranking import Candidate
-    from mpdiag.searching.state import Probe, SearchState
+    from mpdiag.sensitivity.ranking import Candidate
+    from mpdiag.sensitivity.search_state import Probe, SearchState
 
     found = [Candidate("0", "linear"), Candidate("1", "layer_norm")]
     with tempfile.TemporaryDirectory() as folder:
@@ -327,14 +327,14 @@ def _run_files(run: Path) -> list[str]:
 
 
 def _opened(folder: Path) -> Any:
-    from mpdiag.runs import open_run
+    from mpdiag.runs.run import open_run
 
     return open_run(folder / "run")
 
 
 def _read_meta(folder: Path) -> object:
     from mpdiag.reports.listing import runs_json, runs_table
-    from mpdiag.runs import list_runs
+    from mpdiag.runs.run import list_runs
 
     listings = list_runs(folder)
     return runs_json(listings), _shown(runs_table(listings)), _opened(folder)._repr_html_()
@@ -349,7 +349,7 @@ def _show_run(folder: Path) -> object:
     from mpdiag.reports.frames.runs import runs_frame
     from mpdiag.reports.html import render
     from mpdiag.reports.text import analysis_text
-    from mpdiag.runs import list_runs
+    from mpdiag.runs.run import list_runs
 
     listings = list_runs(folder)
     runs_frame(listings, ["complete"] * len(listings))
@@ -361,16 +361,16 @@ def _show_run(folder: Path) -> object:
 
 
 def _read_operations(folder: Path) -> object:
-    from mpdiag.analysis.operation_findings import find_operations
-    from mpdiag.analysis.rounding import operation_errors
-    from mpdiag.formats import FP16
+    from mpdiag.analysis.operations.rounding_error import operation_errors
+    from mpdiag.analysis.operations.search import find_operations
+    from mpdiag.numerics.formats import FP16
 
     operations = _opened(folder).operations()
     return find_operations(operations, FP16, 128.0), operation_errors(operations, FP16, 7)
 
 
 def _read_sensitivities(folder: Path) -> Any:
-    from mpdiag.sensitivities import read_sensitivities
+    from mpdiag.runs.sensitivity import read_sensitivities
 
     return read_sensitivities(folder / "run")
 
@@ -385,14 +385,14 @@ def _show_sensitivities(folder: Path) -> object:
 
 
 def _read_capsule(folder: Path) -> Any:
-    from mpdiag.training.capsule import load_capsule
+    from mpdiag.training.skips.capsule import load_capsule
 
     return load_capsule(folder / "capsule")
 
 
 def _show_capsule(folder: Path) -> object:
     from mpdiag.reports.text import skip_text
-    from mpdiag.training.capsule_replay import replay_capsule
+    from mpdiag.training.skips.capsule_replay import replay_capsule
 
     replayed = replay_capsule(_read_capsule(folder), capsule_model)
     json.dumps(replayed.to_json(), allow_nan=False)
@@ -419,13 +419,13 @@ def _show_plan(folder: Path) -> object:
 
 
 def _read_log(folder: Path) -> Any:
-    from mpdiag.training_log import read_log
+    from mpdiag.runs.training_log import read_log
 
     return read_log(folder / "run")
 
 
 def _show_log(folder: Path) -> object:
-    from mpdiag.analysis.comparison import compare
+    from mpdiag.analysis.comparing.comparison import compare
     from mpdiag.reports.comparison import comparison_text
     from mpdiag.reports.frames.training import losses_frame, outcome_frame, scales_frame
 
@@ -458,13 +458,13 @@ def _show_trace(folder: Path) -> object:
 
 
 def _read_search(folder: Path) -> object:
-    from mpdiag.searching.state import load_state
+    from mpdiag.sensitivity.search_state import load_state
 
     return load_state(folder / "search.json", {"level": "O1", "seeds": 2})
 
 
 def _baseline(run: Path) -> bytes:
-    from mpdiag.analysis.sides import read_side, save_baseline
+    from mpdiag.analysis.comparing.groups import read_side, save_baseline
 
     with tempfile.TemporaryDirectory() as folder:
         save_baseline(read_side(run), Path(folder) / "baseline.json")
@@ -472,13 +472,13 @@ def _baseline(run: Path) -> bytes:
 
 
 def _read_side(folder: Path) -> object:
-    from mpdiag.analysis.sides import read_side
+    from mpdiag.analysis.comparing.groups import read_side
 
     return read_side(folder / "baseline.json")
 
 
 def _show_side(folder: Path) -> object:
-    from mpdiag.analysis.comparison import compare
+    from mpdiag.analysis.comparing.comparison import compare
     from mpdiag.reports.comparison import comparison_text
 
     comparison = compare(folder / "baseline.json", folder / "baseline.json")
@@ -743,8 +743,8 @@ def _memory_disk() -> str | None:
 
 def store(results: list[Result], options: argparse.Namespace) -> None:
     """Write the figures so far; what earlier runs found of other readers stays."""
-    from mpdiag import environment
-    from mpdiag.whole_files import write_json
+    from mpdiag.files.atomic import write_json
+    from mpdiag.runs import provenance
 
     path: Path = options.json
     kept = json.loads(path.read_text())["readers"] if path.is_file() else []
@@ -754,7 +754,7 @@ def store(results: list[Result], options: argparse.Namespace) -> None:
         figure |= {k: round(figure[k], 3) for k in ("slowest_s", "seconds", "memory_mb")}
     names = {figure["reader"] for figure in figures}
     kept = [figure for figure in kept if figure["reader"] not in names]
-    write_json(path, {"versions": environment.versions(), "readers": [*kept, *figures]})
+    write_json(path, {"versions": provenance.versions(), "readers": [*kept, *figures]})
 
 
 def main(words: Iterable[str] | None = None) -> int:

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 import mpdiag
+from mpdiag.numerics.autocast_lists import LISTS
 from mpdiag.plan import LossScalePlan, PrecisionPlan
-from mpdiag.precision_lists import LISTS
-from mpdiag.searching.search import search_fp32
-from mpdiag.training.estimate import estimate
+from mpdiag.sensitivity.estimated import estimate
+from mpdiag.sensitivity.search import search_fp32
 from mpdiag.workloads import gallery
 from mpdiag.workloads.gallery.scoring import Score, judge, load_truth, score
 

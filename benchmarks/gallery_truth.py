@@ -26,10 +26,10 @@ import torch
 
 import mpdiag
 from mpdiag.plan import Fp32Choice, PrecisionPlan
-from mpdiag.searching.minimal import take_away_one_by_one
-from mpdiag.searching.ranking import Candidate, RankingTrainer, candidates_of
-from mpdiag.searching.search import _finish, narrow_options
-from mpdiag.searching.spread import Spread, spread_of
+from mpdiag.sensitivity.minimal_set import take_away_one_by_one
+from mpdiag.sensitivity.ranking import Candidate, RankingTrainer, candidates_of
+from mpdiag.sensitivity.search import _finish, narrow_options
+from mpdiag.sensitivity.spread import Spread, spread_of
 from mpdiag.training.trainer import MixedPrecision
 from mpdiag.workloads import gallery
 

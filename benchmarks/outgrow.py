@@ -20,9 +20,9 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from mpdiag.histogram import BINS, MIN_EXPONENT, ExponentHistogram
-from mpdiag.records import encode
-from mpdiag.run_writer import RunWriter
+from mpdiag.numerics.histograms import BINS, MIN_EXPONENT, ExponentHistogram
+from mpdiag.runs.schema import encode
+from mpdiag.runs.writer import RunWriter
 
 PATTERNS = 4
 """Steps that are generated; the others repeat them."""

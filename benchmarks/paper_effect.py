@@ -20,7 +20,8 @@ import torch
 from rich.console import Console
 
 import mpdiag
-from mpdiag import demo, workloads
+from mpdiag import workloads
+from mpdiag.demo import workflow
 
 
 def main() -> None:
@@ -35,14 +36,14 @@ def main() -> None:
     plan = None
     rows: list[dict[str, Any]] = []
     for seed in range(options.seeds):
-        with demo.training_progress(Console(stderr=True, quiet=True)) as progress:
+        with workflow.training_progress(Console(stderr=True, quiet=True)) as progress:
             run = options.folder / "fp32" / f"seed{seed}"
-            setting = demo.Setting(workload, seed, options.steps)
-            outcomes = [demo.record_fp32(setting, run, progress)]
+            setting = workflow.Setting(workload, seed, options.steps)
+            outcomes = [workflow.record_fp32(setting, run, progress)]
             plan = plan or mpdiag.analyze(run).plan
-            for variant in (demo.NO_SCALE, demo.BY_PLAN):
+            for variant in (workflow.NO_SCALE, workflow.BY_PLAN):
                 place = options.folder / variant.suffix / f"seed{seed}"
-                outcomes.append(demo.train_variant(setting, place, plan, variant, progress))
+                outcomes.append(workflow.train_variant(setting, place, plan, variant, progress))
         rows += [
             {"seed": seed, "way": o.title, "metric": o.metric, "skipped": o.skipped}
             for o in outcomes
@@ -50,7 +51,7 @@ def main() -> None:
         print(seed, {o.title: round(o.metric or 0, 4) for o in outcomes}, flush=True)
     assert plan is not None
     verdicts = {}
-    for variant in (demo.NO_SCALE, demo.BY_PLAN):
+    for variant in (workflow.NO_SCALE, workflow.BY_PLAN):
         sides = options.folder / "fp32", options.folder / variant.suffix
         found = mpdiag.compare(*sides, metric=workload.metric)
         result = found.metrics[0].result

@@ -23,9 +23,9 @@ from plotly.offline import get_plotlyjs
 from mpdiag import analyze, workloads
 from mpdiag.analysis.layers import share
 from mpdiag.errors import InputError
-from mpdiag.formats import FP16
+from mpdiag.numerics.formats import FP16
 from mpdiag.reports import pictures
-from mpdiag.training_log import TrainingLog, read_log
+from mpdiag.runs.training_log import TrainingLog, read_log
 
 CURVES = {
     "FP32": "fp32",

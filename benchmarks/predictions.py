@@ -29,13 +29,13 @@ import torch
 import mpdiag
 from mpdiag import workloads
 from mpdiag.analysis.layers import Layers, merge_layers, share
-from mpdiag.formats import FP16
+from mpdiag.numerics.formats import FP16
 from mpdiag.workloads.protocol import mixed_step, start
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from mpdiag.runs import Run
+    from mpdiag.runs.run import Run
     from mpdiag.workloads.protocol import Batch, Session, Workload
 
 KINDS = ("activation", "activation_grad")

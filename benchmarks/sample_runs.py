@@ -21,9 +21,10 @@ from typing import Any
 
 from rich.console import Console
 
-from mpdiag import analyze, demo, demo_all, measure_sensitivity, workloads
+from mpdiag import analyze, measure_sensitivity, workloads
+from mpdiag.demo import families, workflow
+from mpdiag.files.atomic import write_json
 from mpdiag.plan import PrecisionPlan
-from mpdiag.whole_files import write_json
 from mpdiag.workloads.protocol import start
 
 SAMPLES = Path(__file__).resolve().parent.parent / "sample_runs"
@@ -60,11 +61,11 @@ def judge(run: Path) -> None:
 def make(name: str, folder: Path) -> None:
     """One workload's three runs."""
     workload = workloads.load(name)
-    demo_all.settle(folder / name, workload, None)
-    with demo.training_progress(Console(stderr=True)) as progress:
+    families.settle(folder / name, workload, None)
+    with workflow.training_progress(Console(stderr=True)) as progress:
         for way, suffix in WAYS.items():
-            cell = demo_all.Cell(workload, folder / name, way, 0, workload.default_steps)
-            demo_all.train_cell(cell, progress)
+            cell = families.Cell(workload, folder / name, way, 0, workload.default_steps)
+            families.train_cell(cell, progress)
             keep(cell.run, SAMPLES / f"{name}{suffix}", recording=way == "fp32", name=name)
     judge(SAMPLES / name)
     measure(name)

@@ -163,7 +163,7 @@ def ranks(size: float, place: Path) -> dict[str, float]:
     import torch
 
     import mpdiag
-    from mpdiag.runs import open_run
+    from mpdiag.runs.run import open_run
 
     batch, count = torch.randn(8, 16), int(size)
 
@@ -235,7 +235,7 @@ def hours(size: float, place: Path) -> dict[str, float]:
 
     import mpdiag
     from mpdiag.recording import ledger, recorder
-    from mpdiag.runs import open_run
+    from mpdiag.runs.run import open_run
 
     now = time.monotonic()
 
@@ -352,10 +352,10 @@ def _stored(file: Path | None) -> dict[str, list[dict[str, float]]]:
 
 
 def _store(file: Path, results: dict[str, list[dict[str, float]]]) -> None:
-    from mpdiag import environment
-    from mpdiag.whole_files import write_json
+    from mpdiag.files.atomic import write_json
+    from mpdiag.runs import provenance
 
-    write_json(file, {"versions": environment.versions(), "results": results})
+    write_json(file, {"versions": provenance.versions(), "results": results})
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ from torch import nn
 
 import mpdiag
 from mpdiag.plan import LossScalePlan, PrecisionPlan
-from mpdiag.training import gradients
+from mpdiag.training.gradients import arithmetic
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -154,16 +154,16 @@ def measure_sweep(device: str, rounds: int) -> dict[str, float]:  # noqa: C901 -
     grads = [p.grad for p in parameters if p.grad is not None]
 
     def ours() -> None:
-        assert gradients.sweep(grads).finite
-        gradients.unscale(grads, 2.0)
-        gradients.unscale(grads, 0.5)  # the same size again, for the next round
+        assert arithmetic.sweep(grads).finite
+        arithmetic.unscale(grads, 2.0)
+        arithmetic.unscale(grads, 0.5)  # the same size again, for the next round
 
     def ours_clipped() -> None:
-        norm = gradients.sweep(grads).norm
-        gradients.multiply(grads, min(1.0, 1e9 / norm) * 0.999999)
+        norm = arithmetic.sweep(grads).norm
+        arithmetic.multiply(grads, min(1.0, 1e9 / norm) * 0.999999)
 
     def once() -> None:
-        gradients.unscale(grads, 2.0)
+        arithmetic.unscale(grads, 2.0)
 
     times: dict[str, list[float]] = {}
     work: dict[str, Callable[[], None]] = {

@@ -21,8 +21,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mpdiag.bundled import sample_runs
-from mpdiag.dashboard import FOLDER_VARIABLE, server_command
+from mpdiag.installation.bundled import sample_runs
+from mpdiag.launching.dashboard import FOLDER_VARIABLE, server_command
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

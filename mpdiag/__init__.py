@@ -20,38 +20,38 @@ from mpdiag.version import __version__
 
 if TYPE_CHECKING:
     from mpdiag.analysis.analyzer import analyze
-    from mpdiag.analysis.comparison import compare
-    from mpdiag.histogram import ExponentHistogram
+    from mpdiag.analysis.comparing.comparison import compare
+    from mpdiag.numerics.histograms import ExponentHistogram
     from mpdiag.plan import PrecisionPlan
-    from mpdiag.recording.first_nonfinite import find_nonfinite
     from mpdiag.recording.record import record
     from mpdiag.recording.recorder import Recorder
-    from mpdiag.runs import Run, list_runs, open_run
-    from mpdiag.searching.measuring import measure_sensitivity
-    from mpdiag.searching.search import search_fp32
+    from mpdiag.runs.run import Run, list_runs, open_run
+    from mpdiag.runs.training_log import log_metric
+    from mpdiag.sensitivity.search import search_fp32
+    from mpdiag.sensitivity.stored import measure_sensitivity
     from mpdiag.tensorcores.capture import profile
-    from mpdiag.training.steps import StepResult
+    from mpdiag.tracing.nonfinite import find_nonfinite
+    from mpdiag.training.results import StepResult
     from mpdiag.training.trainer import MixedPrecision
-    from mpdiag.training_log import log_metric
 
 # Public name -> the module it lives in. The block above says the same to type checkers.
 _HOMES = {
-    "ExponentHistogram": "mpdiag.histogram",
+    "ExponentHistogram": "mpdiag.numerics.histograms",
     "MixedPrecision": "mpdiag.training.trainer",
     "PrecisionPlan": "mpdiag.plan",
     "Recorder": "mpdiag.recording.recorder",
-    "Run": "mpdiag.runs",
-    "StepResult": "mpdiag.training.steps",
+    "Run": "mpdiag.runs.run",
+    "StepResult": "mpdiag.training.results",
     "analyze": "mpdiag.analysis.analyzer",
-    "compare": "mpdiag.analysis.comparison",
-    "find_nonfinite": "mpdiag.recording.first_nonfinite",
-    "list_runs": "mpdiag.runs",
-    "log_metric": "mpdiag.training_log",
-    "measure_sensitivity": "mpdiag.searching.measuring",
-    "open_run": "mpdiag.runs",
+    "compare": "mpdiag.analysis.comparing.comparison",
+    "find_nonfinite": "mpdiag.tracing.nonfinite",
+    "list_runs": "mpdiag.runs.run",
+    "log_metric": "mpdiag.runs.training_log",
+    "measure_sensitivity": "mpdiag.sensitivity.stored",
+    "open_run": "mpdiag.runs.run",
     "profile": "mpdiag.tensorcores.capture",
     "record": "mpdiag.recording.record",
-    "search_fp32": "mpdiag.searching.search",
+    "search_fp32": "mpdiag.sensitivity.search",
 }
 
 __all__ = [

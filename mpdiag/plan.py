@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from mpdiag import markup
-from mpdiag.documents import read_document
+from mpdiag.display import notebook
 from mpdiag.errors import DamagedPlan, NewerSchema
+from mpdiag.files.documents import read_document
 
 if TYPE_CHECKING:
     import os
@@ -44,7 +44,7 @@ class LossScalePlan:
         upper: Largest admissible power of two, None where nothing limits it.
         init_scale: The scale to begin with.
         growth_factor, backoff_factor, growth_interval, hysteresis, min_scale, max_scale: As in
-            ``torch.amp.GradScaler`` and ``mpdiag.scalers``.
+            ``torch.amp.GradScaler`` and ``mpdiag.numerics.loss_scalers``.
     """
 
     need: Need = "not needed"
@@ -181,9 +181,9 @@ class PrecisionPlan:
         """The plan in a notebook."""
         reduction = self.reduction
         divided = ", divided before" if reduction is not None and reduction.pre_divide else ""
-        return markup.card(
+        return notebook.card(
             self.verdict or "A plan for mixed precision",
-            markup.facts(
+            notebook.facts(
                 [
                     ("Format", f"{self.target}, level {self.level}"),
                     ("Loss scale", _scale_words(self.loss_scale)),
@@ -195,7 +195,7 @@ class PrecisionPlan:
                 ]
             ),
             _choices_table((*self.fp32_modules, *self.fp32_operations)),
-            markup.note(f"run {self.run}" if self.run else ""),
+            notebook.note(f"run {self.run}" if self.run else ""),
             mood="warning" if self.loss_scale.needed else "good",
         )
 
@@ -274,7 +274,7 @@ def _choices_table(choices: tuple[Fp32Choice, ...], shown: int = 12) -> str:
         return ""
     rows = [(c.module or "the model", c.op or "all", c.reason) for c in choices[:shown]]
     rest = f"and {len(choices) - shown} more" if len(choices) > shown else ""
-    return markup.table(("in FP32", "operation", "reason"), rows) + markup.note(rest)
+    return notebook.table(("in FP32", "operation", "reason"), rows) + notebook.note(rest)
 
 
 def _encode(value: Any) -> Any:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from mpdiag.histogram import ExponentHistogram
-from mpdiag.records import RowBuffer, UpdateCounts
-from mpdiag.run_writer import RunWriter
+from mpdiag.numerics.histograms import ExponentHistogram
+from mpdiag.runs.schema import RowBuffer, UpdateCounts
+from mpdiag.runs.writer import RunWriter
 
 HOSTILE = '<img src=x onerror="window.hacked=1">'
 SCRIPT = "</script><script>window.hacked=1</script>"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 from torch import nn
 
@@ -32,3 +33,12 @@ def batch(seed: int = 1, size: int = 8) -> tuple[torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(seed)
     x = torch.randn(size, 1, 8, 8, generator=generator)
     return x, torch.randint(0, 10, (size,), generator=generator)
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    """Imported by the conftest of folders whose tests want one thread."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)

@@ -18,68 +18,28 @@ if TYPE_CHECKING:
 
 PACKAGE = "mpdiag"
 
-# From the ground up; each floor is a list of rooms, each room the modules or folders in it. A
-# folder holds all that lies in it, unless a longer name is listed elsewhere.
-FLOORS = {
-    "facts": [
-        ["version"],
-        ["errors", "extras", "markup", "wording", "bundled"],
-        ["documents", "parquet_bombs"],
-        ["formats"],
-        [
-            "tensorcores.kernels",
-            "tensorcores.kernel_rules",
-            "tensorcores.alignment",
-            "tensorcores.peaks",
-        ],
-    ],
-    "algebra": [
-        ["places", "whole_files"],
-        ["histogram"],
-        ["plan"],
-        ["scalers"],
-        ["precision_lists"],
-    ],
-    "store": [
-        [
-            "runs",
-            "run_parts",
-            "run_writer",
-            "records",
-            "columns",
-            "operation_records",
-            "meta",
-            "sensitivities",
-            "soundness",
-        ],
-        ["training_log"],
-        ["environment"],
-    ],
-    "sight": [
-        [
-            "recording.description",
-            "recording.first_nonfinite",
-            "recording.modes",
-            "recording.names",
-            "recording.sites",
-            "recording.storages",
-        ]
-    ],
-    "proof": [["tensorcores"]],
-    "work": [["recording"], ["analysis"], ["training"], ["exports"]],
-    "search": [["searching"]],
-    "launchers": [["launching"]],
-    "views": [["reports"]],
-    "workloads": [["workloads"]],
-    "bridges": [["integrations"]],
-    "doors": [["commands", "cli", "__main__", "demo", "demo_all", "demo_search", "dashboard"]],
-}
+# From the ground up. A room is a folder of the package, or a module beside the folders; rooms on one
+# floor do not import each other.
+FLOORS = [
+    ["version", "errors", "display", "hardware"],
+    ["numerics", "installation"],
+    ["files", "tracing"],
+    ["plan", "runs", "emulation", "tensorcores"],
+    ["recording", "analysis", "exports"],
+    ["training", "reports"],
+    ["sensitivity", "launching", "workloads", "integrations"],
+    ["demo"],
+    ["commands"],
+    ["cli"],
+    ["__main__"],
+]
+MOST_FLOORS = 12
+MOST_FOLDERS = 20
+MOST_ROOT_MODULES = 8
+MOST_FILES_IN_A_FOLDER = 15
 
 ROOMS = {
-    f"{PACKAGE}.{name}": (height, min(room))
-    for height, rooms in enumerate(FLOORS.values())
-    for room in rooms
-    for name in room
+    f"{PACKAGE}.{room}": (height, room) for height, rooms in enumerate(FLOORS) for room in rooms
 }
 ATTIC = (len(FLOORS), "")  # the package root, which shows everything and which nobody imports
 
@@ -161,14 +121,17 @@ def cycle(graph: dict[str, set[str]]) -> list[str]:
 
 def beyond_the_app(root: Path) -> list[str]:
     """What ``app/`` imports and should not: torch, or any of the package but facts and views."""
-    facts = [name for name, (height, _) in ROOMS.items() if height == 0]
-    allowed = [
-        *facts,
-        *(
-            f"{PACKAGE}.{name}"
-            for name in ("runs", "records", "training_log", "analysis", "reports")
-        ),
-    ]
+    rooms = (
+        "version",
+        "errors",
+        "display",
+        "numerics",
+        "installation",
+        "runs",
+        "analysis",
+        "reports",
+    )
+    allowed = [f"{PACKAGE}.{name}" for name in rooms]
     wrong = []
     for path in sorted((root / "app").rglob("*.py")):
         for source, names in imported_names(path):
@@ -214,12 +177,19 @@ def test_nothing_inside_imports_the_package_root(graph):
     assert [module for module, targets in graph.items() if PACKAGE in targets] == []
 
 
-def test_folders_on_several_floors_import_nothing_by_themselves(house, graph):
-    """Importing ``a.b`` runs ``a/__init__.py``: it must not lift ``a.b`` to a higher floor."""
-    for module in house:
-        heights = {place(m) for m in house if m.startswith(f"{module}.")}
-        if module != PACKAGE and len(heights) > 1:
-            assert graph[module] == set(), f"{module}/__init__.py"
+def test_the_house_stays_small_enough_to_read(root):
+    package = root / PACKAGE
+    folders = {path.parent for path in package.rglob("*.py")} - {package}
+    assert len(FLOORS) <= MOST_FLOORS
+    assert len([f for f in folders if f.parent == package]) <= MOST_FOLDERS
+    assert len(list(package.glob("*.py"))) <= MOST_ROOT_MODULES
+    full = {
+        str(folder.relative_to(root)): count
+        for folder in folders
+        if (count := len([f for f in folder.glob("*.py") if f.name != "__init__.py"]))
+        > MOST_FILES_IN_A_FOLDER
+    }
+    assert full == {}
 
 
 def test_the_app_never_imports_torch(root):
@@ -245,18 +215,19 @@ def build(tmp_path):
 @pytest.mark.parametrize(
     "text",
     [
-        "import mpdiag.runs",
+        "import mpdiag.runs.run",
         "from mpdiag import runs",
-        "from mpdiag.runs import open_run",
-        "def f():\n    from mpdiag.runs import open_run",
-        "if TYPE_CHECKING:\n    from mpdiag.runs import Run",
-        "import importlib\nimportlib.import_module('mpdiag.runs')",
-        "from importlib import import_module\nimport_module('mpdiag.runs')",
+        "from mpdiag.runs.run import open_run",
+        "def f():\n    from mpdiag.runs.run import open_run",
+        "if TYPE_CHECKING:\n    from mpdiag.runs.run import Run",
+        "import importlib\nimportlib.import_module('mpdiag.runs.run')",
+        "from importlib import import_module\nimport_module('mpdiag.runs.run')",
     ],
 )
 def test_an_upward_import_is_seen_wherever_it_stands(build, text):
-    house = build(formats=text, runs="")
-    assert upward(edges(house)) == ["mpdiag.formats imports mpdiag.runs"]
+    wanted = "runs" if "import runs" in text else "runs.run"
+    house = build(numerics_in_formats=text, runs_in___init__="", runs_in_run="")
+    assert upward(edges(house)) == [f"mpdiag.numerics.formats imports mpdiag.{wanted}"]
 
 
 def test_rooms_of_one_floor_are_apart(build):
@@ -272,9 +243,9 @@ def test_siblings_in_one_room_may_import_each_other_but_not_in_a_circle(build):
     assert set(cycle(edges(house))) == {"mpdiag.analysis.a", "mpdiag.analysis.b"}
 
 
-def test_a_module_of_a_folder_may_live_deeper_than_the_folder():
-    assert place("mpdiag.tensorcores.kernels") == place("mpdiag.tensorcores.peaks")
-    assert place("mpdiag.tensorcores.kernels") < place("mpdiag.tensorcores.roofline")
+def test_a_room_holds_all_that_lies_in_it():
+    assert place("mpdiag.hardware.kernels") == place("mpdiag.hardware.peaks")
+    assert place("mpdiag.hardware.kernels") < place("mpdiag.tensorcores.readers.ncu")
     assert place("mpdiag.nowhere") is None
 
 
@@ -283,7 +254,7 @@ def test_the_app_is_watched(tmp_path):
     lines = [
         "from mpdiag.reports import text",
         "from mpdiag import runs",
-        "from mpdiag.runs import open_run",
+        "from mpdiag.runs.run import open_run",
         "import pandas, mpdiag.recording",
         "def f():",
         "    from torch.nn import Module",

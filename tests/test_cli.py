@@ -12,7 +12,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-import mpdiag.runs
+import mpdiag.runs.run
 from mpdiag.cli import app
 from mpdiag.errors import DamagedRun, ExitCode, NewerSchema, RunExists, RunNotFound, UsageError
 from mpdiag.version import __version__
@@ -128,7 +128,7 @@ def test_errors_become_exit_codes(monkeypatch, error, code):
     def fail(folder):
         raise error
 
-    monkeypatch.setattr(mpdiag.runs, "list_runs", fail)
+    monkeypatch.setattr(mpdiag.runs.run, "list_runs", fail)
     result = run("runs")
     assert result.exit_code == code
     assert result.stdout == ""
@@ -139,7 +139,7 @@ def test_a_bug_is_not_dressed_up_as_an_expected_failure(monkeypatch):
     def fail(folder):
         raise ZeroDivisionError
 
-    monkeypatch.setattr(mpdiag.runs, "list_runs", fail)
+    monkeypatch.setattr(mpdiag.runs.run, "list_runs", fail)
     assert isinstance(run("runs").exception, ZeroDivisionError)
 
 
@@ -148,7 +148,7 @@ def test_a_message_is_one_line_and_never_markup(monkeypatch):
         message = "[bold]a[/bold] [/] \nb"
         raise RunNotFound(message)
 
-    monkeypatch.setattr(mpdiag.runs, "list_runs", fail)
+    monkeypatch.setattr(mpdiag.runs.run, "list_runs", fail)
     assert run("runs").stderr == "error: [bold]a[/bold] [/]  b\n"
 
 

@@ -14,18 +14,19 @@ import pyarrow.parquet as pq
 import pytest
 from runs_by_hand import write_run
 
-from mpdiag import documents, environment
 from mpdiag.analysis.analyzer import analyze
 from mpdiag.errors import DamagedPlan, DamagedRun
 from mpdiag.exports.registry import EXPORTERS, export_plan
+from mpdiag.files import documents
+from mpdiag.files.parquet import MOST_ROWS
 from mpdiag.launching.processes import claim_run
-from mpdiag.operation_records import encode
-from mpdiag.parquet_bombs import MOST_ROWS
 from mpdiag.plan import Fp32Choice, PrecisionPlan
 from mpdiag.reports.frames.tensorcores import read_profile
-from mpdiag.runs import open_run
+from mpdiag.runs import provenance
+from mpdiag.runs.operations import encode
+from mpdiag.runs.run import open_run
+from mpdiag.runs.training_log import read_log
 from mpdiag.tensorcores.readers import tables
-from mpdiag.training_log import read_log
 
 
 @pytest.fixture
@@ -201,4 +202,4 @@ def test_a_claim_names_a_folder_beside_it_and_no_other(tmp_path, monkeypatch):
 )
 def test_a_run_keeps_no_secret_of_the_command_line(words, shown, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["train.py", *words])
-    assert environment.arguments() == ["train.py", *shown]
+    assert provenance.arguments() == ["train.py", *shown]

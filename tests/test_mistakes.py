@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 import mpdiag
 from mpdiag.cli import app
-from mpdiag.runs import open_run
+from mpdiag.runs.run import open_run
 
 
 @pytest.fixture(scope="module")

@@ -84,7 +84,7 @@ def test_data_is_in_it(contents, root):
 
 
 def test_it_runs_in_a_clean_environment(clean, tmp_path):
-    where = "import mpdiag, mpdiag.runs; print(mpdiag.__file__)"
+    where = "import mpdiag, mpdiag.runs.run; print(mpdiag.__file__)"
     assert str(clean.parent) in output_of([clean / "python", "-c", where], cwd=tmp_path)
     assert output_of([clean / "mpdiag", "--version"], cwd=tmp_path) == f"mpdiag {__version__}\n"
     assert "analyze" in output_of([clean / "mpdiag", "--help"], cwd=tmp_path)

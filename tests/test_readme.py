@@ -12,10 +12,10 @@ from torch import nn
 
 import mpdiag
 from mpdiag.analysis.layers import merge_layers
-from mpdiag.formats import FP16
-from mpdiag.records import schema
-from mpdiag.runs import open_run
-from mpdiag.training_log import read_log
+from mpdiag.numerics.formats import FP16
+from mpdiag.runs.run import open_run
+from mpdiag.runs.schema import schema
+from mpdiag.runs.training_log import read_log
 
 
 @pytest.fixture(scope="module")

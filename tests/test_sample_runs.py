@@ -10,8 +10,8 @@ import pytest
 from mpdiag import workloads
 from mpdiag.analysis.analyzer import analyze
 from mpdiag.plan import PrecisionPlan
-from mpdiag.runs import open_run
-from mpdiag.training_log import read_log
+from mpdiag.runs.run import open_run
+from mpdiag.runs.training_log import read_log
 
 SAMPLES = Path(__file__).parent.parent / "sample_runs"
 RECORDED = sorted(path.parent.name for path in SAMPLES.glob("*/stats"))

@@ -8,14 +8,14 @@ import kit
 import numpy as np
 import streamlit as st
 
-from mpdiag.formats import FORMATS
+from mpdiag.numerics.formats import FORMATS
 from mpdiag.reports import pictures
 from mpdiag.reports.frames.gradients import SCALES, every_scale_frame, scale_frame, summary
 from mpdiag.reports.words import in_markdown, layer_name, percent, power
 
 if TYPE_CHECKING:
     from mpdiag.analysis.layers import Layers
-    from mpdiag.formats import FloatFormat
+    from mpdiag.numerics.formats import FloatFormat
 
 chosen = kit.current()
 kit.heading("Gradients", chosen)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import kit
 import streamlit as st
 
-from mpdiag.analysis.replay import replay_run
+from mpdiag.analysis.scaling.replay import replay_run
 from mpdiag.reports import pictures
 from mpdiag.reports.frames import training
 from mpdiag.reports.words import in_markdown

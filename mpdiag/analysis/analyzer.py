@@ -9,34 +9,34 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpdiag.analysis.findings import Finding
-from mpdiag.analysis.fleet import about_ranks
 from mpdiag.analysis.format_advice import advise_layers, summarise_formats
-from mpdiag.analysis.fp32_operations import (
+from mpdiag.analysis.guidance import advise_levels
+from mpdiag.analysis.notebook import analysis_html
+from mpdiag.analysis.operations.choice import (
     CLOSE,
     choose_fp32_operations,
     proven_modules,
     proven_operations,
 )
-from mpdiag.analysis.guidance import advise_levels
-from mpdiag.analysis.loss_scale import LossScaleAnalysis, analyze_loss_scale
-from mpdiag.analysis.notebook import analysis_html
-from mpdiag.analysis.operation_findings import find_operations
+from mpdiag.analysis.operations.search import find_operations
+from mpdiag.analysis.ranks import about_ranks
 from mpdiag.analysis.reduction import choose_reduction
+from mpdiag.analysis.scaling.loss_scale import LossScaleAnalysis, analyze_loss_scale
 from mpdiag.analysis.shapes import advise_shapes, shape_findings
 from mpdiag.analysis.streaming import evidence_of
 from mpdiag.analysis.weight_updates import analyze_weight_updates
+from mpdiag.display.wording import counted
 from mpdiag.errors import DamagedRun
-from mpdiag.formats import FP16, FloatFormat, format_named
+from mpdiag.numerics.formats import FP16, FloatFormat, format_named
 from mpdiag.plan import Fp32Choice, LossScalePlan, PrecisionPlan
-from mpdiag.runs import Run, open_run
-from mpdiag.wording import counted
+from mpdiag.runs.run import Run, open_run
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Mapping
 
     from mpdiag.analysis.layers import Layers
-    from mpdiag.analysis.operation_rules import OperationFinding
+    from mpdiag.analysis.operations.rules import OperationFinding
 
 SCHEMA_VERSION = 1
 FEW_STEPS = 20

@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from mpdiag.analysis.layers import Layers, countable_rows, merge_layers
-from mpdiag.analysis.maxima import by_step, step_maxima
+from mpdiag.analysis.scaling.maxima import by_step, step_maxima
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
     from numpy.typing import NDArray
 
-    from mpdiag.columns import Records
-    from mpdiag.histogram import ExponentHistogram
+    from mpdiag.numerics.histograms import ExponentHistogram
+    from mpdiag.runs.records import Records
 
 STREAM_FROM = 2_000_000
 """Rows from which a run is streamed: so many take some 500 MB when they are held."""

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from mpdiag.analysis.layers import Layers, share
-from mpdiag.formats import BF16, FP8_E4M3, FP8_E5M2, FP16, FloatFormat
+from mpdiag.numerics.formats import BF16, FP8_E4M3, FP8_E5M2, FP16, FloatFormat
 from mpdiag.plan import LayerFormat
-from mpdiag.records import KINDS
+from mpdiag.runs.schema import KINDS
 
 CANDIDATES = (FP8_E4M3, FP8_E5M2, FP16, BF16)
 """From narrow to wide."""

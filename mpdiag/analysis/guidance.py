@@ -14,7 +14,7 @@ from mpdiag.plan import LevelAdvice
 if TYPE_CHECKING:
     from mpdiag.analysis.evidence import Evidence
     from mpdiag.plan import MasterWeightsPlan
-    from mpdiag.runs import Run
+    from mpdiag.runs.run import Run
 
 # FP32 values an optimizer keeps for each weight; unknown ones are taken to be like Adam.
 STATES = {"SGD": 1, "Adagrad": 1, "RMSprop": 1, "Rprop": 2, "LBFGS": 20}

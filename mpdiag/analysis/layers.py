@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpdiag.formats import FP16
-from mpdiag.records import TOTAL
+from mpdiag.numerics.formats import FP16
+from mpdiag.runs.schema import TOTAL
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from mpdiag.columns import Records
-    from mpdiag.histogram import ExponentHistogram
-    from mpdiag.records import Kind
+    from mpdiag.numerics.histograms import ExponentHistogram
+    from mpdiag.runs.records import Records
+    from mpdiag.runs.schema import Kind
 
 
 @dataclass(frozen=True, eq=False)

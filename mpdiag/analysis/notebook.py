@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mpdiag import markup
+from mpdiag.display import notebook
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,9 +15,9 @@ if TYPE_CHECKING:
 
 def analysis_html(run: str, target: str, findings: Sequence[Finding], plan: PrecisionPlan) -> str:
     """Findings, most severe first, and the plan below."""
-    return markup.card(
+    return notebook.card(
         f"{run} in {target}",
-        markup.items([(f.severity, f"{f.message}. {_sentence(f.fix)}") for f in findings]),
+        notebook.items([(f.severity, f"{f.message}. {_sentence(f.fix)}") for f in findings]),
         plan._repr_html_(),
         mood=_worst(findings),
     )
@@ -32,10 +32,10 @@ def comparison_html(
     """The verdict, the metrics' means, and what there is to say."""
     rows = [(metric, f"{a:.4g}", f"{b:.4g}", judged) for metric, a, b, judged in metrics]
     moods = {"equivalent": "good", "different": "error"}
-    return markup.card(
+    return notebook.card(
         f"{names[1]} against {names[0]}: {verdict}",
-        markup.table(("metric", names[0], names[1], "verdict"), rows),
-        markup.items([(f.severity, f"{f.message}. {_sentence(f.fix)}") for f in findings]),
+        notebook.table(("metric", names[0], names[1], "verdict"), rows),
+        notebook.items([(f.severity, f"{f.message}. {_sentence(f.fix)}") for f in findings]),
         mood=moods.get(verdict, "warning"),
     )
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpdiag.analysis.findings import Finding
 from mpdiag.errors import UsageError
-from mpdiag.formats import FORMATS
+from mpdiag.numerics.formats import FORMATS
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

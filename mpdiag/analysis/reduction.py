@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mpdiag.analysis.layers import share
-from mpdiag.formats import FP16
+from mpdiag.numerics.formats import FP16
 from mpdiag.plan import ReductionPlan
 
 if TYPE_CHECKING:

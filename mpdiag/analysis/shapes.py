@@ -12,15 +12,15 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from mpdiag.analysis.findings import Finding
+from mpdiag.display.wording import counted
+from mpdiag.hardware.alignment import alignment, generation, padded, values_in_step
 from mpdiag.plan import ShapeAdvice
-from mpdiag.tensorcores.alignment import alignment, generation, padded, values_in_step
-from mpdiag.tensorcores.recorded import ModuleWork, model_work
-from mpdiag.wording import counted
+from mpdiag.tensorcores.work.model import ModuleWork, model_work
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from mpdiag.runs import Run
+    from mpdiag.runs.run import Run
 
 _FEW_CHANNELS = (
     4  # cuDNN has kernels of their own for images: up to four channels are padded to four

@@ -26,18 +26,18 @@ from mpdiag.analysis.evidence import (
     sum_updates,
 )
 from mpdiag.analysis.layers import Counting, Layers, countable_rows, note_counting
-from mpdiag.analysis.maxima import step_maxima
-from mpdiag.columns import Merger
-from mpdiag.records import KINDS, TEXT
+from mpdiag.analysis.scaling.maxima import step_maxima
+from mpdiag.runs.records import Merger
+from mpdiag.runs.schema import KINDS, TEXT
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator
 
     from numpy.typing import NDArray
 
-    from mpdiag.columns import Records
-    from mpdiag.histogram import ExponentHistogram
-    from mpdiag.runs import Run
+    from mpdiag.numerics.histograms import ExponentHistogram
+    from mpdiag.runs.records import Records
+    from mpdiag.runs.run import Run
 
 
 def evidence_of(run: Run, stream_from: int | None = None) -> Evidence:

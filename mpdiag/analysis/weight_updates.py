@@ -12,7 +12,7 @@ from mpdiag.plan import MasterWeightsPlan
 
 if TYPE_CHECKING:
     from mpdiag.analysis.evidence import Evidence
-    from mpdiag.formats import FloatFormat
+    from mpdiag.numerics.formats import FloatFormat
 
 HARMLESS = 0.01
 """Swallowed share of changed weights below which weights could live in the format itself."""

@@ -11,7 +11,7 @@ import typer
 from typer.core import TyperGroup
 
 from mpdiag.errors import ExitCode, MpdiagError
-from mpdiag.places import place
+from mpdiag.files.paths import place
 from mpdiag.version import __version__
 
 if TYPE_CHECKING:

@@ -8,13 +8,8 @@ from typing import Annotated
 
 import typer
 
-from mpdiag.commands.base import (
-    Board,
-    JsonOption,
-    RunArgument,
-    app,
-)
-from mpdiag.whole_files import writing
+from mpdiag.commands.base import Board, JsonOption, RunArgument, app
+from mpdiag.files.atomic import writing
 
 
 @app.command()
@@ -61,7 +56,7 @@ def board(
     """Put a run on TensorBoard or W&B. Histograms, shares lost, loss and scale."""
     from mpdiag.integrations.boards import write_board
     from mpdiag.reports import terminal
-    from mpdiag.runs import open_run
+    from mpdiag.runs.run import open_run
 
     written, look = write_board(open_run(run), to, output)
     terminal.show(f"{written} histograms and scalars written")

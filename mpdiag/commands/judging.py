@@ -17,9 +17,9 @@ from mpdiag.commands.base import (
     exit_on_findings,
 )
 from mpdiag.errors import UsageError
-from mpdiag.places import place
-from mpdiag.runs import META
-from mpdiag.whole_files import writing
+from mpdiag.files.atomic import writing
+from mpdiag.files.paths import place
+from mpdiag.runs.run import META
 
 
 @app.command()
@@ -91,7 +91,7 @@ def why(
     if model is not None or as_json:
         message = "--model and --json belong to a capsule: give them without LAYER"
         raise UsageError(message)
-    from mpdiag.analysis.story import explain
+    from mpdiag.analysis.layer_story import explain
     from mpdiag.reports import terminal, text
 
     story = explain(run, layer)
@@ -104,8 +104,8 @@ def why(
 
 def _why_skipped(capsule: Path, model: str | None, as_json: bool) -> None:
     from mpdiag.reports import terminal, text
-    from mpdiag.training.capsule import is_capsule, load_capsule
-    from mpdiag.training.capsule_replay import builder_named, replay_capsule
+    from mpdiag.training.skips.capsule import is_capsule, load_capsule
+    from mpdiag.training.skips.capsule_replay import builder_named, replay_capsule
 
     if not is_capsule(capsule):
         message = f"{capsule} is no skip capsule; for a run, name a LAYER too"
@@ -139,7 +139,7 @@ def replay(
     as_json: JsonOption = False,
 ) -> None:
     """Run a loss scaler over a recorded run. Shows scale, skips and losses, step by step."""
-    from mpdiag.analysis.replay import replay_run
+    from mpdiag.analysis.scaling.replay import replay_run
     from mpdiag.reports import terminal, text
 
     played = replay_run(
@@ -180,8 +180,8 @@ def compare(
     strict: StrictOption = False,
 ) -> None:
     """Say whether B trains as well as A. Equivalent, different, or how many seeds would decide."""
-    from mpdiag.analysis.comparison import compare as compare_sides
-    from mpdiag.analysis.sides import save_baseline
+    from mpdiag.analysis.comparing.comparison import compare as compare_sides
+    from mpdiag.analysis.comparing.groups import save_baseline
     from mpdiag.reports import terminal
     from mpdiag.reports.comparison import comparison_text
 

@@ -8,12 +8,9 @@ from typing import Annotated
 
 import typer
 
-from mpdiag.commands.base import (
-    JsonOption,
-    app,
-)
+from mpdiag.commands.base import JsonOption, app
 from mpdiag.errors import UsageError
-from mpdiag.places import is_remote, place
+from mpdiag.files.paths import is_remote, place
 
 
 @app.command()
@@ -60,7 +57,7 @@ def dashboard(
     browser: Annotated[bool, typer.Option(help="Open it in a browser.")] = True,
 ) -> None:
     """Look at runs in a browser."""
-    from mpdiag.dashboard import serve
+    from mpdiag.launching.dashboard import serve
 
     raise typer.Exit(serve(folder, port, browser=browser))
 
@@ -74,7 +71,7 @@ def runs(
 ) -> None:
     """List the runs in a folder, newest first."""
     from mpdiag.reports import listing, terminal
-    from mpdiag.runs import list_runs
+    from mpdiag.runs.run import list_runs
 
     found = list_runs(folder)
     if as_json:
@@ -91,7 +88,7 @@ def runs(
 @app.command()
 def doctor(as_json: JsonOption = False) -> None:
     """Say what is installed here, which devices, what is missing."""
-    from mpdiag.extras import EXTRAS
+    from mpdiag.installation.extras import EXTRAS
     from mpdiag.reports import terminal
     from mpdiag.reports.doctor import environment_text, examine
 

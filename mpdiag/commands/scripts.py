@@ -8,14 +8,9 @@ from typing import Annotated, Any, Literal
 import typer
 from typer.core import TyperCommand
 
-from mpdiag.commands.base import (
-    JsonOption,
-    StrictOption,
-    app,
-    exit_on_findings,
-)
+from mpdiag.commands.base import JsonOption, StrictOption, app, exit_on_findings
 from mpdiag.errors import UsageError
-from mpdiag.places import is_remote, place
+from mpdiag.files.paths import is_remote, place
 
 _SCRIPT = {"allow_interspersed_args": False}
 ScriptWords = Annotated[
@@ -45,7 +40,7 @@ def record(
 ) -> None:
     """Run a training script unmodified and record it. Results stay bit-identical."""
     from mpdiag.launching.commands import record_words
-    from mpdiag.launching.recording import Options
+    from mpdiag.launching.recorded_script import Options
     from mpdiag.reports import terminal
 
     options = Options(every, max_steps, include, exclude, operations)
@@ -88,8 +83,8 @@ def train(
 def _recording_of(plan: Path, run: Path) -> Path | None:
     """The recording that a plan was made from, if it lies beside a run and holds losses."""
     from mpdiag.plan import PrecisionPlan
-    from mpdiag.runs import META, open_run
-    from mpdiag.training_log import FILE
+    from mpdiag.runs.run import META, open_run
+    from mpdiag.runs.training_log import FILE
 
     name = PrecisionPlan.load(plan).run
     recording = run.parent / Path(name).name
@@ -152,7 +147,7 @@ def profile(
         raise UsageError(message)
     if script is not None or trace is None:
         from mpdiag.launching.processes import announced_ranks
-        from mpdiag.launching.profiling import profile_script
+        from mpdiag.launching.profiled_script import profile_script
 
         launched = profile_script(script or [], steps=steps, warmup=warmup)
         result, code = launched.result, launched.exit_code

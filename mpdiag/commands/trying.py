@@ -8,11 +8,8 @@ from typing import Annotated
 
 import typer
 
-from mpdiag.commands.base import (
-    JsonOption,
-    app,
-)
-from mpdiag.places import place
+from mpdiag.commands.base import JsonOption, app
+from mpdiag.files.paths import place
 
 
 @app.command()
@@ -51,7 +48,7 @@ def demo(
     # is read when torch is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if everything:
-        from mpdiag.demo_all import run_table, show_table
+        from mpdiag.demo.families import run_table, show_table
 
         rows = run_table(
             folder,
@@ -64,7 +61,7 @@ def demo(
         )
         show_table(rows, folder, as_json=as_json, markdown=markdown)
         return
-    from mpdiag.demo import run_demo
+    from mpdiag.demo.workflow import run_demo
 
     run_demo(
         workload,
@@ -97,7 +94,7 @@ def search(
     as_json: JsonOption = False,
 ) -> None:
     """Find, by training, what must stay in FP32."""
-    from mpdiag.demo_search import run_search, show_search
+    from mpdiag.demo.search import run_search, show_search
     from mpdiag.reports import terminal
 
     folder = run or Path("runs") / f"search-{workload.replace('/', '-')}"

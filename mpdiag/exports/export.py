@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from mpdiag.errors import UsageError
 from mpdiag.exports.notes import Able, shortfalls
-from mpdiag.formats import FP16, format_named
+from mpdiag.numerics.formats import FP16, format_named
 
 if TYPE_CHECKING:
     from mpdiag.plan import PrecisionPlan

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mpdiag.formats import format_named
+from mpdiag.numerics.formats import format_named
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from mpdiag.errors import UsageError
-from mpdiag.extras import EXTRAS
+from mpdiag.installation.extras import EXTRAS
 from mpdiag.integrations.scaler_state import ScalerState
 from mpdiag.plan import PrecisionPlan
 from mpdiag.training.trainer import MixedPrecision
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
 
-    from mpdiag.training.steps import StepResult
+    from mpdiag.training.results import StepResult
 
 
 def apply_plan(

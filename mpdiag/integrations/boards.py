@@ -15,10 +15,10 @@ import numpy as np
 
 from mpdiag.analysis.layers import countable_rows, share
 from mpdiag.errors import RunNotFound, UsageError
-from mpdiag.extras import EXTRAS
-from mpdiag.formats import FP16
-from mpdiag.runs import Run, open_run
-from mpdiag.training_log import read_log
+from mpdiag.installation.extras import EXTRAS
+from mpdiag.numerics.formats import FP16
+from mpdiag.runs.run import Run, open_run
+from mpdiag.runs.training_log import read_log
 
 if TYPE_CHECKING:
     import os
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from mpdiag.columns import Records
-    from mpdiag.histogram import ExponentHistogram
+    from mpdiag.numerics.histograms import ExponentHistogram
+    from mpdiag.runs.records import Records
 
 _SCALARS = ("loss", "scale", "gradient_norm", "seconds")
 

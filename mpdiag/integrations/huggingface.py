@@ -13,10 +13,10 @@ from __future__ import annotations
 import weakref
 from typing import TYPE_CHECKING, Any
 
-from mpdiag.extras import EXTRAS
+from mpdiag.installation.extras import EXTRAS
 from mpdiag.integrations.recording_callback import Recording
 from mpdiag.recording.recorder import Recorder
-from mpdiag.training_log import log_metric
+from mpdiag.runs.training_log import log_metric
 
 with EXTRAS["huggingface"].imports("mpdiag.integrations.huggingface"):
     from transformers import Trainer, TrainerCallback

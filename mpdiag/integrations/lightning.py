@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from torch.optim import LBFGS, Optimizer
 
 from mpdiag.errors import UsageError
-from mpdiag.extras import EXTRAS
+from mpdiag.installation.extras import EXTRAS
 from mpdiag.integrations.recording_callback import Recording
 from mpdiag.integrations.scaler_state import ScalerState
 from mpdiag.plan import PrecisionPlan
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from torch import Tensor, nn
 
-    from mpdiag.training.steps import StepResult
+    from mpdiag.training.results import StepResult
 
 
 class RecordCallback(Recording, Callback):

@@ -9,9 +9,9 @@ from mpdiag.recording.record import record
 if TYPE_CHECKING:
     import os
 
-    from mpdiag.recording.names import Models
     from mpdiag.recording.record import Optimizers
     from mpdiag.recording.recorder import Recorder
+    from mpdiag.tracing.names import Models
 
 
 class Recording:

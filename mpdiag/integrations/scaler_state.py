@@ -13,7 +13,7 @@ from mpdiag.errors import StateMismatch
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from mpdiag.scalers import Scaler
+    from mpdiag.numerics.loss_scalers import Scaler
     from mpdiag.training.trainer import MixedPrecision
 
 

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from mpdiag.integrations.scaler_state import dump_scaler, load_scaler
-from mpdiag.scalers import LogNormal
+from mpdiag.numerics.loss_scalers import LogNormal
 from mpdiag.training import levels
 
 if TYPE_CHECKING:

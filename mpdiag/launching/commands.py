@@ -11,8 +11,8 @@ from mpdiag.launching.script import parse
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mpdiag.launching.recording import Options
-    from mpdiag.launching.training import Backend
+    from mpdiag.launching.recorded_script import Options
+    from mpdiag.launching.trained_script import Backend
 
 
 def record_words(
@@ -23,7 +23,7 @@ def record_words(
     Raises:
         MpdiagError: As ``recording.record_script``.
     """
-    from mpdiag.launching.recording import record_script
+    from mpdiag.launching.recorded_script import record_script
 
     launcher = processes.launcher_of(words)
     if launcher is not None:
@@ -44,7 +44,7 @@ def train_words(
     Raises:
         MpdiagError: As ``training.train_script``.
     """
-    from mpdiag.launching.training import train_script
+    from mpdiag.launching.trained_script import train_script
 
     launcher = processes.launcher_of(words)
     if launcher is not None:

@@ -21,7 +21,7 @@ from torch.nn.modules import module as torch_modules
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from mpdiag.recording.modes import in_backward, is_traced
+from mpdiag.tracing.dispatch import in_backward, is_traced
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mpdiag.errors import ExitCode
-from mpdiag.places import is_remote
-from mpdiag.runs import free_name
+from mpdiag.files.paths import is_remote
+from mpdiag.runs.run import free_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mpdiag import environment
-from mpdiag.recording.names import type_name
+from mpdiag.runs import provenance
+from mpdiag.tracing.names import type_name
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,12 +23,12 @@ def describe_training(models: Sequence[nn.Module]) -> dict[str, Any]:
     Args:
         models: At least one; a parameter that several hold counts once.
     """
-    versions = environment.versions()
+    versions = provenance.versions()
     parameters = {id(p): p for model in models for p in model.parameters()}
     return {
         "mpdiag": versions.get("mpdiag", "unknown"),
-        "argv": environment.arguments(),
-        "device": environment.device(models[0]),
+        "argv": provenance.arguments(),
+        "device": provenance.device(models[0]),
         "versions": versions,
         "seeds": {"torch": torch.initial_seed()},
         "model": {

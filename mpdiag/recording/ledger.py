@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpdiag.recording import cpu
-from mpdiag.recording.counting import rows_on
-from mpdiag.records import TOTAL, UpdateStack, encode
+from mpdiag.recording.counting import cpu
+from mpdiag.recording.counting.host import rows_on
+from mpdiag.runs.schema import TOTAL, UpdateStack, encode
 
 if TYPE_CHECKING:
     import pyarrow as pa
     import torch
 
-    from mpdiag.recording.rows import RawRows, Rows
+    from mpdiag.recording.counting.rows import RawRows, Rows
     from mpdiag.recording.tensors import Countable
-    from mpdiag.records import Kind, Placement, Stage
-    from mpdiag.run_writer import RunWriter
+    from mpdiag.runs.schema import Kind, Placement, Stage
+    from mpdiag.runs.writer import RunWriter
 
 _DRAIN_ROWS = 1024
 _FLUSH_ROWS = 20_000

@@ -16,16 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mpdiag.places import is_remote
-from mpdiag.recording.modes import in_backward, is_traced
-from mpdiag.training_log import (
-    RECORDED,
-    LogWriter,
-    Metric,
-    TrainingStep,
-    announce,
-    withdraw,
-)
+from mpdiag.files.paths import is_remote
+from mpdiag.runs.training_log import RECORDED, LogWriter, Metric, TrainingStep, announce, withdraw
+from mpdiag.tracing.dispatch import in_backward, is_traced
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -21,16 +21,11 @@ import torch
 from torch.nn.modules import module as torch_modules
 from torch.nn.parallel import DistributedDataParallel
 
-from mpdiag.recording.modes import in_backward, is_traced
-from mpdiag.recording.names import NamedModule, NamedParameter, Subjects, shapes_of
-from mpdiag.recording.storages import WeakStorages
-from mpdiag.recording.tensors import (
-    Countable,
-    beside_sharded,
-    countable,
-    tensors_in,
-)
-from mpdiag.records import TOTAL
+from mpdiag.recording.tensors import Countable, beside_sharded, countable, tensors_in
+from mpdiag.runs.schema import TOTAL
+from mpdiag.tracing.dispatch import in_backward, is_traced
+from mpdiag.tracing.names import NamedModule, NamedParameter, Subjects, shapes_of
+from mpdiag.tracing.storages import WeakStorages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Sequence
@@ -39,7 +34,7 @@ if TYPE_CHECKING:
 
     from mpdiag.recording.ledger import Count, Ledger
     from mpdiag.recording.operations import OperationWatch
-    from mpdiag.records import Kind, Stage
+    from mpdiag.runs.schema import Kind, Stage
 
 
 class Steps(Protocol):

@@ -23,21 +23,21 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mpdiag.operation_records import NONE, Operation, Phase, TensorRecord
-from mpdiag.recording import costs, facts
-from mpdiag.recording.counting import rows_on
-from mpdiag.recording.modes import by_name, in_backward, is_traced, push_lowest, take_off, written
-from mpdiag.recording.sites import Places
-from mpdiag.recording.storages import WeakStorages
+from mpdiag.recording import costs, operation_facts
+from mpdiag.recording.counting.host import rows_on
 from mpdiag.recording.tensors import Countable, countable, tensors_in
+from mpdiag.runs.operations import NONE, Operation, Phase, TensorRecord
+from mpdiag.tracing.dispatch import by_name, in_backward, is_traced, push_lowest, take_off, written
+from mpdiag.tracing.source_lines import Places
+from mpdiag.tracing.storages import WeakStorages
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from torch import nn
 
-    from mpdiag.histogram import ExponentHistogram
-    from mpdiag.recording.rows import Rows
+    from mpdiag.numerics.histograms import ExponentHistogram
+    from mpdiag.recording.counting.rows import Rows
 
 DEFAULT = 3
 _FIRST, _GROWTH = 10, 10
@@ -282,7 +282,7 @@ class OperationWatch:
             "function": site.function,
             "scalars": plain,
         }
-        measured = facts.measure(packet, named) if not node else {}
+        measured = operation_facts.measure(packet, named) if not node else {}
         draft = _Draft(fields, measured, inputs, [])
         self._drafts.append(draft)
         return draft
@@ -388,7 +388,7 @@ class OperationWatch:
             (d.fields["index"] for d in self._drafts if d.fields["phase"] == "backward"),
             default=len(self._drafts),
         )
-        measured = facts.read_back([d.facts for d in self._drafts])
+        measured = operation_facts.read_back([d.facts for d in self._drafts])
         operations = []
         for draft, known in zip(self._drafts, measured, strict=True):
             phase: Phase = draft.fields["phase"]

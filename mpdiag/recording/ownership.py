@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
-from mpdiag.places import is_remote
-from mpdiag.runs import META
+from mpdiag.files.paths import is_remote
+from mpdiag.runs.run import META
 
 if TYPE_CHECKING:
     from pathlib import Path

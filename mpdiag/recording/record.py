@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from torch.optim import Optimizer
 
 from mpdiag.errors import UsageError
-from mpdiag.places import place
+from mpdiag.files.paths import place
 from mpdiag.recording.cadence import BUDGET, Cadence
 from mpdiag.recording.operations import DEFAULT
 from mpdiag.recording.recorder import Recorder
@@ -16,7 +16,7 @@ from mpdiag.recording.recorder import Recorder
 if TYPE_CHECKING:
     import os
 
-    from mpdiag.recording.names import Models
+    from mpdiag.tracing.names import Models
 
 Optimizers = Optimizer | Sequence[Optimizer] | None
 

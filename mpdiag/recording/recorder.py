@@ -27,24 +27,24 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mpdiag import environment
 from mpdiag.errors import RunExists
-from mpdiag.operation_records import encode as encode_operations
 from mpdiag.recording.cadence import SPARSE_EVERY, Cadence
 from mpdiag.recording.closing import carry_through
 from mpdiag.recording.description import describe_optimizer, describe_training
 from mpdiag.recording.governor import Governor
 from mpdiag.recording.grad_scaler import ScalerWatch
 from mpdiag.recording.ledger import Ledger
-from mpdiag.recording.live import live
+from mpdiag.recording.lifecycle import live
 from mpdiag.recording.losses import LossLog
-from mpdiag.recording.modes import in_backward
-from mpdiag.recording.names import Models, Subjects, subjects
 from mpdiag.recording.observer import Observer
 from mpdiag.recording.operations import OperationWatch, planned
 from mpdiag.recording.ownership import is_replaced
-from mpdiag.run_writer import RunWriter
-from mpdiag.runs import now
+from mpdiag.runs import provenance
+from mpdiag.runs.operations import encode as encode_operations
+from mpdiag.runs.run import now
+from mpdiag.runs.writer import RunWriter
+from mpdiag.tracing.dispatch import in_backward
+from mpdiag.tracing.names import Models, Subjects, subjects
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -98,7 +98,7 @@ class Recorder:
         self._optimizers = optimizers
         self._cadence = cadence
         self._filters = {"include": include, "exclude": exclude}
-        self._rank, self._world = environment.ranks()
+        self._rank, self._world = provenance.ranks()
         self._operations = operations
         self._operation_steps: list[int] = []
         self._operation_reason = ""

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mpdiag.recording.counting import flat_values
+from mpdiag.recording.counting.host import flat_values
 
 if TYPE_CHECKING:
-    from mpdiag.records import Placement
+    from mpdiag.runs.schema import Placement
 
 _MAX_DEPTH = 16
 

@@ -12,7 +12,7 @@ from mpdiag.reports.tables import Fitted
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from mpdiag.tensorcores.cpu import CpuProfile
+    from mpdiag.tensorcores.cpu.matrix_unit import CpuProfile
 
 SHOWN = 10
 _WORDS = {

@@ -17,12 +17,12 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from mpdiag.extras import EXTRAS
+from mpdiag.hardware import capabilities as able
+from mpdiag.hardware import devices as nvml
+from mpdiag.hardware.flags import Flag, read_flags
+from mpdiag.installation.extras import EXTRAS
 from mpdiag.reports.tables import Fitted
-from mpdiag.tensorcores import abilities as able
-from mpdiag.tensorcores import cpu
-from mpdiag.tensorcores import devices as nvml
-from mpdiag.tensorcores.flags import Flag, read_flags
+from mpdiag.tensorcores.cpu import matrix_unit
 from mpdiag.version import __version__
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ def _abilities(torch: Any, found: tuple[Device, ...], seen: nvml.Look) -> tuple[
     if torch is None:
         return ()
     if not found:
-        facts = cpu.cpu_facts(cpu.NO_LOG)
+        facts = matrix_unit.cpu_facts(matrix_unit.NO_LOG)
         return able.cpu_abilities(
             facts.name, has_amx=facts.has_amx, has_avx512_bf16=facts.has_avx512_bf16
         )

@@ -12,8 +12,8 @@ if TYPE_CHECKING:
     from numpy.typing import ArrayLike
     from rich.console import Console, ConsoleOptions, RenderResult
 
-    from mpdiag.formats import FloatFormat
-    from mpdiag.histogram import ExponentHistogram
+    from mpdiag.numerics.formats import FloatFormat
+    from mpdiag.numerics.histograms import ExponentHistogram
 
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
 HEIGHT = 8

@@ -9,8 +9,8 @@ import numpy as np
 
 from mpdiag.analysis.analyzer import Analysis, analyze
 from mpdiag.errors import RunNotFound
-from mpdiag.formats import FP16
-from mpdiag.places import place
+from mpdiag.files.paths import place
+from mpdiag.numerics.formats import FP16
 from mpdiag.reports import markdown, page, pictures
 from mpdiag.reports.frames import tensorcores
 from mpdiag.reports.frames.gradients import in_model_order
@@ -19,7 +19,7 @@ from mpdiag.reports.frames.sensitivity import ranking
 from mpdiag.reports.frames.training import norms_frame
 from mpdiag.reports.frames.verdict import facts, formats_frame, levels_frame
 from mpdiag.reports.words import percent, sentence
-from mpdiag.training_log import FILE, read_log
+from mpdiag.runs.training_log import FILE, read_log
 
 if TYPE_CHECKING:
     import os

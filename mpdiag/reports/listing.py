@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from mpdiag.runs import Listing
+    from mpdiag.runs.run import Listing
 
 SCHEMA_VERSION = 1
 

@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from mpdiag.analysis.loss_scale import lost_by_scale
-from mpdiag.formats import FP16
+from mpdiag.analysis.scaling.loss_scale import lost_by_scale
+from mpdiag.numerics.formats import FP16
 from mpdiag.reports.frames.gradients import scale_frame
 from mpdiag.reports.frames.operations import operations_frame
 from mpdiag.reports.frames.verdict import facts, formats_frame, levels_frame

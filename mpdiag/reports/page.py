@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mpdiag.files.atomic import atomic_path, writing
 from mpdiag.reports.words import sentence
-from mpdiag.whole_files import atomic_path, writing
 
 if TYPE_CHECKING:
     from collections.abc import Iterable

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpdiag.analysis.layers import Layers
-from mpdiag.formats import FORMATS, FP16
+from mpdiag.numerics.formats import FORMATS, FP16
 from mpdiag.reports import receipts
 from mpdiag.reports.figures import comparing as draw_comparing
 from mpdiag.reports.figures import gradients as draw_gradients
@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     import pandas as pd
     import plotly.graph_objects as go
 
-    from mpdiag.analysis.replay import Replay
-    from mpdiag.columns import Records
-    from mpdiag.formats import FloatFormat
+    from mpdiag.analysis.scaling.replay import Replay
+    from mpdiag.numerics.formats import FloatFormat
     from mpdiag.plan import LossScalePlan
-    from mpdiag.records import Kind
     from mpdiag.reports.frames.sensitivity import Ranking
-    from mpdiag.training_log import TrainingLog
+    from mpdiag.runs.records import Records
+    from mpdiag.runs.schema import Kind
+    from mpdiag.runs.training_log import TrainingLog
 
 
 @dataclass(frozen=True, eq=False)

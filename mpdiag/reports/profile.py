@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
     from rich.console import RenderableType
 
-    from mpdiag.tensorcores.against import Change
     from mpdiag.tensorcores.causes import JudgedOperation
+    from mpdiag.tensorcores.change import Change
     from mpdiag.tensorcores.verdicts import KernelTime, Profile
 
 SHOWN = 10

@@ -9,12 +9,12 @@ from mpdiag.errors import UsageError
 from mpdiag.reports import terminal
 from mpdiag.reports.cpu_profile import cpu_profile_text
 from mpdiag.reports.profile import change_text, profile_text
-from mpdiag.tensorcores.against import compare_profiles
+from mpdiag.tensorcores.change import compare_profiles
 from mpdiag.tensorcores.profile import profile_trace
 from mpdiag.tensorcores.verdicts import Profile
 
 if TYPE_CHECKING:
-    from mpdiag.tensorcores.cpu import CpuProfile
+    from mpdiag.tensorcores.cpu.matrix_unit import CpuProfile
 
 
 def show_profile(

@@ -9,12 +9,12 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from mpdiag.formats import FORMATS, FP16
+from mpdiag.numerics.formats import FORMATS, FP16
 from mpdiag.reports import receipts_operations
 from mpdiag.reports.frames.gradients import SCALES
 
 if TYPE_CHECKING:
-    from mpdiag.formats import FloatFormat
+    from mpdiag.numerics.formats import FloatFormat
     from mpdiag.reports.frames.sensitivity import Ranking
 
 _COUNTED = """\

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from mpdiag.formats import FloatFormat
+    from mpdiag.numerics.formats import FloatFormat
 
 
 def measured(run: str) -> str:

@@ -12,12 +12,12 @@ from rich.table import Table
 from rich.text import Text
 
 from mpdiag.analysis.layers import Layers, share
-from mpdiag.analysis.loss_scale import lost_by_scale
-from mpdiag.formats import FP16
+from mpdiag.analysis.scaling.loss_scale import lost_by_scale
+from mpdiag.display.wording import counted
+from mpdiag.numerics.formats import FP16
 from mpdiag.reports.drawing import Histogram, Sparkline
 from mpdiag.reports.tables import Fitted
 from mpdiag.reports.words import layer_name, magnitude, percent
-from mpdiag.wording import counted
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
     from mpdiag.analysis.analyzer import Analysis
     from mpdiag.analysis.findings import Finding
-    from mpdiag.analysis.loss_scale import LossScaleAnalysis
+    from mpdiag.analysis.layer_story import LayerStory
     from mpdiag.analysis.plan_check import PlanCheck
-    from mpdiag.analysis.replay import Replay
-    from mpdiag.analysis.story import LayerStory
+    from mpdiag.analysis.scaling.loss_scale import LossScaleAnalysis
+    from mpdiag.analysis.scaling.replay import Replay
     from mpdiag.plan import PrecisionPlan
 
 TOP = 8

@@ -14,7 +14,7 @@ from mpdiag.reports import markdown, page, pictures, terminal
 from mpdiag.reports import profile as text
 from mpdiag.reports.frames.tensorcores import headline
 from mpdiag.reports.words import in_markdown, sentence
-from mpdiag.tensorcores.against import Change, compare_profiles
+from mpdiag.tensorcores.change import Change, compare_profiles
 from mpdiag.tensorcores.profile import STDIN, profile_trace
 from mpdiag.version import __version__
 

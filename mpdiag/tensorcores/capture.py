@@ -29,13 +29,13 @@ from torch.nn.modules import module as module_hooks
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from mpdiag.errors import UsageError
-from mpdiag.recording.modes import is_traced
-from mpdiag.recording.names import type_name
-from mpdiag.tensorcores import cpu
-from mpdiag.tensorcores.onednn import read_log
-from mpdiag.tensorcores.operators import MODULE, operator_times
+from mpdiag.tensorcores.cpu import matrix_unit
+from mpdiag.tensorcores.cpu.onednn import read_log
+from mpdiag.tensorcores.cpu.operators import MODULE, operator_times
+from mpdiag.tensorcores.cpu.stdout_capture import Tap
 from mpdiag.tensorcores.profile import profile_trace
-from mpdiag.tensorcores.tap import Tap
+from mpdiag.tracing.dispatch import is_traced
+from mpdiag.tracing.names import type_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -341,4 +341,4 @@ def read_capture(folder: Path, steps: int) -> Any:
         return profile_trace(trace)
     read = read_log(log.read_text(encoding="utf-8", errors="replace").splitlines())
     events = json.loads(trace.read_text(encoding="utf-8", errors="replace"))["traceEvents"]
-    return cpu.join(operator_times(events), read, cpu.cpu_facts(read), steps=steps)
+    return matrix_unit.join(operator_times(events), read, matrix_unit.cpu_facts(read), steps=steps)

@@ -25,8 +25,8 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from mpdiag.documents import finite
-from mpdiag.tensorcores import alignment as shapes
+from mpdiag.files.documents import finite
+from mpdiag.hardware import alignment as shapes
 from mpdiag.tensorcores.amdahl import speedup
 from mpdiag.tensorcores.fixes import fix_for, is_collective
 from mpdiag.tensorcores.roofline import Placement, memory_bound_anyway, moved_bytes, place
@@ -34,11 +34,11 @@ from mpdiag.tensorcores.roofline import Placement, memory_bound_anyway, moved_by
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from mpdiag.tensorcores.alignment import Fault
-    from mpdiag.tensorcores.devices import DeviceFacts
-    from mpdiag.tensorcores.peaks import Peaks
-    from mpdiag.tensorcores.products import MatrixWork
-    from mpdiag.tensorcores.work import OperationTime
+    from mpdiag.hardware.alignment import Fault
+    from mpdiag.hardware.devices import DeviceFacts
+    from mpdiag.hardware.peaks import Peaks
+    from mpdiag.tensorcores.work.operation import OperationTime
+    from mpdiag.tensorcores.work.products import MatrixWork
 
 Cause = Literal[
     "outside",

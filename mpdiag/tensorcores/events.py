@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
-    from mpdiag.tensorcores.devices import DeviceFacts
+    from mpdiag.hardware.devices import DeviceFacts
 
 Thread = tuple[Any, Any]
 """Process and thread, as the trace numbers them."""

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from mpdiag.tensorcores.alignment import Fault
-    from mpdiag.tensorcores.work import OperationTime
+    from mpdiag.hardware.alignment import Fault
+    from mpdiag.tensorcores.work.operation import OperationTime
 
 _COLLECTIVES = ("nccl", "record_param_comms", "c10d", "allreduce", "all_reduce", "allgather")
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from mpdiag.tensorcores.events import Kernel, Launch, ModuleSpan, Operation
-from mpdiag.tensorcores.spill import Spill
+from mpdiag.tensorcores.spool import Spill
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -12,25 +12,25 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mpdiag.errors import DamagedTrace
+from mpdiag.hardware.devices import DeviceFacts
+from mpdiag.hardware.kernels import classify
 from mpdiag.tensorcores import witnesses
 from mpdiag.tensorcores.causes import judge, worth
-from mpdiag.tensorcores.devices import DeviceFacts
-from mpdiag.tensorcores.kernels import classify
+from mpdiag.tensorcores.findings import find
 from mpdiag.tensorcores.linking import link
-from mpdiag.tensorcores.profile_findings import find
 from mpdiag.tensorcores.readers.recognition import read
 from mpdiag.tensorcores.verdicts import KernelTime, Profile
-from mpdiag.tensorcores.work import OperationTime, matrix_work
+from mpdiag.tensorcores.work.operation import OperationTime, matrix_work
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Iterable, Iterator
 
+    from mpdiag.hardware.kernels import KernelFacts
     from mpdiag.tensorcores.events import Kernel, Trace
-    from mpdiag.tensorcores.kernels import KernelFacts
     from mpdiag.tensorcores.linking import Linked, Place, Signature
-    from mpdiag.tensorcores.products import MatrixWork
     from mpdiag.tensorcores.witnesses import Witness
+    from mpdiag.tensorcores.work.products import MatrixWork
 
 STDIN = "-"
 """Of a path: standard input."""

@@ -12,12 +12,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from mpdiag.tensorcores.alignment import BYTES
+from mpdiag.hardware.alignment import BYTES
 
 if TYPE_CHECKING:
-    from mpdiag.tensorcores.peaks import Peaks
-    from mpdiag.tensorcores.products import MatrixWork
-    from mpdiag.tensorcores.work import OperationTime
+    from mpdiag.hardware.peaks import Peaks
+    from mpdiag.tensorcores.work.operation import OperationTime
+    from mpdiag.tensorcores.work.products import MatrixWork
 
 Bound = Literal["memory", "compute"]
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from mpdiag.hardware.kernel_rules import TABLE_VERSION
+from mpdiag.hardware.kernels import VERDICTS
 from mpdiag.tensorcores import witnesses
-from mpdiag.tensorcores.kernel_rules import TABLE_VERSION
-from mpdiag.tensorcores.kernels import VERDICTS
 
 if TYPE_CHECKING:
+    from mpdiag.hardware.devices import DeviceFacts
+    from mpdiag.hardware.kernels import KernelFacts, Verdict
     from mpdiag.tensorcores.causes import JudgedOperation, Worth
-    from mpdiag.tensorcores.devices import DeviceFacts
-    from mpdiag.tensorcores.kernels import KernelFacts, Verdict
     from mpdiag.tensorcores.witnesses import Witness
 
 SCHEMA_VERSION = 1

@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from mpdiag.tensorcores.devices import DeviceFacts
+    from mpdiag.hardware.devices import DeviceFacts
+    from mpdiag.hardware.kernels import KernelFacts, Verdict
+    from mpdiag.hardware.peaks import Peaks
     from mpdiag.tensorcores.events import Kernel
-    from mpdiag.tensorcores.kernels import KernelFacts, Verdict
-    from mpdiag.tensorcores.peaks import Peaks
-    from mpdiag.tensorcores.work import OperationTime
+    from mpdiag.tensorcores.work.operation import OperationTime
 
 MARGIN = 1.1
 """By how much a rate must exceed the published one: clocks may be above the boost clock."""

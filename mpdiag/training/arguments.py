@@ -7,14 +7,14 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from mpdiag.emulation import policy
 from mpdiag.errors import UsageError
-from mpdiag.training import policy
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
 
-    from mpdiag.precision_lists import Rule
+    from mpdiag.numerics.autocast_lists import Rule
     from mpdiag.training.levels import Precision
 
 

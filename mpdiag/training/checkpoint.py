@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from mpdiag.errors import StateMismatch, UsageError
-from mpdiag.scalers import SCALERS, Scaler
+from mpdiag.numerics.loss_scalers import SCALERS, Scaler
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from mpdiag.plan import PrecisionPlan
     from mpdiag.training.levels import Precision
-    from mpdiag.training.wrapping import Wrapped
+    from mpdiag.training.weights.wrapping import Wrapped
 
 VERSION = 1
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mpdiag.training import gradients as sweeps
+from mpdiag.training.gradients import arithmetic as sweeps
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

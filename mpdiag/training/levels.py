@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from mpdiag.errors import UsageError
-from mpdiag.scalers import ConstantScale, Scaler, scaler_named
+from mpdiag.numerics.loss_scalers import ConstantScale, Scaler, scaler_named
 
 if TYPE_CHECKING:
     from mpdiag.plan import LossScalePlan, PrecisionPlan

@@ -16,24 +16,27 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from mpdiag.emulation import policy
 from mpdiag.errors import TrainingDiverged, UsageError
-from mpdiag.training import arguments, gradients, policy, ranks, skips
+from mpdiag.training import arguments
 from mpdiag.training.arguments import parameters_of
-from mpdiag.training.bypass import StepGuard
 from mpdiag.training.drift import Alarm, DriftWatch
-from mpdiag.training.steps import NonFinite, StepResult
-from mpdiag.training.transaction import Transaction
+from mpdiag.training.gradients import arithmetic, ranks
+from mpdiag.training.results import NonFinite, StepResult
+from mpdiag.training.skips import diagnosis
+from mpdiag.training.step_guard import StepGuard
+from mpdiag.training.weights.transaction import Transaction
 
 if TYPE_CHECKING:
     from torch.optim import Optimizer
 
+    from mpdiag.emulation.mode import Emulation
+    from mpdiag.numerics.loss_scalers import Scaler
     from mpdiag.plan import PrecisionPlan
-    from mpdiag.scalers import Scaler
-    from mpdiag.training.emulation import Emulation
-    from mpdiag.training.journal import Journal
     from mpdiag.training.levels import Precision
-    from mpdiag.training.tensor_cores import TensorCoreCheck, TensorCoreUse
-    from mpdiag.training.wrapping import Wrapped
+    from mpdiag.training.run_log import Journal
+    from mpdiag.training.tensor_core_check import TensorCoreCheck, TensorCoreUse
+    from mpdiag.training.weights.wrapping import Wrapped
 
 Regularizer = Callable[[Mapping[str, Tensor]], Tensor]
 
@@ -162,7 +165,7 @@ class Stepping:
             self._unscaled.discard(key)
         if before != scale:
             waiting = [g for g in map(self._gradient_of, parameters_of(optimizer)) if g is not None]
-            gradients.multiply(waiting, scale / before)
+            arithmetic.multiply(waiting, scale / before)
         self._pending[key] = scale
 
     def _gradient_of(self, parameter: Tensor) -> Tensor | None:
@@ -207,7 +210,7 @@ class Stepping:
             if id(one) in self._unscaled:
                 continue
             held = self._collect(one)
-            gradients.unscale([p.grad for p in held if p.grad is not None], self._scale_of(one))
+            arithmetic.unscale([p.grad for p in held if p.grad is not None], self._scale_of(one))
             self._unscaled.add(id(one))
 
     def step(
@@ -271,7 +274,7 @@ class Stepping:
             message = "step() found no gradient: call step(loss), or backward(loss) first"
             raise UsageError(message)
         wants_maximum = hasattr(self._scaler, "quantile")
-        sweep = gradients.sweep(found, self._wrapped.buffers.changed(), absmax=wants_maximum)
+        sweep = arithmetic.sweep(found, self._wrapped.buffers.changed(), absmax=wants_maximum)
         finite = sweep.finite and not self._spoiled(chosen)
         finite, bad_ranks = ranks.agree(finite, scale, self._device, self._group)
         norm, absmax = sweep.norm / factors, sweep.absmax / factors
@@ -280,17 +283,17 @@ class Stepping:
         if not finite:
             return self._skip(held, scale, value, norm, bad_ranks, replay)
         if self._watch.due(self.steps):
-            gradients.unscale(found, factors)
+            arithmetic.unscale(found, factors)
             factors = 1.0
             self._alarm(self._watch.look(self.steps, found))
-        clip = 1.0 if clip_norm is None else gradients.clip_factor(norm, clip_norm)
+        clip = 1.0 if clip_norm is None else arithmetic.clip_factor(norm, clip_norm)
         if clip < 1.0 and math.frexp(factors)[0] == 0.5:
-            gradients.multiply(found, clip / factors)
+            arithmetic.multiply(found, clip / factors)
         else:
-            gradients.unscale(found, factors)
-            gradients.multiply(found, clip)
+            arithmetic.unscale(found, factors)
+            arithmetic.multiply(found, clip)
         if clip_value is not None:
-            gradients.clamp(found, clip_value)
+            arithmetic.clamp(found, clip_value)
         culprit = self._update(chosen, held)
         if culprit is not None:
             return self._skip(held, scale, value, norm, [ranks.rank()], None, culprit)
@@ -363,7 +366,7 @@ class Stepping:
                     one.step()
         torch.clear_autocast_cache()
         if undo is not None:
-            bad = gradients.non_finite(self._names(held), [p.detach() for p in held])
+            bad = arithmetic.non_finite(self._names(held), [p.detach() for p in held])
             bad = bad or undo.non_finite_state(self._names)
             if bad:
                 undo.restore()
@@ -408,7 +411,9 @@ class Stepping:
         at_floor = self._in_a_row > 1 and floor == result.scale and result.cause != "model"
         if self._in_a_row >= self._max_skips or at_floor:
             rows = self._in_a_row
-            raise TrainingDiverged(skips.farewell(result, rows, self._to_learn, at_floor=at_floor))
+            raise TrainingDiverged(
+                diagnosis.farewell(result, rows, self._to_learn, at_floor=at_floor)
+            )
 
     # -- skipping ----------------------------------------------------------------------------------
 
@@ -426,19 +431,21 @@ class Stepping:
         found = (
             [culprit]
             if culprit
-            else skips.find_culprits(wrapped, held, self._names(held), self._root, loss, bad_ranks)
+            else diagnosis.find_culprits(
+                wrapped, held, self._names(held), self._root, loss, bad_ranks
+            )
         )
         wrapped.buffers.restore()
-        cause = skips.blame(self.precision.level, loss, scale)
+        cause = diagnosis.blame(self.precision.level, loss, scale)
         if culprit is not None:
             cause = "format"
         elif replay is not None:
-            cause, first = skips.replay(wrapped, replay, self._unscaled_backward)
+            cause, first = diagnosis.replay(wrapped, replay, self._unscaled_backward)
             found = [*first, *(f for f in found if f not in first)]
         operation = None
         if replay is not None and self._in_a_row:  # one skip is the scaler's daily bread
-            operation = skips.locate(wrapped, replay, self._scaled_backward(scale))
-        reason = skips.tell_reason(found, scale, cause, self.precision.format)
+            operation = diagnosis.locate(wrapped, replay, self._scaled_backward(scale))
+        reason = diagnosis.tell_reason(found, scale, cause, self.precision.format)
         if operation is not None:
             reason += f"; {operation}"
         self._scaler = self._scaler.adjust(math.inf)
@@ -501,18 +508,18 @@ class Stepping:
             factor = self._prepare(chosen)
             held = [p for p in parameters_of(optimizer) if p.grad is not None]
             found = [p.grad for p in held if p.grad is not None]
-            sweep = gradients.sweep(found, wrapped.buffers.changed())
+            sweep = arithmetic.sweep(found, wrapped.buffers.changed())
             norm, value = sweep.norm / factor, float(loss.detach())
             finite, bad = ranks.agree(sweep.finite, scale, self._device, self._group)
             if not finite:
                 undo.restore()
                 seen.append(self._skip(held, scale, value, norm, bad, None))
                 raise _NotFinite
-            gradients.unscale(found, factor)
+            arithmetic.unscale(found, factor)
             if clip_norm is not None:
-                gradients.multiply(found, gradients.clip_factor(norm, clip_norm))
+                arithmetic.multiply(found, arithmetic.clip_factor(norm, clip_norm))
             if clip_value is not None:
-                gradients.clamp(found, clip_value)
+                arithmetic.clamp(found, clip_value)
             self._unscaled.add(id(optimizer))
             seen.append(self._taken(scale, value, norm))
             return value

@@ -22,23 +22,24 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from mpdiag.emulation.mode import Emulation
 from mpdiag.errors import UsageError
 from mpdiag.plan import PrecisionPlan
-from mpdiag.training import arguments, checkpoint, levels, ranks
-from mpdiag.training.capsule import refuse_odd_batch, save_capsule
-from mpdiag.training.emulation import Emulation
-from mpdiag.training.journal import Journal
-from mpdiag.training.masters import refuse_low_precision
+from mpdiag.training import arguments, checkpoint, levels
+from mpdiag.training.gradients import ranks
+from mpdiag.training.run_log import Journal
+from mpdiag.training.skips.capsule import refuse_odd_batch, save_capsule
 from mpdiag.training.stepping import Stepping
-from mpdiag.training.tensor_cores import check_for
-from mpdiag.training.wrapping import Wrapped
+from mpdiag.training.tensor_core_check import check_for
+from mpdiag.training.weights.masters import refuse_low_precision
+from mpdiag.training.weights.wrapping import Wrapped
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Mapping, Sequence
 
-    from mpdiag.training.bypass import StepGuard
-    from mpdiag.training.steps import StepResult
+    from mpdiag.training.results import StepResult
+    from mpdiag.training.step_guard import StepGuard
 
 _MAX_CAPSULES = 3
 Backend = Literal["auto", "native", "emulated"]

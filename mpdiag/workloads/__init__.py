@@ -19,7 +19,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from mpdiag.errors import UsageError
-from mpdiag.extras import EXTRAS
+from mpdiag.installation.extras import EXTRAS
 
 if TYPE_CHECKING:
     from mpdiag.workloads.protocol import Workload

@@ -22,15 +22,7 @@ from torch import Tensor, nn
 from torch.optim import Adam, Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 
-from mpdiag.workloads.boxes import (
-    average_precision,
-    decode,
-    encode,
-    grid_anchors,
-    iou,
-    match,
-    nms,
-)
+from mpdiag.workloads.boxes import average_precision, decode, encode, grid_anchors, iou, match, nms
 from mpdiag.workloads.protocol import Batch, Workload
 from mpdiag.workloads.scenes import SLOTS, Scenes, draw_scenes
 

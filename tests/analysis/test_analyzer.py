@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from mpdiag.analysis.analyzer import analyze
-from mpdiag.analysis.loss_scale import NEEDED, lost_by_scale
-from mpdiag.analysis.replay import replay_run
-from mpdiag.analysis.story import explain
+from mpdiag.analysis.layer_story import explain
+from mpdiag.analysis.scaling.loss_scale import NEEDED, lost_by_scale
+from mpdiag.analysis.scaling.replay import replay_run
 from mpdiag.errors import (
     DamagedPlan,
     DamagedRun,
@@ -20,11 +20,11 @@ from mpdiag.errors import (
     RunNotFound,
     UsageError,
 )
-from mpdiag.histogram import ExponentHistogram
+from mpdiag.numerics.histograms import ExponentHistogram
 from mpdiag.plan import PrecisionPlan
-from mpdiag.records import RowBuffer, UpdateCounts
-from mpdiag.run_writer import RunWriter
-from mpdiag.runs import list_runs
+from mpdiag.runs.run import list_runs
+from mpdiag.runs.schema import RowBuffer, UpdateCounts
+from mpdiag.runs.writer import RunWriter
 
 LABELS = {
     "rank": 0,

@@ -15,8 +15,8 @@ from mpdiag.analysis.guidance import activations_per_step
 from mpdiag.analysis.layers import Layers
 from mpdiag.analysis.reduction import choose_reduction
 from mpdiag.analysis.streaming import Streamed
-from mpdiag.formats import FP16
-from mpdiag.histogram import ExponentHistogram, stack
+from mpdiag.numerics.formats import FP16
+from mpdiag.numerics.histograms import ExponentHistogram, stack
 
 
 def record(folder, optimizer):

@@ -11,14 +11,14 @@ import torch
 from support import batch, network
 
 import mpdiag
-from mpdiag import run_parts
 from mpdiag.analysis import streaming
 from mpdiag.analysis.analyzer import analyze
 from mpdiag.errors import DamagedRun
-from mpdiag.histogram import ExponentHistogram
-from mpdiag.records import TOTAL, RowBuffer, UpdateCounts
-from mpdiag.run_writer import RunWriter
-from mpdiag.runs import open_run
+from mpdiag.numerics.histograms import ExponentHistogram
+from mpdiag.runs import reader
+from mpdiag.runs.run import open_run
+from mpdiag.runs.schema import TOTAL, RowBuffer, UpdateCounts
+from mpdiag.runs.writer import RunWriter
 
 
 @pytest.fixture(scope="module")
@@ -35,8 +35,8 @@ def both(folder, monkeypatch, batch_rows=7):
     held = analyze(folder)
     with monkeypatch.context() as patch:
         patch.setattr(streaming, "STREAM_FROM", 0)
-        patch.setattr(run_parts, "BATCH_ROWS", batch_rows)
-        patch.setattr(run_parts, "SMALL", 0)  # every part in batches
+        patch.setattr(reader, "BATCH_ROWS", batch_rows)
+        patch.setattr(reader, "SMALL", 0)  # every part in batches
         run = open_run(folder)
         streamed = analyze(run)
         assert "records" not in run.__dict__  # it was not read whole on the way

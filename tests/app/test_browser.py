@@ -18,7 +18,7 @@ import pytest
 import runs_by_hand as hand
 
 from mpdiag.analysis.analyzer import analyze
-from mpdiag.formats import FP16
+from mpdiag.numerics.formats import FP16
 from mpdiag.reports.frames.gradients import scale_frame, summary
 from mpdiag.reports.html import write_report
 from mpdiag.reports.words import percent

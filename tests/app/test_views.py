@@ -11,7 +11,7 @@ import runs_by_hand as hand
 from profile_by_hand import profile
 
 from mpdiag.analysis.analyzer import analyze
-from mpdiag.formats import FP8_E4M3, FP16
+from mpdiag.numerics.formats import FP8_E4M3, FP16
 from mpdiag.reports.frames.gradients import scale_frame, summary
 from mpdiag.reports.pictures import found
 from mpdiag.reports.words import percent

@@ -14,8 +14,8 @@ import mpdiag
 from mpdiag.analysis.layers import merge_layers
 from mpdiag.cli import app
 from mpdiag.errors import UsageError
-from mpdiag.formats import FP16
 from mpdiag.integrations import boards
+from mpdiag.numerics.formats import FP16
 
 pytest.importorskip("tensorboard")
 

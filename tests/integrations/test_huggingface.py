@@ -10,7 +10,7 @@ from torch import nn
 import mpdiag
 from mpdiag.errors import UsageError
 from mpdiag.plan import PrecisionPlan
-from mpdiag.training_log import read_log
+from mpdiag.runs.training_log import read_log
 
 transformers = pytest.importorskip("transformers")
 accelerate = pytest.importorskip("accelerate")

@@ -12,7 +12,7 @@ from torch import nn
 import mpdiag
 from mpdiag.errors import UsageError
 from mpdiag.plan import Fp32Choice, PrecisionPlan
-from mpdiag.training_log import read_log
+from mpdiag.runs.training_log import read_log
 
 lightning = pytest.importorskip("lightning")
 bridge = pytest.importorskip("mpdiag.integrations.lightning")

@@ -9,8 +9,8 @@ from running import SCRIPTS
 
 from mpdiag.launching import processes
 from mpdiag.launching.commands import record_words
-from mpdiag.launching.recording import Options
-from mpdiag.runs import open_run
+from mpdiag.launching.recorded_script import Options
+from mpdiag.runs.run import open_run
 
 LOOP = SCRIPTS / "plain_loop.py"
 

@@ -15,7 +15,7 @@ import torch
 from running import SCRIPTS, Done, environment
 
 from mpdiag.analysis.analyzer import analyze
-from mpdiag.runs import open_run
+from mpdiag.runs.run import open_run
 
 pytestmark = pytest.mark.skipif(
     not torch.distributed.is_available() or not torch.distributed.is_gloo_available(),

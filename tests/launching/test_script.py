@@ -55,7 +55,7 @@ def test_the_script_finds_what_it_finds_under_python(real, tmp_path):
     ],
 )
 def test_the_exit_code_is_the_scripts_own(zygote, tmp_path, ending, code, state):
-    from mpdiag.runs import open_run
+    from mpdiag.runs.run import open_run
 
     (tmp_path / "train.py").write_text(TRAIN + ending)
     done = zygote("mpdiag", "record", "--out", "run", "--", "train.py", cwd=tmp_path)
@@ -115,7 +115,7 @@ print([node.kind() for node in graph.nodes() if node.kind().startswith("aten")],
 
 def test_a_model_may_be_traced_meanwhile(zygote, tmp_path):
     """As TensorBoard's ``add_graph`` does: nothing of ours gets into the graph."""
-    from mpdiag.runs import open_run
+    from mpdiag.runs.run import open_run
 
     (tmp_path / "traced.py").write_text(TRACED)
     plain = zygote("python", "traced.py", cwd=tmp_path)
@@ -129,7 +129,7 @@ def test_a_model_may_be_traced_meanwhile(zygote, tmp_path):
 
 
 def test_max_steps_records_so_many_and_lets_the_script_go_on(zygote, tmp_path):
-    from mpdiag.runs import open_run
+    from mpdiag.runs.run import open_run
 
     script = SCRIPTS / "plain_loop.py"
     plain = zygote("python", script, cwd=tmp_path)

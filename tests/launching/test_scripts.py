@@ -15,8 +15,8 @@ from pathlib import Path
 import pytest
 from running import SCRIPTS
 
-from mpdiag.runs import open_run
-from mpdiag.training_log import read_log
+from mpdiag.runs.run import open_run
+from mpdiag.runs.training_log import read_log
 
 SPREAD = json.loads(Path(__file__).with_name("spread.json").read_text())
 NAMES = """

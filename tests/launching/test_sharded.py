@@ -11,8 +11,8 @@ from running import SCRIPTS
 
 from mpdiag.analysis.analyzer import analyze
 from mpdiag.analysis.layers import merge_layers
-from mpdiag.runs import open_run
-from mpdiag.training_log import read_log
+from mpdiag.runs.run import open_run
+from mpdiag.runs.training_log import read_log
 
 pytestmark = pytest.mark.skipif(
     not torch.distributed.is_available() or not torch.distributed.is_gloo_available(),

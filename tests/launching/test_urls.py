@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from running import TRAIN
 
-from mpdiag.runs import open_run
+from mpdiag.runs.run import open_run
 
 # What lies in memory is gone with its process: all commands run in one.
 IN_MEMORY = """

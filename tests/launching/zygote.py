@@ -12,10 +12,10 @@ from pathlib import Path
 import torch._dynamo  # noqa: F401 - slow to import: the reason for this process
 
 import mpdiag.cli
-import mpdiag.launching.recording
-import mpdiag.launching.training
+import mpdiag.launching.recorded_script
+import mpdiag.launching.trained_script
 import mpdiag.recording.record
-import mpdiag.training.driven
+import mpdiag.training.script_trainer
 
 with suppress(ImportError):
     import lightning  # noqa: F401

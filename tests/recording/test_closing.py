@@ -16,8 +16,8 @@ import mpdiag
 from mpdiag.recording.closing import carry_through
 from mpdiag.recording.ledger import Ledger
 from mpdiag.recording.observer import Observer
-from mpdiag.run_writer import RunWriter
-from mpdiag.runs import open_run
+from mpdiag.runs.run import open_run
+from mpdiag.runs.writer import RunWriter
 
 
 def interrupted_at_first(times):

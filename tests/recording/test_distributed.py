@@ -13,9 +13,9 @@ import torch
 
 import mpdiag
 from mpdiag.analysis.layers import countable_rows, merge_layers
-from mpdiag.columns import Records
-from mpdiag.histogram import ExponentHistogram
-from mpdiag.records import RowBuffer
+from mpdiag.numerics.histograms import ExponentHistogram
+from mpdiag.runs.records import Records
+from mpdiag.runs.schema import RowBuffer
 
 CHILD = Path(__file__).with_name("distributed_child.py")
 WORLD = 2

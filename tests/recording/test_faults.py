@@ -17,7 +17,7 @@ import pytest
 
 from mpdiag.analysis.analyzer import analyze
 from mpdiag.errors import DamagedRun
-from mpdiag.runs import open_run
+from mpdiag.runs.run import open_run
 
 CHILD = Path(__file__).with_name("faults_child.py")
 POSIX = pytest.mark.skipif(os.name != "posix", reason="signals and limits as POSIX has them")

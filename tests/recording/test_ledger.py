@@ -7,15 +7,15 @@ import numpy as np
 import torch
 
 import mpdiag
-from mpdiag.recording import counting
 from mpdiag.recording import ledger as ledger_module
+from mpdiag.recording.counting import host
 from mpdiag.recording.ledger import Ledger
 from mpdiag.recording.tensors import countable
-from mpdiag.run_writer import RunWriter
-from mpdiag.runs import open_run
+from mpdiag.runs.run import open_run
+from mpdiag.runs.writer import RunWriter
 
 STEPS = 4
-OURS = {ledger_module.__file__, counting.__file__}
+OURS = {ledger_module.__file__, host.__file__}
 
 
 def keep_books(ledger):

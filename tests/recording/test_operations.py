@@ -15,9 +15,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import mpdiag
 from mpdiag.errors import UsageError
-from mpdiag.histogram import ExponentHistogram
+from mpdiag.numerics.histograms import ExponentHistogram
 from mpdiag.recording.operations import OperationWatch, planned
-from mpdiag.runs import open_run
+from mpdiag.runs.run import open_run
 
 
 class Net(nn.Module):

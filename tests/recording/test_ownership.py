@@ -10,7 +10,7 @@ from torch import nn
 import mpdiag
 from mpdiag.recording import ledger
 from mpdiag.recording.ownership import is_replaced
-from mpdiag.runs import open_run
+from mpdiag.runs.run import open_run
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import mpdiag
-from mpdiag.runs import open_run
+from mpdiag.runs.run import open_run
 
 
 @pytest.fixture

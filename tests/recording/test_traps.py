@@ -15,10 +15,10 @@ from torch.utils.checkpoint import checkpoint
 
 import mpdiag
 from mpdiag.errors import RunExists, UsageError
-from mpdiag.histogram import ExponentHistogram
+from mpdiag.numerics.histograms import ExponentHistogram
 from mpdiag.recording.ledger import Ledger
 from mpdiag.recording.tensors import tensors_in
-from mpdiag.run_writer import RunWriter
+from mpdiag.runs.writer import RunWriter
 
 
 def model_and_optimizer(seed: int = 0):

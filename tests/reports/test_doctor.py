@@ -10,8 +10,8 @@ import pytest
 import torch
 from rich.console import Console
 
+from mpdiag.hardware.devices import DeviceFacts, Look
 from mpdiag.reports import doctor
-from mpdiag.tensorcores.devices import DeviceFacts, Look
 
 
 def as_text(environment):

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from mpdiag.formats import FP16
-from mpdiag.histogram import ExponentHistogram
+from mpdiag.numerics.formats import FP16
+from mpdiag.numerics.histograms import ExponentHistogram
 from mpdiag.reports.drawing import LOST, Histogram, Sparkline, draw_histogram, sparkline
 
 

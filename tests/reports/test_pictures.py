@@ -13,13 +13,13 @@ import runs_by_hand as hand
 
 from mpdiag.analysis.analyzer import analyze
 from mpdiag.analysis.layers import Layers
-from mpdiag.analysis.operation_rules import OperationFinding
-from mpdiag.analysis.replay import replay_run
-from mpdiag.formats import BF16, FP8_E4M3, FP8_E5M2, FP16
+from mpdiag.analysis.operations.rules import OperationFinding
+from mpdiag.analysis.scaling.replay import replay_run
+from mpdiag.numerics.formats import BF16, FP8_E4M3, FP8_E5M2, FP16
 from mpdiag.reports import pictures
 from mpdiag.reports.figures.gradients import fate, window
 from mpdiag.reports.frames import comparing, gradients, operations, training, updates
-from mpdiag.training_log import read_log
+from mpdiag.runs.training_log import read_log
 
 
 @pytest.fixture(scope="module", params=["digits", "by hand", "two ranks", "scaled"])

@@ -16,7 +16,7 @@ from mpdiag.errors import DamagedRun, DamagedSearch
 from mpdiag.plan import Fp32Choice
 from mpdiag.reports import pictures
 from mpdiag.reports.frames.sensitivity import MAY, MUST, OPEN, ranking, read_search, shown
-from mpdiag.sensitivities import OperationSensitivity, Sensitivities
+from mpdiag.runs.sensitivity import OperationSensitivity, Sensitivities
 
 SEARCH = {
     "version": 1,

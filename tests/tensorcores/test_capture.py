@@ -13,7 +13,7 @@ from torch.nn.modules import module as module_hooks
 import mpdiag
 from mpdiag.errors import UsageError
 from mpdiag.tensorcores import capture
-from mpdiag.tensorcores.tap import Tap
+from mpdiag.tensorcores.cpu.stdout_capture import Tap
 
 pytestmark = pytest.mark.skipif(
     torch.cuda.is_available(), reason="what a CPU says; a GPU's capture is read as a trace"

@@ -6,13 +6,13 @@ import math
 
 import pytest
 
+from mpdiag.hardware.devices import DeviceFacts
+from mpdiag.hardware.peaks import peaks_of
 from mpdiag.tensorcores.amdahl import speedup
 from mpdiag.tensorcores.causes import judge, misaligned, worth
-from mpdiag.tensorcores.devices import DeviceFacts
-from mpdiag.tensorcores.peaks import peaks_of
-from mpdiag.tensorcores.products import convolution, matmul, recurrent
 from mpdiag.tensorcores.roofline import place
-from mpdiag.tensorcores.work import OperationTime
+from mpdiag.tensorcores.work.operation import OperationTime
+from mpdiag.tensorcores.work.products import convolution, matmul, recurrent
 
 V100 = DeviceFacts("Tesla V100-SXM2-16GB", (7, 0), 80)
 A100 = DeviceFacts("NVIDIA A100-SXM4-40GB", (8, 0), 108)

@@ -7,7 +7,7 @@ import random
 import pytest
 from tensorcores.traces import ADD, SGEMM, TENSOR, kernel, launch, module, op, write
 
-from mpdiag.tensorcores import spill
+from mpdiag.tensorcores import spool
 from mpdiag.tensorcores.linking import link
 from mpdiag.tensorcores.readers.recognition import read
 
@@ -120,7 +120,7 @@ def test_what_waits_on_disk_changes_nothing(tmp_path, monkeypatch, portion):
     expected = places(path)[1]
     assert expected[TENSOR, "aten::addmm", "Linear_1", "forward"] == (25, 100.0)
     assert expected[SGEMM, "aten::mm", "Linear_0", "backward"] == (25, 200.0)
-    monkeypatch.setattr(spill, "PORTION", portion)
+    monkeypatch.setattr(spool, "PORTION", portion)
     linked, found = places(path)
     assert found == expected
     assert sum(linked.calls.values()) == 100

@@ -24,11 +24,11 @@ from typer.testing import CliRunner
 
 from mpdiag.cli import app
 from mpdiag.errors import DamagedTrace, ExitCode
+from mpdiag.hardware.devices import DeviceFacts
+from mpdiag.hardware.kernels import classify
 from mpdiag.reports.frames.roofline import roofline_frame
-from mpdiag.tensorcores.against import compare_profiles
-from mpdiag.tensorcores.devices import DeviceFacts
+from mpdiag.tensorcores.change import compare_profiles
 from mpdiag.tensorcores.events import Kernel
-from mpdiag.tensorcores.kernels import classify
 from mpdiag.tensorcores.profile import profile_trace
 from mpdiag.tensorcores.witnesses import by_counters, by_measured_rate, contradicts, witnessed
 

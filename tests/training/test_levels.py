@@ -9,8 +9,8 @@ from torch import nn
 
 import mpdiag
 from mpdiag.errors import UsageError
+from mpdiag.numerics.loss_scalers import Backoff, ConstantScale, LogNormal
 from mpdiag.plan import PrecisionPlan
-from mpdiag.scalers import Backoff, ConstantScale, LogNormal
 from mpdiag.training.levels import resolve
 
 HALF, BRAIN, FULL = torch.float16, torch.bfloat16, torch.float32

@@ -16,8 +16,8 @@ from torch import nn
 
 import mpdiag
 from mpdiag.errors import StateMismatch, TrainingDiverged, UsageError
+from mpdiag.numerics.loss_scalers import Backoff, LogNormal
 from mpdiag.plan import LossScalePlan, PrecisionPlan
-from mpdiag.scalers import Backoff, LogNormal
 
 INF, NAN = float("inf"), float("nan")
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import pandas as pd
     import plotly.graph_objects as go
 
-    from mpdiag.formats import FloatFormat
+    from mpdiag.numerics.formats import FloatFormat
 
 
 def side_by_side(

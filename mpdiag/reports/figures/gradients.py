@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     import pandas as pd
     import plotly.graph_objects as go
 
-    from mpdiag.formats import FloatFormat
+    from mpdiag.numerics.formats import FloatFormat
 
 VALUES = "value before scaling"
 DECADES = 6

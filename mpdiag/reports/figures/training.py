@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mpdiag.formats import FP16
+from mpdiag.numerics.formats import FP16
 from mpdiag.reports.figures.style import empty, figure
 from mpdiag.reports.palette import GREEN, PURPLE, SERIES, VERMILION
 from mpdiag.reports.words import beginning, in_figure

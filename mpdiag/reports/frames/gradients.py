@@ -9,15 +9,15 @@ import numpy as np
 import pandas as pd
 
 from mpdiag.analysis.layers import Layers, countable_rows, share
-from mpdiag.analysis.maxima import by_step
+from mpdiag.analysis.scaling.maxima import by_step
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from mpdiag.columns import Records
-    from mpdiag.formats import FloatFormat
-    from mpdiag.histogram import ExponentHistogram
-    from mpdiag.records import Kind
+    from mpdiag.numerics.formats import FloatFormat
+    from mpdiag.numerics.histograms import ExponentHistogram
+    from mpdiag.runs.records import Records
+    from mpdiag.runs.schema import Kind
 
 SCALES = range(-10, 25)
 """Exponents of the loss scales that tables over scales show."""

@@ -6,15 +6,15 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from mpdiag.formats import FORMATS
-from mpdiag.precision_lists import CALLED_AS, policy_name
+from mpdiag.numerics.autocast_lists import CALLED_AS, policy_name
+from mpdiag.numerics.formats import FORMATS
 from mpdiag.reports.words import layer_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from mpdiag.analysis.analyzer import Analysis
-    from mpdiag.operation_records import Operation
+    from mpdiag.runs.operations import Operation
 
 # What a user calls, by the ATen operation that is recorded of it.
 _CALLED_AS: dict[str, tuple[str, ...]] = {

@@ -9,7 +9,7 @@ import pandas as pd
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mpdiag.runs import Listing
+    from mpdiag.runs.run import Listing
 
 _COLUMNS = ("run", "what", "state", "model", "steps", "recorded", "device", "created")
 

@@ -14,21 +14,21 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import pandas as pd
 
-from mpdiag.analysis.rounding import operation_errors, rounding_error
-from mpdiag.documents import read_document
+from mpdiag.analysis.operations.rounding_error import operation_errors, rounding_error
 from mpdiag.errors import DamagedSearch
-from mpdiag.formats import FORMATS, FP16
-from mpdiag.precision_lists import LISTS
+from mpdiag.files.documents import read_document
+from mpdiag.numerics.autocast_lists import LISTS
+from mpdiag.numerics.formats import FORMATS, FP16
 from mpdiag.reports.frames.operations import lines_of
 from mpdiag.reports.words import layer_name
-from mpdiag.sensitivities import by_weight, read_sensitivities
+from mpdiag.runs.sensitivity import by_weight, read_sensitivities
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
     from mpdiag.analysis.analyzer import Analysis
-    from mpdiag.formats import FloatFormat
+    from mpdiag.numerics.formats import FloatFormat
     from mpdiag.reports.frames.operations import Lines
 
 SEARCH = "search.json"

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from mpdiag.documents import read_document
 from mpdiag.errors import DamagedRun, NewerSchema, RunNotFound
+from mpdiag.files.documents import read_document
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping

@@ -8,14 +8,14 @@ import numpy as np
 import pandas as pd
 
 from mpdiag.plan import PrecisionPlan
-from mpdiag.runs import open_run
+from mpdiag.runs.run import open_run
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
     from pathlib import Path
 
-    from mpdiag.analysis.replay import Replay
-    from mpdiag.training_log import TrainingLog
+    from mpdiag.analysis.scaling.replay import Replay
+    from mpdiag.runs.training_log import TrainingLog
 
 _COLUMNS = ("step", "loss", "scale", "skipped", "reason", "gradient_norm", "seconds")
 

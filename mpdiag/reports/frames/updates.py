@@ -10,7 +10,7 @@ import pandas as pd
 from mpdiag.analysis.layers import countable_rows, share
 
 if TYPE_CHECKING:
-    from mpdiag.columns import Records
+    from mpdiag.runs.records import Records
 
 BEGINS, CERTAIN = 11, 12
 """|w|/|Δw| of 2^11 = 2048, where a normal FP16 weight begins to swallow updates, and of 2^12 = 4096,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from mpdiag.formats import FORMATS
+from mpdiag.numerics.formats import FORMATS
 from mpdiag.reports.words import percent, superscript
 
 if TYPE_CHECKING:

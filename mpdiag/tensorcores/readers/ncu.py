@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mpdiag.errors import DamagedTrace
-from mpdiag.tensorcores.devices import DeviceFacts
+from mpdiag.hardware.devices import DeviceFacts
 from mpdiag.tensorcores.events import Event, Kernel
 from mpdiag.tensorcores.readers.tables import microseconds, number, rows
 

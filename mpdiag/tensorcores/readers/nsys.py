@@ -7,7 +7,7 @@ from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from mpdiag.errors import DamagedTrace
-from mpdiag.tensorcores.devices import DeviceFacts
+from mpdiag.hardware.devices import DeviceFacts
 from mpdiag.tensorcores.events import Event, Kernel, Launch
 
 if TYPE_CHECKING:

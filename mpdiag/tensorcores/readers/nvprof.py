@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from mpdiag.tensorcores.devices import DeviceFacts
+    from mpdiag.hardware.devices import DeviceFacts
 
 
 class NvprofTrace:

@@ -13,7 +13,7 @@ import re
 from typing import TYPE_CHECKING, Any, cast
 
 from mpdiag.errors import DamagedTrace
-from mpdiag.tensorcores.devices import DeviceFacts
+from mpdiag.hardware.devices import DeviceFacts
 from mpdiag.tensorcores.events import Event, Kernel, Launch, ModuleSpan, Operation
 from mpdiag.tensorcores.readers.json_stream import Damaged, JsonStream
 

@@ -1,0 +1,1 @@
+"""FP32 against mixed precision over seeds: metrics, curves, equivalence."""

@@ -1,0 +1,1 @@
+"""Which operations must stay in FP32, by rules over operation records."""

@@ -1,0 +1,112 @@
+"""Operations that stay in FP32: by the numbers of operation records, or else by kinds of modules."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mpdiag.plan import Fp32Choice
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from mpdiag.analysis.layers import Layers
+    from mpdiag.analysis.operations.rules import OperationFinding
+    from mpdiag.numerics.formats import FloatFormat
+
+NORMS = ("BatchNorm", "SyncBatchNorm", "LayerNorm", "GroupNorm", "InstanceNorm", "RMSNorm")
+EXPONENTIALS = ("Softmax", "LogSoftmax", "Softmax2d", "Softmin", "Softplus")
+CLOSE = 8.0
+"""An activation within this factor of the format's largest value is called close to it."""
+
+
+def choose_fp32_operations(
+    layers: Layers, modules: Sequence[Mapping[str, Any]], target: FloatFormat
+) -> tuple[Fp32Choice, ...]:
+    """Modules whose operation stays in FP32, each with the recorded numbers.
+
+    *Mixed Precision Training* (section 3.3) keeps large reductions in FP32: statistics of
+    normalisations, softmax and losses. An activation past the format's range must stay there, too,
+    and no loss scale mends it.
+    """
+    activations = layers.of_kind("activation")
+    h = activations.histograms
+    overflow = np.asarray(h.overflow(target).lower)
+    where = {name: i for i, name in enumerate(activations.names)}
+    choices = []
+    for module in modules:
+        if module["what"] != "module":
+            continue
+        name, kind = str(module["name"]), str(module["type"])
+        i = where.get(name)
+        if i is None:
+            continue
+        numbers = {"absmax": float(h.absmax[i]), "overflow": int(overflow[i]), "type": kind}
+        if overflow[i] > 0:
+            reason = (
+                f"its output reaches {h.absmax[i]:.3g}, past {target.label}'s largest value "
+                f"{target.max:.5g}"
+            )
+        elif kind.startswith(NORMS):
+            reason = "a normalisation: its statistics are a large reduction"
+        elif kind in EXPONENTIALS:
+            reason = "an exponential and a sum over its outputs"
+        elif kind.endswith("Loss"):
+            reason = "a loss: a reduction over everything"
+        else:
+            continue
+        choices.append(Fp32Choice(op=kind, module=name, reason=reason, evidence=numbers))
+    return tuple(choices)
+
+
+def proven_modules(
+    choices: Sequence[Fp32Choice], findings: Sequence[OperationFinding]
+) -> tuple[Fp32Choice, ...]:
+    """The modules whose outputs left the range, where operation records tell more.
+
+    What a module is by its kind is no proof. A container that only hands on what a module or an
+    operation inside it put out is not at fault itself.
+    """
+    overflowing = [c for c in choices if c.evidence.get("overflow")]
+    inner = [c.module for c in overflowing]
+    inner += [f.module for f in findings if f.code == "overflow" and f.module is not None]
+
+    def hands_on(name: str) -> bool:
+        prefix = f"{name}." if name else ""
+        return any(m != name and m.startswith(prefix) for m in inner) or any(
+            f.module == name and f.code == "overflow" for f in findings
+        )
+
+    return tuple(c for c in overflowing if not hands_on(c.module))
+
+
+def proven_operations(findings: Sequence[OperationFinding]) -> tuple[Fp32Choice, ...]:
+    """Findings as the plan's choices; an operation outside every submodule has module "".
+
+    The plan is for O1: what does no harm there, and is on no list, is not kept in FP32 by it.
+
+    An operation in place cannot change the precision of the tensor it writes to: the module around
+    it stays in FP32 as a whole, and where there is none the finding stands alone.
+    """
+    choices: dict[tuple[str, str], Fp32Choice] = {}
+    for f in findings:
+        if f.covered_by == "neighbours":
+            continue
+        op = "" if f.op.endswith("_") else f.op
+        module = f.module or ""
+        if not op and not module:
+            continue
+        evidence = {
+            **f.evidence,
+            "rule": f.code,
+            "line": f.where,
+            "code": f.text,
+            "fix": f.fix,
+            "without": f.without,
+            "flops_share": f.flops_share,
+            "bytes_share": f.bytes_share,
+            "policy": f.covered,
+        }
+        choices.setdefault((op, module), Fp32Choice(op, module, f.reason, evidence))
+    return tuple(choices.values())

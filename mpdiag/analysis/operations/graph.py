@@ -1,0 +1,218 @@
+"""The operations of a step as a graph, and the precision each tensor would be stored in.
+
+The recording is of FP32. Under the operation policy (level O1) matrix products store in the low
+format, exponentials, sums and losses in FP32, and the rest stays as wide as its inputs; with no
+policy (O2, O3) everything is stored in the low format. ``stored_low`` foresees this, operation by
+operation, in the order of the recording.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import defaultdict
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+from mpdiag.numerics.autocast_lists import FP32, LISTS, policy_name
+from mpdiag.runs.operations import NONE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from mpdiag.numerics.formats import FloatFormat
+    from mpdiag.runs.operations import Operation, TensorRecord
+
+_FLOATS = frozenset({"float16", "bfloat16", "float32"})
+_PASSING = frozenset(
+    "clone _unsafe_view alias_copy copy_ contiguous constant_pad_nd add add_ cat dropout".split()
+)
+# Composites whose parts run in FP32, called without a Python function of torch's in between.
+_COMPOSITE = re.compile(r"\b(cosine_similarity|rms_norm|kl_div|cdist|pdist|renorm)\s*\(")
+# A conversion to another tensor's dtype, whatever that will be.
+_FOLLOWS = re.compile(r"\.dtype\b|\btype_as\s*\(")
+FP32_LIMIT = 3.4028e38
+"""Beyond this a number is FP32's own limit: ``torch.finfo(x.dtype).min`` of the recording."""
+
+
+@dataclass(frozen=True, eq=False)
+class StepGraph:
+    """The operations of one step.
+
+    Attributes:
+        operations: In order; ``operations[i].index == i``.
+    """
+
+    operations: Sequence[Operation]
+    _figures: dict[tuple[str, int, str], int] = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def readers(self) -> dict[int, list[Operation]]:
+        """The forward operations that read what each operation wrote, by its index."""
+        found: dict[int, list[Operation]] = defaultdict(list)
+        for op in self.operations:
+            if not op.node:
+                for producer in {t.producer for t in op.inputs} - {NONE}:
+                    found[producer].append(op)
+        return found
+
+    @cached_property
+    def backward(self) -> dict[int, list[Operation]]:
+        """The backward operations of each forward one, by its index."""
+        found: dict[int, list[Operation]] = defaultdict(list)
+        for op in self.operations:
+            if op.node and op.forward != NONE:
+                found[op.forward].append(op)
+        return found
+
+    @cached_property
+    def gradients(self) -> frozenset[int]:
+        """Tensors that carry the gradient of the loss: a loss scale multiplies them, and no other."""
+        found: set[int] = set()
+        carriers: set[int] = set()
+        for i, op in enumerate(self.operations):
+            following = self.operations[i + 1] if i + 1 < len(self.operations) else None
+            seed = op.op == "ones_like" and following is not None and bool(following.node)
+            if seed or (op.node and any(t.producer in carriers for t in op.inputs)):
+                carriers.add(i)
+                found.update(t.tensor for t in op.outputs)
+        return frozenset(found)
+
+    def producer(self, tensor: TensorRecord) -> Operation | None:
+        """The operation that wrote a tensor, None where it came from outside the step."""
+        return None if tensor.producer == NONE else self.operations[tensor.producer]
+
+    def overflow(self, tensor: TensorRecord, target: FloatFormat) -> int:
+        """How many of a tensor's values leave a format's range, at least."""
+        return self._figure("overflow", tensor, target)
+
+    def lost(self, tensor: TensorRecord, target: FloatFormat) -> int:
+        """How many of a tensor's non-zero values a format makes 0, at least."""
+        return self._figure("lost_to_zero", tensor, target)
+
+    def _figure(self, what: str, tensor: TensorRecord, target: FloatFormat) -> int:
+        """A figure of a histogram, computed once: the rules ask for it again and again."""
+        if not tensor.counted:
+            return 0
+        key = what, id(tensor), target.name
+        known = self._figures.get(key)
+        if known is None:
+            known = self._figures[key] = int(getattr(tensor.histogram, what)(target).lower)
+        return known
+
+    def masked_softmax(self, tensor: TensorRecord, depth: int = 6) -> bool:
+        """Whether a tensor goes into softmax alone, where every row keeps an unmasked entry.
+
+        There a value far below the range, minus infinity when stored, is the 0 it was meant to be.
+        The dtype's own lowest number stays finite in any dtype: there a row may be masked whole.
+        """
+        readers = self.readers.get(tensor.producer, [])
+        if not readers or depth == 0:
+            return False
+        for op in readers:
+            if "lowest_row_maximum" in op.facts:
+                lowest = op.facts["lowest_row_maximum"]
+                if -FP32_LIMIT < lowest <= -60000 or op.facts.get("highest", math.inf) >= 60000:
+                    return False
+            elif op.op not in _PASSING or not all(
+                self.masked_softmax(t, depth - 1) for t in op.outputs
+            ):
+                return False
+        return True
+
+    @cached_property
+    def followed(self) -> dict[int, int]:
+        """Of a mask made a number in another tensor's dtype: the tensor it is then combined with.
+
+        ``scores + (1 - mask.to(scores.dtype)) * -1e9`` was recorded in FP32, and is in FP16 as soon
+        as the scores are.
+        """
+        found: dict[int, int] = {}
+        for op in self.operations:
+            if op.op == "_to_copy" and not op.node and _FOLLOWS.search(op.code):
+                partner = None if _floats(op) else self._partner(op)
+                if partner is not None:
+                    found[op.index] = partner
+        return found
+
+    def _partner(self, op: Operation) -> int | None:
+        mine, waiting = {op.index}, [op]
+        while waiting:
+            for reader in self.readers.get(waiting.pop(0).index, []):
+                others = [t.tensor for t in _floats(reader) if t.producer not in mine and t.shape]
+                if others:
+                    return others[0]
+                if reader.index not in mine:
+                    mine.add(reader.index)
+                    waiting.append(reader)
+        return None
+
+
+def _floats(op: Operation) -> list[TensorRecord]:
+    return [t for t in op.inputs if t.dtype in _FLOATS]
+
+
+def split(operations: Iterable[Operation]) -> list[StepGraph]:
+    """A graph for each recorded step of each rank."""
+    steps: dict[tuple[int, int], list[Operation]] = defaultdict(list)
+    for op in operations:
+        steps[op.rank, op.step].append(op)
+    return [StepGraph(found) for found in steps.values()]
+
+
+def in_fp32(op: Operation) -> bool:
+    """Whether the policy computes an operation in FP32, itself or as a part of a composite."""
+    if LISTS.get(policy_name(op.op)) == "low":
+        return False
+    composite = op.function in FP32 or bool(_COMPOSITE.search(op.code))
+    return composite or policy_name(op.op) in FP32
+
+
+def stored_low(
+    graph: StepGraph, *, policy: bool, fp32: frozenset[int] = frozenset()
+) -> dict[int, bool]:
+    """Of each tensor, by number: whether it is stored in the low format.
+
+    Args:
+        graph: A recorded step.
+        policy: Under the operation policy; else everything is low.
+        fp32: Indices of the operations that are kept in FP32 on top.
+    """
+    low: dict[int, bool] = {}
+    for op in graph.operations:
+        for t in op.inputs:
+            if t.tensor not in low:  # from outside, or a part of what was written
+                whole = graph.producer(t)
+                part = whole is not None and any(low.get(o.tensor, False) for o in whole.outputs)
+                low[t.tensor] = t.counted and (part if whole is not None else not policy)
+        if op.node:  # a backward operation computes as its forward one did
+            outputs = graph.operations[op.forward].outputs if op.forward != NONE else ()
+            result = any(low.get(t.tensor, False) for t in outputs)
+        else:
+            result = _result_is_low(op, low, policy=policy, fp32=fp32)
+            if op.index in graph.followed and op.index not in fp32:
+                result = low.get(graph.followed[op.index], not policy)
+        for t in op.outputs:
+            low[t.tensor] = result and t.counted
+    return low
+
+
+def _result_is_low(
+    op: Operation, low: dict[int, bool], *, policy: bool, fp32: frozenset[int]
+) -> bool:
+    if op.index in fp32:
+        return False
+    inputs = _floats(op)
+    if op.op.endswith("_") and inputs:  # in place: the dtype stays
+        return low[inputs[0].tensor]
+    if policy and in_fp32(op):
+        return False
+    if policy and LISTS.get(policy_name(op.op)) == "low":
+        return True
+    if op.op.startswith(("native_batch_norm", "_native_batch_norm", "cudnn_batch_norm")):
+        inputs = inputs[:1]  # its statistics and weights are FP32 whatever comes in
+    wide = [t for t in inputs if t.shape] or inputs  # numbers without dimensions do not promote
+    if not wide:
+        return not policy
+    return all(low[t.tensor] for t in wide)

@@ -1,0 +1,441 @@
+"""Rules over operation records: which operations must stay in FP32, each with its numbers.
+
+A rule looks at what a tensor *held* in the FP32 recording and at the precision it *would be stored
+in* (see ``operation_graph``). Only what happens in storage counts: a Tensor Core, and PyTorch's
+reductions on every device, add in FP32 whatever they read, so the length of a sum is no fault by
+itself; its stored result may be.
+
+* ``overflow``: a result leaves the format's range (products, powers, sums, exponentials, norms).
+* ``mask-fill``: a number the format cannot hold is filled in.
+* ``vanishing``: values become 0 that are divided by, or whose logarithm or root is taken: an
+  epsilon of 1e-8, a variance of 1e-9.
+* ``cancellation``: a difference of nearly equal numbers is mostly rounding error.
+* ``swallowed``: small numbers are added to one so large that they leave it as it was: in a running
+  sum, or before a logarithm.
+* ``gradient-overflow``: a backward operation leaves the range at the plan's loss scale.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from mpdiag.analysis.operations.graph import FP32_LIMIT, StepGraph
+from mpdiag.numerics.autocast_lists import LISTS, policy_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from mpdiag.numerics.formats import FloatFormat
+    from mpdiag.runs.operations import Operation, TensorRecord
+
+Code = Literal[
+    "overflow", "mask-fill", "vanishing", "cancellation", "swallowed", "gradient-overflow"
+]
+CoveredBy = Literal["", "lists", "neighbours"]
+
+WRONG = 0.1
+"""A difference whose stored result is off by this share of its norm has lost its meaning."""
+SWALLOWED = 0.5
+"""So many of the additions must change nothing before a running sum is called stuck."""
+RUNNING = 8
+"""Additions in a row that make a running sum."""
+_DEPTH = 8
+
+_SINGULAR = {
+    "div": "other", "div_": "other", "reciprocal": "self", "rsqrt": "self", "rsqrt_": "self",
+    "log": "self", "log2": "self", "log10": "self", "sqrt": "self", "sqrt_": "self",
+}  # fmt: skip
+_SUMS = frozenset({"add", "add_", "sub", "sub_", "rsub"})
+_LOGARITHMS = frozenset({"log", "log2", "log10"})
+_FILLS = frozenset({"masked_fill", "masked_fill_", "fill", "fill_"})
+
+
+@dataclass(frozen=True)
+class OperationFinding:
+    """An operation that must stay in FP32, or be written otherwise.
+
+    Attributes:
+        code: The rule.
+        op: The operation's name, as ``fp32_operations`` takes it.
+        aten: ATen's own name.
+        module: Name of the module it is called in, None outside the models.
+        where, text: The user's line.
+        reason: One sentence with the recorded numbers.
+        fix: What to do.
+        without: What happens without it.
+        covered: It does no harm under the operation policy, only where everything is low.
+        covered_by: ``lists``: the policy computes it, or what it reads, in FP32; ``neighbours``: it
+            is on no list, but what it reads comes from outside in FP32, or what reads it is FP32;
+            empty where it is not covered.
+        flops_share, bytes_share: Its share of the step's operations, backward included.
+        evidence: The numbers.
+    """
+
+    code: Code
+    op: str
+    aten: str
+    module: str | None
+    where: str
+    text: str
+    reason: str
+    fix: str
+    without: str
+    covered: bool = False
+    covered_by: CoveredBy = ""
+    flops_share: float = 0.0
+    bytes_share: float = 0.0
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def place(self) -> str:
+        """Module, or the line where there is none."""
+        return self.module or self.where or "(the training loop)"
+
+
+Found = tuple[int, OperationFinding]
+
+
+def overflows(
+    graph: StepGraph, low: Mapping[int, bool], target: FloatFormat, policy: bool
+) -> Iterator[Found]:
+    """Results, and numbers filled in, that leave the format's range."""
+    for op in graph.operations:
+        if op.node:
+            continue
+        fill = _fill(op, target)
+        if fill is not None and any(low[t.tensor] for t in op.outputs):
+            yield (
+                op.index,
+                _finding(
+                    op,
+                    "mask-fill",
+                    f"it fills in {fill:g}, which {target.label} cannot hold (±{target.max:g})",
+                    f"fill with float('-inf') or torch.finfo(x.dtype).min; or {op.op} in FP32",
+                    "PyTorch refuses to convert the number, or a masked row becomes NaN",
+                    {"value": fill},
+                ),
+            )
+            continue
+        product = LISTS.get(policy_name(op.op)) == "low" and policy
+        read = [t for t in op.inputs if product and not low[t.tensor] and graph.overflow(t, target)]
+        wrote = [t for t in op.outputs if low[t.tensor] and graph.overflow(t, target)]
+        if wrote and all(graph.masked_softmax(t) for t in wrote):
+            continue
+        if read or wrote:
+            t = (wrote or read)[0]
+            count = graph.overflow(t, target)
+            yield op.index, _overflow(op, t, count, target, read_only=not wrote)
+
+
+def _fill(op: Operation, target: FloatFormat) -> float | None:
+    """A number filled in that the format cannot hold, but a dtype's own limit, which follows it."""
+    value = op.scalars.get("value")
+    if op.op not in _FILLS or not isinstance(value, (int, float)):
+        return None
+    follows = abs(value) >= FP32_LIMIT and ".dtype" in op.code
+    return float(value) if target.overflows(abs(value)) and not follows else None
+
+
+def _instead_of_product(op: Operation, target: FloatFormat) -> str:
+    """What to do about a product or a power that leaves the range."""
+    factors = [v for v in op.scalars.values() if type(v) in (int, float)]
+    if "mul" in op.op and any(abs(v) > target.max for v in factors):
+        return f"{op.op} in FP32, or, if it is a mask, masked_fill(mask, -inf) instead"
+    if "mul" in op.op and len({t.tensor for t in op.inputs}) > 1:
+        return f"{op.op} in FP32, or divide a factor first"
+    return f"{op.op} in FP32, or divide before it is squared"
+
+
+def _overflow(
+    op: Operation, t: TensorRecord, count: int, target: FloatFormat, *, read_only: bool
+) -> OperationFinding:
+    """The finding of an operation; ``count`` values of the tensor leave the range."""
+    evidence: dict[str, Any] = {
+        "absmax": t.absmax,
+        "overflow": count,
+        "of": t.numel,
+        "largest": target.max,
+    }
+    told = f"its {'input' if read_only else 'result'} reaches {t.absmax:.3g}"
+    fix = f"{op.op} in FP32, or BF16"
+    if "highest" in op.facts and op.op.startswith("exp"):
+        evidence["highest"] = op.facts["highest"]
+        told = f"the exponent reaches {op.facts['highest']:.3g} and its result {t.absmax:.3g}"
+        fix = "subtract the maximum before exp (torch.softmax, torch.logsumexp do), or FP32"
+    elif op.reduction > 1:
+        source = op.inputs[0]
+        mean = float(source.histogram.abs_sum().value) / max(1, source.numel)
+        evidence |= {"reduction": op.reduction, "mean_magnitude": mean}
+        if op.op == "sum":
+            told = f"a sum of {op.reduction} values of about {mean:.3g} reaches {t.absmax:.3g}"
+            fix = "sum in FP32, or take the mean"
+    elif op.op in ("pow", "mul", "square", "pow_", "mul_"):
+        fix = _instead_of_product(op, target)
+    return _finding(
+        op,
+        "overflow",
+        f"{told}, past {target.label}'s largest value {target.max:g}",
+        fix,
+        f"{count:,} of {t.numel:,} values become infinite, and the loss NaN or Inf",
+        evidence,
+    )
+
+
+def vanishing(
+    graph: StepGraph, low: Mapping[int, bool], target: FloatFormat, _policy: bool
+) -> Iterator[Found]:
+    """Values that become 0 and are divided by, or whose logarithm or root is taken."""
+    for op in graph.operations:
+        name = _singular_argument(op)
+        t = op.input(name) if name else None
+        if op.node or t is None or not low[t.tensor] or not graph.lost(t, target):
+            continue
+        if op.op.startswith("sqrt") and not graph.backward.get(op.index):
+            continue  # the root of 0 is 0: only its slope is not finite
+        at = graph.producer(t)
+        origin = op if at is None else at
+        epsilon = _epsilon(origin, target)
+        told = (
+            f"the epsilon {epsilon:g} is 0 in {target.label}"
+            if epsilon is not None
+            else f"{graph.lost(t, target):,} of its {t.numel:,} values, down to {t.absmin:.3g}, are "
+            f"0 in {target.label}"
+        )
+        evidence = {
+            "absmin": t.absmin,
+            "lost": graph.lost(t, target),
+            "of": t.numel,
+            "consumer": op.op,
+            "consumer_line": op.where,
+        }
+        if epsilon is not None:
+            evidence["eps"] = epsilon
+        smallest = target.smallest_normal
+        for one in _low_sources(graph, origin, low, target):
+            yield (
+                one.index,
+                _finding(
+                    one,
+                    "vanishing",
+                    f"{told}, and {op.op} follows",
+                    f"{one.op} in FP32, or an epsilon of at least {smallest:.2g}",
+                    f"{op.op} of 0 gives Inf or NaN where FP32 gave a finite number",
+                    evidence,
+                ),
+            )
+
+
+def _singular_argument(op: Operation) -> str | None:
+    if op.op in ("pow", "pow_"):
+        exponent = op.scalars.get("exponent")
+        return "self" if isinstance(exponent, (int, float)) and exponent < 0 else None
+    return _SINGULAR.get(op.op)
+
+
+def _epsilon(op: Operation, target: FloatFormat) -> float | None:
+    """A number added or clamped to that the format turns into 0."""
+    for name in ("other", "min"):
+        value = op.scalars.get(name)
+        if isinstance(value, float) and 0 < value <= 2.0**target.zero_exponent:
+            return value
+    return None
+
+
+def _low_sources(
+    graph: StepGraph, op: Operation, low: Mapping[int, bool], target: FloatFormat
+) -> list[Operation]:
+    """An operation and those before it that would store the vanished values themselves."""
+    found, waiting = {op.index: op}, [op]
+    while waiting and len(found) < _DEPTH:
+        for t in waiting.pop().inputs:
+            before = graph.producer(t)
+            if before is None or before.node or before.index in found:
+                continue
+            if low[t.tensor] and graph.lost(t, target):
+                found[before.index] = before
+                waiting.append(before)
+    return list(found.values())
+
+
+def differences(
+    graph: StepGraph, low: Mapping[int, bool], target: FloatFormat, _policy: bool
+) -> Iterator[Found]:
+    """Differences of nearly equal numbers, mostly rounding error."""
+    for op in graph.operations:
+        error = op.facts.get(f"error_{target.name}")
+        ratio = op.facts.get("result_over_operand", 1.0)
+        if op.node or op.op not in _SUMS or error is None or error < WRONG or ratio > 0.5:
+            continue
+        operands = [t for t in op.inputs if low[t.tensor] and t.counted]
+        if not operands:
+            continue
+        evidence = {"error": error, "result_over_operand": ratio, "absmax": operands[0].absmax}
+        reason = (
+            f"it subtracts nearly equal numbers (the result is {ratio:.2g} of them): stored in "
+            f"{target.label}, {min(1.0, error):.0%} of the result is rounding error"
+        )
+        for one in (op, *_before(graph, operands, low, error)):
+            yield (
+                one.index,
+                _finding(
+                    one,
+                    "cancellation",
+                    reason,
+                    f"{one.op} in FP32, or a form without the subtraction (torch.var, centre first)",
+                    "the result is noise; a variance so computed may be 0 or negative",
+                    {**evidence, "subtraction": op.where},
+                ),
+            )
+
+
+def _before(
+    graph: StepGraph, operands: list[TensorRecord], low: Mapping[int, bool], error: float
+) -> list[Operation]:
+    """The operations whose rounding makes a difference wrong, back to the last product.
+
+    A sum's small addends bring small errors: what reaches the difference at a size whose rounding
+    is less than ``WRONG`` of the result is not followed.
+    """
+    found: dict[int, Operation] = {}
+    size = max(t.absmax for t in operands)
+    waiting = [(t, t.absmax) for t in operands]
+    while waiting and len(found) < _DEPTH:
+        t, reaches = waiting.pop()
+        before = graph.producer(t)
+        if before is None or before.node or before.index in found or not low[t.tensor]:
+            continue
+        if min(1.0, error) * reaches < WRONG * size:
+            continue
+        found[before.index] = before
+        if LISTS.get(policy_name(before.op)) == "low":
+            continue
+        for i in before.inputs:
+            if i.counted:
+                small = before.op in _SUMS and t.absmax > 0
+                waiting.append((i, reaches * min(1.0, i.absmax / t.absmax) if small else reaches))
+    return list(found.values())
+
+
+def running_sums(
+    graph: StepGraph, low: Mapping[int, bool], target: FloatFormat, _policy: bool
+) -> Iterator[Found]:
+    """Running sums, and sums before a logarithm, that small numbers leave as they were."""
+    length: dict[int, int] = {}
+    for op in graph.operations:
+        if op.node or op.op not in _SUMS:
+            continue
+        chain = [length.get(t.producer, 0) for t in op.inputs if _same_line(graph, t, op)]
+        length[op.index] = 1 + max(chain, default=0)
+        share = op.facts.get(f"swallowed_{target.name}", 0.0)
+        stored = any(low[t.tensor] for t in op.outputs)
+        if not stored or share < SWALLOWED:
+            continue
+        readers = graph.readers.get(op.index, [])
+        logarithm = next((r for r in readers if r.op in _LOGARITHMS), None)
+        lost = 0.0 if logarithm is None else _share_of_logarithm(op, logarithm)
+        if lost >= WRONG:
+            told = (
+                f"{share:.0%} of what is added is lost beside the larger operand, and with it "
+                f"{min(1.0, lost):.0%} of the logarithm that follows"
+            )
+            fix = "torch.log1p(x) instead of log(1 + x), or FP32"
+            without = "the logarithm is 0 where it was small"
+        elif length[op.index] >= RUNNING:
+            told = (
+                f"the running sum (addition {length[op.index]} in a row) no longer changes in "
+                f"{share:.0%} of its elements"
+            )
+            fix = "keep the running sum in FP32, or add in pairs"
+            without = "the sum stands still"
+        else:
+            continue
+        large, small = op.outputs[0].absmax, min(t.absmax for t in op.inputs)
+        yield (
+            op.index,
+            _finding(
+                op,
+                "swallowed",
+                f"{told}: it reaches {large:.3g}, {target.label} has {target.mantissa_bits + 1} bits",
+                fix,
+                without,
+                {
+                    "swallowed": share,
+                    "absmax": large,
+                    "added": small,
+                    "length": length[op.index],
+                    **({"share_of_logarithm": lost} if logarithm is not None else {}),
+                },
+            ),
+        )
+
+
+def _share_of_logarithm(op: Operation, logarithm: Operation) -> float:
+    """What a sum's smaller operand is to the sum, over the logarithm of that sum.
+
+    log(s + b) − log(s) is about b / s: all of log(1 + x) at small x, next to nothing of log(20).
+    """
+    sizes = [_rms(t) for t in op.inputs if t.counted]
+    numbers = (op.scalars.get("other"), op.scalars.get("self"))
+    sizes += [abs(float(n)) for n in numbers if isinstance(n, (int, float))]
+    total, result = _rms(op.outputs[0]), _rms(logarithm.outputs[0])
+    return min(sizes, default=0.0) / total / result if total and result else 0.0
+
+
+def _rms(t: TensorRecord) -> float:
+    """Root of the mean square of a tensor's values, by its histogram."""
+    return float(np.sqrt(float(t.histogram.energy().value) / max(1, t.numel)))
+
+
+def _same_line(graph: StepGraph, t: TensorRecord, op: Operation) -> bool:
+    before = graph.producer(t)
+    return before is not None and (before.file, before.line) == (op.file, op.line)
+
+
+def gradients(
+    graph: StepGraph, low: Mapping[int, bool], target: FloatFormat, scale: float
+) -> Iterator[Found]:
+    """Backward intermediates past the range; what modules and weights see, the scale respects."""
+    for op in graph.operations:
+        if not op.node or op.forward < 0:
+            continue
+        forward = graph.operations[op.forward]
+        for t in op.outputs:
+            factor = scale if t.tensor in graph.gradients else 1.0
+            if low[t.tensor] and t.counted and target.overflows(t.absmax * factor):
+                yield (
+                    forward.index,
+                    _finding(
+                        forward,
+                        "gradient-overflow",
+                        f"its backward pass ({op.op}) reaches {t.absmax:.3g}"
+                        + (f" times the loss scale {factor:g}" if factor != 1 else ""),
+                        f"{forward.op} in FP32",
+                        "each such step is skipped, and the loss scale falls",
+                        {"absmax": t.absmax, "scale": factor, "backward": op.op},
+                    ),
+                )
+                break
+
+
+def _finding(
+    op: Operation, code: Code, reason: str, fix: str, without: str, evidence: Mapping[str, Any]
+) -> OperationFinding:
+    return OperationFinding(
+        code=code,
+        op=policy_name(op.op) if not op.op.endswith("_") else op.op,
+        aten=op.op,
+        module=op.module,
+        where=op.where,
+        text=op.code,
+        reason=reason,
+        fix=fix,
+        without=without,
+        evidence={"step": op.step, **evidence},
+    )
+
+
+RULES = (overflows, vanishing, differences, running_sums)
+"""Those of the forward pass, which ask nothing of the loss scale; ``gradients`` does."""

@@ -1,0 +1,1 @@
+"""The loss scale: the admissible interval, the method, its replay over a recording."""

@@ -1,0 +1,317 @@
+"""``mpdiag demo --all``: every workload, every way to train, several seeds, one table.
+
+What is done is kept. A folder holds, for each workload, ``settings.json``, the plans made from the
+first seed's recording (``plan.json``, and ``plan-bf16.json``), and a run for each way and seed, such
+as ``ssd/fp16-plan/seed0``. A training counts as done once its log holds the metric; one that was cut
+off begins anew. So the command can be ended and repeated, and several processes may share a folder
+if each is given workloads of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+
+from mpdiag import workloads
+from mpdiag.analysis.analyzer import analyze
+from mpdiag.demo import family_table, workflow
+from mpdiag.demo.family_table import Family, Side
+from mpdiag.errors import InputError, UsageError
+from mpdiag.files.atomic import write_json
+from mpdiag.plan import PrecisionPlan
+from mpdiag.reports import terminal
+from mpdiag.runs import provenance
+from mpdiag.runs.run import now, open_run
+from mpdiag.runs.training_log import read_log
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from rich.progress import Progress
+
+    from mpdiag.analysis.analyzer import Analysis
+    from mpdiag.runs.training_log import TrainingLog
+    from mpdiag.workloads.protocol import Workload
+
+ABLATIONS = {
+    "fp16-o2": "FP16 weights with FP32 masters",
+    "fp16-no-masters": "FP16 weights, no FP32 masters",
+    "fp16-sums": "FP16 by the plan, sums in FP16",
+}
+"""Ways for ``benchmarks/ablations.py``, which are in no table of their own."""
+OBSERVED = ("fp16-no-scale", "fp16-plan")
+"""Ways whose first seed is recorded as it trains, to count what underflows."""
+SETTINGS = "settings.json"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One training of the table."""
+
+    workload: Workload
+    folder: Path
+    way: str
+    seed: int
+    steps: int
+    device: str = "cpu"
+
+    @property
+    def run(self) -> Path:
+        """Its run folder."""
+        return self.folder / self.way / f"seed{self.seed}"
+
+    def log(self) -> TrainingLog | None:
+        """Its log, once it is done.
+
+        By a plan that wants no scale, a training without one that skipped no step is the same
+        training, bit for bit, and stands for it.
+        """
+        own = self.own_log()
+        if own is None and self.way == "fp16-plan" and self._wants_no_scale():
+            without = replace(self, way="fp16-no-scale").own_log()
+            return without if without is not None and not without.skipped else None
+        return own
+
+    def _wants_no_scale(self) -> bool:
+        plan = self.folder / "plan.json"
+        return plan.exists() and PrecisionPlan.load(plan).loss_scale.method == "none"
+
+    @property
+    def setting(self) -> workflow.Setting:
+        """What it shares with the other ways."""
+        return workflow.Setting(self.workload, self.seed, self.steps, self.device)
+
+    def own_log(self) -> TrainingLog | None:
+        """The log in its own folder, once it is done."""
+        try:
+            found = read_log(self.run)
+        except InputError:
+            return None
+        return found if found.metric(self.workload.metric) is not None else None
+
+
+def ways_of(workload: Workload) -> tuple[str, ...]:
+    """Ways to train a workload: the paper's own scale only where it names one."""
+    return tuple(
+        w for w in family_table.WAYS if w != "fp16-paper" or workload.paper_scale is not None
+    )
+
+
+def run_table(
+    folder: Path,
+    *,
+    only: Sequence[str] = (),
+    seeds: int = 3,
+    steps: int | None = None,
+    options: Mapping[str, Any] | None = None,
+    done_only: bool = False,
+    device: str = "cpu",
+) -> list[Family]:
+    """Train what is not done yet, then make the table of all that is.
+
+    Args:
+        folder: Where trainings are kept.
+        only: Names of workloads; default: all.
+        seeds: Seeds of each way, from 0.
+        steps: Steps of each training; default: each workload's own number.
+        options: Options of the workloads, such as ``size``.
+        done_only: Train nothing; the table is of what is done, workloads whose first seed is not
+            done in FP32 and by the plan left out.
+        device: Where to train, as torch names it.
+
+    Returns:
+        A row for each workload asked for.
+
+    Raises:
+        UsageError: If there is no such workload or device, or the folder holds trainings of other
+            settings.
+    """
+    chosen = [workloads.load(name, **(options or {})) for name in only or workloads.names()]
+    rows = []
+    if done_only:
+        for workload in chosen:
+            place = folder / workload.name
+            count = workload.default_steps if steps is None else steps
+            first = [Cell(workload, place, way, 0, count) for way in ("fp32", "fp16-plan")]
+            if all(cell.log() is not None for cell in first):
+                settle(place, workload, steps, device)
+                rows.append(read_family(workload, place, count, seeds))
+        return rows
+    workflow.usable(device)
+    with workflow.training_progress(Console(stderr=True)) as progress:
+        for workload in chosen:
+            place = folder / workload.name
+            settle(place, workload, steps, device)
+            count = workload.default_steps if steps is None else steps
+            for seed in range(seeds):
+                for way in ways_of(workload):
+                    train_cell(Cell(workload, place, way, seed, count, device), progress)
+            rows.append(read_family(workload, place, count, seeds))
+    return rows
+
+
+def settle(place: Path, workload: Workload, steps: int | None, device: str = "cpu") -> None:
+    """Note what the trainings of a folder share, or refuse to mix others in."""
+    settings = {
+        "workload": repr(workload),
+        "steps": steps,
+        "device": device,
+        "torch": provenance.versions()["torch"],
+    }
+    path = place / SETTINGS
+    if path.exists():
+        known = json.loads(path.read_text(encoding="utf-8"))
+        if known != settings:
+            changed = next(k for k in settings if known.get(k) != settings[k])
+            message = (
+                f"{place} holds trainings of another {changed} ({known.get(changed)}, not "
+                f"{settings[changed]}): give another --folder"
+            )
+            raise UsageError(message)
+        return
+    place.mkdir(parents=True, exist_ok=True)
+    write_json(path, settings)
+
+
+def train_cell(cell: Cell, progress: Progress) -> None:
+    """One training, unless it is done. What the first seed's trainings show is observed in each."""
+    observed = cell.way in OBSERVED and cell.seed == 0
+    if (cell.own_log() if observed else cell.log()) is not None:
+        return
+    shutil.rmtree(cell.run, ignore_errors=True)
+    if cell.way == "fp32":
+        title = f"{cell.workload.name} FP32 seed {cell.seed}"
+        workflow.record_fp32(cell.setting, cell.run, progress, title)
+        if cell.seed == 0:
+            for target, name in (("fp16", "plan.json"), ("bf16", "plan-bf16.json")):
+                analyze(cell.run, target).plan.save(cell.folder / name)
+        return
+    bf16 = cell.way == "bf16"
+    plan = PrecisionPlan.load(cell.folder / ("plan-bf16.json" if bf16 else "plan.json"))
+    title = {**family_table.WAYS, **ABLATIONS}[cell.way]
+    variant = workflow.Variant(
+        f"{cell.workload.name} {title} seed {cell.seed}", cell.way, _options(cell)
+    )
+    workflow.train_variant(cell.setting, cell.run, plan, variant, progress, observed=observed)
+
+
+def _options(cell: Cell) -> Mapping[str, Any]:
+    """What a way overrides in the plan."""
+    ways: dict[str, Mapping[str, Any]] = {
+        "fp16-no-scale": {"loss_scale": 1.0},
+        "fp16-plan": {},
+        "bf16": {"loss_scale": 1.0},
+        "fp16-paper": {"loss_scale": cell.workload.paper_scale},
+        "fp16-o2": {"level": "O2"},
+        "fp16-no-masters": {"level": "O2", "master_weights": False},
+        "fp16-sums": {"fp16_accumulation": True},
+    }
+    return ways[cell.way]
+
+
+def read_family(workload: Workload, place: Path, steps: int, seeds: int) -> Family:
+    """A row from what the folder holds."""
+    analysis = analyze(place / "fp32" / "seed0")
+    scale = analysis.plan.loss_scale
+    masters = analysis.plan.master_weights
+    logs = {
+        way: [Cell(workload, place, way, seed, steps).log() for seed in range(seeds)]
+        for way in ways_of(workload)
+    }
+    reference = metrics_of(workload, logs["fp32"])
+    sides = {"fp32": Side(reference, 0, len(reference) * steps)}
+    for way, found in logs.items():
+        if way != "fp32":
+            sides[way] = side_of(workload, reference, found)
+    return Family(
+        workload=workload.name,
+        family=workload.family,
+        metric=workload.metric,
+        higher_is_better=workload.higher_is_better,
+        margin=workload.margin,
+        steps=steps,
+        seeds=tuple(seed for seed, log in enumerate(logs["fp32"]) if log is not None),
+        sides=sides,
+        need=scale.need,
+        method=scale.method,
+        recommended=scale.recommended,
+        lower=scale.lower,
+        upper=scale.upper,
+        paper_scale=workload.paper_scale,
+        worst_lost=analysis.loss_scale.worst_before,
+        onset=family_table.onset(analysis),
+        underflow=_underflow(analysis, place),
+        in_fp32=family_table.in_fp32(analysis.plan),
+        master_weights=masters.needed,
+        swallowed=masters.swallowed_fraction,
+    )
+
+
+def metrics_of(workload: Workload, logs: Sequence[TrainingLog | None]) -> tuple[float, ...]:
+    """The workload's metric of each training that is done."""
+    metrics = [log.metric(workload.metric) for log in logs if log is not None]
+    return tuple(m.value for m in metrics if m is not None)
+
+
+def side_of(
+    workload: Workload, reference: tuple[float, ...], logs: Sequence[TrainingLog | None]
+) -> Side:
+    """One way against FP32's metrics."""
+    values = metrics_of(workload, logs)
+    done = [log for log in logs if log is not None]
+    stopped = next((str(n["stopped"]) for log in done for n in log.notes if "stopped" in n), "")
+    if not values:
+        return Side((), stopped=stopped)
+    return family_table.compare_side(
+        reference,
+        values,
+        workload.margin,
+        skipped=sum(len(log.skipped) for log in done),
+        steps=sum(len(log.steps) for log in done),
+        stopped=stopped,
+    )
+
+
+def _underflow(analysis: Analysis, place: Path) -> dict[str, family_table.Underflow]:
+    found = {}
+    for way in OBSERVED:
+        run = place / way / "seed0"
+        recorded = open_run(run) if (run / "stats").is_dir() else None
+        scale = 1.0 if way == "fp16-no-scale" else analysis.plan.loss_scale.init_scale
+        found[way] = family_table.underflow(analysis.run, recorded, scale)
+    return found
+
+
+def document(rows: Sequence[Family]) -> dict[str, Any]:
+    """The table as JSON, with where and how it was made."""
+    versions = provenance.versions()
+    return {
+        "schema_version": 1,
+        "command": " ".join(["mpdiag", *provenance.arguments()[1:]]),
+        "date": now(),
+        "device": provenance.device(None),
+        "versions": {k: versions[k] for k in ("python", "torch", "mpdiag") if k in versions},
+        "families": [row.to_json() for row in rows],
+    }
+
+
+def show_table(
+    rows: Sequence[Family], folder: Path, *, as_json: bool = False, markdown: bool = False
+) -> None:
+    """Print the table to stdout, and name the next command."""
+    if as_json:
+        terminal.show_json(document(rows))
+    elif markdown:
+        print(family_table.families_markdown(rows))
+    else:
+        terminal.show(family_table.families_text(rows))
+    if not rows:
+        terminal.name_next("mpdiag", "demo", "--all")
+        return
+    first = folder / rows[0].workload
+    terminal.name_next("mpdiag", "compare", first / "fp32", first / "fp16-plan")

@@ -1,0 +1,196 @@
+"""``mpdiag search``: the smallest FP32 set of a built-in workload or exhibit, with progress."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import TYPE_CHECKING, Any, cast
+
+from rich.console import Console, Group
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from mpdiag import workloads
+from mpdiag.analysis.analyzer import analyze
+from mpdiag.errors import UsageError
+from mpdiag.files.atomic import atomic_path
+from mpdiag.plan import PrecisionPlan
+from mpdiag.recording.record import record
+from mpdiag.reports import terminal
+from mpdiag.runs.run import META
+from mpdiag.sensitivity.search import SearchResult, search_fp32
+from mpdiag.sensitivity.stored import measure_sensitivity
+from mpdiag.training.trainer import MixedPrecision
+from mpdiag.workloads import gallery
+from mpdiag.workloads.protocol import mixed_step, start
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from torch import Tensor, nn
+    from torch.optim import Optimizer
+
+    from mpdiag.sensitivity.search import Train
+    from mpdiag.workloads.protocol import Workload
+
+GALLERY = "gallery/"
+
+
+def run_search(
+    name: str,
+    run: Path,
+    *,
+    plan: Path | None = None,
+    budget: float = math.inf,
+    seeds: int = 5,
+    steps: int | None = None,
+    lists: bool = True,
+) -> SearchResult:
+    """Search a workload, or ``gallery/NAME``; the plan is written into the run.
+
+    Args:
+        name: What to train.
+        run: A folder that keeps the search, so that it can go on, and ``plan.json``.
+        plan: Whose level, format and loss scale to use; default: record and analyze first.
+        budget: Minutes.
+        seeds: Of FP32.
+        steps: Of each training of a workload; default: its own number.
+        lists: Whether the operation policy's lists hold.
+
+    Raises:
+        UsageError: If there is no such workload.
+    """
+    subject = _Subject(name, steps)
+    given = PrecisionPlan.load(plan) if plan is not None else _recorded(subject, run)
+    console = Console(stderr=True)
+    columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task("searching", total=None)
+
+        def tell(what: str, probes: int, best: int) -> None:
+            progress.update(
+                task, description=f"{what}; {probes} sets tried, best so far {best} in FP32"
+            )
+
+        result = search_fp32(
+            subject.build,
+            given,
+            budget=budget,
+            run=run,
+            seeds=range(seeds),
+            probe_seeds=min(2, seeds),
+            higher_is_better=subject.higher_is_better,
+            lists=lists,
+            on_progress=tell,
+        )
+    with atomic_path(run / "plan.json") as path:
+        result.plan.save(path)
+    return result
+
+
+class _Subject:
+    """A workload or an exhibit, as the search wants it."""
+
+    def __init__(self, name: str, steps: int | None) -> None:
+        self.higher_is_better = False
+        self._exhibit = None
+        self._workload: Workload | None = None
+        self._steps = steps
+        if name.startswith(GALLERY):
+            exhibit = gallery.load(name.removeprefix(GALLERY))
+            self._exhibit = exhibit if steps is None else dataclasses.replace(exhibit, steps=steps)
+        elif name in workloads.names():
+            self._workload = workloads.load(name)
+            self.higher_is_better = self._workload.higher_is_better
+        else:
+            message = (
+                f"there is no workload {name!r}: choose one of {', '.join(workloads.names())}, or "
+                f"{GALLERY}NAME with one of {', '.join(gallery.names())}"
+            )
+            raise UsageError(message)
+
+    def build(self, seed: int) -> tuple[nn.Module, Optimizer, Train]:
+        """A fresh training."""
+        if self._exhibit is not None:
+            return self._exhibit.build(seed)
+        assert self._workload is not None
+        session = start(self._workload, seed=seed, steps=self._steps)
+
+        def train(mp: MixedPrecision) -> float:
+            session.run(take_step=mixed_step(mp))
+            return session.evaluate()
+
+        return session.model, session.optimizer, train
+
+    def step(self, model: nn.Module) -> Callable[[], Tensor]:
+        """One forward pass on the first batch, as often as it is called."""
+        if self._exhibit is not None:
+            first = self._exhibit.batches(0)[0]
+            return lambda: cast("Tensor", model(*first))
+        workload = self._workload
+        assert workload is not None
+        batch = next(workload.batches(1, 0))
+        return lambda: next(workload.losses(model, batch))
+
+
+def _recorded(subject: _Subject, run: Path) -> PrecisionPlan:
+    """The plan of an FP32 recording, made now unless the run has one.
+
+    The recording, the sensitivities measured at its end and the search share a run folder, so that
+    the dashboard shows them together.
+    """
+    earlier = run / "recording"  # where it was kept before
+    place = earlier if (earlier / META).is_file() else run
+    if not (place / META).is_file():
+        model, optimizer, train = subject.build(0)
+        with (
+            record(model, optimizer, place),
+            MixedPrecision(model, optimizer, PrecisionPlan(), level="O0", loss_scale=1.0) as mp,
+        ):
+            train(mp)
+        plan = analyze(place).plan
+        scale = plan.loss_scale.recommended
+        measure_sensitivity(model, subject.step(model), place, fmt=plan.target, scale=scale)
+        return plan
+    return analyze(place).plan
+
+
+def search_text(result: SearchResult) -> Any:
+    """The answer, its evidence and what it cost."""
+    spread = result.spread
+    trainings = sum(len(p.metrics) for p in result.probes)
+    size = len(result.fp32)
+    said = {
+        "none": "Nothing need stay in FP32: training holds with none of it there.",
+        "found": f"{size} of {len(result.candidates)} operations must stay in FP32.",
+        "unfinished": f"The time ended: {size} of {len(result.candidates)} operations in FP32 "
+        "suffice as far as known; run the same command again to go on.",
+        "impossible": "Even with every operation in FP32 the training does not hold: it is the "
+        "weights, the inputs or the level; try O1 or BF16.",
+    }[result.answer]
+    style = {"none": "bold green", "found": "bold green"}.get(result.answer, "bold yellow")
+    parts: list[Any] = [Text(said, style=style)]
+    if size and result.answer != "impossible":
+        table = Table()
+        for column in ("module", "operation", "why"):
+            table.add_column(column)
+        for c in (*result.plan.fp32_operations, *result.plan.fp32_modules):
+            table.add_row(Text(c.module or "(the model)"), c.op or "all", Text(c.reason))
+        parts.append(table)
+    if spread is not None:
+        figures = ", ".join(f"{m:.4g}" for m in spread.metrics)
+        parts.append(Text(f"FP32's seeds reach {figures}; good is up to {spread.bound:.4g}"))
+    parts.append(
+        Text(f"{len(result.probes)} sets, {trainings} trainings, {result.seconds:.0f} s", "dim")
+    )
+    return Group(*parts)
+
+
+def show_search(result: SearchResult, *, as_json: bool) -> None:
+    """Print a result to stdout."""
+    if as_json:
+        terminal.show_json(result.to_json())
+    else:
+        terminal.show(search_text(result))

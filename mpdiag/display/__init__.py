@@ -1,0 +1,1 @@
+"""Wording and HTML that every part of the package shares."""

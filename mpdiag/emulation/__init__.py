@@ -1,0 +1,1 @@
+"""FP16 and BF16 arithmetic emulated on any device."""

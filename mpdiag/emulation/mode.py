@@ -1,0 +1,282 @@
+"""Low-precision storage with FP32 arithmetic, on any device.
+
+A Tensor Core multiplies FP16 values and adds in FP32; what it stores is rounded to FP16. The same
+numbers come out anywhere if each operation reads its half-precision tensors, computes in FP32 and
+rounds what it returns: *Mixed Precision Training* (section 4) emulated FP16 so on Maxwell GPUs.
+
+``Emulation`` does this below autograd, so tensors *are* half precision: their dtypes, the
+gradients', what is saved for backward, and every error of mixed dtypes are those of the native
+backend. Only the arithmetic inside an operation differs from a CPU's own half precision, which is
+slow, incomplete (no LSTM), and adds in half precision here and there.
+
+What is not emulated: the order of a GPU's additions (FP32 results differ in their last bits before
+they are rounded), and what fused kernels keep in registers.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_map_only, tree_unflatten
+
+from mpdiag.emulation.accumulation import accumulates, product, reduces, reduction
+from mpdiag.tracing.storages import WeakStorages
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+LOW = frozenset({torch.float16, torch.bfloat16})
+Dtypes = tuple[torch.dtype | None, ...]
+_WORTH_KEEPING = 1 << 14
+
+# Operations that round once, or not at all, in torch's own half-precision kernels: what they return
+# is what FP32 arithmetic rounded once would be (a test compares them bit by bit), and it is faster.
+_EXACT_NATIVELY = frozenset(
+    """
+    _to_copy _unsafe_view abs alias_copy argmax argmin argsort bernoulli bernoulli_ cat clamp
+    clamp_max clamp_min clone constant_pad_nd copy copy_ detach div embedding empty_like eq
+    exponential_ fill fill_ flip full_like gather ge gt index index_select is_nonzero isfinite
+    isinf isnan le lt masked_fill masked_fill_ masked_select max_pool2d_with_indices maximum
+    minimum mul ne neg new_empty new_empty_strided new_full new_ones new_zeros nonzero normal_
+    ones_like rand_like randn_like relu relu_ repeat roll sigmoid sigmoid_ silu tanh tanh_
+    leaky_relu leaky_relu_ leaky_relu_backward scatter select_backward select_scatter set_ sign
+    slice_backward slice_scatter sort stack threshold_backward topk tril triu uniform_ where
+    zero_ zeros_like _local_scalar_dense record_stream _pin_memory resize_ unbind_copy
+    as_strided_scatter lift_fresh t_ transpose_ squeeze_ unsqueeze_ as_strided_ detach_
+    """.split()
+)
+
+_SUMS = frozenset(
+    {torch.ops.aten.add, torch.ops.aten.add_, torch.ops.aten.sub, torch.ops.aten.sub_}
+)
+
+# A tensor or a dtype may stand in one of these, or be one.
+_NESTED = frozenset({list, tuple, torch.dtype})
+
+# Operations that take operands of one dtype alone; their shape functions do not say so.
+_ONE_DTYPE = frozenset(
+    "mm addmm bmm baddbmm addbmm mv addmv dot vdot convolution _convolution convolution_backward".split()
+)
+
+
+class Emulation(TorchDispatchMode):
+    """While it is entered, half-precision operations compute in FP32 and round what they return.
+
+    Backward passes must run inside, too. oneDNN is switched off meanwhile for whatever asks from
+    above this level: its LSTM and GRU are one opaque operation that would hide every stored gate
+    and state; convolutions and the rest find it switched on again.
+
+    Args:
+        low_sums: Add up in FP16, too (see ``accumulation``).
+
+    Attributes:
+        roundings: Tensors rounded so far, those of natively exact operations included.
+    """
+
+    def __init__(self, *, low_sums: bool = False) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.roundings = 0
+        self._low_sums = low_sums
+        self._native: dict[Any, bool] = {}
+        self._results: dict[Any, Dtypes | None] = {}
+        self._copies: WeakStorages[tuple[int, torch.Tensor]] = WeakStorages()
+        self._seen: set[Any] = set()
+        self._onednn: list[bool] = []
+
+    def __enter__(self) -> Emulation:  # noqa: PYI034 - typing.Self is Python 3.11's
+        """Begin."""
+        entered = bool(self._onednn)
+        self._onednn.append(self._onednn[-1] if entered else torch._C._get_mkldnn_enabled())
+        torch._C._set_mkldnn_enabled(False)
+        super().__enter__()  # type: ignore[no-untyped-call]
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """End; oneDNN is as it was."""
+        super().__exit__(*exception)  # type: ignore[no-untyped-call]
+        before = self._onednn.pop()
+        if not self._onednn:
+            torch._C._set_mkldnn_enabled(before)
+            self._copies.clear()
+            self._seen.clear()
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """See ``TorchDispatchMode``."""
+        kwargs = kwargs or {}
+        torch._C._set_mkldnn_enabled(self._onednn[-1])
+        try:
+            if self._low_sums and reduces(func, args):
+                with self:  # sums inside are seen again
+                    return reduction(func, args, kwargs)
+            native = self._native.get(func)
+            if native is None:
+                native = self._native[func] = _is_native(func)
+            if native or (func.overloadpacket in _SUMS and _is_plain(args, kwargs)):
+                result = func(*args, **kwargs)
+                if not func.is_view and type(result) is torch.Tensor and result.dtype in LOW:
+                    self.roundings += 1
+                return result
+            if self._low_sums and accumulates(func, args, kwargs):
+                self.roundings += 1
+                return product(*args)
+            return self._compute(func, args, kwargs)
+        finally:
+            torch._C._set_mkldnn_enabled(False)
+
+    def _compute(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run in FP32 if anything given is of half precision, and round what is returned."""
+        signature = tuple([x.dtype if isinstance(x, torch.Tensor) else type(x) for x in args])
+        if kwargs or not _NESTED.isdisjoint(signature) or func._schema.is_mutable:
+            return self._compute_nested(func, args, kwargs)
+        if LOW.isdisjoint(signature):
+            return func(*args)
+        dtypes = self._result_dtypes(func, signature, args, kwargs)
+        if dtypes is None:  # torch itself refuses this: let it say so
+            return func(*args)
+        return self._narrowed(func(*[self._wide(x) for x in args]), dtypes)
+
+    def _compute_nested(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """The same, where tensors stand in lists or keywords, or are written to."""
+        leaves, spec = tree_flatten((args, kwargs))
+        signature = tuple([x.dtype if isinstance(x, torch.Tensor) else type(x) for x in leaves])
+        if LOW.isdisjoint(signature):
+            return func(*args, **kwargs)
+        key = (*signature, _form(spec), *[x for x in leaves if isinstance(x, torch.dtype)])
+        dtypes = self._result_dtypes(func, key, args, kwargs)
+        if dtypes is None:
+            return func(*args, **kwargs)
+        mutable = func._schema.is_mutable
+        wide = [self._wide(x, keep=not mutable) for x in leaves]
+        wide_args, wide_kwargs = tree_unflatten(wide, spec)
+        result = func(*wide_args, **wide_kwargs)
+        if not mutable:
+            return self._narrowed(result, dtypes)
+        back = {}
+        for to, source in _written(func, (args, kwargs), (wide_args, wide_kwargs)):
+            back[id(source)] = to
+            if source is not to:
+                to.copy_(source)
+                self.roundings += 1
+        return tree_map(lambda r: back.get(id(r), r), result)
+
+    def _result_dtypes(
+        self, func: Any, signature: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Dtypes | None:
+        key = (func, signature)
+        if key not in self._results:
+            self._results[key] = _result_dtypes(func, args, kwargs)
+        return self._results[key]
+
+    def _narrowed(self, result: Any, dtypes: Dtypes) -> Any:
+        if type(result) is torch.Tensor:
+            return self._rounded(result, dtypes[0])
+        flat, form = tree_flatten(result)
+        if len(dtypes) != len(flat):
+            dtypes = dtypes[:1] * len(flat)
+        return tree_unflatten(
+            [self._rounded(r, d) for r, d in zip(flat, dtypes, strict=True)], form
+        )
+
+    def _wide(self, x: Any, *, keep: bool = True) -> Any:
+        """A tensor in FP32; of one that is read again and again (a weight), the copy made before."""
+        if isinstance(x, torch.dtype):
+            return torch.float32 if x in LOW else x
+        if not isinstance(x, torch.Tensor) or x.dtype not in LOW:
+            return x
+        if not keep or x.numel() < _WORTH_KEEPING:
+            return x.float()
+        storage = x.untyped_storage()
+        key = (storage._cdata, x.storage_offset(), x.shape, x.stride())
+        kept = self._copies.get(key)
+        if kept is not None and kept[0] == x._version:
+            return kept[1]
+        copy = x.float()
+        if key in self._seen:
+            self._copies.put(key, storage, (x._version, copy))
+        self._seen.add(key)
+        return copy
+
+    def _rounded(self, value: Any, dtype: torch.dtype | None) -> Any:
+        if dtype is None or not isinstance(value, torch.Tensor) or not value.is_floating_point():
+            return value
+        if dtype in LOW:
+            self.roundings += 1
+        return value.to(dtype)
+
+
+@contextmanager
+def suspended() -> Iterator[None]:
+    """FP32 as it would be without emulation: for FP32 work inside an emulated region."""
+    with torch.utils._python_dispatch._disable_current_modes():
+        before = torch._C._get_mkldnn_enabled()
+        torch._C._set_mkldnn_enabled(True)
+        try:
+            yield
+        finally:
+            torch._C._set_mkldnn_enabled(before)
+
+
+def _form(spec: Any) -> Any:
+    """A form of nested arguments that can be looked up; torch 2.6 has none with a hash for dicts."""
+    try:
+        hash(spec)
+    except TypeError:
+        return repr(spec)
+    return spec
+
+
+def _is_native(func: Any) -> bool:
+    if func.is_view or func.namespace != "aten":
+        return True
+    return func.overloadpacket.__name__ in _EXACT_NATIVELY
+
+
+def _is_plain(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Whether a sum of two tensors has no factor, which would be rounded on its own."""
+    return kwargs.get("alpha", 1) == 1 and all(isinstance(x, torch.Tensor) for x in args)
+
+
+def _written(func: Any, given: Any, wide: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """The tensors an operation writes to: as given, and as FP32."""
+    for i, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is None or not argument.alias_info.is_write:
+            continue
+        pair = [
+            args[i] if i < len(args) else kwargs.get(argument.name)
+            for args, kwargs in (given, wide)
+        ]
+        for to, source in zip(*map(tree_leaves, pair), strict=True):
+            if isinstance(to, torch.Tensor):
+                yield to, source
+
+
+def _result_dtypes(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Dtypes | None:
+    """What torch returns for tensors of these dtypes, asked without data; None if it refuses.
+
+    A single dtype stands for as many results as there are.
+    """
+    leaves = tree_leaves((args, kwargs))
+    given = {x.dtype for x in leaves if isinstance(x, torch.Tensor) and x.is_floating_point()}
+    if len(given) > 1 and func.overloadpacket.__name__ in _ONE_DTYPE:
+        return None
+    meta_args, meta_kwargs = tree_map_only(torch.Tensor, lambda x: x.to("meta"), (args, kwargs))
+    if "device" in meta_kwargs:
+        meta_kwargs["device"] = "meta"
+    try:
+        flat = tree_flatten(func(*meta_args, **meta_kwargs))[0]
+    except (RuntimeError, NotImplementedError):
+        if len(given) > 1:  # dtypes that do not go together
+            return None
+        return (kwargs.get("dtype") or given.pop(),)  # no shape function: like what was given
+    return tuple(
+        x.dtype if isinstance(x, torch.Tensor) and x.is_floating_point() else None for x in flat
+    )

@@ -1,0 +1,255 @@
+"""One operation policy on every device: which operation computes in which precision at level O1.
+
+The base is ``torch.autocast``, whose CUDA lists are the field's own: matrix multiplications in low
+precision, exponentials, norms, sums and losses in FP32, the rest as wide as its inputs. On a CPU
+torch's lists are shorter (softmax, layer norm, exp, pow and sum stay low there), and recurrent
+networks are not cast at all. ``install`` fills these gaps with kernels of our own, which act while
+a policy of ours is in force and leave a plain ``torch.autocast`` as it was.
+
+On top come what a plan or a user asks for: operations in FP32 or in low precision everywhere, or in
+FP32 in one module, and whole modules in FP32.
+
+Sources: PyTorch's documentation of automatic mixed precision (op reference, CUDA); GTC 2019,
+*Automatic Mixed Precision for PyTorch* (white and black lists); *Mixed Precision Training*
+(section 3.3, reductions in FP32).
+"""
+
+from __future__ import annotations
+
+import difflib
+import threading
+import warnings
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.library import Library
+from torch.utils._pytree import tree_map
+
+from mpdiag.emulation import recurrent
+from mpdiag.errors import UsageError
+from mpdiag.numerics.autocast_lists import BANNED, FP32, LISTS, LOW, PROMOTE, RECURRENT, Rule
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+
+__all__ = [
+    "BANNED", "FP32", "LISTS", "LOW", "MODULE_OPERATIONS", "PROMOTE", "RECURRENT", "Policy", "Rule",
+    "in_force", "install", "operation_named",
+]  # fmt: skip
+
+# What people call an operation -> what ATen calls it.
+ALIASES = {
+    "cross_entropy": "cross_entropy_loss",
+    "gelu": "gelu",
+    "interpolate": "upsample_bilinear2d",
+    "multi_head_attention": "scaled_dot_product_attention",
+    "vector_norm": "linalg_vector_norm",
+}
+
+# The operation of a module type, where a module is little more than one operation.
+MODULE_OPERATIONS = {
+    "Softmax": "softmax", "Softmax2d": "softmax", "Softmin": "softmax", "LogSoftmax": "log_softmax",
+    "Softplus": "softplus", "LayerNorm": "layer_norm", "RMSNorm": "rms_norm",
+    "GroupNorm": "group_norm", "MSELoss": "mse_loss", "L1Loss": "l1_loss",
+    "SmoothL1Loss": "smooth_l1_loss", "HuberLoss": "huber_loss", "NLLLoss": "nll_loss",
+    "KLDivLoss": "kl_div", "CrossEntropyLoss": "cross_entropy_loss",
+    "BCEWithLogitsLoss": "binary_cross_entropy_with_logits",
+}  # fmt: skip
+
+
+def operation_named(name: str) -> str:
+    """The ATen name of an operation: ``torch.nn.functional.softmax`` -> ``softmax``.
+
+    Raises:
+        UsageError: If ATen knows no such operation; the message names the nearest.
+    """
+    text = name.removeprefix("aten::").removeprefix("aten.")
+    plain = (
+        text.split(".")[0] if hasattr(torch.ops.aten, text.split(".")[0]) else text.split(".")[-1]
+    )
+    plain = ALIASES.get(plain, plain)
+    if plain and hasattr(torch.ops.aten, plain):
+        return plain
+    near = difflib.get_close_matches(plain, [*LISTS, *ALIASES], 3, 0.5)
+    hint = f": did you mean {', '.join(near)}?" if near else ""
+    message = f"torch has no operation {name!r}{hint or ''}"
+    raise UsageError(message)
+
+
+@dataclass
+class Policy:
+    """The operation policy of one training.
+
+    Attributes:
+        dtype: The low precision.
+        overrides: Rules by operation that replace those of the lists.
+        in_module: Operations that are FP32 right now, because a module being called asks for it:
+            a stack, its last entry in force.
+        outside: Operations that are FP32 where no submodule is being called: in a model's own code,
+            and in the loop around it.
+        depth: How many submodules are being called.
+    """
+
+    dtype: torch.dtype
+    overrides: Mapping[str, Rule] = field(default_factory=dict)
+    in_module: list[frozenset[str]] = field(default_factory=list)
+    outside: frozenset[str] = frozenset()
+    depth: int = 0
+
+    def rule(self, operation: str) -> Rule | None:
+        """What becomes of an operation now; None: as wide as its inputs."""
+        if self.in_module and operation in self.in_module[-1]:
+            return "fp32"
+        if self.depth == 0 and operation in self.outside:
+            return "fp32"
+        return self.overrides.get(operation) or LISTS.get(operation)
+
+
+_everywhere: list[Policy] = []
+_here = threading.local()
+
+
+@contextmanager
+def in_force(policy: Policy) -> Iterator[None]:
+    """Let our kernels follow this policy meanwhile.
+
+    It holds for this thread, and for threads that have none of their own: a checkpointed forward
+    pass runs again in autograd's.
+    """
+    stacks = (_everywhere, vars(_here).setdefault("policies", []))
+    for stack in stacks:
+        stack.append(policy)
+    try:
+        yield
+    finally:
+        for stack in stacks:
+            stack.remove(policy)
+
+
+def _policy_in_force() -> Policy | None:
+    policies = vars(_here).get("policies") or _everywhere
+    return policies[-1] if policies else None
+
+
+# -- kernels ---------------------------------------------------------------------------------------
+
+_libraries: list[Library] = []
+_installed: set[tuple[str, str]] = set()
+
+
+def install(device_type: str, operations: frozenset[str] = frozenset()) -> None:
+    """Give autocast on a device the kernels it lacks for our lists, and for these operations.
+
+    An operation that torch's autocast on that device treats as our lists do is left to torch,
+    unless it is named.
+    """
+    key = f"Autocast{device_type.upper()}"
+    if device_type == "cpu":
+        operations |= BANNED  # torch bans them on CUDA alone
+    for name in sorted({*LISTS, *operations}):
+        if not hasattr(torch.ops.aten, name):
+            continue  # a name of another torch version
+        packet = getattr(torch.ops.aten, name)
+        for overload in packet.overloads():
+            op = getattr(packet, overload)
+            full = f"aten::{name}" + ("" if overload == "default" else f".{overload}")
+            if "out" in overload or "Dimname" in str(op._schema) or (full, key) in _installed:
+                continue
+            if not any("Tensor" in str(a.type) for a in op._schema.arguments):
+                continue
+            if not torch._C._dispatch_has_kernel(full):
+                continue  # TorchScript's alone
+            known = torch._C._dispatch_has_kernel_for_dispatch_key(full, key)
+            if known and name not in operations:
+                continue
+            if not known and device_type != "cpu" and name not in operations:
+                continue  # CUDA's own lists are ours
+            _register(op, full, key, name, replaces=known)
+            _installed.add((full, key))
+
+
+def _register(op: Any, full: str, key: str, name: str, *, replaces: bool) -> None:
+    if not _libraries:
+        _libraries.append(Library("aten", "IMPL"))
+    kernel = _kernel(op, name, key, replaces=replaces)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Warning only once for all operators")
+        warnings.filterwarnings("ignore", ".*verriding a previously registered kernel")
+        options = {"with_keyset": True}
+        if replaces and "allow_override" in Library.impl.__code__.co_varnames:
+            options["allow_override"] = True
+        _libraries[0].impl(full.removeprefix("aten::"), kernel, key, **options)
+
+
+def _kernel(op: Any, name: str, key: str, *, replaces: bool) -> Callable[..., Any]:
+    """The autocast kernel of one operation: cast by the policy in force, then go on below."""
+    autocast = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
+    below = torch._C._dispatch_keyset_full_after(getattr(torch._C.DispatchKey, key))
+    device_type = key.removeprefix("Autocast").lower()
+
+    def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
+        policy = _policy_in_force()
+        if policy is not None:
+            rule = policy.rule(name)
+        else:  # somebody's plain autocast: what torch would have done
+            rule = LISTS.get(name) if replaces else None
+            rule = "fp32" if rule == "banned" else rule
+        if rule is None:
+            if _has_plain_numbers(op, args):
+                with torch._C._ExcludeDispatchKeyGuard(autocast):
+                    return op(*args, **kwargs)
+            return op.redispatch(keyset & below, *args, **kwargs)
+        if rule == "banned":
+            raise UsageError(_BANNED)
+        low = torch.get_autocast_dtype(device_type)
+        cast = _cast_to(rule, low, args, kwargs)
+        args, kwargs = tree_map(cast, (args, kwargs))
+        if recurrent.applies(op, args):
+            with torch._C._ExcludeDispatchKeyGuard(autocast):
+                return recurrent.lstm(*args)
+        onednn = torch._C._get_mkldnn_enabled()
+        if name in RECURRENT and rule == "low" and low == torch.float16:
+            # oneDNN has no FP16 LSTM on most CPUs; ATen's own takes it step by step.
+            torch._C._set_mkldnn_enabled(False)
+        try:
+            with torch._C._ExcludeDispatchKeyGuard(autocast):
+                return op(*args, **kwargs)
+        finally:
+            torch._C._set_mkldnn_enabled(onednn)
+
+    return kernel
+
+
+def _has_plain_numbers(op: Any, args: tuple[Any, ...]) -> bool:
+    """Whether a number stands for a tensor (``x + 1``), which redispatching does not take."""
+    return any(
+        isinstance(x, (int, float, complex)) and isinstance(a.type, torch.TensorType)
+        for x, a in zip(args, op._schema.arguments, strict=False)
+    )
+
+
+_BANNED = (
+    "binary_cross_entropy of probabilities loses its small ones in low precision: give the logits "
+    "to binary_cross_entropy_with_logits, or name it in fp32_operations"
+)
+
+
+def _cast_to(
+    rule: Rule, low: torch.dtype, args: tuple[Any, ...], kwargs: dict[str, Any]
+) -> Callable[[Any], Any]:
+    if rule == "promote":
+        wide = any(
+            isinstance(x, torch.Tensor) and x.dtype == torch.float32
+            for x in (*args, *kwargs.values())
+        )
+        rule = "fp32" if wide else "low"
+    dtype = torch.float32 if rule == "fp32" else low
+    narrow = (torch.float16, torch.bfloat16)
+    eligible = narrow if rule == "fp32" else (*narrow, torch.float32)
+
+    def cast(x: Any) -> Any:
+        return x.to(dtype) if isinstance(x, torch.Tensor) and x.dtype in eligible else x
+
+    return cast

@@ -1,0 +1,41 @@
+"""Rounding of FP32 tensors to a narrower format, on any device."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from mpdiag.numerics.formats import FORMATS, FloatFormat
+
+_CASTS = {"fp16": torch.float16, "bf16": torch.bfloat16}
+
+
+def round_to(values: Tensor, fmt: FloatFormat) -> Tensor:
+    """Round to the nearest value of a format, ties to even; what is out of range becomes infinite.
+
+    Formats without infinity (E4M3) give NaN there, as ``FloatFormat.round`` does; torch's own FP8
+    casts saturate in some versions.
+
+    Args:
+        values: Floating point, any shape.
+        fmt: FP32 returns the values as they are.
+
+    Returns:
+        A tensor of the same dtype.
+    """
+    if fmt == FORMATS["fp32"]:
+        return values
+    cast = _CASTS.get(fmt.name)
+    if cast is not None:
+        return values.to(cast).to(values.dtype)
+    magnitude = values.abs()
+    _, exponent = torch.frexp(magnitude)  # |x| in [2^(e-1), 2^e)
+    least = torch.full_like(exponent, fmt.min_exponent)
+    quantum = torch.maximum(exponent - 1, least) - fmt.mantissa_bits
+    # Multiplying by powers of two is exact; torch.round takes ties to even.
+    rounded = torch.ldexp(torch.round(torch.ldexp(magnitude, -quantum)), quantum)
+    beyond = float("inf") if fmt.has_infinity else float("nan")
+    rounded = torch.where(rounded > fmt.max, torch.full_like(rounded, beyond), rounded)
+    rounded = torch.copysign(rounded, values)
+    infinite = torch.full_like(values, beyond).copysign(values)
+    return torch.where(values.isfinite(), rounded, torch.where(values.isnan(), values, infinite))

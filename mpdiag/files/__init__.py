@@ -1,0 +1,1 @@
+"""How anything reaches a disk: paths and URLs, atomic writes, JSON, Parquet."""

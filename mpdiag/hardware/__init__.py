@@ -1,0 +1,1 @@
+"""What devices can do: kernel names, alignment, peak rates, capabilities, settings."""

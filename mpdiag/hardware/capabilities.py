@@ -1,0 +1,170 @@
+"""What a machine can do with each format, and which versions that needs.
+
+Sources: NVIDIA, *CUDA Toolkit Release Notes*, table of minimum drivers (Linux), and *cuDNN Support
+Matrix*, for the first versions that knew a format's instructions; *CUDA C Programming Guide*,
+table of compute capabilities; Transformer Engine's requirements for FP8 on Ada.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from mpdiag.hardware.alignment import is_amd
+
+if TYPE_CHECKING:
+    from mpdiag.hardware.devices import DeviceFacts
+
+How = Literal["tensor cores", "matrix unit", "vector unit", "emulated", "no"]
+
+Version = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Need:
+    """What Tensor Cores need for a format.
+
+    Attributes:
+        capability: Least compute capability.
+        cuda, cudnn, driver: First versions with the instructions.
+    """
+
+    capability: tuple[int, int]
+    cuda: Version
+    cudnn: Version
+    driver: Version
+
+    @property
+    def text(self) -> str:
+        """For a person."""
+        major, minor = self.capability
+        return (
+            f"compute capability {major}.{minor}, CUDA {_dotted(self.cuda)}, "
+            f"cuDNN {_dotted(self.cudnn)}, driver {_dotted(self.driver)}"
+        )
+
+
+NEEDS = {
+    "fp16": Need((7, 0), (9, 0), (7, 0), (384, 81)),
+    "int8": Need((7, 5), (10, 0), (7, 3), (410, 48)),
+    "tf32": Need((8, 0), (11, 0), (8, 0), (450, 36)),
+    "bf16": Need((8, 0), (11, 0), (8, 0), (450, 36)),
+    "fp8": Need((8, 9), (11, 8), (8, 6), (520, 61)),
+}
+"""Of NVIDIA's GPUs, oldest first."""
+_FP8_ON_ADA = (12, 1)
+
+
+@dataclass(frozen=True)
+class Software:
+    """Versions that decide; None for what is absent or not known."""
+
+    cuda: Version | None = None
+    cudnn: Version | None = None
+    driver: Version | None = None
+
+
+@dataclass(frozen=True)
+class Ability:
+    """What one device can do with one format.
+
+    Attributes:
+        device: Its name.
+        format: ``fp16``, ``bf16``, ``tf32``, ``fp8``, ``int8``.
+        how: Where matrix products in it are computed.
+        reason: Why, or why not, one sentence.
+        needs: What Tensor Cores need for it.
+    """
+
+    device: str
+    format: str
+    how: How
+    reason: str
+    needs: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+
+def gpu_abilities(device: DeviceFacts, software: Software) -> tuple[Ability, ...]:
+    """What a GPU can do with each format."""
+    return tuple(_gpu_ability(device, software, name, need) for name, need in NEEDS.items())
+
+
+def _gpu_ability(device: DeviceFacts, software: Software, name: str, need: Need) -> Ability:
+    how, reason = _on_gpu(device, software, name, need)
+    return Ability(device.name, name, how, reason, need.text)
+
+
+def _on_gpu(device: DeviceFacts, software: Software, name: str, need: Need) -> tuple[How, str]:
+    if is_amd(device.name):
+        rates = device.peaks.tensor if device.peaks is not None else {}
+        if name in rates:
+            return "tensor cores", "matrix cores (MFMA) multiply it"
+        return "no", "not known of this GPU" if not rates else "its matrix cores do not multiply it"
+    if device.has_tensor_cores is False:
+        return "no", "this GPU has no Tensor Cores: the format saves memory, not time"
+    if device.capability is None or device.has_tensor_cores is None:
+        return "no", "not known of this GPU"
+    if device.capability < need.capability:
+        return "no", f"its Tensor Cores (compute capability {_dotted(device.capability)}) are older"
+    missing = _missing(device, software, name, need)
+    if missing:
+        return "no", f"too old here: {', '.join(missing)}"
+    return "tensor cores", "Tensor Cores multiply it"
+
+
+def _missing(device: DeviceFacts, software: Software, name: str, need: Need) -> list[str]:
+    """Versions that are older than the format; what is not known is not held against it."""
+    cuda = need.cuda
+    if name == "fp8" and device.capability == (8, 9):
+        cuda = _FP8_ON_ADA
+    wanted = {"CUDA": cuda, "cuDNN": need.cudnn, "driver": need.driver}
+    there = {"CUDA": software.cuda, "cuDNN": software.cudnn, "driver": software.driver}
+    return [
+        f"{what} {_dotted(have)} < {_dotted(wanted[what])}"
+        for what, have in there.items()
+        if have is not None and have < wanted[what]
+    ]
+
+
+def cpu_abilities(
+    name: str, *, has_amx: bool | None, has_avx512_bf16: bool | None
+) -> tuple[Ability, ...]:
+    """What a CPU can do with each format."""
+    bf16: tuple[How, str]
+    if has_amx:
+        bf16 = "matrix unit", "AMX multiplies it: train in BF16 here"
+    elif has_avx512_bf16:
+        bf16 = "vector unit", "AVX512-BF16 multiplies it, without a matrix unit"
+    else:
+        bf16 = "emulated", "computed in FP32: right numbers, no gain in speed"
+    found: dict[str, tuple[How, str]] = {
+        "fp16": (
+            "emulated",
+            "mpdiag computes in FP32 and rounds what is stored: right numbers, no gain in speed",
+        ),
+        "int8": ("vector unit", "for inference alone"),
+        "tf32": ("no", "TF32 is a format of NVIDIA's Tensor Cores"),
+        "bf16": bf16,
+        "fp8": ("no", "torch stores it, nothing multiplies it; mpdiag analyze predicts it"),
+    }
+    return tuple(
+        Ability(name, fmt, how, reason, NEEDS[fmt].text) for fmt, (how, reason) in found.items()
+    )
+
+
+def version(text: str | int | None) -> Version | None:
+    """``"12.4"``, ``"550.54.15"`` or cuDNN's number (8902, 91002) as a tuple; None if neither."""
+    if isinstance(text, int):
+        if text >= 10_000:  # from cuDNN 9 on
+            return text // 10_000, text // 100 % 100, text % 100
+        return text // 1000, text // 100 % 10, text % 100
+    numbers = re.findall(r"\d+", text or "")
+    return tuple(int(n) for n in numbers[:3]) or None
+
+
+def _dotted(numbers: Version) -> str:
+    return ".".join(map(str, numbers))

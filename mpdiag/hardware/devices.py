@@ -1,0 +1,206 @@
+"""What a device is and how it is doing: from a trace, from torch, or from NVML.
+
+NVML (the library behind nvidia-smi) knows what torch does not: the clocks a GPU runs at and could
+run at, why it is held back, its power and its driver. Nothing here changes a setting.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from mpdiag.hardware import alignment, peaks
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+_THROTTLE = (
+    # bit, what a person should know; bits as in nvml.h, nvmlClocksEventReason*
+    (0x0000000000000004, "the software power cap holds clocks down"),
+    (0x0000000000000008, "hardware slowdown: temperature, power brake or supply"),
+    (0x0000000000000010, "sync boost: another GPU of the group is slower"),
+    (0x0000000000000020, "software thermal slowdown"),
+    (0x0000000000000040, "hardware thermal slowdown"),
+    (0x0000000000000080, "hardware power brake"),
+)
+"""What makes kernels slower than they could be; idle and clocks set on purpose are no fault."""
+_CLOCKS_SET = 0x0000000000000002
+
+
+@dataclass(frozen=True)
+class DeviceFacts:
+    """One device. Whatever its source does not tell is None.
+
+    Attributes:
+        name: As its driver gives it.
+        capability: Compute capability, major and minor.
+        processors: Streaming multiprocessors or compute units.
+        memory_bytes: Of the device, in all.
+        driver: Driver version.
+        clock_mhz, max_clock_mhz: Of the multiprocessors, now and at most.
+        memory_clock_mhz, max_memory_clock_mhz: Of the memory.
+        power_watts, power_limit_watts: Drawn now, and the limit in force.
+        temperature: Degrees Celsius.
+        throttling: What holds clocks down now, in words.
+        clocks_fixed: Whether someone set application clocks.
+        mig: Whether it is cut into slices.
+    """
+
+    name: str
+    capability: tuple[int, int] | None = None
+    processors: int | None = None
+    memory_bytes: int | None = None
+    driver: str | None = None
+    clock_mhz: int | None = None
+    max_clock_mhz: int | None = None
+    memory_clock_mhz: int | None = None
+    max_memory_clock_mhz: int | None = None
+    power_watts: float | None = None
+    power_limit_watts: float | None = None
+    temperature: int | None = None
+    throttling: tuple[str, ...] = ()
+    clocks_fixed: bool | None = None
+    mig: bool | None = None
+
+    @property
+    def generation(self) -> str | None:
+        """``"ampere"``, ``"cdna"`` …; None where it is not known or has no Tensor Cores."""
+        if self.capability is not None:
+            return alignment.generation(self.capability, self.name)
+        known = self.peaks
+        return known.generation if known is not None else None
+
+    @property
+    def peaks(self) -> peaks.Peaks | None:
+        """Its published rates; None where it is not known, and never a guess."""
+        return peaks.peaks_of(self.name)
+
+    @property
+    def has_tensor_cores(self) -> bool | None:
+        """Whether it has Tensor Cores; None where that is not known."""
+        return peaks.has_tensor_cores(self.name, self.capability)
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values, with what is known of its kind."""
+        known = self.peaks
+        document = asdict(self)
+        document["capability"] = None if self.capability is None else list(self.capability)
+        document["throttling"] = list(self.throttling)
+        return document | {
+            "generation": self.generation,
+            "has_tensor_cores": self.has_tensor_cores,
+            "peaks": None
+            if known is None
+            else {
+                "tensor_tflops": dict(known.tensor),
+                "cuda_tflops": dict(known.cuda),
+                "bandwidth_gbps": known.bandwidth,
+                "source": known.source,
+            },
+        }
+
+
+@dataclass(frozen=True)
+class Look:
+    """What NVML said.
+
+    Attributes:
+        devices: Every GPU it sees, in its order, which is not always torch's.
+        problem: Why it said nothing, one sentence; None where it did.
+    """
+
+    devices: tuple[DeviceFacts, ...] = ()
+    problem: str | None = None
+
+
+def look(nvml: Any = None) -> Look:
+    """Ask NVML about every GPU.
+
+    Args:
+        nvml: The module to ask; by default ``pynvml`` of the package nvidia-ml-py.
+    """
+    try:
+        module = import_module("pynvml") if nvml is None else nvml
+    except Exception as error:  # noqa: BLE001 - a broken package is a fact to report
+        return Look(problem=f"nvidia-ml-py does not load ({error})")
+    try:
+        with _open(module):
+            driver = _ask(module.nvmlSystemGetDriverVersion)
+            return Look(
+                tuple(
+                    _facts(module, module.nvmlDeviceGetHandleByIndex(i), driver)
+                    for i in range(module.nvmlDeviceGetCount())
+                )
+            )
+    except module.NVMLError as error:
+        return Look(problem=f"NVML finds no NVIDIA driver here ({error})")
+
+
+@contextmanager
+def _open(nvml: Any) -> Iterator[None]:
+    nvml.nvmlInit()
+    try:
+        yield
+    finally:
+        nvml.nvmlShutdown()
+
+
+def _facts(nvml: Any, handle: Any, driver: Any) -> DeviceFacts:
+    """One GPU; what its kind or our rights do not allow stays None."""
+
+    def ask(name: str, *arguments: Any) -> Any:
+        return _ask(getattr(nvml, name, None), handle, *arguments, failure=nvml.NVMLError)
+
+    reasons = ask("nvmlDeviceGetCurrentClocksEventReasons")
+    if reasons is None:  # its name in drivers before 535
+        reasons = ask("nvmlDeviceGetCurrentClocksThrottleReasons")
+    memory, mig = ask("nvmlDeviceGetMemoryInfo"), ask("nvmlDeviceGetMigMode")
+    capability = ask("nvmlDeviceGetCudaComputeCapability")
+    return DeviceFacts(
+        name=_text(ask("nvmlDeviceGetName")) or "a GPU without a name",
+        capability=None if capability is None else (capability[0], capability[1]),
+        processors=None,
+        memory_bytes=None if memory is None else int(memory.total),
+        driver=_text(driver),
+        clock_mhz=ask("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_SM),
+        max_clock_mhz=ask("nvmlDeviceGetMaxClockInfo", nvml.NVML_CLOCK_SM),
+        memory_clock_mhz=ask("nvmlDeviceGetClockInfo", nvml.NVML_CLOCK_MEM),
+        max_memory_clock_mhz=ask("nvmlDeviceGetMaxClockInfo", nvml.NVML_CLOCK_MEM),
+        power_watts=_thousandth(ask("nvmlDeviceGetPowerUsage")),
+        power_limit_watts=_thousandth(ask("nvmlDeviceGetEnforcedPowerLimit")),
+        temperature=ask("nvmlDeviceGetTemperature", nvml.NVML_TEMPERATURE_GPU),
+        throttling=throttling(reasons or 0),
+        clocks_fixed=None if reasons is None else bool(reasons & _CLOCKS_SET),
+        mig=None if mig is None else bool(mig[0]),
+    )
+
+
+def throttling(reasons: int) -> tuple[str, ...]:
+    """NVML's bits in words; those that make kernels slower alone."""
+    return tuple(words for bit, words in _THROTTLE if reasons & bit)
+
+
+def _ask(
+    function: Callable[..., Any] | None,
+    *arguments: Any,
+    failure: type[Exception] = Exception,
+) -> Any:
+    """An answer, or None where this GPU, driver or user has none."""
+    if function is None:
+        return None
+    try:
+        return function(*arguments)
+    except failure:
+        return None
+
+
+def _text(value: Any) -> str | None:
+    if isinstance(value, bytes):  # nvidia-ml-py before 11.525
+        return value.decode("utf-8", "replace")
+    return None if value is None else str(value)
+
+
+def _thousandth(value: int | None) -> float | None:
+    return None if value is None else value / 1000

@@ -1,0 +1,1 @@
+"""What is installed: optional packages, and the folders that travel with the package."""

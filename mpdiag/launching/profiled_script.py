@@ -1,0 +1,198 @@
+"""``mpdiag profile -- script.py``: profile a script as it stands, in a process of its own.
+
+The child runs the script as ``record`` does, but watches its optimizers' steps only; once enough
+are measured it ends the script, for a training may last days. The parent reads what was captured.
+What the script prints goes to stderr.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import threading
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mpdiag.errors import InputError, MpdiagError, UsageError
+from mpdiag.launching.processes import launcher_of
+from mpdiag.launching.script import AfterTorch, parse, run
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mpdiag.tensorcores.capture import Capture
+
+_MODULE = "mpdiag.launching.profiled_script"  # run as a program in the child
+_NOTE = "capture.json"
+
+
+@dataclass(frozen=True)
+class Launched:
+    """A script that was profiled.
+
+    Attributes:
+        result: The verdict: a ``Profile``, on a CPU a ``CpuProfile``.
+        exit_code: The script's; 0 where it was ended after its last step.
+    """
+
+    result: Any
+    exit_code: int
+
+
+def profile_script(words: Sequence[str], *, steps: int, warmup: int) -> Launched:
+    """Run a script and profile a few of its steps.
+
+    Args:
+        words: What stands after ``python``: the script and its arguments, or ``-m``, a module and
+            its arguments.
+        steps: How many steps to measure.
+        warmup: How many to let pass first.
+
+    Raises:
+        UsageError: If there is nothing to run, or no step was measured.
+        InputError: If there is no such script.
+    """
+    if launcher_of(words) is not None:
+        message = (
+            "profile runs one process: give it the script, or start it in each with "
+            "`torchrun … -m mpdiag profile -- script.py`"
+        )
+        raise UsageError(message)
+    script = parse(words)
+    with tempfile.TemporaryDirectory(prefix="mpdiag-") as name:
+        folder = Path(name)
+        command = [sys.executable, "-m", _MODULE, name, str(steps), str(warmup), *script.words]
+        sys.stderr.flush()
+        code = subprocess.run(command, check=False, stdout=_stderr()).returncode
+        note = _note(folder)
+        if not note.get("measured"):
+            raise _why_nothing(code, note, warmup)
+        from mpdiag.tensorcores.capture import read_capture
+
+        return Launched(read_capture(folder, int(note["measured"])), code)
+
+
+def _stderr() -> int:
+    """The descriptor that takes the script's output."""
+    try:
+        return sys.stderr.fileno()
+    except (OSError, ValueError, AttributeError):  # replaced by something that is no file
+        return 2
+
+
+def _note(folder: Path) -> dict[str, Any]:
+    try:
+        note = json.loads((folder / _NOTE).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return note if isinstance(note, dict) else {}
+
+
+def _why_nothing(code: int, note: dict[str, Any], warmup: int) -> MpdiagError:
+    if note.get("error"):
+        return InputError(str(note["error"]))
+    if code:
+        return UsageError(
+            f"the script ended with exit code {code} before a step was measured: see its output"
+        )
+    seen = int(note.get("seen", 0))
+    if seen:
+        return UsageError(
+            f"the script took {seen} steps, of which {warmup} are for warming up: lower --warmup"
+        )
+    return UsageError(
+        "no optimizer took a step in the script's own process: to profile inference, or a process "
+        "that it starts, write `with mpdiag.profile(model) as p:` around the loop and call p.step()"
+    )
+
+
+# -- in the child ----------------------------------------------------------------------------------
+
+
+class _Enough(BaseException):
+    """Ends the script; no ``except Exception`` of its own catches it."""
+
+
+class _Watch:
+    """Captures steps of one process."""
+
+    def __init__(self, folder: Path, steps: int, warmup: int) -> None:
+        self._folder = folder
+        self._steps = steps
+        self._warmup = warmup
+        self._capture: Capture | None = None
+        self._hook: Any = None
+
+    def attach(self) -> None:
+        """Begin to look; torch is there."""
+        if self._warmup:
+            self._begin()
+            return
+        from torch.nn.modules.module import register_module_forward_pre_hook
+
+        # Without warming up the window opens with the first model's call: before, a script has not
+        # moved it to where it will run, nor said how.
+        self._hook = register_module_forward_pre_hook(self._first_call)
+
+    def _first_call(self, *_: Any) -> None:
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
+            self._begin()
+
+    def _begin(self) -> None:
+        from mpdiag.tensorcores.capture import Capture
+
+        self._capture = Capture(
+            steps=self._steps, warmup=self._warmup, folder=self._folder, on_done=_stop
+        )
+        self._capture.__enter__()
+
+    def finish(self) -> dict[str, Any]:
+        """Stop, and say what was seen."""
+        capture, self._capture = self._capture, None
+        if capture is None:
+            return {}
+        capture.__exit__(None, None, None)
+        return {"seen": capture.seen, "measured": capture.measured}
+
+
+def _stop() -> None:
+    raise _Enough
+
+
+def _run(folder: Path, steps: int, warmup: int, words: list[str]) -> int:
+    """Run the script; returns its exit code."""
+    watch = _Watch(folder, steps, warmup)
+    AfterTorch(watch.attach).install()
+    _end_threads_quietly()
+    code = 0
+    error = ""
+    try:
+        code = run(parse(words)).code
+    except _Enough:
+        pass
+    except InputError as problem:  # there is no such module
+        error = str(problem)
+    finally:
+        note = {**watch.finish(), "error": error}
+        (folder / _NOTE).write_text(json.dumps(note), encoding="utf-8")
+    return code
+
+
+def _end_threads_quietly() -> None:
+    """A script may train in a thread, which then ends alone; Python would show how."""
+    show = threading.excepthook
+
+    def excepthook(args: Any) -> None:
+        if not issubclass(args.exc_type, _Enough):
+            show(args)
+
+    threading.excepthook = excepthook
+
+
+if __name__ == "__main__":
+    sys.exit(_run(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:]))

@@ -1,0 +1,327 @@
+"""``mpdiag record -- script.py``: record an unmodified script."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+import threading
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mpdiag.errors import InputError, RunExists, UsageError
+from mpdiag.files.paths import place
+from mpdiag.launching import processes
+from mpdiag.launching.compile_watch import CompileWatch
+from mpdiag.launching.script import AfterTorch, Ending, Script, run
+from mpdiag.recording.cadence import Cadence
+from mpdiag.recording.closing import carry_through
+from mpdiag.runs.run import META
+
+if TYPE_CHECKING:
+    from torch import nn
+    from torch.optim import Optimizer
+
+    from mpdiag.launching.discovery import Discovery, Found, Root
+    from mpdiag.recording.recorder import Adopted, Recorder
+
+
+@dataclass(frozen=True)
+class Options:
+    """What ``mpdiag record`` can be told; see ``mpdiag.record``. None: as that does without.
+
+    Raises:
+        UsageError: If one makes no sense.
+    """
+
+    every: int | None = None
+    max_steps: int | None = None
+    include: str | None = None
+    exclude: str | None = None
+    operations: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse nonsense before the script runs."""
+        _ = self.cadence
+        _check_pattern("--include", self.include)
+        _check_pattern("--exclude", self.exclude)
+        if self.operations is not None and self.operations < 0:
+            message = f"--operations must be a number of steps, 0 or more, not {self.operations}"
+            raise UsageError(message)
+
+    @property
+    def cadence(self) -> Cadence:
+        """Which steps."""
+        return Cadence(self.every, self.max_steps)
+
+    def words(self) -> list[str]:
+        """The command line that gives them again."""
+        given = {
+            f"--{field.name.replace('_', '-')}": getattr(self, field.name)
+            for field in fields(self)
+            if getattr(self, field.name) is not None
+        }
+        return [word for name, value in given.items() for word in (name, str(value))]
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How to record one process.
+
+    Attributes:
+        folder: The run folder.
+        options: What was asked for.
+        script: What is recorded: a path, or ``-m`` and a module's name.
+        several: Whether processes of this script may have runs of their own in ``folder-2`` ….
+    """
+
+    folder: Path
+    options: Options
+    script: str
+    several: bool = False
+
+
+def record_script(
+    script: Script, out: Path | None = None, options: Options | None = None
+) -> tuple[Ending, Path | None]:
+    """Run a script and record what trains in it.
+
+    Args:
+        script: What to run.
+        out: The run folder; default: ``runs/NAME``, with a number if that exists.
+        options: How to record.
+
+    Returns:
+        How it ended, and the run folder; None where another rank tells of it.
+
+    Raises:
+        RunExists: If ``out`` holds a run.
+        InputError: If the script ended well and nothing in it trained.
+    """
+    rank, world = processes.announced_ranks()
+    folder = place(out or processes.claim_run(Path("runs"), script.name)).absolute()
+    _refuse_existing(folder, rank)
+    settings = Settings(
+        folder,
+        options or Options(),
+        f"-m {script.target}" if script.module else script.target,
+    )
+    watch = Watch(settings)
+    AfterTorch(watch.attach).install()
+    processes.follow_children(watch_child, replace(settings, several=world == 1))
+    state = "failed"  # what escapes run() has not been told as an ending
+    try:
+        ending = run(script)
+        state = ending.state
+    except KeyboardInterrupt:  # a second one, while run() told of the first
+        state = "interrupted"
+        raise
+    finally:
+        watch.finish(state)
+    if not watch.recorded and not (folder / META).exists() and ending.code == 0:
+        message = (
+            "nothing was recorded: the script ended without calling a torch module that trains"
+            if rank == 0
+            else f"rank {rank} recorded nothing"
+        )
+        raise InputError(message)
+    told = rank == 0 and (watch.recorded or (folder / META).exists())
+    return ending, folder if told else None
+
+
+def _check_pattern(option: str, pattern: str | None) -> None:
+    try:
+        re.compile(pattern or "")
+    except re.error as error:
+        message = f"{option} {pattern!r} is no regular expression: {error}"
+        raise UsageError(message) from error
+
+
+def _refuse_existing(folder: Path, rank: int) -> None:
+    mine = folder / META if rank == 0 else folder / "ranks" / f"rank{rank:05d}.json"
+    if mine.exists():
+        message = f"{folder} already holds a run: choose another folder with --out, or remove it"
+        raise RunExists(message)
+
+
+class Watch:
+    """Records one process."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self._recorder: Recorder | None = None
+        self._discovery: Discovery | None = None
+        self._roots: set[int] = set()
+        self._state: str | None = None
+        self._finished = False
+        self._termination: int | None = None  # a signal that came while the folder was finished
+        self._begun = False  # in the very call that is being made
+        self._troubled = False
+        self._compiles = CompileWatch(self._forgo_operations)
+
+    @property
+    def recorded(self) -> bool:
+        """Whether recording began."""
+        return self._recorder is not None
+
+    def attach(self) -> None:
+        """Begin to look; torch is there."""
+        from mpdiag.launching.discovery import Discovery
+
+        self._discovery = Discovery(self)
+        self._discovery.attach()
+        self._compiles.attach()
+        processes.abandon_in_children(self.abandon)
+
+    def abandon(self) -> None:
+        """In a forked child: take no part any more, and write nothing."""
+        self._state = "abandoned"
+        self._stop_looking()
+        self._recorder = None
+
+    def finish(self, state: str) -> None:
+        """Stop and finish the run folder; twice does no harm, and the first word about it counts."""
+        if self._state is not None:
+            return
+        try:
+            carry_through(lambda _again: self._finish(state))
+        finally:
+            self._finished = True
+            if self._termination is not None:
+                _die_of(self._termination)
+
+    def _finish(self, state: str) -> None:
+        self._state = state
+        self._stop_looking()
+        if self._recorder is not None:
+            self._recorder.close(state)
+
+    def _stop_looking(self) -> None:
+        if self._discovery is not None:
+            self._discovery.detach()
+        self._compiles.detach()
+
+    # -- what discovery tells ----------------------------------------------------------------------
+
+    def found(self, found: Found) -> None:
+        """Begin recording, or take more into it."""
+        from mpdiag.launching.script_names import script_names
+
+        names = script_names([(root.model, root.wrapper) for root in found.roots])
+        models = _prefixed(found.roots, names, first=self._recorder is None)
+        self._roots.update(id(one) for r in found.roots for one in (r.model, r.wrapper))
+        if self._recorder is None:
+            self._begin(models, found)
+        else:
+            self._recorder.adopt(models, found.optimizers)
+        if self._recorder is not None:
+            self._recorder.name_models(
+                {id(r.model): name for r, name in zip(found.roots, names, strict=True)}
+            )
+
+    def made(self, _optimizer: Optimizer) -> None:
+        """Its first step will tell."""
+
+    def called(self, module: nn.Module, args: Any) -> None:
+        """Tell the recorder of the call that it was made in, and of parts called alone."""
+        from mpdiag.tracing.dispatch import in_backward
+
+        recorder = self._recorder
+        if recorder is None or self._discovery is None or in_backward():
+            return
+        if id(module) not in self._roots:
+            self._roots.add(id(module))
+            recorder.enter(module)
+        if self._begun:
+            self._begun = False
+            recorder.call_began(module, args)
+        limit = self.settings.options.max_steps
+        if limit is not None and recorder.steps_recorded >= limit:
+            self.finish("complete")
+
+    def _forgo_operations(self) -> None:
+        """The script compiles something from now on."""
+        if self._recorder is None or self.settings.options.operations == 0:
+            return
+        self._recorder.forgo_operations(self._compiles.reason)
+        if processes.announced_ranks()[0] == 0:
+            print(f"mpdiag: no operations from here on: {self._compiles.reason}", file=sys.stderr)
+
+    def trouble(self, error: Exception) -> None:
+        """Say so once; the script goes on."""
+        if not self._troubled:
+            self._troubled = True
+            print(
+                f"mpdiag: cannot record all that trains ({type(error).__name__}: {error}); "
+                "the script goes on",
+                file=sys.stderr,
+            )
+
+    def _begin(self, models: dict[str, Adopted], found: Found) -> None:
+        from mpdiag.recording.operations import DEFAULT
+        from mpdiag.recording.recorder import Recorder
+        from mpdiag.tracing.names import NameFilter, Subjects
+
+        settings, options = self.settings, self.settings.options
+        subjects = Subjects((), {}, {}, NameFilter(options.include, options.exclude))
+        for prefix, (model, wrapper) in models.items():
+            subjects.adopt(prefix, model, wrapper)
+        folder = settings.folder
+        if settings.several and (folder / META).exists():
+            from mpdiag.runs.run import free_name
+
+            folder = free_name(folder.parent, folder.name)
+        self._recorder = Recorder(
+            subjects,
+            list(found.optimizers),
+            folder,
+            options.cadence,
+            options.include,
+            options.exclude,
+            script=settings.script,
+            operations=DEFAULT if options.operations is None else options.operations,
+        )
+        if self._compiles.seen:
+            self._forgo_operations()
+        self._recorder.start()
+        self._begun = True
+        if threading.current_thread() is threading.main_thread():
+            self._finish_on_termination()
+
+    def _finish_on_termination(self) -> None:
+        """SIGTERM is how launchers stop the other ranks when one has failed."""
+        if os.name != "posix" or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
+            return
+        mine = os.getpid()
+
+        def terminated(number: int, _frame: Any) -> None:
+            if os.getpid() == mine:
+                if self._state is not None and not self._finished:  # Ctrl-C went to all of them
+                    self._termination = number
+                    return
+                self.finish("interrupted")
+            _die_of(number)
+
+        signal.signal(signal.SIGTERM, terminated)
+
+
+def _die_of(number: int) -> None:
+    """End this process as the signal would have."""
+    signal.signal(number, signal.SIG_DFL)
+    os.kill(os.getpid(), number)
+
+
+def _prefixed(roots: tuple[Root, ...], names: list[str], *, first: bool) -> dict[str, Adopted]:
+    """Models by the prefix of their names; a lone one keeps PyTorch's."""
+    if first and len(roots) == 1:
+        names = [""]
+    return {name: (r.model, r.wrapper) for name, r in zip(names, roots, strict=True)}
+
+
+def watch_child(settings: Settings) -> Any:
+    """Record a process that the script has started; returns what to call at its end."""
+    watch = Watch(settings)
+    AfterTorch(watch.attach).install()
+    return watch.finish

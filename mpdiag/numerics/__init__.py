@@ -1,0 +1,1 @@
+"""Formats, exponent histograms, loss scalers, autocast lists: values and pure functions."""

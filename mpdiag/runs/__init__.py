@@ -1,0 +1,1 @@
+"""The run folder: reading, writing, schema, validation."""

@@ -1,0 +1,78 @@
+"""Facts about where a recording was made, for ``meta.json``; nothing secret, no environment dump."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import sys
+from importlib import metadata
+from typing import Any
+
+import torch
+
+from mpdiag.files.documents import HIDDEN
+
+
+def versions() -> dict[str, str]:
+    """Versions of what the numbers depend on."""
+    found = {"python": platform.python_version()}
+    for package in ("mpdiag", "torch", "numpy", "numba", "triton"):
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:  # noqa: PERF203
+            continue
+    return found
+
+
+def device(model: torch.nn.Module | None) -> dict[str, Any]:
+    """The device the model lies on."""
+    parameter = next(model.parameters(), None) if model is not None else None
+    where = parameter.device if parameter is not None else torch.device("cpu")
+    facts: dict[str, Any] = {"type": where.type, "threads": torch.get_num_threads()}
+    if where.type == "cuda":
+        properties = torch.cuda.get_device_properties(where)
+        facts |= {
+            "name": properties.name,
+            "compute_capability": f"{properties.major}.{properties.minor}",
+        }
+    else:
+        facts["name"] = platform.processor() or platform.machine()
+    return facts
+
+
+def ranks() -> tuple[int, int]:
+    """This process's rank and the number of ranks, (0, 1) where training is not distributed."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    try:
+        rank, size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    except (KeyError, ValueError):
+        return 0, 1
+    return (rank, size) if 0 <= rank < size else (0, 1)
+
+
+_SECRET = re.compile(
+    r"(?:^|[-_.])(?:token|secret|passw(?:or)?d|passphrase|credentials?|(?:api|access|private)[-_]?key)$",
+    re.IGNORECASE,
+)
+_LOGIN = re.compile(r"(?<=://)[^/@\s]+(?=@)")
+
+
+def arguments() -> list[str]:
+    """The command line, as the script sees it, but for what is named a token, a key or a password.
+
+    A run folder is shown to others.
+    """
+    shown: list[str] = []
+    secret = False
+    for word in map(str, sys.argv):
+        name, equals, _ = word.partition("=")
+        if secret and not word.startswith("-"):
+            shown.append(HIDDEN)
+            secret = False
+            continue
+        named = _SECRET.search(name) is not None
+        secret = named and not equals and word.startswith("-")
+        shown.append(f"{name}={HIDDEN}" if named and equals else _LOGIN.sub(HIDDEN, word))
+    return shown

@@ -1,0 +1,206 @@
+"""Reading the parts of statistics: in order, and small ones a few at a time.
+
+A long training leaves hundreds of small parts, of which opening one costs more than reading it, and
+so does making columns of it. Small parts are therefore opened side by side, and decoded together;
+a large part is read some rows at a time, for Arrow needs several times their size meanwhile.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+from mpdiag.errors import DamagedRun
+from mpdiag.files.parquet import refuse_bomb
+from mpdiag.files.paths import is_remote
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+    from concurrent.futures import Future
+    from pathlib import Path
+
+    import pyarrow as pa
+
+    from mpdiag.runs.records import Records
+
+BATCH_ROWS = 16_384
+"""Rows of a large part read at a time, and of small parts decoded together."""
+SMALL = 1 << 18
+"""Bytes of a file up to which a part is small."""
+READERS = 2
+AHEAD = 4
+"""Small parts that are read before they are asked for."""
+_HISTOGRAMS = ("counts", "means", "ratio_counts")
+
+
+def records_of(paths: Iterable[Path], *, histograms: bool = True) -> Iterator[Records]:
+    """The rows of some parts as columns, some at a time, in order.
+
+    Args:
+        paths: The parts.
+        histograms: False leaves the bins empty, and is several times faster.
+
+    Raises:
+        DamagedRun: If one cannot be read, lacks a column or holds nonsense.
+    """
+    with ThreadPoolExecutor(READERS) as pool:
+        group: list[tuple[Path, pa.Table]] = []
+        for path, tables in _ahead(pool, paths, histograms=histograms):
+            for table in tables:
+                group.append((path, table))
+                if sum(len(some) for _, some in group) >= BATCH_ROWS:
+                    yield _decoded(group)
+                    group = []
+        if group:
+            yield _decoded(group)
+
+
+def tables_of(path: Path, *, histograms: bool = True) -> Iterator[pa.Table]:
+    """A part's rows as Arrow tables, some at a time.
+
+    Raises:
+        DamagedRun: If it cannot be read or lacks a column.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with source_of(path) as source, pq.ParquetFile(source) as part:
+            refuse_bomb(part.metadata)
+            wanted = _wanted(path, part, histograms=histograms)
+            if _size(path) <= SMALL:  # in batches it takes twice as long
+                yield _as_expected(part.read(wanted, use_threads=False))
+                return
+            for batch in part.iter_batches(BATCH_ROWS, columns=wanted, use_threads=False):
+                yield _as_expected(pa.table(batch))
+        pa.default_memory_pool().release_unused()  # some 60 MB otherwise stay with it
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise DamagedRun(damaged(path, error)) from error
+
+
+def _wanted(path: Path, part: Any, *, histograms: bool) -> list[str]:
+    """The columns to read.
+
+    Raises:
+        DamagedRun: If the part lacks one.
+    """
+    expected, present = _schema().names, set(part.schema_arrow.names)
+    missing = [name for name in expected if name not in present]
+    if missing:
+        message = (
+            f"{path} is not a part of a recording (it lacks the column {missing[0]!r}): "
+            "move it out of the run folder"
+        )
+        raise DamagedRun(message)
+    return [name for name in expected if histograms or name not in _HISTOGRAMS]
+
+
+def _as_expected(table: pa.Table) -> pa.Table:
+    """The columns in the schema's order and types; those that were not read are null."""
+    import pyarrow as pa
+
+    expected = _schema()
+    for name in _HISTOGRAMS:
+        if name not in table.column_names:
+            kind = expected.field(name)
+            table = table.append_column(kind, pa.nulls(len(table), kind.type))
+    if table.schema.equals(expected):
+        return table
+    return table.select(expected.names).cast(expected)
+
+
+@cache
+def _schema() -> pa.Schema:
+    from mpdiag.runs.schema import schema
+
+    return schema()
+
+
+def rows_in(path: Path) -> int:
+    """How many rows a part has, by its footer.
+
+    Raises:
+        DamagedRun: If it cannot be read.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        with source_of(path) as source, pq.ParquetFile(source) as part:
+            return int(part.metadata.num_rows)
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise DamagedRun(damaged(path, error)) from error
+
+
+def source_of(path: Path) -> AbstractContextManager[Any]:
+    """What Arrow reads: a local path itself, which it maps, or an opened remote file."""
+    return path.open("rb") if is_remote(path) else nullcontext(path)
+
+
+def damaged(path: Path, error: Exception) -> str:
+    """The sentence for a file of a run that cannot be read."""
+    detail = str(error).strip().splitlines()
+    reason = detail[0] if detail else type(error).__name__
+    return f"{path} is damaged ({reason}): remove it to read the rest of the run"
+
+
+# -- several at a time -----------------------------------------------------------------------------
+
+
+def _ahead(
+    pool: ThreadPoolExecutor, paths: Iterable[Path], *, histograms: bool
+) -> Iterator[tuple[Path, Iterable[pa.Table]]]:
+    """Each part with its tables; the next small ones are being read while one is used."""
+
+    def whole(path: Path) -> list[pa.Table]:
+        return list(tables_of(path, histograms=histograms))
+
+    started: deque[tuple[Path, Future[list[pa.Table]] | None]] = deque()
+    for path in paths:
+        started.append((path, pool.submit(whole, path) if _size(path) <= SMALL else None))
+        if len(started) > AHEAD:
+            yield _read(*started.popleft(), histograms=histograms)
+    while started:
+        yield _read(*started.popleft(), histograms=histograms)
+
+
+def _read(
+    path: Path, reading: Future[list[pa.Table]] | None, *, histograms: bool
+) -> tuple[Path, Iterable[pa.Table]]:
+    return path, tables_of(path, histograms=histograms) if reading is None else reading.result()
+
+
+def _size(path: Path) -> float:
+    if is_remote(path):
+        return math.inf
+    try:
+        return path.stat().st_size
+    except OSError:  # reading it says what is wrong
+        return math.inf
+
+
+def _decoded(group: Sequence[tuple[Path, pa.Table]]) -> Records:
+    """Tables as columns, all at once; which of them holds nonsense is asked only if one does."""
+    import pyarrow as pa
+
+    from mpdiag.runs.records import Records
+
+    try:
+        return Records.from_table(pa.concat_tables([table for _, table in group]))
+    except ValueError:
+        for path, table in group:
+            _check(path, table)
+        raise
+
+
+def _check(path: Path, table: pa.Table) -> None:
+    from mpdiag.runs.records import Records
+
+    try:
+        Records.from_table(table)
+    except ValueError as error:
+        raise DamagedRun(damaged(path, error)) from error

@@ -1,0 +1,343 @@
+"""The rows of a recording as numpy columns: what the analysis reads and merges.
+
+A run of some hundred thousand rows has many millions of bins, so columns keep the width they have
+on disk, counts the smallest that holds them, and rows are merged a portion at a time. All sums are
+of integers: neither the portions nor the order of rows, parts or ranks changes a result.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mpdiag.numerics.histograms import BINS, MAX_EXPONENT, MIN_EXPONENT, ExponentHistogram
+from mpdiag.runs.row_validation import refuse_nonsense
+from mpdiag.runs.schema import FLOATS, INTEGERS, TEXT, UPDATE_INTEGERS
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    import pyarrow as pa
+    from numpy.typing import NDArray
+
+    from mpdiag.runs.schema import Kind
+
+PORTION = 16_384
+"""Rows merged at a time: temporaries stay at some ten MB."""
+
+
+@dataclass(frozen=True, eq=False)
+class Records:
+    """Rows as numpy columns of length n, histograms kept sparse.
+
+    Text columns are codes into a tuple of words: ``kind_words[kind[i]]``. Integers have the width
+    of the file's schema.
+
+    Attributes:
+        step, micro, rank, tensors: Integers, see the README for the columns.
+        kind, name, dtype, placement, stage: int32 codes, -1 where a row says nothing.
+        words: For each text column, its words.
+        scale: float64, the loss scale the values carry (1 where none).
+        skipped: bool, the optimizer did not apply this step.
+        numel, zeros, subnormals, infs, nans, fp16_overflow: int64.
+        absmax, absmin: float64.
+        first_exponent: int16.
+        offsets: int64 (n + 1), row i's bins are ``counts[offsets[i]:offsets[i+1]]``.
+        counts: uint32 or int64, all rows' bins, one after another.
+        means: uint8, of each bin: its mean |x| is 2^e * (1 + byte / 255).
+        changed, swallowed_fp16, swallowed_bf16, vanished_fp16, ratio_zeros: int64, 0 where the row
+            is no update.
+        ratio_first_exponent: int16.
+        ratio_offsets, ratio_counts: like ``offsets`` and ``counts``.
+    """
+
+    step: NDArray[np.int32]
+    micro: NDArray[np.int16]
+    rank: NDArray[np.int16]
+    tensors: NDArray[np.int32]
+    kind: NDArray[np.int32]
+    name: NDArray[np.int32]
+    dtype: NDArray[np.int32]
+    placement: NDArray[np.int32]
+    stage: NDArray[np.int32]
+    words: Mapping[str, tuple[str, ...]]
+    scale: NDArray[np.float64]
+    skipped: NDArray[np.bool_]
+    numel: NDArray[np.int64]
+    zeros: NDArray[np.int64]
+    subnormals: NDArray[np.int64]
+    infs: NDArray[np.int64]
+    nans: NDArray[np.int64]
+    fp16_overflow: NDArray[np.int64]
+    absmax: NDArray[np.float64]
+    absmin: NDArray[np.float64]
+    first_exponent: NDArray[np.int16]
+    offsets: NDArray[np.int64]
+    counts: NDArray[Any]
+    means: NDArray[np.uint8]
+    changed: NDArray[np.int64]
+    swallowed_fp16: NDArray[np.int64]
+    swallowed_bf16: NDArray[np.int64]
+    vanished_fp16: NDArray[np.int64]
+    ratio_zeros: NDArray[np.int64]
+    ratio_first_exponent: NDArray[np.int16]
+    ratio_offsets: NDArray[np.int64]
+    ratio_counts: NDArray[Any]
+
+    # -- making ------------------------------------------------------------------------------------
+
+    @classmethod
+    def from_table(cls, table: pa.Table) -> Records:
+        """Read an Arrow table with ``schema()``; text columns may be encoded or plain.
+
+        Raises:
+            KeyError: If a column is missing.
+            ValueError: If a histogram's columns contradict one another.
+        """
+        columns: dict[str, Any] = {}
+        words: dict[str, tuple[str, ...]] = {}
+        for name in TEXT:
+            column = table.column(name)
+            if not hasattr(column.type, "value_type"):
+                column = column.dictionary_encode()
+            merged = _one_array(column.unify_dictionaries())
+            columns[name] = _numpy(merged.indices.fill_null(-1), np.int32)
+            words[name] = tuple(merged.dictionary.to_pylist())
+        for name, kind in (*INTEGERS.items(), *UPDATE_INTEGERS.items()):
+            columns[name] = _numpy(table.column(name).fill_null(0), kind)
+        for name in FLOATS:
+            columns[name] = _numpy(table.column(name), np.float64)
+        columns["skipped"] = _numpy(table.column("skipped"), np.bool_)
+        columns["offsets"], columns["counts"] = _lists(table.column("counts"))
+        columns["ratio_offsets"], columns["ratio_counts"] = _lists(table.column("ratio_counts"))
+        columns["means"], lengths = _bytes(table.column("means"))
+        if not np.array_equal(lengths, np.diff(columns["offsets"])):
+            message = "counts and means differ in length"
+            raise ValueError(message)
+        refuse_nonsense(columns, words)
+        return cls(words=words, **columns)
+
+    @classmethod
+    def concatenate(cls, parts: list[Records]) -> Records:
+        """The rows of several parts, in order; each part may have words of its own.
+
+        The list is emptied: each column of the parts is let go as soon as it is joined, so that a
+        long run never lies in memory twice.
+        """
+        if len(parts) == 1:
+            return parts.pop()
+        vocabularies = [part.words for part in parts]
+        words = {name: _union(own[name] for own in vocabularies) for name in TEXT}
+        apart = {f.name: [getattr(part, f.name) for part in parts] for f in fields(cls)}
+        parts.clear()
+        del apart["words"]
+        columns: dict[str, Any] = {}
+        for name in list(apart):
+            pieces = apart.pop(name)
+            if name in TEXT:
+                codes = {word: i for i, word in enumerate(words[name])}
+                tables = [[*(codes[w] for w in own[name]), -1] for own in vocabularies]
+                pieces = [np.array(t, np.int32)[p] for t, p in zip(tables, pieces, strict=True)]
+            elif name in ("offsets", "ratio_offsets"):
+                pieces = [np.zeros(1, np.int64), np.cumsum(np.concatenate([*map(np.diff, pieces)]))]
+            columns[name] = np.concatenate(pieces)
+        return cls(words=words, **columns)
+
+    # -- reading -----------------------------------------------------------------------------------
+
+    def __len__(self) -> int:
+        return len(self.step)
+
+    def texts(self, column: str) -> NDArray[np.object_]:
+        """A text column as strings, length n."""
+        words = np.array([*self.words[column], ""], dtype=object)
+        result: NDArray[np.object_] = words[getattr(self, column)]
+        return result
+
+    def code(self, column: str, word: str) -> int:
+        """The code of a word in a text column; -2, which no row has, if there is no such word."""
+        words = self.words[column]
+        return words.index(word) if word in words else -2
+
+    def of_kind(self, kind: Kind) -> NDArray[np.bool_]:
+        """Mask of the rows of one kind."""
+        result: NDArray[np.bool_] = self.kind == self.code("kind", kind)
+        return result
+
+    def select(self, rows: NDArray[Any]) -> Records:
+        """The rows under a mask or an array of positions."""
+        positions = np.flatnonzero(rows) if rows.dtype == np.bool_ else np.asarray(rows)
+        changes: dict[str, Any] = {}
+        for field in fields(self):
+            if field.name not in _NOT_PER_ROW:
+                changes[field.name] = getattr(self, field.name)[positions]
+        for offsets, flat in (
+            ("offsets", ("counts", "means")),
+            ("ratio_offsets", ("ratio_counts",)),
+        ):
+            old = getattr(self, offsets)
+            starts, lengths = old[positions], np.diff(old)[positions]
+            new = np.concatenate([[0], np.cumsum(lengths)])
+            take = np.repeat(starts - new[:-1], lengths) + np.arange(new[-1])
+            changes[offsets] = new
+            changes.update({name: getattr(self, name)[take] for name in flat})
+        return replace(self, **changes)
+
+    # -- merging -----------------------------------------------------------------------------------
+
+    def merged(
+        self, group: NDArray[np.int64], groups: int, portion: int = PORTION
+    ) -> ExponentHistogram:
+        """Merge rows by group: a stack of batch shape (groups,), free of the recorded loss scale.
+
+        A scale that is no power of two is taken as the nearest one.
+
+        Args:
+            group: Group of each row, 0 to groups - 1; rows with a negative group are left out.
+            groups: How many there are.
+            portion: Rows merged at a time; changes the memory it takes, never the result.
+
+        ``fp16_overflow`` is as recorded, which is the count at scale 1 for rows recorded without a
+        loss scale, and a count of overflow in the scaled values for the others.
+        """
+        merger = Merger(groups)
+        merger.add(self, group, portion)
+        return merger.result()
+
+    def histograms(self) -> ExponentHistogram:
+        """Each row's own histogram: a dense stack of batch shape (n,), 4 KiB a row."""
+        return self.merged(np.arange(len(self)), len(self))
+
+    def ratios(self, group: NDArray[np.int64], groups: int) -> ExponentHistogram:
+        """Histograms of |w|/|Δw| by group; only counts and zeros are known, means are not."""
+        keep = group >= 0
+        rows = self if keep.all() else self.select(keep)
+        group = group[keep]
+        h = ExponentHistogram.empty(groups, first=-2 * BINS, bins=4 * BINS)
+        lengths = np.diff(rows.ratio_offsets)
+        row = np.repeat(np.arange(len(rows)), lengths)
+        within = np.arange(len(rows.ratio_counts)) - np.repeat(rows.ratio_offsets[:-1], lengths)
+        column = within + rows.ratio_first_exponent[row] - h.first
+        np.add.at(h.counts, (group[row], column), rows.ratio_counts.astype(np.int64))
+        np.add.at(h.zeros, group, rows.ratio_zeros)
+        return h
+
+
+class Merger:
+    """Sums of rows by group, over any number of ``Records``; what it adds are integers."""
+
+    def __init__(self, groups: int) -> None:
+        self._h = ExponentHistogram.empty(groups)
+        self._weighted = np.zeros_like(self._h.counts)  # Σ count * mean byte: exact in any order
+
+    def grow(self, groups: int) -> None:
+        """Make room for more groups."""
+        more = ExponentHistogram.empty(groups - len(self._h.zeros))
+        per_group = ("counts", "sums", "absmax", "absmin", *_COUNTED)
+        joined: dict[str, Any] = {
+            n: np.concatenate([getattr(self._h, n), getattr(more, n)]) for n in per_group
+        }
+        self._h = replace(self._h, **joined)
+        self._weighted = np.concatenate([self._weighted, np.zeros_like(more.counts)])
+
+    def add(self, records: Records, group: NDArray[np.int64], portion: int = PORTION) -> None:
+        """Add rows; arguments as for ``Records.merged``."""
+        rows = np.flatnonzero(np.asarray(group) >= 0)
+        for begin in range(0, len(rows), portion):
+            some = rows[begin : begin + portion]
+            self._add_bins(records, some, group[some])
+            self._add_facts(records, some, group[some])
+
+    def _add_bins(self, records: Records, some: NDArray[np.int64], mine: NDArray[np.int64]) -> None:
+        """Add the bins of some rows; ``mine`` is each one's group."""
+        h = self._h
+        starts = records.offsets[some]
+        lengths = records.offsets[some + 1] - starts
+        whole = int(lengths.sum())
+        begins = np.cumsum(lengths) - lengths  # of each row among the bins taken here
+        if some[-1] - some[0] + 1 == len(some):  # neighbours: no need to pick one bin after another
+            bins: Any = slice(int(starts[0]), int(starts[0]) + whole)
+        else:
+            bins = np.arange(whole) + np.repeat(starts - begins, lengths)
+        number = records.counts[bins].astype(np.int64)
+        first = records.first_exponent[some] - np.rint(np.log2(records.scale[some])).astype(
+            np.int64
+        )
+        flat = np.arange(whole)
+        if ((first < MIN_EXPONENT) | (first + lengths - 1 > MAX_EXPONENT)).any():
+            exponent = flat + np.repeat(first - begins, lengths)
+            below = exponent < MIN_EXPONENT  # only after unscaling: FP32 subnormals by then
+            place = np.repeat(mine, lengths)
+            np.add.at(h.subnormals, place[below], number[below])
+            number[below] = 0
+            exponent = np.clip(exponent, MIN_EXPONENT, MAX_EXPONENT)
+            flat = place * BINS + exponent - MIN_EXPONENT
+        else:
+            flat += np.repeat(mine * BINS + first - MIN_EXPONENT - begins, lengths)
+        np.add.at(h.counts.reshape(-1), flat, number)
+        np.add.at(self._weighted.reshape(-1), flat, number * records.means[bins])
+
+    def _add_facts(
+        self, records: Records, some: NDArray[np.int64], mine: NDArray[np.int64]
+    ) -> None:
+        """Add what each row says beside its bins."""
+        h = self._h
+        for name in _COUNTED:
+            np.add.at(getattr(h, name), mine, getattr(records, name)[some])
+        np.maximum.at(h.absmax, mine, records.absmax[some] / records.scale[some])
+        np.minimum.at(h.absmin, mine, records.absmin[some] / records.scale[some])
+
+    def result(self) -> ExponentHistogram:
+        """A stack of batch shape (groups,)."""
+        scales = np.exp2(np.arange(MIN_EXPONENT, MAX_EXPONENT + 1, dtype=np.float64))
+        self._h.sums[:] = (self._h.counts + self._weighted / 255.0) * scales
+        return self._h
+
+
+_COUNTED = ("zeros", "subnormals", "infs", "nans", "fp16_overflow")
+_NOT_PER_ROW = {"words", "offsets", "counts", "means", "ratio_offsets", "ratio_counts"}
+
+
+def _numpy(column: Any, dtype: Any) -> NDArray[Any]:
+    return np.asarray(column.to_numpy(zero_copy_only=False)).astype(dtype, copy=False)
+
+
+def _one_array(column: Any) -> Any:
+    """A chunked column as one array, whatever the version of Arrow makes of it."""
+    merged = column.combine_chunks()
+    if not hasattr(merged, "chunks"):
+        return merged
+    import pyarrow as pa
+
+    return merged.chunk(0) if merged.num_chunks else pa.array([], column.type)
+
+
+def _union(vocabularies: Any) -> tuple[str, ...]:
+    """Every word once, in order of first appearance."""
+    return tuple(dict.fromkeys(word for words in vocabularies for word in words))
+
+
+def _lists(column: Any) -> tuple[NDArray[np.int64], NDArray[Any]]:
+    """Offsets and flat values of a list column, as narrow as fits; a null is an empty list."""
+    import pyarrow.compute as pc
+
+    lengths = _numpy(pc.fill_null(pc.list_value_length(column), 0), np.int64)
+    values = _numpy(pc.list_flatten(column), np.int64)
+    if values.size == 0 or (values.min() >= 0 and values.max() < 2**32):
+        values = values.astype(np.uint32)
+    return np.concatenate([[0], np.cumsum(lengths)]), values
+
+
+def _bytes(column: Any) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """A binary column's bytes, one row's after another's, and the length of each row."""
+    import pyarrow.compute as pc
+
+    lengths = _numpy(pc.fill_null(pc.binary_length(column), 0), np.int64)
+    array = _one_array(column)
+    _, offsets, data = array.buffers()
+    if data is None:
+        return np.zeros(0, np.uint8), lengths
+    edges = np.frombuffer(offsets, np.int32)[array.offset : array.offset + len(array) + 1]
+    return np.frombuffer(data, np.uint8)[edges[0] : edges[-1]].copy(), lengths

@@ -1,0 +1,399 @@
+"""The run folder: one copyable folder of plain files, readable without this package.
+
+::
+
+    run/
+        meta.json                     what was recorded, by whom, in which state; all a listing reads
+        ranks/rank00001.json          the same, of every other rank
+        modules/rank00000.parquet     the modules and parameters, one row each
+        stats/rank00000-000001.parquet  the statistics, one row for each step × tensor
+        operations/rank00000-000001.parquet  the operations of a few steps, one row each
+        plan.json …                   once made
+
+``run_writer`` writes it; here it is read. Every file appears whole, so a kill leaves whole files or
+none. Ranks write files of their own and never wait for each other. The folder may be a URL of any file
+system that fsspec knows, see ``places``; there a file is sent whole.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+from dataclasses import dataclass
+from datetime import datetime, timezone
+from difflib import get_close_matches
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, cast
+
+from mpdiag.display import notebook
+from mpdiag.errors import DamagedRun, NewerSchema, RunNotFound
+from mpdiag.files.documents import HIDDEN, read_document
+from mpdiag.files.parquet import refuse_bomb
+from mpdiag.files.paths import is_remote, place
+from mpdiag.runs.meta_validation import refuse_odd_meta, refuse_odd_modules
+from mpdiag.runs.reader import damaged, records_of, rows_in, source_of, tables_of
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
+
+    import pandas as pd
+    import pyarrow as pa
+
+    from mpdiag.files.paths import RemotePath
+    from mpdiag.runs.operations import Operation
+    from mpdiag.runs.records import Records
+
+SCHEMA_VERSION = 1
+META = "meta.json"
+_PART = re.compile(r"rank(\d{5})-(\d{6})\.parquet")
+
+
+def now() -> str:
+    """The present as ISO 8601 in UTC, as every file of a run writes it."""
+    return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
+
+
+def modules_schema() -> pa.Schema:
+    """The Arrow schema of ``modules/*.parquet``, schema version 1."""
+    import pyarrow as pa
+
+    return pa.schema(
+        [
+            ("name", pa.string()),
+            ("what", pa.string()),  # module | parameter
+            ("type", pa.string()),
+            ("aliases", pa.list_(pa.string())),
+            ("shape", pa.list_(pa.int64())),
+            ("numel", pa.int64()),
+            ("dtype", pa.string()),
+            ("recorded", pa.bool_()),
+            ("reason", pa.string()),
+            ("script_name", pa.string()),
+            ("input_shapes", pa.string()),  # JSON, of the first recorded call
+            ("output_shapes", pa.string()),
+            ("settings", pa.string()),  # JSON: what a shape rule needs beside the shapes
+        ]
+    )
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run folder, opened for reading; nothing but ``meta.json`` is read until asked for."""
+
+    folder: Path
+    meta: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        """The folder's name."""
+        return self.folder.resolve().name
+
+    def __repr__(self) -> str:
+        return f"<Run {str(self.folder)!r}, {self.meta.get('state')}>"
+
+    def _repr_html_(self) -> str:
+        """The run in a notebook: what ``meta.json`` says."""
+        meta = self.meta
+        model = meta.get("model")
+        kind = model.get("type") if isinstance(model, dict) else None
+        seen = meta.get("steps_seen", "?")
+        rows = [
+            ("State", meta.get("state")),
+            ("Model", kind),
+            (
+                "Steps recorded",
+                f"{meta['steps_recorded']} of {seen}" if "steps_recorded" in meta else None,
+            ),
+            ("Ranks", meta.get("world_size")),
+            ("Created", meta.get("created")),
+            ("Last written", meta.get("updated")),
+        ]
+        trouble = meta.get("state") == "failed" or bool(meta.get("failures"))
+        mood = "warning" if trouble else "good"
+        return notebook.card(
+            self.name, notebook.facts(rows), notebook.note(str(self.folder)), mood=mood
+        )
+
+    @property
+    def script_words(self) -> tuple[str, ...]:
+        """What ``mpdiag record`` ran in one process; () where that is not known, or not in full."""
+        script, argv = self.meta.get("script"), self.meta.get("argv")
+        if not isinstance(script, str) or not script or not isinstance(argv, list):
+            return ()
+        words = tuple(map(str, argv[1:]))
+        if self.meta.get("world_size") != 1 or any(HIDDEN in word for word in words):
+            return ()
+        module = script.removeprefix("-m ")
+        return (script, *words) if module == script else ("-m", module, *words)
+
+    def parts(self) -> list[Path]:
+        """The parts of statistics, all ranks', in order."""
+        stats = self.folder / "stats"
+        return [p for p in _files(stats, "rank*.parquet") if _PART.fullmatch(p.name)]
+
+    def table(self) -> pa.Table:
+        """Every row of statistics as an Arrow table; see the README for the columns.
+
+        Raises:
+            DamagedRun: If a part cannot be read, lacks a column, or there are no rows at all.
+        """
+        import pyarrow as pa
+
+        tables = [table for path in self.parts() for table in tables_of(path)]
+        rows = sum(t.num_rows for t in tables)
+        if rows == 0:
+            raise DamagedRun(self._why_empty())
+        return pa.concat_tables(tables).unify_dictionaries().combine_chunks()
+
+    @cached_property
+    def records(self) -> Records:
+        """Every row of statistics as numpy columns; read once, a part at a time.
+
+        Raises:
+            DamagedRun: As ``table``.
+        """
+        from mpdiag.runs.records import Records
+
+        found = list(records_of(self.parts()))
+        if not any(map(len, found)):
+            raise DamagedRun(self._why_empty())
+        return Records.concatenate(found)
+
+    def rows(self) -> int:
+        """How many rows of statistics there are; reads the parts' footers alone.
+
+        Raises:
+            DamagedRun: If one cannot be read.
+        """
+        return sum(rows_in(path) for path in self.parts())
+
+    def pieces(
+        self, *, histograms: bool = True, parts: Sequence[Path] | None = None
+    ) -> Iterator[Records]:
+        """The rows some at a time, in order, for runs that outgrow memory.
+
+        Args:
+            histograms: False leaves the bins empty, and is several times faster.
+            parts: Of ``parts()``, for whoever reads several times: a run may go on meanwhile.
+
+        Raises:
+            DamagedRun: If a part cannot be read, or there are no rows at all.
+        """
+        empty = True
+        paths = self.parts() if parts is None else parts
+        for piece in records_of(paths, histograms=histograms):
+            empty = empty and len(piece) == 0
+            yield piece
+        if empty:
+            raise DamagedRun(self._why_empty())
+
+    def frame(self) -> pd.DataFrame:
+        """Every row of statistics as a pandas DataFrame."""
+        frame: pd.DataFrame = self.table().to_pandas()
+        return frame
+
+    def operations(self) -> list[Operation]:
+        """The recorded operations, by rank and step in their order; [] if none were recorded.
+
+        Raises:
+            DamagedRun: If a part cannot be read or lacks a column.
+        """
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        from mpdiag.runs.operations import decode
+
+        found: list[Operation] = []
+        for path in _files(self.folder / "operations", "rank*.parquet"):
+            if not _PART.fullmatch(path.name):
+                continue
+            try:
+                with source_of(path) as source, pq.ParquetFile(source) as part:
+                    refuse_bomb(part.metadata)
+                    found += decode(part.read())
+            except (pa.ArrowException, OSError, KeyError, ValueError, TypeError) as error:
+                raise DamagedRun(damaged(path, error)) from error
+        return found
+
+    def modules(self) -> list[dict[str, Any]]:
+        """The table of modules and parameters of the lowest rank, a dict a row; [] if none."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        paths = _files(self.folder / "modules", "rank*.parquet")
+        if not paths:
+            return []
+        try:
+            with source_of(paths[0]) as source, pq.ParquetFile(source) as part:
+                refuse_bomb(part.metadata)
+                table = part.read()
+            for field in modules_schema():
+                if field.name not in table.column_names:  # an earlier version did not write it
+                    table = table.append_column(field, pa.nulls(len(table), field.type))
+            names = modules_schema().names
+            rows: list[dict[str, Any]] = table.select(names).cast(modules_schema()).to_pylist()
+            refuse_odd_modules(rows)
+        except (pa.ArrowException, OSError, KeyError, ValueError) as error:
+            raise DamagedRun(damaged(paths[0], error)) from error
+        return rows
+
+    def rank_metas(self) -> dict[int, Mapping[str, Any]]:
+        """What each rank says of itself, as in ``meta.json``; ranks without a word are missing."""
+        found = {int(self.meta.get("rank") or 0): self.meta}
+        for path in _files(self.folder / "ranks", "rank*.json"):
+            try:
+                meta = read_document(path)
+                refuse_odd_meta(meta)
+                found[int(meta["rank"])] = meta
+            except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):  # noqa: PERF203
+                continue  # a rank that left no readable word is one that says nothing
+        return found
+
+    def _why_empty(self) -> str:
+        state = self.meta.get("state")
+        if self.meta.get("training"):
+            return (
+                f"{self.folder} holds a training by a plan, which records no statistics: analyze the "
+                f"FP32 recording, or compare the two with mpdiag compare FP32-RUN {self.name}"
+            )
+        if state == "recording":
+            return (
+                f"{self.folder} holds no statistics yet: the training is still in its first steps, "
+                "or it was killed there; record again if it no longer runs"
+            )
+        return (
+            f"{self.folder} holds no statistics: no step was recorded; check that the loop called "
+            "backward and optimizer.step() inside the recorder"
+        )
+
+
+def open_run(folder: str | os.PathLike[str]) -> Run:
+    """Open a run folder.
+
+    Raises:
+        RunNotFound: If there is no such folder, or no ``meta.json`` in it.
+        DamagedRun: If ``meta.json`` cannot be read.
+        NewerSchema: If the run was written by a newer version.
+    """
+    path = place(folder)
+    meta_path = path / META
+    if not path.is_dir():
+        message = f"there is no run at {path}: {_nearby(path)}"
+        raise RunNotFound(message)
+    if not meta_path.is_file():
+        inside = _names_of_runs(path)
+        message = (
+            f"{path} holds runs and is none itself: name one, such as {path / inside[0]}"
+            if inside
+            else f"{path} is no run folder: it has no {META}"
+        )
+        raise RunNotFound(message)
+    try:
+        meta = read_document(meta_path, parse_constant=_refuse_constant)
+    except (OSError, ValueError, RecursionError) as error:
+        raise DamagedRun(damaged(meta_path, error)) from error
+    version = meta.get("schema_version") if isinstance(meta, dict) else None
+    if not isinstance(version, int) or isinstance(version, bool) or version < 1:
+        message = f"{meta_path} is damaged: it states no schema_version"
+        raise DamagedRun(message)
+    if version > SCHEMA_VERSION:
+        message = (
+            f"{path} was written by a newer mpdiag (schema {version}, this one reads up to "
+            f"{SCHEMA_VERSION}): upgrade mpdiag to read it"
+        )
+        raise NewerSchema(message)
+    try:
+        refuse_odd_meta(meta)
+    except ValueError as error:
+        message = f"{meta_path} is damaged ({error}): remove that field to read the rest"
+        raise DamagedRun(message) from error
+    return Run(path, meta)
+
+
+@dataclass(frozen=True)
+class Listing:
+    """One line of a list of runs: an opened run, or why it could not be opened."""
+
+    folder: Path
+    run: Run | None
+    problem: str | None
+
+
+def list_runs(folder: str | os.PathLike[str]) -> list[Listing]:
+    """The runs directly in a folder, newest first, damaged ones last; reads ``meta.json`` alone.
+
+    Raises:
+        RunNotFound: If the folder does not exist.
+    """
+    root = place(folder)
+    if not root.is_dir():
+        message = f"there is no folder {root}: give the folder that holds your runs"
+        raise RunNotFound(message)
+    listings = []
+    for child in sorted(root.iterdir()):
+        if not (child / META).is_file():
+            continue
+        try:
+            listings.append(Listing(child, open_run(child), None))
+        except (DamagedRun, NewerSchema, RunNotFound) as error:
+            listings.append(Listing(child, None, str(error)))
+    listings.sort(
+        key=lambda item: str(item.run.meta.get("created", "")) if item.run else "", reverse=True
+    )
+    return listings
+
+
+def free_name(folder: str | os.PathLike[str], stem: str) -> Path:
+    """The first of ``stem``, ``stem-2``, ``stem-3`` … that does not exist in ``folder``."""
+    root = place(folder)
+    path, number = root / stem, 2
+    while path.exists():
+        path, number = root / f"{stem}-{number}", number + 1
+    return path
+
+
+def _nearby(path: Path) -> str:
+    """What may have been meant, where there is no run."""
+    if not is_remote(path):
+        folders = [path.parent, *(f for f in (path.parent / "runs",) if path.parent.name != "runs")]
+        for folder in folders:
+            close = get_close_matches(path.name, _names_of_runs(folder), cutoff=0.5)
+            if close:
+                return f"did you mean {' or '.join(str(folder / name) for name in close)}?"
+    return "give a run folder, as `mpdiag runs` lists them"
+
+
+def _names_of_runs(folder: Path) -> list[str]:
+    """The names of the folders in it that look like runs; [] if there is nothing to see."""
+    try:
+        return sorted(path.parent.name for path in folder.glob(f"*/{META}"))
+    except OSError:
+        return []
+
+
+def remove_run(folder: str | os.PathLike[str]) -> None:
+    """Delete a run folder; refuses what is no run.
+
+    Raises:
+        RunNotFound: If there is no ``meta.json`` in it.
+    """
+    path = place(folder)
+    if not (path / META).is_file():
+        message = f"{path} is no run folder: it has no {META}"
+        raise RunNotFound(message)
+    if is_remote(path):
+        cast("RemotePath", path).remove_tree()
+    else:
+        shutil.rmtree(path)
+
+
+def _files(folder: Path, pattern: str) -> list[Path]:
+    """The files that match, in order; whoever opened a pipe among them would wait for ever."""
+    return sorted(p for p in folder.glob(pattern) if is_remote(p) or p.is_file())
+
+
+def _refuse_constant(name: str) -> None:
+    message = f"{name} is no JSON"
+    raise ValueError(message)

@@ -1,0 +1,314 @@
+"""``training.jsonl``: what came of each step of a training, one JSON object a line.
+
+::
+
+    {"step": 12, "loss": 1.93, "scale": 1024.0, "skipped": false, "reason": "",
+     "gradient_norm": 0.71, "memory_bytes": 812646400, "seconds": 0.081}
+    {"metric": "mAP@0.5", "value": 0.846, "higher_is_better": true}
+
+JSON knows no infinity and no NaN: they stand as the strings ``"inf"``, ``"-inf"`` and ``"nan"``. A
+line is written at once; what a killed process leaves is whole lines and at most one torn one, the
+last, which readers pass over.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import warnings
+from dataclasses import asdict, dataclass, field
+from typing import IO, TYPE_CHECKING, Any, Protocol
+
+from mpdiag.errors import DamagedRun, RunNotFound
+from mpdiag.files.paths import is_remote, place
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+FILE = "training.jsonl"
+RECORDED = {"source": "recording"}
+"""First line of a log that a recording wrote of the training it watched."""
+_MAX_LINE = 1 << 20
+
+
+@dataclass(frozen=True)
+class TrainingStep:
+    """One step.
+
+    Attributes:
+        step: Its number, from 0.
+        loss: The unscaled loss, of the last backward pass where there were several; None if it was
+            not seen.
+        scale: The loss scale of its gradients.
+        skipped: Whether it was skipped.
+        reason: Why.
+        gradient_norm: Euclidean norm of the unscaled gradients, before clipping.
+        memory_bytes: Largest memory in use so far, of the accelerator or of the process.
+        seconds: Since the step before; None for the first.
+    """
+
+    step: int
+    loss: float | None
+    scale: float
+    skipped: bool = False
+    reason: str = ""
+    gradient_norm: float | None = None
+    memory_bytes: int | None = None
+    seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A figure of merit on held-out data, after training."""
+
+    metric: str
+    value: float
+    higher_is_better: bool = True
+
+
+@dataclass(frozen=True)
+class TrainingLog:
+    """A whole ``training.jsonl``."""
+
+    steps: tuple[TrainingStep, ...] = ()
+    metrics: tuple[Metric, ...] = ()
+    notes: tuple[dict[str, Any], ...] = field(default=())
+
+    @property
+    def skipped(self) -> tuple[TrainingStep, ...]:
+        """The steps that were skipped."""
+        return tuple(s for s in self.steps if s.skipped)
+
+    def metric(self, name: str) -> Metric | None:
+        """A metric by name, the last one written."""
+        return next((m for m in reversed(self.metrics) if m.metric == name), None)
+
+
+class Sink(Protocol):
+    """What writes a run."""
+
+    def note_metric(self, name: str, value: float, *, higher_is_better: bool) -> None:
+        """Write a metric."""
+
+
+_sinks: list[tuple[int, Sink]] = []  # the process, and the last two that began to write a run in it
+
+
+def announce(sink: Sink) -> None:
+    """Have ``log_metric`` write to this one from now on."""
+    _sinks[:] = [*_sinks[-1:], (os.getpid(), sink)]
+
+
+def withdraw(sink: Sink) -> None:
+    """Have ``log_metric`` write to whoever was there before this one."""
+    _sinks[:] = [(process, other) for process, other in _sinks if other is not sink]
+
+
+def log_metric(name: str, value: float, *, higher_is_better: bool = True) -> None:
+    """Write a figure of merit, for ``mpdiag compare``.
+
+    It goes into the run that began last in this process, whether that is over by now or not: of
+    ``mpdiag record``, of ``mpdiag train``, or of the loop's own recorder or trainer. Where there is
+    none, nothing happens, so the line may stay in a script.
+
+    Args:
+        name: The metric's name, the same in all trainings that are to be compared.
+        value: A number, or a tensor of one element.
+        higher_is_better: Whether more is better.
+    """
+    for process, sink in _sinks[-1:]:
+        if process == os.getpid():
+            sink.note_metric(name, float(value), higher_is_better=higher_is_better)
+
+
+class LogWriter:
+    """Appends to a run's ``training.jsonl``; never an error for the training that is logged.
+
+    Args:
+        folder: The run folder.
+        failed: Told of the first failure, after which nothing more is written; default: a warning.
+    """
+
+    def __init__(
+        self, folder: str | os.PathLike[str], failed: Callable[[OSError], None] | None = None
+    ) -> None:
+        self.path = place(folder) / FILE
+        self._file: IO[str] | None = None
+        self._failed = False
+        self._tell = failed or self._warn
+
+    def append_after_the_end(self, entry: Metric) -> None:
+        """Write one line into a log that is closed."""
+        self.append(entry)
+        self.close()
+
+    def append(self, entry: TrainingStep | Metric | dict[str, Any]) -> None:
+        """Write one line, at once. A failure is said once, and nothing more is written."""
+        if self._failed:
+            return
+        document = entry if isinstance(entry, dict) else asdict(entry)
+        text = json.dumps({k: _plain(v) for k, v in document.items()}, allow_nan=False)
+        try:
+            if self._file is None:
+                self._file = self._open()
+            self._file.write(text + "\n")
+            self._file.flush()
+        except OSError as error:
+            self._fail(error)
+
+    def _open(self) -> IO[str]:
+        """Open for appending, after what a killed process left of its last line."""
+        torn = False
+        if not is_remote(self.path) and self.path.exists() and self.path.stat().st_size:
+            with self.path.open("rb") as file:
+                file.seek(-1, 2)
+                torn = file.read(1) != b"\n"
+        file_ = self.path.open("a", encoding="utf-8")
+        if torn:
+            file_.write("\n")
+        return file_
+
+    def close(self) -> None:
+        """Close the file."""
+        file, self._file = self._file, None
+        if file is None:
+            return
+        try:
+            file.close()
+        except OSError as error:  # a remote file is sent only now
+            self._fail(error)
+
+    def _fail(self, error: OSError) -> None:
+        if not self._failed:
+            self._failed = True
+            self._tell(error)
+
+    def _warn(self, error: OSError) -> None:
+        warnings.warn(
+            f"cannot write {self.path} ({error.strerror or error}); training goes on without its log",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+
+
+def is_recorded(folder: str | os.PathLike[str]) -> bool:
+    """Whether the log in a run folder is a recording's, and no trainer's."""
+    try:
+        return next(_lines(place(folder) / FILE))[1] == RECORDED
+    except (StopIteration, DamagedRun, RunNotFound):
+        return False
+
+
+def read_log(folder: str | os.PathLike[str]) -> TrainingLog:
+    """Read a run's ``training.jsonl``.
+
+    Raises:
+        RunNotFound: If the run has none.
+        DamagedRun: If a line other than a torn last one cannot be read; the message names it.
+    """
+    path = place(folder) / FILE
+    steps: dict[int, TrainingStep] = {}
+    metrics: list[Metric] = []
+    notes: list[dict[str, Any]] = []
+    for number, document in _lines(path):
+        entry = _entry(path, number, document)
+        if isinstance(entry, TrainingStep):
+            if entry.step == 0 and steps:  # another training, in the folder of an earlier one
+                steps, metrics, notes = {}, [], []
+            steps[entry.step] = entry  # a resumed training writes steps anew
+        elif isinstance(entry, Metric):
+            metrics.append(entry)
+        else:
+            notes.append(entry)
+    return TrainingLog(tuple(steps[s] for s in sorted(steps)), tuple(metrics), tuple(notes))
+
+
+def _entry(
+    path: Path, number: int, document: dict[str, Any]
+) -> TrainingStep | Metric | dict[str, Any]:
+    kind = TrainingStep if "step" in document else Metric if "metric" in document else None
+    if kind is None or "alarm" in document:  # an alarm says at which step, and is none
+        return document
+    try:
+        return kind(**{k: _number(k, v) for k, v in document.items()})
+    except (TypeError, ValueError, OverflowError) as error:
+        raise DamagedRun(_damaged(path, number, error)) from error
+
+
+def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    try:
+        if not is_remote(path) and path.exists() and not path.is_file():  # a pipe never ends
+            message = f"{path} is no file: remove it"
+            raise DamagedRun(message)
+        file = path.open("rb")
+    except FileNotFoundError:
+        message = (
+            f"{path.parent} has no {FILE}, no losses were noted there: record the training, or give "
+            "MixedPrecision a run="
+        )
+        raise RunNotFound(message) from None
+    with file:
+        number = 0
+        while line := file.readline(_MAX_LINE):
+            number += 1
+            if not line.strip():
+                continue
+            try:
+                document = json.loads(line)
+            except (ValueError, RecursionError) as error:
+                if _is_torn(line, file):
+                    continue
+                raise DamagedRun(_damaged(path, number, error)) from error
+            if not isinstance(document, dict):
+                raise DamagedRun(_damaged(path, number, ValueError("not an object")))
+            yield number, document
+
+
+def _is_torn(line: bytes, file: IO[bytes]) -> bool:
+    """Whether a line was cut off by a kill: the last one, or one that a resumed training ended.
+
+    Such a line began as ours do, and did not reach its closing brace.
+    """
+    cut = line.startswith(b"{") and not line.rstrip().endswith(b"}")
+    return cut or (not line.endswith(b"\n") and not file.read(1))
+
+
+_FLOATS = {"loss", "scale", "gradient_norm", "seconds", "value"}
+_KINDS: dict[str, type | tuple[type, ...]] = {
+    "step": int,
+    "skipped": bool,
+    "reason": str,
+    "memory_bytes": int,
+    "metric": str,
+    "higher_is_better": bool,
+}
+_OPTIONAL = {"loss", "gradient_norm", "memory_bytes", "seconds"}
+
+
+def _number(name: str, value: Any) -> Any:
+    if value is None and name in _OPTIONAL:
+        return None
+    if name in _FLOATS:
+        if value in ("inf", "-inf", "nan") or type(value) in (int, float):
+            return float(value)
+    elif (
+        name in _KINDS
+        and isinstance(value, _KINDS[name])
+        and (not isinstance(value, bool) or _KINDS[name] is bool)
+    ):
+        return value
+    message = f"{name!r} is {value!r}"[:120]
+    raise ValueError(message)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return "nan" if math.isnan(value) else ("inf" if value > 0 else "-inf")
+    return value
+
+
+def _damaged(path: Path, number: int, error: Exception) -> str:
+    reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+    return f"{path} is damaged in line {number} ({reason}): remove that line to read the rest"

@@ -1,0 +1,143 @@
+"""Writing a run folder; see ``runs`` for what lies in it."""
+
+from __future__ import annotations
+
+import os
+import re
+from typing import TYPE_CHECKING, Any
+
+from mpdiag.errors import RunExists
+from mpdiag.files.atomic import atomic_path, json_text, write_json
+from mpdiag.files.paths import is_remote, place
+from mpdiag.runs.run import META, SCHEMA_VERSION, modules_schema
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+    from pathlib import Path
+
+    import pyarrow as pa
+
+
+_MADE = (
+    *("plan.json", "training.jsonl", "profile.json", "sensitivity.json", "search.json"),
+    *("report.html", "report.md"),
+)
+"""What others make of a run, and what would speak of another one once it is replaced."""
+
+
+class RunWriter:
+    """Writes one rank's share of a run folder.
+
+    Args:
+        folder: The run folder, a path or a URL; made when missing.
+        rank: This process's rank.
+        world_size: How many ranks there are.
+        overwrite: Replace the run that lies there, instead of refusing.
+
+    Raises:
+        RunExists: If the folder holds this rank's part of another run already.
+        OSError: If the folder cannot be made.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        *,
+        rank: int = 0,
+        world_size: int = 1,
+        overwrite: bool = False,
+    ) -> None:
+        self.folder = place(folder).absolute()  # the program may change its working folder
+        self.rank = rank
+        self._parts = self._operation_parts = 0
+        self._claimed = False
+        meta = self._meta_path
+        if meta.exists():
+            if not overwrite:
+                message = (
+                    f"{self.folder} already holds a run: choose another folder, "
+                    "or pass overwrite=True to replace it"
+                )
+                raise RunExists(message)
+            self._clear(world_size)
+        for name in ("stats", "modules", "ranks") if world_size > 1 else ("stats", "modules"):
+            (self.folder / name).mkdir(parents=True, exist_ok=True)
+
+    @property
+    def _meta_path(self) -> Path:
+        if self.rank == 0:
+            return self.folder / META
+        return self.folder / "ranks" / f"rank{self.rank:05d}.json"
+
+    def _clear(self, world_size: int) -> None:
+        """Remove what this rank wrote before, and rank 0 also what ranks beyond the world wrote."""
+        for path in [*self.folder.glob("*/rank*"), *self.folder.glob("*/.rank*")]:
+            digits = re.match(r"\.?rank(\d{5})", path.name)
+            owner = int(digits.group(1)) if digits else -1
+            if owner == self.rank or (self.rank == 0 and owner >= world_size):
+                path.unlink(missing_ok=True)
+        if self.rank == 0:
+            for name in _MADE:
+                (self.folder / name).unlink(missing_ok=True)
+            for path in self.folder.glob("capsules/step*/*.*"):
+                path.unlink(missing_ok=True)
+        self._meta_path.unlink(missing_ok=True)
+
+    def write_meta(self, meta: Mapping[str, Any]) -> None:
+        """Write this rank's meta file, or replace it.
+
+        Raises:
+            RunExists: If another process began a run here since this writer was made.
+        """
+        document = {"schema_version": SCHEMA_VERSION, **meta}
+        if self._claimed or is_remote(self._meta_path):
+            write_json(self._meta_path, document)
+            return
+        with atomic_path(self._meta_path, replace=False) as partial:
+            partial.write_text(json_text(document), encoding="utf-8")
+        self._claimed = True
+
+    def write_modules(self, rows: Iterable[Mapping[str, Any]]) -> None:
+        """Replace this rank's table of modules and parameters (schema: ``modules_schema``)."""
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        table = pa.Table.from_pylist([dict(row) for row in rows], schema=modules_schema())
+        with atomic_path(self.folder / "modules" / f"rank{self.rank:05d}.parquet") as path:
+            pq.write_table(table, path, compression="zstd")
+
+    def append(self, table: pa.Table, part: int | None = None) -> None:
+        """Write one part of statistics; it is whole on disk when this returns.
+
+        Args:
+            table: Its rows (schema: ``records``).
+            part: Its number, from 1; default: the next. A part that bears it already is replaced.
+        """
+        part = self._parts + 1 if part is None else part
+        self._write_part("stats", part, table)
+        self._parts = part
+
+    def append_operations(self, table: pa.Table) -> None:
+        """Write the operations of one step (schema: ``operation_records``), likewise."""
+        (self.folder / "operations").mkdir(exist_ok=True)
+        self._write_part("operations", self._operation_parts + 1, table)
+        self._operation_parts += 1
+
+    def sweep(self) -> None:
+        """Remove what this process began to write and did not end.
+
+        ``atomic_path`` does so itself, unless Ctrl-C falls on the very first instruction of its end,
+        where it often does: that is where a signal that came during a long write is looked at.
+        """
+        if not is_remote(self.folder):
+            for path in self.folder.rglob(f".*.{os.getpid()}.part"):
+                path.unlink(missing_ok=True)
+
+    def _write_part(self, kind: str, number: int, table: pa.Table) -> None:
+        import pyarrow.parquet as pq
+
+        name = f"rank{self.rank:05d}-{number:06d}.parquet"
+        with atomic_path(self.folder / kind / name) as path:
+            pq.write_table(
+                table, path, compression="zstd", compression_level=9, write_statistics=False
+            )

@@ -1,1 +1,0 @@
-"""The smallest set of operations that must stay in FP32, found by training."""

@@ -1,0 +1,352 @@
+"""The same question on a CPU: how much of the time went through its matrix unit (AMX)?
+
+Two sources are joined. torch.profiler says how long every operator took and with which shapes: the
+denominator. oneDNN's log names the implementation of each primitive: the witness. They meet by
+shape and dtype. What the log leaves out stays unknown, unless no matrix unit could have done it:
+FP32 products go to MKL, and AMX has no FP32.
+"""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mpdiag.tensorcores.amdahl import speedup
+from mpdiag.tensorcores.cpu.onednn import Log
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mpdiag.tensorcores.cpu.onednn import Primitive
+    from mpdiag.tensorcores.cpu.operators import OperatorTime
+    from mpdiag.tensorcores.work.operation import MatrixWork
+
+SCHEMA_VERSION = 1
+NO_LOG = Log(None, None, (), 0)
+"""Where nothing was logged."""
+AMX_DTYPES = frozenset({"bf16", "fp16", "int8"})
+"""What Intel's AMX multiplies: AMX-BF16 and AMX-INT8 since Sapphire Rapids, AMX-FP16 since Granite."""
+
+_VERDICT = {"matrix": "tensor_core", "vector": "cuda_core", "unknown": "unknown"}
+
+
+@dataclass(frozen=True)
+class CpuFacts:
+    """The CPU.
+
+    Attributes:
+        name: Its model.
+        has_amx, has_avx512_bf16: What it can do; None where torch does not tell.
+        isa: What oneDNN found, in its words.
+        onednn: Its version.
+        threads: That torch computes with.
+    """
+
+    name: str
+    has_amx: bool | None
+    has_avx512_bf16: bool | None
+    isa: str | None = None
+    onednn: str | None = None
+    threads: int | None = None
+
+
+@dataclass(frozen=True)
+class CpuOperation:
+    """An operation with its verdict, in the words of a GPU's profile."""
+
+    time: OperatorTime
+    verdict: str
+    evidence: str
+    cause: str
+    fix: str
+    amdahl_bound: float
+
+    def to_json(self) -> dict[str, Any]:
+        """An entry of ``operations``."""
+        o, work = self.time, self.time.work
+        return {
+            "op": o.op,
+            "module": o.module,
+            "phase": o.phase,
+            "kind": work.kind if work else None,
+            "m": work.m if work else None,
+            "n": work.n if work else None,
+            "k": work.k if work else None,
+            "batch": work.batch if work else None,
+            "dtype": work.dtype if work else None,
+            "flops": work.flops or None if work else None,
+            "bytes": work.bytes or None if work and work.dtype else None,
+            "aligned": None,
+            "verdict": self.verdict,
+            "evidence": self.evidence,
+            "cause": self.cause,
+            "fix": self.fix,
+            "calls": o.calls,
+            "time_us": o.time_us,
+            "amdahl_bound": self.amdahl_bound if self.amdahl_bound < float("inf") else None,
+        }
+
+
+@dataclass(frozen=True)
+class CpuProfile:
+    """What ran where; ``to_json`` has the fields of a GPU's profile.
+
+    Attributes:
+        device: The CPU.
+        operations: Longest first.
+        primitives: Of the log.
+        steps: Steps measured.
+        findings: As documents: severity, code, message, evidence, fix.
+    """
+
+    device: CpuFacts
+    operations: tuple[CpuOperation, ...]
+    primitives: tuple[Primitive, ...]
+    steps: int
+    findings: tuple[dict[str, Any], ...] = field(default=())
+
+    @property
+    def time_us(self) -> float:
+        """Of all operators."""
+        return sum(o.time.time_us for o in self.operations)
+
+    def fraction(self, verdict: str) -> float:
+        """The share of operator time with a verdict."""
+        whole = self.time_us
+        part = sum(o.time.time_us for o in self.operations if o.verdict == verdict)
+        return part / whole if whole else 0.0
+
+    @property
+    def tensor_core_fraction(self) -> float:
+        """The share of operator time on the matrix unit."""
+        return self.fraction("tensor_core")
+
+    @property
+    def verdict(self) -> str:
+        """One sentence."""
+        share = f"{self.tensor_core_fraction:.1%}".replace("%", " %")
+        vector = f"{self.fraction('cuda_core'):.1%}".replace("%", " %")
+        if self.device.has_amx is False:
+            return (
+                f"No matrix unit: this CPU has no AMX; {vector} of operator time is matrix work on "
+                "its vector unit."
+            )
+        return (
+            f"{share} of operator time on the matrix unit (AMX), {vector} is matrix work elsewhere."
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of ``mpdiag profile --json``."""
+        whole = self.time_us
+        reorders = sum(p.time_us for p in self.primitives if p.kind == "reorder")
+        matrix = [o for o in self.operations if o.time.work is not None]
+        matrix_us = sum(o.time.time_us for o in matrix)
+        seen = sum(o.time.time_us for o in matrix if o.evidence.startswith("onednn:"))
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "source": "onednn",
+            "verdict": self.verdict,
+            "device": {
+                "type": "cpu",
+                "name": self.device.name,
+                "has_amx": self.device.has_amx,
+                "has_avx512_bf16": self.device.has_avx512_bf16,
+                "isa": self.device.isa,
+                "onednn": self.device.onednn,
+                "threads": self.device.threads,
+            },
+            "steps": self.steps,
+            "kernel_time_us": whole,
+            "tensor_core_fraction": self.tensor_core_fraction,
+            "matrix_cuda_core_fraction": self.fraction("cuda_core"),
+            "layout_fraction": min(1.0, reorders / whole) if whole else 0.0,
+            "unknown_fraction": self.fraction("unknown"),
+            "native_generation_fraction": self.tensor_core_fraction,
+            "linked_fraction": seen / matrix_us if matrix_us else 0.0,
+            "kernels": _kernels(self.primitives),
+            "operations": [o.to_json() for o in self.operations],
+            "findings": list(self.findings),
+        }
+
+
+def join(
+    times: Sequence[OperatorTime], log: Log, device: CpuFacts, *, steps: int = 0
+) -> CpuProfile:
+    """Put operator times and the log together.
+
+    Args:
+        times: Of the operators.
+        log: Of the same steps.
+        device: The CPU.
+        steps: How many steps these are.
+    """
+    known = _by_shape(log.primitives)
+    whole = sum(t.time_us for t in times) or 1.0
+    judged = tuple(_judge(t, known, device, whole) for t in times)
+    return CpuProfile(device, judged, log.primitives, steps, tuple(_findings(judged, log, device)))
+
+
+def cpu_facts(log: Log) -> CpuFacts:
+    """This machine's CPU, as torch and the log know it."""
+    import torch
+
+    def ask(name: str) -> bool | None:
+        function = getattr(torch.cpu, name, None)
+        return None if function is None else bool(function())
+
+    return CpuFacts(
+        name=cpu_name(),
+        has_amx=ask("_is_amx_tile_supported"),
+        has_avx512_bf16=ask("_is_avx512_bf16_supported"),
+        isa=log.isa,
+        onednn=log.version,
+        threads=torch.get_num_threads(),
+    )
+
+
+def cpu_name() -> str:
+    """The CPU's model, as the system writes it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, "") or platform.processor() or platform.machine()
+
+
+# -- joining ---------------------------------------------------------------------------------------
+
+_Key = tuple[str, int, int, int, int, int, str | None]
+
+
+def _key(work: MatrixWork, flops: int | None = None) -> _Key:
+    total = work.flops if flops is None else flops
+    return work.kind, work.m, work.n, work.k, work.batch, total, work.dtype
+
+
+def _by_shape(primitives: Sequence[Primitive]) -> dict[_Key, Primitive]:
+    """The longest primitive of each shape and dtype."""
+    found: dict[_Key, Primitive] = {}
+    for primitive in sorted(primitives, key=lambda p: p.time_us):
+        if primitive.work is not None:
+            found[_key(primitive.work)] = primitive
+    return found
+
+
+def _witness(work: MatrixWork, known: dict[_Key, Primitive]) -> Primitive | None:
+    """The primitive that did a work; of a convolution's backward, the input gradient's half."""
+    keys = [_key(work), _key(work, work.flops // 2)]
+    if work.kind == "matmul":  # oneDNN may compute the transposed product
+        flipped = (work.kind, work.n, work.m, work.k, work.batch, work.flops, work.dtype)
+        keys.append(flipped)
+    return next((known[k] for k in keys if k in known), None)
+
+
+def _judge(
+    o: OperatorTime, known: dict[_Key, Primitive], device: CpuFacts, whole: float
+) -> CpuOperation:
+    verdict, evidence = _verdict(o, known, device)
+    cause, fix = _cause(o, verdict, device)
+    touched = o.time_us if cause not in {"none", "no_tensor_cores", "unknown"} else 0.0
+    return CpuOperation(o, verdict, evidence, cause, fix, speedup(touched / whole))
+
+
+def _verdict(o: OperatorTime, known: dict[_Key, Primitive], device: CpuFacts) -> tuple[str, str]:
+    if o.work is None:
+        return "other", "no matrix work"
+    primitive = _witness(o.work, known)
+    if primitive is not None:
+        return _VERDICT[primitive.unit], f"onednn: {primitive.implementation}"
+    if device.has_amx is False:
+        return "cuda_core", "this CPU has no matrix unit"
+    if o.work.dtype is not None and o.work.dtype not in AMX_DTYPES:
+        return "cuda_core", f"AMX has no {o.work.dtype.upper()}; not in oneDNN's log"
+    return "unknown", "not in oneDNN's log"
+
+
+def _cause(o: OperatorTime, verdict: str, device: CpuFacts) -> tuple[str, str]:
+    if verdict == "other":
+        return "outside", "torch.compile fuses what runs outside matrix products"
+    if verdict in {"tensor_core", "unknown"}:
+        known = "" if verdict == "tensor_core" else "oneDNN's log says nothing of this operation"
+        return ("none" if verdict == "tensor_core" else "unknown"), known
+    if device.has_amx is False:
+        better = ""
+        if device.has_avx512_bf16 and o.work is not None and o.work.dtype == "fp32":
+            better = "; BF16 still doubles what its AVX-512 does at once"
+        return "no_tensor_cores", f"this CPU has no matrix unit{better}"
+    if o.work is not None and o.work.dtype not in AMX_DTYPES:
+        return "dtype", "run it in BF16 (torch.autocast): AMX multiplies BF16, FP16 and INT8"
+    if o.work is not None and min(o.work.m, o.work.n) == 1:
+        return "matrix_vector", "take several vectors at once: a larger batch"
+    return "library_choice", "oneDNN chose its vector unit: try a larger batch or wider layers"
+
+
+def _findings(judged: Sequence[CpuOperation], log: Log, device: CpuFacts) -> list[dict[str, Any]]:
+    found = []
+
+    def note(severity: str, code: str, message: str, fix: str, **evidence: Any) -> None:
+        found.append(
+            {
+                "severity": severity,
+                "code": code,
+                "message": message,
+                "evidence": evidence,
+                "fix": fix,
+            }
+        )
+
+    if device.has_amx is False:
+        message = f"{device.name} has no matrix unit (AMX)"
+        note(
+            "info",
+            "no-matrix-unit",
+            message,
+            "train in mixed precision on a GPU, or a Xeon with AMX",
+        )
+    used = any(o.verdict == "tensor_core" for o in judged)
+    could = [o for o in judged if o.cause == "dtype"]
+    if device.has_amx and not used and could:
+        message = (
+            f"{len(could)} kinds of matrix work are FP32, which the matrix unit cannot multiply"
+        )
+        note(
+            "warning",
+            "matrix-unit-idle",
+            message,
+            "train in BF16: mpdiag analyze RUN --target bf16",
+        )
+    if not log.primitives:
+        message = "oneDNN logged nothing in these steps"
+        note("info", "no-log", message, "check torch.backends.mkldnn.is_available()")
+    if log.damaged:
+        message = f"{log.damaged} lines of oneDNN's log could not be read"
+        note("info", "log-damaged", message, "report the line", lines=log.damaged)
+    return found
+
+
+def _kernels(primitives: Sequence[Primitive]) -> list[dict[str, Any]]:
+    """Implementations, those of the most time first."""
+    groups: dict[tuple[str, str, str | None, str], list[Primitive]] = {}
+    for p in primitives:
+        shape = "" if p.work is None else f"{p.work.m}x{p.work.n}x{p.work.k}"
+        groups.setdefault((p.kind, p.implementation, p.dtype, shape), []).append(p)
+    rows = [
+        {
+            "name": f"{kind} {implementation}",
+            "calls": len(members),
+            "time_us": sum(p.time_us for p in members),
+            "verdict": "layout" if kind == "reorder" else _VERDICT[members[0].unit],
+            "instruction": "AMX" if members[0].unit == "matrix" else None,
+            "dtype": dtype,
+            "evidence": f"onednn: {implementation}",
+            "alignment": None,
+            "op": None,
+            "module": None,
+            "shapes": shape or None,
+        }
+        for (kind, implementation, dtype, shape), members in groups.items()
+    ]
+    return sorted(rows, key=lambda row: -float(str(row["time_us"])))

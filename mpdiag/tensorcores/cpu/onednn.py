@@ -1,0 +1,187 @@
+"""oneDNN's verbose log: which implementation each primitive ran on a CPU, and for how long.
+
+A line of ``ONEDNN_VERBOSE=1`` (oneDNN 3)::
+
+    onednn_verbose,v1,primitive,exec,cpu,matmul,brg_matmul:avx10_1_512_amx,undef,
+        src:bf16::blocked:ab::f0 wei:… dst:…,attr…,,32x1024:1024x4096,0.21
+
+Older versions leave out ``v1`` or ``primitive``. The log says nothing of products that MKL
+computes (FP32 ``Linear``) nor of attention.
+
+Source: *oneDNN Developer Guide*, Verbose Mode.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from mpdiag.hardware.alignment import dtype_name
+from mpdiag.tensorcores.work.products import Direction, MatrixWork, convolution, matmul, recurrent
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+Unit = Literal["matrix", "vector", "unknown"]
+
+PREFIX = "onednn_verbose,"
+_VECTOR = re.compile(r"avx|sse41|sve|asimd|neon|\bref\b|gemm|jit|simple")
+_DIRECTIONS: dict[str, Direction] = {
+    "backward_data": "dgrad",
+    "backward_weights": "wgrad",
+    "backward": "backward",
+}
+
+
+@dataclass(frozen=True)
+class Primitive:
+    """One executed primitive.
+
+    Attributes:
+        kind: ``matmul``, ``convolution``, ``inner_product``, ``rnn``, ``reorder`` …
+        implementation: Its name, such as ``"brg_matmul:avx512_core_bf16"``.
+        work: Its matrix work; None for what is none, or a shape this reader does not know.
+        dtype: Of the source, our name.
+        time_us: As the log measured it.
+    """
+
+    kind: str
+    implementation: str
+    work: MatrixWork | None
+    dtype: str | None
+    time_us: float
+
+    @property
+    def unit(self) -> Unit:
+        """The matrix unit (AMX), the vector unit, or a name that does not tell."""
+        name = self.implementation.lower()
+        if "amx" in name:
+            return "matrix"
+        return "vector" if _VECTOR.search(name) else "unknown"
+
+
+@dataclass(frozen=True)
+class Log:
+    """What a log says.
+
+    Attributes:
+        version: Of oneDNN.
+        isa: The instructions it found, in its own words; None where it does not say.
+        primitives: All executed on the CPU.
+        damaged: Lines of it that could not be read.
+    """
+
+    version: str | None
+    isa: str | None
+    primitives: tuple[Primitive, ...]
+    damaged: int
+
+
+def read_log(lines: Iterable[str]) -> Log:
+    """Read a log; lines that are not oneDNN's are passed over."""
+    version = isa = None
+    found, damaged = [], 0
+    for line in lines:
+        if not line.startswith(PREFIX):
+            continue
+        fields = [f for f in line.rstrip("\n").split(",")[1:] if f not in {"v0", "v1", "primitive"}]
+        if fields and re.fullmatch(r"\d+\.\d+", fields[0]):  # ONEDNN_VERBOSE_TIMESTAMP=1
+            fields = [f for f in fields[1:] if f != "primitive"]
+        if fields[:1] == ["info"]:
+            text = ",".join(fields[1:])
+            version = text.removeprefix("oneDNN ") if text.startswith("oneDNN ") else version
+            isa = text.removeprefix("cpu,isa:") if text.startswith("cpu,isa:") else isa
+        elif fields[:2] == ["exec", "cpu"]:
+            primitive = _primitive(fields[2:])
+            damaged += primitive is None
+            found.append(primitive)
+    return Log(version, isa, tuple(p for p in found if p is not None), damaged)
+
+
+def _primitive(fields: list[str]) -> Primitive | None:
+    """(kind, implementation, propagation, memory, attributes, auxiliary, problem, time)."""
+    if len(fields) < 8:
+        return None
+    kind, implementation, propagation, memory = fields[:4]
+    auxiliary, problem = fields[-3], fields[-2]
+    try:
+        time_us = float(fields[-1]) * 1000
+    except ValueError:
+        return None
+    if not 0 <= time_us < math.inf:
+        return None
+    source = re.search(r"\bsrc(?:_layer)?[:_](\w+?):", memory)
+    dtype = dtype_name(source.group(1)) if source is not None else None
+    direction = _DIRECTIONS.get(propagation, "forward")
+    work = _work(kind, problem, auxiliary, dtype, direction)
+    return Primitive(kind, implementation, work, dtype, time_us)
+
+
+def _work(
+    kind: str, problem: str, auxiliary: str, dtype: str | None, direction: Direction
+) -> MatrixWork | None:
+    if kind == "matmul":
+        return _matmul(problem, dtype)
+    sizes = {name: int(size) for name, size in re.findall(r"([a-z]+)(\d+)", problem)}
+    try:
+        if kind == "inner_product":
+            rest = [sizes.get(n, 1) for n in ("id", "ih", "iw")]
+            return matmul(sizes["mb"], sizes["oc"], sizes["ic"] * math.prod(rest), dtype=dtype)
+        if kind in {"convolution", "deconvolution"}:
+            return _convolution(sizes, dtype, direction, transposed=kind == "deconvolution")
+        if kind == "rnn":
+            return _rnn(sizes, auxiliary, dtype, direction)
+    except (KeyError, ZeroDivisionError):
+        return None
+    return None
+
+
+def _matmul(problem: str, dtype: str | None) -> MatrixWork | None:
+    """``8x2304:2304x10``, with batch dimensions in front."""
+    sides = [[int(n) for n in re.findall(r"\d+", side)] for side in problem.split(":")[:2]]
+    if len(sides) != 2 or any(len(s) < 2 for s in sides) or sides[0][-1] != sides[1][-2]:
+        return None
+    left, right = sides
+    batch = max(math.prod(left[:-2]), math.prod(right[:-2]))
+    return matmul(left[-2], right[-1], left[-1], batch, dtype=dtype)
+
+
+def _convolution(
+    sizes: dict[str, int], dtype: str | None, direction: Direction, *, transposed: bool
+) -> MatrixWork:
+    """``mb8_ic3oc16_ih16oh14kh3sh1dh0ph0_iw16ow14kw3…``, ``g4`` in front where grouped."""
+
+    def every(letter: str) -> int:
+        return math.prod(sizes.get(letter + axis, 1) for axis in "dhw")
+
+    return convolution(
+        sizes["mb"],
+        (sizes["ic"], sizes["oc"]),
+        every("k"),
+        (every("i"), every("o")),
+        groups=sizes.get("g", 1),
+        dtype=dtype,
+        direction=direction,
+        transposed=transposed,
+    )
+
+
+def _rnn(
+    sizes: dict[str, int], auxiliary: str, dtype: str | None, direction: Direction
+) -> MatrixWork:
+    """``l1t5mb2sic32slc16dhc32dic32``."""
+    gates = 4 if "lstm" in auxiliary else 3 if "gru" in auxiliary else 1
+    both = "bidirectional" in auxiliary
+    hidden = sizes["dhc"]
+    return recurrent(
+        sizes["mb"],
+        sizes["t"],
+        (sizes["slc"], hidden),
+        gates,
+        layers=sizes["l"],
+        directions=2 if both else 1,
+        dtype=dtype,
+        direction=direction,
+    )

@@ -1,0 +1,149 @@
+"""Operator times of a torch.profiler trace of a CPU: each operation's own time, by module.
+
+The innermost operation with matrix work is the one that does it: what is inside (conversions of
+layout) is its own, what is around (dispatch, casts) is not. Times add up to the operators' whole.
+Such a trace is short, and is read as a whole.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from mpdiag.tensorcores.work.operation import MatrixWork, Phase, matrix_work
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+MODULE = "nn.Module: "
+"""How a span of a module begins in a trace; its name follows."""
+
+_SHAPES = ("Input Dims", "Input type", "Input Strides", "Concrete Inputs")
+
+
+@dataclass(frozen=True)
+class OperatorTime:
+    """All calls of one operation of one module and shape, in microseconds."""
+
+    op: str
+    module: str
+    phase: Phase
+    work: MatrixWork | None
+    calls: int
+    time_us: float
+
+
+@dataclass
+class _Span:
+    name: str
+    start: float
+    end: float
+    args: Mapping[str, Any]
+    module: str | None = None  # of a module's span: its name
+    work: MatrixWork | None = None
+    inner: float = 0.0  # time of the operations directly inside
+    parent: _Span | None = None
+
+    @property
+    def own(self) -> float:
+        return max(0.0, self.end - self.start - self.inner)
+
+
+def operator_times(events: Iterable[Mapping[str, Any]]) -> list[OperatorTime]:
+    """Add up a trace's operations, longest first.
+
+    Args:
+        events: ``traceEvents``.
+    """
+    threads: dict[Any, list[_Span]] = defaultdict(list)
+    for event in events:
+        span = _span(event)
+        if span is not None:
+            threads[event.get("pid"), event.get("tid")].append(span)
+    spans = [span for found in threads.values() for span in _nest(found)]
+    _keep_innermost(spans)
+    forward = {
+        span.args["Sequence number"]: span
+        for span in spans
+        if span.args.get("Fwd thread id") == 0 and "Sequence number" in span.args
+    }
+    sums: dict[tuple[str, str, Phase, MatrixWork | None], list[float]] = defaultdict(
+        lambda: [0, 0.0]
+    )
+    for span in spans:
+        if span.module is not None:
+            continue
+        owner = _owner(span)
+        module, phase = _place(owner, forward)
+        entry = sums[owner.name, module, phase, owner.work]
+        entry[0] += owner is span
+        entry[1] += span.own
+    found = [OperatorTime(*key, int(calls), time) for key, (calls, time) in sums.items()]
+    return sorted(found, key=lambda o: o.time_us, reverse=True)
+
+
+def _span(event: Mapping[str, Any]) -> _Span | None:
+    name, start, length = event.get("name"), event.get("ts"), event.get("dur")
+    if event.get("ph") != "X" or not isinstance(name, str):
+        return None
+    if not isinstance(start, (int, float)) or not isinstance(length, (int, float)):
+        return None
+    args = event.get("args")
+    span = _Span(name, start, start + length, args if isinstance(args, dict) else {})
+    if event.get("cat") == "cpu_op":
+        span.work = matrix_work(name, *(span.args.get(field) or () for field in _SHAPES))
+        return span
+    if event.get("cat") in {"user_annotation", "python_function"} and name.startswith(MODULE):
+        span.module = name.removeprefix(MODULE)
+        return span
+    return None
+
+
+def _nest(spans: list[_Span]) -> list[_Span]:
+    """Give each span its parent, on one thread."""
+    spans.sort(key=lambda s: (s.start, -s.end))
+    open_spans: list[_Span] = []
+    for span in spans:
+        while open_spans and open_spans[-1].end <= span.start:
+            open_spans.pop()
+        span.parent = open_spans[-1] if open_spans else None
+        around = span.parent
+        while around is not None and around.module is not None:
+            around = around.parent
+        if around is not None and span.module is None:
+            around.inner += span.end - span.start
+        open_spans.append(span)
+    return spans
+
+
+def _keep_innermost(spans: list[_Span]) -> None:
+    """``linear`` calls ``addmm``: the work is that of the one that does it."""
+    for span in [s for s in spans if s.work is not None]:
+        around = span.parent
+        while around is not None:
+            around.work = None
+            around = around.parent
+
+
+def _owner(span: _Span) -> _Span:
+    """The innermost operation around a span that has matrix work; the span itself if none."""
+    around: _Span | None = span
+    while around is not None:
+        if around.work is not None:
+            return around
+        around = around.parent
+    return span
+
+
+def _place(span: _Span, forward: Mapping[Any, _Span]) -> tuple[str, Phase]:
+    """The module a span belongs to, and whether it ran backward."""
+    around: _Span | None = span
+    while around is not None:
+        if around.module is not None:
+            return around.module, "forward"
+        number = around.args.get("Sequence number")
+        if around.args.get("Fwd thread id") and number in forward:
+            return _place(forward[number], {})[0], "backward"
+        around = around.parent
+    return "", ""

@@ -1,0 +1,1 @@
+"""The matrix work of operations and models: M, N, K, FLOP and bytes."""

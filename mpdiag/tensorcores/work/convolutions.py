@@ -1,0 +1,229 @@
+"""Convolutions as a trace records them: where each operation's arguments stand."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from mpdiag.tensorcores.work.call import Unclear
+from mpdiag.tensorcores.work.products import Direction, MatrixWork, convolution
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from mpdiag.tensorcores.work.call import Call, Shape
+
+
+def _output_pixels(
+    size: Shape, kernel: Shape, stride: Shape | None, padding: Shape | None, dilation: Shape | None
+) -> int:
+    """Positions a convolution puts out; 0 where the trace does not tell enough."""
+    if stride is None or padding is None or dilation is None:
+        return 0
+    if not len(size) == len(kernel) == len(stride) == len(padding) == len(dilation):
+        return 0
+    if not all(stride):
+        return 0
+    return math.prod(
+        max(0, (n + 2 * p - d * (k - 1) - 1) // s + 1)
+        for n, k, s, p, d in zip(size, kernel, stride, padding, dilation, strict=True)
+    )
+
+
+def _channels_last(call: Call, index: int) -> bool | None:
+    strides = call.stride(index)
+    return strides[1] == 1 if len(strides) >= 3 else None
+
+
+def forward(
+    stride: int = 3,
+    padding: int = 4,
+    dilation: int | None = 5,
+    transposed: int | None = None,
+    groups: int | None = None,
+) -> Callable[[Call], MatrixWork]:
+    """A forward convolution; the numbers are where its arguments stand.
+
+    Args:
+        stride: Position of the stride.
+        padding: Of the padding.
+        dilation: Of the dilation; None for an operation without.
+        transposed: Of the flag that says so; None for an operation that has none.
+        groups: Of the groups, which a transposed convolution's shapes do not tell; with
+            ``transposed`` None it is one that always is transposed.
+    """
+
+    def read(call: Call) -> MatrixWork:
+        x, weight = call.shape(0), call.shape(1)
+        rank = len(weight) - 2
+        if rank < 1 or len(x) not in (rank + 1, rank + 2):
+            raise Unclear
+        if len(x) == rank + 1:  # one image without its batch dimension
+            x = (1, *x)
+        kernel = weight[2:]
+        if groups is not None and (transposed is None or call.value(transposed) is True):
+            return _transposed(call, x, weight, call.number(groups) or 1)
+        steps = (1,) * rank if dilation is None else call.numbers(dilation, rank)
+        out = _output_pixels(
+            x[2:], kernel, call.numbers(stride, rank), call.numbers(padding, rank), steps
+        )
+        return _checked(call, x, weight, out)
+
+    return read
+
+
+def _checked(call: Call, x: Shape, weight: Shape, out: int) -> MatrixWork:
+    groups = x[1] // weight[1]
+    if groups < 1 or x[1] != weight[1] * groups or weight[0] % groups:
+        raise Unclear
+    return convolution(
+        x[0],
+        (x[1], weight[0]),
+        math.prod(weight[2:]),
+        (math.prod(x[2:]), out),
+        groups=groups,
+        dtype=call.dtype(0),
+        channels_last=_channels_last(call, 0),
+    )
+
+
+def _transposed(call: Call, x: Shape, weight: Shape, groups: int) -> MatrixWork:
+    """Weight [input channels, output channels / groups, …].
+
+    FLOP follow from the input's pixels; the output's would be needed for the bytes alone.
+    """
+    if x[1] != weight[0] or x[1] % groups:
+        raise Unclear
+    return convolution(
+        x[0],
+        (x[1], weight[1] * groups),
+        math.prod(weight[2:]),
+        (math.prod(x[2:]), 0),
+        groups=groups,
+        dtype=call.dtype(0),
+        transposed=True,
+        channels_last=_channels_last(call, 0),
+    )
+
+
+def backward(
+    gradient: int = 0, x: int = 1, weight: int = 2, *, flag: int | None = 7, mask: int | None = 10
+) -> Callable[[Call], MatrixWork]:
+    """Both gradients, or those the mask asks for; numbers as in ``forward``."""
+
+    def read(call: Call) -> MatrixWork:
+        dy, source, kernel = call.shape(gradient), call.shape(x), call.shape(weight)
+        if not len(dy) == len(source) == len(kernel) >= 3 or dy[0] != source[0]:
+            raise Unclear
+        flipped = flag is not None and call.value(flag) is True
+        ends, groups = _ends(kernel, source[1], dy[1], flipped)
+        return convolution(
+            source[0],
+            ends,
+            math.prod(kernel[2:]),
+            (math.prod(source[2:]), math.prod(dy[2:])),
+            groups=groups,
+            dtype=call.dtype(gradient),
+            direction=_asked(call.value(mask) if mask is not None else None),
+            transposed=flipped,
+            channels_last=_channels_last(call, x),
+        )
+
+    return read
+
+
+def _input_gradient(call: Call) -> MatrixWork:
+    """``cudnn_convolution_backward_input``: (input size, gradient, weight, …), before torch 1.11.
+
+    The input's size is no tensor, and old traces do not tell it: bytes stay unknown, FLOP do not.
+    """
+    dy, kernel = call.shape(1), call.shape(2)
+    groups = call.number(6) or 1
+    if len(dy) != len(kernel) or len(dy) < 3 or dy[1] != kernel[0] or kernel[0] % groups:
+        raise Unclear
+    return convolution(
+        dy[0],
+        (kernel[1] * groups, kernel[0]),
+        math.prod(kernel[2:]),
+        (0, math.prod(dy[2:])),
+        groups=groups,
+        dtype=call.dtype(1),
+        direction="dgrad",
+    )
+
+
+def _weight_gradient(call: Call) -> MatrixWork:
+    """``cudnn_convolution_backward_weight``: (weight size, gradient, input, …), likewise.
+
+    Without the weight's size the taps are unknown, and so is N; channels are what can be judged.
+    """
+    dy, x = call.shape(1), call.shape(2)
+    groups = call.number(6) or 1
+    if len(dy) != len(x) or len(dy) < 3 or dy[0] != x[0] or dy[1] % groups or x[1] % groups:
+        raise Unclear
+    size = call.numbers(0, len(x))
+    return convolution(
+        x[0],
+        (x[1], dy[1]),
+        math.prod(size[2:]) if size is not None and len(size) == len(x) else 0,
+        (math.prod(x[2:]), math.prod(dy[2:])),
+        groups=groups,
+        dtype=call.dtype(1),
+        direction="wgrad",
+        channels_last=_channels_last(call, 2),
+    )
+
+
+def _ends(kernel: Shape, entering: int, leaving: int, flipped: bool) -> tuple[tuple[int, int], int]:
+    """Input and output channels as the weight tells them, and groups."""
+    groups = (leaving if flipped else entering) // kernel[1]
+    ends = (kernel[0], kernel[1] * groups) if flipped else (kernel[1] * groups, kernel[0])
+    if groups < 1 or ends != (entering, leaving):
+        raise Unclear
+    return ends, groups
+
+
+def _asked(mask: Any) -> Direction:
+    """Which gradients an ``output_mask`` asks for; both where the trace does not tell."""
+    if not isinstance(mask, (list, tuple)) or len(mask) < 2 or all(mask[:2]):
+        return "backward"
+    return "dgrad" if mask[0] else "wgrad"
+
+
+READERS: dict[str, Callable[[Call], MatrixWork]] = {
+    "convolution": forward(transposed=6, groups=8),
+    "_convolution": forward(transposed=6, groups=8),
+    "convolution_overrideable": forward(transposed=6, groups=8),
+    "conv1d": forward(),
+    "conv2d": forward(),
+    "conv3d": forward(),
+    "conv_transpose1d": forward(groups=6),
+    "conv_transpose2d": forward(groups=6),
+    "conv_transpose3d": forward(groups=6),
+    "cudnn_convolution": forward(stride=3, padding=2, dilation=4),
+    "cudnn_convolution_transpose": forward(groups=6),
+    "cudnn_convolution_relu": forward(),
+    "cudnn_convolution_add_relu": forward(stride=5, padding=6, dilation=7),
+    "miopen_convolution": forward(stride=4, padding=3, dilation=5),
+    "miopen_depthwise_convolution": forward(stride=4, padding=3, dilation=5),
+    "miopen_convolution_transpose": forward(groups=7),
+    "mkldnn_convolution": forward(stride=4, padding=3, dilation=5),
+    "thnn_conv2d": forward(stride=4, padding=5, dilation=None),
+    "_slow_conv2d_forward": forward(stride=4, padding=5, dilation=None),
+    "slow_conv3d": forward(stride=4, padding=5, dilation=None),
+    "_conv_depthwise2d": forward(stride=4, padding=5, dilation=6),
+    "conv_depthwise3d": forward(stride=4, padding=5, dilation=6),
+    "slow_conv_dilated2d": forward(stride=4, padding=5, dilation=6),
+    "convolution_backward": backward(),
+    "convolution_backward_overrideable": backward(flag=6, mask=9),
+    "cudnn_convolution_backward": backward(1, 0, 2, flag=None, mask=9),
+    "cudnn_convolution_backward_input": _input_gradient,
+    "cudnn_convolution_backward_weight": _weight_gradient,
+    "miopen_convolution_backward_input": _input_gradient,
+    "miopen_convolution_backward_weight": _weight_gradient,
+    "mkldnn_convolution_backward_input": _input_gradient,
+    "mkldnn_convolution_backward_weights": _weight_gradient,
+    "mkldnn_convolution_backward": backward(1, 0, 2, flag=None, mask=7),
+    "_slow_conv2d_backward": backward(0, 1, 2, flag=None, mask=6),
+}
+"""By the name after ``aten::``."""

@@ -1,0 +1,234 @@
+"""Matrix work from plain sizes: M, N, K, FLOP and bytes of what networks are made of.
+
+Everything is an (implicit) matrix product C[M, N] = A[M, K] · B[K, N], ``batch`` times:
+
+=============  =======================  ====================  =======================  =============
+kind           M                        N                     K                        batch
+=============  =======================  ====================  =======================  =============
+matmul         rows                     columns               inner                    batch
+convolution    images × output pixels   output channels/g     input channels/g × taps  groups
+… its dgrad    images × output pixels   inp. channels/g × t.  output channels/g        groups
+… its wgrad    output channels/g        inp. channels/g × t.  images × output pixels   groups
+rnn            batch                    gates × hidden        hidden                   steps × layers
+attention      queries                  keys                  head                     all heads
+=============  =======================  ====================  =======================  =============
+
+FLOP are those that were asked for (a causal attention does half of them), whatever algorithm a
+kernel takes. Bytes are the least that must move: each operand once.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from mpdiag.hardware.alignment import BYTES
+
+Kind = Literal["matmul", "convolution", "rnn", "attention"]
+Direction = Literal["forward", "dgrad", "wgrad", "backward"]
+
+
+@dataclass(frozen=True)
+class MatrixWork:
+    """The matrix work of one call.
+
+    Attributes:
+        kind: What it is.
+        m, n, k: As the table above says. 0 is "not known": for a convolution whose stride, or
+            whose kernel, the trace does not tell; then ``flops`` is 0, too.
+        batch: Independent products of that size.
+        groups: Of a convolution.
+        dtype: Of the operands, our name (``"fp16"``); None where it is not known.
+        flops: Multiplications and additions; 0 where not known.
+        bytes: The least to be moved (0 likewise), at the size of ``dtype`` (of FP32 where that is None).
+        leading: Values from one row (or column) to the next of A, B and C, where strides are known.
+        sizes: The dimensions that should be aligned, by name.
+        depthwise: A convolution with one input channel to a group.
+        channels_last: Whether a convolution's input lies so; None where strides are not known.
+    """
+
+    kind: Kind
+    m: int
+    n: int
+    k: int
+    batch: int = 1
+    groups: int = 1
+    dtype: str | None = None
+    flops: int = 0
+    bytes: int = 0
+    leading: tuple[int, ...] = ()
+    sizes: tuple[tuple[str, int], ...] = ()
+    depthwise: bool = False
+    channels_last: bool | None = None
+
+
+def matmul(
+    m: int,
+    n: int,
+    k: int,
+    batch: int = 1,
+    *,
+    dtype: str | None = None,
+    leading: tuple[int, ...] = (),
+    names: tuple[str, str, str] = ("M", "N", "K"),
+) -> MatrixWork:
+    """C[m, n] = A[m, k] · B[k, n], ``batch`` times; ``names`` are those of the three sizes."""
+    return MatrixWork(
+        "matmul",
+        m,
+        n,
+        k,
+        batch,
+        dtype=dtype,
+        flops=2 * m * n * k * batch,
+        bytes=batch * (m * k + k * n + m * n) * _size(dtype),
+        leading=leading,
+        sizes=tuple(zip(names, (m, n, k), strict=True)),
+    )
+
+
+def convolution(
+    images: int,
+    channels: tuple[int, int],
+    taps: int,
+    pixels: tuple[int, int],
+    *,
+    groups: int = 1,
+    dtype: str | None = None,
+    direction: Direction = "forward",
+    transposed: bool = False,
+    channels_last: bool | None = None,
+) -> MatrixWork:
+    """A convolution of any rank, or one of its two gradients.
+
+    Args:
+        images: How many.
+        channels: Input and output channels, all groups together.
+        taps: Positions of the kernel: 9 for 3 × 3.
+        pixels: Input and output positions; 0 where not known.
+        groups: As in torch.
+        dtype: Of the operands.
+        direction: Which of the three products; ``backward`` is both gradients, M, N and K being
+            those of the input's.
+        transposed: A transposed convolution, whose forward is the dgrad of an ordinary one with
+            input and output exchanged.
+        channels_last: Whether the input lies so in memory.
+    """
+    channels_in, channels_out = channels
+    narrow, wide = channels_in // groups, channels_out // groups
+    if transposed:
+        m, n, k = images * pixels[0], wide * taps, narrow
+        products = {"forward": (m, n, k), "dgrad": (m, k, n), "wgrad": (k, n, m)}
+    else:
+        m, n, k = images * pixels[1], wide, narrow * taps
+        products = {"forward": (m, n, k), "dgrad": (m, k, n), "wgrad": (n, k, m)}
+    chosen = products["dgrad" if direction == "backward" else direction]
+    passes = 2 if direction == "backward" else 1
+    values = images * (channels_in * pixels[0] + channels_out * pixels[1])
+    weights = channels_in * wide * taps
+    return MatrixWork(
+        "convolution",
+        *chosen,
+        batch=groups,
+        groups=groups,
+        dtype=dtype,
+        flops=2 * m * n * k * groups * passes,
+        bytes=(values + weights) * _size(dtype) * passes if all(pixels) and taps else 0,
+        sizes=(("input channels", channels_in), ("output channels", channels_out)),
+        depthwise=groups > 1 and narrow == 1,
+        channels_last=channels_last,
+    )
+
+
+def recurrent(
+    batch: int,
+    steps: int,
+    sizes: tuple[int, int],
+    gates: int,
+    *,
+    layers: int = 1,
+    directions: int = 1,
+    projection: int = 0,
+    dtype: str | None = None,
+    direction: Direction = "forward",
+) -> MatrixWork:
+    """All products of an RNN (1 gate), GRU (3) or LSTM (4).
+
+    Args:
+        batch: Sequences.
+        steps: Time steps.
+        sizes: Input and hidden size.
+        gates: Of a cell.
+        layers: Stacked.
+        directions: 2 where bidirectional.
+        projection: ``proj_size`` of an LSTM, 0 for none.
+        dtype: Of the operands.
+        direction: ``backward`` is both gradients.
+    """
+    entering, hidden = sizes
+    leaving = projection or hidden
+    rows = batch * steps
+    per_cell = 0  # multiplications for one sequence and step
+    for layer in range(layers):
+        source = entering if layer == 0 else leaving * directions
+        per_cell += directions * (gates * hidden * (source + leaving) + hidden * projection)
+    passes = 1 if direction == "forward" else 2
+    values = rows * (entering + directions * leaving * layers)
+    named = [("batch", batch), ("input size", entering), ("hidden size", hidden)]
+    if projection:
+        named.append(("projection size", projection))
+    return MatrixWork(
+        "rnn",
+        batch,
+        gates * hidden,
+        leaving,
+        batch=steps * layers * directions,
+        dtype=dtype,
+        flops=2 * rows * per_cell * passes,
+        bytes=(values + per_cell) * _size(dtype) * passes,
+        sizes=tuple(named),
+    )
+
+
+def attention(
+    heads: int,
+    lengths: tuple[int, int],
+    widths: tuple[int, int],
+    *,
+    causal: bool = False,
+    dtype: str | None = None,
+    direction: Direction = "forward",
+) -> MatrixWork:
+    """Scaled dot-product attention: the scores, and the sum of values they weigh.
+
+    Args:
+        heads: Heads of all sequences together.
+        lengths: Queries and keys.
+        widths: Of a head: of queries and keys, of values.
+        causal: Whether query i sees keys 0 … i alone.
+        dtype: Of the operands.
+        direction: ``backward`` computes the scores again, then four gradients.
+    """
+    queries, keys = lengths
+    pairs = queries * keys
+    if causal:
+        seen = min(queries, keys)  # query i sees min(i + 1, keys)
+        pairs = seen * (seen + 1) // 2 + max(0, queries - keys) * keys
+    width, value_width = widths
+    per_pair = width + value_width if direction == "forward" else 3 * width + 2 * value_width
+    values = queries * (width + value_width) + keys * (width + value_width)
+    return MatrixWork(
+        "attention",
+        queries,
+        keys,
+        width,
+        batch=heads,
+        dtype=dtype,
+        flops=2 * heads * pairs * per_pair,
+        bytes=heads * values * _size(dtype) * (1 if direction == "forward" else 2),
+        sizes=(("head", width), ("value head", value_width)),
+    )
+
+
+def _size(dtype: str | None) -> int:
+    return BYTES[dtype or "fp32"]

@@ -1,0 +1,1 @@
+"""What happens inside a training step: dispatched operations, module names, source lines."""

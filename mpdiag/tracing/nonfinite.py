@@ -1,0 +1,337 @@
+"""``find_nonfinite``: the first operation that *produced* an infinity or a NaN.
+
+::
+
+    with mpdiag.find_nonfinite(model) as trace:
+        loss = loss_fn(model(x), y)
+        loss.backward()
+    print(trace.first)
+
+Each operation of forward and backward is looked at, which waits for the device every time: this is
+for a step under suspicion. An operation that was given infinities or NaN passes them on and is not
+at fault; nor is one that fills in an infinity it was asked for (a mask), until a NaN comes of it. A
+cast that overflows is told of the operation whose result it stores.
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from torch.nn.modules import module as torch_modules
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from mpdiag.numerics.formats import FP16
+from mpdiag.tracing.dispatch import by_name, in_backward, push_lowest, take_off, tensors_of, written
+from mpdiag.tracing.names import Models, subjects
+from mpdiag.tracing.source_lines import Places, Site
+from mpdiag.tracing.storages import WeakStorages
+
+_CASTS = frozenset({"_to_copy", "copy_", "to"})
+_MOST = 20
+
+
+@dataclass(frozen=True)
+class Range:
+    """What a tensor held.
+
+    Attributes:
+        argument: The operation's argument.
+        shape, dtype: Of the tensor.
+        lowest, highest: Smallest and largest finite value, None where there is none.
+        smallest: Smallest non-zero |x|, None where all is 0.
+        zeros: How many values are 0.
+    """
+
+    argument: str
+    shape: tuple[int, ...]
+    dtype: str
+    lowest: float | None
+    highest: float | None
+    smallest: float | None
+    zeros: int
+
+    def __str__(self) -> str:
+        """``mat2 float16 [16, 8] from -2 to 3.5``."""
+        span = "nothing finite"
+        if self.lowest is not None:
+            span = f"from {self.lowest:.4g} to {self.highest:.4g}"
+            span += f", smallest {self.smallest:.3g}" if self.smallest is not None else ""
+        zeros = f", {self.zeros} zeros" if self.zeros else ""
+        return f"{self.argument} {self.dtype} {list(self.shape)} {span}{zeros}"
+
+
+@dataclass(frozen=True)
+class Producer:
+    """An operation that made something non-finite out of finite inputs.
+
+    Attributes:
+        op: ATen's name.
+        kind: ``Inf`` or ``NaN``.
+        phase: ``forward`` or ``backward``.
+        module: The module it belongs to, None outside the models.
+        file, line, code: The user's line; of a backward operation, its forward one.
+        dtype: What the result is stored in.
+        values, of: How many of its values are not finite, of how many.
+        inputs: What it was given.
+        step: Training steps seen before, 0 for the first.
+    """
+
+    op: str
+    kind: Literal["Inf", "NaN"]
+    phase: Literal["forward", "backward"]
+    module: str | None
+    file: str
+    line: int
+    code: str
+    dtype: str
+    values: int
+    of: int
+    inputs: tuple[Range, ...]
+    step: int
+
+    @property
+    def where(self) -> str:
+        """``model.py:12``, empty where no line is known."""
+        return f"{self.file}:{self.line}" if self.file else ""
+
+    def __str__(self) -> str:
+        """A sentence and the inputs."""
+        place = self.module or "the model" if self.module is not None else "outside the model"
+        side = "" if self.phase == "forward" else "the backward pass of "
+        at = f" at {self.where} ({self.code})" if self.where else ""
+        given = "; ".join(map(str, self.inputs))
+        return (
+            f"{self.kind} first in {self.op}, {side}{place}{at}: {self.values:,} of {self.of:,} "
+            f"values of {self.dtype}, from {given or 'no tensors'}"
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return {
+            **{f: getattr(self, f) for f in self.__dataclass_fields__ if f != "inputs"},
+            "inputs": [dict(vars(r), shape=list(r.shape)) for r in self.inputs],
+        }
+
+
+class Trace:
+    """What ``find_nonfinite`` saw.
+
+    Attributes:
+        found: Every operation that produced something non-finite, in order (the first 20).
+        steps: Training steps seen to their end.
+    """
+
+    def __init__(self, model: Models) -> None:
+        about = subjects(model, None, None)
+        self.found: list[Producer] = []
+        self.steps = 0
+        self._roots = {id(root) for root in about.roots}
+        self._places = Places(about.names)
+        self._mode = _Mode(self)
+        self._handles: list[Any] = []
+        self._lock = threading.RLock()
+        self._backward_seen = False
+        self._makers: WeakStorages[tuple[str, Site, tuple[Range, ...]]] = WeakStorages()
+        self._excused: WeakStorages[bool] = WeakStorages()
+
+    @property
+    def first(self) -> Producer | None:
+        """The first operation that produced something non-finite, None if all was finite."""
+        return self.found[0] if self.found else None
+
+    def __enter__(self) -> Trace:  # noqa: PYI034 - typing.Self is Python 3.11's
+        """Begin to look."""
+        self._handles = [
+            torch_modules.register_module_forward_pre_hook(self._enter),
+            torch_modules.register_module_forward_hook(self._leave, always_call=True),
+        ]
+        push_lowest(self._mode)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        """Look no more."""
+        take_off(self._mode)
+        for handle in self._handles:
+            handle.remove()
+        self._makers.clear()
+        self._excused.clear()
+
+    def call_began(self, module: torch.nn.Module) -> None:
+        """A module is being called already, and the hook that would tell of it came too late."""
+        self._enter(module, ())
+
+    def _enter(self, module: torch.nn.Module, _args: Any) -> None:
+        if id(module) in self._roots and self._backward_seen and not in_backward():
+            self.steps += 1
+            self._backward_seen = False
+        self._places.enter(module)
+
+    def _leave(self, module: torch.nn.Module, _args: Any, _output: Any) -> None:
+        self._places.leave(module)
+
+    # -- each operation ----------------------------------------------------------------------------
+
+    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operation and look at what came of it."""
+        site, node = self._places.site(0)
+        self._backward_seen |= bool(node)
+        op = func.overloadpacket.__name__
+        # A cast that takes the short way round autograd is called a view by its schema.
+        if (func.is_view and op not in _CASTS) or func.namespace != "aten":
+            return func(*args, **kwargs)
+        call = _look_at(func, args, kwargs)
+        result = func(*args, **kwargs)
+        with self._lock, torch.no_grad():
+            outputs = tensors_of(result)
+            if func._schema.is_mutable:
+                outputs = outputs + written(func, args, kwargs)
+            outputs = [t for t in outputs if _looked_at(t) and t.numel()]
+            wrong = next((t for t in outputs if not bool(torch.isfinite(t).all())), None)
+            if wrong is None:
+                self._remember(call, site, outputs)
+            elif not call.op.startswith(("empty", "new_empty")):
+                self._judge(call, site, wrong, "backward" if node else "forward")
+        return result
+
+    def _judge(
+        self, call: _Call, site: Site, wrong: torch.Tensor, phase: Literal["forward", "backward"]
+    ) -> None:
+        """Whether a call is at fault for a result that is not finite; if so, note it."""
+        nan = bool(torch.isnan(wrong).any())
+        excused = all(self._excused.get(_key(t)) for t in call.bad)
+        if not nan and ((call.asked and not call.bad) or (call.bad and excused)):
+            self._excuse(wrong)
+            return
+        if call.bad and not (nan and not call.nan_given and excused):
+            return  # passed on
+        maker = None
+        if call.op in _CASTS and call.given:
+            maker = self._makers.get(_key(call.given[-1][1]))
+        op, site, inputs = maker or (call.op, site, call.inputs)
+        if len(self.found) < _MOST:
+            self.found.append(
+                Producer(
+                    op=op,
+                    kind="NaN" if nan else "Inf",
+                    phase=phase,
+                    module=site.module,
+                    file=site.file,
+                    line=site.line,
+                    code=site.code,
+                    dtype=str(wrong.dtype).removeprefix("torch."),
+                    values=int((~torch.isfinite(wrong)).sum()),
+                    of=wrong.numel(),
+                    inputs=inputs,
+                    step=self.steps,
+                )
+            )
+
+    def _excuse(self, tensor: torch.Tensor) -> None:
+        self._excused.put(_key(tensor), tensor.untyped_storage(), True)
+
+    def _remember(self, call: _Call, site: Site, outputs: list[torch.Tensor]) -> None:
+        """Who made a tensor whose values a narrower format may not hold."""
+        for t in outputs:
+            if t.dtype == torch.float32 and float(t.abs().amax()) >= FP16.max:
+                self._makers.put(_key(t), t.untyped_storage(), (call.op, site, call.inputs))
+
+
+@dataclass(frozen=True, eq=False)
+class _Call:
+    """An operation that is about to run.
+
+    Attributes:
+        op: ATen's name.
+        given: Its floating-point tensors, by argument.
+        bad: Those that are not finite.
+        nan_given: Whether any of them holds a NaN.
+        asked: Whether an argument is an infinity itself.
+        kept: What it was given, if it is going to write to that.
+    """
+
+    op: str
+    given: list[tuple[str, torch.Tensor]]
+    bad: list[torch.Tensor]
+    nan_given: bool
+    asked: bool
+    kept: tuple[Range, ...] | None
+
+    @property
+    def inputs(self) -> tuple[Range, ...]:
+        """What it was given."""
+        return _ranges(self.given) if self.kept is None else self.kept
+
+
+def _look_at(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call:
+    named = by_name(func, args, kwargs)
+    given = [(n, t) for n, v in named.items() for t in tensors_of(v) if _looked_at(t)]
+    with torch.no_grad():
+        bad = [t for _, t in given if not bool(torch.isfinite(t).all())]
+        return _Call(
+            op=func.overloadpacket.__name__,
+            given=given,
+            bad=bad,
+            nan_given=any(bool(torch.isnan(t).any()) for t in bad),
+            asked=any(isinstance(v, float) and math.isinf(v) for v in named.values()),
+            kept=_ranges(given) if func._schema.is_mutable and not bad else None,
+        )
+
+
+class _Mode(TorchDispatchMode):
+    def __init__(self, trace: Trace) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.trace = trace
+
+    def __torch_dispatch__(
+        self,
+        func: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """See ``TorchDispatchMode``."""
+        return self.trace.run(func, args, kwargs or {})
+
+
+def find_nonfinite(model: Models) -> Trace:
+    """Look for the first operation that produces an infinity or a NaN; a context manager.
+
+    Forward and backward passes belong inside; a mixed-precision trainer's, too. Training is not
+    changed, and slower several times over.
+
+    Args:
+        model: A module, a list of modules, or a mapping of names to modules, to name places by.
+    """
+    return Trace(model)
+
+
+def _looked_at(t: torch.Tensor) -> bool:
+    return t.is_floating_point() and t.layout == torch.strided and not (t.is_meta or t.is_nested)
+
+
+def _key(t: torch.Tensor) -> int:
+    key: int = t.untyped_storage()._cdata
+    return key
+
+
+def _ranges(given: list[tuple[str, torch.Tensor]]) -> tuple[Range, ...]:
+    found = []
+    for name, t in given:
+        finite = t[torch.isfinite(t)].double()
+        nonzero = finite[finite != 0].abs()
+        found.append(
+            Range(
+                argument=name,
+                shape=tuple(t.shape),
+                dtype=str(t.dtype).removeprefix("torch."),
+                lowest=float(finite.min()) if finite.numel() else None,
+                highest=float(finite.max()) if finite.numel() else None,
+                smallest=float(nonzero.min()) if nonzero.numel() else None,
+                zeros=int((t == 0).sum()),
+            )
+        )
+    return tuple(found)

@@ -1,0 +1,217 @@
+"""Where operations are called: each ATen operation of a step, by its module and its number there.
+
+Below autograd every operation of forward and backward passes by once, on plain tensors. A forward
+operation belongs to the innermost module being called; a backward operation to the forward operation
+whose gradient it computes, which autograd's sequence numbers tell. What activation checkpointing
+computes again belongs to what it was the first time, as far as calls of one module come again in the
+same order.
+
+oneDNN is off from above this level meanwhile, as in ``emulation``: its LSTM would hide every gate.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections import Counter
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from mpdiag.numerics.autocast_lists import LOW, policy_name
+from mpdiag.tracing.dispatch import in_backward
+from mpdiag.tracing.source_lines import Calls
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from torch import Tensor, nn
+
+OUTSIDE = "(outside)"
+"""Stands for the module of what is computed outside of all modules, such as a loss function."""
+
+# What only moves or makes values: it rounds nothing that was not rounded before.
+_MOVES = frozenset(
+    """
+    _to_copy _unsafe_view alias_copy arange bernoulli bernoulli_ cat clone constant_pad_nd copy_
+    detach empty empty_like empty_strided exponential_ fill fill_ flip full full_like gather index
+    index_select lift_fresh masked_select new_empty new_empty_strided new_full new_ones new_zeros
+    normal_ ones ones_like rand rand_like randn randn_like repeat roll scatter select_backward
+    select_scatter set_ slice_backward slice_scatter sort stack topk tril triu uniform_ unbind_copy
+    unsafe_split zero_ zeros zeros_like expand_copy resize_
+    transpose_ t_ squeeze_ unsqueeze_ as_strided_ _local_scalar_dense scalar_tensor
+    """.split()
+)
+
+# ATen's name below autograd -> the name above it, where policies and plans speak.
+_ABOVE = {
+    "addmm": "linear", "mm": "matmul", "bmm": "matmul", "mv": "matmul", "dot": "matmul",
+    "native_layer_norm": "layer_norm", "native_batch_norm": "batch_norm",
+    "_native_batch_norm_legit": "batch_norm", "native_dropout": "dropout",
+    "_adaptive_avg_pool2d": "adaptive_avg_pool2d", "max_pool2d_with_indices": "max_pool2d",
+}  # fmt: skip
+_CONVOLUTIONS = {3: "conv1d", 4: "conv2d", 5: "conv3d"}
+
+
+@dataclass(frozen=True, order=True)
+class Site:
+    """One call of one operation in a step.
+
+    Attributes:
+        module: The innermost module being called, as PyTorch names it; ``(outside)`` beyond all.
+        op: The operation as policies and plans name it: ``softmax``, ``linear``, ``mul``.
+        aten: The operation that ran: ``_softmax``, ``addmm``, ``mul``.
+        index: Which call of ``aten`` in that module in this step, from 0.
+    """
+
+    module: str
+    op: str
+    aten: str
+    index: int
+
+    def __str__(self) -> str:
+        return f"{self.module or '(model)'}: {self.op} #{self.index}"
+
+
+class _Functions(TorchFunctionMode):
+    """Notes which torch function is being called: ``linear`` where ATen sees ``addmm``."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.name = ""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        before, self.name = self.name, _policy_name(func)
+        try:
+            return func(*args, **(kwargs or {}))
+        finally:
+            self.name = before
+
+
+def _policy_name(func: Any) -> str:
+    """The operation that autocast sees when this function is called; empty: look below."""
+    name = str(getattr(func, "__name__", "")).strip("_")
+    written_in_python = inspect.isfunction(func)
+    if not name or not hasattr(torch.ops.aten, name):
+        return ""
+    if written_in_python and name not in LOW | {"rsub", "pow"}:
+        return ""  # it calls others, which tell more
+    return name
+
+
+class Sites(TorchDispatchMode):
+    """While entered, every operation that computes is given its ``Site``; subclasses act on it."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._modules = list(model.modules())
+        self._calls: Calls[Site] = Calls({id(m): name for name, m in model.named_modules()})
+        self._functions = _Functions()
+        self._counts: Counter[tuple[str, str]] = Counter()
+        self._counts_again: Counter[tuple[str, str]] = Counter()
+        self._contexts = ExitStack()
+        self._onednn: bool | None = None
+
+    def forward_operation(self, site: Site, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run an operation of the forward pass."""
+        del site
+        return func(*args, **kwargs)
+
+    def recomputed_operation(self, site: Site, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run an operation of the forward pass once more, for activation checkpointing."""
+        del site
+        return func(*args, **kwargs)
+
+    def backward_operation(self, site: Site | None, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run an operation of the backward pass; ``site`` is the forward operation's."""
+        del site
+        return func(*args, **kwargs)
+
+    def forward(self) -> AbstractContextManager[None]:
+        """A forward pass. Calls count from 0 again."""
+        return self._forward()
+
+    @contextmanager
+    def _forward(self) -> Iterator[None]:
+        self._counts.clear()
+        self._counts_again.clear()
+        self._calls.forget()
+        with self:
+            yield
+
+    def __enter__(self) -> Any:
+        """Begin."""
+        self._calls.restart()
+        for module in self._modules:
+            before = module.register_forward_pre_hook(self._enter_module, prepend=True)
+            after = module.register_forward_hook(self._leave_module, always_call=True)
+            self._contexts.callback(before.remove)
+            self._contexts.callback(after.remove)
+        self._contexts.enter_context(self._functions)
+        self._onednn = torch._C._get_mkldnn_enabled()
+        torch._C._set_mkldnn_enabled(False)
+        return super().__enter__()  # type: ignore[no-untyped-call]
+
+    def __exit__(self, *exception: object) -> None:
+        """End; oneDNN is as it was."""
+        super().__exit__(*exception)  # type: ignore[no-untyped-call]
+        torch._C._set_mkldnn_enabled(bool(self._onednn))
+        self._contexts.close()
+
+    def _enter_module(self, module: nn.Module, _args: Any) -> None:
+        self._calls.enter(module)
+
+    def _leave_module(self, module: nn.Module, _args: Any, _output: Any) -> None:
+        self._calls.leave(module)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """See ``TorchDispatchMode``."""
+        kwargs = kwargs or {}
+        torch._C._set_mkldnn_enabled(bool(self._onednn))
+        try:
+            if not computes(func):
+                return func(*args, **kwargs)
+            node = self._calls.backward_node()
+            if node is not None:
+                return self.backward_operation(self._calls.noted(node), func, args, kwargs)
+            again = in_backward()
+            site = self._site_of(func, args, self._counts_again if again else self._counts)
+            run = self.recomputed_operation if again else self.forward_operation
+            return run(site, func, args, kwargs)
+        finally:
+            torch._C._set_mkldnn_enabled(False)
+
+    def _site_of(self, func: Any, args: Any, counts: Counter[tuple[str, str]]) -> Site:
+        aten = func.overloadpacket.__name__
+        above = self._functions.name
+        if not above:
+            above = _ABOVE.get(aten) or policy_name(aten)
+            if aten == "convolution":
+                above = _CONVOLUTIONS.get(args[0].dim(), above)
+        module = OUTSIDE if self._calls.module is None else self._calls.module
+        site = Site(module, above.removesuffix("_"), aten, counts[module, aten])
+        counts[module, aten] += 1
+        self._calls.note(site)
+        return site
+
+
+def computes(func: Any) -> bool:
+    """Whether an operation makes new values, and is no view and no mere copy."""
+    if func.is_view or func.namespace != "aten":
+        return False
+    return func.overloadpacket.__name__ not in _MOVES
+
+
+def floats(nest: Any) -> list[Tensor]:
+    """The FP32 tensors of a nest, in order."""
+    return [
+        x for x in tree_leaves(nest) if isinstance(x, torch.Tensor) and x.dtype == torch.float32
+    ]

@@ -1,0 +1,1 @@
+"""Gradients of a step: checked, agreed over ranks, unscaled, clipped."""

@@ -1,0 +1,207 @@
+"""Skip capsules: a skipped step in a folder, to be run again on another machine.
+
+::
+
+    capsule/
+        capsule.json          step, scale, reason, plan, level, the batch's form, the models' classes
+        tensors.safetensors   weights and buffers in FP32, the batch, torch's random state
+
+No pickle: reading one runs no code. Running the step again needs the model's code, and a capsule
+only *says* which class it was; what is imported is named by whoever replays it::
+
+    mpdiag why runs/mine/capsules/step000012 --model package.module:function
+
+where ``function()`` returns the model, and a function of model and batch that returns the loss
+(``capsule_replay``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from mpdiag.errors import DamagedCapsule, NewerSchema, UsageError
+from mpdiag.files.atomic import atomic_path, write_json
+from mpdiag.files.documents import read_document
+from mpdiag.files.paths import is_remote, place
+
+if TYPE_CHECKING:
+    import os
+    from pathlib import Path
+
+SCHEMA_VERSION = 1
+DOCUMENT, TENSORS = "capsule.json", "tensors.safetensors"
+_DEPTH = 32
+
+
+@dataclass(frozen=True)
+class Capsule:
+    """A skipped step, read back.
+
+    Attributes:
+        folder: Where it lies.
+        document: ``capsule.json``.
+        tensors: By name: ``model.NAME``, ``batch.N``, ``random.NAME``.
+    """
+
+    folder: Path
+    document: Mapping[str, Any]
+    tensors: Mapping[str, Tensor]
+
+    @property
+    def batch(self) -> Any:
+        """The step's inputs, nested as they were."""
+        return _unpack(self.document["batch"], self.tensors)
+
+
+def save_capsule(
+    folder: str | os.PathLike[str],
+    *,
+    weights: Mapping[str, Tensor],
+    random: Mapping[str, Tensor],
+    batch: Any,
+    facts: Mapping[str, Any],
+) -> Path:
+    """Write a skipped step, right after it was skipped: weights and buffers are as before it.
+
+    Args:
+        folder: Made anew.
+        weights: The model's state in FP32.
+        random: Torch's random state before the step, by generator.
+        batch: Its inputs: tensors, numbers, texts, None, in lists, tuples and dicts.
+        facts: The rest of ``capsule.json``.
+
+    Raises:
+        UsageError: If the batch holds something else.
+        OSError: If it cannot be written.
+    """
+    from safetensors.torch import save_file
+
+    tensors: dict[str, Tensor] = {}
+    form = _pack(batch, tensors)
+    tensors |= {f"model.{n}": t for n, t in weights.items()}
+    tensors |= {f"random.{n}": t for n, t in random.items()}
+    path = place(folder)
+    path.mkdir(parents=True, exist_ok=True)
+    # Copies: tied weights share memory, which the format refuses.
+    plain = {n: t.detach().cpu().clone().contiguous() for n, t in tensors.items()}
+    with atomic_path(path / TENSORS) as partial:
+        save_file(plain, partial)
+    document = {"schema_version": SCHEMA_VERSION, "torch": torch.__version__, **facts}
+    write_json(path / DOCUMENT, {**document, "batch": form})
+    return path
+
+
+def is_capsule(path: str | os.PathLike[str]) -> bool:
+    """Whether a path is a capsule's folder, or one of its two files."""
+    return (_folder(path) / DOCUMENT).is_file()
+
+
+def _folder(path: str | os.PathLike[str]) -> Path:
+    given = place(path)
+    return given.parent if given.name in (DOCUMENT, TENSORS) else given
+
+
+def load_capsule(path: str | os.PathLike[str]) -> Capsule:
+    """Read a capsule; no code of anyone's is run.
+
+    Raises:
+        DamagedCapsule: If it is missing or cannot be read.
+        NewerSchema: If a newer version wrote it.
+    """
+    from safetensors import SafetensorError
+
+    folder = _folder(path)
+    try:
+        document = read_document(folder / DOCUMENT)
+        version = document["schema_version"]
+        if type(version) is int and version > SCHEMA_VERSION:
+            message = f"{folder} was written by a newer mpdiag: upgrade mpdiag to read it"
+            raise NewerSchema(message)
+        capsule = Capsule(folder, document, _read_tensors(folder / TENSORS))
+        _refuse_incomplete(capsule)
+    except (
+        *(OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError),
+        *(RecursionError, SafetensorError),
+    ) as error:
+        detail = str(error).strip().splitlines() or [type(error).__name__]
+        message = f"{folder} is no readable capsule ({detail[0]}): copy it again, both files"
+        raise DamagedCapsule(message) from error
+    return capsule
+
+
+def _read_tensors(path: Path) -> dict[str, Tensor]:
+    from safetensors.torch import load, load_file
+
+    if not is_remote(path):
+        return load_file(path)
+    with path.open("rb") as file:
+        return load(file.read())
+
+
+def _refuse_incomplete(capsule: Capsule) -> None:
+    """Refuse a capsule that lacks what running its step again asks of it.
+
+    Raises:
+        KeyError, TypeError, ValueError: Naming it.
+    """
+    document = capsule.document
+    _ = capsule.batch, float(document["scale"]), int(document["step"])
+    _ = document["plan"], document["training"], capsule.tensors["random.cpu"]
+    for name in ("reason", "model", "level", "backend"):
+        if not isinstance(document[name], str):
+            message = f"{name} is no text"
+            raise TypeError(message)
+
+
+# -- the batch's form ------------------------------------------------------------------------------
+
+
+def refuse_odd_batch(batch: Any) -> None:
+    """Refuse a batch that a capsule cannot hold.
+
+    Raises:
+        UsageError: Naming what it holds.
+    """
+    _pack(batch, {})
+
+
+def _pack(value: Any, tensors: dict[str, Tensor], depth: int = 0) -> Any:
+    """A nest as JSON, its tensors taken out."""
+    if isinstance(value, Tensor):
+        name = f"batch.{sum(n.startswith('batch.') for n in tensors)}"
+        tensors[name] = value
+        return {"tensor": name}
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"float": str(float(value))}  # JSON has no word for it
+    if value is None or isinstance(value, (bool, int, float, str)):
+        return {"value": value}
+    if depth < _DEPTH and isinstance(value, (list, tuple)):
+        kind = "list" if isinstance(value, list) else "tuple"
+        return {kind: [_pack(v, tensors, depth + 1) for v in value]}
+    if depth < _DEPTH and isinstance(value, Mapping) and all(isinstance(k, str) for k in value):
+        return {"dict": {k: _pack(v, tensors, depth + 1) for k, v in value.items()}}
+    message = f"a capsule's batch is tensors and plain values, not {type(value).__name__}"
+    raise UsageError(message)
+
+
+def _unpack(form: Any, tensors: Mapping[str, Tensor]) -> Any:
+    ((kind, value),) = form.items()
+    if kind == "tensor":
+        return tensors[value]
+    if kind == "value":
+        return value
+    if kind == "float":
+        return float(value)
+    if kind == "dict":
+        return {k: _unpack(v, tensors) for k, v in value.items()}
+    if kind not in ("list", "tuple"):
+        message = f"the batch has an unknown part {kind!r}"
+        raise ValueError(message)
+    parts = [_unpack(v, tensors) for v in value]
+    return parts if kind == "list" else tuple(parts)

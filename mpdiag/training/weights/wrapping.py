@@ -1,0 +1,247 @@
+"""Put models and optimizers into the precision of a level, and take them out again."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from mpdiag.emulation import policy
+from mpdiag.errors import UsageError
+from mpdiag.numerics.autocast_lists import CALLED_AS, LISTS
+from mpdiag.training.skips.random_state import capture_random
+from mpdiag.training.weights import fp32_regions, masters
+from mpdiag.training.weights.buffers import BufferGuard
+from mpdiag.training.weights.masters import Masters
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch.optim import Optimizer
+
+    from mpdiag.numerics.autocast_lists import Rule
+    from mpdiag.plan import Fp32Choice, PrecisionPlan
+    from mpdiag.training.levels import Precision
+
+NORMALISATIONS = ("BatchNorm", "SyncBatchNorm", "InstanceNorm")
+"""Modules whose statistics are FP32 whatever their input: the operation itself sees to it."""
+
+
+class Wrapped:
+    """Models and optimizers in the precision of a level.
+
+    Attributes:
+        models, optimizers: What was wrapped.
+        precision: The level's properties.
+        policy: The operation policy in force inside ``autocast``.
+        masters: FP32 masters, if the level keeps them.
+        buffers: Guards the models' buffers.
+        switch: Off: models behave as if they were not wrapped.
+        fresh: Whether the next forward pass is the first of a step.
+        random: Torch's random state before that pass.
+    """
+
+    def __init__(
+        self,
+        models: Sequence[nn.Module],
+        optimizers: Sequence[Optimizer],
+        precision: Precision,
+        device_type: str,
+        names: Sequence[str] = (),
+    ) -> None:
+        self._prefixes = list(names) or [""] * len(models)
+        self.models = list(models)
+        self.optimizers = list(optimizers)
+        self.precision = precision
+        self.device_type = device_type
+        self.policy = policy.Policy(precision.dtype)
+        self.masters = Masters(self.optimizers)
+        self.buffers = BufferGuard(self.models)
+        self.switch = fp32_regions.Switch()
+        self.fresh = True
+        self.random: dict[str, Tensor] = {}
+        self._undo: list[Callable[[], Any]] = []
+
+    def apply(
+        self, plan: PrecisionPlan, fp32_modules: Sequence[str], overrides: dict[str, Rule]
+    ) -> None:
+        """Place every hook and cast; ``release`` undoes it.
+
+        Raises:
+            UsageError: If a module or an operation is named that does not exist.
+        """
+        self.policy.overrides = overrides
+        names = names_in(self._prefixes, self.models)
+        whole = {name: _find(names, name) for name in fp32_modules}
+        inner: dict[str, set[str]] = {}
+        for choice in plan.fp32_modules:
+            whole[choice.module] = _find(names, choice.module)
+        for choice in plan.fp32_operations:
+            if choice.module not in whole:
+                self._choose(choice, names, whole, inner)
+        for model in self.models:
+            self._add(fp32_regions.before_forward(model, _first_forward(weakref.ref(self))).remove)
+        if self.precision.level == "O0":
+            return
+        if self.precision.low_precision_model:
+            self._cast(frozenset(whole.values()))
+        if self.precision.operation_casts:
+            policy.install(self.device_type, self._uncommon(inner, overrides))
+            self._keep_outside(names, frozenset(inner.pop("", ())))
+            for name, operations in inner.items():
+                module = _find(names, name)
+                self._hooks(
+                    fp32_regions.fp32_operations(
+                        module, frozenset(operations), self.policy, self.switch
+                    )
+                )
+        back = self.precision.dtype if self.precision.low_precision_model else None
+        for module in whole.values():
+            self._hooks(fp32_regions.fp32_module(module, self.device_type, back, self.switch))
+
+    def begin_step(self) -> None:
+        """Keep what a step may change, before the first of its forward passes."""
+        if self.fresh:
+            self.fresh = False
+            self.buffers.save()
+            self.random = capture_random()
+
+    def _choose(
+        self,
+        choice: Fp32Choice,
+        names: dict[str, nn.Module],
+        whole: dict[str, nn.Module],
+        inner: dict[str, set[str]],
+    ) -> None:
+        """Sort one of the plan's FP32 operations: a whole module, or an operation inside one."""
+        if choice.op.startswith(NORMALISATIONS):
+            return
+        module = _find(names, choice.module)
+        operation = policy.MODULE_OPERATIONS.get(choice.op)
+        if (operation is None and choice.op == type(module).__name__) or not choice.op:
+            whole[choice.module] = module
+        elif self.precision.operation_casts:
+            name = operation or policy.operation_named(choice.op)
+            inner.setdefault(choice.module, set()).update(CALLED_AS.get(name, (name,)))
+        elif choice.module:  # nothing casts by operation at this level
+            whole[choice.module] = module
+
+    def _keep_outside(self, names: dict[str, nn.Module], operations: frozenset[str]) -> None:
+        """FP32 for operations in a model's own code and around it, but not in its submodules."""
+        if not operations:
+            return
+        self.policy.outside = operations
+        roots = {id(_find(names, ""))}
+        for module in {id(m): m for m in names.values() if id(m) not in roots}.values():
+            self._hooks(fp32_regions.count_depth(module, self.policy, self.switch))
+
+    def _uncommon(self, inner: dict[str, set[str]], overrides: dict[str, Rule]) -> frozenset[str]:
+        """Operations that need kernels of ours on any device: those the lists treat otherwise."""
+        wanted: dict[str, Rule] = dict(overrides)
+        for operations in inner.values():
+            wanted.update(dict.fromkeys(operations, "fp32"))
+        return frozenset(op for op, rule in wanted.items() if LISTS.get(op) != rule)
+
+    def _cast(self, fp32: frozenset[nn.Module]) -> None:
+        precision = self.precision
+        masters.refuse_distributed(self.models)
+        parameters = {p for o in self.optimizers for g in o.param_groups for p in g["params"]} | {
+            p for m in self.models for p in m.parameters()
+        }
+        originals: dict[Tensor, Tensor] = {p: p.detach() for p in parameters}
+        buffers = [
+            (module, name, buffer)
+            for model in self.models
+            for module in model.modules()
+            for name, buffer in module._buffers.items()
+        ]
+        for model in self.models:
+            masters.cast_model(model, precision, fp32)
+            self._hooks(fp32_regions.cast_boundary(model, precision.dtype, self.switch))
+        self._add(lambda: _widen(parameters, buffers))
+        if precision.master_weights:
+            self.masters.adopt(originals)
+            self._add(self.masters.release)
+            for optimizer in self.optimizers:
+                self._clear_both(optimizer)
+        else:
+            masters.refuse_vanishing_eps(self.optimizers, precision.dtype)
+
+    def _clear_both(self, optimizer: Optimizer) -> None:
+        """Let ``zero_grad`` of an optimizer that holds masters clear the model's gradients too."""
+        plain = optimizer.zero_grad
+        held = self.masters
+
+        def zero_grad(set_to_none: bool = True) -> None:
+            plain(set_to_none)
+            for group in optimizer.param_groups:
+                for master in group["params"]:
+                    held.model_parameter(master).grad = None
+
+        optimizer.zero_grad = zero_grad  # type: ignore[method-assign]
+        self._add(lambda: optimizer.__dict__.pop("zero_grad", None))
+
+    def _hooks(self, handles: Sequence[Any]) -> None:
+        for handle in handles:
+            self._add(handle.remove)
+
+    def _add(self, undo: Callable[[], Any]) -> None:
+        self._undo.append(undo)
+
+    def release(self) -> None:
+        """Models and optimizers as they were, in FP32 and with their full weights."""
+        while self._undo:
+            self._undo.pop()()
+
+
+def _first_forward(wrapped: weakref.ref[Wrapped]) -> Callable[[], None]:
+    def call() -> None:
+        held = wrapped()
+        if held is not None:
+            held.begin_step()
+
+    return call
+
+
+def _widen(
+    parameters: set[Tensor], buffers: Sequence[tuple[nn.Module, str, Tensor | None]]
+) -> None:
+    low = (torch.float16, torch.bfloat16)
+    for parameter in parameters:
+        if parameter.dtype in low:
+            parameter.data = parameter.data.float()
+            parameter.grad = None
+    for module, name, before in buffers:
+        now = module._buffers.get(name)
+        if before is not None and now is not None and now.dtype in low:
+            module._buffers[name] = now.to(before.dtype)
+
+
+def names_in(prefixes: Sequence[str], models: Sequence[nn.Module]) -> dict[str, nn.Module]:
+    """Every module of some models by the name a plan gives it."""
+    return {
+        f"{prefix}.{name}" if prefix and name else prefix or name: module
+        for prefix, model in zip(prefixes, models, strict=True)
+        for name, module in _named_modules(model)
+    }
+
+
+def _named_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Modules by the names a recording gives them: without what wrappers put before."""
+    inner: nn.Module = model
+    if isinstance(inner, nn.parallel.DistributedDataParallel):
+        inner = inner.module
+    compiled = getattr(inner, "_orig_mod", None)
+    return list((compiled if isinstance(compiled, nn.Module) else inner).named_modules())
+
+
+def _find(names: dict[str, nn.Module], name: str) -> nn.Module:
+    if name not in names:
+        message = (
+            f"the plan keeps module {name!r} in FP32, and the model has none of that name: was it "
+            "recorded from another model?"
+        )
+        raise UsageError(message)
+    return names[name]

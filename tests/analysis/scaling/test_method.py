@@ -1,0 +1,237 @@
+"""The method of loss scaling is chosen by replay: recordings for which each of them is right."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from mpdiag.analysis.analyzer import analyze
+from mpdiag.analysis.scaling.method import INTERVALS, TOLERATED_SKIPS, choose_method, course_of
+from mpdiag.analysis.scaling.replay import play, replay_run
+from mpdiag.numerics.formats import FP16
+from mpdiag.numerics.histograms import ExponentHistogram, stack
+from mpdiag.numerics.loss_scalers import Backoff, ConstantScale, LogNormal, scaler_named
+from mpdiag.plan import PrecisionPlan
+from mpdiag.runs.schema import RowBuffer
+from mpdiag.runs.writer import RunWriter
+
+LABELS = {
+    "rank": 0,
+    "tensors": 1,
+    "dtype": "float32",
+    "placement": "local",
+    "stage": "local",
+    "scale": 1.0,
+    "skipped": False,
+}
+
+N = 200
+
+
+def record(folder, top, low, steps=None):
+    """A run whose largest gradient is 2^top[i] in step i, and one layer's lie around 2^low[i]."""
+    buffer = RowBuffer()
+    for step, most, middle in zip(
+        range(len(top)) if steps is None else steps, top, low, strict=True
+    ):
+        small = np.exp2(np.random.default_rng(int(step)).normal(middle, 2.0, 400))
+        for kind, name, micro, values in (
+            ("activation_grad", "small", 0, small),
+            ("weight_grad", "large.weight", -1, [np.exp2(most)]),
+        ):
+            histogram = ExponentHistogram.of(np.asarray(values, np.float32))
+            buffer.append(histogram, step=int(step), micro=micro, kind=kind, name=name, **LABELS)
+    writer = RunWriter(folder)
+    writer.write_meta({"state": "complete", "steps_recorded": len(top)})
+    writer.write_modules([])
+    writer.append(buffer.to_table())
+    return folder
+
+
+def noise(sigma, n=N):
+    return np.random.default_rng(3).normal(0, sigma, n)
+
+
+def chosen(folder):
+    plan = analyze(folder).plan.loss_scale
+    return plan, plan.evidence["replayed"]
+
+
+def replayed(folder, plan):
+    """The plan's scaler, replayed over the run by the other way in."""
+    settings = {"init_scale": plan.init_scale, "growth_interval": plan.growth_interval}
+    return replay_run(folder, plan.method, **settings, min_scale=plan.min_scale)
+
+
+def test_no_scale_where_nothing_is_lost(tmp_path):
+    plan, judged = chosen(record(tmp_path / "run", noise(1) - 6, np.full(N, -14.0)))
+    assert (plan.need, plan.method, plan.recommended) == ("not needed", "none", 1.0)
+    assert [c["method"] for c in judged] == ["none"]
+
+
+def test_no_scale_where_only_steps_that_hardly_count_lose_anything(tmp_path):
+    """Need and method are one judgement: by the sum over late steps, not by each step alike."""
+    low = np.where(np.arange(N) % 10 == 0, -12.0, -25.0)
+    plan, judged = chosen(record(tmp_path / "run", np.full(N, -6.0), low))
+    assert (plan.need, plan.method, plan.recommended) == ("not needed", "none", 1.0)
+    assert [c["method"] for c in judged] == ["none"]
+    assert judged[0]["lost"] > 0.05  # most steps by themselves lose more than is tolerated
+
+
+def test_a_check_where_gradients_reach_up_to_the_edge(tmp_path):
+    """Nothing is lost at scale 1, but a little growth would overflow: no scale leaves no check."""
+    folder = record(tmp_path / "run", np.full(N, 15.5), np.full(N, -10.0))
+    plan, judged = chosen(folder)
+    assert plan.need == "not needed"
+    assert plan.method == "constant"
+    assert plan.recommended < 1
+    assert plan.recommended * 2**15.5 * 4 < 65504
+    assert [c["fits"] for c in judged] == [False, True]
+    assert "leaves them room" in analyze(folder).verdict
+
+
+def test_a_constant_where_gradients_are_steady(tmp_path):
+    folder = record(tmp_path / "run", noise(0.5) - 6, np.full(N, -30.0))
+    plan, judged = chosen(folder)
+    assert (plan.need, plan.method) == ("needed", "constant")
+    assert plan.lower <= plan.recommended <= plan.upper / 4  # headroom
+    assert judged[-1]["fits"]
+    assert not any(c["fits"] for c in judged[:-1])
+    played = replayed(folder, plan)
+    assert played.skips == 0
+    assert played.lost.mean() < 0.05  # of the values, fewer than 1 % of their sum
+
+
+def test_a_larger_constant_where_gradients_shrink_and_there_is_room(tmp_path):
+    still = chosen(record(tmp_path / "still", np.full(N, -6.0), np.full(N, -30.0)))[0]
+    shrinking = np.linspace(0, -8, N)
+    plan, _ = chosen(record(tmp_path / "run", shrinking - 2, shrinking - 26))
+    assert plan.method == "constant"
+    assert plan.recommended > still.recommended
+
+
+def test_backoff_where_gradients_begin_large_and_shrink(tmp_path):
+    """No constant serves both ends; grown often enough, Backoff does, and rarely would not."""
+    steps = np.concatenate([np.arange(20), np.arange(20, 4000, 20)])
+    fall = np.maximum(0, 12 - steps / 150)
+    folder = record(tmp_path / "run", fall - 2, fall - 34, steps)
+    plan, judged = chosen(folder)
+    assert plan.method == "backoff"
+    assert plan.growth_interval in INTERVALS[1:]
+    assert plan.max_scale > plan.upper  # what early maxima forbid, later ones allow
+    constants = [c for c in judged if c["method"] == "constant"]
+    assert constants
+    assert min(c["lost"] for c in constants) > 0.01
+    longer = [c for c in judged if c["method"] == "backoff"][:-1]
+    assert longer
+    assert not any(c["fits"] for c in longer)
+    played = replayed(folder, plan)
+    assert played.overflow.mean() <= TOLERATED_SKIPS
+    assert played.lost[steps > 2000].mean() < 0.05
+    assert analyze(folder).loss_scale.fits
+
+
+def test_lognormal_where_a_violent_start_leaves_no_time_to_grow(tmp_path):
+    """One huge step, then noise: Backoff would climb one power an interval."""
+    top = noise(0.7) - 6
+    top[0] += 16
+    folder = record(tmp_path / "run", top, np.full(N, -36.0))
+    plan, judged = chosen(folder)
+    assert plan.method == "lognormal"
+    backoffs = {c["growth_interval"]: c for c in judged if c["method"] == "backoff"}
+    assert tuple(backoffs) == INTERVALS
+    assert not any(c["fits"] for c in backoffs.values())
+    assert replayed(folder, plan).overflow.mean() <= TOLERATED_SKIPS
+    assert "LogNormal" in plan.reason
+
+
+def test_where_no_method_does_the_closest_is_named_and_called_so(tmp_path):
+    analysis = analyze(record(tmp_path / "run", np.full(N, 14.0), np.full(N, -34.0)))
+    assert not analysis.loss_scale.fits
+    assert "no method does" in analysis.plan.loss_scale.reason
+    assert "no-loss-scale-fits" in {f.code for f in analysis.findings}
+
+
+def test_infinities_of_the_training_itself_ask_for_a_check_but_are_nobodys_skips(tmp_path):
+    top = np.full(N, -6.0)
+    top[50] = np.inf
+    plan, judged = chosen(record(tmp_path / "run", top, np.full(N, -14.0)))
+    assert (plan.need, plan.method) == ("not needed", "constant")
+    assert judged[-1]["skipped"] == 0
+
+
+def test_the_evidence_travels_with_the_plan(tmp_path):
+    plan = analyze(record(tmp_path / "run", noise(0.5) - 6, np.full(N, -30.0))).plan
+    again = PrecisionPlan.from_json(json.loads(json.dumps(plan.to_json(), allow_nan=False)))
+    assert again == plan
+    candidate = again.loss_scale.evidence["replayed"][0]
+    assert set(candidate) == {
+        *("method", "init_scale", "growth_interval", "skipped", "lost", "fits"),
+    }
+    assert again.loss_scale.evidence["tolerated_skips"] == TOLERATED_SKIPS
+
+
+# -- the pieces ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "scaler", [ConstantScale(2.0**18), Backoff(2.0**20, growth_interval=7), LogNormal(2.0**18)]
+)
+def test_playing_is_adjusting_step_by_step(scaler):
+    maxima = np.exp2(noise(2.0, 50) - 2)
+    maxima[7] = np.inf
+    steps = np.cumsum(np.random.default_rng(4).integers(1, 4, 50))
+    played = play(steps, maxima, scaler)
+    for i, top in enumerate(maxima):
+        assert played.scale[i] == scaler.scale
+        expected = not np.isfinite(top) or top * scaler.scale >= 65520
+        assert played.overflow[i] == expected
+        for _ in range(steps[i + 1] - steps[i] if i < 49 else 1):
+            scaler = scaler.adjust(float(top))
+    assert played.final_scale == scaler.scale
+    assert played.overflow.any()
+
+
+def course(top, low, sink=0):
+    layers = stack([ExponentHistogram.of(np.exp2(np.full(3, x)).astype(np.float32)) for x in low])
+    return course_of(np.arange(len(top)), np.exp2(np.asarray(top)), [layers], FP16, 0.01, sink)
+
+
+def test_a_candidates_figures_by_hand():
+    # Steps 2 and 3 are late; at scale 2^4 the first of them overflows, the second is lost.
+    four = course([0.0, 0.0, 13.0, 0.0], [-20.0, -20.0, -20.0, -29.0])
+    found = four.judge("constant", ConstantScale(16.0))
+    assert (found.skipped, found.lost, found.fits) == (0.25, 1.0, False)
+    # 2^-29 · 2^4 = 2^-25 is a tie and lost; at 2^5 it is kept.
+    assert four.judge("constant", ConstantScale(32.0)).lost == 0.0
+    assert four.judge("constant", ConstantScale(1.0), headroom=2).skipped == 0.0
+    assert four.judge("constant", ConstantScale(1.0), headroom=3).skipped == 0.25
+    assert four.judge("constant", ConstantScale(2.0**20)).lost == 1.0  # each late step skipped
+
+
+def test_what_shrank_is_taken_to_shrink_as_much_again():
+    twice = course([0.0, -3.0], [-20.0, -23.0], sink=3)
+    assert np.log2(twice.maxima).tolist() == [0.0, -3.0, -6.0]
+    assert twice.steps.tolist() == [0, 1, 2]
+    assert twice.late.tolist() == [False, True, True]
+    # The last step's values lie at 2^-26: lost at scale 2, kept at scale 4.
+    assert twice.judge("constant", ConstantScale(2.0)).lost == 0.5
+    assert twice.judge("constant", ConstantScale(4.0)).lost == 0.0
+
+
+def test_the_simplest_of_equals_wins():
+    steady = course([0.0] * 4, [-10.0] * 4)
+    found, judged = choose_method(steady, 0, 13, 15, 2, scaled=True)
+    assert (found.method, found.scale, len(judged)) == ("constant", 1.0, 1)
+    assert choose_method(steady, 0, 13, 15, 2, scaled=False)[0].method == "none"
+
+
+def test_every_method_the_choice_can_make_is_a_scaler_by_name():
+    hopeless = course([15.9] * 4, [-60.0] * 4)
+    _, judged = choose_method(hopeless, 0, -2, 0, 2, scaled=False)
+    assert {c.method for c in judged} == {"none", "constant", "backoff", "lognormal"}
+    for candidate in judged:
+        if candidate.method != "none":
+            assert scaler_named(candidate.method).scale > 0

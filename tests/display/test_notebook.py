@@ -1,0 +1,119 @@
+"""What notebooks show: the facts, and nothing that a name could smuggle in."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from html.parser import HTMLParser
+
+import pytest
+import torch
+from support import backoff, batch, network
+
+import mpdiag
+from mpdiag.display import notebook
+from mpdiag.plan import Fp32Choice, PrecisionPlan, ReductionPlan
+
+EVIL = "<script>alert('x')</script>&\"'"
+
+
+class Tags(HTMLParser):
+    """Tags that are opened and closed, and the text between."""
+
+    def __init__(self, html):
+        super().__init__()
+        self.open, self.tags, self.text = [], set(), []
+        self.feed(html)
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.open.append(tag)
+        self.tags.add(tag)
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text.append(data)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "mine"
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with mpdiag.record(model, optimizer, folder):
+        for i in range(3):
+            x, y = batch(i)
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+    return mpdiag.open_run(folder)
+
+
+def shown(thing):
+    tags = Tags(thing._repr_html_())
+    assert "script" not in tags.tags
+    return " ".join(tags.text)
+
+
+def test_parts_escape():
+    html = notebook.card(
+        EVIL,
+        notebook.facts([(EVIL, EVIL)]),
+        notebook.table([EVIL], [[EVIL]]),
+        notebook.items([(EVIL, EVIL)]),
+        notebook.note(EVIL),
+        mood=EVIL,
+    )
+    tags = Tags(html)
+    assert "script" not in tags.tags
+    assert "".join(tags.text).count("<script>") == 8
+
+
+def test_a_plan():
+    plan = replace(
+        backoff(64.0),
+        verdict=EVIL,
+        run=EVIL,
+        fp32_modules=(Fp32Choice("", EVIL, reason=EVIL),),
+        reduction=ReductionPlan("fp16", pre_divide=True),
+    )
+    text = shown(plan)
+    assert "64, backoff" in text
+    assert "fp16, divided before" in text
+    assert EVIL in text
+    assert repr(plan) == "<PrecisionPlan fp16 O1, loss scale backoff 64, 1 modules in FP32>"
+    assert "none (not needed)" in shown(PrecisionPlan())
+
+
+def test_a_run(run):
+    text = shown(run)
+    assert "complete" in text
+    assert "3 of 3" in text
+    assert "mine" in repr(run)
+    assert EVIL in shown(replace(run, meta={"state": EVIL}))
+
+
+def test_an_analysis(run):
+    analysis = mpdiag.analyze(run)
+    text = shown(analysis)
+    assert analysis.verdict in text
+    for finding in analysis.findings:
+        assert finding.message in text
+    assert analysis.verdict in repr(analysis)
+
+
+def test_a_comparison(tmp_path):
+    for name in ("a", "b"):
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        with mpdiag.MixedPrecision(model, optimizer, backoff(), run=tmp_path / name) as mp:
+            for i in range(3):
+                x, y = batch(i)
+                with mp.autocast():
+                    loss = torch.nn.functional.cross_entropy(model(x), y)
+                mp.step(loss)
+            mp.log_metric("accuracy", 0.9)
+    comparison = mpdiag.compare(tmp_path / "a", tmp_path / "b")
+    assert "accuracy" in shown(comparison)
+    assert comparison.verdict in repr(comparison)

@@ -1,0 +1,248 @@
+"""Runs at URLs: what ``place`` makes of a name, and a whole course of work in memory."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import uuid
+from pathlib import Path
+
+import fsspec
+import pytest
+import torch
+from support import backoff
+from torch import nn
+from typer.testing import CliRunner
+
+import mpdiag
+from mpdiag.cli import app
+from mpdiag.errors import RunExists, RunNotFound, UsageError
+from mpdiag.files.atomic import atomic_path
+from mpdiag.files.paths import RemotePath, is_remote, place
+from mpdiag.runs.run import free_name, list_runs, open_run, remove_run
+from mpdiag.runs.training_log import LogWriter, TrainingStep, read_log
+from mpdiag.runs.writer import RunWriter
+
+
+@pytest.fixture
+def url():
+    """A folder of its own in fsspec's memory."""
+    name = f"memory://{uuid.uuid4().hex}"
+    yield name
+    system, path = fsspec.core.url_to_fs(name)
+    if system.exists(path):
+        system.rm(path, recursive=True)
+
+
+def record(where, steps=3, **options):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 2))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with mpdiag.record(model, optimizer, where, **options):
+        for _ in range(steps):
+            optimizer.zero_grad()
+            model(torch.randn(32, 8)).square().mean().backward()
+            optimizer.step()
+    return model
+
+
+# -- names -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["runs/mine", "/tmp/x", "C:/x", "a:b", ".", "we-ird: name/x"])
+def test_a_path_stays_a_path(name):
+    assert place(name) == Path(name)
+    assert not is_remote(place(Path(name)))
+
+
+def test_file_urls_are_local_paths(tmp_path):
+    assert place(f"file://{tmp_path}/run") == tmp_path / "run"
+    assert place(Path(f"file://{tmp_path}/run")) == tmp_path / "run"
+
+
+def test_a_url_survives_pathlib():
+    assert is_remote(place(Path("memory://a/b")))
+    assert place(Path("memory://a/b")) == place("memory://a/b") == place(place("memory://a/b"))
+    assert hash(place("memory://a/b")) == hash(place("memory:///a/b"))
+
+
+def test_a_local_folder_that_looks_like_a_url_wins(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "memory:" / "run").mkdir(parents=True)
+    assert place(Path("memory:/run")) == Path("memory:/run")
+
+
+def test_unknown_file_systems_are_refused():
+    with pytest.raises(UsageError, match="no file system that fsspec knows"):
+        place("nonsense://x/y")
+
+
+def test_parts_of_a_url():
+    path = place("memory://a/b") / "c.txt"
+    assert path.name == "c.txt"
+    assert path.parent == place("memory://a/b")
+    assert os.fspath(path) == str(path)
+
+
+# -- the course of work ----------------------------------------------------------------------------
+
+
+def test_a_run_in_memory_says_what_a_local_one_says(url, tmp_path):
+    record(f"{url}/run")
+    record(tmp_path / "run")
+    remote, local = mpdiag.analyze(f"{url}/run"), mpdiag.analyze(tmp_path / "run")
+    mine, other = remote.to_json(), local.to_json()
+    assert mine.pop("run") == str(place(f"{url}/run"))
+    other.pop("run")
+    assert mine == other
+    assert open_run(f"{url}/run").name == "run"
+    assert [m["name"] for m in remote.run.modules()] == [m["name"] for m in local.run.modules()]
+
+
+def test_file_urls_record_into_the_folder(tmp_path):
+    record(f"file://{tmp_path}/run")
+    assert (tmp_path / "run" / "meta.json").is_file()
+    assert not list((tmp_path / "run").rglob("*.part"))
+
+
+def test_the_local_folder_is_not_touched(url, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    record(f"{url}/run")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_listing_and_removing(url):
+    for name in ("a", "b"):
+        record(f"{url}/{name}", steps=1)
+    assert sorted(item.folder.name for item in list_runs(url)) == ["a", "b"]
+    assert str(free_name(url, "a")).endswith("a-2")
+    remove_run(f"{url}/a")
+    assert [item.folder.name for item in list_runs(url)] == ["b"]
+
+
+def test_an_earlier_run_is_replaced_only_when_told(url):
+    record(f"{url}/run", steps=30, every=1)
+    with pytest.raises(RunExists):
+        record(f"{url}/run")
+    record(f"{url}/run", steps=2, overwrite=True)
+    assert len(mpdiag.open_run(f"{url}/run").frame()["step"].unique()) == 2
+
+
+def test_ranks_share_a_url(url):
+    writers = [RunWriter(f"{url}/run", rank=rank, world_size=2) for rank in (0, 1)]
+    for writer in writers:
+        writer.write_meta({"state": "complete", "rank": writer.rank})
+    assert open_run(f"{url}/run").meta["rank"] == 0
+    assert (place(url) / "run" / "ranks" / "rank00001.json").is_file()
+
+
+def test_no_run_there(url):
+    with pytest.raises(RunNotFound, match="no run at memory:"):
+        open_run(f"{url}/none")
+
+
+def test_a_failed_write_leaves_what_was_there(url):
+    target = place(f"{url}/file")
+    target.write_text("old")
+    with pytest.raises(KeyError), atomic_path(target) as partial:
+        partial.write_text("half of the new")
+        raise KeyError
+    assert target.read_text() == "old"
+    assert not partial.exists()
+
+
+def test_training_logs_are_sent_at_the_end_and_on_the_way(url):
+    model = nn.Linear(4, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with mpdiag.MixedPrecision(model, optimizer, backoff(), run=f"{url}/run") as mp:
+        for _ in range(9):
+            with mp.autocast():
+                loss = model(torch.randn(3, 4)).sum()
+            mp.step(loss)
+        underway = len(read_log(f"{url}/run").steps)
+    assert 4 <= underway <= 9
+    assert len(read_log(f"{url}/run").steps) == 9
+    assert open_run(f"{url}/run").meta["state"] == "complete"
+
+
+def test_a_training_that_goes_on_adds_to_its_log(url):
+    for step in range(2):
+        log = LogWriter(url)
+        log.append(TrainingStep(step, 1.0, 8.0))
+        log.close()
+    assert [s.step for s in read_log(url).steps] == [0, 1]
+
+
+def test_the_command_takes_urls(url):
+    record(f"{url}/run")
+    result = CliRunner().invoke(app, ["analyze", f"{url}/run"])
+    assert result.exit_code == 0, result.output
+    assert f"next: mpdiag why {place(url)}/run" in result.stderr  # not memory:/…
+    assert f"next: mpdiag analyze {place(url)}/run" in CliRunner().invoke(app, ["runs", url]).stderr
+    missing = CliRunner().invoke(app, ["analyze", f"{url}/none"])
+    assert missing.exit_code == 3
+
+
+def test_a_broken_connection_is_a_warning_and_training_goes_on(url, monkeypatch):
+    class ClientError(Exception):
+        """As botocore's, which are no OSErrors."""
+
+    def refuse(*_, **__):
+        raise ClientError
+
+    before = record(f"{url}/good")
+    monkeypatch.setattr(fsspec.filesystem("memory"), "put_file", refuse)
+    with pytest.warns(RuntimeWarning, match="training goes on"):
+        after = record(f"{url}/bad")
+    assert all(
+        torch.equal(a, b) for a, b in zip(before.parameters(), after.parameters(), strict=True)
+    )
+
+
+def test_s3_needs_its_package():
+    try:
+        import s3fs  # noqa: F401
+    except ImportError:
+        with pytest.raises(UsageError, match="s3"):
+            RemotePath("s3://bucket/run")
+
+
+def test_compare_and_report_at_urls(url):
+    model = nn.Linear(4, 2)
+    for name in ("a", "b"):
+        optimizer = torch.optim.SGD(model.parameters(), 0.0)
+        with mpdiag.MixedPrecision(model, optimizer, backoff(), run=f"{url}/{name}") as mp:
+            for _ in range(3):
+                with mp.autocast():
+                    loss = model(torch.ones(3, 4)).sum()
+                mp.step(loss)
+            mp.log_metric("accuracy", 0.9)
+    comparison = mpdiag.compare(f"{url}/a", f"{url}/b")
+    assert comparison.curve.departure == 0.0
+    record(f"{url}/run")
+    result = CliRunner().invoke(app, ["report", f"{url}/run"])
+    assert result.exit_code == 0, result.output
+    assert "<!doctype html>" in (place(url) / "run" / "report.html").read_text()
+
+
+def test_a_script_is_recorded_at_a_url(tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import torch\n"
+        "model = torch.nn.Linear(4, 2)\n"
+        "optimizer = torch.optim.SGD(model.parameters(), 0.1)\n"
+        "model(torch.ones(3, 4)).sum().backward()\n"
+        "optimizer.step()\n"
+    )
+    words = ["record", "--out", f"file://{tmp_path}/run", "--", str(script)]
+    child = subprocess.run(
+        [sys.executable, "-m", "mpdiag", *words],
+        check=False,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert child.returncode == 0, child.stderr
+    assert open_run(tmp_path / "run").meta["steps_recorded"] == 1
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "train.py"]

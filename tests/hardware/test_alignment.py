@@ -1,0 +1,91 @@
+"""The shape rules, against the table of NVIDIA's guide."""
+
+from __future__ import annotations
+
+import pytest
+
+from mpdiag.hardware.alignment import (
+    BYTES,
+    alignment,
+    dtype_name,
+    faults,
+    generation,
+    padded,
+    values_in_step,
+)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "good", "best"),
+    [("int8", 16, 128), ("fp16", 8, 64), ("tf32", 4, 32), ("fp64", 2, 16)],
+)
+def test_the_guides_table(dtype, good, best):
+    a100 = alignment(dtype, "ampere")
+    assert (a100.required, a100.good, a100.best) == (1, good, best)
+    v100 = alignment(dtype, "volta", old_libraries=True)
+    assert (v100.required, v100.good, v100.best) == (good, good, good)
+    assert alignment(dtype, "volta").required == 1
+    assert alignment(dtype, "ampere").native == 1
+    assert alignment(dtype, "hopper").native == good  # its copy engine takes whole 16 bytes
+
+
+@pytest.mark.parametrize(
+    ("size", "multiple", "expected"),
+    [(33278, 8, 33280), (33280, 8, 33280), (1, 8, 8), (50257, 64, 50304)],
+)  # fmt: skip
+def test_padding(size, multiple, expected):
+    assert padded(size, multiple) == expected
+
+
+def test_the_dimension_at_fault_is_named_worst_first():
+    found = faults([("M", 2560), ("N", 33278), ("K", 325)], "fp16", "turing")
+    assert [(f.dimension, f.size, f.multiple, f.padded) for f in found] == [
+        ("K", 325, 8, 328),
+        ("N", 33278, 8, 33280),
+    ]
+    assert found[1].growth == 33280 / 33278
+    assert faults([("N", 33280)], "fp16", None) == ()
+    assert [f.padded for f in faults([("N", 33280)], "int8", None)] == []
+    assert [f.padded for f in faults([("N", 33288)], "int8", None)] == [33296]
+
+
+@pytest.mark.parametrize(
+    ("size", "dtype", "expected"),
+    [(5608, "fp8_e4m3", 8), (33278, "fp16", 2), (33280, "fp16", 8), (7, "fp32", 1), (0, "fp16", 0)],
+)
+def test_values_in_a_step(size, dtype, expected):
+    assert values_in_step(size, dtype) == expected
+
+
+@pytest.mark.parametrize(
+    ("capability", "name", "expected"),
+    [
+        ((6, 1), "", None),
+        ((7, 0), "", "volta"),
+        ((7, 5), "", "turing"),
+        ((8, 0), "", "ampere"),
+        ((8, 6), "", "ampere"),
+        ((8, 9), "", "ada"),
+        ((9, 0), "NVIDIA H100 80GB HBM3", "hopper"),
+        ((9, 0), "AMD Instinct MI210", "cdna"),
+        ((10, 0), "", "blackwell"),
+        ((12, 0), "", "blackwell"),
+        ((13, 0), "", None),
+    ],
+)
+def test_generations(capability, name, expected):
+    assert generation(capability, name) == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("float", "fp32"), ("double", "fp64"), ("c10::Half", "fp16"), ("c10::BFloat16", "bf16"),
+        ("torch.bfloat16", "bf16"), ("bf16", "bf16"), ("f32", "fp32"), ("s8", "int8"),
+        ("c10::Float8_e4m3fn", "fp8_e4m3"), ("signed char", "int8"), ("long int", None),
+        ("Scalar", None), ("", None), (None, None),
+    ],
+)  # fmt: skip
+def test_dtypes_as_others_write_them(text, expected):
+    assert dtype_name(text) == expected
+    assert expected is None or expected in BYTES

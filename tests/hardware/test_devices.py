@@ -1,0 +1,126 @@
+"""What NVML says, through a stand-in for its module."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from mpdiag.hardware import devices
+from mpdiag.hardware.devices import DeviceFacts, look, throttling
+
+
+class FakeError(Exception):
+    pass
+
+
+def fake(**changed):
+    """A module like ``pynvml`` with one A100."""
+    answers = {
+        "nvmlSystemGetDriverVersion": lambda: "550.54.15",
+        "nvmlDeviceGetCount": lambda: 1,
+        "nvmlDeviceGetHandleByIndex": lambda i: i,
+        "nvmlDeviceGetName": lambda h: "NVIDIA A100-SXM4-40GB",
+        "nvmlDeviceGetCudaComputeCapability": lambda h: (8, 0),
+        "nvmlDeviceGetMemoryInfo": lambda h: SimpleNamespace(total=40 * 2**30),
+        "nvmlDeviceGetClockInfo": lambda h, kind: {1: 1095, 2: 1215}[kind],
+        "nvmlDeviceGetMaxClockInfo": lambda h, kind: {1: 1410, 2: 1215}[kind],
+        "nvmlDeviceGetPowerUsage": lambda h: 398_500,
+        "nvmlDeviceGetEnforcedPowerLimit": lambda h: 400_000,
+        "nvmlDeviceGetTemperature": lambda h, sensor: 71,
+        "nvmlDeviceGetCurrentClocksEventReasons": lambda h: 0x4,
+        "nvmlDeviceGetMigMode": lambda h: [0, 0],
+        **changed,
+    }
+    log = []
+    module = SimpleNamespace(
+        NVMLError=FakeError,
+        NVML_CLOCK_SM=1,
+        NVML_CLOCK_MEM=2,
+        NVML_TEMPERATURE_GPU=0,
+        nvmlInit=changed.pop("nvmlInit", lambda: log.append("init")),
+        nvmlShutdown=lambda: log.append("shutdown"),
+        log=log,
+    )
+    for name, answer in answers.items():
+        if answer is not None and not hasattr(module, name):
+            setattr(module, name, answer)
+    return module
+
+
+def refuse(*_):
+    message = "Not Supported"
+    raise FakeError(message)
+
+
+def test_an_a100():
+    nvml = fake()
+    (device,) = look(nvml).devices
+    assert device == DeviceFacts(
+        name="NVIDIA A100-SXM4-40GB",
+        capability=(8, 0),
+        memory_bytes=40 * 2**30,
+        driver="550.54.15",
+        clock_mhz=1095,
+        max_clock_mhz=1410,
+        memory_clock_mhz=1215,
+        max_memory_clock_mhz=1215,
+        power_watts=398.5,
+        power_limit_watts=400.0,
+        temperature=71,
+        throttling=("the software power cap holds clocks down",),
+        clocks_fixed=False,
+        mig=False,
+    )
+    assert (device.generation, device.has_tensor_cores) == ("ampere", True)
+    assert nvml.log == ["init", "shutdown"]
+    document = json.loads(json.dumps(device.to_json(), allow_nan=False))
+    assert document["peaks"]["tensor_tflops"]["bf16"] == 312
+    assert document["capability"] == [8, 0]
+
+
+def test_what_a_device_does_not_tell_is_none():
+    names = ("PowerUsage", "EnforcedPowerLimit", "MigMode", "CurrentClocksEventReasons")
+    nvml = fake(**{f"nvmlDeviceGet{name}": refuse for name in names})
+    nvml.nvmlDeviceGetCurrentClocksThrottleReasons = lambda h: 0x40 | 0x2 | 0x1
+    nvml.nvmlSystemGetDriverVersion = lambda: b"460.1"
+    (device,) = look(nvml).devices
+    assert (device.power_watts, device.power_limit_watts, device.mig) == (None, None, None)
+    assert device.throttling == ("hardware thermal slowdown",)  # idle is none, set clocks neither
+    assert device.clocks_fixed is True
+    assert device.driver == "460.1"
+    old = fake(nvmlDeviceGetCurrentClocksEventReasons=None)
+    assert look(old).devices[0].clocks_fixed is None
+
+
+def test_no_driver_is_one_sentence():
+    seen = look(fake(nvmlInit=refuse))
+    assert seen.devices == ()
+    assert seen.problem == "NVML finds no NVIDIA driver here (Not Supported)"
+
+
+def test_a_package_that_does_not_load(monkeypatch):
+    def load(name):
+        message = "no pynvml"
+        raise ImportError(message)
+
+    monkeypatch.setattr(devices, "import_module", load)
+    assert look().problem == "nvidia-ml-py does not load (no pynvml)"
+
+
+def test_the_real_package_has_what_is_asked_for():
+    pynvml = pytest.importorskip("pynvml")
+    for name in vars(fake()):
+        if name != "log":
+            assert hasattr(pynvml, name), name
+    for bit, _ in devices._THROTTLE:
+        known = {v for k, v in vars(pynvml).items() if k.startswith("nvmlClocksEventReason")}
+        assert bit in known
+    assert throttling(pynvml.nvmlClocksEventReasonGpuIdle) == ()
+
+
+def test_a_device_nobody_knows():
+    device = DeviceFacts("NVIDIA Graphics Device")
+    assert (device.generation, device.has_tensor_cores, device.peaks) == (None, None, None)
+    assert device.to_json()["peaks"] is None

@@ -1,0 +1,80 @@
+"""Kernel names against the verdicts that ``kernel_names.txt`` expects of them."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from mpdiag.hardware.kernel_rules import RULES
+from mpdiag.hardware.kernels import VERDICTS, KernelFacts, classify
+
+
+def corpus():
+    text = Path(__file__).with_name("kernel_names.txt").read_text(encoding="utf-8")
+    for line in text.splitlines():
+        if line and not line.startswith("#"):
+            yield line.split("|", 5)
+
+
+NAMES = list(corpus())
+
+
+def test_the_corpus_is_large_and_names_nothing_twice():
+    assert len(NAMES) >= 250
+    assert len({row[-1] for row in NAMES}) == len(NAMES)
+    assert {row[0] for row in NAMES} == set(VERDICTS)
+
+
+@pytest.mark.parametrize("row", NAMES, ids=[row[-1][:60] for row in NAMES])
+def test_name(row):
+    *expected, name = row
+    facts = classify(name)
+    alignment = "" if facts.alignment is None else str(facts.alignment)
+    found = [facts.verdict, facts.instruction, facts.dtype, facts.generation, alignment]
+    assert found == expected, facts.rule
+
+
+def test_a_verdict_says_which_rule_and_token_decided():
+    facts = classify("void cutlass::Kernel2<cutlass_80_tensorop_s1688gemm_64x64_32x6_nn_align1>(x)")
+    assert (facts.rule, facts.token) == ("CUTLASS tensorop", "cutlass_80_tensorop")
+    assert facts.accumulator == "fp32"
+    assert facts.table_version >= 1
+
+
+@pytest.mark.parametrize(
+    ("name", "accumulator"),
+    [
+        ("volta_h884gemm_128x128_ldg8_nn", "fp16"),
+        ("volta_fp16_s884gemm_fp16_128x128_ldg8_f2f_nn", "fp32"),
+        ("cutlass_80_tensorop_d884gemm_64x32_16x4_nn_align1", "fp64"),
+        ("cutlass_80_tensorop_i16832gemm_s8_256x128_64x3_tn_align16", "int32"),
+        ("nvjet_hhh_128x256_64x4_2x1_v_bz_coopA_NNT", "fp16"),
+    ],
+)
+def test_accumulator(name, accumulator):
+    assert classify(name).accumulator == accumulator
+
+
+def test_an_unknown_name_stays_unknown():
+    assert classify("mystery") == KernelFacts("unknown")
+    assert classify("").verdict == "unknown"
+
+
+def test_the_order_is_part_of_the_table():
+    """A reduction that serves a GEMM is a helper before it is a GEMM."""
+    names = [rule.name for rule in RULES]
+    assert len(names) == len(set(names))
+    assert names.index("split-k reduction") < names.index("CUTLASS tensorop")
+    assert names.index("xmma FFMA") < names.index("xmma tensor tile")
+
+
+@pytest.mark.parametrize("name", ["<" * 50_000, "(" * 50_000, "a" * 1_000_000, "cutlass_" * 9_000])
+def test_hostile_names_are_survived(name):
+    assert classify(name).verdict in VERDICTS
+
+
+def test_facts_are_frozen():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        classify("mystery").verdict = "other"

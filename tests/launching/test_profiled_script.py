@@ -1,0 +1,168 @@
+"""``mpdiag profile -- script.py``: the script runs as under Python, and ends when enough is measured."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from running import SCRIPTS
+from typer.testing import CliRunner
+
+from mpdiag.cli import app
+from mpdiag.errors import UsageError
+from mpdiag.launching import profiled_script
+
+pytestmark = pytest.mark.skipif(
+    torch.cuda.is_available(), reason="what a CPU says; a GPU's capture is read as a trace"
+)
+
+SCRIPT = """
+import sys
+assert "torch" not in sys.modules
+import os, torch
+import beside
+print("words", sys.argv, __name__, __file__, sys.path[0], os.getcwd(), __spec__)
+model = torch.nn.Linear(16, 16)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for step in range(int(sys.argv[1])):
+    try:
+        model(torch.randn(4, 16)).sum().backward()
+        optimizer.step()
+    except Exception:
+        print("caught")
+print("end")
+if sys.argv[2:3] == ["fail"]:
+    {}[3]
+sys.exit(int(sys.argv[2]))
+"""
+
+
+@pytest.fixture
+def script(tmp_path):
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "script.py").write_text(SCRIPT)
+    (tmp_path / "sub" / "beside.py").write_text("")
+    return "./sub/script.py"
+
+
+@pytest.fixture
+def profile(real, tmp_path):
+    def run(*words, cwd=tmp_path, **options):
+        return real("-m", "mpdiag", "profile", "--steps", "2", *words, cwd=cwd, **options)
+
+    return run
+
+
+def test_a_script_is_profiled_and_ended(profile, script):
+    child = profile("--warmup", "1", "--json", "--", script, 1000, 0)
+    assert child.code == 0, child.err
+    document = json.loads(child.out)
+    assert document["steps"] == 2
+    assert ("aten::addmm", "Linear") in {(o["op"], o["module"]) for o in document["operations"]}
+    assert "caught" not in child.err.split()
+    assert "end" not in child.err.split()  # it was ended after its third step
+
+
+def test_the_script_finds_what_it_finds_under_python(profile, script, real, tmp_path):
+    words = (script, "2", "7", "--json", "-x", "--", "y")
+    plain = real(*words, cwd=tmp_path)
+    child = profile("--warmup", "1", "--", *words)
+    assert plain.code == child.code == 7
+    assert plain.out.startswith("words ['./sub/script.py', '2', '7', '--json', '-x', '--', 'y']")
+    assert set(plain.out.splitlines()) <= set(child.err.splitlines())
+    assert "of operator time" in child.out.splitlines()[0]  # the verdict comes first
+
+
+def test_a_traceback_is_pythons(profile, script, real, tmp_path):
+    plain = real(script, 2, "fail", cwd=tmp_path)
+    child = profile("--warmup", "1", "--", script, 2, "fail")
+    assert plain.code == child.code == 1
+    assert set(plain.err.splitlines()) <= set(child.err.splitlines())
+    assert "mpdiag/" not in child.err.partition("Traceback")[2]
+
+
+def test_the_form_of_a_package(profile, tmp_path):
+    env = {"PYTHONPATH": f"{SCRIPTS}:{SCRIPTS.parents[1]}"}
+    child = profile("--json", "--warmup", "1", "--", "-m", "package_form", env=env)
+    assert child.code == 0, child.err
+    assert json.loads(child.out)["steps"] == 2
+
+
+def test_without_warming_up_the_first_step_is_measured(profile, script):
+    child = profile("--warmup", "0", "--json", "--", script, 1000, 0)
+    assert child.code == 0, child.err
+    assert json.loads(child.out)["steps"] == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "sentence"),
+    [
+        ((), 2, "give a trace, or a script after --"),
+        (("--",), 2, "there is no script to run"),
+        (("--", "-m"), 2, "-m needs the name of a module"),
+        (("--", "nowhere.py"), 3, "there is no script nowhere.py"),
+        (("--", "torchrun", "train.py"), 2, "profile runs one process"),
+        (("a.json", "b.json"), 2, "one trace at a time"),
+        (("a.json", "--", "train.py"), 2, "one trace at a time"),
+    ],
+)
+def test_no_script(words, code, sentence):
+    result = CliRunner().invoke(app, ["profile", *words])
+    assert result.exit_code == code
+    assert sentence in result.stderr
+
+
+def test_no_module(profile):
+    child = profile("--", "-m", "nowhere.at_all")
+    assert (child.code, child.out) == (3, "")
+    assert child.err.splitlines()[-1].startswith("error: there is no module nowhere.at_all")
+
+
+def test_a_script_that_fails_before_its_steps(profile, script):
+    child = profile("--", script, 0, 3)
+    assert child.code == 2
+    assert "ended with exit code 3" in child.err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("seen", "sentence"), [(0, "no optimizer took a step"), (1, "took 1 steps, of which 5 are")]
+)
+def test_why_a_script_gave_nothing(monkeypatch, script, tmp_path, seen, sentence):
+    def child(command, **_):
+        note = {"seen": seen, "measured": 0}
+        (Path(command[3]) / "capture.json").write_text(json.dumps(note))
+        return SimpleNamespace(returncode=0)
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(profiled_script.subprocess, "run", child)
+    with pytest.raises(UsageError, match=sentence):
+        profiled_script.profile_script([script], steps=1, warmup=5)
+
+
+IN_A_THREAD = """
+import threading, torch
+
+def train():
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    while True:
+        model(torch.randn(4, 4)).sum().backward()
+        optimizer.step()
+
+thread = threading.Thread(target=train)
+thread.start()
+thread.join()
+print("end")
+"""
+
+
+def test_a_training_in_a_thread_ends_quietly(profile, tmp_path):
+    (tmp_path / "threaded.py").write_text(IN_A_THREAD)
+    child = profile("--json", "--", "threaded.py")
+    assert child.code == 0, child.err
+    assert json.loads(child.out)["steps"] == 2
+    assert "end" in child.err.splitlines()
+    assert "Traceback" not in child.err

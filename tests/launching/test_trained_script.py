@@ -1,0 +1,422 @@
+"""``mpdiag train`` on what scripts do between a forward pass and a step, and what it refuses."""
+
+from __future__ import annotations
+
+import textwrap
+from dataclasses import replace
+
+import pytest
+from support import backoff, constant
+
+from mpdiag.plan import Fp32Choice, PrecisionPlan
+from mpdiag.runs.training_log import read_log
+
+HEAD = """
+import sys, warnings, torch
+from torch import nn
+from torch.nn import functional as F
+warnings.simplefilter("error")
+torch.manual_seed(0)
+x, y = torch.randn(32, 8), torch.randn(32, 1)
+model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1))
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+"""
+
+
+@pytest.fixture
+def train(zygote, tmp_path):
+    def call(body, plan: PrecisionPlan | None = None, *options):
+        (tmp_path / "script.py").write_text(HEAD + textwrap.dedent(body))
+        (plan or constant(256.0)).save(tmp_path / "plan.json")
+        words = ("train", "--plan", "plan.json", "--out", "run", *options, "--", "script.py")
+        return zygote("mpdiag", *words, cwd=tmp_path)
+
+    return call
+
+
+def test_steps_skipped_in_a_row_name_the_operation_at_fault_and_what_to_do(train):
+    done = train("""
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.inner = nn.Linear(8, 1)
+
+            def forward(self, x):
+                return self.inner(x) * 1e6
+
+        model = Net()
+        optimizer = torch.optim.SGD(model.parameters(), 1e-9)
+        for _ in range(20):
+            optimizer.zero_grad()
+            F.mse_loss(model(x), y).backward()
+            optimizer.step()
+    """)
+    assert done.code == 1
+    assert "Inf first in mul, the model at script.py:" in done.err
+    assert "(return self.inner(x) * 1e6)" in done.err
+    assert "mpdiag record" in done.err.splitlines()[-1]
+    assert "Warning" not in done.err
+
+
+# -- what a script sees ----------------------------------------------------------------------------
+
+
+def test_everyone_sees_true_gradients(train):
+    """A hook that clips, a retained gradient, an input's gradient, and gradients that add up."""
+    done = train("""
+        x.requires_grad_()
+        seen = []
+        model[2].weight.register_hook(lambda g: seen.append(g.norm().item()) or g.clamp(-1e-2, 1e-2))
+        for scaled in (False, True):
+            for part in range(2):
+                hidden = model[1](model[0](x))
+                hidden.retain_grad()
+                loss = F.mse_loss(model[2](hidden), y)
+                loss.backward()
+            print(x.grad.norm().item(), hidden.grad.norm().item(), model[0].weight.grad.norm().item())
+            assert model[2].weight.grad.abs().max() <= 2.01e-2
+            reference = torch.autograd.grad(F.mse_loss(model(x), y), [x, *model.parameters()])
+            torch.testing.assert_close(x.grad, 2 * reference[0], rtol=0.02, atol=1e-4)
+            torch.testing.assert_close(model[0].weight.grad, 2 * reference[1], rtol=0.02, atol=1e-4)
+            assert abs(seen[-2] / seen[-1] - 1) < 0.02  # the hook ran in both passes
+            assert seen[-1] < 10
+            optimizer.step()
+            assert model[0].weight.grad is not None  # it may be looked at after the step
+            optimizer.zero_grad()
+            x.grad = None
+        print("end")
+    """)
+    assert done.out.endswith("end\n"), done.err
+    assert done.code == 0
+
+
+def test_models_hand_out_fp32_in_training_and_evaluation(train):
+    done = train("""
+        from dataclasses import dataclass
+        from typing import NamedTuple
+
+        @dataclass
+        class Output:
+            logits: torch.Tensor
+            note: str = "kept"
+
+        class Pair(NamedTuple):
+            a: torch.Tensor
+            b: int
+
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layer = nn.Linear(8, 1)
+
+            def forward(self, x, kind):
+                y = self.layer(x)
+                print(y.dtype)
+                return {"dataclass": Output(y), "pair": Pair(y, 3), "list": [y, {"k": (y,)}]}[kind]
+
+        model = Model()
+        optimizer = torch.optim.Adam(model.parameters())
+        for kind in ("dataclass", "pair", "list"):
+            out = model(x, kind)
+            tensors = {"dataclass": lambda: [out.logits], "pair": lambda: [out.a],
+                       "list": lambda: [out[0], out[1]["k"][0]]}[kind]()
+            assert all(t.dtype == torch.float32 for t in tensors)
+            tensors[0].mean().backward()
+            optimizer.step()
+        with torch.no_grad():
+            assert model(x, "pair").a.dtype == torch.float32
+    """)
+    assert done.code == 0, done.err
+    assert done.out.split() == ["torch.float16"] * 4
+
+
+def test_a_gradient_penalty_and_checkpointing(train):
+    done = train("""
+        from torch.utils.checkpoint import checkpoint
+        for reentrant in (True, False):
+            inputs = x.clone().requires_grad_()
+            score = checkpoint(model, inputs, use_reentrant=reentrant)
+            (slope,) = torch.autograd.grad(model(inputs).sum(), inputs, create_graph=True)
+            penalty = (slope.norm(dim=1) - 1).square().mean()
+            (F.mse_loss(score, y) + penalty).backward()
+            norms = [p.grad.norm().item() for p in model.parameters()]
+            plain = [p.detach().clone().requires_grad_() for p in model.parameters()]
+            inside = torch.tanh(x @ plain[0].T + plain[1]) @ plain[2].T + plain[3]
+            other = x.clone().requires_grad_()
+            slopes = ((1 - torch.tanh(other @ plain[0].T + plain[1]) ** 2) * plain[2]) @ plain[0]
+            (F.mse_loss(inside, y) + (slopes.norm(dim=1) - 1).square().mean()).backward()
+            for p, q in zip(model.parameters(), plain):
+                if q.grad.norm() > 1e-3:
+                    torch.testing.assert_close(p.grad, q.grad, rtol=0.05, atol=2e-3)
+            optimizer.step()
+            optimizer.zero_grad()
+        print("end")
+    """)
+    assert done.out == "end\n", done.err
+
+
+# -- skipped steps ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("clip", ["pass", "nn.utils.clip_grad_value_(model.parameters(), 1.0)"])
+def test_an_overflow_is_skipped_even_if_clipping_hides_it(train, tmp_path, clip):
+    done = train(
+        f"""
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+        for step in range(6):
+            before = [p.detach().clone() for p in model.parameters()]
+            optimizer.zero_grad()
+            F.mse_loss(model(x), y).backward()
+            {clip}
+            optimizer.step()
+            scheduler.step()
+            print(int(all(torch.equal(p, q) for p, q in zip(before, model.parameters()))))
+        """,
+        backoff(2.0**20),
+    )
+    assert done.code == 0, done.err  # warnings are errors in that script
+    steps = read_log(tmp_path / "run").steps
+    assert [str(int(s.skipped)) for s in steps] == done.out.split()
+    assert steps[0].skipped
+    assert not steps[-1].skipped
+    assert steps[0].reason.startswith(("Inf", "NaN"))
+    assert "skipped, loss scale" in done.err
+
+
+def test_a_script_that_drops_bad_gradients_itself_lowers_the_scale(train):
+    done = train(
+        """
+        for step in range(8):
+            optimizer.zero_grad()
+            F.mse_loss(model(x), y).backward()
+            norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            if not torch.isfinite(norm):
+                continue
+            optimizer.step()
+            print("stepped")
+        """,
+        backoff(2.0**18),
+    )
+    assert done.code == 0, done.err
+    assert "stepped" in done.out
+
+
+def test_a_backward_pass_that_fails_leaves_true_gradients(train):
+    """As where a loop catches an out-of-memory error and goes on with the next batch."""
+    done = train("""
+        F.mse_loss(model(x), y).backward()
+        before = [p.grad.clone() for p in model.parameters()]
+
+        def fail(_gradient):
+            raise RuntimeError("out of memory")
+
+        handle = model[0].weight.register_hook(fail)
+        try:
+            F.mse_loss(model(x), y).backward()
+        except RuntimeError:
+            print("caught")
+        handle.remove()
+        torch.testing.assert_close(model[0].weight.grad, before[0])
+        for parameter, gradient in zip(model.parameters(), before):
+            assert parameter.grad.norm() <= 2.01 * gradient.norm()  # added up or not, never scaled
+        optimizer.step()
+    """)
+    assert done.out == "caught\n", done.err
+    assert done.code == 0, done.err
+
+
+def test_a_closure_in_which_something_overflows_changes_nothing(train, tmp_path):
+    done = train(
+        """
+        optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
+        def closure():
+            optimizer.zero_grad()
+            loss = F.mse_loss(model(x), y)
+            loss.backward()
+            return loss
+        for step in range(5):
+            before = [p.detach().clone() for p in model.parameters()]
+            assert optimizer.step(closure) is not None
+            print(int(all(torch.equal(p, q) for p, q in zip(before, model.parameters()))))
+        """,
+        backoff(2.0**18),
+    )
+    assert done.code == 0, done.err
+    steps = read_log(tmp_path / "run").steps
+    assert [str(int(s.skipped)) for s in steps] == done.out.split()
+    assert steps[0].skipped
+    assert not steps[-1].skipped
+
+
+# -- refusals --------------------------------------------------------------------------------------
+
+LOOP = """
+for step in range(4):
+    optimizer.zero_grad()
+    F.mse_loss(model(x), y).backward()
+    optimizer.step()
+"""
+REFUSED = {
+    "scripted": (
+        """
+warnings.simplefilter("ignore")
+model = torch.jit.script(model)
+"""
+        + LOOP,
+        "is a ScriptModule",
+    ),
+    "half": ("model.bfloat16(); x, y = x.bfloat16(), y.bfloat16()" + LOOP, "bfloat16 already"),
+    "double": ("model.double(); x, y = x.double(), y.double()" + LOOP, "float64"),
+    "no optimizer": (
+        """
+del optimizer
+for step in range(8):
+    F.mse_loss(model(x), y).backward()
+    with torch.no_grad():
+        for p in model.parameters():
+            p -= 0.1 * p.grad
+            p.grad = None
+""",
+        "without an optimizer",
+    ),
+    "functional": (
+        """
+names = dict(model.named_parameters())
+def loss_of(weights):
+    return F.mse_loss(torch.func.functional_call(model, weights, (x,)), y)
+for step in range(4):
+    found = torch.func.grad(loss_of)({k: v.detach() for k, v in names.items()})
+    for name, p in names.items():
+        p.grad = found[name]
+    optimizer.step()
+""",
+        "do not come from backward",
+    ),
+    "in backward": (
+        """
+for p in model.parameters():
+    one = torch.optim.SGD([p], 0.1)
+    p.register_post_accumulate_grad_hook(lambda _, one=one: (one.step(), one.zero_grad()))
+for step in range(3):
+    F.mse_loss(model(x), y).backward()
+""",
+        "inside the backward pass",
+    ),
+    "twice": (
+        """
+import mpdiag
+from mpdiag.plan import PrecisionPlan
+mp = mpdiag.MixedPrecision(model, optimizer, PrecisionPlan())
+for step in range(3):
+    with mp.autocast():
+        loss = F.mse_loss(model(x), y)
+    mp.step(loss)
+""",
+        "another MixedPrecision",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_done_safely_is_refused(train, name):
+    body, reason = REFUSED[name]
+    indented = textwrap.indent(body, "    ")
+    guard = "except Exception:\n    print('went on')\nfinally:\n    print('left')\n"
+    done = train(f"\ntry:\n    pass\n{indented}\n{guard}")
+    assert done.code == 3, done.err
+    assert reason in done.err
+    assert done.err.count("\n") == 1
+    assert done.err.startswith("error: this script cannot be trained by a plan: ")
+    assert done.out == "left\n"
+
+
+def test_a_plan_of_another_model_is_refused(train):
+    choice = Fp32Choice(op="Linear", module="encoder.7", reason="", evidence={"overflow": 1})
+    plan = PrecisionPlan(fp32_modules=(choice,))
+    done = train(LOOP, plan)
+    assert done.code == 3
+    assert "'encoder.7'" in done.err
+
+
+def test_a_script_that_trains_nothing(train):
+    done = train("print('hello')")
+    assert done.code == 3
+    assert "nothing was trained" in done.err
+    done = train("sys.exit(4)")
+    assert done.code == 4
+
+
+def test_too_many_skips_end_the_script_with_a_diagnosis(train):
+    done = train(
+        """
+        for step in range(40):
+            optimizer.zero_grad()
+            F.mse_loss(model(x * float("nan")), y).backward()
+            optimizer.step()
+        """
+    )
+    assert done.code == 1
+    assert "in a row were skipped" in done.err
+    assert "Traceback" not in done.err
+
+
+def test_fp32_modules_of_the_plan_stay_in_fp32(train):
+    plan = PrecisionPlan(
+        fp32_modules=(Fp32Choice(op="Linear", module="0", reason="", evidence={"overflow": 1}),)
+    )
+    done = train(
+        """
+        for m in (model[0], model[2]):
+            m.register_forward_hook(lambda m, a, o: print(o.dtype))
+        """
+        + textwrap.indent(LOOP, "        "),
+        plan,
+    )
+    assert done.code == 0, done.err
+    assert done.out.split() == ["torch.float32", "torch.float16"] * 4
+
+
+def test_level_o2_is_trained_at_o1(train):
+    plan = PrecisionPlan(level="O2")
+    done = train(LOOP, plan)
+    assert done.code == 0
+    assert "O1" in done.err
+
+
+SAVING = """
+import copy, torch
+torch.manual_seed(0)
+
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8))
+
+    def forward(self, x):
+        return self.inner(x)
+
+model = Net()
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for _ in range(4):
+    optimizer.zero_grad()
+    model(torch.randn(8, 4)).square().mean().backward()
+    optimizer.step()
+    torch.save(model, "model.pt")
+    twin = copy.deepcopy(model)
+    same = torch.load("model.pt", weights_only=False)
+for other in (twin, same):
+    for a, b in zip(other.state_dict().values(), model.state_dict().values()):
+        assert torch.equal(a, b)
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in other.modules())
+print("saved", b"mpdiag" in open("model.pt", "rb").read())
+"""
+
+
+def test_a_script_may_save_and_copy_its_whole_model(zygote, tmp_path):
+    (tmp_path / "saving.py").write_text(SAVING)
+    choice = Fp32Choice("", "inner.1")
+    replace(PrecisionPlan(), fp32_modules=(choice,)).save(tmp_path / "plan.json")
+    done = zygote("mpdiag", "train", "--plan", "plan.json", "--", "saving.py", cwd=tmp_path)
+    assert done.code == 0, done.err
+    assert done.out == "saved False\n"
+    assert "4 steps in fp16" in done.err

@@ -1,0 +1,209 @@
+"""Every format's limits and rounding, against torch's casts and against arithmetic by hand."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from mpdiag.numerics.formats import (
+    BF16,
+    FORMATS,
+    FP8_E4M3,
+    FP8_E5M2,
+    FP16,
+    FP32,
+    TF32,
+    format_named,
+)
+
+EVERY = pytest.mark.parametrize("fmt", FORMATS.values(), ids=lambda f: f.name)
+CASTS = [fmt for fmt in FORMATS.values() if fmt.torch_name]
+CAST = pytest.mark.parametrize("fmt", CASTS, ids=lambda f: f.name)
+FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)
+EXPONENTS = st.integers(-150, 127)
+
+
+def cast(fmt, values):
+    """Through torch and back, as float64."""
+    return torch.tensor(values, dtype=torch.float32).to(getattr(torch, fmt.torch_name)).double()
+
+
+def rounded_by_hand(fmt, x: float) -> float:
+    """Round to nearest, ties to even, in exact fractions: no floating point involved."""
+    exact = abs(Fraction(x))
+    if exact == 0:
+        return x
+    exponent = exact.numerator.bit_length() - exact.denominator.bit_length()
+    while Fraction(2) ** exponent > exact:
+        exponent -= 1
+    while Fraction(2) ** (exponent + 1) <= exact:
+        exponent += 1
+    quantum = Fraction(2) ** (max(exponent, fmt.min_exponent) - fmt.mantissa_bits)
+    steps, rest = divmod(exact, quantum)
+    if rest * 2 > quantum or (rest * 2 == quantum and steps % 2 == 1):
+        steps += 1
+    result = steps * quantum
+    beyond = math.inf if fmt.has_infinity else math.nan
+    return math.copysign(float(result) if result <= Fraction(fmt.max) else beyond, x)
+
+
+# -- limits ----------------------------------------------------------------------------------------
+
+
+@CAST
+def test_limits_equal_torchs(fmt):
+    limits = torch.finfo(getattr(torch, fmt.torch_name))
+    assert fmt.max == limits.max
+    assert fmt.smallest_normal == limits.tiny == limits.smallest_normal
+    assert fmt.bits == limits.bits
+    assert 2.0**-fmt.mantissa_bits == limits.eps
+    assert fmt.smallest_subnormal == fmt.smallest_normal * limits.eps
+
+
+@pytest.mark.parametrize(
+    ("fmt", "largest", "normal", "subnormal", "zero", "threshold"),
+    [
+        # (2 - 2^-10)·2^15, 2^-14, 2^-24; 65504 + half of its last place, 32
+        (FP16, 65504.0, 2.0**-14, 2.0**-24, -25, 65520.0),
+        # S.1110.111 is NaN's neighbour: 1.75·2^8 = 448, its last place 32
+        (FP8_E4M3, 448.0, 2.0**-6, 2.0**-9, -10, 464.0),
+        # 1.75·2^15 = 57344, its last place 2^13
+        (FP8_E5M2, 57344.0, 2.0**-14, 2.0**-16, -17, 61440.0),
+        (BF16, 255 * 2.0**120, 2.0**-126, 2.0**-133, -134, 511 * 2.0**119),
+        (TF32, 2047 * 2.0**117, 2.0**-126, 2.0**-136, -137, 4095 * 2.0**116),
+        (FP32, (2**24 - 1) * 2.0**104, 2.0**-126, 2.0**-149, -150, (2**25 - 1) * 2.0**103),
+    ],
+    ids=lambda v: getattr(v, "name", ""),
+)
+def test_limits_by_hand(fmt, largest, normal, subnormal, zero, threshold):
+    assert fmt.max == largest
+    assert fmt.smallest_normal == normal
+    assert fmt.smallest_subnormal == subnormal
+    assert fmt.zero_exponent == zero
+    assert fmt.overflow_threshold == threshold
+    assert fmt.tie_overflows == (fmt is not FP8_E4M3)
+
+
+@EVERY
+def test_the_thresholds_are_where_rounding_changes(fmt):
+    # Half the smallest subnormal is a tie whose even neighbour is 0.
+    tie = math.ldexp(1.0, fmt.zero_exponent)
+    just_above = math.nextafter(tie, 1.0)
+    assert fmt.round([tie, just_above]).tolist() == [0.0, fmt.smallest_subnormal]
+    top = fmt.overflow_threshold
+    below, above = math.nextafter(top, 0.0), math.nextafter(top, math.inf)
+    assert fmt.round(below) == fmt.max
+    assert not fmt.overflows(below)
+    assert not math.isfinite(fmt.round(above))
+    assert fmt.overflows(above)
+    assert fmt.overflows(top) == (not math.isfinite(fmt.round(top)))
+
+
+@pytest.mark.parametrize("fmt", [FP16, BF16, FP8_E5M2], ids=lambda f: f.name)
+def test_zero_begins_where_torchs_cast_makes_zero(fmt):
+    tie = np.float32(2.0**fmt.zero_exponent)
+    stored = cast(fmt, [tie, np.nextafter(tie, np.float32(1))])
+    assert stored.tolist() == [0.0, fmt.smallest_subnormal]
+
+
+def test_overflow_of_fp16_and_bf16_begins_where_torchs_cast_makes_infinity():
+    for fmt in (FP16, BF16):
+        top = np.float32(fmt.overflow_threshold)
+        stored = cast(fmt, [np.nextafter(top, np.float32(0)), top])
+        assert stored.tolist() == [fmt.max, math.inf]
+
+
+@pytest.mark.parametrize(
+    ("exponent", "bits"), [(15, 11), (-14, 11), (-15, 10), (-20, 5), (-24, 1), (-25, 0), (16, 0)]
+)
+def test_bits_left_in_fp16(exponent, bits):
+    assert FP16.significant_bits(exponent) == bits
+    if 0 < bits <= 11:
+        # So many values of this binade survive, and twice as fine a grid brings no more of them.
+        ulp = 2.0 ** (exponent - bits + 1)
+        held = FP16.round(2.0**exponent + ulp * np.arange(2 ** (bits - 1)))
+        finer = FP16.round(2.0**exponent + ulp / 2 * np.arange(2**bits))
+        assert len(set(held)) == 2 ** (bits - 1)
+        assert set(finer[finer < 2.0 ** (exponent + 1)]) == set(held)
+
+
+# -- rounding --------------------------------------------------------------------------------------
+
+
+@EVERY
+@given(x=FLOATS)
+@example(x=65520.0)
+@example(x=464.0)
+@example(x=2.0**-25)
+@example(x=3 * 2.0**-25)
+@example(x=-0.0)
+def test_rounding_equals_exact_fractions(fmt, x):
+    found, expected = float(fmt.round(x)), rounded_by_hand(fmt, x)
+    assert found == expected or (math.isnan(found) and math.isnan(expected))
+    assert math.isnan(found) or math.copysign(1, found) == math.copysign(1, x)
+
+
+@EVERY
+@given(exponent=EXPONENTS, numerator=st.integers(0, 2**12), sign=st.sampled_from([-1.0, 1.0]))
+def test_rounding_of_ties_equals_exact_fractions(fmt, exponent, numerator, sign):
+    """Few significant bits at every exponent: nearly all ties of the narrow formats."""
+    x = sign * math.ldexp(1 + numerator / 2**12, exponent)
+    found, expected = float(fmt.round(x)), rounded_by_hand(fmt, x)
+    assert found == expected or (math.isnan(found) and math.isnan(expected))
+
+
+@CAST
+@given(values=st.lists(FLOATS, min_size=1, max_size=20))
+def test_rounding_equals_torchs_casts_within_the_range(fmt, values):
+    # Past the range torch's FP8 casts saturate or give NaN, by version: our table defines it.
+    inside = [x for x in values if not fmt.overflows(abs(x))]
+    assert torch.equal(torch.from_numpy(np.atleast_1d(fmt.round(inside))), cast(fmt, inside))
+
+
+@CAST
+def test_every_value_of_a_format_is_left_alone(fmt):
+    width = min(fmt.bits, 16)
+    patterns = torch.arange(2**width, dtype=torch.int32)
+    if fmt is FP32:  # its upper halves: one of each 65536 values
+        held = (patterns << 16).view(torch.float32).double()
+    else:
+        integer = torch.uint8 if width == 8 else torch.int16
+        held = patterns.to(integer).view(getattr(torch, fmt.torch_name)).double()
+    finite = held[held.isfinite()].numpy()
+    again = fmt.round(finite)
+    assert np.array_equal(again, finite)
+    assert np.array_equal(np.signbit(again), np.signbit(finite))
+    assert np.abs(finite).max() <= fmt.max
+    if fmt is not FP32:
+        assert np.abs(finite).max() == fmt.max
+        assert np.abs(finite[finite != 0]).min() == fmt.smallest_subnormal
+
+
+@EVERY
+def test_what_is_not_finite_stays_so(fmt):
+    rounded = fmt.round([math.inf, -math.inf, math.nan])
+    if fmt.has_infinity:
+        assert rounded[:2].tolist() == [math.inf, -math.inf]
+        assert math.isnan(rounded[2])
+    else:
+        assert np.isnan(rounded).all()
+
+
+@given(values=st.lists(FLOATS, min_size=2, max_size=20))
+def test_rounding_keeps_order(values):
+    for fmt in (FP16, FP8_E5M2, TF32, BF16):
+        rounded = fmt.round(sorted(values))
+        assert (rounded[1:] >= rounded[:-1]).all()
+
+
+def test_names():
+    assert format_named("FP8_E4M3") is FP8_E4M3
+    assert list(FORMATS) == ["fp32", "tf32", "fp16", "bf16", "fp8_e4m3", "fp8_e5m2"]
+    with pytest.raises(ValueError, match="fp8_e5m2"):
+        format_named("fp8")

@@ -1,0 +1,113 @@
+"""Loss scalers against torch's own, against simulation, and against nonsense."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpdiag.errors import UsageError
+from mpdiag.numerics.loss_scalers import Backoff, ConstantScale, LogNormal, overflows, scaler_named
+
+
+@given(pattern=st.lists(st.booleans(), max_size=60), interval=st.integers(1, 5))
+def test_backoff_is_torchs_grad_scaler(pattern, interval):
+    ours = Backoff(1024.0, growth_interval=interval, min_scale=2.0**-100, max_scale=2.0**100)
+    theirs = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=interval)
+    weight = torch.zeros(1, requires_grad=True)
+    optimizer = torch.optim.SGD([weight], 0.1)
+    for overflow in pattern:
+        assert ours.scale == theirs.get_scale()
+        theirs.scale(weight.sum())  # as a loop would: the scale comes to life here
+        weight.grad = torch.full_like(weight, math.inf if overflow else 0.0)
+        theirs.step(optimizer)
+        theirs.update()
+        ours = ours.adjust(math.inf if overflow else 0.0)
+    assert ours.scale == theirs.get_scale()
+
+
+def test_hysteresis_tolerates_and_bounds_hold():
+    s = Backoff(8.0, hysteresis=2, min_scale=4.0, max_scale=16.0, growth_interval=1)
+    s = s.adjust(math.inf)
+    assert s.scale == 8
+    s = s.adjust(math.nan)
+    assert s.scale == 4
+    assert s.adjust(math.inf).adjust(math.inf).scale == 4
+    assert s.adjust(1.0).adjust(1.0).adjust(1.0).adjust(1.0).scale == 16
+
+
+@given(st.lists(st.sampled_from([0.0, 1e-30, 1e-3, 1.0, 1e30, math.inf, math.nan]), max_size=50))
+def test_lognormal_always_has_a_sound_scale(maxima):
+    s = LogNormal()
+    for absmax in maxima:
+        s = s.adjust(absmax)
+        assert 1.0 <= s.scale <= 2.0**24
+        assert math.log2(s.scale).is_integer()
+
+
+def test_lognormal_overflows_about_as_rarely_as_promised_and_recovers():
+    logs = np.random.default_rng(0).normal(-3.0, 1.5, 20_000)
+    s, skipped = LogNormal(), 0
+    for i, x in enumerate(logs):
+        absmax = 2.0 ** float(x)
+        skipped += i > 1000 and overflows(absmax, s.scale)
+        s = s.adjust(absmax)
+    assert skipped / len(logs) < 0.002
+    assert s.scale >= 2.0**12
+    steady = s.scale
+    for _ in range(3):
+        s = s.adjust(math.inf)
+    for x in logs[:500]:
+        s = s.adjust(2.0 ** float(x))
+    assert s.scale >= steady / 4
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("constant", {"init_scale": 0}),
+        ("constant", {"init_scale": math.nan}),
+        ("backoff", {"init_scale": -1.0}),
+        ("backoff", {"growth_interval": 2.5}),
+        ("backoff", {"growth_factor": 1.0}),
+        ("backoff", {"backoff_factor": 1.0}),
+        ("backoff", {"hysteresis": 0}),
+        ("backoff", {"bogus": 1}),
+        ("lognormal", {"beta1": 1.0}),
+        ("lognormal", {"quantile": math.inf}),
+    ],
+)
+def test_nonsense_is_refused_by_name(name, settings):
+    with pytest.raises(UsageError, match=next(iter(settings))):
+        scaler_named(name, **settings)
+
+
+def test_unknown_scalers_name_the_known_ones():
+    with pytest.raises(UsageError, match="lognormal"):
+        scaler_named("magic")
+    assert ConstantScale(8.0).adjust(math.inf).scale == 8
+
+
+@given(
+    pattern=st.lists(st.booleans(), max_size=80),
+    tolerance=st.floats(0.0, 0.9),
+    interval=st.integers(1, 6),
+)
+def test_a_tolerated_share_of_overflows_does_not_back_off(pattern, tolerance, interval):
+    """fairseq's rule, written out: back off once overflows since the last change exceed a share."""
+    ours = Backoff(1024.0, tolerance=tolerance, growth_interval=interval)
+    scale, history, quiet = 1024.0, [], 0
+    for overflow in pattern:
+        ours = ours.adjust(math.inf if overflow else 0.0)
+        history.append(overflow)
+        quiet = 0 if overflow else quiet + 1
+        share = sum(history) / len(history)
+        if overflow and share > tolerance:
+            scale, history, quiet = max(1.0, scale / 2), [], 0
+        elif quiet == interval:
+            scale, history, quiet = min(2.0**24, scale * 2), [], 0
+        assert ours.scale == scale

@@ -1,0 +1,214 @@
+"""Every counter against plain numpy, on every layout."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+import torch
+
+from mpdiag.numerics.histograms import ExponentHistogram
+from mpdiag.recording.counting.cpu import RATIO_BINS, RATIO_FIRST
+from mpdiag.recording.counting.device import DeviceRows
+from mpdiag.recording.counting.host import HostRows, flat_values
+from mpdiag.recording.tensors import countable
+
+EXACT = ("counts", "zeros", "subnormals", "infs", "nans", "fp16_overflow", "absmax", "absmin")
+
+
+def wild(*shape: int) -> torch.Tensor:
+    torch.manual_seed(0)
+    x = torch.randn(*shape) * torch.exp(torch.randn(*shape) * 15)
+    special = torch.tensor(
+        [0.0, torch.inf, -torch.inf, torch.nan, 1e-40, 65520.0, 65519.996, 2.0**-25]
+    )
+    x.view(-1)[: special.numel()] = special
+    return x
+
+
+BASE = wild(20, 30, 40)
+TENSORS = {
+    "contiguous": BASE,
+    "permuted": BASE.permute(2, 0, 1),
+    "sliced": BASE[:, ::2],
+    "0-dim": torch.tensor(3.0),
+    "empty": BASE[:0],
+    "expanded scalar": torch.tensor(3.0).expand(7, 8),
+    "expanded": BASE[:1].expand(5, 30, 40),
+    "expanded and sliced": BASE[:, :1].expand(20, 9, 40)[:, :, ::2],
+    "overlapping": torch.randn(20, 20).as_strided((19, 4), (20, 3)),
+    "unfolded": torch.randn(10).unfold(0, 3, 1),
+    "double": wild(1000).double() * 1e-30,
+    "bfloat16": BASE.bfloat16(),
+    "half": BASE.half(),
+    "float8": torch.randn(500).to(torch.float8_e4m3fn),
+    "large": wild(2_500_000),
+    "negative view": torch.randn(10, dtype=torch.complex64).conj().imag,
+}
+
+
+@pytest.mark.parametrize(
+    "rows", [HostRows, lambda: DeviceRows(torch.device("cpu"))], ids=["host", "torch"]
+)
+@pytest.mark.parametrize("name", TENSORS)
+def test_counts_equal_plain_numpy(name, rows):
+    tensor = TENSORS[name]
+    ready = countable(tensor)
+    counter = rows()
+    row = counter.count(ready.values, ready.repeat, ready.zeros)
+    h = counter.read().merged([[row]])[0]
+    wide = tensor if tensor.dtype == torch.float64 else tensor.float()
+    expected = ExponentHistogram.of(wide.resolve_neg().numpy())
+    for field in EXACT:
+        assert np.array_equal(getattr(h, field), getattr(expected, field)), field
+    assert np.allclose(h.sums, expected.sums, rtol=0.126)
+
+
+def test_rows_of_one_subject_merge():
+    counter = HostRows()
+    rows = [counter.count(t, 1, 0) for t in (torch.ones(3), torch.zeros(2), torch.ones(1))]
+    merged = counter.read().merged([[rows[0], rows[2]], [rows[1]]])
+    assert merged.numel.tolist() == [4, 2]
+    assert merged.zeros.tolist() == [0, 2]
+
+
+def test_sparse_tensors_count_their_implicit_zeros():
+    indices = torch.tensor([[0, 0, 2], [1, 1, 3]])
+    uncoalesced = torch.sparse_coo_tensor(
+        indices, torch.tensor([1.0, 2.0, 4.0]), (5, 6), check_invariants=True
+    )
+    ready = countable(uncoalesced)
+    counter = HostRows()
+    row = counter.count(ready.values, ready.repeat, ready.zeros)
+    h = counter.read().merged([[row]])[0]
+    dense = ExponentHistogram.of(uncoalesced.to_dense().numpy())
+    assert np.array_equal(h.counts, dense.counts)
+    assert h.zeros == dense.zeros == 28
+
+
+def test_complex_tensors_count_both_parts():
+    ready = countable(torch.tensor([1 + 2j, 0 + 4j]))
+    assert sorted(ready.values.tolist()) == [0.0, 1.0, 2.0, 4.0]
+
+
+@pytest.mark.parametrize(
+    ("tensor", "reason"),
+    [
+        (torch.arange(3), "not floating point"),
+        (torch.empty(3, device="meta"), "meta"),
+        (
+            torch.nested.as_nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged),
+            "nested",
+        ),
+    ],
+)
+def test_what_cannot_be_counted_says_why(tensor, reason):
+    assert reason in countable(tensor)
+
+
+@pytest.mark.parametrize("scale", [1e-45, 1e-9, 1e-6, 1e-4, 1e-3, 1e-2, 1.0])
+@pytest.mark.parametrize(
+    "rows", [HostRows, lambda: DeviceRows(torch.device("cpu"))], ids=["host", "torch"]
+)
+def test_updates_equal_torchs_casts(scale, rows):
+    torch.manual_seed(1)
+    before = torch.randn(20_001)
+    before[:10] = 0
+    after = before + torch.randn(20_001) * scale * torch.exp2(torch.randint(-6, 6, (20_001,)))
+    after[5:50] = before[5:50]
+    delta = after - before
+    counter = rows()
+    weight, update, fact = counter.count_update(before, after)
+    raw = counter.read()
+    changed = delta != 0
+    swallowed16 = changed & (before.half() + delta.half() == before.half())
+    swallowed_b = changed & (before.bfloat16() + delta.bfloat16() == before.bfloat16())
+    vanished = changed & (delta.half() == 0)
+    expected = [changed, swallowed16, swallowed_b, vanished, changed & (before == 0)]
+    assert raw.facts[fact].tolist() == [int(mask.sum()) for mask in expected]
+    for row, tensor in ((weight, before), (update, delta)):
+        h = raw.merged([[row]])[0]
+        assert np.array_equal(h.counts, ExponentHistogram.of(tensor.numpy()).counts)
+    ratio = (before.double().abs() / delta.double().abs())[changed & (before != 0)].numpy()
+    ratio = ratio[np.log2(ratio) < 127]
+    mantissa, exponent = np.frexp(ratio)
+    bins = np.where(mantissa == 0.5, exponent - 2, exponent - 1) - RATIO_FIRST
+    below = slice(0, 127 - RATIO_FIRST)
+    assert np.array_equal(
+        raw.ratios[[fact]][0][below], np.bincount(bins, minlength=RATIO_BINS)[below]
+    )
+
+
+def test_two_threads_may_count_at_once():
+    tensors = [wild(3_000_000) * 2.0**i for i in range(4)]
+
+    def count(tensor):
+        rows = HostRows()
+        rows.count(*flat_values(tensor))
+        return rows.read().merged([[0]])[0].counts
+
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(count, tensors))
+    for counts, tensor in zip(together, tensors, strict=True):
+        assert np.array_equal(counts, count(tensor))
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_counts_and_lives():
+    large = torch.ones(3_000_000)
+    HostRows().count(large)  # the parent has its threads running
+    child = os.fork()
+    if child == 0:
+        rows = HostRows()
+        rows.count(large)
+        os._exit(0 if rows.read().merged([[0]])[0].numel == 3_000_000 else 1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+@pytest.mark.gpu
+def test_counts_on_cuda_equal_plain_numpy():
+    from mpdiag.recording.counting.host import rows_on
+
+    for tensor in TENSORS.values():
+        ready = countable(tensor.cuda())
+        counter = rows_on(ready.values.device)
+        row = counter.count(ready.values, ready.repeat, ready.zeros)
+        h = counter.read().merged([[row]])[0]
+        wide = tensor if tensor.dtype == torch.float64 else tensor.float()
+        expected = ExponentHistogram.of(wide.resolve_neg().numpy())
+        for field in EXACT:
+            assert np.array_equal(getattr(h, field), getattr(expected, field)), field
+
+
+def test_what_was_counted_can_still_be_resized():
+    """FSDP frees a gathered weight by resizing its storage to 0; ``Tensor.numpy`` forbids that."""
+    for dtype in (torch.float32, torch.bfloat16, torch.float64, torch.float16):
+        tensor = torch.ones(4096, dtype=dtype)
+        HostRows().count(tensor)
+        tensor.untyped_storage().resize_(0)
+    weight, changed = torch.ones(4096), torch.full((4096,), 2.0)
+    HostRows().count_update(weight, changed)
+    weight.untyped_storage().resize_(0)
+    changed.untyped_storage().resize_(0)
+
+
+def test_counting_works_where_nothing_can_be_cached():
+    """An install and a home that may not be written: Numba finds no place for what it compiled."""
+    program = """
+from numba.core import caching
+caching.CacheImpl._locator_classes = []
+import torch
+from mpdiag.recording.counting import HostRows
+rows = HostRows()
+rows.count(torch.ones(3))
+print(rows.read().merged([[0]]).numel.tolist())
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.stdout.split() == ["[3]"], done.stderr

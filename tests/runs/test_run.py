@@ -1,0 +1,336 @@
+"""The run folder: whole parts, several writers, and what a reader says about a bad one."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import mpdiag
+from mpdiag.errors import DamagedRun, RunExists, RunNotFound
+from mpdiag.files.atomic import atomic_path
+from mpdiag.numerics.histograms import ExponentHistogram
+from mpdiag.runs.records import Records
+from mpdiag.runs.run import free_name, list_runs, open_run, remove_run
+from mpdiag.runs.schema import RowBuffer, schema
+from mpdiag.runs.writer import RunWriter
+
+LABELS = {
+    "tensors": 1,
+    "dtype": "float32",
+    "placement": "local",
+    "stage": "local",
+    "scale": 1.0,
+    "skipped": False,
+}
+
+
+def table(step=0, rank=0, name="layer", kind="activation_grad", values=(2.0**-20, 1.0, 0.0)):
+    buffer = RowBuffer()
+    histogram = ExponentHistogram.of(np.asarray(values, np.float32))
+    buffer.append(histogram, step=step, rank=rank, micro=0, kind=kind, name=name, **LABELS)
+    return buffer.to_table()
+
+
+def write(folder, *tables, state="complete", rank=0, world=1):
+    writer = RunWriter(folder, rank=rank, world_size=world)
+    writer.write_meta({"state": state, "created": "2026-01-01", "steps_recorded": len(tables)})
+    for rows in tables:
+        writer.append(rows)
+    return writer
+
+
+# -- writing ---------------------------------------------------------------------------------------
+
+
+def test_a_failed_write_leaves_what_was_there(tmp_path):
+    target = tmp_path / "file"
+    target.write_text("old")
+    with pytest.raises(KeyError), atomic_path(target) as partial:
+        partial.write_text("half of the new")
+        raise KeyError
+    assert target.read_text() == "old"
+    assert list(tmp_path.iterdir()) == [target]
+
+
+def test_a_write_is_not_seen_before_it_is_whole(tmp_path):
+    with atomic_path(tmp_path / "rank00000-000001.parquet") as partial:
+        partial.write_text("half")
+        assert not (tmp_path / "rank00000-000001.parquet").exists()
+        assert partial.parent == tmp_path  # a rename across file systems would be a copy
+    assert (tmp_path / "rank00000-000001.parquet").read_text() == "half"
+
+
+def test_leftovers_of_a_kill_are_no_parts(tmp_path):
+    write(tmp_path / "run", table())
+    (tmp_path / "run" / "stats" / ".rank00000-000002.parquet.123.part").write_bytes(b"PAR1 half")
+    (tmp_path / "run" / "stats" / "notes.txt").write_text("mine")
+    assert len(open_run(tmp_path / "run").records) == 1
+    assert pd.read_parquet(tmp_path / "run" / "stats" / "rank00000-000001.parquet").shape[0] == 1
+
+
+def test_an_earlier_run_is_replaced_only_when_told(tmp_path):
+    write(tmp_path / "run", table(), table())
+    made = ["plan.json", "search.json", "sensitivity.json", "capsules/step000003/capsule.json"]
+    (tmp_path / "run" / "capsules" / "step000003").mkdir(parents=True)
+    for name in made:
+        (tmp_path / "run" / name).write_text("{}")
+    (tmp_path / "run" / "notes.md").write_text("mine")
+    with pytest.raises(RunExists, match="overwrite"):
+        RunWriter(tmp_path / "run")
+    assert len(open_run(tmp_path / "run").parts()) == 2
+    writer = RunWriter(tmp_path / "run", overwrite=True)
+    writer.write_meta({"state": "recording"})
+    assert open_run(tmp_path / "run").parts() == []
+    assert not any((tmp_path / "run" / name).exists() for name in made)
+    assert (tmp_path / "run" / "notes.md").read_text() == "mine"
+
+
+def test_ranks_append_at_the_same_time(tmp_path):
+    """Four writers, each with parts of its own, none waiting for another."""
+
+    def work(rank):
+        rows = [table(step, rank, name=f"rank{rank}") for step in range(5)]
+        write(tmp_path / "run", *rows, rank=rank, world=4)
+
+    threads = [threading.Thread(target=work, args=(rank,)) for rank in (3, 1, 0, 2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    run = open_run(tmp_path / "run")
+    records = run.records
+    assert len(run.parts()) == len(records) == 20
+    assert np.bincount(records.rank).tolist() == [5, 5, 5, 5]
+    assert sorted(set(records.texts("name"))) == ["rank0", "rank1", "rank2", "rank3"]
+    assert sorted(p.name for p in (tmp_path / "run" / "ranks").iterdir()) == [
+        f"rank0000{rank}.json" for rank in (1, 2, 3)
+    ]
+
+
+def test_a_run_reads_while_it_is_written(tmp_path):
+    writer = write(tmp_path / "run", table(0), state="recording")
+    stop = threading.Event()
+    written = []
+
+    def keep_writing():
+        while not stop.is_set():
+            writer.append(table(len(written) + 1))
+            writer.write_meta({"state": "recording", "steps_recorded": len(written)})
+            written.append(1)
+
+    thread = threading.Thread(target=keep_writing)
+    thread.start()
+    try:
+        lengths = []
+        while len(written) < 60:
+            before = len(written)
+            length = len(open_run(tmp_path / "run").records)
+            assert length > before  # whatever was whole when the reading began is there
+            lengths.append(length)
+    finally:
+        stop.set()
+        thread.join()
+    assert lengths == sorted(lengths)
+    assert lengths[-1] > lengths[0]
+
+
+def test_parts_with_words_of_their_own_share_a_vocabulary(tmp_path):
+    write(tmp_path / "run", table(0, name="b"), table(1, name="a"), table(2, name="b"))
+    records = open_run(tmp_path / "run").records
+    assert list(records.texts("name")) == ["b", "a", "b"]
+    assert records.words["name"] == ("b", "a")
+    whole = Records.from_table(open_run(tmp_path / "run").table())
+    for column in ("name", "kind"):
+        assert list(records.texts(column)) == list(whole.texts(column))
+    for field in ("step", "offsets", "counts", "means", "absmax", "numel", "ratio_offsets"):
+        assert np.array_equal(getattr(records, field), getattr(whole, field)), field
+
+
+def test_removing_and_naming(tmp_path):
+    assert free_name(tmp_path, "run").name == "run"
+    write(tmp_path / "run", table())
+    (tmp_path / "run-2").mkdir()
+    assert free_name(tmp_path, "run").name == "run-3"
+    with pytest.raises(RunNotFound):
+        remove_run(tmp_path / "run-2")
+    remove_run(tmp_path / "run")
+    assert not (tmp_path / "run").exists()
+
+
+# -- bad input, through the real command -----------------------------------------------------------
+
+
+def truncated(folder):
+    write(folder, table(0), table(1))
+    part = folder / "stats" / "rank00000-000002.parquet"
+    part.write_bytes(part.read_bytes()[:-30])
+
+
+def cut_to_nothing(folder):
+    write(folder, table(0))
+    (folder / "stats" / "rank00000-000002.parquet").touch()
+
+
+def foreign(folder):
+    write(folder, table(0))
+    pd.DataFrame({"a": [1]}).to_parquet(folder / "stats" / "rank00000-000002.parquet")
+
+
+def foreign_types(folder):
+    write(folder, table(0))
+    columns = {name: pa.array(["?"]) for name in schema().names}
+    pq.write_table(pa.table(columns), folder / "stats" / "rank00000-000002.parquet")
+
+
+def contradicting(folder):
+    rows = table(0)
+    at = rows.schema.get_field_index("means")
+    write(folder, rows.set_column(at, rows.schema.field(at), pa.array([b"\0"])))
+
+
+def newer(folder):
+    write(folder, table(0))
+    (folder / "meta.json").write_text('{"schema_version": 99, "state": "complete"}')
+
+
+def no_schema(folder):
+    write(folder, table(0))
+    (folder / "meta.json").write_text('{"state": "complete"}')
+
+
+def half_meta(folder):
+    write(folder, table(0))
+    (folder / "meta.json").write_text('{"schema_version": 1, "sta')
+
+
+def no_meta(folder):
+    write(folder, table(0))
+    (folder / "meta.json").unlink()
+
+
+def binary_meta(folder):
+    write(folder, table(0))
+    (folder / "meta.json").write_bytes(bytes(range(256)))
+
+
+def empty(folder):
+    write(folder)
+
+
+def without_rows(folder):
+    write(folder, schema().empty_table())
+
+
+def killed_in_the_first_step(folder):
+    write(folder, state="recording")
+
+
+def nothing_but_nan(folder):
+    write(folder, *(table(step, values=[np.nan, np.inf]) for step in range(3)))
+
+
+def missing(folder):
+    pass
+
+
+def a_file(folder):
+    folder.write_text("no folder at all")
+
+
+BAD = {
+    truncated: "damaged",
+    cut_to_nothing: "damaged",
+    foreign: "lacks the column 'step'",
+    foreign_types: "damaged",
+    contradicting: "counts and means differ",
+    newer: "upgrade mpdiag",
+    no_schema: "states no schema_version",
+    half_meta: "damaged",
+    no_meta: "has no meta.json",
+    binary_meta: "damaged",
+    empty: "no step was recorded",
+    without_rows: "no step was recorded",
+    killed_in_the_first_step: "killed there",
+    nothing_but_nan: "mend it and record again",
+    missing: "there is no run",
+    a_file: "there is no run",
+}
+
+
+def analyze(folder, *options):
+    return subprocess.run(
+        [sys.executable, "-m", "mpdiag", "analyze", str(folder), *options],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.fixture
+def neighbours(tmp_path):
+    """A good run beside the bad one."""
+    write(tmp_path / "good", *(table(step) for step in range(3)))
+    return tmp_path
+
+
+@pytest.mark.parametrize("bad", BAD, ids=lambda f: f.__name__)
+def test_bad_input_is_one_sentence_and_exit_code_3(neighbours, bad):
+    folder = neighbours / "bad"
+    bad(folder)
+    child = analyze(folder, "--json")
+    assert child.returncode == 3, child.stderr
+    assert child.stdout == ""
+    assert child.stderr.startswith("error: ")
+    assert child.stderr.count("\n") == 1
+    assert BAD[bad] in child.stderr
+    assert str(folder) in child.stderr
+    # The neighbour is none the worse, and the listing survives.
+    assert len(open_run(neighbours / "good").records) == 3
+    listed = {item.folder.name: item for item in list_runs(neighbours)}
+    assert listed["good"].problem is None
+
+
+def test_a_good_run_is_analyzed_beside_bad_ones(neighbours):
+    truncated(neighbours / "bad")
+    child = analyze(neighbours / "good", "--json")
+    assert child.returncode == 0, child.stderr
+    assert json.loads(child.stdout)["run"] == str(neighbours / "good")
+
+
+def test_every_kind_of_damage_raises_only_what_is_documented(tmp_path):
+    """Cut a part at every length: it opens, or it is a DamagedRun, and never anything else."""
+    write(tmp_path / "run", table(0))
+    part = tmp_path / "run" / "stats" / "rank00000-000001.parquet"
+    whole = part.read_bytes()
+    for length in range(0, len(whole), 97):
+        part.write_bytes(whole[:length])
+        with pytest.raises(DamagedRun):
+            _ = open_run(tmp_path / "run").records
+    rng = np.random.default_rng(0)
+    opened = 0
+    for _ in range(150):
+        damaged = bytearray(whole)
+        damaged[rng.integers(len(whole))] ^= 1 << rng.integers(8)
+        part.write_bytes(damaged)
+        try:
+            opened += len(open_run(tmp_path / "run").records)
+        except DamagedRun:
+            continue
+    assert opened < 150
+
+
+@pytest.mark.skipif(not hasattr(os, "getuid") or os.getuid() == 0, reason="root may read anything")
+def test_an_unreadable_part(tmp_path):
+    write(tmp_path / "run", table(0))
+    (tmp_path / "run" / "stats" / "rank00000-000001.parquet").chmod(0)
+    with pytest.raises(DamagedRun, match="Permission"):
+        _ = mpdiag.open_run(tmp_path / "run").records

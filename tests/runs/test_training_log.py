@@ -1,0 +1,173 @@
+"""``training.jsonl``: exact round trip, torn lines, hostile lines, and trainings that write it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from support import backoff, batch, network
+from torch import nn
+
+import mpdiag
+from mpdiag.errors import DamagedRun, RunNotFound
+from mpdiag.runs.training_log import LogWriter, Metric, TrainingStep, read_log
+
+floats = st.floats(allow_nan=False)
+steps = st.builds(
+    TrainingStep, st.integers(0, 10**9), st.none() | floats, floats, st.booleans(), st.text(),
+    st.none() | floats, st.none() | st.integers(0, 2**40), st.none() | floats,
+)  # fmt: skip
+
+
+@given(
+    st.lists(steps, min_size=1, max_size=5, unique_by=lambda s: s.step), st.floats(allow_nan=False)
+)
+def test_every_field_round_trips(tmp_path_factory, written, value):
+    folder = tmp_path_factory.mktemp("run")
+    log = LogWriter(folder)
+    for step in sorted(written, key=lambda s: s.step):
+        log.append(step)
+    log.append(Metric("m", value, higher_is_better=False))
+    log.close()
+    found = read_log(folder)
+    assert found.steps == tuple(sorted(written, key=lambda s: s.step))
+    assert found.metrics == (Metric("m", value, higher_is_better=False),)
+
+
+def test_a_training_that_begins_anew_in_a_folder_replaces_what_lies_there(tmp_path):
+    log = LogWriter(tmp_path)
+    for i in range(5):
+        log.append(TrainingStep(i, 1.0, 1.0))
+    log.append(Metric("m", 1.0))
+    for i in range(2):
+        log.append(TrainingStep(i, 2.0, 1.0))
+    log.close()
+    found = read_log(tmp_path)
+    assert ([s.loss for s in found.steps], found.metrics) == ([2.0, 2.0], ())
+
+
+def test_what_is_not_finite_is_written_as_a_word(tmp_path):
+    log = LogWriter(tmp_path)
+    log.append(TrainingStep(0, math.nan, 1.0, gradient_norm=-math.inf))
+    log.close()
+    document = json.loads((tmp_path / "training.jsonl").read_text(), parse_constant=pytest.fail)
+    assert (document["loss"], document["gradient_norm"]) == ("nan", "-inf")
+    (step,) = read_log(tmp_path).steps
+    assert math.isnan(step.loss)
+
+
+def test_a_torn_last_line_is_passed_over_and_a_resumed_training_goes_on(tmp_path):
+    log = LogWriter(tmp_path)
+    for i in range(3):
+        log.append(TrainingStep(i, 1.0, 1.0))
+    log.close()
+    path = tmp_path / "training.jsonl"
+    whole = path.read_bytes()
+    for cut in range(1, 40):
+        path.write_bytes(whole[:-cut])
+        assert len(read_log(tmp_path).steps) in (2, 3)
+        again = LogWriter(tmp_path)
+        again.append(TrainingStep(2, 7.0, 1.0))
+        again.close()
+        found = read_log(tmp_path).steps
+        assert [s.step for s in found] == [0, 1, 2]
+        assert found[-1].loss == 7.0
+
+
+@given(st.binary(max_size=60))
+def test_hostile_lines_are_our_own_errors(tmp_path_factory, line):
+    folder = tmp_path_factory.mktemp("run")
+    (folder / "training.jsonl").write_bytes(
+        b'{"step": 0, "loss": 1.0, "scale": 1.0}\n' + line + b"\n"
+    )
+    with contextlib.suppress(DamagedRun):
+        read_log(folder)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"step": "0", "loss": 1.0, "scale": 1.0}',
+        '{"step": true, "loss": 1.0, "scale": 1.0}',
+        '{"step": 0, "loss": "x", "scale": 1.0}',
+        '{"step": 0, "scale": 1.0, "colour": "red"}',
+        '{"metric": "m"}',
+        "[1, 2]",
+        '"text"',
+    ],
+)
+def test_the_damaged_line_is_named(tmp_path, line):
+    (tmp_path / "training.jsonl").write_text(
+        f'{{"step": 0, "loss": 1.0, "scale": 1.0}}\n{line}\n{{}}\n'
+    )
+    with pytest.raises(DamagedRun, match="line 2"):
+        read_log(tmp_path)
+
+
+def test_a_run_without_a_log(tmp_path):
+    with pytest.raises(RunNotFound, match=r"no training\.jsonl"):
+        read_log(tmp_path)
+
+
+def test_a_training_writes_each_step_and_a_metric(tmp_path):
+    model = network()
+    run = tmp_path / "run"
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with mpdiag.MixedPrecision(model, optimizer, backoff(), run=run) as mp:
+        results = []
+        for i in range(4):
+            x, y = batch(i)
+            with mp.autocast():
+                loss = nn.functional.cross_entropy(model(x), y) * (math.inf if i == 2 else 1.0)
+            results.append(mp.step(loss))
+        mp.log_metric("accuracy", 0.5)
+    log = read_log(run)
+    assert [s.loss for s in log.steps] == [r.loss for r in results]
+    assert [s.scale for s in log.steps] == [1024, 1024, 1024, 512]
+    assert [s.step for s in log.skipped] == [2]
+    assert log.skipped[0].reason == results[2].reason != ""
+    assert log.metric("accuracy").value == 0.5
+    assert all(s.memory_bytes > 0 for s in log.steps)
+    meta = mpdiag.open_run(run).meta
+    assert (meta["state"], meta["training"]["backend"]) == ("complete", "emulated")
+    assert mpdiag.PrecisionPlan.load(run / "plan.json") == mp.plan
+
+
+def test_a_training_that_fails_is_marked(tmp_path):
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with (
+        pytest.raises(ZeroDivisionError),
+        mpdiag.MixedPrecision(model, optimizer, backoff(), run=tmp_path / "run"),
+    ):
+        raise ZeroDivisionError
+    assert mpdiag.open_run(tmp_path / "run").meta["state"] == "failed"
+
+
+def test_a_log_that_cannot_be_written_is_said_once_and_training_goes_on(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with pytest.warns(RuntimeWarning, match="training goes on") as said:
+        mp = mpdiag.MixedPrecision(model, optimizer, backoff(), run=tmp_path / "file" / "run")
+        x, y = batch()
+        for _ in range(2):
+            with mp.autocast():
+                loss = nn.functional.cross_entropy(model(x), y)
+            assert not mp.step(loss).skipped
+    assert len(said) == 1
+
+
+def test_an_alarm_names_a_step_and_is_none(tmp_path):
+    step = {"step": 0, "loss": 1.0, "scale": 1.0, "skipped": False, "reason": ""}
+    alarm = {"alarm": "underflow", "step": 0, "predicted": 0.4, "observed": 0.7, "message": "…"}
+    lines = [json.dumps(alarm), json.dumps(step)]
+    (tmp_path / "training.jsonl").write_text("\n".join(lines) + "\n")
+    log = read_log(tmp_path)
+    assert [s.loss for s in log.steps] == [1.0]
+    assert log.notes == (alarm,)

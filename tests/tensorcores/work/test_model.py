@@ -1,0 +1,218 @@
+"""A recorded FP32 model's matrix work, against torch's own count, and what to pad in it."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from rich.console import Console
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
+
+import mpdiag
+from mpdiag.analysis.shapes import advise, recorded_generation
+from mpdiag.plan import PrecisionPlan
+from mpdiag.reports.text import analysis_text
+from mpdiag.tensorcores.work.model import model_work
+
+
+class Language(nn.Module):
+    """An LSTM language model with tied weights and an odd vocabulary."""
+
+    def __init__(self, words=519, width=24):
+        super().__init__()
+        self.encoder = nn.Embedding(words, width)
+        self.rnn = nn.LSTM(width, width, num_layers=2)
+        self.decoder = nn.Linear(width, words)
+        self.decoder.weight = self.encoder.weight
+
+    def forward(self, tokens):
+        return self.decoder(self.rnn(self.encoder(tokens))[0])
+
+
+class Pictures(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first = nn.Conv2d(3, 16, 3)
+        self.deep = nn.Conv2d(16, 24, 3, groups=2, stride=2)
+        self.depth = nn.Conv2d(24, 24, 3, groups=24)
+        self.up = nn.ConvTranspose2d(24, 12, 2, stride=2)
+        self.head = nn.Linear(12, 10)
+
+    def forward(self, x):
+        return self.head(self.up(self.depth(self.deep(self.first(x)))).mean((2, 3)))
+
+
+def recorded(model, x, folder):
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with mpdiag.record(model, optimizer, folder):
+        for _ in range(2):
+            optimizer.zero_grad()
+            y = model(x)
+            (y[0] if isinstance(y, tuple) else y).square().mean().backward()
+            optimizer.step()
+    return mpdiag.open_run(folder)
+
+
+@pytest.fixture(scope="module")
+def language(tmp_path_factory):
+    torch.manual_seed(0)
+    return recorded(Language(), torch.randint(0, 519, (7, 5)), tmp_path_factory.mktemp("l") / "run")
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory):
+    torch.manual_seed(0)
+    return recorded(Pictures(), torch.randn(4, 3, 16, 16), tmp_path_factory.mktemp("p") / "run")
+
+
+def by_module(run):
+    return {w.module: w for w in model_work(run.modules())}
+
+
+def forward(work):
+    return sum(w.flops for phase, w in work.works if phase == "forward")
+
+
+def test_forward_flops_are_torchs(pictures):
+    works = by_module(pictures)
+    model = Pictures()
+    with FlopCounterMode(display=False) as counter:
+        model(torch.randn(4, 3, 16, 16))
+    counted = counter.get_flop_counts()
+    for name, work in works.items():
+        assert forward(work) == sum(counted[f"Pictures.{name}"].values()), name
+        assert work.flops == 3 * forward(work)
+    assert set(works) == {"first", "deep", "depth", "up", "head"}
+    assert works["depth"].depthwise
+
+
+def test_a_linear_layers_three_products(language):
+    works = dict(by_module(language)["decoder"].works)
+    sizes = {phase: (w.m, w.n, w.k) for phase, w in works.items()}
+    assert sizes == {"forward": (35, 519, 24), "dgrad": (35, 24, 519), "wgrad": (519, 24, 35)}
+
+
+def test_an_lstms_work(language):
+    work = by_module(language)["rnn"]
+    assert forward(work) == 35 * 2 * 4 * 24 * (48 + 48)
+    assert (work.batch, work.flops) == ((5, 1), 3 * forward(work))
+
+
+def test_attention(tmp_path):
+    model = nn.MultiheadAttention(32, 4, batch_first=True)
+    rows = [
+        {
+            "what": "module", "name": "attention", "type": "MultiheadAttention",
+            "input_shapes": json.dumps([[3, 10, 32]] * 3), "output_shapes": "[[3, 10, 32]]",
+            "settings": json.dumps({"embed_dim": 32, "num_heads": 4, "batch_first": True}),
+        }
+    ]  # fmt: skip
+    (work,) = model_work(rows)
+    x = torch.randn(3, 10, 32, requires_grad=True)
+    with FlopCounterMode(display=False) as counter:
+        model(x, x, x, need_weights=True)
+    once = sum(w.flops for phase, w in work.works if phase == "projection") // 3
+    assert once + forward(work) == counter.get_total_flops()
+    assert dict(work.sizes) == {"embed_dim": 32, "embed_dim / num_heads": 8, "sequence": 10}
+    (advice,) = (a for a in advise([work], "fp16", None) if a.module)
+    assert (advice.dimension, advice.size, advice.padded) == ("sequence", 10, 16)
+
+
+def test_the_vocabulary_is_padded_where_it_is_an_output_too(language):
+    advice = {(a.module, a.dimension): a for a in mpdiag.analyze(language).plan.shapes}
+    assert set(advice) == {
+        ("decoder", "out_features"), ("encoder", "num_embeddings"), ("", "batch"),
+    }  # fmt: skip
+    vocabulary = advice["decoder", "out_features"]
+    assert (vocabulary.size, vocabulary.padded) == (519, 520)
+    evidence = vocabulary.evidence
+    assert (evidence["values_at_once_before"], evidence["values_at_once_after"]) == (1, 8)
+    assert (evidence["padded_int8"], evidence["padded_best"]) == (528, 576)
+    assert evidence["cost_flops"] == pytest.approx(evidence["share_of_flops"] / 519)
+    batch = advice["", "batch"]
+    assert (batch.size, batch.padded) == (5, 8)  # 7 steps × 5 rows, and the LSTM's 5 alone
+
+
+def test_images_are_padded_to_four_channels(pictures):
+    advice = {(a.module, a.dimension): a for a in mpdiag.analyze(pictures, "bf16").plan.shapes}
+    assert (advice["first", "in_channels"].size, advice["first", "in_channels"].padded) == (3, 4)
+    assert ("depth", "in_channels") not in advice
+    assert advice["up", "out_channels"].padded == advice["head", "in_features"].padded == 16
+    assert advice["head", "out_features"].padded == 16
+    assert advice["", "batch"].padded == 8
+
+
+def test_the_plan_keeps_the_advice_and_the_terminal_shows_it(language, tmp_path):
+    analysis = mpdiag.analyze(language)
+    analysis.plan.save(tmp_path / "plan.json")
+    assert PrecisionPlan.load(tmp_path / "plan.json") == analysis.plan
+    console = Console(width=160)
+    with console.capture() as capture:
+        console.print(analysis_text(analysis))
+    text = capture.get()
+    assert "Shapes to pad for Tensor Cores" in text
+    assert "519 → 520" in text
+
+
+def test_what_is_worth_a_finding(pictures, language):
+    found = {f.code: f for f in mpdiag.analyze(pictures).findings}
+    layout = found["channels-last"]
+    assert layout.evidence["modules"] == ["first", "deep", "depth"]
+    assert layout.evidence["share_of_flops"] > 0.5
+    assert set(found["shapes-to-pad"].evidence["modules"]) == {"first", "up", "head"}
+    codes = {f.code for f in mpdiag.analyze(language).findings}
+    assert "channels-last" not in codes
+    assert "shapes-to-pad" in codes
+
+
+def test_an_aligned_model_is_left_alone(tmp_path):
+    run = recorded(nn.Linear(16, 8), torch.randn(8, 16), tmp_path / "run")
+    analysis = mpdiag.analyze(run)
+    assert analysis.plan.shapes == ()
+    console = Console()
+    with console.capture() as capture:
+        console.print(analysis_text(analysis))
+    assert "Shapes to pad" not in capture.get()
+
+
+@pytest.mark.parametrize(
+    ("target", "gpu", "padded", "words"),
+    [
+        ("fp16", "volta", 520, "cuBLAS before 11"),
+        ("fp16", "ampere", 520, "8 values of FP16"),
+        ("fp16", "hopper", 520, "Hopper's own kernels"),
+        ("fp8_e4m3", "hopper", 528, "multiples of 16"),
+    ],
+)
+def test_the_rule_is_that_of_format_and_generation(language, target, gpu, padded, words):
+    found = advise(model_work(language.modules()), target, gpu)
+    (advice,) = (a for a in found if a.dimension == "out_features")
+    assert advice.padded == padded
+    assert words in advice.reason
+
+
+def test_the_generation_a_run_was_recorded_on():
+    device = {"type": "cuda", "name": "Tesla V100-SXM2-16GB", "compute_capability": "7.0"}
+    assert recorded_generation({"device": device}) == "volta"
+    assert recorded_generation({"device": {"type": "cpu"}}) is None
+    assert recorded_generation({}) is None
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {},
+        {"settings": "{"},
+        {"settings": "[]", "input_shapes": "{}"},
+        {"settings": '{"in_features": 4, "out_features": 4}', "input_shapes": None},
+        {"settings": '{"in_features": 4, "out_features": 4}', "input_shapes": "[[3, -1]]"},
+        {"settings": '{"in_channels": 4, "out_channels": 4, "kernel_size": [3]}',
+         "input_shapes": "[[1, 4, 9]]", "output_shapes": "[]"},
+        {"settings": '{"input_size": 4, "hidden_size": 4}', "input_shapes": "[[3]]"},
+        {"settings": '{"embed_dim": 4, "num_heads": 0}', "input_shapes": "[[3, 3, 4]]"},
+    ],
+)  # fmt: skip
+def test_a_module_that_was_not_called_or_is_damaged_has_no_work(row):
+    assert model_work([{"what": "module", "name": "m", "type": "Linear", **row}]) == ()

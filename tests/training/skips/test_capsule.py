@@ -1,0 +1,240 @@
+"""A skipped step, written down and run again elsewhere."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from support import backoff
+from torch import nn
+from typer.testing import CliRunner
+
+import mpdiag
+import mpdiag.runs.training_log
+from mpdiag.cli import app
+from mpdiag.errors import DamagedCapsule, UsageError
+from mpdiag.training.skips.capsule import load_capsule
+from mpdiag.training.skips.capsule_replay import replay_capsule
+
+CODE = """
+import torch
+from torch import nn
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Linear(8, 8)
+        self.drop = nn.Dropout(0.5)
+        self.head = nn.Linear(8, 2)
+
+    def forward(self, x):
+        h = self.drop(self.body(x))
+        h = h * h
+        return self.head(h)
+
+def build():
+    return Net(), lambda model, batch: model(batch["x"]).pow(2).mean()
+"""
+
+
+@pytest.fixture
+def module(tmp_path, monkeypatch):
+    (tmp_path / "capsule_model.py").write_text(CODE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    import importlib
+
+    return importlib.import_module("capsule_model")
+
+
+def skipped(module, folder, *, gain=500.0, scale=1.0, steps=1):
+    torch.manual_seed(0)
+    model, loss_of = module.build()
+    batch = {"x": torch.randn(4, 8) * gain, "note": [1, None]}
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    results = []
+    with mpdiag.MixedPrecision(model, optimizer, backoff(scale), run=folder) as mp:
+        for _ in range(steps):
+
+            def forward(mp=mp):
+                with mp.autocast():
+                    return loss_of(model, batch)
+
+            results.append(mp.step(forward(), batch=batch, replay=forward))
+    return model, batch, results
+
+
+def test_a_step_that_overflowed_forward_is_told_on_another_model(module, tmp_path):
+    model, batch, (result,) = skipped(module, "run")
+    assert result.skipped
+    capsule = load_capsule("run/capsules/step000000")
+    assert torch.equal(capsule.batch["x"], batch["x"])
+    assert capsule.batch["note"] == [1, None]
+    assert all(torch.equal(capsule.tensors[f"model.{n}"], p) for n, p in model.named_parameters())
+    replayed = replay_capsule(capsule, module.build)
+    first = replayed.first
+    assert (first.op, first.kind, first.phase, first.module) == ("mul", "Inf", "forward", "")
+    assert first.code == "h = h * h"
+    assert first.dtype == "float16"
+    assert first.inputs[0].highest > 256
+    assert (
+        replayed.first == replay_capsule("run/capsules/step000000/capsule.json", module.build).first
+    )
+
+
+def test_dropout_draws_the_same_again(module):
+    """In the trials that look for the cause, and in the capsule: the random state is the step's."""
+    torch.manual_seed(0)
+    model, loss_of = module.build()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    batch, losses = {"x": torch.randn(4, 8)}, []
+    with mpdiag.MixedPrecision(model, optimizer, backoff(2.0**24), run="run") as mp:
+
+        def forward():
+            with mp.autocast():
+                losses.append(loss_of(model, batch))
+            return losses[-1]
+
+        for _ in range(2):
+            result = mp.step(forward(), batch=batch, replay=forward)
+            assert result.skipped
+    first, mixed, _plain, second, again, _, located = (float(loss.detach()) for loss in losses)
+    assert first == mixed != second == again == located
+    assert replay_capsule("run/capsules/step000000", module.build).loss == first
+    assert replay_capsule("run/capsules/step000001", module.build).loss == second
+
+
+@pytest.mark.parametrize("place", ["run", "memory://capsules/run"])
+def test_a_batch_of_any_numbers_in_any_place(module, place):
+    model, loss_of = module.build()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    batch = {"x": torch.full((4, 8), 1e4), "limits": (float("inf"), -float("inf")), "n": 3}
+    with mpdiag.MixedPrecision(model, optimizer, backoff(1.0), run=place) as mp:
+        with mp.autocast():
+            loss = loss_of(model, batch)
+        assert mp.step(loss, batch=batch).skipped
+    found = load_capsule(f"{place}/capsules/step000000").batch
+    assert torch.equal(found.pop("x"), batch.pop("x"))
+    assert found == batch
+
+
+def test_what_no_capsule_can_hold_is_refused_before_a_step_is_skipped(module):
+    model, loss_of = module.build()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    x = torch.randn(4, 8)
+
+    def step(batch, **options):
+        with mpdiag.MixedPrecision(model, optimizer, backoff(1.0), **options) as mp:
+            with mp.autocast():
+                loss = loss_of(model, {"x": x})
+            mp.step(loss, batch=batch)
+
+    with pytest.raises(UsageError, match="run="):
+        step({"x": x})
+    with pytest.raises(UsageError, match="not object"):
+        step({"x": object()}, run="run")
+    step({"x": x}, run="run2")
+
+
+def test_a_full_disk_does_not_end_training(module, monkeypatch):
+    def fail(*_args, **_options):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("mpdiag.training.trainer.save_capsule", fail)
+    with pytest.warns(RuntimeWarning, match=r"cannot write the capsule .*No space left"):
+        _, _, results = skipped(module, "run")
+    assert results[0].skipped
+    assert [s.skipped for s in mpdiag.runs.training_log.read_log("run").steps] == [True]
+
+
+def test_a_scale_too_large_names_the_layer_that_overflowed_first(module):
+    _, _, results = skipped(module, "run", gain=1.0, scale=2.0**24, steps=2)
+    assert results[0].operation is None  # a single skip is the scaler's daily bread
+    operation = results[1].operation
+    assert operation.phase == "backward"
+    assert operation.module is None  # the loss: its gradient is cast to what head put out
+    assert ".pow(2)" in operation.code
+    assert results[1].non_finite[0].name.startswith("head")
+    assert str(operation) in results[1].reason
+    replayed = replay_capsule("run/capsules/step000000", module.build)
+    assert (replayed.first.phase, replayed.first.code) == ("backward", operation.code)
+
+
+def test_the_command(module):
+    skipped(module, "run")
+    run = CliRunner().invoke(
+        app, ["why", "run/capsules/step000000", "--model", "capsule_model:build"]
+    )
+    assert run.exit_code == 0, run.output
+    assert "Inf first in mul" in " ".join(run.output.split())
+    arguments = ["why", "run/capsules/step000000", "--model", "capsule_model:build", "--json"]
+    document = json.loads(CliRunner().invoke(app, arguments).stdout)
+    assert document["first"]["code"] == "h = h * h"
+
+
+def test_no_code_is_run_that_was_not_named(module):
+    skipped(module, "run")
+    run = CliRunner().invoke(app, ["why", "run/capsules/step000000"])
+    assert run.exit_code == 2
+    assert "capsule_model.Net" in run.output
+    run = CliRunner().invoke(app, ["why", "run/capsules/step000000", "--model", "nowhere:f"])
+    assert run.exit_code == 2
+
+
+def test_a_damaged_capsule_is_one_sentence(module, tmp_path):
+    skipped(module, "run")
+    folder = tmp_path / "run" / "capsules" / "step000000"
+    (folder / "tensors.safetensors").write_bytes(b"nothing")
+    with pytest.raises(DamagedCapsule, match="no readable capsule"):
+        load_capsule(folder)
+    assert CliRunner().invoke(app, ["why", str(folder)]).exit_code == 3
+
+
+@pytest.mark.parametrize("field", ["plan", "training", "level", "backend", "model", "reason"])
+def test_a_capsule_that_lacks_a_field_is_damaged(module, field):
+    skipped(module, "run")
+    path = Path("run/capsules/step000000/capsule.json")
+    document = json.loads(path.read_text())
+    for change in ({}, {field: 7} if field not in ("plan", "training") else {}):
+        path.write_text(json.dumps({k: v for k, v in document.items() if k != field} | change))
+        with pytest.raises(DamagedCapsule, match="no readable capsule"):
+            load_capsule("run/capsules/step000000")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"level": "O9"}, {"scale": -1.0}, {"plan": {}}, {"plan": {"schema_version": 1, "a": 2}}],
+)
+def test_a_capsule_that_no_trainer_can_follow_is_damaged(module, change):
+    skipped(module, "run")
+    path = Path("run/capsules/step000000/capsule.json")
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
+    with pytest.raises(DamagedCapsule, match="run/capsules/step000000"):
+        replay_capsule("run/capsules/step000000", module.build)
+
+
+@pytest.mark.parametrize("state", [None, torch.zeros(3, dtype=torch.uint8), torch.zeros(5056)])
+def test_a_capsule_without_a_random_state_is_damaged(module, state):
+    skipped(module, "run")
+    path = "run/capsules/step000000/tensors.safetensors"
+    tensors = load_file(path)
+    if state is None:
+        del tensors["random.cpu"]
+    else:
+        tensors["random.cpu"] = state
+    save_file(tensors, path)
+    with pytest.raises(DamagedCapsule, match="run/capsules/step000000"):
+        replay_capsule("run/capsules/step000000", module.build)
+
+
+def test_another_model_is_refused(module):
+    skipped(module, "run")
+    with pytest.raises(DamagedCapsule, match=r"capsule_model\.Net"):
+        replay_capsule(
+            "run/capsules/step000000", lambda: (nn.Linear(3, 3), lambda m, b: m(b["x"]).sum())
+        )
+    with pytest.raises(UsageError):
+        replay_capsule("run/capsules/step000000", lambda: 3)

@@ -1,0 +1,180 @@
+"""The one-line check after the first steps: what it says, and that it never ends a training."""
+
+from __future__ import annotations
+
+import json
+import logging
+
+import pytest
+import torch
+from support import backoff, batch, network
+
+import mpdiag
+from mpdiag.plan import PrecisionPlan
+from mpdiag.runs.training_log import read_log
+from mpdiag.tensorcores.capture import Capture
+from mpdiag.training import trainer
+from mpdiag.training.tensor_core_check import TensorCoreCheck, check_for, judge_use
+
+NOTHING = {"cause": "outside", "op": "aten::relu", "module": "1", "fix": "torch.compile"}
+CAUSE = {
+    "cause": "tf32_off",
+    "op": "aten::mm",
+    "module": "head",
+    "fix": "allow TF32",
+}
+
+
+def document(fraction, unknown=0.0):
+    return {
+        "tensor_core_fraction": fraction,
+        "unknown_fraction": unknown,
+        "operations": [NOTHING, CAUSE],
+    }
+
+
+class Fake:
+    """Measures nothing, and says what it is told."""
+
+    made = 0
+
+    def __init__(self, fraction=0.0, fail_at=None):
+        Fake.made += 1
+        self.log = []
+        self._fraction, self._fail_at = fraction, fail_at
+
+    def _do(self, name):
+        self.log.append(name)
+        if name == self._fail_at:
+            message = f"no {name}\nhere"
+            raise RuntimeError(message)
+
+    def __enter__(self):
+        self._do("enter")
+
+    def __exit__(self, *_):
+        self._do("exit")
+
+    def step(self):
+        self._do("step")
+
+    @property
+    def result(self):
+        return self
+
+    def to_json(self):
+        self._do("result")
+        return document(self._fraction)
+
+
+def trained(monkeypatch, fake, steps=6, **options):
+    """A training on the CPU under a check that a GPU would have."""
+    monkeypatch.setattr(trainer, "check_for", lambda *_, **__: TensorCoreCheck(lambda: fake, 2))
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    x, y = batch()
+    with mpdiag.MixedPrecision(model, optimizer, backoff(), **options) as mp:
+        for _ in range(steps):
+            with mp.autocast():
+                loss = torch.nn.functional.cross_entropy(model(x), y)
+            assert not mp.step(loss).skipped
+    return mp
+
+
+def test_the_answer_is_logged_once_and_kept(monkeypatch, tmp_path, caplog):
+    fake = Fake(fraction=0.7)
+    with caplog.at_level(logging.INFO, "mpdiag"):
+        mp = trained(monkeypatch, fake, run=tmp_path / "run")
+    assert fake.log == ["enter", "step", "exit", "result"]
+    assert mp.tensor_cores.in_use is True
+    assert [r.message for r in caplog.records] == ["Tensor Cores in use: 70 % of kernel time"]
+    lines = (tmp_path / "run" / "training.jsonl").read_text().splitlines()
+    noted = [json.loads(line) for line in lines if "check" in line]
+    assert noted == [mp.tensor_cores.to_json()]
+    assert noted[0]["at_step"] == 2  # the third step was measured
+    assert len(read_log(tmp_path / "run").steps) == 6
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="what a CPU says")
+def test_a_step_of_a_training_is_really_measured(monkeypatch):
+    """The real capture, on the CPU, where no training has a check of its own."""
+    model = network()
+    check = TensorCoreCheck(lambda: Capture(model, steps=1, warmup=0), 2)
+    monkeypatch.setattr(trainer, "check_for", lambda *_, **__: check)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    x, y = batch()
+    with mpdiag.MixedPrecision(model, optimizer, bf16()) as mp:
+        for _ in range(4):
+            with mp.autocast():
+                loss = torch.nn.functional.cross_entropy(model(x), y)
+            mp.step(loss)
+    assert mp.tensor_cores.message.startswith("Tensor Cores")
+    if not torch.cpu._is_amx_tile_supported():
+        assert mp.tensor_cores.in_use is False
+        assert "(no_tensor_cores): this CPU has no matrix unit" in mp.tensor_cores.message
+
+
+def bf16():
+    return PrecisionPlan(target="bf16")
+
+
+def test_the_cause_is_named_as_a_warning(monkeypatch, caplog):
+    mp = trained(monkeypatch, Fake(fraction=0.01))
+    (record,) = caplog.records
+    assert record.levelno == logging.WARNING
+    assert record.message == (
+        "Tensor Cores not in use (1 % of kernel time): mm of head (tf32_off): allow TF32"
+    )
+    assert mp.tensor_cores.in_use is False
+
+
+@pytest.mark.parametrize("where", ["enter", "step", "exit", "result"])
+def test_whatever_fails_training_goes_on(monkeypatch, where):
+    mp = trained(monkeypatch, Fake(fail_at=where))
+    assert mp.steps == 6
+    assert mp.tensor_cores.in_use is None
+    assert mp.tensor_cores.message == f"Tensor Cores not checked: no {where} here"
+
+
+def test_a_training_that_ends_in_between_leaves_nothing_open(monkeypatch):
+    fake = Fake()
+    mp = trained(monkeypatch, fake, steps=2)
+    assert fake.log == ["enter", "exit"]
+    assert mp.tensor_cores is None
+
+
+def test_who_is_checked():
+    model, cuda, cpu = network(), torch.device("cuda"), torch.device("cpu")
+    assert check_for(model, cuda, native=True, rank=0) is not None
+    assert check_for(model, cpu, native=True, rank=0) is None
+    assert check_for(model, cuda, native=False, rank=0) is None
+    assert check_for(model, cuda, native=True, rank=1) is None
+
+
+def test_another_profiler_is_left_alone(monkeypatch):
+    monkeypatch.setenv("NSYS_PROFILING_SESSION_ID", "1")
+    assert check_for(network(), torch.device("cuda"), native=True, rank=0) is None
+
+
+@pytest.mark.parametrize("options", [{"check_tensor_cores": False}, {"level": "O0"}])
+def test_it_can_be_left_out(monkeypatch, options):
+    Fake.made = 0
+    monkeypatch.setattr(trainer, "check_for", lambda *_, **__: TensorCoreCheck(Fake))
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with mpdiag.MixedPrecision(model, optimizer, backoff(), **options) as mp:
+        assert mp.tensor_cores is None
+    assert Fake.made == 0
+
+
+def test_a_cpu_is_not_checked():
+    model = network()
+    with mpdiag.MixedPrecision(model, torch.optim.SGD(model.parameters(), 0.1), backoff()) as mp:
+        assert mp.tensor_cores is None
+
+
+def test_unknown_names_are_no_no():
+    use = judge_use(document(0.0, unknown=0.9), 3)
+    assert use.in_use is None
+    assert "90 % of kernel time has names that do not tell" in use.message
+    assert judge_use({"tensor_core_fraction": 0.0}, 3).message.endswith("(0 % of kernel time)")
