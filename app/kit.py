@@ -12,6 +12,7 @@ import streamlit as st
 from mpdiag.analysis.analyzer import Analysis, analyze
 from mpdiag.errors import MpdiagError, RunNotFound
 from mpdiag.installation.bundled import sample_runs
+from mpdiag.numerics.formats import FP16
 from mpdiag.reports.csv_text import csv_text
 from mpdiag.reports.frames.gradients import in_model_order
 from mpdiag.reports.frames.training import family
@@ -163,7 +164,7 @@ def _analysis(run: str, target: str, moment: str) -> Analysis:
     return analyze(run, target=target)
 
 
-def analysis(listing: Listing, target: str = "fp16") -> Analysis:
+def analysis(listing: Listing, target: str = FP16.name) -> Analysis:
     """A run's analysis, computed once for each state of its files."""
     run = opened(listing)
     if run.meta.get("training") and not run.parts():

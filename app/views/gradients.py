@@ -8,7 +8,7 @@ import kit
 import numpy as np
 import streamlit as st
 
-from mpdiag.numerics.formats import FORMATS
+from mpdiag.numerics.formats import FORMATS, FP16, TARGETS
 from mpdiag.reports import pictures
 from mpdiag.reports.frames.gradients import SCALES, every_scale_frame, scale_frame, summary
 from mpdiag.reports.words import in_markdown, layer_name, percent, power
@@ -35,11 +35,11 @@ def view() -> None:
         key="kind",
         bind="query-params",
     )
-    formats = ["fp16", "bf16", "fp8_e4m3", "fp8_e5m2"]
+    formats = [fmt.name for fmt in TARGETS]
     name = second.segmented_control(
         "Format",
         formats,
-        default="fp16",
+        default=FP16.name,
         required=True,
         format_func=lambda f: FORMATS[f].label.replace("FP8 ", ""),
         key="format",
@@ -49,7 +49,7 @@ def view() -> None:
     text = fourth.text_input(
         "Find layers", key="find", placeholder="part of a name", bind="query-params"
     )
-    fmt = FORMATS[name or "fp16"]
+    fmt = FORMATS[name or FP16.name]
     exponent = st.slider(
         "Loss scale",
         SCALES[0],

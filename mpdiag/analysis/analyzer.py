@@ -27,7 +27,7 @@ from mpdiag.analysis.streaming import evidence_of
 from mpdiag.analysis.weight_updates import analyze_weight_updates
 from mpdiag.display.wording import counted
 from mpdiag.errors import DamagedRun
-from mpdiag.numerics.formats import FP16, FloatFormat, format_named
+from mpdiag.numerics.formats import FP16, FloatFormat, format_named, half_of
 from mpdiag.plan import Fp32Choice, LossScalePlan, PrecisionPlan
 from mpdiag.runs.run import Run, open_run
 
@@ -110,7 +110,7 @@ class Analysis:
         }
 
 
-def analyze(run: str | os.PathLike[str] | Run, target: str = "fp16") -> Analysis:
+def analyze(run: str | os.PathLike[str] | Run, target: str = FP16.name) -> Analysis:
     """Analyze a recorded run.
 
     Args:
@@ -126,8 +126,7 @@ def analyze(run: str | os.PathLike[str] | Run, target: str = "fp16") -> Analysis
     evidence = evidence_of(opened)
     layers = evidence.layers()
     _refuse_no_numbers(opened, layers)
-    # FP8 is stored with scales of its own; its gradients outside matrix products are FP16 or BF16.
-    gradient_format = fmt if fmt.bits == 16 else FP16
+    gradient_format = half_of(fmt)
     scale = analyze_loss_scale(evidence, layers, gradient_format)
     masters = analyze_weight_updates(evidence, fmt)
     by_kind = choose_fp32_operations(layers, opened.modules(), gradient_format)

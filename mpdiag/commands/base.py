@@ -12,6 +12,7 @@ from typer.core import TyperGroup
 
 from mpdiag.errors import ExitCode, MpdiagError
 from mpdiag.files.paths import place
+from mpdiag.numerics.formats import TARGETS
 from mpdiag.version import __version__
 
 if TYPE_CHECKING:
@@ -67,7 +68,10 @@ JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON documen
 StrictOption = Annotated[
     bool, typer.Option("--strict", help="Exit with 1 if there are warnings or errors.")
 ]
-Target = Literal["fp16", "bf16", "fp8_e4m3", "fp8_e5m2"]
+if TYPE_CHECKING:
+    Target = str
+else:  # the choices are the registry's
+    Target = Literal[tuple(fmt.name for fmt in TARGETS)]
 Board = Literal["tensorboard", "wandb"]
 Scaler = Literal["constant", "backoff", "lognormal"]
 

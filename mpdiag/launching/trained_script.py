@@ -22,6 +22,7 @@ from mpdiag.errors import InputError, MpdiagError, RunExists
 from mpdiag.files.paths import place
 from mpdiag.launching import processes
 from mpdiag.launching.script import AfterTorch, Ending, Script, run
+from mpdiag.numerics.formats import TRAINABLE
 from mpdiag.plan import PrecisionPlan
 from mpdiag.runs.run import META
 
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
     from mpdiag.training.script_trainer import Driven
 
 Backend = Literal["auto", "native", "emulated"]
-TRAINABLE = ("fp16", "bf16", "fp32")
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ def train_script(
         TrainingDiverged: If too many steps in a row were skipped.
     """
     read = PrecisionPlan.load(plan)
-    if read.target not in TRAINABLE:
+    if read.target not in {f.name for f in TRAINABLE}:
         message = (
             f"the plan's target is {read.target}, which no trainer here computes in: analyze again "
             "with --target fp16 or --target bf16"

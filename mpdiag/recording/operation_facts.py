@@ -18,6 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from mpdiag.numerics.formats import HALVES
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -26,7 +28,7 @@ SOFTMAX = frozenset({"_softmax", "_log_softmax", "_safe_softmax"})
 EXPONENTIALS = frozenset({"exp", "exp_", "expm1", "sinh", "cosh"})
 _SAMPLE = 1 << 18
 """Of larger tensors every n-th slice is looked at; the fact ``of`` says how many elements."""
-_FORMATS = {"fp16": torch.float16, "bf16": torch.bfloat16}
+_FORMATS: dict[str, torch.dtype] = {f.name: getattr(torch, str(f.torch_name)) for f in HALVES}
 
 
 def measure(op: str, arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -36,6 +36,13 @@ total = stats["micro"] == -1
 has_total = total.groupby([stats["kind"], stats["name"]]).transform("any")
 stats = stats[(stats["kind"] != "weight_grad") | total | ~has_total]
 """
+_FACT = """\
+def fact(what, fmt):  # what was counted for a format: in a map, or, in runs of schema 1, in columns
+    earlier = f"{fmt}_{what}" if what == "overflow" else f"{what}_{fmt}"
+    if earlier in rows:
+        return rows[earlier]
+    return rows["formats"].map(lambda formats: dict(formats)[fmt][what]).astype("int64")
+"""
 _BINS = """\
 scale = np.rint(np.log2(rows["scale"])).astype(int)  # what the recorded values carry
 rows = rows.assign(exponent=[
@@ -73,8 +80,8 @@ def losses_at_scale(run: str, kind: str, fmt: FloatFormat, exponent: int) -> str
     if zero >= -126:
         lost += ' + by_layer["subnormals"].sum()'
     over = f'over = counts(bins[bins["exponent"] > {holding}])'
-    if fmt.name == "fp16" and exponent == 0:
-        over = 'over = by_layer["fp16_overflow"].sum()'
+    if fmt == FP16 and exponent == 0:
+        over = _FACT + 'over = fact("overflow", "fp16").groupby(rows["name"]).sum()'
     else:
         over += (
             f"\n# The bin that holds the limit says no more than whether its largest value is over.\n"
@@ -126,9 +133,13 @@ def updates(run: str) -> str:
     """Receipt of ``update_frame``."""
     return (
         _rows(run, "update")
+        + _FACT
         + """\
-facts = ["changed", "swallowed_fp16", "swallowed_bf16", "vanished_fp16"]
-frame = rows.groupby("name")[facts].sum().astype(int)
+facts = rows[["changed"]].assign(
+    swallowed_fp16=fact("swallowed", "fp16"), swallowed_bf16=fact("swallowed", "bf16"),
+    vanished_fp16=fact("vanished", "fp16"),
+)
+frame = facts.groupby(rows["name"]).sum().astype(int)
 pairs = zip(rows["ratio_first_exponent"], rows["ratio_counts"])
 beyond = [sum(counts[max(0, 11 - int(first)):]) for first, counts in pairs]
 beyond = pd.Series(beyond, rows.index).groupby(rows["name"]).sum()
@@ -158,12 +169,14 @@ def swallowed_over_time(run: str, parameter: str | None = None) -> str:
     """Receipt of ``swallowed_frame``."""
     return (
         _rows(run, "update", parameter)
+        + _FACT
         + """\
-sums = rows.groupby("step")[["changed", "swallowed_fp16", "swallowed_bf16"]].sum().astype(int)
+facts = rows[["changed"]].assign(fp16=fact("swallowed", "fp16"), bf16=fact("swallowed", "bf16"))
+sums = facts.groupby(rows["step"]).sum().astype(int)
 frame = pd.DataFrame({
     "changed": sums["changed"],
-    "fp16_share": (sums["swallowed_fp16"] / sums["changed"]).fillna(0),
-    "bf16_share": (sums["swallowed_bf16"] / sums["changed"]).fillna(0),
+    "fp16_share": (sums["fp16"] / sums["changed"]).fillna(0),
+    "bf16_share": (sums["bf16"] / sums["changed"]).fillna(0),
 }).reset_index()
 """
     )

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from mpdiag.errors import DamagedRun
 from mpdiag.files.parquet import refuse_bomb
 from mpdiag.files.paths import is_remote
+from mpdiag.runs.schema import columns_of, schema, upgraded
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -88,7 +89,8 @@ def _wanted(path: Path, part: Any, *, histograms: bool) -> list[str]:
     Raises:
         DamagedRun: If the part lacks one.
     """
-    expected, present = _schema().names, set(part.schema_arrow.names)
+    present = set(part.schema_arrow.names)
+    expected = columns_of(present)
     missing = [name for name in expected if name not in present]
     if missing:
         message = (
@@ -100,10 +102,11 @@ def _wanted(path: Path, part: Any, *, histograms: bool) -> list[str]:
 
 
 def _as_expected(table: pa.Table) -> pa.Table:
-    """The columns in the schema's order and types; those that were not read are null."""
+    """The columns in today's order and types; those that were not read are null."""
     import pyarrow as pa
 
     expected = _schema()
+    table = upgraded(table)
     for name in _HISTOGRAMS:
         if name not in table.column_names:
             kind = expected.field(name)
@@ -115,8 +118,6 @@ def _as_expected(table: pa.Table) -> pa.Table:
 
 @cache
 def _schema() -> pa.Schema:
-    from mpdiag.runs.schema import schema
-
     return schema()
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpdiag.numerics.histograms import MAX_EXPONENT, MIN_EXPONENT
-from mpdiag.runs.schema import KINDS, UPDATE_INTEGERS
+from mpdiag.runs.schema import KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -23,18 +23,18 @@ _COUNTED = ("zeros", "subnormals", "infs", "nans")
 _RATIO_LIMIT = 500  # exponents of |w|/|Δw|; FP32 spans 2^-277 … 2^277
 
 
-def refuse_nonsense(
-    columns: Mapping[str, NDArray[Any]], words: Mapping[str, Sequence[str | None]]
-) -> None:
-    """Check rows as columns; see ``columns.Records`` for their names.
+def refuse_nonsense(columns: Mapping[str, Any], words: Mapping[str, Sequence[str | None]]) -> None:
+    """Check rows as columns; see ``records.Records`` for their names.
 
     Raises:
         ValueError: If they contradict one another, or hold what no tensor can give.
     """
     _check_words(columns, words)
-    numbers = ("step", "rank", "tensors", "numel", "fp16_overflow", *_COUNTED)
-    for name in (*numbers, *(n for n in UPDATE_INTEGERS if not n.endswith("exponent"))):
-        if (columns[name] < 0).any() or (columns[name] > LARGEST).any():
+    numbers = ("step", "rank", "tensors", "numel", *_COUNTED, "changed", "ratio_zeros")
+    counts = {name: columns[name] for name in numbers}
+    counts |= {f"{fact} of {fmt}": found for (fact, fmt), found in columns["facts"].items()}
+    for name, values in counts.items():
+        if (values < 0).any() or (values > LARGEST).any():
             _refuse(f"{name} holds what is no count")
     _check_values(columns)
     _check_bins(columns, "", MIN_EXPONENT, MAX_EXPONENT)

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from mpdiag.runs.operations import Operation
     from mpdiag.runs.records import Records
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 META = "meta.json"
 _PART = re.compile(r"rank(\d{5})-(\d{6})\.parquet")
 

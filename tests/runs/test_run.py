@@ -13,6 +13,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from row_buffer import RowBuffer
 
 import mpdiag
 from mpdiag.errors import DamagedRun, RunExists, RunNotFound
@@ -20,7 +21,7 @@ from mpdiag.files.atomic import atomic_path
 from mpdiag.numerics.histograms import ExponentHistogram
 from mpdiag.runs.records import Records
 from mpdiag.runs.run import free_name, list_runs, open_run, remove_run
-from mpdiag.runs.schema import RowBuffer, schema
+from mpdiag.runs.schema import schema
 from mpdiag.runs.writer import RunWriter
 
 LABELS = {

@@ -73,7 +73,7 @@ def ranking(folder: Path, analysis: Analysis) -> Ranking:
     lines = lines_of(operations)
     measured, trained = read_sensitivities(folder), read_search(folder)
     decisions = trained.decisions if trained is not None else {}
-    fmt = FP16 if analysis.target.bits == 8 else analysis.target
+    fmt = FP16 if analysis.target.needs_tensor_scale else analysis.target
     scale = analysis.plan.loss_scale.recommended
     if measured is not None:
         rows = [

@@ -8,14 +8,20 @@ import numpy as np
 import pandas as pd
 
 from mpdiag.analysis.layers import countable_rows, share
+from mpdiag.numerics.formats import FP16, HALVES
 
 if TYPE_CHECKING:
+    from mpdiag.numerics.formats import FloatFormat
     from mpdiag.runs.records import Records
+    from mpdiag.runs.schema import Fact
 
 BEGINS, CERTAIN = 11, 12
 """|w|/|Δw| of 2^11 = 2048, where a normal FP16 weight begins to swallow updates, and of 2^12 = 4096,
 beyond which it swallows them all."""
-_FACTS = ("changed", "swallowed_fp16", "swallowed_bf16", "vanished_fp16")
+_FACTS: dict[str, tuple[Fact, FloatFormat]] = {
+    **{f"swallowed_{fmt.name}": ("swallowed", fmt) for fmt in HALVES},
+    "vanished_fp16": ("vanished", FP16),
+}
 
 
 def update_frame(records: Records) -> pd.DataFrame:
@@ -29,12 +35,13 @@ def update_frame(records: Records) -> pd.DataFrame:
     rows = _rows(records)
     codes, group = np.unique(records.name[rows], return_inverse=True)
     frame = pd.DataFrame({"parameter": np.array(records.words["name"], dtype=object)[codes]})
-    for fact in _FACTS:
-        frame[fact] = _added(getattr(records, fact)[rows], group, len(codes))
+    frame["changed"] = _added(records.changed[rows], group, len(codes))
+    for column, (fact, fmt) in _FACTS.items():
+        frame[column] = _added(records.fact(fact, fmt.name)[rows], group, len(codes))
     h = records.select(rows).ratios(group.reshape(-1), len(codes))
     beyond = h.counts[:, BEGINS - h.first :].sum(axis=1)
-    frame["fp16_share"] = share(frame["swallowed_fp16"], frame["changed"])
-    frame["bf16_share"] = share(frame["swallowed_bf16"], frame["changed"])
+    for fmt in HALVES:
+        frame[f"{fmt.name}_share"] = share(frame[f"swallowed_{fmt.name}"], frame["changed"])
     frame["beyond_2048"] = share(beyond, frame["changed"])
     return frame.sort_values("fp16_share", ascending=False, kind="stable", ignore_index=True)
 
@@ -51,17 +58,12 @@ def swallowed_frame(records: Records, parameter: str | None = None) -> pd.DataFr
     """Shares swallowed at each recorded step: ``step``, ``changed``, ``fp16_share``, ``bf16_share``."""
     rows = _rows(records, parameter)
     steps, group = np.unique(records.step[rows].astype(np.int64), return_inverse=True)
-    changed, fp16, bf16 = (
-        _added(getattr(records, fact)[rows], group, len(steps)) for fact in _FACTS[:3]
-    )
-    return pd.DataFrame(
-        {
-            "step": steps,
-            "changed": changed,
-            "fp16_share": share(fp16, changed),
-            "bf16_share": share(bf16, changed),
-        }
-    )
+    changed = _added(records.changed[rows], group, len(steps))
+    frame = pd.DataFrame({"step": steps, "changed": changed})
+    for fmt in HALVES:
+        swallowed = _added(records.fact("swallowed", fmt.name)[rows], group, len(steps))
+        frame[f"{fmt.name}_share"] = share(swallowed, changed)
+    return frame
 
 
 def _rows(records: Records, parameter: str | None = None) -> Any:

@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+from row_buffer import RowBuffer
 
 from mpdiag.analysis.analyzer import analyze
 from mpdiag.analysis.scaling.method import INTERVALS, TOLERATED_SKIPS, choose_method, course_of
@@ -14,7 +15,6 @@ from mpdiag.numerics.formats import FP16
 from mpdiag.numerics.histograms import ExponentHistogram, stack
 from mpdiag.numerics.loss_scalers import Backoff, ConstantScale, LogNormal, scaler_named
 from mpdiag.plan import PrecisionPlan
-from mpdiag.runs.schema import RowBuffer
 from mpdiag.runs.writer import RunWriter
 
 LABELS = {
