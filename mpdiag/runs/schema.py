@@ -20,6 +20,7 @@ in place of the map; ``upgraded`` turns its tables into today's.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -67,6 +68,9 @@ UPDATE_INTEGERS = {
     "ratio_zeros": "int64",
     "ratio_first_exponent": "int16",
 }
+
+_UNLIKE = ("absmax", "absmin", "means", "formats")
+"""Columns whose values hardly repeat, or so simply that a dictionary takes more than it saves."""
 
 Fact = Literal["overflow", "swallowed", "vanished"]
 FACTS: tuple[Fact, ...] = ("overflow", "swallowed", "vanished")
@@ -263,6 +267,13 @@ def _map_array(columns: _Columns, n: int) -> Any:
         [pa.array(column, pa.int64(), mask=column < 0) for column in values.T], list(FACTS)
     )
     return pa.MapArray.from_arrays(pa.array(offsets, pa.int32()), keys.cast(pa.string()), items)
+
+
+@cache
+def repeating_columns() -> list[str]:
+    """Paths of the columns worth a dictionary in Parquet; the rest is smaller and quicker without."""
+    names = [name for name in schema().names if name not in _UNLIKE]
+    return [*names, "counts.list.element", "ratio_counts.list.element"]
 
 
 def upgraded(table: pa.Table) -> pa.Table:
