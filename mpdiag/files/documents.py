@@ -4,19 +4,28 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from typing import TYPE_CHECKING, Any
 
+from mpdiag.files.paths import is_remote
+
 if TYPE_CHECKING:
-    from pathlib import Path
+    from mpdiag.files.paths import AnyPath
 
 LARGEST = 1 << 28
 """Bytes. What is written here takes some 200 bytes a layer; a sparse file of 1 TB costs its sender
 nothing, and whoever reads it whole all memory."""
 HIDDEN = "(hidden)"
 """What stands in a document for a token, a key or a password."""
+_LOGIN = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 
 
-def read_document(path: Path, **options: Any) -> Any:
+def without_login(text: str) -> str:
+    """A text without the user names and passwords of the URLs in it."""
+    return _LOGIN.sub(HIDDEN, text)
+
+
+def read_document(path: AnyPath, **options: Any) -> Any:
     """The value of a JSON file.
 
     Args:
@@ -28,7 +37,7 @@ def read_document(path: Path, **options: Any) -> Any:
         ValueError: If it is no JSON, no UTF-8 or too large.
         RecursionError: If it is nested too deep.
     """
-    size = path.stat().st_size if hasattr(path, "stat") else 0  # a URL has none
+    size = 0 if is_remote(path) else path.stat().st_size  # of a URL that would be a request more
     if size > LARGEST:
         message = f"{size:,} bytes are more than it can have"
         raise ValueError(message)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from weakref import WeakKeyDictionary, WeakSet
 
 from mpdiag.errors import InputError, MpdiagError, RunExists
-from mpdiag.files.paths import place
+from mpdiag.files.paths import AnyPath, place
 from mpdiag.launching import processes
 from mpdiag.launching.script import AfterTorch, Ending, Script, run
 from mpdiag.numerics.formats import TRAINABLE
@@ -44,7 +44,7 @@ class Settings:
     """How to train: plan, run folder and backend."""
 
     plan: PrecisionPlan
-    folder: Path
+    folder: AnyPath
     backend: Backend
 
 
@@ -59,7 +59,7 @@ class Trained:
     """
 
     ending: Ending
-    folder: Path | None
+    folder: AnyPath | None
     summary: str
 
 

@@ -9,13 +9,13 @@ from mpdiag.files.paths import is_remote
 from mpdiag.runs.run import META
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from mpdiag.files.paths import AnyPath
 
 _HEAD = 4096
 _CREATED = re.compile(rb'"created": "([^"]*)"')
 
 
-def is_replaced(folder: Path, rank: int, created: str) -> bool:
+def is_replaced(folder: AnyPath, rank: int, created: str) -> bool:
     """Whether a rank's meta file tells of another recording than the one created at this moment.
 
     Only its first lines are read. A folder that is gone was not replaced: writing will say so. At a

@@ -49,11 +49,11 @@ from mpdiag.tracing.names import Models, Subjects, subjects
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
     from contextlib import AbstractContextManager
-    from pathlib import Path
     from types import TracebackType
 
     from torch.optim import Optimizer
 
+    from mpdiag.files.paths import AnyPath
     from mpdiag.recording.governor import Clock
 
 logger = logging.getLogger("mpdiag")
@@ -78,7 +78,7 @@ class Recorder:
         self,
         model: Models | Subjects,
         optimizers: list[Optimizer],
-        folder: Path,
+        folder: AnyPath,
         cadence: Cadence,
         include: str | None = None,
         exclude: str | None = None,

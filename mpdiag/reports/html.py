@@ -24,16 +24,16 @@ from mpdiag.runs.training_log import FILE, read_log
 if TYPE_CHECKING:
     import os
     from collections.abc import Iterator
-    from pathlib import Path
 
     import pandas as pd
 
+    from mpdiag.files.paths import AnyPath
     from mpdiag.reports.pictures import Picture
 
 REPORT = "report.html"
 
 
-def write_report(run: str | os.PathLike[str], output: Path | None = None) -> Path:
+def write_report(run: str | os.PathLike[str], output: AnyPath | None = None) -> AnyPath:
     """Write a run's report.
 
     Args:

@@ -17,8 +17,8 @@ from mpdiag.reports.words import sentence
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from pathlib import Path
 
+    from mpdiag.files.paths import AnyPath
     from mpdiag.reports.pictures import Picture
 
 SHORT = 12
@@ -151,7 +151,7 @@ def _word(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def save(path: Path, text: str) -> Path:
+def save(path: AnyPath, text: str) -> AnyPath:
     """Write a report whole.
 
     Raises:

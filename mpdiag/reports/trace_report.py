@@ -50,7 +50,8 @@ def write_trace_report(
         change = None if against is None else compare_profiles(profile_trace(against), profile)
     path = output or Path(f"{'stdin' if str(trace) == STDIN else trace.name}.html")
     parts = _markdown if path.suffix == ".md" else _html
-    return page.save(path, parts(profile, change, against))
+    page.save(path, parts(profile, change, against))
+    return path
 
 
 def _tables(profile: Profile) -> Iterator[tuple[str, tuple[str, ...], list[list[str]]]]:

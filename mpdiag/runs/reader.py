@@ -22,10 +22,10 @@ from mpdiag.runs.schema import columns_of, schema, upgraded
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from concurrent.futures import Future
-    from pathlib import Path
 
     import pyarrow as pa
 
+    from mpdiag.files.paths import AnyPath
     from mpdiag.runs.records import Records
 
 BATCH_ROWS = 16_384
@@ -38,7 +38,7 @@ AHEAD = 4
 _HISTOGRAMS = ("counts", "means", "ratio_counts")
 
 
-def records_of(paths: Iterable[Path], *, histograms: bool = True) -> Iterator[Records]:
+def records_of(paths: Iterable[AnyPath], *, histograms: bool = True) -> Iterator[Records]:
     """The rows of some parts as columns, some at a time, in order.
 
     Args:
@@ -49,7 +49,7 @@ def records_of(paths: Iterable[Path], *, histograms: bool = True) -> Iterator[Re
         DamagedRun: If one cannot be read, lacks a column or holds nonsense.
     """
     with ThreadPoolExecutor(READERS) as pool:
-        group: list[tuple[Path, pa.Table]] = []
+        group: list[tuple[AnyPath, pa.Table]] = []
         for path, tables in _ahead(pool, paths, histograms=histograms):
             for table in tables:
                 group.append((path, table))
@@ -60,7 +60,7 @@ def records_of(paths: Iterable[Path], *, histograms: bool = True) -> Iterator[Re
             yield _decoded(group)
 
 
-def tables_of(path: Path, *, histograms: bool = True) -> Iterator[pa.Table]:
+def tables_of(path: AnyPath, *, histograms: bool = True) -> Iterator[pa.Table]:
     """A part's rows as Arrow tables, some at a time.
 
     Raises:
@@ -83,7 +83,7 @@ def tables_of(path: Path, *, histograms: bool = True) -> Iterator[pa.Table]:
         raise DamagedRun(damaged(path, error)) from error
 
 
-def _wanted(path: Path, part: Any, *, histograms: bool) -> list[str]:
+def _wanted(path: AnyPath, part: Any, *, histograms: bool) -> list[str]:
     """The columns to read.
 
     Raises:
@@ -121,7 +121,7 @@ def _schema() -> pa.Schema:
     return schema()
 
 
-def rows_in(path: Path) -> int:
+def rows_in(path: AnyPath) -> int:
     """How many rows a part has, by its footer.
 
     Raises:
@@ -137,12 +137,12 @@ def rows_in(path: Path) -> int:
         raise DamagedRun(damaged(path, error)) from error
 
 
-def source_of(path: Path) -> AbstractContextManager[Any]:
+def source_of(path: AnyPath) -> AbstractContextManager[Any]:
     """What Arrow reads: a local path itself, which it maps, or an opened remote file."""
     return path.open("rb") if is_remote(path) else nullcontext(path)
 
 
-def damaged(path: Path, error: Exception) -> str:
+def damaged(path: AnyPath, error: Exception) -> str:
     """The sentence for a file of a run that cannot be read."""
     detail = str(error).strip().splitlines()
     reason = detail[0] if detail else type(error).__name__
@@ -153,14 +153,14 @@ def damaged(path: Path, error: Exception) -> str:
 
 
 def _ahead(
-    pool: ThreadPoolExecutor, paths: Iterable[Path], *, histograms: bool
-) -> Iterator[tuple[Path, Iterable[pa.Table]]]:
+    pool: ThreadPoolExecutor, paths: Iterable[AnyPath], *, histograms: bool
+) -> Iterator[tuple[AnyPath, Iterable[pa.Table]]]:
     """Each part with its tables; the next small ones are being read while one is used."""
 
-    def whole(path: Path) -> list[pa.Table]:
+    def whole(path: AnyPath) -> list[pa.Table]:
         return list(tables_of(path, histograms=histograms))
 
-    started: deque[tuple[Path, Future[list[pa.Table]] | None]] = deque()
+    started: deque[tuple[AnyPath, Future[list[pa.Table]] | None]] = deque()
     for path in paths:
         started.append((path, pool.submit(whole, path) if _size(path) <= SMALL else None))
         if len(started) > AHEAD:
@@ -170,12 +170,12 @@ def _ahead(
 
 
 def _read(
-    path: Path, reading: Future[list[pa.Table]] | None, *, histograms: bool
-) -> tuple[Path, Iterable[pa.Table]]:
+    path: AnyPath, reading: Future[list[pa.Table]] | None, *, histograms: bool
+) -> tuple[AnyPath, Iterable[pa.Table]]:
     return path, tables_of(path, histograms=histograms) if reading is None else reading.result()
 
 
-def _size(path: Path) -> float:
+def _size(path: AnyPath) -> float:
     if is_remote(path):
         return math.inf
     try:
@@ -184,7 +184,7 @@ def _size(path: Path) -> float:
         return math.inf
 
 
-def _decoded(group: Sequence[tuple[Path, pa.Table]]) -> Records:
+def _decoded(group: Sequence[tuple[AnyPath, pa.Table]]) -> Records:
     """Tables as columns, all at once; which of them holds nonsense is asked only if one does."""
     import pyarrow as pa
 
@@ -198,7 +198,7 @@ def _decoded(group: Sequence[tuple[Path, pa.Table]]) -> Records:
         raise
 
 
-def _check(path: Path, table: pa.Table) -> None:
+def _check(path: AnyPath, table: pa.Table) -> None:
     from mpdiag.runs.records import Records
 
     try:

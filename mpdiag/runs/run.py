@@ -18,12 +18,11 @@ system that fsspec knows, see ``places``; there a file is sent whole.
 from __future__ import annotations
 
 import re
-import shutil
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from difflib import get_close_matches
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from mpdiag.display import notebook
 from mpdiag.errors import DamagedRun, NewerSchema, RunNotFound
@@ -41,9 +40,12 @@ if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
-    from mpdiag.files.paths import RemotePath
+    from mpdiag.files.paths import AnyPath
+    from mpdiag.files.remote import RemotePath
     from mpdiag.runs.operations import Operation
     from mpdiag.runs.records import Records
+
+_Folder = TypeVar("_Folder", "Path", "RemotePath")
 
 SCHEMA_VERSION = 2
 META = "meta.json"
@@ -82,7 +84,7 @@ def modules_schema() -> pa.Schema:
 class Run:
     """A run folder, opened for reading; nothing but ``meta.json`` is read until asked for."""
 
-    folder: Path
+    folder: AnyPath
     meta: Mapping[str, Any]
 
     @property
@@ -128,7 +130,7 @@ class Run:
         module = script.removeprefix("-m ")
         return (script, *words) if module == script else ("-m", module, *words)
 
-    def parts(self) -> list[Path]:
+    def parts(self) -> list[AnyPath]:
         """The parts of statistics, all ranks', in order."""
         stats = self.folder / "stats"
         return [p for p in _files(stats, "rank*.parquet") if _PART.fullmatch(p.name)]
@@ -170,7 +172,7 @@ class Run:
         return sum(rows_in(path) for path in self.parts())
 
     def pieces(
-        self, *, histograms: bool = True, parts: Sequence[Path] | None = None
+        self, *, histograms: bool = True, parts: Sequence[AnyPath] | None = None
     ) -> Iterator[Records]:
         """The rows some at a time, in order, for runs that outgrow memory.
 
@@ -316,7 +318,7 @@ def open_run(folder: str | os.PathLike[str]) -> Run:
 class Listing:
     """One line of a list of runs: an opened run, or why it could not be opened."""
 
-    folder: Path
+    folder: AnyPath
     run: Run | None
     problem: str | None
 
@@ -332,7 +334,8 @@ def list_runs(folder: str | os.PathLike[str]) -> list[Listing]:
         message = f"there is no folder {root}: give the folder that holds your runs"
         raise RunNotFound(message)
     listings = []
-    for child in sorted(root.iterdir()):
+    children: list[AnyPath] = [*root.iterdir()]
+    for child in sorted(children, key=lambda path: path.name):
         if not (child / META).is_file():
             continue
         try:
@@ -345,16 +348,15 @@ def list_runs(folder: str | os.PathLike[str]) -> list[Listing]:
     return listings
 
 
-def free_name(folder: str | os.PathLike[str], stem: str) -> Path:
+def free_name(folder: _Folder, stem: str) -> _Folder:
     """The first of ``stem``, ``stem-2``, ``stem-3`` … that does not exist in ``folder``."""
-    root = place(folder)
-    path, number = root / stem, 2
+    path, number = folder / stem, 2
     while path.exists():
-        path, number = root / f"{stem}-{number}", number + 1
+        path, number = folder / f"{stem}-{number}", number + 1
     return path
 
 
-def _nearby(path: Path) -> str:
+def _nearby(path: AnyPath) -> str:
     """What may have been meant, where there is no run."""
     if not is_remote(path):
         folders = [path.parent, *(f for f in (path.parent / "runs",) if path.parent.name != "runs")]
@@ -365,7 +367,7 @@ def _nearby(path: Path) -> str:
     return "give a run folder, as `mpdiag runs` lists them"
 
 
-def _names_of_runs(folder: Path) -> list[str]:
+def _names_of_runs(folder: AnyPath) -> list[str]:
     """The names of the folders in it that look like runs; [] if there is nothing to see."""
     try:
         return sorted(path.parent.name for path in folder.glob(f"*/{META}"))
@@ -373,23 +375,7 @@ def _names_of_runs(folder: Path) -> list[str]:
         return []
 
 
-def remove_run(folder: str | os.PathLike[str]) -> None:
-    """Delete a run folder; refuses what is no run.
-
-    Raises:
-        RunNotFound: If there is no ``meta.json`` in it.
-    """
-    path = place(folder)
-    if not (path / META).is_file():
-        message = f"{path} is no run folder: it has no {META}"
-        raise RunNotFound(message)
-    if is_remote(path):
-        cast("RemotePath", path).remove_tree()
-    else:
-        shutil.rmtree(path)
-
-
-def _files(folder: Path, pattern: str) -> list[Path]:
+def _files(folder: AnyPath, pattern: str) -> list[AnyPath]:
     """The files that match, in order; whoever opened a pipe among them would wait for ever."""
     return sorted(p for p in folder.glob(pattern) if is_remote(p) or p.is_file())
 

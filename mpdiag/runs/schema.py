@@ -272,8 +272,12 @@ def _map_array(columns: _Columns, n: int) -> Any:
 @cache
 def repeating_columns() -> list[str]:
     """Paths of the columns worth a dictionary in Parquet; the rest is smaller and quicker without."""
-    names = [name for name in schema().names if name not in _UNLIKE]
-    return [*names, "counts.list.element", "ratio_counts.list.element"]
+    names = (str(name) for name in schema().names)
+    return [
+        *(name for name in names if name not in _UNLIKE),
+        "counts.list.element",
+        "ratio_counts.list.element",
+    ]
 
 
 def upgraded(table: pa.Table) -> pa.Table:
@@ -292,7 +296,7 @@ def upgraded(table: pa.Table) -> pa.Table:
 
 def columns_of(present: Iterable[str]) -> list[str]:
     """The columns that a part needs to have, given those it has: today's, or schema 1's."""
-    names = schema().names
+    names: list[str] = schema().names
     if set(present).isdisjoint(_EARLIER):
         return names
     return [*(name for name in names if name != "formats"), *_EARLIER]

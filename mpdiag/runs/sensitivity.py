@@ -23,7 +23,8 @@ from mpdiag.files.documents import read_document
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
+
+    from mpdiag.files.paths import AnyPath
 
 FILE = "sensitivity.json"
 SCHEMA_VERSION = 1
@@ -71,7 +72,7 @@ class Sensitivities:
     scale: float
     operations: tuple[OperationSensitivity, ...]
 
-    def save(self, run: Path) -> None:
+    def save(self, run: AnyPath) -> None:
         """Write ``sensitivity.json`` into a run folder."""
         rows = [asdict(row) for row in self.operations]
         head = {"schema_version": SCHEMA_VERSION, "format": self.format, "scale": self.scale}
@@ -82,7 +83,7 @@ class Sensitivities:
 _KINDS: dict[str, Any] = {"module": str, "op": str, "calls": int, "finite": bool}
 
 
-def read_sensitivities(run: Path) -> Sensitivities | None:
+def read_sensitivities(run: AnyPath) -> Sensitivities | None:
     """Read a run's ``sensitivity.json``; None if it has none.
 
     Raises:

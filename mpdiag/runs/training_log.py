@@ -25,7 +25,8 @@ from mpdiag.files.paths import is_remote, place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
+
+    from mpdiag.files.paths import AnyPath
 
 FILE = "training.jsonl"
 RECORDED = {"source": "recording"}
@@ -226,7 +227,7 @@ def read_log(folder: str | os.PathLike[str]) -> TrainingLog:
 
 
 def _entry(
-    path: Path, number: int, document: dict[str, Any]
+    path: AnyPath, number: int, document: dict[str, Any]
 ) -> TrainingStep | Metric | dict[str, Any]:
     kind = TrainingStep if "step" in document else Metric if "metric" in document else None
     if kind is None or "alarm" in document:  # an alarm says at which step, and is none
@@ -237,7 +238,7 @@ def _entry(
         raise DamagedRun(_damaged(path, number, error)) from error
 
 
-def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def _lines(path: AnyPath) -> Iterator[tuple[int, dict[str, Any]]]:
     try:
         if not is_remote(path) and path.exists() and not path.is_file():  # a pipe never ends
             message = f"{path} is no file: remove it"
@@ -309,6 +310,6 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _damaged(path: Path, number: int, error: Exception) -> str:
+def _damaged(path: AnyPath, number: int, error: Exception) -> str:
     reason = str(error).splitlines()[0] if str(error) else type(error).__name__
     return f"{path} is damaged in line {number} ({reason}): remove that line to read the rest"

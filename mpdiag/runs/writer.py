@@ -14,9 +14,10 @@ from mpdiag.runs.schema import repeating_columns
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
-    from pathlib import Path
 
     import pyarrow as pa
+
+    from mpdiag.files.paths import AnyPath
 
 
 _MADE = (
@@ -65,7 +66,7 @@ class RunWriter:
             (self.folder / name).mkdir(parents=True, exist_ok=True)
 
     @property
-    def _meta_path(self) -> Path:
+    def _meta_path(self) -> AnyPath:
         if self.rank == 0:
             return self.folder / META
         return self.folder / "ranks" / f"rank{self.rank:05d}.json"

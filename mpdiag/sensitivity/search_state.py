@@ -13,7 +13,7 @@ from mpdiag.files.documents import read_document
 from mpdiag.sensitivity.ranking import Candidate
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from mpdiag.files.paths import AnyPath
 
 VERSION = 1
 _UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError)
@@ -57,7 +57,7 @@ class SearchState:
     """
 
     key: dict[str, Any]
-    path: Path | None = None
+    path: AnyPath | None = None
     reference: dict[int, tuple[float, float]] = field(default_factory=dict)
     candidates: list[tuple[Candidate, float]] = field(default_factory=list)
     probes: list[Probe] = field(default_factory=list)
@@ -77,7 +77,7 @@ class SearchState:
         write_json(self.path, document)
 
 
-def load_state(path: Path | None, key: dict[str, Any]) -> SearchState:
+def load_state(path: AnyPath | None, key: dict[str, Any]) -> SearchState:
     """Go on where an earlier search stopped, or begin anew if there was none.
 
     Raises:

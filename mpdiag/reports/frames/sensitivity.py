@@ -25,9 +25,9 @@ from mpdiag.runs.sensitivity import by_weight, read_sensitivities
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
 
     from mpdiag.analysis.analyzer import Analysis
+    from mpdiag.files.paths import AnyPath
     from mpdiag.numerics.formats import FloatFormat
     from mpdiag.reports.frames.operations import Lines
 
@@ -63,7 +63,7 @@ class Ranking:
     by_operation: bool = True
 
 
-def ranking(folder: Path, analysis: Analysis) -> Ranking:
+def ranking(folder: AnyPath, analysis: Analysis) -> Ranking:
     """Rank a run's operations by the best source in its folder.
 
     Raises:
@@ -191,7 +191,7 @@ class Searched:
     trainings: int
 
 
-def read_search(folder: Path) -> Searched | None:
+def read_search(folder: AnyPath) -> Searched | None:
     """Read what a search left in a run folder; None if there was none.
 
     Raises:

@@ -11,7 +11,8 @@ from mpdiag.files.documents import read_document
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
-    from pathlib import Path
+
+    from mpdiag.files.paths import AnyPath
 
 FILE = "profile.json"
 SCHEMA_VERSION = 1
@@ -26,7 +27,7 @@ _OPERATIONS = [
 ]
 
 
-def read_profile(folder: Path) -> dict[str, Any]:
+def read_profile(folder: AnyPath) -> dict[str, Any]:
     """Read a run's ``profile.json``.
 
     Raises:
