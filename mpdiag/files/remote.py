@@ -100,7 +100,7 @@ class RemotePath(ProxyUPath):
         with _as_oserror(self):
             return iter(list(super().iterdir()))
 
-    def glob(self, pattern: str, **options: Any) -> Iterator[Self]:  # type: ignore[override]
+    def glob(self, pattern: str, **options: Any) -> Iterator[Self]:
         """What matches, at the depth the pattern has."""
         with _as_oserror(self):
             return iter(list(super().glob(pattern, **options)))

@@ -87,13 +87,13 @@ class FloatFormat:
     @property
     def max_exponent(self) -> int:
         """Exponent e of the binade [2^e, 2^(e+1)) that holds the largest finite value."""
-        bias = 2 ** (self.exponent_bits - 1) - 1
+        bias = (1 << self.exponent_bits - 1) - 1
         return bias if self.specials == "ieee" else bias + 1
 
     @property
     def min_exponent(self) -> int:
         """Exponent of the smallest normal value, 2^min_exponent."""
-        return 2 - 2 ** (self.exponent_bits - 1)
+        return 2 - (1 << self.exponent_bits - 1)
 
     @property
     def max(self) -> float:

@@ -1,8 +1,8 @@
 """Reading the parts of statistics: in order, and small ones a few at a time.
 
-A long training leaves hundreds of small parts, of which opening one costs more than reading it, and
-so does making columns of it. Small parts are therefore opened side by side, and decoded together;
-a large part is read some rows at a time, for Arrow needs several times their size meanwhile.
+A long training leaves hundreds of small parts, and opening one costs more than reading it; so does
+making columns of it. Small parts are therefore opened side by side, and decoded together; a large
+part is read some rows at a time, as Arrow needs several times their size while it reads.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 from mpdiag.errors import DamagedRun
 from mpdiag.files.parquet import refuse_bomb
 from mpdiag.files.paths import is_remote
-from mpdiag.runs.schema import columns_of, schema, upgraded
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
@@ -89,6 +88,8 @@ def _wanted(path: AnyPath, part: Any, *, histograms: bool) -> list[str]:
     Raises:
         DamagedRun: If the part lacks one.
     """
+    from mpdiag.runs.schema import columns_of
+
     present = set(part.schema_arrow.names)
     expected = columns_of(present)
     missing = [name for name in expected if name not in present]
@@ -105,6 +106,8 @@ def _as_expected(table: pa.Table) -> pa.Table:
     """The columns in today's order and types; those that were not read are null."""
     import pyarrow as pa
 
+    from mpdiag.runs.schema import upgraded
+
     expected = _schema()
     table = upgraded(table)
     for name in _HISTOGRAMS:
@@ -118,6 +121,8 @@ def _as_expected(table: pa.Table) -> pa.Table:
 
 @cache
 def _schema() -> pa.Schema:
+    from mpdiag.runs.schema import schema
+
     return schema()
 
 
@@ -138,7 +143,7 @@ def rows_in(path: AnyPath) -> int:
 
 
 def source_of(path: AnyPath) -> AbstractContextManager[Any]:
-    """What Arrow reads: a local path itself, which it maps, or an opened remote file."""
+    """What Arrow can read: a local path, which it maps into memory, or a remote file, opened."""
     return path.open("rb") if is_remote(path) else nullcontext(path)
 
 
@@ -155,7 +160,7 @@ def damaged(path: AnyPath, error: Exception) -> str:
 def _ahead(
     pool: ThreadPoolExecutor, paths: Iterable[AnyPath], *, histograms: bool
 ) -> Iterator[tuple[AnyPath, Iterable[pa.Table]]]:
-    """Each part with its tables; the next small ones are being read while one is used."""
+    """Each part with its tables; the next small parts are read while the caller uses this one."""
 
     def whole(path: AnyPath) -> list[pa.Table]:
         return list(tables_of(path, histograms=histograms))
@@ -180,12 +185,12 @@ def _size(path: AnyPath) -> float:
         return math.inf
     try:
         return path.stat().st_size
-    except OSError:  # reading it says what is wrong
+    except OSError:  # reading it will say what is wrong
         return math.inf
 
 
 def _decoded(group: Sequence[tuple[AnyPath, pa.Table]]) -> Records:
-    """Tables as columns, all at once; which of them holds nonsense is asked only if one does."""
+    """Tables as columns, all at once; only if one of them is damaged is it looked for."""
     import pyarrow as pa
 
     from mpdiag.runs.records import Records

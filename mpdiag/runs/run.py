@@ -10,9 +10,9 @@
         operations/rank00000-000001.parquet  the operations of a few steps, one row each
         plan.json …                   once made
 
-``run_writer`` writes it; here it is read. Every file appears whole, so a kill leaves whole files or
+``writer`` writes it; this module reads it. Every file appears whole, so a kill leaves whole files or
 none. Ranks write files of their own and never wait for each other. The folder may be a URL of any file
-system that fsspec knows, see ``places``; there a file is sent whole.
+system that fsspec knows, see ``files/paths.py``; there a file is sent whole.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from difflib import get_close_matches
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, overload
 
 from mpdiag.display import notebook
 from mpdiag.errors import DamagedRun, NewerSchema, RunNotFound
@@ -41,11 +41,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from mpdiag.files.paths import AnyPath
-    from mpdiag.files.remote import RemotePath
     from mpdiag.runs.operations import Operation
     from mpdiag.runs.records import Records
-
-_Folder = TypeVar("_Folder", "Path", "RemotePath")
 
 SCHEMA_VERSION = 2
 META = "meta.json"
@@ -53,7 +50,7 @@ _PART = re.compile(r"rank(\d{5})-(\d{6})\.parquet")
 
 
 def now() -> str:
-    """The present as ISO 8601 in UTC, as every file of a run writes it."""
+    """The present time in UTC, in ISO 8601, as every file of a run writes it."""
     return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
 
 
@@ -82,7 +79,7 @@ def modules_schema() -> pa.Schema:
 
 @dataclass(frozen=True)
 class Run:
-    """A run folder, opened for reading; nothing but ``meta.json`` is read until asked for."""
+    """A run folder, opened for reading; beyond ``meta.json`` a file is read when it is needed."""
 
     folder: AnyPath
     meta: Mapping[str, Any]
@@ -120,7 +117,7 @@ class Run:
 
     @property
     def script_words(self) -> tuple[str, ...]:
-        """What ``mpdiag record`` ran in one process; () where that is not known, or not in full."""
+        """The words of the script that ``mpdiag record`` ran; () if unknown, or not known in full."""
         script, argv = self.meta.get("script"), self.meta.get("argv")
         if not isinstance(script, str) or not script or not isinstance(argv, list):
             return ()
@@ -178,7 +175,7 @@ class Run:
 
         Args:
             histograms: False leaves the bins empty, and is several times faster.
-            parts: Of ``parts()``, for whoever reads several times: a run may go on meanwhile.
+            parts: Some of ``parts()``, to read the same ones again while the run goes on.
 
         Raises:
             DamagedRun: If a part cannot be read, or there are no rows at all.
@@ -220,7 +217,17 @@ class Run:
         return found
 
     def modules(self) -> list[dict[str, Any]]:
-        """The table of modules and parameters of the lowest rank, a dict a row; [] if none."""
+        """The table of modules and parameters of the lowest rank, a dict a row; [] if none.
+
+        Read once: the rows are the same objects each time.
+
+        Raises:
+            DamagedRun: If it cannot be read.
+        """
+        return self._modules
+
+    @cached_property
+    def _modules(self) -> list[dict[str, Any]]:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -242,7 +249,7 @@ class Run:
         return rows
 
     def rank_metas(self) -> dict[int, Mapping[str, Any]]:
-        """What each rank says of itself, as in ``meta.json``; ranks without a word are missing."""
+        """The ``meta.json`` of each rank; ranks whose file is missing or damaged are left out."""
         found = {int(self.meta.get("rank") or 0): self.meta}
         for path in _files(self.folder / "ranks", "rank*.json"):
             try:
@@ -250,7 +257,7 @@ class Run:
                 refuse_odd_meta(meta)
                 found[int(meta["rank"])] = meta
             except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):  # noqa: PERF203
-                continue  # a rank that left no readable word is one that says nothing
+                continue  # as if the rank had written nothing
         return found
 
     def _why_empty(self) -> str:
@@ -348,7 +355,11 @@ def list_runs(folder: str | os.PathLike[str]) -> list[Listing]:
     return listings
 
 
-def free_name(folder: _Folder, stem: str) -> _Folder:
+@overload
+def free_name(folder: Path, stem: str) -> Path: ...
+@overload
+def free_name(folder: AnyPath, stem: str) -> AnyPath: ...
+def free_name(folder: AnyPath, stem: str) -> AnyPath:
     """The first of ``stem``, ``stem-2``, ``stem-3`` … that does not exist in ``folder``."""
     path, number = folder / stem, 2
     while path.exists():
@@ -357,7 +368,7 @@ def free_name(folder: _Folder, stem: str) -> _Folder:
 
 
 def _nearby(path: AnyPath) -> str:
-    """What may have been meant, where there is no run."""
+    """A hint at what may have been meant, where there is no run."""
     if not is_remote(path):
         folders = [path.parent, *(f for f in (path.parent / "runs",) if path.parent.name != "runs")]
         for folder in folders:
@@ -368,7 +379,7 @@ def _nearby(path: AnyPath) -> str:
 
 
 def _names_of_runs(folder: AnyPath) -> list[str]:
-    """The names of the folders in it that look like runs; [] if there is nothing to see."""
+    """The names of the folders in it that look like runs; [] if it cannot be read."""
     try:
         return sorted(path.parent.name for path in folder.glob(f"*/{META}"))
     except OSError:
@@ -376,7 +387,7 @@ def _names_of_runs(folder: AnyPath) -> list[str]:
 
 
 def _files(folder: AnyPath, pattern: str) -> list[AnyPath]:
-    """The files that match, in order; whoever opened a pipe among them would wait for ever."""
+    """The files that match, in order, without pipes: opening one would wait without end."""
     return sorted(p for p in folder.glob(pattern) if is_remote(p) or p.is_file())
 
 
