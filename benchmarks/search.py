@@ -23,10 +23,10 @@ import torch
 from torch import nn
 
 from mpdiag.plan import LossScalePlan, PrecisionPlan
+from mpdiag.sensitivity.fp32_search import _Search
 from mpdiag.sensitivity.minimal_set import find_smallest, take_away_one_by_one
-from mpdiag.sensitivity.search import _Search
 from mpdiag.sensitivity.search_state import SearchState
-from mpdiag.sensitivity.spread import spread_of
+from mpdiag.sensitivity.seed_spread import spread_of
 from mpdiag.workloads import gallery
 from mpdiag.workloads.gallery.exhibit import Chain, Exhibit
 from mpdiag.workloads.gallery.layers import UnitLength, large

@@ -91,10 +91,10 @@ def why(
     if model is not None or as_json:
         message = "--model and --json belong to a capsule: give them without LAYER"
         raise UsageError(message)
-    from mpdiag.analysis.layer_story import explain
+    from mpdiag.analysis.layer_history import explain_layer
     from mpdiag.reports import terminal, text
 
-    story = explain(run, layer)
+    story = explain_layer(run, layer)
     terminal.show(text.layer_text(story))
     if layer is None:
         others = ", ".join(name for name in story.worst if name and name != story.name)
@@ -180,8 +180,8 @@ def compare(
     strict: StrictOption = False,
 ) -> None:
     """Say whether B trains as well as A. Equivalent, different, or how many seeds would decide."""
-    from mpdiag.analysis.comparing.comparison import compare as compare_sides
-    from mpdiag.analysis.comparing.groups import save_baseline
+    from mpdiag.analysis.comparison.compare import compare as compare_sides
+    from mpdiag.analysis.comparison.groups import save_baseline
     from mpdiag.reports import terminal
     from mpdiag.reports.comparison import comparison_text
 

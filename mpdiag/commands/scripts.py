@@ -154,7 +154,7 @@ def profile(
         if announced_ranks()[0] > 0:  # one rank tells of what all do
             raise typer.Exit(code)
     else:
-        from mpdiag.tensorcores.profile import profile_trace
+        from mpdiag.tensorcores.trace_analysis import profile_trace
 
         with terminal.waiting(f"reading {trace}"):
             result = profile_trace(trace)

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
-from mpdiag.hardware.kernel_rules import RULES, TABLE_VERSION, Rule
+from mpdiag.hardware.kernel_rules import RULES, TABLE_VERSION, KernelRule
 
-Verdict = Literal["tensor_core", "cuda_core", "helper", "layout", "other", "unknown"]
-VERDICTS: tuple[Verdict, ...] = (
+KernelVerdict = Literal["tensor_core", "cuda_core", "helper", "layout", "other", "unknown"]
+VERDICTS: tuple[KernelVerdict, ...] = (
     "tensor_core",
     "cuda_core",
     "helper",
@@ -47,7 +47,7 @@ class KernelFacts:
         table_version: Version of the table.
     """
 
-    verdict: Verdict
+    verdict: KernelVerdict
     instruction: str = ""
     dtype: str = ""
     accumulator: str = ""
@@ -92,8 +92,8 @@ def _head(name: str) -> str:
     return text
 
 
-def _facts(rule: Rule, match: re.Match[str], head: str) -> KernelFacts:
-    verdict: Verdict = rule.verdict
+def _facts(rule: KernelRule, match: re.Match[str], head: str) -> KernelFacts:
+    verdict: KernelVerdict = rule.verdict
     if verdict not in ("tensor_core", "cuda_core"):
         return KernelFacts(verdict, library=rule.library, rule=rule.name, token=match.group())
     shape = _SHAPE.search(head)

@@ -9,9 +9,9 @@ from mpdiag.errors import UsageError
 from mpdiag.reports import terminal
 from mpdiag.reports.cpu_profile import cpu_profile_text
 from mpdiag.reports.profile import change_text, profile_text
-from mpdiag.tensorcores.change import compare_profiles
-from mpdiag.tensorcores.profile import profile_trace
-from mpdiag.tensorcores.verdicts import Profile
+from mpdiag.tensorcores.profile_comparison import compare_profiles
+from mpdiag.tensorcores.trace_analysis import profile_trace
+from mpdiag.tensorcores.trace_profile import Profile
 
 if TYPE_CHECKING:
     from mpdiag.tensorcores.cpu.matrix_unit import CpuProfile
