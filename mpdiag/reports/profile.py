@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from mpdiag.tensorcores.causes import JudgedOperation
+    from mpdiag.tensorcores.kernel_times import KernelTime
     from mpdiag.tensorcores.profile_comparison import ProfileComparison
-    from mpdiag.tensorcores.trace_profile import KernelTime, Profile
+    from mpdiag.tensorcores.trace_profile import Profile
 
 SHOWN = 10
 OPERATIONS = ("operation", "module", "M × N × K", "dtype", "time", "at most", "cause", "fix")

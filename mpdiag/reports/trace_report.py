@@ -14,13 +14,13 @@ from mpdiag.reports import markdown, page, pictures, terminal
 from mpdiag.reports import profile as text
 from mpdiag.reports.frames.tensorcores import headline
 from mpdiag.reports.words import in_markdown, sentence
-from mpdiag.tensorcores.profile_comparison import ProfileComparison, compare_profiles
-from mpdiag.tensorcores.trace_analysis import STDIN, profile_trace
+from mpdiag.tensorcores.trace_analysis import STDIN, compare_traces, profile_trace
 from mpdiag.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from mpdiag.tensorcores.profile_comparison import ProfileComparison
     from mpdiag.tensorcores.trace_profile import Profile
 
 SHOWN = 30
@@ -47,7 +47,7 @@ def write_trace_report(
     """
     with terminal.waiting(f"reading {trace}"):
         profile = profile_trace(trace)
-        change = None if against is None else compare_profiles(profile_trace(against), profile)
+        change = None if against is None else compare_traces(against, profile)
     path = output or Path(f"{'stdin' if str(trace) == STDIN else trace.name}.html")
     parts = _markdown if path.suffix == ".md" else _html
     return page.save(path, parts(profile, change, against))

@@ -95,6 +95,11 @@ class Linked:
         """Share of kernel time that is linked to an operation."""
         return self.linked_us / self.total_us if self.total_us else 0.0
 
+    @property
+    def graph_fraction(self) -> float:
+        """Share of kernel time that was replayed from CUDA graphs."""
+        return self.graph_us / self.total_us if self.total_us else 0.0
+
 
 def link(events: Iterable[Event]) -> Linked:
     """Read events, in any order, and add kernels up by operation and module."""

@@ -1,4 +1,4 @@
-"""What a trace was found to say: the profile, and its kernels."""
+"""The profile of a trace: its kernels, judged operations and findings."""
 
 from __future__ import annotations
 
@@ -7,123 +7,61 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from mpdiag.hardware.kernel_rules import TABLE_VERSION
 from mpdiag.hardware.kernels import VERDICTS
-from mpdiag.tensorcores import kernel_evidence
 
 if TYPE_CHECKING:
     from mpdiag.hardware.devices import DeviceFacts
-    from mpdiag.hardware.kernels import KernelFacts, KernelVerdict
     from mpdiag.tensorcores.causes import JudgedOperation, Worth
-    from mpdiag.tensorcores.kernel_evidence import KernelEvidence
+    from mpdiag.tensorcores.kernel_times import KernelTime, KernelTimes
 
 SCHEMA_VERSION = 1
 
 
 @dataclass(frozen=True)
-class KernelTime:
-    """One kernel in one place, all its runs together.
-
-    Attributes:
-        name: As the trace has it.
-        facts: What its name says.
-        calls, time_us: How often, how long.
-        op, module, shapes: Where it belongs; empty where it could not be linked.
-        measured: What counters or rates say of it; None where they say nothing.
-    """
-
-    name: str
-    facts: KernelFacts
-    calls: int
-    time_us: float
-    op: str = ""
-    module: str = ""
-    shapes: tuple[Any, ...] = ()
-    measured: KernelEvidence | None = None
-
-    @property
-    def measured_verdict(self) -> KernelVerdict:
-        """The verdict with the strongest evidence there is."""
-        return kernel_evidence.measured_verdict(self.facts, self.measured)
-
-    def to_json(self) -> dict[str, Any]:
-        """An entry of ``kernels``."""
-        rule = (
-            f"name: {self.facts.rule} ({self.facts.token})" if self.facts.rule else "name: no rule"
-        )
-        return {
-            "name": self.name,
-            "calls": self.calls,
-            "time_us": self.time_us,
-            "verdict": self.facts.verdict,
-            "measured_verdict": self.measured_verdict,
-            "instruction": self.facts.instruction or None,
-            "dtype": self.facts.dtype or None,
-            "accumulator": self.facts.accumulator or None,
-            "generation": self.facts.generation or None,
-            "alignment": self.facts.alignment,
-            "library": self.facts.library or None,
-            "evidence": rule,
-            "witness": f"{self.measured.kind}: {self.measured.text}" if self.measured else None,
-            "op": self.op or None,
-            "module": self.module or None,
-            "shapes": [_sizes(shape) for shape in self.shapes] or None,
-        }
-
-
-def _sizes(shape: Any) -> Any:
-    """Sizes, or lists of them; None in place of what a damaged trace has there."""
-    if isinstance(shape, list):
-        return [_sizes(size) for size in shape]
-    return shape if type(shape) is int else None
-
-
-@dataclass(frozen=True)
 class Profile:
-    """The answer.
+    """What ran on Tensor Cores, what did not, and why.
 
     Attributes:
-        source, path: What wrote the trace, and where it lies.
-        device: The GPU that most of the time was spent on; None where the trace does not say.
-        kernel_time_us: Of all kernels; copies and memsets are none.
-        kernels: By time.
-        operations: Judged, those worth most first.
-        worth: What mending each cause is worth.
-        linked_fraction, graph_fraction: Shares of kernel time.
+        source, path: The program that wrote the trace, and the file.
+        device: The GPU that took most of the time; None where the trace does not name it.
+        kernel_times: Every kernel with its time.
+        operations: Judged; those with the most to gain first.
+        worth: What fixing each cause would gain.
+        linked_fraction, graph_fraction: Shares of kernel time that were linked to an operation,
+            and that were replayed from CUDA graphs.
         native_generation_fraction: Share of kernel time in Tensor Core kernels written for this
             device's generation; None where the device is not known.
         tensor_active: Sampled share of time that the Tensor pipe was active; None if not sampled.
-        problems: What could not be read.
-        has_operations: Whether the trace holds operations of the host at all.
         findings: As documents: severity, code, message, evidence, fix.
     """
 
     source: str
     path: str
     device: DeviceFacts | None
-    kernel_time_us: float
-    kernels: tuple[KernelTime, ...]
+    kernel_times: KernelTimes
     operations: tuple[JudgedOperation, ...]
     worth: tuple[Worth, ...]
     linked_fraction: float
     graph_fraction: float
     native_generation_fraction: float | None
     tensor_active: float | None
-    problems: tuple[str, ...]
-    has_operations: bool
-    findings: tuple[dict[str, Any], ...] = ()
+    findings: tuple[dict[str, Any], ...]
+
+    @property
+    def kernels(self) -> tuple[KernelTime, ...]:
+        """All kernels, longest first."""
+        return self.kernel_times.kernels
+
+    @property
+    def kernel_time_us(self) -> float:
+        """Time of all kernels together."""
+        return self.kernel_times.total_us
 
     def fraction(self, *verdicts: str, measured: bool = False) -> float:
-        """Share of kernel time with one of these verdicts, by name or as measured."""
-        if not self.kernel_time_us:
-            return 0.0
-        found = sum(
-            k.time_us
-            for k in self.kernels
-            if (k.measured_verdict if measured else k.facts.verdict) in verdicts
-        )
-        return found / self.kernel_time_us
+        """Share of kernel time with one of these verdicts; see ``KernelTimes.fraction``."""
+        return self.kernel_times.fraction(*verdicts, measured=measured)
 
     def charged_fraction(self, verdict: Literal["tensor_core", "cuda_core"]) -> float:
-        """Share of kernel time with this verdict, its operations' helpers charged to it."""
+        """Share of kernel time with this verdict, including helper kernels of its operations."""
         charged = 0.0
         for judged in self.operations:
             o = judged.operation
@@ -135,7 +73,7 @@ class Profile:
 
     @property
     def verdict(self) -> str:
-        """One sentence."""
+        """The shares of kernel time, in one sentence."""
         shares = [(self.fraction("tensor_core"), "of kernel time ran on Tensor Cores")]
         shares += [
             (self.fraction("cuda_core"), "is matrix work on CUDA cores"),
