@@ -71,7 +71,7 @@ class Analysis:
 
     @property
     def verdict(self) -> str:
-        """One sentence."""
+        """The plan's verdict, in one sentence."""
         return self.plan.verdict
 
     def __repr__(self) -> str:

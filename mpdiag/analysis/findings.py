@@ -31,7 +31,7 @@ class Finding:
     fix: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """An entry of ``findings`` in JSON documents."""
         return {
             "severity": self.severity,
             "code": self.code,

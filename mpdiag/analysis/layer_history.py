@@ -97,9 +97,9 @@ def explain_layer(run: str | os.PathLike[str], layer: str | None = None) -> Laye
     scale = analysis.loss_scale
     roles = []
     if layer == scale.deciding_layer:
-        roles.append("it loses most of all layers, and sets the lower end of the loss scale")
+        roles.append("it loses the most of all layers, which sets the lower end of the loss scale")
     if layer == scale.limiting_layer:
-        roles.append("it has the largest gradient, and sets the upper end of the loss scale")
+        roles.append("it has the largest gradient, which sets the upper end of the loss scale")
     fixes = [c.reason for c in analysis.plan.fp32_operations if c.module == layer]
     fixes = [f"keep it in FP32: {reason}" for reason in fixes]
     if exponent and h.nonzero.sum() and h.lost_to_zero(FP16).value.sum():

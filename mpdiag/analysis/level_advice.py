@@ -44,10 +44,10 @@ def advise_levels(
 
     whole = fixed("O0") + stored * _ACTIVATION["O0"]
     reasons = {
-        "O0": "FP32: the baseline that every other level is compared with",
-        "O1": "try first: FP32 weights, each operation in its own precision, nothing to change",
-        "O2": "then this: half the weights' traffic, with FP32 masters for the updates",
-        "O3": "last: the speed of light, without FP32 masters",
+        "O0": "FP32: the baseline for every other level",
+        "O1": "try first: FP32 weights, each operation in its own precision, no code changes",
+        "O2": "try next: half the memory traffic for weights, with FP32 masters for the updates",
+        "O3": "an upper bound on speed: no FP32 masters",
     }
     if masters.needed:
         reasons["O3"] = f"not for this training: {masters.reason}"

@@ -33,11 +33,11 @@ class PlanCheck:
 
     @property
     def verdict(self) -> str:
-        """One sentence."""
+        """Whether the plan holds, in one sentence."""
         return "The plan still holds." if self.holds else "The plan no longer holds."
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """The verdict and findings as plain values."""
         return {
             "verdict": self.verdict,
             "holds": self.holds,
@@ -57,7 +57,7 @@ def check_plan(plan: PrecisionPlan, now: PrecisionPlan) -> PlanCheck:
     """
     if plan.target != now.target:
         name = FORMATS[plan.target].label if plan.target in FORMATS else plan.target
-        message = f"the plan to hold against is for {name}: analyze with --target {plan.target}"
+        message = f"the stored plan is for {name}: analyze with --target {plan.target}"
         raise UsageError(message)
     found = [
         *_scale(plan.loss_scale, now.loss_scale),
@@ -79,7 +79,7 @@ def _scale(plan: LossScalePlan, now: LossScalePlan) -> Iterator[Finding]:
         yield Finding(
             severity="error" if now.needed else "warning",
             code="plan-scale-too-small",
-            message=f"the plan has {has}, and this run needs {now.lower:g} or more: {now.reason}",
+            message=f"the plan has {has}, but this run needs {now.lower:g} or more: {now.reason}",
             evidence=limits,
             fix=f"scale the loss by {now.recommended:g}, or find what made the gradients smaller",
         )
@@ -87,7 +87,7 @@ def _scale(plan: LossScalePlan, now: LossScalePlan) -> Iterator[Finding]:
         yield Finding(
             severity="error",
             code="plan-scale-too-large",
-            message=f"the plan has {has}, and this run overflows from {now.upper:g} on",
+            message=f"the plan has {has}, but this run overflows from {now.upper:g} on",
             evidence=limits,
             fix=f"scale the loss by {now.recommended:g}, or find what made the gradients larger",
         )
@@ -108,7 +108,7 @@ def _operations(plan: PrecisionPlan, now: PrecisionPlan) -> Iterator[Finding]:
             yield Finding(
                 severity="error",
                 code="plan-lacks-operation",
-                message=f"{choice.op} in {where}{line} needs FP32, and the plan does not keep it there: "
+                message=f"{choice.op} in {where}{line} needs FP32, but the plan does not keep it there: "
                 f"{choice.reason}",
                 evidence=dict(evidence),
                 fix=str(evidence.get("fix") or "keep it in FP32"),

@@ -37,9 +37,9 @@ def rank_findings(run: Run) -> list[Finding]:
             Finding(
                 severity="warning",
                 code="rank-missing",
-                message=f"{_ranks(silent)} of {world} left no record",
+                message=f"{_ranks(silent)} of {world} left no recording",
                 evidence={"ranks": silent, "world_size": world},
-                fix="see whether they trained at all, and whether they could write to the run folder",
+                fix="check that they trained at all, and that they could write to the run folder",
             )
         )
     return found
@@ -78,10 +78,10 @@ def _stopped(run: Run, metas: Mapping[int, Mapping[str, Any]], world: int) -> li
             Finding(
                 severity="warning",
                 code="rank-stopped",
-                message=f"rank {rank} of {world} {how} after {steps[rank]} steps (its last word is of "
+                message=f"rank {rank} of {world} {how} after {steps[rank]} steps (last update "
                 f"{updated}){went_on}",
                 evidence=evidence,
-                fix="look into that rank's log; what all ranks recorded until then is sound",
+                fix="check that rank's log; what all ranks recorded until then is sound",
             )
         )
     return found
@@ -140,8 +140,8 @@ def _disagreeing(run: Run) -> list[Finding]:
             code="ranks-disagree",
             message=f"{_ranks(sorted(ranks))} hold different copies of {name} at step {step}{others}",
             evidence={"parameters": sorted(differing), "first_step": step, "ranks": sorted(ranks)},
-            fix="give every rank the same initial weights and the same steps: seed before the model is "
-            "made, and let DDP wrap what the optimizer holds",
+            fix="give every rank the same initial weights and the same steps: seed before "
+            "creating the model, and let DDP wrap the model that the optimizer updates",
         )
     ]
 

@@ -43,7 +43,9 @@ def choose_reduction(layers: Layers, scale: float, world_size: int) -> Reduction
         reason = f"{world_size} ranks' largest gradients sum to less than FP16's {FP16.max:.5g}"
         return ReductionPlan("fp16", pre_divide=False, reason=reason, evidence=evidence)
     if top < FP16.max and lost <= HARMLESS:
-        reason = f"the sum over {world_size} ranks could overflow FP16; divided before, it cannot"
+        reason = (
+            f"the sum over {world_size} ranks could overflow FP16; dividing first prevents that"
+        )
         return ReductionPlan("fp16", pre_divide=True, reason=reason, evidence=evidence)
-    reason = f"neither the sum over {world_size} ranks nor its parts surely fit FP16"
+    reason = f"it is not certain that the sum over {world_size} ranks, or even its parts, fit FP16"
     return ReductionPlan("fp32", pre_divide=False, reason=reason, evidence=evidence)

@@ -173,24 +173,29 @@ def _padding(
 
 def _why(work: ModuleWork, dimension: str, multiple: int, target: str, gpu: str | None) -> str:
     if dimension == "num_embeddings":
-        return "the vocabulary is the width of the output layer too: pad both, and mask the words added"
+        return "the vocabulary is also the width of the output layer: pad both, and mask the added words"
     if dimension == "embed_dim / num_heads":
-        return f"fused attention takes heads of multiples of {multiple} in {target.upper()}"
+        return (
+            f"fused attention needs head sizes that are multiples of {multiple} in {target.upper()}"
+        )
     if multiple == _FEW_CHANNELS and work.kind == "convolution":
-        return "first layers read images of 4 channels, in channels_last, faster than of 3"
+        return "in channels_last, first layers read images of 4 channels faster than of 3"
     if gpu in {"hopper", "blackwell"}:
-        return f"below multiples of {multiple} {gpu.title()}'s own kernels give way to older ones"
+        return (
+            f"sizes that are not multiples of {multiple} fall back to kernels older than "
+            f"{gpu.title()}'s"
+        )
     if gpu in {"volta", "turing"}:
         return (
-            f"cuBLAS before 11 needs multiples of {multiple} for Tensor Cores; newer ones slow down"
+            f"cuBLAS before 11 needs multiples of {multiple} for Tensor Cores; newer versions are "
+            "slower without them"
         )
     return f"Tensor Cores read {multiple} values of {target.upper()} at once"
 
 
 def _price(growth: float, before: int, after: int) -> str:
-    return f"{growth:.2%} more of it, read {after} values at a time instead of {before}".replace(
-        "%", " %"
-    )
+    words = f"adds {growth:.2%} to it, but is read {after} values at a time instead of {before}"
+    return words.replace("%", " %")
 
 
 def _percent(fraction: float) -> str:
@@ -220,6 +225,6 @@ def _batch(
     }
     reason = (
         f"rows of matrix products in multiples of {multiple} fill Tensor Core tiles; weight gradients "
-        "sum over them (a last batch that is smaller: drop_last=True)"
+        "sum over them (use drop_last=True if the last batch is smaller)"
     )
     return (ShapeAdvice("", "batch", size, new, reason, evidence),)

@@ -87,7 +87,7 @@ class Emulation(TorchDispatchMode):
         self._onednn: list[bool] = []
 
     def __enter__(self) -> Emulation:  # noqa: PYI034 - typing.Self is Python 3.11's
-        """Begin."""
+        """Start emulating on this thread."""
         entered = bool(self._onednn)
         self._onednn.append(self._onednn[-1] if entered else torch._C._get_mkldnn_enabled())
         torch._C._set_mkldnn_enabled(False)
@@ -110,7 +110,7 @@ class Emulation(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """See ``TorchDispatchMode``."""
+        """Run one operation and round what it stores."""
         kwargs = kwargs or {}
         torch._C._set_mkldnn_enabled(self._onednn[-1])
         try:

@@ -231,7 +231,7 @@ def _has_plain_numbers(op: Any, args: tuple[Any, ...]) -> bool:
 
 
 _BANNED = (
-    "binary_cross_entropy of probabilities loses its small ones in low precision: give the logits "
+    "binary_cross_entropy loses small probabilities in low precision: pass the logits "
     "to binary_cross_entropy_with_logits, or name it in fp32_operations"
 )
 

@@ -88,7 +88,7 @@ class SearchResult:
     seconds: float
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """The search's result as plain values."""
         return {
             "answer": self.answer,
             "fp32": [{"module": c.module, "op": c.op} for c in self.fp32],
@@ -160,13 +160,13 @@ def _check(plan: PrecisionPlan, budget: float, seeds: Sequence[int], probe_seeds
         message = f"budget must be a number of minutes above 0, not {budget!r}"
         raise UsageError(message)
     if len(set(seeds)) != len(seeds) or len(seeds) < 2:
-        message = "seeds must be at least two different numbers: their spread is the measure"
+        message = "seeds must be at least two different numbers: their spread is the yardstick"
         raise UsageError(message)
     if not 1 <= probe_seeds <= len(seeds):
         message = f"probe_seeds must lie between 1 and {len(seeds)}, the number of seeds"
         raise UsageError(message)
     if plan.level == "O0":
-        message = "the plan's level is O0, where everything is FP32: there is nothing to search"
+        message = "the plan's level is O0, where everything is FP32, so there is nothing to search"
         raise UsageError(message)
 
 
@@ -345,17 +345,18 @@ class _Search:
         }
         if answer == "unfinished":
             reason = (
-                "training holds with it in FP32; whether it must stay there was not decided in time"
+                "training succeeds with it in FP32; the budget ended before it was known "
+                "whether it is needed"
             )
         elif less is not None and not all(map(math.isfinite, less.metrics)):
-            reason = "training diverges without it, and holds with it"
+            reason = "training diverges without it and succeeds with it"
         elif less is not None and spread is not None:
             reason = (
-                f"without it the metric is {less.metrics[-1]:.4g}, beyond FP32's own spread "
-                f"({spread.bound:.4g}); with it training holds"
+                f"without it the metric is {less.metrics[-1]:.4g}, outside the spread of "
+                f"FP32 seeds (limit {spread.bound:.4g}); with it training succeeds"
             )
         else:
-            reason = "part of the smallest set with which training holds"
+            reason = "part of the smallest set with which training succeeds"
         return Fp32Choice(c.op, c.module, reason, evidence)
 
 

@@ -215,7 +215,7 @@ def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
     """
     found = {n: p for n, p in model.named_parameters() if p.requires_grad}
     if not found:
-        message = "no parameter of the model requires a gradient: measure it as it is trained"
+        message = "no parameter of the model requires a gradient: measure it in training mode"
         raise UsageError(message)
     return found
 
@@ -227,7 +227,7 @@ def check_loss(loss: object) -> None:
         UsageError: If it is no scalar tensor with a graph behind it.
     """
     if not (isinstance(loss, Tensor) and loss.numel() == 1 and loss.requires_grad):
-        message = "the step must return its loss, a scalar tensor that a backward pass begins at"
+        message = "the step must return its loss, a scalar tensor that backward can start from"
         raise UsageError(message)
 
 

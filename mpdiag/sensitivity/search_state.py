@@ -108,11 +108,11 @@ def load_state(path: Path | None, key: dict[str, Any]) -> SearchState:
             message = "a probe without metrics"
             raise ValueError(message)
     except (*_UNREADABLE, RecursionError, OverflowError) as error:
-        message = f"{path} is no readable search ({error}): delete it to begin anew"
+        message = f"{path} is not a readable search ({error}): delete it to start over"
         raise DamagedSearch(message) from error
     if not same:
         message = (
-            f"{path} belongs to another search (plan, seeds or level): delete it to begin anew"
+            f"{path} belongs to another search (plan, seeds or level): delete it to start over"
         )
         raise StateMismatch(message)
     return state

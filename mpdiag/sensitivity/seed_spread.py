@@ -40,7 +40,7 @@ class SeedSpread:
         return metric >= self.bound if self.higher_is_better else metric <= self.bound
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """The fields as plain values."""
         return {
             "metrics": list(self.metrics),
             "higher_is_better": self.higher_is_better,
@@ -55,10 +55,10 @@ def spread_of(metrics: Sequence[float], *, higher_is_better: bool) -> SeedSpread
         UsageError: If there are fewer than two, or one is not finite.
     """
     if len(metrics) < 2:
-        message = "the spread of FP32's seeds needs at least two of them"
+        message = "the spread of FP32 seeds needs at least two seeds"
         raise UsageError(message)
     if not all(map(math.isfinite, metrics)):
-        message = "a seed diverged in FP32 itself: mend that before changing the format"
+        message = "an FP32 training diverged: fix that before changing the format"
         raise UsageError(message)
     mean, n = statistics.fmean(metrics), len(metrics)
     reach = t_quantile(1 - ALPHA, n - 1) * statistics.stdev(metrics) * math.sqrt(1 + 1 / n)

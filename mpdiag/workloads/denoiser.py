@@ -92,7 +92,7 @@ class Denoiser(Workload):
     learning_rate: float = 1e-3
 
     def model(self) -> nn.Module:
-        """A fresh `DenoisingNet`."""
+        """A `DenoisingNet` with fresh weights."""
         return DenoisingNet()
 
     def optimizer(self, model: nn.Module) -> Optimizer:

@@ -101,7 +101,7 @@ class Digits(Workload):
     size: Literal["small", "large"] = "small"
 
     def model(self) -> nn.Module:
-        """A fresh `ResidualNet`."""
+        """A `ResidualNet` with fresh weights."""
         return ResidualNet(SIZES[self.size])
 
     def optimizer(self, model: nn.Module) -> Optimizer:

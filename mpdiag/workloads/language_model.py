@@ -109,7 +109,7 @@ class LanguageModel(Workload):
     name: ClassVar[str] = "language_model"
     title: ClassVar[str] = "Language model, a projected LSTM"
     summary: ClassVar[str] = (
-        "A projected LSTM learns to foretell the next word of Python's own documentation."
+        "A projected LSTM learns to predict the next word of Python's own documentation."
     )
     family: ClassVar[str] = "language modelling (bigLSTM)"
     default_steps: ClassVar[int] = 60
@@ -125,7 +125,7 @@ class LanguageModel(Workload):
     rule: Literal["adam", "adagrad"] = "adam"
 
     def model(self) -> nn.Module:
-        """A fresh `ProjectedLstm`."""
+        """A `ProjectedLstm` with fresh weights."""
         vocabulary, _, cells, projection, layers, _ = SIZES[self.size]
         return ProjectedLstm(vocabulary, cells, projection, layers)
 

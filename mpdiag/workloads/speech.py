@@ -155,7 +155,7 @@ class Speech(Workload):
     learning_rate: float = 1e-2
 
     def model(self) -> nn.Module:
-        """A fresh `DeepSpeech`."""
+        """A `DeepSpeech` with fresh weights."""
         return DeepSpeech(*SIZES[self.size][1:])
 
     def optimizer(self, model: nn.Module) -> Optimizer:

@@ -167,7 +167,7 @@ class Ssd(Workload):
     size: Literal["small", "large"] = "small"
 
     def model(self) -> nn.Module:
-        """A fresh `Detector`."""
+        """A `Detector` with fresh weights."""
         return Detector(SIZES[self.size])
 
     def optimizer(self, model: nn.Module) -> Optimizer:

@@ -188,7 +188,7 @@ class Translation(Workload):
     name: ClassVar[str] = "translation"
     title: ClassVar[str] = "Translation of numbers, LSTMs with attention"
     summary: ClassVar[str] = (
-        "An encoder and a decoder of LSTMs learn to put English numbers into German."
+        "An encoder and a decoder of LSTMs learn to translate English numbers into German."
     )
     family: ClassVar[str] = "machine translation (encoder-decoder LSTMs, 3 or 5 layers)"
     default_steps: ClassVar[int] = 150
@@ -203,7 +203,7 @@ class Translation(Workload):
     learning_rate: float = 4e-3
 
     def model(self) -> nn.Module:
-        """A fresh `Translator`."""
+        """A `Translator` with fresh weights."""
         return Translator(SIZES[self.size][1], self.layers)
 
     def optimizer(self, model: nn.Module) -> Optimizer:

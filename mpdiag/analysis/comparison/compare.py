@@ -169,13 +169,12 @@ def compare(
     left, right = read_group(a), read_group(b)
     names = _common_metrics(left, right)
     if metric is not None and metric not in names:
-        message = (
-            f"there is no metric {metric!r} on both sides: they share {', '.join(names) or 'none'}"
-        )
+        shared = ", ".join(names) or "none"
+        message = f"the two sides do not share a metric {metric!r}: they share {shared}"
         raise UsageError(message)
     if not names:
         message = (
-            f"{left.name} and {right.name} have no metric in common: log the same on both sides"
+            f"{left.name} and {right.name} have no metric in common: log the same one on both sides"
         )
         raise UsageError(message)
     chosen = [metric] if metric is not None else names
@@ -294,9 +293,9 @@ def _findings(
             Finding(
                 severity="info",
                 code="more-skips",
-                message=f"{skipped[1]} steps were skipped, {skipped[0]} on the reference's side",
+                message=f"{skipped[1]} steps were skipped; the reference skipped {skipped[0]}",
                 evidence={"a": skipped[0], "b": skipped[1]},
-                fix="read the reasons in training.jsonl",
+                fix="see the reasons in training.jsonl",
             )
         )
     return by_severity(found)
@@ -313,7 +312,7 @@ def _metric_finding(m: MetricComparison) -> Finding | None:
             code="metric-different",
             message=message
             if not math.isnan(r.difference)
-            else f"{m.metric} is not finite on one side alone",
+            else f"{m.metric} is not finite on one of the two sides",
             evidence=evidence,
             fix="train by a plan: mpdiag analyze the FP32 run, then MixedPrecision with its plan",
         )
@@ -321,9 +320,9 @@ def _metric_finding(m: MetricComparison) -> Finding | None:
         return Finding(
             severity="warning",
             code="metric-inconclusive",
-            message=f"{m.metric} is not finite on either side: as many trainings diverged here as there",
+            message=f"{m.metric} is not finite on either side: equally many trainings diverged",
             evidence=evidence,
-            fix="look at the data, the learning rate and the loss: the reference itself does not train",
+            fix="check the data, the learning rate and the loss: the reference itself does not train",
         )
     if r.verdict == "inconclusive":
         alone = min(r.seeds) < 2
@@ -334,7 +333,7 @@ def _metric_finding(m: MetricComparison) -> Finding | None:
             message=f"{m.metric} differs by {r.difference:+.4g}"
             + (f", more than the margin {r.margin:.3g}, with a single seed" if beyond else "")
             + (
-                " with a single seed, which says nothing of its spread"
+                " with a single seed, which does not show its spread"
                 if alone and not beyond
                 else ""
             ),
@@ -344,6 +343,6 @@ def _metric_finding(m: MetricComparison) -> Finding | None:
             if alone
             else f"train {r.seeds_to_decide} seeds on each side"
             if r.seeds_to_decide
-            else "choose another margin: the difference lies on it",
+            else "choose another margin: the difference equals this one",
         )
     return None

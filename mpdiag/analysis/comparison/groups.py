@@ -150,7 +150,9 @@ def _read_baseline(path: Path) -> SeedGroup:
     try:
         document: Any = read_document(path)
         if not isinstance(document, dict) or document.get("kind") != KIND:
-            message = f"{path} is no baseline: write one with mpdiag compare A B -o baseline.json"
+            message = (
+                f"{path} is not a baseline: write one with mpdiag compare A B -o baseline.json"
+            )
             raise DamagedRun(message)
         if document.get("schema_version") != BASELINE_VERSION:
             message = f"{path} was written by a newer mpdiag: upgrade mpdiag to read it"
@@ -169,11 +171,11 @@ def _read_baseline(path: Path) -> SeedGroup:
         )
     except (*_UNREADABLE, RecursionError, OverflowError) as error:
         message = (
-            f"{path} is no readable baseline ({error}): write it anew; "
-            "traces are compared by mpdiag profile B --against A"
+            f"{path} is not a readable baseline ({error}): write it again; "
+            "to compare traces, use mpdiag profile B --against A"
         )
         raise DamagedRun(message) from error
     if not trainings:
-        message = f"{path} holds no training: write it anew"
+        message = f"{path} holds no training: write it again"
         raise DamagedRun(message)
     return SeedGroup(str(document.get("name", path)), trainings)

@@ -47,7 +47,7 @@ def choose_fp32_operations(
         numbers = {"absmax": float(h.absmax[i]), "overflow": int(overflow[i]), "type": kind}
         if overflow[i] > 0:
             reason = (
-                f"its output reaches {h.absmax[i]:.3g}, past {target.label}'s largest value "
+                f"its output reaches {h.absmax[i]:.3g}, beyond {target.label}'s largest value "
                 f"{target.max:.5g}"
             )
         elif kind.startswith(NORMS):

@@ -177,9 +177,9 @@ def _overflow(
     return _finding(
         op,
         "overflow",
-        f"{told}, past {target.label}'s largest value {target.max:g}",
+        f"{told}, beyond {target.label}'s largest value {target.max:g}",
         fix,
-        f"{count:,} of {t.numel:,} values become infinite, and the loss NaN or Inf",
+        f"{count:,} of {t.numel:,} values become infinite, and the loss becomes NaN or Inf",
         evidence,
     )
 
@@ -285,7 +285,7 @@ def differences(
                     "cancellation",
                     reason,
                     f"{one.op} in FP32, or a form without the subtraction (torch.var, centre first)",
-                    "the result is noise; a variance so computed may be 0 or negative",
+                    "the result is noise; a variance computed this way may be 0 or negative",
                     {**evidence, "subtraction": op.where},
                 ),
             )
@@ -338,7 +338,7 @@ def running_sums(
         lost = 0.0 if logarithm is None else _share_of_logarithm(op, logarithm)
         if lost >= WRONG:
             told = (
-                f"{share:.0%} of what is added is lost beside the larger operand, and with it "
+                f"{share:.0%} of the added values are lost beside the larger operand, and with them "
                 f"{min(1.0, lost):.0%} of the logarithm that follows"
             )
             fix = "torch.log1p(x) instead of log(1 + x), or FP32"
@@ -349,7 +349,7 @@ def running_sums(
                 f"{share:.0%} of its elements"
             )
             fix = "keep the running sum in FP32, or add in pairs"
-            without = "the sum stands still"
+            without = "the sum stops growing"
         else:
             continue
         large, small = op.outputs[0].absmax, min(t.absmax for t in op.inputs)
@@ -413,7 +413,7 @@ def gradients(
                         f"its backward pass ({op.op}) reaches {t.absmax:.3g}"
                         + (f" times the loss scale {factor:g}" if factor != 1 else ""),
                         f"{forward.op} in FP32",
-                        "each such step is skipped, and the loss scale falls",
+                        "every such step is skipped, and the loss scale falls",
                         {"absmax": t.absmax, "scale": factor, "backward": op.op},
                     ),
                 )

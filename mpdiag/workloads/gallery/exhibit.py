@@ -52,13 +52,13 @@ class Exhibit:
     held_back: bool = False
 
     def optimizer(self, model: nn.Module) -> Optimizer:
-        """The optimizer."""
+        """The optimizer that trains this exhibit."""
         if self.sgd:
             return torch.optim.SGD(model.parameters(), self.rate, momentum=0.9)
         return torch.optim.Adam(model.parameters(), self.rate)
 
     def batches(self, seed: int) -> list[Batch]:
-        """The training's batches."""
+        """The batches of a training, in order."""
         generator = torch.Generator().manual_seed(seed)
         return [self.data(generator) for _ in range(self.steps)]
 
@@ -107,7 +107,7 @@ class Chain(nn.Module):
         self.criterion = criterion
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        """The loss."""
+        """The scalar loss of a batch."""
         loss: Tensor = self.criterion(self.body(x), y)
         return loss
 
@@ -128,7 +128,7 @@ def digit_maps(generator: torch.Generator) -> Batch:
 
 
 def normal(generator: torch.Generator, *shape: int) -> Tensor:
-    """Standard normal values."""
+    """Standard normal values of a shape."""
     return torch.randn(*shape, generator=generator)
 
 

@@ -57,7 +57,7 @@ class Judged:
 
 @dataclass(frozen=True)
 class Score:
-    """All exhibits."""
+    """A flagger's score over all exhibits."""
 
     judged: tuple[Judged, ...]
 
@@ -83,7 +83,7 @@ class Score:
         return tuple(j.name for j in self.judged if bool(j.flags) != j.needs)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """The score as plain values."""
         return {
             "exhibits": len(self.judged),
             "precision": self.precision,
