@@ -1,4 +1,4 @@
-"""Does a stored plan still hold? For CI: only what a change broke counts, not what was always so."""
+"""Checks in CI whether a stored plan still holds: only regressions count."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PlanCheck:
-    """A plan held against a later run.
+    """The result of checking a plan against a later run.
 
     Attributes:
-        findings: What this run needs and the plan does not give, errors first; empty if it holds.
+        findings: What this run needs and the plan lacks, errors first; empty if the plan holds.
     """
 
     findings: tuple[Finding, ...]
@@ -46,11 +46,11 @@ class PlanCheck:
 
 
 def check_plan(plan: PrecisionPlan, now: PrecisionPlan) -> PlanCheck:
-    """Hold a stored plan against the plan of a new recording.
+    """Check a stored plan against the plan of a new recording.
 
     Args:
-        plan: What trainings go by.
-        now: What the new recording needs.
+        plan: The stored plan, which trainings use.
+        now: The plan of the new recording.
 
     Raises:
         UsageError: If they are for different formats.
@@ -68,7 +68,7 @@ def check_plan(plan: PrecisionPlan, now: PrecisionPlan) -> PlanCheck:
 
 
 def _scale(plan: LossScalePlan, now: LossScalePlan) -> Iterator[Finding]:
-    """The scales that the plan can take, against those that this run admits."""
+    """Compare the scales that the plan can use with those that this run allows."""
     if plan.method in ("none", "constant"):
         lowest = highest = plan.recommended
     else:
@@ -94,7 +94,7 @@ def _scale(plan: LossScalePlan, now: LossScalePlan) -> Iterator[Finding]:
 
 
 def _operations(plan: PrecisionPlan, now: PrecisionPlan) -> Iterator[Finding]:
-    """Operations proven to need FP32 that the plan leaves narrow; lines may have moved."""
+    """Operations that provably need FP32 and that the plan leaves narrow; their lines may have moved."""
     kept = Counter(map(_identity, plan.fp32_operations))
     whole = {choice.module for choice in plan.fp32_modules if not choice.op}
     for choice in now.fp32_operations:
@@ -116,7 +116,7 @@ def _operations(plan: PrecisionPlan, now: PrecisionPlan) -> Iterator[Finding]:
 
 
 def _identity(choice: Fp32Choice) -> tuple[Any, ...]:
-    """What stays the same of an operation when lines above it come and go."""
+    """What identifies an operation even if lines above it are added or removed."""
     return choice.op, choice.module, choice.evidence.get("rule"), choice.evidence.get("code")
 
 

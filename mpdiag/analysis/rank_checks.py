@@ -1,4 +1,4 @@
-"""Ranks of one training beside each other: who stopped, and who went another way."""
+"""Compares the ranks of one training: which ones stopped early, and whose weights differ."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from mpdiag.runs.run import Run
 
 LIVE_SECONDS = 120.0
-"""A rank that wrote within this time may be at work still."""
+"""A rank that wrote within this time may still be running."""
 COMPARED_STEPS = 64
-"""Copies are compared at so many steps of a long run: copies that part ways stay apart."""
+"""Number of steps at which copies are compared in a long run: once different, they stay different."""
 
 
 def rank_findings(run: Run) -> list[Finding]:
-    """Ranks that stopped before the others, that left no word, or whose copies differ."""
+    """Findings about ranks that stopped early, left no recording, or hold different weights."""
     world = int(run.meta.get("world_size") or 1)
     if world < 2:
         return []
@@ -46,7 +46,7 @@ def rank_findings(run: Run) -> list[Finding]:
 
 
 def _stopped(run: Run, metas: Mapping[int, Mapping[str, Any]], world: int) -> list[Finding]:
-    """Ranks that never came to an end, while others did, or that ended earlier than others."""
+    """Ranks that were killed or failed while others continued."""
     if all(m.get("state") == "recording" for m in metas.values()) and _is_live(metas):
         return []
     last: dict[int, int] = {}
@@ -103,14 +103,14 @@ def _moment(text: object) -> datetime | None:
 
 
 def _pieces(run: Run, *, histograms: bool) -> Iterable[Records]:
-    """The rows, whole if they are in memory already, else part by part."""
+    """The rows: all at once if they are in memory already, else part by part."""
     if "records" in vars(run):
         return (run.records,)
     return run.pieces(histograms=histograms)
 
 
 def _disagreeing(run: Run) -> list[Finding]:
-    """Copies of one weight that are not the same on every rank, as far as histograms tell."""
+    """Replicated weights that differ between ranks, judging by their histograms."""
     seen: set[int] = set()
     for piece in _pieces(run, histograms=False):
         seen.update(np.unique(piece.step[_copies(piece)]).tolist())
@@ -156,14 +156,14 @@ def _copies(piece: Records) -> NDArray[np.bool_]:
 
 
 def _spread(steps: list[int]) -> list[int]:
-    """At most so many steps, the first and the last among them."""
+    """At most ``COMPARED_STEPS`` of the steps, including the first and the last."""
     if len(steps) <= COMPARED_STEPS:
         return steps
     return [steps[i] for i in np.linspace(0, len(steps) - 1, COMPARED_STEPS).astype(int).tolist()]
 
 
 def _digest(piece: Records, row: int) -> bytes:
-    """What a row counts, in a few bytes."""
+    """A short digest of the histogram in a row."""
     scalars = ("numel", "zeros", "infs", "nans", "absmax", "absmin", "first_exponent")
     start, stop = piece.offsets[row], piece.offsets[row + 1]
     content = repr([getattr(piece, name)[row].item() for name in scalars]).encode()

@@ -1,4 +1,4 @@
-"""One side of a comparison: a run, a folder of runs (seeds), or a stored baseline."""
+"""A group of trainings to compare: a run, a folder of runs (seeds), or a stored baseline."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ _UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError)
 
 @dataclass(frozen=True)
 class SeedTraining:
-    """One training.
+    """One training of a group.
 
     Attributes:
         name: The run's name.
         seed: Its seed; None if it is not known.
         metrics: Value by metric.
-        higher_is_better: By metric.
+        higher_is_better: Whether more is better, by metric.
         losses: Loss by step, skipped steps left out.
-        skipped: Steps skipped.
+        skipped: Number of skipped steps.
         layers: log2 of the largest |x| by kind and name, where statistics were recorded.
     """
 
@@ -51,7 +51,7 @@ class SeedTraining:
 
 @dataclass(frozen=True)
 class SeedGroup:
-    """Some trainings that differ by their seed alone."""
+    """Trainings that differ only by their seed."""
 
     name: str
     trainings: tuple[SeedTraining, ...]
@@ -117,7 +117,7 @@ def _tops(run: Run) -> dict[tuple[str, str], float]:
 
 
 def save_baseline(side: SeedGroup, path: str | os.PathLike[str]) -> None:
-    """Store a side as one small JSON file, for comparisons in CI."""
+    """Store a group as one small JSON file, for comparisons in CI."""
     write_json(
         place(path),
         {
