@@ -43,7 +43,7 @@ ABLATIONS = {
     "fp16-no-masters": "FP16 weights, no FP32 masters",
     "fp16-sums": "FP16 by the plan, sums in FP16",
 }
-"""Ways for ``benchmarks/ablations.py``, which are in no table of their own."""
+"""Ways for ``studies/ablations.py``, which are in no table of their own."""
 OBSERVED = ("fp16-no-scale", "fp16-plan")
 """Ways whose first seed is recorded as it trains, to count what underflows."""
 SETTINGS = "settings.json"

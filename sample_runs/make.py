@@ -1,8 +1,8 @@
 """Make the sample runs anew, or bring their stored analyses up to date.
 
-    python benchmarks/sample_runs.py [--folder runs/families] [WORKLOAD ...]
-    python benchmarks/sample_runs.py --plans
-    python benchmarks/sample_runs.py --sensitivity [WORKLOAD ...]
+    python sample_runs/make.py [--folder runs/families] [WORKLOAD ...]
+    python sample_runs/make.py --plans
+    python sample_runs/make.py --sensitivity [WORKLOAD ...]
 
 The first trains each workload from seed 0 in FP32, recorded, in FP16 without a loss scale and in FP16
 by the plan, as ``mpdiag demo --all --seeds 1`` does; what that command left in --folder is taken as it
@@ -27,7 +27,7 @@ from mpdiag.files.atomic import write_json
 from mpdiag.plan import PrecisionPlan
 from mpdiag.workloads.protocol import start
 
-SAMPLES = Path(__file__).resolve().parent.parent / "sample_runs"
+SAMPLES = Path(__file__).resolve().parent
 WAYS = {"fp32": "", "fp16-no-scale": "-fp16-no-scale", "fp16-plan": "-fp16-plan"}
 JOURNAL = (
     "mpdiag state created updated argv device versions seeds model optimizers steps_seen training"
@@ -94,7 +94,7 @@ def keep(run: Path, place: Path, *, recording: bool, name: str) -> None:
     unwanted = () if recording else ("stats", "modules", "operations")
     shutil.copytree(run, place, ignore=shutil.ignore_patterns(*unwanted))
     meta: dict[str, Any] = json.loads((place / "meta.json").read_text(encoding="utf-8"))
-    meta["argv"] = ["python", "benchmarks/sample_runs.py", name]
+    meta["argv"] = ["python", "sample_runs/make.py", name]
     if not recording:
         plan = PrecisionPlan.load(place / "plan.json")
         meta["training"] = {

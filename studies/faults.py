@@ -1,9 +1,9 @@
 """What befalls a training while it is recorded, by real processes: kills, interrupts, damage.
 
-    python benchmarks/faults.py                     # 200 kills, 60 interrupts: some minutes
-    python benchmarks/faults.py --quick             # a handful of each
-    python benchmarks/faults.py --kills 1000 --json benchmarks/results/faults.json
-    python benchmarks/faults.py --only interrupts --json FILE   # the other figures in FILE stay
+    python studies/faults.py                     # 200 kills, 60 interrupts: some minutes
+    python studies/faults.py --quick             # a handful of each
+    python studies/faults.py --kills 1000 --json studies/results/faults-cpu.json
+    python studies/faults.py --only interrupts --json FILE   # the other figures in FILE stay
 
 Each line is a promise, with how often it was tried and how often it was broken:
 

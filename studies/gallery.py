@@ -1,8 +1,8 @@
 """Precision and recall of ways to flag operations, on the gallery.
 
-    python benchmarks/gallery.py [--json benchmarks/results/gallery.json]
+    python studies/gallery.py [--json studies/results/gallery.json]
 
-The truth is that of ``benchmarks/gallery_truth.py``: emulated FP16 training, everything narrow. Each
+The truth is that of ``studies/gallery_truth.py``: emulated FP16 training, everything narrow. Each
 way sees the FP32 training alone, but ``search``, which trains. To score another, add it to FLAGGERS.
 """
 

@@ -1,8 +1,8 @@
 """The figures of *Mixed Precision Training* and of NVIDIA's guide, from our own recordings.
 
-    python benchmarks/paper_figures.py --folder runs/families [--out figures.html] [--json FILE]
+    python studies/paper_figures.py --folder runs/families [--out figures.html] [--json FILE]
 
-Reads what ``mpdiag demo --all`` and ``benchmarks/ablations.py`` left in --folder. For each workload:
+Reads what ``mpdiag demo --all`` and ``studies/ablations.py`` left in --folder. For each workload:
 the histogram of its activation gradients with the zero bar and FP16's window (the guide's figures 1
 and 2, the paper's figure 3), that of its weight gradients with the share below 2^-24 after the
 learning rate (figure 2b), FP32, scaled and unscaled training curves (figures 4 and 5), and, where

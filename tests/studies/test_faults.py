@@ -1,4 +1,4 @@
-"""A handful of each fault of ``benchmarks/faults.py``, by real processes."""
+"""A handful of each fault of ``studies/faults.py``, by real processes."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import pytest
 def test_a_handful_of_each(root, tmp_path):
     command = [
         sys.executable,
-        root / "benchmarks" / "faults.py",
+        root / "studies" / "faults.py",
         "--quick",
         "--json",
         tmp_path / "f",

@@ -1,6 +1,6 @@
 """How well one backward pass ranks operations: the estimate against sensitivity measured one by one.
 
-    python benchmarks/sensitivity.py [--format fp16] [--json benchmarks/results/sensitivity.json]
+    python studies/sensitivity.py [--format fp16] [--json studies/results/sensitivity.json]
 
 A Transformer, a CNN and an LSTM on scikit-learn's digits and pydoc-like symbols, after some FP32
 steps. Spearman's rank correlation over operations (calls of an operation in a module):

@@ -1,6 +1,6 @@
 """What the FP32 recording foretells, against what the FP16 training then showed.
 
-    python benchmarks/predictions.py [--workload ssd digits denoiser] [--steps 60] [--json FILE]
+    python studies/predictions.py [--workload ssd digits denoiser] [--steps 60] [--json FILE]
 
 Each workload is recorded in FP32 and analyzed. Then it is trained again from the same seed in FP16
 (emulated on a CPU) and recorded at the same steps: without a loss scale, by the plan at the scale it

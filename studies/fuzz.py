@@ -1,8 +1,8 @@
 """Hostile files for every reader: only our own errors, bounded time and memory, no other file.
 
-    python benchmarks/fuzz.py                      # 10,000 inputs for each reader
-    python benchmarks/fuzz.py --count 500 --only plan,nsys --json fuzz.json
-    python benchmarks/fuzz.py --only plan --again 1234     # one input once more, with its traceback
+    python studies/fuzz.py                      # 10,000 inputs for each reader
+    python studies/fuzz.py --count 500 --only plan,nsys --json fuzz.json
+    python studies/fuzz.py --only plan --again 1234     # one input once more, with its traceback
 
 An input is a real file, spoilt: bits, bytes and lengths; JSON values of other types, huge numbers,
 NaN, keys twice, values nested deep; CSV cells and columns; Parquet columns of other types; views in

@@ -1,6 +1,6 @@
 """Does FP16 without a loss scale lose, and does the plan restore it? Several seeds, paired.
 
-    python benchmarks/paper_effect.py [--workload ssd] [--seeds 3] [--json FILE]
+    python studies/paper_effect.py [--workload ssd] [--seeds 3] [--json FILE]
 
 The plan is made once, from the recording of the first seed, as a user would do it. Every training
 leaves a run in --folder, so that ``mpdiag compare`` can be asked again.

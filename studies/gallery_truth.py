@@ -1,6 +1,6 @@
 """Which exhibits of the gallery need FP32 somewhere, and where: by training them, never by rule.
 
-    python benchmarks/gallery_truth.py [NAME …] [--json benchmarks/results/gallery-truth.json]
+    python studies/gallery_truth.py [NAME …] [--json studies/results/gallery-truth.json]
 
 For each exhibit: FP32 with five seeds, whose spread says what counts as good; the loss scale that
 ``analyze`` recommends from a recording; emulated FP16 with every operation narrow (three seeds), and
@@ -23,10 +23,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from one_by_one import take_away_one_by_one
 
 import mpdiag
 from mpdiag.plan import Fp32Choice, PrecisionPlan
-from mpdiag.sensitivity.minimal_set import take_away_one_by_one
 from mpdiag.sensitivity.ranking import Candidate, RankingTrainer, candidates_of
 from mpdiag.sensitivity.search import _finish, narrow_options
 from mpdiag.sensitivity.spread import Spread, spread_of

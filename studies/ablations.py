@@ -1,6 +1,6 @@
 """What each of the three techniques is for: take one away at a time. Several seeds, paired.
 
-    python benchmarks/ablations.py --folder runs/families [--seeds 3] [--json FILE] [CELL ...]
+    python studies/ablations.py --folder runs/families [--seeds 3] [--json FILE] [CELL ...]
 
 A cell is ``WORKLOAD:WAY``, or ``WORKLOAD,OPTION=VALUE,steps=N:WAY`` for a workload of other settings,
 which gets a folder of its own.

@@ -1,6 +1,6 @@
 """Analyzing a run that outgrows memory: 2,000 layers × 2,000 steps × 4 ranks, on generated rows.
 
-    python benchmarks/outgrow.py [--steps 2000] [--layers 2000] [--ranks 4] [--keep FOLDER]
+    python benchmarks/larger_than_memory.py [--steps 2000] [--layers 2000] [--ranks 4] [--keep FOLDER]
 
 Writes the run (activation gradients, one row for each layer, step and rank: 16 million), analyzes it
 in a fresh process and prints the seconds and the peak of that process's memory, its imports included,

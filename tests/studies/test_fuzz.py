@@ -1,4 +1,4 @@
-"""Hostile files, a quick share of ``benchmarks/fuzz.py``: only our errors, each one sentence."""
+"""Hostile files, a quick share of ``studies/fuzz.py``: only our errors, each one sentence."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 @pytest.fixture(scope="module")
 def fuzz(root):
-    path = root / "benchmarks" / "fuzz.py"
+    path = root / "studies" / "fuzz.py"
     spec = importlib.util.spec_from_file_location("fuzz", path)
     module = importlib.util.module_from_spec(spec)
     sys.modules["fuzz"] = module  # its dataclasses look themselves up

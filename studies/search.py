@@ -1,6 +1,6 @@
 """What the search costs, against taking operations away one by one: trainings and wall time.
 
-    python benchmarks/search.py [NAME …] [--json benchmarks/results/search.json]
+    python studies/search.py [NAME …] [--json studies/results/search.json]
 
 On every exhibit of the gallery that needs FP32 with all else narrow, a few that do not, and a deeper
 network with one bad layer. Both ways put the same questions to the same trainings from the same FP32
@@ -20,10 +20,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from one_by_one import take_away_one_by_one
 from torch import nn
 
 from mpdiag.plan import LossScalePlan, PrecisionPlan
-from mpdiag.sensitivity.minimal_set import find_smallest, take_away_one_by_one
+from mpdiag.sensitivity.minimal_set import find_smallest
 from mpdiag.sensitivity.search import _Search
 from mpdiag.sensitivity.search_state import SearchState
 from mpdiag.sensitivity.spread import spread_of

@@ -1,6 +1,6 @@
 """Why a slope over 1e-4 needs FP32 gradients of weights: what of FP16 does the harm, one at a time.
 
-    python benchmarks/cancelling.py [--json benchmarks/results/cancelling.json]
+    python studies/cancelling.py [--json studies/results/cancelling.json]
 
 The gallery's ``finite_difference`` calls one network at x + h and at x − h. Each weight's gradient is
 the sum of what the two calls give it. Trained in FP32, with one thing at a time rounded to FP16:
