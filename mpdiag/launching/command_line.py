@@ -1,4 +1,4 @@
-"""The words of a command line, run: a script in this process, or a launcher that starts it."""
+"""What ``mpdiag record`` and ``mpdiag train`` run: a script in this process, or torchrun around it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from typing import TYPE_CHECKING
 
 from mpdiag.launching import processes
 from mpdiag.launching.script import parse
+from mpdiag.plan import PrecisionPlan
+from mpdiag.runs.run import META, open_run
+from mpdiag.runs.training_log import FILE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -15,13 +18,16 @@ if TYPE_CHECKING:
     from mpdiag.launching.trained_script import Backend
 
 
-def record_words(
+def record_command(
     words: Sequence[str], out: Path | None, options: Options
 ) -> tuple[int, Path | None]:
-    """``mpdiag record``: returns the exit code and the run to name, if any.
+    """Record the script that the words after ``--`` name.
+
+    Returns:
+        The exit code, and the run to name, if any.
 
     Raises:
-        MpdiagError: As ``recording.record_script``.
+        MpdiagError: As ``recorded_script.record_script``.
     """
     from mpdiag.launching.recorded_script import record_script
 
@@ -36,13 +42,16 @@ def record_words(
     return ending.code, run
 
 
-def train_words(
+def train_command(
     words: Sequence[str], plan: Path, out: Path | None, *, backend: Backend
 ) -> tuple[int, Path | None, str]:
-    """``mpdiag train``: returns the exit code, the run to name, if any, and a summary.
+    """Train the script that the words after ``--`` name, by a plan.
+
+    Returns:
+        The exit code, the run to name, if any, and a summary.
 
     Raises:
-        MpdiagError: As ``training.train_script``.
+        MpdiagError: As ``trained_script.train_script``.
     """
     from mpdiag.launching.trained_script import train_script
 
@@ -55,6 +64,15 @@ def train_words(
     if trained.folder is not None:
         processes.release_claims(trained.folder)
     return trained.ending.code, trained.folder, trained.summary
+
+
+def recording_of(plan: Path, run: Path) -> Path | None:
+    """The recording that a plan was made from, if it lies beside a run and holds losses."""
+    name = PrecisionPlan.load(plan).run
+    recording = run.parent / Path(name).name
+    if not name or not (recording / FILE).is_file() or not (recording / META).is_file():
+        return None
+    return recording if open_run(recording).parts() else None
 
 
 def _name(arguments: Sequence[str]) -> str:

@@ -62,3 +62,9 @@ def test_exit_codes(plan, tmp_path):
     assert run("export", plan, "--to", "torch").exit_code == ExitCode.INPUT
     plan.write_text(json.dumps({"schema_version": 99}))
     assert run("export", plan, "--to", "torch").exit_code == ExitCode.INPUT
+
+
+def test_a_folder_without_a_plan_is_named(trained):
+    done = run("export", trained, "--to", "torch")
+    assert done.exit_code == ExitCode.INPUT
+    assert f"{trained} is a folder without a plan.json: write" in " ".join(done.stderr.split())

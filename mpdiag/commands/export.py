@@ -1,4 +1,4 @@
-"""``export`` and ``board``: results for other programs."""
+"""``mpdiag export``: a plan as the settings of another framework."""
 
 from __future__ import annotations
 
@@ -8,11 +8,10 @@ from typing import Annotated
 
 import typer
 
-from mpdiag.commands.base import Board, JsonOption, RunArgument, app
+from mpdiag.commands.shared.options import JsonOption
 from mpdiag.files.atomic import writing
 
 
-@app.command()
 def export(
     plan: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan, or the run it lies in.")],
     to: Annotated[str, typer.Option("--to", metavar="NAME", help="The framework to write for.")],
@@ -40,24 +39,3 @@ def export(
         for note in written.notes:
             terminal.remark(note)
     terminal.name_next("mpdiag", "train", "--plan", plan, "--", "script.py")
-
-
-@app.command()
-def board(
-    run: RunArgument,
-    to: Annotated[Board, typer.Option("--to", help="Which board.")] = "tensorboard",
-    output: Annotated[
-        str | None,
-        typer.Option(
-            "--output", "-o", metavar="WHERE", help="TensorBoard's folder, W&B's project."
-        ),
-    ] = None,
-) -> None:
-    """Put a run on TensorBoard or W&B. Histograms, shares lost, loss and scale."""
-    from mpdiag.integrations.boards import write_board
-    from mpdiag.reports import terminal
-    from mpdiag.runs.run import open_run
-
-    written, look = write_board(open_run(run), to, output)
-    terminal.show(f"{written} histograms and scalars written")
-    terminal.name_next(*look)
