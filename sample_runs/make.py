@@ -61,11 +61,11 @@ def judge(run: Path) -> None:
 def make(name: str, folder: Path) -> None:
     """One workload's three runs."""
     workload = workloads.load(name)
-    families.settle(folder / name, workload, None)
+    families.fix_settings(folder / name, workload, None)
     with workflow.training_progress(Console(stderr=True)) as progress:
         for way, suffix in WAYS.items():
-            cell = families.Cell(workload, folder / name, way, 0, workload.default_steps)
-            families.train_cell(cell, progress)
+            cell = families.FamilyTraining(workload, folder / name, way, 0, workload.default_steps)
+            families.train_if_missing(cell, progress)
             keep(cell.run, SAMPLES / f"{name}{suffix}", recording=way == "fp32", name=name)
     judge(SAMPLES / name)
     measure(name)

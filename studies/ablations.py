@@ -85,17 +85,21 @@ def ablate(folder: Path, cell: str, seeds: int, progress: Any) -> dict[str, Any]
     name, way, options, steps = parse(cell)
     workload = workloads.load(name, **options)
     place = folder / cell.partition(":")[0]
-    families.settle(place, workload, steps)
+    families.fix_settings(place, workload, steps)
     count = workload.default_steps if steps is None else steps
     logs: dict[str, list[Any]] = {}
     for kind in ("fp32", "fp16-plan", way):
-        cells = [families.Cell(workload, place, kind, seed, count) for seed in range(seeds)]
+        cells = [
+            families.FamilyTraining(workload, place, kind, seed, count) for seed in range(seeds)
+        ]
         for cell in cells:
-            families.train_cell(cell, progress)
+            families.train_if_missing(cell, progress)
         logs[kind] = [cell.log() for cell in cells]
     reference = families.metrics_of(workload, logs["fp32"])
     spread = statistics.stdev(reference) if len(reference) > 1 else math.nan
-    sides = {kind: families.side_of(workload, reference, logs[kind]) for kind in (way, "fp16-plan")}
+    sides = {
+        kind: families.way_result(workload, reference, logs[kind]) for kind in (way, "fp16-plan")
+    }
     worse = sides[way].difference * (-1 if workload.higher_is_better else 1)
     hurt: bool | None = math.isnan(worse) or worse > max(workload.margin, 2 * spread)
     if len(reference) < 2:  # the spread of seeds is not known

@@ -1,4 +1,4 @@
-"""What ``mpdiag demo`` prints at its end: the ways side by side, and what that says."""
+"""What ``mpdiag demo`` prints at the end: the ways to train side by side, and the verdict."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of one way to train.
+    """The result of one way to train.
 
     Attributes:
         title: Its name.
@@ -32,7 +32,7 @@ class Outcome:
         loss: Of the last step.
         skipped, steps: Steps skipped, and all of them.
         seconds: Wall time of the steps.
-        stopped: Why it stopped early or never began; empty if it ended.
+        stopped: Why it stopped early or never began; empty if it finished.
     """
 
     title: str
@@ -48,13 +48,13 @@ class Outcome:
 def demo_text(
     metric: str, higher_is_better: bool, outcomes: Sequence[Outcome], analysis: Analysis
 ) -> RenderableType:
-    """The ways in a table, and the verdict.
+    """The ways to train as a table, and the verdict.
 
     Args:
         metric: Its name, with the unit.
         higher_is_better: Whether more is better.
         outcomes: FP32 first, then without a scale, then by the plan, then others.
-        analysis: What the recording said.
+        analysis: The analysis of the recording.
     """
     table = Table(title="Trained from the same seed", title_justify="left", title_style="bold")
     table.add_column("")
@@ -78,7 +78,7 @@ def demo_text(
 def judge(
     metric: str, higher_is_better: bool, outcomes: Sequence[Outcome], analysis: Analysis
 ) -> tuple[str, str]:
-    """The verdict of one seed in a sentence or two, and its style."""
+    """The verdict from one seed in a few sentences, and its style."""
     fp32, bare, planned = outcomes[:3]
     hurt, kept = (not _as_good(o, fp32, higher_is_better) for o in (bare, planned))
     kept = not kept
