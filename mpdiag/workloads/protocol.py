@@ -197,13 +197,6 @@ class Training:
     seconds: float
     """Wall time of the steps alone, evaluation not counted."""
 
-    @property
-    def first_non_finite_step(self) -> int | None:
-        """The step whose loss was the first NaN or infinity; None if all were finite."""
-        return next(
-            (step for step, loss in enumerate(self.losses) if not math.isfinite(loss)), None
-        )
-
 
 def plain_step(session: Session, batch: Batch) -> Tensor:
     """One step as everybody writes it: clear, forward, backward, clip, update, schedule.

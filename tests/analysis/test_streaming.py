@@ -22,9 +22,10 @@ from mpdiag.runs.writer import RunWriter
 
 
 @pytest.fixture(scope="module")
-def outgrow(root):
+def benchmark(root):
     """The benchmark's generator."""
-    spec = importlib.util.spec_from_file_location("outgrow", root / "benchmarks" / "outgrow.py")
+    path = root / "benchmarks" / "larger_than_memory.py"
+    spec = importlib.util.spec_from_file_location("larger_than_memory", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -151,12 +152,12 @@ def test_small_runs_are_held(tmp_path):
     )
 
 
-def test_memory_does_not_grow_with_the_steps(outgrow, tmp_path):
+def test_memory_does_not_grow_with_the_steps(benchmark, tmp_path):
     """2,000 layers on 4 ranks; a process of its own for each figure. The benchmark does it all."""
     peaks = {}
     for steps in (20, 40):
-        rows = outgrow.write(tmp_path / str(steps), layers=2000, steps=steps, ranks=4)
-        peaks[steps] = outgrow.measure(str(tmp_path / str(steps)), stream_from=0)[1]
+        rows = benchmark.write(tmp_path / str(steps), layers=2000, steps=steps, ranks=4)
+        peaks[steps] = benchmark.measure(str(tmp_path / str(steps)), stream_from=0)[1]
     assert rows == 2000 * 40 * 4
     # InMemoryStatistics, the 160,000 rows between take some 65 MB.
     assert peaks[40] - peaks[20] < 30, peaks

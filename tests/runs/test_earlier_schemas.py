@@ -1,7 +1,7 @@
 """What earlier versions wrote stays readable: a stored folder of every schema, never written anew.
 
 ``tests/data/schema-N`` was written by the first version with schema N (``record_run`` and its
-neighbours in ``benchmarks/fuzz.py``). A newer schema adds a folder; none is ever replaced.
+neighbours in ``studies/fuzz.py``). A newer schema adds a folder; none is ever replaced.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ from mpdiag.workloads.gallery.scoring import Score, flag, judge, load_truth, sco
 
 @pytest.fixture(scope="module")
 def truth(root):
-    return load_truth(root / "benchmarks" / "results" / "gallery-truth.json")
+    return load_truth(root / "studies" / "results" / "gallery-truth.json")
 
 
 @pytest.mark.parametrize("name", gallery.names())

@@ -5,7 +5,7 @@
     def flags(model, batch):                 # an FP32 model in training, and its next batch
         return {("criterion", "exp")}        # (module, operation); "" for a whole module
 
-    print(score(flags, load_truth("benchmarks/results/gallery-truth.json")))
+    print(score(flags, load_truth("studies/results/gallery-truth.json")))
 
 A flagger sees the model at several moments of its FP32 training, as a recording would; what it flags
 adds up. It may call ``model(*batch)``, which returns the loss; its marks on the model are its own to
@@ -100,7 +100,7 @@ def _share(answers: list[bool]) -> float:
 
 
 def load_truth(path: str | os.PathLike[str]) -> Mapping[str, Mapping[str, Any]]:
-    """What training showed, by exhibit, as ``benchmarks/gallery_truth.py`` wrote it.
+    """What training showed, by exhibit, as ``studies/gallery_truth.py`` wrote it.
 
     Raises:
         DamagedRun: If it is missing or unreadable.
@@ -109,7 +109,7 @@ def load_truth(path: str | os.PathLike[str]) -> Mapping[str, Mapping[str, Any]]:
         document = json.loads(Path(path).read_text(encoding="utf-8"))
         exhibits: dict[str, Mapping[str, Any]] = document["exhibits"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        message = f"{path} holds no gallery truth ({error}): run benchmarks/gallery_truth.py"
+        message = f"{path} holds no gallery truth ({error}): run studies/gallery_truth.py"
         raise DamagedRun(message) from error
     return exhibits
 
