@@ -206,7 +206,7 @@ def test_one_seed_that_is_far_off_is_a_warning(seeds):
         ("{", "not a readable baseline"),
         ('{"kind": "mpdiag baseline", "schema_version": 9}', "newer"),
         ('{"kind": "mpdiag baseline", "schema_version": 1, "trainings": []}', "no training"),
-        ('{"kind": "mpdiag baseline", "schema_version": 1, "trainings": [{}]}', "no readable"),
+        ('{"kind": "mpdiag baseline", "schema_version": 1, "trainings": [{}]}', "not a readable"),
     ],
 )
 def test_a_foreign_baseline_is_refused_in_a_sentence(tmp_path, text, words):
