@@ -1,4 +1,4 @@
-"""Usual models on usual data."""
+"""Common models on common data."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from mpdiag.workloads.gallery.exhibit import (
 
 
 class ConvNet(nn.Module):
-    """Two convolutions with a normalisation each, a pool, a linear layer."""
+    """Two convolutions, each with a normalisation, a pooling and a linear layer."""
 
     def __init__(self, norm: str, *, depthwise: bool = False, gate: bool = False) -> None:
         super().__init__()

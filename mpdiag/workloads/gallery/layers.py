@@ -139,7 +139,7 @@ class AddMask(nn.Module):
 
 
 def padded(g: torch.Generator, empty: float) -> Batch:
-    """Eight tokens; a share of the samples is padding alone."""
+    """Eight tokens; a share of the samples is all padding."""
     tokens = normal(g, 64, 8, 4)
     tokens[:, 0, 3] = 1.0
     void = torch.rand(64, generator=g) < empty

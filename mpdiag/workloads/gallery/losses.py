@@ -112,7 +112,7 @@ class Contrastive(nn.Module):
 
 
 def pairs(g: torch.Generator) -> Batch:
-    """Two noisy views of each of 32 things."""
+    """Two noisy views of each of 32 objects."""
     x = normal(g, 32, 16)
     return torch.cat([x + 0.3 * normal(g, 32, 16) for _ in range(2)]), torch.zeros(1)
 
@@ -155,7 +155,7 @@ class Vae(nn.Module):
 
 
 class Kl(nn.Module):
-    """KL divergence of a diagonal Gaussian from the standard one, tamed by a logarithm."""
+    """KL divergence of a diagonal Gaussian from the standard one, compressed by a logarithm."""
 
     def forward(self, mean: Tensor, log_variance: Tensor) -> Tensor:
         """The mean over the batch."""

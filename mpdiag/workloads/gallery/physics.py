@@ -44,7 +44,7 @@ class SmallSteps(nn.Module):
 
 
 class Integrator(nn.Module):
-    """x + dt · push, again and again."""
+    """Repeats x + dt · push 64 times."""
 
     def __init__(self, dt: float) -> None:
         super().__init__()
@@ -58,13 +58,13 @@ class Integrator(nn.Module):
 
 
 def fields(g: torch.Generator) -> Batch:
-    """States and where they are pushed."""
+    """States and the changes to learn."""
     x = normal(g, 64, 16)
     return x, torch.sin(x[:, :8]) * 0.64
 
 
 class FiniteDifference(nn.Module):
-    """A potential is learned from its slope, taken as a difference over 1e-4."""
+    """A potential learned from its slope, a finite difference over 1e-4."""
 
     def __init__(self) -> None:
         super().__init__()

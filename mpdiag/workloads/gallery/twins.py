@@ -1,6 +1,6 @@
-"""Twins of the exhibits that fail: the same operations on values that do no harm, or done right.
+"""Twins of the exhibits that fail: the same operations on harmless values, or implemented correctly.
 
-They keep a flagger honest: an ``exp`` is not a fault.
+They catch false alarms: an ``exp`` alone is not a fault.
 """
 
 from __future__ import annotations
