@@ -19,7 +19,7 @@ from mpdiag.numerics.formats import FP16, format_named
 if TYPE_CHECKING:
     from mpdiag.plan import PrecisionPlan
 
-Language = Literal["python", "json", "shell", "prototxt", "lua"]
+TextLanguage = Literal["python", "json", "shell", "prototxt", "lua"]
 _COMMENT = {"python": "# ", "shell": "# ", "prototxt": "# ", "lua": "-- ", "json": ""}
 
 SCHEMA_VERSION = 1
@@ -38,7 +38,7 @@ class Export:
     """
 
     framework: str
-    language: Language
+    language: TextLanguage
     text: str
     settings: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
@@ -116,7 +116,7 @@ def make(
     plan: PrecisionPlan,
     framework: str,
     able: Able,
-    language: Language,
+    language: TextLanguage,
     body: str,
     settings: Mapping[str, Any],
     *extra_notes: str,

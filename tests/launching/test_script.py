@@ -152,7 +152,7 @@ def test_max_steps_records_so_many_and_lets_the_script_go_on(zygote, tmp_path):
         (["-m"], UsageError, "module"),
         (["-c", "print()"], UsageError, "-c"),
         (["nowhere.py"], InputError, "nowhere.py"),
-        (["ls"], InputError, "no Python script"),
+        (["ls"], InputError, "not a Python script"),
     ],
 )
 def test_what_cannot_be_run_is_told(words, error, sentence):
