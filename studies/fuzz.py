@@ -248,10 +248,10 @@ def nvprof_tables() -> tuple[bytes, ...]:
 
 def search_state() -> bytes:
     """A search's file, as ``searching.state`` writes it."""
-    from mpdiag.sensitivity.ranking import Candidate
+    from mpdiag.sensitivity.ranking import Fp32Candidate
     from mpdiag.sensitivity.search_state import Probe, SearchState
 
-    found = [Candidate("0", "linear"), Candidate("1", "layer_norm")]
+    found = [Fp32Candidate("0", "linear"), Fp32Candidate("1", "layer_norm")]
     with tempfile.TemporaryDirectory() as folder:
         state = SearchState({"level": "O1", "seeds": 2}, Path(folder) / "search.json")
         state.reference.update({0: (0.9, 1.5), 1: (0.8, 1.25)})
@@ -361,8 +361,8 @@ def _show_run(folder: Path) -> object:
 
 
 def _read_operations(folder: Path) -> object:
+    from mpdiag.analysis.operations.detection import find_operations
     from mpdiag.analysis.operations.rounding_error import operation_errors
-    from mpdiag.analysis.operations.search import find_operations
     from mpdiag.numerics.formats import FP16
 
     operations = _opened(folder).operations()
@@ -425,7 +425,7 @@ def _read_log(folder: Path) -> Any:
 
 
 def _show_log(folder: Path) -> object:
-    from mpdiag.analysis.comparing.comparison import compare
+    from mpdiag.analysis.comparison.compare import compare
     from mpdiag.reports.comparison import comparison_text
     from mpdiag.reports.frames.training import losses_frame, outcome_frame, scales_frame
 
@@ -437,7 +437,7 @@ def _show_log(folder: Path) -> object:
 
 
 def _read_trace(folder: Path) -> Any:
-    from mpdiag.tensorcores.profile import profile_trace
+    from mpdiag.tensorcores.trace_analysis import profile_trace
 
     return profile_trace(folder / "trace")
 
@@ -464,21 +464,21 @@ def _read_search(folder: Path) -> object:
 
 
 def _baseline(run: Path) -> bytes:
-    from mpdiag.analysis.comparing.groups import read_side, save_baseline
+    from mpdiag.analysis.comparison.groups import read_group, save_baseline
 
     with tempfile.TemporaryDirectory() as folder:
-        save_baseline(read_side(run), Path(folder) / "baseline.json")
+        save_baseline(read_group(run), Path(folder) / "baseline.json")
         return (Path(folder) / "baseline.json").read_bytes()
 
 
 def _read_side(folder: Path) -> object:
-    from mpdiag.analysis.comparing.groups import read_side
+    from mpdiag.analysis.comparison.groups import read_group
 
-    return read_side(folder / "baseline.json")
+    return read_group(folder / "baseline.json")
 
 
 def _show_side(folder: Path) -> object:
-    from mpdiag.analysis.comparing.comparison import compare
+    from mpdiag.analysis.comparison.compare import compare
     from mpdiag.reports.comparison import comparison_text
 
     comparison = compare(folder / "baseline.json", folder / "baseline.json")

@@ -22,8 +22,8 @@ import torch
 import mpdiag
 from mpdiag.numerics.autocast_lists import LISTS
 from mpdiag.plan import LossScalePlan, PrecisionPlan
-from mpdiag.sensitivity.estimated import estimate
-from mpdiag.sensitivity.search import search_fp32
+from mpdiag.sensitivity.fp32_search import search_fp32
+from mpdiag.sensitivity.loss_estimate import estimate
 from mpdiag.workloads import gallery
 from mpdiag.workloads.gallery.scoring import Score, judge, load_truth, score
 

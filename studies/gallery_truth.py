@@ -27,9 +27,9 @@ from one_by_one import take_away_one_by_one
 
 import mpdiag
 from mpdiag.plan import Fp32Choice, PrecisionPlan
-from mpdiag.sensitivity.ranking import Candidate, RankingTrainer, candidates_of
-from mpdiag.sensitivity.search import _finish, narrow_options
-from mpdiag.sensitivity.spread import Spread, spread_of
+from mpdiag.sensitivity.fp32_search import _finish, narrow_options
+from mpdiag.sensitivity.ranking import Fp32Candidate, RankingTrainer, candidates_of
+from mpdiag.sensitivity.seed_spread import SeedSpread, spread_of
 from mpdiag.training.trainer import MixedPrecision
 from mpdiag.workloads import gallery
 
@@ -64,7 +64,7 @@ def fp32(exhibit: Exhibit, seed: int) -> float:
         return _finish(train, trainer)
 
 
-def operations(exhibit: Exhibit, plan: PrecisionPlan) -> list[Candidate]:
+def operations(exhibit: Exhibit, plan: PrecisionPlan) -> list[Fp32Candidate]:
     """Every operation of every module that was met."""
     model, optimizer, train = exhibit.build(0)
     with RankingTrainer(model, optimizer, plan, plan.loss_scale.init_scale) as trainer:
@@ -73,7 +73,12 @@ def operations(exhibit: Exhibit, plan: PrecisionPlan) -> list[Candidate]:
 
 
 def narrow(
-    exhibit: Exhibit, plan: PrecisionPlan, seed: int, kept: tuple[Candidate, ...], *, lists: bool
+    exhibit: Exhibit,
+    plan: PrecisionPlan,
+    seed: int,
+    kept: tuple[Fp32Candidate, ...],
+    *,
+    lists: bool,
 ) -> float:
     """The metric of emulated FP16 with these in FP32; NaN if it diverged."""
     model, optimizer, train = exhibit.build(seed)
@@ -89,8 +94,8 @@ def narrow(
 def holds(
     exhibit: Exhibit,
     plan: PrecisionPlan,
-    spread: Spread,
-    kept: tuple[Candidate, ...],
+    spread: SeedSpread,
+    kept: tuple[Fp32Candidate, ...],
     **options: bool,
 ) -> tuple[bool, list[float]]:
     metrics = []
@@ -101,14 +106,14 @@ def holds(
     return all(map(spread.holds, metrics)), metrics
 
 
-def sufficient(exhibit: Exhibit, plan: PrecisionPlan, spread: Spread) -> dict[str, Any]:
+def sufficient(exhibit: Exhibit, plan: PrecisionPlan, spread: SeedSpread) -> dict[str, Any]:
     """Which single operations suffice; if none does, which pairs; and which modules."""
     every = operations(exhibit, plan)
 
-    def good(kept: Iterable[Candidate]) -> bool:
+    def good(kept: Iterable[Fp32Candidate]) -> bool:
         return holds(exhibit, plan, spread, tuple(kept), lists=False)[0]
 
-    fixes: list[tuple[Candidate, ...]] = []
+    fixes: list[tuple[Fp32Candidate, ...]] = []
     for size in (1, 2):
         fixes = [kept for kept in itertools.combinations(every, size) if good(kept)]
         if fixes:
@@ -116,7 +121,7 @@ def sufficient(exhibit: Exhibit, plan: PrecisionPlan, spread: Spread) -> dict[st
     else:  # three or more at once: one set from which none can be taken away
         smallest = take_away_one_by_one(every, good)
         fixes = [] if smallest is None else [tuple(sorted(smallest))]
-    modules = sorted({Candidate(c.module, "") for c in every} - {Candidate("", "")})
+    modules = sorted({Fp32Candidate(c.module, "") for c in every} - {Fp32Candidate("", "")})
     whole = [m for m in modules if good((m,))]
     return {
         "operations": len(every),

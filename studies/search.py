@@ -24,10 +24,10 @@ from one_by_one import take_away_one_by_one
 from torch import nn
 
 from mpdiag.plan import LossScalePlan, PrecisionPlan
+from mpdiag.sensitivity.fp32_search import _Search
 from mpdiag.sensitivity.minimal_set import find_smallest
-from mpdiag.sensitivity.search import _Search
 from mpdiag.sensitivity.search_state import SearchState
-from mpdiag.sensitivity.spread import spread_of
+from mpdiag.sensitivity.seed_spread import spread_of
 from mpdiag.workloads import gallery
 from mpdiag.workloads.gallery.exhibit import Chain, Exhibit
 from mpdiag.workloads.gallery.layers import UnitLength, large

@@ -27,9 +27,9 @@ import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from mpdiag.sensitivity.estimated import estimate
 from mpdiag.sensitivity.gradient_estimate import estimate_gradients
-from mpdiag.sensitivity.measured import measure
+from mpdiag.sensitivity.loss_estimate import estimate
+from mpdiag.sensitivity.measurement import measure
 from mpdiag.workloads.gallery.exhibit import Chain, digit_maps, digits
 
 if TYPE_CHECKING:

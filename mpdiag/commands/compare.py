@@ -33,8 +33,8 @@ def compare(
     strict: StrictOption = False,
 ) -> None:
     """Say whether B trains as well as A. Equivalent, different, or how many seeds would decide."""
-    from mpdiag.analysis.comparing.comparison import compare as compare_sides
-    from mpdiag.analysis.comparing.groups import save_baseline
+    from mpdiag.analysis.comparison.compare import compare as compare_sides
+    from mpdiag.analysis.comparison.groups import save_baseline
     from mpdiag.reports import terminal
     from mpdiag.reports.comparison import comparison_text
 

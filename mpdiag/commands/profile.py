@@ -65,7 +65,7 @@ def profile(
         if announced_ranks()[0] > 0:  # the first rank reports for all
             raise typer.Exit(code)
     else:
-        from mpdiag.tensorcores.profile import profile_trace
+        from mpdiag.tensorcores.trace_analysis import profile_trace
 
         with terminal.waiting(f"reading {trace}"):
             result = profile_trace(trace)

@@ -28,7 +28,7 @@ def report(
 ) -> None:
     """Write verdict and evidence into one HTML file, or Markdown."""
     from mpdiag.reports import terminal
-    from mpdiag.tensorcores.profile import is_trace
+    from mpdiag.tensorcores.trace_analysis import is_trace
 
     if is_remote(run) or not is_trace(run):
         from mpdiag.reports.html import write_report

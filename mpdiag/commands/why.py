@@ -39,10 +39,10 @@ def why(
     if model is not None or as_json:
         message = "--model and --json need a capsule: give them without LAYER"
         raise UsageError(message)
-    from mpdiag.analysis.layer_story import explain
+    from mpdiag.analysis.layer_history import explain_layer
     from mpdiag.reports import terminal, text
 
-    story = explain(run, layer)
+    story = explain_layer(run, layer)
     terminal.show(text.layer_text(story))
     if layer is None:
         others = ", ".join(name for name in story.worst if name and name != story.name)

@@ -16,7 +16,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from mpdiag.analysis.comparing.equivalence import judge_equivalence
+from mpdiag.analysis.comparison.equivalence import judge_equivalence
 from mpdiag.analysis.layers import merge_layers, share
 from mpdiag.analysis.scaling.loss_scale import needs_scale, values_lost
 from mpdiag.files.documents import finite

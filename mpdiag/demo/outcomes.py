@@ -10,7 +10,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from mpdiag.analysis.comparing.comparison import DEFAULT_MARGIN
+from mpdiag.analysis.comparison.compare import DEFAULT_MARGIN
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

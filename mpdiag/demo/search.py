@@ -19,8 +19,8 @@ from mpdiag.plan import PrecisionPlan
 from mpdiag.recording.record import record
 from mpdiag.reports import terminal
 from mpdiag.runs.run import META
-from mpdiag.sensitivity.search import SearchResult, search_fp32
-from mpdiag.sensitivity.stored import measure_sensitivity
+from mpdiag.sensitivity.fp32_search import SearchResult, search_fp32
+from mpdiag.sensitivity.run_sensitivity import measure_sensitivity
 from mpdiag.training.trainer import MixedPrecision
 from mpdiag.workloads import gallery
 from mpdiag.workloads.protocol import mixed_step, start
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
 
-    from mpdiag.sensitivity.search import Train
+    from mpdiag.sensitivity.fp32_search import Train
     from mpdiag.workloads.protocol import Workload
 
 GALLERY = "gallery/"

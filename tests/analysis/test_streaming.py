@@ -127,8 +127,8 @@ def test_what_is_damaged_is_said_as_ever(tmp_path, monkeypatch):
 def test_a_run_that_goes_on_meanwhile_is_taken_as_it_was(tmp_path):
     """A training writes parts while its run is analyzed: new steps, and names unheard of."""
     ranked(tmp_path / "run")
-    expected = streaming.Held(open_run(tmp_path / "run").records)
-    streamed = streaming.Streamed(open_run(tmp_path / "run"))
+    expected = streaming.InMemoryStatistics(open_run(tmp_path / "run").records)
+    streamed = streaming.StreamedStatistics(open_run(tmp_path / "run"))
     steps = streamed.step_maxima()[0]
     writer = RunWriter(tmp_path / "run", rank=2, world_size=3)
     buffer = RowBuffer()
@@ -147,7 +147,9 @@ def test_small_runs_are_held(tmp_path):
     ranked(tmp_path / "run")
     run = open_run(tmp_path / "run")
     assert run.rows() == len(run.records)
-    assert isinstance(streaming.evidence_of(open_run(tmp_path / "run")), streaming.Held)
+    assert isinstance(
+        streaming.read_statistics(open_run(tmp_path / "run")), streaming.InMemoryStatistics
+    )
 
 
 def test_memory_does_not_grow_with_the_steps(benchmark, tmp_path):
@@ -157,5 +159,5 @@ def test_memory_does_not_grow_with_the_steps(benchmark, tmp_path):
         rows = benchmark.write(tmp_path / str(steps), layers=2000, steps=steps, ranks=4)
         peaks[steps] = benchmark.measure(str(tmp_path / str(steps)), stream_from=0)[1]
     assert rows == 2000 * 40 * 4
-    # Held, the 160,000 rows between take some 65 MB.
+    # InMemoryStatistics, the 160,000 rows between take some 65 MB.
     assert peaks[40] - peaks[20] < 30, peaks

@@ -11,7 +11,7 @@ import json
 import pytest
 
 import mpdiag
-from mpdiag.analysis.comparing.comparison import compare
+from mpdiag.analysis.comparison.compare import compare
 from mpdiag.reports.frames.tensorcores import kernel_frame, read_profile
 from mpdiag.runs.run import SCHEMA_VERSION
 from mpdiag.runs.training_log import read_log

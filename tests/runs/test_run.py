@@ -260,7 +260,7 @@ BAD = {
     empty: "no step was recorded",
     without_rows: "no step was recorded",
     killed_in_the_first_step: "killed there",
-    nothing_but_nan: "mend it and record again",
+    nothing_but_nan: "fix it and record again",
     missing: "there is no run",
     a_file: "there is no run",
 }

@@ -11,7 +11,7 @@ import torch
 
 from mpdiag.errors import DamagedRun, UsageError
 from mpdiag.plan import LossScalePlan, PrecisionPlan
-from mpdiag.sensitivity.search import _finish, narrow_options
+from mpdiag.sensitivity.fp32_search import _finish, narrow_options
 from mpdiag.training.trainer import MixedPrecision
 from mpdiag.workloads import gallery
 from mpdiag.workloads.gallery.scoring import Score, flag, judge, load_truth, score

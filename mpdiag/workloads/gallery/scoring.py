@@ -30,8 +30,8 @@ from mpdiag.workloads.gallery.exhibit import Batch, Exhibit
 if TYPE_CHECKING:
     import os
 
-Flag = tuple[str, str]
-Flagger = Callable[[nn.Module, Batch], Collection[Flag]]
+FlaggedOperation = tuple[str, str]
+Flagger = Callable[[nn.Module, Batch], Collection[FlaggedOperation]]
 MOMENTS = (0.0, 0.1, 0.5, 1.0)
 """Shares of the training after which a flagger looks."""
 
@@ -50,7 +50,7 @@ class Judged:
 
     name: str
     needs: bool
-    flags: frozenset[Flag]
+    flags: frozenset[FlaggedOperation]
     covers: bool
     spare: int
 
@@ -114,14 +114,14 @@ def load_truth(path: str | os.PathLike[str]) -> Mapping[str, Mapping[str, Any]]:
     return exhibits
 
 
-def flag(exhibit: Exhibit, flagger: Flagger, *, seed: int = 0) -> frozenset[Flag]:
+def flag(exhibit: Exhibit, flagger: Flagger, *, seed: int = 0) -> frozenset[FlaggedOperation]:
     """What a flagger says of an exhibit, over its FP32 training."""
     torch.manual_seed(seed)
     model = exhibit.model()
     optimizer = exhibit.optimizer(model)
     batches = exhibit.batches(seed)
     looks = {round(share * (len(batches) - 1)) for share in MOMENTS}
-    flags: set[Flag] = set()
+    flags: set[FlaggedOperation] = set()
     for step, batch in enumerate(batches):
         if step in looks:
             flags.update(flagger(model, batch))
@@ -133,7 +133,11 @@ def flag(exhibit: Exhibit, flagger: Flagger, *, seed: int = 0) -> frozenset[Flag
 
 
 def judge(
-    name: str, flags: Collection[Flag], truth: Mapping[str, Any], *, beyond_lists: bool = False
+    name: str,
+    flags: Collection[FlaggedOperation],
+    truth: Mapping[str, Any],
+    *,
+    beyond_lists: bool = False,
 ) -> Judged:
     """Hold the flags of one exhibit against its truth."""
     sets = [[(m, op) for m, op in kept] for kept in truth.get("fixes", [])]
@@ -147,7 +151,7 @@ def judge(
     return Judged(name, needs, frozenset(flags), covers, spare)
 
 
-def _covered(one: Flag, flags: Collection[Flag]) -> bool:
+def _covered(one: FlaggedOperation, flags: Collection[FlaggedOperation]) -> bool:
     """Whether a flag stands for an operation: itself, or a module around it."""
     module, op = one
     return any(
