@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from running import SCRIPTS
+from script_processes import SCRIPTS
 from typer.testing import CliRunner
 
 from mpdiag.cli import app
