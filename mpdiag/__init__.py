@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from mpdiag.sensitivity.run_sensitivity import measure_sensitivity
     from mpdiag.tensorcores.step_profiler import profile
     from mpdiag.tracing.nonfinite import find_nonfinite
+    from mpdiag.training.options import PrecisionOverrides, TrainerOptions
     from mpdiag.training.results import StepResult
     from mpdiag.training.trainer import MixedPrecision
 
@@ -38,10 +39,12 @@ if TYPE_CHECKING:
 _HOMES = {
     "ExponentHistogram": "mpdiag.numerics.histograms",
     "MixedPrecision": "mpdiag.training.trainer",
+    "PrecisionOverrides": "mpdiag.training.options",
     "PrecisionPlan": "mpdiag.plan",
     "Recorder": "mpdiag.recording.recorder",
     "Run": "mpdiag.runs.run",
     "StepResult": "mpdiag.training.results",
+    "TrainerOptions": "mpdiag.training.options",
     "analyze": "mpdiag.analysis.analyzer",
     "compare": "mpdiag.analysis.comparison.compare",
     "find_nonfinite": "mpdiag.tracing.nonfinite",
@@ -57,10 +60,12 @@ _HOMES = {
 __all__ = [
     "ExponentHistogram",
     "MixedPrecision",
+    "PrecisionOverrides",
     "PrecisionPlan",
     "Recorder",
     "Run",
     "StepResult",
+    "TrainerOptions",
     "__version__",
     "analyze",
     "compare",

@@ -147,7 +147,7 @@ def _recorded(subject: _SearchedWorkload, run: Path) -> PrecisionPlan:
         model, optimizer, train = subject.build(0)
         with (
             record(model, optimizer, place),
-            MixedPrecision(model, optimizer, PrecisionPlan(), level="O0", loss_scale=1.0) as mp,
+            MixedPrecision(model, optimizer, PrecisionPlan(), level="O0") as mp,
         ):
             train(mp)
         plan = analyze(place).plan
