@@ -256,7 +256,7 @@ class Drive:
 
     def _begin(self, found: Found) -> Driven:
         from mpdiag.launching.script_names import script_names
-        from mpdiag.recording.tensors import is_tensor_parallel
+        from mpdiag.recording.counting.tensors import is_tensor_parallel
         from mpdiag.training.script_trainer import Driven
 
         roots = found.roots

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from mpdiag.plan import PrecisionPlan
-    from mpdiag.tracing.nonfinite import Producer, Trace
+    from mpdiag.tracing.nonfinite import NonfiniteTrace, Producer
     from mpdiag.training.results import NonFinite, StepResult
 
 
@@ -82,7 +82,7 @@ class Driven(MixedPrecision):
         self._fed: set[int] = set()  # parameters whose gradients came through here
         self._plain: Callable[[], Any] = _nothing
         self._returned: Any = None
-        self._trace: Trace | None = None  # while a step is looked at closely
+        self._trace: NonfiniteTrace | None = None  # while a step is looked at closely
         self._watch = DriftWatch(plan, say)
         self._guard.release()  # here the loop's own steps come to us
 

@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 import mpdiag
-from mpdiag.recording.closing import carry_through
 from mpdiag.recording.ledger import Ledger
+from mpdiag.recording.lifecycle import carry_through
 from mpdiag.recording.observer import Observer
 from mpdiag.runs.run import open_run
 from mpdiag.runs.writer import RunWriter

@@ -11,8 +11,7 @@ from support import batch, network
 
 import mpdiag
 from mpdiag.errors import UsageError
-from mpdiag.recording.cadence import SPARSE_EVERY, Cadence
-from mpdiag.recording.governor import ALLOWANCE, Governor
+from mpdiag.recording.cadence import ALLOWANCE, SPARSE_EVERY, Cadence, Governor
 from mpdiag.recording.ledger import Ledger
 from mpdiag.recording.recorder import Recorder
 

@@ -9,7 +9,7 @@ from torch import nn
 
 import mpdiag
 from mpdiag.recording import ledger
-from mpdiag.recording.ownership import is_replaced
+from mpdiag.recording.run_folder import is_replaced
 from mpdiag.runs.run import open_run
 
 

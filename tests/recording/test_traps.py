@@ -16,8 +16,8 @@ from torch.utils.checkpoint import checkpoint
 import mpdiag
 from mpdiag.errors import RunExists, UsageError
 from mpdiag.numerics.histograms import ExponentHistogram
+from mpdiag.recording.counting.tensors import tensors_in
 from mpdiag.recording.ledger import Ledger
-from mpdiag.recording.tensors import tensors_in
 from mpdiag.runs.writer import RunWriter
 
 

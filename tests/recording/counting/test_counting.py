@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from mpdiag.numerics.histograms import ExponentHistogram
-from mpdiag.recording.counting.cpu import RATIO_BINS, RATIO_FIRST
 from mpdiag.recording.counting.device import DeviceRows
 from mpdiag.recording.counting.host import HostRows, flat_values
-from mpdiag.recording.tensors import countable
+from mpdiag.recording.counting.layout import RATIO_BINS, RATIO_FIRST
+from mpdiag.recording.counting.tensors import countable
 
 EXACT = ("counts", "zeros", "subnormals", "infs", "nans", "fp16_overflow", "absmax", "absmin")
 
