@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep  # noqa: PTH120 - compared with co_filename
 _PACKAGE = str(Path(__file__).resolve().parent.parent) + os.sep
-_OURS = tuple(_PACKAGE + room + os.sep for room in ("recording", "training", "analysis"))
+_OURS = tuple(
+    _PACKAGE + room + os.sep
+    for room in ("tracing", "recording", "training", "emulation", "sensitivity", "analysis")
+)
 _GLUE = ("contextlib.py", "functools.py")
 _FUNCTIONAL = os.path.join(_TORCH, "nn", "functional.py")  # noqa: PTH118
 
