@@ -36,7 +36,7 @@ PATIENCE = 60_000
 TRAINING = """
 import sys, time, torch
 from mpdiag.recording import ledger
-from mpdiag.recording.record import record
+from mpdiag.recording.recorder import record
 ledger._FLUSH_SECONDS = 0.2
 model = torch.nn.Linear(4, 2)
 optimizer = torch.optim.SGD(model.parameters(), 0.1)

@@ -309,11 +309,15 @@ def test_a_compiled_model_on_the_native_backend():
     model = network()
     compiled = torch.compile(model, backend="aot_eager")
     mp = wrap(
-        compiled, torch.optim.SGD(model.parameters(), 0.1), overrides=mpdiag.PrecisionOverrides(dtype="bf16")
+        compiled,
+        torch.optim.SGD(model.parameters(), 0.1),
+        overrides=mpdiag.PrecisionOverrides(dtype="bf16"),
     )
     plain = network()
     reference = wrap(
-        plain, torch.optim.SGD(plain.parameters(), 0.1), overrides=mpdiag.PrecisionOverrides(dtype="bf16")
+        plain,
+        torch.optim.SGD(plain.parameters(), 0.1),
+        overrides=mpdiag.PrecisionOverrides(dtype="bf16"),
     )
     x, y = batch()
     for _ in range(2):
