@@ -21,10 +21,10 @@ from mpdiag.files import documents
 from mpdiag.files.parquet import MOST_ROWS
 from mpdiag.launching.processes import claim_run
 from mpdiag.plan import Fp32Choice, PrecisionPlan
-from mpdiag.reports.frames.tensorcores import read_profile
 from mpdiag.runs import provenance
 from mpdiag.runs.operations import encode
 from mpdiag.runs.run import open_run
+from mpdiag.runs.stored_profile import read_profile
 from mpdiag.runs.training_log import read_log
 from mpdiag.tensorcores.readers import tables
 

@@ -42,7 +42,8 @@ def analyze(
     from mpdiag.analysis.analyzer import analyze as analyze_run
     from mpdiag.analysis.plan_check import check_plan
     from mpdiag.plan import PrecisionPlan
-    from mpdiag.reports import terminal, text
+    from mpdiag.reports import terminal
+    from mpdiag.reports.text.analysis import after_analysis, analysis_text, check_text
 
     stored = None if against is None else PrecisionPlan.load(against)
     analysis = analyze_run(run, target=target)
@@ -55,11 +56,11 @@ def analyze(
         terminal.show_json(analysis.to_json() | checked)
     else:
         if check is not None:
-            terminal.show(text.check_text(check), "")
-        terminal.show(text.analysis_text(analysis))
+            terminal.show(check_text(check), "")
+        terminal.show(analysis_text(analysis))
         broken = check is not None and not check.holds
         remake = ("mpdiag", "analyze", run, "-o", against)
-        terminal.name_next(*(remake if broken else text.after_analysis(analysis, run, output)))
+        terminal.name_next(*(remake if broken else after_analysis(analysis, run, output)))
     asked = analysis if check is None else check
     exit_on_findings(strict, (finding.severity for finding in asked.findings))
 
@@ -92,10 +93,11 @@ def why(
         message = "--model and --json belong to a capsule: give them without LAYER"
         raise UsageError(message)
     from mpdiag.analysis.layer_story import explain
-    from mpdiag.reports import terminal, text
+    from mpdiag.reports import terminal
+    from mpdiag.reports.text.why import layer_text
 
     story = explain(run, layer)
-    terminal.show(text.layer_text(story))
+    terminal.show(layer_text(story))
     if layer is None:
         others = ", ".join(name for name in story.worst if name and name != story.name)
         terminal.remark(f"this layer loses most; name another one to read of it: {others}")
@@ -103,7 +105,8 @@ def why(
 
 
 def _why_skipped(capsule: Path, model: str | None, as_json: bool) -> None:
-    from mpdiag.reports import terminal, text
+    from mpdiag.reports import terminal
+    from mpdiag.reports.text.why import skip_text
     from mpdiag.training.skips.capsule import is_capsule, load_capsule
     from mpdiag.training.skips.capsule_replay import builder_named, replay_capsule
 
@@ -121,7 +124,7 @@ def _why_skipped(capsule: Path, model: str | None, as_json: bool) -> None:
     if as_json:
         terminal.show_json(replayed.to_json())
     else:
-        terminal.show(text.skip_text(replayed.to_json(), replayed.first))
+        terminal.show(skip_text(replayed.to_json(), replayed.first))
         terminal.name_next("mpdiag", "compare", "--help")
 
 
@@ -140,7 +143,8 @@ def replay(
 ) -> None:
     """Run a loss scaler over a recorded run. Shows scale, skips and losses, step by step."""
     from mpdiag.analysis.scaling.replay import replay_run
-    from mpdiag.reports import terminal, text
+    from mpdiag.reports import terminal
+    from mpdiag.reports.text.replay import replay_text
 
     played = replay_run(
         run,
@@ -154,7 +158,7 @@ def replay(
     if as_json:
         terminal.show_json(played.to_json())
     else:
-        terminal.show(text.replay_text(played))
+        terminal.show(replay_text(played))
         terminal.name_next("mpdiag", "analyze", run, "-o", "plan.json")
 
 
@@ -183,7 +187,7 @@ def compare(
     from mpdiag.analysis.comparing.comparison import compare as compare_sides
     from mpdiag.analysis.comparing.groups import save_baseline
     from mpdiag.reports import terminal
-    from mpdiag.reports.comparison import comparison_text
+    from mpdiag.reports.text.comparison import comparison_text
 
     comparison = compare_sides(a, b, metric=metric, margin=margin)
     if output is not None:

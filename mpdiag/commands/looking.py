@@ -34,7 +34,7 @@ def report(
     from mpdiag.tensorcores.profile import is_trace
 
     if is_remote(run) or not is_trace(run):
-        from mpdiag.reports.html import write_report
+        from mpdiag.reports.documents.write import write_report
 
         if against is not None:
             message = "--against compares traces: for two runs, mpdiag compare A B"
@@ -42,7 +42,7 @@ def report(
         terminal.show(str(write_report(run, output)))
         terminal.name_next("mpdiag", "dashboard", run.parent)
     else:
-        from mpdiag.reports.trace_report import write_trace_report
+        from mpdiag.reports.documents.write import write_trace_report
 
         terminal.show(str(write_trace_report(run, output, against)))
 
@@ -70,14 +70,15 @@ def runs(
     as_json: JsonOption = False,
 ) -> None:
     """List the runs in a folder, newest first."""
-    from mpdiag.reports import listing, terminal
+    from mpdiag.reports import terminal
+    from mpdiag.reports.text.runs import runs_json, runs_table
     from mpdiag.runs.run import list_runs
 
     found = list_runs(folder)
     if as_json:
-        terminal.show_json(listing.runs_json(found))
+        terminal.show_json(runs_json(found))
     elif found:
-        terminal.show(listing.runs_table(found))
+        terminal.show(runs_table(found))
         recorded = next((item for item in found if item.run and item.run.parts()), None)
         terminal.name_next("mpdiag", "analyze", recorded.folder if recorded else found[0].folder)
     else:
@@ -90,7 +91,8 @@ def doctor(as_json: JsonOption = False) -> None:
     """Say what is installed here, which devices, what is missing."""
     from mpdiag.installation.extras import EXTRAS
     from mpdiag.reports import terminal
-    from mpdiag.reports.doctor import environment_text, examine
+    from mpdiag.reports.machine import examine
+    from mpdiag.reports.text.doctor import environment_text
 
     environment = examine()
     if as_json:

@@ -134,7 +134,7 @@ def profile(
 ) -> None:
     """Say whether matrix work ran on Tensor Cores. For a script after --, or a trace."""
     from mpdiag.reports import terminal
-    from mpdiag.reports.profiling import show_profile
+    from mpdiag.reports.text.profile import show_profile
 
     script = context.meta["script"]
     given = len(arguments or []) + (trace is not None)
@@ -158,7 +158,18 @@ def profile(
 
         with terminal.waiting(f"reading {trace}"):
             result = profile_trace(trace)
-    document = show_profile(result, against, as_json=as_json)
+    change = None
+    if against is not None:
+        from mpdiag.tensorcores.change import compare_profiles
+        from mpdiag.tensorcores.profile import profile_trace
+        from mpdiag.tensorcores.verdicts import Profile
+
+        if not isinstance(result, Profile):
+            message = "--against compares traces of a GPU: give two of them"
+            raise UsageError(message)
+        with terminal.waiting(f"reading {against}"):
+            change = compare_profiles(profile_trace(against), result)
+    document = show_profile(result, against, change, as_json=as_json)
     if code:
         raise typer.Exit(code)
     exit_on_findings(strict, (finding["severity"] for finding in document["findings"]))

@@ -26,7 +26,7 @@ from mpdiag.cli import app
 from mpdiag.errors import DamagedTrace, ExitCode
 from mpdiag.hardware.devices import DeviceFacts
 from mpdiag.hardware.kernels import classify
-from mpdiag.reports.frames.roofline import roofline_frame
+from mpdiag.reports.views.roofline import roofline_frame
 from mpdiag.tensorcores.change import compare_profiles
 from mpdiag.tensorcores.events import Kernel
 from mpdiag.tensorcores.profile import profile_trace
