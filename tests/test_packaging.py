@@ -76,6 +76,9 @@ def test_every_module_is_in_it(contents, root):
 
 def test_data_is_in_it(contents, root):
     assert "mpdiag/py.typed" in contents
+    templates = {str(p.relative_to(root)) for p in (root / "mpdiag").glob("*/templates/*")}
+    assert templates
+    assert templates <= contents
     assert f"mpdiag-{__version__}.dist-info/licenses/LICENSE" in contents
     for source, target in (("sample_runs", "_sample_runs"), ("app", "_app")):
         files = [p.relative_to(root / source) for p in (root / source).rglob("*") if p.is_file()]

@@ -105,6 +105,7 @@ def test_names_are_text(hostile):
     assert hand.HOSTILE in page.text
     assert hand.SCRIPT in page.text
     assert "<b>run" in page.text
+    assert "&lt;" not in page.text  # nothing is escaped twice
 
 
 def test_the_command_writes_into_the_run_and_says_where(tmp_path):
