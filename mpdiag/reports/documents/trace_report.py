@@ -21,8 +21,8 @@ from mpdiag.version import __version__
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from mpdiag.tensorcores.change import Change
-    from mpdiag.tensorcores.verdicts import Profile
+    from mpdiag.tensorcores.profile_comparison import ProfileComparison
+    from mpdiag.tensorcores.trace_profile import Profile
 
 SHOWN = 30
 """Rows of a table; ``mpdiag profile --json`` has them all."""
@@ -34,7 +34,7 @@ class Since:
     """What changed since an earlier trace, and what that trace is called."""
 
     against: str
-    change: Change
+    change: ProfileComparison
 
 
 def trace_page(profile: Profile, since: Since | None = None) -> str:

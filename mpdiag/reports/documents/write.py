@@ -13,8 +13,7 @@ from mpdiag.reports.documents.markdown import run_markdown
 from mpdiag.reports.documents.page import save
 from mpdiag.reports.documents.run_report import run_page
 from mpdiag.reports.documents.trace_report import Since, trace_markdown, trace_page
-from mpdiag.tensorcores.change import compare_profiles
-from mpdiag.tensorcores.profile import STDIN, profile_trace
+from mpdiag.tensorcores.trace_analysis import STDIN, compare_traces, profile_trace
 
 if TYPE_CHECKING:
     import os
@@ -64,11 +63,7 @@ def write_trace_report(
     """
     with terminal.waiting(f"reading {trace}"):
         profile = profile_trace(trace)
-        since = (
-            None
-            if against is None
-            else Since(str(against), compare_profiles(profile_trace(against), profile))
-        )
+        since = None if against is None else Since(str(against), compare_traces(against, profile))
     path = output or Path(f"{'stdin' if str(trace) == STDIN else trace.name}.html")
     document = trace_markdown if path.suffix == ".md" else trace_page
     return save(path, document(profile, since))

@@ -8,17 +8,17 @@ from typing import TYPE_CHECKING, Any
 from mpdiag.reports import terminal
 from mpdiag.reports.text.cpu_profile import cpu_profile_text
 from mpdiag.reports.text.gpu_profile import change_text, profile_text
-from mpdiag.tensorcores.verdicts import Profile
+from mpdiag.tensorcores.trace_profile import Profile
 
 if TYPE_CHECKING:
-    from mpdiag.tensorcores.change import Change
     from mpdiag.tensorcores.cpu.matrix_unit import CpuProfile
+    from mpdiag.tensorcores.profile_comparison import ProfileComparison
 
 
 def show_profile(
     result: Profile | CpuProfile,
     against: Path | None = None,
-    change: Change | None = None,
+    change: ProfileComparison | None = None,
     *,
     as_json: bool,
 ) -> dict[str, Any]:

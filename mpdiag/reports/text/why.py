@@ -15,11 +15,11 @@ from mpdiag.reports.text.tables import Fitted
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from mpdiag.analysis.layer_story import LayerStory
+    from mpdiag.analysis.layer_history import LayerHistory
     from mpdiag.analysis.layers import Layers
 
 
-def layer_text(story: LayerStory) -> RenderableType:
+def layer_text(story: LayerHistory) -> RenderableType:
     """The report of ``mpdiag why``."""
     parts: list[RenderableType] = [Text(layer_name(story.name), style="bold")]
     parts += [Text(f"• {role}") for role in story.roles]

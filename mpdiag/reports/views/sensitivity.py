@@ -411,7 +411,7 @@ def sensitivity(run: str, found: Ranking) -> Picture:
     """Operations by how sensitive they are, each beside what the plan does with it."""
     label = FORMATS[found.format].label if found.format in FORMATS else found.format
     caption = {
-        "measured": f"Measured: each operation ran once in {label} while everything else stayed in FP32.",
+        "measured": f"Measured: each operation ran once in {label}, everything else in FP32.",
         "searched": "Estimated from one backward pass: what rounding each result changes, times "
         "its adjoint. Trainings decided which of them must stay.",
         "recorded": f"Estimated from the recorded values alone: what storing a result in {label} "
