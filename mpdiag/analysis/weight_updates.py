@@ -6,24 +6,24 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mpdiag.analysis.evidence import UPDATE_FIGURES
 from mpdiag.analysis.layers import share
+from mpdiag.analysis.run_statistics import UPDATE_FIGURES
 from mpdiag.numerics.formats import BF16, FP16, HALVES
 from mpdiag.plan import MasterWeightsPlan
 
 if TYPE_CHECKING:
-    from mpdiag.analysis.evidence import Evidence
+    from mpdiag.analysis.run_statistics import RunStatistics
     from mpdiag.numerics.formats import FloatFormat
 
 HARMLESS = 0.01
 """Swallowed share of changed weights below which weights could live in the format itself."""
 
 
-def analyze_weight_updates(evidence: Evidence, target: FloatFormat) -> MasterWeightsPlan:
+def analyze_weight_updates(evidence: RunStatistics, target: FloatFormat) -> MasterWeightsPlan:
     """Decide on FP32 master weights from the measured updates.
 
-    An update is swallowed by weights in a format where Δw ≠ 0 and r(r(w) + r(Δw)) = r(w), with r(x)
-    for x rounded to the format.
+    A weight in a format swallows an update if Δw ≠ 0 and r(r(w) + r(Δw)) = r(w), where r rounds to
+    the format.
     """
     names, sums = evidence.updates()
     known = dict(zip(UPDATE_FIGURES, sums, strict=True))
@@ -33,7 +33,7 @@ def analyze_weight_updates(evidence: Evidence, target: FloatFormat) -> MasterWei
             needed=True,
             reason="no weight update was recorded, so FP32 masters are kept to be safe",
         )
-    held = target if target in HALVES else BF16  # of FP8 weights nothing is counted
+    held = target if target in HALVES else BF16  # nothing is counted for FP8 weights
     swallowed, vanished = known["swallowed", held.name], known["vanished", FP16.name]
     fractions = share(swallowed, changed)
     worst = int(np.argmax(fractions))

@@ -1,0 +1,34 @@
+"""Arguments and options that several commands share, and the exit code of ``--strict``."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from mpdiag.errors import ExitCode
+from mpdiag.files.paths import AnyPath, place
+from mpdiag.numerics.formats import TARGETS
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+RunArgument = Annotated[
+    AnyPath, typer.Argument(metavar="RUN", parser=place, help="The run's folder, or its URL.")
+]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document instead.")]
+StrictOption = Annotated[
+    bool, typer.Option("--strict", help="Exit with 1 if there are warnings or errors.")
+]
+if TYPE_CHECKING:
+    Target = str
+else:  # the choices are the registry's
+    Target = Literal[tuple(fmt.name for fmt in TARGETS)]
+Board = Literal["tensorboard", "wandb"]
+Scaler = Literal["constant", "backoff", "lognormal"]
+
+
+def exit_on_findings(strict: bool, severities: Iterable[str]) -> None:
+    """With ``--strict``, exit with 1 if any finding is a warning or an error."""
+    if strict and any(severity != "info" for severity in severities):
+        raise typer.Exit(ExitCode.FINDINGS)
