@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mpdiag.errors import UsageError
@@ -24,14 +23,6 @@ T = TypeVar("T")
 LARGEST = 1 << 28
 """Bytes. What mpdiag writes takes some 200 bytes a layer. A sparse file of 1 TB costs its sender
 nothing, and would cost its reader all memory."""
-HIDDEN = "(hidden)"
-"""What stands in a document for a token, a key or a password."""
-_LOGIN = re.compile(r"(?<=://)[^/@\s]+(?=@)")
-
-
-def without_login(text: str) -> str:
-    """A text without the user names and passwords of the URLs in it."""
-    return _LOGIN.sub(HIDDEN, text)
 
 
 def read_document(path: AnyPath, **options: Any) -> Any:

@@ -15,7 +15,7 @@ from typing import IO, TYPE_CHECKING, Any
 from upath.extensions import ProxyUPath
 
 from mpdiag.errors import UsageError
-from mpdiag.files.documents import without_login
+from mpdiag.files.secrets import without_login
 from mpdiag.installation.extras import EXTRAS
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from mpdiag.files.documents import HIDDEN, without_login
+from mpdiag.files.secrets import HIDDEN, without_login
 
 
 def versions() -> dict[str, str]:

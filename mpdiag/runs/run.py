@@ -26,9 +26,10 @@ from typing import TYPE_CHECKING, Any, overload
 
 from mpdiag.display import notebook
 from mpdiag.errors import DamagedRun, NewerSchema, RunNotFound
-from mpdiag.files.documents import HIDDEN, read_document
+from mpdiag.files.documents import read_document
 from mpdiag.files.parquet import refuse_bomb
 from mpdiag.files.paths import is_remote, place
+from mpdiag.files.secrets import HIDDEN
 from mpdiag.runs.meta_validation import refuse_odd_meta, refuse_odd_modules
 from mpdiag.runs.reader import damaged, records_of, rows_in, source_of, tables_of
 
