@@ -204,7 +204,7 @@ SCRIPT = """
     sys.path[:0] = {paths!r}
     from support import constant
     from test_search import SMALL, builder
-    from mpdiag.searching.search import search_fp32
+    from mpdiag.sensitivity.fp32_search import search_fp32
 
     def tell(what, probes, best):
         if probes == 1:
