@@ -23,8 +23,7 @@ if TYPE_CHECKING:
     from mpdiag.analysis.comparison.compare import compare
     from mpdiag.numerics.histograms import ExponentHistogram
     from mpdiag.plan import PrecisionPlan
-    from mpdiag.recording.record import record
-    from mpdiag.recording.recorder import Recorder
+    from mpdiag.recording.recorder import Recorder, record
     from mpdiag.runs.run import Run, list_runs, open_run
     from mpdiag.runs.training_log import log_metric
     from mpdiag.sensitivity.fp32_search import search_fp32
@@ -53,7 +52,7 @@ _HOMES = {
     "measure_sensitivity": "mpdiag.sensitivity.run_sensitivity",
     "open_run": "mpdiag.runs.run",
     "profile": "mpdiag.tensorcores.step_profiler",
-    "record": "mpdiag.recording.record",
+    "record": "mpdiag.recording.recorder",
     "search_fp32": "mpdiag.sensitivity.fp32_search",
 }
 

@@ -16,7 +16,7 @@ from mpdiag.analysis.analyzer import analyze
 from mpdiag.errors import UsageError
 from mpdiag.files.atomic import atomic_path
 from mpdiag.plan import PrecisionPlan
-from mpdiag.recording.record import record
+from mpdiag.recording.recorder import record
 from mpdiag.reports import terminal
 from mpdiag.runs.run import META
 from mpdiag.sensitivity.fp32_search import SearchResult, search_fp32

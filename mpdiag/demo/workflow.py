@@ -19,7 +19,7 @@ from mpdiag import workloads
 from mpdiag.analysis.analyzer import analyze
 from mpdiag.demo.outcomes import Outcome, demo_text
 from mpdiag.errors import TrainingDiverged, UsageError
-from mpdiag.recording.record import record
+from mpdiag.recording.recorder import record
 from mpdiag.reports import terminal, text
 from mpdiag.runs.run import free_name
 from mpdiag.runs.training_log import LogWriter, Metric, TrainingStep

@@ -17,7 +17,7 @@ from mpdiag.launching import processes
 from mpdiag.launching.compile_watch import CompileWatch
 from mpdiag.launching.script import AfterTorch, Ending, Script, run
 from mpdiag.recording.cadence import Cadence
-from mpdiag.recording.closing import carry_through
+from mpdiag.recording.lifecycle import carry_through
 from mpdiag.runs.run import META
 
 if TYPE_CHECKING:

@@ -182,7 +182,7 @@ class ScriptTraining:
 
     def _begin(self, found: Discovered) -> ScriptTrainer:
         from mpdiag.launching.script_names import script_names
-        from mpdiag.recording.tensors import is_tensor_parallel
+        from mpdiag.recording.counting.tensors import is_tensor_parallel
         from mpdiag.training.script_trainer import ScriptTrainer
 
         roots = found.roots

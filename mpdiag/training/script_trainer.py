@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from mpdiag.plan import PrecisionPlan
-    from mpdiag.tracing.nonfinite import Producer, Trace
+    from mpdiag.tracing.nonfinite import NonfiniteTrace, Producer
     from mpdiag.training.options import Backend
     from mpdiag.training.results import StepResult
 
@@ -94,7 +94,7 @@ class ScriptTrainer:
         self.context = parts.context
         self.gradients = ScriptGradients(held)
         self.computing_gradients = False
-        self._trace: Trace | None = None  # while a step is searched for the operation at fault
+        self._trace: NonfiniteTrace | None = None  # while the operation at fault is searched for
         self._release = weakref.finalize(self, parts.release)
         setup.hold(held, self)
 
