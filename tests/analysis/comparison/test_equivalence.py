@@ -201,12 +201,12 @@ def test_one_seed_that_is_far_off_is_a_warning(seeds):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("{}", "no baseline"),
-        ("[1]", "no baseline"),
-        ("{", "no readable baseline"),
+        ("{}", "not a baseline"),
+        ("[1]", "not a baseline"),
+        ("{", "not a readable baseline"),
         ('{"kind": "mpdiag baseline", "schema_version": 9}', "newer"),
         ('{"kind": "mpdiag baseline", "schema_version": 1, "trainings": []}', "no training"),
-        ('{"kind": "mpdiag baseline", "schema_version": 1, "trainings": [{}]}', "no readable"),
+        ('{"kind": "mpdiag baseline", "schema_version": 1, "trainings": [{}]}', "not a readable"),
     ],
 )
 def test_a_foreign_baseline_is_refused_in_a_sentence(tmp_path, text, words):

@@ -7,7 +7,7 @@ import math
 
 import pandas as pd
 import pytest
-from profile_by_hand import PEAKS, profile
+from made_profiles import PEAKS, profile
 
 from mpdiag.reports.views.roofline import left_out, roofline, roofline_frame, roofs_of
 from mpdiag.reports.views.tensor_cores import unit_names

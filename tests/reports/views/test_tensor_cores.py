@@ -6,7 +6,7 @@ import json
 
 import pandas as pd
 import pytest
-from profile_by_hand import profile
+from made_profiles import profile
 
 from mpdiag.reports.views import tensor_cores
 from mpdiag.runs.stored_profile import read_profile
