@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from typer.core import TyperGroup
 
-from mpdiag.errors import ExitCode, MpdiagError
+from mpdiag.errors import ExitCode, MpdiagError, UsageError
 from mpdiag.files.paths import place
+from mpdiag.numerics.loss_scalers import SCALERS, scaler_class
 from mpdiag.version import __version__
 
 if TYPE_CHECKING:
@@ -69,7 +70,27 @@ StrictOption = Annotated[
 ]
 Target = Literal["fp16", "bf16", "fp8_e4m3", "fp8_e5m2"]
 Board = Literal["tensorboard", "wandb"]
-Scaler = Literal["constant", "backoff", "lognormal"]
+
+
+def known_scaler(name: str) -> str:
+    """Refuse the name of a loss scaler that does not exist, listing those that do."""
+    try:
+        scaler_class(name)
+    except UsageError as error:
+        raise typer.BadParameter(str(error)) from None
+    return name
+
+
+# Read when a command runs, not when this file is imported: a scaler may be registered later.
+ScalerOption = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME",
+        parser=known_scaler,
+        autocompletion=lambda: list(SCALERS),
+        help=f"The loss scaler to run: {', '.join(SCALERS)}.",
+    ),
+]
 
 
 def exit_on_findings(strict: bool, severities: Iterable[str]) -> None:

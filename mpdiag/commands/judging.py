@@ -10,7 +10,7 @@ import typer
 from mpdiag.commands.base import (
     JsonOption,
     RunArgument,
-    Scaler,
+    ScalerOption,
     StrictOption,
     Target,
     app,
@@ -19,6 +19,7 @@ from mpdiag.commands.base import (
 from mpdiag.errors import UsageError
 from mpdiag.files.atomic import writing
 from mpdiag.files.paths import place
+from mpdiag.numerics.loss_scalers import Backoff
 from mpdiag.runs.run import META
 
 
@@ -128,7 +129,7 @@ def _why_skipped(capsule: Path, model: str | None, as_json: bool) -> None:
 @app.command()
 def replay(
     run: RunArgument,
-    scaler: Annotated[Scaler, typer.Option(help="The loss scaler to run.")] = "backoff",
+    scaler: ScalerOption = Backoff.name,
     init_scale: Annotated[
         float | None, typer.Option(help="Scale to begin with; by default the scaler's own.")
     ] = None,

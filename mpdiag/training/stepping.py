@@ -273,7 +273,7 @@ class Stepping:
         if not found:
             message = "step() found no gradient: call step(loss), or backward(loss) first"
             raise UsageError(message)
-        wants_maximum = hasattr(self._scaler, "quantile")
+        wants_maximum = self._scaler.needs_absmax
         sweep = arithmetic.sweep(found, self._wrapped.buffers.changed(), absmax=wants_maximum)
         finite = sweep.finite and not self._spoiled(chosen)
         finite, bad_ranks = ranks.agree(finite, scale, self._device, self._group)
