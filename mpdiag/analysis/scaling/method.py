@@ -61,7 +61,7 @@ class ScalingCandidate:
         return self.method != NO_SCALE and not self.scaler.adaptive
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """As the plan's evidence holds it."""
         return {
             "method": self.method,
             "init_scale": self.scale,

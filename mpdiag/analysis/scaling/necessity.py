@@ -25,16 +25,17 @@ NEEDED = 0.25
 
 Emulated FP16 trainings on real data, each against its FP32 twin: harmless at 0.0001 (digits CNN),
 0.03 (LSTM language model) and 0.16 (denoiser on photographs, which loses 30 % of all its values);
-ruinous at 0.29 (Multibox SSD, average precision .85 → .17) and 0.59 (the denoiser at full size).
+harmful at 0.29 (Multibox SSD, average precision .85 → .17) and 0.59 (the denoiser at full size).
 Counting values alone would rank the harmless denoiser beside the detector that fails.
 """
 NEEDED_VALUES, NEEDED_SUM = 0.75, 0.05
 """Shares of a layer's values and of its Σ|g| that, lost *together*, make a scale needed, too.
 
-Where nearly all values are lost, and still weigh something, they are many small contributions
-in one direction, which nothing left over makes up for: the softmax of a language model over 8,000 words
-loses 90 % of its values but 7 % of their sum, and its perplexity went from 311 to 549. The denoiser
-that took no harm loses 48 % and 16 %; a language model over 6,000 words that took none, 93 % and 3 %.
+Where nearly all values are lost, and still weigh something, they are many small contributions in one
+direction, and the values that are left do not make up for them: the softmax of a language model over
+8,000 words loses 90 % of its values but 7 % of their sum, and its perplexity went from 311 to 549. The
+denoiser that took no harm loses 48 % and 16 %; a language model over 6,000 words that took none, 93 %
+and 3 %.
 """
 MATTERS = 0.01
 """Share of Σ|g| in the worst layer below which what is lost no longer matters; from there up to
@@ -60,7 +61,7 @@ class Losses:
 
     @classmethod
     def of(cls, late: Layers, target: FloatFormat) -> Losses:
-        """Of the activation gradients of late steps."""
+        """The losses of the activation gradients of late steps."""
         return cls(late.names, lost_by_scale(late, target), values_lost(late, target))
 
     def first_below(self, threshold: float) -> int:

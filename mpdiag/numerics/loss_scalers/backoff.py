@@ -61,7 +61,7 @@ class Backoff(Scaler):
     overflows_since: int = state(0)
 
     def __post_init__(self) -> None:
-        """Refuse what makes no sense."""
+        """Refuse settings out of range or against each other."""
         check_positive(
             self, "init_scale", "growth_factor", "backoff_factor", "min_scale", "max_scale"
         )
@@ -84,11 +84,11 @@ class Backoff(Scaler):
 
     @property
     def scale(self) -> float:
-        """See ``Scaler``."""
+        """``init_scale`` until an overflow or a quiet interval changes it."""
         return self.init_scale if self.current is None else self.current
 
     def adjust(self, absmax: float) -> Backoff:
-        """See ``Scaler``."""
+        """Count the step, and back off or grow where a count is full."""
         steps = self.steps_since + 1
         if overflows(absmax, self.scale):
             count = self.overflows_since + 1

@@ -29,16 +29,16 @@ class ConstantScale(Scaler):
     init_scale: float = 1.0
 
     def __post_init__(self) -> None:
-        """Refuse what is no scale."""
+        """Refuse a scale that is not finite and above 0."""
         check_positive(self, "init_scale")
 
     @property
     def scale(self) -> float:
-        """See ``Scaler``."""
+        """``init_scale``, at every step."""
         return self.init_scale
 
     def adjust(self, absmax: float) -> ConstantScale:  # noqa: ARG002
-        """See ``Scaler``: nothing changes."""
+        """Itself: an overflow changes nothing."""
         return self
 
     @classmethod

@@ -39,7 +39,7 @@ class LogNormal(Scaler):
         σ² = v - w²,  scale = 2^floor(log2(65504) - (m + quantile·σ)), clipped
 
     OpenSeq2Seq's LogMax without its defects: it fed 65536 as the logarithm on an overflow, took the
-    logarithm of zero maxima, and used 16 for log2(65504).
+    logarithm of maxima that were zero, and used 16 for log2(65504).
     """
 
     name: ClassVar[str] = "lognormal"
@@ -58,7 +58,7 @@ class LogNormal(Scaler):
     square: float = state(0.0)
 
     def __post_init__(self) -> None:
-        """Refuse what makes no sense."""
+        """Refuse settings out of range or against each other."""
         check_positive(self, "init_scale", "quantile", "min_scale", "max_scale")
         for name in ("beta1", "beta2"):
             value = getattr(self, name)
@@ -71,7 +71,7 @@ class LogNormal(Scaler):
 
     @property
     def scale(self) -> float:
-        """See ``Scaler``."""
+        """The largest power of two at which the quantile of maxima stays in range."""
         if self.samples == 0:
             return self.init_scale
         mean = self.mean / (1 - self.beta1**self.samples)
@@ -82,7 +82,7 @@ class LogNormal(Scaler):
         return min(self.max_scale, max(self.min_scale, math.ldexp(1.0, min(exponent, 1000))))
 
     def adjust(self, absmax: float) -> LogNormal:
-        """See ``Scaler``."""
+        """Add the step's maximum to the moving averages."""
         if overflows(absmax, self.scale):
             x = math.log2(FP16.overflow_threshold / self.scale)
             if math.isfinite(absmax):

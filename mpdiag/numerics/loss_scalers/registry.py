@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import TYPE_CHECKING, Any
 
 from mpdiag.errors import UsageError
@@ -25,6 +24,8 @@ def scaler_class(name: str) -> type[Scaler]:
     """
     if name in SCALERS:
         return SCALERS[name]
+    import difflib  # the command line imports this module each time it starts
+
     near = difflib.get_close_matches(name.lower(), SCALERS, 1)
     hint = f" (did you mean {near[0]}?)" if near else ""
     message = f"there is no loss scaler {name!r}{hint}: choose one of {', '.join(SCALERS)}"
