@@ -42,6 +42,12 @@ bench: $(READY)-bench ## run every benchmark; each prints ratios
 		echo "== $$script"; $(BIN)/python $$script || exit 1; \
 	done
 
+.PHONY: studies
+studies: $(READY)-bench ## run every study of correctness: hours
+	@for script in $(filter-out %/mutations.py %/one_by_one.py,$(wildcard studies/[a-z]*.py)); do \
+		echo "== $$script"; $(BIN)/python $$script || exit 1; \
+	done
+
 .PHONY: wheel
 wheel: $(READY)-dev ## build the wheel and the source archive into dist/
 	@$(BIN)/python -m build --outdir dist

@@ -78,19 +78,19 @@ def _scale(plan: LossScalePlan, now: LossScalePlan) -> Iterator[Finding]:
     limits = {"lower": now.lower, "upper": now.upper, "plan": plan.recommended}
     if highest < now.lower and now.need != "not needed":
         yield Finding(
-            "error" if now.needed else "warning",
-            "plan-scale-too-small",
-            f"the plan has {has}, and this run needs {now.lower:g} or more: {now.reason}",
-            limits,
-            f"scale the loss by {now.recommended:g}, or find what made the gradients smaller",
+            severity="error" if now.needed else "warning",
+            code="plan-scale-too-small",
+            message=f"the plan has {has}, and this run needs {now.lower:g} or more: {now.reason}",
+            evidence=limits,
+            fix=f"scale the loss by {now.recommended:g}, or find what made the gradients smaller",
         )
     elif now.upper is not None and lowest > now.upper:
         yield Finding(
-            "error",
-            "plan-scale-too-large",
-            f"the plan has {has}, and this run overflows from {now.upper:g} on",
-            limits,
-            f"scale the loss by {now.recommended:g}, or find what made the gradients larger",
+            severity="error",
+            code="plan-scale-too-large",
+            message=f"the plan has {has}, and this run overflows from {now.upper:g} on",
+            evidence=limits,
+            fix=f"scale the loss by {now.recommended:g}, or find what made the gradients larger",
         )
 
 
@@ -107,12 +107,12 @@ def _operations(plan: PrecisionPlan, now: PrecisionPlan) -> Iterator[Finding]:
             where = choice.module or "the model"
             line = f" at {evidence['line']}" if evidence.get("line") else ""
             yield Finding(
-                "error",
-                "plan-lacks-operation",
-                f"{choice.op} in {where}{line} needs FP32, and the plan does not keep it there: "
+                severity="error",
+                code="plan-lacks-operation",
+                message=f"{choice.op} in {where}{line} needs FP32, and the plan does not keep it there: "
                 f"{choice.reason}",
-                dict(evidence),
-                str(evidence.get("fix") or "keep it in FP32"),
+                evidence=dict(evidence),
+                fix=str(evidence.get("fix") or "keep it in FP32"),
             )
 
 
@@ -124,9 +124,9 @@ def _identity(choice: Fp32Choice) -> tuple[Any, ...]:
 def _masters(plan: PrecisionPlan, now: PrecisionPlan) -> Iterator[Finding]:
     if now.master_weights.needed and plan.level == "O3":
         yield Finding(
-            "error",
-            "plan-lacks-masters",
-            f"the plan's level O3 has no FP32 masters: {now.master_weights.reason}",
-            dict(now.master_weights.evidence),
-            "train at level O1 or O2",
+            severity="error",
+            code="plan-lacks-masters",
+            message=f"the plan's level O3 has no FP32 masters: {now.master_weights.reason}",
+            evidence=dict(now.master_weights.evidence),
+            fix="train at level O1 or O2",
         )

@@ -51,12 +51,12 @@ def shape_findings(run: Run, target: str) -> list[Finding]:
     if images and share >= _WORTH:
         found.append(
             Finding(
-                "info",
-                "channels-last",
-                f"{_percent(share)} of the matrix work is convolutions, which Tensor Cores compute "
-                "with channels last; any other layout is converted back and forth",
-                {"share_of_flops": share, "modules": [w.module for w in images]},
-                "model.to(memory_format=torch.channels_last), and the images likewise",
+                severity="info",
+                code="channels-last",
+                message=f"{_percent(share)} of the matrix work is convolutions; Tensor Cores compute "
+                "them in channels_last, and any other layout is converted back and forth",
+                evidence={"share_of_flops": share, "modules": [w.module for w in images]},
+                fix="use model.to(memory_format=torch.channels_last), and the same for the images",
             )
         )
     odd = advise(works, target, recorded_generation(run.meta), run.modules())
@@ -65,12 +65,13 @@ def shape_findings(run: Run, target: str) -> list[Finding]:
     if touched and share >= _WORTH:
         found.append(
             Finding(
-                "info",
-                "shapes-to-pad",
-                f"{counted(len(touched), 'layer')} with {_percent(share)} of the matrix work: sizes "
-                "that Tensor Cores read badly",
-                {"share_of_flops": share, "modules": sorted(touched)},
-                "pad them as plan.shapes says",
+                severity="info",
+                code="shapes-to-pad",
+                message=f"{counted(len(touched), 'layer')} ({_percent(share)} of the matrix work) "
+                f"{'has' if len(touched) == 1 else 'have'} sizes that Tensor Cores cannot read at "
+                "full width",
+                evidence={"share_of_flops": share, "modules": sorted(touched)},
+                fix="pad them as plan.shapes says",
             )
         )
     return found

@@ -17,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from mpdiag import workloads
 from mpdiag.analysis.analyzer import analyze
-from mpdiag.demo.text import Outcome, demo_text
+from mpdiag.demo.outcomes import Outcome, demo_text
 from mpdiag.errors import TrainingDiverged, UsageError
 from mpdiag.recording.record import record
 from mpdiag.reports import terminal, text
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Variant:
-    """A way to train: what to call it, where it goes, what overrides the plan."""
+    """A way to train: its title, the suffix of its run folder, and what overrides the plan."""
 
     title: str
     suffix: str
@@ -45,12 +45,12 @@ class Variant:
 
 @dataclass(frozen=True)
 class Setting:
-    """What every way to train shares: data, weights and batches are the same.
+    """What all ways to train share: the same data, weights and batches.
 
     Attributes:
         workload: What is trained.
         seed: Decides weights and batches.
-        steps: Of the training; None for the workload's own number.
+        steps: Of the training; None: the workload's own number.
         device: Where, as torch names it.
     """
 
@@ -60,7 +60,7 @@ class Setting:
     device: str = "cpu"
 
     def start(self) -> Session:
-        """A fresh training, just before its first step."""
+        """A new training, just before its first step."""
         return start(self.workload, seed=self.seed, steps=self.steps, device=self.device)
 
 
@@ -84,7 +84,7 @@ def run_demo(
     size: str = "small",
     device: str = "cpu",
 ) -> Path:
-    """Train a workload three ways and say what came of it.
+    """Train a workload three ways and print the verdict.
 
     Args:
         name: A workload.
@@ -103,7 +103,7 @@ def run_demo(
         UsageError: If there is no such workload, size or device.
     """
     workload = workloads.load(name, size=size)
-    usable(device)
+    require_device(device)
     run = free_name(folder, name)
     console = Console(stderr=True)
     console.print(f"{workload.title}: {workload.summary}", highlight=False)
@@ -124,8 +124,8 @@ def run_demo(
     return run
 
 
-def usable(device: str) -> None:
-    """Refuse a device that torch does not find.
+def require_device(device: str) -> None:
+    """Refuse a device that torch cannot use.
 
     Raises:
         UsageError: With the reason.
@@ -170,7 +170,7 @@ def train_variant(
     *,
     observed: bool = False,
 ) -> Outcome:
-    """One mixed-precision training from the same seed; `observed`: recorded as it trains."""
+    """One mixed-precision training from the same seed; ``observed``: recorded while it trains."""
     session, workload = setting.start(), setting.workload
     task = progress.add_task(variant.title, total=session.steps, loss=0.0)
     losses: list[float] = []

@@ -22,7 +22,7 @@ Version = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Need:
+class FormatRequirement:
     """What Tensor Cores need for a format.
 
     Attributes:
@@ -46,11 +46,11 @@ class Need:
 
 
 NEEDS = {
-    "fp16": Need((7, 0), (9, 0), (7, 0), (384, 81)),
-    "int8": Need((7, 5), (10, 0), (7, 3), (410, 48)),
-    "tf32": Need((8, 0), (11, 0), (8, 0), (450, 36)),
-    "bf16": Need((8, 0), (11, 0), (8, 0), (450, 36)),
-    "fp8": Need((8, 9), (11, 8), (8, 6), (520, 61)),
+    "fp16": FormatRequirement((7, 0), (9, 0), (7, 0), (384, 81)),
+    "int8": FormatRequirement((7, 5), (10, 0), (7, 3), (410, 48)),
+    "tf32": FormatRequirement((8, 0), (11, 0), (8, 0), (450, 36)),
+    "bf16": FormatRequirement((8, 0), (11, 0), (8, 0), (450, 36)),
+    "fp8": FormatRequirement((8, 9), (11, 8), (8, 6), (520, 61)),
 }
 """Of NVIDIA's GPUs, oldest first."""
 _FP8_ON_ADA = (12, 1)
@@ -66,7 +66,7 @@ class Software:
 
 
 @dataclass(frozen=True)
-class Ability:
+class FormatSupport:
     """What one device can do with one format.
 
     Attributes:
@@ -88,17 +88,21 @@ class Ability:
         return asdict(self)
 
 
-def gpu_abilities(device: DeviceFacts, software: Software) -> tuple[Ability, ...]:
+def gpu_format_support(device: DeviceFacts, software: Software) -> tuple[FormatSupport, ...]:
     """What a GPU can do with each format."""
-    return tuple(_gpu_ability(device, software, name, need) for name, need in NEEDS.items())
+    return tuple(_gpu_support(device, software, name, need) for name, need in NEEDS.items())
 
 
-def _gpu_ability(device: DeviceFacts, software: Software, name: str, need: Need) -> Ability:
+def _gpu_support(
+    device: DeviceFacts, software: Software, name: str, need: FormatRequirement
+) -> FormatSupport:
     how, reason = _on_gpu(device, software, name, need)
-    return Ability(device.name, name, how, reason, need.text)
+    return FormatSupport(device.name, name, how, reason, need.text)
 
 
-def _on_gpu(device: DeviceFacts, software: Software, name: str, need: Need) -> tuple[How, str]:
+def _on_gpu(
+    device: DeviceFacts, software: Software, name: str, need: FormatRequirement
+) -> tuple[How, str]:
     if is_amd(device.name):
         rates = device.peaks.tensor if device.peaks is not None else {}
         if name in rates:
@@ -116,7 +120,9 @@ def _on_gpu(device: DeviceFacts, software: Software, name: str, need: Need) -> t
     return "tensor cores", "Tensor Cores multiply it"
 
 
-def _missing(device: DeviceFacts, software: Software, name: str, need: Need) -> list[str]:
+def _missing(
+    device: DeviceFacts, software: Software, name: str, need: FormatRequirement
+) -> list[str]:
     """Versions that are older than the format; what is not known is not held against it."""
     cuda = need.cuda
     if name == "fp8" and device.capability == (8, 9):
@@ -130,9 +136,9 @@ def _missing(device: DeviceFacts, software: Software, name: str, need: Need) -> 
     ]
 
 
-def cpu_abilities(
+def cpu_format_support(
     name: str, *, has_amx: bool | None, has_avx512_bf16: bool | None
-) -> tuple[Ability, ...]:
+) -> tuple[FormatSupport, ...]:
     """What a CPU can do with each format."""
     bf16: tuple[How, str]
     if has_amx:
@@ -152,7 +158,8 @@ def cpu_abilities(
         "fp8": ("no", "torch stores it, nothing multiplies it; mpdiag analyze predicts it"),
     }
     return tuple(
-        Ability(name, fmt, how, reason, NEEDS[fmt].text) for fmt, (how, reason) in found.items()
+        FormatSupport(name, fmt, how, reason, NEEDS[fmt].text)
+        for fmt, (how, reason) in found.items()
     )
 
 

@@ -103,7 +103,7 @@ class DeviceFacts:
 
 
 @dataclass(frozen=True)
-class Look:
+class NvmlReading:
     """What NVML said.
 
     Attributes:
@@ -115,7 +115,7 @@ class Look:
     problem: str | None = None
 
 
-def look(nvml: Any = None) -> Look:
+def read_nvml(nvml: Any = None) -> NvmlReading:
     """Ask NVML about every GPU.
 
     Args:
@@ -124,18 +124,18 @@ def look(nvml: Any = None) -> Look:
     try:
         module = import_module("pynvml") if nvml is None else nvml
     except Exception as error:  # noqa: BLE001 - a broken package is a fact to report
-        return Look(problem=f"nvidia-ml-py does not load ({error})")
+        return NvmlReading(problem=f"nvidia-ml-py does not load ({error})")
     try:
         with _open(module):
             driver = _ask(module.nvmlSystemGetDriverVersion)
-            return Look(
+            return NvmlReading(
                 tuple(
                     _facts(module, module.nvmlDeviceGetHandleByIndex(i), driver)
                     for i in range(module.nvmlDeviceGetCount())
                 )
             )
     except module.NVMLError as error:
-        return Look(problem=f"NVML finds no NVIDIA driver here ({error})")
+        return NvmlReading(problem=f"NVML finds no NVIDIA driver here ({error})")
 
 
 @contextmanager

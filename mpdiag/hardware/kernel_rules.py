@@ -21,7 +21,7 @@ TABLE_VERSION = 1
 
 
 @dataclass(frozen=True)
-class Rule:
+class KernelRule:
     """One line of the table; empty fields are read from the name itself."""
 
     name: str
@@ -34,32 +34,32 @@ class Rule:
     accumulator: str = ""
 
 
-def _helper(name: str, pattern: str, library: str = "") -> Rule:
-    return Rule(name, re.compile(pattern), "helper", library)
+def _helper(name: str, pattern: str, library: str = "") -> KernelRule:
+    return KernelRule(name, re.compile(pattern), "helper", library)
 
 
-def _layout(name: str, pattern: str, library: str = "") -> Rule:
-    return Rule(name, re.compile(pattern), "layout", library)
+def _layout(name: str, pattern: str, library: str = "") -> KernelRule:
+    return KernelRule(name, re.compile(pattern), "layout", library)
 
 
 def _cuda(
     name: str, pattern: str, library: str = "", dtype: str = "", instruction: str = "FFMA"
-) -> Rule:
-    return Rule(name, re.compile(pattern), "cuda_core", library, instruction, dtype)
+) -> KernelRule:
+    return KernelRule(name, re.compile(pattern), "cuda_core", library, instruction, dtype)
 
 
 def _tensor(
     name: str, pattern: str, library: str, instr: str = "HMMA", dtype: str = "", sm: str = ""
-) -> Rule:
-    return Rule(name, re.compile(pattern), "tensor_core", library, instr, dtype, sm)
+) -> KernelRule:
+    return KernelRule(name, re.compile(pattern), "tensor_core", library, instr, dtype, sm)
 
 
-def _other(name: str, pattern: str, library: str = "") -> Rule:
-    return Rule(name, re.compile(pattern), "other", library)
+def _other(name: str, pattern: str, library: str = "") -> KernelRule:
+    return KernelRule(name, re.compile(pattern), "other", library)
 
 
-def _opaque(name: str, pattern: str, library: str = "") -> Rule:
-    return Rule(name, re.compile(pattern), "unknown", library)
+def _opaque(name: str, pattern: str, library: str = "") -> KernelRule:
+    return KernelRule(name, re.compile(pattern), "unknown", library)
 
 
 # Serve a matrix kernel, or move its data: the words gemm, conv and flash mislead.
@@ -168,7 +168,7 @@ _CUDA_CORE = (
 # Tensor Cores.
 _TENSOR_CORE = (
     _tensor("RNN persist HMMA", r"RNN_blockPersist\w*_HMMA|PersistRNN.*(?:HMMA|hmma)", "cuDNN", dtype="fp16"),
-    Rule("nvjet FP16 accumulator", re.compile(r"nvjet_(?:sm90_)?hhh_"), "tensor_core", "cuBLASLt", "HGMMA", "fp16", "sm90", "fp16"),
+    KernelRule("nvjet FP16 accumulator", re.compile(r"nvjet_(?:sm90_)?hhh_"), "tensor_core", "cuBLASLt", "HGMMA", "fp16", "sm90", "fp16"),
     _tensor("nvjet sm100 BF16", r"nvjet_sm10\d_t\w{2}_", "cuBLASLt", "UTCHMMA", "bf16"),
     _tensor("nvjet sm100 FP16", r"nvjet_sm10\d_h\w{2}_", "cuBLASLt", "UTCHMMA", "fp16"),
     _tensor("nvjet sm100 TF32", r"nvjet_sm10\d_\w*tf32", "cuBLASLt", "UTCHMMA", "tf32"),
@@ -300,5 +300,7 @@ _OTHERS = (
 )  # fmt: skip
 
 # Elementwise kernels of PyTorch and collectives precede the opaque names, whose patterns are wide.
-RULES: tuple[Rule, ...] = _HELPERS + _CUDA_CORE + _TENSOR_CORE + _OTHERS[:5] + _OPAQUE + _OTHERS[5:]
+RULES: tuple[KernelRule, ...] = (
+    _HELPERS + _CUDA_CORE + _TENSOR_CORE + _OTHERS[:5] + _OPAQUE + _OTHERS[5:]
+)
 """The whole table, in the order in which it is tried."""

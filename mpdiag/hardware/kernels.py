@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
-from mpdiag.hardware.kernel_rules import RULES, TABLE_VERSION, Rule
+from mpdiag.hardware.kernel_rules import RULES, TABLE_VERSION, KernelRule
 
-Verdict = Literal["tensor_core", "cuda_core", "helper", "layout", "other", "unknown"]
-VERDICTS: tuple[Verdict, ...] = (
+KernelVerdict = Literal["tensor_core", "cuda_core", "helper", "layout", "other", "unknown"]
+VERDICTS: tuple[KernelVerdict, ...] = (
     "tensor_core",
     "cuda_core",
     "helper",
@@ -22,6 +22,20 @@ VERDICTS: tuple[Verdict, ...] = (
     "other",
     "unknown",
 )
+_NATIVE = {
+    7: ("sm70", "sm72"),
+    8: ("sm80", "sm86", "sm87", "sm89"),
+    9: ("sm90",),
+    10: ("sm100", "sm101", "sm103"),
+    12: ("sm80", "sm89", "sm120", "sm121"),
+}
+"""Architectures whose kernels a device runs at its own full rate, by major compute capability."""
+_NATIVE_TURING = ("sm75",)
+_NATIVE_AMD = {
+    (9, 0): ("gfx90a", "gfx908"),
+    (9, 4): ("gfx942", "gfx940", "gfx941"),
+    (9, 5): ("gfx950",),
+}
 LONGEST = 16_384
 """Characters of a name that are read; a hostile trace may hold longer ones."""
 
@@ -47,7 +61,7 @@ class KernelFacts:
         table_version: Version of the table.
     """
 
-    verdict: Verdict
+    verdict: KernelVerdict
     instruction: str = ""
     dtype: str = ""
     accumulator: str = ""
@@ -74,6 +88,21 @@ def classify(name: str) -> KernelFacts:
     return KernelFacts("unknown")
 
 
+def native_generations(capability: tuple[int, int], *, amd: bool) -> tuple[str, ...]:
+    """The architectures whose Tensor Core kernels use a device's own instructions.
+
+    Args:
+        capability: Compute capability, major and minor, as torch reports it.
+        amd: Whether the device is AMD's, whose capabilities overlap with NVIDIA's.
+
+    Returns:
+        As in ``KernelFacts.generation``; () where the device is not known.
+    """
+    if amd:
+        return _NATIVE_AMD.get(capability, ())
+    return _NATIVE_TURING if capability == (7, 5) else _NATIVE.get(capability[0], ())
+
+
 _NAMESPACE = re.compile(r"\(anonymous namespace\)::|<unnamed>::|\(anonymous namespace\)|^void\s+")
 _TEMPLATE_CAST = re.compile(r"\((?:unsigned )?(?:int|long|bool|char|short)\)")
 
@@ -92,8 +121,8 @@ def _head(name: str) -> str:
     return text
 
 
-def _facts(rule: Rule, match: re.Match[str], head: str) -> KernelFacts:
-    verdict: Verdict = rule.verdict
+def _facts(rule: KernelRule, match: re.Match[str], head: str) -> KernelFacts:
+    verdict: KernelVerdict = rule.verdict
     if verdict not in ("tensor_core", "cuda_core"):
         return KernelFacts(verdict, library=rule.library, rule=rule.name, token=match.group())
     shape = _SHAPE.search(head)

@@ -23,7 +23,7 @@ from mpdiag.launching.script import AfterTorch, parse, run
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mpdiag.tensorcores.capture import Capture
+    from mpdiag.tensorcores.step_profiler import StepProfiler
 
 _MODULE = "mpdiag.launching.profiled_script"  # run as a program in the child
 _NOTE = "capture.json"
@@ -70,7 +70,7 @@ def profile_script(words: Sequence[str], *, steps: int, warmup: int) -> Launched
         note = _note(folder)
         if not note.get("measured"):
             raise _why_nothing(code, note, warmup)
-        from mpdiag.tensorcores.capture import read_capture
+        from mpdiag.tensorcores.step_profiler import read_capture
 
         return Launched(read_capture(folder, int(note["measured"])), code)
 
@@ -123,7 +123,7 @@ class _Watch:
         self._folder = folder
         self._steps = steps
         self._warmup = warmup
-        self._capture: Capture | None = None
+        self._capture: StepProfiler | None = None
         self._hook: Any = None
 
     def attach(self) -> None:
@@ -144,9 +144,9 @@ class _Watch:
             self._begin()
 
     def _begin(self) -> None:
-        from mpdiag.tensorcores.capture import Capture
+        from mpdiag.tensorcores.step_profiler import StepProfiler
 
-        self._capture = Capture(
+        self._capture = StepProfiler(
             steps=self._steps, warmup=self._warmup, folder=self._folder, on_done=_stop
         )
         self._capture.__enter__()

@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from mpdiag.errors import UsageError
-from mpdiag.sensitivity.estimated import Estimator, _Held, _matched, _nodes
-from mpdiag.sensitivity.measured import check_loss, trained_parameters, untouched
+from mpdiag.sensitivity.loss_estimate import Estimator, _matched, _nodes, _PendingCall
+from mpdiag.sensitivity.measurement import check_loss, trained_parameters, untouched
 from mpdiag.tracing.source_lines import present_number
 
 if TYPE_CHECKING:
@@ -50,10 +50,10 @@ class _Twice(Estimator):
 
     def __init__(self, model: nn.Module, fmt: str, scale: float) -> None:
         super().__init__(model, fmt, scale)
-        self.backward_calls: dict[int, _Held] = {}
+        self.backward_calls: dict[int, _PendingCall] = {}
 
     @property
-    def forward_calls(self) -> dict[int, _Held]:
+    def forward_calls(self) -> dict[int, _PendingCall]:
         return self._waiting
 
     @property
@@ -67,7 +67,7 @@ class _Twice(Estimator):
         result, errors = self.run_both(func, args, kwargs)
         overflows = not all(bool(e.isfinite().all()) for e in errors)
         if number not in self.backward_calls:
-            self.backward_calls[number] = _Held(site, errors, overflows)
+            self.backward_calls[number] = _PendingCall(site, errors, overflows)
         return result
 
 
@@ -148,8 +148,8 @@ class _Changes:
     def watch(
         self,
         node: Any,
-        forward: dict[int, _Held],
-        backward: dict[int, _Held],
+        forward: dict[int, _PendingCall],
+        backward: dict[int, _PendingCall],
         handles: list[Any],
     ) -> None:
         """Await adjoints at a node, if it belongs to a call."""
@@ -176,7 +176,7 @@ class _Changes:
         return forward, backward
 
 
-def _hook(held: _Held, total: dict[Site, float]) -> Callable[[Sequence[Any]], None]:
+def _hook(held: _PendingCall, total: dict[Site, float]) -> Callable[[Sequence[Any]], None]:
     def hook(grad_outputs: Sequence[Any]) -> None:
         change = sum(
             float((e.double() * a.double()).sum()) for e, a in _matched(held.errors, grad_outputs)

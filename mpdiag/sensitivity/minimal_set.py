@@ -100,16 +100,3 @@ def _without_spare(
             found -= {item}
             on_better(found)
     return found
-
-
-def take_away_one_by_one(
-    ranked: Sequence[T], good: Callable[[frozenset[T]], bool]
-) -> frozenset[T] | None:
-    """The same answer the plain way, to compare with: one question for each candidate."""
-    kept = frozenset(ranked)
-    if not good(kept):
-        return None
-    for item in reversed(ranked):
-        if good(kept - {item}):
-            kept -= {item}
-    return kept

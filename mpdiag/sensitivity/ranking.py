@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mpdiag.numerics.autocast_lists import LISTS
-from mpdiag.sensitivity.estimated import Estimator, by_operation
+from mpdiag.sensitivity.loss_estimate import Estimator, by_operation
 from mpdiag.tracing.operation_calls import OUTSIDE
 from mpdiag.training.trainer import MixedPrecision
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, order=True)
-class Candidate:
+class Fp32Candidate:
     """An operation of a module, or a whole module (``op`` empty), that may have to stay in FP32."""
 
     module: str
@@ -72,7 +72,7 @@ class RankingTrainer(MixedPrecision):
 
 def candidates_of(
     weights: dict[tuple[str, str], float], *, lists: bool, whole_modules: bool
-) -> list[tuple[Candidate, float]]:
+) -> list[tuple[Fp32Candidate, float]]:
     """What may be searched over, heaviest first.
 
     Args:
@@ -80,10 +80,10 @@ def candidates_of(
         lists: Leave out what the operation policy keeps in FP32 anyway.
         whole_modules: Take modules as a whole: where nothing casts by operation.
     """
-    total: dict[Candidate, float] = {}
+    total: dict[Fp32Candidate, float] = {}
     for (module, op), weight in weights.items():
         if module == OUTSIDE or (lists and LISTS.get(op) == "fp32"):
             continue
-        candidate = Candidate(module, "" if whole_modules else op)
+        candidate = Fp32Candidate(module, "" if whole_modules else op)
         total[candidate] = total.get(candidate, 0.0) + weight
     return sorted(total.items(), key=lambda item: -item[1])  # ties: as called

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from mpdiag.errors import DamagedSearch, StateMismatch
 from mpdiag.files.atomic import write_json
 from mpdiag.files.documents import read_document
-from mpdiag.sensitivity.ranking import Candidate
+from mpdiag.sensitivity.ranking import Fp32Candidate
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -30,7 +30,7 @@ class Probe:
         seconds: Wall time.
     """
 
-    fp32: frozenset[Candidate]
+    fp32: frozenset[Fp32Candidate]
     metrics: tuple[float, ...]
     good: bool
     seconds: float
@@ -59,7 +59,7 @@ class SearchState:
     key: dict[str, Any]
     path: Path | None = None
     reference: dict[int, tuple[float, float]] = field(default_factory=dict)
-    candidates: list[tuple[Candidate, float]] = field(default_factory=list)
+    candidates: list[tuple[Fp32Candidate, float]] = field(default_factory=list)
     probes: list[Probe] = field(default_factory=list)
 
     def save(self) -> None:
@@ -93,10 +93,10 @@ def load_state(path: Path | None, key: dict[str, Any]) -> SearchState:
             key,
             path,
             {int(s): (_float(m), _float(t)) for s, (m, t) in document["reference"].items()},
-            [(Candidate(m, op), _float(w, math.inf)) for m, op, w in document["candidates"]],
+            [(Fp32Candidate(m, op), _float(w, math.inf)) for m, op, w in document["candidates"]],
             [
                 Probe(
-                    frozenset(Candidate(m, op) for m, op in p["fp32"]),
+                    frozenset(Fp32Candidate(m, op) for m, op in p["fp32"]),
                     tuple(map(_float, p["metrics"])),
                     bool(p["good"]),
                     float(p["seconds"]),

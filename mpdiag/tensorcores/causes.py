@@ -29,7 +29,12 @@ from mpdiag.files.documents import finite
 from mpdiag.hardware import alignment as shapes
 from mpdiag.tensorcores.amdahl import speedup
 from mpdiag.tensorcores.fixes import fix_for, is_collective
-from mpdiag.tensorcores.roofline import Placement, memory_bound_anyway, moved_bytes, place
+from mpdiag.tensorcores.roofline import (
+    RooflinePoint,
+    memory_bound_anyway,
+    moved_bytes,
+    roofline_point,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -37,10 +42,10 @@ if TYPE_CHECKING:
     from mpdiag.hardware.alignment import Fault
     from mpdiag.hardware.devices import DeviceFacts
     from mpdiag.hardware.peaks import Peaks
-    from mpdiag.tensorcores.work.operation import OperationTime
     from mpdiag.tensorcores.work.products import MatrixWork
+    from mpdiag.tensorcores.work.traced_operation import OperationTime
 
-Cause = Literal[
+CauseCode = Literal[
     "outside",
     "unknown",
     "no_tensor_cores",
@@ -88,14 +93,14 @@ class JudgedOperation:
     """
 
     operation: OperationTime
-    cause: Cause
+    cause: CauseCode
     fix: str
     faults: tuple[Fault, ...]
     aligned: bool | None
     affected_us: float
     amdahl_bound: float
     win_us: float | None
-    placement: Placement | None
+    placement: RooflinePoint | None
 
     def to_json(self) -> dict[str, Any]:
         """An entry of ``operations`` in ``mpdiag profile --json``."""
@@ -223,7 +228,9 @@ def _judge_one(o: OperationTime, device: DeviceFacts | None, whole: float) -> Ju
     dtype = _target_dtype(o, generation)
     faults, aligned = _alignment(o, dtype, generation)
     cause = _cause(o, device, peaks, faults, dtype)
-    placement = place(o.work, peaks, dtype) if o.work is not None and peaks is not None else None
+    placement = (
+        roofline_point(o.work, peaks, dtype) if o.work is not None and peaks is not None else None
+    )
     affected = _affected(o, cause)
     win = None
     if placement is not None and affected:
@@ -284,7 +291,7 @@ def _cause(
     peaks: Peaks | None,
     faults: tuple[Fault, ...],
     dtype: str,
-) -> Cause:
+) -> CauseCode:
     if o.work is None and o.tensor_core_us == o.cuda_core_us == 0:
         return "unknown" if o.unknown_us > o.time_us / 2 else "outside"
     if device is not None and device.has_tensor_cores is False:
@@ -296,7 +303,7 @@ def _cause(
     return _cause_of_size(o, device, peaks, dtype) or _cause_of_dtype(o, device, faults)
 
 
-def _cause_on_tensor_cores(o: OperationTime, faults: tuple[Fault, ...], dtype: str) -> Cause:
+def _cause_on_tensor_cores(o: OperationTime, faults: tuple[Fault, ...], dtype: str) -> CauseCode:
     if o.kernel_alignment is not None:
         good = shapes.alignment(dtype, None).good
         if o.kernel_alignment < good and (faults or o.work is None):
@@ -306,7 +313,7 @@ def _cause_on_tensor_cores(o: OperationTime, faults: tuple[Fault, ...], dtype: s
 
 def _cause_of_size(
     o: OperationTime, device: DeviceFacts | None, peaks: Peaks | None, dtype: str
-) -> Cause | None:
+) -> CauseCode | None:
     """Shapes that no dtype mends."""
     work = o.work
     if work is None:
@@ -327,7 +334,7 @@ def _cause_of_size(
 
 def _cause_of_dtype(
     o: OperationTime, device: DeviceFacts | None, faults: tuple[Fault, ...]
-) -> Cause:
+) -> CauseCode:
     dtype = o.dtype or (o.work.dtype if o.work is not None else None)
     generation = device.generation if device is not None else None
     peaks = device.peaks if device is not None else None
@@ -351,7 +358,7 @@ def _has_no_instruction(dtype: str, generation: str | None, peaks: Peaks | None)
     return dtype in lacking.get(generation or "", set())
 
 
-def _affected(o: OperationTime, cause: Cause) -> float:
+def _affected(o: OperationTime, cause: CauseCode) -> float:
     """The part of an operation's time that its fix touches."""
     if cause in {"none", "unknown", "no_tensor_cores"} or is_collective(o.op):
         return 0.0

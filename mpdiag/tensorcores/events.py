@@ -51,7 +51,7 @@ class Launch(NamedTuple):
     of_graph: bool = False
 
 
-class Operation(NamedTuple):
+class HostOperation(NamedTuple):
     """A call of an operation on the host.
 
     Attributes:
@@ -84,10 +84,10 @@ class ModuleSpan(NamedTuple):
     thread: Thread
 
 
-Event = Kernel | Launch | Operation | ModuleSpan
+Event = Kernel | Launch | HostOperation | ModuleSpan
 
 
-class Trace(Protocol):
+class TraceReader(Protocol):
     """A trace that is read while it is iterated; its attributes are complete at the end.
 
     Attributes:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from mpdiag.hardware.alignment import Fault
-    from mpdiag.tensorcores.work.operation import OperationTime
+    from mpdiag.tensorcores.work.traced_operation import OperationTime
 
 _COLLECTIVES = ("nccl", "record_param_comms", "c10d", "allreduce", "all_reduce", "allgather")
 

@@ -16,14 +16,14 @@ from mpdiag.hardware.alignment import BYTES
 
 if TYPE_CHECKING:
     from mpdiag.hardware.peaks import Peaks
-    from mpdiag.tensorcores.work.operation import OperationTime
     from mpdiag.tensorcores.work.products import MatrixWork
+    from mpdiag.tensorcores.work.traced_operation import OperationTime
 
 Bound = Literal["memory", "compute"]
 
 
 @dataclass(frozen=True)
-class Placement:
+class RooflinePoint:
     """An operation under a roof.
 
     Attributes:
@@ -39,7 +39,7 @@ class Placement:
     least_us: float
 
 
-def place(work: MatrixWork, peaks: Peaks, dtype: str) -> Placement | None:
+def roofline_point(work: MatrixWork, peaks: Peaks, dtype: str) -> RooflinePoint | None:
     """Where a call stands if it ran on Tensor Cores in ``dtype``.
 
     Returns:
@@ -52,7 +52,9 @@ def place(work: MatrixWork, peaks: Peaks, dtype: str) -> Placement | None:
     bandwidth = peaks.bandwidth * 1e9
     least = max(work.flops / rate, moved / bandwidth)
     intensity, ridge = work.flops / moved, rate / bandwidth
-    return Placement(intensity, ridge, "memory" if intensity < ridge else "compute", least * 1e6)
+    return RooflinePoint(
+        intensity, ridge, "memory" if intensity < ridge else "compute", least * 1e6
+    )
 
 
 def bytes_in(work: MatrixWork, dtype: str) -> float:

@@ -19,19 +19,18 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 
-from mpdiag.workloads.protocol import Batch, Workload
+from mpdiag.workloads.protocol import Batch, DataSplit, Workload
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 __all__ = ["Digits", "ResidualNet", "digit_images"]
 
-Part = Literal["train", "test"]
 SIZES = {"small": 16, "large": 256}  # width
 
 
 @lru_cache(maxsize=2)
-def digit_images(part: Part) -> tuple[Tensor, Tensor]:
+def digit_images(part: DataSplit) -> tuple[Tensor, Tensor]:
     """The images [N, 1, 8, 8], floats from 0 to 1 in steps of 1/16, and the labels [N], 0 to 9."""
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split

@@ -16,7 +16,7 @@ import sysconfig
 from collections import Counter
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -24,9 +24,9 @@ from torch import Tensor
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["UNKNOWN", "characters", "documents", "vocabulary", "windows", "words"]
+    from mpdiag.workloads.protocol import DataSplit
 
-Part = Literal["train", "test"]
+__all__ = ["UNKNOWN", "characters", "documents", "vocabulary", "windows", "words"]
 
 UNKNOWN = 0
 """The index of every word that is not in the vocabulary, and of every unusual character."""
@@ -40,7 +40,7 @@ _HELD_OUT = 10  # one in so many documents
 
 
 @lru_cache(maxsize=2)
-def documents(part: Part) -> tuple[str, ...]:
+def documents(part: DataSplit) -> tuple[str, ...]:
     """The part's texts, in their order."""
     from pydoc_data.topics import topics
 
@@ -62,7 +62,7 @@ def _sources(folder: Path) -> Iterator[Path]:
 
 
 @lru_cache(maxsize=2)
-def _split(part: Part) -> tuple[str, ...]:
+def _split(part: DataSplit) -> tuple[str, ...]:
     """The part's words in lower case; digits and marks stand alone."""
     return tuple(w for text in documents(part) for w in _WORD.findall(text.lower()))
 
@@ -75,14 +75,14 @@ def vocabulary(size: int) -> dict[str, int]:
 
 
 @lru_cache(maxsize=4)
-def words(part: Part, size: int) -> Tensor:
+def words(part: DataSplit, size: int) -> Tensor:
     """The part as indices into a vocabulary of `size` words, [N]."""
     known = vocabulary(size)
     return torch.tensor([known.get(word, UNKNOWN) for word in _split(part)])
 
 
 @lru_cache(maxsize=2)
-def characters(part: Part) -> Tensor:
+def characters(part: DataSplit) -> Tensor:
     """The part as indices of characters, [N]: 1 to 95 printable ASCII, 96 a line's end."""
     text = "\n".join(documents(part)).encode("ascii", errors="replace")
     codes = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()

@@ -27,7 +27,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Batch",
+    "DataSplit",
     "OnStep",
     "Session",
     "TakeStep",
@@ -52,6 +53,7 @@ __all__ = [
     "train",
 ]
 
+DataSplit: TypeAlias = Literal["train", "test"]
 Batch: TypeAlias = tuple[Tensor, ...]
 """Tensors whose first dimension is the batch; `batches` of the workload says what they are."""
 
@@ -194,13 +196,6 @@ class Training:
     """On held-out data, after the last step, in the workload's unit."""
     seconds: float
     """Wall time of the steps alone, evaluation not counted."""
-
-    @property
-    def first_non_finite_step(self) -> int | None:
-        """The step whose loss was the first NaN or infinity; None if all were finite."""
-        return next(
-            (step for step, loss in enumerate(self.losses) if not math.isfinite(loss)), None
-        )
 
 
 def plain_step(session: Session, batch: Batch) -> Tensor:

@@ -8,7 +8,7 @@ import pytest
 from running import SCRIPTS
 
 from mpdiag.launching import processes
-from mpdiag.launching.commands import record_words
+from mpdiag.launching.command_line import record_command
 from mpdiag.launching.recorded_script import Options
 from mpdiag.runs.run import open_run
 
@@ -105,7 +105,7 @@ def test_ranks_that_a_launcher_starts_record_as_many(monkeypatch):
     monkeypatch.setattr(processes, "launch", lambda words: started.append(words) or 0)
     words = ["torchrun", "--nproc-per-node", "2", str(LOOP), "3"]
     out = Path("memory:/runs/one")  # one slash, as a path has it
-    assert record_words(words, out, Options(operations=0)) == (0, None)
+    assert record_command(words, out, Options(operations=0)) == (0, None)
     ours = ["--module", "mpdiag", "record", "--out", str(out), "--operations", "0", "--"]
     assert started == [["--nproc-per-node", "2", *ours, str(LOOP), "3"]]
 

@@ -15,6 +15,7 @@ import torch
 from running import SCRIPTS, Done, environment
 
 from mpdiag.analysis.analyzer import analyze
+from mpdiag.launching.processes import claim_run
 from mpdiag.runs.run import open_run
 
 pytestmark = pytest.mark.skipif(
@@ -200,3 +201,12 @@ while True:
     if step == 3:
         print("training", flush=True)
 """
+
+
+def test_a_claim_names_a_folder_beside_it_and_no_other(tmp_path, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert claim_run(tmp_path, "train") == claim_run(tmp_path, "train") == tmp_path / "train"
+    (claim,) = tmp_path.glob(".*.claim")
+    claim.write_text("../elsewhere")
+    assert claim_run(tmp_path, "train").parent == tmp_path

@@ -12,7 +12,7 @@ from support import backoff, batch, network
 import mpdiag
 from mpdiag.plan import PrecisionPlan
 from mpdiag.runs.training_log import read_log
-from mpdiag.tensorcores.capture import Capture
+from mpdiag.tensorcores.step_profiler import StepProfiler
 from mpdiag.training import trainer
 from mpdiag.training.tensor_core_check import TensorCoreCheck, check_for, judge_use
 
@@ -99,7 +99,7 @@ def test_the_answer_is_logged_once_and_kept(monkeypatch, tmp_path, caplog):
 def test_a_step_of_a_training_is_really_measured(monkeypatch):
     """The real capture, on the CPU, where no training has a check of its own."""
     model = network()
-    check = TensorCoreCheck(lambda: Capture(model, steps=1, warmup=0), 2)
+    check = TensorCoreCheck(lambda: StepProfiler(model, steps=1, warmup=0), 2)
     monkeypatch.setattr(trainer, "check_for", lambda *_, **__: check)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     x, y = batch()

@@ -95,12 +95,12 @@ class OperationFinding:
         return self.module or self.where or "(the training loop)"
 
 
-Found = tuple[int, OperationFinding]
+IndexedFinding = tuple[int, OperationFinding]
 
 
 def overflows(
     graph: StepGraph, low: Mapping[int, bool], target: FloatFormat, policy: bool
-) -> Iterator[Found]:
+) -> Iterator[IndexedFinding]:
     """Results, and numbers filled in, that leave the format's range."""
     for op in graph.operations:
         if op.node:
@@ -186,7 +186,7 @@ def _overflow(
 
 def vanishing(
     graph: StepGraph, low: Mapping[int, bool], target: FloatFormat, _policy: bool
-) -> Iterator[Found]:
+) -> Iterator[IndexedFinding]:
     """Values that become 0 and are divided by, or whose logarithm or root is taken."""
     for op in graph.operations:
         name = _singular_argument(op)
@@ -262,7 +262,7 @@ def _low_sources(
 
 def differences(
     graph: StepGraph, low: Mapping[int, bool], target: FloatFormat, _policy: bool
-) -> Iterator[Found]:
+) -> Iterator[IndexedFinding]:
     """Differences of nearly equal numbers, mostly rounding error."""
     for op in graph.operations:
         error = op.facts.get(f"error_{target.name}")
@@ -321,7 +321,7 @@ def _before(
 
 def running_sums(
     graph: StepGraph, low: Mapping[int, bool], target: FloatFormat, _policy: bool
-) -> Iterator[Found]:
+) -> Iterator[IndexedFinding]:
     """Running sums, and sums before a logarithm, that small numbers leave as they were."""
     length: dict[int, int] = {}
     for op in graph.operations:
@@ -396,7 +396,7 @@ def _same_line(graph: StepGraph, t: TensorRecord, op: Operation) -> bool:
 
 def gradients(
     graph: StepGraph, low: Mapping[int, bool], target: FloatFormat, scale: float
-) -> Iterator[Found]:
+) -> Iterator[IndexedFinding]:
     """Backward intermediates past the range; what modules and weights see, the scale respects."""
     for op in graph.operations:
         if not op.node or op.forward < 0:

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from mpdiag.analysis.evidence import Evidence
+    from mpdiag.analysis.run_statistics import RunStatistics
 
 
 @dataclass(frozen=True)
@@ -122,7 +122,7 @@ class _Recorded:
 
 
 def analyze_loss_scale(
-    evidence: Evidence, layers: Layers, target: FloatFormat = FP16
+    evidence: RunStatistics, layers: Layers, target: FloatFormat = FP16
 ) -> LossScaleAnalysis:
     """Decide on a loss scale from recorded gradients.
 
@@ -140,7 +140,7 @@ def analyze_loss_scale(
     necessity = necessity_of(recorded.losses)
     # "none" would not even check for the infinities that this training makes by itself.
     scaled = necessity.wanted or non_finite > 0
-    choice = _choose(recorded, necessity, evidence, target, scaled=scaled)
+    choice = _choose(recorded, necessity, statistics, target, scaled=scaled)
     chosen = choice.chosen
     exponent = _exponent(chosen)
     before, after = (_underflow(layers, k, target) for k in (0, exponent))
@@ -216,7 +216,7 @@ def _largest_admissible(absmax: float, target: FloatFormat) -> int:
 def _choose(
     recorded: _Recorded,
     necessity: Necessity,
-    evidence: Evidence,
+    statistics: RunStatistics,
     target: FloatFormat,
     *,
     scaled: bool,
@@ -231,7 +231,7 @@ def _choose(
     history = gradient_history(
         recorded.steps,
         recorded.maxima,
-        evidence.by_step(deciding, recorded.steps),
+        statistics.by_step(deciding, recorded.steps),
         target,
         MATTERS,
         shrinkage=max(0, math.ceil(-room.drift)) if necessity.wanted else 0,

@@ -14,17 +14,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mpdiag.tensorcores.amdahl import speedup
-from mpdiag.tensorcores.cpu.onednn import Log
+from mpdiag.tensorcores.cpu.onednn import OnednnLog
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mpdiag.tensorcores.cpu.onednn import Primitive
     from mpdiag.tensorcores.cpu.operators import OperatorTime
-    from mpdiag.tensorcores.work.operation import MatrixWork
+    from mpdiag.tensorcores.work.traced_operation import MatrixWork
 
 SCHEMA_VERSION = 1
-NO_LOG = Log(None, None, (), 0)
+NO_LOG = OnednnLog(None, None, (), 0)
 """Where nothing was logged."""
 AMX_DTYPES = frozenset({"bf16", "fp16", "int8"})
 """What Intel's AMX multiplies: AMX-BF16 and AMX-INT8 since Sapphire Rapids, AMX-FP16 since Granite."""
@@ -172,7 +172,7 @@ class CpuProfile:
 
 
 def join(
-    times: Sequence[OperatorTime], log: Log, device: CpuFacts, *, steps: int = 0
+    times: Sequence[OperatorTime], log: OnednnLog, device: CpuFacts, *, steps: int = 0
 ) -> CpuProfile:
     """Put operator times and the log together.
 
@@ -188,7 +188,7 @@ def join(
     return CpuProfile(device, judged, log.primitives, steps, tuple(_findings(judged, log, device)))
 
 
-def cpu_facts(log: Log) -> CpuFacts:
+def cpu_facts(log: OnednnLog) -> CpuFacts:
     """This machine's CPU, as torch and the log know it."""
     import torch
 
@@ -235,7 +235,7 @@ def _by_shape(primitives: Sequence[Primitive]) -> dict[_Key, Primitive]:
     return found
 
 
-def _witness(work: MatrixWork, known: dict[_Key, Primitive]) -> Primitive | None:
+def _primitive_of(work: MatrixWork, known: dict[_Key, Primitive]) -> Primitive | None:
     """The primitive that did a work; of a convolution's backward, the input gradient's half."""
     keys = [_key(work), _key(work, work.flops // 2)]
     if work.kind == "matmul":  # oneDNN may compute the transposed product
@@ -256,7 +256,7 @@ def _judge(
 def _verdict(o: OperatorTime, known: dict[_Key, Primitive], device: CpuFacts) -> tuple[str, str]:
     if o.work is None:
         return "other", "no matrix work"
-    primitive = _witness(o.work, known)
+    primitive = _primitive_of(o.work, known)
     if primitive is not None:
         return _VERDICT[primitive.unit], f"onednn: {primitive.implementation}"
     if device.has_amx is False:
@@ -284,7 +284,9 @@ def _cause(o: OperatorTime, verdict: str, device: CpuFacts) -> tuple[str, str]:
     return "library_choice", "oneDNN chose its vector unit: try a larger batch or wider layers"
 
 
-def _findings(judged: Sequence[CpuOperation], log: Log, device: CpuFacts) -> list[dict[str, Any]]:
+def _findings(
+    judged: Sequence[CpuOperation], log: OnednnLog, device: CpuFacts
+) -> list[dict[str, Any]]:
     found = []
 
     def note(severity: str, code: str, message: str, fix: str, **evidence: Any) -> None:

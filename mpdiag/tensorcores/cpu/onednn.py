@@ -24,7 +24,7 @@ from mpdiag.tensorcores.work.products import Direction, MatrixWork, convolution,
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-Unit = Literal["matrix", "vector", "unknown"]
+ExecutionUnit = Literal["matrix", "vector", "unknown"]
 
 PREFIX = "onednn_verbose,"
 _VECTOR = re.compile(r"avx|sse41|sve|asimd|neon|\bref\b|gemm|jit|simple")
@@ -54,7 +54,7 @@ class Primitive:
     time_us: float
 
     @property
-    def unit(self) -> Unit:
+    def unit(self) -> ExecutionUnit:
         """The matrix unit (AMX), the vector unit, or a name that does not tell."""
         name = self.implementation.lower()
         if "amx" in name:
@@ -63,7 +63,7 @@ class Primitive:
 
 
 @dataclass(frozen=True)
-class Log:
+class OnednnLog:
     """What a log says.
 
     Attributes:
@@ -79,7 +79,7 @@ class Log:
     damaged: int
 
 
-def read_log(lines: Iterable[str]) -> Log:
+def read_log(lines: Iterable[str]) -> OnednnLog:
     """Read a log; lines that are not oneDNN's are passed over."""
     version = isa = None
     found, damaged = [], 0
@@ -97,7 +97,7 @@ def read_log(lines: Iterable[str]) -> Log:
             primitive = _primitive(fields[2:])
             damaged += primitive is None
             found.append(primitive)
-    return Log(version, isa, tuple(p for p in found if p is not None), damaged)
+    return OnednnLog(version, isa, tuple(p for p in found if p is not None), damaged)
 
 
 def _primitive(fields: list[str]) -> Primitive | None:

@@ -11,7 +11,7 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from mpdiag.tensorcores.work.operation import MatrixWork, Phase, matrix_work
+from mpdiag.tensorcores.work.traced_operation import MatrixWork, TracePhase, matrix_work
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -28,7 +28,7 @@ class OperatorTime:
 
     op: str
     module: str
-    phase: Phase
+    phase: TracePhase
     work: MatrixWork | None
     calls: int
     time_us: float
@@ -68,7 +68,7 @@ def operator_times(events: Iterable[Mapping[str, Any]]) -> list[OperatorTime]:
         for span in spans
         if span.args.get("Fwd thread id") == 0 and "Sequence number" in span.args
     }
-    sums: dict[tuple[str, str, Phase, MatrixWork | None], list[float]] = defaultdict(
+    sums: dict[tuple[str, str, TracePhase, MatrixWork | None], list[float]] = defaultdict(
         lambda: [0, 0.0]
     )
     for span in spans:
@@ -136,7 +136,7 @@ def _owner(span: _Span) -> _Span:
     return span
 
 
-def _place(span: _Span, forward: Mapping[Any, _Span]) -> tuple[str, Phase]:
+def _place(span: _Span, forward: Mapping[Any, _Span]) -> tuple[str, TracePhase]:
     """The module a span belongs to, and whether it ran backward."""
     around: _Span | None = span
     while around is not None:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 _STDOUT = 1
 
 
-class Tap:
+class StdoutCapture:
     """Between ``open`` and ``close`` standard output goes into a file."""
 
     def __init__(self) -> None:

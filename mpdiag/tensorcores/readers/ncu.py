@@ -23,7 +23,7 @@ _HERTZ = {"khz": 1e3, "mhz": 1e6, "ghz": 1e9, "cycle/nsecond": 1e9, "cycle/useco
 
 
 class NcuTrace:
-    """A CSV file of ncu; see ``events.Trace``."""
+    """A CSV file of ncu; see ``events.TraceReader``."""
 
     source = "ncu"
     tensor_active: float | None = None

@@ -23,7 +23,7 @@ _LONGEST = 1 << 24
 
 
 class NsysTrace:
-    """An sqlite export of nsys; see ``events.Trace``."""
+    """An sqlite export of nsys; see ``events.TraceReader``."""
 
     source = "nsys"
 

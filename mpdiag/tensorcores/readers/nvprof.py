@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class NvprofTrace:
-    """A CSV file of nvprof; see ``events.Trace``."""
+    """A CSV file of nvprof; see ``events.TraceReader``."""
 
     source = "nvprof"
     tensor_active: float | None = None

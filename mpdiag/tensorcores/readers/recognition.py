@@ -14,14 +14,14 @@ from mpdiag.tensorcores.readers.torch_trace import TorchTrace
 if TYPE_CHECKING:
     import os
 
-    from mpdiag.tensorcores.events import Trace
+    from mpdiag.tensorcores.events import TraceReader
 
 HEAD = 1 << 16
 _PACKED = (b"PK\3\4", b"\x28\xb5\x2f\xfd", b"\xfd7zXZ\0", b"BZh", b"7z\xbc\xaf")
 """How files of zip, zstd, xz, bzip2 and 7z begin."""
 
 
-def read(path: str | os.PathLike[str]) -> Trace:
+def read(path: str | os.PathLike[str]) -> TraceReader:
     """Open a trace: of torch.profiler (plain or gzip), nsys (sqlite), ncu or nvprof (CSV).
 
     Raises:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from mpdiag.errors import DamagedTrace
 from mpdiag.hardware.devices import DeviceFacts
-from mpdiag.tensorcores.events import Event, Kernel, Launch, ModuleSpan, Operation
+from mpdiag.tensorcores.events import Event, HostOperation, Kernel, Launch, ModuleSpan
 from mpdiag.tensorcores.readers.json_stream import Damaged, JsonStream
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ _SKIPPED = re.compile(
 
 
 class TorchTrace:
-    """A trace of torch.profiler; see ``events.Trace``."""
+    """A trace of torch.profiler; see ``events.TraceReader``."""
 
     source = "torch.profiler"
     tensor_active: float | None = None
@@ -208,10 +208,10 @@ def _module(
 
 def _operation(
     name: str, start: float, duration: float, raw: dict[str, Any], args: dict[str, Any]
-) -> Operation:
+) -> HostOperation:
     get = args.get
     sequence = _whole(get("Sequence number"))
-    return Operation(
+    return HostOperation(
         name,
         start,
         start + duration,

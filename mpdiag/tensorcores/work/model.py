@@ -16,7 +16,7 @@ from mpdiag.tensorcores.work.products import MatrixWork, attention, convolution,
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-Shape = tuple[int, ...]
+    from mpdiag.tensorcores.work.products import Shape
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,8 @@ from typing import Literal
 
 from mpdiag.hardware.alignment import BYTES
 
-Kind = Literal["matmul", "convolution", "rnn", "attention"]
+Shape = tuple[int, ...]
+WorkKind = Literal["matmul", "convolution", "rnn", "attention"]
 Direction = Literal["forward", "dgrad", "wgrad", "backward"]
 
 
@@ -47,7 +48,7 @@ class MatrixWork:
         channels_last: Whether a convolution's input lies so; None where strides are not known.
     """
 
-    kind: Kind
+    kind: WorkKind
     m: int
     n: int
     k: int

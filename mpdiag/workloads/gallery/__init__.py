@@ -5,7 +5,7 @@
 
 Whatever flags operations (rules, lists, estimates) can be scored on it: see
 ``mpdiag.workloads.gallery.scoring``. Which exhibit needs what is *not* written here: it comes from
-training them in emulated FP16 (``benchmarks/gallery_truth.py``). Importing this package loads no
+training them in emulated FP16 (``studies/gallery_truth.py``). Importing this package loads no
 torch; loading an exhibit does.
 """
 

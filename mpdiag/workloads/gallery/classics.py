@@ -95,7 +95,7 @@ class Transformer(nn.Module):
         return cast("Tensor", self.head(self.encoder(h).mean(1)))
 
 
-class Language(nn.Module):
+class NextSymbolModel(nn.Module):
     """Next-symbol model: embeddings, and cross entropy over 500 symbols."""
 
     def __init__(self) -> None:
@@ -155,7 +155,7 @@ EXHIBITS = (
         ),
         regression,
     ),
-    Exhibit("language", "embeddings, 500 classes", lambda: _classifier(Language()), symbols),
+    Exhibit("language", "embeddings, 500 classes", lambda: _classifier(NextSymbolModel()), symbols),
     Exhibit("autoencoder", "an autoencoder", Autoencoder, digits),
     Exhibit(
         "group_norm", "a CNN with group norm", lambda: _classifier(ConvNet("group")), digit_maps,

@@ -5,7 +5,7 @@
     def flags(model, batch):                 # an FP32 model in training, and its next batch
         return {("criterion", "exp")}        # (module, operation); "" for a whole module
 
-    print(score(flags, load_truth("benchmarks/results/gallery-truth.json")))
+    print(score(flags, load_truth("studies/results/gallery-truth.json")))
 
 A flagger sees the model at several moments of its FP32 training, as a recording would; what it flags
 adds up. It may call ``model(*batch)``, which returns the loss; its marks on the model are its own to
@@ -30,8 +30,8 @@ from mpdiag.workloads.gallery.exhibit import Batch, Exhibit
 if TYPE_CHECKING:
     import os
 
-Flag = tuple[str, str]
-Flagger = Callable[[nn.Module, Batch], Collection[Flag]]
+FlaggedOperation = tuple[str, str]
+Flagger = Callable[[nn.Module, Batch], Collection[FlaggedOperation]]
 MOMENTS = (0.0, 0.1, 0.5, 1.0)
 """Shares of the training after which a flagger looks."""
 
@@ -50,7 +50,7 @@ class Judged:
 
     name: str
     needs: bool
-    flags: frozenset[Flag]
+    flags: frozenset[FlaggedOperation]
     covers: bool
     spare: int
 
@@ -100,7 +100,7 @@ def _share(answers: list[bool]) -> float:
 
 
 def load_truth(path: str | os.PathLike[str]) -> Mapping[str, Mapping[str, Any]]:
-    """What training showed, by exhibit, as ``benchmarks/gallery_truth.py`` wrote it.
+    """What training showed, by exhibit, as ``studies/gallery_truth.py`` wrote it.
 
     Raises:
         DamagedRun: If it is missing or unreadable.
@@ -109,19 +109,19 @@ def load_truth(path: str | os.PathLike[str]) -> Mapping[str, Mapping[str, Any]]:
         document = json.loads(Path(path).read_text(encoding="utf-8"))
         exhibits: dict[str, Mapping[str, Any]] = document["exhibits"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        message = f"{path} holds no gallery truth ({error}): run benchmarks/gallery_truth.py"
+        message = f"{path} holds no gallery truth ({error}): run studies/gallery_truth.py"
         raise DamagedRun(message) from error
     return exhibits
 
 
-def flag(exhibit: Exhibit, flagger: Flagger, *, seed: int = 0) -> frozenset[Flag]:
+def flag(exhibit: Exhibit, flagger: Flagger, *, seed: int = 0) -> frozenset[FlaggedOperation]:
     """What a flagger says of an exhibit, over its FP32 training."""
     torch.manual_seed(seed)
     model = exhibit.model()
     optimizer = exhibit.optimizer(model)
     batches = exhibit.batches(seed)
     looks = {round(share * (len(batches) - 1)) for share in MOMENTS}
-    flags: set[Flag] = set()
+    flags: set[FlaggedOperation] = set()
     for step, batch in enumerate(batches):
         if step in looks:
             flags.update(flagger(model, batch))
@@ -133,7 +133,11 @@ def flag(exhibit: Exhibit, flagger: Flagger, *, seed: int = 0) -> frozenset[Flag
 
 
 def judge(
-    name: str, flags: Collection[Flag], truth: Mapping[str, Any], *, beyond_lists: bool = False
+    name: str,
+    flags: Collection[FlaggedOperation],
+    truth: Mapping[str, Any],
+    *,
+    beyond_lists: bool = False,
 ) -> Judged:
     """Hold the flags of one exhibit against its truth."""
     sets = [[(m, op) for m, op in kept] for kept in truth.get("fixes", [])]
@@ -147,7 +151,7 @@ def judge(
     return Judged(name, needs, frozenset(flags), covers, spare)
 
 
-def _covered(one: Flag, flags: Collection[Flag]) -> bool:
+def _covered(one: FlaggedOperation, flags: Collection[FlaggedOperation]) -> bool:
     """Whether a flag stands for an operation: itself, or a module around it."""
     module, op = one
     return any(

@@ -12,7 +12,7 @@ import pytest
 from tensorcores.traces import A100, ADD, FALLBACK, SGEMM, TENSOR, kernel, op, step, write
 
 from mpdiag.errors import DamagedTrace, InputError
-from mpdiag.tensorcores.events import Kernel, Launch, ModuleSpan, Operation
+from mpdiag.tensorcores.events import HostOperation, Kernel, Launch, ModuleSpan
 from mpdiag.tensorcores.readers import json_stream
 from mpdiag.tensorcores.readers.recognition import read
 from mpdiag.tensorcores.readers.tables import microseconds, number
@@ -38,7 +38,7 @@ def test_plain_and_pretty_in_windows_of_any_size(tmp_path, monkeypatch, indent, 
     events = list(trace)
     assert [type(e) for e in events].count(Kernel) == 3
     assert [type(e) for e in events].count(Launch) == 3
-    assert [type(e) for e in events].count(Operation) == 3
+    assert [type(e) for e in events].count(HostOperation) == 3
     assert (trace.problems, trace.devices[0].capability) == ([], (8, 0))
 
 
