@@ -122,20 +122,20 @@ class _Recorded:
 
 
 def analyze_loss_scale(
-    evidence: RunStatistics, layers: Layers, target: FloatFormat = FP16
+    statistics: RunStatistics, layers: Layers, target: FloatFormat = FP16
 ) -> LossScaleAnalysis:
     """Decide on a loss scale from recorded gradients.
 
     Args:
-        evidence: The run's rows.
+        statistics: The run's rows.
         layers: The same, merged.
         target: The format gradients would be stored in.
     """
     gradients = layers.of_kind("activation_grad", "weight_grad")
-    steps, maxima, non_finite = evidence.step_maxima()
+    steps, maxima, non_finite = statistics.step_maxima()
     if len(gradients) == 0 or _finite(maxima).size == 0:
         return _nothing_recorded(layers, non_finite)
-    late = evidence.late_gradients(float(np.median(steps)))
+    late = statistics.late_gradients(float(np.median(steps)))
     recorded = _recorded(gradients, steps, maxima, late, target)
     necessity = necessity_of(recorded.losses)
     # "none" would not even check for the infinities that this training makes by itself.
