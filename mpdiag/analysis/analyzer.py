@@ -1,4 +1,4 @@
-"""``analyze``: from a run folder to findings and a plan. Tensors are never seen, only histograms."""
+"""``analyze``: from a run folder to findings and a plan, by histograms alone."""
 
 from __future__ import annotations
 
@@ -46,18 +46,18 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True, eq=False)
 class Analysis:
-    """What a run says about a target format.
+    """The analysis of a run for a target format.
 
     Attributes:
-        run: The run.
-        target: The format.
+        run: The recorded run.
+        target: The format to train in.
         layers: Histograms by kind and name.
-        loss_scale: The loss scale and what it rests on.
-        formats: Shares lost in every format.
+        loss_scale: The loss scale and the figures behind it.
+        formats: Shares of values lost in every format.
         findings: Most severe first.
-        plan: Every decision.
-        operations: Operations that need FP32, by their recorded numbers, those the operation policy
-            does not cover first; empty where none need it, or none were recorded.
+        plan: All decisions.
+        operations: Operations that need FP32 by their recorded values; those that the operation
+            policy does not cover come first. Empty if none needs it or none were recorded.
     """
 
     run: Run
@@ -71,7 +71,7 @@ class Analysis:
 
     @property
     def verdict(self) -> str:
-        """One sentence."""
+        """The plan's verdict, in one sentence."""
         return self.plan.verdict
 
     def __repr__(self) -> str:
@@ -120,7 +120,7 @@ def analyze(run: str | os.PathLike[str] | Run, target: str = "fp16") -> Analysis
         target: The format to train in: ``fp16``, ``bf16``, ``fp8_e4m3`` or ``fp8_e5m2``.
 
     Raises:
-        InputError: If the run is missing, damaged, empty, of a newer schema, or nothing but NaN.
+        InputError: If the run is missing, damaged, empty, of a newer schema, or has only NaN gradients.
         ValueError: If there is no such format.
     """
     opened = run if isinstance(run, Run) else open_run(Path(run))
@@ -128,7 +128,7 @@ def analyze(run: str | os.PathLike[str] | Run, target: str = "fp16") -> Analysis
     statistics = read_statistics(opened)
     layers = statistics.layers()
     require_finite_gradients(opened, layers)
-    # FP8 is stored with scales of its own; its gradients outside matrix products are FP16 or BF16.
+    # FP8 tensors have their own scales; gradients outside matrix products are FP16 or BF16.
     gradient_format = fmt if fmt.bits == 16 else FP16
     scale = analyze_loss_scale(statistics, layers, gradient_format)
     masters = analyze_weight_updates(statistics, fmt)

@@ -1,4 +1,4 @@
-"""One layer's story: what it lost, when, and what to do."""
+"""The history of one layer: what it lost at which step, and what to do about it."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class LayerHistory:
-    """Everything recorded about one name.
+    """Everything recorded about one layer.
 
     Attributes:
         name: The layer.
@@ -34,8 +34,8 @@ class LayerHistory:
         lost: Share of non-zero values FP16 loses at scale 1, by step.
         lost_scaled: The same at the recommended scale.
         absmax: Largest |gradient| by step, without the loss scale.
-        swallowed: Share of its updates FP16 weights would swallow, None if it has none.
-        roles: What it decides for the whole run, in words.
+        swallowed: Share of its updates FP16 weights would swallow, None if it has no updates.
+        roles: What it decides for the whole run, in sentences.
         fixes: What to do.
     """
 
@@ -52,17 +52,17 @@ class LayerHistory:
 
     @property
     def worst(self) -> tuple[str, ...]:
-        """The layers whose gradients lose most, the worst first."""
+        """The layers whose gradients lose the most, worst first."""
         gradients = self.analysis.loss_scale.late
         order = np.argsort(-lost_by_scale(gradients)[:, 0], kind="stable")
         return tuple(str(gradients.names[i]) for i in order[:6])
 
 
 def explain_layer(run: str | os.PathLike[str], layer: str | None = None) -> LayerHistory:
-    """Tell one layer's story; without a name, of the one that decides the loss scale.
+    """Collect the history of a layer; by default, of the one that decides the loss scale.
 
     Raises:
-        LayerNotFound: If nothing of that name was recorded; the message names what is near.
+        LayerNotFound: If nothing of that name was recorded; the message suggests similar names.
         InputError: If the run cannot be read.
     """
     opened = open_run(Path(run))
@@ -97,9 +97,9 @@ def explain_layer(run: str | os.PathLike[str], layer: str | None = None) -> Laye
     scale = analysis.loss_scale
     roles = []
     if layer == scale.deciding_layer:
-        roles.append("it loses most of all layers, and sets the lower end of the loss scale")
+        roles.append("it loses the most of all layers, which sets the lower end of the loss scale")
     if layer == scale.limiting_layer:
-        roles.append("it has the largest gradient, and sets the upper end of the loss scale")
+        roles.append("it has the largest gradient, which sets the upper end of the loss scale")
     fixes = [c.reason for c in analysis.plan.fp32_operations if c.module == layer]
     fixes = [f"keep it in FP32: {reason}" for reason in fixes]
     if exponent and h.nonzero.sum() and h.lost_to_zero(FP16).value.sum():
@@ -119,7 +119,7 @@ def explain_layer(run: str | os.PathLike[str], layer: str | None = None) -> Laye
 
 
 def _of_type(run: Run, word: str) -> list[str]:
-    """Modules of a type, given by its name: ``LSTM`` where the layer is called ``rows``."""
+    """Up to three modules of a type: ``LSTM`` finds a layer that is called ``rows``."""
     return [
         str(row["name"])
         for row in run.modules()

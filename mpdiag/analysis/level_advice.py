@@ -1,8 +1,7 @@
-"""Which level to try first, what memory each takes, how much larger a batch it allows.
+"""Which level to try first, the memory each takes, and how much larger a batch it allows.
 
-An estimate by counting, in bytes a value: a recording knows the size of every weight and of every
-module's output, not what the allocator adds or which outputs autograd keeps. Benchmarks measure how
-far it is off.
+The estimate counts bytes: a recording knows the size of every weight and of every module's output, but
+not what the allocator adds or which outputs autograd keeps. A benchmark measures how far off it is.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ if TYPE_CHECKING:
     from mpdiag.plan import MasterWeightsPlan
     from mpdiag.runs.run import Run
 
-# FP32 values an optimizer keeps for each weight; unknown ones are taken to be like Adam.
+# FP32 values an optimizer keeps for each weight; unknown ones are counted like Adam.
 STATES = {"SGD": 1, "Adagrad": 1, "RMSprop": 1, "Rprop": 2, "LBFGS": 20}
 DEFAULT_STATES = 2
 
-# Bytes a weight: (model and masters and casts, gradients), and bytes a stored activation.
+# Bytes per weight: (model, masters and casts; gradients), and bytes per stored activation.
 _WEIGHTS = {"O0": (4, 4), "O1": (4 + 2, 4), "O2": (2 + 4, 2 + 4), "O3": (2, 2)}
 _ACTIVATION = {"O0": 4, "O1": 2, "O2": 2, "O3": 2}
 
@@ -28,7 +27,7 @@ _ACTIVATION = {"O0": 4, "O1": 2, "O2": 2, "O3": 2}
 def advise_levels(
     run: Run, evidence: RunStatistics, masters: MasterWeightsPlan
 ) -> tuple[LevelAdvice, ...]:
-    """The levels in the order to try them, each with what it would take and win."""
+    """The levels in the order to try them, each with its memory and the batch it allows."""
     weights = int((run.meta.get("model") or {}).get("parameters") or 0)
     stored = activations_per_step(run, evidence)
     if weights == 0:
@@ -44,10 +43,10 @@ def advise_levels(
 
     whole = fixed("O0") + stored * _ACTIVATION["O0"]
     reasons = {
-        "O0": "FP32: the baseline that every other level is compared with",
-        "O1": "try first: FP32 weights, each operation in its own precision, nothing to change",
-        "O2": "then this: half the weights' traffic, with FP32 masters for the updates",
-        "O3": "last: the speed of light, without FP32 masters",
+        "O0": "FP32: the baseline for every other level",
+        "O1": "try first: FP32 weights, each operation in its own precision, no code changes",
+        "O2": "try next: half the memory traffic for weights, with FP32 masters for the updates",
+        "O3": "an upper bound on speed: no FP32 masters",
     }
     if masters.needed:
         reasons["O3"] = f"not for this training: {masters.reason}"
@@ -68,9 +67,9 @@ def advise_levels(
 
 
 def activations_per_step(run: Run, evidence: RunStatistics) -> int:
-    """Values that modules without children put out in one step of one rank.
+    """Number of values that modules without children output in one step of one rank.
 
-    About what autograd keeps on a device; of gradients that are accumulated, all micro-batches'.
+    This is about what autograd keeps on a device; with accumulation, it covers all micro-batches.
     """
     names = {str(m["name"]) for m in run.modules() if m["what"] == "module"}
     parents = {name.rpartition(".")[0] for name in names if name}
@@ -79,7 +78,7 @@ def activations_per_step(run: Run, evidence: RunStatistics) -> int:
 
 
 def _momentum(run: Run, states: int) -> int:
-    """SGD without momentum keeps nothing."""
+    """The number of states without those of SGD without momentum, which keeps none."""
     for optimizer in run.meta.get("optimizers") or []:
         if optimizer.get("type") == "SGD" and not optimizer.get("momentum"):
             states -= 1

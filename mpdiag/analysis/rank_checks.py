@@ -1,4 +1,4 @@
-"""Ranks of one training beside each other: who stopped, and who went another way."""
+"""Compares the ranks of one training: which ones stopped early, and whose weights differ."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ if TYPE_CHECKING:
     from mpdiag.runs.run import Run
 
 LIVE_SECONDS = 120.0
-"""A rank that wrote within this time may be at work still."""
+"""A rank that wrote within this time may still be running."""
 COMPARED_STEPS = 64
-"""Copies are compared at so many steps of a long run: copies that part ways stay apart."""
+"""Number of steps at which copies are compared in a long run: once different, they stay different."""
 
 
 def rank_findings(run: Run) -> list[Finding]:
-    """Ranks that stopped before the others, that left no word, or whose copies differ."""
+    """Findings about ranks that stopped early, left no recording, or hold different weights."""
     world = int(run.meta.get("world_size") or 1)
     if world < 2:
         return []
@@ -37,16 +37,16 @@ def rank_findings(run: Run) -> list[Finding]:
             Finding(
                 severity="warning",
                 code="rank-missing",
-                message=f"{_ranks(silent)} of {world} left no record",
+                message=f"{_ranks(silent)} of {world} left no recording",
                 evidence={"ranks": silent, "world_size": world},
-                fix="see whether they trained at all, and whether they could write to the run folder",
+                fix="check that they trained at all, and that they could write to the run folder",
             )
         )
     return found
 
 
 def _stopped(run: Run, metas: Mapping[int, Mapping[str, Any]], world: int) -> list[Finding]:
-    """Ranks that never came to an end, while others did, or that ended earlier than others."""
+    """Ranks that were killed or failed while others continued."""
     if all(m.get("state") == "recording" for m in metas.values()) and _is_live(metas):
         return []
     last: dict[int, int] = {}
@@ -78,10 +78,10 @@ def _stopped(run: Run, metas: Mapping[int, Mapping[str, Any]], world: int) -> li
             Finding(
                 severity="warning",
                 code="rank-stopped",
-                message=f"rank {rank} of {world} {how} after {steps[rank]} steps (its last word is of "
+                message=f"rank {rank} of {world} {how} after {steps[rank]} steps (last update "
                 f"{updated}){went_on}",
                 evidence=evidence,
-                fix="look into that rank's log; what all ranks recorded until then is sound",
+                fix="check that rank's log; what all ranks recorded until then is sound",
             )
         )
     return found
@@ -103,14 +103,14 @@ def _moment(text: object) -> datetime | None:
 
 
 def _pieces(run: Run, *, histograms: bool) -> Iterable[Records]:
-    """The rows, whole if they are in memory already, else part by part."""
+    """The rows: all at once if they are in memory already, else part by part."""
     if "records" in vars(run):
         return (run.records,)
     return run.pieces(histograms=histograms)
 
 
 def _disagreeing(run: Run) -> list[Finding]:
-    """Copies of one weight that are not the same on every rank, as far as histograms tell."""
+    """Replicated weights that differ between ranks, judging by their histograms."""
     seen: set[int] = set()
     for piece in _pieces(run, histograms=False):
         seen.update(np.unique(piece.step[_copies(piece)]).tolist())
@@ -140,8 +140,8 @@ def _disagreeing(run: Run) -> list[Finding]:
             code="ranks-disagree",
             message=f"{_ranks(sorted(ranks))} hold different copies of {name} at step {step}{others}",
             evidence={"parameters": sorted(differing), "first_step": step, "ranks": sorted(ranks)},
-            fix="give every rank the same initial weights and the same steps: seed before the model is "
-            "made, and let DDP wrap what the optimizer holds",
+            fix="give every rank the same initial weights and the same steps: seed before "
+            "creating the model, and let DDP wrap the model that the optimizer updates",
         )
     ]
 
@@ -156,14 +156,14 @@ def _copies(piece: Records) -> NDArray[np.bool_]:
 
 
 def _spread(steps: list[int]) -> list[int]:
-    """At most so many steps, the first and the last among them."""
+    """At most ``COMPARED_STEPS`` of the steps, including the first and the last."""
     if len(steps) <= COMPARED_STEPS:
         return steps
     return [steps[i] for i in np.linspace(0, len(steps) - 1, COMPARED_STEPS).astype(int).tolist()]
 
 
 def _digest(piece: Records, row: int) -> bytes:
-    """What a row counts, in a few bytes."""
+    """A short digest of the histogram in a row."""
     scalars = ("numel", "zeros", "infs", "nans", "absmax", "absmin", "first_exponent")
     start, stop = piece.offsets[row], piece.offsets[row + 1]
     content = repr([getattr(piece, name)[row].item() for name in scalars]).encode()

@@ -1,13 +1,13 @@
-"""``search_fp32``: what must stay in FP32, proven by training.
+"""``search_fp32``: the smallest set of operations that must stay in FP32, proven by training.
 
 ::
 
-    def build(seed):                        # a fresh training, as yours begins
+    def build(seed):                        # a fresh training, set up like yours
         torch.manual_seed(seed)
         model = Net()
         optimizer = torch.optim.Adam(model.parameters())
 
-        def train(mp):                      # the loop as it is, and the metric at its end
+        def train(mp):                      # your loop, which returns the metric
             for x, y in batches(seed):
                 with mp.autocast():
                     loss = loss_fn(model(x), y)
@@ -19,8 +19,8 @@
     result = mpdiag.search_fp32(build, plan, budget=30)
     result.plan.save("plan.json")
 
-FP32 is trained with several seeds first: their spread says what counts as good, and the first of
-them ranks the operations. Then emulated trainings at the plan's loss scale decide, few of them.
+First FP32 is trained with several seeds: their spread defines what counts as good, and the first
+seed ranks the operations. Then a few emulated trainings at the plan's loss scale decide.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ from mpdiag.sensitivity.minimal_set import find_smallest
 from mpdiag.sensitivity.ranking import Fp32Candidate, RankingTrainer, candidates_of
 from mpdiag.sensitivity.search_state import Probe, SearchState, load_state
 from mpdiag.sensitivity.seed_spread import SeedSpread, spread_of
+from mpdiag.training.options import PrecisionOverrides
 from mpdiag.training.trainer import MixedPrecision
 
 if TYPE_CHECKING:
@@ -50,14 +51,14 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
-    from mpdiag.training.trainer import Backend
+    from mpdiag.training.options import Backend
 
     Build = Callable[[int], tuple[nn.Module, Optimizer, "Train"]]
 
 Train = Callable[[MixedPrecision], float]
 Answer = Literal["none", "found", "unfinished", "impossible"]
 OnProgress = Callable[[str, int, int], None]
-"""Told what is being done, how many trainings were made, and the size of the best set so far."""
+"""Called with the current activity, the number of trainings so far, and the size of the best set."""
 
 STATE_FILE = "search.json"
 EVERYTHING_LOW = tuple(sorted(op for op, rule in LISTS.items() if rule == "fp32"))
@@ -65,18 +66,18 @@ EVERYTHING_LOW = tuple(sorted(op for op, rule in LISTS.items() if rule == "fp32"
 
 @dataclass(frozen=True)
 class SearchResult:
-    """What a search found.
+    """The result of a search.
 
     Attributes:
-        answer: ``none``: nothing need stay in FP32; ``found``: this set must, and no part of it
-            suffices; ``unfinished``: the budget ended, and this set suffices but may be too large;
+        answer: ``none``: nothing needs to stay in FP32; ``found``: this set must, and no subset
+            suffices; ``unfinished``: the budget ended; this set suffices but may be too large;
             ``impossible``: not even all candidates suffice.
         fp32: The set.
-        plan: The plan with the set in it, each with its evidence.
-        spread: What FP32's seeds reach.
-        probes: Every question put to the training.
-        candidates: How many operations might have had to stay.
-        seconds: Of all trainings, FP32's included.
+        plan: The plan with the set in it, each operation with its evidence.
+        spread: The metrics of the FP32 seeds.
+        probes: All trainings that tested a set.
+        candidates: Number of operations that were considered.
+        seconds: Time of all trainings, including FP32.
     """
 
     answer: Answer
@@ -88,7 +89,7 @@ class SearchResult:
     seconds: float
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """The search's result as plain values."""
         return {
             "answer": self.answer,
             "fp32": [{"module": c.module, "op": c.op} for c in self.fp32],
@@ -104,7 +105,7 @@ class SearchResult:
 
 
 class _OutOfBudget(Exception):
-    """There is no time for another training."""
+    """The budget does not allow another training."""
 
 
 def search_fp32(
@@ -125,18 +126,18 @@ def search_fp32(
     Args:
         build: From a seed to a fresh model, its optimizer, and a function that trains by a
             ``MixedPrecision`` and returns the metric.
-        plan: Level, format and loss scale; its own FP32 operations are not taken for granted.
-        budget: Minutes. No training is begun that would not end in time, as far as earlier ones
-            tell; the best answer so far is returned.
-        run: A folder, a path or a URL, to keep ``search.json`` in: called again with it, the search
-            goes on.
-        seeds: Of FP32.
-        probe_seeds: How many of them each set is tried with; the first that fails ends the try.
+        plan: Gives level, format and loss scale; its own FP32 operations are ignored.
+        budget: Minutes. A training starts only if, judging by earlier ones, it will end in time;
+            the best answer so far is returned.
+        run: A folder, a path or a URL, for ``search.json``; another call with the same folder
+            continues the search.
+        seeds: Seeds of the FP32 trainings.
+        probe_seeds: How many of them each set is tested with; the first failure ends the test.
         higher_is_better: Whether more of the metric is better.
-        lists: Whether the operation policy's lists hold: then only what they leave in the narrow
-            format is searched. Without them everything is narrow but the set.
+        lists: Whether the operation policy's lists apply: then only operations that they leave in
+            the narrow format are searched. Without them everything but the set is narrow.
         backend: As for ``MixedPrecision``.
-        on_progress: Told before each training.
+        on_progress: Called before each training.
 
     Raises:
         UsageError: If an argument makes no sense, or FP32 itself diverges.
@@ -160,13 +161,13 @@ def _check(plan: PrecisionPlan, budget: float, seeds: Sequence[int], probe_seeds
         message = f"budget must be a number of minutes above 0, not {budget!r}"
         raise UsageError(message)
     if len(set(seeds)) != len(seeds) or len(seeds) < 2:
-        message = "seeds must be at least two different numbers: their spread is the measure"
+        message = "seeds must be at least two different numbers: their spread is the yardstick"
         raise UsageError(message)
     if not 1 <= probe_seeds <= len(seeds):
         message = f"probe_seeds must lie between 1 and {len(seeds)}, the number of seeds"
         raise UsageError(message)
     if plan.level == "O0":
-        message = "the plan's level is O0, where everything is FP32: there is nothing to search"
+        message = "the plan's level is O0, where everything is FP32, so there is nothing to search"
         raise UsageError(message)
 
 
@@ -222,7 +223,7 @@ class _Search:
     # -- trainings ---------------------------------------------------------------------------------
 
     def _reference(self, seeds: Sequence[int]) -> None:
-        """Train FP32 with each seed; the first ranks the operations."""
+        """Train in FP32 with each seed; the first seed ranks the operations."""
         state = self._state
         for seed in seeds:
             if seed in state.reference and (state.candidates or seed != seeds[0]):
@@ -239,15 +240,13 @@ class _Search:
                     ranking.weights, lists=self._lists, whole_modules=self._whole_modules
                 )
             else:
-                with MixedPrecision(
-                    model, optimizer, self._plan, level="O0", loss_scale=1.0
-                ) as trainer:
+                with MixedPrecision(model, optimizer, self._plan, level="O0") as trainer:
                     metric = _finish(train, trainer)
             state.reference[seed] = (metric, time.monotonic() - began)
             state.save()
 
     def _good(self, fp32: frozenset[Fp32Candidate]) -> bool:
-        """Whether training holds with these in FP32: asked of the training once for each set."""
+        """Whether training succeeds with these operations in FP32; each set is trained only once."""
         known = self._known.get(fp32)
         if known is not None:
             return known.good
@@ -291,7 +290,7 @@ class _Search:
         return self._lists and self._plan.level in ("O2", "O3")
 
     def _need_time(self, took: Sequence[float]) -> None:
-        """Stop unless a training as long as the longest of its kind would end in time."""
+        """Stop unless a training as long as the longest so far would end in time."""
         if time.monotonic() + max(took, default=0.0) > self._until:
             raise _OutOfBudget
 
@@ -331,7 +330,7 @@ class _Search:
     def _choice(
         self, c: Fp32Candidate, found: frozenset[Fp32Candidate], answer: Answer
     ) -> Fp32Choice:
-        """The plan's entry: what training did with it in FP32 and without."""
+        """The plan's entry for an operation: how training went with it in FP32 and without."""
         whole, less = self._known.get(found), self._known.get(found - {c})
         spread = self._spread
         weight = dict(self._state.candidates)[c]
@@ -345,17 +344,18 @@ class _Search:
         }
         if answer == "unfinished":
             reason = (
-                "training holds with it in FP32; whether it must stay there was not decided in time"
+                "training succeeds with it in FP32; the budget ended before it was known "
+                "whether it is needed"
             )
         elif less is not None and not all(map(math.isfinite, less.metrics)):
-            reason = "training diverges without it, and holds with it"
+            reason = "training diverges without it and succeeds with it"
         elif less is not None and spread is not None:
             reason = (
-                f"without it the metric is {less.metrics[-1]:.4g}, beyond FP32's own spread "
-                f"({spread.bound:.4g}); with it training holds"
+                f"without it the metric is {less.metrics[-1]:.4g}, outside the spread of "
+                f"FP32 seeds (limit {spread.bound:.4g}); with it training succeeds"
             )
         else:
-            reason = "part of the smallest set with which training holds"
+            reason = "part of the smallest set with which training succeeds"
         return Fp32Choice(c.op, c.module, reason, evidence)
 
 
@@ -369,18 +369,19 @@ def narrow_options(plan: PrecisionPlan, *, lists: bool) -> dict[str, Any]:
     """How ``MixedPrecision`` trains a set: by the plan's level, or with everything else narrow.
 
     Args:
-        plan: Its level counts where the lists hold.
-        lists: Whether the operation policy's lists hold.
+        plan: Its level applies if the lists do.
+        lists: Whether the operation policy's lists apply.
     """
     if lists:
         return {"level": plan.level}
-    return {"level": "O2", "operation_casts": True, "low_operations": EVERYTHING_LOW}
+    overrides = PrecisionOverrides(operation_casts=True, low_operations=EVERYTHING_LOW)
+    return {"level": "O2", "overrides": overrides}
 
 
 def _finish(train: Train, trainer: MixedPrecision) -> float:
-    """The metric; NaN if training diverged, or an operation refused the format."""
+    """The metric of a training; NaN if it diverged or an operation refused the format."""
     try:
-        with warnings.catch_warnings():  # alarms of drift are what is being provoked here
+        with warnings.catch_warnings():  # drift warnings are expected here
             warnings.simplefilter("ignore", RuntimeWarning)
             return float(train(trainer))
     except TrainingDiverged:

@@ -1,4 +1,4 @@
-"""How far each operation in a narrow format would move the weight gradients, estimated.
+"""An estimate of how far each operation in a narrow format would change the weight gradients.
 
 The change of the gradients g along a direction v is the change of the number h = v·g, and to first
 order that is ∑ b·e: errors e of everything stored, forward *and* backward, times adjoints b = ∂h/∂y,
@@ -37,7 +37,7 @@ class GradientEstimate:
     Attributes:
         site: The call.
         forward: ‖Δg‖ / ‖g‖ if its forward pass were narrow; infinite where a value leaves the range.
-        backward: The same of its backward pass.
+        backward: The same for its backward pass.
     """
 
     site: Site
@@ -46,7 +46,7 @@ class GradientEstimate:
 
 
 class _Twice(Estimator):
-    """Keeps the errors of backward operations, too: their nodes are made as autograd differentiates."""
+    """Also keeps the errors of backward operations, whose nodes exist once autograd differentiates."""
 
     def __init__(self, model: nn.Module, fmt: str, scale: float) -> None:
         super().__init__(model, fmt, scale)
@@ -79,7 +79,7 @@ def estimate_gradients(
     scale: float = 1.0,
     directions: int = DIRECTIONS,
 ) -> list[GradientEstimate]:
-    """Estimate, for every call of a step, how far its rounding moves the weight gradients.
+    """Estimate, for every call of a step, how far its rounding changes the weight gradients.
 
     Costs one forward pass and ``directions`` + 1 backward passes, however many operations there are.
 
@@ -102,7 +102,7 @@ def estimate_gradients(
         check_loss(loss)
         forward_calls = dict(twice.forward_calls)
         with twice:
-            # Of what depends on no weight the gradient of the seed still passes by.
+            # The gradient of the seed also reaches results that depend on no weight.
             seed = torch.full_like(loss, scale, requires_grad=True)
             parts: Any = torch.autograd.grad(
                 loss, trained, seed, create_graph=True, allow_unused=True
@@ -152,7 +152,7 @@ class _Changes:
         backward: dict[int, _PendingCall],
         handles: list[Any],
     ) -> None:
-        """Await adjoints at a node, if it belongs to a call."""
+        """Register for the adjoints of a node, if it belongs to a call."""
         if node in self._watched:
             return
         self._watched.add(node)
@@ -164,7 +164,7 @@ class _Changes:
                 return
 
     def finish_direction(self) -> None:
-        """Square and begin again."""
+        """Square the sums of this direction, and reset them."""
         for now, squares in zip(self._now, self._squares, strict=True):
             for site, change in now.items():
                 squares[site] += change * change

@@ -1,12 +1,12 @@
-"""Which operations would hurt in a narrow format, estimated from one backward pass.
+"""Estimates how far each operation in a narrow format would change the loss, by one backward pass.
 
-Run in the narrow format, an operation returns its result y with an error e. To first order that
-changes the loss by ∑ a·e, where a = ∂L/∂y is the adjoint that the backward pass computes anyway. So
+In the narrow format an operation returns its result y with an error e. To first order this changes
+the loss by ∑ a·e, where a = ∂L/∂y is the adjoint that the backward pass computes anyway. So
 each operation is run twice in the forward pass (as it is, and on rounded values), and one backward
-pass ranks all of them. What leaves the format's range counts as infinite.
+pass ranks all of them. A value outside the format's range counts as an infinite error.
 
-The backward pass is judged apart: by the relative error that rounding brings to the gradients an
-operation hands on.
+The backward pass is judged separately, by the relative rounding error of the gradients that an
+operation passes on.
 """
 
 from __future__ import annotations
@@ -34,15 +34,15 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What one call of an operation in a narrow format would do.
+    """The estimated effect of one call of an operation in a narrow format.
 
     Attributes:
         site: The call.
-        loss_change: ∑ adjoint × error: the loss's change to first order.
+        loss_change: ∑ adjoint × error: the change of the loss to first order.
         reach: ∑ |adjoint × error|: the same if no two errors cancelled; infinite where a
             value leaves the range.
-        gradient_error: ‖rounding error‖ / ‖gradient‖ of the gradients of what it reads.
-        loss: The loss, to compare with.
+        gradient_error: ‖rounding error‖ / ‖gradient‖ of its input gradients.
+        loss: The loss, for comparison.
     """
 
     site: Site
@@ -53,12 +53,12 @@ class Estimate:
 
     @property
     def weight(self) -> float:
-        """What operations are ranked by: the reach as a share of the loss, and lost gradients."""
+        """The rank of an operation: its reach as a share of the loss, plus its gradient error."""
         share = self.reach / max(abs(self.loss), 1e-12)
         return share + _GRADIENTS * self.gradient_error
 
 
-_GRADIENTS = 0.01  # rounding errors of gradients average out over steps; lost forwards do not
+_GRADIENTS = 0.01  # gradient errors average out over steps; forward errors do not
 
 
 @dataclass
@@ -71,7 +71,7 @@ class _PendingCall:
 
 
 class Estimator(Sites):
-    """Notes rounding errors in a forward pass, and their adjoints in its backward pass.
+    """Records rounding errors in a forward pass and their adjoints in the backward pass.
 
     Args:
         model: In FP32.
@@ -89,14 +89,14 @@ class Estimator(Sites):
         self._loss = math.nan
 
     def forward(self) -> AbstractContextManager[None]:
-        """A forward pass; what an earlier one found is forgotten."""
+        """Context of a forward pass; results of an earlier one are dropped."""
         self._waiting.clear()
         self._found.clear()
         self._sites.clear()
         return super().forward()
 
     def forward_operation(self, site: Site, func: Any, args: Any, kwargs: Any) -> Any:
-        """Run it, and keep how far the narrow format would move its results."""
+        """Run an operation and keep the error that the narrow format would add to its results."""
         own, number = self._calls.present == site, present_number()
         result, errors = self.run_both(func, args, kwargs)
         overflows = not all(bool(e.isfinite().all()) for e in errors)
@@ -110,25 +110,27 @@ class Estimator(Sites):
     def run_both(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, list[Tensor]]:
         """An operation's result, and the error of each FP32 tensor of it in the narrow format."""
         narrow = None
-        if torch.Tag.nondeterministic_seeded not in func.tags:  # one draw must stay one draw
+        if (
+            torch.Tag.nondeterministic_seeded not in func.tags
+        ):  # random operations must run only once
             narrow = floats(func(*tree_map(self._round, args), **tree_map(self._round, kwargs)))
         result = func(*args, **kwargs)
         exact = floats(result)
         errors = [
-            # What is infinite or NaN in FP32 already is nobody's rounding.
+            # Values that are infinite or NaN in FP32 are not rounding errors.
             torch.where(y.isfinite(), self._round(n) - y, torch.zeros_like(y))
             for y, n in zip(exact, exact if narrow is None else narrow, strict=True)
         ]
         return result, errors
 
     def _round(self, x: Any) -> Any:
-        """A rounded copy of an FP32 tensor: operations may write to what they are given."""
+        """A rounded copy of an FP32 tensor; a copy, because operations may write to their inputs."""
         if isinstance(x, Tensor) and x.dtype == torch.float32:
             return round_to(x, self._fmt)
         return x
 
     def attach(self, loss: Tensor) -> None:
-        """Await the adjoints of a loss; call before its backward pass, which runs outside."""
+        """Register for the adjoints of a loss; call it before the backward pass, outside ``forward``."""
         self._loss = float(loss.detach())
         for node in _nodes(loss.grad_fn):
             held = self._waiting.get(node._sequence_nr())
@@ -151,7 +153,7 @@ class Estimator(Sites):
         return hook
 
     def _lost(self, gradients: Sequence[Any]) -> float:
-        """Relative error of gradients rounded under the loss scale."""
+        """Relative rounding error of gradients under the loss scale."""
         error = size = 0.0
         for g in gradients:
             if isinstance(g, Tensor) and g.dtype == torch.float32 and not g.is_sparse:
@@ -169,7 +171,7 @@ class Estimator(Sites):
 
 
 def _matched(errors: Sequence[Tensor], adjoints: Sequence[Any]) -> Iterator[tuple[Tensor, Tensor]]:
-    """Errors with their adjoints, both in the order of the results; None and integers fall out."""
+    """Pairs of errors and adjoints, both in the order of the results, without None and integers."""
     waiting = [a.detach() for a in adjoints if isinstance(a, Tensor)]
     for error in errors:
         i = next((i for i, a in enumerate(waiting) if a.shape == error.shape), None)
@@ -178,7 +180,7 @@ def _matched(errors: Sequence[Tensor], adjoints: Sequence[Any]) -> Iterator[tupl
 
 
 def _nodes(root: Any) -> Iterator[Any]:
-    """Every node of a graph."""
+    """Every node of an autograd graph, once."""
     seen = {root}
     stack = [root]
     while stack:
@@ -204,7 +206,7 @@ def estimate(
         scale: The loss scale.
 
     Returns:
-        In the order of the calls.
+        One estimate per call, in the order of the calls.
 
     Raises:
         UsageError: If the step returns no loss, or trains nothing.
@@ -223,7 +225,7 @@ def estimate(
 
 
 def by_operation(estimates: Sequence[Estimate]) -> list[tuple[tuple[str, str], float]]:
-    """(module, operation) with the sum of its calls' weights, heaviest first."""
+    """Each (module, operation) with the sum of its calls' weights, largest first."""
     total: Counter[tuple[str, str]] = Counter()
     for e in estimates:
         total[e.site.module, e.site.op] += e.weight  # type: ignore[assignment]

@@ -1,13 +1,13 @@
-"""What one operation in a narrow format does to the rest, measured: all else stays in FP32.
+"""Measures the effect of running one operation in a narrow format and everything else in FP32.
 
 ::
 
     measured = measure(model, lambda: loss_fn(model(x), y))          # every operation, FP16
     measured = measure(model, step, fmt="fp8_e4m3", part="backward", by="module")
 
-An operation *runs in FP16* when what it reads and what it returns are rounded to FP16 and it adds in
-FP32, as on a Tensor Core. Forward and backward passes are taken apart or together: the backward pass
-of an operation is what autograd runs for it.
+An operation *runs in FP16* if its inputs and results are rounded to FP16 and it accumulates in FP32,
+as on a Tensor Core. Forward and backward passes are measured separately or together; the backward
+pass of an operation is what autograd runs for it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ NarrowPasses = Literal["forward", "backward", "both"]
 
 @dataclass(frozen=True)
 class Sensitivity:
-    """What came of running some operations in a narrow format.
+    """The effect of running some operations in a narrow format.
 
     Errors are relative: ‖narrow − FP32‖ / ‖FP32‖; infinite where the narrow result is not finite.
 
@@ -46,9 +46,9 @@ class Sensitivity:
         sites: The calls that ran in the format.
         format: Its name.
         part: Which pass ran in it.
-        output_error: Of what the model returns; NaN if it was not called as a whole.
-        loss_error: Of the loss.
-        gradient_error: Of all weight gradients, taken as one vector.
+        output_error: Error of the model's output; NaN if it was not called as a whole.
+        loss_error: Error of the loss.
+        gradient_error: Error of all weight gradients as one vector.
         gradient_cosine: Cosine between that vector and FP32's.
         gradient_errors: Relative error and cosine of each weight's gradient, by name.
     """
@@ -71,7 +71,7 @@ class Sensitivity:
         return max(errors, key=lambda name: errors[name][0]) if errors else None
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values; what is not finite becomes None."""
+        """The fields as plain values; non-finite numbers become None."""
         return {
             "module": self.module,
             "op": self.op,
@@ -87,13 +87,13 @@ class Sensitivity:
 
 
 def plain(value: float) -> float | None:
-    """A number for JSON."""
+    """A number for JSON: None if it is not finite."""
     return value if math.isfinite(value) else None
 
 
 @dataclass(frozen=True)
 class Pass:
-    """One forward and backward pass: its results, and the sites that were met."""
+    """The results of one forward and backward pass, and the calls it made."""
 
     loss: float
     outputs: tuple[Tensor, ...]
@@ -102,7 +102,7 @@ class Pass:
 
 
 class _Narrow(Sites):
-    """Runs some sites in a format."""
+    """Runs some calls in a narrow format."""
 
     def __init__(
         self, model: nn.Module, chosen: Collection[Site], fmt: FloatFormat, part: NarrowPasses
@@ -128,7 +128,7 @@ class _Narrow(Sites):
         return self._run(func, args, kwargs)
 
     def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Round what is read and what is returned; in a backward pass both carry the scale."""
+        """Round inputs and results; in a backward pass both carry the loss scale."""
 
         def narrow(x: Any) -> Any:
             if isinstance(x, Tensor) and x.dtype == torch.float32:
@@ -137,7 +137,7 @@ class _Narrow(Sites):
 
         if not func._schema.is_mutable:
             return tree_map(narrow, func(*tree_map(narrow, args), **tree_map(narrow, kwargs)))
-        # What is written to keeps its identity: rounded in place, before and after.
+        # Tensors that are written to stay the same objects: they are rounded in place, before and after.
         written = _written(func, args, kwargs)
         for tensor in written:
             tensor.copy_(round_to(tensor, self._fmt))
@@ -167,16 +167,16 @@ def run_once(
     part: NarrowPasses = "both",
     scale: float = 1.0,
 ) -> Pass:
-    """One forward and backward pass with these sites in a format and the rest in FP32.
+    """Run one forward and backward pass with some calls in a format and the rest in FP32.
 
-    The model, its buffers and gradients and torch's random state are left as they were.
+    The model, its buffers and gradients, and torch's random state are left unchanged.
 
     Args:
         model: In FP32.
         step: Runs the model on its batch and returns the loss, a scalar.
-        sites: What runs in the format.
+        sites: The calls that run in the format.
         fmt: A format's name.
-        part: Whether forward, backward or both run in it.
+        part: Whether their forward pass, backward pass or both run in it.
         scale: The loss scale: gradients carry it while they are rounded.
 
     Raises:
@@ -208,32 +208,32 @@ def run_once(
 
 
 def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Those that a step trains, by name.
+    """The parameters that a step trains, by name.
 
     Raises:
         UsageError: If there is none.
     """
     found = {n: p for n, p in model.named_parameters() if p.requires_grad}
     if not found:
-        message = "no parameter of the model requires a gradient: measure it as it is trained"
+        message = "no parameter of the model requires a gradient: measure it in training mode"
         raise UsageError(message)
     return found
 
 
 def check_loss(loss: object) -> None:
-    """Refuse what no backward pass can begin at.
+    """Refuse a loss that has no backward pass.
 
     Raises:
-        UsageError: If it is no scalar tensor with a graph behind it.
+        UsageError: If it is not a scalar tensor with an autograd graph.
     """
     if not (isinstance(loss, Tensor) and loss.numel() == 1 and loss.requires_grad):
-        message = "the step must return its loss, a scalar tensor that a backward pass begins at"
+        message = "the step must return its loss, a scalar tensor that backward can start from"
         raise UsageError(message)
 
 
 @contextmanager
 def untouched(model: nn.Module) -> Iterator[None]:
-    """Buffers and random state as they were, whatever happens in between."""
+    """Restore buffers and random state at the end, whatever happens in between."""
     buffers = [(b, b.detach().clone()) for b in model.buffers()]
     with torch.random.fork_rng(devices=()):
         try:
@@ -245,12 +245,12 @@ def untouched(model: nn.Module) -> Iterator[None]:
 
 
 def groups_of(sites: Collection[Site], by: str) -> dict[tuple[str, str], tuple[Site, ...]]:
-    """Sites to be measured together, by (module, operation); a module's operation is empty.
+    """Groups of calls to measure together, by (module, operation); "" for a whole module.
 
     Args:
-        sites: As met.
+        sites: All calls of a step, in order.
         by: ``site`` for each call alone, ``operation`` for all calls of an operation in a module,
-            ``module`` for all that a module and those in it do.
+            ``module`` for all calls in a module and its submodules.
     """
     groups: dict[tuple[str, str], list[Site]] = {}
     for site in sites:
@@ -285,15 +285,15 @@ def measure(
         model: In FP32, in the mode it trains in.
         step: Runs the model on a batch and returns the loss.
         fmt: ``fp16``, ``bf16``, ``fp8_e4m3`` or ``fp8_e5m2``.
-        part: Which pass of it runs in the format.
-        by: ``site``, ``operation`` or ``module``: what is measured together.
+        part: Which pass runs in the format.
+        by: What is measured together: ``site``, ``operation`` or ``module``.
         scale: The loss scale.
 
     Returns:
-        In the order of first calls.
+        One result per group, in the order of first calls.
 
     Raises:
-        UsageError: If the step returns no loss or trains nothing, or ``part`` or ``by`` is none.
+        UsageError: If the step returns no loss or trains nothing, or ``part`` or ``by`` is invalid.
     """
     if part not in ("forward", "backward", "both"):
         message = f"part must be forward, backward or both, not {part!r}"
@@ -320,7 +320,7 @@ def compare(
     fmt: str,
     part: NarrowPasses,
 ) -> Sensitivity:
-    """The errors of one pass against another."""
+    """The errors of a narrow pass relative to the exact one."""
     names = list(reference.gradients)
     pairs = [(reference.gradients[n], narrow.gradients[n]) for n in names]
     each = {n: (relative_error(*p), cosine(*p)) for n, p in zip(names, pairs, strict=True)}

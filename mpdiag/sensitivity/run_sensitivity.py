@@ -1,11 +1,11 @@
-"""How sensitive each operation of a step is, measured and kept in the run folder.
+"""``measure_sensitivity``: measures the sensitivity of each operation and stores it in the run folder.
 
 ::
 
     mpdiag.measure_sensitivity(model, lambda: loss_fn(model(x), y), "runs/ssd", scale=64)
 
-Each operation runs once in the narrow format while all else stays in FP32, and one backward pass
-estimates all of them at once. The dashboard's *Operations* ranks them by what this finds.
+Each operation runs once in the narrow format while everything else stays in FP32, and one backward
+pass estimates all of them at once. The dashboard's *Operations* view ranks operations by the result.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def measure_sensitivity(
     Args:
         model: In FP32, in the mode it trains in; left as it was.
         step: Runs the model on a batch and returns the loss, the same each time it is called.
-        run: The run folder to keep ``sensitivity.json`` in; None keeps nothing.
+        run: The run folder for ``sensitivity.json``; None to store nothing.
         fmt: ``fp16``, ``bf16``, ``fp8_e4m3`` or ``fp8_e5m2``.
         scale: The loss scale of the gradients.
 
@@ -46,9 +46,9 @@ def measure_sensitivity(
         UsageError: If the step returns no loss, or trains nothing.
         ValueError: If there is no such format.
     """
-    foretold = dict(by_operation(estimate(model, step, fmt=fmt, scale=scale)))
+    estimates = dict(by_operation(estimate(model, step, fmt=fmt, scale=scale)))
     rows = tuple(
-        _row(found, foretold.get((found.module, found.op)))
+        _row(found, estimates.get((found.module, found.op)))
         for found in measure(model, step, fmt=fmt, scale=scale)
     )
     result = Sensitivities(fmt, float(scale), rows)
@@ -57,7 +57,7 @@ def measure_sensitivity(
     return result
 
 
-def _row(found: Sensitivity, foretold: float | None) -> OperationSensitivity:
+def _row(found: Sensitivity, estimated: float | None) -> OperationSensitivity:
     return OperationSensitivity(
         module=found.module,
         op=found.op,
@@ -67,6 +67,6 @@ def _row(found: Sensitivity, foretold: float | None) -> OperationSensitivity:
         gradient_error=plain(found.gradient_error),
         gradient_cosine=plain(found.gradient_cosine),
         worst_gradient=found.worst_gradient,
-        estimate=None if foretold is None else plain(foretold),
+        estimate=None if estimated is None else plain(estimated),
         finite=math.isfinite(found.loss_error) and math.isfinite(found.gradient_error),
     )

@@ -1,4 +1,4 @@
-"""Is a training as good as FP32's, given how far FP32's own seeds lie apart?"""
+"""Whether a training is as good as FP32, given the spread of FP32 over seeds."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ LEAST = 0.01
 
 @dataclass(frozen=True)
 class SeedSpread:
-    """What FP32's seeds reach.
+    """The metrics of FP32 trainings that differ by seed only.
 
     Attributes:
-        metrics: One for each seed.
+        metrics: One per seed.
         higher_is_better: Whether more is better.
-        bound: The worst metric that still counts as one of them: one more FP32 seed would do worse
-            with a chance of 1 % (a one-sided prediction interval of Student's t), but at least 1 %
+        bound: The worst metric that still counts as FP32's: one more FP32 seed would be worse with
+            a chance of 1 % (a one-sided prediction interval of Student's t), but at least 1 %
             of the mean's size away.
     """
 
@@ -34,13 +34,13 @@ class SeedSpread:
     bound: float
 
     def holds(self, metric: float) -> bool:
-        """Whether a metric is as good as one of FP32's."""
+        """Whether a metric is as good as FP32's."""
         if not math.isfinite(metric):
             return False
         return metric >= self.bound if self.higher_is_better else metric <= self.bound
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """The fields as plain values."""
         return {
             "metrics": list(self.metrics),
             "higher_is_better": self.higher_is_better,
@@ -49,16 +49,16 @@ class SeedSpread:
 
 
 def spread_of(metrics: Sequence[float], *, higher_is_better: bool) -> SeedSpread:
-    """What the metrics of several FP32 seeds allow.
+    """The spread of the metrics of several FP32 seeds.
 
     Raises:
         UsageError: If there are fewer than two, or one is not finite.
     """
     if len(metrics) < 2:
-        message = "the spread of FP32's seeds needs at least two of them"
+        message = "the spread of FP32 seeds needs at least two seeds"
         raise UsageError(message)
     if not all(map(math.isfinite, metrics)):
-        message = "a seed diverged in FP32 itself: mend that before changing the format"
+        message = "an FP32 training diverged: fix that before changing the format"
         raise UsageError(message)
     mean, n = statistics.fmean(metrics), len(metrics)
     reach = t_quantile(1 - ALPHA, n - 1) * statistics.stdev(metrics) * math.sqrt(1 + 1 / n)

@@ -1,4 +1,4 @@
-"""Records that wait on disk, so that reading a large trace takes no more memory than a small one."""
+"""A buffer on disk, so that reading a large trace takes no more memory than a small one."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 PORTION = 8192
-"""Records to a portion, which is written and read as a whole."""
+"""Records per portion; portions are written and read as a whole."""
 
 
 class DiskBuffer:
-    """Packed records in portions, each with the span of a key, for looking up by overlap.
+    """Packed records in portions, which can be looked up by the range of a key.
 
-    Only full portions go to disk: a short trace never touches it.
+    Only full portions go to disk, so a short trace never touches it.
 
     Args:
-        form: Of a record, as ``struct`` has it.
+        form: The format of a record, for ``struct``.
     """
 
     def __init__(self, form: str) -> None:
@@ -50,14 +50,14 @@ class DiskBuffer:
         self._low, self._high = math.inf, -math.inf
 
     def portions(self) -> Iterator[list[tuple[Any, ...]]]:
-        """Every portion, in the order of adding."""
+        """All portions, in the order they were added."""
         for _, _, offset in self._portions:
             yield list(self._form.iter_unpack(self._read(offset)))
         if self._open:
             yield list(self._form.iter_unpack(bytes(self._open)))
 
     def overlapping(self, low: float, high: float) -> Iterator[tuple[Any, ...]]:
-        """The records of every portion whose span meets [low, high]; some lie outside it."""
+        """The records of all portions that overlap [low, high]; some records lie outside it."""
         for begin, end, offset in self._portions:
             if begin <= high and end >= low:
                 yield from self._form.iter_unpack(self._read(offset))
@@ -70,7 +70,7 @@ class DiskBuffer:
         return self._file.read(PORTION * self._form.size)
 
     def close(self) -> None:
-        """Drop everything."""
+        """Drop every record and the file."""
         if self._file is not None:
             self._file.close()
             self._file = None

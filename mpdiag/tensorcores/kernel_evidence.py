@@ -1,7 +1,8 @@
-"""What else, besides its name, says whether a kernel used Tensor Cores.
+"""Evidence, other than its name, of whether a kernel used Tensor Cores.
 
-Strongest first: hardware counters; the rate, for what multiplies faster than the ordinary cores can
-must have used Tensor Cores, whatever its name; the name. The rate proves a yes and never a no.
+Hardware counters are the strongest evidence, then the rate, then the name. A kernel that multiplies
+faster than the ordinary cores can must have used Tensor Cores, whatever its name; a low rate proves
+nothing.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from mpdiag.tensorcores.work.traced_operation import OperationTime
 
 MARGIN = 1.1
-"""By how much a rate must exceed the published one: clocks may be above the boost clock."""
+"""The factor by which a rate must exceed the published one: clocks may exceed the boost clock."""
 FLOP_PER_CLOCK = {8: 512, 9: 512, 10: 512, 12: 256, 7: 256}
 """The most that the ordinary cores of one multiprocessor do, by major capability: FP16 in pairs
 (CUDA C++ Programming Guide, arithmetic throughput)."""
@@ -28,17 +29,17 @@ FLOP_PER_CLOCK = {8: 512, 9: 512, 10: 512, 12: 256, 7: 256}
 _TENSOR = re.compile(
     r"pipe_tensor|pipe_tc_|inst_executed_pipe_uniform_tensor|ops_path_tensor|SQ_INSTS_VALU_MFMA"
 )
-# Only these count every kind of Tensor Core instruction, so that their zero is a no.
+# Only these count every kind of Tensor Core instruction, so only their zero is a no.
 _WHOLE = re.compile(r"inst_executed_pipe_tensor\.|pipe_tensor_cycles_active|pipe_tc_cycles_active")
 
 
 @dataclass(frozen=True)
 class KernelEvidence:
-    """A statement about a kernel.
+    """Evidence for or against a kernel's use of Tensor Cores.
 
     Attributes:
         kind: ``"counters"`` or ``"rate"``.
-        tensor_core: What it says.
+        tensor_core: Whether it used them.
         text: The numbers behind it.
     """
 
@@ -48,7 +49,7 @@ class KernelEvidence:
 
 
 def by_counters(runs: Iterable[Kernel]) -> KernelEvidence | None:
-    """What hardware counters say; None where none of the Tensor pipe was measured."""
+    """Evidence from hardware counters; None if no counter of the Tensor pipe was measured."""
     highest: dict[str, float] = {}
     for run in runs:
         for name, value in (run.counters or {}).items():
@@ -63,7 +64,7 @@ def by_counters(runs: Iterable[Kernel]) -> KernelEvidence | None:
 
 
 def by_measured_rate(runs: Iterable[Kernel], device: DeviceFacts | None) -> KernelEvidence | None:
-    """What a run's own work, time and clock say: ncu measures the clock and counts processors."""
+    """Evidence from a run's own FLOP, time and clock, where ncu measured the clock."""
     major = device.capability[0] if device and device.capability else None
     a_clock = FLOP_PER_CLOCK.get(major or 0)
     for run in runs:
@@ -78,10 +79,10 @@ def by_measured_rate(runs: Iterable[Kernel], device: DeviceFacts | None) -> Kern
 
 
 def by_rate(operation: OperationTime, peaks: Peaks | None) -> KernelEvidence | None:
-    """What an operation's rate says: proof of Tensor Cores, or nothing.
+    """Evidence from an operation's rate: proof of Tensor Cores, or None.
 
-    Only products are asked: Winograd and FFT convolutions do less arithmetic than they are
-    reckoned with.
+    Only matrix products count: Winograd and FFT convolutions do less arithmetic than their shapes
+    imply.
     """
     work = operation.work
     if peaks is None or work is None or work.kind != "matmul" or operation.time_us <= 0:
@@ -103,7 +104,7 @@ def measured_verdict(facts: KernelFacts, measured: KernelEvidence | None) -> Ker
     if measured is None or (measured.tensor_core and facts.verdict == "tensor_core"):
         return facts.verdict
     if measured.tensor_core:
-        # A helper, or an addition beside the product, does not become one by the whole's rate.
+        # The rate of a product says nothing about helpers and additions that ran with it.
         matrix = facts.verdict in ("cuda_core", "unknown")
         return "tensor_core" if matrix or measured.kind == "counters" else facts.verdict
     if facts.verdict == "tensor_core":

@@ -1,13 +1,13 @@
-"""Which operation and which module a kernel ran for.
+"""Links each kernel to the operation and the module that launched it.
 
-A kernel carries the correlation of the call that launched it; that call happened inside operations
-on the same thread, and the innermost one is the kernel's. Its module is the innermost
+A kernel carries the correlation id of the call that launched it. That call happened inside operations
+on the same thread, and the innermost one is the kernel's operation. Its module is the innermost
 ``nn.Module`` span around it; a backward operation takes the module of the forward operation with
 the same sequence number. ``External id`` is never used: in real traces it names the wrong operation.
-A replayed CUDA graph is launched as a whole, so its kernels are of no operation: they are counted
-apart.
+A replayed CUDA graph is launched as a whole, so its kernels have no operation; they are counted
+separately.
 
-Everything is added up as it is read; what must wait for its counterpart waits in a ``DiskBuffer``.
+Times are added up while reading; events that wait for their counterpart go to a ``DiskBuffer``.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from mpdiag.tensorcores.events import Event
 
 REMEMBERED = 100_000
-"""Sequence numbers of forward operations that wait for their backward; the oldest go first."""
+"""Forward operations remembered until their backward runs; the oldest are dropped first."""
 
 _OPERATION, _MODULE, _BACKWARD = 0, 1, 2
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Signature:
-    """What an operation was called with. Equal ones are one object, so identity is equality."""
+    """The name and arguments of an operation. Equal ones are one object, so identity is equality."""
 
     name: str
     dims: Sequence[Any] = ()
@@ -44,12 +44,12 @@ class Signature:
 
 
 class KernelOrigin(NamedTuple):
-    """Where a kernel belongs.
+    """The operation, module and pass that launched a kernel.
 
     Attributes:
-        signature: Of its operation; None where it could not be linked.
-        module: "" where unknown.
-        phase: See ``work.OperationTime``.
+        signature: Its operation; None where it could not be linked.
+        module: The module; "" where unknown.
+        phase: See ``OperationTime``.
     """
 
     signature: Signature | None
@@ -59,7 +59,7 @@ class KernelOrigin(NamedTuple):
 
 @dataclass(slots=True)
 class KernelSum:
-    """Runs of one kernel in one place, and those measured with counters."""
+    """All runs of one kernel from one origin, and those measured with counters."""
 
     calls: int = 0
     time_us: float = 0.0
@@ -71,14 +71,14 @@ class Linked:
     """A whole trace, added up.
 
     Attributes:
-        kernels: By name and place.
-        calls: How often each place was called, where it launched a kernel.
+        kernels: By name and origin.
+        calls: Number of calls by origin, of those that launched a kernel.
         total_us: Time of all kernels.
-        linked_us: Of those linked to an operation.
-        graph_us: Of those of CUDA graphs.
-        launched_us: Of those whose launch is in the trace.
+        linked_us: Time of kernels linked to an operation.
+        graph_us: Time of kernels in CUDA graphs.
+        launched_us: Time of kernels whose launch is in the trace.
         devices: Time by device.
-        operations: How many operations the trace holds.
+        operations: Number of operations in the trace.
     """
 
     kernels: dict[tuple[str, KernelOrigin], KernelSum]
@@ -113,7 +113,7 @@ def link(events: Iterable[Event]) -> Linked:
 
 
 class _Numbers:
-    """Values ↔ small numbers."""
+    """Numbers values consecutively, and looks them up by number."""
 
     def __init__(self) -> None:
         self._numbers: dict[Any, int] = {}
@@ -131,7 +131,7 @@ class _Numbers:
 
 
 class _Frame(NamedTuple):
-    """A span on the host, as it is spilled: outer spans sort before inner ones."""
+    """A span on the host, as stored in the buffer: outer spans sort before inner ones."""
 
     thread: int
     start: float
@@ -186,7 +186,7 @@ class _Linker:
         self._operations += 1
         key: Any = op.name
         if op.dims or op.types:
-            # The fastest way from nested lists to something that hashes.
+            # The fastest way to make nested lists hashable.
             content: Any = (op.name, op.dims, op.types, op.strides, op.concrete)
             key = marshal.dumps(content, 2)
         signature = self._signatures.find(key)
@@ -253,7 +253,7 @@ class _Linker:
         """Link launches to the frames around them.
 
         Args:
-            launched: Thread, time, kernel's number, duration.
+            launched: (thread, time, number of the kernel, duration) of each launch.
         """
         launched.sort()
         threads = {item[0] for item in launched}

@@ -48,7 +48,7 @@ class KernelTime:
             "calls": self.calls,
             "time_us": self.time_us,
             "verdict": self.facts.verdict,
-            "measured_verdict": self.measured_verdict,
+            "verdict_witnessed": self.measured_verdict,
             "instruction": self.facts.instruction or None,
             "dtype": self.facts.dtype or None,
             "accumulator": self.facts.accumulator or None,

@@ -1,4 +1,4 @@
-"""Trace against trace: what moved onto Tensor Cores by a change, and what that gained."""
+"""Two profiles compared: what moved onto Tensor Cores, and what that gained."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _CLASSES = ("tensor_core", "cuda_core", "unknown", "layout", "helper", "other")
 
 @dataclass(frozen=True)
 class Move:
-    """An operation that both traces have.
+    """An operation whose class changed between two traces.
 
     Attributes:
-        op, module, phase, size: Which.
-        before, now: The class that most of its matrix time was of.
-        before_us, now_us: Of one call.
+        op, module, phase, size: The operation.
+        before, now: The class of most of its matrix time.
+        before_us, now_us: Time of one call.
     """
 
     op: str
@@ -44,9 +44,9 @@ class ProfileComparison:
     """Two profiles side by side.
 
     Attributes:
-        before, now: Shares of kernel time by class, and the time in all.
+        before, now: Shares of kernel time by class, and the total time.
         moves: Operations whose class changed, those that save most first.
-        gained: Whether more of the time is on Tensor Cores now.
+        gained: Whether a larger share of the time is on Tensor Cores now.
     """
 
     before: dict[str, float]
@@ -60,7 +60,7 @@ class ProfileComparison:
 
     @property
     def verdict(self) -> str:
-        """One sentence."""
+        """What changed, in one sentence."""
         onto = sum(m.now == "tensor_core" for m in self.moves)
         off = sum(m.before == "tensor_core" for m in self.moves)
         words = f"{counted(onto, 'operation')} moved onto Tensor Cores"
@@ -72,7 +72,7 @@ class ProfileComparison:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """The ``against`` of ``mpdiag profile --json``."""
         moves = [asdict(m) | {"gain": m.gain} for m in self.moves]
         return {
             "verdict": self.verdict,
@@ -86,8 +86,8 @@ def compare_profiles(before: Profile, now: Profile) -> ProfileComparison:
     """Join two profiles by operation, module, phase and size.
 
     Args:
-        before: Of the trace from before the change.
-        now: Of the trace from after it.
+        before: The profile from before the change.
+        now: The profile from after it.
     """
     earlier, later = _by_place(before), _by_place(now)
     moves = []
@@ -119,7 +119,7 @@ def _by_place(profile: Profile) -> dict[tuple[str, str, str, str], OperationTime
 
 
 def _class(o: OperationTime) -> str:
-    """The class of its matrix time, where it has any, or of most of its time."""
+    """The class of most of its matrix time, or of most of its time if it has none."""
     times = {name: float(getattr(o, f"{name}_us")) for name in _CLASSES}
     matrix = {name: times[name] for name in ("tensor_core", "cuda_core", "unknown")}
     return max(matrix if any(matrix.values()) else times, key=lambda name: times[name])

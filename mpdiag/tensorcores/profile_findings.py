@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from mpdiag.tensorcores.kernel_times import KernelTimes
 
 MUCH = 0.1
-"""Share of kernel time from which something is worth a warning."""
+"""Share of kernel time from which something deserves a warning."""
 SOME = 0.05
 LINKED = 0.5
 _BYTES = {"fp16": 2, "bf16": 2, "tf32": 4, "fp32": 4, "fp64": 8}
@@ -90,7 +90,7 @@ def _matrix_findings(times: KernelTimes, device: DeviceFacts | None) -> Iterator
 
 
 def _off_cuda_cores(device: DeviceFacts | None) -> str:
-    """The fix, by what the GPU has; a trace may not name it."""
+    """How to leave CUDA cores, depending on the GPU, which the trace may not name."""
     generation = device.generation if device is not None else None
     if generation is not None and generation not in TF32:
         return "train in mixed precision"

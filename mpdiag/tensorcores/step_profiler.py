@@ -1,18 +1,18 @@
-"""Live capture: a few warmed-up steps under torch.profiler, then the verdict.
+"""Profiles a few warmed-up steps of a running program with torch.profiler, then judges them.
 
 ::
 
     with mpdiag.profile(model) as p:
         for x, y in loader:
             train_step(x, y)
-            p.step()          # may be left out where an optimizer steps
+            p.step()          # optional if an optimizer steps
             if p.done:
                 break
     print(p.result.verdict)
 
-On a GPU the trace is read like any other, and ``result`` is its ``Profile``. On a CPU oneDNN's log
-is taken along as the witness, and ``result`` is a ``CpuProfile``; both have ``to_json``. The steps
-before the window are left alone, so that what is measured has warmed up.
+On a GPU the trace is read like any other, and ``result`` is its ``Profile``. On a CPU oneDNN's log is
+captured as well, and ``result`` is a ``CpuProfile``; both have ``to_json``. The steps before the window
+are not profiled, so that the measured ones are warm.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ import torch
 from torch.nn.modules import module as module_hooks
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from mpdiag.display.wording import counted
 from mpdiag.errors import UsageError
 from mpdiag.tensorcores.cpu import matrix_unit
 from mpdiag.tensorcores.cpu.onednn import read_log
@@ -48,19 +49,19 @@ WARMUP = 5
 
 
 class StepProfiler:
-    """Watches steps, and profiles some of them.
+    """Counts the steps of a training and profiles some of them.
 
     Attributes:
-        steps, warmup: How many are measured, and how many before are not.
-        seen: Steps so far.
+        steps, warmup: Number of steps to measure, and of steps before them.
+        seen: Number of steps so far.
 
     Args:
-        model: Its modules are named in the result; None where it is not known, then each outermost
-            module names its own.
+        model: The model whose modules are named in the result; if None, each outermost module that
+            runs names its own.
         steps: How many to measure.
-        warmup: How many to let pass first.
-        folder: Where the trace and the log go; default: a temporary folder, removed at the end.
-        on_done: Called when the last step is over.
+        warmup: How many steps to skip first.
+        folder: The folder for the trace and the log; default: a temporary folder.
+        on_done: Called after the last step.
     """
 
     def __init__(
@@ -91,23 +92,25 @@ class StepProfiler:
     # -- steps -------------------------------------------------------------------------------------
 
     def step(self) -> None:
-        """Say that a step is over; from the first call on, optimizers are no longer watched."""
+        """Mark the end of a step; after the first call, optimizer steps are no longer counted."""
         if self._counts_itself:
             self._counts_itself = False
-            if self.seen:  # the optimizer has told of this step already
+            if self.seen:  # the optimizer's hook has counted this step already
                 return
         self._advance()
 
     @property
     def done(self) -> bool:
-        """Whether every step wanted has been measured."""
+        """Whether all requested steps have been measured."""
         return self._measured >= self.steps
 
     def _after_optimizer(self, optimizer: Any, *_: Any) -> None:
         if not self._counts_itself:
             return
         self._optimizer = self._optimizer or id(optimizer)
-        if id(optimizer) == self._optimizer:  # of several, the first one's steps are the training's
+        if (
+            id(optimizer) == self._optimizer
+        ):  # of several optimizers, only the first one's steps count
             self._advance()
 
     def _advance(self) -> None:
@@ -136,7 +139,7 @@ class StepProfiler:
             window.close()
 
     def __enter__(self) -> StepProfiler:  # noqa: PYI034 - typing.Self is Python 3.11's
-        """Begin to watch."""
+        """Start counting steps."""
         self._hook = register_optimizer_step_post_hook(self._after_optimizer)
         if self.warmup == 0:
             self._open()
@@ -148,7 +151,7 @@ class StepProfiler:
         value: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Stop, and read what was captured; what the block raised goes on."""
+        """Stop and read the capture; an exception in the block propagates."""
         self._hook.remove()
         try:
             self._close()
@@ -160,7 +163,7 @@ class StepProfiler:
 
     @property
     def measured(self) -> int:
-        """Whole steps measured."""
+        """How many whole steps were measured."""
         return self._measured
 
     @property
@@ -168,7 +171,7 @@ class StepProfiler:
         """The verdict: a ``Profile``, on a CPU a ``CpuProfile``.
 
         Raises:
-            UsageError: If no step was measured, or the block is not over.
+            UsageError: If no step was measured, or the block has not ended.
         """
         if self._result is None:
             raise UsageError(nothing_measured(self.seen, self.warmup))
@@ -183,7 +186,7 @@ def profile(
     Args:
         model: The model, so that its modules are named.
         steps: How many steps to measure.
-        warmup: How many to let pass first.
+        warmup: How many steps to skip first.
 
     Raises:
         UsageError: If there are no steps to measure.
@@ -192,14 +195,15 @@ def profile(
 
 
 def nothing_measured(seen: int, warmup: int) -> str:
-    """Why there is no result, one sentence."""
+    """Why there is no result, in one sentence."""
     if not seen:
         return (
-            "no step was seen: no optimizer took one; call p.step() after each step of "
+            "no step was seen, and no optimizer stepped; call p.step() after each step inside "
             "`with mpdiag.profile(model) as p:`"
         )
     return (
-        f"only {seen} steps were seen, and {warmup} are for warming up: run more, or warm up less"
+        f"only {counted(seen, 'step')} ran, and the first {warmup} are for warming up: run more "
+        "steps, or lower warmup"
     )
 
 
@@ -213,42 +217,42 @@ def _check(value: Any, least: int, name: str) -> None:
 
 
 class _Window:
-    """The steps under the profiler: trace.json, on a CPU onednn.log besides."""
+    """The profiled steps: writes trace.json, and on a CPU also onednn.log."""
 
     def __init__(self, folder: Path, names: _Names) -> None:
         self.folder = folder
         self._names = names
         self._gpu = names.on_gpu
-        self._tap = None if self._gpu else StdoutCapture()
+        self._stdout = None if self._gpu else StdoutCapture()
         activities = [torch.profiler.ProfilerActivity.CPU]
         if self._gpu:
             activities.append(torch.profiler.ProfilerActivity.CUDA)
         self._profiler = torch.profiler.profile(activities=activities, record_shapes=True)
 
     def open(self) -> None:
-        """Begin; the profiler is started last, for it must see no set-up."""
+        """Start; the profiler is started last so that it does not see the set-up."""
         if self._gpu:
             torch.cuda.synchronize()
         else:
             torch._C._verbose.mkldnn_set_verbose(1)
-        if self._tap is not None:
-            self._tap.open()
+        if self._stdout is not None:
+            self._stdout.open()
         self._names.attach()
         try:
             self._profiler.start()
         except RuntimeError as error:
-            self._put_back()
+            self._restore()
             message = f"torch.profiler does not start ({error}): is another profiler running?"
             raise UsageError(message) from error
 
     def close(self) -> None:
-        """End, and write the files."""
+        """Stop, and write the files."""
         try:
             if self._gpu:
                 torch.cuda.synchronize()
             self._profiler.stop()
         finally:
-            log = self._put_back()
+            log = self._restore()
         raw = self.folder / "raw.json"
         self._profiler.export_chrome_trace(str(raw))
         _name_modules(raw, self.folder / "trace.json")
@@ -256,21 +260,21 @@ class _Window:
         if not self._gpu:
             (self.folder / "onednn.log").write_text("".join(log), encoding="utf-8")
 
-    def _put_back(self) -> list[str]:
+    def _restore(self) -> list[str]:
         self._names.detach()
-        if self._tap is None:
+        if self._stdout is None:
             return []
         torch._C._verbose.mkldnn_set_verbose(0)
-        return self._tap.close()
+        return self._stdout.close()
 
 
 class _Names:
-    """Spans of modules, under the names that ``named_modules`` gives them."""
+    """Adds module spans to the trace, with the names that ``named_modules`` gives."""
 
     def __init__(self, model: nn.Module | None) -> None:
         self._names: dict[int, str] = {}
         self._roots: set[int] = set()
-        self._threads = threading.local()  # backward passes that recompute run modules on their own
+        self._threads = threading.local()  # recomputation in backward runs modules in other threads
         self._handles: list[Any] = []
         self._device: str | None = None
         if model is not None:
@@ -279,7 +283,7 @@ class _Names:
 
     @property
     def on_gpu(self) -> bool:
-        """Whether the steps run on a GPU: where the model lies, else whether CUDA is in use."""
+        """Whether the steps run on a GPU: by the model's device, else by whether CUDA is in use."""
         if self._device is not None:
             return self._device == "cuda"
         return torch.cuda.is_available() and torch.cuda.is_initialized()
@@ -290,14 +294,14 @@ class _Names:
             self._names.setdefault(id(module), name or type_name(root))
 
     def attach(self) -> None:
-        """Mark every module's forward from now on."""
+        """Add a span for every module's forward from now on."""
         self._handles = [
             module_hooks.register_module_forward_pre_hook(self._enter),
             module_hooks.register_module_forward_hook(self._leave, always_call=True),
         ]
 
     def detach(self) -> None:
-        """No longer."""
+        """Remove the hooks and close open spans."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -328,7 +332,7 @@ _ANNOTATION = re.compile(r'"cat": "user_annotation"(?=, "name": "nn\.Module: )')
 
 
 def _name_modules(source: Path, target: Path) -> None:
-    """Copy a trace; our spans become what torch writes for modules, which readers know."""
+    """Copy a trace, turning our spans into the events that torch writes for modules."""
     with (
         source.open(encoding="utf-8", errors="replace") as lines,
         target.open("w", encoding="utf-8") as out,
@@ -337,7 +341,7 @@ def _name_modules(source: Path, target: Path) -> None:
 
 
 def read_capture(folder: Path, steps: int) -> Any:
-    """The result of what was captured into a folder."""
+    """Judge what was captured into a folder."""
     trace, log = folder / "trace.json", folder / "onednn.log"
     if not log.is_file():
         return profile_trace(trace)

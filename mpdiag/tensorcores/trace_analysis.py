@@ -52,7 +52,7 @@ def profile_trace(path: str | os.PathLike[str]) -> Profile:
         if linked.kernels:
             return _profile(trace, linked, str(path))
     if trace.problems:
-        message = f"{path} holds no GPU kernel as far as it can be read: {trace.problems[0]}"
+        message = f"{path} holds no GPU kernel in its readable part: {trace.problems[0]}"
     else:
         message = (
             f"{path} holds no GPU kernels: record with ProfilerActivity.CUDA, "

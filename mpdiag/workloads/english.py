@@ -6,7 +6,7 @@ by folder and file by file in the order of their names. Tests, vendored packages
 installed beside the library are left out. Every tenth document is held out; the two parts share no
 document.
 
-The text is as old as the Python that runs, so figures compare within one version of Python.
+The text depends on the version of Python, so figures are comparable within one version only.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ __all__ = ["UNKNOWN", "characters", "documents", "vocabulary", "windows", "words
 UNKNOWN = 0
 """The index of every word that is not in the vocabulary, and of every unusual character."""
 
-# A string in triple quotes that begins a line documents what stands above it, with few exceptions;
-# looking for these is ten times as fast as parsing.
+# A triple-quoted string at the start of a line is a docstring, with few exceptions; searching for
+# these is ten times as fast as parsing.
 _DOCSTRING = re.compile(r'^[ \t]*[rR]?"""(.*?)"""', re.MULTILINE | re.DOTALL)
 _WORD = re.compile(r"[a-z]+|[0-9]|[^a-z0-9\s]")
 _LEFT_OUT = {"test", "tests", "site-packages", "dist-packages", "idlelib", "lib2to3", "ensurepip"}
-_HELD_OUT = 10  # one in so many documents
+_HELD_OUT = 10  # one in this many documents
 
 
 @lru_cache(maxsize=2)
 def documents(part: DataSplit) -> tuple[str, ...]:
-    """The part's texts, in their order."""
+    """The texts of a part, in order."""
     from pydoc_data.topics import topics
 
     library = Path(sysconfig.get_paths()["stdlib"])

@@ -52,7 +52,7 @@ def test_software_that_is_too_old_is_named():
         a.format: a for a in gpu_format_support(DeviceFacts("NVIDIA GeForce RTX 4090", (8, 9)), old)
     }
     assert found["fp16"].how == "tensor cores"
-    assert found["bf16"].reason == "too old here: driver 440.1 < 450.36"
+    assert found["bf16"].reason == "too old: driver 440.1 < 450.36"
     # FP8 on Ada came with CUDA 12.1, on Hopper with 11.8.
     assert "CUDA 11.8 < 12.1, cuDNN 8.5 < 8.6, driver 440.1 < 520.61" in found["fp8"].reason
     assert able("NVIDIA H100 PCIe", (9, 0), Software(cuda=(11, 8))) >= {"fp8"}

@@ -106,7 +106,7 @@ def test_a_package_that_does_not_load(monkeypatch):
         raise ImportError(message)
 
     monkeypatch.setattr(devices, "import_module", load)
-    assert read_nvml().problem == "nvidia-ml-py does not load (no pynvml)"
+    assert read_nvml().problem == "nvidia-ml-py cannot be imported (no pynvml)"
 
 
 def test_the_real_package_has_what_is_asked_for():

@@ -104,7 +104,7 @@ def test_of_two_optimizers_the_first_ones_steps_count():
 
 
 @pytest.mark.parametrize(
-    ("steps", "sentence"), [(0, "no step was seen"), (2, "only 2 steps were seen, and 2 are")]
+    ("steps", "sentence"), [(0, "no step was seen"), (2, "only 2 steps ran, and the first 2 are")]
 )
 def test_too_few_steps_are_one_sentence(steps, sentence):
     with mpdiag.profile(warmup=2) as p:

@@ -26,7 +26,7 @@ from mpdiag.cli import app
 from mpdiag.errors import DamagedTrace, ExitCode
 from mpdiag.hardware.devices import DeviceFacts
 from mpdiag.hardware.kernels import classify
-from mpdiag.reports.frames.roofline import roofline_frame
+from mpdiag.reports.views.roofline import roofline_frame
 from mpdiag.tensorcores.events import Kernel
 from mpdiag.tensorcores.kernel_evidence import (
     by_counters,
@@ -203,7 +203,7 @@ def test_a_trace_cut_off_before_its_first_kernel_is_not_told_to_record_kernels(t
     events = [op("aten::mm", i, i + 1) for i in range(100)]
     text = write(tmp_path / "t.json", events).read_text(encoding="utf-8")
     (tmp_path / "half.json").write_text(text[: len(text) // 2], encoding="utf-8")
-    with pytest.raises(DamagedTrace, match="as far as it can be read: the trace breaks off"):
+    with pytest.raises(DamagedTrace, match="in its readable part: the trace ends"):
         profile_trace(tmp_path / "half.json")
 
 

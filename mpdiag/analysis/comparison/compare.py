@@ -26,9 +26,9 @@ SCHEMA_VERSION = 1
 DEFAULT_MARGIN = 0.02
 """Share of the first side's mean that serves as the margin where none is given."""
 LENGTHS_ALIKE = 0.95
-"""The shorter training has at least this share of the longer one's steps."""
+"""Trainings count as equally long if the shorter one has this share of the longer one's steps."""
 OCTAVES = 3.0
-"""A layer whose largest value moved so far has changed."""
+"""A layer whose largest value moved this far counts as changed."""
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,8 @@ class MetricComparison:
     Attributes:
         metric: Its name.
         higher_is_better: Whether more is better.
-        a, b: One figure for each seed.
-        result: The test.
+        a, b: One value per seed.
+        result: The equivalence test.
         margin_given: Whether the margin was given, rather than a share of the mean.
     """
 
@@ -58,12 +58,12 @@ class MetricComparison:
 
 @dataclass(frozen=True)
 class Curve:
-    """How far two loss curves part.
+    """The difference between two loss curves.
 
     Attributes:
         steps: Steps that both sides have.
-        worst_step: Where the means lie furthest apart, None if no step is common.
-        departure: How far, in the loss's units (b less a).
+        worst_step: The step with the largest gap between the means; None without common steps.
+        departure: That gap, in the loss's units (b minus a).
         spread: Standard deviation over seeds at that step on the first side; None for one seed.
     """
 
@@ -79,7 +79,7 @@ class LayerShift:
 
     Attributes:
         kind, name: The layer.
-        octaves: log2 of b's largest |x| over a's, a mean over seeds.
+        octaves: log2 of b's largest |x| over a's, averaged over seeds.
     """
 
     kind: str
@@ -89,7 +89,7 @@ class LayerShift:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Everything that ``compare`` found."""
+    """The result of ``compare``."""
 
     a: SeedGroup
     b: SeedGroup
@@ -156,7 +156,7 @@ def compare(
 
     Args:
         a: The reference (FP32): a run folder, a folder of runs, or a baseline file.
-        b: The candidate, likewise.
+        b: The candidate: the same kinds of paths.
         metric: Only this metric; default: all that both sides have.
         margin: The largest difference that does not matter, in the metric's own units; default:
             2 % of the reference's mean, which the result says.
@@ -169,13 +169,12 @@ def compare(
     left, right = read_group(a), read_group(b)
     names = _common_metrics(left, right)
     if metric is not None and metric not in names:
-        message = (
-            f"there is no metric {metric!r} on both sides: they share {', '.join(names) or 'none'}"
-        )
+        shared = ", ".join(names) or "none"
+        message = f"the two sides do not share a metric {metric!r}: they share {shared}"
         raise UsageError(message)
     if not names:
         message = (
-            f"{left.name} and {right.name} have no metric in common: log the same on both sides"
+            f"{left.name} and {right.name} have no metric in common: log the same one on both sides"
         )
         raise UsageError(message)
     chosen = [metric] if metric is not None else names
@@ -189,7 +188,7 @@ def compare(
 def _common_metrics(a: SeedGroup, b: SeedGroup) -> list[str]:
     sets = [set(t.metrics) for t in (*a.trainings, *b.trainings)]
     common = set.intersection(*sets)
-    # The loss says little where there is a real metric; it comes last.
+    # The loss says little if there is a real metric, so it comes last.
     return sorted(common, key=lambda name: (name == "final loss", name))
 
 
@@ -213,7 +212,7 @@ def _compare_metric(
 
 
 def _paired(a: SeedGroup, b: SeedGroup) -> list[tuple[Any, Any]]:
-    """Trainings of the same seed, if both sides have the same seeds, each once."""
+    """Pairs of trainings with the same seed, if both sides have the same seeds, each once."""
     left, right = ({t.seed: t for t in side.trainings} for side in (a, b))
     known = None not in left and set(left) == set(right)
     whole = len(left) == len(a.trainings) and len(right) == len(b.trainings)
@@ -294,9 +293,9 @@ def _findings(
             Finding(
                 severity="info",
                 code="more-skips",
-                message=f"{skipped[1]} steps were skipped, {skipped[0]} on the reference's side",
+                message=f"{skipped[1]} steps were skipped; the reference skipped {skipped[0]}",
                 evidence={"a": skipped[0], "b": skipped[1]},
-                fix="read the reasons in training.jsonl",
+                fix="see the reasons in training.jsonl",
             )
         )
     return by_severity(found)
@@ -313,7 +312,7 @@ def _metric_finding(m: MetricComparison) -> Finding | None:
             code="metric-different",
             message=message
             if not math.isnan(r.difference)
-            else f"{m.metric} is not finite on one side alone",
+            else f"{m.metric} is not finite on one of the two sides",
             evidence=evidence,
             fix="train by a plan: mpdiag analyze the FP32 run, then MixedPrecision with its plan",
         )
@@ -321,9 +320,9 @@ def _metric_finding(m: MetricComparison) -> Finding | None:
         return Finding(
             severity="warning",
             code="metric-inconclusive",
-            message=f"{m.metric} is not finite on either side: as many trainings diverged here as there",
+            message=f"{m.metric} is not finite on either side: equally many trainings diverged",
             evidence=evidence,
-            fix="look at the data, the learning rate and the loss: the reference itself does not train",
+            fix="check the data, the learning rate and the loss: the reference itself does not train",
         )
     if r.verdict == "inconclusive":
         alone = min(r.seeds) < 2
@@ -334,7 +333,7 @@ def _metric_finding(m: MetricComparison) -> Finding | None:
             message=f"{m.metric} differs by {r.difference:+.4g}"
             + (f", more than the margin {r.margin:.3g}, with a single seed" if beyond else "")
             + (
-                " with a single seed, which says nothing of its spread"
+                " with a single seed, which does not show its spread"
                 if alone and not beyond
                 else ""
             ),
@@ -344,6 +343,6 @@ def _metric_finding(m: MetricComparison) -> Finding | None:
             if alone
             else f"train {r.seeds_to_decide} seeds on each side"
             if r.seeds_to_decide
-            else "choose another margin: the difference lies on it",
+            else "choose another margin: the difference equals this one",
         )
     return None

@@ -1,8 +1,8 @@
-"""Are two sets of figures the same, for a purpose that is stated? Two one-sided t-tests (TOST).
+"""Equivalence of two sets of values within a margin, by two one-sided t-tests (TOST).
 
-"No significant difference" proves nothing with three seeds. So the question is put the other way
-round: is the difference surely smaller than a margin, in the metric's own units? There are three
-answers: equivalent, different, and inconclusive, with the number of seeds that would decide.
+"No significant difference" proves nothing with three seeds. So the test asks the reverse: is the
+difference certainly smaller than a margin, in the metric's own units? There are three answers:
+equivalent, different, and inconclusive with the number of seeds that would decide.
 
 Source: Schuirmann, *A comparison of the two one-sided tests procedure and the power approach*
 (Journal of Pharmacokinetics and Biopharmaceutics 15, 1987).
@@ -29,18 +29,18 @@ _MOST_SEEDS = 10_000
 
 @dataclass(frozen=True)
 class Equivalence:
-    """The answer, and what it rests on.
+    """The result of the test, and the figures behind it.
 
     Attributes:
-        verdict: ``equivalent``: the interval lies within ±margin; ``different``: it lies wholly
+        verdict: ``equivalent``: the interval lies within ±margin; ``different``: it lies entirely
             beyond the margin on one side; else ``inconclusive``.
-        difference: Mean of b less mean of a, in the metric's units.
+        difference: Mean of b minus mean of a, in the metric's units.
         low, high: The two-sided confidence interval of the difference at 1 − 2·alpha; infinite
-            where there are too few seeds for any.
+            if there are too few seeds.
         margin: The largest difference that does not matter.
-        alpha: Chance of calling different what is equivalent, or the reverse, at most.
+        alpha: Upper bound of the chance of a wrong verdict.
         paired: Whether seeds were compared one by one.
-        seeds: Of a and of b.
+        seeds: Number of seeds of a and of b.
         seeds_to_decide: Seeds on each side that would decide with a chance of 80 %, if mean and
             spread stayed as they are; None if no number would, or the spread is unknown.
     """
@@ -67,11 +67,11 @@ def judge_equivalence(
     """Test whether b is equivalent to a.
 
     Args:
-        a: One figure for each seed.
-        b: Likewise; paired figures in the same order.
-        margin: The largest difference that does not matter, above 0, in the figures' units.
+        a: One value per seed.
+        b: The same for b; paired values in the same order.
+        margin: The largest difference that does not matter, above 0, in the values' units.
         alpha: Significance of each one-sided test.
-        paired: Compare seed by seed: the spread that seeds share drops out.
+        paired: Compare seed by seed, which removes the spread that seeds share.
 
     Raises:
         UsageError: If the margin or alpha makes no sense.
@@ -122,7 +122,7 @@ def _standard_error(a: Sequence[float], b: Sequence[float], *, paired: bool) -> 
 def _not_finite(
     a: Sequence[float], b: Sequence[float], margin: float, alpha: float, *, paired: bool
 ) -> Equivalence:
-    """A training that diverged is different from one that did not, whatever the statistics."""
+    """The verdict if some values are not finite: diverged trainings differ from others."""
     bad_a, bad_b = (sum(not math.isfinite(x) for x in side) for side in (a, b))
     whole = bad_a * len(b) == bad_b * len(a)  # the same share diverged
     verdict: EquivalenceVerdict = "inconclusive" if whole else "different"
@@ -136,11 +136,11 @@ def seeds_to_decide(
     """Seeds on each side that decide with a chance of 80 %.
 
     Args:
-        difference: The true difference of means, supposed to be the one observed.
-        spread: Standard deviation of one figure (paired: of one difference).
-        margin: As for ``judge_equivalence``.
-        alpha: Likewise.
-        paired: Likewise.
+        difference: The true difference of means, assumed to be the one observed.
+        spread: Standard deviation of one value (paired: of one difference).
+        margin: As in ``judge_equivalence``.
+        alpha: As in ``judge_equivalence``.
+        paired: As in ``judge_equivalence``.
 
     Returns:
         A number of at least 2; None if more than 10,000 would be needed.

@@ -1,4 +1,4 @@
-"""One side of a comparison: a run, a folder of runs (seeds), or a stored baseline."""
+"""A group of trainings to compare: a run, a folder of runs (seeds), or a stored baseline."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ _UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError)
 
 @dataclass(frozen=True)
 class SeedTraining:
-    """One training.
+    """One training of a group.
 
     Attributes:
         name: The run's name.
         seed: Its seed; None if it is not known.
         metrics: Value by metric.
-        higher_is_better: By metric.
+        higher_is_better: Whether more is better, by metric.
         losses: Loss by step, skipped steps left out.
-        skipped: Steps skipped.
+        skipped: Number of skipped steps.
         layers: log2 of the largest |x| by kind and name, where statistics were recorded.
     """
 
@@ -51,7 +51,7 @@ class SeedTraining:
 
 @dataclass(frozen=True)
 class SeedGroup:
-    """Some trainings that differ by their seed alone."""
+    """Trainings that differ only by their seed."""
 
     name: str
     trainings: tuple[SeedTraining, ...]
@@ -117,7 +117,7 @@ def _tops(run: Run) -> dict[tuple[str, str], float]:
 
 
 def save_baseline(side: SeedGroup, path: str | os.PathLike[str]) -> None:
-    """Store a side as one small JSON file, for comparisons in CI."""
+    """Store a group as one small JSON file, for comparisons in CI."""
     write_json(
         place(path),
         {
@@ -150,7 +150,9 @@ def _read_baseline(path: Path) -> SeedGroup:
     try:
         document: Any = read_document(path)
         if not isinstance(document, dict) or document.get("kind") != KIND:
-            message = f"{path} is no baseline: write one with mpdiag compare A B -o baseline.json"
+            message = (
+                f"{path} is not a baseline: write one with mpdiag compare A B -o baseline.json"
+            )
             raise DamagedRun(message)
         if document.get("schema_version") != BASELINE_VERSION:
             message = f"{path} was written by a newer mpdiag: upgrade mpdiag to read it"
@@ -169,11 +171,11 @@ def _read_baseline(path: Path) -> SeedGroup:
         )
     except (*_UNREADABLE, RecursionError, OverflowError) as error:
         message = (
-            f"{path} is no readable baseline ({error}): write it anew; "
-            "traces are compared by mpdiag profile B --against A"
+            f"{path} is not a readable baseline ({error}): write it again; "
+            "to compare traces, use mpdiag profile B --against A"
         )
         raise DamagedRun(message) from error
     if not trainings:
-        message = f"{path} holds no training: write it anew"
+        message = f"{path} holds no training: write it again"
         raise DamagedRun(message)
     return SeedGroup(str(document.get("name", path)), trainings)

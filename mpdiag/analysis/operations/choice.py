@@ -1,4 +1,4 @@
-"""Operations that stay in FP32: by the numbers of operation records, or else by kinds of modules."""
+"""Chooses what stays in FP32: by operation records if there are any, else by module types."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ if TYPE_CHECKING:
 NORMS = ("BatchNorm", "SyncBatchNorm", "LayerNorm", "GroupNorm", "InstanceNorm", "RMSNorm")
 EXPONENTIALS = ("Softmax", "LogSoftmax", "Softmax2d", "Softmin", "Softplus")
 CLOSE = 8.0
-"""An activation within this factor of the format's largest value is called close to it."""
+"""Activations within this factor of the format's largest value count as close to it."""
 
 
 def choose_fp32_operations(
     layers: Layers, modules: Sequence[Mapping[str, Any]], target: FloatFormat
 ) -> tuple[Fp32Choice, ...]:
-    """Modules whose operation stays in FP32, each with the recorded numbers.
+    """Choose the modules whose operation stays in FP32, with the recorded values as evidence.
 
     *Mixed Precision Training* (section 3.3) keeps large reductions in FP32: statistics of
-    normalisations, softmax and losses. An activation past the format's range must stay there, too,
-    and no loss scale mends it.
+    normalisations, softmax and losses. An activation beyond the format's range must stay there, too,
+    and a loss scale does not help.
     """
     activations = layers.of_kind("activation")
     h = activations.histograms
@@ -47,7 +47,7 @@ def choose_fp32_operations(
         numbers = {"absmax": float(h.absmax[i]), "overflow": int(overflow[i]), "type": kind}
         if overflow[i] > 0:
             reason = (
-                f"its output reaches {h.absmax[i]:.3g}, past {target.label}'s largest value "
+                f"its output reaches {h.absmax[i]:.3g}, beyond {target.label}'s largest value "
                 f"{target.max:.5g}"
             )
         elif kind.startswith(NORMS):
@@ -65,31 +65,31 @@ def choose_fp32_operations(
 def proven_modules(
     choices: Sequence[Fp32Choice], findings: Sequence[OperationFinding]
 ) -> tuple[Fp32Choice, ...]:
-    """The modules whose outputs left the range, where operation records tell more.
+    """The modules whose own outputs left the range, judging by operation records.
 
-    What a module is by its kind is no proof. A container that only hands on what a module or an
-    operation inside it put out is not at fault itself.
+    A module's type alone is not a proof. A container that only passes on the output of a module or an
+    operation inside it is not at fault itself.
     """
     overflowing = [c for c in choices if c.evidence.get("overflow")]
     inner = [c.module for c in overflowing]
     inner += [f.module for f in findings if f.code == "overflow" and f.module is not None]
 
-    def hands_on(name: str) -> bool:
+    def passes_on(name: str) -> bool:
         prefix = f"{name}." if name else ""
         return any(m != name and m.startswith(prefix) for m in inner) or any(
             f.module == name and f.code == "overflow" for f in findings
         )
 
-    return tuple(c for c in overflowing if not hands_on(c.module))
+    return tuple(c for c in overflowing if not passes_on(c.module))
 
 
 def proven_operations(findings: Sequence[OperationFinding]) -> tuple[Fp32Choice, ...]:
-    """Findings as the plan's choices; an operation outside every submodule has module "".
+    """Findings as choices of the plan; an operation outside every submodule has module "".
 
-    The plan is for O1: what does no harm there, and is on no list, is not kept in FP32 by it.
+    The plan is for level O1: operations that are harmless there and on no list are left out.
 
-    An operation in place cannot change the precision of the tensor it writes to: the module around
-    it stays in FP32 as a whole, and where there is none the finding stands alone.
+    An in-place operation cannot change the precision of the tensor it writes to, so the whole module
+    around it stays in FP32; without such a module there is only the finding.
     """
     choices: dict[tuple[str, str], Fp32Choice] = {}
     for f in findings:

@@ -1,8 +1,8 @@
-"""Which operations must stay in FP32: the rules, asked again until nothing new turns up.
+"""Finds the operations that must stay in FP32, by applying the rules until nothing new turns up.
 
-Two questions are asked: what suffers where everything is stored in the format (levels O2 and O3),
-and what does so even under the operation policy (O1). What answers the first alone is *covered*: by
-the policy's lists, or only because what comes in, a batch of data, is FP32 at O1.
+The rules are applied twice: with everything stored in the format (levels O2 and O3), and under the
+operation policy (O1). An operation found only in the first case is *covered*: by the policy's lists,
+or only because its inputs, such as a batch of data, are FP32 at O1.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
 def find_operations(
     operations: Iterable[Operation], target: FloatFormat, scale: float = 1.0
 ) -> tuple[OperationFinding, ...]:
-    """The operations that cannot be stored in a format, those the policy does not cover first.
+    """The operations that cannot be stored in a format; those the policy does not cover come first.
 
     Args:
         operations: Of one or more recorded steps, as ``Run.operations()`` gives them.
         target: The format tensors are stored in.
-        scale: The loss scale gradients will carry.
+        scale: The loss scale that gradients will carry.
     """
     merged: dict[tuple[Any, ...], OperationFinding] = {}
     for graph in split(operations):
@@ -82,9 +82,9 @@ def _size(found: OperationFinding) -> float:
 
 
 def _covered_by(graph: StepGraph, op: Operation) -> CoveredBy:
-    """Whose doing it is that O1 does no harm: the lists', or that of FP32 data from outside."""
+    """Why an operation is harmless at O1: the policy's lists, or FP32 data from outside."""
     if LISTS.get(policy_name(op.op)) == "low":
-        return "neighbours"  # FP16 at O1 too, and no fault there
+        return "neighbours"  # FP16 at O1, too, and harmless there
     seen: set[int] = set()
     waiting = [op]
     while waiting:
@@ -100,7 +100,7 @@ def _covered_by(graph: StepGraph, op: Operation) -> CoveredBy:
 
 
 def _shares(graph: StepGraph, op: Operation) -> tuple[float, float]:
-    """An operation's share of the step's FLOPs and bytes, its backward included."""
+    """An operation's share of the step's FLOP and bytes, including its backward pass."""
     own = [op, *graph.backward.get(op.index, [])]
     flops = sum(o.flops for o in graph.operations) or 1
     moved = sum(o.bytes for o in graph.operations) or 1
@@ -110,7 +110,7 @@ def _shares(graph: StepGraph, op: Operation) -> tuple[float, float]:
 def _needed(
     graph: StepGraph, target: FloatFormat, scale: float, *, policy: bool
 ) -> dict[int, OperationFinding]:
-    """Findings by operation; what one puts into FP32 is FP32 for the next look."""
+    """Findings by operation; what one finding puts into FP32 is FP32 in the next round."""
     found: dict[int, OperationFinding] = {}
     while True:
         low = stored_low(graph, policy=policy, fp32=frozenset(found))
@@ -124,6 +124,6 @@ def _needed(
             for index, finding in gradients(graph, low, target, scale):
                 found.setdefault(index, finding)
             return found
-        first = min(new)  # what it feeds may be mended with it
+        first = min(new)  # fixing it may fix the operations that read its result
         found[first] = new[first]
         found.update({i: f for i, f in new.items() if f.code != "overflow"})

@@ -5,8 +5,8 @@ A line of ``ONEDNN_VERBOSE=1`` (oneDNN 3)::
     onednn_verbose,v1,primitive,exec,cpu,matmul,brg_matmul:avx10_1_512_amx,undef,
         src:bf16::blocked:ab::f0 wei:… dst:…,attr…,,32x1024:1024x4096,0.21
 
-Older versions leave out ``v1`` or ``primitive``. The log says nothing of products that MKL
-computes (FP32 ``Linear``) nor of attention.
+Older versions leave out ``v1`` or ``primitive``. The log does not include products that MKL
+computes (FP32 ``Linear``), nor attention.
 
 Source: *oneDNN Developer Guide*, Verbose Mode.
 """
@@ -37,14 +37,14 @@ _DIRECTIONS: dict[str, Direction] = {
 
 @dataclass(frozen=True)
 class Primitive:
-    """One executed primitive.
+    """A primitive that oneDNN executed.
 
     Attributes:
         kind: ``matmul``, ``convolution``, ``inner_product``, ``rnn``, ``reorder`` …
         implementation: Its name, such as ``"brg_matmul:avx512_core_bf16"``.
-        work: Its matrix work; None for what is none, or a shape this reader does not know.
-        dtype: Of the source, our name.
-        time_us: As the log measured it.
+        work: Its matrix work; None if it has none, or if this reader does not know its shape.
+        dtype: Of the source tensor, by mpdiag's name.
+        time_us: As measured by the log.
     """
 
     kind: str
@@ -55,7 +55,7 @@ class Primitive:
 
     @property
     def unit(self) -> ExecutionUnit:
-        """The matrix unit (AMX), the vector unit, or a name that does not tell."""
+        """The matrix unit (AMX), the vector unit, or unknown if the name does not say."""
         name = self.implementation.lower()
         if "amx" in name:
             return "matrix"
@@ -64,13 +64,13 @@ class Primitive:
 
 @dataclass(frozen=True)
 class OnednnLog:
-    """What a log says.
+    """The contents of a log.
 
     Attributes:
-        version: Of oneDNN.
-        isa: The instructions it found, in its own words; None where it does not say.
-        primitives: All executed on the CPU.
-        damaged: Lines of it that could not be read.
+        version: Version of oneDNN.
+        isa: The instruction set it detected, in its own words; None if it does not say.
+        primitives: All primitives executed on the CPU.
+        damaged: Number of oneDNN lines that could not be read.
     """
 
     version: str | None
@@ -80,7 +80,7 @@ class OnednnLog:
 
 
 def read_log(lines: Iterable[str]) -> OnednnLog:
-    """Read a log; lines that are not oneDNN's are passed over."""
+    """Read a log; lines that are not oneDNN's are skipped."""
     version = isa = None
     found, damaged = [], 0
     for line in lines:
@@ -171,7 +171,7 @@ def _convolution(
 def _rnn(
     sizes: dict[str, int], auxiliary: str, dtype: str | None, direction: Direction
 ) -> MatrixWork:
-    """``l1t5mb2sic32slc16dhc32dic32``."""
+    """The sizes of an RNN, such as ``l1t5mb2sic32slc16dhc32dic32``."""
     gates = 4 if "lstm" in auxiliary else 3 if "gru" in auxiliary else 1
     both = "bidirectional" in auxiliary
     hidden = sizes["dhc"]

@@ -1,4 +1,4 @@
-"""Convolutions as a trace records them: where each operation's arguments stand."""
+"""Convolutions as a trace records them: the positions of each operation's arguments."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def _output_pixels(
     size: Shape, kernel: Shape, stride: Shape | None, padding: Shape | None, dilation: Shape | None
 ) -> int:
-    """Positions a convolution puts out; 0 where the trace does not tell enough."""
+    """Number of output pixels of a convolution; 0 if the trace does not say enough."""
     if stride is None or padding is None or dilation is None:
         return 0
     if not len(size) == len(kernel) == len(stride) == len(padding) == len(dilation):
@@ -43,15 +43,15 @@ def forward(
     transposed: int | None = None,
     groups: int | None = None,
 ) -> Callable[[TracedCall], MatrixWork]:
-    """A forward convolution; the numbers are where its arguments stand.
+    """A reader of a forward convolution with its arguments at these positions.
 
     Args:
         stride: Position of the stride.
-        padding: Of the padding.
-        dilation: Of the dilation; None for an operation without.
-        transposed: Of the flag that says so; None for an operation that has none.
-        groups: Of the groups, which a transposed convolution's shapes do not tell; with
-            ``transposed`` None it is one that always is transposed.
+        padding: Position of the padding.
+        dilation: Position of the dilation; None for an operation without one.
+        transposed: Position of the ``transposed`` flag; None for an operation without one.
+        groups: Position of the groups, which the shapes of a transposed convolution do not show;
+            if ``transposed`` is None, the operation is always transposed.
     """
 
     def read(call: TracedCall) -> MatrixWork:
@@ -91,7 +91,7 @@ def _checked(call: TracedCall, x: Shape, weight: Shape, out: int) -> MatrixWork:
 def _transposed(call: TracedCall, x: Shape, weight: Shape, groups: int) -> MatrixWork:
     """Weight [input channels, output channels / groups, …].
 
-    FLOP follow from the input's pixels; the output's would be needed for the bytes alone.
+    FLOP follow from the input's pixels; only the bytes would need the output's.
     """
     if x[1] != weight[0] or x[1] % groups:
         raise UnclearArguments
@@ -110,7 +110,7 @@ def _transposed(call: TracedCall, x: Shape, weight: Shape, groups: int) -> Matri
 def backward(
     gradient: int = 0, x: int = 1, weight: int = 2, *, flag: int | None = 7, mask: int | None = 10
 ) -> Callable[[TracedCall], MatrixWork]:
-    """Both gradients, or those the mask asks for; numbers as in ``forward``."""
+    """A reader of both gradients, or of those in the mask; positions as in ``forward``."""
 
     def read(call: TracedCall) -> MatrixWork:
         dy, source, kernel = call.shape(gradient), call.shape(x), call.shape(weight)
@@ -136,7 +136,7 @@ def backward(
 def _input_gradient(call: TracedCall) -> MatrixWork:
     """``cudnn_convolution_backward_input``: (input size, gradient, weight, …), before torch 1.11.
 
-    The input's size is no tensor, and old traces do not tell it: bytes stay unknown, FLOP do not.
+    The input's size is not a tensor, and old traces lack it: the bytes stay unknown, the FLOP do not.
     """
     dy, kernel = call.shape(1), call.shape(2)
     groups = call.number(6) or 1
@@ -154,9 +154,9 @@ def _input_gradient(call: TracedCall) -> MatrixWork:
 
 
 def _weight_gradient(call: TracedCall) -> MatrixWork:
-    """``cudnn_convolution_backward_weight``: (weight size, gradient, input, …), likewise.
+    """``cudnn_convolution_backward_weight``: (weight size, gradient, input, …), before torch 1.11.
 
-    Without the weight's size the taps are unknown, and so is N; channels are what can be judged.
+    Without the weight's size the taps and N are unknown; only the channels can be judged.
     """
     dy, x = call.shape(1), call.shape(2)
     groups = call.number(6) or 1
@@ -176,7 +176,7 @@ def _weight_gradient(call: TracedCall) -> MatrixWork:
 
 
 def _ends(kernel: Shape, entering: int, leaving: int, flipped: bool) -> tuple[tuple[int, int], int]:
-    """Input and output channels as the weight tells them, and groups."""
+    """Input and output channels, by the weight's shape, and groups."""
     groups = (leaving if flipped else entering) // kernel[1]
     ends = (kernel[0], kernel[1] * groups) if flipped else (kernel[1] * groups, kernel[0])
     if groups < 1 or ends != (entering, leaving):
@@ -185,7 +185,7 @@ def _ends(kernel: Shape, entering: int, leaving: int, flipped: bool) -> tuple[tu
 
 
 def _asked(mask: Any) -> Direction:
-    """Which gradients an ``output_mask`` asks for; both where the trace does not tell."""
+    """The gradients that an ``output_mask`` asks for; both if the trace does not say."""
     if not isinstance(mask, (list, tuple)) or len(mask) < 2 or all(mask[:2]):
         return "backward"
     return "dgrad" if mask[0] else "wgrad"

@@ -1,4 +1,4 @@
-"""The arguments of one call, as a trace records them: believed only where they make sense."""
+"""The arguments of one call as a trace records them, checked before use."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class TracedCall:
             return None
 
     def number(self, index: int) -> int | None:
-        """A whole argument."""
+        """A non-negative integer argument; None for anything else."""
         value = self.value(index)
         return value if type(value) is int and 0 <= value < _LARGEST else None
 

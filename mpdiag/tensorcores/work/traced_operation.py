@@ -1,8 +1,8 @@
 """The matrix work of an operation in a trace: from the shapes it was called with.
 
-``matrix_work`` knows PyTorch's matrix products, convolutions, RNNs and attentions by name, and where
-their arguments stand. What it is given comes from a file and is believed only where it fits: a
-shape that makes no sense gives None, never an exception.
+``matrix_work`` knows PyTorch's matrix products, convolutions, RNNs and attentions by name, and the
+positions of their arguments. Its input comes from a file and is checked: an implausible shape gives
+None, never an exception.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def _leading(call: TracedCall, a: int, b: int, n: int) -> Shape:
 
 
 def _product(a: int) -> Callable[[TracedCall], MatrixWork]:
-    """``mm`` and ``bmm``: two matrices that stand at ``a`` and ``a + 1``."""
+    """``mm`` and ``bmm``: two matrices at positions ``a`` and ``a + 1``."""
 
     def read(call: TracedCall) -> MatrixWork:
         left, right = call.shape(a), call.shape(a + 1)
@@ -248,7 +248,7 @@ def _torch_rnn(gates: int) -> Callable[[TracedCall], MatrixWork]:
         matrices = [w for w in weights if len(w) == 2]
         if len(matrices) < 2 or matrices[0][1] != x[2]:
             raise UnclearArguments
-        # Arguments after the list: bidirectional stands at 7, batch_first at 8.
+        # Positions of arguments after the list: bidirectional 7, batch_first 8.
         directions = 2 if call.value(7) is True else 1
         hidden = matrices[0][0] // gates
         projection = matrices[1][1] if matrices[1][1] != hidden else 0
@@ -293,7 +293,7 @@ def _attention(
     backward: bool = False,
     heads_last: bool = False,
 ) -> Callable[[TracedCall], MatrixWork]:
-    """Attention whose query, key and value stand at ``first``.
+    """Attention whose query, key and value begin at position ``first``.
 
     Args:
         first: Position of the query.

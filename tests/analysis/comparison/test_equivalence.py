@@ -24,7 +24,7 @@ from mpdiag.analysis.comparison.groups import read_group, save_baseline
 from mpdiag.errors import DamagedRun, RunNotFound, UsageError
 from mpdiag.files.atomic import write_json
 from mpdiag.numerics.students_t import t_cdf, t_quantile
-from mpdiag.reports.comparison import draw_interval
+from mpdiag.reports.text.comparison import draw_interval
 from mpdiag.runs.run import Run
 from mpdiag.runs.training_log import LogWriter, Metric, TrainingStep
 
@@ -201,12 +201,12 @@ def test_one_seed_that_is_far_off_is_a_warning(seeds):
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("{}", "no baseline"),
-        ("[1]", "no baseline"),
-        ("{", "no readable baseline"),
+        ("{}", "not a baseline"),
+        ("[1]", "not a baseline"),
+        ("{", "not a readable baseline"),
         ('{"kind": "mpdiag baseline", "schema_version": 9}', "newer"),
         ('{"kind": "mpdiag baseline", "schema_version": 1, "trainings": []}', "no training"),
-        ('{"kind": "mpdiag baseline", "schema_version": 1, "trainings": [{}]}', "no readable"),
+        ('{"kind": "mpdiag baseline", "schema_version": 1, "trainings": [{}]}', "not a readable"),
     ],
 )
 def test_a_foreign_baseline_is_refused_in_a_sentence(tmp_path, text, words):
