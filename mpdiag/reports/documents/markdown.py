@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from mpdiag.analysis.scaling.loss_scale import lost_by_scale
+from mpdiag.analysis.scaling.necessity import lost_by_scale
 from mpdiag.numerics.formats import FP16
 from mpdiag.reports.formatting import in_markdown, percent, sentence
 from mpdiag.reports.views.gradients.frame import scale_frame

@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mpdiag.analysis.layers import share
-from mpdiag.analysis.scaling.loss_scale import lost_by_scale
+from mpdiag.analysis.scaling.necessity import lost_by_scale
 from mpdiag.display.wording import counted
 from mpdiag.numerics.formats import FP16
 from mpdiag.reports.formatting import layer_name, magnitude, percent
