@@ -1,4 +1,4 @@
-"""The cadence and its budget: what recording costs is measured, and steps thinned. Time is set by hand."""
+"""The cadence and its budget: the cost of recording is measured, and steps are thinned."""
 
 from __future__ import annotations
 
