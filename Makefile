@@ -32,13 +32,19 @@ types: $(READY)-dev ## check types with mypy, strict
 	@$(BIN)/mypy
 
 .PHONY: format
-format: $(READY)-dev ## let ruff mend what it can
+format: $(READY)-dev ## let ruff fix what it can
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
 .PHONY: bench
 bench: $(READY)-bench ## run every benchmark; each prints ratios
 	@for script in $(wildcard benchmarks/[a-z]*.py); do \
+		echo "== $$script"; $(BIN)/python $$script || exit 1; \
+	done
+
+.PHONY: studies
+studies: $(READY)-bench ## run every study of correctness: hours
+	@for script in $(filter-out %/mutations.py %/one_by_one.py,$(wildcard studies/[a-z]*.py)); do \
 		echo "== $$script"; $(BIN)/python $$script || exit 1; \
 	done
 

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
-    from mpdiag.launching.discovery import Discovery, Found, Root
+    from mpdiag.launching.discovery import Discovered, Discovery, Root
     from mpdiag.recording.recorder import Adopted, Recorder
 
 
@@ -205,7 +205,7 @@ class ScriptRecording:
 
     # -- what discovery finds ----------------------------------------------------------------------
 
-    def found(self, found: Found) -> None:
+    def found(self, found: Discovered) -> None:
         """Begin recording, or take more into it."""
         from mpdiag.launching.script_names import script_names
 
@@ -259,7 +259,7 @@ class ScriptRecording:
                 file=sys.stderr,
             )
 
-    def _begin(self, models: dict[str, Adopted], found: Found) -> None:
+    def _begin(self, models: dict[str, Adopted], found: Discovered) -> None:
         from mpdiag.recording.operations import DEFAULT
         from mpdiag.recording.recorder import Recorder
         from mpdiag.tracing.names import NameFilter, Subjects

@@ -15,8 +15,8 @@ from mpdiag.reports.tables import Fitted
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from mpdiag.analysis.comparing.comparison import Comparison, MetricComparison
-    from mpdiag.analysis.comparing.equivalence import Equivalence
+    from mpdiag.analysis.comparison.compare import Comparison, MetricComparison
+    from mpdiag.analysis.comparison.equivalence import Equivalence
 
 _STYLES = {"equivalent": "bold green", "different": "bold red", "inconclusive": "bold yellow"}
 _COLOURS = {"error": "bold red", "warning": "yellow", "info": "cyan"}

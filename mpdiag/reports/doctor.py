@@ -91,7 +91,7 @@ class Environment:
     problems: tuple[Problem, ...]
     cudnn: str | None = None
     gpus: tuple[nvml.DeviceFacts, ...] = ()
-    abilities: tuple[able.Ability, ...] = ()
+    abilities: tuple[able.FormatSupport, ...] = ()
     flags: tuple[Flag, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
@@ -101,7 +101,7 @@ class Environment:
 
 
 def examine() -> Environment:
-    """Look at this machine; takes as long as importing torch."""
+    """NvmlReading at this machine; takes as long as importing torch."""
     packages = {name: _installed(name) for name in (*REQUIRED, *OPTIONAL)}
     problems = [
         Problem(f"{name} is not installed", f"pip install {name}")
@@ -119,7 +119,7 @@ def examine() -> Environment:
                 problems.append(Problem(f"{name} does not load: {reason}", fix))
     torch = loaded.get("torch")
     found = _devices(torch) if torch else ()
-    seen = nvml.look()
+    seen = nvml.read_nvml()
     if torch and torch.version.cuda and not found:
         message = f"this torch was built for CUDA {torch.version.cuda}, but finds no device"
         problems.append(Problem(message, "check the driver with nvidia-smi; the CPU works"))
@@ -144,7 +144,7 @@ def examine() -> Environment:
     )
 
 
-def _held_back(seen: nvml.Look) -> tuple[Problem, ...]:
+def _held_back(seen: nvml.NvmlReading) -> tuple[Problem, ...]:
     """What slows a GPU down right now."""
     return tuple(
         Problem(f"{gpu.name}: {reason}", "see nvidia-smi -q -d PERFORMANCE,POWER,TEMPERATURE")
@@ -159,13 +159,15 @@ def _cudnn(torch: Any) -> str | None:
     return None if numbers is None else ".".join(map(str, numbers))
 
 
-def _abilities(torch: Any, found: tuple[Device, ...], seen: nvml.Look) -> tuple[able.Ability, ...]:
+def _abilities(
+    torch: Any, found: tuple[Device, ...], seen: nvml.NvmlReading
+) -> tuple[able.FormatSupport, ...]:
     """Of every GPU torch can use, else of the CPU."""
     if torch is None:
         return ()
     if not found:
         facts = matrix_unit.cpu_facts(matrix_unit.NO_LOG)
-        return able.cpu_abilities(
+        return able.cpu_format_support(
             facts.name, has_amx=facts.has_amx, has_avx512_bf16=facts.has_avx512_bf16
         )
     driver = seen.devices[0].driver if seen.devices else None
@@ -178,7 +180,7 @@ def _abilities(torch: Any, found: tuple[Device, ...], seen: nvml.Look) -> tuple[
     return tuple(
         ability
         for name, capability in sorted(kinds)
-        for ability in able.gpu_abilities(nvml.DeviceFacts(name, _pair(capability)), software)
+        for ability in able.gpu_format_support(nvml.DeviceFacts(name, _pair(capability)), software)
     )
 
 

@@ -17,8 +17,9 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from mpdiag.tensorcores.causes import JudgedOperation
-    from mpdiag.tensorcores.change import Change
-    from mpdiag.tensorcores.verdicts import KernelTime, Profile
+    from mpdiag.tensorcores.kernel_times import KernelTime
+    from mpdiag.tensorcores.profile_comparison import ProfileComparison
+    from mpdiag.tensorcores.trace_profile import Profile
 
 SHOWN = 10
 OPERATIONS = ("operation", "module", "M × N × K", "dtype", "time", "at most", "cause", "fix")
@@ -53,7 +54,7 @@ def profile_text(profile: Profile) -> RenderableType:
     return Group(*parts, Text(""), _kernels(profile))
 
 
-def change_text(change: Change) -> RenderableType:
+def change_text(change: ProfileComparison) -> RenderableType:
     """What changed since another trace."""
     parts: list[RenderableType] = [
         Text(change.verdict, style="bold green" if change.gained else "bold yellow")
@@ -79,7 +80,7 @@ def _filled(table: Fitted, rows: Sequence[Sequence[str]]) -> Fitted:
     return table
 
 
-def class_rows(change: Change) -> list[list[str]]:
+def class_rows(change: ProfileComparison) -> list[list[str]]:
     """Each class of kernels that either trace has: share and time, before and now."""
     shown = [name for name in _WORDS if change.before[name] or change.now[name]]
     return [
@@ -92,7 +93,7 @@ def class_rows(change: Change) -> list[list[str]]:
     ]
 
 
-def move_rows(change: Change) -> list[list[str]]:
+def move_rows(change: ProfileComparison) -> list[list[str]]:
     """Each operation whose class changed."""
     return [
         [
@@ -194,9 +195,9 @@ def _kernel_row(places: list[KernelTime], whole: float) -> list[str]:
     first = places[0]
     facts = first.facts
     where = _WORDS[facts.verdict]
-    witness = next((k for k in places if k.witness is not None), None)
-    if witness is not None and witness.witness is not None:
-        where = f"{_WORDS[witness.verdict_witnessed]} ({witness.witness.kind})"
+    measured = next((k for k in places if k.measured is not None), None)
+    if measured is not None and measured.measured is not None:
+        where = f"{_WORDS[measured.measured_verdict]} ({measured.measured.kind})"
     return [
         _short(kernel_label(first.name), 60),
         f"{sum(k.calls for k in places):,}",

@@ -5,13 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mpdiag.errors import UsageError
 from mpdiag.reports import terminal
 from mpdiag.reports.cpu_profile import cpu_profile_text
 from mpdiag.reports.profile import change_text, profile_text
-from mpdiag.tensorcores.change import compare_profiles
-from mpdiag.tensorcores.profile import profile_trace
-from mpdiag.tensorcores.verdicts import Profile
+from mpdiag.tensorcores.trace_analysis import compare_traces
+from mpdiag.tensorcores.trace_profile import Profile
 
 if TYPE_CHECKING:
     from mpdiag.tensorcores.cpu.matrix_unit import CpuProfile
@@ -32,11 +30,8 @@ def show_profile(
     """
     change = None
     if against is not None:
-        if not isinstance(result, Profile):
-            message = "--against compares traces of a GPU: give two of them"
-            raise UsageError(message)
         with terminal.waiting(f"reading {against}"):
-            change = compare_profiles(profile_trace(against), result)
+            change = compare_traces(against, result)
     document = result.to_json()
     if change is not None:
         document["against"] = change.to_json()

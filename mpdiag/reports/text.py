@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from mpdiag.analysis.analyzer import Analysis
     from mpdiag.analysis.findings import Finding
-    from mpdiag.analysis.layer_story import LayerStory
+    from mpdiag.analysis.layer_history import LayerHistory
     from mpdiag.analysis.plan_check import PlanCheck
     from mpdiag.analysis.scaling.loss_scale import LossScaleAnalysis
     from mpdiag.analysis.scaling.replay import Replay
@@ -295,7 +295,7 @@ def _formats(analysis: Analysis) -> RenderableType:
     return table
 
 
-def layer_text(story: LayerStory) -> RenderableType:
+def layer_text(story: LayerHistory) -> RenderableType:
     """The report of ``mpdiag why``."""
     parts: list[RenderableType] = [Text(layer_name(story.name), style="bold")]
     parts += [Text(f"• {role}") for role in story.roles]

@@ -14,14 +14,14 @@ from mpdiag.reports import markdown, page, pictures, terminal
 from mpdiag.reports import profile as text
 from mpdiag.reports.frames.tensorcores import headline
 from mpdiag.reports.words import in_markdown, sentence
-from mpdiag.tensorcores.change import Change, compare_profiles
-from mpdiag.tensorcores.profile import STDIN, profile_trace
+from mpdiag.tensorcores.trace_analysis import STDIN, compare_traces, profile_trace
 from mpdiag.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from mpdiag.tensorcores.verdicts import Profile
+    from mpdiag.tensorcores.profile_comparison import ProfileComparison
+    from mpdiag.tensorcores.trace_profile import Profile
 
 SHOWN = 30
 """Rows of a table; ``mpdiag profile --json`` has them all."""
@@ -47,7 +47,7 @@ def write_trace_report(
     """
     with terminal.waiting(f"reading {trace}"):
         profile = profile_trace(trace)
-        change = None if against is None else compare_profiles(profile_trace(against), profile)
+        change = None if against is None else compare_traces(against, profile)
     path = output or Path(f"{'stdin' if str(trace) == STDIN else trace.name}.html")
     parts = _markdown if path.suffix == ".md" else _html
     return page.save(path, parts(profile, change, against))
@@ -72,11 +72,13 @@ def _more(rows: Sequence[object]) -> str:
     return f"{SHOWN} of {len(rows)}; all of them with mpdiag profile --json"
 
 
-def _html(profile: Profile, change: Change | None, against: Path | None) -> str:
+def _html(profile: Profile, change: ProfileComparison | None, against: Path | None) -> str:
     return page.document(f"{Path(profile.path).name} – mpdiag", _elements(profile, change, against))
 
 
-def _elements(profile: Profile, change: Change | None, against: Path | None) -> Iterator[str]:
+def _elements(
+    profile: Profile, change: ProfileComparison | None, against: Path | None
+) -> Iterator[str]:
     escape, name = html.escape, Path(profile.path).name
     document = profile.to_json()
     yield f'<p class="eyebrow">mpdiag profile · {escape(name)}</p>'
@@ -108,11 +110,13 @@ def _elements(profile: Profile, change: Change | None, against: Path | None) -> 
     yield f"<h2>Provenance</h2><p>{escape(text.provenance(profile))}; mpdiag {__version__}.</p>"
 
 
-def _markdown(profile: Profile, change: Change | None, against: Path | None) -> str:
+def _markdown(profile: Profile, change: ProfileComparison | None, against: Path | None) -> str:
     return "\n\n".join(_paragraphs(profile, change, against)) + "\n"
 
 
-def _paragraphs(profile: Profile, change: Change | None, against: Path | None) -> Iterator[str]:
+def _paragraphs(
+    profile: Profile, change: ProfileComparison | None, against: Path | None
+) -> Iterator[str]:
     yield f"## {in_markdown(sentence(profile.verdict))}"
     if change is not None:
         yield f"**Since {in_markdown(str(against))}.** {in_markdown(change.verdict)}"

@@ -14,8 +14,8 @@ import sys
 import time
 import urllib.request
 
+import made_runs as hand
 import pytest
-import runs_by_hand as hand
 
 from mpdiag.analysis.analyzer import analyze
 from mpdiag.numerics.formats import FP16

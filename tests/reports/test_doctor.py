@@ -10,7 +10,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from mpdiag.hardware.devices import DeviceFacts, Look
+from mpdiag.hardware.devices import DeviceFacts, NvmlReading
 from mpdiag.reports import doctor
 
 
@@ -101,7 +101,7 @@ def test_a_gpu_is_told_format_by_format(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: facts)
-    monkeypatch.setattr(doctor.nvml, "look", lambda: Look((gpu,)))
+    monkeypatch.setattr(doctor.nvml, "read_nvml", lambda: NvmlReading((gpu,)))
     found = doctor.examine()
     how = {a.format: a.how for a in found.abilities}
     assert how == dict.fromkeys(("fp16", "bf16", "tf32", "int8"), "tensor cores") | {"fp8": "no"}

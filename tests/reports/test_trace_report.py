@@ -9,7 +9,7 @@ from tensorcores.traces import SGEMM, kernel, launch, product, step, write
 from typer.testing import CliRunner
 
 from mpdiag.cli import app
-from mpdiag.tensorcores.profile import profile_trace
+from mpdiag.tensorcores.trace_analysis import profile_trace
 
 HOSTILE = "<img src=x onerror=alert(1)>|`x`"
 

@@ -1,7 +1,7 @@
 """What earlier versions wrote stays readable: a stored folder of every schema, never written anew.
 
 ``tests/data/schema-N`` was written by the first version with schema N (``record_run`` and its
-neighbours in ``benchmarks/fuzz.py``). A newer schema adds a folder; none is ever replaced.
+neighbours in ``studies/fuzz.py``). A newer schema adds a folder; none is ever replaced.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import json
 import pytest
 
 import mpdiag
-from mpdiag.analysis.comparing.comparison import compare
+from mpdiag.analysis.comparison.compare import compare
 from mpdiag.reports.frames.tensorcores import kernel_frame, read_profile
 from mpdiag.runs.run import SCHEMA_VERSION
 from mpdiag.runs.training_log import read_log
