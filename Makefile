@@ -32,7 +32,7 @@ types: $(READY)-dev ## check types with mypy, strict
 	@$(BIN)/mypy
 
 .PHONY: format
-format: $(READY)-dev ## let ruff mend what it can
+format: $(READY)-dev ## let ruff fix what it can
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 

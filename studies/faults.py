@@ -1,4 +1,4 @@
-"""What befalls a training while it is recorded, by real processes: kills, interrupts, damage.
+"""What happens to a training that is recorded, in real processes: kills, interrupts, damage.
 
     python studies/faults.py                     # 200 kills, 60 interrupts: some minutes
     python studies/faults.py --quick             # a handful of each
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
 ROWS = 3 * 2 + 4 * 3 + 2
-"""Of a step: 4 modules' activations, the gradients of 3, 4 parameters' three kinds and more."""
+"""Rows of a step: activations of 4 modules, gradients of 3, three kinds for 4 parameters, and more."""
 STEPS = 12
 
 
@@ -129,7 +129,7 @@ def digest(model: nn.Module) -> str:
 
 
 def fork(work: Callable[[], object]) -> int:
-    """Do something in a process of its own; 0 when it returns, 130 after Ctrl-C, 1 otherwise."""
+    """Run a function in a child process: exit code 0 when it returns, 130 after Ctrl-C, 1 otherwise."""
     child = os.fork()
     if child:
         return child
@@ -184,7 +184,7 @@ def whole_steps(folder: Path) -> int:
 
 
 def attempt(promise: Promise, work: Callable[[], None]) -> None:
-    """Note a trial; whatever it raises breaks the promise."""
+    """Note a trial; any exception breaks the promise."""
     try:
         work()
     except Exception as error:  # noqa: BLE001 - a broken promise is the result
@@ -459,7 +459,7 @@ def trouble(place: Path, number: int, rng: random.Random) -> list[Promise]:
 
 
 def _steps_without_gaps_in_rows(folder: Path) -> None:
-    """After a failure the rows of its step may lack; no other step's may."""
+    """After a failure the rows of its step may be missing, but no other step's."""
     run = open_run(folder)
     if run.parts():
         _, rows = np.unique(run.records.step, return_counts=True)

@@ -4,7 +4,7 @@
     python studies/fuzz.py --count 500 --only plan,nsys --json fuzz.json
     python studies/fuzz.py --only plan --again 1234     # one input once more, with its traceback
 
-An input is a real file, spoilt: bits, bytes and lengths; JSON values of other types, huge numbers,
+An input is a real file, corrupted: bits, bytes and lengths; JSON values of other types, huge numbers,
 NaN, keys twice, values nested deep; CSV cells and columns; Parquet columns of other types; views in
 a database that never end; paths, control characters, HTML and formulas for names. Its number and
 ``--seed`` name it. A reader may read it or refuse it with one of our errors, in one sentence; the
@@ -39,7 +39,7 @@ from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-from mutations import SPOILERS
+from mutations import CORRUPTIONS
 
 from mpdiag.errors import MpdiagError
 
@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator
 
 SECONDS = 20.0
-"""An input may take so long; a process that does not answer for three times that is ended."""
+"""Time limit for an input; a process that does not answer for three times as long is killed."""
 MEMORY = 3 << 30
 """Address space of a process beyond what it has before the first input."""
 DEEP_EVERY = 50
@@ -55,12 +55,12 @@ DEEP_EVERY = 50
 
 @dataclass(frozen=True)
 class Reader:
-    """What is fuzzed.
+    """A reader that is fuzzed.
 
     Attributes:
         name: Of the reader.
-        file: The spoilt file, in the folder the functions are given.
-        how: How it is spoilt, a key of ``mutations.SPOILERS``.
+        file: The corrupted file, in the folder the functions are given.
+        how: How it is corrupted, a key of ``mutations.CORRUPTIONS``.
         seeds: Good files.
         read: Reads the folder.
         show: Reads and shows all that is shown of it.
@@ -138,14 +138,14 @@ def skip_a_step(folder: Path) -> None:
 
 
 def capsule_model() -> tuple[Any, Callable[[Any, Any], Any]]:
-    """The model of the capsule, and its loss: of no batch, for what that holds is not ours."""
+    """The capsule's model, and a loss that ignores the batch, whose content is not ours."""
     import torch
 
     return torch.nn.Linear(4, 2), lambda model, _batch: model(torch.ones(2, 4)).mean()
 
 
 def torch_traces() -> tuple[bytes, ...]:
-    """A trace of torch.profiler, plain, pretty and packed."""
+    """A trace of torch.profiler: plain, indented and gzipped."""
     device = {"id": 0, "name": "NVIDIA A100", "computeMajor": 8, "computeMinor": 0, "numSms": 108}
     events: list[dict[str, Any]] = [
         _event("python_function", "nn.Module: Linear_0", 0, 12),
@@ -247,7 +247,7 @@ def nvprof_tables() -> tuple[bytes, ...]:
 
 
 def search_state() -> bytes:
-    """A search's file, as ``searching.state`` writes it."""
+    """A search's file, as ``sensitivity.search_state`` writes it."""
     from mpdiag.sensitivity.ranking import Fp32Candidate
     from mpdiag.sensitivity.search_state import Probe, SearchState
 
@@ -341,7 +341,7 @@ def _read_meta(folder: Path) -> object:
 
 
 HOSTILE = "<script>alert(1)</script>", "<img src=x onerror"
-"""Names among the spoilt ones that must not stand in a page as they are."""
+"""Names among the corrupted ones that must not stand in a page as they are."""
 
 
 def _show_run(folder: Path) -> object:
@@ -528,14 +528,14 @@ class TooSlowError(BaseException):
     """An input takes too long; no reader may catch this."""
 
 
-def spoil(reader: Reader, rng: random.Random) -> bytes:
+def corrupt(reader: Reader, rng: random.Random) -> bytes:
     """One hostile file."""
-    return SPOILERS[reader.how](rng.choice(reader.seeds), rng)
+    return CORRUPTIONS[reader.how](rng.choice(reader.seeds), rng)
 
 
 def numbered(reader: Reader, seed: int, number: int) -> bytes:
     """The hostile file of a number."""
-    return spoil(reader, random.Random(f"{reader.name}:{seed}:{number}"))  # noqa: S311
+    return corrupt(reader, random.Random(f"{reader.name}:{seed}:{number}"))  # noqa: S311
 
 
 def attempt(reader: Reader, folder: Path, data: bytes, *, deep: bool = False) -> str:
@@ -581,7 +581,7 @@ def _command(reader: Reader, folder: Path) -> None:
 
 
 def prepare(reader: Reader, folder: Path) -> None:
-    """What lies around the spoilt file."""
+    """The files beside the corrupted one."""
     if reader.base is not None:
         shutil.copytree(reader.base, folder, dirs_exist_ok=True)
 
@@ -618,7 +618,7 @@ class Watch:
 def work(
     reader: Reader, seed: int, start: int, count: int, deep_every: int, folder: str, pipe: Any
 ) -> None:
-    """A process: inputs start to count, each told before it is tried."""
+    """Try inputs from start to count in this process, and report each before it is tried."""
     place = Path(folder)
     prepare(reader, place)
     attempt(reader, place, reader.seeds[0], deep=True)  # imports what it needs
@@ -668,7 +668,7 @@ def _peak() -> float:
 
 @dataclass
 class Result:
-    """What came of a reader's inputs."""
+    """The results of a reader's inputs."""
 
     reader: str
     inputs: int = 0
@@ -712,7 +712,7 @@ def _work_by_name(name: str, base: str, *rest: Any) -> None:
 
 
 def _listen(pipe: Any, child: Any, result: Result, start: int, count: int) -> int:
-    """Gather what a process says; returns where the next one goes on."""
+    """Collect what a process reports; returns the number of the next input."""
     at: int | None = None
     while True:
         try:
@@ -742,7 +742,7 @@ def _memory_disk() -> str | None:
 
 
 def store(results: list[Result], options: argparse.Namespace) -> None:
-    """Write the figures so far; what earlier runs found of other readers stays."""
+    """Write the figures so far; earlier figures of other readers stay."""
     from mpdiag.files.atomic import write_json
     from mpdiag.runs import provenance
 

@@ -60,7 +60,7 @@ def recommend(exhibit: Exhibit) -> PrecisionPlan:
 
 def fp32(exhibit: Exhibit, seed: int) -> float:
     model, optimizer, train = exhibit.build(seed)
-    with MixedPrecision(model, optimizer, PrecisionPlan(), level="O0", loss_scale=1.0) as trainer:
+    with MixedPrecision(model, optimizer, PrecisionPlan(), level="O0") as trainer:
         return _finish(train, trainer)
 
 

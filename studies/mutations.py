@@ -1,4 +1,4 @@
-"""How real files are spoilt: by bytes, by JSON values, by table cells, by columns.
+"""Ways to corrupt real files: bytes, JSON values, table cells, columns.
 
 Every function takes a ``random.Random``, so that a seed names an input.
 """
@@ -81,13 +81,15 @@ def _words(data: bytearray, rng: Random) -> None:
     data[at : at + 4] = rng.choice((b"\xff" * 4, b"\0" * 4, b"\xff\xff\xff\x7f", b"\0\0\0\x80"))
 
 
-def spoil_bytes(data: bytes, rng: Random) -> bytes:
+def corrupt_bytes(data: bytes, rng: Random) -> bytes:
     """Some bytes of a file changed, lost or repeated."""
-    spoilt = bytearray(data)
+    corrupted = bytearray(data)
     for _ in range(rng.choice((1, 1, 1, 2, 4))):
-        if spoilt:
-            rng.choice((_flip, _flip, _cut, _drop, _repeat, _insert, _number, _words))(spoilt, rng)
-    return bytes(spoilt)
+        if corrupted:
+            rng.choice((_flip, _flip, _cut, _drop, _repeat, _insert, _number, _words))(
+                corrupted, rng
+            )
+    return bytes(corrupted)
 
 
 # -- JSON ------------------------------------------------------------------------------------------
@@ -107,7 +109,7 @@ def _places(document: Any) -> list[tuple[Any, Any]]:
     return found
 
 
-def spoil_document(document: Any, rng: Random) -> Any:
+def corrupt_document(document: Any, rng: Random) -> Any:
     """A JSON document with some values replaced, dropped, doubled or renamed; changed in place."""
     for _ in range(rng.choice((1, 1, 2, 3, 6))):
         places = _places(document)
@@ -130,7 +132,7 @@ def spoil_document(document: Any, rng: Random) -> Any:
 
 
 def to_text(document: Any, rng: Random) -> str:
-    """JSON as hostile writers write it: NaN, keys twice, values nested deep."""
+    """Hostile JSON: NaN, keys twice, values nested deep."""
     text = json.dumps(document, indent=rng.choice((None, None, 2)), ensure_ascii=rng.random() < 0.8)
     start = text.find(json.dumps(_MARKER)[1:-1])
     while start >= 0:  # what JSON's writer would not write
@@ -143,45 +145,45 @@ def to_text(document: Any, rng: Random) -> str:
     return text
 
 
-def spoil_json(data: bytes, rng: Random) -> bytes:
-    """A JSON file, spoilt as a document or as bytes."""
+def corrupt_json(data: bytes, rng: Random) -> bytes:
+    """A JSON file, corrupted as a document or as bytes."""
     if rng.random() < 0.3:
-        return spoil_bytes(data, rng)
-    document = spoil_document(json.loads(data), rng)
+        return corrupt_bytes(data, rng)
+    document = corrupt_document(json.loads(data), rng)
     return to_text(document, rng).encode("utf-8", "surrogatepass")
 
 
-def spoil_lines(data: bytes, rng: Random) -> bytes:
+def corrupt_lines(data: bytes, rng: Random) -> bytes:
     """A file of JSON lines."""
     lines = data.splitlines()
     if rng.random() < 0.3 or not lines:
-        return spoil_bytes(data, rng)
+        return corrupt_bytes(data, rng)
     for _ in range(rng.randint(1, 3)):
         at = rng.randrange(len(lines))
         try:
-            lines[at] = spoil_json(lines[at], rng).replace(b"\n", b" ")
-        except (ValueError, RecursionError):  # it is spoilt already
-            lines[at] = spoil_bytes(lines[at], rng)
+            lines[at] = corrupt_json(lines[at], rng).replace(b"\n", b" ")
+        except (ValueError, RecursionError):  # it is corrupted already
+            lines[at] = corrupt_bytes(lines[at], rng)
     return b"\n".join(lines) + (b"\n" if rng.random() < 0.8 else b"")
 
 
-def spoil_packed(data: bytes, rng: Random) -> bytes:
-    """A gzip file of JSON: spoilt inside, or the file itself."""
+def corrupt_packed(data: bytes, rng: Random) -> bytes:
+    """A gzip file of JSON: corrupted inside, or the file itself."""
     if rng.random() < 0.2:
-        return spoil_bytes(data, rng)
-    return gzip.compress(spoil_json(gzip.decompress(data), rng), compresslevel=1, mtime=0)
+        return corrupt_bytes(data, rng)
+    return gzip.compress(corrupt_json(gzip.decompress(data), rng), compresslevel=1, mtime=0)
 
 
 # -- tables of text --------------------------------------------------------------------------------
 
 
-def spoil_csv(data: bytes, rng: Random) -> bytes:
+def corrupt_csv(data: bytes, rng: Random) -> bytes:
     """A CSV file: cells replaced, columns and rows lost or doubled."""
     import csv
     import io
 
     if rng.random() < 0.3:
-        return spoil_bytes(data, rng)
+        return corrupt_bytes(data, rng)
     rows = list(csv.reader(io.StringIO(data.decode())))
     for _ in range(rng.randint(1, 6)):
         row = rng.choice(rows)
@@ -211,13 +213,13 @@ def spoil_csv(data: bytes, rng: Random) -> bytes:
 # -- databases and Parquet -------------------------------------------------------------------------
 
 
-def spoil_database(data: bytes, rng: Random) -> bytes:
+def corrupt_database(data: bytes, rng: Random) -> bytes:
     """An sqlite file: values of other types, lost columns and tables, views that never end."""
     import sqlite3
     from contextlib import closing, suppress
 
     if rng.random() < 0.4:
-        return spoil_bytes(data, rng)
+        return corrupt_bytes(data, rng)
     with closing(sqlite3.connect(":memory:")) as base:
         base.deserialize(data)
         tables = [t for (t,) in base.execute("SELECT name FROM sqlite_master WHERE type='table'")]
@@ -254,7 +256,7 @@ def _endless(columns: list[str]) -> str:
     return f"WITH RECURSIVE c(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM c) SELECT {names} FROM c"
 
 
-def spoil_parquet(data: bytes, rng: Random) -> bytes:
+def corrupt_parquet(data: bytes, rng: Random) -> bytes:
     """A Parquet file: bytes, or columns of other types, names and values."""
     import io
 
@@ -262,7 +264,7 @@ def spoil_parquet(data: bytes, rng: Random) -> bytes:
     import pyarrow.parquet as pq
 
     if rng.random() < 0.5:
-        return spoil_bytes(data, rng)
+        return corrupt_bytes(data, rng)
     table = pq.read_table(io.BytesIO(data))
     for _ in range(rng.randint(1, 3)):
         at = rng.randrange(table.num_columns)
@@ -318,12 +320,12 @@ def _cell(kind: Any, rng: Random) -> Any:
     return rng.choice((None, *(t for t in TEXTS if "\ud800" not in t)))
 
 
-SPOILERS: dict[str, Callable[[bytes, Random], bytes]] = {
-    "bytes": spoil_bytes,
-    "json": spoil_json,
-    "lines": spoil_lines,
-    "packed": spoil_packed,
-    "csv": spoil_csv,
-    "database": spoil_database,
-    "parquet": spoil_parquet,
+CORRUPTIONS: dict[str, Callable[[bytes, Random], bytes]] = {
+    "bytes": corrupt_bytes,
+    "json": corrupt_json,
+    "lines": corrupt_lines,
+    "packed": corrupt_packed,
+    "csv": corrupt_csv,
+    "database": corrupt_database,
+    "parquet": corrupt_parquet,
 }

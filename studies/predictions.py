@@ -71,13 +71,20 @@ def record_fp32(workload: Workload, run: Path, steps: int, every: int) -> Run:
 
 
 def record_fp16(
-    workload: Workload, run: Path, plan: Any, steps: int, every: int, **options: Any
+    workload: Workload,
+    run: Path,
+    plan: Any,
+    steps: int,
+    every: int,
+    overrides: mpdiag.PrecisionOverrides,
 ) -> tuple[Run, list[float], list[int]]:
     """The run, the loss scale of every step, and the steps that were skipped."""
     session = start(workload, steps=steps)
     scales: list[float] = []
     skipped: list[int] = []
-    with mpdiag.MixedPrecision(session.model, session.optimizers, plan, **options) as trainer:
+    with mpdiag.MixedPrecision(
+        session.model, session.optimizers, plan, overrides=overrides
+    ) as trainer:
         one = mixed_step(trainer)
 
         def take_step(at: Session, batch: Batch) -> Any:
@@ -153,10 +160,10 @@ def examine(name: str, steps: int, every: int) -> dict[str, Any]:
         gradients = analysis.layers.of_kind("activation_grad")
         top = float(gradients.histograms.absmax.max())
         high = 2.0 ** (math.ceil(math.log2(FP16.max / top)) + 2)
-        ways: dict[str, tuple[int, dict[str, Any]]] = {
-            "no scale": (steps, {"loss_scale": 1.0}),
-            "the plan": (steps, {}),
-            "scale too high": (1, {"loss_scale": high}),
+        ways: dict[str, tuple[int, mpdiag.PrecisionOverrides]] = {
+            "no scale": (steps, mpdiag.PrecisionOverrides(loss_scale=1.0)),
+            "the plan": (steps, mpdiag.PrecisionOverrides()),
+            "scale too high": (1, mpdiag.PrecisionOverrides(loss_scale=high)),
         }
         result: dict[str, Any] = {
             "steps": steps,
@@ -165,9 +172,9 @@ def examine(name: str, steps: int, every: int) -> dict[str, Any]:
             "method": plan.loss_scale.method,
             "predicted_overflow_rate": analysis.loss_scale.plan.evidence["predicted_overflow_rate"],
         }
-        for way, (count, options) in ways.items():
+        for way, (count, overrides) in ways.items():
             fp16, scales, skipped = record_fp16(
-                workload, place / way.replace(" ", "-"), plan, count, every, **options
+                workload, place / way.replace(" ", "-"), plan, count, every, overrides
             )
             kinds = {kind: asdict(compare(fp32, fp16, scales, kind)) for kind in KINDS}
             result[way] = {"scales": [min(scales), max(scales)], "steps": count}

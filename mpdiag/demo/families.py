@@ -27,6 +27,7 @@ from mpdiag.reports import terminal
 from mpdiag.runs import provenance
 from mpdiag.runs.run import now, open_run
 from mpdiag.runs.training_log import read_log
+from mpdiag.training.options import PrecisionOverrides, TrainerOptions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -213,13 +214,16 @@ def train_if_missing(training: FamilyTraining, progress: Progress) -> None:
 def _options(training: FamilyTraining) -> Mapping[str, Any]:
     """What a way overrides in the plan."""
     ways: dict[str, Mapping[str, Any]] = {
-        "fp16-no-scale": {"loss_scale": 1.0},
+        "fp16-no-scale": {"overrides": PrecisionOverrides(loss_scale=1.0)},
         "fp16-plan": {},
-        "bf16": {"loss_scale": 1.0},
-        "fp16-paper": {"loss_scale": training.workload.paper_scale},
+        "bf16": {"overrides": PrecisionOverrides(loss_scale=1.0)},
+        "fp16-paper": {"overrides": PrecisionOverrides(loss_scale=training.workload.paper_scale)},
         "fp16-o2": {"level": "O2"},
-        "fp16-no-masters": {"level": "O2", "master_weights": False},
-        "fp16-sums": {"fp16_accumulation": True},
+        "fp16-no-masters": {
+            "level": "O2",
+            "overrides": PrecisionOverrides(master_weights=False),
+        },
+        "fp16-sums": {"options": TrainerOptions(fp16_accumulation=True)},
     }
     return ways[training.way]
 

@@ -16,7 +16,7 @@ from mpdiag.analysis.analyzer import analyze
 from mpdiag.errors import UsageError
 from mpdiag.files.atomic import atomic_path
 from mpdiag.plan import PrecisionPlan
-from mpdiag.recording.record import record
+from mpdiag.recording.recorder import record
 from mpdiag.reports import terminal
 from mpdiag.runs.run import META
 from mpdiag.sensitivity.fp32_search import SearchResult, search_fp32
@@ -147,7 +147,7 @@ def _recorded(subject: _SearchedWorkload, run: Path) -> PrecisionPlan:
         model, optimizer, train = subject.build(0)
         with (
             record(model, optimizer, place),
-            MixedPrecision(model, optimizer, PrecisionPlan(), level="O0", loss_scale=1.0) as mp,
+            MixedPrecision(model, optimizer, PrecisionPlan(), level="O0") as mp,
         ):
             train(mp)
         plan = analyze(place).plan

@@ -19,10 +19,11 @@ from mpdiag import workloads
 from mpdiag.analysis.analyzer import analyze
 from mpdiag.demo.outcomes import Outcome, demo_text
 from mpdiag.errors import TrainingDiverged, UsageError
-from mpdiag.recording.record import record
+from mpdiag.recording.recorder import record
 from mpdiag.reports import terminal, text
 from mpdiag.runs.run import free_name
 from mpdiag.runs.training_log import LogWriter, Metric, TrainingStep
+from mpdiag.training.options import PrecisionOverrides
 from mpdiag.training.trainer import MixedPrecision
 from mpdiag.workloads.protocol import mixed_step, start
 
@@ -64,12 +65,14 @@ class Setting:
         return start(self.workload, seed=self.seed, steps=self.steps, device=self.device)
 
 
-NO_SCALE = Variant("FP16, no loss scale", "fp16-no-scale", {"loss_scale": 1.0})
+NO_SCALE = Variant(
+    "FP16, no loss scale", "fp16-no-scale", {"overrides": PrecisionOverrides(loss_scale=1.0)}
+)
 BY_PLAN = Variant("FP16 by the plan", "fp16-plan", {})
 NO_MASTERS = Variant(
     "FP16 weights, no FP32 masters",
     "fp16-no-masters",
-    {"level": "O2", "master_weights": False},
+    {"level": "O2", "overrides": PrecisionOverrides(master_weights=False)},
 )
 
 
@@ -181,7 +184,7 @@ def train_variant(
         progress.update(task, completed=step + 1, loss=loss)
 
     with ExitStack() as stack:
-        if observed:  # first: the trainer's journal joins a recording, not the reverse
+        if observed:  # first: the trainer's log joins a recording, not the reverse
             stack.enter_context(record(session.model, list(session.optimizers), run))
         try:
             trainer = stack.enter_context(
@@ -196,8 +199,8 @@ def train_variant(
             session.run(on_step=advance, take_step=mixed_step(trainer))
         except TrainingDiverged as error:
             stopped = str(error)
-            if trainer.journal is not None:
-                trainer.journal.note({"stopped": stopped})
+            if trainer.run_log is not None:
+                trainer.run_log.note({"stopped": stopped})
         seconds = time.perf_counter() - began
         metric = session.evaluate()
         trainer.log_metric(workload.metric, metric, higher_is_better=workload.higher_is_better)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpdiag.exports.export import (
     Export,
-    Language,
+    TextLanguage,
     constant_scale,
     format_of,
     make,
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Part:
+class Piece:
     """A piece of a text.
 
     Attributes:
@@ -59,7 +59,7 @@ class Value:
     Attributes:
         name: The framework's name for it.
         value: A value, a template, or a mapping of such; ``$name`` alone keeps the fact's type.
-        when: As in ``Part``.
+        when: As in ``Piece``.
     """
 
     name: str
@@ -85,11 +85,11 @@ class LegacyFramework:
 
     name: str
     able: Able
-    language: Language
+    language: TextLanguage
     settings: tuple[Value, ...]
-    body: tuple[Part, ...]
+    body: tuple[Piece, ...]
     words: tuple[Value, ...] = ()
-    notes: tuple[Part, ...] = ()
+    notes: tuple[Piece, ...] = ()
     fp32_module: str = ""
 
 
@@ -109,7 +109,7 @@ def write(framework: LegacyFramework, plan: PrecisionPlan) -> Export:
 
 
 def _conditions(framework: LegacyFramework, plan: PrecisionPlan) -> set[str]:
-    """What holds, as ``Part.when`` names it."""
+    """What holds, as ``Piece.when`` names it."""
     found = {format_of(plan, framework.able), scaling_of(plan).kind, plan.level}
     if constant_scale(plan) != 1.0:
         found.add("scaled")
@@ -157,7 +157,7 @@ def _filled(value: Any, facts: Mapping[str, Any]) -> Any:
     return facts[value[1:]] if value[1:] in facts else _text(value, facts)
 
 
-def _texts(parts: Iterable[Part], conditions: set[str], facts: Mapping[str, Any]) -> list[str]:
+def _texts(parts: Iterable[Piece], conditions: set[str], facts: Mapping[str, Any]) -> list[str]:
     return [_text(part.text, facts) for part in parts if conditions.issuperset(part.when.split())]
 
 
@@ -183,20 +183,20 @@ OPENSEQ2SEQ = LegacyFramework(  # LogNormal is called LogMax there
         Value("loss_scale", "$scale", "fp16 constant"),
     ),
     body=(
-        Part("import tensorflow as tf\n\n", "fp32"),
-        Part("base_params = {\n    # … what your model has there\n"),
-        Part('    "dtype": tf.float32,\n', "fp32"),
-        Part('    "dtype": "mixed",\n', "fp16"),
-        Part('    "automatic_loss_scaling": "$scaler",\n', "fp16 dynamic"),
-        Part('    "loss_scale": $scale,\n', "fp16 constant"),
-        Part("}\n"),
+        Piece("import tensorflow as tf\n\n", "fp32"),
+        Piece("base_params = {\n    # … what your model has there\n"),
+        Piece('    "dtype": tf.float32,\n', "fp32"),
+        Piece('    "dtype": "mixed",\n', "fp16"),
+        Piece('    "automatic_loss_scaling": "$scaler",\n', "fp16 dynamic"),
+        Piece('    "loss_scale": $scale,\n', "fp16 constant"),
+        Piece("}\n"),
     ),
     notes=(
-        Part(
+        Piece(
             "$scaler begins where OpenSeq2Seq chooses: the plan's $start is not set.",
             "fp16 dynamic",
         ),
-        Part(
+        Piece(
             "LogMax takes 65536 for a logarithm after an overflow and recovers late.", "lognormal"
         ),
     ),
@@ -214,7 +214,7 @@ MXNET = LegacyFramework(
         Value("multi_precision", "$half"),
     ),
     body=(
-        Part("""
+        Piece("""
 import mxnet
 import numpy
 
@@ -235,7 +235,7 @@ def optimizer(batch_size, **settings):
 """),
     ),
     notes=(
-        Part("rescale_grad also divides by the batch, as Module.fit does when it is not given."),
+        Piece("rescale_grad also divides by the batch, as Module.fit does when it is not given."),
     ),
 )
 
@@ -252,19 +252,19 @@ CHAINER = LegacyFramework(
         Value("loss_scaling", {"scale": "$scale"}, "fp16 constant"),
     ),
     body=(
-        Part("import chainer\n"),
-        Part("import numpy\n", "fp32"),
-        Part("\nchainer.global_config.dtype = $dtype\n\n# once the optimizer is made\n"),
-        Part("optimizer.use_fp32_update()\n", "fp16"),
-        Part("optimizer.loss_scaling(interval=$interval, scale=None)\n", "fp16 dynamic"),
-        Part("optimizer.loss_scaling(scale=$scale)\n", "fp16 constant"),
+        Piece("import chainer\n"),
+        Piece("import numpy\n", "fp32"),
+        Piece("\nchainer.global_config.dtype = $dtype\n\n# once the optimizer is made\n"),
+        Piece("optimizer.use_fp32_update()\n", "fp16"),
+        Piece("optimizer.loss_scaling(interval=$interval, scale=None)\n", "fp16 dynamic"),
+        Piece("optimizer.loss_scaling(scale=$scale)\n", "fp16 constant"),
     ),
     notes=(
-        Part(
+        Piece(
             "a dynamic scale begins where Chainer chooses: the plan's $start is not set.",
             "fp16 dynamic",
         ),
-        Part(
+        Piece(
             "NVIDIA's guide says of Chainer that it runs on Volta without its Tensor Cores.", "fp16"
         ),
     ),
@@ -283,21 +283,21 @@ THEANO = LegacyFramework(
         Value("loss_scale", "$scale", "scaled"),
     ),
     body=(
-        Part('export THEANO_FLAGS="floatX=$float'),
-        Part(
+        Piece('export THEANO_FLAGS="floatX=$float'),
+        Piece(
             ",dnn.conv.algo_fwd=time_once,dnn.conv.algo_bwd_filter=time_once"
             ",dnn.conv.algo_bwd_data=time_once",
             "fp16",
         ),
-        Part('"\n'),
+        Piece('"\n'),
     ),
     notes=(
-        Part(
+        Piece(
             "Theano has no setting for a loss scale: take theano.grad of $scale * loss, and divide "
             "the gradients by $scale in FP32 before the update.",
             "scaled",
         ),
-        Part(
+        Piece(
             "floatX=float16 holds FP16 weights; keep FP32 shared variables as their masters.",
             "fp16 masters",
         ),
@@ -311,7 +311,7 @@ CNTK = LegacyFramework(  # the guide knows no FP16 training in CNTK
     words=(Value("dtype", "float32"), Value("dtype", "float16", "fp16")),
     settings=(Value("dtype", "$dtype"), Value("loss_scale", "$scale", "scaled")),
     body=(
-        Part("""
+        Piece("""
 import cntk
 import numpy
 
@@ -319,7 +319,7 @@ with cntk.default_options(dtype=numpy.$dtype):
     model = make_model(cntk.cast(features, numpy.$dtype))
 output = cntk.cast(model, numpy.float32)  # the loss in FP32
 """),
-        Part(
+        Piece(
             """
 LOSS_SCALE = $scale
 loss = LOSS_SCALE * cntk.cross_entropy_with_softmax(output, label)
@@ -332,12 +332,12 @@ def unscaled(learning_rate, l2_regularization_weight):
         ),
     ),
     notes=(
-        Part(
+        Piece(
             "NVIDIA's guide says of CNTK that it supports no FP16 storage and so uses no Tensor "
             "Cores; float16 came with CNTK 2.4. With an older one, train in FP32.",
             "fp16",
         ),
-        Part(
+        Piece(
             "CNTK's learners have no setting for a loss scale: the learning rate is divided by it, "
             "which suits SGD and momentum, not Adam.",
             "scaled",
@@ -352,7 +352,7 @@ TORCH7 = LegacyFramework(
     words=(Value("tensor", "CudaTensor"), Value("tensor", "CudaHalfTensor", "fp16")),
     settings=(Value("type", "torch.$tensor"), Value("loss_scale", "$scale")),
     body=(
-        Part("""
+        Piece("""
 require 'cutorch'
 local lossScale = $scale
 
@@ -375,7 +375,7 @@ optim.sgd(feval, masters, settings)
 """),
     ),
     notes=(
-        Part(
+        Piece(
             "NVIDIA's guide says of Torch that it runs on Volta without its Tensor Cores.", "fp16"
         ),
     ),
@@ -403,7 +403,7 @@ CAFFE2 = LegacyFramework(
         Value("weight_decay_divided_by", "$scale"),
     ),
     body=(
-        Part("""
+        Piece("""
 from caffe2.python import model_helper
 from caffe2.python.modeling.initializers import $initializer
 
@@ -419,14 +419,14 @@ arguments = {
 
 
 def scaled_loss(model, logits, label):"""),
-        Part(
+        Piece(
             """
     # back to FP32 before the softmax
     logits = model.net.HalfToFloat(logits, "logits_fp32")
 """,
             "fp16",
         ),
-        Part('''
+        Piece('''
     softmax, loss = model.net.SoftmaxWithLoss([logits, label], ["softmax", "loss"])
     return [model.net.Scale(loss, scale=LOSS_SCALE)]
 
@@ -437,12 +437,12 @@ def unscaled(base_learning_rate, weight_decay):
 '''),
     ),
     notes=(
-        Part(
+        Piece(
             "dividing the learning rate suits optimizers that are linear in the gradient, such as "
             "SGD with momentum; Adam and its kin hardly notice the scale, and must keep their rate.",
             "scaled",
         ),
-        Part(
+        Piece(
             "the weight decay is divided by the scale, too, as NVIDIA's guide asks; where the decay "
             "times the weight is added to the scaled gradient, this weakens it by the scale squared, "
             "and multiplying it by the scale would keep it.",
@@ -472,15 +472,15 @@ NVCAFFE = LegacyFramework(
         Value("fp32_layers", "$fp32_modules"),
     ),
     body=(
-        Part("""
+        Piece("""
 # train_val.prototxt, at its top
 default_forward_type: $storage
 default_backward_type: $storage
 default_forward_math: $solver
 default_backward_math: $solver
 """),
-        Part("global_grad_scale: $scale\n", "scaled"),
-        Part("""$modules
+        Piece("global_grad_scale: $scale\n", "scaled"),
+        Piece("""$modules
 # solver.prototxt
 solver_data_type: $solver
 """),

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mpdiag.launching.recorded_script import Options
-    from mpdiag.launching.trained_script import Backend
+    from mpdiag.training.options import Backend
 
 
 def record_command(

@@ -42,6 +42,7 @@ from mpdiag.sensitivity.minimal_set import find_smallest
 from mpdiag.sensitivity.ranking import Fp32Candidate, RankingTrainer, candidates_of
 from mpdiag.sensitivity.search_state import Probe, SearchState, load_state
 from mpdiag.sensitivity.seed_spread import SeedSpread, spread_of
+from mpdiag.training.options import PrecisionOverrides
 from mpdiag.training.trainer import MixedPrecision
 
 if TYPE_CHECKING:
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
-    from mpdiag.training.trainer import Backend
+    from mpdiag.training.options import Backend
 
     Build = Callable[[int], tuple[nn.Module, Optimizer, "Train"]]
 
@@ -239,9 +240,7 @@ class _Search:
                     ranking.weights, lists=self._lists, whole_modules=self._whole_modules
                 )
             else:
-                with MixedPrecision(
-                    model, optimizer, self._plan, level="O0", loss_scale=1.0
-                ) as trainer:
+                with MixedPrecision(model, optimizer, self._plan, level="O0") as trainer:
                     metric = _finish(train, trainer)
             state.reference[seed] = (metric, time.monotonic() - began)
             state.save()
@@ -375,7 +374,8 @@ def narrow_options(plan: PrecisionPlan, *, lists: bool) -> dict[str, Any]:
     """
     if lists:
         return {"level": plan.level}
-    return {"level": "O2", "operation_casts": True, "low_operations": EVERYTHING_LOW}
+    overrides = PrecisionOverrides(operation_casts=True, low_operations=EVERYTHING_LOW)
+    return {"level": "O2", "overrides": overrides}
 
 
 def _finish(train: Train, trainer: MixedPrecision) -> float:

@@ -41,7 +41,7 @@ class RankingTrainer(MixedPrecision):
     def __init__(
         self, model: nn.Module, optimizer: Optimizer, plan: PrecisionPlan, scale: float
     ) -> None:
-        super().__init__(model, optimizer, plan, level="O0", loss_scale=1.0)
+        super().__init__(model, optimizer, plan, level="O0")
         self.weights: dict[tuple[str, str], float] = {}
         self._estimator = Estimator(model, plan.target, scale)
         self._estimating = False

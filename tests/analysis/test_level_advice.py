@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import made_runs as hand
 import numpy as np
 import pytest
-import runs_by_hand as hand
 import torch
 from support import batch, network
 from torch import nn

@@ -6,9 +6,9 @@ import json
 import shutil
 import sys
 
+import made_runs as hand
 import pytest
-import runs_by_hand as hand
-from profile_by_hand import profile
+from made_profiles import profile
 
 from mpdiag.analysis.analyzer import analyze
 from mpdiag.numerics.formats import FP8_E4M3, FP16

@@ -64,7 +64,7 @@ def test_no_time_is_an_answer_too(tmp_path):
     )
     result = run(*options)
     assert result.exit_code == ExitCode.OK, result.stderr
-    assert "go on" in result.stdout or "Nothing need" in result.stdout
+    assert "to continue" in result.stdout or "Nothing needs" in result.stdout
 
 
 @pytest.mark.parametrize("name", ["nonsense", "gallery/nonsense"])

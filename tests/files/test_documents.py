@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from runs_by_hand import write_run
+from made_runs import write_run
 
 from mpdiag.errors import DamagedPlan, DamagedRun
 from mpdiag.files import documents

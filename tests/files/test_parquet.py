@@ -6,7 +6,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from runs_by_hand import write_run
+from made_runs import write_run
 
 from mpdiag.errors import DamagedRun
 from mpdiag.files.parquet import MOST_ROWS

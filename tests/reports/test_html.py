@@ -7,8 +7,8 @@ import json
 import re
 from html.parser import HTMLParser
 
+import made_runs as hand
 import pytest
-import runs_by_hand as hand
 from typer.testing import CliRunner
 
 from mpdiag.analysis.analyzer import analyze

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-import runs_by_hand as hand
+import made_runs as hand
 
 from mpdiag.analysis.analyzer import analyze
 from mpdiag.reports.html import write_report

@@ -6,10 +6,10 @@ import json
 import re
 from dataclasses import replace
 
+import made_runs as hand
 import numpy as np
 import pandas as pd
 import pytest
-import runs_by_hand as hand
 
 from mpdiag.analysis.analyzer import analyze
 from mpdiag.analysis.layers import Layers

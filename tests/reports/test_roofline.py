@@ -7,7 +7,7 @@ import math
 
 import pandas as pd
 import pytest
-from profile_by_hand import PEAKS, profile
+from made_profiles import PEAKS, profile
 
 from mpdiag.reports import pictures
 from mpdiag.reports.frames.roofline import left_out, roofline_frame, roofs_of

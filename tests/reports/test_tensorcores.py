@@ -6,7 +6,7 @@ import json
 
 import pandas as pd
 import pytest
-from profile_by_hand import profile
+from made_profiles import profile
 
 from mpdiag.errors import DamagedRun, NewerSchema, RunNotFound
 from mpdiag.reports import pictures

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import made_runs as hand
 import pytest
-import runs_by_hand as hand
 from rich.console import Console
 
 from mpdiag.analysis.analyzer import analyze

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-from runs_by_hand import write_run
+from made_runs import write_run
 
 from mpdiag.errors import DamagedRun
 from mpdiag.runs.run import open_run

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pyarrow.parquet as pq
 import pytest
-from runs_by_hand import write_run
+from made_runs import write_run
 
 from mpdiag.analysis.analyzer import analyze
 from mpdiag.errors import DamagedRun

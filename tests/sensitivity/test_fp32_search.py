@@ -292,7 +292,7 @@ def test_the_ranking_changes_nothing_in_the_training():
     from mpdiag.sensitivity.ranking import RankingTrainer
 
     plain, ranked = builder(2000.0)(0), builder(2000.0)(0)
-    with MixedPrecision(plain[0], plain[1], constant(), level="O0", loss_scale=1.0) as mp:
+    with MixedPrecision(plain[0], plain[1], constant(), level="O0") as mp:
         expected = plain[2](mp)
     with RankingTrainer(ranked[0], ranked[1], constant(), 8.0) as mp:
         assert ranked[2](mp) == expected

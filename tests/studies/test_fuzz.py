@@ -60,13 +60,13 @@ def test_a_good_file_is_read_and_shown(fuzz, reader):
 @given(seed=st.integers(0, 2**32))
 def test_a_hostile_file_is_read_or_refused(fuzz, reader, seed):
     found, folder = reader
-    fuzz.attempt(found, folder, fuzz.spoil(found, random.Random(seed)))
+    fuzz.attempt(found, folder, fuzz.corrupt(found, random.Random(seed)))
 
 
 def test_hostile_files_all_the_way_to_the_command_line(fuzz, reader):
     found, folder = reader
     for number in range(3):
-        data = fuzz.spoil(found, random.Random(number))
+        data = fuzz.corrupt(found, random.Random(number))
         fuzz.attempt(found, folder, data, deep=True)
 
 

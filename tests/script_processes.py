@@ -1,6 +1,6 @@
 """Scripts in processes of their own, without waiting for torch each time.
 
-A *zygote* imports torch once and then forks a child for each command: plain Python for a script, or
+A fork server imports torch once and then forks a child for each command: plain Python for a script, or
 the ``mpdiag`` command. Tests of how a process starts and ends use real ones instead.
 """
 
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SCRIPTS = Path(__file__).parent / "scripts"
-ZYGOTE = Path(__file__).parent / "launching" / "zygote.py"
+FORK_SERVER = Path(__file__).parent / "launching" / "fork_server.py"
 
 TRAIN = """
 import sys, torch
@@ -58,13 +58,13 @@ def environment():
     return env
 
 
-class Zygote:
+class ForkServer:
     """Runs ``python WORDS`` or ``mpdiag WORDS`` in forked processes."""
 
     def __init__(self, folder):
         self.folder = folder
         self.process = subprocess.Popen(
-            [sys.executable, ZYGOTE],
+            [sys.executable, FORK_SERVER],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

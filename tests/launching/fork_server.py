@@ -14,7 +14,7 @@ import torch._dynamo  # noqa: F401 - slow to import: the reason for this process
 import mpdiag.cli
 import mpdiag.launching.recorded_script
 import mpdiag.launching.trained_script
-import mpdiag.recording.record
+import mpdiag.recording.recorder
 import mpdiag.training.script_trainer
 
 with suppress(ImportError):

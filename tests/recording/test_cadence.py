@@ -1,4 +1,4 @@
-"""The budget: what recording costs is measured, and the cadence thinned. Time is set by hand."""
+"""The cadence and its budget: the cost of recording is measured, and steps are thinned. Time is faked."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from support import batch, network
 
 import mpdiag
 from mpdiag.errors import UsageError
-from mpdiag.recording.cadence import SPARSE_EVERY, Cadence
-from mpdiag.recording.governor import ALLOWANCE, Governor
+from mpdiag.recording.cadence import ALLOWANCE, SPARSE_EVERY, Cadence, Governor
 from mpdiag.recording.ledger import Ledger
 from mpdiag.recording.recorder import Recorder
 
@@ -76,7 +75,7 @@ def test_nothing_is_thinned_before_the_allowance_is_spent():
     assert ALLOWANCE < spent_then <= ALLOWANCE + 0.9 + 1e-9
 
 
-def test_a_monstrous_cost_thins_the_dense_beginning_too():
+def test_an_extreme_cost_thins_the_dense_beginning_too():
     _, recorded = govern(lambda step: 6.0, 2_000)
     assert recorded[:4] == [0, 1, 16, 320]  # 6 s in 1 s: a sixteenth of the steps, dense or not
 

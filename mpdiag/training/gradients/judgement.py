@@ -1,6 +1,6 @@
-"""One sweep over gradients: are they finite, how large are they, and which was not finite first.
+"""One judgement of a step's gradients: check, agree over ranks, unscale, clip.
 
-The sweep is a norm per tensor. Infinity and NaN pass through a norm, so detection and statistics
+The check is a norm per tensor. Infinity and NaN pass through a norm, so detection and statistics
 cost one reading; and a Euclidean norm that leaves FP32's range is refused with the rest, because
 squares of such gradients would be infinite in an optimizer's state.
 """
@@ -10,15 +10,165 @@ from __future__ import annotations
 import math
 import sys
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, distributed
+
+from mpdiag.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Callable, Iterable, Sequence
 
-Kind = Literal["Inf", "NaN"]
+LARGEST = torch.finfo(torch.float32).max
+
+
+@dataclass(frozen=True)
+class Clip:
+    """Limits on gradients.
+
+    Attributes:
+        norm: Largest Euclidean norm of all of them together; None: no limit.
+        value: Largest |gradient|; None: no limit.
+    """
+
+    norm: float | None = None
+    value: float | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse limits that are not above 0."""
+        for name, limit in (("clip_norm", self.norm), ("clip_value", self.value)):
+            if limit is not None and not limit > 0:
+                message = f"{name} must be a number above 0, not {limit!r}"
+                raise UsageError(message)
+
+
+NO_CLIP = Clip()
+
+
+@dataclass(frozen=True)
+class JudgedGradients:
+    """What all ranks together say of a step's gradients.
+
+    Attributes:
+        finite: Whether an optimizer may see them, on every rank.
+        norm: Euclidean norm of this rank's, unscaled and before clipping; infinite or NaN where one
+            of them is.
+        absmax: Largest |gradient|, likewise; NaN if it was not asked for.
+        bad_ranks: The ranks whose gradients are not finite.
+    """
+
+    finite: bool
+    norm: float
+    absmax: float
+    bad_ranks: tuple[int, ...]
+
+
+def judge_gradients(
+    gradients: Sequence[Tensor],
+    buffers: Sequence[Tensor] = (),
+    *,
+    carried: float,
+    scale: float,
+    device: torch.device,
+    group: Any = None,
+    absmax: bool = False,
+    known_bad: bool = False,
+    clip: Clip = NO_CLIP,
+    inspect: Callable[[Sequence[Tensor]], None] | None = None,
+) -> JudgedGradients:
+    """Decide whether a step may be taken; where it may, leave its gradients unscaled and clipped.
+
+    One synchronisation with the device, and one exchange where there are several ranks. Gradients of
+    a step that may not be taken are left as they are, for a diagnosis.
+
+    Args:
+        gradients: At least one; of sharded ones every rank must call.
+        buffers: What else must be finite.
+        carried: The scale that is still on the gradients.
+        scale: The loss scale of the step, which must be the same on every rank.
+        device: Where ranks exchange their answers, if their backend can.
+        group: The ranks; default: all.
+        absmax: Whether the largest |gradient| is wanted, which is a second reading.
+        known_bad: Whether this rank has seen earlier that the step cannot be taken.
+        clip: The limits.
+        inspect: Called with the unscaled gradients before they are clipped.
+
+    Raises:
+        UsageError: If ranks scale their losses differently.
+    """
+    found = sweep(gradients, buffers, absmax=absmax)
+    norm, largest = found.norm / carried, found.absmax / carried
+    # Scales below 1 enlarge gradients: what was finite before they are taken off may not be after.
+    finite = found.finite and norm <= LARGEST and not known_bad
+    finite, bad_ranks = agree(finite, scale, device, group)
+    if finite:
+        if inspect is not None:
+            unscale(gradients, carried)
+            carried = 1.0
+            inspect(gradients)
+        _unscale_and_clip(gradients, carried, norm, clip)
+    return JudgedGradients(finite, norm, largest, tuple(bad_ranks))
+
+
+def _unscale_and_clip(gradients: Sequence[Tensor], carried: float, norm: float, clip: Clip) -> None:
+    factor = 1.0 if clip.norm is None else clip_factor(norm, clip.norm)
+    if factor < 1.0 and math.frexp(carried)[0] == 0.5:  # powers of two: one pass, the same bits
+        multiply(gradients, factor / carried)
+    else:
+        unscale(gradients, carried)
+        multiply(gradients, factor)
+    if clip.value is not None:
+        clamp(gradients, clip.value)
+
+
+# -- ranks -----------------------------------------------------------------------------------------
+
+
+def world_size(group: Any = None) -> int:
+    """Ranks in the group; 1 without torch.distributed."""
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return 1
+    return distributed.get_world_size(group)
+
+
+def rank() -> int:
+    """This process's number."""
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return 0
+    return distributed.get_rank()
+
+
+def agree(
+    finite: bool, scale: float, device: torch.device, group: Any = None
+) -> tuple[bool, list[int]]:
+    """Whether every rank's gradients are finite, and the ranks whose gradients are not.
+
+    Raises:
+        UsageError: If ranks scale their losses differently: their gradients could not be summed.
+    """
+    size = world_size(group)
+    if size == 1:
+        return finite, [] if finite else [rank()]
+    if distributed.get_backend(group) == "gloo":
+        device = torch.device("cpu")
+    mine = torch.tensor([0.0 if finite else 1.0, math.log2(scale)], device=device)
+    all_ranks = [torch.empty_like(mine) for _ in range(size)]
+    distributed.all_gather(all_ranks, mine, group=group)
+    table = torch.stack(all_ranks).tolist()
+    scales = [row[1] for row in table]
+    if min(scales) != max(scales):
+        at = scales.index(next(s for s in scales if s != scales[0]))
+        message = (
+            f"rank 0 scales its loss by {2 ** scales[0]:g}, rank {at} by {2 ** scales[at]:g}: load "
+            "the same state on every rank and call step() equally often"
+        )
+        raise UsageError(message)
+    bad = [i for i, row in enumerate(table) if row[0]]
+    return not bad, bad
+
+
+# -- one reading -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -159,44 +309,3 @@ def unscale(gradients: Sequence[Tensor], scale: float) -> None:
     else:
         for gradient in gradients:
             values_of(gradient).div_(scale)
-
-
-def non_finite(names: Sequence[str], gradients: Sequence[Tensor]) -> list[tuple[str, Kind]]:
-    """Names of the gradients that are not finite, each with ``NaN`` or ``Inf``."""
-    found: list[tuple[str, Kind]] = []
-    for name, gradient in zip(names, gradients, strict=True):
-        values = values_of(gradient)
-        if bool(torch.isnan(values).any()):
-            found.append((name, "NaN"))
-        elif bool(torch.isinf(values).any()):
-            found.append((name, "Inf"))
-    return found
-
-
-def backward_order(root: Any, limit: int = 1_000_000) -> dict[int, int]:
-    """When a backward pass reaches each parameter: ``id(parameter)`` -> rank, 0 the first.
-
-    Autograd runs nodes in the reverse order of their creation; a parameter counts when the first
-    operation that used it is reached.
-
-    Args:
-        root: The ``grad_fn`` of the loss, whose graph may be freed already.
-        limit: Nodes to visit at most.
-    """
-    latest: dict[int, int] = {}
-    seen = {root}
-    stack = [root]
-    while stack and len(seen) < limit:
-        node = stack.pop()
-        for child, _ in getattr(node, "next_functions", ()):
-            if child is None:
-                continue
-            variable = getattr(child, "variable", None)
-            if variable is not None:
-                number = node._sequence_nr()
-                latest[id(variable)] = max(latest.get(id(variable), -1), number)
-            elif child not in seen:
-                seen.add(child)
-                stack.append(child)
-    order = sorted(latest, key=lambda key: -latest[key])
-    return {key: rank for rank, key in enumerate(order)}

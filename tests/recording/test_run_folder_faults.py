@@ -1,4 +1,4 @@
-"""What befalls a process: kills, interrupts, full disks and closed folders. All processes are real."""
+"""Run folders of real processes: kills, interrupts, full disks and folders that are closed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from mpdiag.analysis.analyzer import analyze
 from mpdiag.errors import DamagedRun
 from mpdiag.runs.run import open_run
 
-CHILD = Path(__file__).with_name("faults_child.py")
+CHILD = Path(__file__).with_name("trained_child.py")
 POSIX = pytest.mark.skipif(os.name != "posix", reason="signals and limits as POSIX has them")
 ROWS = 3 * 2 + 4 * 3 + 2  # of a step: 4 modules' activations and gradients, 4 parameters' three
 STEPS = 6

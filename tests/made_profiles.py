@@ -1,4 +1,4 @@
-"""A profile in the shape of ``mpdiag profile --json``, small enough to add up in the head."""
+"""A profile in the shape of ``mpdiag profile --json``, small enough to add up by hand."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """A small training in a process of its own, recorded or not, for what may happen to a process.
 
-    python faults_child.py RUN STEPS [--plain] [--uid N] [--limit BYTES] [--pause SECONDS]
+    python trained_child.py RUN STEPS [--plain] [--uid N] [--limit BYTES] [--pause SECONDS]
 
 Prints "recording" once the first step is done, and at the end a digest of the weights. Parts are
 written after every step, so that a kill finds the disk busy. A RUN that is "-" is not recorded.

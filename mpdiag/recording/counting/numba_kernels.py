@@ -1,4 +1,4 @@
-"""Counting on the CPU: one pass over memory, compiled by Numba.
+"""Numba kernels that count on the CPU: one pass over memory.
 
 Each block of a tensor is read once from memory and then, in cache, once more: a vectorised pass
 finds the extremes, a scalar pass counts. Neighbouring values share an exponent, so four tables take
@@ -6,11 +6,10 @@ turns; with one table each increment would wait for the one before it.
 
 Numba's own threading stays off: its OpenMP layer kills forked children that count (DataLoader
 workers), and its workqueue layer aborts when two threads count. Kernels release the GIL, and
-``counting`` runs them on threads of its own.
+``host`` runs them on threads of its own.
 
-Values are float32 bit patterns. ``(bits - 1) >> 21`` is the quarter of a power of two the value
-lies in, closed at the top (see ``histogram``); with the sign shifted out, a zero wraps to the last
-entry, and infinities and NaNs fall into known ones, from which the rare path below takes them.
+Values are float32 bit patterns, counted as ``layout`` says. With the sign shifted out, a zero wraps
+to the last entry, and infinities and NaNs fall into known ones, from which the rare path takes them.
 """
 
 from __future__ import annotations
@@ -20,6 +19,24 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numba import njit
 
+from mpdiag.recording.counting import layout
+from mpdiag.recording.counting.layout import (
+    CHANGED,
+    FP16_OVERFLOW,
+    INFS,
+    NANS,
+    QUARTERS,
+    RATIO_BINS,
+    RATIO_FIRST,
+    RATIO_ZEROS,
+    RAW,
+    SUBNORMALS,
+    SWALLOWED_BF16,
+    SWALLOWED_FP16,
+    VANISHED_FP16,
+    ZEROS,
+)
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -27,18 +44,12 @@ if TYPE_CHECKING:
 
 U = np.uint32
 
-QUARTERS = 1020
-"""Entries of a raw row that count finite values: quarter i of bin ``i // 4 - 127``."""
-ZEROS, SUBNORMALS, INFS, NANS, FP16_OVERFLOW = 1020, 1021, 1022, 1023, 1024
-RAW = 1025
-"""Length of a raw row of counts, int64."""
-
 _BLOCK = 2048  # 8 KiB: stays in the first-level cache between the two passes
-_TABLE = 1024
-_MASK = U(0x7FFFFFFF)
-_INFINITY = U(0x7F800000)
-_SUBNORMAL = U(0x007FFFFF)  # largest subnormal
-_OVERFLOW = U(0x477FF000)  # 65520.0, from which FP16 rounds to infinity
+_TABLE = layout.TABLE
+_MASK = U(layout.MAGNITUDE)
+_INFINITY = U(layout.INFINITY)
+_SUBNORMAL = U(layout.LARGEST_SUBNORMAL)
+_OVERFLOW = U(layout.OVERFLOW)
 _CHUNK = 1 << 30  # values per 32-bit table
 
 
@@ -210,13 +221,8 @@ def count_float64(bits, counts, extremes):  # type: ignore[no-untyped-def]
 
 # -- weight updates --------------------------------------------------------------------------------
 
-RATIO_FIRST = -280
-RATIO_BINS = 560
-"""|w|/|Δw| of FP32 values lies between 2^-277 and 2^277."""
 _RATIO_OFFSET = 256  # keeps a ratio of normal values positive in 32 bits
 _RATIO_OF_ZERO, _UNCHANGED = 700, 701  # entries that no ratio has, for w = 0 and for Δw = 0
-CHANGED, SWALLOWED_FP16, SWALLOWED_BF16, VANISHED_FP16, RATIO_ZEROS = 0, 1, 2, 3, 4
-UPDATE = 5
 
 
 @_compiled()

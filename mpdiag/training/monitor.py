@@ -1,7 +1,7 @@
-"""An alarm when live gradients leave what the recording predicted.
+"""What is watched from step to step: counts, the run log, alarms, and when training must stop.
 
-A plan is as good as its recording. The watch compares what a trainer sees anyway, skips, and now and
-then a look at the gradients themselves, with the figures the plan was made from.
+A plan is as good as its recording. ``DriftWatch`` compares the skips that a trainer sees, and now
+and then its gradients, with the figures the plan was made from.
 """
 
 from __future__ import annotations
@@ -14,7 +14,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mpdiag.training.gradients import arithmetic as sweeps
+from mpdiag.errors import TrainingDiverged
+from mpdiag.training.callers import loop_stacklevel
+from mpdiag.training.gradients.judgement import norms, values_of
+from mpdiag.training.skips.diagnosis import stop_message
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -22,6 +25,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from mpdiag.plan import PrecisionPlan
+    from mpdiag.training.results import StepResult
+    from mpdiag.training.run_log import RunLog
+    from mpdiag.training.tensor_core_check import TensorCoreCheck
 
 LOOK_EVERY = 50
 WINDOW = 200
@@ -96,8 +102,8 @@ class DriftWatch:
             step: The present step.
             found: The gradients, finite and unscaled, before clipping.
         """
-        values = [sweeps.values_of(g) for g in found]
-        top = max(float(n) for n in sweeps.norms(values, math.inf))
+        values = [values_of(g) for g in found]
+        top = max(float(n) for n in norms(values, math.inf))
         recorded = float(self._evidence["weight_grad_absmax"])
         if recorded > 0 and top > recorded * 2**ALLOWED_OCTAVES:
             return self._raise(
@@ -134,8 +140,86 @@ class DriftWatch:
         return alarm
 
 
+class StepMonitor:
+    """Counts a training's steps, writes them down, and ends it after too many skips.
+
+    Attributes:
+        steps: Steps so far, skipped ones included.
+        skipped: How many of them were skipped.
+        in_a_row: How many of the last ones were skipped, without a gap.
+        log: The run's log, if the training has a run folder.
+        check: Whether Tensor Cores are in use; None where there is nothing to check.
+        drift: Compares the training with its plan.
+
+    Args:
+        drift: See above.
+        log: See above.
+        check: See above.
+        max_skips: How many skips in a row end the training.
+        advice: How to learn the cause of a skip, for the message where it is unknown.
+        first_step: The first step's number.
+    """
+
+    def __init__(
+        self,
+        drift: DriftWatch,
+        log: RunLog | None,
+        check: TensorCoreCheck | None,
+        *,
+        max_skips: int,
+        advice: str,
+        first_step: int = 0,
+    ) -> None:
+        self.steps, self.skipped, self.in_a_row = first_step, 0, 0
+        self.drift = drift
+        self.log = log
+        self.check = check
+        self._max_skips = max_skips
+        self._advice = advice
+
+    @property
+    def inspect(self) -> Callable[[Sequence[Tensor]], None] | None:
+        """What looks at the unscaled gradients of the present step; None for most steps."""
+        return self._look if self.drift.due(self.steps) else None
+
+    def _look(self, gradients: Sequence[Tensor]) -> None:
+        self._note_alarm(self.drift.look(self.steps, gradients))
+
+    def _note_alarm(self, alarm: Alarm | None) -> None:
+        if alarm is not None and self.log is not None:
+            self.log.note(alarm.to_json())
+
+    def note_step(self, result: StepResult, floor: float | None) -> None:
+        """Count a step and write it down.
+
+        Args:
+            result: The step.
+            floor: The smallest scale of the loss scaler, if it has one.
+
+        Raises:
+            TrainingDiverged: If too many steps in a row were skipped.
+        """
+        self.steps += 1
+        if self.log is not None:
+            self.log.note_step(result)
+        use = None if self.check is None else self.check.after_step(self.steps)
+        if use is not None and self.log is not None:
+            self.log.note(use.to_json())
+        self._note_alarm(self.drift.note_skip(result.step, result.skipped))
+        if not result.skipped:
+            self.in_a_row = 0
+            return
+        self.skipped += 1
+        self.in_a_row += 1
+        at_floor = self.in_a_row > 1 and floor == result.scale and result.cause != "model"
+        if self.in_a_row >= self._max_skips or at_floor:
+            raise TrainingDiverged(
+                stop_message(result, self.in_a_row, self._advice, at_floor=at_floor)
+            )
+
+
 def _warn(message: str) -> None:
-    warnings.warn(message, RuntimeWarning, stacklevel=6)
+    warnings.warn(message, RuntimeWarning, stacklevel=loop_stacklevel())
 
 
 def _tail(count: int, size: int, rate: float) -> float:

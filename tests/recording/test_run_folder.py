@@ -1,16 +1,18 @@
-"""Two processes that record into one folder: the one that was told to overwrite has it for itself."""
+"""Who may write into a run folder, and what happens when nothing can be written."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 import torch
+from recorded import model_and_optimizer, step
 from torch import nn
 
 import mpdiag
 from mpdiag.recording import ledger
-from mpdiag.recording.ownership import is_replaced
+from mpdiag.recording.run_folder import is_replaced
 from mpdiag.runs.run import open_run
+from mpdiag.runs.writer import RunWriter
 
 
 @pytest.fixture
@@ -62,3 +64,39 @@ def test_nobody_looks_where_nothing_is(tmp_path):
     assert is_replaced(tmp_path, 0, "now")
     assert not is_replaced(tmp_path, 0, "then")
     assert not is_replaced(tmp_path, 1, "now")
+
+
+# -- disks -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["append", "write_meta"])
+def test_a_full_disk_warns_once_and_training_ends_the_same(tmp_path, monkeypatch, method):
+    plain, optimizer = model_and_optimizer()
+    for _ in range(3):
+        step(plain, optimizer)
+
+    def full(self, *args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(RunWriter, method, full)
+    model, optimizer = model_and_optimizer()
+    with pytest.warns(RuntimeWarning, match="No space left") as warned:  # noqa: SIM117
+        with mpdiag.record(model, optimizer, tmp_path / "run", every=1):
+            for _ in range(3):
+                step(model, optimizer)
+    assert len(warned) == 1
+    assert all(
+        torch.equal(a, b) for a, b in zip(plain.parameters(), model.parameters(), strict=True)
+    )
+
+
+def test_a_folder_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    plain, optimizer = model_and_optimizer()
+    step(plain, optimizer)
+    model, optimizer = model_and_optimizer()
+    with pytest.warns(RuntimeWarning, match="training goes on") as warned:  # noqa: SIM117
+        with mpdiag.record(model, optimizer, tmp_path / "file" / "run"):
+            step(model, optimizer)
+    assert len(warned) == 1
+    assert torch.equal(plain[0].weight, model[0].weight)

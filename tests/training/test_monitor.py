@@ -12,7 +12,7 @@ from torch import nn
 
 import mpdiag
 from mpdiag.plan import LossScalePlan, PrecisionPlan
-from mpdiag.training.drift import DriftWatch, _tail
+from mpdiag.training.monitor import DriftWatch, _tail
 
 scipy_stats = pytest.importorskip("scipy.stats", reason="SciPy is the oracle; pip install scipy")
 

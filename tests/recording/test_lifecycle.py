@@ -1,4 +1,4 @@
-"""A folder is finished although Ctrl-C is pressed again, and the Ctrl-C still gets through."""
+"""Recordings end well: when Ctrl-C is pressed again, with the program, and in forked children."""
 
 from __future__ import annotations
 
@@ -10,11 +10,12 @@ import sys
 import numpy as np
 import pytest
 import torch
+from recorded import model_and_optimizer, rows, step
 from torch import nn
 
 import mpdiag
-from mpdiag.recording.closing import carry_through
 from mpdiag.recording.ledger import Ledger
+from mpdiag.recording.lifecycle import carry_through
 from mpdiag.recording.observer import Observer
 from mpdiag.runs.run import open_run
 from mpdiag.runs.writer import RunWriter
@@ -46,7 +47,7 @@ def test_an_interrupt_waits_for_the_end_and_is_raised_then(times):
     assert told == [False] + [True] * times
 
 
-def test_whoever_insists_is_obeyed():
+def test_the_third_interrupt_is_raised_at_once():
     work, told = interrupted_at_first(100)
     with pytest.raises(KeyboardInterrupt):
         carry_through(work)
@@ -69,7 +70,7 @@ PLACES = [
     (RunWriter, "append"),
     (Ledger, "drain"),
     (Ledger, "drop_step"),
-    (Observer, "detach"),
+    (Observer, "stopped"),
 ]
 
 
@@ -158,7 +159,7 @@ def test_an_interrupt_while_it_begins_leaves_no_hooks(tmp_path, monkeypatch):
 SCRIPT = """
 import os, signal
 import torch
-from mpdiag.run_writer import RunWriter
+from mpdiag.runs.writer import RunWriter
 
 model = torch.nn.Linear(4, 4)
 optimizer = torch.optim.SGD(model.parameters(), 0.1)
@@ -226,3 +227,39 @@ def test_what_nobody_closed_is_finished_as_the_program_ends(tmp_path, end, code,
     run = open_run(tmp_path / "run")
     assert (run.meta["state"], run.meta["steps_recorded"]) == (state, 3)
     assert len(set(run.records.step.tolist())) == 3
+
+
+# -- a child ---------------------------------------------------------------------------------------
+
+
+class Noise(torch.utils.data.Dataset):
+    """Runs a module itself, in the worker, as a tokenizer or an augmentation would."""
+
+    def __init__(self, model):
+        self.model = model
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, i):
+        return self.model(torch.full((8,), float(i))).detach()
+
+
+# Forking a process that has threads is what is tried here.
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_data_loader_worker_records_nothing(tmp_path):
+    model, optimizer = model_and_optimizer()
+    model.add_module("big", nn.Identity())
+    with mpdiag.record(model, optimizer, tmp_path / "run", every=1) as recorder:
+        loader = torch.utils.data.DataLoader(
+            Noise(nn.Sequential(model[0], nn.Tanh(), nn.Linear(16, 8))),
+            batch_size=4,
+            num_workers=2,
+            multiprocessing_context="fork",
+        )
+        for x in loader:
+            step(model, optimizer, x)
+    assert recorder.failures == []
+    run = mpdiag.open_run(tmp_path / "run")
+    assert run.meta["state"] == "complete"
+    assert rows(tmp_path / "run", kind="activation", name="0")["numel"].tolist() == [64, 64]

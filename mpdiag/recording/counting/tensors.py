@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mpdiag.recording.counting.host import flat_values
-
 if TYPE_CHECKING:
     from mpdiag.runs.schema import Placement
 
@@ -157,3 +155,38 @@ def _dense(tensor: torch.Tensor) -> torch.Tensor:
 
 def _address(tensor: torch.Tensor) -> int:
     return tensor.data_ptr() if tensor.layout == torch.strided else -1
+
+
+def flat_values(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """The stored values of a strided tensor as a flat, dense one, and how often each stands.
+
+    Order does not matter to a count, so a transposed tensor is read in memory order, and a
+    dimension expanded by stride 0 (the gradient of ``sum()``) is read once. Only overlapping or
+    gappy layouts are copied.
+
+    Args:
+        tensor: Any shape and strides, real, floating point.
+
+    Returns:
+        A tensor (n,) that shares memory where possible, and the factor its counts need.
+    """
+    if tensor.is_contiguous():
+        return tensor.view(-1), 1
+    repeat = 1
+    dims = []
+    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        if stride == 0:
+            repeat *= size
+        elif size != 1:
+            dims.append((stride, size))
+    expected = 1
+    for stride, size in sorted(dims):
+        if stride != expected:
+            break
+        expected *= size
+    else:
+        return tensor.as_strided((expected,), (1,)), repeat
+    if repeat > 1:
+        narrow = tuple(0 if stride == 0 else slice(None) for stride in tensor.stride())
+        return tensor[narrow].reshape(-1), repeat
+    return tensor.reshape(-1), 1

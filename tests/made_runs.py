@@ -1,4 +1,4 @@
-"""A run whose every value is known, written without training anything."""
+"""A run with known values, written without training."""
 
 from __future__ import annotations
 

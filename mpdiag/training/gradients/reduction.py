@@ -1,8 +1,7 @@
-"""What ranks must agree on: whether a step is taken, and at which scale; how gradients are reduced."""
+"""How DDP reduces gradients where the plan says so."""
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,49 +12,6 @@ from mpdiag.training.levels import DTYPES
 
 if TYPE_CHECKING:
     from mpdiag.plan import ReductionPlan
-
-
-def world_size(group: Any = None) -> int:
-    """Ranks in the group; 1 without torch.distributed."""
-    if not (distributed.is_available() and distributed.is_initialized()):
-        return 1
-    return distributed.get_world_size(group)
-
-
-def rank() -> int:
-    """This process's number."""
-    if not (distributed.is_available() and distributed.is_initialized()):
-        return 0
-    return distributed.get_rank()
-
-
-def agree(
-    finite: bool, scale: float, device: torch.device, group: Any = None
-) -> tuple[bool, list[int]]:
-    """Whether every rank's gradients are finite, and the ranks whose gradients are not.
-
-    Raises:
-        UsageError: If ranks scale their losses differently: their gradients could not be summed.
-    """
-    size = world_size(group)
-    if size == 1:
-        return finite, [] if finite else [rank()]
-    if distributed.get_backend(group) == "gloo":
-        device = torch.device("cpu")
-    mine = torch.tensor([0.0 if finite else 1.0, math.log2(scale)], device=device)
-    all_ranks = [torch.empty_like(mine) for _ in range(size)]
-    distributed.all_gather(all_ranks, mine, group=group)
-    table = torch.stack(all_ranks).tolist()
-    scales = [row[1] for row in table]
-    if min(scales) != max(scales):
-        at = scales.index(next(s for s in scales if s != scales[0]))
-        message = (
-            f"rank 0 scales its loss by {2 ** scales[0]:g}, rank {at} by {2 ** scales[at]:g}: load "
-            "the same state on every rank and call step() equally often"
-        )
-        raise UsageError(message)
-    bad = [i for i, row in enumerate(table) if row[0]]
-    return not bad, bad
 
 
 def apply_reduction(models: list[nn.Module], plan: ReductionPlan | None) -> None:
