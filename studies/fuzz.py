@@ -333,7 +333,7 @@ def _opened(folder: Path) -> Any:
 
 
 def _read_meta(folder: Path) -> object:
-    from mpdiag.reports.listing import runs_json, runs_table
+    from mpdiag.reports.text.runs import runs_json, runs_table
     from mpdiag.runs.run import list_runs
 
     listings = list_runs(folder)
@@ -346,15 +346,16 @@ HOSTILE = "<script>alert(1)</script>", "<img src=x onerror"
 
 def _show_run(folder: Path) -> object:
     from mpdiag.analysis.analyzer import analyze
-    from mpdiag.reports.frames.runs import runs_frame
-    from mpdiag.reports.html import render
-    from mpdiag.reports.text import analysis_text
+    from mpdiag.reports.contents import read_contents
+    from mpdiag.reports.documents.run_report import run_page
+    from mpdiag.reports.text.analysis import analysis_text
+    from mpdiag.reports.views.runs import runs_frame
     from mpdiag.runs.run import list_runs
 
     listings = list_runs(folder)
     runs_frame(listings, ["complete"] * len(listings))
     analysis = analyze(folder / "run")
-    page = render(analysis)
+    page = run_page(read_contents(analysis))
     assert not any(text in page for text in HOSTILE), "a name stands unescaped in the report"
     json.dumps(analysis.to_json(), allow_nan=False)
     return _shown(analysis_text(analysis))
@@ -377,10 +378,10 @@ def _read_sensitivities(folder: Path) -> Any:
 
 def _show_sensitivities(folder: Path) -> object:
     from mpdiag.analysis.analyzer import analyze
-    from mpdiag.reports.frames.sensitivity import ranking, shown
-    from mpdiag.reports.pictures import sensitivity
+    from mpdiag.reports.contents import read_contents
+    from mpdiag.reports.views.sensitivity import ranking, sensitivity, shown
 
-    found = ranking(folder / "run", analyze(folder / "run"))
+    found = ranking(read_contents(analyze(folder / "run")))
     return shown(found), sensitivity("run", found)
 
 
@@ -391,7 +392,7 @@ def _read_capsule(folder: Path) -> Any:
 
 
 def _show_capsule(folder: Path) -> object:
-    from mpdiag.reports.text import skip_text
+    from mpdiag.reports.text.why import skip_text
     from mpdiag.training.skips.capsule_replay import replay_capsule
 
     replayed = replay_capsule(_read_capsule(folder), capsule_model)
@@ -426,8 +427,8 @@ def _read_log(folder: Path) -> Any:
 
 def _show_log(folder: Path) -> object:
     from mpdiag.analysis.comparison.compare import compare
-    from mpdiag.reports.comparison import comparison_text
-    from mpdiag.reports.frames.training import losses_frame, outcome_frame, scales_frame
+    from mpdiag.reports.text.comparison import comparison_text
+    from mpdiag.reports.views.training import losses_frame, outcome_frame, scales_frame
 
     logs = {"run": _read_log(folder)}
     _ = losses_frame(logs), scales_frame(logs), outcome_frame(logs)
@@ -443,8 +444,8 @@ def _read_trace(folder: Path) -> Any:
 
 
 def _show_trace(folder: Path) -> object:
-    from mpdiag.reports.profile import profile_text
-    from mpdiag.reports.trace_report import write_trace_report
+    from mpdiag.reports.documents.write import write_trace_report
+    from mpdiag.reports.text.gpu_profile import profile_text
 
     profile = _read_trace(folder)
     document = profile.to_json()
@@ -479,7 +480,7 @@ def _read_side(folder: Path) -> object:
 
 def _show_side(folder: Path) -> object:
     from mpdiag.analysis.comparison.compare import compare
-    from mpdiag.reports.comparison import comparison_text
+    from mpdiag.reports.text.comparison import comparison_text
 
     comparison = compare(folder / "baseline.json", folder / "baseline.json")
     json.dumps(comparison.to_json(), allow_nan=False)
@@ -493,14 +494,14 @@ def _profile_document() -> bytes:
 
 
 def _read_profile(folder: Path) -> Any:
-    from mpdiag.reports.frames.tensorcores import read_profile
+    from mpdiag.runs.stored_profile import read_profile
 
     return read_profile(folder)
 
 
 def _show_profile(folder: Path) -> object:
-    from mpdiag.reports.frames import tensorcores as frames
-    from mpdiag.reports.pictures import kernels, verdicts
+    from mpdiag.reports.views import tensor_cores as frames
+    from mpdiag.reports.views.tensor_cores import kernels, verdicts
 
     document = _read_profile(folder)
     operations = frames.operation_frame(document)

@@ -24,7 +24,8 @@ from mpdiag import analyze, workloads
 from mpdiag.analysis.layers import share
 from mpdiag.errors import InputError
 from mpdiag.numerics.formats import FP16
-from mpdiag.reports import pictures
+from mpdiag.reports.views import training
+from mpdiag.reports.views.gradients.pictures import one_histogram
 from mpdiag.runs.training_log import TrainingLog, read_log
 
 CURVES = {
@@ -66,9 +67,9 @@ def figures_of(name: str, place: Path) -> tuple[list[str], dict[str, Any]]:
     updates = analysis.layers.of_kind("weight_grad")
     rate = learning_rate(name)
     drawn = [
-        pictures.one_histogram(run, gradients, "activation_grad", FP16, 0),
-        pictures.one_histogram(run, updates, "weight_grad", FP16, round(math.log2(rate))),
-        pictures.losses(name, logs, window=9),
+        one_histogram(run, gradients, "activation_grad", FP16, 0),
+        one_histogram(run, updates, "weight_grad", FP16, round(math.log2(rate))),
+        training.losses(name, logs, window=9),
     ]
     shown = [
         f"<h2>{html.escape(p.title)}</h2><p>{html.escape(p.caption)}</p>"

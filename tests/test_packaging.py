@@ -89,6 +89,9 @@ def files_below(folder):
 
 def test_data_is_in_it(contents, root):
     assert "mpdiag/py.typed" in contents
+    templates = {str(p.relative_to(root)) for p in (root / "mpdiag").glob("*/templates/*")}
+    assert templates
+    assert templates <= contents
     assert f"mpdiag-{__version__}.dist-info/licenses/LICENSE" in contents
     assert {f"mpdiag/_app/{name}" for name in files_below(root / "app")} <= contents
 

@@ -36,7 +36,8 @@ def analyze(
     from mpdiag.analysis.analyzer import analyze as analyze_run
     from mpdiag.analysis.plan_check import check_plan
     from mpdiag.plan import PrecisionPlan
-    from mpdiag.reports import terminal, text
+    from mpdiag.reports import terminal
+    from mpdiag.reports.text.analysis import after_analysis, analysis_text, check_text
 
     stored = None if against is None else PrecisionPlan.load(against)
     analysis = analyze_run(run, target=target)
@@ -49,10 +50,10 @@ def analyze(
         terminal.show_json(analysis.to_json() | checked)
     else:
         if check is not None:
-            terminal.show(text.check_text(check), "")
-        terminal.show(text.analysis_text(analysis))
+            terminal.show(check_text(check), "")
+        terminal.show(analysis_text(analysis))
         broken = check is not None and not check.holds
         remake = ("mpdiag", "analyze", run, "-o", against)
-        terminal.name_next(*(remake if broken else text.after_analysis(analysis, run, output)))
+        terminal.name_next(*(remake if broken else after_analysis(analysis, run, output)))
     judged = analysis if check is None else check
     exit_on_findings(strict, (finding.severity for finding in judged.findings))

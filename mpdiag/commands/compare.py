@@ -36,7 +36,7 @@ def compare(
     from mpdiag.analysis.comparison.compare import compare as compare_sides
     from mpdiag.analysis.comparison.groups import save_baseline
     from mpdiag.reports import terminal
-    from mpdiag.reports.comparison import comparison_text
+    from mpdiag.reports.text.comparison import comparison_text
 
     comparison = compare_sides(a, b, metric=metric, margin=margin)
     if output is not None:

@@ -11,7 +11,8 @@ def doctor(as_json: JsonOption = False) -> None:
     """Say what is installed here, which devices, what is missing."""
     from mpdiag.installation.extras import EXTRAS
     from mpdiag.reports import terminal
-    from mpdiag.reports.doctor import environment_text, examine
+    from mpdiag.reports.machine import examine
+    from mpdiag.reports.text.doctor import environment_text
 
     environment = examine()
     if as_json:

@@ -45,7 +45,7 @@ def profile(
 ) -> None:
     """Say whether matrix work ran on Tensor Cores. For a script after --, or a trace."""
     from mpdiag.reports import terminal
-    from mpdiag.reports.profiling import show_profile
+    from mpdiag.reports.text.profile import show_profile
 
     script = context.meta["script"]
     given = len(arguments or []) + (trace is not None)
@@ -69,7 +69,13 @@ def profile(
 
         with terminal.waiting(f"reading {trace}"):
             result = profile_trace(trace)
-    document = show_profile(result, against, as_json=as_json)
+    change = None
+    if against is not None:
+        from mpdiag.tensorcores.trace_analysis import compare_traces
+
+        with terminal.waiting(f"reading {against}"):
+            change = compare_traces(against, result)
+    document = show_profile(result, against, change, as_json=as_json)
     if code:
         raise typer.Exit(code)
     exit_on_findings(strict, (finding["severity"] for finding in document["findings"]))

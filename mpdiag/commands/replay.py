@@ -23,7 +23,8 @@ def replay(
 ) -> None:
     """Run a loss scaler over a recorded run. Shows scale, skips and losses, step by step."""
     from mpdiag.analysis.scaling.replay import replay_run
-    from mpdiag.reports import terminal, text
+    from mpdiag.reports import terminal
+    from mpdiag.reports.text.replay import replay_text
 
     played = replay_run(
         run,
@@ -37,5 +38,5 @@ def replay(
     if as_json:
         terminal.show_json(played.to_json())
     else:
-        terminal.show(text.replay_text(played))
+        terminal.show(replay_text(played))
         terminal.name_next("mpdiag", "analyze", run, "-o", "plan.json")

@@ -31,7 +31,7 @@ def report(
     from mpdiag.tensorcores.trace_analysis import is_trace
 
     if is_remote(run) or not is_trace(run):
-        from mpdiag.reports.html import write_report
+        from mpdiag.reports.documents.write import write_report
 
         if against is not None:
             message = "--against compares traces: for two runs, mpdiag compare A B"
@@ -39,6 +39,6 @@ def report(
         terminal.show(str(write_report(run, output)))
         terminal.name_next("mpdiag", "dashboard", run.parent)
     else:
-        from mpdiag.reports.trace_report import write_trace_report
+        from mpdiag.reports.documents.write import write_trace_report
 
         terminal.show(str(write_trace_report(run, output, against)))

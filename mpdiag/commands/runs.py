@@ -18,14 +18,15 @@ def runs(
     as_json: JsonOption = False,
 ) -> None:
     """List the runs in a folder, newest first."""
-    from mpdiag.reports import listing, terminal
+    from mpdiag.reports import terminal
+    from mpdiag.reports.text.runs import runs_json, runs_table
     from mpdiag.runs.run import list_runs
 
     found = list_runs(folder)
     if as_json:
-        terminal.show_json(listing.runs_json(found))
+        terminal.show_json(runs_json(found))
     elif found:
-        terminal.show(listing.runs_table(found))
+        terminal.show(runs_table(found))
         recorded = next((item for item in found if item.run and item.run.parts()), None)
         terminal.name_next("mpdiag", "analyze", recorded.folder if recorded else found[0].folder)
     else:

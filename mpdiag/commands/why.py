@@ -40,10 +40,11 @@ def why(
         message = "--model and --json need a capsule: give them without LAYER"
         raise UsageError(message)
     from mpdiag.analysis.layer_history import explain_layer
-    from mpdiag.reports import terminal, text
+    from mpdiag.reports import terminal
+    from mpdiag.reports.text.why import layer_text
 
     story = explain_layer(run, layer)
-    terminal.show(text.layer_text(story))
+    terminal.show(layer_text(story))
     if layer is None:
         others = ", ".join(name for name in story.worst if name and name != story.name)
         terminal.remark(f"this layer loses most; the next ones are: {others}")
@@ -51,7 +52,8 @@ def why(
 
 
 def _explain_skip(capsule: Path, model: str | None, as_json: bool) -> None:
-    from mpdiag.reports import terminal, text
+    from mpdiag.reports import terminal
+    from mpdiag.reports.text.why import skip_text
     from mpdiag.training.skips.capsule import is_capsule, load_capsule
     from mpdiag.training.skips.capsule_replay import builder_named, replay_capsule
 
@@ -69,5 +71,5 @@ def _explain_skip(capsule: Path, model: str | None, as_json: bool) -> None:
     if as_json:
         terminal.show_json(replayed.to_json())
     else:
-        terminal.show(text.skip_text(replayed.to_json(), replayed.first))
+        terminal.show(skip_text(replayed.to_json(), replayed.first))
         terminal.name_next("mpdiag", "compare", "--help")

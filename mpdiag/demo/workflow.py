@@ -20,7 +20,8 @@ from mpdiag.analysis.analyzer import analyze
 from mpdiag.demo.outcomes import Outcome, demo_text
 from mpdiag.errors import TrainingDiverged, UsageError
 from mpdiag.recording.recorder import record
-from mpdiag.reports import terminal, text
+from mpdiag.reports import terminal
+from mpdiag.reports.text.analysis import after_analysis, analysis_text
 from mpdiag.runs.run import free_name
 from mpdiag.runs.training_log import LogWriter, Metric, TrainingStep
 from mpdiag.training.options import PrecisionOverrides
@@ -120,10 +121,10 @@ def run_demo(
         for variant in variants:
             place = free_name(folder, f"{run.name}-{variant.suffix}")
             outcomes.append(train_variant(setting, place, analysis.plan, variant, progress))
-    terminal.show(text.analysis_text(analysis))
+    terminal.show(analysis_text(analysis))
     if variants:
         terminal.show("", demo_text(workload.metric, workload.higher_is_better, outcomes, analysis))
-    terminal.name_next(*text.after_analysis(analysis, run))
+    terminal.name_next(*after_analysis(analysis, run))
     return run
 
 

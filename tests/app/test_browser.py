@@ -19,9 +19,9 @@ import pytest
 
 from mpdiag.analysis.analyzer import analyze
 from mpdiag.numerics.formats import FP16
-from mpdiag.reports.frames.gradients import scale_frame, summary
-from mpdiag.reports.html import write_report
-from mpdiag.reports.words import percent
+from mpdiag.reports.documents.write import write_report
+from mpdiag.reports.formatting import percent
+from mpdiag.reports.views.gradients.frame import scale_frame, summary
 
 pytest.importorskip("streamlit", reason="needs Streamlit, of the extra `app`")
 playwright = pytest.importorskip("playwright.sync_api", reason="needs Playwright")

@@ -12,8 +12,9 @@ import pytest
 
 import mpdiag
 from mpdiag.analysis.comparison.compare import compare
-from mpdiag.reports.frames.tensorcores import kernel_frame, read_profile
+from mpdiag.reports.views.tensor_cores import kernel_frame
 from mpdiag.runs.run import SCHEMA_VERSION
+from mpdiag.runs.stored_profile import read_profile
 from mpdiag.runs.training_log import read_log
 from mpdiag.sensitivity.search_state import load_state
 

@@ -12,9 +12,9 @@ from made_runs import write_run
 
 from mpdiag.analysis.analyzer import analyze
 from mpdiag.errors import DamagedRun
-from mpdiag.reports.frames.tensorcores import read_profile
 from mpdiag.runs.operations import encode
 from mpdiag.runs.run import open_run
+from mpdiag.runs.stored_profile import read_profile
 from mpdiag.runs.training_log import read_log
 
 

@@ -26,7 +26,7 @@ from mpdiag.cli import app
 from mpdiag.errors import DamagedTrace, ExitCode
 from mpdiag.hardware.devices import DeviceFacts
 from mpdiag.hardware.kernels import classify
-from mpdiag.reports.frames.roofline import roofline_frame
+from mpdiag.reports.views.roofline import roofline_frame
 from mpdiag.tensorcores.events import Kernel
 from mpdiag.tensorcores.kernel_evidence import (
     by_counters,

@@ -24,7 +24,7 @@ from mpdiag.analysis.comparison.groups import read_group, save_baseline
 from mpdiag.errors import DamagedRun, RunNotFound, UsageError
 from mpdiag.files.atomic import write_json
 from mpdiag.numerics.students_t import t_cdf, t_quantile
-from mpdiag.reports.comparison import draw_interval
+from mpdiag.reports.text.comparison import draw_interval
 from mpdiag.runs.run import Run
 from mpdiag.runs.training_log import LogWriter, Metric, TrainingStep
 
