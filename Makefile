@@ -22,6 +22,10 @@ demo: $(READY)-demo ## record a small detector in FP32, analyze it, train it in 
 test: $(READY)-test ## run the tests (ARGS="-k name" goes to pytest)
 	@$(BIN)/python -m pytest $(ARGS)
 
+.PHONY: docs
+docs: $(READY)-docs ## build the documentation into site/
+	@$(BIN)/mkdocs build --strict --quiet
+
 .PHONY: lint
 lint: $(READY)-dev ## check style and formatting with ruff
 	@$(BIN)/ruff check .
@@ -32,7 +36,7 @@ types: $(READY)-dev ## check types with mypy, strict
 	@$(BIN)/mypy
 
 .PHONY: format
-format: $(READY)-dev ## let ruff mend what it can
+format: $(READY)-dev ## let ruff fix what it can
 	@$(BIN)/ruff check --fix .
 	@$(BIN)/ruff format .
 
@@ -42,13 +46,19 @@ bench: $(READY)-bench ## run every benchmark; each prints ratios
 		echo "== $$script"; $(BIN)/python $$script || exit 1; \
 	done
 
+.PHONY: studies
+studies: $(READY)-bench ## run every study of correctness: hours
+	@for script in $(filter-out %/mutations.py %/one_by_one.py,$(wildcard studies/[a-z]*.py)); do \
+		echo "== $$script"; $(BIN)/python $$script || exit 1; \
+	done
+
 .PHONY: wheel
 wheel: $(READY)-dev ## build the wheel and the source archive into dist/
 	@$(BIN)/python -m build --outdir dist
 
 .PHONY: clean
 clean: ## remove builds and caches; .venv and runs/ stay
-	@rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	@rm -rf build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	@find . -path ./$(VENV) -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # One stamp for each extra: install it once, and again when what it is made of has changed.

@@ -14,37 +14,33 @@ HERE = str(Path(__file__).resolve().parent)
 if HERE not in sys.path:
     sys.path.insert(0, HERE)
 
-import kit  # noqa: E402 - found beside this file
+import run_folder  # noqa: E402 - found beside this file
+import widgets  # noqa: E402 - likewise
 
 from mpdiag.errors import MpdiagError  # noqa: E402
-from mpdiag.reports.words import in_markdown  # noqa: E402
-
-VIEWS = {
-    "runs": ("Runs", "list"),
-    "verdict": ("Verdict", "gavel"),
-    "gradients": ("Gradients", "equalizer"),
-    "updates": ("Updates", "moving"),
-    "operations": ("Operations", "function"),
-    "tensor_cores": ("Tensor Cores", "memory"),
-    "training": ("Training", "show_chart"),
-    "compare": ("Compare", "compare_arrows"),
-}
+from mpdiag.reports.formatting import in_markdown  # noqa: E402
+from mpdiag.reports.registry import VIEWS  # noqa: E402
 
 st.set_page_config("mpdiag", page_icon=f"{HERE}/icon.png", layout="wide")
 st.logo(f"{HERE}/logo.svg", size="large")
 st.html("<style>.stMainBlockContainer { padding-top: 3.2rem; }</style>")
 page = st.navigation(
     [
-        st.Page(f"views/{name}.py", title=title, icon=f":material/{icon}:", default=name == "runs")
-        for name, (title, icon) in VIEWS.items()
+        st.Page(
+            f"views/{view.name}.py",
+            title=view.title,
+            icon=f":material/{view.icon}:",
+            default=view.name == "runs",
+        )
+        for view in VIEWS
     ]
 )
 try:
-    chosen = kit.choose_run()
-    if chosen is not None and kit.live(chosen):
-        kit.follow(chosen)
+    chosen = widgets.choose_run()
+    if chosen is not None and run_folder.live(chosen):
+        widgets.follow(chosen)
     page.run()
 except MpdiagError as error:
     st.error(in_markdown(str(error)), icon=":material/error:")
-    kit.ways_on()
-st.sidebar.caption(in_markdown(f"Runs in {kit.folder()}"))
+    widgets.ways_on()
+st.sidebar.caption(in_markdown(f"Runs in {run_folder.folder()}"))

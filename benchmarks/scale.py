@@ -214,7 +214,7 @@ def trace(size: float, place: Path) -> dict[str, float]:
     from traces import MB as TRACE_MB
     from traces import generate, grow
 
-    from mpdiag.tensorcores.profile import profile_trace
+    from mpdiag.tensorcores.trace_analysis import profile_trace
 
     path = place / "trace.json"
     grow(generate(), path, int(size) * TRACE_MB)

@@ -39,7 +39,7 @@ print(taken, int(re.search(r"VmHWM:\\s+(\\d+)", status)[1]) / 1024)
 """
 READERS = {
     "mpdiag": (
-        "from mpdiag.tensorcores.profile import profile_trace",
+        "from mpdiag.tensorcores.trace_analysis import profile_trace",
         "profile_trace(sys.argv[1])",
     ),
     "json.load": ("import json", "json.load(open(sys.argv[1], encoding='utf-8'))"),

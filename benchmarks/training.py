@@ -25,7 +25,7 @@ from torch import nn
 
 import mpdiag
 from mpdiag.plan import LossScalePlan, PrecisionPlan
-from mpdiag.training.gradients import arithmetic
+from mpdiag.training.gradients import judgement
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -91,8 +91,11 @@ class ByHand(Trainee):
 class Ours(Trainee):
     """MixedPrecision."""
 
-    def prepare(self, **options: Any) -> None:
-        self.mp = mpdiag.MixedPrecision(self.model, self.optimizer, PLAN, **options)
+    def prepare(self, dtype: Any, **options: Any) -> None:
+        overrides = mpdiag.PrecisionOverrides(dtype=dtype)
+        self.mp = mpdiag.MixedPrecision(
+            self.model, self.optimizer, PLAN, overrides=overrides, **options
+        )
 
     def train(self) -> None:
         with self.mp.autocast():
@@ -154,16 +157,16 @@ def measure_sweep(device: str, rounds: int) -> dict[str, float]:  # noqa: C901 -
     grads = [p.grad for p in parameters if p.grad is not None]
 
     def ours() -> None:
-        assert arithmetic.sweep(grads).finite
-        arithmetic.unscale(grads, 2.0)
-        arithmetic.unscale(grads, 0.5)  # the same size again, for the next round
+        assert judgement.sweep(grads).finite
+        judgement.unscale(grads, 2.0)
+        judgement.unscale(grads, 0.5)  # the same size again, for the next round
 
     def ours_clipped() -> None:
-        norm = arithmetic.sweep(grads).norm
-        arithmetic.multiply(grads, min(1.0, 1e9 / norm) * 0.999999)
+        norm = judgement.sweep(grads).norm
+        judgement.multiply(grads, min(1.0, 1e9 / norm) * 0.999999)
 
     def once() -> None:
-        arithmetic.unscale(grads, 2.0)
+        judgement.unscale(grads, 2.0)
 
     times: dict[str, list[float]] = {}
     work: dict[str, Callable[[], None]] = {

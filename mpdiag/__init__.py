@@ -20,17 +20,17 @@ from mpdiag.version import __version__
 
 if TYPE_CHECKING:
     from mpdiag.analysis.analyzer import analyze
-    from mpdiag.analysis.comparing.comparison import compare
+    from mpdiag.analysis.comparison.compare import compare
     from mpdiag.numerics.histograms import ExponentHistogram
     from mpdiag.plan import PrecisionPlan
-    from mpdiag.recording.record import record
-    from mpdiag.recording.recorder import Recorder
+    from mpdiag.recording.recorder import Recorder, record
     from mpdiag.runs.run import Run, list_runs, open_run
     from mpdiag.runs.training_log import log_metric
-    from mpdiag.sensitivity.search import search_fp32
-    from mpdiag.sensitivity.stored import measure_sensitivity
-    from mpdiag.tensorcores.capture import profile
+    from mpdiag.sensitivity.fp32_search import search_fp32
+    from mpdiag.sensitivity.run_sensitivity import measure_sensitivity
+    from mpdiag.tensorcores.step_profiler import profile
     from mpdiag.tracing.nonfinite import find_nonfinite
+    from mpdiag.training.options import PrecisionOverrides, TrainerOptions
     from mpdiag.training.results import StepResult
     from mpdiag.training.trainer import MixedPrecision
 
@@ -38,29 +38,33 @@ if TYPE_CHECKING:
 _HOMES = {
     "ExponentHistogram": "mpdiag.numerics.histograms",
     "MixedPrecision": "mpdiag.training.trainer",
+    "PrecisionOverrides": "mpdiag.training.options",
     "PrecisionPlan": "mpdiag.plan",
     "Recorder": "mpdiag.recording.recorder",
     "Run": "mpdiag.runs.run",
     "StepResult": "mpdiag.training.results",
+    "TrainerOptions": "mpdiag.training.options",
     "analyze": "mpdiag.analysis.analyzer",
-    "compare": "mpdiag.analysis.comparing.comparison",
+    "compare": "mpdiag.analysis.comparison.compare",
     "find_nonfinite": "mpdiag.tracing.nonfinite",
     "list_runs": "mpdiag.runs.run",
     "log_metric": "mpdiag.runs.training_log",
-    "measure_sensitivity": "mpdiag.sensitivity.stored",
+    "measure_sensitivity": "mpdiag.sensitivity.run_sensitivity",
     "open_run": "mpdiag.runs.run",
-    "profile": "mpdiag.tensorcores.capture",
-    "record": "mpdiag.recording.record",
-    "search_fp32": "mpdiag.sensitivity.search",
+    "profile": "mpdiag.tensorcores.step_profiler",
+    "record": "mpdiag.recording.recorder",
+    "search_fp32": "mpdiag.sensitivity.fp32_search",
 }
 
 __all__ = [
     "ExponentHistogram",
     "MixedPrecision",
+    "PrecisionOverrides",
     "PrecisionPlan",
     "Recorder",
     "Run",
     "StepResult",
+    "TrainerOptions",
     "__version__",
     "analyze",
     "compare",

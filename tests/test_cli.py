@@ -81,6 +81,13 @@ def test_the_module_is_the_command():
     assert child.stdout == f"mpdiag {__version__}\n"
 
 
+def test_each_command_is_a_function_in_a_file_of_its_name(root):
+    homes = {name: command.callback.__module__ for name, command in COMMANDS.items()}
+    assert homes == {name: f"mpdiag.commands.{name}" for name in COMMANDS}
+    files = {path.stem for path in (root / "mpdiag" / "commands").glob("*.py")}
+    assert files == {"__init__", *COMMANDS}
+
+
 # -- exit codes ------------------------------------------------------------------------------------
 
 
@@ -162,82 +169,3 @@ def test_a_reader_who_leaves_is_no_error(folder, words):
     )
     os.close(write)
     assert (child.returncode, child.stderr) == (141, "")
-
-
-# -- runs ------------------------------------------------------------------------------------------
-
-
-def test_runs_lists_newest_first_and_says_what_cannot_be_read(folder):
-    result = run("runs", folder)
-    assert result.exit_code == ExitCode.OK
-    lines = [line.split() for line in result.stdout.splitlines()]
-    assert [line[0] for line in lines if line[0] in {"[red]new", "old", "damaged", "newer"}] == [
-        "[red]new",
-        "old",
-        "damaged",
-        "newer",
-    ]
-    assert "upgrade mpdiag" in " ".join(result.stdout.split())
-    assert result.stderr.startswith("next: mpdiag analyze ")
-
-
-def test_a_locale_without_our_letters_is_no_reason_to_fail(root):
-    environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
-    command = [sys.executable, "-m", "mpdiag", "analyze", str(root / "sample_runs" / "digits")]
-    child = subprocess.run(command, capture_output=True, env=environment, check=True)
-    assert child.stdout.isascii()
-    assert b"This can train in FP16" in child.stdout
-
-
-def test_runs_says_how_much_was_recorded_and_when_it_was_last_written(tmp_path):
-    meta = {
-        "schema_version": 1,
-        "state": "recording",
-        "created": "2025-02-01T10:00:00.000+00:00",
-        "updated": "2025-02-01T10:05:30.250+00:00",
-        "model": {"type": "Detector", "parameters": 12},
-        "steps_seen": 60,
-        "steps_recorded": 22,
-    }
-    (tmp_path / "ssd").mkdir()
-    (tmp_path / "ssd" / "meta.json").write_text(json.dumps(meta))
-    _, line = run("runs", tmp_path).stdout.splitlines()
-    cells = ["ssd", "recording", "Detector", "22 of 60"]
-    moments = ["2025-02-01 10:00:00", "2025-02-01 10:05:30"]
-    assert re.split(r"\s{2,}", line.strip()) == [*cells, *moments]
-
-
-def test_runs_json_is_one_document_and_nothing_else(folder):
-    result = run("runs", folder, "--json")
-    document = json.loads(result.stdout)
-    assert result.stderr == ""
-    assert document["schema_version"] == 1
-    facts = [(r["name"], r["problem"] is None, r["meta"] is None) for r in document["runs"]]
-    assert facts == [
-        ("[red]new", True, False),
-        ("old", True, False),
-        ("damaged", False, True),
-        ("newer", False, True),
-    ]
-
-
-def test_no_runs_is_no_error(tmp_path):
-    result = run("runs", tmp_path)
-    assert result.exit_code == ExitCode.OK
-    assert result.stderr == "next: mpdiag demo\n"
-
-
-# -- doctor ----------------------------------------------------------------------------------------
-
-
-def test_doctor_prints_one_json_document():
-    result = run("doctor", "--json")
-    assert result.exit_code == ExitCode.OK
-    assert json.loads(result.stdout)["mpdiag"] == __version__
-
-
-def test_doctor_for_a_person():
-    result = run("doctor")
-    words = " ".join(result.stdout.split())
-    assert f"python {sys.version.split()[0]}" in words
-    assert result.stderr == "next: mpdiag demo\n"

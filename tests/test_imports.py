@@ -10,7 +10,7 @@ import pytest
 
 import mpdiag
 
-HEAVY = {"torch", "numpy", "pandas", "pyarrow", "plotly", "numba", "streamlit", "sklearn"}
+HEAVY = {"torch", "numpy", "pandas", "pyarrow", "plotly", "numba", "streamlit", "sklearn", "jinja2"}
 
 
 def loaded_by(code: str) -> set[str]:

@@ -14,11 +14,16 @@ import pytest
 
 from mpdiag.version import __version__
 
+SAMPLES = "mpdiag/_sample_runs/"
+SAMPLE_RUNS = ("digits", "ssd", "ssd-fp16-no-scale", "ssd-fp16-plan")
+LARGEST = 2 * 2**20
+"""Bytes of the wheel."""
+
 PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet"]
 
 
 def output_of(command, **options):
-    # Whoever has this checkout on PYTHONPATH must not find it from a clean environment.
+    # A checkout on PYTHONPATH must not be found from a clean environment.
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
     child = subprocess.run(
         [str(word) for word in command],
@@ -74,13 +79,33 @@ def test_every_module_is_in_it(contents, root):
     assert not [name for name in contents if "__pycache__" in name]
 
 
+def files_below(folder):
+    return {
+        str(path.relative_to(folder))
+        for path in folder.rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+
+
 def test_data_is_in_it(contents, root):
     assert "mpdiag/py.typed" in contents
+    templates = {str(p.relative_to(root)) for p in (root / "mpdiag").glob("*/templates/*")}
+    assert templates
+    assert templates <= contents
     assert f"mpdiag-{__version__}.dist-info/licenses/LICENSE" in contents
-    for source, target in (("sample_runs", "_sample_runs"), ("app", "_app")):
-        files = [p.relative_to(root / source) for p in (root / source).rglob("*") if p.is_file()]
-        packed = {f"mpdiag/{target}/{f}" for f in files if "__pycache__" not in f.parts}
-        assert packed <= contents
+    assert {f"mpdiag/_app/{name}" for name in files_below(root / "app")} <= contents
+
+
+def test_only_a_few_sample_runs_are_in_it(contents, root):
+    packed = {name.removeprefix(SAMPLES) for name in contents if name.startswith(SAMPLES)}
+    assert {name.split("/")[0] for name in packed} == {"README.md", *SAMPLE_RUNS}
+    for run in SAMPLE_RUNS:
+        files = files_below(root / "sample_runs" / run)
+        assert {f"{run}/{name}" for name in files} <= packed
+
+
+def test_it_is_small(wheel):
+    assert wheel.stat().st_size < LARGEST
 
 
 def test_it_runs_in_a_clean_environment(clean, tmp_path):
@@ -91,3 +116,8 @@ def test_it_runs_in_a_clean_environment(clean, tmp_path):
     facts = json.loads(output_of([clean / "mpdiag", "doctor", "--json"], cwd=tmp_path))
     assert facts["mpdiag"] == __version__
     assert facts["packages"]["torch"]
+    code = "from mpdiag.installation.bundled import sample_runs; print(sample_runs())"
+    samples = output_of([clean / "python", "-c", code], cwd=tmp_path).strip()
+    assert str(clean.parent) in samples
+    found = json.loads(output_of([clean / "mpdiag", "runs", samples, "--json"], cwd=tmp_path))
+    assert {run["name"] for run in found["runs"]} == set(SAMPLE_RUNS)

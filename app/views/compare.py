@@ -2,29 +2,31 @@
 
 from __future__ import annotations
 
-import kit
+import run_cache
+import run_folder
 import streamlit as st
+import widgets
 
-from mpdiag.reports import pictures
-from mpdiag.reports.frames.comparing import apart, comparison_frame
+from mpdiag.reports.formatting import KIND_NAMES, in_markdown
+from mpdiag.reports.views.compare import apart, comparison_frame, side_by_side
 
 st.header("Compare", anchor=False)
 left, right = st.columns(2)
-names = [kit.run_name(item) for item in kit.recorded()]
+names = [run_folder.run_name(item) for item in run_folder.recorded()]
 if len(names) < 2:
     st.info(
         "Two recorded runs are needed: record a second one, with another seed or format. The losses "
-        "of a training by a plan are in *Training*; whether it trains as well, says "
-        "`mpdiag compare A B`."
+        "of a training by a plan are in *Training*; `mpdiag compare A B` tests whether it trains as "
+        "well as FP32."
     )
     st.stop()
-a = kit.choose_recorded("First run", "a", kit.pair()[0], where=left)
-b = kit.choose_recorded("Second run", "b", kit.pair()[1], where=right)
+a = widgets.choose_recorded("First run", "a", run_folder.pair()[0], where=left)
+b = widgets.choose_recorded("Second run", "b", run_folder.pair()[1], where=right)
 first, second = st.columns([2, 2])
 kind = first.selectbox(
     "Tensors",
-    list(pictures.KIND_WORDS),
-    format_func=lambda k: pictures.KIND_WORDS[k],
+    list(KIND_NAMES),
+    format_func=lambda k: KIND_NAMES[k],
     key="kind",
     bind="query-params",
 )
@@ -37,17 +39,15 @@ measure = second.segmented_control(
     key="measure",
     bind="query-params",
 )
-sides = (kit.analysis(a).layers, kit.analysis(b).layers)
+sides = (run_cache.analysis(a).layers, run_cache.analysis(b).layers)
 only_a, only_b = apart(sides[0].of_kind(kind), sides[1].of_kind(kind))
 if only_a or only_b:
     st.caption(f"{only_a} layers are in the first run alone, {only_b} in the second alone.")
 one, two = st.columns(2)
-one.caption(kit.describe(a))
-one.markdown(kit.in_markdown(kit.analysis(a).verdict))
-two.caption(kit.describe(b))
-two.markdown(kit.in_markdown(kit.analysis(b).verdict))
-titles = (kit.run_name(a), kit.run_name(b))
-kit.show(
-    pictures.side_by_side(str(a.folder), str(b.folder), sides, titles, kind, measure or "absmax")
-)
-kit.table(comparison_frame(sides[0].of_kind(kind), sides[1].of_kind(kind)))
+one.caption(run_folder.describe(a))
+one.markdown(in_markdown(run_cache.analysis(a).verdict))
+two.caption(run_folder.describe(b))
+two.markdown(in_markdown(run_cache.analysis(b).verdict))
+titles = (run_folder.run_name(a), run_folder.run_name(b))
+widgets.show(side_by_side(str(a.folder), str(b.folder), sides, titles, kind, measure or "absmax"))
+widgets.table(comparison_frame(sides[0].of_kind(kind), sides[1].of_kind(kind)))

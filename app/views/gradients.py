@@ -4,22 +4,31 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import kit
 import numpy as np
+import run_cache
+import run_folder
 import streamlit as st
+import widgets
 
 from mpdiag.numerics.formats import FORMATS
-from mpdiag.reports import pictures
-from mpdiag.reports.frames.gradients import SCALES, every_scale_frame, scale_frame, summary
-from mpdiag.reports.words import in_markdown, layer_name, percent, power
+from mpdiag.reports.formatting import KIND_NAMES, in_markdown, layer_name, percent, power
+from mpdiag.reports.views.gradients import pictures
+from mpdiag.reports.views.gradients.frame import (
+    SCALES,
+    every_scale_frame,
+    layers_named,
+    recommended_interval,
+    scale_frame,
+    summary,
+)
 
 if TYPE_CHECKING:
     from mpdiag.analysis.layers import Layers
     from mpdiag.numerics.formats import FloatFormat
 
-chosen = kit.current()
-kit.heading("Gradients", chosen)
-analysis = kit.analysis(chosen)
+chosen = run_folder.current()
+widgets.heading("Gradients", chosen)
+analysis = run_cache.analysis(chosen)
 plan = analysis.plan.loss_scale
 run = str(chosen.folder)
 
@@ -30,8 +39,8 @@ def view() -> None:
     first, second, third, fourth = st.columns([1.3, 1.9, 0.9, 1.3], vertical_alignment="bottom")
     kind = first.selectbox(
         "Tensors",
-        [k for k in pictures.KIND_WORDS if k in set(analysis.layers.kinds)],
-        format_func=lambda k: pictures.KIND_WORDS[k],
+        [k for k in KIND_NAMES if k in set(analysis.layers.kinds)],
+        format_func=lambda k: KIND_NAMES[k],
         key="kind",
         bind="query-params",
     )
@@ -61,31 +70,31 @@ def view() -> None:
         help=f"Recommended: {plan.recommended:g}. It multiplies gradients; move it to see what "
         "becomes of every layer.",
     )
-    layers = pictures.found(kit.layers(chosen, kind), text or "")
+    layers = layers_named(run_cache.layers(chosen, kind), text or "")
     if not len(layers):
         st.info(in_markdown(f"No layer here has “{text}” in its name."))
         return
     _numbers(layers, fmt, exponent)
     key = ("every scale", kind, fmt.name, text or "")
-    frame = kit.once(chosen, *key, make=lambda: every_scale_frame(layers, fmt))
-    kit.show(pictures.every_scale(run, layers, kind, fmt, exponent, plan, frame=frame))
+    frame = run_cache.once(chosen, *key, make=lambda: every_scale_frame(layers, fmt))
+    widgets.show(pictures.every_scale(run, layers, kind, fmt, exponent, plan, frame=frame))
     everything, single = st.tabs(["All layers", "One layer"], key="tab", bind="query-params")
     with everything:
-        kit.show(pictures.heat_map(run, layers, kind, fmt, exponent, log=log))
-        kit.show(pictures.consequences(run, layers, kind, fmt, exponent))
-        kit.table(scale_frame(layers, fmt, exponent))
+        widgets.show(pictures.heat_map(run, layers, kind, fmt, exponent, log=log))
+        widgets.show(pictures.consequences(run, layers, kind, fmt, exponent))
+        widgets.table(scale_frame(layers, fmt, exponent))
     with single:
         names = [str(n) for n in layers.names]
-        layer = kit.choose_layer(names)
-        kit.show(pictures.one_histogram(run, layers, kind, fmt, exponent, layer=layer, log=log))
+        layer = widgets.choose_layer(names)
+        widgets.show(pictures.one_histogram(run, layers, kind, fmt, exponent, layer=layer, log=log))
         if layer is not None:
             records = analysis.run.records
-            kit.show(pictures.over_time(run, records, kind, layer, fmt, exponent, log=log))
+            widgets.show(pictures.over_time(run, records, kind, layer, fmt, exponent, log=log))
 
 
 def _numbers(layers: Layers, fmt: FloatFormat, exponent: int) -> None:
     whole = summary(scale_frame(layers, fmt, exponent))
-    low, high = pictures.interval_of(plan)
+    low, high = recommended_interval(plan)
     inside = low <= exponent <= high
     cells = st.columns(4)
     cells[0].metric("Values lost to 0", percent(whole.lost_share), border=True)

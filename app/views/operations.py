@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import kit
+import run_cache
+import run_folder
 import streamlit as st
+import widgets
 
-from mpdiag.reports import pictures
-from mpdiag.reports.frames import operations, sensitivity
+from mpdiag.reports.views import operations, sensitivity
 
-chosen = kit.current()
-kit.heading("Operations", chosen)
-analysis = kit.analysis(chosen)
+chosen = run_folder.current()
+widgets.heading("Operations", chosen)
+analysis = run_cache.analysis(chosen)
 run = str(chosen.folder)
 
 st.subheader("Stay in FP32", anchor=False)
@@ -21,16 +22,17 @@ if table.empty:
         "softmax, losses)."
     )
 else:
-    kit.table(table)
+    widgets.table(table)
 proven = operations.proven_frame(analysis)
 if len(proven):
     st.subheader("Proven by their own numbers", anchor=False)
-    kit.table(proven)
+    widgets.table(proven)
 
-found = kit.once(chosen, "sensitivity", make=lambda: sensitivity.ranking(chosen.folder, analysis))
-kit.show(pictures.sensitivity(run, found))
-kit.table(sensitivity.shown(found))
-kit.show(pictures.output_ranges(run, kit.layers(chosen, "activation")))
+contents = run_cache.contents(chosen)
+found = run_cache.once(chosen, "ranking", make=lambda: sensitivity.ranking(contents))
+widgets.show(sensitivity.sensitivity(run, found))
+widgets.table(sensitivity.shown(found))
+widgets.show(operations.output_ranges(run, run_cache.layers(chosen, "activation")))
 st.subheader("The narrowest format that would hold each layer", anchor=False)
 st.caption("It keeps 99 % of Σ|x| and does not overflow; gradients at the recommended loss scale.")
-kit.table(operations.layer_formats_frame(analysis))
+widgets.table(operations.layer_formats_frame(analysis))

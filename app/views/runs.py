@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
-import kit
+import run_folder
 import streamlit as st
+import widgets
 
-from mpdiag.reports.frames.runs import runs_frame
-from mpdiag.reports.words import in_markdown
+from mpdiag.reports.formatting import in_markdown
+from mpdiag.reports.views.runs import runs_frame
 
 st.header("Runs", anchor=False)
-found = kit.listings()
-words = f"{len(found)} in {kit.folder()}, newest first. Choose one here, or at the left."
+found = run_folder.listings()
+words = f"{len(found)} in {run_folder.folder()}, newest first. Select one here or in the sidebar."
 st.caption(in_markdown(words))
 
 
-@st.fragment(run_every=2 if any(kit.live(item) for item in found) else None)
+@st.fragment(run_every=2 if any(run_folder.live(item) for item in found) else None)
 def table() -> None:
     """The list, read anew each time."""
-    rows = kit.listings()
-    names = [kit.run_name(item) for item in rows]
-    frame = runs_frame(rows, [kit.state_of(item.run.meta) if item.run else "" for item in rows])
+    rows = run_folder.listings()
+    names = [run_folder.run_name(item) for item in rows]
+    frame = runs_frame(
+        rows, [run_folder.state_of(item.run.meta) if item.run else "" for item in rows]
+    )
     frame["recorded"] = frame["recorded"].astype(object).where(frame["recorded"].notna(), "")
     st.dataframe(
         frame.astype({"recorded": str}),
         hide_index=True,
         key="chosen_row",
-        on_select=lambda: kit.choose_row(names),
+        on_select=lambda: widgets.choose_row(names),
         selection_mode="single-row",
         column_config={
             "recorded": "steps recorded",
@@ -41,12 +44,12 @@ if found:
     for item in found:
         if item.problem:
             st.warning(in_markdown(item.problem), icon=":material/warning:")
-    if (chosen := kit.current()).run is not None:
-        st.subheader("Look into the chosen run", anchor=False)
-        st.caption(kit.describe(chosen))
+    if (chosen := run_folder.current()).run is not None:
+        st.subheader("Open", anchor=False)
+        st.caption(run_folder.describe(chosen))
         with st.container(horizontal=True):
-            kit.link("verdict", "Its verdict")
-            kit.link("gradients", "Its gradients")
-            kit.link("training", "Its training")
+            widgets.link("verdict", "Verdict")
+            widgets.link("gradients", "Gradients")
+            widgets.link("training", "Training")
 else:
     st.info("No runs here yet. Record one with `mpdiag demo`, or attach `mpdiag.record` to yours.")

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import math
 
-import kit
+import run_cache
+import run_folder
 import streamlit as st
+import widgets
 
 from mpdiag.errors import RunNotFound
-from mpdiag.reports import pictures
-from mpdiag.reports.frames import tensorcores
-from mpdiag.reports.words import in_markdown, layer_name, percent, sentence
+from mpdiag.reports.formatting import in_markdown, layer_name, percent, sentence
+from mpdiag.reports.views import tensor_cores
+from mpdiag.reports.views.roofline import roofline
 
-chosen = kit.current()
-kit.heading("Tensor Cores", chosen)
+chosen = run_folder.current()
+widgets.heading("Tensor Cores", chosen)
 run = str(chosen.folder)
 try:
-    profile = tensorcores.read_profile(kit.opened(chosen).folder)
+    profile = run_cache.profile(chosen)
 except RunNotFound:
     st.info(
         "This run has no profile yet. Write one into its folder, on a machine with a GPU or from a "
@@ -28,19 +30,19 @@ except RunNotFound:
 if profile.get("verdict"):
     st.markdown(f"**{in_markdown(str(profile['verdict']))}**")
 cells = st.columns(4)
-for cell, (label, value) in zip(cells, tensorcores.headline(profile), strict=True):
+for cell, (label, value) in zip(cells, tensor_cores.headline(profile), strict=True):
     cell.metric(label, percent(value), border=True)
-kit.show(pictures.verdicts(run, profile))
+widgets.show(tensor_cores.verdicts(run, profile))
 
-st.subheader("What would a fix win?", anchor=False)
-operations = tensorcores.operation_frame(profile)
-fixable = tensorcores.fixable(operations)
+st.subheader("What would a fix gain?", anchor=False)
+operations = tensor_cores.operation_frame(profile)
+fixable = tensor_cores.fixable(operations)
 if fixable.empty:
-    st.markdown("No operation has a known fix that would make the whole any faster.")
+    st.markdown("No operation has a known fix that would make the step faster.")
 else:
     st.caption("Tick fixes: the bound is Amdahl's, the most that everything could become faster.")
     edited = st.data_editor(
-        kit.blank(fixable.assign(fixed=False)),
+        widgets.blank(fixable.assign(fixed=False)),
         hide_index=True,
         disabled=[c for c in fixable.columns if c != "fixed"],
         column_order=["fixed", "module", "op", "shape", "padded", "cause", "fix", "time_us"],
@@ -51,16 +53,16 @@ else:
         },
         key="fixes",
     )
-    bound = tensorcores.combined_bound(list(edited.loc[edited["fixed"], "amdahl_bound"]))
+    bound = tensor_cores.combined_bound(list(edited.loc[edited["fixed"], "amdahl_bound"]))
     words = f"{bound:.3g} ×" if bound < math.inf else "∞"
     st.metric("At most faster by", words, border=True, width=240)
 
-kit.show(pictures.roofline(run, profile))
-kit.show(pictures.kernels(run, profile))
-kernels = tensorcores.kernel_frame(profile)
-kit.table(kernels)
+widgets.show(roofline(run, profile, tensor_cores.unit_names(profile)))
+widgets.show(tensor_cores.kernels(run, profile))
+kernels = tensor_cores.kernel_frame(profile)
+widgets.table(kernels)
 with st.expander(f"All {len(operations)} matrix operations"):
-    kit.table(operations.drop(columns=["m", "n", "k"]))
+    widgets.table(operations.drop(columns=["m", "n", "k"]))
 for finding in profile.get("findings", []):
     parts = (str(finding.get("message") or ""), str(finding.get("fix") or ""))
     show = st.warning if finding.get("severity") in ("warning", "error") else st.info

@@ -2,58 +2,64 @@
 
 from __future__ import annotations
 
-import kit
+import run_cache
+import run_folder
 import streamlit as st
+import widgets
 
 from mpdiag.analysis.scaling.replay import replay_run
-from mpdiag.reports import pictures
-from mpdiag.reports.frames import training
-from mpdiag.reports.words import in_markdown
+from mpdiag.reports.formatting import in_markdown
+from mpdiag.reports.views import training
+from mpdiag.reports.views.replay import replayed
 
-chosen = kit.current()
-kit.heading("Training", chosen)
+chosen = run_folder.current()
+widgets.heading("Training", chosen)
 run = str(chosen.folder)
 curves, replays = st.tabs(["Trainings", "Loss-scale replay"], key="tab", bind="query-params")
 
 with curves:
-    logged = kit.logged()
+    logged = run_folder.logged()
     names = st.multiselect(
         "Trainings",
         list(logged),
-        default=training.family(kit.run_name(chosen), logged),
+        default=training.family(run_folder.run_name(chosen), logged),
         key="trainings",
         bind="query-params",
     )
-    logs = {name: kit.log(logged[name]) for name in names}
+    logs = {name: run_cache.log(logged[name]) for name in names}
     if logs:
         left, right = st.columns(2, vertical_alignment="bottom")
         window = left.slider(
             "Running median over steps", 1, 50, 15, key="smooth", bind="query-params"
         )
         log = right.toggle("Log scale", value=True, key="loss_log", bind="query-params")
-        kit.show(pictures.losses(str(kit.folder()), logs, log=log, window=window))
-        kit.table(training.outcome_frame(logs))
-        kit.show(pictures.scales(str(kit.folder()), logs))
+        widgets.show(training.losses(str(run_folder.folder()), logs, log=log, window=window))
+        widgets.table(training.outcome_frame(logs))
+        widgets.show(training.scales(str(run_folder.folder()), logs))
         skips = training.scales_frame(logs).query("skipped")
         if len(skips):
-            kit.table(skips.drop(columns="skipped"))
+            widgets.table(skips.drop(columns="skipped"))
         if len(training.norms_frame(logs)):
-            kit.show(pictures.drift(str(kit.folder()), logs))
+            widgets.show(training.drift(str(run_folder.folder()), logs))
         alarms = training.alarms_frame(logs)
         if len(alarms):
-            kit.table(alarms)
-        expected = training.predictions_frame({name: logged[name].folder for name in names}, logs)
+            widgets.table(alarms)
+        plans = run_cache.plans({name: logged[name] for name in names})
+        expected = training.predictions_frame(plans, logs)
         if len(expected):
             st.markdown("##### Predicted by the plan, observed in training")
-            kit.table(expected)
+            widgets.table(expected)
         for remark in training.remarks(logs):
             st.warning(in_markdown(remark))
     else:
-        st.info("Choose trainings that kept a log: `MixedPrecision(…, run=…)` writes one.")
+        st.info("Select trainings that kept a log: `MixedPrecision(…, run=…)` writes one.")
 
 with replays:
-    if not kit.opened(chosen).parts():
-        st.info("This run holds no recorded gradients to replay; choose the recording it rests on.")
+    if not run_folder.opened(chosen).parts():
+        st.info(
+            "This run holds no recorded gradients to replay: select the recording that its plan was "
+            "made from."
+        )
     else:
         cells = st.columns(4, vertical_alignment="bottom")
         scaler = cells[0].selectbox(
@@ -73,9 +79,9 @@ with replays:
             "growth_interval": interval,
             "backoff_factor": backoff,
         }
-        played = replay_run(kit.analysis(chosen).run, scaler, **settings)
+        played = replay_run(run_cache.analysis(chosen).run, scaler, **settings)
         words = " ".join(f"--{k.replace('_', '-')} {v:g}" for k, v in settings.items())
         left, right = st.columns(2)
         left.metric("Recorded steps skipped", f"{played.skips} of {len(played.steps)}", border=True)
         right.metric("Scale at the end", f"{played.final_scale:g}", border=True)
-        kit.show(pictures.replayed(run, played, f"--scaler {scaler} {words}"))
+        widgets.show(replayed(run, played, f"--scaler {scaler} {words}"))

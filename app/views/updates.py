@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-import kit
+import run_cache
+import run_folder
 import streamlit as st
+import widgets
 
-from mpdiag.reports import pictures
-from mpdiag.reports.frames.updates import update_frame
-from mpdiag.reports.words import in_markdown, layer_name, percent, sentence
+from mpdiag.reports.formatting import in_markdown, layer_name, percent, sentence
+from mpdiag.reports.views import updates
 
-chosen = kit.current()
-kit.heading("Updates", chosen)
-analysis = kit.analysis(chosen)
+chosen = run_folder.current()
+widgets.heading("Updates", chosen)
+analysis = run_cache.analysis(chosen)
 masters = analysis.plan.master_weights
 records = analysis.run.records
 run = str(chosen.folder)
 st.markdown(in_markdown(sentence(masters.reason)))
 
-table = kit.once(chosen, "update table", make=lambda: update_frame(records))
+table = run_cache.once(chosen, "update table", make=lambda: updates.update_frame(records))
 cells = st.columns(3)
 cells[0].metric("Swallowed by FP16 weights", percent(masters.swallowed_fraction), border=True)
 cells[1].metric("Worst parameter", layer_name(masters.worst_parameter), border=True)
@@ -25,26 +26,28 @@ cells[2].metric("FP32 masters", "needed" if masters.needed else "not needed", bo
 
 left, right = st.columns([3, 1], vertical_alignment="bottom")
 with left:
-    parameter = kit.choose_layer([str(p) for p in table["parameter"]], "Parameter", "parameter")
+    parameter = widgets.choose_layer([str(p) for p in table["parameter"]], "Parameter", "parameter")
 log = right.toggle("Log counts", value=False, key="update_log", bind="query-params")
-kit.show(
-    kit.once(
+widgets.show(
+    run_cache.once(
         chosen,
         *("ratios", parameter, log),
-        make=lambda: pictures.ratios(run, records, parameter, log=log),
+        make=lambda: updates.ratios(run, records, parameter, log=log),
     )
 )
 one, two = st.columns(2, gap="large")
 with one:
-    kit.show(
-        kit.once(chosen, "swallowed", make=lambda: pictures.swallowed(run, records, frame=table))
-    )
-with two:
-    kit.show(
-        kit.once(
-            chosen,
-            *("swallowed over time", parameter),
-            make=lambda: pictures.swallowed_over_time(run, records, parameter),
+    widgets.show(
+        run_cache.once(
+            chosen, "swallowed", make=lambda: updates.swallowed(run, records, frame=table)
         )
     )
-kit.table(table)
+with two:
+    widgets.show(
+        run_cache.once(
+            chosen,
+            *("swallowed over time", parameter),
+            make=lambda: updates.swallowed_over_time(run, records, parameter),
+        )
+    )
+widgets.table(table)

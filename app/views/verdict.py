@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 
-import kit
+import run_cache
+import run_folder
 import streamlit as st
+import widgets
 
-from mpdiag.reports.frames.verdict import facts, formats_frame, levels_frame
-from mpdiag.reports.words import in_markdown, sentence
+from mpdiag.display.wording import counted
+from mpdiag.reports.formatting import in_markdown, sentence
+from mpdiag.reports.views.verdict import facts, formats_frame, levels_frame
 
-chosen = kit.current()
-kit.heading("Verdict", chosen)
-analysis = kit.analysis(chosen)
+chosen = run_folder.current()
+widgets.heading("Verdict", chosen)
+analysis = run_cache.analysis(chosen)
 plan = analysis.plan
 worst = {finding.severity for finding in analysis.findings}
 box = st.error if "error" in worst else st.warning if plan.loss_scale.needed else st.success
@@ -34,24 +37,26 @@ with left:
     st.subheader("Why", anchor=False)
     st.markdown(f"**Loss scale.** {in_markdown(sentence(plan.loss_scale.reason))}")
     scale = str(int(plan.loss_scale.recommended).bit_length() - 1)
-    kit.link("gradients", "See it in the gradients", scale=scale)
+    widgets.link("gradients", "See it in the gradients", scale=scale)
     st.markdown(f"**Master weights.** {in_markdown(sentence(plan.master_weights.reason))}")
-    kit.link("updates", "See it in the updates")
+    widgets.link("updates", "See it in the updates")
     number = len(plan.fp32_operations)
     words = (
-        f"{number} modules stay in FP32, each for a reason." if number else "None stays in FP32."
+        counted(number, "module stays", "modules stay") + " in FP32, each for a reason."
+        if number
+        else "No module needs FP32 beyond the operation policy."
     )
     st.markdown(f"**Operations.** {words}")
-    kit.link("operations", "See which and why")
+    widgets.link("operations", "See which and why")
 with right:
     st.subheader("Findings", anchor=False)
     if not analysis.findings:
-        st.markdown("Nothing to warn of.")
+        st.markdown("No findings.")
     for finding in analysis.findings:
         show = {"error": st.error, "warning": st.warning, "info": st.info}[finding.severity]
         show(f"{in_markdown(sentence(finding.message))}  \n→ {in_markdown(sentence(finding.fix))}")
 
-st.subheader("What it wins", anchor=False)
+st.subheader("Memory saved", anchor=False)
 st.caption("Predicted by counting: weights, gradients, optimizer state and stored activations.")
 st.dataframe(levels_frame(plan), hide_index=True)
 st.subheader("Values lost, by format", anchor=False)

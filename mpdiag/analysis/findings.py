@@ -1,4 +1,4 @@
-"""What the analysis says: findings, each with its evidence and its fix."""
+"""Findings: what the analysis found, each with its evidence and its fix."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 Severity = Literal["info", "warning", "error"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One thing worth knowing.
+    """One problem or observation.
 
     Attributes:
         severity: ``error``: training in the target format is expected to fail without the fix;
             ``warning``: it may; ``info``: good to know.
-        code: Stable name, for scripts.
+        code: A stable name, for scripts.
         message: One sentence.
         evidence: The numbers behind it.
-        fix: What to do, one sentence.
+        fix: What to do, in one sentence.
     """
 
     severity: Severity
@@ -31,7 +31,7 @@ class Finding:
     fix: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """An entry of ``findings`` in JSON documents."""
         return {
             "severity": self.severity,
             "code": self.code,
@@ -39,3 +39,9 @@ class Finding:
             "evidence": dict(self.evidence),
             "fix": self.fix,
         }
+
+
+def by_severity(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Errors first, then warnings, then notes; otherwise in the order given."""
+    order = {"error": 0, "warning": 1, "info": 2}
+    return tuple(sorted(findings, key=lambda f: order[f.severity]))

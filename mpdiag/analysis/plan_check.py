@@ -1,4 +1,4 @@
-"""Does a stored plan still hold? For CI: only what a change broke counts, not what was always so."""
+"""Checks in CI whether a stored plan still holds: only regressions count."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class PlanCheck:
-    """A plan held against a later run.
+    """The result of checking a plan against a later run.
 
     Attributes:
-        findings: What this run needs and the plan does not give, errors first; empty if it holds.
+        findings: What this run needs and the plan lacks, errors first; empty if the plan holds.
     """
 
     findings: tuple[Finding, ...]
@@ -33,11 +33,11 @@ class PlanCheck:
 
     @property
     def verdict(self) -> str:
-        """One sentence."""
+        """Whether the plan holds, in one sentence."""
         return "The plan still holds." if self.holds else "The plan no longer holds."
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """The verdict and findings as plain values."""
         return {
             "verdict": self.verdict,
             "holds": self.holds,
@@ -46,18 +46,18 @@ class PlanCheck:
 
 
 def check_plan(plan: PrecisionPlan, now: PrecisionPlan) -> PlanCheck:
-    """Hold a stored plan against the plan of a new recording.
+    """Check a stored plan against the plan of a new recording.
 
     Args:
-        plan: What trainings go by.
-        now: What the new recording needs.
+        plan: The stored plan, which trainings use.
+        now: The plan of the new recording.
 
     Raises:
         UsageError: If they are for different formats.
     """
     if plan.target != now.target:
         name = FORMATS[plan.target].label if plan.target in FORMATS else plan.target
-        message = f"the plan to hold against is for {name}: analyze with --target {plan.target}"
+        message = f"the stored plan is for {name}: analyze with --target {plan.target}"
         raise UsageError(message)
     found = [
         *_scale(plan.loss_scale, now.loss_scale),
@@ -68,7 +68,7 @@ def check_plan(plan: PrecisionPlan, now: PrecisionPlan) -> PlanCheck:
 
 
 def _scale(plan: LossScalePlan, now: LossScalePlan) -> Iterator[Finding]:
-    """The scales that the plan can take, against those that this run admits."""
+    """Compare the scales that the plan can use with those that this run allows."""
     if plan.method in ("none", "constant"):
         lowest = highest = plan.recommended
     else:
@@ -77,24 +77,24 @@ def _scale(plan: LossScalePlan, now: LossScalePlan) -> Iterator[Finding]:
     limits = {"lower": now.lower, "upper": now.upper, "plan": plan.recommended}
     if highest < now.lower and now.need != "not needed":
         yield Finding(
-            "error" if now.needed else "warning",
-            "plan-scale-too-small",
-            f"the plan has {has}, and this run needs {now.lower:g} or more: {now.reason}",
-            limits,
-            f"scale the loss by {now.recommended:g}, or find what made the gradients smaller",
+            severity="error" if now.needed else "warning",
+            code="plan-scale-too-small",
+            message=f"the plan has {has}, but this run needs {now.lower:g} or more: {now.reason}",
+            evidence=limits,
+            fix=f"scale the loss by {now.recommended:g}, or find what made the gradients smaller",
         )
     elif now.upper is not None and lowest > now.upper:
         yield Finding(
-            "error",
-            "plan-scale-too-large",
-            f"the plan has {has}, and this run overflows from {now.upper:g} on",
-            limits,
-            f"scale the loss by {now.recommended:g}, or find what made the gradients larger",
+            severity="error",
+            code="plan-scale-too-large",
+            message=f"the plan has {has}, but this run overflows from {now.upper:g} on",
+            evidence=limits,
+            fix=f"scale the loss by {now.recommended:g}, or find what made the gradients larger",
         )
 
 
 def _operations(plan: PrecisionPlan, now: PrecisionPlan) -> Iterator[Finding]:
-    """Operations proven to need FP32 that the plan leaves narrow; lines may have moved."""
+    """Operations that provably need FP32 and that the plan leaves narrow; their lines may have moved."""
     kept = Counter(map(_identity, plan.fp32_operations))
     whole = {choice.module for choice in plan.fp32_modules if not choice.op}
     for choice in now.fp32_operations:
@@ -106,26 +106,26 @@ def _operations(plan: PrecisionPlan, now: PrecisionPlan) -> Iterator[Finding]:
             where = choice.module or "the model"
             line = f" at {evidence['line']}" if evidence.get("line") else ""
             yield Finding(
-                "error",
-                "plan-lacks-operation",
-                f"{choice.op} in {where}{line} needs FP32, and the plan does not keep it there: "
+                severity="error",
+                code="plan-lacks-operation",
+                message=f"{choice.op} in {where}{line} needs FP32, but the plan does not keep it there: "
                 f"{choice.reason}",
-                dict(evidence),
-                str(evidence.get("fix") or "keep it in FP32"),
+                evidence=dict(evidence),
+                fix=str(evidence.get("fix") or "keep it in FP32"),
             )
 
 
 def _identity(choice: Fp32Choice) -> tuple[Any, ...]:
-    """What stays the same of an operation when lines above it come and go."""
+    """What identifies an operation even if lines above it are added or removed."""
     return choice.op, choice.module, choice.evidence.get("rule"), choice.evidence.get("code")
 
 
 def _masters(plan: PrecisionPlan, now: PrecisionPlan) -> Iterator[Finding]:
     if now.master_weights.needed and plan.level == "O3":
         yield Finding(
-            "error",
-            "plan-lacks-masters",
-            f"the plan's level O3 has no FP32 masters: {now.master_weights.reason}",
-            dict(now.master_weights.evidence),
-            "train at level O1 or O2",
+            severity="error",
+            code="plan-lacks-masters",
+            message=f"the plan's level O3 has no FP32 masters: {now.master_weights.reason}",
+            evidence=dict(now.master_weights.evidence),
+            fix="train at level O1 or O2",
         )

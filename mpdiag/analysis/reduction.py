@@ -1,4 +1,4 @@
-"""In which dtype gradients can be summed over ranks, and whether to divide before the sum."""
+"""The dtype in which gradients can be summed over ranks, and whether to divide before the sum."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ HARMLESS = 0.001
 
 
 def choose_reduction(layers: Layers, scale: float, world_size: int) -> ReductionPlan | None:
-    """A reduction for data-parallel training; None for one rank.
+    """Choose the reduction for data-parallel training; None for one rank.
 
-    A sum over ranks reaches at most world size × the largest gradient × the loss scale. Where that
-    fits FP16 with room, FP16 halves the traffic; where it does not, dividing first may make it fit,
-    unless that pushes small gradients to zero; else FP32.
+    A sum over ranks reaches at most world size × the largest gradient × the loss scale. If that
+    fits into FP16 with headroom, FP16 halves the traffic. If not, dividing first may make it fit, unless
+    that flushes small gradients to zero. Otherwise the reduction stays in FP32.
     """
     h = layers.of_kind("weight_grad").histograms
     if world_size < 2 or len(h.absmax) == 0:
@@ -43,7 +43,9 @@ def choose_reduction(layers: Layers, scale: float, world_size: int) -> Reduction
         reason = f"{world_size} ranks' largest gradients sum to less than FP16's {FP16.max:.5g}"
         return ReductionPlan("fp16", pre_divide=False, reason=reason, evidence=evidence)
     if top < FP16.max and lost <= HARMLESS:
-        reason = f"the sum over {world_size} ranks could overflow FP16; divided before, it cannot"
+        reason = (
+            f"the sum over {world_size} ranks could overflow FP16; dividing first prevents that"
+        )
         return ReductionPlan("fp16", pre_divide=True, reason=reason, evidence=evidence)
-    reason = f"neither the sum over {world_size} ranks nor its parts surely fit FP16"
+    reason = f"it is not certain that the sum over {world_size} ranks, or even its parts, fit FP16"
     return ReductionPlan("fp32", pre_divide=False, reason=reason, evidence=evidence)

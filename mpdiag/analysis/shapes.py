@@ -1,4 +1,4 @@
-"""Which sizes of a recorded model to pad so that Tensor Cores run well, and what that costs and gains.
+"""Which sizes of a recorded model to pad for Tensor Cores, and what that costs and gains.
 
 No GPU is needed: the recording knows the shapes. The sizes a user can change are features,
 channels, hidden sizes, vocabulary, heads, sequence and batch. Sources: NVIDIA, *Training with Mixed
@@ -22,15 +22,13 @@ if TYPE_CHECKING:
 
     from mpdiag.runs.run import Run
 
-_FEW_CHANNELS = (
-    4  # cuDNN has kernels of their own for images: up to four channels are padded to four
-)
+_FEW_CHANNELS = 4  # cuDNN has special kernels for images: up to four channels are padded to four
 _EIGHT_BIT = "int8"
-_WORTH = 0.05  # of a model's matrix work, from which it is worth a finding
+_WORTH = 0.05  # share of a model's matrix work from which there is a finding
 
 
 def advise_shapes(run: Run, target: str) -> tuple[ShapeAdvice, ...]:
-    """The dimensions to pad, those of the most matrix work first.
+    """The dimensions to pad, those with the most matrix work first.
 
     Args:
         run: The recording.
@@ -41,22 +39,22 @@ def advise_shapes(run: Run, target: str) -> tuple[ShapeAdvice, ...]:
 
 
 def shape_findings(run: Run, target: str) -> list[Finding]:
-    """What to know of a model's shapes, beside the advice in the plan."""
+    """Findings about a model's shapes, in addition to the advice in the plan."""
     works = model_work(run.modules())
     whole = sum(w.flops for w in works) or 1
     found = []
-    # Layout matters from two dimensions on; one that is depthwise is not bound by arithmetic.
+    # Layout matters from two dimensions on, and not for depthwise ones, which memory limits.
     images = [w for w in works if w.kind == "convolution" and w.type.startswith(("Conv2", "Conv3"))]
     share = sum(w.flops for w in images) / whole
     if images and share >= _WORTH:
         found.append(
             Finding(
-                "info",
-                "channels-last",
-                f"{_percent(share)} of the matrix work is convolutions, which Tensor Cores compute "
-                "with channels last; any other layout is converted back and forth",
-                {"share_of_flops": share, "modules": [w.module for w in images]},
-                "model.to(memory_format=torch.channels_last), and the images likewise",
+                severity="info",
+                code="channels-last",
+                message=f"{_percent(share)} of the matrix work is convolutions; Tensor Cores compute "
+                "them in channels_last, and any other layout is converted back and forth",
+                evidence={"share_of_flops": share, "modules": [w.module for w in images]},
+                fix="use model.to(memory_format=torch.channels_last), and the same for the images",
             )
         )
     odd = advise(works, target, recorded_generation(run.meta), run.modules())
@@ -65,12 +63,13 @@ def shape_findings(run: Run, target: str) -> list[Finding]:
     if touched and share >= _WORTH:
         found.append(
             Finding(
-                "info",
-                "shapes-to-pad",
-                f"{counted(len(touched), 'layer')} with {_percent(share)} of the matrix work: sizes "
-                "that Tensor Cores read badly",
-                {"share_of_flops": share, "modules": sorted(touched)},
-                "pad them as plan.shapes says",
+                severity="info",
+                code="shapes-to-pad",
+                message=f"{counted(len(touched), 'layer')} ({_percent(share)} of the matrix work) "
+                f"{'has' if len(touched) == 1 else 'have'} sizes that Tensor Cores cannot read at "
+                "full width",
+                evidence={"share_of_flops": share, "modules": sorted(touched)},
+                fix="pad them as plan.shapes says",
             )
         )
     return found
@@ -92,13 +91,13 @@ def advise(
     gpu: str | None,
     rows: Sequence[Mapping[str, Any]] = (),
 ) -> tuple[ShapeAdvice, ...]:
-    """The same from the work of a model.
+    """The dimensions to pad, from the matrix work of a model.
 
     Args:
-        works: Of each module.
-        target: Our name of a format with Tensor Core rules: ``fp16``, ``bf16``, ``fp8_e4m3`` …
-        gpu: A generation, or None for the rule of all.
-        rows: The table of modules, which tells shared weights.
+        works: The matrix work of each module.
+        target: mpdiag's name of a format with Tensor Core rules: ``fp16``, ``bf16``, ``fp8_e4m3`` …
+        gpu: A generation; None for the rule that holds for all.
+        rows: The table of modules, which shows shared weights.
     """
     whole = sum(w.flops for w in works) or 1
     vocabulary = _vocabulary(works, rows)
@@ -139,7 +138,7 @@ def _vocabulary(works: Sequence[ModuleWork], rows: Sequence[Mapping[str, Any]]) 
 
 
 def _matters(work: ModuleWork, dimension: str, vocabulary: set[str]) -> bool:
-    """A table that is only looked up needs no padding."""
+    """Whether a dimension needs padding: an embedding that is only looked up does not."""
     return dimension != "num_embeddings" or work.module in vocabulary
 
 
@@ -172,24 +171,29 @@ def _padding(
 
 def _why(work: ModuleWork, dimension: str, multiple: int, target: str, gpu: str | None) -> str:
     if dimension == "num_embeddings":
-        return "the vocabulary is the width of the output layer too: pad both, and mask the words added"
+        return "the vocabulary is also the width of the output layer: pad both, and mask the added words"
     if dimension == "embed_dim / num_heads":
-        return f"fused attention takes heads of multiples of {multiple} in {target.upper()}"
+        return (
+            f"fused attention needs head sizes that are multiples of {multiple} in {target.upper()}"
+        )
     if multiple == _FEW_CHANNELS and work.kind == "convolution":
-        return "first layers read images of 4 channels, in channels_last, faster than of 3"
+        return "in channels_last, first layers read images of 4 channels faster than of 3"
     if gpu in {"hopper", "blackwell"}:
-        return f"below multiples of {multiple} {gpu.title()}'s own kernels give way to older ones"
+        return (
+            f"sizes that are not multiples of {multiple} fall back to kernels older than "
+            f"{gpu.title()}'s"
+        )
     if gpu in {"volta", "turing"}:
         return (
-            f"cuBLAS before 11 needs multiples of {multiple} for Tensor Cores; newer ones slow down"
+            f"cuBLAS before 11 needs multiples of {multiple} for Tensor Cores; newer versions are "
+            "slower without them"
         )
     return f"Tensor Cores read {multiple} values of {target.upper()} at once"
 
 
 def _price(growth: float, before: int, after: int) -> str:
-    return f"{growth:.2%} more of it, read {after} values at a time instead of {before}".replace(
-        "%", " %"
-    )
+    words = f"padding adds {growth:.2%} and allows loads of {after} values instead of {before}"
+    return words.replace("%", " %")
 
 
 def _percent(fraction: float) -> str:
@@ -199,7 +203,7 @@ def _percent(fraction: float) -> str:
 def _batch(
     works: Sequence[ModuleWork], target: str, gpu: str | None, whole: int
 ) -> tuple[ShapeAdvice, ...]:
-    """One advice for all: the batch, where the rows of matrix products are no multiple."""
+    """Advice on the batch size, if the rows of matrix products are not a multiple."""
     multiple = alignment(target, gpu).good
     odd = [w for w in works if w.batch[0] > 1 and (w.batch[0] * w.batch[1]) % multiple]
     if not odd:
@@ -219,6 +223,6 @@ def _batch(
     }
     reason = (
         f"rows of matrix products in multiples of {multiple} fill Tensor Core tiles; weight gradients "
-        "sum over them (a last batch that is smaller: drop_last=True)"
+        "sum over them (use drop_last=True if the last batch is smaller)"
     )
     return (ShapeAdvice("", "batch", size, new, reason, evidence),)

@@ -17,15 +17,15 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpdiag.analysis.evidence import (
+from mpdiag.analysis.layers import Counting, Layers, countable_rows, note_counting
+from mpdiag.analysis.run_statistics import (
     STREAM_FROM,
     UPDATE_COLUMNS,
-    Evidence,
-    Held,
+    InMemoryStatistics,
+    RunStatistics,
     steps_of_ranks,
     sum_updates,
 )
-from mpdiag.analysis.layers import Counting, Layers, countable_rows, note_counting
 from mpdiag.analysis.scaling.maxima import step_maxima
 from mpdiag.runs.records import Merger
 from mpdiag.runs.schema import KINDS, TEXT
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from mpdiag.runs.run import Run
 
 
-def evidence_of(run: Run, stream_from: int | None = None) -> Evidence:
+def read_statistics(run: Run, stream_from: int | None = None) -> RunStatistics:
     """A run's rows in memory, or streamed where they are many.
 
     Raises:
@@ -48,8 +48,8 @@ def evidence_of(run: Run, stream_from: int | None = None) -> Evidence:
     """
     limit = STREAM_FROM if stream_from is None else stream_from
     if "records" not in run.__dict__ and run.rows() >= limit:
-        return Streamed(run)
-    return Held(run.records)
+        return StreamedStatistics(run)
+    return InMemoryStatistics(run.records)
 
 
 @dataclass
@@ -83,7 +83,7 @@ class _Overview:
     steps: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
 
 
-class Streamed:
+class StreamedStatistics:
     """Rows that are read part by part: of the parts there are when it is made."""
 
     def __init__(self, run: Run) -> None:
@@ -117,18 +117,18 @@ class Streamed:
         return seen
 
     def step_maxima(self) -> tuple[NDArray[np.int64], NDArray[np.float64], int]:
-        """See ``Evidence``."""
+        """See ``RunStatistics``."""
         found = self._overview.maxima
         steps = np.array(sorted(found), np.int64)
         maxima = np.array([found[step] for step in steps.tolist()])
         return steps, maxima, int(np.isinf(maxima).sum())
 
     def layers(self) -> Layers:
-        """See ``Evidence``."""
+        """See ``RunStatistics``."""
         return self._merge()[1]
 
     def late_gradients(self, since: float) -> Layers:
-        """See ``Evidence``."""
+        """See ``RunStatistics``."""
         known, _, late = self._merge()
         if since != known:
             message = f"late gradients were merged from step {known}, not {since}"
@@ -155,7 +155,7 @@ class Streamed:
         return self._merged
 
     def by_step(self, layers: Collection[str], steps: NDArray[np.int64]) -> list[ExponentHistogram]:
-        """See ``Evidence``."""
+        """See ``RunStatistics``."""
         codes = [self._vocabulary.words["name"].get(layer, -2) for layer in layers]
         mergers = [Merger(steps.size) for _ in codes]
         for piece in self._pieces():
@@ -170,12 +170,12 @@ class Streamed:
         return [merger.result() for merger in mergers]
 
     def updates(self) -> tuple[tuple[str, ...], NDArray[np.int64]]:
-        """See ``Evidence``."""
+        """See ``RunStatistics``."""
         sums = self._overview.updates
         return tuple(self._vocabulary.words["name"])[: sums.shape[1]], sums
 
     def activations(self, leaves: Collection[str]) -> tuple[int, int]:
-        """See ``Evidence``."""
+        """See ``RunStatistics``."""
         numel, steps = 0, set[tuple[int, int]]()
         for piece in self._pieces(histograms=False):
             names = self._vocabulary.words["name"]

@@ -6,19 +6,19 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mpdiag.analysis.evidence import UPDATE_COLUMNS
 from mpdiag.analysis.layers import share
+from mpdiag.analysis.run_statistics import UPDATE_COLUMNS
 from mpdiag.plan import MasterWeightsPlan
 
 if TYPE_CHECKING:
-    from mpdiag.analysis.evidence import Evidence
+    from mpdiag.analysis.run_statistics import RunStatistics
     from mpdiag.numerics.formats import FloatFormat
 
 HARMLESS = 0.01
 """Swallowed share of changed weights below which weights could live in the format itself."""
 
 
-def analyze_weight_updates(evidence: Evidence, target: FloatFormat) -> MasterWeightsPlan:
+def analyze_weight_updates(evidence: RunStatistics, target: FloatFormat) -> MasterWeightsPlan:
     """Decide on FP32 master weights from the measured updates.
 
     An update is swallowed when Δw ≠ 0 and fp16(fp16(w) + fp16(Δw)) = fp16(w).

@@ -1,1 +1,1 @@
-"""What a user types, a file for each kind of command. ``cli`` puts them together."""
+"""What a user types: one file for each command. ``cli`` lists them in the order of the help."""

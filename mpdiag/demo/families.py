@@ -1,10 +1,10 @@
 """``mpdiag demo --all``: every workload, every way to train, several seeds, one table.
 
-What is done is kept. A folder holds, for each workload, ``settings.json``, the plans made from the
-first seed's recording (``plan.json``, and ``plan-bf16.json``), and a run for each way and seed, such
+Finished trainings are kept. A folder holds, for each workload, ``settings.json``, the plans made from
+the first seed's recording (``plan.json``, and ``plan-bf16.json``), and a run for each way and seed, such
 as ``ssd/fp16-plan/seed0``. A training counts as done once its log holds the metric; one that was cut
-off begins anew. So the command can be ended and repeated, and several processes may share a folder
-if each is given workloads of its own.
+off starts again. So the command can be interrupted and repeated, and several processes may share a
+folder if each has its own workloads.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rich.console import Console
 from mpdiag import workloads
 from mpdiag.analysis.analyzer import analyze
 from mpdiag.demo import family_table, workflow
-from mpdiag.demo.family_table import Family, Side
+from mpdiag.demo.family_table import Family, WayResult
 from mpdiag.errors import InputError, UsageError
 from mpdiag.files.atomic import write_json
 from mpdiag.plan import PrecisionPlan
@@ -27,6 +27,7 @@ from mpdiag.reports import terminal
 from mpdiag.runs import provenance
 from mpdiag.runs.run import now, open_run
 from mpdiag.runs.training_log import read_log
+from mpdiag.training.options import PrecisionOverrides, TrainerOptions
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -43,14 +44,14 @@ ABLATIONS = {
     "fp16-no-masters": "FP16 weights, no FP32 masters",
     "fp16-sums": "FP16 by the plan, sums in FP16",
 }
-"""Ways for ``benchmarks/ablations.py``, which are in no table of their own."""
+"""Ways to train that only ``studies/ablations.py`` uses."""
 OBSERVED = ("fp16-no-scale", "fp16-plan")
-"""Ways whose first seed is recorded as it trains, to count what underflows."""
+"""Ways whose first seed is recorded while it trains, to count what underflows."""
 SETTINGS = "settings.json"
 
 
 @dataclass(frozen=True)
-class Cell:
+class FamilyTraining:
     """One training of the table."""
 
     workload: Workload
@@ -66,10 +67,10 @@ class Cell:
         return self.folder / self.way / f"seed{self.seed}"
 
     def log(self) -> TrainingLog | None:
-        """Its log, once it is done.
+        """Its log once it has finished, else None.
 
-        By a plan that wants no scale, a training without one that skipped no step is the same
-        training, bit for bit, and stands for it.
+        If the plan wants no scale, a training without a scale that skipped no step is the same
+        training, bit for bit, and its log is used.
         """
         own = self.own_log()
         if own is None and self.way == "fp16-plan" and self._wants_no_scale():
@@ -83,11 +84,11 @@ class Cell:
 
     @property
     def setting(self) -> workflow.Setting:
-        """What it shares with the other ways."""
+        """What all ways to train share."""
         return workflow.Setting(self.workload, self.seed, self.steps, self.device)
 
     def own_log(self) -> TrainingLog | None:
-        """The log in its own folder, once it is done."""
+        """The log in its own folder once it has finished, else None."""
         try:
             found = read_log(self.run)
         except InputError:
@@ -96,7 +97,7 @@ class Cell:
 
 
 def ways_of(workload: Workload) -> tuple[str, ...]:
-    """Ways to train a workload: the paper's own scale only where it names one."""
+    """Ways to train a workload; the paper's own scale only if the paper names one."""
     return tuple(
         w for w in family_table.WAYS if w != "fp16-paper" or workload.paper_scale is not None
     )
@@ -112,7 +113,7 @@ def run_table(
     done_only: bool = False,
     device: str = "cpu",
 ) -> list[Family]:
-    """Train what is not done yet, then make the table of all that is.
+    """Train what is missing, then make the table.
 
     Args:
         folder: Where trainings are kept.
@@ -120,8 +121,8 @@ def run_table(
         seeds: Seeds of each way, from 0.
         steps: Steps of each training; default: each workload's own number.
         options: Options of the workloads, such as ``size``.
-        done_only: Train nothing; the table is of what is done, workloads whose first seed is not
-            done in FP32 and by the plan left out.
+        done_only: Train nothing. The table leaves out workloads whose first seed has not finished
+            both in FP32 and by the plan.
         device: Where to train, as torch names it.
 
     Returns:
@@ -137,26 +138,34 @@ def run_table(
         for workload in chosen:
             place = folder / workload.name
             count = workload.default_steps if steps is None else steps
-            first = [Cell(workload, place, way, 0, count) for way in ("fp32", "fp16-plan")]
-            if all(cell.log() is not None for cell in first):
-                settle(place, workload, steps, device)
+            first = [
+                FamilyTraining(workload, place, way, 0, count) for way in ("fp32", "fp16-plan")
+            ]
+            if all(training.log() is not None for training in first):
+                fix_settings(place, workload, steps, device)
                 rows.append(read_family(workload, place, count, seeds))
         return rows
-    workflow.usable(device)
+    workflow.require_device(device)
     with workflow.training_progress(Console(stderr=True)) as progress:
         for workload in chosen:
             place = folder / workload.name
-            settle(place, workload, steps, device)
+            fix_settings(place, workload, steps, device)
             count = workload.default_steps if steps is None else steps
             for seed in range(seeds):
                 for way in ways_of(workload):
-                    train_cell(Cell(workload, place, way, seed, count, device), progress)
+                    train_if_missing(
+                        FamilyTraining(workload, place, way, seed, count, device), progress
+                    )
             rows.append(read_family(workload, place, count, seeds))
     return rows
 
 
-def settle(place: Path, workload: Workload, steps: int | None, device: str = "cpu") -> None:
-    """Note what the trainings of a folder share, or refuse to mix others in."""
+def fix_settings(place: Path, workload: Workload, steps: int | None, device: str = "cpu") -> None:
+    """Write down the settings of a folder's trainings, or check that they are the same.
+
+    Raises:
+        UsageError: If the folder holds trainings with other settings.
+    """
     settings = {
         "workload": repr(workload),
         "steps": steps,
@@ -169,7 +178,7 @@ def settle(place: Path, workload: Workload, steps: int | None, device: str = "cp
         if known != settings:
             changed = next(k for k in settings if known.get(k) != settings[k])
             message = (
-                f"{place} holds trainings of another {changed} ({known.get(changed)}, not "
+                f"{place} holds trainings with another {changed} ({known.get(changed)}, not "
                 f"{settings[changed]}): give another --folder"
             )
             raise UsageError(message)
@@ -178,56 +187,61 @@ def settle(place: Path, workload: Workload, steps: int | None, device: str = "cp
     write_json(path, settings)
 
 
-def train_cell(cell: Cell, progress: Progress) -> None:
-    """One training, unless it is done. What the first seed's trainings show is observed in each."""
-    observed = cell.way in OBSERVED and cell.seed == 0
-    if (cell.own_log() if observed else cell.log()) is not None:
+def train_if_missing(training: FamilyTraining, progress: Progress) -> None:
+    """Run a training unless it has finished; the first seed of an observed way always runs itself."""
+    observed = training.way in OBSERVED and training.seed == 0
+    if (training.own_log() if observed else training.log()) is not None:
         return
-    shutil.rmtree(cell.run, ignore_errors=True)
-    if cell.way == "fp32":
-        title = f"{cell.workload.name} FP32 seed {cell.seed}"
-        workflow.record_fp32(cell.setting, cell.run, progress, title)
-        if cell.seed == 0:
+    shutil.rmtree(training.run, ignore_errors=True)
+    if training.way == "fp32":
+        title = f"{training.workload.name} FP32 seed {training.seed}"
+        workflow.record_fp32(training.setting, training.run, progress, title)
+        if training.seed == 0:
             for target, name in (("fp16", "plan.json"), ("bf16", "plan-bf16.json")):
-                analyze(cell.run, target).plan.save(cell.folder / name)
+                analyze(training.run, target).plan.save(training.folder / name)
         return
-    bf16 = cell.way == "bf16"
-    plan = PrecisionPlan.load(cell.folder / ("plan-bf16.json" if bf16 else "plan.json"))
-    title = {**family_table.WAYS, **ABLATIONS}[cell.way]
+    bf16 = training.way == "bf16"
+    plan = PrecisionPlan.load(training.folder / ("plan-bf16.json" if bf16 else "plan.json"))
+    title = {**family_table.WAYS, **ABLATIONS}[training.way]
     variant = workflow.Variant(
-        f"{cell.workload.name} {title} seed {cell.seed}", cell.way, _options(cell)
+        f"{training.workload.name} {title} seed {training.seed}", training.way, _options(training)
     )
-    workflow.train_variant(cell.setting, cell.run, plan, variant, progress, observed=observed)
+    workflow.train_variant(
+        training.setting, training.run, plan, variant, progress, observed=observed
+    )
 
 
-def _options(cell: Cell) -> Mapping[str, Any]:
+def _options(training: FamilyTraining) -> Mapping[str, Any]:
     """What a way overrides in the plan."""
     ways: dict[str, Mapping[str, Any]] = {
-        "fp16-no-scale": {"loss_scale": 1.0},
+        "fp16-no-scale": {"overrides": PrecisionOverrides(loss_scale=1.0)},
         "fp16-plan": {},
-        "bf16": {"loss_scale": 1.0},
-        "fp16-paper": {"loss_scale": cell.workload.paper_scale},
+        "bf16": {"overrides": PrecisionOverrides(loss_scale=1.0)},
+        "fp16-paper": {"overrides": PrecisionOverrides(loss_scale=training.workload.paper_scale)},
         "fp16-o2": {"level": "O2"},
-        "fp16-no-masters": {"level": "O2", "master_weights": False},
-        "fp16-sums": {"fp16_accumulation": True},
+        "fp16-no-masters": {
+            "level": "O2",
+            "overrides": PrecisionOverrides(master_weights=False),
+        },
+        "fp16-sums": {"options": TrainerOptions(fp16_accumulation=True)},
     }
-    return ways[cell.way]
+    return ways[training.way]
 
 
 def read_family(workload: Workload, place: Path, steps: int, seeds: int) -> Family:
-    """A row from what the folder holds."""
+    """A row of the table, from the runs in the folder."""
     analysis = analyze(place / "fp32" / "seed0")
     scale = analysis.plan.loss_scale
     masters = analysis.plan.master_weights
     logs = {
-        way: [Cell(workload, place, way, seed, steps).log() for seed in range(seeds)]
+        way: [FamilyTraining(workload, place, way, seed, steps).log() for seed in range(seeds)]
         for way in ways_of(workload)
     }
     reference = metrics_of(workload, logs["fp32"])
-    sides = {"fp32": Side(reference, 0, len(reference) * steps)}
+    sides = {"fp32": WayResult(reference, 0, len(reference) * steps)}
     for way, found in logs.items():
         if way != "fp32":
-            sides[way] = side_of(workload, reference, found)
+            sides[way] = way_result(workload, reference, found)
     return Family(
         workload=workload.name,
         family=workload.family,
@@ -253,21 +267,21 @@ def read_family(workload: Workload, place: Path, steps: int, seeds: int) -> Fami
 
 
 def metrics_of(workload: Workload, logs: Sequence[TrainingLog | None]) -> tuple[float, ...]:
-    """The workload's metric of each training that is done."""
+    """The workload's metric of each finished training."""
     metrics = [log.metric(workload.metric) for log in logs if log is not None]
     return tuple(m.value for m in metrics if m is not None)
 
 
-def side_of(
+def way_result(
     workload: Workload, reference: tuple[float, ...], logs: Sequence[TrainingLog | None]
-) -> Side:
-    """One way against FP32's metrics."""
+) -> WayResult:
+    """One way to train, compared with FP32's metrics."""
     values = metrics_of(workload, logs)
     done = [log for log in logs if log is not None]
     stopped = next((str(n["stopped"]) for log in done for n in log.notes if "stopped" in n), "")
     if not values:
-        return Side((), stopped=stopped)
-    return family_table.compare_side(
+        return WayResult((), stopped=stopped)
+    return family_table.compare_way(
         reference,
         values,
         workload.margin,
@@ -303,7 +317,7 @@ def document(rows: Sequence[Family]) -> dict[str, Any]:
 def show_table(
     rows: Sequence[Family], folder: Path, *, as_json: bool = False, markdown: bool = False
 ) -> None:
-    """Print the table to stdout, and name the next command."""
+    """Print the table to stdout and name the next command."""
     if as_json:
         terminal.show_json(document(rows))
     elif markdown:

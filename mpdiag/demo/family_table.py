@@ -1,7 +1,7 @@
-"""The table of ``mpdiag demo --all``: what each way to train came to, workload by workload.
+"""The table of ``mpdiag demo --all``: the result of each way to train, workload by workload.
 
-Pure: from figures by seed to verdicts, and from those to a table on the screen, to Markdown and to
-JSON. Trainings are in ``mpdiag.demo.families``.
+Pure functions: from figures by seed to verdicts, and from those to a table on the screen, to Markdown
+and to JSON. ``mpdiag.demo.families`` runs the trainings.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from mpdiag.analysis.comparing.equivalence import judge_equivalence
+from mpdiag.analysis.comparison.equivalence import judge_equivalence
 from mpdiag.analysis.layers import merge_layers, share
 from mpdiag.analysis.scaling.loss_scale import needs_scale, values_lost
 from mpdiag.files.documents import finite
@@ -41,15 +41,15 @@ WAYS = {
 }
 """Ways to train, in the order of the columns."""
 FURTHEST = 20
-"""Doublings of the mean's elements that ``onset`` looks ahead."""
+"""How many doublings of the mean's elements ``onset`` tries."""
 
 
 @dataclass(frozen=True)
-class Side:
-    """One way to train, over seeds.
+class WayResult:
+    """The result of one way to train, over seeds.
 
     Attributes:
-        values: The metric of each seed, in the order of the seeds; NaN where it came to nothing.
+        values: The metric of each seed, in the order of the seeds; NaN where training failed.
         skipped, steps: Steps skipped, and all of them, over all seeds.
         verdict: Against FP32, paired by seed: ``equivalent``, ``different`` or ``inconclusive``;
             empty for FP32 itself.
@@ -75,8 +75,8 @@ class Underflow:
 
     Attributes:
         predicted: From the FP32 recording's histograms, at the scale in use.
-        observed: Counted in the FP16 training: zeros there that were none in FP32. It holds what was
-            lost above as well, whose sums are 0 further down.
+        observed: Counted in the FP16 training: zeros there that were none in FP32. This
+            includes gradients that are 0 because those they are computed from were lost.
     """
 
     predicted: float
@@ -90,17 +90,17 @@ class Family:
     Attributes:
         workload, family, metric, higher_is_better, margin: As the workload states them.
         steps, seeds: Of each training.
-        sides: What each way came to, by its key in ``WAYS``.
+        sides: The result of each way, by its key in ``WAYS``; the name is the JSON document's.
         need, method, recommended, lower, upper: The plan's loss scale and its interval.
-        paper_scale: What the paper used; None where it named none.
+        paper_scale: The scale that the paper used; None if it names none.
         worst_lost: Share of Σ|gradient| that the worst layer loses late in training at scale 1.
         onset: How many times as many elements in the loss's mean (batch, positions, pixels) would
-            bring the worst layer to what ruins trainings; 1 where it is there already, None where
-            no doubling up to 2^20 does.
+            make the worst layer lose enough to ruin the training; 1 if it does already, None if even
+            2^20 times as many would not.
         underflow: By way, of the first seed.
         in_fp32: Modules and operations that the plan keeps in FP32 beyond the policy's lists.
         master_weights: Whether FP32 masters are needed.
-        swallowed: Share of weight updates that FP16 weights would not take.
+        swallowed: Share of weight updates that would not change FP16 weights.
     """
 
     workload: str
@@ -110,7 +110,7 @@ class Family:
     margin: float
     steps: int
     seeds: tuple[int, ...]
-    sides: Mapping[str, Side]
+    sides: Mapping[str, WayResult]
     need: str
     method: str
     recommended: float
@@ -130,7 +130,7 @@ class Family:
         return {**found, "explanation": explain(self)}
 
 
-def compare_side(
+def compare_way(
     reference: Sequence[float],
     values: Sequence[float],
     margin: float,
@@ -138,8 +138,8 @@ def compare_side(
     skipped: int,
     steps: int,
     stopped: str = "",
-) -> Side:
-    """One way against FP32, seeds paired.
+) -> WayResult:
+    """Compare one way with FP32, seeds paired.
 
     Args:
         reference: FP32's metric by seed.
@@ -150,7 +150,7 @@ def compare_side(
         stopped: Why a training ended early.
     """
     result = judge_equivalence(reference[: len(values)], values, margin, paired=True)
-    return Side(
+    return WayResult(
         tuple(values),
         skipped,
         steps,
@@ -221,7 +221,7 @@ def _ratio(part: float, whole: float) -> float:
 
 
 def in_fp32(plan: PrecisionPlan) -> tuple[str, ...]:
-    """What a plan keeps in FP32 of itself, as words."""
+    """What a plan itself keeps in FP32, as words."""
     choices = (*plan.fp32_modules, *plan.fp32_operations)
     return tuple(
         dict.fromkeys(f"{c.module or 'the model'}{f' ({c.op})' if c.op else ''}" for c in choices)
@@ -232,7 +232,7 @@ def in_fp32(plan: PrecisionPlan) -> tuple[str, ...]:
 
 
 def explain(row: Family) -> str:
-    """One sentence: why a scale is or is not needed here, from the recorded histograms."""
+    """One sentence that says why a scale is or is not needed, from the recorded histograms."""
     lost = f"the worst layer loses {row.worst_lost:.2%} of its gradients' sum at scale 1"
     if row.need == "needed":
         return f"A scale is needed: {lost}."
@@ -244,9 +244,9 @@ def explain(row: Family) -> str:
     )
 
 
-def spread(side: Side) -> str:
+def spread_text(result: WayResult) -> str:
     """Mean and standard deviation over seeds."""
-    values = side.values
+    values = result.values
     if not values:
         return "–"
     if not all(map(math.isfinite, values)):
@@ -255,18 +255,18 @@ def spread(side: Side) -> str:
     return f"{mean:.4g} ± {statistics.stdev(values):.2g}" if len(values) > 1 else f"{mean:.4g}"
 
 
-def cell(row: Family, way: str) -> str:
+def way_text(row: Family, way: str) -> str:
     """One way's metric and verdict."""
-    side = row.sides.get(way)
-    if side is None or (not side.values and not side.stopped):
+    result = row.sides.get(way)
+    if result is None or (not result.values and not result.stopped):
         return "–"
-    if not side.values:
+    if not result.values:
         return "did not run"
-    sign = {"equivalent": " =", "different": " ≠", "inconclusive": " ?"}.get(side.verdict, "")
-    return spread(side) + sign
+    sign = {"equivalent": " =", "different": " ≠", "inconclusive": " ?"}.get(result.verdict, "")
+    return spread_text(result) + sign
 
 
-def scale_words(row: Family) -> str:
+def scale_text(row: Family) -> str:
     """The recommended scale and its interval."""
     upper = "∞" if row.upper is None else _power(row.upper)
     scale = "none" if row.method == "none" else _power(row.recommended)
@@ -278,7 +278,7 @@ def _power(value: float) -> str:
     return f"{value:g}" if value < 4096 else f"2^{exponent:g}"
 
 
-def underflow_words(row: Family, way: str) -> str:
+def underflow_text(row: Family, way: str) -> str:
     """Predicted and observed, in percent."""
     found = row.underflow.get(way)
     if found is None:
@@ -293,13 +293,13 @@ def _cells(row: Family) -> list[str]:
     return [
         row.workload,
         f"{row.metric}{better}",
-        *(cell(row, way) for way in WAYS),
+        *(way_text(row, way) for way in WAYS),
         f"{row.margin:g}",
-        scale_words(row),
+        scale_text(row),
         "–" if row.paper_scale is None else f"{row.paper_scale:g}",
         "–" if planned is None else f"{planned.skipped} of {planned.steps}",
-        underflow_words(row, "fp16-no-scale"),
-        underflow_words(row, "fp16-plan"),
+        underflow_text(row, "fp16-no-scale"),
+        underflow_text(row, "fp16-plan"),
         "; ".join(row.in_fp32) or "policy's lists",
     ]
 
@@ -327,10 +327,10 @@ def families_text(rows: Sequence[Family]) -> RenderableType:
         table.add_row(*(Text(c) for c in _cells(row)))
     notes = [Text(f"{row.workload}: {explain(row)}") for row in rows]
     stops = [
-        Text(f"{row.workload}, {WAYS[way]}: {side.stopped}", style="yellow")
+        Text(f"{row.workload}, {WAYS[way]}: {result.stopped}", style="yellow")
         for row in rows
-        for way, side in row.sides.items()
-        if side.stopped
+        for way, result in row.sides.items()
+        if result.stopped
     ]
     return Group(table, Text(LEGEND), *stops, Text(""), *notes)
 

@@ -1,4 +1,4 @@
-"""``mpdiag search``: the smallest FP32 set of a built-in workload or exhibit, with progress."""
+"""``mpdiag search``: the smallest FP32 set of a built-in workload or exhibit, with a progress line."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from mpdiag.analysis.analyzer import analyze
 from mpdiag.errors import UsageError
 from mpdiag.files.atomic import atomic_path
 from mpdiag.plan import PrecisionPlan
-from mpdiag.recording.record import record
+from mpdiag.recording.recorder import record
 from mpdiag.reports import terminal
 from mpdiag.runs.run import META
-from mpdiag.sensitivity.search import SearchResult, search_fp32
-from mpdiag.sensitivity.stored import measure_sensitivity
+from mpdiag.sensitivity.fp32_search import SearchResult, search_fp32
+from mpdiag.sensitivity.run_sensitivity import measure_sensitivity
 from mpdiag.training.trainer import MixedPrecision
 from mpdiag.workloads import gallery
 from mpdiag.workloads.protocol import mixed_step, start
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
 
-    from mpdiag.sensitivity.search import Train
+    from mpdiag.sensitivity.fp32_search import Train
     from mpdiag.workloads.protocol import Workload
 
 GALLERY = "gallery/"
@@ -52,17 +52,17 @@ def run_search(
 
     Args:
         name: What to train.
-        run: A folder that keeps the search, so that it can go on, and ``plan.json``.
-        plan: Whose level, format and loss scale to use; default: record and analyze first.
+        run: A folder that keeps the search, so that it can be resumed, and ``plan.json``.
+        plan: The plan whose level, format and loss scale are used; default: record and analyze first.
         budget: Minutes.
         seeds: Of FP32.
         steps: Of each training of a workload; default: its own number.
-        lists: Whether the operation policy's lists hold.
+        lists: Whether the operation policy's lists are applied.
 
     Raises:
         UsageError: If there is no such workload.
     """
-    subject = _Subject(name, steps)
+    subject = _SearchedWorkload(name, steps)
     given = PrecisionPlan.load(plan) if plan is not None else _recorded(subject, run)
     console = Console(stderr=True)
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
@@ -90,8 +90,8 @@ def run_search(
     return result
 
 
-class _Subject:
-    """A workload or an exhibit, as the search wants it."""
+class _SearchedWorkload:
+    """A workload or an exhibit, in the form that the search expects."""
 
     def __init__(self, name: str, steps: int | None) -> None:
         self.higher_is_better = False
@@ -112,7 +112,7 @@ class _Subject:
             raise UsageError(message)
 
     def build(self, seed: int) -> tuple[nn.Module, Optimizer, Train]:
-        """A fresh training."""
+        """A new training: the model, its optimizer, and a function that trains and evaluates them."""
         if self._exhibit is not None:
             return self._exhibit.build(seed)
         assert self._workload is not None
@@ -135,19 +135,19 @@ class _Subject:
         return lambda: next(workload.losses(model, batch))
 
 
-def _recorded(subject: _Subject, run: Path) -> PrecisionPlan:
-    """The plan of an FP32 recording, made now unless the run has one.
+def _recorded(subject: _SearchedWorkload, run: Path) -> PrecisionPlan:
+    """The plan of an FP32 recording, which is made now unless the run has one.
 
     The recording, the sensitivities measured at its end and the search share a run folder, so that
     the dashboard shows them together.
     """
-    earlier = run / "recording"  # where it was kept before
+    earlier = run / "recording"  # where earlier versions kept it
     place = earlier if (earlier / META).is_file() else run
     if not (place / META).is_file():
         model, optimizer, train = subject.build(0)
         with (
             record(model, optimizer, place),
-            MixedPrecision(model, optimizer, PrecisionPlan(), level="O0", loss_scale=1.0) as mp,
+            MixedPrecision(model, optimizer, PrecisionPlan(), level="O0") as mp,
         ):
             train(mp)
         plan = analyze(place).plan
@@ -158,17 +158,17 @@ def _recorded(subject: _Subject, run: Path) -> PrecisionPlan:
 
 
 def search_text(result: SearchResult) -> Any:
-    """The answer, its evidence and what it cost."""
+    """The answer, its evidence and its cost."""
     spread = result.spread
     trainings = sum(len(p.metrics) for p in result.probes)
     size = len(result.fp32)
     said = {
-        "none": "Nothing need stay in FP32: training holds with none of it there.",
+        "none": "Nothing needs to stay in FP32: training works without any operation there.",
         "found": f"{size} of {len(result.candidates)} operations must stay in FP32.",
-        "unfinished": f"The time ended: {size} of {len(result.candidates)} operations in FP32 "
-        "suffice as far as known; run the same command again to go on.",
-        "impossible": "Even with every operation in FP32 the training does not hold: it is the "
-        "weights, the inputs or the level; try O1 or BF16.",
+        "unfinished": f"Out of time: {size} of {len(result.candidates)} operations in FP32 are known to "
+        "suffice; run the same command again to continue.",
+        "impossible": "Training fails even with every operation in FP32: the cause is the weights, "
+        "the inputs or the level; try O1 or BF16.",
     }[result.answer]
     style = {"none": "bold green", "found": "bold green"}.get(result.answer, "bold yellow")
     parts: list[Any] = [Text(said, style=style)]
@@ -181,7 +181,7 @@ def search_text(result: SearchResult) -> Any:
         parts.append(table)
     if spread is not None:
         figures = ", ".join(f"{m:.4g}" for m in spread.metrics)
-        parts.append(Text(f"FP32's seeds reach {figures}; good is up to {spread.bound:.4g}"))
+        parts.append(Text(f"FP32's seeds reach {figures}; the limit is {spread.bound:.4g}"))
     parts.append(
         Text(f"{len(result.probes)} sets, {trainings} trainings, {result.seconds:.0f} s", "dim")
     )

@@ -17,12 +17,14 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from mpdiag import workloads
 from mpdiag.analysis.analyzer import analyze
-from mpdiag.demo.text import Outcome, demo_text
+from mpdiag.demo.outcomes import Outcome, demo_text
 from mpdiag.errors import TrainingDiverged, UsageError
-from mpdiag.recording.record import record
-from mpdiag.reports import terminal, text
+from mpdiag.recording.recorder import record
+from mpdiag.reports import terminal
+from mpdiag.reports.text.analysis import after_analysis, analysis_text
 from mpdiag.runs.run import free_name
 from mpdiag.runs.training_log import LogWriter, Metric, TrainingStep
+from mpdiag.training.options import PrecisionOverrides
 from mpdiag.training.trainer import MixedPrecision
 from mpdiag.workloads.protocol import mixed_step, start
 
@@ -36,7 +38,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Variant:
-    """A way to train: what to call it, where it goes, what overrides the plan."""
+    """A way to train: its title, the suffix of its run folder, and what overrides the plan."""
 
     title: str
     suffix: str
@@ -45,12 +47,12 @@ class Variant:
 
 @dataclass(frozen=True)
 class Setting:
-    """What every way to train shares: data, weights and batches are the same.
+    """What all ways to train share: the same data, weights and batches.
 
     Attributes:
         workload: What is trained.
         seed: Decides weights and batches.
-        steps: Of the training; None for the workload's own number.
+        steps: Of the training; None: the workload's own number.
         device: Where, as torch names it.
     """
 
@@ -60,16 +62,18 @@ class Setting:
     device: str = "cpu"
 
     def start(self) -> Session:
-        """A fresh training, just before its first step."""
+        """A new training, just before its first step."""
         return start(self.workload, seed=self.seed, steps=self.steps, device=self.device)
 
 
-NO_SCALE = Variant("FP16, no loss scale", "fp16-no-scale", {"loss_scale": 1.0})
+NO_SCALE = Variant(
+    "FP16, no loss scale", "fp16-no-scale", {"overrides": PrecisionOverrides(loss_scale=1.0)}
+)
 BY_PLAN = Variant("FP16 by the plan", "fp16-plan", {})
 NO_MASTERS = Variant(
     "FP16 weights, no FP32 masters",
     "fp16-no-masters",
-    {"level": "O2", "master_weights": False},
+    {"level": "O2", "overrides": PrecisionOverrides(master_weights=False)},
 )
 
 
@@ -84,7 +88,7 @@ def run_demo(
     size: str = "small",
     device: str = "cpu",
 ) -> Path:
-    """Train a workload three ways and say what came of it.
+    """Train a workload three ways and print the verdict.
 
     Args:
         name: A workload.
@@ -103,7 +107,7 @@ def run_demo(
         UsageError: If there is no such workload, size or device.
     """
     workload = workloads.load(name, size=size)
-    usable(device)
+    require_device(device)
     run = free_name(folder, name)
     console = Console(stderr=True)
     console.print(f"{workload.title}: {workload.summary}", highlight=False)
@@ -117,15 +121,15 @@ def run_demo(
         for variant in variants:
             place = free_name(folder, f"{run.name}-{variant.suffix}")
             outcomes.append(train_variant(setting, place, analysis.plan, variant, progress))
-    terminal.show(text.analysis_text(analysis))
+    terminal.show(analysis_text(analysis))
     if variants:
         terminal.show("", demo_text(workload.metric, workload.higher_is_better, outcomes, analysis))
-    terminal.name_next(*text.after_analysis(analysis, run))
+    terminal.name_next(*after_analysis(analysis, run))
     return run
 
 
-def usable(device: str) -> None:
-    """Refuse a device that torch does not find.
+def require_device(device: str) -> None:
+    """Refuse a device that torch cannot use.
 
     Raises:
         UsageError: With the reason.
@@ -170,7 +174,7 @@ def train_variant(
     *,
     observed: bool = False,
 ) -> Outcome:
-    """One mixed-precision training from the same seed; `observed`: recorded as it trains."""
+    """One mixed-precision training from the same seed; ``observed``: recorded while it trains."""
     session, workload = setting.start(), setting.workload
     task = progress.add_task(variant.title, total=session.steps, loss=0.0)
     losses: list[float] = []
@@ -181,7 +185,7 @@ def train_variant(
         progress.update(task, completed=step + 1, loss=loss)
 
     with ExitStack() as stack:
-        if observed:  # first: the trainer's journal joins a recording, not the reverse
+        if observed:  # first: the trainer's log joins a recording, not the reverse
             stack.enter_context(record(session.model, list(session.optimizers), run))
         try:
             trainer = stack.enter_context(
@@ -196,8 +200,8 @@ def train_variant(
             session.run(on_step=advance, take_step=mixed_step(trainer))
         except TrainingDiverged as error:
             stopped = str(error)
-            if trainer.journal is not None:
-                trainer.journal.note({"stopped": stopped})
+            if trainer.run_log is not None:
+                trainer.run_log.note({"stopped": stopped})
         seconds = time.perf_counter() - began
         metric = session.evaluate()
         trainer.log_metric(workload.metric, metric, higher_is_better=workload.higher_is_better)

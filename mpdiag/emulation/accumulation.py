@@ -1,6 +1,6 @@
-"""Products and reductions that add up in FP16, as an ablation: what accumulators in FP32 are for.
+"""An ablation: matrix products and reductions that accumulate in FP16 instead of FP32.
 
-A Tensor Core instruction multiplies a few columns by as many rows, adds the products up inside at
+A Tensor Core instruction multiplies a few columns by as many rows, adds the products internally at
 higher precision, and adds the result to its accumulator (NVIDIA PTX ISA, ``mma.m16n8k16``, where the
 accumulator may be FP16 or FP32). With an FP16 accumulator every one of these additions is rounded to
 11 bits; once the sum is 2,048 times an addend, the addend is gone. Linear layers, attention and
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 DEPTH = 16
-"""Products that one instruction adds up before it rounds."""
+"""Products that one instruction adds before it rounds."""
 
 _PRODUCTS = frozenset(
     {torch.ops.aten.mm, torch.ops.aten.bmm, torch.ops.aten.addmm, torch.ops.aten.baddbmm}
@@ -33,7 +33,7 @@ _PRODUCTS = frozenset(
 
 _MEANS = frozenset({torch.ops.aten.sum, torch.ops.aten.mean, torch.ops.aten.var_mean})
 
-# What holds such sums inside, by what PyTorch says it is made of.
+# Operations that contain such sums, according to PyTorch's decompositions.
 _MADE_OF_SUMS = frozenset(
     getattr(torch.ops.aten, name)
     for name in """
@@ -45,17 +45,17 @@ _MADE_OF_SUMS = frozenset(
 
 
 def accumulates(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a call of an ATen operation is a product of low-precision matrices, to be added low."""
+    """Whether a call of an ATen operation is a product of low-precision matrices."""
     low = all(isinstance(x, torch.Tensor) and x.dtype == torch.float16 for x in args)
     return func.overloadpacket in _PRODUCTS and low and not kwargs
 
 
 def product(*args: Tensor) -> Tensor:
-    """The product of FP16 matrices, with what is added to it, summed in FP16.
+    """The product of FP16 matrices, with an optional addend, accumulated in FP16.
 
     Args:
-        args: Two matrices (…, M, K) and (…, K, N), or three tensors, the first to be added at the
-            end.
+        args: Two matrices (…, M, K) and (…, K, N), or three tensors, of which the first is
+            added at the end.
     """
     *added, a, b = args
     wide_a, wide_b = a.float(), b.float()
@@ -67,15 +67,15 @@ def product(*args: Tensor) -> Tensor:
 
 
 def reduces(func: Any, args: tuple[Any, ...]) -> bool:
-    """Whether a call of an ATen operation adds up elements of a tensor in FP16 or FP32."""
+    """Whether a call of an ATen operation sums elements of a tensor in FP16 or FP32."""
     held = func.overloadpacket in _MEANS or func.overloadpacket in _MADE_OF_SUMS
     return held and args[0].dtype in (torch.float16, torch.float32)
 
 
 def reduction(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """What an operation that ``reduces`` returns where each sum in it is one in FP16.
+    """The result of an operation that ``reduces``, with every sum in it accumulated in FP16.
 
-    To be called where a softmax's or a normalization's own sums are seen again.
+    Call it where the sums inside a softmax or a normalization are dispatched as operations.
     """
     if func.overloadpacket in _MADE_OF_SUMS:
         return decomposition_table[func](*args, **kwargs)
@@ -101,9 +101,9 @@ def reduction(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def total(x: Tensor, dims: tuple[int, ...], keepdim: bool) -> Tensor:
-    """The sum over dimensions, FP32 [the other dimensions], of elements added one after another in FP16.
+    """The sum over dimensions, FP32 [the other dimensions], with elements added one by one in FP16.
 
-    NumPy adds along the first of two axes just so: row by row, each sum rounded.
+    NumPy adds along the first of two axes in this way: row by row, rounding each sum.
     """
     others = [d for d in range(x.dim()) if d not in dims]
     shape = [1 if d in dims else x.shape[d] for d in range(x.dim())]
@@ -111,7 +111,7 @@ def total(x: Tensor, dims: tuple[int, ...], keepdim: bool) -> Tensor:
     columns = (
         x.detach().permute((*dims, *others)).reshape(count, -1).to("cpu", torch.float16).numpy()
     )
-    # NumPy would add a single column up in pairs; beside another it is added row by row, too.
+    # NumPy would add a single column in pairs; with a second column it adds row by row.
     wide = np.repeat(columns, 2, axis=1) if columns.shape[1] == 1 else np.ascontiguousarray(columns)
     with np.errstate(over="ignore", invalid="ignore"):
         added = np.add.reduce(wide, axis=0, dtype=np.float16)[: columns.shape[1]]

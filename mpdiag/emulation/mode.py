@@ -1,8 +1,8 @@
 """Low-precision storage with FP32 arithmetic, on any device.
 
-A Tensor Core multiplies FP16 values and adds in FP32; what it stores is rounded to FP16. The same
-numbers come out anywhere if each operation reads its half-precision tensors, computes in FP32 and
-rounds what it returns: *Mixed Precision Training* (section 4) emulated FP16 so on Maxwell GPUs.
+A Tensor Core multiplies FP16 values and adds in FP32; what it stores is rounded to FP16. Any
+device gives the same numbers if each operation reads its half-precision tensors, computes in FP32 and
+rounds its results: *Mixed Precision Training* (section 4) emulated FP16 on Maxwell GPUs like this.
 
 ``Emulation`` does this below autograd, so tensors *are* half precision: their dtypes, the
 gradients', what is saved for backward, and every error of mixed dtypes are those of the native
@@ -32,8 +32,8 @@ LOW = frozenset({torch.float16, torch.bfloat16})
 Dtypes = tuple[torch.dtype | None, ...]
 _WORTH_KEEPING = 1 << 14
 
-# Operations that round once, or not at all, in torch's own half-precision kernels: what they return
-# is what FP32 arithmetic rounded once would be (a test compares them bit by bit), and it is faster.
+# Operations that round once, or not at all, in torch's own half-precision kernels: they return the
+# same as FP32 arithmetic rounded once (a test compares them bit by bit), and they are faster.
 _EXACT_NATIVELY = frozenset(
     """
     _to_copy _unsafe_view abs alias_copy argmax argmin argsort bernoulli bernoulli_ cat clamp
@@ -53,27 +53,27 @@ _SUMS = frozenset(
     {torch.ops.aten.add, torch.ops.aten.add_, torch.ops.aten.sub, torch.ops.aten.sub_}
 )
 
-# A tensor or a dtype may stand in one of these, or be one.
+# Containers of arguments that may hold a tensor or a dtype.
 _NESTED = frozenset({list, tuple, torch.dtype})
 
-# Operations that take operands of one dtype alone; their shape functions do not say so.
+# Operations whose operands must share one dtype; their shape functions do not say so.
 _ONE_DTYPE = frozenset(
     "mm addmm bmm baddbmm addbmm mv addmv dot vdot convolution _convolution convolution_backward".split()
 )
 
 
 class Emulation(TorchDispatchMode):
-    """While it is entered, half-precision operations compute in FP32 and round what they return.
+    """A context in which half-precision operations compute in FP32 and round their results.
 
-    Backward passes must run inside, too. oneDNN is switched off meanwhile for whatever asks from
-    above this level: its LSTM and GRU are one opaque operation that would hide every stored gate
-    and state; convolutions and the rest find it switched on again.
+    Backward passes must run inside it, too. oneDNN is switched off above the dispatch level: its LSTM
+    and GRU are one opaque operation that would hide every stored gate and state. Below it, for
+    convolutions and the rest, oneDNN is switched on again.
 
     Args:
-        low_sums: Add up in FP16, too (see ``accumulation``).
+        low_sums: Accumulate in FP16, too (see ``accumulation``).
 
     Attributes:
-        roundings: Tensors rounded so far, those of natively exact operations included.
+        roundings: Number of tensors rounded so far, including those of natively exact operations.
     """
 
     def __init__(self, *, low_sums: bool = False) -> None:
@@ -87,7 +87,7 @@ class Emulation(TorchDispatchMode):
         self._onednn: list[bool] = []
 
     def __enter__(self) -> Emulation:  # noqa: PYI034 - typing.Self is Python 3.11's
-        """Begin."""
+        """Start emulating on this thread."""
         entered = bool(self._onednn)
         self._onednn.append(self._onednn[-1] if entered else torch._C._get_mkldnn_enabled())
         torch._C._set_mkldnn_enabled(False)
@@ -95,7 +95,7 @@ class Emulation(TorchDispatchMode):
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """End; oneDNN is as it was."""
+        """Stop emulating, and restore oneDNN's setting."""
         super().__exit__(*exception)  # type: ignore[no-untyped-call]
         before = self._onednn.pop()
         if not self._onednn:
@@ -110,12 +110,12 @@ class Emulation(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """See ``TorchDispatchMode``."""
+        """Run one operation and round what it stores."""
         kwargs = kwargs or {}
         torch._C._set_mkldnn_enabled(self._onednn[-1])
         try:
             if self._low_sums and reduces(func, args):
-                with self:  # sums inside are seen again
+                with self:  # the sums inside are dispatched as operations
                     return reduction(func, args, kwargs)
             native = self._native.get(func)
             if native is None:
@@ -133,19 +133,19 @@ class Emulation(TorchDispatchMode):
             torch._C._set_mkldnn_enabled(False)
 
     def _compute(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run in FP32 if anything given is of half precision, and round what is returned."""
+        """Run in FP32 if any argument is of half precision, and round the results."""
         signature = tuple([x.dtype if isinstance(x, torch.Tensor) else type(x) for x in args])
         if kwargs or not _NESTED.isdisjoint(signature) or func._schema.is_mutable:
             return self._compute_nested(func, args, kwargs)
         if LOW.isdisjoint(signature):
             return func(*args)
         dtypes = self._result_dtypes(func, signature, args, kwargs)
-        if dtypes is None:  # torch itself refuses this: let it say so
+        if dtypes is None:  # torch itself refuses this: let it raise
             return func(*args)
         return self._narrowed(func(*[self._wide(x) for x in args]), dtypes)
 
     def _compute_nested(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """The same, where tensors stand in lists or keywords, or are written to."""
+        """The same for tensors in lists or keywords, and for tensors that are written to."""
         leaves, spec = tree_flatten((args, kwargs))
         signature = tuple([x.dtype if isinstance(x, torch.Tensor) else type(x) for x in leaves])
         if LOW.isdisjoint(signature):
@@ -187,7 +187,7 @@ class Emulation(TorchDispatchMode):
         )
 
     def _wide(self, x: Any, *, keep: bool = True) -> Any:
-        """A tensor in FP32; of one that is read again and again (a weight), the copy made before."""
+        """A tensor in FP32; for one that is read repeatedly (a weight), the copy made before."""
         if isinstance(x, torch.dtype):
             return torch.float32 if x in LOW else x
         if not isinstance(x, torch.Tensor) or x.dtype not in LOW:
@@ -215,7 +215,7 @@ class Emulation(TorchDispatchMode):
 
 @contextmanager
 def suspended() -> Iterator[None]:
-    """FP32 as it would be without emulation: for FP32 work inside an emulated region."""
+    """Suspend the emulation, for FP32 work inside an emulated region."""
     with torch.utils._python_dispatch._disable_current_modes():
         before = torch._C._get_mkldnn_enabled()
         torch._C._set_mkldnn_enabled(True)
@@ -226,7 +226,7 @@ def suspended() -> Iterator[None]:
 
 
 def _form(spec: Any) -> Any:
-    """A form of nested arguments that can be looked up; torch 2.6 has none with a hash for dicts."""
+    """A hashable form of nested arguments; torch 2.6 has none for dicts."""
     try:
         hash(spec)
     except TypeError:
@@ -241,12 +241,12 @@ def _is_native(func: Any) -> bool:
 
 
 def _is_plain(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a sum of two tensors has no factor, which would be rounded on its own."""
+    """Whether a sum of two tensors has no factor; a factor would be rounded separately."""
     return kwargs.get("alpha", 1) == 1 and all(isinstance(x, torch.Tensor) for x in args)
 
 
 def _written(func: Any, given: Any, wide: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """The tensors an operation writes to: as given, and as FP32."""
+    """The tensors an operation writes to: the originals, and their FP32 versions."""
     for i, argument in enumerate(func._schema.arguments):
         if argument.alias_info is None or not argument.alias_info.is_write:
             continue
@@ -260,9 +260,9 @@ def _written(func: Any, given: Any, wide: Any) -> Iterator[tuple[torch.Tensor, t
 
 
 def _result_dtypes(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Dtypes | None:
-    """What torch returns for tensors of these dtypes, asked without data; None if it refuses.
+    """The dtypes that torch returns for tensors of these dtypes; None if it refuses them.
 
-    A single dtype stands for as many results as there are.
+    It is determined without data. A single dtype applies to all results.
     """
     leaves = tree_leaves((args, kwargs))
     given = {x.dtype for x in leaves if isinstance(x, torch.Tensor) and x.is_floating_point()}
@@ -274,9 +274,9 @@ def _result_dtypes(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     try:
         flat = tree_flatten(func(*meta_args, **meta_kwargs))[0]
     except (RuntimeError, NotImplementedError):
-        if len(given) > 1:  # dtypes that do not go together
+        if len(given) > 1:  # incompatible dtypes
             return None
-        return (kwargs.get("dtype") or given.pop(),)  # no shape function: like what was given
+        return (kwargs.get("dtype") or given.pop(),)  # no shape function: same as the inputs
     return tuple(
         x.dtype if isinstance(x, torch.Tensor) and x.is_floating_point() else None for x in flat
     )

@@ -1,13 +1,13 @@
 """One operation policy on every device: which operation computes in which precision at level O1.
 
-The base is ``torch.autocast``, whose CUDA lists are the field's own: matrix multiplications in low
-precision, exponentials, norms, sums and losses in FP32, the rest as wide as its inputs. On a CPU
+The base is ``torch.autocast`` with its CUDA lists: matrix multiplications in low precision,
+exponentials, norms, sums and losses in FP32, the rest as wide as its inputs. On a CPU
 torch's lists are shorter (softmax, layer norm, exp, pow and sum stay low there), and recurrent
-networks are not cast at all. ``install`` fills these gaps with kernels of our own, which act while
-a policy of ours is in force and leave a plain ``torch.autocast`` as it was.
+networks are not cast at all. ``install`` fills these gaps with our own kernels, which act only while
+one of our policies is in force and leave a plain ``torch.autocast`` unchanged.
 
-On top come what a plan or a user asks for: operations in FP32 or in low precision everywhere, or in
-FP32 in one module, and whole modules in FP32.
+A plan or a user can add rules: operations in FP32 or in low precision everywhere, operations in FP32
+in one module, and whole modules in FP32.
 
 Sources: PyTorch's documentation of automatic mixed precision (op reference, CUDA); GTC 2019,
 *Automatic Mixed Precision for PyTorch* (white and black lists); *Mixed Precision Training*
@@ -39,7 +39,7 @@ __all__ = [
     "in_force", "install", "operation_named",
 ]  # fmt: skip
 
-# What people call an operation -> what ATen calls it.
+# Common name of an operation -> ATen's name.
 ALIASES = {
     "cross_entropy": "cross_entropy_loss",
     "gelu": "gelu",
@@ -48,7 +48,7 @@ ALIASES = {
     "vector_norm": "linalg_vector_norm",
 }
 
-# The operation of a module type, where a module is little more than one operation.
+# Module types that are little more than one operation -> that operation.
 MODULE_OPERATIONS = {
     "Softmax": "softmax", "Softmax2d": "softmax", "Softmin": "softmax", "LogSoftmax": "log_softmax",
     "Softplus": "softplus", "LayerNorm": "layer_norm", "RMSNorm": "rms_norm",
@@ -85,11 +85,11 @@ class Policy:
     Attributes:
         dtype: The low precision.
         overrides: Rules by operation that replace those of the lists.
-        in_module: Operations that are FP32 right now, because a module being called asks for it:
-            a stack, its last entry in force.
-        outside: Operations that are FP32 where no submodule is being called: in a model's own code,
+        in_module: Operations that are FP32 at the moment because of the module being called:
+            a stack, of which the last entry is in force.
+        outside: Operations that are FP32 while no submodule is being called: in a model's own code,
             and in the loop around it.
-        depth: How many submodules are being called.
+        depth: Number of submodules being called.
     """
 
     dtype: torch.dtype
@@ -99,7 +99,7 @@ class Policy:
     depth: int = 0
 
     def rule(self, operation: str) -> Rule | None:
-        """What becomes of an operation now; None: as wide as its inputs."""
+        """The precision of an operation at the moment; None for as wide as its inputs."""
         if self.in_module and operation in self.in_module[-1]:
             return "fp32"
         if self.depth == 0 and operation in self.outside:
@@ -113,10 +113,10 @@ _here = threading.local()
 
 @contextmanager
 def in_force(policy: Policy) -> Iterator[None]:
-    """Let our kernels follow this policy meanwhile.
+    """Make our kernels follow this policy inside the context.
 
-    It holds for this thread, and for threads that have none of their own: a checkpointed forward
-    pass runs again in autograd's.
+    It applies to this thread and to threads without a policy of their own: a checkpointed forward
+    pass is recomputed in autograd's thread.
     """
     stacks = (_everywhere, vars(_here).setdefault("policies", []))
     for stack in stacks:
@@ -140,14 +140,14 @@ _installed: set[tuple[str, str]] = set()
 
 
 def install(device_type: str, operations: frozenset[str] = frozenset()) -> None:
-    """Give autocast on a device the kernels it lacks for our lists, and for these operations.
+    """Register the autocast kernels that a device lacks for our lists, and for these operations.
 
     An operation that torch's autocast on that device treats as our lists do is left to torch,
-    unless it is named.
+    unless it is named in ``operations``.
     """
     key = f"Autocast{device_type.upper()}"
     if device_type == "cpu":
-        operations |= BANNED  # torch bans them on CUDA alone
+        operations |= BANNED  # torch bans them on CUDA only
     for name in sorted({*LISTS, *operations}):
         if not hasattr(torch.ops.aten, name):
             continue  # a name of another torch version
@@ -160,12 +160,12 @@ def install(device_type: str, operations: frozenset[str] = frozenset()) -> None:
             if not any("Tensor" in str(a.type) for a in op._schema.arguments):
                 continue
             if not torch._C._dispatch_has_kernel(full):
-                continue  # TorchScript's alone
+                continue  # exists for TorchScript only
             known = torch._C._dispatch_has_kernel_for_dispatch_key(full, key)
             if known and name not in operations:
                 continue
             if not known and device_type != "cpu" and name not in operations:
-                continue  # CUDA's own lists are ours
+                continue  # CUDA's own lists are the same as ours
             _register(op, full, key, name, replaces=known)
             _installed.add((full, key))
 
@@ -184,7 +184,7 @@ def _register(op: Any, full: str, key: str, name: str, *, replaces: bool) -> Non
 
 
 def _kernel(op: Any, name: str, key: str, *, replaces: bool) -> Callable[..., Any]:
-    """The autocast kernel of one operation: cast by the policy in force, then go on below."""
+    """The autocast kernel of one operation: cast by the policy in force, then call the kernels below."""
     autocast = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
     below = torch._C._dispatch_keyset_full_after(getattr(torch._C.DispatchKey, key))
     device_type = key.removeprefix("Autocast").lower()
@@ -193,7 +193,7 @@ def _kernel(op: Any, name: str, key: str, *, replaces: bool) -> Callable[..., An
         policy = _policy_in_force()
         if policy is not None:
             rule = policy.rule(name)
-        else:  # somebody's plain autocast: what torch would have done
+        else:  # a plain autocast: do what torch would have done
             rule = LISTS.get(name) if replaces else None
             rule = "fp32" if rule == "banned" else rule
         if rule is None:
@@ -223,7 +223,7 @@ def _kernel(op: Any, name: str, key: str, *, replaces: bool) -> Callable[..., An
 
 
 def _has_plain_numbers(op: Any, args: tuple[Any, ...]) -> bool:
-    """Whether a number stands for a tensor (``x + 1``), which redispatching does not take."""
+    """Whether a number is passed as a tensor (``x + 1``), which redispatching does not accept."""
     return any(
         isinstance(x, (int, float, complex)) and isinstance(a.type, torch.TensorType)
         for x, a in zip(args, op._schema.arguments, strict=False)
@@ -231,7 +231,7 @@ def _has_plain_numbers(op: Any, args: tuple[Any, ...]) -> bool:
 
 
 _BANNED = (
-    "binary_cross_entropy of probabilities loses its small ones in low precision: give the logits "
+    "binary_cross_entropy loses small probabilities in low precision: pass the logits "
     "to binary_cross_entropy_with_logits, or name it in fp32_operations"
 )
 

@@ -1,12 +1,12 @@
-"""An emulated LSTM in one piece: the same roundings, without a detour through Python for each.
+"""An emulated LSTM in one function: the same roundings, without intercepting each operation.
 
-On a CPU an FP16 LSTM is taken apart into its time steps, so that every gate and state is rounded as
-a GPU stores it. Intercepting each of these small operations costs more than the operations. Here
-they run back to back, forward and backward written out; a test compares the results bit by bit with
-those of the operations intercepted one at a time.
+On a CPU an FP16 LSTM is split into its time steps, so that every gate and state is rounded as a GPU
+stores it. Intercepting each of these small operations costs more than the operations themselves. Here
+forward and backward are written out; a test compares the results bit by bit with those of the
+intercepted operations.
 
-Weight gradients are summed over time in FP32 and rounded once, as cuDNN does it in one
-multiplication; taken apart, every time step's share would be rounded on its own.
+Weight gradients are summed over time in FP32 and rounded once, as cuDNN does in one
+multiplication; split into steps, every time step's share would be rounded separately.
 
 Like cuDNN's, it is differentiable once; for a second derivative switch it off as on a GPU, with
 ``torch.backends.cudnn.flags(enabled=False)``.
@@ -27,13 +27,13 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
 FORWARD_ROUNDINGS = 11
-"""Of a time step: two sums of products, four gates, two products, a cell, its tanh, a state."""
+"""Roundings of a step: two sums of products, four gates, two products, a cell, its tanh, a state."""
 BACKWARD_ROUNDINGS = 16
-"""Of a time step: what arrives at state and cell, and each of the above the other way."""
+"""Roundings of a step: the gradients at state and cell, and those of each value above."""
 
 
 def applies(op: Any, args: tuple[Any, ...]) -> bool:
-    """Whether a call of an ATen operation, with FP16 tensors, is an LSTM to be emulated here."""
+    """Whether a call of an ATen operation is an FP16 LSTM that is emulated here."""
     if op is not torch.ops.aten.lstm.input or not torch.backends.cudnn.enabled or len(args) != 9:
         return False
     if not any(isinstance(mode, Emulation) for mode in _get_current_dispatch_mode_stack()):
@@ -65,10 +65,10 @@ def lstm(
 
     Args:
         x: (steps, batch, features), or (batch, steps, features) if ``batch_first``.
-        hx: First states and cells, each (layers × directions, batch, hidden).
+        hx: Initial states and cells, each (layers × directions, batch, hidden).
         parameters: As ``nn.LSTM`` orders its flat weights.
         biases: Whether two biases follow each pair of weights.
-        layers: How many.
+        layers: Number of layers.
         dropout: Between layers, while ``train``.
         train: Whether the module is training.
         bidirectional: Whether each layer also runs backwards.
@@ -169,7 +169,7 @@ class _Layer(torch.autograd.Function):
                 torch.mul(state_grad, tanhs[t], out=parts[3])
                 candidate = _through_tanh(parts[2], g)
                 y = gates[t].float()
-                grad.copy_(grad.float().mul_(1 - y).mul_(y))  # through the sigmoids
+                grad.copy_(grad.float().mul_(1 - y).mul_(y))  # derivative of the sigmoids
                 parts[2].copy_(candidate)
                 cell_grad = cell_grad * f
                 state_grad = torch.mm(grad.float(), recurrent).half()

@@ -11,14 +11,14 @@ _CASTS = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 
 def round_to(values: Tensor, fmt: FloatFormat) -> Tensor:
-    """Round to the nearest value of a format, ties to even; what is out of range becomes infinite.
+    """Round to the nearest value of a format, ties to even; values out of range become infinite.
 
     Formats without infinity (E4M3) give NaN there, as ``FloatFormat.round`` does; torch's own FP8
     casts saturate in some versions.
 
     Args:
         values: Floating point, any shape.
-        fmt: FP32 returns the values as they are.
+        fmt: The format; FP32 returns the values unchanged.
 
     Returns:
         A tensor of the same dtype.

@@ -1,8 +1,8 @@
-"""What an export is, and what each family of frameworks shares in writing one.
+"""What an export is, and what all exporters share.
 
-An exporter is a pure function from a plan to an ``Export``. It states what its framework is able
-to hold (``Able``); whatever the plan holds beyond that comes out as a note, so nothing is dropped
-in silence. Where the text has comments, the notes stand in it, too.
+An exporter is a pure function from a plan to an ``Export``. It states what its framework supports
+(``Able``); everything else in the plan becomes a note, so that nothing is dropped silently. If the
+language has comments, the text contains the notes, too.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mpdiag.numerics.formats import FP16, format_named
 if TYPE_CHECKING:
     from mpdiag.plan import PrecisionPlan
 
-Language = Literal["python", "json", "shell", "prototxt", "lua"]
+TextLanguage = Literal["python", "json", "shell", "prototxt", "lua"]
 _COMMENT = {"python": "# ", "shell": "# ", "prototxt": "# ", "lua": "-- ", "json": ""}
 
 SCHEMA_VERSION = 1
@@ -27,18 +27,18 @@ SCHEMA_VERSION = 1
 
 @dataclass(frozen=True)
 class Export:
-    """A plan in a framework's own words.
+    """A plan in a framework's own terms.
 
     Attributes:
         framework: The name given to ``--to``.
-        language: What the text is written in.
-        text: The file's content, notes included where the language has comments.
+        language: The language of the text.
+        text: The file's content, with the notes if the language has comments.
         settings: The same decisions as plain values, under the framework's own names.
         notes: What the framework cannot express, a sentence each.
     """
 
     framework: str
-    language: Language
+    language: TextLanguage
     text: str
     settings: Mapping[str, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
@@ -85,19 +85,19 @@ def scaling_of(plan: PrecisionPlan) -> Scaling:
 
 
 def constant_scale(plan: PrecisionPlan) -> float:
-    """The one scale for a framework that knows constant scales alone; 1 is none."""
+    """The scale for a framework that has only constant scales; 1 means none."""
     scaling = scaling_of(plan)
     return plan.loss_scale.recommended if scaling.kind == "dynamic" else scaling.scale
 
 
 def format_of(plan: PrecisionPlan, able: Able) -> str:
-    """``fp16``, ``bf16``, an FP8 format or ``fp32``: what the framework would compute in.
+    """The format that the framework would compute in: ``fp16``, ``bf16``, an FP8 format or ``fp32``.
 
-    Where a plan for FP8 meets a framework without it, FP16 stays, in which FP8 training keeps
-    what is outside its matrix products; the plan's loss scale is FP16's.
+    For a plan in FP8, a framework without FP8 uses FP16, the format in which FP8 training keeps what
+    is outside its matrix products; the plan's loss scale is FP16's.
 
     Raises:
-        UsageError: If the framework knows no BF16: another plan is needed, not another setting.
+        UsageError: If the framework has no such format, so that another plan is needed.
     """
     if plan.level == "O0":
         return "fp32"
@@ -116,7 +116,7 @@ def make(
     plan: PrecisionPlan,
     framework: str,
     able: Able,
-    language: Language,
+    language: TextLanguage,
     body: str,
     settings: Mapping[str, Any],
     *extra_notes: str,
@@ -141,7 +141,7 @@ def _heading(plan: PrecisionPlan, able: Able, notes: tuple[str, ...], mark: str)
 
 
 def one_line(text: str) -> str:
-    """Text for a comment: no line break of a name ends it, and nothing in it commands a terminal."""
+    """Text for a comment, without line breaks that would end it or control characters."""
     words = " ".join(text.split())
     return "".join(c if c.isprintable() else "\ufffd" for c in words)
 
@@ -163,5 +163,5 @@ def _wrapped(text: str, mark: str, bullet: str) -> list[str]:
 
 
 def number(value: float) -> str:
-    """A number as every language here reads it: 1024.0, never 1.02e+03."""
+    """A number in the form that every language here reads: 1024.0, not 1.02e+03."""
     return repr(float(value))

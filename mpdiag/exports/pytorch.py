@@ -1,4 +1,4 @@
-"""Exports for PyTorch and what stands on it: torch.amp, Lightning, Transformers, Accelerate.
+"""Exports for PyTorch and libraries built on it: torch.amp, Lightning, Transformers, Accelerate.
 
 Sources: PyTorch's documentation of ``torch.amp``; Lightning's of its ``MixedPrecision`` plugin;
 Transformers' of ``TrainingArguments``; Accelerate's of ``GradScalerKwargs``.
@@ -16,24 +16,24 @@ if TYPE_CHECKING:
 
 GRAD_SCALER = ("growth_factor", "backoff_factor", "growth_interval", "checks")
 NEVER = 2**31 - 1
-"""A growth interval that no training reaches: GradScaler's counter is an int32."""
+"""A growth interval that no training reaches; GradScaler's counter is an int32."""
 ALMOST_ONE = 1 - 2**-53
-"""A backoff factor GradScaler takes, below 1, and whose product with an FP32 scale is that scale."""
+"""A backoff factor below 1, as GradScaler demands, that leaves an FP32 scale unchanged."""
 
 DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
 _OFF = "mixed precision is off: the plan is for FP32 (O0)."
 
 
 def autocast_settings(plan: PrecisionPlan, able: Able) -> dict[str, Any]:
-    """The arguments of ``torch.autocast`` beside the device; dtype as a name."""
+    """The arguments of ``torch.autocast`` except the device; the dtype by name."""
     chosen = format_of(plan, able)
     return {"dtype": DTYPES[chosen], "enabled": chosen != "fp32"}
 
 
 def scaler_settings(plan: PrecisionPlan) -> dict[str, Any]:
-    """The arguments of ``torch.amp.GradScaler`` beside the device.
+    """The arguments of ``torch.amp.GradScaler`` except the device.
 
-    A constant scale is checked, too: it never grows, and backing off leaves it as it is.
+    A constant scale is checked as well: it never grows, and backing off leaves it unchanged.
     """
     scaling, scale = scaling_of(plan), plan.loss_scale
     if scaling.kind == "none":
@@ -81,7 +81,7 @@ for x, y in loader:
 
 
 def keep_fp32(names: list[str]) -> str:
-    """Code that takes modules of ``model`` out of autocast on ``device``; nothing for no names."""
+    """Code that takes modules of ``model`` out of autocast on ``device``; empty without names."""
     if not names:
         return ""
     rows = "".join(f"    {name!r},\n" for name in names)
@@ -139,7 +139,7 @@ trainer = lightning.Trainer(plugins=MixedPrecision({precision!r}, device, scaler
 
 
 def huggingface(plan: PrecisionPlan) -> Export:
-    """``TrainingArguments``, and the scaler, which they have no argument for."""
+    """``TrainingArguments``, and the scaler, for which they have no argument."""
     able = Able("Transformers", settings=GRAD_SCALER)
     cast, scaler = autocast_settings(plan, able), scaler_settings(plan)
     settings: dict[str, Any] = {
@@ -191,7 +191,7 @@ accelerator = Accelerator({inside})
 
 
 def _whole(library: str, plan: PrecisionPlan) -> tuple[str, ...]:
-    """Where the whole plan can be had, for frameworks with an integration."""
+    """A note on the integration that applies the whole plan."""
     if plan.level == "O0":
         return (_OFF,)
     return (f"mpdiag.integrations.{library} applies the whole plan, with what is missing below.",)

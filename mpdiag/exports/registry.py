@@ -6,7 +6,7 @@ import difflib
 from typing import TYPE_CHECKING
 
 from mpdiag.errors import UsageError
-from mpdiag.exports import caffe, distributed, legacy, pytorch, tensorflow
+from mpdiag.exports import distributed, legacy, pytorch, tensorflow
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -23,14 +23,7 @@ EXPORTERS: Mapping[str, Exporter] = {
     "megatron": distributed.megatron,
     "keras": tensorflow.keras,
     "tensorflow": tensorflow.tensorflow,
-    "openseq2seq": tensorflow.openseq2seq,
-    "mxnet": legacy.mxnet,
-    "chainer": legacy.chainer,
-    "theano": legacy.theano,
-    "cntk": legacy.cntk,
-    "torch7": legacy.torch7,
-    "caffe2": caffe.caffe2,
-    "nvcaffe": caffe.nvcaffe,
+    **legacy.EXPORTERS,
 }
 
 

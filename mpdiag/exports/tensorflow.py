@@ -1,14 +1,14 @@
-"""Exports for TensorFlow and what stands on it: Keras, the graph rewrite, OpenSeq2Seq.
+"""Exports for TensorFlow: Keras and the graph rewrite.
 
 Sources: Keras' documentation of ``mixed_precision`` and ``LossScaleOptimizer``; NVIDIA's of
-TensorFlow's automatic mixed precision; OpenSeq2Seq, *Mixed Precision Training*.
+TensorFlow's automatic mixed precision.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mpdiag.exports.export import Export, constant_scale, format_of, make, number, scaling_of
+from mpdiag.exports.export import Export, format_of, make, number, scaling_of
 from mpdiag.exports.notes import Able
 
 if TYPE_CHECKING:
@@ -87,40 +87,3 @@ optimizer = tf.compat.v1.mixed_precision.enable_mixed_precision_graph_rewrite(
             "Keras (mpdiag export --to keras)."
         )
     return make(plan, "tensorflow", able, "python", body, settings, *extra)
-
-
-def openseq2seq(plan: PrecisionPlan) -> Export:
-    """``base_params`` of an OpenSeq2Seq configuration; LogNormal is called LogMax there.
-
-    Its wrapper holds FP16 weights with FP32 masters, which is level O2.
-    """
-    able = Able(
-        "OpenSeq2Seq",
-        formats=("fp16",),
-        methods=("constant", "backoff", "lognormal"),
-        levels=("O0", "O2"),
-    )
-    chosen, scaling = format_of(plan, able), scaling_of(plan)
-    settings: dict[str, Any] = {"dtype": "mixed" if chosen == "fp16" else "tf.float32"}
-    extra = []
-    if chosen == "fp16" and scaling.kind == "dynamic":
-        name = "LogMax" if plan.loss_scale.method == "lognormal" else "Backoff"
-        settings["automatic_loss_scaling"] = name
-        extra.append(
-            f"{name} begins where OpenSeq2Seq chooses: the plan's {scaling.scale:g} is not set."
-        )
-    elif chosen == "fp16" and scaling.kind == "constant":
-        settings["loss_scale"] = constant_scale(plan)
-    if plan.loss_scale.method == "lognormal":
-        extra.append("LogMax takes 65536 for a logarithm after an overflow and recovers late.")
-    rows = "".join(
-        f'    "{key}": {value if value == "tf.float32" else _literal(value)},\n'
-        for key, value in settings.items()
-    )
-    body = "import tensorflow as tf\n\n" if chosen == "fp32" else ""
-    body += f"base_params = {{\n    # … what your model has there\n{rows}}}\n"
-    return make(plan, "openseq2seq", able, "python", body, settings, *extra)
-
-
-def _literal(value: Any) -> str:
-    return number(value) if isinstance(value, float) else f'"{value}"'

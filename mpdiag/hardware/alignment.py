@@ -1,4 +1,4 @@
-"""What shapes Tensor Cores want: the rule for each dtype and GPU generation.
+"""Shape rules of Tensor Cores: which multiples dimensions should be, by dtype and GPU generation.
 
 A kernel reads its operands in vectors of up to 16 bytes, so every row must start at a multiple of
 16 bytes for the widest ones to be used: 8 values of FP16, 4 of TF32, 16 of INT8.
@@ -29,7 +29,7 @@ BYTES = {
     "fp8": 1,
     "int8": 1,
 }
-"""Bytes of one value as it lies in memory."""
+"""Bytes of one value in memory."""
 
 _DTYPE_NAMES = {
     "double": "fp64",
@@ -77,15 +77,15 @@ _TENSOR_MAPS = frozenset({"hopper", "blackwell"})
 
 @dataclass(frozen=True)
 class Alignment:
-    """The multiples a dimension should be of, in values.
+    """The multiples that a dimension should have, in values.
 
     Attributes:
-        dtype: Of the operands.
-        generation: Of the GPU; None where it is not known.
+        dtype: Dtype of the operands.
+        generation: Generation of the GPU; None where it is not known.
         required: Below this no Tensor Core is used at all; 1 where nothing is required.
-        native: Below this the generation's own kernels give way to an older generation's.
+        native: Below this, kernels of an older generation run instead of its own.
         good: The multiple to pad to: 16 bytes.
-        best: 128 bytes on A100 and newer, worth it where it costs little; else ``good``.
+        best: 128 bytes on A100 and newer, worthwhile if it costs little; else ``good``.
     """
 
     dtype: str
@@ -98,13 +98,13 @@ class Alignment:
 
 @dataclass(frozen=True)
 class Fault:
-    """A dimension that is no multiple of what Tensor Cores want.
+    """A dimension that is not a multiple of what Tensor Cores need.
 
     Attributes:
         dimension: Its name, such as ``"N"`` or ``"input channels"``.
-        size: What it is.
-        multiple: What it should be a multiple of.
-        padded: The next such size.
+        size: Its size.
+        multiple: The multiple it should be of.
+        padded: The next larger size that is.
     """
 
     dimension: str
@@ -114,12 +114,12 @@ class Fault:
 
     @property
     def growth(self) -> float:
-        """By how much the work grows when this is padded, 1.0 for nothing."""
+        """The factor by which padding this increases the work; 1.0 for no increase."""
         return self.padded / self.size
 
 
 def dtype_name(text: str | None) -> str | None:
-    """Our name of a dtype as torch, its profiler or oneDNN write it; None for any other.
+    """mpdiag's name of a dtype as torch, its profiler or oneDNN write it; None for any other.
 
     ``"c10::BFloat16"``, ``"torch.bfloat16"``, ``"bfloat16"`` and ``"bf16"`` are all ``"bf16"``.
     """
@@ -183,7 +183,7 @@ def faults(sizes: Iterable[tuple[str, int]], dtype: str, gpu: str | None) -> tup
     """The dimensions that should be padded, those furthest from a vector first.
 
     Args:
-        sizes: Names and sizes, of what lies in memory as ``dtype``.
+        sizes: Names and sizes of dimensions of tensors of ``dtype``.
         dtype: See ``BYTES``.
         gpu: A generation, or None.
     """

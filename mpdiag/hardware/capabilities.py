@@ -1,7 +1,7 @@
-"""What a machine can do with each format, and which versions that needs.
+"""Which formats a machine computes in, and the hardware and versions each one needs.
 
 Sources: NVIDIA, *CUDA Toolkit Release Notes*, table of minimum drivers (Linux), and *cuDNN Support
-Matrix*, for the first versions that knew a format's instructions; *CUDA C Programming Guide*,
+Matrix*, for the first versions with a format's instructions; *CUDA C Programming Guide*,
 table of compute capabilities; Transformer Engine's requirements for FP8 on Ada.
 """
 
@@ -22,11 +22,11 @@ Version = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Need:
-    """What Tensor Cores need for a format.
+class FormatRequirement:
+    """Minimum requirements of a format on Tensor Cores.
 
     Attributes:
-        capability: Least compute capability.
+        capability: Minimum compute capability.
         cuda, cudnn, driver: First versions with the instructions.
     """
 
@@ -37,7 +37,7 @@ class Need:
 
     @property
     def text(self) -> str:
-        """For a person."""
+        """The requirements as one line of text."""
         major, minor = self.capability
         return (
             f"compute capability {major}.{minor}, CUDA {_dotted(self.cuda)}, "
@@ -46,19 +46,19 @@ class Need:
 
 
 NEEDS = {
-    "fp16": Need((7, 0), (9, 0), (7, 0), (384, 81)),
-    "int8": Need((7, 5), (10, 0), (7, 3), (410, 48)),
-    "tf32": Need((8, 0), (11, 0), (8, 0), (450, 36)),
-    "bf16": Need((8, 0), (11, 0), (8, 0), (450, 36)),
-    "fp8": Need((8, 9), (11, 8), (8, 6), (520, 61)),
+    "fp16": FormatRequirement((7, 0), (9, 0), (7, 0), (384, 81)),
+    "int8": FormatRequirement((7, 5), (10, 0), (7, 3), (410, 48)),
+    "tf32": FormatRequirement((8, 0), (11, 0), (8, 0), (450, 36)),
+    "bf16": FormatRequirement((8, 0), (11, 0), (8, 0), (450, 36)),
+    "fp8": FormatRequirement((8, 9), (11, 8), (8, 6), (520, 61)),
 }
-"""Of NVIDIA's GPUs, oldest first."""
+"""By format, oldest first; for NVIDIA's GPUs."""
 _FP8_ON_ADA = (12, 1)
 
 
 @dataclass(frozen=True)
 class Software:
-    """Versions that decide; None for what is absent or not known."""
+    """Installed versions; None for what is absent or not known."""
 
     cuda: Version | None = None
     cudnn: Version | None = None
@@ -66,15 +66,15 @@ class Software:
 
 
 @dataclass(frozen=True)
-class Ability:
-    """What one device can do with one format.
+class FormatSupport:
+    """How one device supports one format.
 
     Attributes:
         device: Its name.
         format: ``fp16``, ``bf16``, ``tf32``, ``fp8``, ``int8``.
         how: Where matrix products in it are computed.
-        reason: Why, or why not, one sentence.
-        needs: What Tensor Cores need for it.
+        reason: Why, or why not, in one sentence.
+        needs: Its requirements on Tensor Cores.
     """
 
     device: str
@@ -84,40 +84,46 @@ class Ability:
     needs: str
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """The fields as plain values."""
         return asdict(self)
 
 
-def gpu_abilities(device: DeviceFacts, software: Software) -> tuple[Ability, ...]:
-    """What a GPU can do with each format."""
-    return tuple(_gpu_ability(device, software, name, need) for name, need in NEEDS.items())
+def gpu_format_support(device: DeviceFacts, software: Software) -> tuple[FormatSupport, ...]:
+    """How a GPU supports each format."""
+    return tuple(_gpu_support(device, software, name, need) for name, need in NEEDS.items())
 
 
-def _gpu_ability(device: DeviceFacts, software: Software, name: str, need: Need) -> Ability:
+def _gpu_support(
+    device: DeviceFacts, software: Software, name: str, need: FormatRequirement
+) -> FormatSupport:
     how, reason = _on_gpu(device, software, name, need)
-    return Ability(device.name, name, how, reason, need.text)
+    return FormatSupport(device.name, name, how, reason, need.text)
 
 
-def _on_gpu(device: DeviceFacts, software: Software, name: str, need: Need) -> tuple[How, str]:
+def _on_gpu(
+    device: DeviceFacts, software: Software, name: str, need: FormatRequirement
+) -> tuple[How, str]:
     if is_amd(device.name):
         rates = device.peaks.tensor if device.peaks is not None else {}
         if name in rates:
-            return "tensor cores", "matrix cores (MFMA) multiply it"
-        return "no", "not known of this GPU" if not rates else "its matrix cores do not multiply it"
+            return "tensor cores", "supported by its matrix cores (MFMA)"
+        return "no", "not known for this GPU" if not rates else "not supported by its matrix cores"
     if device.has_tensor_cores is False:
         return "no", "this GPU has no Tensor Cores: the format saves memory, not time"
     if device.capability is None or device.has_tensor_cores is None:
-        return "no", "not known of this GPU"
+        return "no", "not known for this GPU"
     if device.capability < need.capability:
         return "no", f"its Tensor Cores (compute capability {_dotted(device.capability)}) are older"
     missing = _missing(device, software, name, need)
     if missing:
-        return "no", f"too old here: {', '.join(missing)}"
-    return "tensor cores", "Tensor Cores multiply it"
+        return "no", f"too old: {', '.join(missing)}"
+    return "tensor cores", "supported by its Tensor Cores"
 
 
-def _missing(device: DeviceFacts, software: Software, name: str, need: Need) -> list[str]:
-    """Versions that are older than the format; what is not known is not held against it."""
+def _missing(
+    device: DeviceFacts, software: Software, name: str, need: FormatRequirement
+) -> list[str]:
+    """Installed versions that are too old for the format; unknown versions pass."""
     cuda = need.cuda
     if name == "fp8" and device.capability == (8, 9):
         cuda = _FP8_ON_ADA
@@ -130,29 +136,33 @@ def _missing(device: DeviceFacts, software: Software, name: str, need: Need) -> 
     ]
 
 
-def cpu_abilities(
+def cpu_format_support(
     name: str, *, has_amx: bool | None, has_avx512_bf16: bool | None
-) -> tuple[Ability, ...]:
-    """What a CPU can do with each format."""
+) -> tuple[FormatSupport, ...]:
+    """How a CPU supports each format."""
     bf16: tuple[How, str]
     if has_amx:
-        bf16 = "matrix unit", "AMX multiplies it: train in BF16 here"
+        bf16 = "matrix unit", "supported by AMX: train in BF16 here"
     elif has_avx512_bf16:
-        bf16 = "vector unit", "AVX512-BF16 multiplies it, without a matrix unit"
+        bf16 = "vector unit", "supported by AVX512-BF16, without a matrix unit"
     else:
-        bf16 = "emulated", "computed in FP32: right numbers, no gain in speed"
+        bf16 = "emulated", "computed in FP32: correct values, no speedup"
     found: dict[str, tuple[How, str]] = {
         "fp16": (
             "emulated",
-            "mpdiag computes in FP32 and rounds what is stored: right numbers, no gain in speed",
+            "mpdiag computes in FP32 and rounds what is stored: correct values, no speedup",
         ),
-        "int8": ("vector unit", "for inference alone"),
+        "int8": ("vector unit", "for inference only"),
         "tf32": ("no", "TF32 is a format of NVIDIA's Tensor Cores"),
         "bf16": bf16,
-        "fp8": ("no", "torch stores it, nothing multiplies it; mpdiag analyze predicts it"),
+        "fp8": (
+            "no",
+            "torch can store it but not compute in it; mpdiag analyze predicts it",
+        ),
     }
     return tuple(
-        Ability(name, fmt, how, reason, NEEDS[fmt].text) for fmt, (how, reason) in found.items()
+        FormatSupport(name, fmt, how, reason, NEEDS[fmt].text)
+        for fmt, (how, reason) in found.items()
     )
 
 

@@ -1,7 +1,7 @@
-"""What a device is and how it is doing: from a trace, from torch, or from NVML.
+"""Facts of a device and its present state: from a trace, from torch, or from NVML.
 
-NVML (the library behind nvidia-smi) knows what torch does not: the clocks a GPU runs at and could
-run at, why it is held back, its power and its driver. Nothing here changes a setting.
+NVML (the library behind nvidia-smi) knows what torch does not: a GPU's current and maximum clocks,
+why it is throttled, its power and its driver. Nothing here changes a setting.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 _THROTTLE = (
-    # bit, what a person should know; bits as in nvml.h, nvmlClocksEventReason*
+    # (bit, its meaning in words); bits as in nvml.h, nvmlClocksEventReason*
     (0x0000000000000004, "the software power cap holds clocks down"),
     (0x0000000000000008, "hardware slowdown: temperature, power brake or supply"),
     (0x0000000000000010, "sync boost: another GPU of the group is slower"),
@@ -25,27 +25,27 @@ _THROTTLE = (
     (0x0000000000000040, "hardware thermal slowdown"),
     (0x0000000000000080, "hardware power brake"),
 )
-"""What makes kernels slower than they could be; idle and clocks set on purpose are no fault."""
+"""Reasons that slow kernels down; being idle and clocks set on purpose are not among them."""
 _CLOCKS_SET = 0x0000000000000002
 
 
 @dataclass(frozen=True)
 class DeviceFacts:
-    """One device. Whatever its source does not tell is None.
+    """One device. Fields that the source does not provide are None.
 
     Attributes:
-        name: As its driver gives it.
+        name: As the driver reports it.
         capability: Compute capability, major and minor.
         processors: Streaming multiprocessors or compute units.
-        memory_bytes: Of the device, in all.
+        memory_bytes: Total memory of the device.
         driver: Driver version.
-        clock_mhz, max_clock_mhz: Of the multiprocessors, now and at most.
-        memory_clock_mhz, max_memory_clock_mhz: Of the memory.
-        power_watts, power_limit_watts: Drawn now, and the limit in force.
+        clock_mhz, max_clock_mhz: Clock of the multiprocessors, now and at most.
+        memory_clock_mhz, max_memory_clock_mhz: Clock of the memory, now and at most.
+        power_watts, power_limit_watts: Power drawn now, and the limit in force.
         temperature: Degrees Celsius.
-        throttling: What holds clocks down now, in words.
+        throttling: What holds the clocks down now, in words.
         clocks_fixed: Whether someone set application clocks.
-        mig: Whether it is cut into slices.
+        mig: Whether it is partitioned (MIG).
     """
 
     name: str
@@ -74,7 +74,7 @@ class DeviceFacts:
 
     @property
     def peaks(self) -> peaks.Peaks | None:
-        """Its published rates; None where it is not known, and never a guess."""
+        """Its published peak rates; None if the device is not known, never a guess."""
         return peaks.peaks_of(self.name)
 
     @property
@@ -83,7 +83,7 @@ class DeviceFacts:
         return peaks.has_tensor_cores(self.name, self.capability)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values, with what is known of its kind."""
+        """The fields as plain values, with the published rates of its model."""
         known = self.peaks
         document = asdict(self)
         document["capability"] = None if self.capability is None else list(self.capability)
@@ -103,19 +103,19 @@ class DeviceFacts:
 
 
 @dataclass(frozen=True)
-class Look:
-    """What NVML said.
+class NvmlReading:
+    """NVML's answer.
 
     Attributes:
-        devices: Every GPU it sees, in its order, which is not always torch's.
-        problem: Why it said nothing, one sentence; None where it did.
+        devices: Every GPU that NVML sees, in its order, which may differ from torch's.
+        problem: Why there is no answer, in one sentence; None if there is one.
     """
 
     devices: tuple[DeviceFacts, ...] = ()
     problem: str | None = None
 
 
-def look(nvml: Any = None) -> Look:
+def read_nvml(nvml: Any = None) -> NvmlReading:
     """Ask NVML about every GPU.
 
     Args:
@@ -124,18 +124,18 @@ def look(nvml: Any = None) -> Look:
     try:
         module = import_module("pynvml") if nvml is None else nvml
     except Exception as error:  # noqa: BLE001 - a broken package is a fact to report
-        return Look(problem=f"nvidia-ml-py does not load ({error})")
+        return NvmlReading(problem=f"nvidia-ml-py cannot be imported ({error})")
     try:
         with _open(module):
             driver = _ask(module.nvmlSystemGetDriverVersion)
-            return Look(
+            return NvmlReading(
                 tuple(
                     _facts(module, module.nvmlDeviceGetHandleByIndex(i), driver)
                     for i in range(module.nvmlDeviceGetCount())
                 )
             )
     except module.NVMLError as error:
-        return Look(problem=f"NVML finds no NVIDIA driver here ({error})")
+        return NvmlReading(problem=f"NVML finds no NVIDIA driver here ({error})")
 
 
 @contextmanager
@@ -148,7 +148,7 @@ def _open(nvml: Any) -> Iterator[None]:
 
 
 def _facts(nvml: Any, handle: Any, driver: Any) -> DeviceFacts:
-    """One GPU; what its kind or our rights do not allow stays None."""
+    """One GPU; what its model or our permissions do not allow stays None."""
 
     def ask(name: str, *arguments: Any) -> Any:
         return _ask(getattr(nvml, name, None), handle, *arguments, failure=nvml.NVMLError)
@@ -159,7 +159,7 @@ def _facts(nvml: Any, handle: Any, driver: Any) -> DeviceFacts:
     memory, mig = ask("nvmlDeviceGetMemoryInfo"), ask("nvmlDeviceGetMigMode")
     capability = ask("nvmlDeviceGetCudaComputeCapability")
     return DeviceFacts(
-        name=_text(ask("nvmlDeviceGetName")) or "a GPU without a name",
+        name=_text(ask("nvmlDeviceGetName")) or "(unnamed GPU)",
         capability=None if capability is None else (capability[0], capability[1]),
         processors=None,
         memory_bytes=None if memory is None else int(memory.total),
@@ -178,7 +178,7 @@ def _facts(nvml: Any, handle: Any, driver: Any) -> DeviceFacts:
 
 
 def throttling(reasons: int) -> tuple[str, ...]:
-    """NVML's bits in words; those that make kernels slower alone."""
+    """NVML's throttle bits in words, only those that slow kernels down."""
     return tuple(words for bit, words in _THROTTLE if reasons & bit)
 
 
@@ -187,7 +187,7 @@ def _ask(
     *arguments: Any,
     failure: type[Exception] = Exception,
 ) -> Any:
-    """An answer, or None where this GPU, driver or user has none."""
+    """An answer; None if this GPU, driver or user gets none."""
     if function is None:
         return None
     try:

@@ -1,6 +1,6 @@
 """Settings that decide what runs on Tensor Cores: read and explained, never changed.
 
-They are those of this process: torch's defaults and the environment. A script may set its own.
+They are the settings of this process: torch's defaults and the environment. A script may change them.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
 _VARIABLES = {
-    "NVIDIA_TF32_OVERRIDE": "0 turns TF32 off everywhere, whatever torch is told",
+    "NVIDIA_TF32_OVERRIDE": "0 turns TF32 off everywhere, whatever torch's settings say",
     "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": "1 allows TF32 in matrix products",
     "CUBLAS_WORKSPACE_CONFIG": "limits cuBLAS's choice of kernels, for determinism",
-    "CUDA_LAUNCH_BLOCKING": "1 waits for every kernel: never time anything with it",
-    "ONEDNN_MAX_CPU_ISA": "keeps oneDNN from newer instructions, AMX among them",
+    "CUDA_LAUNCH_BLOCKING": "1 waits for every kernel, which makes timings meaningless",
+    "ONEDNN_MAX_CPU_ISA": "limits oneDNN to older instructions, without AMX for instance",
     "ONEDNN_DEFAULT_FPMATH_MODE": "BF16 lets oneDNN compute FP32 products in BF16",
 }
-"""Environment variables that matter, and only these: others are never read."""
+"""The only environment variables that are read."""
 
 
 @dataclass(frozen=True)
@@ -30,10 +30,10 @@ class Flag:
     """A setting.
 
     Attributes:
-        name: As one writes it.
-        value: What it is, as text.
-        meaning: What that does.
-        advice: When to set it otherwise, "" where nothing speaks for that.
+        name: As it is written in code.
+        value: Its value, as text.
+        meaning: What that value does.
+        advice: When to change it; "" if there is no reason to.
     """
 
     name: str
@@ -42,7 +42,7 @@ class Flag:
     advice: str = ""
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """The fields as plain values."""
         return asdict(self)
 
 
@@ -50,7 +50,7 @@ def read_flags(torch: Any) -> tuple[Flag, ...]:
     """Read every setting that matters.
 
     Args:
-        torch: The module.
+        torch: The torch module.
     """
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     found = [
@@ -60,19 +60,19 @@ def read_flags(torch: Any) -> tuple[Flag, ...]:
             _ask(partial(getattr, cudnn, "allow_tf32")),
             "FP32 convolutions and RNNs may run in TF32",
             "FP32 convolutions and RNNs stay off Tensor Cores",
-            when_off="True, unless their last bits matter",
+            when_off="True, unless the lowest bits matter",
         ),
         _switch(
             "torch.backends.cudnn.benchmark",
             _ask(partial(getattr, cudnn, "benchmark")),
-            "cuDNN tries its algorithms for each new shape; with shapes that vary that costs time",
-            "cuDNN chooses by rule of thumb",
+            "cuDNN benchmarks its algorithms for each new shape, which is slow if shapes vary",
+            "cuDNN chooses by heuristics",
             when_off="True where input shapes are constant",
         ),
         _switch(
             "torch.backends.cudnn.deterministic",
             _ask(partial(getattr, cudnn, "deterministic")),
-            "only reproducible algorithms, fewer of them on Tensor Cores",
+            "only deterministic algorithms, fewer of which use Tensor Cores",
             "any algorithm",
         ),
         *(
@@ -88,13 +88,13 @@ def read_flags(torch: Any) -> tuple[Flag, ...]:
         _switch(
             "torch.backends.mkldnn.is_available()",
             _ask(torch.backends.mkldnn.is_available),
-            "oneDNN computes on the CPU, with AMX where there is one",
-            "this torch has no oneDNN: no BF16 worth having on the CPU",
+            "oneDNN computes on the CPU, with AMX if available",
+            "this torch has no oneDNN, so BF16 is slow on the CPU",
         ),
         Flag(
             "channels_last",
             "not a setting",
-            "a layout of model and input; NCHW convolutions on Tensor Cores are converted each time",
+            "a memory format; Tensor Cores convert NCHW convolutions each time",
             "model.to(memory_format=torch.channels_last) for convolutions in half precision",
         ),
     ]
@@ -121,14 +121,14 @@ def _switch(
     name: str, value: Any, on: str, off: str, *, when_on: str = "", when_off: str = ""
 ) -> Flag:
     if value is None:
-        return Flag(name, "not known", "this torch does not tell")
+        return Flag(name, "not known", "this version of torch does not say")
     return Flag(name, str(bool(value)), on if value else off, when_on if value else when_off)
 
 
 def _ask(read: Callable[[], Any]) -> Any:
-    """A setting, or None where this torch has none, or has it under another name."""
+    """A setting; None if this torch lacks it or has it under another name."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of names that are going out of use
+        warnings.simplefilter("ignore")  # of deprecated names
         try:
             return read()
         except (AttributeError, RuntimeError):

@@ -1,12 +1,12 @@
 r"""The table of kernel names: ordered, the first rule that matches decides.
 
-To teach it a kernel, add one line here at the place where it belongs and its name with the expected
-verdict to ``tests/tensorcores/kernel_names.txt``. A rule's pattern is searched in the name without
-its argument list. Order matters: what only *sounds* like matrix math comes first, then matrix math
-on CUDA cores, then Tensor Cores, then names that hide what they run, then all the rest.
+To add a kernel, add one line here at the right place, and its name with the expected verdict to
+``tests/hardware/kernel_names.txt``. A rule's pattern is searched in the name without
+its argument list. Order matters: names that only *sound* like matrix math come first, then matrix math
+on CUDA cores, then Tensor Cores, then names that do not say what they run, then all others.
 
 Sources: names in public traces of torch.profiler, nsys and ncu; NVIDIA's PyProf, kineto's and
-xprof's lists, where real traces did not prove them wrong; the sources of PyTorch, CUTLASS,
+xprof's lists, except where real traces prove them wrong; the sources of PyTorch, CUTLASS,
 FlashAttention, Triton, MIOpen, Tensile and NCCL.
 """
 
@@ -17,11 +17,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 TABLE_VERSION = 1
-"""Raised by one whenever a rule changes a verdict."""
+"""Incremented whenever a rule changes a verdict."""
 
 
 @dataclass(frozen=True)
-class Rule:
+class KernelRule:
     """One line of the table; empty fields are read from the name itself."""
 
     name: str
@@ -34,35 +34,35 @@ class Rule:
     accumulator: str = ""
 
 
-def _helper(name: str, pattern: str, library: str = "") -> Rule:
-    return Rule(name, re.compile(pattern), "helper", library)
+def _helper(name: str, pattern: str, library: str = "") -> KernelRule:
+    return KernelRule(name, re.compile(pattern), "helper", library)
 
 
-def _layout(name: str, pattern: str, library: str = "") -> Rule:
-    return Rule(name, re.compile(pattern), "layout", library)
+def _layout(name: str, pattern: str, library: str = "") -> KernelRule:
+    return KernelRule(name, re.compile(pattern), "layout", library)
 
 
 def _cuda(
     name: str, pattern: str, library: str = "", dtype: str = "", instruction: str = "FFMA"
-) -> Rule:
-    return Rule(name, re.compile(pattern), "cuda_core", library, instruction, dtype)
+) -> KernelRule:
+    return KernelRule(name, re.compile(pattern), "cuda_core", library, instruction, dtype)
 
 
 def _tensor(
     name: str, pattern: str, library: str, instr: str = "HMMA", dtype: str = "", sm: str = ""
-) -> Rule:
-    return Rule(name, re.compile(pattern), "tensor_core", library, instr, dtype, sm)
+) -> KernelRule:
+    return KernelRule(name, re.compile(pattern), "tensor_core", library, instr, dtype, sm)
 
 
-def _other(name: str, pattern: str, library: str = "") -> Rule:
-    return Rule(name, re.compile(pattern), "other", library)
+def _other(name: str, pattern: str, library: str = "") -> KernelRule:
+    return KernelRule(name, re.compile(pattern), "other", library)
 
 
-def _opaque(name: str, pattern: str, library: str = "") -> Rule:
-    return Rule(name, re.compile(pattern), "unknown", library)
+def _opaque(name: str, pattern: str, library: str = "") -> KernelRule:
+    return KernelRule(name, re.compile(pattern), "unknown", library)
 
 
-# Serve a matrix kernel, or move its data: the words gemm, conv and flash mislead.
+# Helpers of matrix kernels, and data movement: the words gemm, conv and flash mislead.
 _HELPERS = (
     _helper("split-k reduction", r"split_?[kK]_?[rR]educe|ReduceSplitK|splitk_reduce", "cuBLAS"),
     _helper("cuDNN reduction", r"reduce_1Block_kernel|reduce_wgrad_nchw_helper", "cuDNN"),
@@ -168,7 +168,7 @@ _CUDA_CORE = (
 # Tensor Cores.
 _TENSOR_CORE = (
     _tensor("RNN persist HMMA", r"RNN_blockPersist\w*_HMMA|PersistRNN.*(?:HMMA|hmma)", "cuDNN", dtype="fp16"),
-    Rule("nvjet FP16 accumulator", re.compile(r"nvjet_(?:sm90_)?hhh_"), "tensor_core", "cuBLASLt", "HGMMA", "fp16", "sm90", "fp16"),
+    KernelRule("nvjet FP16 accumulator", re.compile(r"nvjet_(?:sm90_)?hhh_"), "tensor_core", "cuBLASLt", "HGMMA", "fp16", "sm90", "fp16"),
     _tensor("nvjet sm100 BF16", r"nvjet_sm10\d_t\w{2}_", "cuBLASLt", "UTCHMMA", "bf16"),
     _tensor("nvjet sm100 FP16", r"nvjet_sm10\d_h\w{2}_", "cuBLASLt", "UTCHMMA", "fp16"),
     _tensor("nvjet sm100 TF32", r"nvjet_sm10\d_\w*tf32", "cuBLASLt", "UTCHMMA", "tf32"),
@@ -251,7 +251,7 @@ _TENSOR_CORE = (
     _tensor("AITER assembly", r"aiter::(?:f4gemm|bf16gemm|f8|i8|fmoe|fmha)\w*|_ZN5aiter\d+(?:fmha|f4gemm|bf16gemm|fmoe|f8_)", "AITER", "MFMA"),
 )  # fmt: skip
 
-# Names that hide what they run: a witness is needed.
+# Names that do not say what they run: counters or rates are needed.
 _OPAQUE = (
     _opaque("Triton matrix template", r"triton_(?:tem|mm|bmm|flex|convolution)_", "Inductor"),
     _opaque("old Inductor", r"^triton__?0d", "Inductor"),
@@ -264,7 +264,7 @@ _OPAQUE = (
     _opaque("says matrix math, not how", r"^[^<]*(?:gemm|GEMM|Gemm|matmul|Matmul|MatMul|_mm_|_bmm|fused_moe_kernel|attention|Attention|fmha|mha_|(?:^|_|::)conv(?!ert)|[cC]onvolution|(?:^|_)flash_)"),
 )  # fmt: skip
 
-# Known, and no matrix math.
+# Known, but not matrix math.
 _OTHERS = (
     _other("collective", r"^(?:nccl|rccl)|ncclKernel|ncclDevKernel|ncclKern|nvshmem|mscclKernel|cross_device_reduce|allreduce_(?:one|two)|(?:one|two)_shot_all_reduce|multimem_|deep_ep::|userbuffers|twoshot|symmetric_memory", "NCCL"),
     _other("Inductor pointwise or reduction", r"triton_(?:poi|red|per|for|split_scan|spl)_", "Inductor"),
@@ -300,5 +300,7 @@ _OTHERS = (
 )  # fmt: skip
 
 # Elementwise kernels of PyTorch and collectives precede the opaque names, whose patterns are wide.
-RULES: tuple[Rule, ...] = _HELPERS + _CUDA_CORE + _TENSOR_CORE + _OTHERS[:5] + _OPAQUE + _OTHERS[5:]
+RULES: tuple[KernelRule, ...] = (
+    _HELPERS + _CUDA_CORE + _TENSOR_CORE + _OTHERS[:5] + _OPAQUE + _OTHERS[5:]
+)
 """The whole table, in the order in which it is tried."""

@@ -1,6 +1,6 @@
-"""Kernel name → what ran: Tensor Cores or not, by which instruction, for which dtype.
+"""Classifies kernels by name: Tensor Cores or not, by which instruction, for which dtype.
 
-The rules stand in ``kernel_rules.py``, in the order they are tried; the first that matches decides.
+The rules are in ``kernel_rules.py``, in the order they are tried; the first match decides.
 A name that no rule knows stays ``unknown``: it is never folded into "no".
 """
 
@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
-from mpdiag.hardware.kernel_rules import RULES, TABLE_VERSION, Rule
+from mpdiag.hardware.kernel_rules import RULES, TABLE_VERSION, KernelRule
 
-Verdict = Literal["tensor_core", "cuda_core", "helper", "layout", "other", "unknown"]
-VERDICTS: tuple[Verdict, ...] = (
+KernelVerdict = Literal["tensor_core", "cuda_core", "helper", "layout", "other", "unknown"]
+VERDICTS: tuple[KernelVerdict, ...] = (
     "tensor_core",
     "cuda_core",
     "helper",
@@ -22,8 +22,22 @@ VERDICTS: tuple[Verdict, ...] = (
     "other",
     "unknown",
 )
+_NATIVE = {
+    7: ("sm70", "sm72"),
+    8: ("sm80", "sm86", "sm87", "sm89"),
+    9: ("sm90",),
+    10: ("sm100", "sm101", "sm103"),
+    12: ("sm80", "sm89", "sm120", "sm121"),
+}
+"""Architectures whose kernels a device runs at its own full rate, by major compute capability."""
+_NATIVE_TURING = ("sm75",)
+_NATIVE_AMD = {
+    (9, 0): ("gfx90a", "gfx908"),
+    (9, 4): ("gfx942", "gfx940", "gfx941"),
+    (9, 5): ("gfx950",),
+}
 LONGEST = 16_384
-"""Characters of a name that are read; a hostile trace may hold longer ones."""
+"""Characters of a name that are read; longer names are cut."""
 
 
 @dataclass(frozen=True)
@@ -33,21 +47,21 @@ class KernelFacts:
     Attributes:
         verdict: ``tensor_core``: matrix math on Tensor Cores (AMD: matrix cores); ``cuda_core``:
             matrix math elsewhere; ``helper``: serves a matrix kernel (split-K reduction, Winograd
-            transform); ``layout``: converts between NCHW and NHWC; ``other``: known, no matrix
+            transform); ``layout``: converts between NCHW and NHWC; ``other``: known, not matrix
             math; ``unknown``: the name does not say.
-        instruction: Such as ``HMMA.16816``, ``HGMMA``, ``FFMA``; empty where the name is silent.
+        instruction: Such as ``HMMA.16816``, ``HGMMA``, ``FFMA``; empty if the name does not say.
         dtype: Of the inputs, such as ``fp16``, ``tf32``, ``fp8_e4m3``; empty where unknown.
         accumulator: Such as ``fp32``.
         generation: The architecture the kernel was written for (``sm80``, ``gfx90a``), which may be
             older than the GPU it runs on.
         alignment: Elements that the kernel needs aligned, as its name says.
-        library: Who ships it.
-        rule: Name of the rule that decided; empty if none did.
-        token: The part of the name that it recognised.
-        table_version: Version of the table.
+        library: The library it comes from.
+        rule: Name of the rule that matched; empty if none did.
+        token: The part of the name that matched.
+        table_version: Version of the table of rules.
     """
 
-    verdict: Verdict
+    verdict: KernelVerdict
     instruction: str = ""
     dtype: str = ""
     accumulator: str = ""
@@ -61,10 +75,10 @@ class KernelFacts:
 
 @lru_cache(maxsize=65_536)
 def classify(name: str) -> KernelFacts:
-    """Say what a kernel is by its name alone.
+    """Classify a kernel by its name alone.
 
     Args:
-        name: Demangled where the trace has it so; ``nsys``'s short names say too little.
+        name: Demangled, if the trace has it so; the short names of ``nsys`` say too little.
     """
     head = _head(name[:LONGEST])
     for rule in RULES:
@@ -74,12 +88,27 @@ def classify(name: str) -> KernelFacts:
     return KernelFacts("unknown")
 
 
+def native_generations(capability: tuple[int, int], *, amd: bool) -> tuple[str, ...]:
+    """The architectures whose Tensor Core kernels use a device's own instructions.
+
+    Args:
+        capability: Compute capability, major and minor, as torch reports it.
+        amd: Whether the device is AMD's, whose capabilities overlap with NVIDIA's.
+
+    Returns:
+        As in ``KernelFacts.generation``; () where the device is not known.
+    """
+    if amd:
+        return _NATIVE_AMD.get(capability, ())
+    return _NATIVE_TURING if capability == (7, 5) else _NATIVE.get(capability[0], ())
+
+
 _NAMESPACE = re.compile(r"\(anonymous namespace\)::|<unnamed>::|\(anonymous namespace\)|^void\s+")
 _TEMPLATE_CAST = re.compile(r"\((?:unsigned )?(?:int|long|bool|char|short)\)")
 
 
 def _head(name: str) -> str:
-    """The name without its arguments, nameless namespaces and ``(int)`` before numbers."""
+    """The name without arguments, anonymous namespaces, and ``(int)`` before numbers."""
     text = _TEMPLATE_CAST.sub("", _NAMESPACE.sub("", name.strip()))
     depth = 0
     for i, character in enumerate(text):
@@ -92,8 +121,8 @@ def _head(name: str) -> str:
     return text
 
 
-def _facts(rule: Rule, match: re.Match[str], head: str) -> KernelFacts:
-    verdict: Verdict = rule.verdict
+def _facts(rule: KernelRule, match: re.Match[str], head: str) -> KernelFacts:
+    verdict: KernelVerdict = rule.verdict
     if verdict not in ("tensor_core", "cuda_core"):
         return KernelFacts(verdict, library=rule.library, rule=rule.name, token=match.group())
     shape = _SHAPE.search(head)
@@ -127,7 +156,7 @@ _SHAPE = re.compile(
 )
 _ACCUMULATORS = {"s": "fp32", "h": "fp16", "d": "fp64", "i": "int32"}
 _TILE = re.compile(r"tensor(?P<m>8|16)x(?P<n>8)x(?P<k>4|8|16|32|64)(?=_|$)")
-# The first that is found names the dtype; tf32 stands before f32, bf16 before f16.
+# The first match names the dtype, so tf32 precedes f32, and bf16 precedes f16.
 _DTYPES = (
     ("fp8_e4m3", r"e4m3|(?:^|_)f8(?=_)|fp8|float8"),
     ("fp8_e5m2", r"e5m2"),
@@ -164,7 +193,7 @@ def _from_shape(shape: re.Match[str], instruction: str, dtype: str) -> tuple[str
     elif acc == "i":
         dtype = dtype if dtype == "int8" else "int8"
     elif dtype not in ("fp16", "bf16", "fp8_e4m3", "fp8_e5m2", "tf32"):
-        # No 16-bit token: 1688 is TF32; 884 knows FP16 alone.
+        # No 16-bit token: 1688 is TF32; 884 is only for FP16.
         dtype = "tf32" if size in ("1688", "16816") else "fp16"
     kind = {"d": "DMMA", "i": "IMMA"}.get(acc, "QMMA" if dtype.startswith("fp8") else "HMMA")
     size = "16816" if size == "161616" else size  # wmma is compiled to mma of this shape

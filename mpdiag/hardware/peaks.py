@@ -1,11 +1,11 @@
 """Dense peak rates and bandwidth of GPUs, each with its source. Unknown devices are refused.
 
 Rates are dense (no structured sparsity), in 10^12 operations a second at the boost clock of the
-source, and accumulate in FP32, as PyTorch does: GeForce cards do FP16 at half rate then. Makers
-print the sparse figure first; it is twice the dense one and no denominator for a real program.
+source, and accumulate in FP32, as PyTorch does: GeForce cards do FP16 at half rate then. Vendors
+print the sparse figure first; it is twice the dense one and not what a real program can reach.
 
-``processors`` and ``clock_mhz`` are there to check the rest: a rate is processors × clock × what
-one does in a clock, and a test says so for every row.
+``processors`` and ``clock_mhz`` serve as a check: a rate is processors × clock × operations per clock,
+and a test verifies that for every row.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Peaks:
-    """What one device can do.
+    """Published peak rates of one device.
 
     Attributes:
-        name: As people call it.
+        name: Its common name.
         generation: See ``alignment.generation``.
         processors: Streaming multiprocessors or compute units.
-        clock_mhz: Boost clock that the Tensor Core rates were given at.
+        clock_mhz: Boost clock at which the Tensor Core rates are given.
         bandwidth: GB/s of device memory.
-        tensor: Tensor Core (AMD: matrix core) TFLOP/s by dtype; what is missing it cannot do.
+        tensor: Tensor Core (AMD: matrix core) TFLOP/s by dtype; a missing dtype is not supported.
         cuda: TFLOP/s of the ordinary cores by dtype, where published.
-        source: Where the figures stand.
+        source: The document with these figures.
     """
 
     name: str
@@ -50,10 +50,10 @@ class Peaks:
         return None if rate is None else rate * 1e12
 
     def cuda_rate(self, dtype: str) -> float:
-        """The most that ordinary cores can do, in FLOP/s: what is faster ran on Tensor Cores.
+        """The peak FLOP/s of the ordinary cores: anything faster ran on Tensor Cores.
 
         Where no figure is published for a 16-bit dtype, four times FP32, the largest ratio of any
-        generation (A100), so that nothing is proved wrongly.
+        generation (A100), so that nothing is proved by mistake.
         """
         name = _family(dtype)
         if name in self.cuda:
@@ -62,13 +62,13 @@ class Peaks:
         return self.cuda["fp32"] * factor * 1e12
 
     def ridge(self, dtype: str) -> float | None:
-        """Operations per byte below which memory limits a Tensor Core kernel; None as above."""
+        """FLOP per byte below which memory limits a Tensor Core kernel; None as for ``tensor_rate``."""
         rate = self.tensor_rate(dtype)
         return None if rate is None else rate / (self.bandwidth * 1e9)
 
 
 def peaks_of(name: str) -> Peaks | None:
-    """The figures of a device by the name its driver gives it; None where it is not known.
+    """The figures of a device by its driver's name for it; None where it is not known.
 
     Laptop versions, slices (MIG) and cards that merely resemble a known one are not known.
     """
@@ -405,7 +405,7 @@ _TABLE: tuple[tuple[str, Peaks], ...] = (
         ),
     ),
     (
-        r"mi250x( mi250)?",  # the driver's one name for both; the larger is the safer denominator
+        r"mi250x( mi250)?",  # the driver uses one name for both; the larger is the safer denominator
         Peaks(
             "MI250X, one die",
             "cdna",

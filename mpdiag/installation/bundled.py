@@ -1,4 +1,4 @@
-"""Where the folders beside the package lie: in a clone next to it, in an install inside it."""
+"""Find the folders that travel with the package: in a clone beside it, in an install inside it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def app_folder() -> Path:
 
 
 def sample_runs() -> Path:
-    """The runs this project recorded itself.
+    """Runs that this project recorded: all of them in a clone, a few in an install.
 
     Raises:
         RunNotFound: If this installation has none.

@@ -1,4 +1,4 @@
-"""What each extra of the package brings, and the sentence for one that is not there."""
+"""What each extra of the package installs, and the error for one that is missing."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Extra:
 
     Attributes:
         name: As in ``pip install 'mpdiag[NAME]'``.
-        serves: What for.
-        packages: Name of each package, and what it is imported as.
+        serves: What it is for.
+        packages: The name of each package, and the module it is imported as.
     """
 
     name: str
@@ -33,7 +33,7 @@ class Extra:
 
     @property
     def install(self) -> str:
-        """The line that installs it."""
+        """The command that installs it."""
         return f"pip install 'mpdiag[{self.name}]'"
 
     def missing(self) -> list[str]:
@@ -41,20 +41,20 @@ class Extra:
         return [name for name, module in self.packages.items() if find_spec(module) is None]
 
     def need(self, what: str = "") -> None:
-        """Do nothing where it is installed.
+        """Raise unless it is installed.
 
         Args:
-            what: Who needs it; by default what it serves.
+            what: What needs it; by default what it is for.
 
         Raises:
-            MissingExtra: If a package of it is not there.
+            MissingExtra: If one of its packages is missing.
         """
         if missing := self.missing():
             raise self._lack(missing, what)
 
     @contextmanager
     def imports(self, what: str) -> Iterator[None]:
-        """Around imports of its packages: one that is not installed is said in a sentence."""
+        """A context for imports of its packages, which turns a missing one into ``MissingExtra``."""
         try:
             yield
         except ModuleNotFoundError as error:
@@ -86,4 +86,4 @@ EXTRAS = {
         Extra("s3", "runs at s3://", {"s3fs": "s3fs"}),
     )
 }
-"""What a user may want; the extras of those who work on the package itself are not among them."""
+"""Extras for users; those for developers of the package are not listed."""

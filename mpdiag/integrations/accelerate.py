@@ -125,7 +125,7 @@ class PlanAccelerator(Accelerator):
             )
             self.register_for_checkpointing(ScalerState(self.mp))
         elif self.mp is not None:
-            held = len(self.mp._wrapped.optimizers)
+            held = len(self.mp.context.wrapped.optimizers)
             if len(self._optimizers) > held:
                 message = (
                     "an optimizer was prepared after training by the plan had begun: give all of them "
@@ -174,7 +174,7 @@ class PlanAccelerator(Accelerator):
         if self.mp is None:
             return given
         self.unscale_gradients()
-        return [self.mp._wrapped.masters.master(parameter) for parameter in given]
+        return [self.mp.context.wrapped.masters.master(parameter) for parameter in given]
 
     def end_plan(self) -> None:
         """Give models and optimizers back in FP32."""

@@ -111,7 +111,7 @@ class PlanPrecision(Precision):
         if self.mp is None:
             yield
             return
-        wrapped = self.mp._wrapped
+        wrapped = self.mp.context.wrapped
         if wrapped.models[0].training:
             wrapped.begin_step()  # the model itself is not called: its hook would come too late
         with self.mp.autocast():

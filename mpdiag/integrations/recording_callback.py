@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mpdiag.recording.record import record
+from mpdiag.recording.recorder import record
 
 if TYPE_CHECKING:
     import os
 
-    from mpdiag.recording.record import Optimizers
-    from mpdiag.recording.recorder import Recorder
+    from mpdiag.recording.recorder import Optimizers, Recorder
     from mpdiag.tracing.names import Models
 
 

@@ -57,6 +57,5 @@ class ScalerState:
         Raises:
             StateMismatch: If it is another scaler's.
         """
-        mp = self._mp
-        mp._scaler = load_scaler(mp.scaler, state["scaler"])
-        mp.steps, mp.skipped = int(state["steps"]), int(state["skipped"])
+        scaler = load_scaler(self._mp.scaler, state["scaler"])
+        self._mp.resume(scaler, steps=int(state["steps"]), skipped=int(state["skipped"]))

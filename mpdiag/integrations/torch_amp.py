@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from mpdiag.integrations.scaler_state import dump_scaler, load_scaler
-from mpdiag.numerics.loss_scalers import LogNormal
 from mpdiag.training import levels
 
 if TYPE_CHECKING:
@@ -68,7 +67,7 @@ class PlanScaler(torch.amp.GradScaler):
         found: dict[torch.device, torch.Tensor] = super()._unscale_grads_(
             optimizer, *arguments, **options
         )
-        if isinstance(self._plan_scaler, LogNormal):  # the only one that asks how large they are
+        if self._plan_scaler.needs_absmax:
             unscaled = [p.grad for group in optimizer.param_groups for p in group["params"]]
             norms = torch._foreach_norm([g for g in unscaled if g is not None], math.inf)
             self._absmax = max([self._absmax, *(float(norm) for norm in norms)])

@@ -1,7 +1,7 @@
-"""Notice that a script compiles.
+"""Notice when a script calls ``torch.compile``.
 
-Operations are recorded by a dispatch mode, and ``torch.compile`` runs eagerly what it meets under
-one: the results of those steps would be the eager ones, other bits than the script gets alone.
+Operations are recorded by a dispatch mode, and under one ``torch.compile`` runs code eagerly: the
+results of those steps would be the eager ones, which differ in their last bits.
 """
 
 from __future__ import annotations
@@ -15,35 +15,35 @@ if TYPE_CHECKING:
 
 
 class CompileWatch:
-    """Sees calls of ``torch.compile`` that are not torch's own.
+    """Sees calls of ``torch.compile`` that torch does not make itself.
 
     Args:
-        told: Called at the first one.
+        on_first: Called at the first one.
 
     Attributes:
-        place: Where that was, ``file:line``; empty before.
+        place: Where the first call stands, ``file:line``; empty before it.
     """
 
-    def __init__(self, told: Callable[[], None]) -> None:
-        self._told = told
+    def __init__(self, on_first: Callable[[], None]) -> None:
+        self._on_first = on_first
         self._plain: Any = None
         self.place = ""
 
     @property
     def seen(self) -> bool:
-        """Whether the script compiles."""
+        """Whether the script has compiled something."""
         return bool(self.place)
 
     @property
     def reason(self) -> str:
-        """Why no operations are recorded, a sentence."""
+        """Why no operations are recorded, as a sentence."""
         return (
             f"the script compiles ({self.place}), and compiled code shows no operations: record it "
             "without torch.compile"
         )
 
     def attach(self) -> None:
-        """Begin to look; torch is there."""
+        """Wrap ``torch.compile``; torch has been imported."""
         import torch
 
         plain = self._plain = torch.compile
@@ -56,7 +56,7 @@ class CompileWatch:
         torch.compile = compile_
 
     def detach(self) -> None:
-        """Give ``torch.compile`` back; twice does no harm."""
+        """Put the original ``torch.compile`` back; a second call does nothing."""
         if self._plain is not None:
             import torch
 
@@ -69,4 +69,4 @@ class CompileWatch:
             return
         if not self.place:
             self.place = f"{frame.f_code.co_filename}:{frame.f_lineno}"
-            self._told()
+            self._on_first()

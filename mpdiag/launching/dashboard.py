@@ -1,4 +1,4 @@
-"""``mpdiag dashboard``: serve the Streamlit app in ``app/`` to this machine alone."""
+"""``mpdiag dashboard``: serve the Streamlit app in ``app/``, on this machine only."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 FOLDER_VARIABLE = "MPDIAG_RUNS"
-"""The environment variable by which the app is told its folder."""
+"""The environment variable that names the app's folder of runs."""
 
 
 def serve(folder: Path | None, port: int, *, browser: bool = True) -> int:
@@ -23,8 +23,8 @@ def serve(folder: Path | None, port: int, *, browser: bool = True) -> int:
 
     Args:
         folder: A folder of runs, or one run; default: the sample runs.
-        port: Where it listens, on localhost.
-        browser: Open it in a browser.
+        port: The port it listens on, at localhost.
+        browser: Whether to open it in a browser.
 
     Returns:
         The exit code of the server.
@@ -36,13 +36,13 @@ def serve(folder: Path | None, port: int, *, browser: bool = True) -> int:
     EXTRAS["app"].need("the dashboard (on Python 3.11 or newer)")
     runs = sample_runs() if folder is None else folder
     if not (runs / META).is_file():
-        list_runs(runs)  # or say that there is no such folder
+        list_runs(runs)  # raises if there is no such folder
     environment = {**os.environ, FOLDER_VARIABLE: str(runs)}
     return subprocess.call(server_command(port, browser=browser), env=environment)
 
 
 def server_command(port: int, *, browser: bool) -> list[str]:
-    """The command that serves the app; what must hold wherever it starts is said here."""
+    """The command that serves the app, with the options it always needs."""
     options = {
         "server.address": "localhost",
         "server.port": port,

@@ -1,7 +1,7 @@
-"""Find what trains: models and optimizers of a script that knows nothing of us.
+"""Find what trains: the models and optimizers of an unmodified script.
 
-torch's global hooks tell when a module is called by the script itself and when an optimizer steps;
-the optimizers' base class tells when one is made. Models are then found among all living objects:
+torch's global hooks show when a module is called by the script itself and when an optimizer steps;
+the optimizers' base class shows when one is made. Models are then found among all living objects:
 a *root* is a module that holds parameters of an optimizer and is no other module's child. Wrappers
 (DDP, ``torch.compile``) are looked through, so that names are those of the plain model.
 """
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 
 MAX_MODELS = 32
 """Models adopted in one process; a search that makes hundreds must not keep them all alive."""
-_PATIENCE = 3  # calls of a module until a loop without an optimizer is believed
+_PATIENCE = 3  # calls of a module until a loop is taken to have no optimizer
 
 
 @dataclass(frozen=True, eq=False)
 class Root:
-    """A model.
+    """A model that trains.
 
     Attributes:
         model: The model itself.
@@ -45,7 +45,7 @@ class Root:
 
 
 @dataclass(frozen=True, eq=False)
-class Found:
+class Discovered:
     """Something new that trains: models, optimizers, or both; and the module being called, if any."""
 
     roots: tuple[Root, ...]
@@ -54,9 +54,9 @@ class Found:
 
 
 class Listener(Protocol):
-    """Who is told."""
+    """What a discovery reports to."""
 
-    def found(self, found: Found) -> None:
+    def found(self, found: Discovered) -> None:
         """Something new is about to train."""
 
     def made(self, optimizer: Optimizer) -> None:
@@ -69,10 +69,10 @@ class Listener(Protocol):
         """
 
     def trouble(self, error: Exception) -> None:
-        """Looking failed."""
+        """The search for models failed."""
 
 
-class _Calls(threading.local):
+class _CallDepth(threading.local):
     """How deep in modules' calls a thread is."""
 
     depth = 0
@@ -82,12 +82,12 @@ class Discovery:
     """Watches a process for training.
 
     Args:
-        listener: Who is told of what is found.
+        listener: What the discovery reports to.
     """
 
     def __init__(self, listener: Listener) -> None:
         self._listener = listener
-        self._calls = _Calls()
+        self._calls = _CallDepth()
         self._known: dict[int, nn.Module] = {}  # every module of the roots, kept alive
         self._roots = 0
         self._optimizers: dict[int, Optimizer] = {}
@@ -97,7 +97,7 @@ class Discovery:
         self._make = Optimizer.__init__
 
     def attach(self) -> None:
-        """Place the hooks."""
+        """Place the hooks on modules and optimizers."""
         self._handles = [
             torch_modules.register_module_forward_pre_hook(self._before_forward),
             torch_modules.register_module_forward_hook(self._after_forward, always_call=True),
@@ -114,7 +114,7 @@ class Discovery:
         Optimizer.__init__ = made  # type: ignore[assignment, method-assign]
 
     def detach(self) -> None:
-        """Remove them; twice does no harm."""
+        """Remove the hooks; a second call does nothing."""
         for handle in self._handles:
             handle.remove()
         self._handles = []
@@ -157,7 +157,7 @@ class Discovery:
     # -- looking -----------------------------------------------------------------------------------
 
     def _look_from(self, module: nn.Module) -> None:
-        """A module is called by the script, gradients on."""
+        """Look for models when the script calls a module with gradients on."""
         if id(module) not in self._known and not _trains(module):
             return
         tries = self._patience.get(module, 0)
@@ -165,7 +165,7 @@ class Discovery:
             return
         self._patience[module] = tries + 1
         if self._fresh:
-            gc.collect()  # what a script has dropped, but not yet lost, trains no more
+            gc.collect()  # what a script has dropped, but not yet lost, does not train any more
         made = [optimizer for one in self._fresh if (optimizer := one()) is not None]
         self._fresh.clear()
         optimizers = [o for o in made if id(o) not in self._optimizers]
@@ -198,7 +198,7 @@ class Discovery:
         for root in roots:
             self._known.update((id(m), m) for m in root.wrapper.modules())
         if self._roots:
-            self._listener.found(Found(roots, tuple(optimizers), called))
+            self._listener.found(Discovered(roots, tuple(optimizers), called))
 
 
 def in_transform() -> bool:

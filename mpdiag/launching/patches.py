@@ -1,4 +1,4 @@
-"""Places in torch that a script passes on its way through a training step, taken over and given back.
+"""Functions of torch that a training step of a script calls, replaced and restored.
 
 A script written for FP32 calls ``loss.backward()``, which scales nothing; one written for mixed
 precision has an ``autocast`` and a ``GradScaler`` of its own, which must not scale a second time.
@@ -19,39 +19,39 @@ _OURS = "mpdiag"
 _INSIDE = ("torch", _OURS)
 
 
-class Driver(Protocol):
-    """Who decides what becomes of a script's calls."""
+class CallHandler(Protocol):
+    """Takes a script's calls in place of torch."""
 
     @property
     def loss_scale(self) -> float:
         """The scale in force; 1 before training."""
 
     @property
-    def driving(self) -> bool:
+    def computing_gradients(self) -> bool:
         """Whether gradients carry the scale right now."""
 
     def backward(self, plain: Callable[..., None], tensors: Sequence[Any], options: Any) -> None:
-        """A backward pass."""
+        """Run a backward pass."""
 
     def grad(self, plain: Callable[..., Any], tensors: Sequence[Any], options: Any) -> Any:
-        """``torch.autograd.grad``."""
+        """Run ``torch.autograd.grad``."""
 
-    def retained(self, tensor: torch.Tensor) -> None:
-        """A tensor inside a graph will keep its gradient."""
+    def retain(self, tensor: torch.Tensor) -> None:
+        """Note a tensor inside a graph that will keep its gradient."""
 
-    def meets(self, what: str) -> None:
-        """The script has mixed precision of its own: an ``autocast`` or a ``GradScaler``."""
+    def note_own_precision(self, what: str) -> None:
+        """Note mixed precision of the script's own: an ``autocast`` or a ``GradScaler``."""
 
 
 class Patches:
-    """The places taken over; ``release`` gives them back."""
+    """The functions that are replaced; ``release`` restores them."""
 
-    def __init__(self, driver: Driver) -> None:
-        self._driver = driver
+    def __init__(self, handler: CallHandler) -> None:
+        self._handler = handler
         self._undo: list[tuple[Any, str, Any]] = []
 
     def install(self) -> None:
-        """Take them over."""
+        """Replace them."""
         self._backward()
         self._hooks()
         self._scaler()
@@ -59,7 +59,7 @@ class Patches:
         self._replace(torch.nn.Module, "__getstate__", _without_our_hooks)
 
     def release(self) -> None:
-        """Give them back; twice does no harm."""
+        """Restore them; a second call does nothing."""
         while self._undo:
             owner, name, before = self._undo.pop()
             setattr(owner, name, before)
@@ -72,7 +72,7 @@ class Patches:
     # -- gradients ---------------------------------------------------------------------------------
 
     def _backward(self) -> None:
-        driver = self._driver
+        handler = self._handler
 
         def backward(plain: Any) -> Any:
             def call(tensors: Any, grad_tensors: Any = None, *rest: Any, **options: Any) -> None:
@@ -81,7 +81,7 @@ class Patches:
                 if grad_tensors is not None:
                     options["grad_tensors"] = grad_tensors
                 given = (tensors,) if isinstance(tensors, torch.Tensor) else tuple(tensors)
-                driver.backward(plain, given, options)
+                handler.backward(plain, given, options)
 
             return call
 
@@ -92,7 +92,7 @@ class Patches:
                 if len(rest) > len(names):
                     return plain(outputs, inputs, *rest)
                 given = (outputs,) if isinstance(outputs, torch.Tensor) else tuple(outputs)
-                return driver.grad(plain, given, options)
+                return handler.grad(plain, given, options)
 
             return call
 
@@ -100,13 +100,13 @@ class Patches:
         self._replace(torch.autograd, "grad", grad)
 
     def _hooks(self) -> None:
-        """Hooks of the script on gradients see true ones, and so do tensors that retain theirs."""
-        driver = self._driver
+        """Let the script's hooks on gradients see unscaled ones, and so tensors that retain theirs."""
+        handler = self._handler
 
-        def true_gradient(hook: Any) -> Any:
+        def unscaled_gradient(hook: Any) -> Any:
             def call(gradient: torch.Tensor) -> Any:
-                scale = driver.loss_scale
-                if scale == 1.0 or not driver.driving:
+                scale = handler.loss_scale
+                if scale == 1.0 or not handler.computing_gradients:
                     return hook(gradient)
                 changed = hook(gradient.float() / scale)
                 return None if changed is None else (changed * scale).to(gradient.dtype)
@@ -115,13 +115,13 @@ class Patches:
 
         def register(plain: Any) -> Any:
             def call(tensor: torch.Tensor, hook: Any) -> Any:
-                return plain(tensor, hook if _from_inside(2) else true_gradient(hook))
+                return plain(tensor, hook if _from_inside(2) else unscaled_gradient(hook))
 
             return call
 
         def retain(plain: Any) -> Any:
             def call(tensor: torch.Tensor) -> Any:
-                driver.retained(tensor)
+                handler.retain(tensor)
                 return plain(tensor)
 
             return call
@@ -132,8 +132,8 @@ class Patches:
     # -- a script's own mixed precision ------------------------------------------------------------
 
     def _scaler(self) -> None:
-        """A GradScaler does nothing any more, and tells our scale."""
-        driver = self._driver
+        """Switch a GradScaler off; its ``get_scale`` returns the plan's scale."""
+        handler = self._handler
 
         def make(plain: Any) -> Any:
             def init(scaler: Any, *args: Any, **kwargs: Any) -> None:
@@ -141,14 +141,14 @@ class Patches:
                 plain(scaler, *args[:5], **kwargs, enabled=False)
                 scaler._mpdiag_asked = bool(enabled)
                 if enabled:
-                    driver.meets("a GradScaler")
+                    handler.note_own_precision("a GradScaler")
 
             return init
 
         def get_scale(plain: Any) -> Any:
             def call(scaler: Any) -> float:
                 if getattr(scaler, "_mpdiag_asked", False):
-                    return driver.loss_scale
+                    return handler.loss_scale
                 return float(plain(scaler))
 
             return call
@@ -157,8 +157,8 @@ class Patches:
         self._replace(torch.amp.GradScaler, "get_scale", get_scale)
 
     def _autocast(self) -> None:
-        """An autocast of the script does nothing any more; one that it switches off stays off."""
-        driver = self._driver
+        """Switch the script's autocasts off; a context with ``enabled=False`` keeps its effect."""
+        handler = self._handler
 
         def make(plain: Any) -> Any:
             def init(context: Any, *args: Any, **kwargs: Any) -> None:
@@ -166,7 +166,7 @@ class Patches:
                 plain(context, *args, **kwargs)
                 if foreign and context._enabled:
                     context._mpdiag_transparent = True
-                    driver.meets("an autocast")
+                    handler.note_own_precision("an autocast")
 
             return init
 
@@ -189,7 +189,7 @@ class Patches:
 
 
 def _without_our_hooks(plain: Any) -> Any:
-    """A module's state as it is saved or copied: what a script keeps must not need us."""
+    """A module's state as it is saved or copied, without hooks that only this package can load."""
 
     def getstate(module: torch.nn.Module) -> dict[str, Any]:
         state: dict[str, Any] = plain(module)
@@ -209,7 +209,7 @@ def _is_ours(hook: Any) -> bool:
 
 
 def _from_inside(depth: int) -> bool:
-    """Whether a call comes from torch or from us; torch's own spellings of autocast are the script's."""
+    """Whether torch or this package makes a call; ``torch.cuda.amp.autocast`` counts as the script's."""
     frame = sys._getframe(depth)
     while str(frame.f_globals.get("__name__", "")).endswith(".amp.autocast_mode"):
         if frame.f_back is None:

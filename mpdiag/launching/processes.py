@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def announced_ranks() -> tuple[int, int]:
-    """Rank and number of ranks as a launcher announces them, before torch is there."""
+    """Rank and number of ranks from the launcher's environment variables, without torch."""
     try:
         rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     except (KeyError, ValueError):
@@ -30,10 +30,10 @@ def announced_ranks() -> tuple[int, int]:
 
 
 def claim_run(parent: Path, name: str) -> Path:
-    """A run folder of this name that is free; all ranks of one launch get the same.
+    """A free run folder of this name; all ranks of one launch get the same.
 
-    The first rank to come writes its choice into a small file, named after the launch, that the
-    others read.
+    The first rank writes its choice into a small file, named after the launch, which the others
+    read.
     """
     if announced_ranks()[1] == 1:
         return free_name(parent, name)
@@ -55,7 +55,7 @@ def claim_run(parent: Path, name: str) -> Path:
     except FileExistsError:
         for _ in range(100):
             if text := claim.read_text():
-                if Path(text).name != text:  # it names a folder beside it, or is none of ours
+                if Path(text).name != text:  # our claims name a folder beside them
                     break
                 return parent / text
             time.sleep(0.02)
@@ -63,8 +63,8 @@ def claim_run(parent: Path, name: str) -> Path:
 
 
 def release_claims(folder: Path) -> None:
-    """Remove the small files of ``claim_run``; done by rank 0, at its end."""
-    if is_remote(folder):  # never claimed: ``--out`` names it
+    """Remove the small files of ``claim_run``; rank 0 calls this when it ends."""
+    if is_remote(folder):  # never claimed: ``--out`` named it
         return
     for claim in folder.parent.glob(".*.claim"):
         with contextlib.suppress(OSError):
@@ -78,7 +78,7 @@ LAUNCHERS = ("torchrun", "torch.distributed.run", "torch.distributed.launch")
 
 
 def launcher_of(words: Sequence[str]) -> list[str] | None:
-    """The arguments of torchrun, if that is what is to be run; else None."""
+    """The arguments of torchrun if the words run it, else None."""
     rest = list(words)
     if rest and Path(rest[0]).name.startswith("python"):
         rest = rest[1:]
@@ -90,11 +90,11 @@ def launcher_of(words: Sequence[str]) -> list[str] | None:
 
 
 def through_launcher(arguments: Sequence[str], command: Sequence[str]) -> list[str]:
-    """Arguments of torchrun that run our command in each process, around its script.
+    """Arguments for torchrun that run our command around the script in each process.
 
     Args:
-        arguments: Those of the plain call: ``--nproc-per-node 2 train.py --epochs 3``.
-        command: Ours: ``record --out runs/train``.
+        arguments: Those of the original call: ``--nproc-per-node 2 train.py --epochs 3``.
+        command: Our command: ``record --out runs/train``.
     """
     from torch.distributed.run import get_args_parser
 
@@ -125,16 +125,16 @@ _watching: list[tuple[int, Callable[[], None]]] = []
 
 
 def abandon_in_children(abandon: Callable[[], None]) -> None:
-    """Call this first in a forked child that is watched itself: it has inherited the hooks here."""
+    """Register a function that forked children call first, to drop the hooks they inherited."""
     _watching.append((os.getpid(), abandon))
 
 
 class Refusal(BaseException):
-    """A script cannot be trained safely; no ``except Exception`` of its own keeps it going."""
+    """A script cannot be trained safely; its own ``except Exception`` cannot catch this."""
 
 
-class _Followed:
-    """A process's target with our watch around it; it travels to spawned processes by pickle."""
+class _WatchedTarget:
+    """A process's target with our watch around it; spawned processes get it by pickle."""
 
     def __init__(self, target: Any, watch: Callable[[Any], Any], settings: Any) -> None:
         self.target = target
@@ -166,11 +166,11 @@ class _Followed:
 
 
 def follow_children(watch: Callable[[Any], Any], settings: Any) -> None:
-    """Watch the processes that the script starts with ``multiprocessing``, data loaders excepted.
+    """Watch the processes that the script starts with ``multiprocessing``, except data loaders.
 
     Args:
-        watch: Called with the settings in the child; returns what to call with the final state.
-        settings: What it is called with; pickled for spawned children.
+        watch: Called in the child with the settings; returns a function of the final state.
+        settings: Passed to ``watch``; pickled for spawned children.
     """
     base = multiprocessing.process.BaseProcess
     make = base.__init__
@@ -178,14 +178,14 @@ def follow_children(watch: Callable[[Any], Any], settings: Any) -> None:
     @functools.wraps(make)
     def made(self: Any, group: Any = None, target: Any = None, *args: Any, **kwargs: Any) -> None:
         if target is not None and _may_train(target):
-            target = _Followed(target, watch, settings)
+            target = _WatchedTarget(target, watch, settings)
         make(self, group, target, *args, **kwargs)
 
     base.__init__ = made  # type: ignore[method-assign]
 
 
 def _may_train(target: Any) -> bool:
-    """Whether it is the script's own function, or torch's spawn around one."""
+    """Whether a target is the script's own function, or torch's spawn around one."""
     module = str(getattr(target, "__module__", "") or "")
     if module == "torch.multiprocessing.spawn":
         return True

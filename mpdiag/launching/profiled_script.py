@@ -1,8 +1,8 @@
-"""``mpdiag profile -- script.py``: profile a script as it stands, in a process of its own.
+"""``mpdiag profile -- script.py``: profile an unmodified script in a separate process.
 
-The child runs the script as ``record`` does, but watches its optimizers' steps only; once enough
-are measured it ends the script, for a training may last days. The parent reads what was captured.
-What the script prints goes to stderr.
+The child runs the script as ``record`` does, but only watches its optimizers' steps. Once enough of
+them are measured it ends the script, because a training may last days. The parent reads what was
+captured. The script's output goes to stderr.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from mpdiag.launching.script import AfterTorch, parse, run
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mpdiag.tensorcores.capture import Capture
+    from mpdiag.tensorcores.step_profiler import StepProfiler
 
 _MODULE = "mpdiag.launching.profiled_script"  # run as a program in the child
 _NOTE = "capture.json"
@@ -35,7 +35,7 @@ class Launched:
 
     Attributes:
         result: The verdict: a ``Profile``, on a CPU a ``CpuProfile``.
-        exit_code: The script's; 0 where it was ended after its last step.
+        exit_code: The script's; 0 if it was ended after the last measured step.
     """
 
     result: Any
@@ -46,14 +46,14 @@ def profile_script(words: Sequence[str], *, steps: int, warmup: int) -> Launched
     """Run a script and profile a few of its steps.
 
     Args:
-        words: What stands after ``python``: the script and its arguments, or ``-m``, a module and
-            its arguments.
+        words: What one would type after ``python``: the script and its arguments, or ``-m``, a
+            module and its arguments.
         steps: How many steps to measure.
-        warmup: How many to let pass first.
+        warmup: How many to skip first.
 
     Raises:
         UsageError: If there is nothing to run, or no step was measured.
-        InputError: If there is no such script.
+        InputError: If the script does not exist.
     """
     if launcher_of(words) is not None:
         message = (
@@ -70,16 +70,16 @@ def profile_script(words: Sequence[str], *, steps: int, warmup: int) -> Launched
         note = _note(folder)
         if not note.get("measured"):
             raise _why_nothing(code, note, warmup)
-        from mpdiag.tensorcores.capture import read_capture
+        from mpdiag.tensorcores.step_profiler import read_capture
 
         return Launched(read_capture(folder, int(note["measured"])), code)
 
 
 def _stderr() -> int:
-    """The descriptor that takes the script's output."""
+    """The file descriptor for the script's output."""
     try:
         return sys.stderr.fileno()
-    except (OSError, ValueError, AttributeError):  # replaced by something that is no file
+    except (OSError, ValueError, AttributeError):  # replaced by something without a descriptor
         return 2
 
 
@@ -113,28 +113,28 @@ def _why_nothing(code: int, note: dict[str, Any], warmup: int) -> MpdiagError:
 
 
 class _Enough(BaseException):
-    """Ends the script; no ``except Exception`` of its own catches it."""
+    """Ends the script; its own ``except Exception`` cannot catch this."""
 
 
-class _Watch:
-    """Captures steps of one process."""
+class _StepCapture:
+    """Captures the optimizer steps of this process."""
 
     def __init__(self, folder: Path, steps: int, warmup: int) -> None:
         self._folder = folder
         self._steps = steps
         self._warmup = warmup
-        self._capture: Capture | None = None
+        self._capture: StepProfiler | None = None
         self._hook: Any = None
 
     def attach(self) -> None:
-        """Begin to look; torch is there."""
+        """Begin to capture; torch has been imported."""
         if self._warmup:
             self._begin()
             return
         from torch.nn.modules.module import register_module_forward_pre_hook
 
-        # Without warming up the window opens with the first model's call: before, a script has not
-        # moved it to where it will run, nor said how.
+        # Without warm-up steps the window opens with the first call of a model: before it, a script
+        # may still move the model to its device or change its settings.
         self._hook = register_module_forward_pre_hook(self._first_call)
 
     def _first_call(self, *_: Any) -> None:
@@ -144,15 +144,15 @@ class _Watch:
             self._begin()
 
     def _begin(self) -> None:
-        from mpdiag.tensorcores.capture import Capture
+        from mpdiag.tensorcores.step_profiler import StepProfiler
 
-        self._capture = Capture(
+        self._capture = StepProfiler(
             steps=self._steps, warmup=self._warmup, folder=self._folder, on_done=_stop
         )
         self._capture.__enter__()
 
     def finish(self) -> dict[str, Any]:
-        """Stop, and say what was seen."""
+        """Stop, and return how many steps were seen and measured."""
         capture, self._capture = self._capture, None
         if capture is None:
             return {}
@@ -166,8 +166,8 @@ def _stop() -> None:
 
 def _run(folder: Path, steps: int, warmup: int, words: list[str]) -> int:
     """Run the script; returns its exit code."""
-    watch = _Watch(folder, steps, warmup)
-    AfterTorch(watch.attach).install()
+    steps_captured = _StepCapture(folder, steps, warmup)
+    AfterTorch(steps_captured.attach).install()
     _end_threads_quietly()
     code = 0
     error = ""
@@ -175,16 +175,16 @@ def _run(folder: Path, steps: int, warmup: int, words: list[str]) -> int:
         code = run(parse(words)).code
     except _Enough:
         pass
-    except InputError as problem:  # there is no such module
+    except InputError as problem:  # the module does not exist
         error = str(problem)
     finally:
-        note = {**watch.finish(), "error": error}
+        note = {**steps_captured.finish(), "error": error}
         (folder / _NOTE).write_text(json.dumps(note), encoding="utf-8")
     return code
 
 
 def _end_threads_quietly() -> None:
-    """A script may train in a thread, which then ends alone; Python would show how."""
+    """Keep Python from printing a traceback when a script's training thread is ended."""
     show = threading.excepthook
 
     def excepthook(args: Any) -> None:

@@ -17,14 +17,14 @@ from mpdiag.launching import processes
 from mpdiag.launching.compile_watch import CompileWatch
 from mpdiag.launching.script import AfterTorch, Ending, Script, run
 from mpdiag.recording.cadence import Cadence
-from mpdiag.recording.closing import carry_through
+from mpdiag.recording.lifecycle import carry_through
 from mpdiag.runs.run import META
 
 if TYPE_CHECKING:
     from torch import nn
     from torch.optim import Optimizer
 
-    from mpdiag.launching.discovery import Discovery, Found, Root
+    from mpdiag.launching.discovery import Discovered, Discovery, Root
     from mpdiag.recording.recorder import Adopted, Recorder
 
 
@@ -205,7 +205,7 @@ class Watch:
 
     # -- what discovery tells ----------------------------------------------------------------------
 
-    def found(self, found: Found) -> None:
+    def found(self, found: Discovered) -> None:
         """Begin recording, or take more into it."""
         from mpdiag.launching.script_names import script_names
 
@@ -259,7 +259,7 @@ class Watch:
                 file=sys.stderr,
             )
 
-    def _begin(self, models: dict[str, Adopted], found: Found) -> None:
+    def _begin(self, models: dict[str, Adopted], found: Discovered) -> None:
         from mpdiag.recording.operations import DEFAULT
         from mpdiag.recording.recorder import Recorder
         from mpdiag.tracing.names import NameFilter, Subjects

@@ -1,9 +1,9 @@
 """Run a Python script as ``python script.py ARGS`` would, in this process.
 
-The script gets a ``__main__`` module of its own, which stays in ``sys.modules`` when it has ended
-(``runpy`` takes its away): what it registered with ``atexit``, pickles or hands to worker processes
-goes on finding its functions there. ``sys.argv``, ``sys.path[0]``, the working folder, the exit
-code and the traceback are those of the plain call.
+The script gets a ``__main__`` module of its own, which stays in ``sys.modules`` after it has ended
+(``runpy`` removes its module): functions registered with ``atexit``, pickled or passed to worker
+processes can still be found there. ``sys.argv``, ``sys.path[0]``, the working folder, the exit code
+and the traceback are the same as without mpdiag.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ if TYPE_CHECKING:
 _PYTHON = re.compile(r"python(\d+(\.\d+)*)?w?(\.exe)?", re.IGNORECASE)
 _OURS = str(Path(__file__).resolve().parent.parent)
 INTERRUPTED = 130
-"""What a shell reports of a program that Ctrl-C ended."""
+"""The exit code that a shell reports for a program ended by Ctrl-C."""
 
 
 @dataclass(frozen=True)
 class Script:
-    """What to run.
+    """A script to run.
 
     Attributes:
         target: A script, a folder or archive with a ``__main__.py``, or a module's name.
         module: Whether ``target`` is a module's name (``python -m``).
-        arguments: What the script finds in ``sys.argv[1:]``.
+        arguments: The script's ``sys.argv[1:]``.
     """
 
     target: str
@@ -58,7 +58,7 @@ class Script:
 
     @property
     def words(self) -> tuple[str, ...]:
-        """As they stand after ``python``."""
+        """The words that one would type after ``python``."""
         return (*(("-m",) if self.module else ()), self.target, *self.arguments)
 
 
@@ -76,16 +76,16 @@ class Ending:
 
 
 def parse(words: Sequence[str]) -> Script:
-    """What stands after ``--``: ``script.py ARGS``, ``-m package ARGS``, either after ``python``.
+    """Read the words after ``--``: ``script.py ARGS`` or ``-m package ARGS``, maybe after ``python``.
 
     Raises:
         UsageError: If there is nothing to run.
-        InputError: If there is no such script.
+        InputError: If the script does not exist.
     """
     rest = list(words)
     if rest and _PYTHON.fullmatch(Path(rest[0]).name):
         rest = rest[1:]
-        while rest and rest[0] in ("-u", "-B", "-E", "-s"):  # they change nothing for the script
+        while rest and rest[0] in ("-u", "-B", "-E", "-s"):  # these change nothing for the script
             rest = rest[1:]
     if not rest:
         message = "there is no script to run: write `-- script.py ARGS` at the end"
@@ -102,7 +102,7 @@ def parse(words: Sequence[str]) -> Script:
 
 
 def _located(word: str) -> str:
-    """A script's path; a command of that name, if it is a Python script, where no file is."""
+    """A script's path; if there is no such file, the Python script that a command of that name is."""
     if Path(word).exists():
         return word
     command = shutil.which(word)
@@ -110,26 +110,26 @@ def _located(word: str) -> str:
         with Path(command).open("rb") as file:
             if re.match(rb"#!.*python", file.readline()):
                 return command
-        message = f"{word} is no Python script: give the training script itself"
+        message = f"{word} is not a Python script: give the training script itself"
         raise InputError(message)
     message = f"there is no script {word}: give its path, or -m and a module's name"
     raise InputError(message)
 
 
 def run(script: Script) -> Ending:
-    """Run it to its end, its threads included.
+    """Run a script to its end, including its threads.
 
-    What it raises is shown as Python would show it; ours (``MpdiagError``) is raised again.
+    Its exceptions are shown as Python would show them; our own (``MpdiagError``) are raised again.
     """
     main = ModuleType("__main__")
     main.__dict__.update(__builtins__=builtins, __annotations__={}, __cached__=None)
     former = sys.modules["__main__"]
-    _kept.append(former)  # its functions may still be called: it must not be taken apart
+    _kept.append(former)  # its functions may still be called: Python must not clear it
     sys.modules["__main__"] = main
     sys.argv = [script.target, *script.arguments]
     try:
         code = _prepare(script, main)
-        exec(code, main.__dict__)  # noqa: S102 - that is what is asked for
+        exec(code, main.__dict__)  # noqa: S102 - running the script is the task
         _wait_for_threads()
     except SystemExit as error:
         return _exited(error)
@@ -141,7 +141,7 @@ def run(script: Script) -> Ending:
     except KeyboardInterrupt as error:
         _show(error)
         return Ending(INTERRUPTED, "interrupted")
-    except Exception as error:  # noqa: BLE001 - whatever it is, it is the script's
+    except Exception as error:  # noqa: BLE001 - every exception is the script's
         _show(error)
         return Ending(1, "failed")
     return Ending(0, "complete")
@@ -151,7 +151,7 @@ _kept: list[ModuleType] = []
 
 
 def _prepare(script: Script, main: ModuleType) -> CodeType:
-    """Set the new ``__main__`` up and find its code."""
+    """Set up the new ``__main__`` and return its code."""
     if script.module:
         _put_first("")
         name = script.target
@@ -190,23 +190,23 @@ def _prepare(script: Script, main: ModuleType) -> CodeType:
 
 
 def _found(name: str) -> ModuleSpec | None:
-    """A module, and None where there is none, nor a package that would hold it."""
+    """A module's spec; None if the module, or the package around it, does not exist."""
     try:
         return importlib.util.find_spec(name)
     except ModuleNotFoundError as error:
         if error.name is not None and f"{name}.".startswith(f"{error.name}."):
             return None
-        raise  # the package itself imports what is not there
+        raise  # the package itself imports something that does not exist
 
 
 def _put_first(folder: str) -> None:
-    """``sys.path[0]`` as Python sets it: until now it is where ``mpdiag`` was found."""
+    """Set ``sys.path[0]`` as Python does; until now it is the folder of ``mpdiag``."""
     if not getattr(sys.flags, "safe_path", False):
         sys.path[0] = folder or str(Path.cwd())
 
 
 def _wait_for_threads() -> None:
-    """Python ends only when they have: some scripts train in one."""
+    """Wait for non-daemon threads, as Python does at exit: some scripts train in one."""
     for thread in threading.enumerate():
         if thread is not threading.main_thread() and not thread.daemon:
             thread.join()
@@ -221,12 +221,12 @@ def _exited(error: SystemExit) -> Ending:
 
 
 def _is_ours(error: BaseException) -> bool:
-    """Whether it was raised on behalf of the command, rather than by a script that uses mpdiag."""
+    """Whether the command raised it, rather than a script that uses mpdiag itself."""
     return bool(getattr(error, "of_launching", False)) or isinstance(error, InputError)
 
 
 def _show(error: BaseException) -> None:
-    """The script's traceback, through its own ``sys.excepthook``, without frames of ours."""
+    """Show the script's traceback through its own ``sys.excepthook``, without our frames."""
     seen: set[int] = set()
     link: BaseException | None = error
     while link is not None and id(link) not in seen:
@@ -249,20 +249,20 @@ def _without_ours(traceback: TracebackType | None) -> TracebackType | None:
         traceback = traceback.tb_next
     kept: TracebackType | None = None
     for entry in reversed(entries):
-        # An instruction of no line (an interrupt may fall on one) has None, which is refused here.
+        # An instruction may have no line (an interrupt can hit one), but TracebackType needs a number.
         line = entry.tb_lineno or entry.tb_frame.f_code.co_firstlineno
         kept = TracebackType(kept, entry.tb_frame, entry.tb_lasti, line)
     return kept
 
 
-# -- the moment torch is there ---------------------------------------------------------------------
+# -- when torch is imported ------------------------------------------------------------------------
 
 
 class AfterTorch:
-    """Calls a function as soon as the script has imported torch; at once if it is there already.
+    """Calls a function as soon as the script has imported torch; at once if it is imported already.
 
-    We must not import torch first: what a script sets before (threads, visible devices) is read
-    then.
+    We must not import torch ourselves: what a script sets before (threads, visible devices) is read
+    at its import.
     """
 
     def __init__(self, call: Any) -> None:
@@ -270,14 +270,14 @@ class AfterTorch:
         self._looking = False
 
     def install(self) -> None:
-        """Wait for the import."""
+        """Wait for the import of torch."""
         if "torch" in sys.modules:
             self._call()
         else:
             sys.meta_path.insert(0, self)
 
     def find_spec(self, name: str, _path: Any = None, _target: Any = None) -> Any:
-        """The finder's protocol: everyone else's finding, with our call behind the import."""
+        """Find torch as usual, and add our call after its import; Python's protocol of finders."""
         if name != "torch" or self._looking:
             return None
         self._looking = True

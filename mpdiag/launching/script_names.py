@@ -1,4 +1,4 @@
-"""What a script calls its models."""
+"""The names that a script gives its models."""
 
 from __future__ import annotations
 
@@ -10,20 +10,21 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
     from types import FrameType
 
-_MAX_HELD = 64  # of a container that might hold models
+_MAX_HELD = 64  # larger containers are not searched for models
 
 
 def script_names(things: Sequence[Sequence[Any]]) -> list[str]:
-    """The variables that hold some things: globals of the script first, then its functions' locals.
+    """Names of the variables that hold some objects: the script's globals first, then locals.
 
-    Of an object with attributes (``self.generator``) the attribute counts, of a dictionary the key.
+    An object held as an attribute (``self.generator``) gets the attribute's name, one in a dictionary
+    its key.
 
     Args:
-        things: Each a sequence of objects, any of which may be what the variable holds (a model,
-            and what is wrapped around it).
+        things: Sequences of objects; a variable may hold any object of a sequence (a model, or a
+            wrapper around it).
 
     Returns:
-        A name for each, all different; the class's name in lower case where there is no variable.
+        A name for each sequence, all different; the class's name in lower case if there is no variable.
     """
     owner = {id(one): i for i, group in enumerate(things) for one in group}
     found: dict[int, str] = {}
@@ -46,7 +47,7 @@ def script_names(things: Sequence[Sequence[Any]]) -> list[str]:
 
 
 def _frames() -> Iterator[FrameType]:
-    """Frames of the script and of what it uses, the outermost first, without torch's and ours."""
+    """Frames of the script and its libraries, the outermost first, without torch's and ours."""
     frames = []
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
@@ -58,7 +59,7 @@ def _frames() -> Iterator[FrameType]:
 
 
 def _held(name: str, value: Any, owner: Mapping[int, int]) -> Iterator[tuple[str, Any]]:
-    """Names of what a variable holds: itself, its entries, or its attributes and theirs."""
+    """What a variable holds, with names: the object itself, its entries or its attributes."""
     if id(value) in owner:
         yield name, value
         return
@@ -78,7 +79,7 @@ def _held(name: str, value: Any, owner: Mapping[int, int]) -> Iterator[tuple[str
 
 
 def _entries(name: str, value: Any, owner: Mapping[int, int]) -> Iterator[tuple[str, Any]]:
-    # ``type`` and not ``isinstance``, which would wake lazy proxies.
+    # ``type`` instead of ``isinstance``, which would resolve lazy proxies.
     kind = type(value)
     if kind not in (dict, list, tuple) or len(value) > _MAX_HELD:
         return

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields, replace
-from typing import Any, Protocol
+from typing import Any, ClassVar, Protocol
 
 from mpdiag.errors import UsageError
 from mpdiag.numerics.formats import FP16
@@ -21,7 +21,14 @@ LARGEST_LOG = math.log2(FP16.max)
 
 
 class Scaler(Protocol):
-    """What every scaler can do."""
+    """What every scaler can do.
+
+    Attributes:
+        needs_absmax: Whether ``adjust`` must be told the true largest gradient; of the others, 0 says
+            that all were finite, and nobody has to look for the maximum.
+    """
+
+    needs_absmax: ClassVar[bool]
 
     @property
     def scale(self) -> float:
@@ -63,6 +70,8 @@ def _check_whole(owner: object, *names: str) -> None:
 class ConstantScale:
     """The same scale for ever; 1 is no scale."""
 
+    needs_absmax: ClassVar[bool] = False
+
     init_scale: float = 1.0
 
     def __post_init__(self) -> None:
@@ -93,6 +102,8 @@ class Backoff:
 
     With the defaults this is ``torch.amp.GradScaler``, bounded.
     """
+
+    needs_absmax: ClassVar[bool] = False
 
     init_scale: float = 65536.0
     growth_factor: float = 2.0
@@ -174,6 +185,8 @@ class LogNormal:
     OpenSeq2Seq's LogMax without its defects: it fed 65536 as the logarithm on an overflow, took the
     logarithm of zero maxima, and used 16 for log2(65504).
     """
+
+    needs_absmax: ClassVar[bool] = True
 
     init_scale: float = 1024.0
     beta1: float = 0.99

@@ -1,7 +1,8 @@
 """Student's t distribution, by its incomplete beta function.
 
-Source: the continued fraction of *Numerical Recipes* (section 6.4), by Lentz's method. SciPy has
-the same, and is no dependency for two functions.
+Source: the continued fraction of *Numerical Recipes* (section 6.4), by Lentz's method. ``scipy.stats.t``
+computes the same, but SciPy is not a dependency of the core, which must run on machines without a
+package index, and two functions do not justify one.
 """
 
 from __future__ import annotations

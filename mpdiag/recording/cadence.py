@@ -1,14 +1,40 @@
-"""Which steps are recorded."""
+"""Which steps are recorded, and how much rarer they become when recording costs too much.
+
+A recorded step costs its own time c, an ordinary one takes p. With one step in n recorded the share
+is c / (n p), so a budget b asks for n ≥ c / (b p). The cadence is thinned by powers of two alone:
+a thinner one records some of the steps that a denser one records, never others, so that ranks which
+thin at different moments still share their steps.
+"""
 
 from __future__ import annotations
 
+import time
+from collections import deque
+from contextlib import contextmanager
 from dataclasses import dataclass
+from statistics import fmean, median
+from typing import TYPE_CHECKING, Any
 
 from mpdiag.errors import UsageError
+from mpdiag.recording.step_clock import Pace
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from mpdiag.recording.ledger import Ledger
+    from mpdiag.recording.operations import OperationWatch
+    from mpdiag.recording.step_clock import Step
+
+    Seconds = Callable[[], float]
 
 DENSE_STEPS = 20
 SPARSE_EVERY = 20
 BUDGET = 0.02
+ALLOWANCE = 10.0
+"""Seconds that a recording may cost before anything is thinned: a short one delays nobody."""
+_WINDOW = 8
+_PLAIN_WINDOW = 32
+_LARGEST = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -17,7 +43,7 @@ class Cadence:
 
     Attributes:
         every: Record exactly the steps divisible by this. None: the first ``DENSE_STEPS`` steps,
-            where training is most volatile, then every ``SPARSE_EVERY``-th.
+            where training changes most, then every ``SPARSE_EVERY``-th.
         max_steps: Stop after so many recorded steps; None: never.
         budget: Share of step time that recording may take before steps are left out; None: any.
             With ``every`` it does not apply.
@@ -28,7 +54,7 @@ class Cadence:
     budget: float | None = BUDGET
 
     def __post_init__(self) -> None:
-        """Refuse what is no positive integer."""
+        """Refuse numbers that make no sense."""
         for name in ("every", "max_steps"):
             value = getattr(self, name)
             if value is not None and (type(value) is not int or value < 1):
@@ -47,10 +73,158 @@ class Cadence:
         Args:
             step: Its number.
             recorded: How many were recorded before.
-            thin: Record so many times fewer; an explicit ``every`` is exact all the same.
+            thin: Record this many times fewer steps; an explicit ``every`` is not thinned.
         """
         if self.max_steps is not None and recorded >= self.max_steps:
             return False
         if self.every is not None:
             return step % self.every == 0
         return step % (thin if step < DENSE_STEPS else SPARSE_EVERY * thin) == 0
+
+
+class Governor:
+    """Measures recording, and says by which factor its cadence must be thinned.
+
+    Args:
+        budget: Share of step time that recording may take; None measures and never thins.
+        every: How many steps lie between recorded ones, unthinned.
+        clock: Seconds, monotonic.
+
+    Attributes:
+        thin: The factor, a power of two; 1 thins nothing.
+        spent: Seconds that recording took so far.
+        elapsed: Seconds of all steps so far, recording included.
+        changes: When the factor changed: dicts of ``step`` (from which on), ``every`` and ``cost``
+            (a recorded step's own time over an ordinary step's).
+    """
+
+    def __init__(
+        self, budget: float | None, every: int, clock: Seconds = time.perf_counter
+    ) -> None:
+        self.thin = 1
+        self.spent = 0.0
+        self.elapsed = 0.0
+        self.changes: list[dict[str, Any]] = []
+        self._budget = budget
+        self._every = every
+        self._clock = clock
+        self._depth = 0
+        self._began = 0.0
+        self._step_began = clock()
+        self._spent_before = 0.0
+        self._steps = 0
+        self._plain: deque[float] = deque(maxlen=_PLAIN_WINDOW)
+        self._recorded: deque[tuple[float, float]] = deque(maxlen=_WINDOW)
+
+    # -- measuring ---------------------------------------------------------------------------------
+
+    def __enter__(self) -> None:
+        """What follows is recording, not training; of nested ones the outermost counts."""
+        if self._depth == 0:
+            self._began = self._clock()
+        self._depth += 1
+
+    def __exit__(self, *_: object) -> None:
+        """Recording ends, and its time is added."""
+        self._depth -= 1
+        if self._depth == 0:
+            self.spent += max(0.0, self._clock() - self._began)
+
+    def step_ended(self, step: int, *, recorded: bool, ordinary: bool, waits: bool) -> None:
+        """Note a step's duration, and thin if need be.
+
+        Args:
+            step: The number of the step that begins now.
+            recorded: Whether the one that ended was recorded.
+            ordinary: Whether that was the usual record, without operations.
+            waits: Whether the host waits for what it computes. An accelerator works on after a hook
+                has returned: there, recorded steps are also compared with the others as wholes.
+        """
+        now = self._clock()
+        seconds, own = max(0.0, now - self._step_began), self.spent - self._spent_before
+        self._step_began, self._spent_before = now, self.spent
+        self._steps += 1
+        self.elapsed += seconds
+        if self._steps == 1 or not ordinary:  # the first step compiles, imports and allocates
+            return
+        if not recorded:
+            self._plain.append(seconds)
+            return
+        self._recorded.append((seconds, own))
+        if self._budget is not None and self.spent > ALLOWANCE:
+            self._adjust(step, self._budget, waits)
+
+    def to_json(self) -> dict[str, Any]:
+        """For ``meta.json``: what was thinned, all seconds, and those that recording took."""
+        return {
+            "budget": self._budget,
+            "thinned": self.changes,
+            "seconds": round(self.elapsed, 3),
+            "seconds_recording": round(self.spent, 3),
+        }
+
+    def words(self) -> str:
+        """What was left out, as a sentence; call it only once something was."""
+        first, last = self.changes[0], self.changes[-1]
+        share = self.spent / max(self.elapsed, 1e-9)
+        return (
+            f"a recorded step costs as much as {last['cost']:.2g} steps, so from step "
+            f"{first['step']} on fewer were recorded, at last every {last['every']}th; recording "
+            f"took {share:.1%} of the time (budget={self._budget:g}; every=N is never thinned)"
+        )
+
+    # -- deciding ----------------------------------------------------------------------------------
+
+    def _adjust(self, step: int, budget: float, waits: bool) -> None:
+        plain = median(self._plain or [seconds - own for seconds, own in self._recorded])
+        cost = fmean(own for _, own in self._recorded)
+        if not waits and self._plain:
+            cost = max(cost, median(seconds for seconds, _ in self._recorded) - plain)
+        if plain <= 0.0:
+            return
+        needed = cost / plain / budget / self._every
+        thin = 1
+        while thin < min(needed, _LARGEST):
+            thin *= 2
+        # Back only where it clearly suffices, so that a cost near an edge does not swing.
+        if thin > self.thin or (thin < self.thin and 1.5 * needed <= thin):
+            self.thin = thin
+            self.changes.append(
+                {"step": step, "every": self._every * thin, "cost": round(cost / plain, 4)}
+            )
+
+
+class GovernedPace(Pace):
+    """The pace of a recording: a cadence, thinned by a governor that measures every step's turn.
+
+    Args:
+        cadence: Which steps to record.
+        governor: By which factor to thin them.
+        ledger: Knows how many steps were recorded.
+        operations: A step in which these are recorded is no measure of others.
+    """
+
+    def __init__(
+        self, cadence: Cadence, governor: Governor, ledger: Ledger, operations: OperationWatch
+    ) -> None:
+        self._cadence = cadence
+        self._governor = governor
+        self._ledger = ledger
+        self._operations = operations
+
+    def wants(self, step: int) -> bool:
+        """Whether to record the step of this number."""
+        return self._cadence.records(step, self._ledger.steps_closed, self._governor.thin)
+
+    @contextmanager
+    def turn(self, ended: Step) -> Iterator[None]:
+        """Measure what it costs to end a step and to begin the next one."""
+        ordinary = not self._operations.wanted
+        with self._governor:
+            yield
+        self._governor.step_ended(
+            ended.number + 1,
+            recorded=ended.recorded,
+            ordinary=ordinary,
+            waits=self._ledger.on_host,
+        )

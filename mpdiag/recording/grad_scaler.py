@@ -1,45 +1,49 @@
 """Recording a training that already uses ``torch.amp.GradScaler``.
 
-Its gradients arrive multiplied by a scale, and a step with an overflow never reaches the optimizer,
-so no optimizer hook tells of it. GradScaler has no hooks; its ``step`` is wrapped on the *instance*,
-never on the class.
+Its gradients arrive multiplied by a scale, and where it finds an overflow it never calls the
+optimizer, so no optimizer hook fires. GradScaler has no hooks; its ``step`` is wrapped on the
+*instance*, never on the class.
 """
 
 from __future__ import annotations
 
 import functools
 import gc
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
+
+from mpdiag.recording.step_clock import StepListener
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from torch.optim import Optimizer
 
-
-class ScaledSteps(Protocol):
-    """What a watched scaler tells the recorder."""
-
-    def scaled_step_began(self, scale: torch.Tensor | None) -> None:
-        """``scaler.step`` was called; the gradients of this step carry ``scale``."""
-
-    def scaled_step_skipped(self, optimizer: Optimizer) -> None:
-        """``scaler.step`` returned without calling the optimizer."""
+    from mpdiag.recording.ledger import Ledger
+    from mpdiag.recording.step_clock import Step, StepClock
 
 
-class ScalerWatch:
-    """Finds live GradScalers and wraps their ``step``.
+class ScalerWatch(StepListener):
+    """Finds live GradScalers, wraps their ``step``, and knows the scale of the present step.
 
     Args:
-        steps: Who is told.
+        clock: Told when a scaler skips an optimizer's step.
+        ledger: Told which weight gradients carry a scale.
         optimizers: The optimizers watched; scalers stepping others are left alone.
+
+    Attributes:
+        scale: The scale that gradients of the present step carry; a number or a tensor.
+        skipped: Whether the scaler skipped the step; likewise.
     """
 
-    def __init__(self, steps: ScaledSteps, optimizers: list[Optimizer]) -> None:
-        self._steps = steps
+    def __init__(self, clock: StepClock, ledger: Ledger, optimizers: Sequence[Optimizer]) -> None:
+        self.scale: Any = 1.0
+        self.skipped: Any = False
+        self._clock = clock
+        self._ledger = ledger
         self._optimizers = {id(o) for o in optimizers}
+        self._searched = False
         self._stepped: set[int] = set()
         self._wrapped: list[Any] = []
 
@@ -55,12 +59,29 @@ class ScalerWatch:
     def adopt(self, optimizers: Sequence[Optimizer]) -> None:
         """Watch scalers that step these optimizers, too."""
         self._optimizers.update(id(o) for o in optimizers)
+        self._searched = False
+
+    def step_began(self, _step: Step) -> None:
+        """No scale is known yet."""
+        self.scale, self.skipped = 1.0, False
+
+    def backward_reached(self) -> None:
+        """By now a scaler of this loop exists, and its ``step`` is still to come."""
+        if not self._searched and self._optimizers:
+            self._searched = True
+            self.find()
 
     def optimizer_stepped(self, optimizer: Optimizer) -> None:
-        """An optimizer's own hook fired."""
+        """A fused optimizer unscales inside its ``step``, and skips there, too."""
         self._stepped.add(id(optimizer))
+        if getattr(optimizer, "grad_scale", None) is None or not self._clock.recording:
+            return
+        self._ledger.set_scale("weight_grad", self.scale)
+        found = getattr(optimizer, "found_inf", None)
+        if found is not None:
+            self.skipped = found.detach().clone()
 
-    def release(self) -> None:
+    def stopped(self) -> None:
         """Put every scaler back as it was."""
         for scaler in self._wrapped:
             scaler.__dict__.pop("step", None)
@@ -75,10 +96,12 @@ class ScalerWatch:
                 return original(optimizer, *args, **kwargs)
             self._stepped.discard(id(optimizer))
             scale = getattr(scaler, "_scale", None)
-            self._steps.scaled_step_began(None if scale is None else scale.detach().clone())
+            if scale is not None:
+                self.scale = scale.detach().clone()
             result = original(optimizer, *args, **kwargs)
             if id(optimizer) not in self._stepped:
-                self._steps.scaled_step_skipped(optimizer)
+                self.skipped = True
+                self._clock.optimizer_stepped(optimizer)
             return result
 
         scaler.step = step

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpdiag.recording.counting import cpu
+from mpdiag.recording.counting import layout
 from mpdiag.recording.counting.host import rows_on
 from mpdiag.runs.schema import TOTAL, UpdateStack, encode
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import torch
 
     from mpdiag.recording.counting.rows import RawRows, Rows
-    from mpdiag.recording.tensors import Countable
+    from mpdiag.recording.counting.tensors import Countable
     from mpdiag.runs.schema import Kind, Placement, Stage
     from mpdiag.runs.writer import RunWriter
 
@@ -32,8 +32,8 @@ _FLUSH_SECONDS = 30.0
 
 
 @dataclass(frozen=True)
-class Subject:
-    """What a row is about, within a step; rows of one subject are merged."""
+class RowKey:
+    """What a row of a step is about; raw rows of one key are merged."""
 
     kind: Kind
     name: str
@@ -54,7 +54,7 @@ class Count:
 
 @dataclass
 class _Entry:
-    subject: Subject
+    key: RowKey
     rows: list[int]
     facts: list[int]
     step: int = 0
@@ -87,12 +87,16 @@ class Ledger:
 
     Args:
         writer: Where parts go.
+
+    Attributes:
+        steps_closed: Steps so far that have rows, written or not.
     """
 
     def __init__(self, writer: RunWriter) -> None:
+        self.steps_closed = 0
         self._writer = writer
         self._rows: dict[torch.device, Rows] = {}
-        self._open: dict[Subject, _Entry] = {}
+        self._open: dict[RowKey, _Entry] = {}
         self._books = _Books()
         self._raw = 0
         self._flushed_at = time.monotonic()
@@ -116,8 +120,8 @@ class Ledger:
         stage: Stage = "local",
     ) -> None:
         """Say what a counted tensor was."""
-        subject = Subject(kind, name, micro, tensor.dtype, tensor.placement, stage, count.device)
-        self._entry(subject).rows.append(count.row)
+        key = RowKey(kind, name, micro, tensor.dtype, tensor.placement, stage, count.device)
+        self._entry(key).rows.append(count.row)
 
     def replace(
         self,
@@ -129,8 +133,8 @@ class Ledger:
         stage: Stage = "local",
     ) -> None:
         """The same, for a tensor that supersedes what was noted under this name."""
-        subject = Subject(kind, name, micro, tensor.dtype, tensor.placement, stage, count.device)
-        self._entry(subject).rows[:] = [count.row]
+        key = RowKey(kind, name, micro, tensor.dtype, tensor.placement, stage, count.device)
+        self._entry(key).rows[:] = [count.row]
 
     def note_update(self, name: str, before: Countable, after: Countable, stage: Stage) -> None:
         """Count a parameter before and after a step: weights, updates, and what was swallowed."""
@@ -139,15 +143,15 @@ class Ledger:
         weight, update, fact = rows.count_update(before.values, after.values)
         self._raw += 2
         for kind, row in (("weight", weight), ("update", update)):
-            subject = Subject(kind, name, TOTAL, before.dtype, before.placement, stage, device)  # type: ignore[arg-type]
-            entry = self._entry(subject)
+            key = RowKey(kind, name, TOTAL, before.dtype, before.placement, stage, device)  # type: ignore[arg-type]
+            entry = self._entry(key)
             entry.rows.append(row)
             if kind == "update":
                 entry.facts.append(fact)
 
     def has(self, kind: Kind) -> bool:
         """Whether the open step holds a row of this kind."""
-        return any(subject.kind == kind for subject in self._open)
+        return any(key.kind == kind for key in self._open)
 
     def close_step(self, step: int, scale: Any, skipped: Any) -> int:
         """End the open step; returns its number of rows.
@@ -163,17 +167,18 @@ class Ledger:
         """
         trained = {s.micro for s in self._open if s.kind == "activation_grad"}
         kept: list[_Entry] = []
-        for subject, entry in self._open.items():
-            if trained and subject.kind == "activation" and subject.micro not in trained:
+        for key, entry in self._open.items():
+            if trained and key.kind == "activation" and key.micro not in trained:
                 continue
-            scaled = subject.kind == "activation_grad" or (
-                subject.kind == "weight_grad" and subject.micro != TOTAL
+            scaled = key.kind == "activation_grad" or (
+                key.kind == "weight_grad" and key.micro != TOTAL
             )
             entry.step, entry.skipped = step, skipped
             entry.scale = scale if scaled else entry.scale
             kept.append(entry)
         self._books = replace(self._books, closed=(*self._books.closed, *kept))
         self._open = {}
+        self.steps_closed += bool(kept)
         return len(kept)
 
     def drop_step(self) -> None:
@@ -192,8 +197,8 @@ class Ledger:
 
     def set_scale(self, kind: Kind, scale: Any) -> None:
         """Say that the open step's totals of this kind carry a loss scale (fused optimizers)."""
-        for subject, entry in self._open.items():
-            if subject.kind == kind and subject.micro == TOTAL:
+        for key, entry in self._open.items():
+            if key.kind == kind and key.micro == TOTAL:
                 entry.scale = scale
 
     @property
@@ -222,7 +227,7 @@ class Ledger:
             return
         books, tables = self._books, []
         for device, rows in self._rows.items():
-            entries = [e for e in books.closed if e.subject.device == device]
+            entries = [e for e in books.closed if e.key.device == device]
             if not entries:
                 continue
             raw = rows.read()
@@ -259,35 +264,35 @@ class Ledger:
             stack = UpdateStack(
                 rows=np.array([i for i, _ in updates], np.int64),
                 facts=np.stack([raw.facts[e.facts].sum(0) for _, e in updates]),
-                ratio_first=cpu.RATIO_FIRST,
+                ratio_first=layout.RATIO_FIRST,
                 ratios=np.stack([raw.ratios[e.facts].sum(0) for _, e in updates]),
             )
         return encode(raw.merged([e.rows for e in entries]), self._labels(entries), stack)
 
     def _labels(self, entries: list[_Entry]) -> dict[str, Any]:
-        subjects = [e.subject for e in entries]
+        keys = [e.key for e in entries]
         scales: dict[int, float] = {}  # one device tensor serves a whole step: read it once
         for e in entries:
             if id(e.scale) not in scales:
                 scales[id(e.scale)] = _positive(float(e.scale))
         return {
             "step": [e.step for e in entries],
-            "micro": [s.micro for s in subjects],
+            "micro": [k.micro for k in keys],
             "rank": [self._writer.rank] * len(entries),
             "tensors": [len(e.rows) for e in entries],
-            "kind": [s.kind for s in subjects],
-            "name": [s.name for s in subjects],
-            "dtype": [s.dtype for s in subjects],
-            "placement": [s.placement for s in subjects],
-            "stage": [s.stage for s in subjects],
+            "kind": [k.kind for k in keys],
+            "name": [k.name for k in keys],
+            "dtype": [k.dtype for k in keys],
+            "placement": [k.placement for k in keys],
+            "stage": [k.stage for k in keys],
             "scale": [scales[id(e.scale)] for e in entries],
             "skipped": [bool(e.skipped) for e in entries],
         }
 
-    def _entry(self, subject: Subject) -> _Entry:
-        entry = self._open.get(subject)
+    def _entry(self, key: RowKey) -> _Entry:
+        entry = self._open.get(key)
         if entry is None:
-            entry = self._open[subject] = _Entry(subject, [], [])
+            entry = self._open[key] = _Entry(key, [], [])
         return entry
 
     def _on(self, device: torch.device) -> Rows:

@@ -1,4 +1,4 @@
-"""The recordings of this process: kept from writing in its children, and finished as it ends."""
+"""How recordings end: although Ctrl-C is pressed again, with the program, and never in its children."""
 
 from __future__ import annotations
 
@@ -6,11 +6,42 @@ import atexit
 import os
 import sys
 import weakref
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+TRIES = 3
+"""After so many interrupts the last one is raised at once: the disk may hang."""
 
 
-class Recording(Protocol):
-    """What is told."""
+def carry_through(work: Callable[[bool], None], tries: int = TRIES) -> None:
+    """Finish some work even if Ctrl-C falls into it; the interrupt is raised afterwards.
+
+    People press Ctrl-C twice, and a launcher sends a second signal to processes that take long. A
+    folder left half finished would say ``recording`` from then on.
+
+    Args:
+        work: The work. Its argument says whether an interrupt broke it off before; it must be able
+            to start again.
+        tries: How often to start it; the last interrupt is raised from where it falls.
+
+    Raises:
+        KeyboardInterrupt: If one fell into the work.
+    """
+    interrupt = None
+    for attempt in range(tries):
+        try:
+            work(attempt > 0)
+            break
+        except KeyboardInterrupt as error:
+            interrupt = error
+    if interrupt is not None:
+        raise interrupt
+
+
+class LiveRecording(Protocol):
+    """A recording that must not outlive this process, or go on in a child of it."""
 
     def silence(self) -> None:
         """Do nothing any more, and write nothing."""
@@ -19,8 +50,8 @@ class Recording(Protocol):
         """Finish the run folder."""
 
 
-live: weakref.WeakSet[Recording] = weakref.WeakSet()
-"""Those that were started and not closed."""
+live: weakref.WeakSet[LiveRecording] = weakref.WeakSet()
+"""Recordings of this process that were started and not closed."""
 
 
 def _silence_child() -> None:
@@ -30,7 +61,7 @@ def _silence_child() -> None:
 
 
 def finish_at_exit() -> None:
-    """Nobody closed these: the loop began them with ``start``, or a Ctrl-C fell between two of ours."""
+    """Close what is still open: a loop called ``start`` alone, or Ctrl-C fell just before a close."""
     error = getattr(sys, "last_type", None)  # of what ended the program
     interrupted = error is not None and issubclass(error, KeyboardInterrupt)
     for recording in list(live):

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 MANY = 1_000
 """Steps that wait for the disk at most."""
-_TRAINERS = ("mpdiag.training.", "mpdiag.launching.")
+_TRAINERS = ("mpdiag.training.", "mpdiag.sensitivity.", "mpdiag.launching.")
 
 
 @dataclass(frozen=True)

@@ -1,13 +1,13 @@
 """Operation records: every ATen operation of a step, with what it read and wrote.
 
-A dispatch mode below autograd sees each operation of forward and backward. It is in force from the
-first forward pass of a step to the optimizer's step, in the steps chosen alone: the others pay
-nothing. Backward passes on autograd's own threads (CUDA) see it too, as a graph task takes along
-the modes of the thread that started it.
+A dispatch mode below autograd sees each operation of forward and backward. It is on from the first
+forward pass of a step to the optimizer's step, and only in the steps chosen: the others pay nothing.
+Backward passes on autograd's own threads (CUDA) see it too, as a graph task takes along the modes of
+the thread that started it.
 
-The mode lies at the *bottom* of the stack of modes: a user's own, entered before or after, is left
-by its ``with`` as if ours were not there, and where one rewrites operations (FP16 emulation) what
-is recorded is what really runs.
+The mode lies at the *bottom* of the stack of modes. So a user's own mode, entered before or after, can
+be left as if ours were not there; and if one rewrites operations (FP16 emulation), the operations
+that really run are recorded.
 
 An operation of the backward pass belongs to the forward operation whose autograd node it runs for:
 both carry the same sequence number.
@@ -23,26 +23,25 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from mpdiag.recording import costs, operation_facts
-from mpdiag.recording.counting.host import rows_on
-from mpdiag.recording.tensors import Countable, countable, tensors_in
-from mpdiag.runs.operations import NONE, Operation, Phase, TensorRecord
+from mpdiag.recording import operation_facts
+from mpdiag.recording.counting.tensors import tensors_in
+from mpdiag.recording.operation_tensors import OperationTensors, SeenTensor
+from mpdiag.recording.step_clock import StepListener
+from mpdiag.runs.operations import NONE, Operation, Phase, encode
 from mpdiag.tracing.dispatch import by_name, in_backward, is_traced, push_lowest, take_off, written
-from mpdiag.tracing.source_lines import Places
-from mpdiag.tracing.storages import WeakStorages
+from mpdiag.tracing.source_lines import SourceLines
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
     from torch import nn
 
-    from mpdiag.numerics.histograms import ExponentHistogram
-    from mpdiag.recording.counting.rows import Rows
+    from mpdiag.recording.step_clock import Step
+    from mpdiag.runs.writer import RunWriter
 
 DEFAULT = 3
 _FIRST, _GROWTH = 10, 10
 _MAX_OPERATIONS = 50_000
-_DRAIN_ROWS = 512
 
 # What moves values without computing: their results have the histogram of what they were given.
 _COPIES = frozenset({"clone", "_unsafe_view", "alias_copy", "contiguous", "lift_fresh"})
@@ -58,24 +57,14 @@ _IGNORED = frozenset(
 def planned(count: int, index: int, step: int) -> bool:
     """Whether the next operation record is due: at steps 0, 10, 100, 1000 …, ``count`` in all.
 
-    Early steps show what initial weights do, later ones what training made of them.
+    Early steps show what initial weights do, later ones what training has made of them.
 
     Args:
-        count: How many steps to record so.
-        index: How many were.
+        count: In how many steps operations are recorded.
+        index: In how many they were.
         step: The present step.
     """
     return index < count and step >= (0 if index == 0 else _FIRST * _GROWTH ** (index - 1))
-
-
-@dataclass
-class _Held:
-    """A storage seen in this step: who wrote it last, and what that was."""
-
-    version: int
-    numel: int
-    tensor: int
-    producer: int
 
 
 @dataclass
@@ -84,11 +73,11 @@ class _Draft:
 
     fields: dict[str, Any]
     facts: dict[str, Any]
-    inputs: list[tuple[str, int, int, torch.Size, torch.dtype, str]]
-    outputs: list[tuple[str, int, int, torch.Size, torch.dtype, str]]
+    inputs: list[tuple[str, SeenTensor]]
+    outputs: list[tuple[str, SeenTensor]]
 
 
-class _Mode(TorchDispatchMode):
+class _OperationMode(TorchDispatchMode):
     """Hands every operation to the watch while it is on."""
 
     def __init__(self, watch: OperationWatch) -> None:
@@ -126,7 +115,7 @@ class OperationWatch:
 
     Attributes:
         wanted: Whether the present step's operations are recorded.
-        recording: Whether they are at this moment.
+        usable: Whether any step's can be.
     """
 
     def __init__(
@@ -139,24 +128,19 @@ class OperationWatch:
         self.wanted = False
         self.usable = True
         self._modules = modules
-        self._parameters = parameters
         self._rank = rank
         self._failed = failed
-        self._mode = _Mode(self)
+        self._mode = _OperationMode(self)
         self._thread: int | None = None  # where the mode lies on the stack
         self._lock = threading.RLock()
-        self._held: WeakStorages[_Held] = WeakStorages()
+        self._tensors = OperationTensors(parameters)
         self._forget()
 
     def _forget(self) -> None:
         self._step = 0
         self._drafts: list[_Draft] = []
-        self._places = Places(self._modules)
-        self._held.clear()
-        self._rows: dict[torch.device, Rows] = {}
-        self._waiting: list[tuple[torch.device, int, int]] = []
-        self._histograms: dict[int, dict[str, Any] | None] = {}  # as rows have them
-        self._tensors = 0
+        self._lines = SourceLines(self._modules)
+        self._tensors.clear()
 
     # -- the mode's life ---------------------------------------------------------------------------
 
@@ -182,7 +166,7 @@ class OperationWatch:
         if not push_lowest(self._mode):
             return
         self._thread = threading.get_ident()
-        self._places.restart()
+        self._lines.restart()
         self._mode.on = True
 
     def pause(self) -> None:
@@ -206,19 +190,24 @@ class OperationWatch:
         finally:
             self._mode.muted.now = False
 
+    def stop(self) -> None:
+        """Record nothing any more."""
+        self.begin(self._step, wanted=False)
+        self.usable = False
+
     def silence(self) -> None:
-        """For a forked child."""
+        """Record nothing any more in a forked child, whose stack of modes is not ours to change."""
         self.wanted = self.usable = self._mode.on = False
 
     # -- modules -----------------------------------------------------------------------------------
 
     def enter(self, module: nn.Module) -> None:
         """A module is called."""
-        self._places.enter(module)
+        self._lines.enter(module)
 
     def leave(self, module: nn.Module) -> None:
         """A module has returned, or failed."""
-        self._places.leave(module)
+        self._lines.leave(module)
 
     # -- operations (called by the mode, which is off meanwhile) -----------------------------------
 
@@ -251,7 +240,7 @@ class OperationWatch:
         self._failed("recording operations", error)
 
     def _draft(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Draft | None:
-        site, node = self._places.site(len(self._drafts))
+        line, node = self._lines.line(len(self._drafts))
         packet = func.overloadpacket.__name__
         if func.is_view or func.namespace != "aten" or packet in _IGNORED:
             return None
@@ -260,7 +249,7 @@ class OperationWatch:
             return None
         named = by_name(func, args, kwargs)
         inputs = [
-            (name, *self._tensor(t))
+            (name, self._tensors.read(t))
             for name, value in named.items()
             for t in ([value] if isinstance(value, torch.Tensor) else tensors_in(value))
         ]
@@ -273,13 +262,13 @@ class OperationWatch:
             "op": packet,
             "overload": func._overloadname,
             "phase": "backward" if backward else "forward",
-            "module": site.module,
+            "module": line.module,
             "node": node,
-            "forward": site.index if node else NONE,
-            "file": site.file,
-            "line": site.line,
-            "code": site.code,
-            "function": site.function,
+            "forward": line.index if node else NONE,
+            "file": line.file,
+            "line": line.line,
+            "code": line.code,
+            "function": line.function,
             "scalars": plain,
         }
         measured = operation_facts.measure(packet, named) if not node else {}
@@ -299,74 +288,11 @@ class OperationWatch:
         found = list(tensors_in(result))
         if func._schema.is_mutable:
             found += [t for t in written(func, args, kwargs) if all(t is not f for f in found)]
-        same = draft.inputs[0][1] if op in _COPIES and draft.inputs else None
+        same = draft.inputs[0][1].number if op in _COPIES and draft.inputs else None
         for tensor in found:
-            draft.outputs.append(("out", *self._written_tensor(tensor, index, same)))
-        draft.fields |= costs.cost(func, args, kwargs, result)
-        if len(self._waiting) >= _DRAIN_ROWS:
-            self._drain()
-
-    # -- tensors -----------------------------------------------------------------------------------
-
-    def _tensor(self, tensor: torch.Tensor) -> tuple[int, int, torch.Size, torch.dtype, str]:
-        """Number, producer, shape, dtype and parameter of a tensor that is read."""
-        name = self._parameters.get(id(tensor), "")
-        version = _version(tensor)
-        if version is None:
-            return self._new(None), NONE, _shape(tensor), tensor.dtype, name
-        held = self._held.get(tensor.untyped_storage()._cdata)
-        if held is not None and version - held.version in (0, 1):
-            if held.numel == tensor.numel():
-                return held.tensor, held.producer, _shape(tensor), tensor.dtype, name
-            return (
-                self._new(_ready(tensor)),
-                held.producer,
-                _shape(tensor),
-                tensor.dtype,
-                name,
-            )
-        number = self._new(_ready(tensor))
-        self._hold(tensor, _Held(version, tensor.numel(), number, NONE))
-        return number, NONE, _shape(tensor), tensor.dtype, name
-
-    def _written_tensor(
-        self, tensor: torch.Tensor, index: int, same: int | None
-    ) -> tuple[int, int, torch.Size, torch.dtype, str]:
-        name = self._parameters.get(id(tensor), "")
-        number = self._new(_ready(tensor)) if same is None else same
-        version = _version(tensor)
-        if version is not None:
-            self._hold(tensor, _Held(version, tensor.numel(), number, index))
-        return number, index, _shape(tensor), tensor.dtype, name
-
-    def _hold(self, tensor: torch.Tensor, held: _Held) -> None:
-        storage = tensor.untyped_storage()
-        self._held.put(storage._cdata, storage, held)
-
-    def _new(self, ready: Countable | None) -> int:
-        number = self._tensors
-        self._tensors += 1
-        if ready is None:
-            self._histograms[number] = None
-            return number
-        device = ready.values.device
-        rows = self._rows.get(device)
-        if rows is None:
-            rows = self._rows[device] = rows_on(device)
-        row = rows.count(ready.values, ready.repeat, ready.zeros)
-        self._waiting.append((device, row, number))
-        return number
-
-    def _drain(self) -> None:
-        for device, rows in self._rows.items():
-            mine = [(row, number) for d, row, number in self._waiting if d == device]
-            if not mine:
-                continue
-            merged = rows.read().merged([[row] for row, _ in mine])
-            rows.clear()
-            for i, (_, number) in enumerate(mine):
-                self._histograms[number] = _compact(merged[i])
-        self._waiting = []
+            draft.outputs.append(("out", self._tensors.wrote(tensor, index, same)))
+        draft.fields |= operation_facts.cost(func, args, kwargs, result)
+        self._tensors.drain()
 
     # -- the end of a step -------------------------------------------------------------------------
 
@@ -383,7 +309,7 @@ class OperationWatch:
             self._forget()
 
     def _finished(self) -> list[Operation]:
-        self._drain()
+        self._tensors.drain(at_least=1)
         last = max(
             (d.fields["index"] for d in self._drafts if d.fields["phase"] == "backward"),
             default=len(self._drafts),
@@ -398,14 +324,11 @@ class OperationWatch:
                 Operation(
                     **{**draft.fields, "phase": phase},
                     facts=known,
-                    inputs=tuple(_record(t, self._histograms) for t in draft.inputs),
-                    outputs=tuple(_record(t, self._histograms) for t in draft.outputs),
+                    inputs=tuple(self._tensors.record(*t) for t in draft.inputs),
+                    outputs=tuple(self._tensors.record(*t) for t in draft.outputs),
                 )
             )
         return operations
-
-
-# -- small things ----------------------------------------------------------------------------------
 
 
 def _is_json(value: Any) -> bool:
@@ -416,55 +339,72 @@ def _is_json(value: Any) -> bool:
     return isinstance(value, (bool, int, str))
 
 
-def _shape(tensor: torch.Tensor) -> torch.Size:
-    return torch.Size((tensor.size(0), -1)) if tensor.is_nested else tensor.shape
+class OperationSteps(StepListener):
+    """Picks the steps whose operations are recorded, and writes them.
 
+    Args:
+        watch: Records them.
+        count: How many steps to record so.
+        writer: Writes them.
+        failed: Told what failed.
 
-def _version(tensor: torch.Tensor) -> int | None:
-    """The version of a tensor's memory; None where it has no memory of its own."""
-    if tensor.layout != torch.strided or type(tensor) not in (torch.Tensor, torch.nn.Parameter):
-        return None
-    return 0 if tensor.is_inference() else tensor._version
+    Attributes:
+        steps: Those written.
+        reason: Why none, or no more, are recorded; empty if there is no reason.
+    """
 
+    def __init__(
+        self,
+        watch: OperationWatch,
+        count: int,
+        writer: RunWriter,
+        failed: Callable[[str, Exception], None],
+    ) -> None:
+        self.steps: list[int] = []
+        self.reason = ""
+        self._watch = watch
+        self._count = count
+        self._writer = writer
+        self._failed = failed
+        watch.usable = count > 0
 
-def _ready(tensor: torch.Tensor) -> Countable | None:
-    ready = countable(tensor)
-    return None if isinstance(ready, str) else ready
+    def refuse(self, reason: str) -> None:
+        """Record none at all, for this reason."""
+        if self._count > 0:
+            self.reason, self._watch.usable = reason, False
 
+    def forgo(self, reason: str) -> None:
+        """Record none from now on; those of earlier steps stay."""
+        if self._count == 0:
+            return
+        self._count, self.reason = 0, reason
+        self._watch.stop()
 
-def _compact(h: ExponentHistogram) -> dict[str, Any]:
-    """A histogram from its first to its last occupied bin, as ``records`` stores it."""
-    import numpy as np
+    def step_began(self, step: Step) -> None:
+        """Whether this step's operations are recorded."""
+        due = planned(self._count, len(self.steps), step.number)
+        self._watch.begin(step.number, step.recorded and due)
 
-    occupied = np.flatnonzero(h.counts)
-    first, last = (int(occupied[0]), int(occupied[-1]) + 1) if len(occupied) else (0, 0)
-    counts = h.counts[first:last]
-    scales = np.exp2(np.arange(first, last, dtype=np.float64) + h.first)
-    means = h.sums[first:last] / np.maximum(counts, 1) / scales
-    codes = np.rint((np.clip(means, 1.0, 2.0) - 1.0) * 255.0) * (counts > 0)
-    return {
-        "counted": True,
-        "first_exponent": h.first + first if len(occupied) else 0,
-        "counts": tuple(int(c) for c in counts),
-        "means": codes.astype(np.uint8).tobytes(),
-        **{n: int(getattr(h, n)) for n in ("zeros", "subnormals", "infs", "nans")},
-        "fp16_overflow": int(h.fp16_overflow),
-        "absmax": float(h.absmax),
-        "absmin": float(h.absmin),
-    }
+    def forward_began(self) -> None:
+        """Record from here on."""
+        self._watch.resume()
 
+    def step_ended(self, step: Step) -> None:
+        """Write the operations of the step, if they were recorded."""
+        if not self._watch.wanted:
+            return
+        try:
+            found = self._watch.end()
+            if any(o.phase == "backward" for o in found):
+                self._writer.append_operations(encode(found))
+                self.steps.append(step.number)
+        except Exception as error:  # noqa: BLE001 - training goes on, and so does the recording
+            self._failed("writing operations", error)
 
-def _record(
-    draft: tuple[str, int, int, torch.Size, torch.dtype, str],
-    compact: Mapping[int, dict[str, Any] | None],
-) -> TensorRecord:
-    argument, number, producer, shape, dtype, parameter = draft
-    return TensorRecord(
-        argument=argument,
-        tensor=number,
-        producer=producer,
-        parameter=parameter,
-        shape=tuple(shape),
-        dtype=str(dtype).removeprefix("torch."),
-        **(compact.get(number) or {}),
-    )
+    def stopped(self) -> None:
+        """Record no more."""
+        self._watch.stop()
+
+    def to_json(self) -> dict[str, Any]:
+        """For ``meta.json``: the steps, and why there are no others."""
+        return {"steps": self.steps, "reason": self.reason}

@@ -1,21 +1,12 @@
-"""Receipts: the lines of pandas that give a figure's numbers from the run folder alone.
+"""Receipts: the lines of pandas that reproduce a figure's numbers from the run folder alone.
 
-Each is a whole script without this package that leaves its numbers in ``frame``; tests run every one
-and compare. They are exact for what a bin says exactly; Σ|x| is no sum of counts and has none.
+Each receipt is a complete script that does not import this package and leaves its numbers in
+``frame``; tests run every one and compare. Here is what several receipts begin with; the rest of
+each stands in its view. Receipts are exact where a bin is exact; Σ|x| is not a sum of counts, so
+they do not compute it.
 """
 
 from __future__ import annotations
-
-import math
-from typing import TYPE_CHECKING
-
-from mpdiag.numerics.formats import FORMATS, FP16
-from mpdiag.reports import receipts_operations
-from mpdiag.reports.frames.gradients import SCALES
-
-if TYPE_CHECKING:
-    from mpdiag.numerics.formats import FloatFormat
-    from mpdiag.reports.frames.sensitivity import Ranking
 
 _COUNTED = """\
 import pandas as pd
@@ -36,7 +27,7 @@ total = stats["micro"] == -1
 has_total = total.groupby([stats["kind"], stats["name"]]).transform("any")
 stats = stats[(stats["kind"] != "weight_grad") | total | ~has_total]
 """
-_BINS = """\
+BINS = """\
 scale = np.rint(np.log2(rows["scale"])).astype(int)  # what the recorded values carry
 rows = rows.assign(exponent=[
     list(range(e, e + len(c))) for e, c in zip(rows["first_exponent"] - scale, rows["counts"])
@@ -45,146 +36,39 @@ bins = rows.explode(["exponent", "counts"]).dropna(subset=["counts"])
 bins = bins.astype({"exponent": int, "counts": int})
 bins = bins[bins["counts"] > 0]
 """
+"""Lines after ``counted_rows`` that leave ``bins``: its rows by ``exponent``, with ``counts``."""
 
 
-def exponents(run: str, kind: str) -> str:
-    """Receipt of ``exponent_frame``."""
-    return _rows(run, kind) + _BINS + _grouped(["name", "exponent"], {"name": "layer"})
+def counted_rows(run: str, kind: str, layer: str | None = None) -> str:
+    """Lines that leave the rows of one kind that count in ``rows``, of all layers or of one."""
+    which = f'stats["kind"] == {kind!r}'
+    if kind == "update":
+        which = f'({which}) & ~stats["skipped"]'
+    if layer is not None:
+        which = f'({which}) & (stats["name"] == {layer!r})'
+    text = _COUNTED.format(run=run, which=which, totals=_TOTALS if kind == "weight_grad" else "")
+    return text.replace("import pandas", "import numpy as np\nimport pandas", 1)
 
 
-def totals(run: str, kind: str, layer: str | None = None) -> str:
-    """Receipt of ``total_frame``, of all layers or of one."""
-    return _rows(run, kind, layer) + _BINS + _grouped(["exponent"])
+def grouped_bins(keys: list[str], names: dict[str, str] | None = None) -> str:
+    """The line that adds up ``bins`` by some columns, after ``BINS``.
+
+    Args:
+        keys: The columns to group by.
+        names: New names of columns.
+    """
+    renamed = {"counts": "count", **(names or {})}
+    return f'frame = bins.groupby({keys!r})["counts"].sum().reset_index().rename(columns={renamed!r})\n'
 
 
-def over_time(run: str, kind: str, layer: str) -> str:
-    """Receipt of ``time_frame``."""
-    return _rows(run, kind, layer) + _BINS + _grouped(["step", "exponent"])
+def training_logs(folder: str, runs: list[str], columns: str) -> str:
+    """A receipt of columns of several training logs.
 
-
-def losses_at_scale(run: str, kind: str, fmt: FloatFormat, exponent: int) -> str:
-    """Receipt of ``scale_frame``: counts and shares; all but Σ|x|."""
-    mantissa, top = math.frexp(fmt.overflow_threshold)
-    holding = (top - 2 if mantissa == 0.5 else top - 1) - exponent
-    reached = ">=" if fmt.tie_overflows else ">"
-    zero = fmt.zero_exponent - exponent
-    deep = "" if zero >= -126 else "  # FP32 subnormals below 2^-126 are left out: a lower bound"
-    lost = f'counts(bins[bins["exponent"] < {zero}])'
-    if zero >= -126:
-        lost += ' + by_layer["subnormals"].sum()'
-    over = f'over = counts(bins[bins["exponent"] > {holding}])'
-    if fmt.name == "fp16" and exponent == 0:
-        over = 'over = by_layer["fp16_overflow"].sum()'
-    else:
-        over += (
-            f"\n# The bin that holds the limit says no more than whether its largest value is over.\n"
-            f"over = over.where(~(absmax {reached} {fmt.overflow_threshold!r} / 2.0**{exponent}), "
-            f"over.clip(lower=1))"
-        )
-    return (
-        _rows(run, kind)
-        + _BINS
-        + f"""\
-by_layer = rows.groupby("name")
-def counts(bins):
-    return bins.groupby("name")["counts"].sum().reindex(by_layer.groups, fill_value=0)
-absmax = (rows["absmax"] / rows["scale"]).groupby(rows["name"]).max()
-nonzero = counts(bins) + by_layer["subnormals"].sum()
-lost = {lost}  # {fmt.label}: |x| ≤ 2^{fmt.zero_exponent}, at scale 2^{exponent}{deep}
-{over}
-frame = pd.DataFrame({{
-    "nonzero": nonzero, "lost": lost, "lost_share": (lost / nonzero).fillna(0),
-    "overflow": over, "absmax": absmax,
-}}).rename_axis("layer").reset_index()
-"""
-    )
-
-
-def every_scale(run: str, kind: str, fmt: FloatFormat) -> str:
-    """Receipt of ``every_scale_frame``: all but Σ|x|."""
-    reached = ">=" if fmt.tie_overflows else ">"
-    deep = fmt.zero_exponent - SCALES[-1] < -126
-    note = "  # subnormals are left out where FP32's own reach below: a lower bound" if deep else ""
-    return (
-        _rows(run, kind)
-        + _BINS
-        + f"""\
-absmax = (rows["absmax"] / rows["scale"]).groupby(rows["name"]).max()
-nonzero = bins["counts"].sum() + rows["subnormals"].sum()
-table = []
-for k in range({SCALES[0]}, {SCALES[-1] + 1}):
-    lost = bins.loc[bins["exponent"] < {fmt.zero_exponent} - k, "counts"].sum()
-    if {fmt.zero_exponent} - k >= -126:
-        lost += rows["subnormals"].sum(){note}
-    table.append((k, lost / nonzero, (absmax {reached} {fmt.overflow_threshold!r} / 2.0**k).sum()))
-frame = pd.DataFrame(table, columns=["scale_exponent", "lost_share", "overflow_layers"])
-"""
-    )
-
-
-def updates(run: str) -> str:
-    """Receipt of ``update_frame``."""
-    return (
-        _rows(run, "update")
-        + """\
-facts = ["changed", "swallowed_fp16", "swallowed_bf16", "vanished_fp16"]
-frame = rows.groupby("name")[facts].sum().astype(int)
-pairs = zip(rows["ratio_first_exponent"], rows["ratio_counts"])
-beyond = [sum(counts[max(0, 11 - int(first)):]) for first, counts in pairs]
-beyond = pd.Series(beyond, rows.index).groupby(rows["name"]).sum()
-frame["fp16_share"] = (frame["swallowed_fp16"] / frame["changed"]).fillna(0)
-frame["bf16_share"] = (frame["swallowed_bf16"] / frame["changed"]).fillna(0)
-frame["beyond_2048"] = (beyond / frame["changed"]).fillna(0)  # |w| / |Δw| above 2^11
-frame = frame.rename_axis("parameter").reset_index()
-"""
-    )
-
-
-def ratios(run: str, parameter: str | None = None) -> str:
-    """Receipt of ``ratio_frame``."""
-    return (
-        _rows(run, "update", parameter)
-        + """\
-pairs = zip(rows["ratio_first_exponent"].astype(int), rows["ratio_counts"])
-rows = rows.assign(exponent=[list(range(e, e + len(c))) for e, c in pairs])
-bins = rows[["exponent", "ratio_counts"]].explode(["exponent", "ratio_counts"]).dropna()
-bins = bins.astype(int).rename(columns={"ratio_counts": "count"})
-frame = bins[bins["count"] > 0].groupby("exponent")["count"].sum().reset_index()
-"""
-    )
-
-
-def swallowed_over_time(run: str, parameter: str | None = None) -> str:
-    """Receipt of ``swallowed_frame``."""
-    return (
-        _rows(run, "update", parameter)
-        + """\
-sums = rows.groupby("step")[["changed", "swallowed_fp16", "swallowed_bf16"]].sum().astype(int)
-frame = pd.DataFrame({
-    "changed": sums["changed"],
-    "fp16_share": (sums["swallowed_fp16"] / sums["changed"]).fillna(0),
-    "bf16_share": (sums["swallowed_bf16"] / sums["changed"]).fillna(0),
-}).reset_index()
-"""
-    )
-
-
-def losses(folder: str, runs: list[str]) -> str:
-    """Receipt of ``losses_frame``."""
-    return _logs(folder, runs, '{"step": int, "loss": float}')
-
-
-def scales(folder: str, runs: list[str]) -> str:
-    """Receipt of ``scales_frame``: scales and skips."""
-    return _logs(folder, runs, '{"step": int, "scale": float, "skipped": bool}')
-
-
-def norms(folder: str, runs: list[str]) -> str:
-    """Receipt of ``norms_frame``."""
-    return _logs(folder, runs, '{"step": int, "gradient_norm": float}') + "frame = frame.dropna()\n"
-
-
-def _logs(folder: str, runs: list[str], columns: str) -> str:
+    Args:
+        folder: The folder that holds the runs.
+        runs: Their names.
+        columns: Python source of a dict from column to type.
+    """
     return f"""\
 import pandas as pd
 
@@ -199,107 +83,9 @@ frame = pd.concat(parts, ignore_index=True)
 
 
 def command(words: str) -> str:
-    """Where the numbers are a replay or a document of their own: the command that prints them."""
+    """A receipt for numbers that a command prints: it runs the command."""
     return f"""\
 import json, subprocess
 
 frame = json.loads(subprocess.run({words.split()!r}, capture_output=True, text=True).stdout)
 """
-
-
-def profile(run: str) -> str:
-    """Receipt of ``verdict_frame``: kernel time by verdict."""
-    return f"""\
-import json
-from pathlib import Path
-import pandas as pd
-
-kernels = pd.DataFrame(json.loads(Path({run + "/profile.json"!r}).read_text())["kernels"])
-frame = kernels.groupby("verdict")["time_us"].sum().reset_index()
-frame["share"] = frame["time_us"] / frame["time_us"].sum()
-"""
-
-
-def kernels(run: str) -> str:
-    """Receipt of ``kernel_frame``: the longest kernels."""
-    return f"""\
-import json
-from pathlib import Path
-import pandas as pd
-
-frame = pd.DataFrame(json.loads(Path({run + "/profile.json"!r}).read_text())["kernels"])
-frame["share"] = frame["time_us"] / frame["time_us"].sum()
-frame = frame[["name", "calls", "time_us", "verdict", "share"]]
-frame = frame.sort_values("time_us", ascending=False, kind="stable", ignore_index=True)
-"""
-
-
-def roofline(run: str) -> str:
-    """Receipt of ``roofline_frame``: intensity and rate of each matrix operation."""
-    return f"""\
-import json
-from pathlib import Path
-import pandas as pd
-
-frame = pd.DataFrame(json.loads(Path({run + "/profile.json"!r}).read_text())["operations"])
-frame = frame[(frame["flops"] > 0) & (frame["bytes"] > 0) & (frame["time_us"] > 0)]
-frame["intensity"] = frame["flops"] / frame["bytes"]  # FLOP per byte
-frame["rate"] = frame["flops"] * frame["calls"] / frame["time_us"] / 1e6  # TFLOP/s
-frame = frame[["op", "module", "verdict", "intensity", "rate", "calls", "time_us"]]
-frame = frame.sort_values("time_us", ascending=False, kind="stable", ignore_index=True)
-"""
-
-
-def sensitivity(run: str, found: Ranking) -> str:
-    """Receipt of a ``Ranking``, whatever it rests on."""
-    fmt = FORMATS.get(found.format, FP16)
-    if found.source == "measured":
-        return receipts_operations.measured(run)
-    if found.source == "searched":
-        return receipts_operations.searched(run)
-    if found.by_operation:
-        return receipts_operations.recorded(run, fmt)
-    return receipts_operations.outputs(_rows(run, "activation"), fmt)
-
-
-def layers(run: str, kind: str) -> str:
-    """Receipt of each layer's extremes: ``name``, ``absmin``, ``absmax``."""
-    return (
-        _rows(run, kind)
-        + """\
-rows = rows.assign(absmax=rows["absmax"] / rows["scale"], absmin=rows["absmin"] / rows["scale"])
-frame = rows.groupby("name").agg(absmin=("absmin", "min"), absmax=("absmax", "max")).reset_index()
-"""
-    )
-
-
-def comparison(a: str, b: str, kind: str) -> str:
-    """Receipt of ``comparison_frame``'s largest values."""
-    return f"""\
-import numpy as np
-import pandas as pd
-
-def largest(run):
-    stats = pd.read_parquet(f"{{run}}/stats")
-    stats = stats[(stats["kind"].astype(str) == {kind!r}) & (({kind!r} != "update") | ~stats["skipped"])]
-    values = stats["absmax"] / stats["scale"]
-    return values.groupby(stats["name"].astype(str)).max().rename("absmax").reset_index()
-
-frame = largest({a!r}).merge(largest({b!r}), on="name", suffixes=("_a", "_b"))
-frame["octaves"] = np.log2(frame["absmax_b"] / frame["absmax_a"])
-"""
-
-
-def _rows(run: str, kind: str, layer: str | None = None) -> str:
-    which = f'stats["kind"] == {kind!r}'
-    if kind == "update":
-        which = f'({which}) & ~stats["skipped"]'
-    if layer is not None:
-        which = f'({which}) & (stats["name"] == {layer!r})'
-    text = _COUNTED.format(run=run, which=which, totals=_TOTALS if kind == "weight_grad" else "")
-    return text.replace("import pandas", "import numpy as np\nimport pandas", 1)
-
-
-def _grouped(keys: list[str], names: dict[str, str] | None = None) -> str:
-    renamed = {"counts": "count", **(names or {})}
-    return f'frame = bins.groupby({keys!r})["counts"].sum().reset_index().rename(columns={renamed!r})\n'

@@ -1,1 +1,1 @@
-"""How much each operation suffers in a narrow format, and the smallest set that stays in FP32."""
+"""How sensitive operations are to a narrow format, and the smallest set that must stay in FP32."""

@@ -1,4 +1,4 @@
-"""How far each operation in a narrow format would move the weight gradients, estimated.
+"""An estimate of how far each operation in a narrow format would change the weight gradients.
 
 The change of the gradients g along a direction v is the change of the number h = v·g, and to first
 order that is ∑ b·e: errors e of everything stored, forward *and* backward, times adjoints b = ∂h/∂y,
@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from mpdiag.errors import UsageError
-from mpdiag.sensitivity.estimated import Estimator, _Held, _matched, _nodes
-from mpdiag.sensitivity.measured import check_loss, trained_parameters, untouched
+from mpdiag.sensitivity.loss_estimate import Estimator, _matched, _nodes, _PendingCall
+from mpdiag.sensitivity.measurement import check_loss, trained_parameters, untouched
 from mpdiag.tracing.source_lines import present_number
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ class GradientEstimate:
     Attributes:
         site: The call.
         forward: ‖Δg‖ / ‖g‖ if its forward pass were narrow; infinite where a value leaves the range.
-        backward: The same of its backward pass.
+        backward: The same for its backward pass.
     """
 
     site: Site
@@ -46,14 +46,14 @@ class GradientEstimate:
 
 
 class _Twice(Estimator):
-    """Keeps the errors of backward operations, too: their nodes are made as autograd differentiates."""
+    """Also keeps the errors of backward operations, whose nodes exist once autograd differentiates."""
 
     def __init__(self, model: nn.Module, fmt: str, scale: float) -> None:
         super().__init__(model, fmt, scale)
-        self.backward_calls: dict[int, _Held] = {}
+        self.backward_calls: dict[int, _PendingCall] = {}
 
     @property
-    def forward_calls(self) -> dict[int, _Held]:
+    def forward_calls(self) -> dict[int, _PendingCall]:
         return self._waiting
 
     @property
@@ -67,7 +67,7 @@ class _Twice(Estimator):
         result, errors = self.run_both(func, args, kwargs)
         overflows = not all(bool(e.isfinite().all()) for e in errors)
         if number not in self.backward_calls:
-            self.backward_calls[number] = _Held(site, errors, overflows)
+            self.backward_calls[number] = _PendingCall(site, errors, overflows)
         return result
 
 
@@ -79,7 +79,7 @@ def estimate_gradients(
     scale: float = 1.0,
     directions: int = DIRECTIONS,
 ) -> list[GradientEstimate]:
-    """Estimate, for every call of a step, how far its rounding moves the weight gradients.
+    """Estimate, for every call of a step, how far its rounding changes the weight gradients.
 
     Costs one forward pass and ``directions`` + 1 backward passes, however many operations there are.
 
@@ -102,7 +102,7 @@ def estimate_gradients(
         check_loss(loss)
         forward_calls = dict(twice.forward_calls)
         with twice:
-            # Of what depends on no weight the gradient of the seed still passes by.
+            # The gradient of the seed also reaches results that depend on no weight.
             seed = torch.full_like(loss, scale, requires_grad=True)
             parts: Any = torch.autograd.grad(
                 loss, trained, seed, create_graph=True, allow_unused=True
@@ -148,11 +148,11 @@ class _Changes:
     def watch(
         self,
         node: Any,
-        forward: dict[int, _Held],
-        backward: dict[int, _Held],
+        forward: dict[int, _PendingCall],
+        backward: dict[int, _PendingCall],
         handles: list[Any],
     ) -> None:
-        """Await adjoints at a node, if it belongs to a call."""
+        """Register for the adjoints of a node, if it belongs to a call."""
         if node in self._watched:
             return
         self._watched.add(node)
@@ -164,7 +164,7 @@ class _Changes:
                 return
 
     def finish_direction(self) -> None:
-        """Square and begin again."""
+        """Square the sums of this direction, and reset them."""
         for now, squares in zip(self._now, self._squares, strict=True):
             for site, change in now.items():
                 squares[site] += change * change
@@ -176,7 +176,7 @@ class _Changes:
         return forward, backward
 
 
-def _hook(held: _Held, total: dict[Site, float]) -> Callable[[Sequence[Any]], None]:
+def _hook(held: _PendingCall, total: dict[Site, float]) -> Callable[[Sequence[Any]], None]:
     def hook(grad_outputs: Sequence[Any]) -> None:
         change = sum(
             float((e.double() * a.double()).sum()) for e, a in _matched(held.errors, grad_outputs)

@@ -1,10 +1,10 @@
-"""The smallest subset that is good enough, from few questions.
+"""Finds a minimal sufficient subset with few tests.
 
-A question is a whole training, so they are what counts. Candidates come ranked, the most suspicious
+A test is a whole training, so their number is what counts. Candidates come ranked, the most suspicious
 first; if the ranking is right, the answer is a short prefix. Each needed candidate is found by
-bisection: the shortest good prefix ends with one that is needed whatever else of the prefix goes. So
-m needed candidates among n cost about 2·m·log2(n) questions instead of n, fewer where the ranking is
-good. This is delta debugging with the order put to use.
+bisection: the last element of the shortest good prefix is always needed. So m needed candidates among
+n cost about 2·m·log2(n) tests instead of n, and fewer if the ranking is good. This is delta debugging
+that exploits the order.
 
 Sources: Zeller and Hildebrandt, *Simplifying and Isolating Failure-Inducing Input* (2002), for
 1-minimality; Junker, *QuickXplain* (2004), for required sets that grow.
@@ -25,13 +25,13 @@ def find_smallest(
     good: Callable[[frozenset[T]], bool],
     on_better: Callable[[frozenset[T]], None] = lambda _: None,
 ) -> frozenset[T] | None:
-    """A good subset from which nothing can be taken away.
+    """A good subset from which no element can be removed.
 
     Args:
         ranked: Candidates without repetition, those most likely needed first.
-        good: Whether a subset suffices. More should not hurt: a set with a good subset counts as
-            good. It may be asked the same twice, and may raise to end the search.
-        on_better: Told of every good set as soon as it is known, each smaller than the last.
+        good: Whether a subset suffices. Adding elements should not hurt: a superset of a good set
+            counts as good. It may be called twice with the same set, and may raise to end the search.
+        on_better: Called with every good set as soon as it is known, each smaller than the last.
 
     Returns:
         The empty set if nothing is needed; None if not even all candidates suffice.
@@ -55,9 +55,9 @@ def _shortest_prefix(
     good: Callable[[frozenset[T]], bool],
     on_better: Callable[[frozenset[T]], None],
 ) -> int | None:
-    """Length of the shortest prefix that is good together with what is held; None if none is.
+    """Length of the shortest prefix that is good together with ``held``; None if none is.
 
-    Doubling from the front first, because the answer is expected there.
+    The length is doubled from 0 first, because the answer is expected near the front.
     """
 
     def passes(length: int) -> bool:
@@ -92,7 +92,7 @@ def _without_spare(
     good: Callable[[frozenset[T]], bool],
     on_better: Callable[[frozenset[T]], None],
 ) -> frozenset[T]:
-    """Take away what can be spared, in case more did hurt somewhere on the way."""
+    """Remove what is not needed, in case a larger set did hurt somewhere on the way."""
     if not found:
         return found
     for item in reversed(ranked):
@@ -100,16 +100,3 @@ def _without_spare(
             found -= {item}
             on_better(found)
     return found
-
-
-def take_away_one_by_one(
-    ranked: Sequence[T], good: Callable[[frozenset[T]], bool]
-) -> frozenset[T] | None:
-    """The same answer the plain way, to compare with: one question for each candidate."""
-    kept = frozenset(ranked)
-    if not good(kept):
-        return None
-    for item in reversed(ranked):
-        if good(kept - {item}):
-            kept -= {item}
-    return kept

@@ -1,4 +1,4 @@
-"""An FP32 training that ranks its operations on the way."""
+"""An FP32 training that also ranks its operations by sensitivity."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mpdiag.numerics.autocast_lists import LISTS
-from mpdiag.sensitivity.estimated import Estimator, by_operation
+from mpdiag.sensitivity.loss_estimate import Estimator, by_operation
 from mpdiag.tracing.operation_calls import OUTSIDE
 from mpdiag.training.trainer import MixedPrecision
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, order=True)
-class Candidate:
+class Fp32Candidate:
     """An operation of a module, or a whole module (``op`` empty), that may have to stay in FP32."""
 
     module: str
@@ -32,7 +32,7 @@ class Candidate:
 
 
 class RankingTrainer(MixedPrecision):
-    """Trains in FP32, and estimates at steps 0, 1, 2, 4, 8, … what each operation would lose.
+    """Trains in FP32, and estimates each operation's sensitivity at steps 0, 1, 2, 4, 8 and so on.
 
     Attributes:
         weights: The largest estimate of each (module, operation) so far.
@@ -41,49 +41,49 @@ class RankingTrainer(MixedPrecision):
     def __init__(
         self, model: nn.Module, optimizer: Optimizer, plan: PrecisionPlan, scale: float
     ) -> None:
-        super().__init__(model, optimizer, plan, level="O0", loss_scale=1.0)
+        super().__init__(model, optimizer, plan, level="O0")
         self.weights: dict[tuple[str, str], float] = {}
         self._estimator = Estimator(model, plan.target, scale)
-        self._looking = False
+        self._estimating = False
 
     @contextmanager
     def autocast(self) -> Iterator[None]:
-        """The forward pass and the loss belong inside."""
+        """The context for the forward pass and the loss."""
         step = self.steps
-        if self._looking or step & (step - 1):
+        if self._estimating or step & (step - 1):
             with super().autocast():
                 yield
             return
         with super().autocast(), self._estimator.forward():
             yield
-        self._looking = True
+        self._estimating = True
 
     def backward(self, loss: Tensor, **options: Any) -> None:
-        """As the trainer's; on a step that is looked at, adjoints meet their rounding errors."""
-        if not self._looking:
+        """The trainer's ``backward``; on a step with an estimate it collects the adjoints."""
+        if not self._estimating:
             super().backward(loss, **options)
             return
         self._estimator.attach(loss)
         super().backward(loss, **options)
-        self._looking = False
+        self._estimating = False
         for key, weight in by_operation(self._estimator.estimates()):
             self.weights[key] = max(weight, self.weights.get(key, 0.0))
 
 
 def candidates_of(
     weights: dict[tuple[str, str], float], *, lists: bool, whole_modules: bool
-) -> list[tuple[Candidate, float]]:
-    """What may be searched over, heaviest first.
+) -> list[tuple[Fp32Candidate, float]]:
+    """The candidates of a search, largest weight first.
 
     Args:
         weights: By (module, operation).
         lists: Leave out what the operation policy keeps in FP32 anyway.
-        whole_modules: Take modules as a whole: where nothing casts by operation.
+        whole_modules: Use whole modules as candidates, for levels that do not cast by operation.
     """
-    total: dict[Candidate, float] = {}
+    total: dict[Fp32Candidate, float] = {}
     for (module, op), weight in weights.items():
         if module == OUTSIDE or (lists and LISTS.get(op) == "fp32"):
             continue
-        candidate = Candidate(module, "" if whole_modules else op)
+        candidate = Fp32Candidate(module, "" if whole_modules else op)
         total[candidate] = total.get(candidate, 0.0) + weight
-    return sorted(total.items(), key=lambda item: -item[1])  # ties: as called
+    return sorted(total.items(), key=lambda item: -item[1])  # ties keep the order of calls

@@ -1,4 +1,4 @@
-"""What a search knows so far, in one JSON file that is replaced as a whole after each training."""
+"""The state of a search, in one JSON file that is replaced atomically after each training."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from mpdiag.errors import DamagedSearch, StateMismatch
 from mpdiag.files.atomic import write_json
 from mpdiag.files.documents import read_document
-from mpdiag.sensitivity.ranking import Candidate
+from mpdiag.sensitivity.ranking import Fp32Candidate
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -21,22 +21,22 @@ _UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError)
 
 @dataclass(frozen=True)
 class Probe:
-    """One question put to the training: does it hold with these in FP32, the rest narrow?
+    """One test: does training succeed with these operations in FP32 and the rest narrow?
 
     Attributes:
-        fp32: What stayed in FP32.
-        metrics: One for each seed tried, until one failed; NaN where it diverged.
-        good: Whether all of them were within FP32's spread.
+        fp32: The operations in FP32.
+        metrics: One per seed, up to the first failure; NaN if it diverged.
+        good: Whether all of them were within the spread of FP32 seeds.
         seconds: Wall time.
     """
 
-    fp32: frozenset[Candidate]
+    fp32: frozenset[Fp32Candidate]
     metrics: tuple[float, ...]
     good: bool
     seconds: float
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values; a training that diverged has the metric None."""
+        """The fields as plain values; a training that diverged has the metric None."""
         return {
             "fp32": [[c.module, c.op] for c in sorted(self.fp32)],
             "metrics": [m if math.isfinite(m) else None for m in self.metrics],
@@ -47,10 +47,10 @@ class Probe:
 
 @dataclass
 class SearchState:
-    """Everything a search would have to do again if it were lost.
+    """The results of a search so far.
 
     Attributes:
-        key: What is searched: plan, seeds, level; another search's file is refused.
+        key: Identifies the search: plan, seeds, level; a file with another key is refused.
         reference: FP32 metric and seconds, by seed.
         candidates: With their weights, heaviest first; empty until ranked.
         probes: In the order they were made.
@@ -59,11 +59,11 @@ class SearchState:
     key: dict[str, Any]
     path: Path | None = None
     reference: dict[int, tuple[float, float]] = field(default_factory=dict)
-    candidates: list[tuple[Candidate, float]] = field(default_factory=list)
+    candidates: list[tuple[Fp32Candidate, float]] = field(default_factory=list)
     probes: list[Probe] = field(default_factory=list)
 
     def save(self) -> None:
-        """Replace the file as a whole: a kill leaves the old one or the new one."""
+        """Replace the file atomically: a kill leaves the old file or the new one."""
         if self.path is None:
             return
         document = {
@@ -78,7 +78,7 @@ class SearchState:
 
 
 def load_state(path: Path | None, key: dict[str, Any]) -> SearchState:
-    """Go on where an earlier search stopped, or begin anew if there was none.
+    """Load the state of an earlier search, or start a new one if there is none.
 
     Raises:
         DamagedSearch: If the file cannot be read.
@@ -93,10 +93,10 @@ def load_state(path: Path | None, key: dict[str, Any]) -> SearchState:
             key,
             path,
             {int(s): (_float(m), _float(t)) for s, (m, t) in document["reference"].items()},
-            [(Candidate(m, op), _float(w, math.inf)) for m, op, w in document["candidates"]],
+            [(Fp32Candidate(m, op), _float(w, math.inf)) for m, op, w in document["candidates"]],
             [
                 Probe(
-                    frozenset(Candidate(m, op) for m, op in p["fp32"]),
+                    frozenset(Fp32Candidate(m, op) for m, op in p["fp32"]),
                     tuple(map(_float, p["metrics"])),
                     bool(p["good"]),
                     float(p["seconds"]),
@@ -108,11 +108,11 @@ def load_state(path: Path | None, key: dict[str, Any]) -> SearchState:
             message = "a probe without metrics"
             raise ValueError(message)
     except (*_UNREADABLE, RecursionError, OverflowError) as error:
-        message = f"{path} is no readable search ({error}): delete it to begin anew"
+        message = f"{path} is not a readable search ({error}): delete it to start over"
         raise DamagedSearch(message) from error
     if not same:
         message = (
-            f"{path} belongs to another search (plan, seeds or level): delete it to begin anew"
+            f"{path} belongs to another search (plan, seeds or level): delete it to start over"
         )
         raise StateMismatch(message)
     return state

@@ -1,21 +1,21 @@
-"""Why an operation is not on Tensor Cores, or badly; what to do; and what that is worth.
+"""Why an operation does not use Tensor Cores well, what to do about it, and what that could gain.
 
-The causes, in the order they are looked for:
+The causes, in the order in which they are checked:
 
 ====================  ==============================================================================
 ``outside``           no matrix work: elementwise, normalisation, collectives …
-``unknown``           its kernels' names do not tell; never taken for a no
-``no_tensor_cores``   the GPU has none
-``alignment``         a dimension is no multiple of 16 bytes (on Tensor Cores too, but a slow kernel)
-``layout``            on Tensor Cores, but a good part goes into conversions between NCHW and NHWC
+``unknown``           its kernels' names do not say what ran; never counted as a no
+``no_tensor_cores``   the GPU has no Tensor Cores
+``alignment``         a dimension is not a multiple of 16 bytes (if on Tensor Cores: a slow kernel)
+``layout``            on Tensor Cores, but much of the time converts between NCHW and NHWC
 ``none``              on Tensor Cores
-``depthwise``         few channels to a group: hardly any arithmetic to share
+``depthwise``         few channels per group, so there is little arithmetic to speed up
 ``matrix_vector``     a matrix times a vector
 ``latency_limited``   too small to fill the device
-``memory_bound``      memory decides even at the ordinary cores' rate
-``tf32_off``          FP32 where TF32 is to be had
+``memory_bound``      memory limits it even at the rate of the ordinary cores
+``tf32_off``          FP32 on a GPU that has TF32
 ``dtype``             a dtype for which this GPU has no Tensor Core instruction, or FP32 on Volta
-``library_choice``    nothing of these: the library chose otherwise
+``library_choice``    none of these: the library chose another kernel
 ====================  ==============================================================================
 """
 
@@ -29,7 +29,12 @@ from mpdiag.files.documents import finite
 from mpdiag.hardware import alignment as shapes
 from mpdiag.tensorcores.amdahl import speedup
 from mpdiag.tensorcores.fixes import fix_for, is_collective
-from mpdiag.tensorcores.roofline import Placement, memory_bound_anyway, moved_bytes, place
+from mpdiag.tensorcores.roofline import (
+    RooflinePoint,
+    memory_bound_anyway,
+    moved_bytes,
+    roofline_point,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -37,10 +42,10 @@ if TYPE_CHECKING:
     from mpdiag.hardware.alignment import Fault
     from mpdiag.hardware.devices import DeviceFacts
     from mpdiag.hardware.peaks import Peaks
-    from mpdiag.tensorcores.work.operation import OperationTime
     from mpdiag.tensorcores.work.products import MatrixWork
+    from mpdiag.tensorcores.work.traced_operation import OperationTime
 
-Cause = Literal[
+CauseCode = Literal[
     "outside",
     "unknown",
     "no_tensor_cores",
@@ -57,45 +62,45 @@ Cause = Literal[
 ]
 
 LAYOUT_SHARE = 0.05
-"""Of an operation's time, from which conversions of layout are worth a fix."""
+"""Share of an operation's time from which layout conversions are worth fixing."""
 TILE = 64
 """Side of the smallest output tile a matrix kernel commonly gives to one multiprocessor."""
 NARROW = 8
-"""Channels to a group below which a convolution has too little arithmetic for Tensor Cores."""
+"""Channels per group below which a convolution has too little arithmetic for Tensor Cores."""
 SHORT_US = 5.0
-"""A call below this is of the order of a kernel's launch."""
+"""A call shorter than this takes about as long as a kernel launch."""
 
 TF32 = {"ampere", "ada", "hopper", "blackwell"}
-"""Generations that have it."""
+"""Generations that have TF32."""
 
 
 @dataclass(frozen=True)
 class JudgedOperation:
-    """An operation with its cause.
+    """An operation with the cause found for it.
 
     Attributes:
-        operation: What was measured.
-        cause: See the module.
-        fix: What to do, one sentence; "" where nothing is to be done.
+        operation: Its measured times.
+        cause: See the module's table.
+        fix: What to do, in one sentence; "" where there is nothing to do.
         faults: Dimensions to pad.
         aligned: Whether every dimension that matters is a multiple of 16 bytes; None where the
             shape or the dtype is not known.
-        affected_us: The part of its time that the fix touches.
-        amdahl_bound: The whole's speed-up if that part vanished: what no fix can exceed.
-        win_us: An estimate of what the fix wins: ``affected_us`` less what the roofline says the
-            work must take; None where the device or the shape is not known.
-        placement: Under the roofline, on Tensor Cores; None likewise.
+        affected_us: The part of its time that the fix affects.
+        amdahl_bound: The speed-up of the whole if that part vanished: an upper bound of any fix.
+        win_us: An estimate of the time saved: ``affected_us`` minus the least time that the
+            roofline allows; None where the device or the shape is not known.
+        placement: Its roofline point on Tensor Cores; None where the device or shape is not known.
     """
 
     operation: OperationTime
-    cause: Cause
+    cause: CauseCode
     fix: str
     faults: tuple[Fault, ...]
     aligned: bool | None
     affected_us: float
     amdahl_bound: float
     win_us: float | None
-    placement: Placement | None
+    placement: RooflinePoint | None
 
     def to_json(self) -> dict[str, Any]:
         """An entry of ``operations`` in ``mpdiag profile --json``."""
@@ -139,14 +144,14 @@ class JudgedOperation:
 
 @dataclass(frozen=True)
 class Worth:
-    """What mending one cause, everywhere, is worth.
+    """What fixing one cause everywhere could gain.
 
     Attributes:
-        cause: Which; "all" for every cause that has a fix.
-        operations: How many have it.
-        affected_us: Their time that the fix touches.
-        amdahl_bound: The whole's speed-up if that time vanished.
-        win_us: Sum of the estimates there are; None where there is none.
+        cause: The cause; "all" for every cause that has a fix.
+        operations: Number of operations with this cause.
+        affected_us: The part of their time that the fix affects.
+        amdahl_bound: The speed-up of the whole if that time vanished.
+        win_us: Sum of the known estimates; None where there is none.
     """
 
     cause: str
@@ -156,7 +161,7 @@ class Worth:
     win_us: float | None
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """The entry of ``worth`` in ``mpdiag profile --json``."""
         return {
             "cause": self.cause,
             "operations": self.operations,
@@ -175,13 +180,13 @@ def judge(
     """Find each operation's cause and fix.
 
     Args:
-        operations: What was measured.
-        device: Where; None where that is not known.
+        operations: With their measured times.
+        device: The GPU; None where it is not known.
         total_us: Time of all kernels, which bounds are shares of; default: of the operations.
 
     Returns:
-        Those with the most time to win first: by the estimate where there is one, by the time the
-        fix touches where not.
+        Those with the most time to gain first: by the estimate if there is one, else by the time
+        that the fix affects.
     """
     measured = list(operations)
     whole = sum(o.time_us for o in measured) if total_us is None else total_us
@@ -190,7 +195,7 @@ def judge(
 
 
 def worth(judged: Sequence[JudgedOperation], total_us: float) -> list[Worth]:
-    """What each cause is worth, largest first, and at the end all together."""
+    """What fixing each cause could gain, largest first, and all causes together at the end."""
     fixable = [j for j in judged if j.affected_us > 0]
     by_cause: dict[str, list[JudgedOperation]] = {}
     for item in fixable:
@@ -208,7 +213,7 @@ def _sum(cause: str, members: Sequence[JudgedOperation], total_us: float) -> Wor
 
 
 def _to_win(judged: JudgedOperation) -> float:
-    """For the order alone: fusing spares one of two passes over memory, about half the time."""
+    """Used for sorting only: fusion saves one of two passes over memory, about half the time."""
     if judged.win_us is not None:
         return judged.win_us
     return judged.affected_us / 2 if judged.cause == "outside" else judged.affected_us
@@ -223,7 +228,9 @@ def _judge_one(o: OperationTime, device: DeviceFacts | None, whole: float) -> Ju
     dtype = _target_dtype(o, generation)
     faults, aligned = _alignment(o, dtype, generation)
     cause = _cause(o, device, peaks, faults, dtype)
-    placement = place(o.work, peaks, dtype) if o.work is not None and peaks is not None else None
+    placement = (
+        roofline_point(o.work, peaks, dtype) if o.work is not None and peaks is not None else None
+    )
     affected = _affected(o, cause)
     win = None
     if placement is not None and affected:
@@ -243,7 +250,7 @@ def _judge_one(o: OperationTime, device: DeviceFacts | None, whole: float) -> Ju
 
 
 def _target_dtype(o: OperationTime, generation: str | None) -> str:
-    """The dtype it runs in, or the one it would run in on Tensor Cores."""
+    """The dtype an operation runs in, or the one it would use on Tensor Cores."""
     dtype = o.dtype or (o.work.dtype if o.work is not None else None) or "fp32"
     if dtype == "fp32":
         return "tf32" if generation in TF32 else "fp16"
@@ -260,11 +267,11 @@ def _alignment(
 
 
 def misaligned(work: MatrixWork, dtype: str, generation: str | None) -> tuple[Fault, ...]:
-    """The dimensions of a work that should be padded.
+    """The dimensions that should be padded.
 
-    Where strides are known, M counts only if a row of A or C begins at a multiple of it, that is
-    if A is transposed; and a leading dimension that is no size of its own (a view into something
-    wider) counts besides.
+    Where strides are known, M counts only if a row of A or C begins at a multiple of it, that is,
+    if A is transposed. A leading dimension that is not one of the sizes (a view into something
+    wider) counts as well.
     """
     sizes = list(work.sizes)
     if work.leading:
@@ -284,7 +291,7 @@ def _cause(
     peaks: Peaks | None,
     faults: tuple[Fault, ...],
     dtype: str,
-) -> Cause:
+) -> CauseCode:
     if o.work is None and o.tensor_core_us == o.cuda_core_us == 0:
         return "unknown" if o.unknown_us > o.time_us / 2 else "outside"
     if device is not None and device.has_tensor_cores is False:
@@ -296,7 +303,7 @@ def _cause(
     return _cause_of_size(o, device, peaks, dtype) or _cause_of_dtype(o, device, faults)
 
 
-def _cause_on_tensor_cores(o: OperationTime, faults: tuple[Fault, ...], dtype: str) -> Cause:
+def _cause_on_tensor_cores(o: OperationTime, faults: tuple[Fault, ...], dtype: str) -> CauseCode:
     if o.kernel_alignment is not None:
         good = shapes.alignment(dtype, None).good
         if o.kernel_alignment < good and (faults or o.work is None):
@@ -306,8 +313,8 @@ def _cause_on_tensor_cores(o: OperationTime, faults: tuple[Fault, ...], dtype: s
 
 def _cause_of_size(
     o: OperationTime, device: DeviceFacts | None, peaks: Peaks | None, dtype: str
-) -> Cause | None:
-    """Shapes that no dtype mends."""
+) -> CauseCode | None:
+    """The cause if the shape is at fault, whatever the dtype; else None."""
     work = o.work
     if work is None:
         return None
@@ -327,13 +334,13 @@ def _cause_of_size(
 
 def _cause_of_dtype(
     o: OperationTime, device: DeviceFacts | None, faults: tuple[Fault, ...]
-) -> Cause:
+) -> CauseCode:
     dtype = o.dtype or (o.work.dtype if o.work is not None else None)
     generation = device.generation if device is not None else None
     peaks = device.peaks if device is not None else None
     if dtype == "fp32" and generation not in TF32:
         return "dtype"
-    if dtype == "fp32" and o.tensor_core_us == 0:  # else other calls of it did run in TF32
+    if dtype == "fp32" and o.tensor_core_us == 0:  # otherwise other calls of it did run in TF32
         return "tf32_off"
     if dtype not in {None, "fp32"} and _has_no_instruction(str(dtype), generation, peaks):
         return "dtype"
@@ -351,8 +358,8 @@ def _has_no_instruction(dtype: str, generation: str | None, peaks: Peaks | None)
     return dtype in lacking.get(generation or "", set())
 
 
-def _affected(o: OperationTime, cause: Cause) -> float:
-    """The part of an operation's time that its fix touches."""
+def _affected(o: OperationTime, cause: CauseCode) -> float:
+    """The part of an operation's time that its fix affects."""
     if cause in {"none", "unknown", "no_tensor_cores"} or is_collective(o.op):
         return 0.0
     return o.layout_us if cause == "layout" else o.time_us

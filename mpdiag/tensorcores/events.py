@@ -1,6 +1,7 @@
-"""The small records that every reader of a trace yields, and nothing else of a trace is kept.
+"""The records that trace readers yield; nothing else of a trace is kept.
 
-Times are microseconds of the trace's own clock. They are named tuples, for there are millions.
+Times are in microseconds of the trace's own clock. Records are named tuples because there are
+millions of them.
 """
 
 from __future__ import annotations
@@ -17,17 +18,17 @@ Thread = tuple[Any, Any]
 
 
 class Kernel(NamedTuple):
-    """One run of a kernel, or several of the same where the source only has their sum.
+    """One run of a kernel, or several runs where the source only has their sum.
 
     Attributes:
-        name: As demangled as the source has it.
+        name: Demangled if the source has it so.
         start_us, duration_us: When, and for how long (``calls`` runs together).
         device, stream: Where.
-        correlation: Of its launch; None where the source has none.
-        graph_node: Of a CUDA graph; None where it is of none.
-        calls: How many runs these are.
-        counters: Hardware counters measured with it, by name; None where none were.
-        flops: Of one run, where the source says; None where not.
+        correlation: The id it shares with its launch; None where the source has none.
+        graph_node: Its node in a CUDA graph; None outside graphs.
+        calls: Number of runs.
+        counters: Hardware counters measured with it, by name; None if none were.
+        flops: FLOP of one run; None if the source does not say.
     """
 
     name: str
@@ -43,7 +44,7 @@ class Kernel(NamedTuple):
 
 
 class Launch(NamedTuple):
-    """A call of the runtime or the driver that started kernels; a graph's starts many."""
+    """A call of the CUDA runtime or driver that started kernels; a graph launch starts many."""
 
     correlation: int
     start_us: float
@@ -51,15 +52,15 @@ class Launch(NamedTuple):
     of_graph: bool = False
 
 
-class Operation(NamedTuple):
-    """A call of an operation on the host.
+class HostOperation(NamedTuple):
+    """A call of an operation on the host, such as ``aten::addmm``.
 
     Attributes:
         name: Such as ``"aten::addmm"``.
         start_us, end_us, thread: When and where.
-        dims, types, strides, concrete: What it was called with, as the trace has it; empty where
-            shapes were not recorded.
-        sequence: Autograd's number, the same forward and backward; -1 without.
+        dims, types, strides, concrete: Its arguments, as the trace has them; empty if shapes
+            were not recorded.
+        sequence: Autograd's sequence number, shared by forward and backward; -1 if there is none.
         backward: Whether it is part of a backward pass.
     """
 
@@ -76,7 +77,7 @@ class Operation(NamedTuple):
 
 
 class ModuleSpan(NamedTuple):
-    """A call of a module's forward."""
+    """A call of a module's ``forward``."""
 
     name: str
     start_us: float
@@ -84,17 +85,17 @@ class ModuleSpan(NamedTuple):
     thread: Thread
 
 
-Event = Kernel | Launch | Operation | ModuleSpan
+Event = Kernel | Launch | HostOperation | ModuleSpan
 
 
-class Trace(Protocol):
+class TraceReader(Protocol):
     """A trace that is read while it is iterated; its attributes are complete at the end.
 
     Attributes:
-        source: What wrote it: ``"torch.profiler"``, ``"nsys"``, ``"ncu"`` or ``"nvprof"``.
-        devices: What it says of the GPUs, by their index.
-        tensor_active: Mean share of time that the Tensor pipe was active, by a sampling of the
-            device, where there was one.
+        source: The program that wrote it: ``"torch.profiler"``, ``"nsys"``, ``"ncu"`` or ``"nvprof"``.
+        devices: The GPUs it describes, by index.
+        tensor_active: Mean sampled share of time that the Tensor pipe was active; None if it was
+            not sampled.
         problems: What could not be read, one sentence each.
     """
 

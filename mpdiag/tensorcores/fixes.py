@@ -1,4 +1,4 @@
-"""What to do about each cause, in one sentence."""
+"""The fix for each cause, in one sentence."""
 
 from __future__ import annotations
 
@@ -6,27 +6,28 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from mpdiag.hardware.alignment import Fault
-    from mpdiag.tensorcores.work.operation import OperationTime
+    from mpdiag.tensorcores.work.traced_operation import OperationTime
 
 _COLLECTIVES = ("nccl", "record_param_comms", "c10d", "allreduce", "all_reduce", "allgather")
 
 _PLAIN = {
     "none": "",
     "outside": "torch.compile fuses what runs outside matrix products",
-    "unknown": "the kernels' names do not tell: take hardware counters with ncu",
-    "no_tensor_cores": "this GPU has no Tensor Cores: half precision saves memory here, not time",
+    "unknown": "the kernels' names do not say what ran: measure hardware counters with ncu",
+    "no_tensor_cores": "this GPU has no Tensor Cores: half precision saves memory, not time",
     "layout": "keep model and input in channels_last: model.to(memory_format=torch.channels_last)",
     "depthwise": "Tensor Cores gain little here: use channels_last, or fewer groups and more channels",
-    "memory_bound": "a larger batch or wider layers raise its intensity; torch.compile fuses around it",
+    "memory_bound": "a larger batch or wider layers raise its intensity; torch.compile fuses its "
+    "neighbours",
     "tf32_off": 'allow TF32 with torch.set_float32_matmul_precision("high"), or run it in FP16 or '
     "BF16",
-    "library_choice": "the library chose otherwise: try channels_last, cudnn.benchmark with constant "
-    "shapes, or torch.compile(mode='max-autotune')",
+    "library_choice": "the library chose a kernel without Tensor Cores: try channels_last, "
+    "cudnn.benchmark with constant shapes, or torch.compile(mode='max-autotune')",
 }
 
 
 def fix_for(cause: str, o: OperationTime, faults: tuple[Fault, ...], generation: str | None) -> str:
-    """The fix of a cause, for this operation on this generation; "" where nothing is to be done."""
+    """The fix of a cause for an operation on a GPU generation; "" if there is nothing to do."""
     if cause == "alignment":
         return _padding(faults) or _unnamed(o)
     if is_collective(o.op):
@@ -41,12 +42,12 @@ def fix_for(cause: str, o: OperationTime, faults: tuple[Fault, ...], generation:
 
 
 def is_collective(op: str) -> bool:
-    """Whether an operation is communication, which no compiler fuses away."""
+    """Whether an operation is communication, which no compiler can fuse."""
     return any(word in op.lower() for word in _COLLECTIVES)
 
 
 def _is_cudnns(o: OperationTime) -> bool:
-    """Whether cuDNN's own setting of TF32 rules it."""
+    """Whether cuDNN's own TF32 setting applies to an operation."""
     if o.work is not None:
         return o.work.kind in {"convolution", "rnn"}
     return "conv" in o.op or "rnn" in o.op
@@ -54,8 +55,8 @@ def _is_cudnns(o: OperationTime) -> bool:
 
 def _unnamed(o: OperationTime) -> str:
     if o.work is None:
-        return "pad odd dimensions; a trace with record_shapes=True names them"
-    return "a view starts where no vector does: pad the tensor it is cut from"
+        return "pad odd dimensions; a trace recorded with record_shapes=True names them"
+    return "a view starts at an unaligned address: pad the tensor it is cut from"
 
 
 def _padding(faults: tuple[Fault, ...]) -> str:
@@ -69,14 +70,14 @@ def _other_dtype(o: OperationTime, generation: str | None) -> str:
     if dtype == "fp32":
         return "run it in FP16: FP32 has no Tensor Core instruction here (see mpdiag analyze)"
     if dtype == "bf16" and generation in {"volta", "turing"}:
-        return "run it in FP16: this GPU's Tensor Cores know no BF16"
+        return "run it in FP16: this GPU's Tensor Cores have no BF16"
     return f"run it in FP16 or BF16: this GPU has no Tensor Core instruction for {dtype.upper()}"
 
 
 def _more_at_once(o: OperationTime, cause: str) -> str:
     kind = o.work.kind if o.work is not None else "matmul"
     if kind == "rnn":
-        return "a larger batch, or wider layers: each step waits for the one before"
+        return "use a larger batch or wider layers: each step waits for the one before"
     if cause == "matrix_vector":
-        return "take several vectors at once: a larger batch, or time steps concatenated"
-    return "make one product of several: concatenate gates or time steps, or take a larger batch"
+        return "multiply several vectors at once: a larger batch, or concatenated time steps"
+    return "merge several products: concatenate gates or time steps, or use a larger batch"

@@ -1,8 +1,8 @@
-"""Where an operation stands under a device's roof: bound by arithmetic or by memory.
+"""The roofline model: whether an operation is limited by arithmetic or by memory.
 
-An operation does some FLOP for each byte it must move (its arithmetic intensity); a device can do
-so many FLOP in the time it moves one (its ridge, 139 for FP16 on a V100: 125 TFLOP/s over 900 GB/s).
-Below the ridge memory decides, and faster arithmetic cannot help.
+The arithmetic intensity of an operation is its FLOP per byte that it must move. The ridge of a device
+is the FLOP it can do while moving one byte (139 for FP16 on a V100: 125 TFLOP/s over 900 GB/s). Below
+the ridge memory is the limit, and faster arithmetic cannot help.
 
 Source: NVIDIA, *Matrix Multiplication Background User's Guide*, section 2 (arithmetic intensity).
 """
@@ -16,19 +16,19 @@ from mpdiag.hardware.alignment import BYTES
 
 if TYPE_CHECKING:
     from mpdiag.hardware.peaks import Peaks
-    from mpdiag.tensorcores.work.operation import OperationTime
     from mpdiag.tensorcores.work.products import MatrixWork
+    from mpdiag.tensorcores.work.traced_operation import OperationTime
 
 Bound = Literal["memory", "compute"]
 
 
 @dataclass(frozen=True)
-class Placement:
-    """An operation under a roof.
+class RooflinePoint:
+    """An operation in the roofline model.
 
     Attributes:
         intensity: FLOP per byte that must be moved.
-        ridge: The device's, for this dtype.
+        ridge: The device's ridge for this dtype.
         bound: What limits it.
         least_us: The least time one call can take, in microseconds.
     """
@@ -39,8 +39,8 @@ class Placement:
     least_us: float
 
 
-def place(work: MatrixWork, peaks: Peaks, dtype: str) -> Placement | None:
-    """Where a call stands if it ran on Tensor Cores in ``dtype``.
+def roofline_point(work: MatrixWork, peaks: Peaks, dtype: str) -> RooflinePoint | None:
+    """The roofline point of a call on Tensor Cores in ``dtype``.
 
     Returns:
         None where the device has no Tensor Core instruction for the dtype, or the work's size is
@@ -52,16 +52,18 @@ def place(work: MatrixWork, peaks: Peaks, dtype: str) -> Placement | None:
     bandwidth = peaks.bandwidth * 1e9
     least = max(work.flops / rate, moved / bandwidth)
     intensity, ridge = work.flops / moved, rate / bandwidth
-    return Placement(intensity, ridge, "memory" if intensity < ridge else "compute", least * 1e6)
+    return RooflinePoint(
+        intensity, ridge, "memory" if intensity < ridge else "compute", least * 1e6
+    )
 
 
 def bytes_in(work: MatrixWork, dtype: str) -> float:
-    """The bytes a work moves if its operands are of another dtype."""
+    """The bytes moved if the operands had another dtype."""
     return work.bytes * BYTES[dtype] / BYTES[work.dtype or "fp32"]
 
 
 def moved_bytes(o: OperationTime) -> float | None:
-    """The least bytes one call must move, in the dtype it ran in; None where that is not known."""
+    """The least number of bytes one call must move in its dtype; None where it is not known."""
     dtype = o.dtype if o.dtype in BYTES else (o.work.dtype if o.work is not None else None)
     if o.work is None or not o.work.bytes or dtype is None:
         return None
@@ -69,7 +71,7 @@ def moved_bytes(o: OperationTime) -> float | None:
 
 
 def memory_bound_anyway(work: MatrixWork, peaks: Peaks, dtype: str) -> bool:
-    """Whether memory decides even at the ordinary cores' FP32 rate: Tensor Cores cannot help."""
+    """Whether memory is the limit even at the ordinary cores' FP32 rate, so Tensor Cores cannot help."""
     moved = bytes_in(work, dtype)
     if not work.flops or not moved:
         return False

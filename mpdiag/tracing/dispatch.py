@@ -8,12 +8,19 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from torch.utils._python_dispatch import TorchDispatchMode
 
 
 def in_backward() -> bool:
     """Whether this thread is inside a backward pass (where checkpointing runs forwards again)."""
     return torch._C._current_graph_task_id() != -1
+
+
+def after_backward(call: Callable[[], None]) -> None:
+    """Call something when the backward pass that this thread is inside is over."""
+    torch.autograd.Variable._execution_engine.queue_callback(call)
 
 
 def is_traced() -> bool:

@@ -7,10 +7,10 @@
         loss.backward()
     print(trace.first)
 
-Each operation of forward and backward is looked at, which waits for the device every time: this is
+Each operation of forward and backward is examined, which waits for the device every time: use this
 for a step under suspicion. An operation that was given infinities or NaN passes them on and is not
-at fault; nor is one that fills in an infinity it was asked for (a mask), until a NaN comes of it. A
-cast that overflows is told of the operation whose result it stores.
+at fault; nor is one that fills in an infinity it was asked for (a mask), until a NaN results from it.
+A cast that overflows is charged to the operation whose result it stores.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from mpdiag.numerics.formats import FP16
 from mpdiag.tracing.dispatch import by_name, in_backward, push_lowest, take_off, tensors_of, written
 from mpdiag.tracing.names import Models, subjects
-from mpdiag.tracing.source_lines import Places, Site
+from mpdiag.tracing.source_lines import SourceLine, SourceLines
 from mpdiag.tracing.storages import WeakStorages
 
 _CASTS = frozenset({"_to_copy", "copy_", "to"})
@@ -99,7 +99,7 @@ class Producer:
         return f"{self.file}:{self.line}" if self.file else ""
 
     def __str__(self) -> str:
-        """A sentence and the inputs."""
+        """A sentence that names the operation, its place and its inputs."""
         place = self.module or "the model" if self.module is not None else "outside the model"
         side = "" if self.phase == "forward" else "the backward pass of "
         at = f" at {self.where} ({self.code})" if self.where else ""
@@ -110,15 +110,15 @@ class Producer:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """The fields as plain values, for JSON."""
         return {
             **{f: getattr(self, f) for f in self.__dataclass_fields__ if f != "inputs"},
             "inputs": [dict(vars(r), shape=list(r.shape)) for r in self.inputs],
         }
 
 
-class Trace:
-    """What ``find_nonfinite`` saw.
+class NonfiniteTrace:
+    """What ``find_nonfinite`` has found so far; a context manager.
 
     Attributes:
         found: Every operation that produced something non-finite, in order (the first 20).
@@ -130,12 +130,12 @@ class Trace:
         self.found: list[Producer] = []
         self.steps = 0
         self._roots = {id(root) for root in about.roots}
-        self._places = Places(about.names)
-        self._mode = _Mode(self)
+        self._lines = SourceLines(about.names)
+        self._mode = _NonfiniteMode(self)
         self._handles: list[Any] = []
         self._lock = threading.RLock()
         self._backward_seen = False
-        self._makers: WeakStorages[tuple[str, Site, tuple[Range, ...]]] = WeakStorages()
+        self._makers: WeakStorages[tuple[str, SourceLine, tuple[Range, ...]]] = WeakStorages()
         self._excused: WeakStorages[bool] = WeakStorages()
 
     @property
@@ -143,8 +143,8 @@ class Trace:
         """The first operation that produced something non-finite, None if all was finite."""
         return self.found[0] if self.found else None
 
-    def __enter__(self) -> Trace:  # noqa: PYI034 - typing.Self is Python 3.11's
-        """Begin to look."""
+    def __enter__(self) -> NonfiniteTrace:  # noqa: PYI034 - typing.Self is Python 3.11's
+        """Examine every operation from here on."""
         self._handles = [
             torch_modules.register_module_forward_pre_hook(self._enter),
             torch_modules.register_module_forward_hook(self._leave, always_call=True),
@@ -153,7 +153,7 @@ class Trace:
         return self
 
     def __exit__(self, *exception: object) -> None:
-        """Look no more."""
+        """Examine no more operations, and remove all hooks."""
         take_off(self._mode)
         for handle in self._handles:
             handle.remove()
@@ -161,46 +161,50 @@ class Trace:
         self._excused.clear()
 
     def call_began(self, module: torch.nn.Module) -> None:
-        """A module is being called already, and the hook that would tell of it came too late."""
+        """A module is being called already, and its forward hook was placed too late to say so."""
         self._enter(module, ())
 
     def _enter(self, module: torch.nn.Module, _args: Any) -> None:
         if id(module) in self._roots and self._backward_seen and not in_backward():
             self.steps += 1
             self._backward_seen = False
-        self._places.enter(module)
+        self._lines.enter(module)
 
     def _leave(self, module: torch.nn.Module, _args: Any, _output: Any) -> None:
-        self._places.leave(module)
+        self._lines.leave(module)
 
     # -- each operation ----------------------------------------------------------------------------
 
     def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run an operation and look at what came of it."""
-        site, node = self._places.site(0)
+        """Run an operation and examine its results."""
+        line, node = self._lines.line(0)
         self._backward_seen |= bool(node)
         op = func.overloadpacket.__name__
         # A cast that takes the short way round autograd is called a view by its schema.
         if (func.is_view and op not in _CASTS) or func.namespace != "aten":
             return func(*args, **kwargs)
-        call = _look_at(func, args, kwargs)
+        call = _examine(func, args, kwargs)
         result = func(*args, **kwargs)
         with self._lock, torch.no_grad():
             outputs = tensors_of(result)
             if func._schema.is_mutable:
                 outputs = outputs + written(func, args, kwargs)
-            outputs = [t for t in outputs if _looked_at(t) and t.numel()]
+            outputs = [t for t in outputs if _is_examined(t) and t.numel()]
             wrong = next((t for t in outputs if not bool(torch.isfinite(t).all())), None)
             if wrong is None:
-                self._remember(call, site, outputs)
+                self._remember(call, line, outputs)
             elif not call.op.startswith(("empty", "new_empty")):
-                self._judge(call, site, wrong, "backward" if node else "forward")
+                self._judge(call, line, wrong, "backward" if node else "forward")
         return result
 
     def _judge(
-        self, call: _Call, site: Site, wrong: torch.Tensor, phase: Literal["forward", "backward"]
+        self,
+        call: _PendingOperation,
+        line: SourceLine,
+        wrong: torch.Tensor,
+        phase: Literal["forward", "backward"],
     ) -> None:
-        """Whether a call is at fault for a result that is not finite; if so, note it."""
+        """Note an operation whose result is not finite, if it is at fault for that."""
         nan = bool(torch.isnan(wrong).any())
         excused = all(self._excused.get(_key(t)) for t in call.bad)
         if not nan and ((call.asked and not call.bad) or (call.bad and excused)):
@@ -211,17 +215,17 @@ class Trace:
         maker = None
         if call.op in _CASTS and call.given:
             maker = self._makers.get(_key(call.given[-1][1]))
-        op, site, inputs = maker or (call.op, site, call.inputs)
+        op, line, inputs = maker or (call.op, line, call.inputs)
         if len(self.found) < _MOST:
             self.found.append(
                 Producer(
                     op=op,
                     kind="NaN" if nan else "Inf",
                     phase=phase,
-                    module=site.module,
-                    file=site.file,
-                    line=site.line,
-                    code=site.code,
+                    module=line.module,
+                    file=line.file,
+                    line=line.line,
+                    code=line.code,
                     dtype=str(wrong.dtype).removeprefix("torch."),
                     values=int((~torch.isfinite(wrong)).sum()),
                     of=wrong.numel(),
@@ -233,15 +237,17 @@ class Trace:
     def _excuse(self, tensor: torch.Tensor) -> None:
         self._excused.put(_key(tensor), tensor.untyped_storage(), True)
 
-    def _remember(self, call: _Call, site: Site, outputs: list[torch.Tensor]) -> None:
-        """Who made a tensor whose values a narrower format may not hold."""
+    def _remember(
+        self, call: _PendingOperation, line: SourceLine, outputs: list[torch.Tensor]
+    ) -> None:
+        """Note which operation made a tensor whose values a narrower format may not hold."""
         for t in outputs:
             if t.dtype == torch.float32 and float(t.abs().amax()) >= FP16.max:
-                self._makers.put(_key(t), t.untyped_storage(), (call.op, site, call.inputs))
+                self._makers.put(_key(t), t.untyped_storage(), (call.op, line, call.inputs))
 
 
 @dataclass(frozen=True, eq=False)
-class _Call:
+class _PendingOperation:
     """An operation that is about to run.
 
     Attributes:
@@ -250,7 +256,7 @@ class _Call:
         bad: Those that are not finite.
         nan_given: Whether any of them holds a NaN.
         asked: Whether an argument is an infinity itself.
-        kept: What it was given, if it is going to write to that.
+        kept: Ranges of what it was given, if it is going to overwrite that.
     """
 
     op: str
@@ -262,16 +268,16 @@ class _Call:
 
     @property
     def inputs(self) -> tuple[Range, ...]:
-        """What it was given."""
+        """What the operation was given."""
         return _ranges(self.given) if self.kept is None else self.kept
 
 
-def _look_at(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call:
+def _examine(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _PendingOperation:
     named = by_name(func, args, kwargs)
-    given = [(n, t) for n, v in named.items() for t in tensors_of(v) if _looked_at(t)]
+    given = [(n, t) for n, v in named.items() for t in tensors_of(v) if _is_examined(t)]
     with torch.no_grad():
         bad = [t for _, t in given if not bool(torch.isfinite(t).all())]
-        return _Call(
+        return _PendingOperation(
             op=func.overloadpacket.__name__,
             given=given,
             bad=bad,
@@ -281,8 +287,8 @@ def _look_at(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Call:
         )
 
 
-class _Mode(TorchDispatchMode):
-    def __init__(self, trace: Trace) -> None:
+class _NonfiniteMode(TorchDispatchMode):
+    def __init__(self, trace: NonfiniteTrace) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.trace = trace
 
@@ -297,19 +303,19 @@ class _Mode(TorchDispatchMode):
         return self.trace.run(func, args, kwargs or {})
 
 
-def find_nonfinite(model: Models) -> Trace:
+def find_nonfinite(model: Models) -> NonfiniteTrace:
     """Look for the first operation that produces an infinity or a NaN; a context manager.
 
-    Forward and backward passes belong inside; a mixed-precision trainer's, too. Training is not
-    changed, and slower several times over.
+    Run forward and backward passes inside, also those of a mixed-precision trainer. Training is not
+    changed, only several times slower.
 
     Args:
         model: A module, a list of modules, or a mapping of names to modules, to name places by.
     """
-    return Trace(model)
+    return NonfiniteTrace(model)
 
 
-def _looked_at(t: torch.Tensor) -> bool:
+def _is_examined(t: torch.Tensor) -> bool:
     return t.is_floating_point() and t.layout == torch.strided and not (t.is_meta or t.is_nested)
 
 

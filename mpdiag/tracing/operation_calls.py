@@ -1,12 +1,12 @@
-"""Where operations are called: each ATen operation of a step, by its module and its number there.
+"""The calls of operations in a step: each ATen operation of a step, by its module and its number there.
 
 Below autograd every operation of forward and backward passes by once, on plain tensors. A forward
 operation belongs to the innermost module being called; a backward operation to the forward operation
 whose gradient it computes, which autograd's sequence numbers tell. What activation checkpointing
-computes again belongs to what it was the first time, as far as calls of one module come again in the
-same order.
+computes again belongs to what it was the first time, as long as calls of one module come in the same
+order again.
 
-oneDNN is off from above this level meanwhile, as in ``emulation``: its LSTM would hide every gate.
+Meanwhile oneDNN is off above this level, as in ``emulation``: its LSTM would hide every gate.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from torch.utils._pytree import tree_leaves
 
 from mpdiag.numerics.autocast_lists import LOW, policy_name
 from mpdiag.tracing.dispatch import in_backward
-from mpdiag.tracing.source_lines import Calls
+from mpdiag.tracing.source_lines import ModuleCalls
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -101,17 +101,19 @@ def _policy_name(func: Any) -> str:
     if not name or not hasattr(torch.ops.aten, name):
         return ""
     if written_in_python and name not in LOW | {"rsub", "pow"}:
-        return ""  # it calls others, which tell more
+        return ""  # it calls others, which say more
     return name
 
 
 class Sites(TorchDispatchMode):
-    """While entered, every operation that computes is given its ``Site``; subclasses act on it."""
+    """A mode that gives every operation that computes its ``Site``; subclasses act on it."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._modules = list(model.modules())
-        self._calls: Calls[Site] = Calls({id(m): name for name, m in model.named_modules()})
+        self._calls: ModuleCalls[Site] = ModuleCalls(
+            {id(m): name for name, m in model.named_modules()}
+        )
         self._functions = _Functions()
         self._counts: Counter[tuple[str, str]] = Counter()
         self._counts_again: Counter[tuple[str, str]] = Counter()
@@ -124,7 +126,7 @@ class Sites(TorchDispatchMode):
         return func(*args, **kwargs)
 
     def recomputed_operation(self, site: Site, func: Any, args: Any, kwargs: Any) -> Any:
-        """Run an operation of the forward pass once more, for activation checkpointing."""
+        """Run an operation of the forward pass again, for activation checkpointing."""
         del site
         return func(*args, **kwargs)
 
@@ -146,7 +148,7 @@ class Sites(TorchDispatchMode):
             yield
 
     def __enter__(self) -> Any:
-        """Begin."""
+        """Follow operations and module calls from here on."""
         self._calls.restart()
         for module in self._modules:
             before = module.register_forward_pre_hook(self._enter_module, prepend=True)
@@ -159,7 +161,7 @@ class Sites(TorchDispatchMode):
         return super().__enter__()  # type: ignore[no-untyped-call]
 
     def __exit__(self, *exception: object) -> None:
-        """End; oneDNN is as it was."""
+        """Follow them no more, and switch oneDNN back to what it was."""
         super().__exit__(*exception)  # type: ignore[no-untyped-call]
         torch._C._set_mkldnn_enabled(bool(self._onednn))
         self._contexts.close()

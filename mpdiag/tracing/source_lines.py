@@ -1,4 +1,4 @@
-"""Where an operation was called from: the user's line, and the module."""
+"""Where an operation was called from: the line of the user's code, and the module."""
 
 from __future__ import annotations
 
@@ -20,7 +20,10 @@ if TYPE_CHECKING:
 
 _TORCH = os.path.dirname(torch.__file__) + os.sep  # noqa: PTH120 - compared with co_filename
 _PACKAGE = str(Path(__file__).resolve().parent.parent) + os.sep
-_OURS = tuple(_PACKAGE + room + os.sep for room in ("recording", "training", "analysis"))
+_OURS = tuple(
+    _PACKAGE + room + os.sep
+    for room in ("tracing", "recording", "training", "emulation", "sensitivity", "analysis")
+)
 _GLUE = ("contextlib.py", "functools.py")
 _FUNCTIONAL = os.path.join(_TORCH, "nn", "functional.py")  # noqa: PTH118
 
@@ -29,14 +32,14 @@ Noted = TypeVar("Noted")
 
 
 @dataclass(frozen=True)
-class Site:
-    """A place in the user's code.
+class SourceLine:
+    """A line of the user's code, and the module that was being called.
 
     Attributes:
-        module: Name of the module being called, None outside the models.
-        file, line, code: The line, and its text; empty where no Python of the user's is on the way.
+        module: Name of the module, None outside the models.
+        file, line, code: Where it stands, and its text; empty where no frame of the user's calls.
         function: Outermost function of ``torch.nn.functional`` in between, if any.
-        index: Of the operation that was called there first.
+        index: Of the forward operation that was called there.
     """
 
     module: str | None
@@ -47,15 +50,15 @@ class Site:
     index: int = -1
 
 
-class Calls(Generic[Noted]):
+class ModuleCalls(Generic[Noted]):
     """Follows which module is being called, and which forward operation a backward one belongs to.
 
-    Something can be noted of each forward operation, and is found again from the autograd node that
-    its backward operations run for. A forward pass that is recomputed in a backward pass (activation
-    checkpointing) is told from the backward pass itself by its modules: they are called there.
+    What is noted of a forward operation is found again from the autograd node that its backward
+    operations run for. A forward pass recomputed within a backward pass (activation checkpointing)
+    differs from the backward pass itself in that modules are called there.
 
     Args:
-        names: Names of modules by ``id``; a module without one passes for the one that calls it.
+        names: Names of modules by ``id``; a module without one takes the name of its caller.
     """
 
     def __init__(self, names: Mapping[int, str]) -> None:
@@ -65,12 +68,12 @@ class Calls(Generic[Noted]):
         self.restart()
 
     def restart(self) -> None:
-        """No module is being called."""
+        """Begin anew: no module is being called."""
         self._called: list[int] = []
         self._names: list[str | None] = []
 
     def forget(self) -> None:
-        """Nothing was noted."""
+        """Forget what was noted of all operations."""
         self._noted.clear()
 
     def enter(self, module: nn.Module) -> None:
@@ -122,10 +125,10 @@ def present_number() -> int:
     return torch._C._autograd._get_sequence_nr() - 1
 
 
-class Places(Calls[Site]):
-    """Finds the place in the user's code that an operation belongs to."""
+class SourceLines(ModuleCalls[SourceLine]):
+    """Finds the line of the user's code that an operation belongs to."""
 
-    def site(self, index: int) -> tuple[Site, str]:
+    def line(self, index: int) -> tuple[SourceLine, str]:
         """Where the present operation comes from, and the autograd node it runs for.
 
         Args:
@@ -133,16 +136,16 @@ class Places(Calls[Site]):
         """
         node = self.backward_node()
         if node is not None:
-            return self.noted(node) or Site(None, *locate()), node.name()
-        site = Site(self.module, *locate(), index)
-        self.note(site)
-        return site, ""
+            return self.noted(node) or SourceLine(None, *locate()), node.name()
+        line = SourceLine(self.module, *locate(), index)
+        self.note(line)
+        return line, ""
 
 
 def locate() -> tuple[str, int, str, str]:
     """File, line, text and functional of the user's frame nearest to here.
 
-    Frames of torch and of this package are passed over.
+    Frames of torch and of this package are skipped.
     """
     frame: FrameType | None = sys._getframe(1)
     function = ""
@@ -174,7 +177,7 @@ def _text(file: str, line: int) -> str:
 
 @lru_cache(maxsize=256)
 def _shown(file: str) -> str:
-    """Relative to the working folder where it lies inside: runs are copied elsewhere."""
+    """The path, relative to the working folder if inside it: runs are copied to other machines."""
     try:
         return Path(file).relative_to(Path.cwd()).as_posix()
     except (ValueError, OSError):

@@ -11,16 +11,10 @@ from mpdiag.emulation import policy
 from mpdiag.errors import UsageError
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
-    from torch.optim import Optimizer
+    from torch import nn
 
     from mpdiag.numerics.autocast_lists import Rule
     from mpdiag.training.levels import Precision
-
-
-def parameters_of(optimizer: Optimizer) -> list[Tensor]:
-    """What an optimizer updates, group by group."""
-    return [p for group in optimizer.param_groups for p in group["params"]]
 
 
 def listed(value: Any, kind: type, name: str) -> list[Any]:
@@ -96,15 +90,3 @@ def operation_rules(
                 )
                 raise UsageError(message)
     return rules
-
-
-def check_clip(norm: float | None, value: float | None) -> None:
-    """Refuse limits that are not above 0.
-
-    Raises:
-        UsageError: Naming the limit.
-    """
-    for name, limit in (("clip_norm", norm), ("clip_value", value)):
-        if limit is not None and not limit > 0:
-            message = f"{name} must be a number above 0, not {limit!r}"
-            raise UsageError(message)

@@ -21,9 +21,11 @@ import torch
 
 from mpdiag.errors import UsageError
 from mpdiag.numerics.loss_scalers import ConstantScale, Scaler, scaler_named
+from mpdiag.training.options import AS_PLANNED
 
 if TYPE_CHECKING:
     from mpdiag.plan import LossScalePlan, PrecisionPlan
+    from mpdiag.training.options import PrecisionOverrides
 
 Level = Literal["O0", "O1", "O2", "O3"]
 LEVELS: tuple[Level, ...] = ("O0", "O1", "O2", "O3")
@@ -57,13 +59,7 @@ class Precision:
 
 
 def resolve(
-    plan: PrecisionPlan,
-    level: str | None = None,
-    *,
-    dtype: torch.dtype | str | None = None,
-    operation_casts: bool | None = None,
-    keep_batch_norm_fp32: bool | None = None,
-    master_weights: bool | None = None,
+    plan: PrecisionPlan, level: str | None = None, overrides: PrecisionOverrides = AS_PLANNED
 ) -> Precision:
     """The properties of a level, with overrides; what is None follows the level and the plan.
 
@@ -74,6 +70,7 @@ def resolve(
     if chosen not in LEVELS:
         message = f"there is no level {chosen!r}: choose one of {', '.join(LEVELS)}"
         raise UsageError(message)
+    dtype = overrides.dtype
     compute = _dtype(plan.target if dtype is None else dtype, named=dtype is not None)
     base = Precision(
         level=chosen,
@@ -83,14 +80,11 @@ def resolve(
         keep_batch_norm_fp32=chosen == "O2" and plan.keep_batch_norm_fp32,
         master_weights=chosen == "O2",
     )
-    given = {
-        "operation_casts": operation_casts,
-        "keep_batch_norm_fp32": keep_batch_norm_fp32,
-        "master_weights": master_weights,
-    }
-    overrides: dict[str, Any] = {k: v for k, v in given.items() if v is not None}
-    _refuse_nonsense(base, compute if dtype is not None else None, overrides)
-    return replace(base, **overrides)
+    names = ("operation_casts", "keep_batch_norm_fp32", "master_weights")
+    given = {name: getattr(overrides, name) for name in names}
+    changed: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    _refuse_contradictions(base, compute if dtype is not None else None, changed)
+    return replace(base, **changed)
 
 
 def _dtype(value: torch.dtype | str, *, named: bool) -> torch.dtype:
@@ -107,7 +101,9 @@ def _dtype(value: torch.dtype | str, *, named: bool) -> torch.dtype:
     raise UsageError(message)
 
 
-def _refuse_nonsense(base: Precision, dtype: torch.dtype | None, overrides: dict[str, Any]) -> None:
+def _refuse_contradictions(
+    base: Precision, dtype: torch.dtype | None, overrides: dict[str, Any]
+) -> None:
     """One sentence for each override that contradicts its level."""
     level = base.level
     if level == "O0" and dtype not in (None, torch.float32):

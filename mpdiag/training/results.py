@@ -1,4 +1,4 @@
-"""What came of a step, and why."""
+"""The result of a step: taken, or skipped with a reason."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Literal
 if TYPE_CHECKING:
     from mpdiag.tracing.nonfinite import Producer
 
-Cause = Literal["scale", "format", "model", "unknown"]
+SkipCause = Literal["scale", "format", "model", "unknown"]
+NonFiniteKind = Literal["Inf", "NaN"]
 
 
 @dataclass(frozen=True)
@@ -23,11 +24,11 @@ class NonFinite:
     """
 
     name: str
-    kind: Literal["Inf", "NaN"]
+    kind: NonFiniteKind
     where: Literal["forward", "backward", "weights", "buffers", "other rank"]
 
     def __str__(self) -> str:
-        """A few words."""
+        """What was not finite, and where."""
         what = {
             "forward": "in the forward pass: {0}",
             "backward": "in the gradient of {0}",
@@ -40,7 +41,7 @@ class NonFinite:
 
 @dataclass(frozen=True)
 class StepResult:
-    """What came of one call of ``MixedPrecision.step``.
+    """The result of one call of ``MixedPrecision.step``.
 
     Attributes:
         skipped: Whether weights, optimizer state and buffers stayed as they were.
@@ -67,7 +68,7 @@ class StepResult:
     loss: float | None
     gradient_norm: float
     non_finite: tuple[NonFinite, ...] = ()
-    cause: Cause | None = None
+    cause: SkipCause | None = None
     rank: int = 0
     operation: Producer | None = None
 

@@ -16,6 +16,7 @@ from mpdiag.recording.description import describe_training
 from mpdiag.runs import provenance
 from mpdiag.runs.run import META, SCHEMA_VERSION, now, open_run
 from mpdiag.runs.training_log import FILE, LogWriter, Metric, TrainingStep, announce, is_recorded
+from mpdiag.training.callers import loop_stacklevel
 
 if TYPE_CHECKING:
     import os
@@ -26,11 +27,11 @@ if TYPE_CHECKING:
     from mpdiag.training.weights.wrapping import Wrapped
 
 
-class Journal:
-    """Writes what came of each step; rank 0 alone, and never an error for the training.
+class RunLog:
+    """Writes the result of each step; on rank 0 alone, and its errors never reach the training.
 
-    A folder that holds a recording gets the journal beside it; a training that goes on from a
-    checkpoint goes on in the same file.
+    A folder that holds a recording gets the log beside it; a training that goes on from a checkpoint
+    goes on in the same file.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class Journal:
             warnings.warn(
                 f"cannot write a run into {self.folder} ({error}); training goes on without it",
                 RuntimeWarning,
-                stacklevel=4,
+                stacklevel=loop_stacklevel(),
             )
         if self._active:
             announce(self)
@@ -125,7 +126,7 @@ class Journal:
             self._log.append(document)
 
     def close(self, state: str = "complete") -> None:
-        """Finish; twice does no harm."""
+        """Finish the log; a second call does nothing."""
         if not self._active:
             return
         self._active, self._closed = False, True
@@ -135,7 +136,11 @@ class Journal:
         try:
             self._write_meta()
         except OSError as error:
-            warnings.warn(f"cannot write {self.folder} ({error})", RuntimeWarning, stacklevel=3)
+            warnings.warn(
+                f"cannot write {self.folder} ({error})",
+                RuntimeWarning,
+                stacklevel=loop_stacklevel(),
+            )
 
     def _memory(self) -> int | None:
         if self._device is not None and self._device.type == "cuda":

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mpdiag.tensorcores.capture import Capture
+from mpdiag.tensorcores.step_profiler import StepProfiler
 
 if TYPE_CHECKING:
     from torch import nn
@@ -154,4 +154,4 @@ def check_for(
     busy = torch._C._autograd._profiler_enabled() or "NSYS_PROFILING_SESSION_ID" in os.environ
     if device.type != "cuda" or not native or rank != 0 or busy:
         return None
-    return TensorCoreCheck(lambda: Capture(model, steps=1, warmup=0))
+    return TensorCoreCheck(lambda: StepProfiler(model, steps=1, warmup=0))

@@ -14,50 +14,47 @@ Training* (sections 3.1 and 3.2); OpenSeq2Seq, *Mixed Precision Training* (regul
 
 from __future__ import annotations
 
-import warnings
+import functools
 import weakref
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mpdiag.emulation.mode import Emulation
 from mpdiag.errors import UsageError
 from mpdiag.plan import PrecisionPlan
-from mpdiag.training import arguments, checkpoint, levels
-from mpdiag.training.gradients import ranks
-from mpdiag.training.run_log import Journal
-from mpdiag.training.skips.capsule import refuse_odd_batch, save_capsule
-from mpdiag.training.stepping import Stepping
-from mpdiag.training.tensor_core_check import check_for
-from mpdiag.training.weights.masters import refuse_low_precision
-from mpdiag.training.weights.wrapping import Wrapped
+from mpdiag.training import arguments, checkpoint, setup, stepping
+from mpdiag.training.gradients.judgement import Clip
+from mpdiag.training.gradients.reduction import apply_reduction
+from mpdiag.training.options import AS_PLANNED, DEFAULT_OPTIONS
+from mpdiag.training.skips.capsule_writer import CapsuleWriter
+from mpdiag.training.weights.masters import parameters_of
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
+    from mpdiag.numerics.loss_scalers import Scaler
+    from mpdiag.training.monitor import Alarm
+    from mpdiag.training.options import Backend, PrecisionOverrides, TrainerOptions
     from mpdiag.training.results import StepResult
-    from mpdiag.training.step_guard import StepGuard
+    from mpdiag.training.stepping import Regularizer
+    from mpdiag.training.tensor_core_check import TensorCoreUse
 
-_MAX_CAPSULES = 3
-Backend = Literal["auto", "native", "emulated"]
-
-_live: weakref.WeakKeyDictionary[nn.Module, weakref.ref[MixedPrecision]] = (
-    weakref.WeakKeyDictionary()
-)
+_ADVICE = "pass replay= to step() to learn whether the scale or the model is at fault"
 
 
-class MixedPrecision(Stepping):
+class MixedPrecision:
     """Trains models in the precision a plan asks for.
 
     Attributes:
         plan: The plan obeyed.
         precision: The level's properties, overrides applied.
         backend: ``native`` or ``emulated``.
-        steps: Calls of ``step`` so far.
-        skipped: How many of them were skipped.
+        context: The parts at work: wrapped models, casting, loss scale, monitor.
+        run_log: What writes ``training.jsonl``; None without a run folder.
 
     Args:
         model: A module or a list of them; they are changed in place, and ``close`` undoes it.
@@ -68,19 +65,8 @@ class MixedPrecision(Stepping):
             computes in FP32; ``auto`` is native on accelerators and for BF16, emulated for FP16 on
             a CPU. The format is never changed.
         run: A run folder to write ``training.jsonl`` into: each step's loss, scale, skip and reason.
-        dtype, operation_casts, keep_batch_norm_fp32, master_weights: Overrides of the level's
-            properties, see ``levels``.
-        loss_scale: Override of the loss scale, see ``levels.scaler_of``.
-        fp32_modules: Names of further modules to run in FP32.
-        fp32_operations, low_operations: Names of operations to run in FP32, or in low precision,
-            wherever they occur (level O1).
-        max_skips: So many steps skipped in a row end training with ``TrainingDiverged``.
-        process_group: The ranks that must agree; default: all.
-        check_tensor_cores: After the first steps on a GPU, profile one and log whether Tensor Cores
-            are in use, with the cause if not; the answer is ``tensor_cores``.
-        fp16_accumulation: Add up products and reductions in FP16, as no kernel need do: an ablation,
-            emulated only.
-        names: What the models' names begin with in the plan, one for each model; default: nothing.
+        overrides: What to change in the plan's precision and loss scale.
+        options: How the trainer works, whatever the precision.
 
     Raises:
         UsageError: If an argument makes no sense, a model is not FP32, or another live
@@ -96,71 +82,41 @@ class MixedPrecision(Stepping):
         level: str | None = None,
         backend: Backend = "auto",
         run: str | os.PathLike[str] | None = None,
-        dtype: torch.dtype | str | None = None,
-        operation_casts: bool | None = None,
-        keep_batch_norm_fp32: bool | None = None,
-        master_weights: bool | None = None,
-        loss_scale: object = None,
-        fp32_modules: Sequence[str] = (),
-        fp32_operations: Sequence[str] = (),
-        low_operations: Sequence[str] = (),
-        max_skips: int = 8,
-        process_group: Any = None,
-        check_tensor_cores: bool = True,
-        fp16_accumulation: bool = False,
-        names: Sequence[str] = (),
+        overrides: PrecisionOverrides = AS_PLANNED,
+        options: TrainerOptions = DEFAULT_OPTIONS,
     ) -> None:
         self.plan = plan if isinstance(plan, PrecisionPlan) else PrecisionPlan.load(plan)
         models = arguments.listed(model, nn.Module, "model")
         optimizers = arguments.listed(optimizer, Optimizer, "optimizer")
-        if type(max_skips) is not int or max_skips < 1:
-            message = f"max_skips must be a whole number of at least 1, not {max_skips!r}"
-            raise UsageError(message)
-        precision = levels.resolve(
+        parts = setup.set_up(
+            models,
+            optimizers,
             self.plan,
-            level,
-            dtype=dtype,
-            operation_casts=operation_casts,
-            keep_batch_norm_fp32=keep_batch_norm_fp32,
-            master_weights=master_weights,
+            advice=_ADVICE,
+            level=level,
+            backend=backend,
+            run=run,
+            overrides=overrides,
+            options=options,
         )
-        scaler = levels.scaler_of(self.plan.loss_scale, precision, loss_scale)
-        overrides = arguments.operation_rules(fp32_operations, low_operations, precision)
-        _refuse_live(models)
-        refuse_low_precision(models)
-        device = arguments.device_of(models)
-        self.backend = arguments.choose_backend(backend, precision, device, models)
-        if fp16_accumulation and self.backend != "emulated":
-            message = "fp16_accumulation is emulated: it needs FP16 and backend='emulated'"
-            raise UsageError(message)
-        wrapped = Wrapped(models, optimizers, precision, device.type, names)
-        try:
-            wrapped.apply(self.plan, fp32_modules, overrides)
-            ranks.apply_reduction(models, self.plan.reduction)
-        except BaseException:
-            wrapped.release()
-            raise
-        journal = None
-        if run is not None:
-            journal = Journal(run, self.plan, precision, self.backend, wrapped)
-        super().__init__(
-            self.plan,
-            precision,
-            scaler,
-            wrapped,
-            Emulation(low_sums=fp16_accumulation) if self.backend == "emulated" else None,
-            device=device,
-            max_skips=max_skips,
-            group=process_group,
-            journal=journal,
+        self.precision = parts.precision
+        self.backend = parts.backend
+        self.context = parts.context
+        self.run_log = parts.context.monitor.log
+        self._regularizers: list[Regularizer] = []
+        self._guard = stepping.StepGuard(optimizers)
+        self._capsules = CapsuleWriter(
+            self.run_log,
+            self.context.wrapped,
+            {
+                "level": self.precision.level,
+                "backend": self.backend,
+                "device": self.context.device.type,
+                "plan": self.plan.to_json(),
+            },
         )
-        self._capsules = 0
-        if check_tensor_cores and precision.level != "O0":
-            native = self.backend == "native"
-            self._check = check_for(models[0], device, native=native, rank=ranks.rank())
-        self._release = weakref.finalize(self, _give_back, wrapped, journal, self._guard)
-        for held in models:
-            _live[held] = weakref.ref(self)
+        self._release = weakref.finalize(self, _release, parts, self._guard)
+        setup.hold(models, self)
 
     def __repr__(self) -> str:
         return (
@@ -168,16 +124,197 @@ class MixedPrecision(Stepping):
             f"scale {self.loss_scale:g}, {self.steps} steps, {self.skipped} of them skipped>"
         )
 
+    # -- state -------------------------------------------------------------------------------------
+
+    @property
+    def steps(self) -> int:
+        """Calls of ``step`` so far."""
+        return self.context.monitor.steps
+
+    @property
+    def skipped(self) -> int:
+        """How many of them were skipped."""
+        return self.context.monitor.skipped
+
+    @property
+    def loss_scale(self) -> float:
+        """The scale in force."""
+        return self.context.scaling.scale
+
+    @property
+    def scaler(self) -> Scaler:
+        """The loss scaler's present state."""
+        return self.context.scaling.scaler
+
+    @property
+    def tensor_cores(self) -> TensorCoreUse | None:
+        """Whether Tensor Cores are in use; None before a few steps have passed, and off a GPU."""
+        check = self.context.monitor.check
+        return None if check is None else check.use
+
+    @property
+    def alarms(self) -> tuple[Alarm, ...]:
+        """Where training has left what the recording predicted."""
+        return tuple(self.context.monitor.drift.alarms)
+
+    # -- forward and backward ----------------------------------------------------------------------
+
+    def autocast(self) -> AbstractContextManager[None]:
+        """A context for the forward pass and the loss."""
+        return self.context.casting.forward()
+
+    def scale(self, loss: Tensor) -> Tensor:
+        """The loss times the scale, in FP32: an FP16 loss could not hold the product."""
+        return self.context.scaling.scaled(loss)
+
+    def backward(self, loss: Tensor, **options: Any) -> None:
+        """Scale a loss and run its backward pass; gradients add up until ``step``.
+
+        Args:
+            loss: The unscaled loss.
+            options: As for ``Tensor.backward``: ``retain_graph``, ``create_graph``, ``inputs``.
+        """
+        stepping.run_backward(self.context, loss, **options)
+
+    def add_regularizer(self, function: Regularizer) -> None:
+        """Add a penalty on the weights, evaluated on the FP32 masters.
+
+        Args:
+            function: From parameters by name (FP32, as the optimizer holds them) to a scalar, which
+                stands beside the loss: its gradient is added to the unscaled gradients before
+                clipping.
+        """
+        self._regularizers.append(function)
+
+    def apply_reduction(self, model: nn.Module) -> None:
+        """Reduce the gradients of a model that was wrapped in DDP only now as the plan says.
+
+        Where weights are cast (O2, O3) a model must be given before DDP wraps it; models that come
+        inside DDP are reduced by the plan from the start.
+
+        Raises:
+            UsageError: If it is no DDP model.
+        """
+        if not isinstance(model, nn.parallel.DistributedDataParallel):
+            message = (
+                f"apply_reduction() wants a DistributedDataParallel, not {type(model).__name__}"
+            )
+            raise UsageError(message)
+        apply_reduction([model], self.plan.reduction)
+
+    # -- the step ----------------------------------------------------------------------------------
+
+    def unscale(self, optimizer: Optimizer | None = None) -> None:
+        """Divide the gradients by their scale now, to look at or to change them before ``step``.
+
+        After this they are found as ``parameter.grad`` of what the optimizer holds.
+        """
+        for one in self._chosen(optimizer):
+            stepping.unscale_gradients(self.context, one)
+
+    def step(
+        self,
+        loss: Tensor | None = None,
+        *,
+        optimizer: Optimizer | None = None,
+        clip_norm: float | None = None,
+        clip_value: float | None = None,
+        closure: Callable[[], Tensor] | None = None,
+        replay: Callable[[], Tensor] | None = None,
+        batch: Any = None,
+    ) -> StepResult:
+        """Take one training step, or skip it with a reason.
+
+        Args:
+            loss: The unscaled loss, whose backward pass is run here; None if ``backward`` was
+                called before.
+            optimizer: The one to step; default: all, together.
+            clip_norm: Largest Euclidean norm of all gradients.
+            clip_value: Largest |gradient|.
+            closure: For optimizers that evaluate the loss several times (LBFGS): clears nothing,
+                returns the loss, without a backward pass of its own.
+            replay: Returns the loss of the same batch once more; on a skip it is run in FP32 at
+                scale 1, and in mixed precision at scale 1, to tell what was at fault; from the second
+                skip in a row on, also as it was, to find the first operation at fault.
+            batch: The step's inputs, a nest of tensors and plain values; a skipped step is written
+                with them into the run as a capsule (the first few), see
+                ``training/skips/capsule.py``.
+
+        Raises:
+            TrainingDiverged: If too many steps in a row were skipped, or a weight left the format.
+            UsageError: If there is no gradient, or an argument makes no sense.
+        """
+        clip = Clip(clip_norm, clip_value)
+        chosen = self._chosen(optimizer)
+        context = self.context
+        if batch is not None:
+            self._capsules.check(batch)
+        if closure is not None:
+            result = self._step_with_closure(chosen, closure, clip)
+        else:
+            if loss is not None:
+                self.backward(loss)
+            carried = stepping.prepare_gradients(context, chosen, self._regularizers)
+            update = functools.partial(stepping.update_weights, context, chosen, self._guard)
+            result = stepping.take_step(
+                context, chosen, update, carried=carried, clip=clip, replay=replay
+            )
+        if result.skipped and batch is not None:
+            self._capsules.write(batch, result)
+        for one in chosen:
+            one.zero_grad()
+        context.scaling.forget(chosen)
+        stepping.note_step(context, chosen, result)
+        return result
+
+    def _step_with_closure(
+        self, chosen: list[Optimizer], closure: Callable[[], Tensor], clip: Clip
+    ) -> StepResult:
+        """A step of an optimizer that evaluates the loss itself."""
+        if len(chosen) != 1:
+            message = "step(closure=…) needs optimizer=…: name the one that evaluates it"
+            raise UsageError(message)
+        (optimizer,) = chosen
+        context = self.context
+        masters = context.wrapped.masters
+
+        def evaluate() -> stepping.Evaluation:
+            # The optimizer has moved its masters; the model must see them.
+            masters.give_weights(parameters_of(optimizer))
+            torch.clear_autocast_cache()
+            optimizer.zero_grad()
+            loss = closure()
+            self.backward(loss)
+            carried = stepping.prepare_gradients(context, chosen, self._regularizers)
+            value = float(loss.detach())
+            return stepping.Evaluation(value, value, carried)
+
+        with self._guard.within():
+            result, _ = stepping.step_with_closure(
+                context, optimizer, optimizer.step, evaluate, clip=clip
+            )
+        masters.give_weights(parameters_of(optimizer))
+        if result is None:
+            message = "step(closure=…) found no gradient: the closure must return the loss"
+            raise UsageError(message)
+        return result
+
+    def _chosen(self, optimizer: Optimizer | None) -> list[Optimizer]:
+        held = self.context.wrapped.optimizers
+        if optimizer is None:
+            return held
+        if not any(optimizer is o for o in held):
+            message = "optimizer= is none of those MixedPrecision was given: pass it at the start"
+            raise UsageError(message)
+        return [optimizer]
+
     # -- life --------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Give models and optimizers back in FP32, with full weights; twice does no harm."""
-        for model in self._wrapped.models:
-            holder = _live.get(model)
-            if holder is not None and holder() is self:
-                del _live[model]
-        if self._check is not None:
-            self._check.close()
+        """Give models and optimizers back in FP32, with full weights; a second call does nothing."""
+        setup.let_go(self.context.wrapped.models, self)
+        if self.context.monitor.check is not None:
+            self.context.monitor.check.close()
         self._release()
 
     def __enter__(self) -> MixedPrecision:  # noqa: PYI034 - typing.Self is Python 3.11's
@@ -186,57 +323,16 @@ class MixedPrecision(Stepping):
 
     def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
         """Close; an exception marks the run as failed."""
-        if self.journal is not None and kind is not None:
-            self.journal.close("failed")
+        if self.run_log is not None and kind is not None:
+            self.run_log.close("failed")
         self.close()
 
     def log_metric(self, name: str, value: float, *, higher_is_better: bool = True) -> None:
         """Write a figure of merit into the run, for ``mpdiag compare``."""
-        if self.journal is None:
+        if self.run_log is None:
             message = "log_metric() needs a run folder: pass run= to MixedPrecision"
             raise UsageError(message)
-        self.journal.note_metric(name, value, higher_is_better=higher_is_better)
-
-    def _check_batch(self, batch: Any) -> None:
-        if self.journal is None:
-            message = "step(batch=…) writes capsules of skipped steps into a run: pass run="
-            raise UsageError(message)
-        if len(self._wrapped.models) != 1:
-            message = "step(batch=…) writes capsules of one model, and this trainer has several"
-            raise UsageError(message)
-        if not self.steps:  # batches are of one form
-            refuse_odd_batch(batch)
-
-    def _keep(self, batch: Any, result: StepResult) -> None:
-        if self.journal is None or self._capsules == _MAX_CAPSULES or result.rank != 0:
-            return
-        self._capsules += 1
-        folder = self.journal.folder / "capsules" / f"step{result.step:06d}"
-        model = self._wrapped.models[0]
-        try:
-            save_capsule(
-                folder,
-                weights=self.fp32_state_dict(model),
-                random=self._wrapped.random,
-                batch=batch,
-                facts={
-                    "step": result.step,
-                    "scale": result.scale,
-                    "reason": result.reason,
-                    "model": f"{type(model).__module__}.{type(model).__qualname__}",
-                    "training": model.training,
-                    "level": self.precision.level,
-                    "backend": self.backend,
-                    "device": self._device.type,
-                    "plan": self.plan.to_json(),
-                },
-            )
-        except OSError as error:
-            warnings.warn(
-                f"cannot write the capsule {folder} ({error}); training goes on without it",
-                RuntimeWarning,
-                stacklevel=3,
-            )
+        self.run_log.note_metric(name, value, higher_is_better=higher_is_better)
 
     # -- checkpoints -------------------------------------------------------------------------------
 
@@ -245,13 +341,16 @@ class MixedPrecision(Stepping):
 
         Plain values and tensors: ``torch.load(weights_only=True)`` reads it.
         """
-        if self._pending:
+        if self.context.scaling.waiting:
             message = (
                 "state_dict() in the middle of an accumulation would lose its gradients: step first"
             )
             raise UsageError(message)
-        progress = checkpoint.Progress(self._scaler, self.steps, self.skipped, self._in_a_row)
-        return checkpoint.save(self.plan, self.precision, progress, self._wrapped)
+        monitor = self.context.monitor
+        progress = checkpoint.Progress(
+            self.scaler, monitor.steps, monitor.skipped, monitor.in_a_row
+        )
+        return checkpoint.save(self.plan, self.precision, progress, self.context.wrapped)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state.
@@ -259,12 +358,16 @@ class MixedPrecision(Stepping):
         Raises:
             StateMismatch: If it belongs to another plan, level or model.
         """
-        loaded = checkpoint.load(state, self.plan, self.precision, self._wrapped)
-        self._scaler = loaded.scaler
-        self.steps, self.skipped, self._in_a_row = loaded.steps, loaded.skipped, loaded.in_a_row
-        self._pending.clear()
-        self._unscaled.clear()
-        self._wrapped.fresh = True
+        loaded = checkpoint.load(state, self.plan, self.precision, self.context.wrapped)
+        self.resume(loaded.scaler, steps=loaded.steps, skipped=loaded.skipped)
+        self.context.monitor.in_a_row = loaded.in_a_row
+        self.context.scaling.forget_all()
+        self.context.wrapped.fresh = True
+
+    def resume(self, scaler: Scaler, *, steps: int, skipped: int) -> None:
+        """Go on from a saved scaler and its counts; models and optimizers are the caller's to load."""
+        self.context.scaling.scaler = scaler
+        self.context.monitor.steps, self.context.monitor.skipped = steps, skipped
 
     def fp32_state_dict(self, model: nn.Module | None = None) -> dict[str, Tensor]:
         """A model's state dict with its full FP32 weights, whatever the level holds.
@@ -272,26 +375,10 @@ class MixedPrecision(Stepping):
         Args:
             model: Which model; default: the first.
         """
-        chosen = self._wrapped.models[0] if model is None else model
-        state = dict(chosen.state_dict())
-        for name, parameter in chosen.named_parameters(remove_duplicate=False):
-            state[name] = self._wrapped.masters.master(parameter).detach().float().clone()
-        return state
+        wrapped = self.context.wrapped
+        return wrapped.fp32_state(wrapped.models[0] if model is None else model)
 
 
-def _give_back(wrapped: Wrapped, journal: Journal | None, guard: StepGuard) -> None:
+def _release(parts: setup.Setup, guard: stepping.StepGuard) -> None:
     guard.release()
-    wrapped.release()
-    if journal is not None:
-        journal.close()
-
-
-def _refuse_live(models: Sequence[nn.Module]) -> None:
-    for model in models:
-        holder = _live.get(model)
-        if holder is not None and holder() is not None:
-            message = (
-                "another MixedPrecision holds this model already: close() it, or drop it, before "
-                "wrapping the model again"
-            )
-            raise UsageError(message)
+    parts.release()

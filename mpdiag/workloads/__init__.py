@@ -1,14 +1,13 @@
-"""Small trainings to try the toolkit on, with data that ships with a library.
+"""Small trainings to try the toolkit on, with data that ships with installed libraries.
 
     >>> from mpdiag import workloads
     >>> workloads.names()
     ('dcgan', 'denoiser', 'digits', 'gpt', 'language_model', 'speech', 'ssd', 'translation',
      'two_stage', 'vgg', 'vit')
-    >>> ssd = workloads.load("ssd", mean_over="matched")  # options are its own fields
+    >>> ssd = workloads.load("ssd", mean_over="matched")  # options are its fields
 
-What can be done with a loaded one (start it, train it, evaluate it) is in
-`mpdiag.workloads.protocol`. Importing this package loads neither torch nor scikit-learn; loading a
-workload does.
+How to start, train and evaluate a workload is described in `mpdiag.workloads.protocol`. Importing this
+package loads neither torch nor scikit-learn; loading a workload does.
 """
 
 from __future__ import annotations
@@ -53,7 +52,7 @@ class BadOption(UsageError, ValueError):
 
 
 SIZES = ("small", "large")
-"""Of every workload: for two CPU cores, and for a GPU."""
+"""Sizes of every workload: for two CPU cores, and for a GPU."""
 
 
 def names() -> tuple[str, ...]:
@@ -80,7 +79,7 @@ def load(name: str, **options: Any) -> Workload:
 
 
 def _check(name: str, kind: type[Workload], options: dict[str, Any]) -> None:
-    """Complain of the first option that the workload does not know, by name or by value."""
+    """Refuse the first option whose name or value the workload does not know."""
     types = typing.get_type_hints(kind)
     known = [field.name for field in dataclasses.fields(kind)]  # type: ignore[arg-type]  # each is one
     for option, value in options.items():
@@ -88,7 +87,7 @@ def _check(name: str, kind: type[Workload], options: dict[str, Any]) -> None:
             accepted = f"its options are {', '.join(known)}" if known else "it has none"
             message = f"The workload {name!r} has no option {option!r}; {accepted}."
             raise BadOption(message)
-        choices = typing.get_args(types[option])  # of a Literal; any other type has none
+        choices = typing.get_args(types[option])  # of a Literal; other types have none
         if choices and value not in choices:
             accepted = ", ".join(map(str, choices))
             message = f"The workload {name!r} has no {option} {value!r}; choose one of {accepted}."

@@ -105,7 +105,7 @@ def match(boxes: Tensor, present: Tensor, anchors: Tensor, threshold: float = 0.
     for _ in range(boxes.shape[1]):
         best, pair = overlap.flatten(1).max(dim=1)
         box, anchor = pair // len(anchors), pair % len(anchors)
-        found = best >= 0  # images whose boxes all have their anchor, or that have none, sit out
+        found = best >= 0  # images without boxes, or whose boxes all have an anchor, are left out
         matched[images[found], anchor[found]] = box[found]
         overlap[images, box, :] = -1
         overlap[images, :, anchor] = -1

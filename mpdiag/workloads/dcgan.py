@@ -2,8 +2,8 @@
 
 The generator (Radford et al., 2016: transposed convolutions with batch norm, ReLU, tanh) turns noise
 into pictures of 8×8 pixels; the discriminator (convolutions with batch norm and leaky ReLU) tells
-them from scikit-learn's real digits. Each has its own loss and its own Adam. A step is one of the
-discriminator, then one of the generator against the discriminator that came of it.
+them from scikit-learn's real digits. Each has its own loss and its own Adam. A step updates
+the discriminator, then the generator against the updated discriminator.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Gan(nn.Module):
 
 
 def frechet_distance(a: Tensor, b: Tensor) -> float:
-    """How far apart two sets of rows [N, D] and [M, D] lie, taken for Gaussians (Fréchet, 1957).
+    """The distance of two sets of rows [N, D] and [M, D], modelled as Gaussians (Fréchet, 1957).
 
     |mean_a − mean_b|² + tr(A + B − 2·(A·B)^½) with covariances A and B: the measure of "FID", which
     takes the rows from a classifier.

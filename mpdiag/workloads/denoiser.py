@@ -8,8 +8,8 @@ the prediction.
 
 The loss is the mean of the squared error over every element, as in any pixel-wise regression, and
 this is what makes gradients small: with N elements each one's gradient is 2 · error / N, and N is
-442,368 in the small size and 2,359,296 in the large one. Nothing else is unusual here. The paper
-has no such task; it stands for what its SSD stands for, a loss spread over many outputs.
+442,368 in the small size and 2,359,296 in the large one. Nothing else is unusual. The paper has
+no such task; like its SSD, this one spreads the loss over many outputs.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class Denoiser(Workload):
     learning_rate: float = 1e-3
 
     def model(self) -> nn.Module:
-        """A fresh `DenoisingNet`."""
+        """A `DenoisingNet` with fresh weights."""
         return DenoisingNet()
 
     def optimizer(self, model: nn.Module) -> Optimizer:

@@ -1,10 +1,9 @@
 """Classification: a residual network with batch norm on scikit-learn's handwritten digits.
 
 The 1,797 real images of 8×8 pixels (Alpaydin and Kaynak, UCI "Optical Recognition of Handwritten
-Digits") that ship with scikit-learn, split once and for all into 1,437 to train on and 360 held
-out; both parts have the same mixture of digits, and the same 13 writers. The model is a ResNet of
-the paper's kind, only tiny, trained with SGD and momentum: the family that, in the paper, needs no
-loss scale.
+Digits") that ship with scikit-learn, always split into 1,437 to train on and 360 held out; both parts
+have the same mixture of digits and the same 13 writers. The model is a tiny ResNet of the paper's
+kind, trained with SGD and momentum: the family that, in the paper, needs no loss scale.
 """
 
 from __future__ import annotations
@@ -19,19 +18,18 @@ from torch import Tensor, nn
 from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import CosineAnnealingLR, LRScheduler
 
-from mpdiag.workloads.protocol import Batch, Workload
+from mpdiag.workloads.protocol import Batch, DataSplit, Workload
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 __all__ = ["Digits", "ResidualNet", "digit_images"]
 
-Part = Literal["train", "test"]
 SIZES = {"small": 16, "large": 256}  # width
 
 
 @lru_cache(maxsize=2)
-def digit_images(part: Part) -> tuple[Tensor, Tensor]:
+def digit_images(part: DataSplit) -> tuple[Tensor, Tensor]:
     """The images [N, 1, 8, 8], floats from 0 to 1 in steps of 1/16, and the labels [N], 0 to 9."""
     from sklearn.datasets import load_digits
     from sklearn.model_selection import train_test_split
@@ -102,7 +100,7 @@ class Digits(Workload):
     size: Literal["small", "large"] = "small"
 
     def model(self) -> nn.Module:
-        """A fresh `ResidualNet`."""
+        """A `ResidualNet` with fresh weights."""
         return ResidualNet(SIZES[self.size])
 
     def optimizer(self, model: nn.Module) -> Optimizer:
@@ -132,7 +130,7 @@ class Digits(Workload):
         return F.cross_entropy(model(images), labels)
 
     def score(self, model: nn.Module) -> float:
-        """The share of the 360 held-out digits that are classified rightly, 0 to 1."""
+        """The share of the 360 held-out digits that are classified correctly, 0 to 1."""
         device = next(model.parameters()).device
         images, labels = digit_images("test")
         return float((model(images.to(device)).argmax(1).cpu() == labels).float().mean())

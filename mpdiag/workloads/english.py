@@ -6,7 +6,7 @@ by folder and file by file in the order of their names. Tests, vendored packages
 installed beside the library are left out. Every tenth document is held out; the two parts share no
 document.
 
-The text is as old as the Python that runs, so figures compare within one version of Python.
+The text depends on the version of Python, so figures are comparable within one version only.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import sysconfig
 from collections import Counter
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -24,24 +24,24 @@ from torch import Tensor
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-__all__ = ["UNKNOWN", "characters", "documents", "vocabulary", "windows", "words"]
+    from mpdiag.workloads.protocol import DataSplit
 
-Part = Literal["train", "test"]
+__all__ = ["UNKNOWN", "characters", "documents", "vocabulary", "windows", "words"]
 
 UNKNOWN = 0
 """The index of every word that is not in the vocabulary, and of every unusual character."""
 
-# A string in triple quotes that begins a line documents what stands above it, with few exceptions;
-# looking for these is ten times as fast as parsing.
+# A triple-quoted string at the start of a line is a docstring, with few exceptions; searching for
+# these is ten times as fast as parsing.
 _DOCSTRING = re.compile(r'^[ \t]*[rR]?"""(.*?)"""', re.MULTILINE | re.DOTALL)
 _WORD = re.compile(r"[a-z]+|[0-9]|[^a-z0-9\s]")
 _LEFT_OUT = {"test", "tests", "site-packages", "dist-packages", "idlelib", "lib2to3", "ensurepip"}
-_HELD_OUT = 10  # one in so many documents
+_HELD_OUT = 10  # one in this many documents
 
 
 @lru_cache(maxsize=2)
-def documents(part: Part) -> tuple[str, ...]:
-    """The part's texts, in their order."""
+def documents(part: DataSplit) -> tuple[str, ...]:
+    """The texts of a part, in order."""
     from pydoc_data.topics import topics
 
     library = Path(sysconfig.get_paths()["stdlib"])
@@ -62,7 +62,7 @@ def _sources(folder: Path) -> Iterator[Path]:
 
 
 @lru_cache(maxsize=2)
-def _split(part: Part) -> tuple[str, ...]:
+def _split(part: DataSplit) -> tuple[str, ...]:
     """The part's words in lower case; digits and marks stand alone."""
     return tuple(w for text in documents(part) for w in _WORD.findall(text.lower()))
 
@@ -75,14 +75,14 @@ def vocabulary(size: int) -> dict[str, int]:
 
 
 @lru_cache(maxsize=4)
-def words(part: Part, size: int) -> Tensor:
+def words(part: DataSplit, size: int) -> Tensor:
     """The part as indices into a vocabulary of `size` words, [N]."""
     known = vocabulary(size)
     return torch.tensor([known.get(word, UNKNOWN) for word in _split(part)])
 
 
 @lru_cache(maxsize=2)
-def characters(part: Part) -> Tensor:
+def characters(part: DataSplit) -> Tensor:
     """The part as indices of characters, [N]: 1 to 95 printable ASCII, 96 a line's end."""
     text = "\n".join(documents(part)).encode("ascii", errors="replace")
     codes = torch.frombuffer(bytearray(text), dtype=torch.uint8).long()

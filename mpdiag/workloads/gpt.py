@@ -81,7 +81,7 @@ class Gpt(Workload):
     name: ClassVar[str] = "gpt"
     title: ClassVar[str] = "Language model, a small GPT"
     summary: ClassVar[str] = (
-        "A Transformer learns to foretell the next letter of Python's own documentation."
+        "A Transformer learns to predict the next letter of Python's own documentation."
     )
     family: ClassVar[str] = "Transformer language models (beyond the paper)"
     default_steps: ClassVar[int] = 200
@@ -95,7 +95,7 @@ class Gpt(Workload):
     learning_rate: float = 3e-3
 
     def model(self) -> nn.Module:
-        """A fresh `GptModel`."""
+        """A `GptModel` with fresh weights."""
         return GptModel(*SIZES[self.size][1:])
 
     def optimizer(self, model: nn.Module) -> Optimizer:

@@ -5,10 +5,10 @@ projected LSTMs, sampled softmax and Adagrad, and needs a loss scale of 128. Thi
 the size of a CPU: one LSTM of 128 cells projected to 64, a vocabulary of 8,000 words, 5,120 tokens a
 step, on the English that ships with Python (`english.py`).
 
-Nothing here is unusual, and still FP16 without a scale loses: the loss is a mean over N tokens, so
+Nothing here is unusual, yet FP16 without a scale loses: the loss is a mean over N tokens, so
 the gradient of a logit that is *not* the next word is p / N, which at the start is
-1 / (8,000 · 5,120) = 2^-25.3. FP16 makes it 0. All that pushes wrong words down is lost, and only
-the push of the right word up remains.
+1 / (8,000 · 5,120) = 2^-25.3. FP16 makes it 0. The gradients that push wrong words down are
+lost, and only the gradient that pushes the right word up remains.
 
 - `softmax="full"` normalises over the whole vocabulary, `"sampled"` over the right word and 1,024
   others drawn by their rank (log-uniform, with the correction for their frequency). Sampling makes
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 __all__ = ["LanguageModel", "ProjectedLstm", "log_uniform", "sampled_softmax_loss"]
 
-LENGTH = 20  # words that are predicted in a row
+LENGTH = 20  # consecutive words to predict
 TEST_WINDOWS = 400
 
 # size -> vocabulary, windows a step, cells, projection, layers, sampled words
@@ -54,7 +54,7 @@ class ProjectedLstm(nn.Module):
     def states(self, words: Tensor) -> Tensor:
         """The projected states [B, T, projection] after each of the words [B, T]."""
         embedded = self.embedding(words)
-        # oneDNN has no projections, and would warn before it steps aside. (torch.backends' own way
+        # oneDNN has no projections, and would warn before falling back. (torch.backends' own way
         # to switch it off warns, too, of TF32 on Intel's GPUs.)
         before = torch._C._get_mkldnn_enabled()
         torch._C._set_mkldnn_enabled(False)
@@ -109,7 +109,7 @@ class LanguageModel(Workload):
     name: ClassVar[str] = "language_model"
     title: ClassVar[str] = "Language model, a projected LSTM"
     summary: ClassVar[str] = (
-        "A projected LSTM learns to foretell the next word of Python's own documentation."
+        "A projected LSTM learns to predict the next word of Python's own documentation."
     )
     family: ClassVar[str] = "language modelling (bigLSTM)"
     default_steps: ClassVar[int] = 60
@@ -125,7 +125,7 @@ class LanguageModel(Workload):
     rule: Literal["adam", "adagrad"] = "adam"
 
     def model(self) -> nn.Module:
-        """A fresh `ProjectedLstm`."""
+        """A `ProjectedLstm` with fresh weights."""
         vocabulary, _, cells, projection, layers, _ = SIZES[self.size]
         return ProjectedLstm(vocabulary, cells, projection, layers)
 

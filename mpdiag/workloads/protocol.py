@@ -27,7 +27,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 import torch
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Batch",
+    "DataSplit",
     "OnStep",
     "Session",
     "TakeStep",
@@ -52,6 +53,7 @@ __all__ = [
     "train",
 ]
 
+DataSplit: TypeAlias = Literal["train", "test"]
 Batch: TypeAlias = tuple[Tensor, ...]
 """Tensors whose first dimension is the batch; `batches` of the workload says what they are."""
 
@@ -66,7 +68,7 @@ class Workload(ABC):
     """The description of one training; subclasses are frozen dataclasses of their options."""
 
     name: ClassVar[str]
-    """As `load` knows it."""
+    """The name that `load` takes."""
     title: ClassVar[str]
     """A heading of a few words."""
     summary: ClassVar[str]
@@ -79,11 +81,11 @@ class Workload(ABC):
     """What `evaluate` returns, with its unit."""
     higher_is_better: ClassVar[bool] = True
     margin: ClassVar[float]
-    """The largest difference of the metric, in its unit, that does not matter to anybody."""
+    """The largest difference of the metric, in its unit, that does not matter."""
     paper_scale: ClassVar[float | None] = None
-    """The loss scale that the paper used for this family; None where it used or named none."""
+    """The loss scale that the paper used for this family; None if it used or named none."""
     clip_norm: ClassVar[float | None] = None
-    """Gradients whose norm exceeds this are scaled down to it; None: they are left alone."""
+    """Gradients whose norm exceeds this are scaled down to it; None: no clipping."""
 
     @abstractmethod
     def model(self) -> nn.Module:
@@ -117,8 +119,8 @@ class Workload(ABC):
     def losses(self, model: nn.Module, batch: Batch) -> Iterator[Tensor]:
         """The losses of one step, one for each optimizer.
 
-        Whoever iterates takes an optimizer's step before asking for the next loss, which therefore
-        sees the weights that came of it.
+        The caller takes an optimizer's step before it asks for the next loss, which therefore sees
+        the updated weights.
         """
         yield self.loss(model, batch)
 
@@ -139,7 +141,7 @@ class Workload(ABC):
 
 @dataclass
 class Session:
-    """A training that is set up and has not begun: attach what you like, then `run` it."""
+    """A training that is set up but has not started: attach hooks, then `run` it."""
 
     workload: Workload
     model: nn.Module
@@ -152,7 +154,7 @@ class Session:
 
     @property
     def optimizer(self) -> Optimizer:
-        """The first optimizer, the only one of nearly every training."""
+        """The first optimizer, which most trainings have only one of."""
         return self.optimizers[0]
 
     @property
@@ -163,8 +165,8 @@ class Session:
     def run(self, on_step: OnStep | None = None, take_step: TakeStep | None = None) -> list[float]:
         """Train to the end and return the loss of every step.
 
-        A loss that is not finite is reported like any other, and the loop goes on, as a plain loop
-        does: what to do about it is for the caller (or for `take_step`) to decide.
+        A non-finite loss is reported like any other, and the loop continues, as a plain loop does:
+        the caller (or `take_step`) decides what to do about it.
         """
         step_on = take_step or plain_step
         losses = []
@@ -183,7 +185,7 @@ class Session:
 
 @dataclass(frozen=True)
 class Training:
-    """What came of a finished run."""
+    """The result of a finished run."""
 
     workload: str
     steps: int
@@ -195,18 +197,11 @@ class Training:
     seconds: float
     """Wall time of the steps alone, evaluation not counted."""
 
-    @property
-    def first_non_finite_step(self) -> int | None:
-        """The step whose loss was the first NaN or infinity; None if all were finite."""
-        return next(
-            (step for step, loss in enumerate(self.losses) if not math.isfinite(loss)), None
-        )
-
 
 def plain_step(session: Session, batch: Batch) -> Tensor:
-    """One step as everybody writes it: clear, forward, backward, clip, update, schedule.
+    """One ordinary step: clear, forward, backward, clip, update, schedule.
 
-    Of several losses the first is returned.
+    With several losses it returns the first.
     """
     workload, shown = session.workload, []
     losses = workload.losses(session.model, batch)

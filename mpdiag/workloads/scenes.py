@@ -1,7 +1,7 @@
 """Pictures to find digits in: generated scenes of real digits.
 
 The digits are scikit-learn's handwritten ones, stretched, placed and lit at random on a grey, noisy
-ground. What is learned is therefore real handwriting, but where it stands was made up here. A scene
+ground. So the handwriting is real, but its positions are generated. A scene
 is 64×64 pixels of 8 bits; each of its four quarters may hold one digit, so digits never overlap.
 Scenes for training and for testing are made of different digits.
 """

@@ -1,10 +1,10 @@
 """Speech: a small DeepSpeech 2 on generated utterances.
 
-The utterances are made here, and are no recordings: each is a spectrogram of 20 frequency bands,
-and says two to five of ten invented syllables. A syllable is two resonances that glide, each in its
+The utterances are generated, not recorded: each is a spectrogram of 20 frequency bands with two to
+five of ten invented syllables. A syllable is two resonances that glide, each in its
 own way, for seven to eleven frames, with pauses between; a speaker shifts all of them, and noise is
-added. The network hears frames and must write syllables without being told when each was said, which
-is what connectionist temporal classification (CTC) is for.
+added. The network reads frames and must write syllables without knowing when each was said; that is what
+connectionist temporal classification (CTC) is for.
 
 The model has the parts of DeepSpeech 2 (Amodei et al., 2015): 2-D convolutions over frequency and
 time with batch norm, bidirectional GRUs, a row convolution that looks a few frames ahead, CTC.
@@ -113,14 +113,14 @@ class DeepSpeech(nn.Module):
         )
         self.row = RowConvolution(2 * hidden)
         self.output = nn.Linear(2 * hidden, SYLLABLES + 1)
-        # CTC begins by writing nothing but blanks; with blanks unlikely it leaves that sooner.
+        # CTC starts by writing only blanks; making blanks unlikely shortens that phase.
         with torch.no_grad():
             self.output.bias[0] = -4.0
 
     def forward(self, sound: Tensor) -> Tensor:
         """The logits [B, 18, 11] of the spectrograms [B, 1, 20, 72]."""
-        heard = self.listen(sound).flatten(1, 2).transpose(1, 2)
-        logits: Tensor = self.output(F.relu(self.row(self.gru(heard)[0])))
+        features = self.listen(sound).flatten(1, 2).transpose(1, 2)
+        logits: Tensor = self.output(F.relu(self.row(self.gru(features)[0])))
         return logits
 
 
@@ -155,7 +155,7 @@ class Speech(Workload):
     learning_rate: float = 1e-2
 
     def model(self) -> nn.Module:
-        """A fresh `DeepSpeech`."""
+        """A `DeepSpeech` with fresh weights."""
         return DeepSpeech(*SIZES[self.size][1:])
 
     def optimizer(self, model: nn.Module) -> Optimizer:

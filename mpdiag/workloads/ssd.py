@@ -11,11 +11,11 @@ Two options decide how small its gradients are, and their defaults are chosen to
   `"matched"` by those that answer for a digit. The standard SSD does the latter.
 - `inputs="0-255"` feeds pixels less their mean, as the Caffe models of the VGG's time did, `"0-1"`
   feeds pixels divided by 255, as is usual today. L2Norm hides the size of the activations from the
-  heads, but hands gradients back divided by it: large inputs, small gradients.
+  heads, but divides gradients by it: large inputs give small gradients.
 
 With both defaults half of the activations' gradients fall below FP16's range; with either option
-changed, three in a hundred, and FP16 trains as FP32 does. So this is not the paper's exact loss: it
-is two ordinary habits that add up.
+changed, three in a hundred, and FP16 trains as FP32 does. So this is not the paper's exact loss,
+but the sum of two ordinary habits.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ class Ssd(Workload):
     size: Literal["small", "large"] = "small"
 
     def model(self) -> nn.Module:
-        """A fresh `Detector`."""
+        """A `Detector` with fresh weights."""
         return Detector(SIZES[self.size])
 
     def optimizer(self, model: nn.Module) -> Optimizer:

@@ -178,7 +178,7 @@ class TwoStage(Workload):
     learning_rate: float = 2e-3
 
     def model(self) -> nn.Module:
-        """A fresh `TwoStageDetector`."""
+        """A `TwoStageDetector` with fresh weights."""
         return TwoStageDetector(SIZES[self.size][1])
 
     def optimizer(self, model: nn.Module) -> Optimizer:

@@ -65,7 +65,7 @@ class Vgg(Digits):
     learning_rate: float = 0.03
 
     def model(self) -> nn.Module:
-        """A fresh `PlainNet`."""
+        """A `PlainNet` with fresh weights."""
         return PlainNet(SIZES[self.size])
 
     def optimizer(self, model: nn.Module) -> Optimizer:

@@ -60,7 +60,7 @@ class Vit(Digits):
     learning_rate: float = 2e-3
 
     def model(self) -> nn.Module:
-        """A fresh `VisionTransformer`."""
+        """A `VisionTransformer` with fresh weights."""
         return VisionTransformer(*SIZES[self.size])
 
     def optimizer(self, model: nn.Module) -> Optimizer:

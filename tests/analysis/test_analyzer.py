@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mpdiag.analysis.analyzer import analyze
-from mpdiag.analysis.layer_story import explain
+from mpdiag.analysis.layer_history import explain_layer
 from mpdiag.analysis.scaling.loss_scale import NEEDED, lost_by_scale
 from mpdiag.analysis.scaling.replay import replay_run
 from mpdiag.errors import (
@@ -218,12 +218,12 @@ def test_replay_is_exact_for_the_recorded_steps(tmp_path):
 
 
 def test_one_layers_story(tmp_path):
-    story = explain(simple_run(tmp_path / "run", -26.0), "layer")
+    story = explain_layer(simple_run(tmp_path / "run", -26.0), "layer")
     assert story.roles
     assert story.steps.size == 30
     assert all(after <= before for before, after in zip(story.lost, story.lost_scaled, strict=True))
     with pytest.raises(LayerNotFound, match="layer"):
-        explain(tmp_path / "run", "layr")
+        explain_layer(tmp_path / "run", "layr")
 
 
 def test_bad_runs_are_one_sentence(tmp_path):

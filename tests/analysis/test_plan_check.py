@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import made_runs as hand
 import pytest
-import runs_by_hand as hand
 from typer.testing import CliRunner
 
 from mpdiag.analysis.analyzer import analyze

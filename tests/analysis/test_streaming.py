@@ -22,9 +22,10 @@ from mpdiag.runs.writer import RunWriter
 
 
 @pytest.fixture(scope="module")
-def outgrow(root):
+def benchmark(root):
     """The benchmark's generator."""
-    spec = importlib.util.spec_from_file_location("outgrow", root / "benchmarks" / "outgrow.py")
+    path = root / "benchmarks" / "larger_than_memory.py"
+    spec = importlib.util.spec_from_file_location("larger_than_memory", path)
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -126,8 +127,8 @@ def test_what_is_damaged_is_said_as_ever(tmp_path, monkeypatch):
 def test_a_run_that_goes_on_meanwhile_is_taken_as_it_was(tmp_path):
     """A training writes parts while its run is analyzed: new steps, and names unheard of."""
     ranked(tmp_path / "run")
-    expected = streaming.Held(open_run(tmp_path / "run").records)
-    streamed = streaming.Streamed(open_run(tmp_path / "run"))
+    expected = streaming.InMemoryStatistics(open_run(tmp_path / "run").records)
+    streamed = streaming.StreamedStatistics(open_run(tmp_path / "run"))
     steps = streamed.step_maxima()[0]
     writer = RunWriter(tmp_path / "run", rank=2, world_size=3)
     buffer = RowBuffer()
@@ -146,15 +147,17 @@ def test_small_runs_are_held(tmp_path):
     ranked(tmp_path / "run")
     run = open_run(tmp_path / "run")
     assert run.rows() == len(run.records)
-    assert isinstance(streaming.evidence_of(open_run(tmp_path / "run")), streaming.Held)
+    assert isinstance(
+        streaming.read_statistics(open_run(tmp_path / "run")), streaming.InMemoryStatistics
+    )
 
 
-def test_memory_does_not_grow_with_the_steps(outgrow, tmp_path):
+def test_memory_does_not_grow_with_the_steps(benchmark, tmp_path):
     """2,000 layers on 4 ranks; a process of its own for each figure. The benchmark does it all."""
     peaks = {}
     for steps in (20, 40):
-        rows = outgrow.write(tmp_path / str(steps), layers=2000, steps=steps, ranks=4)
-        peaks[steps] = outgrow.measure(str(tmp_path / str(steps)), stream_from=0)[1]
+        rows = benchmark.write(tmp_path / str(steps), layers=2000, steps=steps, ranks=4)
+        peaks[steps] = benchmark.measure(str(tmp_path / str(steps)), stream_from=0)[1]
     assert rows == 2000 * 40 * 4
-    # Held, the 160,000 rows between take some 65 MB.
+    # InMemoryStatistics, the 160,000 rows between take some 65 MB.
     assert peaks[40] - peaks[20] < 30, peaks

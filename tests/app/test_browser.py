@@ -14,14 +14,14 @@ import sys
 import time
 import urllib.request
 
+import made_runs as hand
 import pytest
-import runs_by_hand as hand
 
 from mpdiag.analysis.analyzer import analyze
 from mpdiag.numerics.formats import FP16
-from mpdiag.reports.frames.gradients import scale_frame, summary
-from mpdiag.reports.html import write_report
-from mpdiag.reports.words import percent
+from mpdiag.reports.documents.write import write_report
+from mpdiag.reports.formatting import percent
+from mpdiag.reports.views.gradients.frame import scale_frame, summary
 
 pytest.importorskip("streamlit", reason="needs Streamlit, of the extra `app`")
 playwright = pytest.importorskip("playwright.sync_api", reason="needs Playwright")
@@ -36,7 +36,7 @@ PATIENCE = 60_000
 TRAINING = """
 import sys, time, torch
 from mpdiag.recording import ledger
-from mpdiag.recording.record import record
+from mpdiag.recording.recorder import record
 ledger._FLUSH_SECONDS = 0.2
 model = torch.nn.Linear(4, 2)
 optimizer = torch.optim.SGD(model.parameters(), 0.1)

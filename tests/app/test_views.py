@@ -6,15 +6,14 @@ import json
 import shutil
 import sys
 
+import made_runs as hand
 import pytest
-import runs_by_hand as hand
-from profile_by_hand import profile
+from made_profiles import profile
 
 from mpdiag.analysis.analyzer import analyze
 from mpdiag.numerics.formats import FP8_E4M3, FP16
-from mpdiag.reports.frames.gradients import scale_frame, summary
-from mpdiag.reports.pictures import found
-from mpdiag.reports.words import percent
+from mpdiag.reports.formatting import percent
+from mpdiag.reports.views.gradients.frame import layers_named, scale_frame, summary
 
 testing = pytest.importorskip("streamlit.testing.v1", reason="needs Streamlit, of the extra `app`")
 
@@ -107,7 +106,7 @@ def test_a_link_reopens_its_view(opened, root):
     assert test.slider(key="scale").value == 5
     assert test.text_input(key="find").value == "trunk"
     layers = analyze(root / "sample_runs" / "ssd").layers.of_kind("activation_grad")
-    expected = summary(scale_frame(found(layers, "trunk"), FP8_E4M3, 5))
+    expected = summary(scale_frame(layers_named(layers, "trunk"), FP8_E4M3, 5))
     assert metrics(test)["Values lost to 0"] == percent(expected.lost_share)
 
 
@@ -130,12 +129,12 @@ def test_a_training_by_a_plan_leads_on_to_its_recording(opened):
     assert not test.exception
     links = [str(link.proto) for link in test.get("page_link")]
     assert any("The recording ssd" in link and "run=ssd" in link for link in links)
-    assert any("Its training" in link for link in links)
+    assert any("Training" in link for link in links)
 
 
 def test_a_link_to_a_run_that_is_gone_says_so(opened):
-    assert "no run gone here" in words(opened(view="verdict", run="gone"))
-    assert "There is no run" not in words(opened(view="verdict", run="ssd"))
+    assert "which is not in this folder" in words(opened(view="verdict", run="gone"))
+    assert "This link points to" not in words(opened(view="verdict", run="ssd"))
 
 
 def test_a_link_full_of_nonsense_opens_what_there_is(opened):

@@ -10,7 +10,7 @@ import pytest
 
 from mpdiag.analysis.analyzer import analyze
 from mpdiag.demo import family_table
-from mpdiag.demo.family_table import Family, Side, Underflow, compare_side
+from mpdiag.demo.family_table import Family, Underflow, WayResult, compare_way
 from mpdiag.plan import Fp32Choice, PrecisionPlan
 from mpdiag.reports import terminal
 from mpdiag.runs.run import open_run
@@ -20,10 +20,10 @@ from tests.analysis.test_analyzer import gradients, write_run
 def row(**changes):
     reference = (0.90, 0.92, 0.91)
     sides = {
-        "fp32": Side(reference, 0, 300),
-        "fp16-no-scale": compare_side(reference, (0.1, 0.2, 0.15), 0.02, skipped=0, steps=300),
-        "fp16-plan": compare_side(reference, (0.9, 0.921, 0.911), 0.02, skipped=3, steps=300),
-        "bf16": compare_side(reference, (math.nan,) * 3, 0.02, skipped=0, steps=300),
+        "fp32": WayResult(reference, 0, 300),
+        "fp16-no-scale": compare_way(reference, (0.1, 0.2, 0.15), 0.02, skipped=0, steps=300),
+        "fp16-plan": compare_way(reference, (0.9, 0.921, 0.911), 0.02, skipped=3, steps=300),
+        "bf16": compare_way(reference, (math.nan,) * 3, 0.02, skipped=0, steps=300),
     }
     given = {
         "workload": "ssd", "family": "detection", "metric": "mAP@0.5", "higher_is_better": True,
@@ -47,23 +47,23 @@ def test_each_way_has_its_verdict():
 
 def test_cells_tell_mean_spread_and_verdict():
     made = row()
-    assert family_table.cell(made, "fp32") == "0.91 ± 0.01"
-    assert family_table.cell(made, "fp16-no-scale") == "0.15 ± 0.05 ≠"
-    assert family_table.cell(made, "fp16-plan").endswith("=")
-    assert family_table.cell(made, "bf16") == "not finite ≠"
-    assert family_table.cell(made, "fp16-paper") == "–"
-    assert family_table.scale_words(made) == "128 (16 to 2^17)"
-    assert family_table.scale_words(row(method="none", lower=1.0, upper=None)) == "none (1 to ∞)"
-    assert family_table.underflow_words(made, "fp16-no-scale") == "50.0% / 61.0%"
-    assert family_table.underflow_words(made, "fp16-plan") == "1.0% / –"
+    assert family_table.way_text(made, "fp32") == "0.91 ± 0.01"
+    assert family_table.way_text(made, "fp16-no-scale") == "0.15 ± 0.05 ≠"
+    assert family_table.way_text(made, "fp16-plan").endswith("=")
+    assert family_table.way_text(made, "bf16") == "not finite ≠"
+    assert family_table.way_text(made, "fp16-paper") == "–"
+    assert family_table.scale_text(made) == "128 (16 to 2^17)"
+    assert family_table.scale_text(row(method="none", lower=1.0, upper=None)) == "none (1 to ∞)"
+    assert family_table.underflow_text(made, "fp16-no-scale") == "50.0% / 61.0%"
+    assert family_table.underflow_text(made, "fp16-plan") == "1.0% / –"
 
 
 def test_one_seed_decides_nothing():
-    assert compare_side((0.9,), (0.1,), 0.02, skipped=0, steps=1).verdict == "inconclusive"
+    assert compare_way((0.9,), (0.1,), 0.02, skipped=0, steps=1).verdict == "inconclusive"
 
 
 def test_seeds_that_are_not_done_yet_are_left_out_of_the_reference():
-    side = compare_side((1.0, 2.0, 9.0), (1.0, 2.0), 0.5, skipped=0, steps=1)
+    side = compare_way((1.0, 2.0, 9.0), (1.0, 2.0), 0.5, skipped=0, steps=1)
     assert (side.verdict, side.difference) == ("equivalent", 0.0)
 
 

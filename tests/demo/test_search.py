@@ -11,7 +11,9 @@ from mpdiag.analysis.analyzer import analyze
 from mpdiag.cli import app
 from mpdiag.errors import ExitCode
 from mpdiag.plan import PrecisionPlan
-from mpdiag.reports.frames.sensitivity import MUST, ranking
+from mpdiag.reports.contents import read_contents
+from mpdiag.reports.views.sensitivity import ranking
+from mpdiag.runs.stored_search import MUST
 
 
 def run(*words):
@@ -29,7 +31,9 @@ def test_an_exhibit_from_recording_to_plan(tmp_path):
     plan = PrecisionPlan.load(place / "plan.json")
     assert [(c.module, c.op) for c in plan.fp32_operations] == [("criterion", "pow")]
     trained = json.loads((place / "search.json").read_text())
-    ranked = ranking(place, analyze(place))  # the folder is a run, which the dashboard shows
+    ranked = ranking(
+        read_contents(analyze(place))
+    )  # the folder is a run, which the dashboard shows
     assert ranked.source == "measured"
     assert (ranked.frame["operation"].iloc[0], ranked.frame["trained"].iloc[0]) == ("pow", MUST)
     again = run(*options, "--json")  # nothing is trained any more: recording and search are kept
@@ -64,7 +68,7 @@ def test_no_time_is_an_answer_too(tmp_path):
     )
     result = run(*options)
     assert result.exit_code == ExitCode.OK, result.stderr
-    assert "go on" in result.stdout or "Nothing need" in result.stdout
+    assert "to continue" in result.stdout or "Nothing needs" in result.stdout
 
 
 @pytest.mark.parametrize("name", ["nonsense", "gallery/nonsense"])

@@ -14,6 +14,7 @@ from mpdiag.emulation.accumulation import DEPTH, product, total
 from mpdiag.emulation.mode import Emulation
 from mpdiag.errors import UsageError
 from mpdiag.plan import PrecisionPlan
+from mpdiag.training.options import PrecisionOverrides, TrainerOptions
 from mpdiag.training.trainer import MixedPrecision
 
 
@@ -55,7 +56,9 @@ def test_the_trainer_accumulates_low_in_both_passes():
             return model.weight.grad.clone()
 
     assert torch.equal(gradient(), torch.full((1, 8), 4096.0))
-    assert torch.equal(gradient(fp16_accumulation=True), torch.full((1, 8), 2048.0))
+    assert torch.equal(
+        gradient(options=TrainerOptions(fp16_accumulation=True)), torch.full((1, 8), 2048.0)
+    )
 
 
 def by_hand(values):
@@ -136,4 +139,10 @@ def test_only_an_emulation_can():
     model = nn.Linear(2, 2)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     with pytest.raises(UsageError, match="emulated"):
-        MixedPrecision(model, optimizer, PrecisionPlan(), dtype="bf16", fp16_accumulation=True)
+        MixedPrecision(
+            model,
+            optimizer,
+            PrecisionPlan(),
+            overrides=PrecisionOverrides(dtype="bf16"),
+            options=TrainerOptions(fp16_accumulation=True),
+        )

@@ -129,6 +129,11 @@ ACCUMULATES = {
 # do not: near a zero of the result that is many units. The test below has FP32 for their oracle.
 ROUNDS_INSIDE = {"add with alpha", "add a number", "gelu"}
 
+# The backward pass reads the stored, rounded result, and magnifies its rounding: half a unit there is
+# eleven units in a gradient near zero. Kernels that differ in the result's last place (torch's do from
+# one instruction set to the next) differ by more in the gradients; no farther from the truth is the bound.
+READS_ITS_RESULT = {"attention"}
+
 
 def run(name: str, dtype: torch.dtype, emulated: bool) -> list[torch.Tensor]:
     """The result and all gradients of an operation on inputs of this dtype."""
@@ -163,6 +168,12 @@ def units_apart(a: torch.Tensor, b: torch.Tensor, *, by_largest: bool) -> float:
     return float(((a - b).abs() / unit).max()) if a.numel() else 0.0
 
 
+def farther(a: torch.Tensor, b: torch.Tensor, truth: torch.Tensor) -> float:
+    """By how many units ``a`` lies farther from the truth than ``b`` does."""
+    ours, theirs = (units_apart(x, truth, by_largest=True) for x in (a, b))
+    return max(0.0, ours - theirs)
+
+
 @pytest.mark.filterwarnings("ignore:.*lerp:UserWarning")
 @pytest.mark.parametrize("name", OPERATIONS)
 def test_forward_and_backward_are_within_a_unit_of_torchs_half_precision(name):
@@ -174,11 +185,13 @@ def test_forward_and_backward_are_within_a_unit_of_torchs_half_precision(name):
         if "not implemented for 'Half'" not in str(error):
             raise
         pytest.skip(f"torch has no half-precision {name} on a CPU")
-    for i, (a, b) in enumerate(zip(ours, theirs, strict=True)):
-        assert units_apart(a, b, by_largest=name in ACCUMULATES | ROUNDS_INSIDE or i > 0) <= 1.0, (
-            name,
-            i,
-        )
+    exact = run(name, torch.float64, emulated=False)
+    for i, (a, b, truth) in enumerate(zip(ours, theirs, exact, strict=True)):
+        by_largest = name in ACCUMULATES | ROUNDS_INSIDE or i > 0
+        apart = units_apart(a, b, by_largest=by_largest)
+        if name in READS_ITS_RESULT and i > 0:
+            apart = min(apart, farther(a, b, truth))
+        assert apart <= 1.0, (name, i)
 
 
 @pytest.mark.parametrize("name", OPERATIONS)

@@ -169,7 +169,12 @@ def within(model, plan=None, **options):
 
 
 def test_an_operation_is_kept_in_fp32_everywhere():
-    with within(nn.Linear(2, 2), fp32_operations=["linear", "gelu"]) as mp, mp.autocast():
+    with (
+        within(
+            nn.Linear(2, 2), overrides=mpdiag.PrecisionOverrides(fp32_operations=["linear", "gelu"])
+        ) as mp,
+        mp.autocast(),
+    ):
         assert F.linear(low(4, 8), low(4, 8)).dtype == FULL
         assert F.gelu(low(4)).dtype == FULL
         assert low(4).softmax(0).dtype == FULL
@@ -181,7 +186,12 @@ def test_an_operation_is_kept_in_fp32_everywhere():
 
 
 def test_an_operation_is_kept_low():
-    with within(nn.Linear(2, 2), low_operations=["softmax"]) as mp, mp.autocast():
+    with (
+        within(
+            nn.Linear(2, 2), overrides=mpdiag.PrecisionOverrides(low_operations=["softmax"])
+        ) as mp,
+        mp.autocast(),
+    ):
         assert full(4, 8).softmax(1).dtype == HALF
 
 
@@ -250,11 +260,14 @@ def test_a_module_in_fp32_inside_a_low_precision_model():
 
 def test_names_that_nothing_bears_are_refused():
     with pytest.raises(UsageError, match="no operation 'sofmax': did you mean softmax"):
-        within(nn.Linear(2, 2), fp32_operations=["sofmax"])
+        within(nn.Linear(2, 2), overrides=mpdiag.PrecisionOverrides(fp32_operations=["sofmax"]))
     with pytest.raises(UsageError, match="module 'c'"):
         within(Two(), PrecisionPlan(fp32_modules=(Fp32Choice("", "c"),)))
     with pytest.raises(UsageError, match="choose one"):
-        within(nn.Linear(2, 2), fp32_operations=["gelu"], low_operations=["gelu"])
+        within(
+            nn.Linear(2, 2),
+            overrides=mpdiag.PrecisionOverrides(fp32_operations=["gelu"], low_operations=["gelu"]),
+        )
 
 
 @pytest.mark.parametrize(
@@ -281,7 +294,11 @@ def test_two_threads_follow_their_own_policies():
         model = nn.Linear(4, 4)
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
         with mpdiag.MixedPrecision(
-            model, optimizer, constant(), level="O1", dtype="bf16", fp32_operations=operations
+            model,
+            optimizer,
+            constant(),
+            level="O1",
+            overrides=mpdiag.PrecisionOverrides(dtype="bf16", fp32_operations=operations),
         ) as mp:
             entered.wait()
             with mp.autocast():
@@ -306,7 +323,11 @@ def test_a_forked_child_follows_the_policy_too():
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     with (
         mpdiag.MixedPrecision(
-            model, optimizer, constant(), level="O1", dtype="bf16", fp32_operations=["linear"]
+            model,
+            optimizer,
+            constant(),
+            level="O1",
+            overrides=mpdiag.PrecisionOverrides(dtype="bf16", fp32_operations=["linear"]),
         ) as mp,
         mp.autocast(),
     ):

@@ -374,3 +374,21 @@ def test_dividing_the_rate_undoes_the_scale_for_momentum_alone():
 
     assert train(rate, 0.0, scale) == pytest.approx(train(0.1, 0.0, 1.0), rel=1e-12)
     assert train(rate, decay, scale) == pytest.approx(train(0.1, 0.01 / scale**2, 1.0), rel=1e-12)
+
+
+# -- names -----------------------------------------------------------------------------------------
+
+CONTROLS = "\x1b]0;title\x07\x1b[2J\x9b1m\u202egnp.exe\x00"
+
+
+@pytest.mark.parametrize("name", EXPORTERS)
+def test_an_export_commands_no_terminal(name):
+    plan = PrecisionPlan(
+        run=CONTROLS,
+        verdict=CONTROLS,
+        fp32_modules=(Fp32Choice("", CONTROLS),),
+    )
+    for level in ("O1", "O2"):
+        text = export_plan(replace(plan, level=level), name).text
+        odd = {c for c in text if not c.isprintable()} - {"\n"}
+        assert odd == set(), odd

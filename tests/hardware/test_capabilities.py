@@ -8,7 +8,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from mpdiag.hardware.capabilities import NEEDS, Software, cpu_abilities, gpu_abilities, version
+from mpdiag.hardware.capabilities import (
+    NEEDS,
+    Software,
+    cpu_format_support,
+    gpu_format_support,
+    version,
+)
 from mpdiag.hardware.devices import DeviceFacts
 from mpdiag.hardware.flags import read_flags
 
@@ -16,7 +22,7 @@ NEW = Software(cuda=(12, 6), cudnn=(9, 1, 0), driver=(560, 35))
 
 
 def able(name, capability, software=NEW):
-    found = gpu_abilities(DeviceFacts(name, capability), software)
+    found = gpu_format_support(DeviceFacts(name, capability), software)
     assert {a.format for a in found} == set(NEEDS)
     return {a.format for a in found if a.how == "tensor cores"}
 
@@ -43,10 +49,10 @@ def test_formats_of_a_gpu(name, capability, expected):
 def test_software_that_is_too_old_is_named():
     old = Software(cuda=(11, 8), cudnn=(8, 5), driver=(440, 1))
     found = {
-        a.format: a for a in gpu_abilities(DeviceFacts("NVIDIA GeForce RTX 4090", (8, 9)), old)
+        a.format: a for a in gpu_format_support(DeviceFacts("NVIDIA GeForce RTX 4090", (8, 9)), old)
     }
     assert found["fp16"].how == "tensor cores"
-    assert found["bf16"].reason == "too old here: driver 440.1 < 450.36"
+    assert found["bf16"].reason == "too old: driver 440.1 < 450.36"
     # FP8 on Ada came with CUDA 12.1, on Hopper with 11.8.
     assert "CUDA 11.8 < 12.1, cuDNN 8.5 < 8.6, driver 440.1 < 520.61" in found["fp8"].reason
     assert able("NVIDIA H100 PCIe", (9, 0), Software(cuda=(11, 8))) >= {"fp8"}
@@ -59,7 +65,7 @@ def test_software_that_is_too_old_is_named():
     [(True, True, "matrix unit"), (False, True, "vector unit"), (None, None, "emulated")],
 )
 def test_bf16_on_a_cpu(amx, avx, how):
-    found = {a.format: a.how for a in cpu_abilities("CPU", has_amx=amx, has_avx512_bf16=avx)}
+    found = {a.format: a.how for a in cpu_format_support("CPU", has_amx=amx, has_avx512_bf16=avx)}
     assert found["bf16"] == how
     assert found["fp16"] == "emulated"
 

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from mpdiag.hardware import devices
-from mpdiag.hardware.devices import DeviceFacts, look, throttling
+from mpdiag.hardware.devices import DeviceFacts, read_nvml, throttling
 
 
 class FakeError(Exception):
@@ -56,7 +56,7 @@ def refuse(*_):
 
 def test_an_a100():
     nvml = fake()
-    (device,) = look(nvml).devices
+    (device,) = read_nvml(nvml).devices
     assert device == DeviceFacts(
         name="NVIDIA A100-SXM4-40GB",
         capability=(8, 0),
@@ -85,17 +85,17 @@ def test_what_a_device_does_not_tell_is_none():
     nvml = fake(**{f"nvmlDeviceGet{name}": refuse for name in names})
     nvml.nvmlDeviceGetCurrentClocksThrottleReasons = lambda h: 0x40 | 0x2 | 0x1
     nvml.nvmlSystemGetDriverVersion = lambda: b"460.1"
-    (device,) = look(nvml).devices
+    (device,) = read_nvml(nvml).devices
     assert (device.power_watts, device.power_limit_watts, device.mig) == (None, None, None)
     assert device.throttling == ("hardware thermal slowdown",)  # idle is none, set clocks neither
     assert device.clocks_fixed is True
     assert device.driver == "460.1"
     old = fake(nvmlDeviceGetCurrentClocksEventReasons=None)
-    assert look(old).devices[0].clocks_fixed is None
+    assert read_nvml(old).devices[0].clocks_fixed is None
 
 
 def test_no_driver_is_one_sentence():
-    seen = look(fake(nvmlInit=refuse))
+    seen = read_nvml(fake(nvmlInit=refuse))
     assert seen.devices == ()
     assert seen.problem == "NVML finds no NVIDIA driver here (Not Supported)"
 
@@ -106,7 +106,7 @@ def test_a_package_that_does_not_load(monkeypatch):
         raise ImportError(message)
 
     monkeypatch.setattr(devices, "import_module", load)
-    assert look().problem == "nvidia-ml-py does not load (no pynvml)"
+    assert read_nvml().problem == "nvidia-ml-py cannot be imported (no pynvml)"
 
 
 def test_the_real_package_has_what_is_asked_for():

@@ -7,14 +7,14 @@ import subprocess
 import sys
 
 import pytest
-from running import Done, Zygote, environment
+from script_processes import Done, ForkServer, environment
 
 
 @pytest.fixture(scope="session")
-def zygote(tmp_path_factory):
+def fork_server(tmp_path_factory):
     if not hasattr(os, "fork"):
         pytest.skip("this system cannot fork")
-    made = Zygote(tmp_path_factory.mktemp("zygote"))
+    made = ForkServer(tmp_path_factory.mktemp("fork_server"))
     yield made
     made.process.stdin.close()
     made.process.wait(30)

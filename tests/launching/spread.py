@@ -13,7 +13,7 @@ from pathlib import Path
 sys.path[:0] = [str(Path(__file__).parents[i]) for i in range(3)]
 
 from launching.test_scripts import NAMES  # noqa: E402
-from running import SCRIPTS, Zygote  # noqa: E402
+from script_processes import SCRIPTS, ForkServer  # noqa: E402
 
 SEEDS = 8
 
@@ -21,10 +21,11 @@ SEEDS = 8
 def main() -> None:
     found = {}
     with tempfile.TemporaryDirectory() as folder:
-        zygote = Zygote(Path(folder))
+        fork_server = ForkServer(Path(folder))
         for name in NAMES:
             runs = [
-                zygote("python", SCRIPTS / f"{name}.py", seed, cwd=folder) for seed in range(SEEDS)
+                fork_server("python", SCRIPTS / f"{name}.py", seed, cwd=folder)
+                for seed in range(SEEDS)
             ]
             if "this script needs" in runs[0].err:
                 continue

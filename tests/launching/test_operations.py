@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from running import SCRIPTS
+from script_processes import SCRIPTS
 
 from mpdiag.launching import processes
-from mpdiag.launching.commands import record_words
+from mpdiag.launching.command_line import record_command
 from mpdiag.launching.recorded_script import Options
 from mpdiag.runs.run import open_run
 
@@ -19,9 +19,9 @@ LOOP = SCRIPTS / "plain_loop.py"
     ("options", "steps"),
     [((), [0, 10]), (("--operations", "1"), [0]), (("--operations", "0"), [])],
 )
-def test_operations_of_so_many_steps(zygote, tmp_path, options, steps):
-    plain = zygote("python", LOOP, cwd=tmp_path)
-    done = zygote("mpdiag", "record", "--out", "run", *options, "--", LOOP, cwd=tmp_path)
+def test_operations_of_so_many_steps(fork_server, tmp_path, options, steps):
+    plain = fork_server("python", LOOP, cwd=tmp_path)
+    done = fork_server("mpdiag", "record", "--out", "run", *options, "--", LOOP, cwd=tmp_path)
     assert done.code == 0, done.err
     assert done.digest == plain.digest
     run = open_run(tmp_path / "run")
@@ -86,11 +86,13 @@ error = torch.nn.functional.mse_loss
     ],
     ids=["function", "model", "in-place", "late"],
 )
-def test_what_is_compiled_stays_compiled_and_it_is_said(zygote, tmp_path, when, late, line, steps):
+def test_what_is_compiled_stays_compiled_and_it_is_said(
+    fork_server, tmp_path, when, late, line, steps
+):
     script = tmp_path / "compiled.py"
     script.write_text(COMPILED.replace("WHEN\n", when).replace("LATE", late))
-    plain = zygote("python", script, cwd=tmp_path)
-    done = zygote("mpdiag", "record", "--out", "run", "--", script, cwd=tmp_path)
+    plain = fork_server("python", script, cwd=tmp_path)
+    done = fork_server("mpdiag", "record", "--out", "run", "--", script, cwd=tmp_path)
     assert plain.code == 0, plain.err
     assert done.code == 0, done.err
     assert done.out == plain.out
@@ -105,12 +107,12 @@ def test_ranks_that_a_launcher_starts_record_as_many(monkeypatch):
     monkeypatch.setattr(processes, "launch", lambda words: started.append(words) or 0)
     words = ["torchrun", "--nproc-per-node", "2", str(LOOP), "3"]
     out = Path("memory:/runs/one")  # one slash, as a path has it
-    assert record_words(words, out, Options(operations=0)) == (0, None)
+    assert record_command(words, out, Options(operations=0)) == (0, None)
     ours = ["--module", "mpdiag", "record", "--out", str(out), "--operations", "0", "--"]
     assert started == [["--nproc-per-node", "2", *ours, str(LOOP), "3"]]
 
 
-def test_a_number_of_operations_that_makes_no_sense(zygote, tmp_path):
+def test_a_number_of_operations_that_makes_no_sense(fork_server, tmp_path):
     (tmp_path / "train.py").write_text("print('ran')")
-    done = zygote("mpdiag", "record", "--operations", "-1", "--", "train.py", cwd=tmp_path)
+    done = fork_server("mpdiag", "record", "--operations", "-1", "--", "train.py", cwd=tmp_path)
     assert (done.code, done.out) == (2, "")

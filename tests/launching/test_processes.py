@@ -12,9 +12,10 @@ import time
 import numpy as np
 import pytest
 import torch
-from running import SCRIPTS, Done, environment
+from script_processes import SCRIPTS, Done, environment
 
 from mpdiag.analysis.analyzer import analyze
+from mpdiag.launching.processes import claim_run
 from mpdiag.runs.run import open_run
 
 pytestmark = pytest.mark.skipif(
@@ -101,9 +102,9 @@ if __name__ == "__main__":
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system cannot fork")
-def test_a_forked_process_has_a_run_of_its_own(zygote, tmp_path):
+def test_a_forked_process_has_a_run_of_its_own(fork_server, tmp_path):
     (tmp_path / "forked.py").write_text(FORKED)
-    done = zygote("mpdiag", "record", "--out", "run", "--", "forked.py", cwd=tmp_path)
+    done = fork_server("mpdiag", "record", "--out", "run", "--", "forked.py", cwd=tmp_path)
     assert done.code == 0, done.err
     for name in ("run", "run-2"):
         run = open_run(tmp_path / name)
@@ -200,3 +201,12 @@ while True:
     if step == 3:
         print("training", flush=True)
 """
+
+
+def test_a_claim_names_a_folder_beside_it_and_no_other(tmp_path, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert claim_run(tmp_path, "train") == claim_run(tmp_path, "train") == tmp_path / "train"
+    (claim,) = tmp_path.glob(".*.claim")
+    claim.write_text("../elsewhere")
+    assert claim_run(tmp_path, "train").parent == tmp_path

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from running import SCRIPTS
+from script_processes import SCRIPTS
 from typer.testing import CliRunner
 
 from mpdiag.cli import app
@@ -105,8 +105,8 @@ def test_without_warming_up_the_first_step_is_measured(profile, script):
         (("--", "-m"), 2, "-m needs the name of a module"),
         (("--", "nowhere.py"), 3, "there is no script nowhere.py"),
         (("--", "torchrun", "train.py"), 2, "profile runs one process"),
-        (("a.json", "b.json"), 2, "one trace at a time"),
-        (("a.json", "--", "train.py"), 2, "one trace at a time"),
+        (("a.json", "b.json"), 2, "give one trace only"),
+        (("a.json", "--", "train.py"), 2, "give one trace only"),
     ],
 )
 def test_no_script(words, code, sentence):

@@ -5,14 +5,14 @@ from __future__ import annotations
 import sys
 
 import pytest
-from running import SCRIPTS, TRAIN
+from script_processes import SCRIPTS, TRAIN
 
 from mpdiag.errors import InputError, UsageError
 from mpdiag.launching.script import _without_ours, parse
 
 REPORT = """
 import atexit, os, pickle, sys, threading
-assert "torch" not in sys.modules or "ZYGOTE" in os.environ
+assert "torch" not in sys.modules or "FORK_SERVER" in os.environ
 
 class Here:
     pass
@@ -54,21 +54,21 @@ def test_the_script_finds_what_it_finds_under_python(real, tmp_path):
         ("raise KeyboardInterrupt", 130, "interrupted"),
     ],
 )
-def test_the_exit_code_is_the_scripts_own(zygote, tmp_path, ending, code, state):
+def test_the_exit_code_is_the_scripts_own(fork_server, tmp_path, ending, code, state):
     from mpdiag.runs.run import open_run
 
     (tmp_path / "train.py").write_text(TRAIN + ending)
-    done = zygote("mpdiag", "record", "--out", "run", "--", "train.py", cwd=tmp_path)
+    done = fork_server("mpdiag", "record", "--out", "run", "--", "train.py", cwd=tmp_path)
     assert done.code == code
     run = open_run(tmp_path / "run")
     assert run.meta["state"] == state
     assert run.meta["steps_recorded"] == 3
 
 
-def test_a_traceback_is_pythons(zygote, tmp_path):
+def test_a_traceback_is_pythons(fork_server, tmp_path):
     (tmp_path / "train.py").write_text(TRAIN + "\ndef fail():\n    {}[3]\n\nfail()\n")
-    plain = zygote("python", tmp_path / "train.py", cwd=tmp_path)
-    ours = zygote("mpdiag", "record", "--", tmp_path / "train.py", cwd=tmp_path)
+    plain = fork_server("python", tmp_path / "train.py", cwd=tmp_path)
+    ours = fork_server("mpdiag", "record", "--", tmp_path / "train.py", cwd=tmp_path)
     assert ours.code == plain.code == 1
     kept = plain.err[plain.err.index(f'  File "{tmp_path / "train.py"}"') :]
     assert (
@@ -77,7 +77,7 @@ def test_a_traceback_is_pythons(zygote, tmp_path):
     )
 
 
-def test_the_form_of_a_package(zygote, tmp_path, real):
+def test_the_form_of_a_package(fork_server, tmp_path, real):
     env = {"PYTHONPATH": f"{SCRIPTS}:{SCRIPTS.parents[1]}"}
     plain = real("-m", "package_form", cwd=tmp_path, env=env)
     ours = real("-m", "mpdiag", "record", "--", "-m", "package_form", cwd=tmp_path, env=env)
@@ -86,12 +86,12 @@ def test_the_form_of_a_package(zygote, tmp_path, real):
     assert (tmp_path / "runs" / "package_form" / "meta.json").is_file()
 
 
-def test_folders_are_numbered_and_an_existing_run_is_kept(zygote, tmp_path):
+def test_folders_are_numbered_and_an_existing_run_is_kept(fork_server, tmp_path):
     (tmp_path / "train.py").write_text(TRAIN)
     for name in ("train", "train-2"):
-        done = zygote("mpdiag", "record", "--", "train.py", cwd=tmp_path)
+        done = fork_server("mpdiag", "record", "--", "train.py", cwd=tmp_path)
         assert done.err == f"next: mpdiag analyze runs/{name} -o plan.json\n"
-    done = zygote("mpdiag", "record", "--out", "runs/train", "--", "train.py", cwd=tmp_path)
+    done = fork_server("mpdiag", "record", "--out", "runs/train", "--", "train.py", cwd=tmp_path)
     assert done.code == 2
     assert "already holds a run" in done.err
     assert done.out == ""
@@ -113,13 +113,13 @@ print([node.kind() for node in graph.nodes() if node.kind().startswith("aten")],
 """
 
 
-def test_a_model_may_be_traced_meanwhile(zygote, tmp_path):
+def test_a_model_may_be_traced_meanwhile(fork_server, tmp_path):
     """As TensorBoard's ``add_graph`` does: nothing of ours gets into the graph."""
     from mpdiag.runs.run import open_run
 
     (tmp_path / "traced.py").write_text(TRACED)
-    plain = zygote("python", "traced.py", cwd=tmp_path)
-    done = zygote("mpdiag", "record", "--out", "run", "--", "traced.py", cwd=tmp_path)
+    plain = fork_server("python", "traced.py", cwd=tmp_path)
+    done = fork_server("mpdiag", "record", "--out", "run", "--", "traced.py", cwd=tmp_path)
     assert done.code == 0, done.err
     assert done.out == plain.out
     assert plain.out.startswith("['aten::linear', 'aten::relu', 'aten::linear']")
@@ -128,12 +128,12 @@ def test_a_model_may_be_traced_meanwhile(zygote, tmp_path):
     assert run.meta["failures"] == []
 
 
-def test_max_steps_records_so_many_and_lets_the_script_go_on(zygote, tmp_path):
+def test_max_steps_records_so_many_and_lets_the_script_go_on(fork_server, tmp_path):
     from mpdiag.runs.run import open_run
 
     script = SCRIPTS / "plain_loop.py"
-    plain = zygote("python", script, cwd=tmp_path)
-    done = zygote(
+    plain = fork_server("python", script, cwd=tmp_path)
+    done = fork_server(
         "mpdiag", "record", "--out", "run", "--max-steps", "5", "--include", "0|3", "--", script,
         cwd=tmp_path,
     )  # fmt: skip
@@ -152,7 +152,7 @@ def test_max_steps_records_so_many_and_lets_the_script_go_on(zygote, tmp_path):
         (["-m"], UsageError, "module"),
         (["-c", "print()"], UsageError, "-c"),
         (["nowhere.py"], InputError, "nowhere.py"),
-        (["ls"], InputError, "no Python script"),
+        (["ls"], InputError, "not a Python script"),
     ],
 )
 def test_what_cannot_be_run_is_told(words, error, sentence):
@@ -174,9 +174,9 @@ def test_python_before_the_script_is_understood(prefix):
         (["--every", "0"], 2, "at least 1"),
     ],
 )
-def test_options_that_make_no_sense(zygote, tmp_path, options, code, sentence):
+def test_options_that_make_no_sense(fork_server, tmp_path, options, code, sentence):
     (tmp_path / "train.py").write_text("print('ran')")
-    done = zygote("mpdiag", "record", *options, "--", "train.py", cwd=tmp_path)
+    done = fork_server("mpdiag", "record", *options, "--", "train.py", cwd=tmp_path)
     assert (done.code, done.out) == (code, "")
     assert sentence in done.err
 

@@ -13,7 +13,7 @@ import statistics
 from pathlib import Path
 
 import pytest
-from running import SCRIPTS
+from script_processes import SCRIPTS
 
 from mpdiag.runs.run import open_run
 from mpdiag.runs.training_log import read_log
@@ -28,7 +28,7 @@ STEPS = {"accumulation": 60, "gan": 150, "hf_trainer": 64, "lightning_script": 6
 
 
 @pytest.fixture(scope="module")
-def told(zygote, tmp_path_factory):
+def told(fork_server, tmp_path_factory):
     """Each script run plainly, recorded, and trained by the plan of its record; at most once."""
     known = {}
 
@@ -36,12 +36,12 @@ def told(zygote, tmp_path_factory):
         if name not in known:
             folder = tmp_path_factory.mktemp(Path(name).name)
             script = SCRIPTS / f"{name}.py"
-            plain = zygote("python", script, cwd=folder)
+            plain = fork_server("python", script, cwd=folder)
             if "this script needs" in plain.err:
                 pytest.skip(plain.err.strip())
             assert plain.code == 0, plain.err
             record = ("record", "--out", "run", "--every", "4", "--", script)
-            known[name] = folder, plain, zygote("mpdiag", *record, cwd=folder)
+            known[name] = folder, plain, fork_server("mpdiag", *record, cwd=folder)
         return known[name]
 
     return tell
@@ -67,12 +67,12 @@ def test_recording_changes_nothing(told, name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_training_by_the_plan_ends_within_the_seeds_spread(told, zygote, name):
+def test_training_by_the_plan_ends_within_the_seeds_spread(told, fork_server, name):
     folder, plain, _ = told(name)
-    analyzed = zygote("mpdiag", "analyze", "run", "-o", "plan.json", cwd=folder)
+    analyzed = fork_server("mpdiag", "analyze", "run", "-o", "plan.json", cwd=folder)
     assert analyzed.code == 0, analyzed.err
     script = SCRIPTS / f"{name}.py"
-    trained = zygote(
+    trained = fork_server(
         "mpdiag", "train", "--plan", "plan.json", "--out", "fp16", "--", script, cwd=folder
     )
     assert trained.code == 0, trained.err
@@ -120,11 +120,11 @@ def test_calls_of_a_models_parts_are_forward_passes(told):
     assert sorted(outputs[outputs["step"] == 4]["micro"]) == [0, 1, 2, 3]
 
 
-def test_a_script_with_its_own_mixed_precision_is_told(told, zygote):
+def test_a_script_with_its_own_mixed_precision_is_told(told, fork_server):
     folder, _, _ = told("own_grad_scaler")
-    zygote("mpdiag", "analyze", "run", "-o", "plan.json", cwd=folder)
+    fork_server("mpdiag", "analyze", "run", "-o", "plan.json", cwd=folder)
     script = SCRIPTS / "own_grad_scaler.py"
-    trained = zygote("mpdiag", "train", "--plan", "plan.json", "--", script, cwd=folder)
+    trained = fork_server("mpdiag", "train", "--plan", "plan.json", "--", script, cwd=folder)
     assert trained.err.count("of its own") == 2
     assert "GradScaler" in trained.err
     assert "autocast" in trained.err

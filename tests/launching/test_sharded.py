@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from running import SCRIPTS
+from script_processes import SCRIPTS
 
 from mpdiag.analysis.analyzer import analyze
 from mpdiag.analysis.layers import merge_layers
@@ -24,7 +24,7 @@ NAMES = ["fsdp", "tensor_parallel"]
 
 
 @pytest.fixture(scope="module", params=NAMES)
-def told(request, real, zygote, tmp_path_factory):
+def told(request, real, fork_server, tmp_path_factory):
     """A script run by two ranks, the same recorded, and recorded alone."""
     folder = tmp_path_factory.mktemp(request.param)
     script = SCRIPTS / f"{request.param}.py"
@@ -33,7 +33,7 @@ def told(request, real, zygote, tmp_path_factory):
     record = ("record", "--every", "1")
     both = real(*TORCHRUN, "-m", "mpdiag", *record, "--out", "both", "--", script, cwd=folder)
     assert both.code == 0, both.err
-    alone = zygote("mpdiag", *record, "--out", "alone", "--", script, cwd=folder)
+    alone = fork_server("mpdiag", *record, "--out", "alone", "--", script, cwd=folder)
     assert alone.code == 0, alone.err
     runs = open_run(folder / "both"), open_run(folder / "alone")
     return (request.param, plain, both, alone, *runs)

@@ -24,12 +24,12 @@ optimizer = torch.optim.SGD(model.parameters(), 0.1)
 
 
 @pytest.fixture
-def train(zygote, tmp_path):
+def train(fork_server, tmp_path):
     def call(body, plan: PrecisionPlan | None = None, *options):
         (tmp_path / "script.py").write_text(HEAD + textwrap.dedent(body))
         (plan or constant(256.0)).save(tmp_path / "plan.json")
         words = ("train", "--plan", "plan.json", "--out", "run", *options, "--", "script.py")
-        return zygote("mpdiag", *words, cwd=tmp_path)
+        return fork_server("mpdiag", *words, cwd=tmp_path)
 
     return call
 
@@ -412,11 +412,11 @@ print("saved", b"mpdiag" in open("model.pt", "rb").read())
 """
 
 
-def test_a_script_may_save_and_copy_its_whole_model(zygote, tmp_path):
+def test_a_script_may_save_and_copy_its_whole_model(fork_server, tmp_path):
     (tmp_path / "saving.py").write_text(SAVING)
     choice = Fp32Choice("", "inner.1")
     replace(PrecisionPlan(), fp32_modules=(choice,)).save(tmp_path / "plan.json")
-    done = zygote("mpdiag", "train", "--plan", "plan.json", "--", "saving.py", cwd=tmp_path)
+    done = fork_server("mpdiag", "train", "--plan", "plan.json", "--", "saving.py", cwd=tmp_path)
     assert done.code == 0, done.err
     assert done.out == "saved False\n"
     assert "4 steps in fp16" in done.err

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from running import TRAIN
+from script_processes import TRAIN
 
 from mpdiag.runs.run import open_run
 
@@ -30,10 +30,10 @@ print(open_run(place(URL + "-fp16")).meta["training"]["dtype"])
 """
 
 
-def test_a_run_in_memory(zygote, tmp_path):
+def test_a_run_in_memory(fork_server, tmp_path):
     (tmp_path / "train.py").write_text(TRAIN + 'print("trained")')
     (tmp_path / "commands.py").write_text(IN_MEMORY)
-    done = zygote("python", "commands.py", cwd=tmp_path)
+    done = fork_server("python", "commands.py", cwd=tmp_path)
     assert done.code == 0, done.err
     lines = done.out.splitlines()
     assert lines[:2] == ["trained", "record exit 0"], done.err
@@ -52,17 +52,17 @@ def test_a_run_in_memory(zygote, tmp_path):
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_file_url_is_a_folder(zygote, tmp_path):
+def test_a_file_url_is_a_folder(fork_server, tmp_path):
     (tmp_path / "train.py").write_text(TRAIN)
     url = f"file://{tmp_path}/here/one"
-    done = zygote("mpdiag", "record", "--out", url, "--", "train.py", cwd=tmp_path)
+    done = fork_server("mpdiag", "record", "--out", url, "--", "train.py", cwd=tmp_path)
     assert done.code == 0, done.err
     assert done.err == "next: mpdiag analyze here/one -o plan.json\n"
     assert open_run(tmp_path / "here" / "one").meta["steps_recorded"] == 3
 
 
-def test_a_file_system_that_nobody_knows(zygote, tmp_path):
+def test_a_file_system_that_nobody_knows(fork_server, tmp_path):
     (tmp_path / "train.py").write_text(TRAIN)
-    done = zygote("mpdiag", "record", "--out", "nosuch://a/b", "--", "train.py", cwd=tmp_path)
+    done = fork_server("mpdiag", "record", "--out", "nosuch://a/b", "--", "train.py", cwd=tmp_path)
     assert (done.code, done.out) == (2, "")
     assert "nosuch://a/b is on no file system that fsspec knows" in done.err

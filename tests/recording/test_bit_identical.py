@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import mpdiag
-from mpdiag.recording.tensors import tensors_in
+from mpdiag.recording.counting.tensors import tensors_in
 
 STEPS = 3
 

@@ -9,8 +9,8 @@ import torch
 import mpdiag
 from mpdiag.recording import ledger as ledger_module
 from mpdiag.recording.counting import host
+from mpdiag.recording.counting.tensors import countable
 from mpdiag.recording.ledger import Ledger
-from mpdiag.recording.tensors import countable
 from mpdiag.runs.run import open_run
 from mpdiag.runs.writer import RunWriter
 

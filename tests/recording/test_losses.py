@@ -103,7 +103,13 @@ def test_a_trainer_of_ours_writes_its_own(tmp_path):
     model, optimizer = setup()
     plan = mpdiag.PrecisionPlan()
     with mpdiag.record(model, optimizer, tmp_path / "run"):
-        mp = mpdiag.MixedPrecision(model, optimizer, plan, run=tmp_path / "run", loss_scale=64.0)
+        mp = mpdiag.MixedPrecision(
+            model,
+            optimizer,
+            plan,
+            run=tmp_path / "run",
+            overrides=mpdiag.PrecisionOverrides(loss_scale=64.0),
+        )
         for _ in range(3):
             with mp.autocast():
                 loss = model(torch.randn(5, 4)).square().mean()

@@ -1,7 +1,7 @@
 """What earlier versions wrote stays readable: a stored folder of every schema, never written anew.
 
 ``tests/data/schema-N`` was written by the first version with schema N (``record_run`` and its
-neighbours in ``benchmarks/fuzz.py``). A newer schema adds a folder; none is ever replaced.
+neighbours in ``studies/fuzz.py``). A newer schema adds a folder; none is ever replaced.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ import json
 import pytest
 
 import mpdiag
-from mpdiag.analysis.comparing.comparison import compare
-from mpdiag.reports.frames.tensorcores import kernel_frame, read_profile
+from mpdiag.analysis.comparison.compare import compare
+from mpdiag.reports.views.tensor_cores import kernel_frame
 from mpdiag.runs.run import SCHEMA_VERSION
+from mpdiag.runs.stored_profile import read_profile
 from mpdiag.runs.training_log import read_log
 from mpdiag.sensitivity.search_state import load_state
 

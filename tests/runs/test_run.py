@@ -19,7 +19,7 @@ from mpdiag.errors import DamagedRun, RunExists, RunNotFound
 from mpdiag.files.atomic import atomic_path
 from mpdiag.numerics.histograms import ExponentHistogram
 from mpdiag.runs.records import Records
-from mpdiag.runs.run import free_name, list_runs, open_run, remove_run
+from mpdiag.runs.run import Run, free_name, list_runs, open_run, remove_run
 from mpdiag.runs.schema import RowBuffer, schema
 from mpdiag.runs.writer import RunWriter
 
@@ -260,7 +260,7 @@ BAD = {
     empty: "no step was recorded",
     without_rows: "no step was recorded",
     killed_in_the_first_step: "killed there",
-    nothing_but_nan: "mend it and record again",
+    nothing_but_nan: "fix it and record again",
     missing: "there is no run",
     a_file: "there is no run",
 }
@@ -334,3 +334,19 @@ def test_an_unreadable_part(tmp_path):
     (tmp_path / "run" / "stats" / "rank00000-000001.parquet").chmod(0)
     with pytest.raises(DamagedRun, match="Permission"):
         _ = mpdiag.open_run(tmp_path / "run").records
+
+
+# -- the script ------------------------------------------------------------------------------------
+
+
+def test_the_script_of_a_recording_is_known_unless_something_of_it_is_hidden(tmp_path):
+    meta = {"schema_version": 1, "script": "a b.py", "world_size": 1}
+    words = [
+        (["a b.py", "--epochs", "3"], "a b.py", ("a b.py", "--epochs", "3")),
+        (["/x/pkg/__main__.py", "1"], "-m pkg", ("-m", "pkg", "1")),
+        (["a b.py", "--token", "(hidden)"], "a b.py", ()),
+    ]
+    for argv, script, expected in words:
+        found = Run(tmp_path, {**meta, "argv": argv, "script": script})
+        assert found.script_words == expected
+    assert Run(tmp_path, {**meta, "argv": ["a"], "world_size": 2}).script_words == ()

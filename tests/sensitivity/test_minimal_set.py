@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpdiag.sensitivity.minimal_set import find_smallest, take_away_one_by_one
+from mpdiag.sensitivity.minimal_set import find_smallest
 
 
 class Planted:
@@ -77,13 +77,3 @@ def test_more_that_hurts_does_not_stay():
 
     found = find_smallest([3, 7, 5, 1], good)
     assert found == frozenset({5})
-
-
-@given(plantings())
-def test_one_by_one_finds_such_a_set_too_and_asks_each(planting):
-    ranked, sets = planting
-    good = Planted(*sets)
-    found = take_away_one_by_one(ranked, good)
-    assert len(good.asked) == len(ranked) + 1
-    assert good(found)
-    assert not any(good(found - {item}) for item in found)

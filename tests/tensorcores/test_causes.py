@@ -10,9 +10,9 @@ from mpdiag.hardware.devices import DeviceFacts
 from mpdiag.hardware.peaks import peaks_of
 from mpdiag.tensorcores.amdahl import speedup
 from mpdiag.tensorcores.causes import judge, misaligned, worth
-from mpdiag.tensorcores.roofline import place
-from mpdiag.tensorcores.work.operation import OperationTime
+from mpdiag.tensorcores.roofline import roofline_point
 from mpdiag.tensorcores.work.products import convolution, matmul, recurrent
+from mpdiag.tensorcores.work.traced_operation import OperationTime
 
 V100 = DeviceFacts("Tesla V100-SXM2-16GB", (7, 0), 80)
 A100 = DeviceFacts("NVIDIA A100-SXM4-40GB", (8, 0), 108)
@@ -48,18 +48,20 @@ def test_the_roofline_by_hand():
     peaks = peaks_of(V100.name)
     # 4096 cubed in FP16: 2·4096³ FLOP over 3·4096²·2 bytes is 4096/3 a byte; 125 TFLOP/s take
     # 1.0995 ms for it.
-    placed = place(product(), peaks, "fp16")
+    placed = roofline_point(product(), peaks, "fp16")
     assert placed.intensity == pytest.approx(4096 / 3)
     assert (placed.ridge, placed.bound) == (pytest.approx(125e12 / 900e9), "compute")
     assert placed.least_us == pytest.approx(2 * 4096**3 / 125e12 * 1e6)
     # One row of it reads the whole matrix: a FLOP a byte, so memory decides.
-    placed = place(product(m=1), peaks, "fp16")
+    placed = roofline_point(product(m=1), peaks, "fp16")
     assert placed.intensity == pytest.approx(1, rel=0.001)
     assert placed.bound == "memory"
     assert placed.least_us == pytest.approx(2 * (4096 * 4096 + 2 * 4096) / 900e9 * 1e6)
     # A layer of the guide: 4096 outputs, 1024 inputs, batch 512 has an intensity of 315.
-    assert place(product(512, 4096, 1024), peaks, "fp16").intensity == pytest.approx(315, abs=1)
-    assert place(product(), peaks, "bf16") is None
+    assert roofline_point(product(512, 4096, 1024), peaks, "fp16").intensity == pytest.approx(
+        315, abs=1
+    )
+    assert roofline_point(product(), peaks, "bf16") is None
 
 
 @pytest.mark.parametrize(

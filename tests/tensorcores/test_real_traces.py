@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tensorcores.traces import real
 
-from mpdiag.tensorcores.profile import profile_trace
+from mpdiag.tensorcores.trace_analysis import profile_trace
 
 # Percent of kernel time: Tensor Core, CUDA-core matrix, layout; None where the page says nothing.
 EXPECTED = {
@@ -51,8 +51,8 @@ def test_a_graph_replay_is_mostly_unknown_and_hardly_linked():
 def test_counters_prove_what_the_name_says():
     profile = profile_trace(real("sm100_cublaslt_fp8_ncu.csv"))
     (kernel,) = profile.kernels
-    assert (kernel.verdict_witnessed, kernel.facts.alignment) == ("tensor_core", 4)
-    assert kernel.witness.kind == "rate"  # work, time and clock were measured with it
+    assert (kernel.measured_verdict, kernel.facts.alignment) == ("tensor_core", 4)
+    assert kernel.measured.kind == "rate"  # work, time and clock were measured with it
     assert kernel.facts.instruction == "UTCQMMA"
 
 

@@ -308,9 +308,17 @@ def test_tied_weights_are_one(level):
 def test_a_compiled_model_on_the_native_backend():
     model = network()
     compiled = torch.compile(model, backend="aot_eager")
-    mp = wrap(compiled, torch.optim.SGD(model.parameters(), 0.1), dtype="bf16")
+    mp = wrap(
+        compiled,
+        torch.optim.SGD(model.parameters(), 0.1),
+        overrides=mpdiag.PrecisionOverrides(dtype="bf16"),
+    )
     plain = network()
-    reference = wrap(plain, torch.optim.SGD(plain.parameters(), 0.1), dtype="bf16")
+    reference = wrap(
+        plain,
+        torch.optim.SGD(plain.parameters(), 0.1),
+        overrides=mpdiag.PrecisionOverrides(dtype="bf16"),
+    )
     x, y = batch()
     for _ in range(2):
         for one, trainer in ((compiled, mp), (plain, reference)):
@@ -320,7 +328,11 @@ def test_a_compiled_model_on_the_native_backend():
     close(model, plain)
     mp.close()
     with pytest.raises(mpdiag.errors.UsageError, match="compiled"):
-        wrap(compiled, torch.optim.SGD(model.parameters(), 0.1), dtype="fp16")
+        wrap(
+            compiled,
+            torch.optim.SGD(model.parameters(), 0.1),
+            overrides=mpdiag.PrecisionOverrides(dtype="fp16"),
+        )
 
 
 def test_training_with_dropout_is_repeatable():

@@ -48,7 +48,9 @@ def test_unscaled_gradients_are_the_plain_ones():
     plain, model = network(), network()
     x, y = batch()
     nn.functional.cross_entropy(plain(x), y).backward()
-    mp = trainer(model, constant(2.0**10), level="O0", loss_scale=1024)
+    mp = trainer(
+        model, constant(2.0**10), level="O0", overrides=mpdiag.PrecisionOverrides(loss_scale=1024)
+    )
     mp.backward(nn.functional.cross_entropy(model(x), y))
     mp.unscale()
     for p, q in zip(plain.parameters(), model.parameters(), strict=True):
@@ -129,7 +131,12 @@ def test_a_constant_scale_never_changes():
 def test_lognormal_recovers_from_an_overflow_within_a_few_steps():
     """OpenSeq2Seq fed 65536 as a logarithm on an overflow, and stayed at scale 1 for 10,000 steps."""
     model = Linear()
-    mp = trainer(model, loss_scale=LogNormal(init_scale=2.0**30, max_scale=2.0**40))
+    mp = trainer(
+        model,
+        overrides=mpdiag.PrecisionOverrides(
+            loss_scale=LogNormal(init_scale=2.0**30, max_scale=2.0**40)
+        ),
+    )
     scales = [
         step(mp, model, torch.full((4,), v)).next_scale for v in (INF, 1e-4, 1e-4, 1e-4, 1e-4)
     ]
@@ -138,7 +145,7 @@ def test_lognormal_recovers_from_an_overflow_within_a_few_steps():
 
 def test_lognormal_survives_a_step_whose_gradients_are_all_zero():
     model = Linear()
-    mp = trainer(model, loss_scale="lognormal")
+    mp = trainer(model, overrides=mpdiag.PrecisionOverrides(loss_scale="lognormal"))
     for value in (0.0, 1.0, 0.0):
         result = step(mp, model, torch.full((4,), value))
         assert math.isfinite(result.next_scale)
@@ -147,7 +154,10 @@ def test_lognormal_survives_a_step_whose_gradients_are_all_zero():
 
 def test_lognormal_sees_gradients_before_they_are_clipped():
     model, other = Linear(), Linear()
-    mp, unclipped = (trainer(m, loss_scale=LogNormal(init_scale=8.0)) for m in (model, other))
+    mp, unclipped = (
+        trainer(m, overrides=mpdiag.PrecisionOverrides(loss_scale=LogNormal(init_scale=8.0)))
+        for m in (model, other)
+    )
     for _ in range(3):
         clipped = step(mp, model, torch.full((4,), 100.0), clip_norm=1e-3)
         free = step(unclipped, other, torch.full((4,), 100.0))
@@ -176,13 +186,18 @@ def test_nonsense_settings_are_refused_by_name(kind, settings, word):
 
 def test_an_unknown_setting_is_refused_by_name():
     with pytest.raises(UsageError, match="groth_interval"):
-        trainer(Linear(), loss_scale={"method": "backoff", "groth_interval": 3})
+        trainer(
+            Linear(),
+            overrides=mpdiag.PrecisionOverrides(
+                loss_scale={"method": "backoff", "groth_interval": 3}
+            ),
+        )
 
 
 def test_a_tiny_scale_does_not_let_infinity_through():
     """torch.amp: at scales of 2^-128 and under 1/s is infinite, and so are the weights."""
     model = Linear()
-    mp = trainer(model, loss_scale=2.0**-140)
+    mp = trainer(model, overrides=mpdiag.PrecisionOverrides(loss_scale=2.0**-140))
     before = model.w.detach().clone()
     step(mp, model, torch.ones(4))
     assert torch.isfinite(model.w).all()
@@ -378,7 +393,7 @@ def test_a_scheduler_after_a_skip_does_not_warn():
 
 def test_k_skips_in_a_row_stop_with_a_diagnosis():
     model = Linear()
-    mp = trainer(model, backoff(2.0**20), max_skips=3)
+    mp = trainer(model, backoff(2.0**20), options=mpdiag.TrainerOptions(max_skips=3))
     bad = torch.full((4,), NAN)
     step(mp, model, bad)
     step(mp, model, bad)
@@ -389,7 +404,7 @@ def test_k_skips_in_a_row_stop_with_a_diagnosis():
 
 def test_single_skips_far_apart_do_not_stop():
     model = Linear()
-    mp = trainer(model, max_skips=2)
+    mp = trainer(model, options=mpdiag.TrainerOptions(max_skips=2))
     for _ in range(4):
         assert step(mp, model, torch.full((4,), NAN)).skipped
         assert not step(mp, model, torch.ones(4)).skipped

@@ -12,8 +12,8 @@ from support import backoff, batch, network
 import mpdiag
 from mpdiag.plan import PrecisionPlan
 from mpdiag.runs.training_log import read_log
-from mpdiag.tensorcores.capture import Capture
-from mpdiag.training import trainer
+from mpdiag.tensorcores.step_profiler import StepProfiler
+from mpdiag.training import setup
 from mpdiag.training.tensor_core_check import TensorCoreCheck, check_for, judge_use
 
 NOTHING = {"cause": "outside", "op": "aten::relu", "module": "1", "fix": "torch.compile"}
@@ -69,7 +69,7 @@ class Fake:
 
 def trained(monkeypatch, fake, steps=6, **options):
     """A training on the CPU under a check that a GPU would have."""
-    monkeypatch.setattr(trainer, "check_for", lambda *_, **__: TensorCoreCheck(lambda: fake, 2))
+    monkeypatch.setattr(setup, "check_for", lambda *_, **__: TensorCoreCheck(lambda: fake, 2))
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     x, y = batch()
@@ -99,8 +99,8 @@ def test_the_answer_is_logged_once_and_kept(monkeypatch, tmp_path, caplog):
 def test_a_step_of_a_training_is_really_measured(monkeypatch):
     """The real capture, on the CPU, where no training has a check of its own."""
     model = network()
-    check = TensorCoreCheck(lambda: Capture(model, steps=1, warmup=0), 2)
-    monkeypatch.setattr(trainer, "check_for", lambda *_, **__: check)
+    check = TensorCoreCheck(lambda: StepProfiler(model, steps=1, warmup=0), 2)
+    monkeypatch.setattr(setup, "check_for", lambda *_, **__: check)
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     x, y = batch()
     with mpdiag.MixedPrecision(model, optimizer, bf16()) as mp:
@@ -156,10 +156,12 @@ def test_another_profiler_is_left_alone(monkeypatch):
     assert check_for(network(), torch.device("cuda"), native=True, rank=0) is None
 
 
-@pytest.mark.parametrize("options", [{"check_tensor_cores": False}, {"level": "O0"}])
+@pytest.mark.parametrize(
+    "options", [{"options": mpdiag.TrainerOptions(check_tensor_cores=False)}, {"level": "O0"}]
+)
 def test_it_can_be_left_out(monkeypatch, options):
     Fake.made = 0
-    monkeypatch.setattr(trainer, "check_for", lambda *_, **__: TensorCoreCheck(Fake))
+    monkeypatch.setattr(setup, "check_for", lambda *_, **__: TensorCoreCheck(Fake))
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     with mpdiag.MixedPrecision(model, optimizer, backoff(), **options) as mp:

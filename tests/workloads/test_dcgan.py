@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from mpdiag.plan import LossScalePlan, PrecisionPlan
+from mpdiag.training.options import PrecisionOverrides
 from mpdiag.training.trainer import MixedPrecision
 from mpdiag.workloads.dcgan import Dcgan, frechet_distance
 from mpdiag.workloads.digits import digit_images
@@ -65,7 +66,13 @@ def test_a_mixed_step_takes_both_and_is_the_plain_one_where_nothing_is_rounded()
     plain, mixed = (start(Dcgan(), steps=3, seed=1) for _ in range(2))
     losses = plain.run()
     plan = PrecisionPlan(loss_scale=LossScalePlan(method="constant", init_scale=1024.0))
-    with MixedPrecision(mixed.model, mixed.optimizers, plan, level="O0", loss_scale=1024.0) as mp:
+    with MixedPrecision(
+        mixed.model,
+        mixed.optimizers,
+        plan,
+        level="O0",
+        overrides=PrecisionOverrides(loss_scale=1024.0),
+    ) as mp:
         assert mixed.run(take_step=mixed_step(mp)) == losses
         assert mp.steps == 6
     for a, b in zip(plain.model.parameters(), mixed.model.parameters(), strict=True):

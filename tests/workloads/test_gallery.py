@@ -11,7 +11,7 @@ import torch
 
 from mpdiag.errors import DamagedRun, UsageError
 from mpdiag.plan import LossScalePlan, PrecisionPlan
-from mpdiag.sensitivity.search import _finish, narrow_options
+from mpdiag.sensitivity.fp32_search import _finish, narrow_options
 from mpdiag.training.trainer import MixedPrecision
 from mpdiag.workloads import gallery
 from mpdiag.workloads.gallery.scoring import Score, flag, judge, load_truth, score
@@ -19,7 +19,7 @@ from mpdiag.workloads.gallery.scoring import Score, flag, judge, load_truth, sco
 
 @pytest.fixture(scope="module")
 def truth(root):
-    return load_truth(root / "benchmarks" / "results" / "gallery-truth.json")
+    return load_truth(root / "studies" / "results" / "gallery-truth.json")
 
 
 @pytest.mark.parametrize("name", gallery.names())

@@ -1,1 +1,1 @@
-"""Which operations must stay in FP32, by rules over operation records."""
+"""Finds the operations that must stay in FP32, by rules over operation records."""

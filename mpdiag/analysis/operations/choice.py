@@ -1,4 +1,4 @@
-"""Operations that stay in FP32: by the numbers of operation records, or else by kinds of modules."""
+"""Chooses what stays in FP32: by operation records if there are any, else by module types."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mpdiag.analysis.findings import Finding
+from mpdiag.display.wording import counted
 from mpdiag.plan import Fp32Choice
 
 if TYPE_CHECKING:
@@ -18,17 +20,17 @@ if TYPE_CHECKING:
 NORMS = ("BatchNorm", "SyncBatchNorm", "LayerNorm", "GroupNorm", "InstanceNorm", "RMSNorm")
 EXPONENTIALS = ("Softmax", "LogSoftmax", "Softmax2d", "Softmin", "Softplus")
 CLOSE = 8.0
-"""An activation within this factor of the format's largest value is called close to it."""
+"""Activations within this factor of the format's largest value count as close to it."""
 
 
 def choose_fp32_operations(
     layers: Layers, modules: Sequence[Mapping[str, Any]], target: FloatFormat
 ) -> tuple[Fp32Choice, ...]:
-    """Modules whose operation stays in FP32, each with the recorded numbers.
+    """Choose the modules whose operation stays in FP32, with the recorded values as evidence.
 
     *Mixed Precision Training* (section 3.3) keeps large reductions in FP32: statistics of
-    normalisations, softmax and losses. An activation past the format's range must stay there, too,
-    and no loss scale mends it.
+    normalisations, softmax and losses. An activation beyond the format's range must stay there, too,
+    and a loss scale does not help.
     """
     activations = layers.of_kind("activation")
     h = activations.histograms
@@ -45,7 +47,7 @@ def choose_fp32_operations(
         numbers = {"absmax": float(h.absmax[i]), "overflow": int(overflow[i]), "type": kind}
         if overflow[i] > 0:
             reason = (
-                f"its output reaches {h.absmax[i]:.3g}, past {target.label}'s largest value "
+                f"its output reaches {h.absmax[i]:.3g}, beyond {target.label}'s largest value "
                 f"{target.max:.5g}"
             )
         elif kind.startswith(NORMS):
@@ -63,31 +65,31 @@ def choose_fp32_operations(
 def proven_modules(
     choices: Sequence[Fp32Choice], findings: Sequence[OperationFinding]
 ) -> tuple[Fp32Choice, ...]:
-    """The modules whose outputs left the range, where operation records tell more.
+    """The modules whose own outputs left the range, judging by operation records.
 
-    What a module is by its kind is no proof. A container that only hands on what a module or an
-    operation inside it put out is not at fault itself.
+    A module's type alone is not a proof. A container that only passes on the output of a module or an
+    operation inside it is not at fault itself.
     """
     overflowing = [c for c in choices if c.evidence.get("overflow")]
     inner = [c.module for c in overflowing]
     inner += [f.module for f in findings if f.code == "overflow" and f.module is not None]
 
-    def hands_on(name: str) -> bool:
+    def passes_on(name: str) -> bool:
         prefix = f"{name}." if name else ""
         return any(m != name and m.startswith(prefix) for m in inner) or any(
             f.module == name and f.code == "overflow" for f in findings
         )
 
-    return tuple(c for c in overflowing if not hands_on(c.module))
+    return tuple(c for c in overflowing if not passes_on(c.module))
 
 
 def proven_operations(findings: Sequence[OperationFinding]) -> tuple[Fp32Choice, ...]:
-    """Findings as the plan's choices; an operation outside every submodule has module "".
+    """Findings as choices of the plan; an operation outside every submodule has module "".
 
-    The plan is for O1: what does no harm there, and is on no list, is not kept in FP32 by it.
+    The plan is for level O1: operations that are harmless there and on no list are left out.
 
-    An operation in place cannot change the precision of the tensor it writes to: the module around
-    it stays in FP32 as a whole, and where there is none the finding stands alone.
+    An in-place operation cannot change the precision of the tensor it writes to, so the whole module
+    around it stays in FP32; without such a module there is only the finding.
     """
     choices: dict[tuple[str, str], Fp32Choice] = {}
     for f in findings:
@@ -110,3 +112,50 @@ def proven_operations(findings: Sequence[OperationFinding]) -> tuple[Fp32Choice,
         }
         choices.setdefault((op, module), Fp32Choice(op, module, f.reason, evidence))
     return tuple(choices.values())
+
+
+def activation_findings(
+    layers: Layers, target: FloatFormat, modules: Sequence[Fp32Choice]
+) -> list[Finding]:
+    """Modules whose outputs leave a format's range, or come close to its end.
+
+    Args:
+        layers: Merged histograms.
+        target: The format to train in.
+        modules: The plan's choices by module.
+    """
+    found = []
+    activations = layers.of_kind("activation")
+    named = {c.module: c for c in modules if c.evidence.get("overflow")}
+    if named:
+        worst = max(named.values(), key=lambda c: float(c.evidence["absmax"]))
+        found.append(
+            Finding(
+                severity="error",
+                code="activation-overflow",
+                message=f"{counted(len(named), 'module')} output values beyond {target.label}'s "
+                f"range; the largest is {worst.evidence['absmax']:.3g} in "
+                f"{worst.module or 'the model'}",
+                evidence={"modules": sorted(named), "absmax": worst.evidence["absmax"]},
+                fix="keep them in FP32 (the plan does), or train in BF16; "
+                "a loss scale does not help",
+            )
+        )
+    close = [
+        (str(name), float(top))
+        for name, top in zip(activations.names, activations.histograms.absmax, strict=True)
+        if target.max / CLOSE <= top and not target.overflows(float(top))
+    ]
+    if close:
+        name, top = max(close, key=lambda item: item[1])
+        found.append(
+            Finding(
+                severity="warning",
+                code="activation-close-to-overflow",
+                message=f"the output of {name or 'the model'} reaches {top:.3g}, within {CLOSE:g}× "
+                f"of {target.label}'s largest value",
+                evidence={"modules": [n for n, _ in close], "absmax": top},
+                fix="a longer training may overflow there; keeping it in FP32 or BF16 is safe",
+            )
+        )
+    return found

@@ -1,8 +1,8 @@
 """The operations of a step as a graph, and the precision each tensor would be stored in.
 
-The recording is of FP32. Under the operation policy (level O1) matrix products store in the low
+The recording is in FP32. Under the operation policy (level O1) matrix products store in the low
 format, exponentials, sums and losses in FP32, and the rest stays as wide as its inputs; with no
-policy (O2, O3) everything is stored in the low format. ``stored_low`` foresees this, operation by
+policy (O2, O3) everything is stored in the low format. ``stored_low`` predicts this, operation by
 operation, in the order of the recording.
 """
 
@@ -28,12 +28,12 @@ _FLOATS = frozenset({"float16", "bfloat16", "float32"})
 _PASSING = frozenset(
     "clone _unsafe_view alias_copy copy_ contiguous constant_pad_nd add add_ cat dropout".split()
 )
-# Composites whose parts run in FP32, called without a Python function of torch's in between.
+# Composites whose parts run in FP32 and that no Python function of torch announces.
 _COMPOSITE = re.compile(r"\b(cosine_similarity|rms_norm|kl_div|cdist|pdist|renorm)\s*\(")
-# A conversion to another tensor's dtype, whatever that will be.
+# A conversion to another tensor's dtype.
 _FOLLOWS = re.compile(r"\.dtype\b|\btype_as\s*\(")
 FP32_LIMIT = 3.4028e38
-"""Beyond this a number is FP32's own limit: ``torch.finfo(x.dtype).min`` of the recording."""
+"""A larger number is FP32's own limit: ``torch.finfo(x.dtype).min`` in the recording."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,7 +49,7 @@ class StepGraph:
 
     @cached_property
     def readers(self) -> dict[int, list[Operation]]:
-        """The forward operations that read what each operation wrote, by its index."""
+        """The forward operations that read each operation's results, by its index."""
         found: dict[int, list[Operation]] = defaultdict(list)
         for op in self.operations:
             if not op.node:
@@ -68,7 +68,7 @@ class StepGraph:
 
     @cached_property
     def gradients(self) -> frozenset[int]:
-        """Tensors that carry the gradient of the loss: a loss scale multiplies them, and no other."""
+        """Tensors that carry the gradient of the loss: the loss scale multiplies these and no others."""
         found: set[int] = set()
         carriers: set[int] = set()
         for i, op in enumerate(self.operations):
@@ -92,7 +92,7 @@ class StepGraph:
         return self._figure("lost_to_zero", tensor, target)
 
     def _figure(self, what: str, tensor: TensorRecord, target: FloatFormat) -> int:
-        """A figure of a histogram, computed once: the rules ask for it again and again."""
+        """A figure of a histogram, cached because the rules need it repeatedly."""
         if not tensor.counted:
             return 0
         key = what, id(tensor), target.name
@@ -102,10 +102,10 @@ class StepGraph:
         return known
 
     def masked_softmax(self, tensor: TensorRecord, depth: int = 6) -> bool:
-        """Whether a tensor goes into softmax alone, where every row keeps an unmasked entry.
+        """Whether a tensor is only read by softmax, with an unmasked entry in every row.
 
-        There a value far below the range, minus infinity when stored, is the 0 it was meant to be.
-        The dtype's own lowest number stays finite in any dtype: there a row may be masked whole.
+        There a value far below the range becomes minus infinity when stored, and gives the intended 0.
+        The dtype's own lowest number stays finite in any dtype, so a whole row may be masked with it.
         """
         readers = self.readers.get(tensor.producer, [])
         if not readers or depth == 0:
@@ -123,10 +123,10 @@ class StepGraph:
 
     @cached_property
     def followed(self) -> dict[int, int]:
-        """Of a mask made a number in another tensor's dtype: the tensor it is then combined with.
+        """For a mask converted to another tensor's dtype: the tensor it is combined with.
 
-        ``scores + (1 - mask.to(scores.dtype)) * -1e9`` was recorded in FP32, and is in FP16 as soon
-        as the scores are.
+        ``scores + (1 - mask.to(scores.dtype)) * -1e9`` was recorded in FP32, but is FP16 if the
+        scores are.
         """
         found: dict[int, int] = {}
         for op in self.operations:
@@ -154,7 +154,7 @@ def _floats(op: Operation) -> list[TensorRecord]:
 
 
 def split(operations: Iterable[Operation]) -> list[StepGraph]:
-    """A graph for each recorded step of each rank."""
+    """One graph per recorded step and rank."""
     steps: dict[tuple[int, int], list[Operation]] = defaultdict(list)
     for op in operations:
         steps[op.rank, op.step].append(op)
@@ -162,7 +162,7 @@ def split(operations: Iterable[Operation]) -> list[StepGraph]:
 
 
 def in_fp32(op: Operation) -> bool:
-    """Whether the policy computes an operation in FP32, itself or as a part of a composite."""
+    """Whether the policy computes an operation in FP32, itself or as part of a composite."""
     if LISTS.get(policy_name(op.op)) == "low":
         return False
     composite = op.function in FP32 or bool(_COMPOSITE.search(op.code))
@@ -172,21 +172,21 @@ def in_fp32(op: Operation) -> bool:
 def stored_low(
     graph: StepGraph, *, policy: bool, fp32: frozenset[int] = frozenset()
 ) -> dict[int, bool]:
-    """Of each tensor, by number: whether it is stored in the low format.
+    """Whether each tensor is stored in the low format, by its number.
 
     Args:
         graph: A recorded step.
-        policy: Under the operation policy; else everything is low.
-        fp32: Indices of the operations that are kept in FP32 on top.
+        policy: Apply the operation policy; otherwise everything is low.
+        fp32: Indices of operations that are kept in FP32 in addition.
     """
     low: dict[int, bool] = {}
     for op in graph.operations:
         for t in op.inputs:
-            if t.tensor not in low:  # from outside, or a part of what was written
+            if t.tensor not in low:  # from outside, or part of a tensor written before
                 whole = graph.producer(t)
                 part = whole is not None and any(low.get(o.tensor, False) for o in whole.outputs)
                 low[t.tensor] = t.counted and (part if whole is not None else not policy)
-        if op.node:  # a backward operation computes as its forward one did
+        if op.node:  # a backward operation has the precision of its forward one
             outputs = graph.operations[op.forward].outputs if op.forward != NONE else ()
             result = any(low.get(t.tensor, False) for t in outputs)
         else:
@@ -211,7 +211,7 @@ def _result_is_low(
     if policy and LISTS.get(policy_name(op.op)) == "low":
         return True
     if op.op.startswith(("native_batch_norm", "_native_batch_norm", "cudnn_batch_norm")):
-        inputs = inputs[:1]  # its statistics and weights are FP32 whatever comes in
+        inputs = inputs[:1]  # its statistics and weights are FP32 for any input
     wide = [t for t in inputs if t.shape] or inputs  # numbers without dimensions do not promote
     if not wide:
         return not policy

@@ -1,9 +1,9 @@
-"""How far each recorded operation's results would move if they were stored in a narrow format.
+"""The relative error of each recorded operation's results if they were stored in a narrow format.
 
-From exponent histograms alone, without running anything: a value that becomes 0 moves by itself, one
-that is kept by a rounding error, which is as good as uniform over the format's spacing there and has
-the mean square spacing² / 12. What this cannot say is how much the loss depends on a result; for that
-operations are measured (``mpdiag.measure_sensitivity``) or trained (``mpdiag.search_fp32``).
+It follows from exponent histograms alone: a value that becomes 0 is off by itself; a value that is kept
+is off by a rounding error, which is practically uniform over the format's spacing there and has the
+mean square spacing² / 12. It does not say how much the loss depends on a result; measurements
+(``mpdiag.measure_sensitivity``) and trainings (``mpdiag.search_fp32``) do.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from mpdiag.numerics.histograms import ExponentHistogram
     from mpdiag.runs.operations import Operation
 
-# What hands on values that were rounded before, or makes none.
+# Operations that pass on values that were rounded before, or create none.
 _MOVES = frozenset(
     """
     _to_copy alias_copy cat clone constant_pad_nd contiguous copy_ detach empty_like expand_copy
@@ -61,7 +61,7 @@ class OperationError:
 
     @property
     def worst(self) -> float:
-        """The larger of the two."""
+        """The larger of the forward and the backward error."""
         return max(self.forward, self.backward)
 
 
@@ -73,7 +73,7 @@ def rounding_error(
     Args:
         h: Of batch shape (n,).
         fmt: The format.
-        exponent: Of the power of two that the values are scaled by.
+        exponent: log2 of the scale of the values.
 
     Returns:
         (n,): ‖rounded − x‖ / ‖x‖, an estimate; infinite where a value overflows, 0 where there are
@@ -96,9 +96,9 @@ def operation_errors(
     """The rounding errors of recorded operations, the largest first.
 
     Args:
-        operations: Of any steps and ranks, as ``Run.operations`` reads them.
+        operations: Operations of any steps and ranks, as ``Run.operations`` reads them.
         fmt: The format.
-        exponent: Of the loss scale, which gradients carry.
+        exponent: log2 of the loss scale, which gradients carry.
     """
     forward_of = {(op.rank, op.step, op.index): op for op in operations}
     places: list[tuple[tuple[Any, ...], bool]] = []

@@ -1,17 +1,17 @@
 """Rules over operation records: which operations must stay in FP32, each with its numbers.
 
-A rule looks at what a tensor *held* in the FP32 recording and at the precision it *would be stored
-in* (see ``operation_graph``). Only what happens in storage counts: a Tensor Core, and PyTorch's
-reductions on every device, add in FP32 whatever they read, so the length of a sum is no fault by
-itself; its stored result may be.
+A rule uses the values that a tensor *held* in the FP32 recording and the precision it *would be stored
+in* (see ``graph``). Only storage counts: Tensor Cores, and PyTorch's reductions on every device,
+accumulate in FP32 whatever they read, so a long sum is not a problem in itself; its stored result may
+be.
 
 * ``overflow``: a result leaves the format's range (products, powers, sums, exponentials, norms).
 * ``mask-fill``: a number the format cannot hold is filled in.
 * ``vanishing``: values become 0 that are divided by, or whose logarithm or root is taken: an
   epsilon of 1e-8, a variance of 1e-9.
 * ``cancellation``: a difference of nearly equal numbers is mostly rounding error.
-* ``swallowed``: small numbers are added to one so large that they leave it as it was: in a running
-  sum, or before a logarithm.
+* ``swallowed``: small numbers are added to one so large that it does not change: in a running sum, or
+  before a logarithm.
 * ``gradient-overflow``: a backward operation leaves the range at the plan's loss scale.
 """
 
@@ -37,11 +37,11 @@ Code = Literal[
 CoveredBy = Literal["", "lists", "neighbours"]
 
 WRONG = 0.1
-"""A difference whose stored result is off by this share of its norm has lost its meaning."""
+"""A difference whose stored result is off by this share of its norm is useless."""
 SWALLOWED = 0.5
-"""So many of the additions must change nothing before a running sum is called stuck."""
+"""Share of additions without effect from which a running sum counts as stuck."""
 RUNNING = 8
-"""Additions in a row that make a running sum."""
+"""Number of consecutive additions that make a running sum."""
 _DEPTH = 8
 
 _SINGULAR = {
@@ -55,7 +55,7 @@ _FILLS = frozenset({"masked_fill", "masked_fill_", "fill", "fill_"})
 
 @dataclass(frozen=True)
 class OperationFinding:
-    """An operation that must stay in FP32, or be written otherwise.
+    """An operation that must stay in FP32 or be rewritten.
 
     Attributes:
         code: The rule.
@@ -66,7 +66,7 @@ class OperationFinding:
         reason: One sentence with the recorded numbers.
         fix: What to do.
         without: What happens without it.
-        covered: It does no harm under the operation policy, only where everything is low.
+        covered: It is harmless under the operation policy, and harmful only if everything is low.
         covered_by: ``lists``: the policy computes it, or what it reads, in FP32; ``neighbours``: it
             is on no list, but what it reads comes from outside in FP32, or what reads it is FP32;
             empty where it is not covered.
@@ -91,17 +91,17 @@ class OperationFinding:
 
     @property
     def place(self) -> str:
-        """Module, or the line where there is none."""
+        """The module, or the line if there is none."""
         return self.module or self.where or "(the training loop)"
 
 
-Found = tuple[int, OperationFinding]
+IndexedFinding = tuple[int, OperationFinding]
 
 
 def overflows(
     graph: StepGraph, low: Mapping[int, bool], target: FloatFormat, policy: bool
-) -> Iterator[Found]:
-    """Results, and numbers filled in, that leave the format's range."""
+) -> Iterator[IndexedFinding]:
+    """Find results and fill values that leave the format's range."""
     for op in graph.operations:
         if op.node:
             continue
@@ -131,7 +131,7 @@ def overflows(
 
 
 def _fill(op: Operation, target: FloatFormat) -> float | None:
-    """A number filled in that the format cannot hold, but a dtype's own limit, which follows it."""
+    """A fill value that the format cannot hold; a dtype's own limit adapts to the dtype and is fine."""
     value = op.scalars.get("value")
     if op.op not in _FILLS or not isinstance(value, (int, float)):
         return None
@@ -152,7 +152,7 @@ def _instead_of_product(op: Operation, target: FloatFormat) -> str:
 def _overflow(
     op: Operation, t: TensorRecord, count: int, target: FloatFormat, *, read_only: bool
 ) -> OperationFinding:
-    """The finding of an operation; ``count`` values of the tensor leave the range."""
+    """The finding for an operation of which ``count`` result or input values leave the range."""
     evidence: dict[str, Any] = {
         "absmax": t.absmax,
         "overflow": count,
@@ -177,24 +177,24 @@ def _overflow(
     return _finding(
         op,
         "overflow",
-        f"{told}, past {target.label}'s largest value {target.max:g}",
+        f"{told}, beyond {target.label}'s largest value {target.max:g}",
         fix,
-        f"{count:,} of {t.numel:,} values become infinite, and the loss NaN or Inf",
+        f"{count:,} of {t.numel:,} values become infinite, and the loss becomes NaN or Inf",
         evidence,
     )
 
 
 def vanishing(
     graph: StepGraph, low: Mapping[int, bool], target: FloatFormat, _policy: bool
-) -> Iterator[Found]:
-    """Values that become 0 and are divided by, or whose logarithm or root is taken."""
+) -> Iterator[IndexedFinding]:
+    """Find values that become 0 and are divided by, or whose logarithm or root is taken."""
     for op in graph.operations:
         name = _singular_argument(op)
         t = op.input(name) if name else None
         if op.node or t is None or not low[t.tensor] or not graph.lost(t, target):
             continue
         if op.op.startswith("sqrt") and not graph.backward.get(op.index):
-            continue  # the root of 0 is 0: only its slope is not finite
+            continue  # the root of 0 is 0; only its slope is infinite
         at = graph.producer(t)
         origin = op if at is None else at
         epsilon = _epsilon(origin, target)
@@ -236,7 +236,7 @@ def _singular_argument(op: Operation) -> str | None:
 
 
 def _epsilon(op: Operation, target: FloatFormat) -> float | None:
-    """A number added or clamped to that the format turns into 0."""
+    """A constant, added or used as a lower bound, that the format turns into 0."""
     for name in ("other", "min"):
         value = op.scalars.get(name)
         if isinstance(value, float) and 0 < value <= 2.0**target.zero_exponent:
@@ -247,7 +247,7 @@ def _epsilon(op: Operation, target: FloatFormat) -> float | None:
 def _low_sources(
     graph: StepGraph, op: Operation, low: Mapping[int, bool], target: FloatFormat
 ) -> list[Operation]:
-    """An operation and those before it that would store the vanished values themselves."""
+    """An operation and those before it that would themselves store the vanished values."""
     found, waiting = {op.index: op}, [op]
     while waiting and len(found) < _DEPTH:
         for t in waiting.pop().inputs:
@@ -262,8 +262,8 @@ def _low_sources(
 
 def differences(
     graph: StepGraph, low: Mapping[int, bool], target: FloatFormat, _policy: bool
-) -> Iterator[Found]:
-    """Differences of nearly equal numbers, mostly rounding error."""
+) -> Iterator[IndexedFinding]:
+    """Find differences of nearly equal numbers, which are mostly rounding error."""
     for op in graph.operations:
         error = op.facts.get(f"error_{target.name}")
         ratio = op.facts.get("result_over_operand", 1.0)
@@ -285,7 +285,7 @@ def differences(
                     "cancellation",
                     reason,
                     f"{one.op} in FP32, or a form without the subtraction (torch.var, centre first)",
-                    "the result is noise; a variance so computed may be 0 or negative",
+                    "the result is noise; a variance computed this way may be 0 or negative",
                     {**evidence, "subtraction": op.where},
                 ),
             )
@@ -296,8 +296,8 @@ def _before(
 ) -> list[Operation]:
     """The operations whose rounding makes a difference wrong, back to the last product.
 
-    A sum's small addends bring small errors: what reaches the difference at a size whose rounding
-    is less than ``WRONG`` of the result is not followed.
+    Small addends of a sum contribute small errors: a value whose rounding error is less than ``WRONG``
+    of the result is not followed.
     """
     found: dict[int, Operation] = {}
     size = max(t.absmax for t in operands)
@@ -321,8 +321,8 @@ def _before(
 
 def running_sums(
     graph: StepGraph, low: Mapping[int, bool], target: FloatFormat, _policy: bool
-) -> Iterator[Found]:
-    """Running sums, and sums before a logarithm, that small numbers leave as they were."""
+) -> Iterator[IndexedFinding]:
+    """Find running sums, and sums before a logarithm, that small addends do not change."""
     length: dict[int, int] = {}
     for op in graph.operations:
         if op.node or op.op not in _SUMS:
@@ -338,7 +338,7 @@ def running_sums(
         lost = 0.0 if logarithm is None else _share_of_logarithm(op, logarithm)
         if lost >= WRONG:
             told = (
-                f"{share:.0%} of what is added is lost beside the larger operand, and with it "
+                f"{share:.0%} of the added values are lost beside the larger operand, and with them "
                 f"{min(1.0, lost):.0%} of the logarithm that follows"
             )
             fix = "torch.log1p(x) instead of log(1 + x), or FP32"
@@ -349,7 +349,7 @@ def running_sums(
                 f"{share:.0%} of its elements"
             )
             fix = "keep the running sum in FP32, or add in pairs"
-            without = "the sum stands still"
+            without = "the sum stops growing"
         else:
             continue
         large, small = op.outputs[0].absmax, min(t.absmax for t in op.inputs)
@@ -373,9 +373,9 @@ def running_sums(
 
 
 def _share_of_logarithm(op: Operation, logarithm: Operation) -> float:
-    """What a sum's smaller operand is to the sum, over the logarithm of that sum.
+    """The smaller operand's share of a sum, relative to the logarithm of that sum.
 
-    log(s + b) − log(s) is about b / s: all of log(1 + x) at small x, next to nothing of log(20).
+    log(s + b) − log(s) is about b / s: all of log(1 + x) at small x, almost nothing of log(20).
     """
     sizes = [_rms(t) for t in op.inputs if t.counted]
     numbers = (op.scalars.get("other"), op.scalars.get("self"))
@@ -385,7 +385,7 @@ def _share_of_logarithm(op: Operation, logarithm: Operation) -> float:
 
 
 def _rms(t: TensorRecord) -> float:
-    """Root of the mean square of a tensor's values, by its histogram."""
+    """Root mean square of a tensor's values, by its histogram."""
     return float(np.sqrt(float(t.histogram.energy().value) / max(1, t.numel)))
 
 
@@ -396,8 +396,8 @@ def _same_line(graph: StepGraph, t: TensorRecord, op: Operation) -> bool:
 
 def gradients(
     graph: StepGraph, low: Mapping[int, bool], target: FloatFormat, scale: float
-) -> Iterator[Found]:
-    """Backward intermediates past the range; what modules and weights see, the scale respects."""
+) -> Iterator[IndexedFinding]:
+    """Find backward intermediates beyond the range; the loss scale considers only final gradients."""
     for op in graph.operations:
         if not op.node or op.forward < 0:
             continue
@@ -413,7 +413,7 @@ def gradients(
                         f"its backward pass ({op.op}) reaches {t.absmax:.3g}"
                         + (f" times the loss scale {factor:g}" if factor != 1 else ""),
                         f"{forward.op} in FP32",
-                        "each such step is skipped, and the loss scale falls",
+                        "every such step is skipped, and the loss scale falls",
                         {"absmax": t.absmax, "scale": factor, "backward": op.op},
                     ),
                 )
@@ -438,4 +438,4 @@ def _finding(
 
 
 RULES = (overflows, vanishing, differences, running_sums)
-"""Those of the forward pass, which ask nothing of the loss scale; ``gradients`` does."""
+"""The rules of the forward pass, which do not depend on the loss scale; ``gradients`` does."""

@@ -28,7 +28,7 @@ from mpdiag.plan import LossScalePlan, Need
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from mpdiag.analysis.evidence import Evidence
+    from mpdiag.analysis.run_statistics import RunStatistics
 
 NEEDED = 0.25
 """Share of Σ|g| that the worst layer loses, late in training, from which a scale is *needed*.
@@ -106,7 +106,7 @@ class LossScaleAnalysis:
 
 
 def analyze_loss_scale(
-    evidence: Evidence, layers: Layers, target: FloatFormat = FP16
+    evidence: RunStatistics, layers: Layers, target: FloatFormat = FP16
 ) -> LossScaleAnalysis:
     """Decide on a loss scale from recorded gradients.
 

@@ -12,15 +12,12 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from mpdiag.recording.counting import cpu
+from mpdiag.recording.counting import layout
 from mpdiag.recording.counting.rows import RawRows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-_INFINITY = 0x7F800000
-_OVERFLOW = 0x477FF000  # 65520.0
-_MAGNITUDE = 0x7FFFFFFF
 _PORTION = 1 << 24
 """Weight updates are compared in portions, so that temporaries stay small."""
 
@@ -44,10 +41,10 @@ class DeviceRows:
         self._tally = tally or best_tally(device)
         self._used = 0
         self._updates = 0
-        self._counts = self._zeros(capacity, cpu.RAW)
+        self._counts = self._zeros(capacity, layout.RAW)
         self._extremes = self._no_extremes(capacity)
-        self._facts = self._zeros(capacity, cpu.UPDATE)
-        self._ratios = self._zeros(capacity, cpu.RAW)
+        self._facts = self._zeros(capacity, layout.UPDATE)
+        self._ratios = self._zeros(capacity, layout.RAW)
 
     def _zeros(self, rows: int, columns: int) -> torch.Tensor:
         return torch.zeros(rows, columns, dtype=torch.int64, device=self.device)
@@ -59,18 +56,18 @@ class DeviceRows:
 
     @torch.no_grad()
     def count(self, values: torch.Tensor, repeat: int = 1, zeros: int = 0) -> int:
-        """See ``counting.Rows``."""
+        """See ``rows.Rows``."""
         row = self._new_row()
         self._count_into(row, values)
         if repeat != 1:
             self._counts[row] *= repeat
         if zeros:
-            self._counts[row, cpu.ZEROS] += zeros
+            self._counts[row, layout.ZEROS] += zeros
         return row
 
     @torch.no_grad()
     def count_update(self, before: torch.Tensor, after: torch.Tensor) -> tuple[int, int, int]:
-        """See ``counting.Rows``."""
+        """See ``rows.Rows``."""
         weight_row, update_row = self._new_row(), self._new_row()
         fact = self._new_update()
         for start in range(0, before.numel(), _PORTION):
@@ -85,7 +82,7 @@ class DeviceRows:
         return weight_row, update_row, fact
 
     def read(self) -> RawRows:
-        """See ``counting.Rows``: the one place that waits for the device."""
+        """See ``rows.Rows``: the one place that waits for the device."""
         used, updates = self._used, self._updates
         facts = self._facts[:updates].to("cpu", copy=True).numpy()
         raw_ratios = self._ratios[:updates].to("cpu", copy=True).numpy()
@@ -97,7 +94,7 @@ class DeviceRows:
         )
 
     def clear(self) -> None:
-        """See ``counting.Rows``."""
+        """See ``rows.Rows``."""
         used, updates = self._used, self._updates
         self._counts[:used] = 0
         self._extremes[:used] = self._no_extremes(used)
@@ -123,7 +120,7 @@ class DeviceRows:
     def _new_row(self) -> int:
         if self._used == len(self._counts):
             more = len(self._counts)
-            self._counts = torch.cat([self._counts, self._zeros(more, cpu.RAW)])
+            self._counts = torch.cat([self._counts, self._zeros(more, layout.RAW)])
             self._extremes = torch.cat([self._extremes, self._no_extremes(more)])
         self._used += 1
         return self._used - 1
@@ -131,8 +128,8 @@ class DeviceRows:
     def _new_update(self) -> int:
         if self._updates == len(self._facts):
             more = len(self._facts)
-            self._facts = torch.cat([self._facts, self._zeros(more, cpu.UPDATE)])
-            self._ratios = torch.cat([self._ratios, self._zeros(more, cpu.RAW)])
+            self._facts = torch.cat([self._facts, self._zeros(more, layout.UPDATE)])
+            self._ratios = torch.cat([self._ratios, self._zeros(more, layout.RAW)])
         self._updates += 1
         return self._updates - 1
 
@@ -145,7 +142,7 @@ def update_facts(weights: torch.Tensor, delta: torch.Tensor) -> torch.Tensor:
         delta: float32 (n,), the change.
 
     Returns:
-        int64 (``cpu.UPDATE``,), on the same device.
+        int64 (``layout.UPDATE``,), on the same device.
     """
     changed = delta != 0
     w16, d16 = weights.half(), delta.half()
@@ -174,7 +171,7 @@ def as_float32(values: torch.Tensor) -> torch.Tensor:
     head = torch.where(exponent < -126, 1, head)
     head = torch.where(exponent > 127, 0x7F7FFFFF, head)
     head = torch.where(bits == 0, 0, head)
-    special = torch.where((bits & 0x000FFFFFFFFFFFFF) != 0, 0x7FC00000, _INFINITY)
+    special = torch.where((bits & 0x000FFFFFFFFFFFFF) != 0, 0x7FC00000, layout.INFINITY)
     head = torch.where(exponent == 1024, special, head)
     return head.to(torch.int32).view(torch.float32)
 
@@ -184,22 +181,22 @@ def torch_tally(values: torch.Tensor, counts: torch.Tensor, extremes: torch.Tens
 
     Args:
         values: float32 (n,), n > 0.
-        counts: int64 (``cpu.RAW``,), added to.
+        counts: int64 (``layout.RAW``,), added to.
         extremes: float64 (2,), updated.
     """
-    bits = values.view(torch.int32) & _MAGNITUDE
-    index = ((bits - 1) >> 21) & 1023  # zeros wrap to 1023
-    table = torch.zeros(1024, dtype=torch.int64, device=values.device)
+    bits = values.view(torch.int32) & layout.MAGNITUDE
+    index = ((bits - 1) >> 21) & (layout.TABLE - 1)  # zeros wrap to 1023
+    table = torch.zeros(layout.TABLE, dtype=torch.int64, device=values.device)
     table.index_add_(0, index, torch.ones_like(index, dtype=torch.int64))
-    nans, infs, zeros = bits > _INFINITY, bits == _INFINITY, bits == 0
+    nans, infs, zeros = bits > layout.INFINITY, bits == layout.INFINITY, bits == 0
     finite = ~(nans | infs)
-    counts[: cpu.QUARTERS] += table[: cpu.QUARTERS]
-    counts[cpu.QUARTERS - 1] -= infs.sum()
-    counts[cpu.ZEROS] += zeros.sum()
-    counts[cpu.SUBNORMALS] += ((bits > 0) & (bits < 0x00800000)).sum()
-    counts[cpu.INFS] += infs.sum()
-    counts[cpu.NANS] += nans.sum()
-    counts[cpu.FP16_OVERFLOW] += (finite & (bits >= _OVERFLOW)).sum()
+    counts[: layout.QUARTERS] += table[: layout.QUARTERS]
+    counts[layout.QUARTERS - 1] -= infs.sum()
+    counts[layout.ZEROS] += zeros.sum()
+    counts[layout.SUBNORMALS] += ((bits > 0) & (bits <= layout.LARGEST_SUBNORMAL)).sum()
+    counts[layout.INFS] += infs.sum()
+    counts[layout.NANS] += nans.sum()
+    counts[layout.FP16_OVERFLOW] += (finite & (bits >= layout.OVERFLOW)).sum()
     magnitude = torch.where(finite, values.abs(), 0.0)
     extremes[0] = torch.maximum(extremes[0], magnitude.max().double())
     nonzero = torch.where(magnitude > 0, magnitude, torch.inf)
@@ -219,9 +216,9 @@ def best_tally(device: torch.device) -> Callable[[torch.Tensor, torch.Tensor, to
 
 
 def _ratio_bins(raw: np.ndarray) -> np.ndarray:
-    """Raw rows of |w|/|Δw| to the columns of ``cpu.RATIO_BINS``."""
-    counts = raw[:, : cpu.QUARTERS].reshape(len(raw), cpu.QUARTERS // 4, 4).sum(-1)
-    bins = np.zeros((len(raw), cpu.RATIO_BINS), np.int64)
-    first = -127 - cpu.RATIO_FIRST
+    """Raw rows of |w|/|Δw| to the columns of ``layout.RATIO_BINS``."""
+    counts = raw[:, : layout.QUARTERS].reshape(len(raw), layout.QUARTERS // 4, 4).sum(-1)
+    bins = np.zeros((len(raw), layout.RATIO_BINS), np.int64)
+    first = -127 - layout.RATIO_FIRST
     bins[:, first : first + counts.shape[1]] = counts
     return bins

@@ -1,8 +1,7 @@
-"""Counting tensors where they live, into raw rows that a flush turns into histograms.
+"""Counting on the host, and which counter a device gets.
 
-A raw row is a table of quarters of powers of two plus a few rare counts (``cpu.RAW`` integers). On
-the CPU rows are numpy arrays filled by Numba kernels; on an accelerator they are one device tensor
-filled by Triton, or by plain torch operations, without waiting for the device until ``read``.
+On the CPU raw rows are numpy arrays filled by Numba kernels; on an accelerator they are one device
+tensor filled by Triton, or by plain torch operations, without waiting for the device until ``read``.
 Counts are integers, so every way of splitting the work gives the same result.
 """
 
@@ -18,11 +17,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from mpdiag.recording.counting import cpu
-from mpdiag.recording.counting.rows import Packed, RawRows, Rows
+from mpdiag.recording.counting import layout, numba_kernels
+from mpdiag.recording.counting.rows import RawRows, Rows
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from numpy.typing import NDArray
 
@@ -36,45 +35,46 @@ def rows_on(device: torch.device) -> Rows:
     return DeviceRows(device)
 
 
-# -- memory layout ---------------------------------------------------------------------------------
+class Packed:
+    """Rows of counts that are zero but for one stretch, which is kept alone.
 
-
-def flat_values(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
-    """The stored values of a strided tensor as a flat, dense one, and how often each stands.
-
-    Order does not matter to a count, so a transposed tensor is read in memory order, and a
-    dimension expanded by stride 0 (the gradient of ``sum()``) is read once. Only overlapping or
-    gappy layouts are copied.
+    A tensor spans some 25 of FP32's 255 powers of two: a model of thousands of layers would
+    otherwise hold, fault in and clear 8 KB for each of its tensors in each step.
 
     Args:
-        tensor: Any shape and strides, real, floating point.
-
-    Returns:
-        A tensor (n,) that shares memory where possible, and the factor its counts need.
+        width: Length of a row.
+        tail: So many entries at a row's end are kept whatever they are.
     """
-    if tensor.is_contiguous():
-        return tensor.view(-1), 1
-    repeat = 1
-    dims = []
-    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
-        if stride == 0:
-            repeat *= size
-        elif size != 1:
-            dims.append((stride, size))
-    expected = 1
-    for stride, size in sorted(dims):
-        if stride != expected:
-            break
-        expected *= size
-    else:
-        return tensor.as_strided((expected,), (1,)), repeat
-    if repeat > 1:
-        narrow = tuple(0 if stride == 0 else slice(None) for stride in tensor.stride())
-        return tensor[narrow].reshape(-1), repeat
-    return tensor.reshape(-1), 1
 
+    def __init__(self, width: int, tail: int = 0) -> None:
+        self._width = width
+        self._tail = tail
+        self._rows: list[tuple[int, NDArray[np.int64], NDArray[np.int64], Any]] = []
 
-# -- the host --------------------------------------------------------------------------------------
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def append(self, row: NDArray[np.int64], beside: Any = None) -> int:
+        """Keep a row, int64 (width,), and what belongs to it; returns its number."""
+        body = self._width - self._tail
+        first, stop = numba_kernels.occupied(row, body)
+        self._rows.append((first, row[first:stop].copy(), row[body:].copy(), beside))
+        return len(self._rows) - 1
+
+    def beside(self) -> list[Any]:
+        """What belongs to each row, in their order."""
+        return [row[3] for row in self._rows]
+
+    def __getitem__(self, indices: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
+        """Some rows as they were, int64 (n, width)."""
+        rows = np.zeros((len(indices), self._width), np.int64)
+        body = self._width - self._tail
+        for row, i in zip(rows, indices, strict=True):
+            first, stretch, tail, _ = self._rows[i]
+            row[first : first + len(stretch)] = stretch
+            row[body:] = tail
+        return rows
+
 
 _SHARED = 1 << 21
 """Tensors of this many values and more are counted by several threads."""
@@ -89,27 +89,30 @@ class HostRows:
 
     def count(self, values: torch.Tensor, repeat: int = 1, zeros: int = 0) -> int:
         """See ``Rows``. float32, bfloat16 and float64 are read in place, others as float32."""
-        counts = np.zeros(cpu.RAW, np.int64)
+        counts = np.zeros(layout.RAW, np.int64)
         kernel, values, dtype = _counter(values)
         bits = _array(values, dtype)
-        extremes = cpu.empty_extremes(wide=bits.dtype == np.uint64)
+        extremes = numba_kernels.empty_extremes(wide=bits.dtype == np.uint64)
         if bits.size < _SHARED:
             kernel(bits, counts, extremes)
         else:
             _count_shared(kernel, bits, counts, extremes)
         if repeat != 1:
             counts *= repeat
-        counts[cpu.ZEROS] += zeros
+        counts[layout.ZEROS] += zeros
         return self._counts.append(counts, _decoded(extremes))
 
     def count_update(self, before: torch.Tensor, after: torch.Tensor) -> tuple[int, int, int]:
         """See ``Rows``. Both are flat, dense, of equal length and layout."""
-        weights, updates = np.zeros(cpu.RAW, np.int64), np.zeros(cpu.RAW, np.int64)
-        facts = np.zeros(cpu.UPDATE, np.int64)
-        ratios = np.zeros(cpu.RATIO_BINS, np.int64)
-        weight_extremes, update_extremes = cpu.empty_extremes(), cpu.empty_extremes()
+        weights, updates = np.zeros(layout.RAW, np.int64), np.zeros(layout.RAW, np.int64)
+        facts = np.zeros(layout.UPDATE, np.int64)
+        ratios = np.zeros(layout.RATIO_BINS, np.int64)
+        weight_extremes, update_extremes = (
+            numba_kernels.empty_extremes(),
+            numba_kernels.empty_extremes(),
+        )
         before, after = before.float(), after.float()
-        cpu.count_update(
+        numba_kernels.count_update(
             _array(before, np.float32),
             _array(after, np.float32),
             weights,
@@ -130,14 +133,14 @@ class HostRows:
         return RawRows(
             counts=self._counts,
             extremes=np.array(self._counts.beside(), np.float64).reshape(-1, 2),
-            facts=np.array(self._ratios.beside(), np.int64).reshape(-1, cpu.UPDATE),
+            facts=np.array(self._ratios.beside(), np.int64).reshape(-1, layout.UPDATE),
             ratios=self._ratios,
         )
 
     def clear(self) -> None:
         """See ``Rows``."""
-        self._counts = Packed(cpu.RAW, tail=cpu.RAW - cpu.QUARTERS)
-        self._ratios = Packed(cpu.RATIO_BINS)
+        self._counts = Packed(layout.RAW, tail=layout.RAW - layout.QUARTERS)
+        self._ratios = Packed(layout.RATIO_BINS)
 
 
 def _counter(
@@ -145,17 +148,17 @@ def _counter(
 ) -> tuple[Callable[..., None], torch.Tensor, type[np.unsignedinteger[Any]]]:
     """The kernel for these values, the values as it reads them, and the type of their bits."""
     if values.dtype == torch.bfloat16:
-        return cpu.count_bfloat16, values, np.uint16
+        return numba_kernels.count_bfloat16, values, np.uint16
     if values.dtype == torch.float64:
-        return cpu.count_float64, values, np.uint64
-    return cpu.count_float32, values.float(), np.uint32
+        return numba_kernels.count_float64, values, np.uint64
+    return numba_kernels.count_float32, values.float(), np.uint32
 
 
 def _array(values: torch.Tensor, dtype: type[np.generic]) -> NDArray[Any]:
     """A flat, dense tensor's memory as an array; it must not outlive the tensor.
 
-    Not by ``Tensor.numpy``, which forbids for ever to resize the storage: FSDP frees its gathered
-    weights so.
+    ``Tensor.numpy`` would make the storage impossible to resize from then on, and FSDP frees its
+    gathered weights that way.
     """
     size = values.numel() * values.element_size()
     if size == 0:
@@ -202,7 +205,10 @@ def _count_shared(
     last = -(-bits.size // _PORTION)
 
     def work() -> tuple[NDArray[np.int64], NDArray[Any]]:
-        mine, edges = np.zeros(cpu.RAW, np.int64), cpu.empty_extremes(bits.dtype == np.uint64)
+        mine, edges = (
+            np.zeros(layout.RAW, np.int64),
+            numba_kernels.empty_extremes(bits.dtype == np.uint64),
+        )
         while (i := next(portions)) < last:
             kernel(bits[i * _PORTION : (i + 1) * _PORTION], mine, edges)
         return mine, edges

@@ -8,54 +8,18 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from mpdiag.numerics.histograms import BINS, MIN_EXPONENT, ExponentHistogram
-from mpdiag.recording.counting import cpu
+from mpdiag.recording.counting import layout
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     import torch
     from numpy.typing import NDArray
 
 
-class Packed:
-    """Rows of counts that are zero but for one stretch, which is kept alone.
+class Table(Protocol):
+    """Rows of integers, of which some can be taken by number: an array, or a packed one."""
 
-    A tensor spans some 25 of FP32's 255 powers of two: a model of thousands of layers would
-    otherwise hold, fault in and clear 8 KB for each of its tensors in each step.
-
-    Args:
-        width: Length of a row.
-        tail: So many entries at a row's end are kept whatever they are.
-    """
-
-    def __init__(self, width: int, tail: int = 0) -> None:
-        self._width = width
-        self._tail = tail
-        self._rows: list[tuple[int, NDArray[np.int64], NDArray[np.int64], Any]] = []
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    def append(self, row: NDArray[np.int64], beside: Any = None) -> int:
-        """Keep a row, int64 (width,), and what belongs to it; returns its number."""
-        body = self._width - self._tail
-        first, stop = cpu.occupied(row, body)
-        self._rows.append((first, row[first:stop].copy(), row[body:].copy(), beside))
-        return len(self._rows) - 1
-
-    def beside(self) -> list[Any]:
-        """What belongs to each row, in their order."""
-        return [row[3] for row in self._rows]
-
-    def __getitem__(self, indices: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
-        """Some rows as they were, int64 (n, width)."""
-        rows = np.zeros((len(indices), self._width), np.int64)
-        body = self._width - self._tail
-        for row, i in zip(rows, indices, strict=True):
-            first, stretch, tail, _ = self._rows[i]
-            row[first : first + len(stretch)] = stretch
-            row[body:] = tail
-        return rows
+    def __getitem__(self, indices: Any, /) -> NDArray[np.int64]:
+        """Some rows, int64 (n, width)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,16 +27,16 @@ class RawRows:
     """Counted rows, read to the host.
 
     Attributes:
-        counts: int64 (n, ``cpu.RAW``).
+        counts: int64 (n, ``layout.RAW``).
         extremes: float64 (n, 2): largest and smallest non-zero finite |x|; 0 and infinity if none.
-        facts: int64 (m, ``cpu.UPDATE``), of m weight updates.
-        ratios: int64 (m, ``cpu.RATIO_BINS``).
+        facts: int64 (m, ``layout.UPDATE``), of m weight updates.
+        ratios: int64 (m, ``layout.RATIO_BINS``).
     """
 
-    counts: NDArray[np.int64] | Packed
+    counts: Table
     extremes: NDArray[np.float64]
     facts: NDArray[np.int64]
-    ratios: NDArray[np.int64] | Packed
+    ratios: Table
 
     def merged(self, groups: list[list[int]]) -> ExponentHistogram:
         """A stack of histograms, each the sum of the raw rows its group names."""
@@ -93,21 +57,21 @@ _BIN_SCALES = np.exp2(np.arange(MIN_EXPONENT, MIN_EXPONENT + BINS, dtype=np.floa
 def _histograms(
     raw: NDArray[np.int64], highest: NDArray[np.float64], lowest: NDArray[np.float64]
 ) -> ExponentHistogram:
-    quarters = raw[:, : cpu.QUARTERS].reshape(len(raw), BINS, 4)
+    quarters = raw[:, : layout.QUARTERS].reshape(len(raw), BINS, 4)
     counts = quarters.sum(-1)
     sums = (quarters @ _QUARTER_MIDDLES) * _BIN_SCALES
     # The lowest bin was counted together with the subnormals; what remains is 2^-126 itself.
-    counts[:, 0] -= raw[:, cpu.SUBNORMALS]
+    counts[:, 0] -= raw[:, layout.SUBNORMALS]
     sums[:, 0] = counts[:, 0] * 2.0**-126
     return ExponentHistogram(
         first=MIN_EXPONENT,
         counts=counts,
         sums=sums,
-        zeros=raw[:, cpu.ZEROS],
-        subnormals=raw[:, cpu.SUBNORMALS],
-        infs=raw[:, cpu.INFS],
-        nans=raw[:, cpu.NANS],
-        fp16_overflow=raw[:, cpu.FP16_OVERFLOW],
+        zeros=raw[:, layout.ZEROS],
+        subnormals=raw[:, layout.SUBNORMALS],
+        infs=raw[:, layout.INFS],
+        nans=raw[:, layout.NANS],
+        fp16_overflow=raw[:, layout.FP16_OVERFLOW],
         absmax=highest,
         absmin=lowest,
     )

@@ -6,15 +6,15 @@ import torch
 import triton
 import triton.language as tl
 
-from mpdiag.recording.counting import cpu
+from mpdiag.recording.counting import layout
 
 _BLOCK = 4096
-_SUBNORMALS = tl.constexpr(cpu.SUBNORMALS)
-_ZEROS = tl.constexpr(cpu.ZEROS)
-_INFS = tl.constexpr(cpu.INFS)
-_NANS = tl.constexpr(cpu.NANS)
-_FP16_OVERFLOW = tl.constexpr(cpu.FP16_OVERFLOW)
-_QUARTERS = tl.constexpr(cpu.QUARTERS)
+_SUBNORMALS = tl.constexpr(layout.SUBNORMALS)
+_ZEROS = tl.constexpr(layout.ZEROS)
+_INFS = tl.constexpr(layout.INFS)
+_NANS = tl.constexpr(layout.NANS)
+_FP16_OVERFLOW = tl.constexpr(layout.FP16_OVERFLOW)
+_QUARTERS = tl.constexpr(layout.QUARTERS)
 
 
 @triton.jit

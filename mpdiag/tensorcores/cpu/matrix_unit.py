@@ -1,9 +1,8 @@
-"""The same question on a CPU: how much of the time went through its matrix unit (AMX)?
+"""How much of the time a CPU spent in its matrix unit (AMX).
 
-Two sources are joined. torch.profiler says how long every operator took and with which shapes: the
-denominator. oneDNN's log names the implementation of each primitive: the witness. They meet by
-shape and dtype. What the log leaves out stays unknown, unless no matrix unit could have done it:
-FP32 products go to MKL, and AMX has no FP32.
+Two sources are joined by shape and dtype: torch.profiler says how long every operator took, and
+oneDNN's log names the implementation of each primitive. An operation missing from the log stays
+unknown, unless the matrix unit cannot have computed it: FP32 products go to MKL, and AMX has no FP32.
 """
 
 from __future__ import annotations
@@ -13,35 +12,36 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mpdiag.display.wording import counted
 from mpdiag.tensorcores.amdahl import speedup
-from mpdiag.tensorcores.cpu.onednn import Log
+from mpdiag.tensorcores.cpu.onednn import OnednnLog
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mpdiag.tensorcores.cpu.onednn import Primitive
     from mpdiag.tensorcores.cpu.operators import OperatorTime
-    from mpdiag.tensorcores.work.operation import MatrixWork
+    from mpdiag.tensorcores.work.traced_operation import MatrixWork
 
 SCHEMA_VERSION = 1
-NO_LOG = Log(None, None, (), 0)
-"""Where nothing was logged."""
+NO_LOG = OnednnLog(None, None, (), 0)
+"""An empty log."""
 AMX_DTYPES = frozenset({"bf16", "fp16", "int8"})
-"""What Intel's AMX multiplies: AMX-BF16 and AMX-INT8 since Sapphire Rapids, AMX-FP16 since Granite."""
+"""Dtypes of Intel's AMX: AMX-BF16 and AMX-INT8 since Sapphire Rapids, AMX-FP16 since Granite."""
 
 _VERDICT = {"matrix": "tensor_core", "vector": "cuda_core", "unknown": "unknown"}
 
 
 @dataclass(frozen=True)
 class CpuFacts:
-    """The CPU.
+    """What is known of the CPU.
 
     Attributes:
         name: Its model.
-        has_amx, has_avx512_bf16: What it can do; None where torch does not tell.
-        isa: What oneDNN found, in its words.
-        onednn: Its version.
-        threads: That torch computes with.
+        has_amx, has_avx512_bf16: Its instruction sets; None where torch does not say.
+        isa: The instruction set that oneDNN detected, in its own words.
+        onednn: oneDNN's version.
+        threads: Number of threads that torch computes with.
     """
 
     name: str
@@ -54,7 +54,7 @@ class CpuFacts:
 
 @dataclass(frozen=True)
 class CpuOperation:
-    """An operation with its verdict, in the words of a GPU's profile."""
+    """An operation with its verdict, in the terms of a GPU profile."""
 
     time: OperatorTime
     verdict: str
@@ -91,13 +91,13 @@ class CpuOperation:
 
 @dataclass(frozen=True)
 class CpuProfile:
-    """What ran where; ``to_json`` has the fields of a GPU's profile.
+    """What ran on the matrix unit; ``to_json`` has the same fields as a GPU profile.
 
     Attributes:
         device: The CPU.
         operations: Longest first.
-        primitives: Of the log.
-        steps: Steps measured.
+        primitives: All primitives in the log.
+        steps: Number of measured steps.
         findings: As documents: severity, code, message, evidence, fix.
     """
 
@@ -109,7 +109,7 @@ class CpuProfile:
 
     @property
     def time_us(self) -> float:
-        """Of all operators."""
+        """Time of all operators together."""
         return sum(o.time.time_us for o in self.operations)
 
     def fraction(self, verdict: str) -> float:
@@ -125,7 +125,7 @@ class CpuProfile:
 
     @property
     def verdict(self) -> str:
-        """One sentence."""
+        """The shares of operator time, in one sentence."""
         share = f"{self.tensor_core_fraction:.1%}".replace("%", " %")
         vector = f"{self.fraction('cuda_core'):.1%}".replace("%", " %")
         if self.device.has_amx is False:
@@ -134,7 +134,8 @@ class CpuProfile:
                 "its vector unit."
             )
         return (
-            f"{share} of operator time on the matrix unit (AMX), {vector} is matrix work elsewhere."
+            f"{share} of operator time is on the matrix unit (AMX), {vector} is matrix work "
+            "elsewhere."
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -172,15 +173,15 @@ class CpuProfile:
 
 
 def join(
-    times: Sequence[OperatorTime], log: Log, device: CpuFacts, *, steps: int = 0
+    times: Sequence[OperatorTime], log: OnednnLog, device: CpuFacts, *, steps: int = 0
 ) -> CpuProfile:
-    """Put operator times and the log together.
+    """Join operator times and oneDNN's log into a profile.
 
     Args:
-        times: Of the operators.
-        log: Of the same steps.
+        times: Times of the operators.
+        log: The log of the same steps.
         device: The CPU.
-        steps: How many steps these are.
+        steps: Number of steps.
     """
     known = _by_shape(log.primitives)
     whole = sum(t.time_us for t in times) or 1.0
@@ -188,7 +189,7 @@ def join(
     return CpuProfile(device, judged, log.primitives, steps, tuple(_findings(judged, log, device)))
 
 
-def cpu_facts(log: Log) -> CpuFacts:
+def cpu_facts(log: OnednnLog) -> CpuFacts:
     """This machine's CPU, as torch and the log know it."""
     import torch
 
@@ -207,7 +208,7 @@ def cpu_facts(log: Log) -> CpuFacts:
 
 
 def cpu_name() -> str:
-    """The CPU's model, as the system writes it."""
+    """The CPU's model name, as the operating system reports it."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -235,8 +236,8 @@ def _by_shape(primitives: Sequence[Primitive]) -> dict[_Key, Primitive]:
     return found
 
 
-def _witness(work: MatrixWork, known: dict[_Key, Primitive]) -> Primitive | None:
-    """The primitive that did a work; of a convolution's backward, the input gradient's half."""
+def _primitive_of(work: MatrixWork, known: dict[_Key, Primitive]) -> Primitive | None:
+    """The primitive that computed an operation; for a convolution's backward, the input gradient."""
     keys = [_key(work), _key(work, work.flops // 2)]
     if work.kind == "matmul":  # oneDNN may compute the transposed product
         flipped = (work.kind, work.n, work.m, work.k, work.batch, work.flops, work.dtype)
@@ -256,7 +257,7 @@ def _judge(
 def _verdict(o: OperatorTime, known: dict[_Key, Primitive], device: CpuFacts) -> tuple[str, str]:
     if o.work is None:
         return "other", "no matrix work"
-    primitive = _witness(o.work, known)
+    primitive = _primitive_of(o.work, known)
     if primitive is not None:
         return _VERDICT[primitive.unit], f"onednn: {primitive.implementation}"
     if device.has_amx is False:
@@ -270,12 +271,12 @@ def _cause(o: OperatorTime, verdict: str, device: CpuFacts) -> tuple[str, str]:
     if verdict == "other":
         return "outside", "torch.compile fuses what runs outside matrix products"
     if verdict in {"tensor_core", "unknown"}:
-        known = "" if verdict == "tensor_core" else "oneDNN's log says nothing of this operation"
+        known = "" if verdict == "tensor_core" else "oneDNN's log does not mention this operation"
         return ("none" if verdict == "tensor_core" else "unknown"), known
     if device.has_amx is False:
         better = ""
         if device.has_avx512_bf16 and o.work is not None and o.work.dtype == "fp32":
-            better = "; BF16 still doubles what its AVX-512 does at once"
+            better = "; BF16 still doubles the throughput of its AVX-512 unit"
         return "no_tensor_cores", f"this CPU has no matrix unit{better}"
     if o.work is not None and o.work.dtype not in AMX_DTYPES:
         return "dtype", "run it in BF16 (torch.autocast): AMX multiplies BF16, FP16 and INT8"
@@ -284,7 +285,9 @@ def _cause(o: OperatorTime, verdict: str, device: CpuFacts) -> tuple[str, str]:
     return "library_choice", "oneDNN chose its vector unit: try a larger batch or wider layers"
 
 
-def _findings(judged: Sequence[CpuOperation], log: Log, device: CpuFacts) -> list[dict[str, Any]]:
+def _findings(
+    judged: Sequence[CpuOperation], log: OnednnLog, device: CpuFacts
+) -> list[dict[str, Any]]:
     found = []
 
     def note(severity: str, code: str, message: str, fix: str, **evidence: Any) -> None:
@@ -310,7 +313,7 @@ def _findings(judged: Sequence[CpuOperation], log: Log, device: CpuFacts) -> lis
     could = [o for o in judged if o.cause == "dtype"]
     if device.has_amx and not used and could:
         message = (
-            f"{len(could)} kinds of matrix work are FP32, which the matrix unit cannot multiply"
+            f"{counted(len(could), 'matrix operation')} ran in a dtype that the matrix unit lacks"
         )
         note(
             "warning",
@@ -328,7 +331,7 @@ def _findings(judged: Sequence[CpuOperation], log: Log, device: CpuFacts) -> lis
 
 
 def _kernels(primitives: Sequence[Primitive]) -> list[dict[str, Any]]:
-    """Implementations, those of the most time first."""
+    """The implementations, longest total time first."""
     groups: dict[tuple[str, str, str | None, str], list[Primitive]] = {}
     for p in primitives:
         shape = "" if p.work is None else f"{p.work.m}x{p.work.n}x{p.work.k}"

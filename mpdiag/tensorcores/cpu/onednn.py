@@ -5,8 +5,8 @@ A line of ``ONEDNN_VERBOSE=1`` (oneDNN 3)::
     onednn_verbose,v1,primitive,exec,cpu,matmul,brg_matmul:avx10_1_512_amx,undef,
         src:bf16::blocked:ab::f0 wei:… dst:…,attr…,,32x1024:1024x4096,0.21
 
-Older versions leave out ``v1`` or ``primitive``. The log says nothing of products that MKL
-computes (FP32 ``Linear``) nor of attention.
+Older versions leave out ``v1`` or ``primitive``. The log does not include products that MKL
+computes (FP32 ``Linear``), nor attention.
 
 Source: *oneDNN Developer Guide*, Verbose Mode.
 """
@@ -24,7 +24,7 @@ from mpdiag.tensorcores.work.products import Direction, MatrixWork, convolution,
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-Unit = Literal["matrix", "vector", "unknown"]
+ExecutionUnit = Literal["matrix", "vector", "unknown"]
 
 PREFIX = "onednn_verbose,"
 _VECTOR = re.compile(r"avx|sse41|sve|asimd|neon|\bref\b|gemm|jit|simple")
@@ -37,14 +37,14 @@ _DIRECTIONS: dict[str, Direction] = {
 
 @dataclass(frozen=True)
 class Primitive:
-    """One executed primitive.
+    """A primitive that oneDNN executed.
 
     Attributes:
         kind: ``matmul``, ``convolution``, ``inner_product``, ``rnn``, ``reorder`` …
         implementation: Its name, such as ``"brg_matmul:avx512_core_bf16"``.
-        work: Its matrix work; None for what is none, or a shape this reader does not know.
-        dtype: Of the source, our name.
-        time_us: As the log measured it.
+        work: Its matrix work; None if it has none, or if this reader does not know its shape.
+        dtype: Of the source tensor, by mpdiag's name.
+        time_us: As measured by the log.
     """
 
     kind: str
@@ -54,8 +54,8 @@ class Primitive:
     time_us: float
 
     @property
-    def unit(self) -> Unit:
-        """The matrix unit (AMX), the vector unit, or a name that does not tell."""
+    def unit(self) -> ExecutionUnit:
+        """The matrix unit (AMX), the vector unit, or unknown if the name does not say."""
         name = self.implementation.lower()
         if "amx" in name:
             return "matrix"
@@ -63,14 +63,14 @@ class Primitive:
 
 
 @dataclass(frozen=True)
-class Log:
-    """What a log says.
+class OnednnLog:
+    """The contents of a log.
 
     Attributes:
-        version: Of oneDNN.
-        isa: The instructions it found, in its own words; None where it does not say.
-        primitives: All executed on the CPU.
-        damaged: Lines of it that could not be read.
+        version: Version of oneDNN.
+        isa: The instruction set it detected, in its own words; None if it does not say.
+        primitives: All primitives executed on the CPU.
+        damaged: Number of oneDNN lines that could not be read.
     """
 
     version: str | None
@@ -79,8 +79,8 @@ class Log:
     damaged: int
 
 
-def read_log(lines: Iterable[str]) -> Log:
-    """Read a log; lines that are not oneDNN's are passed over."""
+def read_log(lines: Iterable[str]) -> OnednnLog:
+    """Read a log; lines that are not oneDNN's are skipped."""
     version = isa = None
     found, damaged = [], 0
     for line in lines:
@@ -97,7 +97,7 @@ def read_log(lines: Iterable[str]) -> Log:
             primitive = _primitive(fields[2:])
             damaged += primitive is None
             found.append(primitive)
-    return Log(version, isa, tuple(p for p in found if p is not None), damaged)
+    return OnednnLog(version, isa, tuple(p for p in found if p is not None), damaged)
 
 
 def _primitive(fields: list[str]) -> Primitive | None:
@@ -171,7 +171,7 @@ def _convolution(
 def _rnn(
     sizes: dict[str, int], auxiliary: str, dtype: str | None, direction: Direction
 ) -> MatrixWork:
-    """``l1t5mb2sic32slc16dhc32dic32``."""
+    """The sizes of an RNN, such as ``l1t5mb2sic32slc16dhc32dic32``."""
     gates = 4 if "lstm" in auxiliary else 3 if "gru" in auxiliary else 1
     both = "bidirectional" in auxiliary
     hidden = sizes["dhc"]

@@ -1,8 +1,8 @@
 """Operator times of a torch.profiler trace of a CPU: each operation's own time, by module.
 
-The innermost operation with matrix work is the one that does it: what is inside (conversions of
-layout) is its own, what is around (dispatch, casts) is not. Times add up to the operators' whole.
-Such a trace is short, and is read as a whole.
+Matrix work belongs to the innermost operation that has any: time inside it (layout conversions)
+counts as its own, time around it (dispatch, casts) does not. The times add up to the total of all
+operators. Such a trace is short and is read into memory.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from mpdiag.tensorcores.work.operation import MatrixWork, Phase, matrix_work
+from mpdiag.tensorcores.work.traced_operation import MatrixWork, TracePhase, matrix_work
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 MODULE = "nn.Module: "
-"""How a span of a module begins in a trace; its name follows."""
+"""The prefix of a module's span in a trace; the module's name follows."""
 
 _SHAPES = ("Input Dims", "Input type", "Input Strides", "Concrete Inputs")
 
@@ -28,7 +28,7 @@ class OperatorTime:
 
     op: str
     module: str
-    phase: Phase
+    phase: TracePhase
     work: MatrixWork | None
     calls: int
     time_us: float
@@ -68,7 +68,7 @@ def operator_times(events: Iterable[Mapping[str, Any]]) -> list[OperatorTime]:
         for span in spans
         if span.args.get("Fwd thread id") == 0 and "Sequence number" in span.args
     }
-    sums: dict[tuple[str, str, Phase, MatrixWork | None], list[float]] = defaultdict(
+    sums: dict[tuple[str, str, TracePhase, MatrixWork | None], list[float]] = defaultdict(
         lambda: [0, 0.0]
     )
     for span in spans:
@@ -101,7 +101,7 @@ def _span(event: Mapping[str, Any]) -> _Span | None:
 
 
 def _nest(spans: list[_Span]) -> list[_Span]:
-    """Give each span its parent, on one thread."""
+    """Set the parent of each span of one thread."""
     spans.sort(key=lambda s: (s.start, -s.end))
     open_spans: list[_Span] = []
     for span in spans:
@@ -118,7 +118,7 @@ def _nest(spans: list[_Span]) -> list[_Span]:
 
 
 def _keep_innermost(spans: list[_Span]) -> None:
-    """``linear`` calls ``addmm``: the work is that of the one that does it."""
+    """Keep matrix work on the innermost operation only: ``linear`` calls ``addmm``."""
     for span in [s for s in spans if s.work is not None]:
         around = span.parent
         while around is not None:
@@ -136,7 +136,7 @@ def _owner(span: _Span) -> _Span:
     return span
 
 
-def _place(span: _Span, forward: Mapping[Any, _Span]) -> tuple[str, Phase]:
+def _place(span: _Span, forward: Mapping[Any, _Span]) -> tuple[str, TracePhase]:
     """The module a span belongs to, and whether it ran backward."""
     around: _Span | None = span
     while around is not None:

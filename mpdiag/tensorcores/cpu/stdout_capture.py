@@ -1,7 +1,7 @@
-"""Takes oneDNN's lines out of what this process writes to its standard output.
+"""Separates oneDNN's lines from the rest of this process's standard output.
 
-oneDNN prints from C, past ``sys.stdout``, so the file descriptor itself is led into a file for a
-while. Whatever else was printed meanwhile is printed afterwards, in its order.
+oneDNN prints from C, bypassing ``sys.stdout``, so the file descriptor itself is redirected into a
+file. Everything else that was printed meanwhile is printed afterwards, in its order.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ if TYPE_CHECKING:
 _STDOUT = 1
 
 
-class Tap:
-    """Between ``open`` and ``close`` standard output goes into a file."""
+class StdoutCapture:
+    """Collects standard output in a file between ``open`` and ``close``."""
 
     def __init__(self) -> None:
         self._file: IO[bytes] | None = None
         self._saved = -1
 
     def open(self) -> None:
-        """Begin."""
+        """Redirect standard output into a file."""
         _flush()
         self._file = tempfile.TemporaryFile()  # noqa: SIM115 - closed in close()
         self._saved = os.dup(_STDOUT)
         os.dup2(self._file.fileno(), _STDOUT)
 
     def close(self) -> list[str]:
-        """End, print what others wrote, and return oneDNN's lines."""
+        """Restore standard output, print everyone else's lines, and return oneDNN's."""
         if self._file is None:
             return []
         _flush()
@@ -52,7 +52,7 @@ class Tap:
 
 
 def _flush() -> None:
-    """Python's buffer and C's, so that each side's text lands on its side."""
+    """Flush Python's and C's buffers, so that text stays on its side of the redirection."""
     sys.stdout.flush()
     if os.name == "posix":
         ctypes.CDLL(None).fflush(None)

@@ -1,8 +1,8 @@
-"""JSON read piece by piece: a document of any size in the memory of one window.
+"""A streaming JSON reader: a document of any size in the memory of one window.
 
-Values are decoded by the standard library's scanner, at its full speed, out of a window over the
-text. What is damaged is counted and skipped, so that a trace that was cut off, or holds a string
-that was never closed, still yields its other events.
+Values are decoded at full speed by the standard library's scanner from a window over the text.
+Damaged values are counted and skipped, so that a trace that was cut off, or that holds an unclosed
+string, still yields its other events. Streaming libraries such as ijson stop at the first error.
 """
 
 from __future__ import annotations
@@ -17,9 +17,9 @@ if TYPE_CHECKING:
 WINDOW = 1 << 18
 """Characters read at a time."""
 LOW = 1 << 15
-"""When fewer are left, more are read before a value is decoded."""
+"""If fewer characters are left, more are read before a value is decoded."""
 LONGEST = 1 << 24
-"""Characters of a single value; what is longer is damaged."""
+"""The longest value, in characters; anything longer counts as damaged."""
 
 _BLANKS = frozenset(", \t\r\n") | {""}
 _BLANK = re.compile(r"[\s,]*")
@@ -27,15 +27,15 @@ _decode = json.JSONDecoder(strict=False).raw_decode
 
 
 class Damaged(ValueError):
-    """A value is not JSON, or ends with the text."""
+    """A value is not JSON, or is cut off by the end of the text."""
 
 
 class JsonStream:
     """A window over a text of JSON.
 
     Attributes:
-        text, at: The window, and the place in it.
-        ended: Whether the text was read to its end.
+        text, at: The window and the position in it.
+        ended: Whether the file was read to its end.
     """
 
     def __init__(self, file: TextIO) -> None:
@@ -43,14 +43,14 @@ class JsonStream:
         self.text, self.at, self.ended = "", 0, False
 
     def more(self) -> bool:
-        """Read on; False at the end."""
+        """Read more text; False at the end of the file."""
         if self.ended:
             return False
         try:
             piece = self._file.read(WINDOW)
         except (OSError, EOFError):  # a gzip file that was cut off
             piece = ""
-        except Exception as error:  # zlib.error, which is no OSError
+        except Exception as error:  # zlib.error is not an OSError
             if type(error).__name__ != "error":
                 raise
             piece = ""
@@ -75,7 +75,7 @@ class JsonStream:
         """Decode the next value.
 
         Raises:
-            Damaged: If it is none; ``at`` is then still at its beginning.
+            Damaged: If there is none; ``at`` is then still at its beginning.
         """
         if len(self.text) - self.at < LOW:
             self.more()
@@ -95,7 +95,7 @@ class JsonStream:
             return value
 
     def _double(self) -> bool:
-        """Read until the window has twice its text, so that retries stay cheap."""
+        """Read until the window holds twice as much text, so that retries stay cheap."""
         aim = 2 * (len(self.text) - self.at)
         grown = self.more()
         while len(self.text) < aim and self.more():
@@ -103,7 +103,7 @@ class JsonStream:
         return grown
 
     def find(self, pattern: re.Pattern[str]) -> bool:
-        """Move on to the next match, beyond the present place."""
+        """Move to the next match after the current position."""
         self.at = min(self.at + 1, len(self.text))
         while True:
             match = pattern.search(self.text, self.at)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from mpdiag.display.wording import counted
 from mpdiag.errors import DamagedTrace
 from mpdiag.hardware.devices import DeviceFacts
 from mpdiag.tensorcores.events import Event, Kernel
@@ -23,7 +24,7 @@ _HERTZ = {"khz": 1e3, "mhz": 1e6, "ghz": 1e9, "cycle/nsecond": 1e9, "cycle/useco
 
 
 class NcuTrace:
-    """A CSV file of ncu; see ``events.Trace``."""
+    """A CSV file of ncu; see ``events.TraceReader``."""
 
     source = "ncu"
     tensor_active: float | None = None
@@ -44,12 +45,12 @@ class NcuTrace:
                 break
             flops += _flops_said(row)
         if header is None:
-            message = f"{self._path} holds no table of ncu: record with ncu --csv"
+            message = f"{self._path} holds no ncu table: record with ncu --csv"
             raise DamagedTrace(message)
         kernels = self._long if "Metric Name" in header else self._wide
         found = list(kernels(header, table))
         if not found:
-            message = f"{self._path} holds a header of ncu and no kernel: record it again"
+            message = f"{self._path} holds an ncu header but no kernel: record it again"
             raise DamagedTrace(message)
         if len(found) == len(flops) == 1:
             found = [found[0]._replace(flops=flops[0])]
@@ -77,7 +78,7 @@ class NcuTrace:
         if current:
             yield Kernel(name, 0.0, duration, counters=counters)
         if short:
-            self.problems.append(f"{short} rows of the table are incomplete and were left out")
+            self.problems.append(f"left out {counted(short, 'incomplete row')} of the table")
 
     def _wide(self, header: Sequence[str], table: Iterator[list[str]]) -> Iterator[Kernel]:
         at = {name: i for i, name in enumerate(header)}
@@ -106,7 +107,7 @@ class NcuTrace:
 def _flops_said(row: Sequence[str]) -> list[float]:
     """FLOP of a matrix product that the program itself printed: ``M N K batch µs TFLOP/s``.
 
-    Believed only where the line proves itself: its rate must be its work over its time.
+    Accepted only if the line is consistent: its rate must equal its work divided by its time.
     """
     words = " ".join(row).split()
     if len(words) != 6:

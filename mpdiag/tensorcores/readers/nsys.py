@@ -6,6 +6,7 @@ import sqlite3
 from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
+from mpdiag.display.wording import counted
 from mpdiag.errors import DamagedTrace
 from mpdiag.hardware.devices import DeviceFacts
 from mpdiag.tensorcores.events import Event, Kernel, Launch
@@ -16,14 +17,14 @@ if TYPE_CHECKING:
 
 _KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
 _RUNTIME = "CUPTI_ACTIVITY_KIND_RUNTIME"
-# Each id once: ids that repeat would multiply the rows they are joined to.
+# Each id only once: repeated ids would multiply the rows they are joined to.
 _NAMES = "(SELECT id, value FROM StringIds GROUP BY id)"
 _LONGEST = 1 << 24
-"""Bytes of a value beyond which it is damaged."""
+"""The longest value, in bytes; anything longer counts as damaged."""
 
 
 class NsysTrace:
-    """An sqlite export of nsys; see ``events.Trace``."""
+    """An sqlite export of nsys; see ``events.TraceReader``."""
 
     source = "nsys"
 
@@ -37,12 +38,12 @@ class NsysTrace:
         place = self._path.resolve().as_uri() + "?mode=ro"
         try:
             with closing(sqlite3.connect(place, uri=True)) as base:
-                # Bytes that are no text are kept readable, not fatal.
+                # Bytes that are not valid text must not stop the reading.
                 base.text_factory = lambda raw: raw.decode("utf-8", "replace")
                 _confine(base)
                 yield from self._read(base)
         except (sqlite3.Error, UnicodeError) as error:
-            message = f"{self._path} cannot be read as an export of nsys ({error}): export it again"
+            message = f"{self._path} cannot be read as an nsys export ({error}): export it again"
             raise DamagedTrace(message) from error
 
     def _read(self, base: sqlite3.Connection) -> Iterator[Event]:
@@ -57,7 +58,7 @@ class NsysTrace:
         self.tensor_active = _tensor_active(base, tables)
         columns = _columns(base, _KERNELS)
         node = "k.graphNodeId" if "graphNodeId" in columns else "NULL"
-        # shortName has lost the template arguments, which say what ran.
+        # shortName lacks the template arguments, which say what ran.
         query = (  # our own words alone
             f"SELECT s.value, k.start, k.end, k.deviceId, k.streamId, k.correlationId, {node} "  # noqa: S608
             f"FROM {_KERNELS} k LEFT JOIN {_NAMES} s ON s.id = k.demangledName"
@@ -67,7 +68,7 @@ class NsysTrace:
             if not isinstance(start, int) or not isinstance(end, int) or end < start:
                 lost += 1
                 continue
-            shown = name if isinstance(name, str) else "a kernel without a name"
+            shown = name if isinstance(name, str) else "(unnamed kernel)"
             span = (end - start) / 1000
             yield Kernel(
                 shown,
@@ -79,13 +80,13 @@ class NsysTrace:
                 _whole(graph),
             )
         if lost:
-            self.problems.append(f"{lost} kernels have no times and were left out")
+            self.problems.append(f"left out {counted(lost, 'kernel')} without times")
         if _RUNTIME in tables:
             yield from _launches(base)
 
 
 def _confine(base: sqlite3.Connection) -> None:
-    """A file may bring code along: expressions in its schema, values of a gigabyte."""
+    """Protect against hostile files: code in the schema, values of a gigabyte."""
     base.execute("PRAGMA trusted_schema = OFF")
     if hasattr(base, "setlimit"):  # Python 3.11
         base.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST)
@@ -103,7 +104,7 @@ def _launches(base: sqlite3.Connection) -> Iterator[Launch]:
 
 
 def _tables(base: sqlite3.Connection) -> set[str]:
-    """Tables alone: a view, or a table that a module makes up, may never end."""
+    """Real tables only: reading a view or a virtual table may never end."""
     query = (
         "SELECT name FROM sqlite_master WHERE type = 'table' "
         "AND sql LIKE 'CREATE TABLE%' AND rootpage > 0"
@@ -155,7 +156,7 @@ def _devices(base: sqlite3.Connection, tables: set[str]) -> dict[int, DeviceFact
 
 
 def _tensor_active(base: sqlite3.Connection, tables: set[str]) -> float | None:
-    """Mean of the samples of the Tensor pipe's activity, as a share; None where not sampled."""
+    """Mean sampled activity of the Tensor pipe, as a share; None if it was not sampled."""
     if not {"GPU_METRICS", "TARGET_INFO_GPU_METRICS"} <= tables:
         return None
     row: Any = base.execute(

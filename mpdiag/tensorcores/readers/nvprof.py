@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from mpdiag.display.wording import counted
 from mpdiag.errors import DamagedTrace
 from mpdiag.tensorcores.events import Event, Kernel
 from mpdiag.tensorcores.readers.tables import microseconds, number, rows
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 
 class NvprofTrace:
-    """A CSV file of nvprof; see ``events.Trace``."""
+    """A CSV file of nvprof; see ``events.TraceReader``."""
 
     source = "nvprof"
     tensor_active: float | None = None
@@ -31,7 +32,7 @@ class NvprofTrace:
         header = next((row for row in table if "Name" in row and _time_column(row)), None)
         units = next(table, None) if header is not None else None
         if header is None or units is None or len(units) != len(header):
-            message = f"{self._path} holds no table of nvprof: record with nvprof --csv"
+            message = f"{self._path} holds no nvprof table: record with nvprof --csv"
             raise DamagedTrace(message)
         at = {name: i for i, name in enumerate(header)}
         spent, name_at = at[_time_column(header)], at["Name"]
@@ -56,7 +57,7 @@ class NvprofTrace:
             device = row[at["Device"]] if "Device" in at else None
             yield Kernel(plain, start or 0.0, duration, device, calls=int(calls or 1))
         if lost:
-            self.problems.append(f"{lost} rows of the table could not be read and were left out")
+            self.problems.append(f"left out {counted(lost, 'unreadable row')} of the table")
 
 
 def _time_column(header: list[str]) -> str:

@@ -1,4 +1,4 @@
-"""Which reader a file needs: told by what it begins with, never by its name."""
+"""Chooses the reader for a file by its first bytes, never by its name."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from mpdiag.tensorcores.readers.torch_trace import TorchTrace
 if TYPE_CHECKING:
     import os
 
-    from mpdiag.tensorcores.events import Trace
+    from mpdiag.tensorcores.events import TraceReader
 
 HEAD = 1 << 16
 _PACKED = (b"PK\3\4", b"\x28\xb5\x2f\xfd", b"\xfd7zXZ\0", b"BZh", b"7z\xbc\xaf")
-"""How files of zip, zstd, xz, bzip2 and 7z begin."""
+"""The first bytes of zip, zstd, xz, bzip2 and 7z files."""
 
 
-def read(path: str | os.PathLike[str]) -> Trace:
+def read(path: str | os.PathLike[str]) -> TraceReader:
     """Open a trace: of torch.profiler (plain or gzip), nsys (sqlite), ncu or nvprof (CSV).
 
     Raises:
         InputError: If there is no such file.
-        DamagedTrace: If it is empty, or nothing that is known.
+        DamagedTrace: If it is empty or of no known kind.
     """
     place = Path(path)
     if place.is_dir():
-        message = f"{place} is a folder: give one of the traces in it"
+        message = f"{place} is a folder: name one of the traces in it"
         raise InputError(message)
     if not place.is_file():
-        message = f"there is no trace {place}: give a file of torch.profiler, nsys, ncu or nvprof"
+        message = f"there is no trace {place}: name a file of torch.profiler, nsys, ncu or nvprof"
         raise InputError(message)
     with place.open("rb") as file:
         head = file.read(HEAD)
@@ -51,17 +51,17 @@ def read(path: str | os.PathLike[str]) -> Trace:
 
 
 def _what_it_is(place: Path, head: bytes) -> str:
-    """Of a file that is no trace: what it seems to be, and what to do."""
+    """What a file that is not a trace seems to be, and what to do with it."""
     if not head.strip():
         return "is empty: record it again"
     if head.startswith(b"NVIDIA Nsight") or place.suffix in (".nsys-rep", ".qdrep"):
-        return "is a report of nsys: give what nsys export --type sqlite writes of it"
+        return "is an nsys report: convert it with nsys export --type sqlite"
     if head.startswith(b"NVR\0") or place.suffix == ".ncu-rep":
-        return "is a report of ncu: give what ncu --import FILE --csv prints of it"
+        return "is an ncu report: convert it with ncu --import FILE --csv"
     if head.startswith(_PACKED):
-        return "is packed: unpack it first (gzip alone is read as it is)"
+        return "is compressed: unpack it first (only gzip is read directly)"
     if b"Total Time (ns)" in head and b"Instances" in head:
-        return "is a summary of nsys stats: give what nsys export --type sqlite writes"
+        return "is a summary by nsys stats: use the output of nsys export --type sqlite"
     if place.suffix == ".py":
-        return f"is a script: to run and measure it, write mpdiag profile -- {place}"
-    return "is no trace of torch.profiler, nsys, ncu or nvprof"
+        return f"is a script: to run and measure it, use mpdiag profile -- {place}"
+    return "is not a trace of torch.profiler, nsys, ncu or nvprof"

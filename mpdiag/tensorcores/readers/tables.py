@@ -1,4 +1,4 @@
-"""What the CSV files of ncu and nvprof share: a preamble, quoted rows, numbers of many locales."""
+"""Reads the CSV files of ncu and nvprof: a preamble, quoted rows, numbers in many locales."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ if TYPE_CHECKING:
     from typing import TextIO
 
 LONGEST_FIELD = 1 << 20
-"""Characters; a quote that is never closed makes a field of all that follows."""
+"""The longest field, in characters: an unclosed quote turns the rest of the file into one field."""
 _TO_US = {"s": 1e6, "second": 1e6, "ms": 1e3, "msecond": 1e3, "us": 1.0, "µs": 1.0, "usecond": 1.0}
 _TO_US |= {"ns": 1e-3, "nsecond": 1e-3, "sec": 1e6, "msec": 1e3, "usec": 1.0, "nsec": 1e-3}
 
 
 def rows(path: Path) -> Iterator[list[str]]:
-    """The rows of a CSV file; lines that tools print between them (``==PROF==``) are left out."""
+    """The rows of a CSV file, without the lines that tools print between them (``==PROF==``)."""
     csv.field_size_limit(LONGEST_FIELD)
     with path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
         lines = (line.replace("\0", "") for line in _lines(file) if not line.startswith("=="))
@@ -26,7 +26,7 @@ def rows(path: Path) -> Iterator[list[str]]:
 
 
 def _lines(file: TextIO) -> Iterator[str]:
-    """Lines, but for those too long: one may be as long as the disk, and cost its sender nothing."""
+    """Lines, without overlong ones: a small compressed file may expand to one huge line."""
     begun = False
     while line := file.readline(LONGEST_FIELD):
         whole = line.endswith("\n") or len(line) < LONGEST_FIELD
@@ -58,6 +58,6 @@ def number(text: str) -> float | None:
 
 
 def microseconds(text: str, unit: str) -> float | None:
-    """A time in a unit as NVIDIA's tools spell it."""
+    """A time in microseconds, from a unit as NVIDIA's tools spell it."""
     value, factor = number(text), _TO_US.get(unit.strip().lower())
     return None if value is None or factor is None or value < 0 else value * factor

@@ -1,8 +1,8 @@
 """Traces of torch.profiler: Chrome's JSON, plain or compressed, of every version since 2021.
 
-One pass; each event is looked at and dropped. Of the top level only ``deviceProperties`` is read:
-the rest may hold a dump of the environment, which is never kept and never shown.
-``External id`` is not used, for it is wrong in real traces.
+The file is read in one pass, event by event. Of the top level only ``deviceProperties`` is read: the
+rest may hold a dump of the environment, which is never kept and never shown.
+``External id`` is not used because it is wrong in real traces.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ import io
 import re
 from typing import TYPE_CHECKING, Any, cast
 
+from mpdiag.display.wording import counted
 from mpdiag.errors import DamagedTrace
 from mpdiag.hardware.devices import DeviceFacts
-from mpdiag.tensorcores.events import Event, Kernel, Launch, ModuleSpan, Operation
+from mpdiag.tensorcores.events import Event, HostOperation, Kernel, Launch, ModuleSpan
 from mpdiag.tensorcores.readers.json_stream import Damaged, JsonStream
 
 if TYPE_CHECKING:
@@ -23,10 +24,10 @@ if TYPE_CHECKING:
 
 MODULE = "nn.Module: "
 LARGEST = 1e18
-"""Microseconds beyond which a time is no time."""
+"""The largest plausible time, in microseconds."""
 _START = re.compile(r'\{\s*"ph"\s*:')
-# Events that need no decoding: arrows from launch to kernel, Python frames that are no modules, and
-# calls of the runtime that launch nothing. A brace in a string only costs the decoding after all.
+# Events that need no decoding: arrows from launch to kernel, Python frames that are not modules, and
+# runtime calls that launch nothing. A brace in a string only costs the decoding after all.
 _SKIPPED = re.compile(
     r'(?:[\s,]*\{\s*"ph"\s*:\s*"(?:[sftiI]"[^{}]*\}'
     r'|X"\s*,\s*"cat"\s*:\s*"(?:python_function"\s*,\s*"name"\s*:\s*"(?!nn\.Module)'
@@ -36,7 +37,7 @@ _SKIPPED = re.compile(
 
 
 class TorchTrace:
-    """A trace of torch.profiler; see ``events.Trace``."""
+    """A trace of torch.profiler; see ``events.TraceReader``."""
 
     source = "torch.profiler"
     tensor_active: float | None = None
@@ -56,9 +57,7 @@ class TorchTrace:
             text = io.TextIOWrapper(cast("io.BufferedReader", raw), "utf-8-sig", errors="replace")
             yield from self._document(JsonStream(text))
         if self._damaged:
-            self.problems.append(
-                f"damaged events of the trace, which were left out: {self._damaged}"
-            )
+            self.problems.append(f"left out {counted(self._damaged, 'damaged event')} of the trace")
 
     def _document(self, stream: JsonStream) -> Iterator[Event]:
         first = stream.peek()
@@ -110,7 +109,7 @@ class TorchTrace:
             if not character:
                 if not self._seen:
                     raise DamagedTrace(self._no_trace())
-                self.problems.append("the trace breaks off in the middle of its events")
+                self.problems.append("the trace ends in the middle of its events")
                 return
             try:
                 raw = stream.value()
@@ -127,7 +126,7 @@ class TorchTrace:
 
     def _no_trace(self) -> str:
         return (
-            f"{self._path} holds no events of torch.profiler: give the file that "
+            f"{self._path} holds no torch.profiler events: name the file that "
             "export_chrome_trace wrote"
         )
 
@@ -136,7 +135,7 @@ _EVENTS = re.compile(r'"traceEvents"\s*:')
 
 
 def devices(value: Any) -> dict[int, DeviceFacts]:
-    """The devices of ``deviceProperties``; what makes no sense is left out."""
+    """The devices in ``deviceProperties``; implausible values are left out."""
     found = {}
     for i, properties in enumerate(value if isinstance(value, list) else []):
         if not isinstance(properties, dict):
@@ -157,7 +156,7 @@ def devices(value: Any) -> dict[int, DeviceFacts]:
 
 
 def _event(raw: Any) -> Event | None:
-    """One of our records, or None: not of a kind that is kept, or damaged."""
+    """The event as a record; None if it is damaged or of a kind that is not kept."""
     if not isinstance(raw, dict) or raw.get("ph") != "X":
         return None
     category, name = raw.get("cat"), raw.get("name")
@@ -208,10 +207,10 @@ def _module(
 
 def _operation(
     name: str, start: float, duration: float, raw: dict[str, Any], args: dict[str, Any]
-) -> Operation:
+) -> HostOperation:
     get = args.get
     sequence = _whole(get("Sequence number"))
-    return Operation(
+    return HostOperation(
         name,
         start,
         start + duration,
@@ -244,7 +243,7 @@ def _thread(raw: dict[str, Any]) -> tuple[Any, Any]:
 
 
 def _lost(raw: Any) -> bool:
-    """Whether something that should be an event could not be taken for one."""
+    """Whether something that should be an event is not one."""
     if not isinstance(raw, dict):
         return True
     return raw.get("ph") == "X" and str(raw.get("cat")).lower() == "kernel"

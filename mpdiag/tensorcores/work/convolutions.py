@@ -1,23 +1,24 @@
-"""Convolutions as a trace records them: where each operation's arguments stand."""
+"""Convolutions as a trace records them: the positions of each operation's arguments."""
 
 from __future__ import annotations
 
 import math
 from typing import TYPE_CHECKING, Any
 
-from mpdiag.tensorcores.work.call import Unclear
 from mpdiag.tensorcores.work.products import Direction, MatrixWork, convolution
+from mpdiag.tensorcores.work.traced_call import UnclearArguments
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mpdiag.tensorcores.work.call import Call, Shape
+    from mpdiag.tensorcores.work.products import Shape
+    from mpdiag.tensorcores.work.traced_call import TracedCall
 
 
 def _output_pixels(
     size: Shape, kernel: Shape, stride: Shape | None, padding: Shape | None, dilation: Shape | None
 ) -> int:
-    """Positions a convolution puts out; 0 where the trace does not tell enough."""
+    """Number of output pixels of a convolution; 0 if the trace does not say enough."""
     if stride is None or padding is None or dilation is None:
         return 0
     if not len(size) == len(kernel) == len(stride) == len(padding) == len(dilation):
@@ -30,7 +31,7 @@ def _output_pixels(
     )
 
 
-def _channels_last(call: Call, index: int) -> bool | None:
+def _channels_last(call: TracedCall, index: int) -> bool | None:
     strides = call.stride(index)
     return strides[1] == 1 if len(strides) >= 3 else None
 
@@ -41,23 +42,23 @@ def forward(
     dilation: int | None = 5,
     transposed: int | None = None,
     groups: int | None = None,
-) -> Callable[[Call], MatrixWork]:
-    """A forward convolution; the numbers are where its arguments stand.
+) -> Callable[[TracedCall], MatrixWork]:
+    """A reader of a forward convolution with its arguments at these positions.
 
     Args:
         stride: Position of the stride.
-        padding: Of the padding.
-        dilation: Of the dilation; None for an operation without.
-        transposed: Of the flag that says so; None for an operation that has none.
-        groups: Of the groups, which a transposed convolution's shapes do not tell; with
-            ``transposed`` None it is one that always is transposed.
+        padding: Position of the padding.
+        dilation: Position of the dilation; None for an operation without one.
+        transposed: Position of the ``transposed`` flag; None for an operation without one.
+        groups: Position of the groups, which the shapes of a transposed convolution do not show;
+            if ``transposed`` is None, the operation is always transposed.
     """
 
-    def read(call: Call) -> MatrixWork:
+    def read(call: TracedCall) -> MatrixWork:
         x, weight = call.shape(0), call.shape(1)
         rank = len(weight) - 2
         if rank < 1 or len(x) not in (rank + 1, rank + 2):
-            raise Unclear
+            raise UnclearArguments
         if len(x) == rank + 1:  # one image without its batch dimension
             x = (1, *x)
         kernel = weight[2:]
@@ -72,10 +73,10 @@ def forward(
     return read
 
 
-def _checked(call: Call, x: Shape, weight: Shape, out: int) -> MatrixWork:
+def _checked(call: TracedCall, x: Shape, weight: Shape, out: int) -> MatrixWork:
     groups = x[1] // weight[1]
     if groups < 1 or x[1] != weight[1] * groups or weight[0] % groups:
-        raise Unclear
+        raise UnclearArguments
     return convolution(
         x[0],
         (x[1], weight[0]),
@@ -87,13 +88,13 @@ def _checked(call: Call, x: Shape, weight: Shape, out: int) -> MatrixWork:
     )
 
 
-def _transposed(call: Call, x: Shape, weight: Shape, groups: int) -> MatrixWork:
+def _transposed(call: TracedCall, x: Shape, weight: Shape, groups: int) -> MatrixWork:
     """Weight [input channels, output channels / groups, …].
 
-    FLOP follow from the input's pixels; the output's would be needed for the bytes alone.
+    FLOP follow from the input's pixels; only the bytes would need the output's.
     """
     if x[1] != weight[0] or x[1] % groups:
-        raise Unclear
+        raise UnclearArguments
     return convolution(
         x[0],
         (x[1], weight[1] * groups),
@@ -108,13 +109,13 @@ def _transposed(call: Call, x: Shape, weight: Shape, groups: int) -> MatrixWork:
 
 def backward(
     gradient: int = 0, x: int = 1, weight: int = 2, *, flag: int | None = 7, mask: int | None = 10
-) -> Callable[[Call], MatrixWork]:
-    """Both gradients, or those the mask asks for; numbers as in ``forward``."""
+) -> Callable[[TracedCall], MatrixWork]:
+    """A reader of both gradients, or of those in the mask; positions as in ``forward``."""
 
-    def read(call: Call) -> MatrixWork:
+    def read(call: TracedCall) -> MatrixWork:
         dy, source, kernel = call.shape(gradient), call.shape(x), call.shape(weight)
         if not len(dy) == len(source) == len(kernel) >= 3 or dy[0] != source[0]:
-            raise Unclear
+            raise UnclearArguments
         flipped = flag is not None and call.value(flag) is True
         ends, groups = _ends(kernel, source[1], dy[1], flipped)
         return convolution(
@@ -132,15 +133,15 @@ def backward(
     return read
 
 
-def _input_gradient(call: Call) -> MatrixWork:
+def _input_gradient(call: TracedCall) -> MatrixWork:
     """``cudnn_convolution_backward_input``: (input size, gradient, weight, …), before torch 1.11.
 
-    The input's size is no tensor, and old traces do not tell it: bytes stay unknown, FLOP do not.
+    The input's size is not a tensor, and old traces lack it: the bytes stay unknown, the FLOP do not.
     """
     dy, kernel = call.shape(1), call.shape(2)
     groups = call.number(6) or 1
     if len(dy) != len(kernel) or len(dy) < 3 or dy[1] != kernel[0] or kernel[0] % groups:
-        raise Unclear
+        raise UnclearArguments
     return convolution(
         dy[0],
         (kernel[1] * groups, kernel[0]),
@@ -152,15 +153,15 @@ def _input_gradient(call: Call) -> MatrixWork:
     )
 
 
-def _weight_gradient(call: Call) -> MatrixWork:
-    """``cudnn_convolution_backward_weight``: (weight size, gradient, input, …), likewise.
+def _weight_gradient(call: TracedCall) -> MatrixWork:
+    """``cudnn_convolution_backward_weight``: (weight size, gradient, input, …), before torch 1.11.
 
-    Without the weight's size the taps are unknown, and so is N; channels are what can be judged.
+    Without the weight's size the taps and N are unknown; only the channels can be judged.
     """
     dy, x = call.shape(1), call.shape(2)
     groups = call.number(6) or 1
     if len(dy) != len(x) or len(dy) < 3 or dy[0] != x[0] or dy[1] % groups or x[1] % groups:
-        raise Unclear
+        raise UnclearArguments
     size = call.numbers(0, len(x))
     return convolution(
         x[0],
@@ -175,22 +176,22 @@ def _weight_gradient(call: Call) -> MatrixWork:
 
 
 def _ends(kernel: Shape, entering: int, leaving: int, flipped: bool) -> tuple[tuple[int, int], int]:
-    """Input and output channels as the weight tells them, and groups."""
+    """Input and output channels, by the weight's shape, and groups."""
     groups = (leaving if flipped else entering) // kernel[1]
     ends = (kernel[0], kernel[1] * groups) if flipped else (kernel[1] * groups, kernel[0])
     if groups < 1 or ends != (entering, leaving):
-        raise Unclear
+        raise UnclearArguments
     return ends, groups
 
 
 def _asked(mask: Any) -> Direction:
-    """Which gradients an ``output_mask`` asks for; both where the trace does not tell."""
+    """The gradients that an ``output_mask`` asks for; both if the trace does not say."""
     if not isinstance(mask, (list, tuple)) or len(mask) < 2 or all(mask[:2]):
         return "backward"
     return "dgrad" if mask[0] else "wgrad"
 
 
-READERS: dict[str, Callable[[Call], MatrixWork]] = {
+READERS: dict[str, Callable[[TracedCall], MatrixWork]] = {
     "convolution": forward(transposed=6, groups=8),
     "_convolution": forward(transposed=6, groups=8),
     "convolution_overrideable": forward(transposed=6, groups=8),

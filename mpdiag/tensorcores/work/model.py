@@ -1,7 +1,8 @@
 """The matrix work of a recorded model, without any GPU: from the run's table of modules.
 
-The recorder notes the shapes each module was first called with. With the module's settings they
-tell every matrix product of a training step: forward, the input's gradient and the weights'.
+The recorder notes the shapes each module was first called with. Together with the
+module's settings they give every matrix product of a training step: forward, input gradient, weight
+gradient.
 """
 
 from __future__ import annotations
@@ -16,21 +17,21 @@ from mpdiag.tensorcores.work.products import MatrixWork, attention, convolution,
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-Shape = tuple[int, ...]
+    from mpdiag.tensorcores.work.products import Shape
 
 
 @dataclass(frozen=True)
 class ModuleWork:
-    """What a module multiplies in one call.
+    """The matrix products of a module in one training step.
 
     Attributes:
         module: Its name.
         type: Its class.
         kind: ``linear``, ``convolution``, ``rnn``, ``attention`` or ``embedding``.
         works: The products of a training step by name: ``forward``, ``dgrad``, ``wgrad`` …; none
-            for an embedding, which looks up.
+            for an embedding, which is a look-up.
         sizes: The sizes a user can change, by the names the module gives them.
-        batch: Size of the batch dimension and the rows to each of its entries; (0, 0) if unknown.
+        batch: Size of the batch dimension and rows per entry; (0, 0) if unknown.
     """
 
     module: str
@@ -42,7 +43,7 @@ class ModuleWork:
 
     @property
     def flops(self) -> int:
-        """Of all its products."""
+        """FLOP of all its products."""
         return sum(work.flops for _, work in self.works)
 
     @property
@@ -188,7 +189,7 @@ def _attention(
 
 
 def _loaded(text: Any, kind: type[Any]) -> Any:
-    """JSON of a column, empty where it is missing or something else."""
+    """A column's JSON; empty if it is missing or not of the expected type."""
     try:
         value = json.loads(text) if isinstance(text, str) else None
     except ValueError:

@@ -13,8 +13,8 @@ rnn            batch                    gates × hidden        hidden           
 attention      queries                  keys                  head                     all heads
 =============  =======================  ====================  =======================  =============
 
-FLOP are those that were asked for (a causal attention does half of them), whatever algorithm a
-kernel takes. Bytes are the least that must move: each operand once.
+FLOP are those the operation calls for (half of them for causal attention), whatever algorithm the
+kernel uses. Bytes are the least that must be moved: each operand once.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from typing import Literal
 
 from mpdiag.hardware.alignment import BYTES
 
-Kind = Literal["matmul", "convolution", "rnn", "attention"]
+Shape = tuple[int, ...]
+WorkKind = Literal["matmul", "convolution", "rnn", "attention"]
 Direction = Literal["forward", "dgrad", "wgrad", "backward"]
 
 
@@ -33,21 +34,21 @@ class MatrixWork:
     """The matrix work of one call.
 
     Attributes:
-        kind: What it is.
-        m, n, k: As the table above says. 0 is "not known": for a convolution whose stride, or
-            whose kernel, the trace does not tell; then ``flops`` is 0, too.
+        kind: The kind of operation.
+        m, n, k: See the table above. 0 means not known, as for a convolution whose stride or kernel
+            the trace lacks; then ``flops`` is 0, too.
         batch: Independent products of that size.
-        groups: Of a convolution.
-        dtype: Of the operands, our name (``"fp16"``); None where it is not known.
+        groups: Groups of a convolution.
+        dtype: Dtype of the operands by mpdiag's name (``"fp16"``); None where it is not known.
         flops: Multiplications and additions; 0 where not known.
-        bytes: The least to be moved (0 likewise), at the size of ``dtype`` (of FP32 where that is None).
+        bytes: The least to be moved, at the size of ``dtype`` (FP32 if None); 0 where not known.
         leading: Values from one row (or column) to the next of A, B and C, where strides are known.
         sizes: The dimensions that should be aligned, by name.
         depthwise: A convolution with one input channel to a group.
         channels_last: Whether a convolution's input lies so; None where strides are not known.
     """
 
-    kind: Kind
+    kind: WorkKind
     m: int
     n: int
     k: int

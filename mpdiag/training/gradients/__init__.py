@@ -1,1 +1,1 @@
-"""Gradients of a step: checked, agreed over ranks, unscaled, clipped."""
+"""Gradients of a step: scaled, judged, reduced over ranks."""

@@ -16,13 +16,16 @@ from torch import Tensor, nn
 from mpdiag.errors import DamagedCapsule, DamagedPlan, UsageError
 from mpdiag.plan import PrecisionPlan
 from mpdiag.tracing.nonfinite import Producer, find_nonfinite
+from mpdiag.training.options import PrecisionOverrides
 from mpdiag.training.skips.capsule import Capsule, load_capsule
 from mpdiag.training.skips.random_state import random_as_before
-from mpdiag.training.trainer import Backend, MixedPrecision
+from mpdiag.training.trainer import MixedPrecision
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Iterator
+
+    from mpdiag.training.options import Backend
 
 Builder = Callable[[], tuple[nn.Module, Callable[[nn.Module, Any], Tensor]]]
 
@@ -130,7 +133,12 @@ def _trainer_of(capsule: Capsule, model: nn.Module, scale: float) -> MixedPrecis
     try:
         plan = PrecisionPlan.from_json(document["plan"])
         return MixedPrecision(
-            model, optimizer, plan, level=document["level"], backend=backend, loss_scale=scale
+            model,
+            optimizer,
+            plan,
+            level=document["level"],
+            backend=backend,
+            overrides=PrecisionOverrides(loss_scale=scale),
         )
     except (DamagedPlan, UsageError) as error:
         message = f"{capsule.folder} is damaged, or of another model ({error}): copy it again"

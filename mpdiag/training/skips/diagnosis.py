@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from mpdiag.tracing.nonfinite import find_nonfinite
-from mpdiag.training.gradients import arithmetic, ranks
-from mpdiag.training.results import Cause, NonFinite, StepResult
+from mpdiag.training.gradients.judgement import rank, values_of
+from mpdiag.training.results import NonFinite, NonFiniteKind, SkipCause, StepResult
 from mpdiag.training.skips.trial import run_trial
 
 if TYPE_CHECKING:
@@ -16,50 +19,166 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from mpdiag.tracing.nonfinite import Producer
+    from mpdiag.training.casting import Casting
     from mpdiag.training.weights.wrapping import Wrapped
 
 
-def find_culprits(
+@dataclass(frozen=True, eq=False)
+class FailedStep:
+    """What is known of a step that cannot be taken.
+
+    Attributes:
+        held: Parameters as the optimizers hold them, with their gradients.
+        scale: The step's loss scale.
+        loss: The unscaled loss; None if it is not known.
+        root: The ``grad_fn`` of the loss; None if it is not known.
+        bad_ranks: Ranks that saw something; another's is named where this one saw nothing.
+        misfit: What did not fit its format after the update, which is known then.
+    """
+
+    held: Sequence[Tensor]
+    scale: float
+    loss: float | None
+    root: Any = None
+    bad_ranks: Sequence[int] = ()
+    misfit: NonFinite | None = None
+
+
+@dataclass(frozen=True)
+class Diagnosis:
+    """Why a step failed.
+
+    Attributes:
+        found: What was not finite, in the order in which the backward pass meets it.
+        cause: What was at fault.
+        reason: Both, in a sentence.
+        operation: The first operation that produced an infinity or a NaN, if it was looked for.
+    """
+
+    found: tuple[NonFinite, ...]
+    cause: SkipCause
+    reason: str
+    operation: Producer | None = None
+
+
+def diagnose(
     wrapped: Wrapped,
-    held: Sequence[Tensor],
-    names: Sequence[str],
-    root: Any,
-    loss: float | None,
-    bad_ranks: Sequence[int],
-) -> list[NonFinite]:
+    casting: Casting,
+    failed: FailedStep,
+    loss_of: Callable[[], Tensor] | None = None,
+    *,
+    locate: bool = False,
+) -> Diagnosis:
+    """Find out why a step failed; the models' buffers are as before the step afterwards.
+
+    Args:
+        wrapped: The models.
+        casting: Their arithmetic.
+        failed: The step.
+        loss_of: Runs the forward pass again, if the caller can.
+        locate: Whether to look for the operation at fault, too; it needs ``loss_of``.
+    """
+    precision = wrapped.precision
+    found = [failed.misfit] if failed.misfit else find_nonfinite_parts(wrapped, failed)
+    wrapped.buffers.restore()
+    cause = blame(precision.level, failed.loss, failed.scale)
+    if failed.misfit is not None:
+        cause = "format"
+    elif loss_of is not None:
+        cause, first = run_again(wrapped, loss_of, _backward_at(casting, None))
+        found = [*first, *(f for f in found if f not in first)]
+    operation = None
+    if loss_of is not None and locate:
+        operation = find_operation(wrapped, loss_of, _backward_at(casting, failed.scale))
+    reason = reason_of(found, failed.scale, cause, precision.format)
+    if operation is not None:
+        reason += f"; {operation}"
+    return Diagnosis(tuple(found), cause, reason, operation)
+
+
+def _backward_at(casting: Casting, scale: float | None) -> Callable[[Tensor], None]:
+    """A backward pass in mixed precision, at a scale or without one."""
+
+    def backward(loss: Tensor) -> None:
+        with casting.backward():
+            (loss.float() if scale is None else loss.float() * scale).backward()
+
+    return backward
+
+
+def find_nonfinite_parts(wrapped: Wrapped, failed: FailedStep) -> list[NonFinite]:
     """What is not finite, in the order in which the backward pass meets it.
 
     Args:
         wrapped: The models, whose changed buffers are looked at too.
-        held: Parameters as the optimizer holds them, with gradients.
-        names: Their names.
-        root: The ``grad_fn`` of the loss, None if it is not known.
-        loss: The unscaled loss, None if it is not known.
-        bad_ranks: Ranks that saw something; another's is named where this one saw nothing.
+        failed: The step.
     """
     found: list[NonFinite] = []
+    loss, held = failed.loss, failed.held
     if loss is not None and not math.isfinite(loss):
         found.append(NonFinite("the loss", "NaN" if math.isnan(loss) else "Inf", "forward"))
     buffers = wrapped.buffers.changed()
-    for name, kind in arithmetic.non_finite(wrapped.buffers.names_of(buffers), buffers):
+    for name, kind in non_finite(wrapped.buffers.names_of(buffers), buffers):
         found.append(NonFinite(name, kind, "buffers"))
-    order = arithmetic.backward_order(root) if root is not None else {}
+    order = backward_order(failed.root) if failed.root is not None else {}
     model_side = wrapped.masters.model_parameter
 
     def reached(i: int) -> int:
         return order.get(id(model_side(held[i])), len(order) + len(held) - i)
 
+    names = wrapped.names_of(held)
     indices = [i for i in sorted(range(len(held)), key=reached) if held[i].grad is not None]
     grads = [g for i in indices if (g := held[i].grad) is not None]
-    for name, kind in arithmetic.non_finite([names[i] for i in indices], grads):
+    for name, kind in non_finite([names[i] for i in indices], grads):
         found.append(NonFinite(name, kind, "backward"))
     if not found:
-        others = [r for r in bad_ranks if r != ranks.rank()]
+        others = [r for r in failed.bad_ranks if r != rank()]
         found += [NonFinite(f"rank {r}", "Inf", "other rank") for r in others]
     return found
 
 
-def blame(level: str, loss: float | None, scale: float) -> Cause:
+def non_finite(names: Sequence[str], tensors: Sequence[Tensor]) -> list[tuple[str, NonFiniteKind]]:
+    """Names of the tensors that are not finite, each with ``NaN`` or ``Inf``."""
+    found: list[tuple[str, NonFiniteKind]] = []
+    for name, tensor in zip(names, tensors, strict=True):
+        values = values_of(tensor)
+        if bool(torch.isnan(values).any()):
+            found.append((name, "NaN"))
+        elif bool(torch.isinf(values).any()):
+            found.append((name, "Inf"))
+    return found
+
+
+def backward_order(root: Any, limit: int = 1_000_000) -> dict[int, int]:
+    """When a backward pass reaches each parameter: ``id(parameter)`` -> rank, 0 the first.
+
+    Autograd runs nodes in the reverse order of their creation; a parameter counts when the first
+    operation that used it is reached.
+
+    Args:
+        root: The ``grad_fn`` of the loss, whose graph may be freed already.
+        limit: Nodes to visit at most.
+    """
+    latest: dict[int, int] = {}
+    seen = {root}
+    stack = [root]
+    while stack and len(seen) < limit:
+        node = stack.pop()
+        for child, _ in getattr(node, "next_functions", ()):
+            if child is None:
+                continue
+            variable = getattr(child, "variable", None)
+            if variable is not None:
+                number = node._sequence_nr()
+                latest[id(variable)] = max(latest.get(id(variable), -1), number)
+            elif child not in seen:
+                seen.add(child)
+                stack.append(child)
+    order = sorted(latest, key=lambda key: -latest[key])
+    return {key: rank for rank, key in enumerate(order)}
+
+
+def blame(level: str, loss: float | None, scale: float) -> SkipCause:
     """What was at fault, as far as it shows without running the batch again."""
     if level == "O0":
         return "model"
@@ -69,7 +188,7 @@ def blame(level: str, loss: float | None, scale: float) -> Cause:
     return "unknown"
 
 
-def tell_reason(found: Sequence[NonFinite], scale: float, cause: Cause, precision: str) -> str:
+def reason_of(found: Sequence[NonFinite], scale: float, cause: SkipCause, precision: str) -> str:
     """The reason of a skip, in a sentence."""
     what = str(found[0]) if found else "gradients whose squares leave FP32's range"
     at = f" at loss scale {scale:g}" if scale != 1 else ""
@@ -82,7 +201,7 @@ def tell_reason(found: Sequence[NonFinite], scale: float, cause: Cause, precisio
     return f"{what}{at}{why}"
 
 
-def farewell(result: StepResult, in_a_row: int, unknown: str, *, at_floor: bool) -> str:
+def stop_message(result: StepResult, in_a_row: int, unknown: str, *, at_floor: bool) -> str:
     """Why training stops, and what to do; ``unknown``: what helps to learn the cause."""
     why = (
         f"the loss scale is at its floor of {result.scale:g} and gradients still overflow"
@@ -98,9 +217,9 @@ def farewell(result: StepResult, in_a_row: int, unknown: str, *, at_floor: bool)
     return f"training stopped at step {result.step}: {why} ({result.reason}); {advice}"
 
 
-def replay(
+def run_again(
     wrapped: Wrapped, loss_of: Callable[[], Tensor], backward: Callable[[Tensor], None]
-) -> tuple[Cause, list[NonFinite]]:
+) -> tuple[SkipCause, list[NonFinite]]:
     """Run the batch again in mixed precision at scale 1, and in FP32 at scale 1.
 
     Weights, buffers and gradients are as before afterwards.
@@ -133,7 +252,7 @@ def replay(
     return ("scale", []) if mixed.finite else ("format", mixed.found)
 
 
-def locate(
+def find_operation(
     wrapped: Wrapped, loss_of: Callable[[], Tensor], backward: Callable[[Tensor], None]
 ) -> Producer | None:
     """Run the batch again as it was skipped, and find the operation that went non-finite first.

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from mpdiag.training.results import NonFinite
+from mpdiag.training.results import NonFinite, NonFiniteKind
 from mpdiag.training.skips.random_state import random_as_before
 
 if TYPE_CHECKING:
@@ -40,14 +40,14 @@ class Trial:
         return [f for f in (self.forward, self.backward) if f is not None]
 
 
-def kind_of(tensor: Tensor) -> Literal["Inf", "NaN"] | None:
+def kind_of(tensor: Tensor) -> NonFiniteKind | None:
     """``NaN``, ``Inf``, or None where all is finite."""
     if bool(torch.isnan(tensor).any()):
         return "NaN"
     return "Inf" if bool(torch.isinf(tensor).any()) else None
 
 
-class Watch:
+class NonFiniteWatch:
     """Notes what is not finite first, forward and backward."""
 
     def __init__(self) -> None:
@@ -88,7 +88,7 @@ def run_trial(
         backward: Runs the backward pass of a loss.
         random: Torch's random state before the step: dropout draws the same again.
     """
-    watch = Watch()
+    watch = NonFiniteWatch()
     named = {p: n for m in models for n, p in m.named_parameters()}
     before = [p.grad for p in named]
     with ExitStack() as stack:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from torch.optim import Optimizer
+
+    from mpdiag.training.results import NonFiniteKind
 
 
 class Transaction:
@@ -36,9 +38,9 @@ class Transaction:
 
     def non_finite_state(
         self, names_of: Callable[[Sequence[Tensor]], list[str]]
-    ) -> list[tuple[str, Literal["Inf", "NaN"]]]:
+    ) -> list[tuple[str, NonFiniteKind]]:
         """Parameters whose optimizer state is not finite, each with ``NaN`` or ``Inf``."""
-        found: list[tuple[str, Literal["Inf", "NaN"]]] = []
+        found: list[tuple[str, NonFiniteKind]] = []
         for optimizer in self._optimizers:
             for parameter, state in optimizer.state.items():
                 for value in tree_leaves(dict(state)):

@@ -101,6 +101,22 @@ class Wrapped:
         for module in whole.values():
             self._hooks(fp32_regions.fp32_module(module, self.device_type, back, self.switch))
 
+    def names_of(self, parameters: Sequence[Tensor]) -> list[str]:
+        """Names of parameters as the optimizers hold them; of several models, by their number."""
+        names: dict[int, str] = {}
+        for i, model in enumerate(self.models):
+            prefix = "" if len(self.models) == 1 else f"model{i}."
+            for name, parameter in model.named_parameters():
+                names.setdefault(id(self.masters.master(parameter)), prefix + name)
+        return [names.get(id(p), f"parameter {i}") for i, p in enumerate(parameters)]
+
+    def fp32_state(self, model: nn.Module) -> dict[str, Tensor]:
+        """A model's state dict with its full FP32 weights, whatever the level holds."""
+        state = dict(model.state_dict())
+        for name, parameter in model.named_parameters(remove_duplicate=False):
+            state[name] = self.masters.master(parameter).detach().float().clone()
+        return state
+
     def begin_step(self) -> None:
         """Keep what a step may change, before the first of its forward passes."""
         if self.fresh:

@@ -3,9 +3,9 @@
     >>> from mpdiag.workloads import gallery
     >>> exhibit = gallery.load("naive_softplus")
 
-Whatever flags operations (rules, lists, estimates) can be scored on it: see
-``mpdiag.workloads.gallery.scoring``. Which exhibit needs what is *not* written here: it comes from
-training them in emulated FP16 (``benchmarks/gallery_truth.py``). Importing this package loads no
+Anything that flags operations (rules, lists, estimates) can be scored on it: see
+``mpdiag.workloads.gallery.scoring``. What each exhibit needs is *not* written here: it comes from
+training it in emulated FP16 (``studies/gallery_truth.py``). Importing this package loads no
 torch; loading an exhibit does.
 """
 
@@ -36,7 +36,7 @@ def names() -> tuple[str, ...]:
 
 
 def load(name: str) -> Exhibit:
-    """The exhibit of a name.
+    """The exhibit with a name.
 
     Raises:
         UsageError: If there is none.

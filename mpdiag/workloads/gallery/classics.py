@@ -1,4 +1,4 @@
-"""Usual models on usual data."""
+"""Common models on common data."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from mpdiag.workloads.gallery.exhibit import (
 
 
 class ConvNet(nn.Module):
-    """Two convolutions with a normalisation each, a pool, a linear layer."""
+    """Two convolutions, each with a normalisation, a pooling and a linear layer."""
 
     def __init__(self, norm: str, *, depthwise: bool = False, gate: bool = False) -> None:
         super().__init__()
@@ -37,7 +37,7 @@ class ConvNet(nn.Module):
         self.head = nn.Linear(32, 10)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits."""
+        """The logits [B, classes] of a batch."""
         x = F.max_pool2d(F.relu(self.norm1(self.conv1(x))), 2)
         x = F.relu(self.norm2(self.conv2(x)))
         if self.gate is not None:
@@ -58,7 +58,7 @@ class Residual(nn.Module):
         self.head = nn.Linear(16, 10)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits."""
+        """The logits [B, classes] of a batch."""
         x = self.stem(x)
         for block in self.blocks:
             x = x + block(x)
@@ -74,7 +74,7 @@ class Recurrent(nn.Module):
         self.head = nn.Linear(32, 10)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits."""
+        """The logits [B, classes] of a batch."""
         return cast("Tensor", self.head(self.rnn(x.view(-1, 8, 8))[0][:, -1]))
 
 
@@ -90,12 +90,12 @@ class Transformer(nn.Module):
         self.head = nn.Linear(32, 10)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits."""
+        """The logits [B, classes] of a batch."""
         h = self.embed(x.view(-1, 8, 8)) + self.place
         return cast("Tensor", self.head(self.encoder(h).mean(1)))
 
 
-class Language(nn.Module):
+class NextSymbolModel(nn.Module):
     """Next-symbol model: embeddings, and cross entropy over 500 symbols."""
 
     def __init__(self) -> None:
@@ -104,7 +104,7 @@ class Language(nn.Module):
         self.net = perceptron(64, 64, 500)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits."""
+        """The logits [B, classes] of a batch."""
         return cast("Tensor", self.net(self.embedding(x).flatten(1)))
 
 
@@ -122,7 +122,7 @@ class Autoencoder(nn.Module):
         self.net = perceptron(64, 32, 8, 32, 64)
 
     def forward(self, x: Tensor, _y: Tensor) -> Tensor:
-        """The loss."""
+        """The scalar loss of a batch."""
         return F.mse_loss(self.net(x), x)
 
 
@@ -155,7 +155,7 @@ EXHIBITS = (
         ),
         regression,
     ),
-    Exhibit("language", "embeddings, 500 classes", lambda: _classifier(Language()), symbols),
+    Exhibit("language", "embeddings, 500 classes", lambda: _classifier(NextSymbolModel()), symbols),
     Exhibit("autoencoder", "an autoencoder", Autoencoder, digits),
     Exhibit(
         "group_norm", "a CNN with group norm", lambda: _classifier(ConvNet("group")), digit_maps,

@@ -1,7 +1,7 @@
-"""What an exhibit is: a model that returns its own loss, its batches, and how it is trained.
+"""An exhibit: a model that returns its own loss, its batches, and how to train it.
 
-The loss is computed inside the model, in a module of its own, so that everything that rounds has a
-module to be named by. The metric of all exhibits is the loss on held-out data after training,
+The loss is computed inside the model, in a module of its own, so that every operation that rounds
+belongs to a named module. The metric of all exhibits is the loss on held-out data after training,
 computed in FP32.
 """
 
@@ -32,14 +32,14 @@ class Exhibit:
     """A small training.
 
     Attributes:
-        name: What ``load`` knows it by.
-        title: A few words.
+        name: The name that ``load`` takes.
+        title: A short description.
         model: A fresh model, whose call on a batch returns the loss.
         data: The next batch from a generator.
         rate: Learning rate of Adam, or of SGD with momentum.
         steps: Optimizer steps.
         sgd: Whether SGD trains it.
-        held_back: Kept apart while rules are made, for a check afterwards.
+        held_back: Not used while developing rules, so that it can check them.
     """
 
     name: str
@@ -52,13 +52,13 @@ class Exhibit:
     held_back: bool = False
 
     def optimizer(self, model: nn.Module) -> Optimizer:
-        """The optimizer."""
+        """The optimizer that trains this exhibit."""
         if self.sgd:
             return torch.optim.SGD(model.parameters(), self.rate, momentum=0.9)
         return torch.optim.Adam(model.parameters(), self.rate)
 
     def batches(self, seed: int) -> list[Batch]:
-        """The training's batches."""
+        """The batches of a training, in order."""
         generator = torch.Generator().manual_seed(seed)
         return [self.data(generator) for _ in range(self.steps)]
 
@@ -107,7 +107,7 @@ class Chain(nn.Module):
         self.criterion = criterion
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        """The loss."""
+        """The scalar loss of a batch."""
         loss: Tensor = self.criterion(self.body(x), y)
         return loss
 
@@ -128,7 +128,7 @@ def digit_maps(generator: torch.Generator) -> Batch:
 
 
 def normal(generator: torch.Generator, *shape: int) -> Tensor:
-    """Standard normal values."""
+    """Standard normal values of a shape."""
     return torch.randn(*shape, generator=generator)
 
 

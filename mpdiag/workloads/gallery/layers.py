@@ -38,7 +38,7 @@ class Standardise(nn.Module):
     """Zero mean and unit variance of each feature over the batch, variance as E[x²] − E[x]²."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Same shape."""
+        """The transformed values, in the shape of ``x``."""
         mean = x.mean(0)
         variance = (x * x).mean(0) - mean * mean
         return (x - mean) / (variance + 1e-3).sqrt()
@@ -52,7 +52,7 @@ class TinyEpsRms(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        """Same shape."""
+        """The transformed values, in the shape of ``x``."""
         return x * torch.rsqrt((x * x).mean(-1, keepdim=True) + self.eps)
 
 
@@ -72,7 +72,7 @@ class CosineToAnchors(nn.Module):
         self.anchors = nn.Parameter(torch.randn(32, 16) * 300)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, 32]."""
+        """Features [B, 32] of a batch."""
         a, b = x[:, None], self.anchors[None]
         dot = (a * b).sum(-1)
         return 4 * dot / ((a * a).sum(-1).sqrt() * (b * b).sum(-1).sqrt())
@@ -86,7 +86,7 @@ class SquaredDistances(nn.Module):
         self.centres = nn.Parameter(torch.randn(32, 16) + 40)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, 32]."""
+        """Features [B, 32] of a batch."""
         c = self.centres
         squared = (x * x).sum(-1)[:, None] + (c * c).sum(-1) - 2 * x @ c.T
         return torch.exp(-squared / 32)
@@ -126,7 +126,7 @@ class FillMask(nn.Module):
         self.fill = fill
 
     def forward(self, scores: Tensor, real: Tensor) -> Tensor:
-        """Masked scores."""
+        """The scores with masked entries pushed down."""
         return scores.masked_fill(~real[:, None], self.fill)
 
 
@@ -134,12 +134,12 @@ class AddMask(nn.Module):
     """Adds −1e9 where there is padding."""
 
     def forward(self, scores: Tensor, real: Tensor) -> Tensor:
-        """Masked scores."""
+        """The scores with masked entries pushed down."""
         return scores + (1 - real[:, None].to(scores.dtype)) * -1e9
 
 
 def padded(g: torch.Generator, empty: float) -> Batch:
-    """Eight tokens; a share of the samples is padding alone."""
+    """Eight tokens; a share of the samples is all padding."""
     tokens = normal(g, 64, 8, 4)
     tokens[:, 0, 3] = 1.0
     void = torch.rand(64, generator=g) < empty
@@ -159,7 +159,7 @@ class PooledSum(nn.Module):
         self.head = nn.Linear(8, 8)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, 8]."""
+        """Features [B, 8] of a batch."""
         return cast("Tensor", self.head(self.pool(torch.relu(self.conv(x)))))
 
 
@@ -167,7 +167,7 @@ class SumPool(nn.Module):
     """Sum over positions, then brought back to size."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """[B, C]."""
+        """Features [B, C] of a batch."""
         return x.sum((2, 3)) / (x.shape[2] * x.shape[3] * 32)
 
 

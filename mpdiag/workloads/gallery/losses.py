@@ -31,7 +31,7 @@ class RowAttention(nn.Module):
         self.head = nn.Linear(64, 10)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Logits."""
+        """The logits [B, classes] of a batch."""
         h = self.norm(self.embed(x.view(-1, 8, 8)))
         k = 4.5 * F.normalize(self.key(h), dim=-1)
         weights = self.softmax(k @ k.transpose(1, 2))
@@ -51,7 +51,7 @@ class NaiveBce(nn.Module):
     """Binary cross entropy by the formula: log of a probability and of one minus it."""
 
     def forward(self, logits: Tensor, y: Tensor) -> Tensor:
-        """The loss."""
+        """The scalar loss of a batch."""
         p = torch.sigmoid(logits.squeeze(-1))
         return -(y * torch.log(p + 1e-12) + (1 - y) * torch.log(1 - p + 1e-12)).mean()
 
@@ -70,7 +70,7 @@ class MixtureNll(nn.Module):
         self.log_sigma = nn.Parameter(torch.full((4, 1), -2.0))
 
     def forward(self, out: Tensor, y: Tensor) -> Tensor:
-        """The loss."""
+        """The scalar loss of a batch."""
         z = (y[:, None] - out.view(-1, 4, 256)) / self.log_sigma.exp()
         likelihood = -(0.5 * z * z + self.log_sigma).sum(-1)
         return -torch.logsumexp(likelihood, -1).mean() / 256
@@ -86,7 +86,7 @@ class NaiveSoftplus(nn.Module):
     """Poisson regression whose rate is log(1 + exp(x))."""
 
     def forward(self, out: Tensor, y: Tensor) -> Tensor:
-        """The loss."""
+        """The scalar loss of a batch."""
         rate = torch.log(1 + torch.exp(out.squeeze(-1) * 10)) + 1e-3
         return (rate - y * torch.log(rate)).mean() / 10
 
@@ -112,7 +112,7 @@ class Contrastive(nn.Module):
 
 
 def pairs(g: torch.Generator) -> Batch:
-    """Two noisy views of each of 32 things."""
+    """Two noisy views of each of 32 objects."""
     x = normal(g, 32, 16)
     return torch.cat([x + 0.3 * normal(g, 32, 16) for _ in range(2)]), torch.zeros(1)
 
@@ -121,7 +121,7 @@ class JointLikelihood(nn.Module):
     """The probability of a whole sequence as a product, then its logarithm."""
 
     def forward(self, out: Tensor, y: Tensor) -> Tensor:
-        """The loss."""
+        """The scalar loss of a batch."""
         p = torch.softmax(out.view(-1, 24, 4), -1)
         chosen = p.gather(-1, y[..., None]).squeeze(-1)
         return -torch.log(chosen.prod(-1) + 1e-30).mean() / 24
@@ -145,7 +145,7 @@ class Vae(nn.Module):
         self.kl = Kl()
 
     def forward(self, x: Tensor, _y: Tensor) -> Tensor:
-        """The loss."""
+        """The scalar loss of a batch."""
         mean, log_variance = (self.encoder(x * self.size) * self.gain).chunk(2, -1)
         noise = torch.randn_like(mean) if self.training else torch.zeros_like(mean)
         code = mean + noise * torch.tanh(log_variance)
@@ -155,7 +155,7 @@ class Vae(nn.Module):
 
 
 class Kl(nn.Module):
-    """KL divergence of a diagonal Gaussian from the standard one, tamed by a logarithm."""
+    """KL divergence of a diagonal Gaussian from the standard one, compressed by a logarithm."""
 
     def forward(self, mean: Tensor, log_variance: Tensor) -> Tensor:
         """The mean over the batch."""

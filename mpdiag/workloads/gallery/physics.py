@@ -14,7 +14,7 @@ class LennardJones(nn.Module):
     """Pair energies 4·(r^-12 − r^-6) of learned distances, compared as logarithms."""
 
     def forward(self, out: Tensor, y: Tensor) -> Tensor:
-        """The loss."""
+        """The scalar loss of a batch."""
         r = 0.3 + torch.sigmoid(out.squeeze(-1))
         energy = 4 * (r**-12 - r**-6)
         return (torch.asinh(energy) - y).abs().mean()
@@ -36,7 +36,7 @@ class SmallSteps(nn.Module):
         self.integrator = Integrator(1e-4)
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        """The loss."""
+        """The scalar loss of a batch."""
         push = self.field(x[:, :8])
         start = x[:, :8] + 8
         end = self.integrator(start, push)
@@ -44,7 +44,7 @@ class SmallSteps(nn.Module):
 
 
 class Integrator(nn.Module):
-    """x + dt · push, again and again."""
+    """Repeats x + dt · push 64 times."""
 
     def __init__(self, dt: float) -> None:
         super().__init__()
@@ -58,13 +58,13 @@ class Integrator(nn.Module):
 
 
 def fields(g: torch.Generator) -> Batch:
-    """States and where they are pushed."""
+    """States and the changes to learn."""
     x = normal(g, 64, 16)
     return x, torch.sin(x[:, :8]) * 0.64
 
 
 class FiniteDifference(nn.Module):
-    """A potential is learned from its slope, taken as a difference over 1e-4."""
+    """A potential learned from its slope, a finite difference over 1e-4."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,7 +72,7 @@ class FiniteDifference(nn.Module):
         self.slope = Slope()
 
     def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        """The loss."""
+        """The scalar loss of a batch."""
         h = 1e-4
         step = torch.zeros_like(x)
         step[:, 0] = h
@@ -84,12 +84,12 @@ class Slope(nn.Module):
     """(b − a) / 2h."""
 
     def forward(self, ahead: Tensor, behind: Tensor, h: float) -> Tensor:
-        """The slope."""
+        """The central difference quotient."""
         return (ahead - behind) / (2 * h)
 
 
 def slopes(g: torch.Generator) -> Batch:
-    """Places and slopes."""
+    """Positions and the slopes there."""
     x = normal(g, 64, 4)
     return x, torch.cos(x[:, 0]) + 0.5 * x[:, 1]
 
@@ -98,7 +98,7 @@ class FourthPower(nn.Module):
     """Radiation by the fourth power of a temperature in kelvins, learned from fluxes."""
 
     def forward(self, out: Tensor, y: Tensor) -> Tensor:
-        """The loss."""
+        """The scalar loss of a batch."""
         kelvins = 300 + 30 * out.squeeze(-1)
         flux = 5.67e-8 * kelvins.pow(4)
         return ((flux - y) / 100).square().mean()

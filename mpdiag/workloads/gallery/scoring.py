@@ -1,15 +1,14 @@
-"""Score whatever flags operations against what training showed.
+"""Scores a flagger of operations against the results of training.
 
 ::
 
     def flags(model, batch):                 # an FP32 model in training, and its next batch
         return {("criterion", "exp")}        # (module, operation); "" for a whole module
 
-    print(score(flags, load_truth("benchmarks/results/gallery-truth.json")))
+    print(score(flags, load_truth("studies/results/gallery-truth.json")))
 
-A flagger sees the model at several moments of its FP32 training, as a recording would; what it flags
-adds up. It may call ``model(*batch)``, which returns the loss; its marks on the model are its own to
-remove.
+A flagger sees the model at several moments of its FP32 training, as a recording would; its flags are
+united. It may call ``model(*batch)``, which returns the loss; it must remove its hooks itself.
 """
 
 from __future__ import annotations
@@ -30,34 +29,34 @@ from mpdiag.workloads.gallery.exhibit import Batch, Exhibit
 if TYPE_CHECKING:
     import os
 
-Flag = tuple[str, str]
-Flagger = Callable[[nn.Module, Batch], Collection[Flag]]
+FlaggedOperation = tuple[str, str]
+Flagger = Callable[[nn.Module, Batch], Collection[FlaggedOperation]]
 MOMENTS = (0.0, 0.1, 0.5, 1.0)
-"""Shares of the training after which a flagger looks."""
+"""The moments at which a flagger is called, as shares of the training."""
 
 
 @dataclass(frozen=True)
 class Judged:
-    """One exhibit.
+    """The flags of one exhibit, judged.
 
     Attributes:
-        name: Of the exhibit.
-        needs: Whether it needs FP32 somewhere, by training.
-        flags: What was flagged.
+        name: Name of the exhibit.
+        needs: Whether training showed that it needs FP32 somewhere.
+        flags: The flagged operations.
         covers: Whether the flagged operations include a set that training found sufficient.
         spare: Flags that belong to no sufficient set.
     """
 
     name: str
     needs: bool
-    flags: frozenset[Flag]
+    flags: frozenset[FlaggedOperation]
     covers: bool
     spare: int
 
 
 @dataclass(frozen=True)
 class Score:
-    """All exhibits."""
+    """A flagger's score over all exhibits."""
 
     judged: tuple[Judged, ...]
 
@@ -79,11 +78,11 @@ class Score:
 
     @property
     def mistakes(self) -> tuple[str, ...]:
-        """Exhibits flagged in vain, or missed."""
+        """Exhibits flagged without need, or missed."""
         return tuple(j.name for j in self.judged if bool(j.flags) != j.needs)
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """The score as plain values."""
         return {
             "exhibits": len(self.judged),
             "precision": self.precision,
@@ -100,7 +99,7 @@ def _share(answers: list[bool]) -> float:
 
 
 def load_truth(path: str | os.PathLike[str]) -> Mapping[str, Mapping[str, Any]]:
-    """What training showed, by exhibit, as ``benchmarks/gallery_truth.py`` wrote it.
+    """The results of training, by exhibit, as ``studies/gallery_truth.py`` wrote it.
 
     Raises:
         DamagedRun: If it is missing or unreadable.
@@ -109,19 +108,19 @@ def load_truth(path: str | os.PathLike[str]) -> Mapping[str, Mapping[str, Any]]:
         document = json.loads(Path(path).read_text(encoding="utf-8"))
         exhibits: dict[str, Mapping[str, Any]] = document["exhibits"]
     except (OSError, ValueError, KeyError, TypeError) as error:
-        message = f"{path} holds no gallery truth ({error}): run benchmarks/gallery_truth.py"
+        message = f"{path} holds no gallery truth ({error}): run studies/gallery_truth.py"
         raise DamagedRun(message) from error
     return exhibits
 
 
-def flag(exhibit: Exhibit, flagger: Flagger, *, seed: int = 0) -> frozenset[Flag]:
-    """What a flagger says of an exhibit, over its FP32 training."""
+def flag(exhibit: Exhibit, flagger: Flagger, *, seed: int = 0) -> frozenset[FlaggedOperation]:
+    """All flags of a flagger over an exhibit's FP32 training."""
     torch.manual_seed(seed)
     model = exhibit.model()
     optimizer = exhibit.optimizer(model)
     batches = exhibit.batches(seed)
     looks = {round(share * (len(batches) - 1)) for share in MOMENTS}
-    flags: set[Flag] = set()
+    flags: set[FlaggedOperation] = set()
     for step, batch in enumerate(batches):
         if step in looks:
             flags.update(flagger(model, batch))
@@ -133,9 +132,13 @@ def flag(exhibit: Exhibit, flagger: Flagger, *, seed: int = 0) -> frozenset[Flag
 
 
 def judge(
-    name: str, flags: Collection[Flag], truth: Mapping[str, Any], *, beyond_lists: bool = False
+    name: str,
+    flags: Collection[FlaggedOperation],
+    truth: Mapping[str, Any],
+    *,
+    beyond_lists: bool = False,
 ) -> Judged:
-    """Hold the flags of one exhibit against its truth."""
+    """Compare the flags of one exhibit with its truth."""
     sets = [[(m, op) for m, op in kept] for kept in truth.get("fixes", [])]
     modules = [(m, "") for m in truth.get("fixing_modules", [])]
     needs = bool(truth["needs_fp32_beyond_lists" if beyond_lists else "needs_fp32"])
@@ -147,8 +150,8 @@ def judge(
     return Judged(name, needs, frozenset(flags), covers, spare)
 
 
-def _covered(one: Flag, flags: Collection[Flag]) -> bool:
-    """Whether a flag stands for an operation: itself, or a module around it."""
+def _covered(one: FlaggedOperation, flags: Collection[FlaggedOperation]) -> bool:
+    """Whether a flag covers an operation: by itself, or by a module around it."""
     module, op = one
     return any(
         (m == module or m == "" or module.startswith(f"{m}.")) and o in (op, "") for m, o in flags
@@ -165,11 +168,11 @@ def score(
     """Score a flagger.
 
     Args:
-        flagger: From a model in FP32 training and its next batch to what should stay in FP32.
+        flagger: Given a model in FP32 training and its next batch, returns what should stay in FP32.
         truth: From ``load_truth``.
-        names: Which exhibits; default: all in the truth.
-        beyond_lists: Ask for what is needed on top of the operation policy's lists; without it,
-            for what is needed where everything else is narrow.
+        names: The exhibits; default: all in the truth.
+        beyond_lists: Score what is needed in addition to the operation policy's lists; otherwise
+            what is needed if everything else is narrow.
     """
     chosen = list(truth) if names is None else list(names)
     return Score(

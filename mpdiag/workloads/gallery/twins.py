@@ -1,6 +1,6 @@
-"""Twins of the exhibits that fail: the same operations on values that do no harm, or done right.
+"""Twins of the exhibits that fail: the same operations on harmless values, or implemented correctly.
 
-They keep a flagger honest: an ``exp`` is not a fault.
+They catch false alarms: an ``exp`` alone is not a fault.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class LibrarySoftplus(nn.Module):
     """Poisson regression whose rate is the library's softplus."""
 
     def forward(self, out: Tensor, y: Tensor) -> Tensor:
-        """The loss."""
+        """The scalar loss of a batch."""
         rate = F.softplus(out.squeeze(-1) * 10) + 1e-3
         return (rate - y * torch.log(rate)).mean() / 10
 
@@ -60,7 +60,7 @@ class GentleVariance(nn.Module):
     """Zero mean and unit variance of features of unit size, centred first."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Same shape."""
+        """The transformed values, in the shape of ``x``."""
         centred = x - x.mean(0)
         return centred / (centred.pow(2).mean(0) + 1e-3).sqrt()
 
@@ -69,7 +69,7 @@ class Cubes(nn.Module):
     """Powers of values near 1."""
 
     def forward(self, out: Tensor, y: Tensor) -> Tensor:
-        """The loss."""
+        """The scalar loss of a batch."""
         return ((1 + 0.5 * torch.tanh(out)).pow(3) - (1 + 0.5 * y).pow(3)).square().mean()
 
 

@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import mpdiag
-from mpdiag.analysis.operations.search import find_operations
+from mpdiag.analysis.operations.detection import find_operations
 from mpdiag.numerics.formats import BF16, FP16
 from mpdiag.plan import PrecisionPlan
 from mpdiag.runs.operations import Operation, TensorRecord, decode, encode
@@ -210,7 +210,7 @@ def test_flags_are_true_and_the_plan_mends_them(case, tmp_path):
     assert (bare > 0.05) == bool(needed), bare
     assert error_of_training(case, plan) < 0.05
     for f in found:
-        assert f.where.startswith(str(__file__)) or "test_operation_rules.py" in f.where
+        assert f.where.startswith(str(__file__)) or "test_rules.py" in f.where
         assert f.reason
         assert f.fix
 

@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from mpdiag.numerics.histograms import ExponentHistogram
-from mpdiag.recording.counting.cpu import RATIO_BINS, RATIO_FIRST
 from mpdiag.recording.counting.device import DeviceRows
-from mpdiag.recording.counting.host import HostRows, flat_values
-from mpdiag.recording.tensors import countable
+from mpdiag.recording.counting.host import HostRows
+from mpdiag.recording.counting.layout import RATIO_BINS, RATIO_FIRST
+from mpdiag.recording.counting.tensors import countable, flat_values
 
 EXACT = ("counts", "zeros", "subnormals", "infs", "nans", "fp16_overflow", "absmax", "absmin")
 
@@ -203,7 +203,7 @@ def test_counting_works_where_nothing_can_be_cached():
 from numba.core import caching
 caching.CacheImpl._locator_classes = []
 import torch
-from mpdiag.recording.counting import HostRows
+from mpdiag.recording.counting.host import HostRows
 rows = HostRows()
 rows.count(torch.ones(3))
 print(rows.read().merged([[0]]).numel.tolist())

@@ -14,9 +14,9 @@ CHILD = """
 import warnings
 warnings.simplefilter("ignore")  # of Triton's interpreter, about itself
 import torch
-from mpdiag.recording import cpu
-from mpdiag.recording.device import DeviceRows, torch_tally
-from mpdiag.recording.triton_kernel import triton_tally
+from mpdiag.recording.counting import layout
+from mpdiag.recording.counting.device import DeviceRows, torch_tally
+from mpdiag.recording.counting.triton_kernel import triton_tally
 
 torch.manual_seed(0)
 special = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.nan, 1e-45, 2.0**-126, 2.0**-127,
@@ -39,7 +39,7 @@ CASES = {
 for name, values in CASES.items():
     results = []
     for tally in (torch_tally, triton_tally):
-        counts = torch.zeros(cpu.RAW, dtype=torch.int64)
+        counts = torch.zeros(layout.RAW, dtype=torch.int64)
         counts[5] = 7  # added to, not replaced
         extremes = torch.tensor([0.0, torch.inf], dtype=torch.float64)
         tally(values, counts, extremes)

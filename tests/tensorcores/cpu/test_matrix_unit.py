@@ -166,7 +166,7 @@ def test_times_add_up_and_go_to_the_innermost_matrix_work():
 # -- joined ----------------------------------------------------------------------------------------
 
 
-def test_a_witness_is_found_by_shape_and_dtype():
+def test_a_primitive_is_found_by_shape_and_dtype():
     log = log_of(product(), product("brg_matmul:avx512_core", "f32"), REORDER)
     times = [
         time_of(matmul(32, 64, 1024, dtype="bf16"), 600),
@@ -197,7 +197,7 @@ def test_a_witness_is_found_by_shape_and_dtype():
     ]
     assert document["operations"][2]["amdahl_bound"] == pytest.approx(1 / 0.8)
     assert {k["verdict"] for k in document["kernels"]} == {"tensor_core", "cuda_core", "layout"}
-    assert profile.verdict.startswith("70.0 % of operator time on the matrix unit")
+    assert profile.verdict.startswith("70.0 % of operator time is on the matrix unit")
 
 
 def test_both_gradients_of_a_convolution_are_found_by_one_of_them():

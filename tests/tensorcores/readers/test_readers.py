@@ -12,7 +12,7 @@ import pytest
 from tensorcores.traces import A100, ADD, FALLBACK, SGEMM, TENSOR, kernel, op, step, write
 
 from mpdiag.errors import DamagedTrace, InputError
-from mpdiag.tensorcores.events import Kernel, Launch, ModuleSpan, Operation
+from mpdiag.tensorcores.events import HostOperation, Kernel, Launch, ModuleSpan
 from mpdiag.tensorcores.readers import json_stream
 from mpdiag.tensorcores.readers.recognition import read
 from mpdiag.tensorcores.readers.tables import microseconds, number
@@ -38,7 +38,7 @@ def test_plain_and_pretty_in_windows_of_any_size(tmp_path, monkeypatch, indent, 
     events = list(trace)
     assert [type(e) for e in events].count(Kernel) == 3
     assert [type(e) for e in events].count(Launch) == 3
-    assert [type(e) for e in events].count(Operation) == 3
+    assert [type(e) for e in events].count(HostOperation) == 3
     assert (trace.problems, trace.devices[0].capability) == ([], (8, 0))
 
 
@@ -91,7 +91,7 @@ def test_a_trace_that_breaks_off_is_read_as_far_as_it_goes(tmp_path):
     path.write_text(text[: len(text) // 2], encoding="utf-8")
     trace, found = kernels(path)
     assert 70 <= len(found) <= 75
-    assert any("breaks off" in problem for problem in trace.problems)
+    assert any("ends in the middle" in problem for problem in trace.problems)
 
 
 def test_a_compressed_trace_that_breaks_off(tmp_path):
@@ -222,10 +222,10 @@ def test_nsys_takes_the_demangled_name(export):
     trace = read(export)
     first, nameless, launch = trace
     assert (first.name, first.start_us, first.duration_us) == ("volta_sgemm_64x64_tn", 1.0, 4.0)
-    assert nameless.name == "a kernel without a name"
+    assert nameless.name == "(unnamed kernel)"
     assert (launch.correlation, launch.start_us) == (11, 0.5)
     assert trace.tensor_active == pytest.approx(0.30)
-    assert trace.problems == ["1 kernels have no times and were left out"]
+    assert trace.problems == ["left out 1 kernel without times"]
 
 
 def test_nsys_is_opened_for_reading_only(export):
@@ -332,16 +332,16 @@ def test_units():
 @pytest.mark.parametrize(
     ("name", "head", "words"),
     [
-        ("a.zip", b"PK\3\4rest", "is packed: unpack it first"),
-        ("a.json.zst", b"\x28\xb5\x2f\xfdrest", "is packed"),
+        ("a.zip", b"PK\3\4rest", "is compressed: unpack it first"),
+        ("a.json.zst", b"\x28\xb5\x2f\xfdrest", "is compressed"),
         ("a.nsys-rep", b"\0\1\2", "nsys export --type sqlite"),
         ("a.ncu-rep", b"NVR\0rest", "ncu --import FILE --csv"),
-        ("a.csv", b"Time (%),Total Time (ns),Instances,Name\n", "is a summary of nsys stats"),
+        ("a.csv", b"Time (%),Total Time (ns),Instances,Name\n", "is a summary by nsys stats"),
         ("train.py", b"import torch\n", "mpdiag profile -- "),
-        ("a.txt", b"hello\n", "is no trace of"),
+        ("a.txt", b"hello\n", "is not a trace of"),
     ],
 )
-def test_what_is_no_trace_is_told_for_what_it_is(tmp_path, name, head, words):
+def test_what_is_not_a_trace_is_named(tmp_path, name, head, words):
     (tmp_path / name).write_bytes(head)
     with pytest.raises(DamagedTrace) as told:
         read(tmp_path / name)
@@ -349,5 +349,5 @@ def test_what_is_no_trace_is_told_for_what_it_is(tmp_path, name, head, words):
 
 
 def test_a_folder_is_no_trace(tmp_path):
-    with pytest.raises(InputError, match="is a folder: give one of the traces"):
+    with pytest.raises(InputError, match="is a folder: name one of the traces"):
         read(tmp_path)

@@ -1,0 +1,109 @@
+"""What is computed once for each state of a run's files: analysis, logs, tables."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import run_folder
+import streamlit as st
+
+from mpdiag.analysis.analyzer import Analysis, analyze
+from mpdiag.errors import RunNotFound
+from mpdiag.reports.contents import RunContents, read_contents, read_plans
+from mpdiag.reports.views.gradients.frame import in_model_order
+from mpdiag.runs.run import META, Listing
+from mpdiag.runs.stored_profile import read_profile
+from mpdiag.runs.training_log import FILE, TrainingLog, read_log
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from pathlib import Path
+
+    from mpdiag.analysis.layers import Layers
+    from mpdiag.runs.schema import Kind
+
+
+def stamp(run: Path) -> tuple[tuple[str, int, int], ...]:
+    """What changes when a run does: names, times and sizes of its files."""
+    made = ("plan.json", "profile.json", "sensitivity.json", "search.json")
+    paths = [run / META, run / FILE, *(run / name for name in made)]
+    for parts in ("stats/*.parquet", "operations/*.parquet", "modules/*.parquet", "ranks/*.json"):
+        paths += sorted(run.glob(parts))
+    found = []
+    for path in paths:
+        try:
+            status = path.stat()
+        except OSError:
+            continue
+        found.append((str(path.relative_to(run)), status.st_mtime_ns, status.st_size))
+    return tuple(found)
+
+
+@st.cache_resource(max_entries=3, show_spinner="Reading the run …")
+def _analysis(run: str, target: str, moment: str) -> Analysis:
+    return analyze(run, target=target)
+
+
+def analysis(listing: Listing, target: str = "fp16") -> Analysis:
+    """A run's analysis, computed once for each state of its files."""
+    run = run_folder.opened(listing)
+    if run.meta.get("training") and not run.parts():
+        message = (
+            f"{run_folder.run_name(listing)} is a training by a plan, whose gradients were not "
+            "recorded: select the recording that the plan was made from, or see its Training view"
+        )
+        raise RunNotFound(message)
+    return _analysis(str(listing.folder), target, str(stamp(listing.folder)))
+
+
+@st.cache_resource(max_entries=16, show_spinner=False)
+def _log(run: str, moment: str) -> TrainingLog:
+    return read_log(run)
+
+
+def log(listing: Listing) -> TrainingLog:
+    """A run's training log, read once for each state of its files."""
+    return _log(str(listing.folder), str(stamp(listing.folder)))
+
+
+@st.cache_resource(max_entries=12, show_spinner=False)
+def _layers(run: str, kind: Kind, moment: str, _analysis: Analysis) -> Layers:
+    return in_model_order(_analysis.layers.of_kind(kind), _analysis.run.modules())
+
+
+def layers(listing: Listing, kind: Kind) -> Layers:
+    """A run's layers of one kind, in the model's order."""
+    return _layers(
+        str(listing.folder), kind, str(stamp(listing.folder)), _analysis=analysis(listing)
+    )
+
+
+@st.cache_resource(max_entries=40, show_spinner=False)
+def _once(run: str, moment: str, key: tuple[object, ...], _make: Callable[[], Any]) -> Any:
+    return _make()
+
+
+def once(listing: Listing, *key: object, make: Callable[[], Any]) -> Any:
+    """What ``make`` returns, made once for each key and each state of the run's files."""
+    return _once(str(listing.folder), str(stamp(listing.folder)), key, make)
+
+
+def contents(listing: Listing) -> RunContents:
+    """A run's analysis with what else its folder holds."""
+    of_run = analysis(listing)
+    found: RunContents = once(listing, "contents", make=lambda: read_contents(of_run))
+    return found
+
+
+def profile(listing: Listing) -> Mapping[str, Any]:
+    """A run's ``profile.json``.
+
+    Raises:
+        InputError: If there is none, or it cannot be read.
+    """
+    return read_profile(run_folder.opened(listing).folder)
+
+
+def plans(listings: Mapping[str, Listing]) -> dict[str, Any]:
+    """The plans that trainings followed."""
+    return read_plans({name: item.folder for name, item in listings.items()})

@@ -1,0 +1,135 @@
+"""The folder of runs that this dashboard shows, and what can be said of each without analyzing it."""
+
+from __future__ import annotations
+
+import os
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import streamlit as st
+
+from mpdiag.errors import MpdiagError, RunNotFound
+from mpdiag.installation.bundled import sample_runs
+from mpdiag.reports.formatting import duration, in_markdown
+from mpdiag.runs.run import META, Listing, Run, list_runs, open_run
+from mpdiag.runs.training_log import FILE
+
+LIVE = ("recording", "training")
+SILENT = 120
+"""Seconds without a write after which a run that says it is recording may have been killed."""
+
+
+def folder() -> Path:
+    """The folder of runs this app was opened on; the sample runs if none was named."""
+    named = os.environ.get("MPDIAG_RUNS")
+    return Path(named) if named else sample_runs()
+
+
+def listings() -> list[Listing]:
+    """The runs to choose from; a name in a link is only ever looked up here, never joined to a path."""
+    root = folder()
+    if not (root / META).is_file():
+        return list_runs(root)
+    try:
+        return [Listing(root, open_run(root), None)]
+    except MpdiagError as error:
+        return [Listing(root, None, str(error))]
+
+
+def run_name(listing: Listing) -> str:
+    """What a run is called here."""
+    return listing.folder.resolve().name
+
+
+def is_recording(listing: Listing) -> bool:
+    """Whether a run is a recording, not a training by a plan."""
+    return listing.run is not None and not listing.run.meta.get("training")
+
+
+def opened(listing: Listing) -> Run:
+    """The run, or the sentence that says why it cannot be opened."""
+    if listing.run is None:
+        raise RunNotFound(listing.problem or "this run cannot be read")
+    return listing.run
+
+
+def current() -> Listing:
+    """The run chosen in the sidebar."""
+    known = {run_name(item): item for item in listings()}
+    if not known:
+        message = f"there are no runs in {folder()}: record one with mpdiag demo"
+        raise RunNotFound(message)
+    return known.get(st.session_state.get("run", ""), next(iter(known.values())))
+
+
+def recorded() -> list[Listing]:
+    """The runs that hold statistics."""
+    return [item for item in listings() if item.run and item.run.parts()]
+
+
+def logged() -> dict[str, Listing]:
+    """The runs that kept a training log, by name."""
+    return {
+        run_name(item): item for item in listings() if item.run and (item.folder / FILE).is_file()
+    }
+
+
+def pair() -> tuple[int, int]:
+    """Positions of two recorded runs to compare: the chosen one and its like, if there is one."""
+    runs = recorded()
+    models = [model_of(item) for item in runs]
+    names = [run_name(item) for item in runs]
+    chosen = st.session_state.get("run")
+    first = names.index(chosen) if chosen in names else 0
+    others = [i for i in range(len(runs)) if i != first]
+    like = [i for i in others if models[i] == models[first]]
+    return first, (like or others or [0])[0]
+
+
+def model_of(listing: Listing) -> str:
+    """The type of a run's model, as far as its meta.json says."""
+    model = listing.run.meta.get("model") if listing.run else None
+    return str(model.get("type") or "") if isinstance(model, dict) else ""
+
+
+def describe(listing: Listing) -> str:
+    """One line on a run: model, steps, state, when it was last written; Markdown-safe."""
+    run = opened(listing)
+    meta = run.meta
+    words = [run_name(listing), model_of(listing)]
+    if meta.get("steps_recorded") is not None:
+        words.append(f"{meta['steps_recorded']} of {meta.get('steps_seen')} steps recorded")
+    words.append(state_of(meta))
+    return in_markdown(" · ".join(word for word in words if word))
+
+
+def state_of(meta: Any) -> str:
+    """A run's state in words, with how long ago it was last written if it is still going on."""
+    state = str(meta.get("state") or "unknown")
+    if state not in LIVE:
+        return state
+    age = age_of(meta.get("updated"))
+    if age is None:
+        return state
+    words = f"{state}, last written {duration(age)} ago"
+    return f"{words}; no longer running?" if age > SILENT else words
+
+
+def age_of(moment: object) -> float | None:
+    """Seconds since an ISO 8601 moment."""
+    try:
+        then = datetime.fromisoformat(str(moment))
+    except ValueError:
+        return None
+    if then.tzinfo is None:
+        return None
+    return (datetime.now(timezone.utc) - then).total_seconds()
+
+
+def live(listing: Listing) -> bool:
+    """Whether a run is being written right now, as far as its files say."""
+    if listing.run is None or listing.run.meta.get("state") not in LIVE:
+        return False
+    age = age_of(listing.run.meta.get("updated"))
+    return age is not None and age <= SILENT

@@ -1,0 +1,162 @@
+"""Equivalence of two sets of values within a margin, by two one-sided t-tests (TOST).
+
+"No significant difference" proves nothing with three seeds. So the test asks the reverse: is the
+difference certainly smaller than a margin, in the metric's own units? There are three answers:
+equivalent, different, and inconclusive with the number of seeds that would decide.
+
+Source: Schuirmann, *A comparison of the two one-sided tests procedure and the power approach*
+(Journal of Pharmacokinetics and Biopharmaceutics 15, 1987).
+"""
+
+from __future__ import annotations
+
+import bisect
+import math
+import statistics
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from mpdiag.errors import UsageError
+from mpdiag.numerics.students_t import t_quantile
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+EquivalenceVerdict = Literal["equivalent", "different", "inconclusive"]
+POWER = 0.8
+_MOST_SEEDS = 10_000
+
+
+@dataclass(frozen=True)
+class Equivalence:
+    """The result of the test, and the figures behind it.
+
+    Attributes:
+        verdict: ``equivalent``: the interval lies within ±margin; ``different``: it lies entirely
+            beyond the margin on one side; else ``inconclusive``.
+        difference: Mean of b minus mean of a, in the metric's units.
+        low, high: The two-sided confidence interval of the difference at 1 − 2·alpha; infinite
+            if there are too few seeds.
+        margin: The largest difference that does not matter.
+        alpha: Upper bound of the chance of a wrong verdict.
+        paired: Whether seeds were compared one by one.
+        seeds: Number of seeds of a and of b.
+        seeds_to_decide: Seeds on each side that would decide with a chance of 80 %, if mean and
+            spread stayed as they are; None if no number would, or the spread is unknown.
+    """
+
+    verdict: EquivalenceVerdict
+    difference: float
+    low: float
+    high: float
+    margin: float
+    alpha: float
+    paired: bool
+    seeds: tuple[int, int]
+    seeds_to_decide: int | None
+
+
+def judge_equivalence(
+    a: Sequence[float],
+    b: Sequence[float],
+    margin: float,
+    *,
+    alpha: float = 0.05,
+    paired: bool = False,
+) -> Equivalence:
+    """Test whether b is equivalent to a.
+
+    Args:
+        a: One value per seed.
+        b: The same for b; paired values in the same order.
+        margin: The largest difference that does not matter, above 0, in the values' units.
+        alpha: Significance of each one-sided test.
+        paired: Compare seed by seed, which removes the spread that seeds share.
+
+    Raises:
+        UsageError: If the margin or alpha makes no sense.
+    """
+    if not (math.isfinite(margin) and margin > 0):
+        message = f"the margin must be a number above 0, in the metric's own units, not {margin!r}"
+        raise UsageError(message)
+    if not 0 < alpha < 0.5:
+        message = f"alpha must lie between 0 and 0.5, not {alpha!r}"
+        raise UsageError(message)
+    if not all(map(math.isfinite, [*a, *b])):
+        return _not_finite(a, b, margin, alpha, paired=paired)
+    difference = statistics.fmean(b) - statistics.fmean(a)
+    error, freedom = _standard_error(a, b, paired=paired)
+    reach = math.inf if freedom < 1 else error * t_quantile(1 - alpha, freedom)
+    low, high = difference - reach, difference + reach
+    verdict: EquivalenceVerdict = "inconclusive"
+    if -margin < low and high < margin:
+        verdict = "equivalent"
+    elif low > margin or high < -margin:
+        verdict = "different"
+    needed = None
+    if verdict == "inconclusive" and freedom >= 1:
+        spread = error / math.sqrt(1 / len(a) if paired else 1 / len(a) + 1 / len(b))
+        needed = seeds_to_decide(difference, spread, margin, alpha=alpha, paired=paired)
+    return Equivalence(
+        verdict, difference, low, high, margin, alpha, paired, (len(a), len(b)), needed
+    )
+
+
+def _standard_error(a: Sequence[float], b: Sequence[float], *, paired: bool) -> tuple[float, float]:
+    """Standard error of the difference and its degrees of freedom (Welch); 0 where unknown."""
+    if paired:
+        if len(a) < 2:
+            return math.inf, 0.0
+        steps = [y - x for x, y in zip(a, b, strict=True)]
+        return statistics.stdev(steps) / math.sqrt(len(steps)), len(steps) - 1
+    if min(len(a), len(b)) < 2:
+        return math.inf, 0.0
+    parts = [statistics.variance(side) / len(side) for side in (a, b)]
+    total = sum(parts)
+    if total == 0:
+        return 0.0, len(a) + len(b) - 2
+    freedom = total**2 / sum(p**2 / (len(s) - 1) for p, s in zip(parts, (a, b), strict=True))
+    return math.sqrt(total), freedom
+
+
+def _not_finite(
+    a: Sequence[float], b: Sequence[float], margin: float, alpha: float, *, paired: bool
+) -> Equivalence:
+    """The verdict if some values are not finite: diverged trainings differ from others."""
+    bad_a, bad_b = (sum(not math.isfinite(x) for x in side) for side in (a, b))
+    whole = bad_a * len(b) == bad_b * len(a)  # the same share diverged
+    verdict: EquivalenceVerdict = "inconclusive" if whole else "different"
+    seeds = (len(a), len(b))
+    return Equivalence(verdict, math.nan, -math.inf, math.inf, margin, alpha, paired, seeds, None)
+
+
+def seeds_to_decide(
+    difference: float, spread: float, margin: float, *, alpha: float = 0.05, paired: bool = False
+) -> int | None:
+    """Seeds on each side that decide with a chance of 80 %.
+
+    Args:
+        difference: The true difference of means, assumed to be the one observed.
+        spread: Standard deviation of one value (paired: of one difference).
+        margin: As in ``judge_equivalence``.
+        alpha: As in ``judge_equivalence``.
+        paired: As in ``judge_equivalence``.
+
+    Returns:
+        A number of at least 2; None if more than 10,000 would be needed.
+    """
+    room = abs(margin - abs(difference))
+    if room == 0:
+        return None
+    inside = abs(difference) < margin
+    # Both one-sided tests must succeed: where the difference is 0, each may fail half as often.
+    miss = (1 - POWER) / 2 if inside and difference == 0 else 1 - POWER
+
+    def decides(n: int) -> bool:
+        freedom = n - 1 if paired else 2 * (n - 1)
+        error = spread * math.sqrt((1 if paired else 2) / n)
+        return room >= error * (t_quantile(1 - alpha, freedom) + t_quantile(1 - miss, freedom))
+
+    numbers = range(2, _MOST_SEEDS + 1)
+    found = bisect.bisect_left(numbers, True, key=decides)
+    return numbers[found] if found < len(numbers) else None

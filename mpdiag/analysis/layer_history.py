@@ -1,0 +1,127 @@
+"""The history of one layer: what it lost at which step, and what to do about it."""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mpdiag.analysis.analyzer import Analysis, analyze
+from mpdiag.analysis.layers import Layers, countable_rows, share
+from mpdiag.analysis.scaling.loss_scale import lost_by_scale
+from mpdiag.errors import LayerNotFound
+from mpdiag.numerics.formats import FP16
+from mpdiag.runs.run import Run, open_run
+
+if TYPE_CHECKING:
+    import os
+
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True, eq=False)
+class LayerHistory:
+    """Everything recorded about one layer.
+
+    Attributes:
+        name: The layer.
+        analysis: The run's analysis.
+        layers: Its kinds, merged over steps.
+        steps: Recorded steps of its activation gradients (weight gradients for a parameter).
+        lost: Share of non-zero values FP16 loses at scale 1, by step.
+        lost_scaled: The same at the recommended scale.
+        absmax: Largest |gradient| by step, without the loss scale.
+        swallowed: Share of its updates FP16 weights would swallow, None if it has no updates.
+        roles: What it decides for the whole run, in sentences.
+        fixes: What to do.
+    """
+
+    name: str
+    analysis: Analysis
+    layers: Layers
+    steps: NDArray[np.int64]
+    lost: NDArray[np.float64]
+    lost_scaled: NDArray[np.float64]
+    absmax: NDArray[np.float64]
+    swallowed: float | None
+    roles: tuple[str, ...]
+    fixes: tuple[str, ...]
+
+    @property
+    def worst(self) -> tuple[str, ...]:
+        """The layers whose gradients lose the most, worst first."""
+        gradients = self.analysis.loss_scale.late
+        order = np.argsort(-lost_by_scale(gradients)[:, 0], kind="stable")
+        return tuple(str(gradients.names[i]) for i in order[:6])
+
+
+def explain_layer(run: str | os.PathLike[str], layer: str | None = None) -> LayerHistory:
+    """Collect the history of a layer; by default, of the one that decides the loss scale.
+
+    Raises:
+        LayerNotFound: If nothing of that name was recorded; the message suggests similar names.
+        InputError: If the run cannot be read.
+    """
+    opened = open_run(Path(run))
+    analysis = analyze(opened)
+    records = opened.records
+    names = list(records.words["name"])
+    if layer is None:
+        layer = analysis.loss_scale.deciding_layer
+    if layer is None:
+        message = f"{opened.folder} has no activation gradients to choose a layer by: name one"
+        raise LayerNotFound(message)
+    if layer not in names:
+        near = _of_type(opened, layer) or difflib.get_close_matches(layer, names, n=3, cutoff=0.3)
+        hint = f"did you mean {', '.join(near)}?" if near else "see mpdiag analyze for the names"
+        message = f"{opened.folder} has no layer {layer!r}: {hint}"
+        raise LayerNotFound(message)
+    own = np.flatnonzero(analysis.layers.names == layer)
+    layers = Layers(
+        analysis.layers.kinds[own],
+        analysis.layers.names[own],
+        analysis.layers.histograms[own],
+        analysis.layers.steps[own],
+    )
+    kind = "activation_grad" if "activation_grad" in layers.kinds else "weight_grad"
+    mine = (records.name == names.index(layer)) & countable_rows(records)
+    rows = records.select(mine & records.of_kind(kind))  # type: ignore[arg-type]
+    steps, group = np.unique(rows.step.astype(np.int64), return_inverse=True)
+    h = rows.merged(group.reshape(-1), len(steps))
+    exponent = int(np.log2(analysis.plan.loss_scale.recommended))
+    updates = records.select(mine & records.of_kind("update"))
+    changed = int(updates.changed.sum())
+    scale = analysis.loss_scale
+    roles = []
+    if layer == scale.deciding_layer:
+        roles.append("it loses the most of all layers, which sets the lower end of the loss scale")
+    if layer == scale.limiting_layer:
+        roles.append("it has the largest gradient, which sets the upper end of the loss scale")
+    fixes = [c.reason for c in analysis.plan.fp32_operations if c.module == layer]
+    fixes = [f"keep it in FP32: {reason}" for reason in fixes]
+    if exponent and h.nonzero.sum() and h.lost_to_zero(FP16).value.sum():
+        fixes.append(f"scale the loss by {2**exponent:g}")
+    return LayerHistory(
+        name=layer,
+        analysis=analysis,
+        layers=layers,
+        steps=steps,
+        lost=share(h.lost_to_zero(FP16).value, h.nonzero),
+        lost_scaled=share(h.lost_to_zero(FP16, exponent).value, h.nonzero),
+        absmax=h.absmax,
+        swallowed=int(updates.swallowed_fp16.sum()) / changed if changed else None,
+        roles=tuple(roles),
+        fixes=tuple(fixes),
+    )
+
+
+def _of_type(run: Run, word: str) -> list[str]:
+    """Up to three modules of a type: ``LSTM`` finds a layer that is called ``rows``."""
+    return [
+        str(row["name"])
+        for row in run.modules()
+        if row["what"] == "module" and str(row["type"]).lower() == word.lower() and row["name"]
+    ][:3]

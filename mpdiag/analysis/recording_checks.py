@@ -1,0 +1,124 @@
+"""Whether a recording is one to rely on: FP32, of whole steps, enough of them, and complete."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mpdiag.analysis.findings import Finding
+from mpdiag.display.wording import counted
+from mpdiag.errors import DamagedRun
+
+if TYPE_CHECKING:
+    from mpdiag.analysis.layers import Layers
+    from mpdiag.runs.run import Run
+
+FEW_STEPS = 20
+"""Recorded steps below which an analysis says that it rests on few."""
+
+
+def require_finite_gradients(run: Run, layers: Layers) -> None:
+    """Refuse a run without a single finite gradient.
+
+    Raises:
+        DamagedRun: If gradients were recorded and all of them are NaN or infinite.
+    """
+    h = layers.of_kind("activation_grad", "weight_grad").histograms
+    if h.numel.sum() > 0 and h.finite.sum() == 0:
+        message = (
+            f"every gradient in {run.folder} is NaN or infinite: the FP32 training diverged before "
+            "its first recorded step; fix it and record again"
+        )
+        raise DamagedRun(message)
+
+
+def recording_findings(run: Run, layers: Layers) -> list[Finding]:
+    """What limits the conclusions that a recording allows."""
+    return [
+        *_loop_findings(run, layers),
+        *_length_findings(run),
+        *_failure_findings(run),
+        *_coverage_findings(run),
+    ]
+
+
+def _loop_findings(run: Run, layers: Layers) -> list[Finding]:
+    """A loop without optimizer steps, or whose weights are not FP32."""
+    found = []
+    seen = int(run.meta.get("steps_seen") or 0)
+    stepped = len(layers.of_kind("update")) > 0
+    if run.meta.get("optimizers") and len(layers) and seen <= 1 and not stepped:
+        found.append(
+            Finding(
+                severity="warning",
+                code="no-optimizer-step",
+                message="no optimizer step was seen, so the whole recording counts as one step",
+                evidence={"steps_seen": seen},
+                fix="call optimizer.step() after backward(), and record again",
+            )
+        )
+    weights = {str(row["dtype"]) for row in run.modules() if row["what"] == "parameter"}
+    if weights and "float32" not in weights:
+        dtypes = " and ".join(sorted(weights))
+        found.append(
+            Finding(
+                severity="warning",
+                code="not-fp32",
+                message=f"the weights are {dtypes}, so this is not a recording of FP32 training: "
+                f"it cannot show what {dtypes} rounded away or could not represent",
+                evidence={"dtypes": sorted(weights)},
+                fix="record the model in FP32: model.float()",
+            )
+        )
+    return found
+
+
+def _length_findings(run: Run) -> list[Finding]:
+    steps = int(run.meta.get("steps_recorded") or 0)
+    if not 0 < steps < FEW_STEPS:
+        return []
+    return [
+        Finding(
+            severity="info",
+            code="few-steps",
+            message=f"the analysis is based on only {counted(steps, 'recorded step')}",
+            evidence={"steps_recorded": steps},
+            fix="record a few hundred steps: gradients shrink as training proceeds",
+        )
+    ]
+
+
+def _failure_findings(run: Run) -> list[Finding]:
+    failures = run.meta.get("failures") or []
+    if not failures:
+        return []
+    return [
+        Finding(
+            severity="warning",
+            code="recording-failed",
+            message=f"recording failed {counted(len(failures), 'time')}, "
+            f"first in {failures[0].get('where')}",
+            evidence={"failures": failures},
+            fix="the recording is incomplete: see the evidence, and record again",
+        )
+    ]
+
+
+def _coverage_findings(run: Run) -> list[Finding]:
+    coverage = run.meta.get("coverage") or {}
+    missing = [
+        item
+        for item in coverage.get("not_recorded") or []
+        if item.get("what") == "module" and "compiled" in str(item.get("reason"))
+    ]
+    if not missing:
+        return []
+    return [
+        Finding(
+            severity="warning",
+            code="modules-not-recorded",
+            message=f"{counted(len(missing), 'module')} ran under torch.compile and "
+            f"{'was' if len(missing) == 1 else 'were'} not recorded",
+            evidence={"modules": [item.get("name") for item in missing]},
+            fix="record the eager model, then compile it",
+        )
+    ]

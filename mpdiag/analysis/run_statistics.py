@@ -1,0 +1,108 @@
+"""What the analysis asks of a run's rows, and the answers for rows that are in memory.
+
+Rows that fit into memory are read once (``InMemoryStatistics``). From ``STREAM_FROM`` rows on they are
+read part by part and only sums are kept (``streaming.StreamedStatistics``); ``read_statistics`` there
+chooses. All sums are of integers and everything else is a maximum, so both give the same figures to
+the bit.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from mpdiag.analysis.layers import Layers, countable_rows, merge_layers
+from mpdiag.analysis.scaling.maxima import by_step, step_maxima
+
+if TYPE_CHECKING:
+    from collections.abc import Collection
+
+    from numpy.typing import NDArray
+
+    from mpdiag.numerics.histograms import ExponentHistogram
+    from mpdiag.runs.records import Records
+
+STREAM_FROM = 2_000_000
+"""Rows from which a run is streamed: so many take some 500 MB when they are held."""
+UPDATE_COLUMNS = ("changed", "swallowed_fp16", "swallowed_bf16", "vanished_fp16")
+
+
+class RunStatistics(Protocol):
+    """A run's rows, as far as the analysis needs them."""
+
+    def layers(self) -> Layers:
+        """All rows, merged by kind and name."""
+
+    def late_gradients(self, since: float) -> Layers:
+        """Activation gradients of the steps from ``since`` on, merged by name."""
+
+    def step_maxima(self) -> tuple[NDArray[np.int64], NDArray[np.float64], int]:
+        """As ``maxima.step_maxima``."""
+
+    def by_step(self, layers: Collection[str], steps: NDArray[np.int64]) -> list[ExponentHistogram]:
+        """Activation gradients of each of some layers by step: stacks of batch shape (steps,)."""
+
+    def updates(self) -> tuple[tuple[str, ...], NDArray[np.int64]]:
+        """Names, and (columns, names) sums over updates of ``UPDATE_COLUMNS``."""
+
+    def activations(self, leaves: Collection[str]) -> tuple[int, int]:
+        """How many values the modules of these names put out, and in how many steps of ranks."""
+
+
+@dataclass(frozen=True, eq=False)
+class InMemoryStatistics:
+    """Rows that are in memory."""
+
+    records: Records
+
+    def layers(self) -> Layers:
+        """See ``RunStatistics``."""
+        return merge_layers(self.records)
+
+    def late_gradients(self, since: float) -> Layers:
+        """See ``RunStatistics``."""
+        late = merge_layers(self.records, self.records.step >= since)
+        return late.of_kind("activation_grad")
+
+    def step_maxima(self) -> tuple[NDArray[np.int64], NDArray[np.float64], int]:
+        """See ``RunStatistics``."""
+        return step_maxima(self.records)
+
+    def by_step(self, layers: Collection[str], steps: NDArray[np.int64]) -> list[ExponentHistogram]:
+        """See ``RunStatistics``."""
+        records = self.records
+        gradients = records.of_kind("activation_grad") & countable_rows(records)
+        return [
+            by_step(records, gradients & (records.name == records.code("name", layer)), steps)
+            for layer in layers
+        ]
+
+    def updates(self) -> tuple[tuple[str, ...], NDArray[np.int64]]:
+        """See ``RunStatistics``."""
+        records = self.records
+        rows = np.flatnonzero(records.of_kind("update") & countable_rows(records))
+        return records.words["name"], sum_updates(records, rows, len(records.words["name"]))
+
+    def activations(self, leaves: Collection[str]) -> tuple[int, int]:
+        """See ``RunStatistics``."""
+        records = self.records
+        wanted = set(leaves)
+        codes = [i for i, name in enumerate(records.words["name"]) if name in wanted]
+        rows = records.of_kind("activation") & np.isin(records.name, codes)
+        return int(records.numel[rows].sum()), len(steps_of_ranks(records, rows))
+
+
+def steps_of_ranks(records: Records, rows: NDArray[np.bool_]) -> set[tuple[int, int]]:
+    """The (step, rank) pairs that some rows speak of."""
+    pairs = np.unique(np.stack([records.step[rows], records.rank[rows]], axis=1), axis=0)
+    return {(step, rank) for step, rank in pairs.tolist()}
+
+
+def sum_updates(records: Records, rows: NDArray[np.int64], names: int) -> NDArray[np.int64]:
+    """Sums of ``UPDATE_COLUMNS`` over some rows, by name: (columns, names)."""
+    sums = np.zeros((len(UPDATE_COLUMNS), names), np.int64)
+    for row, column in zip(sums, UPDATE_COLUMNS, strict=True):
+        np.add.at(row, records.name[rows], getattr(records, column)[rows])
+    return sums

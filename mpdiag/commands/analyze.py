@@ -1,0 +1,59 @@
+"""``mpdiag analyze``: what a recorded run needs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mpdiag.commands.shared.options import (
+    JsonOption,
+    RunArgument,
+    StrictOption,
+    Target,
+    exit_on_findings,
+)
+from mpdiag.files.atomic import writing
+
+
+def analyze(
+    run: RunArgument,
+    as_json: JsonOption = False,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="PLAN", help="Write the plan here.")
+    ] = None,
+    strict: StrictOption = False,
+    against: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="PLAN", help="Check if this plan still holds; --strict then checks only that."
+        ),
+    ] = None,
+    target: Annotated[Target, typer.Option(help="The format to train in.")] = "fp16",
+) -> None:
+    """Say what a run needs. Loss scale, master weights, operations in FP32, formats."""
+    from mpdiag.analysis.analyzer import analyze as analyze_run
+    from mpdiag.analysis.plan_check import check_plan
+    from mpdiag.plan import PrecisionPlan
+    from mpdiag.reports import terminal
+    from mpdiag.reports.text.analysis import after_analysis, analysis_text, check_text
+
+    stored = None if against is None else PrecisionPlan.load(against)
+    analysis = analyze_run(run, target=target)
+    check = None if stored is None else check_plan(stored, analysis.plan)
+    if output is not None:
+        with writing(output):
+            analysis.plan.save(output)
+    if as_json:
+        checked = {} if check is None else {"against": check.to_json()}
+        terminal.show_json(analysis.to_json() | checked)
+    else:
+        if check is not None:
+            terminal.show(check_text(check), "")
+        terminal.show(analysis_text(analysis))
+        broken = check is not None and not check.holds
+        remake = ("mpdiag", "analyze", run, "-o", against)
+        terminal.name_next(*(remake if broken else after_analysis(analysis, run, output)))
+    judged = analysis if check is None else check
+    exit_on_findings(strict, (finding.severity for finding in judged.findings))

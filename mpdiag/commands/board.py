@@ -1,0 +1,29 @@
+"""``mpdiag board``: a run on TensorBoard or W&B."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from mpdiag.commands.shared.options import Board, RunArgument
+
+
+def board(
+    run: RunArgument,
+    to: Annotated[Board, typer.Option("--to", help="Which board.")] = "tensorboard",
+    output: Annotated[
+        str | None,
+        typer.Option(
+            "--output", "-o", metavar="WHERE", help="TensorBoard's folder, W&B's project."
+        ),
+    ] = None,
+) -> None:
+    """Put a run on TensorBoard or W&B. Histograms, shares lost, loss and scale."""
+    from mpdiag.integrations.boards import write_board
+    from mpdiag.reports import terminal
+    from mpdiag.runs.run import open_run
+
+    written, look = write_board(open_run(run), to, output)
+    terminal.show(f"{written} histograms and scalars written")
+    terminal.name_next(*look)

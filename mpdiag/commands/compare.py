@@ -1,0 +1,50 @@
+"""``mpdiag compare``: whether one training is as good as another."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mpdiag.commands.shared.options import JsonOption, StrictOption, exit_on_findings
+from mpdiag.files.atomic import writing
+from mpdiag.files.paths import place
+
+
+def compare(
+    a: Annotated[
+        Path,
+        typer.Argument(
+            metavar="A", parser=place, help="Reference: a run, a folder of runs, a baseline."
+        ),
+    ],
+    b: Annotated[Path, typer.Argument(metavar="B", parser=place, help="Candidate, likewise.")],
+    metric: Annotated[str | None, typer.Option(help="Only this metric.")] = None,
+    margin: Annotated[
+        float | None,
+        typer.Option(help="Largest difference that does not matter, in the metric's units."),
+    ] = None,
+    as_json: JsonOption = False,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", metavar="BASELINE", help="Store A as a baseline here."),
+    ] = None,
+    strict: StrictOption = False,
+) -> None:
+    """Say whether B trains as well as A. Equivalent, different, or how many seeds would decide."""
+    from mpdiag.analysis.comparison.compare import compare as compare_sides
+    from mpdiag.analysis.comparison.groups import save_baseline
+    from mpdiag.reports import terminal
+    from mpdiag.reports.text.comparison import comparison_text
+
+    comparison = compare_sides(a, b, metric=metric, margin=margin)
+    if output is not None:
+        with writing(output):
+            save_baseline(comparison.a, output)
+    if as_json:
+        terminal.show_json(comparison.to_json())
+    else:
+        terminal.show(comparison_text(comparison))
+        terminal.name_next("mpdiag", "dashboard", b.parent)
+    exit_on_findings(strict, (finding.severity for finding in comparison.findings))

@@ -1,0 +1,73 @@
+"""``mpdiag demo``: the whole workflow on a built-in workload."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mpdiag.commands.shared.options import JsonOption
+
+
+def demo(
+    workload: Annotated[str, typer.Argument(help="The workload to train.")] = "ssd",
+    folder: Annotated[Path, typer.Option(help="Where runs are kept.")] = Path("runs"),
+    seed: Annotated[int, typer.Option(help="Decides weights and batches.")] = 0,
+    steps: Annotated[
+        int | None, typer.Option(min=1, help="Steps of each training; fewer show less.")
+    ] = None,
+    no_masters: Annotated[
+        bool, typer.Option("--no-masters", help="Also train FP16 weights without FP32 masters.")
+    ] = False,
+    record_only: Annotated[
+        bool, typer.Option("--record-only", help="Stop after the analysis.")
+    ] = False,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Every workload, every way, several seeds: a table.")
+    ] = False,
+    only: Annotated[
+        list[str] | None, typer.Option(help="With --all: only this workload; may be repeated.")
+    ] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="With --all: how many, from 0.")] = 3,
+    done: Annotated[
+        bool, typer.Option("--done", help="With --all: train nothing, show what is done.")
+    ] = False,
+    size: Annotated[
+        str, typer.Option(help="small (two CPU cores) or large (a GPU).", metavar="SIZE")
+    ] = "small",
+    device: Annotated[str, typer.Option(help="Where to train: cpu, cuda, cuda:1 …")] = "cpu",
+    as_json: JsonOption = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="With --all: as Markdown.")] = False,
+) -> None:
+    """Try it: record in FP32, analyze, train by the plan, compare. Takes a minute or two."""
+    # Threads that wait sleep instead of spinning: on a busy machine that is five times as fast. It
+    # is read when torch is imported.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    if everything:
+        from mpdiag.demo.families import run_table, show_table
+
+        rows = run_table(
+            folder,
+            only=only or (),
+            seeds=seeds,
+            steps=steps,
+            options={"size": size},
+            done_only=done,
+            device=device,
+        )
+        show_table(rows, folder, as_json=as_json, markdown=markdown)
+        return
+    from mpdiag.demo.workflow import run_demo
+
+    run_demo(
+        workload,
+        folder,
+        seed=seed,
+        steps=steps,
+        no_masters=no_masters,
+        record_only=record_only,
+        size=size,
+        device=device,
+    )

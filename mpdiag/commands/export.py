@@ -1,0 +1,41 @@
+"""``mpdiag export``: a plan as the settings of another framework."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mpdiag.commands.shared.options import JsonOption
+from mpdiag.files.atomic import writing
+
+
+def export(
+    plan: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan, or the run it lies in.")],
+    to: Annotated[str, typer.Option("--to", metavar="NAME", help="The framework to write for.")],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write it here.")
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Write a plan as another framework's settings. Says what they cannot hold."""
+    from mpdiag.exports.registry import export_plan
+    from mpdiag.plan import PrecisionPlan
+    from mpdiag.reports import terminal
+
+    loaded = PrecisionPlan.load(plan)
+    written = export_plan(loaded, to)
+    if output is not None:
+        with writing(output):
+            output.write_text(written.text, encoding="utf-8")
+    if as_json:
+        terminal.show_json(written.to_json())
+        return
+    if output is None:
+        sys.stdout.write(written.text)
+    if output is not None or written.language == "json":
+        for note in written.notes:
+            terminal.remark(note)
+    terminal.name_next("mpdiag", "train", "--plan", plan, "--", "script.py")

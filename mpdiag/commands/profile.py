@@ -1,0 +1,81 @@
+"""``mpdiag profile``: whether matrix work ran on Tensor Cores."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand
+
+from mpdiag.commands.shared.options import JsonOption, StrictOption, exit_on_findings
+from mpdiag.errors import UsageError
+
+
+class ProfileCommand(TyperCommand):
+    """Keeps the words after ``--`` apart: a script follows them, not a trace."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse all words, and note those after ``--`` as they were typed."""
+        words = args[args.index("--") + 1 :] if "--" in args else None
+        ctx.meta["script"] = words
+        return super().parse_args(ctx, args)
+
+
+def profile(
+    context: typer.Context,
+    trace: Annotated[
+        Path | None,
+        typer.Argument(
+            metavar="[TRACE]",
+            help="Of torch.profiler, nsys (sqlite), ncu or nvprof (CSV); - for stdin.",
+        ),
+    ] = None,
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="[ARGS]...", help="Of the script after --.")
+    ] = None,
+    steps: Annotated[int, typer.Option(min=1, help="Steps of a script to measure.")] = 3,
+    warmup: Annotated[int, typer.Option(min=0, help="Steps to skip first.")] = 5,
+    against: Annotated[
+        Path | None,
+        typer.Option(metavar="TRACE", help="An earlier trace: what moved onto Tensor Cores since?"),
+    ] = None,
+    as_json: JsonOption = False,
+    strict: StrictOption = False,
+) -> None:
+    """Say whether matrix work ran on Tensor Cores. For a script after --, or a trace."""
+    from mpdiag.reports import terminal
+    from mpdiag.reports.text.profile import show_profile
+
+    script = context.meta["script"]
+    given = len(arguments or []) + (trace is not None)
+    code = 0
+    if given > (1 if script is None else len(script)):
+        message = "give one trace only: the earlier one with --against, a script after --"
+        raise UsageError(message)
+    if script is None and trace is None:
+        message = "give a trace, or a script after --: mpdiag profile -- script.py ARGS"
+        raise UsageError(message)
+    if script is not None or trace is None:
+        from mpdiag.launching.processes import announced_ranks
+        from mpdiag.launching.profiled_script import profile_script
+
+        launched = profile_script(script or [], steps=steps, warmup=warmup)
+        result, code = launched.result, launched.exit_code
+        if announced_ranks()[0] > 0:  # the first rank reports for all
+            raise typer.Exit(code)
+    else:
+        from mpdiag.tensorcores.trace_analysis import profile_trace
+
+        with terminal.waiting(f"reading {trace}"):
+            result = profile_trace(trace)
+    change = None
+    if against is not None:
+        from mpdiag.tensorcores.trace_analysis import compare_traces
+
+        with terminal.waiting(f"reading {against}"):
+            change = compare_traces(against, result)
+    document = show_profile(result, against, change, as_json=as_json)
+    if code:
+        raise typer.Exit(code)
+    exit_on_findings(strict, (finding["severity"] for finding in document["findings"]))

@@ -1,0 +1,46 @@
+"""``mpdiag record``: an unmodified training script, recorded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mpdiag.commands.shared.scripts import ScriptWords, shortest_path
+from mpdiag.files.paths import place
+
+
+def record(
+    script: ScriptWords = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(metavar="RUN", parser=place, help="Run folder or URL; default runs/NAME."),
+    ] = None,
+    every: Annotated[
+        int | None, typer.Option(help="Record each N-th step; default dense, then sparse.")
+    ] = None,
+    max_steps: Annotated[
+        int | None, typer.Option(help="Record this many steps; the script runs on unrecorded.")
+    ] = None,
+    include: Annotated[
+        str | None, typer.Option(help="Record only names that match this regular expression.")
+    ] = None,
+    exclude: Annotated[
+        str | None, typer.Option(help="Record no names that match this regular expression.")
+    ] = None,
+    operations: Annotated[
+        int | None,
+        typer.Option(min=0, help="Steps in which every operation is recorded; default 3."),
+    ] = None,
+) -> None:
+    """Run a training script unmodified and record it. Results stay bit-identical."""
+    from mpdiag.launching.command_line import record_command
+    from mpdiag.launching.recorded_script import Options
+    from mpdiag.reports import terminal
+
+    options = Options(every, max_steps, include, exclude, operations)
+    code, run = record_command(script or [], out, options)
+    if run is not None:
+        terminal.name_next("mpdiag", "analyze", shortest_path(run), "-o", "plan.json")
+    raise typer.Exit(code)

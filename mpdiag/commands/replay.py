@@ -1,0 +1,42 @@
+"""``mpdiag replay``: a loss scaler over a recorded run."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from mpdiag.commands.shared.options import JsonOption, RunArgument, Scaler
+
+
+def replay(
+    run: RunArgument,
+    scaler: Annotated[Scaler, typer.Option(help="The loss scaler to run.")] = "backoff",
+    init_scale: Annotated[
+        float | None, typer.Option(help="Scale to begin with; by default the scaler's own.")
+    ] = None,
+    growth_factor: Annotated[float, typer.Option(help="Growth after a quiet interval.")] = 2.0,
+    backoff_factor: Annotated[float, typer.Option(help="Factor after an overflow.")] = 0.5,
+    growth_interval: Annotated[int, typer.Option(help="Steps of a quiet interval.")] = 2000,
+    hysteresis: Annotated[int, typer.Option(help="Overflows in a row before backing off.")] = 1,
+    as_json: JsonOption = False,
+) -> None:
+    """Run a loss scaler over a recorded run. Shows scale, skips and losses, step by step."""
+    from mpdiag.analysis.scaling.replay import replay_run
+    from mpdiag.reports import terminal
+    from mpdiag.reports.text.replay import replay_text
+
+    played = replay_run(
+        run,
+        scaler,
+        init_scale=init_scale,
+        growth_factor=growth_factor,
+        backoff_factor=backoff_factor,
+        growth_interval=growth_interval,
+        hysteresis=hysteresis,
+    )
+    if as_json:
+        terminal.show_json(played.to_json())
+    else:
+        terminal.show(replay_text(played))
+        terminal.name_next("mpdiag", "analyze", run, "-o", "plan.json")

@@ -1,0 +1,44 @@
+"""``mpdiag report``: verdict and evidence in one file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mpdiag.errors import UsageError
+from mpdiag.files.paths import is_remote, place
+
+
+def report(
+    run: Annotated[
+        Path, typer.Argument(metavar="RUN", parser=place, help="A run, its URL, or a GPU's trace.")
+    ],
+    output: Annotated[
+        Path | None,
+        typer.Option(
+            "--output", "-o", metavar="FILE", help="Default: in RUN, or TRACE.html; .md: Markdown."
+        ),
+    ] = None,
+    against: Annotated[
+        Path | None,
+        typer.Option(metavar="TRACE", help="With a trace: what changed since this one?"),
+    ] = None,
+) -> None:
+    """Write verdict and evidence into one HTML file, or Markdown."""
+    from mpdiag.reports import terminal
+    from mpdiag.tensorcores.trace_analysis import is_trace
+
+    if is_remote(run) or not is_trace(run):
+        from mpdiag.reports.documents.write import write_report
+
+        if against is not None:
+            message = "--against compares traces: for two runs, mpdiag compare A B"
+            raise UsageError(message)
+        terminal.show(str(write_report(run, output)))
+        terminal.name_next("mpdiag", "dashboard", run.parent)
+    else:
+        from mpdiag.reports.documents.write import write_trace_report
+
+        terminal.show(str(write_trace_report(run, output, against)))

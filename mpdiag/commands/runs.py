@@ -1,0 +1,34 @@
+"""``mpdiag runs``: the runs in a folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mpdiag.commands.shared.options import JsonOption
+from mpdiag.files.paths import place
+
+
+def runs(
+    folder: Annotated[
+        Path, typer.Argument(metavar="FOLDER", parser=place, help="The folder that holds the runs.")
+    ] = Path("runs"),
+    as_json: JsonOption = False,
+) -> None:
+    """List the runs in a folder, newest first."""
+    from mpdiag.reports import terminal
+    from mpdiag.reports.text.runs import runs_json, runs_table
+    from mpdiag.runs.run import list_runs
+
+    found = list_runs(folder)
+    if as_json:
+        terminal.show_json(runs_json(found))
+    elif found:
+        terminal.show(runs_table(found))
+        recorded = next((item for item in found if item.run and item.run.parts()), None)
+        terminal.name_next("mpdiag", "analyze", recorded.folder if recorded else found[0].folder)
+    else:
+        terminal.show(f"no runs in {folder}")
+        terminal.name_next("mpdiag", "demo")

@@ -1,0 +1,40 @@
+"""``mpdiag search``: the smallest set of operations that must stay in FP32."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mpdiag.commands.shared.options import JsonOption
+from mpdiag.files.paths import place
+
+
+def search(
+    workload: Annotated[str, typer.Argument(help="A built-in workload, or gallery/NAME.")],
+    run: Annotated[
+        Path | None,
+        typer.Option(parser=place, help="Where the search is kept; the same again goes on."),
+    ] = None,
+    plan: Annotated[
+        Path | None, typer.Option(metavar="PLAN", help="Level and loss scale; default: recorded.")
+    ] = None,
+    budget: Annotated[float, typer.Option(min=0.01, help="Minutes.")] = 30.0,
+    seeds: Annotated[int, typer.Option(min=2, help="FP32 seeds, whose spread decides.")] = 5,
+    steps: Annotated[int | None, typer.Option(min=1, help="Steps of each training.")] = None,
+    no_lists: Annotated[
+        bool, typer.Option("--no-lists", help="Everything in FP16 but what is found.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Find, by training, what must stay in FP32."""
+    from mpdiag.demo.search import run_search, show_search
+    from mpdiag.reports import terminal
+
+    folder = run or Path("runs") / f"search-{workload.replace('/', '-')}"
+    result = run_search(
+        workload, folder, plan=plan, budget=budget, seeds=seeds, steps=steps, lists=not no_lists
+    )
+    show_search(result, as_json=as_json)
+    terminal.name_next("less", folder / "plan.json")

@@ -1,0 +1,40 @@
+"""``mpdiag train``: an unmodified training script, trained by a plan."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from mpdiag.commands.shared.scripts import ScriptWords, shortest_path
+from mpdiag.files.paths import place
+
+
+def train(
+    plan: Annotated[Path, typer.Option(metavar="PLAN", help="The file of `mpdiag analyze -o`.")],
+    script: ScriptWords = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="RUN", parser=place, help="Run folder or URL; default runs/NAME-FORMAT."
+        ),
+    ] = None,
+    backend: Annotated[
+        Literal["auto", "native", "emulated"],
+        typer.Option(help="The device's own arithmetic, or FP32 rounded to the plan's format."),
+    ] = "auto",
+) -> None:
+    """Train an unmodified script by a plan. Casts, loss scale, skipped steps."""
+    from mpdiag.launching.command_line import recording_of, train_command
+    from mpdiag.reports import terminal
+
+    code, run, summary = train_command(script or [], plan, out, backend=backend)
+    if run is not None:
+        terminal.remark(summary)
+        recorded = recording_of(plan, run)
+        if recorded is not None:
+            terminal.name_next("mpdiag", "compare", shortest_path(recorded), shortest_path(run))
+        else:
+            terminal.name_next("mpdiag", "runs", shortest_path(run.parent))
+    raise typer.Exit(code)

@@ -1,0 +1,103 @@
+"""What becomes of a script's calls of autograd: passed to the trainer of the models they reach."""
+
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING, Any
+
+from mpdiag.launching import processes
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import Tensor
+
+    from mpdiag.training.script_trainer import ScriptTrainer
+
+_REPLACED = {
+    "a GradScaler": "its loss scale is replaced by the plan's",
+    "an autocast": "its casts are replaced by the plan's (autocast(enabled=False) stays)",
+}
+
+
+class GradientCalls:
+    """Takes the calls that ``Patches`` intercepts.
+
+    Args:
+        trainers: The trainers at work; more may be added later.
+    """
+
+    def __init__(self, trainers: list[ScriptTrainer]) -> None:
+        self._trainers = trainers
+        self._current: ScriptTrainer | None = None  # whose backward pass is under way
+        self._noted: set[str] = set()
+
+    @property
+    def loss_scale(self) -> float:
+        """The scale in force; 1 before training."""
+        trainer = self._current or (self._trainers[-1] if self._trainers else None)
+        return 1.0 if trainer is None else trainer.loss_scale
+
+    @property
+    def computing_gradients(self) -> bool:
+        """Whether gradients carry the scale right now."""
+        return self._current is not None and self._current.computing_gradients
+
+    def backward(self, plain: Callable[..., None], tensors: Sequence[Tensor], options: Any) -> None:
+        """Run a backward pass; one of other models, or inside another, is left alone."""
+        trainer, reached = self._reach(tensors)
+        if trainer is None:
+            plain(tensors, **options)
+            return
+        inputs = options.pop("inputs", None)
+        if inputs is not None:
+            inputs = (inputs,) if not isinstance(inputs, (list, tuple)) else tuple(inputs)
+        before, self._current = self._current, trainer
+        try:
+            trainer.backward(plain, tensors, reached, inputs or None, options)
+        finally:
+            self._current = before
+
+    def grad(self, plain: Callable[..., Any], tensors: Sequence[Tensor], options: Any) -> Any:
+        """Run ``torch.autograd.grad``, likewise."""
+        trainer, reached = self._reach(tensors)
+        if trainer is None:
+            return plain(tensors, **options)
+        before, self._current = self._current, trainer
+        try:
+            return trainer.grad(plain, tensors, reached, options)
+        finally:
+            self._current = before
+
+    def retain(self, tensor: Tensor) -> None:
+        """Note a tensor that keeps its gradient."""
+        for trainer in self._trainers:
+            trainer.gradients.retain(tensor)
+
+    def note_own_precision(self, what: str) -> None:
+        """Say once that the script's own mixed precision is replaced."""
+        if what not in self._noted and processes.announced_ranks()[0] == 0:
+            tell(f"the script has {what} of its own: {_REPLACED[what]}")
+        self._noted.add(what)
+
+    def _reach(self, tensors: Sequence[Any]) -> tuple[ScriptTrainer | None, Any]:
+        """The trainer whose models a backward pass from here would reach, and what it reaches."""
+        import torch
+
+        from mpdiag.launching.discovery import in_transform
+        from mpdiag.tracing.autograd_graph import leaves_of
+        from mpdiag.tracing.dispatch import in_backward
+
+        plain = all(isinstance(t, torch.Tensor) for t in tensors)
+        if not self._trainers or in_backward() or in_transform() or not plain:
+            return None, None
+        leaves, opaque = leaves_of(tensors)
+        for trainer in reversed(self._trainers):
+            if trainer.gradients.owns(leaves):
+                return trainer, (leaves, opaque)
+        return (self._trainers[-1] if opaque else None), (leaves, opaque)
+
+
+def tell(sentence: str) -> None:
+    """Write a sentence for the person at the terminal."""
+    print(f"mpdiag: {sentence}", file=sys.stderr, flush=True)

@@ -1,0 +1,192 @@
+"""From whatever a module returns to the flat values a counter can read."""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+if TYPE_CHECKING:
+    from mpdiag.runs.schema import Placement
+
+_MAX_DEPTH = 16
+
+
+@dataclass(frozen=True, eq=False)
+class Countable:
+    """A tensor made ready for counting.
+
+    Attributes:
+        values: Flat, dense and real; shares the tensor's memory where that is possible.
+        repeat: How often each value stands in the tensor.
+        zeros: Zeros that are not stored (sparse tensors).
+        dtype: The tensor's dtype, without ``torch.``.
+        placement: ``local``, ``sharded`` or ``replicated``.
+        shared: Whether ``values`` is the tensor's own memory, not a copy.
+        version: The tensor's version, None where torch keeps none.
+    """
+
+    values: torch.Tensor
+    repeat: int
+    zeros: int
+    dtype: str
+    placement: Placement
+    shared: bool
+    version: int | None
+
+
+def tensors_in(output: Any, depth: int = 0) -> Iterator[torch.Tensor]:
+    """Every tensor in nested tuples, lists, mappings and dataclasses, in order."""
+    if isinstance(output, torch.Tensor):
+        yield output
+    elif depth >= _MAX_DEPTH or output is None or isinstance(output, (str, bytes, int, float)):
+        return
+    elif isinstance(output, Mapping):
+        for value in output.values():
+            yield from tensors_in(value, depth + 1)
+    elif isinstance(output, (tuple, list)):
+        for value in output:
+            yield from tensors_in(value, depth + 1)
+    elif dataclasses.is_dataclass(output) and not isinstance(output, type):
+        for field in dataclasses.fields(output):
+            yield from tensors_in(getattr(output, field.name, None), depth + 1)
+
+
+def countable(tensor: torch.Tensor) -> Countable | str:
+    """Make a tensor ready for counting, or say in a few words why it cannot be counted."""
+    refusal = _refusal(tensor)
+    if refusal is not None:
+        return refusal
+    dtype = str(tensor.dtype).removeprefix("torch.")
+    local, placement = _local_part(tensor.detach())
+    version = None if tensor.is_inference() else tensor._version
+    arrived = getattr(local, "trigger_wait", None)
+    if arrived is not None:  # the result of a collective under way, which the next module awaits
+        local, version = arrived(), None
+    if type(local) not in (torch.Tensor, torch.nn.Parameter):
+        if type(local).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
+            return f"a {type(local).__name__}, whose storage is its own affair"
+        local = local.as_subclass(torch.Tensor)
+    dense = _dense(local)
+    implicit = (
+        local.numel() - dense.numel() if dense.layout != local.layout or _is_sparse(local) else 0
+    )
+    if dense.is_complex():
+        implicit *= 2
+        dense = torch.view_as_real(dense.resolve_conj())
+    if dense.is_neg():
+        dense = dense.resolve_neg()
+    values, repeat = flat_values(dense)
+    shared = values.numel() > 0 and values.data_ptr() == _address(local)
+    return Countable(values, repeat, implicit, dtype, placement, shared, version)
+
+
+def _refusal(tensor: torch.Tensor) -> str | None:
+    if not (tensor.is_floating_point() or tensor.is_complex()):
+        return "quantized" if tensor.is_quantized else "not floating point"
+    if tensor.is_meta:
+        return "a meta tensor without values"
+    if tensor.is_nested:
+        return "a nested tensor"
+    if torch._C._functorch.is_functorch_wrapped_tensor(tensor):
+        return "inside a function transform (vmap, grad)"
+    fake = sys.modules.get("torch._subclasses.fake_tensor")
+    if fake is not None and isinstance(tensor, fake.FakeTensor):
+        return "a fake tensor without values"
+    return None
+
+
+def _local_part(tensor: torch.Tensor) -> tuple[torch.Tensor, Placement]:
+    """This rank's share of a distributed tensor, and how the tensor lies over the ranks.
+
+    A partial sum counts as the rank's own: it has not been reduced yet. Of shards that are held
+    several times (hybrid sharding) all but the first are ``replicated``.
+    """
+    module = sys.modules.get("torch.distributed.tensor")
+    if module is None or not isinstance(tensor, module.DTensor):
+        return tensor, "local"
+    placements = tensor.placements
+    place = tensor.device_mesh.get_coordinate() or [0] * len(placements)
+    copied = any(p.is_replicate() and i > 0 for p, i in zip(placements, place, strict=True))
+    if any(p.is_partial() for p in placements):
+        return tensor.to_local(), "local"
+    if copied or all(p.is_replicate() for p in placements):
+        return tensor.to_local(), "replicated"
+    return tensor.to_local(), "sharded"
+
+
+def is_tensor_parallel(model: torch.nn.Module) -> bool:
+    """Whether its own code computes with distributed tensors, which ``fully_shard`` spares it."""
+    module = sys.modules.get("torch.distributed.tensor")
+    if module is None or not any(isinstance(p, module.DTensor) for p in model.parameters()):
+        return False
+    return "FSDPModule" not in {k.__name__ for m in model.modules() for k in type(m).__mro__}
+
+
+def beside_sharded(model: torch.nn.Module) -> list[torch.nn.Parameter]:
+    """Plain parameters of a tensor-parallel model: every rank has the same, and computes alike.
+
+    Those that ``fully_shard`` was told to ignore are not meant: they may be each rank's own.
+    """
+    if not is_tensor_parallel(model):
+        return []
+    distributed = sys.modules["torch.distributed.tensor"].DTensor
+    return [p for p in model.parameters() if not isinstance(p, distributed)]
+
+
+def _is_sparse(tensor: torch.Tensor) -> bool:
+    return tensor.layout != torch.strided
+
+
+def _dense(tensor: torch.Tensor) -> torch.Tensor:
+    """The values a tensor stores, strided; those of a sparse one without its implicit zeros."""
+    if tensor.layout == torch.strided:
+        return tensor
+    if tensor.layout == torch.sparse_coo:
+        return tensor.coalesce().values()
+    if tensor.layout in (torch.sparse_csr, torch.sparse_csc, torch.sparse_bsr, torch.sparse_bsc):
+        return tensor.values()
+    return tensor.to_dense()
+
+
+def _address(tensor: torch.Tensor) -> int:
+    return tensor.data_ptr() if tensor.layout == torch.strided else -1
+
+
+def flat_values(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
+    """The stored values of a strided tensor as a flat, dense one, and how often each stands.
+
+    Order does not matter to a count, so a transposed tensor is read in memory order, and a
+    dimension expanded by stride 0 (the gradient of ``sum()``) is read once. Only overlapping or
+    gappy layouts are copied.
+
+    Args:
+        tensor: Any shape and strides, real, floating point.
+
+    Returns:
+        A tensor (n,) that shares memory where possible, and the factor its counts need.
+    """
+    if tensor.is_contiguous():
+        return tensor.view(-1), 1
+    repeat = 1
+    dims = []
+    for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
+        if stride == 0:
+            repeat *= size
+        elif size != 1:
+            dims.append((stride, size))
+    expected = 1
+    for stride, size in sorted(dims):
+        if stride != expected:
+            break
+        expected *= size
+    else:
+        return tensor.as_strided((expected,), (1,)), repeat
+    if repeat > 1:
+        narrow = tuple(0 if stride == 0 else slice(None) for stride in tensor.stride())
+        return tensor[narrow].reshape(-1), repeat
+    return tensor.reshape(-1), 1

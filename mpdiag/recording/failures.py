@@ -1,0 +1,121 @@
+"""What goes wrong while recording: noted, said once, and kept away from the training."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+import warnings
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from mpdiag.recording.operations import OperationWatch
+    from mpdiag.recording.step_clock import StepClock
+
+_MOST = 20
+
+
+class Failures:
+    """The failures of a recording.
+
+    Args:
+        folder: The run folder, for the warning.
+        clock: Knows the step; muted when memory has run out.
+
+    Attributes:
+        found: The first 20: dicts of step, where and error.
+    """
+
+    def __init__(self, folder: Path, clock: StepClock) -> None:
+        self.found: list[dict[str, Any]] = []
+        self._folder = folder
+        self._clock = clock
+
+    def note(self, where: str, error: Exception) -> None:
+        """Note a failure and warn of the first one. Out of memory, nothing more is recorded."""
+        first = not self.found
+        if len(self.found) < _MOST:
+            text = f"{type(error).__name__}: {str(error).strip().splitlines()[0] if str(error) else ''}"
+            self.found.append({"step": self._clock.number, "where": where, "error": text})
+        if first:
+            _warn(
+                f"recording into {self._folder} failed at step {self._clock.number} in {where} "
+                f"({self.found[0]['error']}); training goes on, the record is incomplete"
+            )
+        if isinstance(error, (MemoryError, torch.OutOfMemoryError)):
+            self._clock.mute()
+
+
+def _warn(message: str) -> None:
+    """Warn; where warnings are errors, which must not reach the training, print instead."""
+    try:
+        warnings.warn(message, RuntimeWarning, stacklevel=3)
+    except RuntimeWarning:
+        print(f"mpdiag: {message}", file=sys.stderr)
+
+
+class HookGuard:
+    """What every hook needs around it.
+
+    Args:
+        clock: Says whether hooks do anything at all.
+        governor: Measures what hooks cost.
+        operations: Must not record what hooks compute.
+        failures: Where failures are noted.
+    """
+
+    def __init__(
+        self,
+        clock: StepClock,
+        governor: AbstractContextManager[None],
+        operations: OperationWatch,
+        failures: Failures,
+    ) -> None:
+        self.clock = clock
+        self.governor = governor
+        self.failures = failures
+        self.lock = threading.RLock()
+        self._operations = operations
+
+    def unrecorded(self) -> AbstractContextManager[None]:
+        """What this package computes is no operation of the training."""
+        watch = self._operations
+        return watch.quiet() if watch.recording else nullcontext()
+
+
+class Guarded(Protocol):
+    """An object with guarded hooks."""
+
+    guard: HookGuard
+
+
+def guarded(where: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Decorator of a hook: runs only while recording is active, one at a time, and never raises."""
+
+    def decorate(method: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(method)
+        def hook(self: Guarded, *args: Any, **kwargs: Any) -> None:
+            guard = self.guard
+            if not guard.clock.active:
+                return
+            try:
+                with (
+                    guard.lock,
+                    guard.governor,
+                    torch.no_grad(),
+                    torch._C.DisableTorchFunctionSubclass(),
+                    guard.unrecorded(),
+                ):
+                    method(self, *args, **kwargs)
+            except Exception as error:  # noqa: BLE001 - whatever it is, training goes on
+                guard.failures.note(where, error)
+
+        return hook
+
+    return decorate

@@ -1,0 +1,229 @@
+"""The run folder of a recording: rows and losses written when they are due, and what ``meta.json`` says.
+
+With ``overwrite`` another process may replace the run in the folder. What belongs to it is not
+touched: before each write, this recording looks whether the folder is still its own.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from mpdiag.errors import RunExists
+from mpdiag.files.paths import is_remote
+from mpdiag.recording.description import describe_optimizer, describe_training
+from mpdiag.recording.step_clock import StepListener
+from mpdiag.runs.run import META, now
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+    from pathlib import Path
+
+    from torch.optim import Optimizer
+
+    from mpdiag.recording.cadence import Cadence, Governor
+    from mpdiag.recording.failures import Failures
+    from mpdiag.recording.grad_scaler import ScalerWatch
+    from mpdiag.recording.ledger import Ledger
+    from mpdiag.recording.losses import LossLog
+    from mpdiag.recording.operations import OperationSteps
+    from mpdiag.recording.step_clock import Step, StepClock
+    from mpdiag.runs.writer import RunWriter
+    from mpdiag.tracing.names import Subjects
+
+WRITE_SECONDS = 5.0
+"""Each of several ranks writes what it has at least this often: a launcher may kill it any time."""
+_HEAD = 4096
+_CREATED = re.compile(rb'"created": "([^"]*)"')
+
+
+@dataclass(frozen=True, eq=False)
+class Described:
+    """What ``meta.json`` says of a recording, beside its progress."""
+
+    script: str | None
+    subjects: Subjects
+    optimizers: Sequence[Optimizer]
+    world: int
+    cadence: Cadence
+    filters: dict[str, str | None]
+    governor: Governor
+    operations: OperationSteps
+
+
+class RunFolder(StepListener):
+    """Closes the ledger's step when a step ends, and writes what is due.
+
+    Args:
+        writer: Writes the files.
+        ledger: Gathers rows.
+        losses: Gathers losses.
+        scalers: Know the scale of a step.
+        clock: Stopped when nothing can be written.
+        failures: Where failures are noted.
+        described: What ``meta.json`` says beside progress.
+
+    Attributes:
+        state: ``recording``, or how it ended.
+    """
+
+    def __init__(
+        self,
+        writer: RunWriter,
+        ledger: Ledger,
+        losses: LossLog,
+        scalers: ScalerWatch,
+        clock: StepClock,
+        failures: Failures,
+        described: Described,
+    ) -> None:
+        self.state = "recording"
+        self._writer: RunWriter | None = writer
+        self._ledger = ledger
+        self._losses = losses
+        self._scalers = scalers
+        self._clock = clock
+        self._failures = failures
+        self._described = described
+        self._created = now()
+        self._written_at = time.monotonic()
+        self._ended: Step | None = None
+        self._table: list[dict[str, Any]] | None = None  # of modules, as it was written last
+
+    # -- steps -------------------------------------------------------------------------------------
+
+    def step_ended(self, step: Step) -> None:
+        """Close the step's rows, and note its loss."""
+        scale, skipped = self._scalers.scale, self._scalers.skipped
+        if step.recorded:
+            try:
+                self._ledger.close_step(step.number, scale, skipped)
+            except Exception as error:  # noqa: BLE001 - whatever it is, training goes on
+                self.give_up("ending a step", error)
+        alone = len(self._described.optimizers) <= 1
+        self._losses.step_ended(step.number, scale, skipped, alone=alone)
+        self._ended = step
+
+    def step_began(self, _step: Step) -> None:
+        """Write what the step before has left, if it is time to."""
+        ended, self._ended = self._ended, None
+        if ended is None or not self._clock.active:
+            return
+        try:
+            if ended.recorded or self._losses.due:
+                self._write_what_is_due()
+        except OSError as error:
+            self.give_up("writing the run folder", error)
+        except Exception as error:  # noqa: BLE001
+            self.give_up("ending a step", error)
+
+    def give_up(self, where: str, error: Exception) -> None:
+        """Note a failure after which nothing can be recorded, and stop the recording."""
+        self._failures.note(where, error)
+        self.state = "failed"
+        self._losses.forget()
+        self._ledger.drop_step()
+        self._clock.stop()
+
+    # -- writing -----------------------------------------------------------------------------------
+
+    def _write_what_is_due(self) -> None:
+        overdue = time.monotonic() - self._written_at > WRITE_SECONDS
+        if self._ledger.due or self._losses.due or (self._described.world > 1 and overdue):
+            self._check_ownership()
+            self._ledger.flush()
+            self._losses.flush()
+            self.write_meta()
+        else:
+            self._ledger.drain()
+
+    def finish(self, state: str) -> None:
+        """Write all that is left; doing it again does no harm."""
+        if self.state == "recording":  # and did not have to stop before the training did
+            self.state = state
+        try:
+            self._check_ownership()
+            self._ledger.flush()
+            self._losses.close()
+        except Exception as error:  # noqa: BLE001 - Ctrl-C may have interrupted a count
+            self._failures.note("writing the last statistics", error)
+        try:
+            if self._writer is not None:
+                self._writer.sweep()
+            self.write_meta()
+        except Exception as error:  # noqa: BLE001
+            self._failures.note("finishing the run folder", error)
+
+    def disown(self) -> None:
+        """Write nothing more: the folder holds another process's run."""
+        self._writer = None
+        self._losses.forget()
+        self._ledger.forget()
+
+    def _check_ownership(self) -> None:
+        """Make sure that no other process has begun a run in the folder.
+
+        Raises:
+            RunExists: If one has; all that waits for the disk is forgotten.
+        """
+        writer = self._writer
+        if writer is None or not is_replaced(writer.folder, writer.rank, self._created):
+            return
+        self.disown()
+        message = f"another process has replaced the run in {writer.folder}"
+        raise RunExists(message)
+
+    def write_meta(self) -> None:
+        """Write ``meta.json``, and the table of modules if it has changed."""
+        if self._writer is None:
+            return
+        self._written_at = time.monotonic()
+        about = self._described
+        rows = list(about.subjects.rows())
+        self._writer.write_meta(
+            {
+                **describe_training(about.subjects.roots),
+                "state": self.state,
+                "created": self._created,
+                "updated": now(),
+                "rank": self._writer.rank,
+                "world_size": about.world,
+                "script": about.script,
+                "optimizers": [describe_optimizer(o) for o in about.optimizers],
+                "cadence": {
+                    "every": about.cadence.every,
+                    "max_steps": about.cadence.max_steps,
+                    **about.governor.to_json(),
+                    **about.filters,
+                },
+                "steps_seen": self._clock.number,
+                "steps_recorded": self._ledger.steps_written,
+                "rows": self._ledger.rows_written,
+                "operations": about.operations.to_json(),
+                "coverage": about.subjects.coverage(rows),
+                "failures": self._failures.found,
+                "verdict": None,
+            }
+        )
+        if rows != self._table:
+            self._writer.write_modules(rows)
+            self._table = rows
+
+
+def is_replaced(folder: Path, rank: int, created: str) -> bool:
+    """Whether a rank's meta file belongs to another recording than the one created at this moment.
+
+    Only its first lines are read. A folder that is gone was not replaced: writing will say so. At a
+    URL this is not checked, as each look is a transfer.
+    """
+    meta = folder / META if rank == 0 else folder / "ranks" / f"rank{rank:05d}.json"
+    if is_remote(meta):
+        return False
+    try:
+        with meta.open("rb") as file:
+            found = _CREATED.search(file.read(_HEAD))
+    except OSError:
+        return False
+    return found is not None and found[1] != created.encode()

@@ -1,0 +1,222 @@
+"""When a training step begins and ends, and whether it is recorded.
+
+PyTorch has no notion of a step. The clock hears what happens (a forward pass begins, a gradient
+arrives, an optimizer has stepped) and decides; listeners hear of it and never ask each other::
+
+    forward pass of a model       forward_began
+    backward pass                 backward_reached
+    optimizer.step                optimizer_stepped
+    → the step is over            step_ended, then step_began of the next one
+
+With one optimizer a step ends when it has stepped, however many backward passes came before. With
+several it ends when all have stepped, or with the first forward pass after a step of the busiest. An
+optimizer that steps within the backward pass ends the step when that pass is over. With none, a step
+ends when a model is called again.
+
+Nothing here needs torch: what to ask about backward passes is handed in.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+
+@dataclass(frozen=True)
+class Step:
+    """A training step.
+
+    Attributes:
+        number: From 0.
+        recorded: Whether it is recorded.
+        accumulating: Whether steps consist of several backward passes, as the last recorded one did.
+    """
+
+    number: int
+    recorded: bool
+    accumulating: bool
+
+
+class StepListener:
+    """Hears from the clock; what a listener does not override, it ignores."""
+
+    def step_began(self, step: Step) -> None:
+        """A step begins; it has its number, and whether to record it is decided."""
+
+    def forward_began(self) -> None:
+        """A model was called, gradients on, outside any backward pass."""
+
+    def backward_reached(self) -> None:
+        """A gradient arrived in a recorded step."""
+
+    def optimizer_stepped(self, optimizer: Any) -> None:
+        """An optimizer stepped, or a scaler skipped its step; the step has not ended yet."""
+
+    def step_ended(self, step: Step) -> None:
+        """A step is over; the next one has not begun."""
+
+    def stopped(self) -> None:
+        """Nothing will be recorded any more: remove what was placed."""
+
+
+class Pace:
+    """Says which steps to record; this one says all."""
+
+    def wants(self, step: int) -> bool:
+        """Whether to record the step of this number; asked once, when it begins."""
+        del step
+        return True
+
+    def turn(self, ended: Step) -> AbstractContextManager[None]:
+        """A context in which listeners hear that a step has ended and the next one has begun."""
+        del ended
+        return nullcontext()
+
+
+class StepClock:
+    """Decides when a step begins and ends.
+
+    Args:
+        optimizers: The optimizers of the training, if any.
+        in_backward: Whether this thread is inside a backward pass.
+        after_backward: Calls something when the present backward pass is over.
+
+    Attributes:
+        number: Number of the present step.
+        recording: Whether it is recorded.
+        active: Whether events count at all: from ``start`` to ``mute``, ``stop`` or ``close``.
+        running: Whether steps are counted: from ``start`` to ``close``.
+        due: Whether the present step ends with the next forward pass.
+        micro: Number of the present forward pass of a model within the step.
+    """
+
+    def __init__(
+        self,
+        optimizers: Iterable[object],
+        in_backward: Callable[[], bool],
+        after_backward: Callable[[Callable[[], None]], None],
+    ) -> None:
+        self.number = 0
+        self.recording = self.active = self.running = self.due = False
+        self.micro = 0
+        self._in_backward = in_backward
+        self._after_backward = after_backward
+        self._pace = Pace()
+        self._listeners: tuple[StepListener, ...] = ()
+        self._taken = {id(o): 0 for o in optimizers}  # steps of each optimizer
+        self._calls: dict[int, int] = {}  # of each model in this step
+        self._forwards = 0
+        self._backwards: set[int] = set()  # forward passes that a gradient followed
+        self._accumulating = False
+        self._ends_after_backward = False
+
+    # -- its life ----------------------------------------------------------------------------------
+
+    def attach(self, listeners: Iterable[StepListener], pace: Pace | None = None) -> None:
+        """Tell these listeners from now on, in this order, and record the steps that ``pace`` wants."""
+        self._listeners = tuple(listeners)
+        self._pace = pace or self._pace
+
+    def start(self) -> None:
+        """Count steps, and hear events, from now on; ``begin`` begins the first step."""
+        self.active = self.running = True
+
+    def begin(self) -> None:
+        """Begin the step of the present number."""
+        self._calls.clear()
+        self._forwards = 0
+        self._backwards = set()
+        self.micro = 0
+        self.due = False
+        self.recording = self.active and self._pace.wants(self.number)
+        step = self.present
+        for listener in self._listeners:
+            listener.step_began(step)
+
+    def mute(self) -> None:
+        """Record nothing any more; hooks stay where they are and do nothing."""
+        self.active = self.recording = False
+
+    def stop(self) -> None:
+        """Record nothing any more, and let listeners remove what they have placed."""
+        self.mute()
+        for listener in self._listeners:
+            listener.stopped()
+
+    def close(self) -> None:
+        """Count no more steps."""
+        self.running = False
+
+    def adopt(self, optimizers: Iterable[object]) -> None:
+        """Wait for these optimizers too, from the present step on."""
+        for optimizer in optimizers:
+            self._taken[id(optimizer)] = self.number
+
+    # -- what happens in training ------------------------------------------------------------------
+
+    def call_began(self) -> None:
+        """A module is called, gradients on, outside any backward pass: a step that is due ends."""
+        if self.due:
+            self.end_step()
+
+    def forward_began(self, model: int) -> None:
+        """A whole model is called so; with no optimizer a new forward pass begins a new step."""
+        if not self._taken and (self._backwards or self._forwards):
+            self.end_step()
+        self._forwards += 1
+        for listener in self._listeners:
+            listener.forward_began()
+        self.micro = self._calls.get(model, 0)
+        self._calls[model] = self.micro + 1
+
+    def backward_reached(self) -> None:
+        """A gradient arrived in the present step."""
+        self._backwards.add(self.micro)
+        for listener in self._listeners:
+            listener.backward_reached()
+
+    def optimizer_stepped(self, optimizer: object) -> None:
+        """An optimizer stepped, or a scaler skipped its step."""
+        for listener in self._listeners:
+            listener.optimizer_stepped(optimizer)
+        self._taken[id(optimizer)] += 1
+        if self._taken[id(optimizer)] <= self.number + self._ends_after_backward:
+            return  # it makes up for steps that others have taken
+        if self._in_backward():  # the other optimizers of this step are still to come
+            if not self._ends_after_backward:
+                self._ends_after_backward = True
+                self._after_backward(self.end_step)
+        elif self.running and any(n <= self.number for n in self._taken.values()):
+            self.due = True  # others may step yet: the next forward pass ends it
+        else:
+            self.end_step()
+
+    def end_step(self) -> None:
+        """End the present step and begin the next one."""
+        if not self.running:
+            return
+        ended = self.present
+        with self._pace.turn(ended):
+            self._ends_after_backward = False
+            for listener in self._listeners:
+                listener.step_ended(ended)
+            if ended.recorded:
+                self._accumulating = len(self._backwards) > 1
+            self.number += 1
+            self.begin()
+
+    # -- questions ---------------------------------------------------------------------------------
+
+    @property
+    def present(self) -> Step:
+        """The present step."""
+        return Step(self.number, self.recording, self._accumulating)
+
+    @property
+    def trained(self) -> bool:
+        """Whether a gradient has arrived in the present step."""
+        return bool(self._backwards)

@@ -1,0 +1,274 @@
+"""Weights, their gradients and their updates: what an optimizer's step hooks and parameters show.
+
+A parameter is counted before and after the step of its optimizer; its gradient just before. Hooks on
+parameters serve two cases: steps of several backward passes, in which each pass's contribution is
+recorded beside the total, and parameters that no watched optimizer steps.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.nn.parallel import DistributedDataParallel
+
+from mpdiag.recording.counting.tensors import Countable, beside_sharded, countable
+from mpdiag.recording.failures import guarded
+from mpdiag.recording.step_clock import StepListener
+from mpdiag.runs.schema import TOTAL
+
+if TYPE_CHECKING:
+    from collections.abc import Container, Iterable, Sequence
+
+    from torch.optim import Optimizer
+
+    from mpdiag.recording.failures import HookGuard
+    from mpdiag.recording.ledger import Ledger
+    from mpdiag.recording.operations import OperationWatch
+    from mpdiag.recording.step_clock import Step, StepClock
+    from mpdiag.runs.schema import Stage
+    from mpdiag.tracing.names import NamedParameter, Subjects
+
+
+class CopiedParameters:
+    """Parameters of which every rank keeps the same copy, and whose gradients are averaged."""
+
+    def __init__(self) -> None:
+        self._ids: set[int] = set()
+        self._wrappers: set[int] = set()
+
+    def __contains__(self, parameter: torch.Tensor) -> bool:
+        """Whether every rank has this one."""
+        return id(parameter) in self._ids
+
+    def search(self, models: Iterable[torch.nn.Module]) -> None:
+        """Take in those of tensor-parallel models, and those under DDP."""
+        for model in models:
+            self._ids.update(id(p) for p in beside_sharded(model))
+            for module in model.modules():
+                self.add_wrapped(module)
+
+    def add_wrapped(self, module: torch.nn.Module) -> None:
+        """Take in the parameters under a module, if it is DDP's and new."""
+        if not isinstance(module, DistributedDataParallel) or id(module) in self._wrappers:
+            return
+        self._wrappers.add(id(module))
+        ignored: Any = getattr(module, "parameters_to_ignore", ())
+        self._ids.update(
+            id(p) for name, p in module.module.named_parameters() if name not in ignored
+        )
+
+
+class WeightObserver(StepListener):
+    """Counts parameters, their gradients and their updates into a ledger.
+
+    Args:
+        subjects: The parameters to record.
+        optimizers: The optimizers to watch.
+        copied: Which parameters every rank has.
+        ledger: Where counts go.
+        clock: Told when an optimizer has stepped.
+        operations: Paused while an optimizer steps.
+        guard: Around every hook.
+    """
+
+    def __init__(
+        self,
+        subjects: Subjects,
+        optimizers: Sequence[Optimizer],
+        copied: CopiedParameters,
+        ledger: Ledger,
+        clock: StepClock,
+        operations: OperationWatch,
+        guard: HookGuard,
+    ) -> None:
+        self.guard = guard
+        self._subjects = subjects
+        self._copied = copied
+        self._ledger = ledger
+        self._clock = clock
+        self._operations = operations
+        self._waiting = list(optimizers)  # to be watched from ``attach`` on
+        self._optimizers: list[Optimizer] = []
+        self._handles: list[Any] = []
+        self._contributions: list[Any] = []  # hooks of this step
+        self._unstepped: dict[int, Any] = {}  # hooks of parameters that no optimizer steps
+        self._before: dict[int, list[tuple[NamedParameter, Countable]]] = {}
+
+    # -- hooks come and go -------------------------------------------------------------------------
+
+    def attach(self) -> None:
+        """Place the hooks."""
+        optimizers, self._waiting = self._waiting, []
+        self._watch_optimizers(optimizers)
+        self._watch_unstepped(self._subjects.parameters)
+
+    def adopt(self, roots: Sequence[torch.nn.Module], optimizers: Sequence[Optimizer]) -> None:
+        """Watch further optimizers, and parameters of models that ``subjects`` holds already."""
+        self._watch_optimizers(optimizers)
+        self._watch_unstepped({id(p): p for root in roots for p in root.parameters()})
+
+    def stopped(self) -> None:
+        """Remove every hook."""
+        for handle in [*self._handles, *self._contributions, *self._unstepped.values()]:
+            handle.remove()
+        self._handles, self._contributions, self._unstepped = [], [], {}
+        self._before.clear()
+
+    def _watch_optimizers(self, optimizers: Sequence[Optimizer]) -> None:
+        for optimizer in optimizers:
+            self._adopt_strays(len(self._optimizers), optimizer)
+            self._optimizers.append(optimizer)
+            self._handles.append(optimizer.register_step_pre_hook(self._before_step))
+            self._handles.append(optimizer.register_step_post_hook(self._after_step))
+            for group in optimizer.param_groups:
+                for parameter in group["params"]:
+                    handle = self._unstepped.pop(id(parameter), None)
+                    if handle is not None:
+                        handle.remove()
+
+    def _adopt_strays(self, i: int, optimizer: Optimizer) -> None:
+        """Parameters of an optimizer that no model holds get names of their own."""
+        known = {id(p) for root in self._subjects.roots for p in root.parameters()}
+        known.update(self._subjects.parameters)
+        for g, group in enumerate(optimizer.param_groups):
+            for p, parameter in enumerate(group["params"]):
+                if id(parameter) not in known:
+                    self._subjects.add_stray(parameter, f"optimizer{i}.group{g}.{p}")
+
+    def _watch_unstepped(self, among: Container[int]) -> None:
+        stepped = {id(p) for o in self._optimizers for g in o.param_groups for p in g["params"]}
+        for key, named in self._subjects.parameters.items():
+            if key in among and key not in stepped and named.parameter.requires_grad:
+                hook = functools.partial(self._accumulated, named)
+                handle = named.parameter.register_post_accumulate_grad_hook(hook)
+                self._unstepped[key] = handle
+
+    # -- steps -------------------------------------------------------------------------------------
+
+    def step_began(self, step: Step) -> None:
+        """Hook parameters if each backward pass's contribution to their gradients is wanted."""
+        self._before.clear()
+        for handle in self._contributions:
+            handle.remove()
+        self._contributions = []
+        if step.recorded and step.accumulating:
+            for named in self._subjects.parameters.values():
+                if named.parameter.requires_grad and named.parameter.is_leaf:
+                    hook = functools.partial(self._contributed, named, step.number)
+                    self._contributions.append(named.parameter.register_hook(hook))
+
+    def step_ended(self, step: Step) -> None:
+        """Count weights that no step shows; with optimizers once, as only frozen ones remain."""
+        if step.recorded and (not self._optimizers or self._ledger.steps_closed == 0):
+            self._note_weights()
+
+    # -- gradients ---------------------------------------------------------------------------------
+
+    def _contributed(self, named: NamedParameter, step: int, gradient: torch.Tensor) -> None:
+        if self._clock.recording and step == self._clock.number:
+            self._note_gradient(named, gradient, self._clock.micro)
+
+    def _accumulated(self, named: NamedParameter, parameter: torch.Tensor) -> None:
+        """A parameter that no watched optimizer steps: its gradient as it stands, last one counts."""
+        if self._clock.recording and parameter.grad is not None:
+            self._note_gradient(named, parameter.grad, TOTAL, supersede=True)
+
+    @guarded("a weight gradient hook")
+    def _note_gradient(
+        self, named: NamedParameter, gradient: torch.Tensor, micro: int, supersede: bool = False
+    ) -> None:
+        ready = countable(gradient)
+        if isinstance(ready, str):
+            named.reason = f"gradient: {ready}"
+            return
+        note = self._ledger.replace if supersede else self._ledger.note
+        stage: Stage = "local"
+        if micro == TOTAL:
+            ready, stage = self._reduced(named, ready)
+        note("weight_grad", named.name, micro, ready, self._ledger.count(ready), stage)
+        named.seen.add("weight_grad")
+
+    # -- an optimizer's step -----------------------------------------------------------------------
+
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self._operations.pause()
+        if self._clock.recording:
+            self._note_before_step(optimizer, _closure(args, kwargs) is not None)
+
+    @guarded("an optimizer hook")
+    def _note_before_step(self, optimizer: Optimizer, closure: bool) -> None:
+        kept = self._before[id(optimizer)] = []
+        for named in self._parameters_of(optimizer):
+            parameter = named.parameter
+            if not closure:
+                if parameter.grad is None:
+                    continue
+                self._note_gradient(named, parameter.grad, TOTAL)
+            ready = countable(parameter)
+            if isinstance(ready, str):
+                named.reason = ready
+                continue
+            copy = ready.values.clone() if ready.shared else ready.values
+            kept.append((named, replace(ready, values=copy, shared=False, version=None)))
+
+    def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self._operations.pause()  # a closure may have run forward passes
+        if self._clock.recording:
+            self._note_after_step(optimizer, _closure(args, kwargs) is not None)
+        if self._clock.active:
+            self._clock.optimizer_stepped(optimizer)
+
+    @guarded("an optimizer hook")
+    def _note_after_step(self, optimizer: Optimizer, closure: bool) -> None:
+        for named, before in self._before.pop(id(optimizer), []):
+            parameter = named.parameter
+            if closure:  # then gradients came into being inside the step
+                if parameter.grad is None:
+                    continue
+                self._note_gradient(named, parameter.grad, TOTAL)
+            after = countable(parameter)
+            if isinstance(after, str) or after.values.numel() != before.values.numel():
+                named.reason = "changed shape during the step"
+                continue
+            before, stage = self._reduced(named, before)
+            self._ledger.note_update(named.name, before, after, stage)
+            named.seen.update(("weight", "update"))
+
+    # -- weights -----------------------------------------------------------------------------------
+
+    @guarded("reading the weights")
+    def _note_weights(self) -> None:
+        """Count the weights of parameters that no watched optimizer steps, or that are frozen."""
+        for named in self._subjects.parameters.values():
+            if "weight" not in named.seen or (
+                not self._optimizers and named.parameter.requires_grad
+            ):
+                ready = countable(named.parameter)
+                if isinstance(ready, str):
+                    named.reason = ready
+                    continue
+                count = self._ledger.count(ready)
+                ready, stage = self._reduced(named, ready)
+                self._ledger.note("weight", named.name, TOTAL, ready, count, stage)
+                named.seen.add("weight")
+
+    def _reduced(self, named: NamedParameter, ready: Countable) -> tuple[Countable, Stage]:
+        """A parameter's tensor with its placement over the ranks, and its stage."""
+        if named.parameter in self._copied:
+            return replace(ready, placement="replicated"), "reduced"
+        return ready, "local" if ready.placement == "local" else "reduced"
+
+    def _parameters_of(self, optimizer: Optimizer) -> list[NamedParameter]:
+        known = self._subjects.parameters
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        return [known[id(p)] for p in parameters if id(p) in known]
+
+
+def _closure(args: Any, kwargs: Any) -> Any:
+    """The closure given to ``optimizer.step``: hooks receive its arguments, the optimizer first."""
+    if kwargs.get("closure") is not None:
+        return kwargs["closure"]
+    return next((a for a in args if callable(a) and not isinstance(a, torch.optim.Optimizer)), None)

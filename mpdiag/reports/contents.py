@@ -1,0 +1,94 @@
+"""What a run folder holds beside its recording, read once and handed to the views.
+
+Views draw what they are given: this is where the reports read files.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from mpdiag.errors import RunNotFound
+from mpdiag.plan import PrecisionPlan
+from mpdiag.runs.run import open_run
+from mpdiag.runs.sensitivity import read_sensitivities
+from mpdiag.runs.stored_profile import read_profile
+from mpdiag.runs.stored_search import read_search
+from mpdiag.runs.training_log import FILE, read_log
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+    from pathlib import Path
+
+    from mpdiag.analysis.analyzer import Analysis
+    from mpdiag.runs.operations import Operation
+    from mpdiag.runs.sensitivity import Sensitivities
+    from mpdiag.runs.stored_search import StoredSearch
+    from mpdiag.runs.training_log import TrainingLog
+
+
+@dataclass(frozen=True, eq=False)
+class RunContents:
+    """A run's analysis and what else its folder holds; None where it holds no such thing.
+
+    Attributes:
+        analysis: Of its recording.
+        modules: The model's modules, in its order.
+        operations: The recorded operations.
+        sensitivities: What was measured of its operations.
+        search: What a search for the smallest FP32 set left.
+        log: Its training log, if that has a step.
+        profile: Its ``profile.json``.
+    """
+
+    analysis: Analysis
+    modules: Sequence[Mapping[str, Any]]
+    operations: Sequence[Operation]
+    sensitivities: Sensitivities | None = None
+    search: StoredSearch | None = None
+    log: TrainingLog | None = None
+    profile: Mapping[str, Any] | None = None
+
+    @property
+    def folder(self) -> Path:
+        """The run folder."""
+        return self.analysis.run.folder
+
+
+def read_contents(analysis: Analysis) -> RunContents:
+    """Read what a run's folder holds beside the recording that was analyzed.
+
+    Raises:
+        InputError: If a file is damaged or of a newer schema.
+    """
+    folder = analysis.run.folder
+    log = read_log(folder) if (folder / FILE).is_file() else None
+    try:
+        profile = read_profile(folder)
+    except RunNotFound:
+        profile = None
+    return RunContents(
+        analysis,
+        analysis.run.modules(),
+        analysis.run.operations(),
+        read_sensitivities(folder),
+        read_search(folder),
+        log if log is not None and log.steps else None,
+        profile,
+    )
+
+
+def read_plans(folders: Mapping[str, Path]) -> dict[str, PrecisionPlan]:
+    """Read the plans that trainings followed, by name.
+
+    A recording keeps the plan that was made from it, but its own log is not a training by that
+    plan: its meta.json names no training.
+
+    Raises:
+        InputError: If a plan or a meta.json cannot be read.
+    """
+    return {
+        name: PrecisionPlan.load(folder / "plan.json")
+        for name, folder in folders.items()
+        if (folder / "plan.json").is_file() and open_run(folder).meta.get("training")
+    }

@@ -1,0 +1,1 @@
+"""Reports as files: HTML pages that open offline, and Markdown."""

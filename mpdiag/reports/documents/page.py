@@ -1,0 +1,122 @@
+"""What the HTML pages of all reports share: tables and figures as templates take them.
+
+The templates lie in ``reports/templates``. plotly.js is embedded once; light or dark follows the
+reader's system, and print is light. Jinja escapes every name that comes from a file, and no
+figure's data can end its script.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mpdiag.display.rendering import render
+from mpdiag.files.atomic import atomic_path, writing
+from mpdiag.reports.formatting import sentence
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from pathlib import Path
+
+    import pandas as pd
+    from markupsafe import Markup
+
+    from mpdiag.reports.picture import Picture
+
+
+@dataclass(frozen=True)
+class PageTable:
+    """A table of a page.
+
+    Attributes:
+        columns: Their headings.
+        rows: Cells as text.
+        note: What stands below it.
+    """
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    note: str = ""
+
+
+def page(template: str, title: str, pictures: Iterable[Picture], **values: Any) -> str:
+    """A whole page.
+
+    Args:
+        template: Of ``reports/templates``.
+        title: Of the page.
+        pictures: Its figures.
+        values: What else the template shows.
+    """
+    from markupsafe import Markup
+    from plotly.offline import get_plotlyjs
+
+    return render(
+        f"reports/templates/{template}",
+        title=title,
+        plotly=Markup(get_plotlyjs()),  # noqa: S704 - a script of a library, not a name from a run
+        figures=[(picture, figure_data(picture)) for picture in pictures],
+        **values,
+    )
+
+
+def figure_data(picture: Picture) -> Markup:
+    """A figure as JSON that may stand inside of a script element: it holds no ``<``."""
+    from jinja2.utils import htmlsafe_json_dumps
+    from plotly.utils import PlotlyJSONEncoder  # which turns NaN into null, as plotly.js wants it
+
+    document = picture.figure.to_plotly_json()
+    return htmlsafe_json_dumps(document, cls=PlotlyJSONEncoder, allow_nan=False)
+
+
+def findings(found: Iterable[tuple[str, str, str, str]]) -> list[dict[str, str]]:
+    """Findings for a template.
+
+    Args:
+        found: Severity, message, fix and code of each.
+    """
+    return [
+        {"severity": severity, "message": sentence(message), "fix": sentence(fix), "code": code}
+        for severity, message, fix, code in found
+    ]
+
+
+def frame_table(frame: pd.DataFrame) -> PageTable:
+    """A table of pandas, without its index."""
+    return text_table(map(str, frame.columns), frame.itertuples(index=False))
+
+
+def text_table(
+    columns: Iterable[str], rows: Iterable[Sequence[Any]], most: int | None = None, note: str = ""
+) -> PageTable:
+    """A table of plain values.
+
+    Args:
+        columns: Their headings.
+        rows: A value for each column.
+        most: How many rows to show; None for all.
+        note: What to say below where there are more, with ``{shown}`` and ``{all}``.
+    """
+    cells = tuple(tuple(map(_text, row)) for row in rows)
+    shown = cells[:most]
+    more = note.format(shown=len(shown), all=len(cells)) if len(shown) < len(cells) else ""
+    return PageTable(tuple(columns), shown, more)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, (bool, np.bool_)):
+        return "yes" if value else "no"
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def save(path: Path, text: str) -> Path:
+    """Write a report: the whole file or none of it.
+
+    Raises:
+        UsageError: If the file cannot be written.
+    """
+    with writing(path), atomic_path(path) as partial:
+        partial.write_text(text, encoding="utf-8")
+    return path

@@ -1,0 +1,69 @@
+"""Writes reports: reads what a report is about, hands it to the page, saves the file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mpdiag.analysis.analyzer import analyze
+from mpdiag.files.paths import place
+from mpdiag.reports import terminal
+from mpdiag.reports.contents import read_contents
+from mpdiag.reports.documents.markdown import run_markdown
+from mpdiag.reports.documents.page import save
+from mpdiag.reports.documents.run_report import run_page
+from mpdiag.reports.documents.trace_report import Since, trace_markdown, trace_page
+from mpdiag.tensorcores.trace_analysis import STDIN, compare_traces, profile_trace
+
+if TYPE_CHECKING:
+    import os
+
+REPORT = "report.html"
+
+
+def write_report(run: str | os.PathLike[str], output: Path | None = None) -> Path:
+    """Write a run's report.
+
+    Args:
+        run: The run folder.
+        output: Where to write; default: ``report.html`` in the run folder. A name that ends in
+            ``.md`` gets Markdown.
+
+    Returns:
+        The file.
+
+    Raises:
+        InputError: If the run cannot be read.
+        UsageError: If the file cannot be written.
+    """
+    analysis = analyze(run)
+    path = output or place(run) / REPORT
+    if path.suffix == ".md":
+        return save(path, run_markdown(analysis))
+    return save(path, run_page(read_contents(analysis)))
+
+
+def write_trace_report(
+    trace: Path, output: Path | None = None, against: Path | None = None
+) -> Path:
+    """Write a trace's report.
+
+    Args:
+        trace: As for ``mpdiag profile``.
+        output: Where to write; default: the trace's name and ``.html``, in the working folder. A
+            name that ends in ``.md`` gets Markdown.
+        against: An earlier trace to compare with.
+
+    Returns:
+        The file.
+
+    Raises:
+        InputError: If a trace cannot be read.
+        UsageError: If the file cannot be written.
+    """
+    with terminal.waiting(f"reading {trace}"):
+        profile = profile_trace(trace)
+        since = None if against is None else Since(str(against), compare_traces(against, profile))
+    path = output or Path(f"{'stdin' if str(trace) == STDIN else trace.name}.html")
+    document = trace_markdown if path.suffix == ".md" else trace_page
+    return save(path, document(profile, since))

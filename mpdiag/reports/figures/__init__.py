@@ -1,1 +1,0 @@
-"""Plotly figures, each drawn from a tidy DataFrame and nothing else."""

@@ -1,1 +1,0 @@
-"""Tidy DataFrames: the numbers of every figure, computed without drawing anything."""

@@ -1,0 +1,207 @@
+"""What is installed here, and what that means for recording and training in mixed precision.
+
+The packages that can fail to load although they are installed (a wrong CUDA library, a Numba too
+old for this NumPy) are imported for real; of the others, the version is looked up.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import asdict, dataclass
+from importlib import import_module
+from importlib.metadata import PackageNotFoundError, version
+from typing import TYPE_CHECKING, Any
+
+from mpdiag.hardware import capabilities as able
+from mpdiag.hardware import devices as nvml
+from mpdiag.hardware.flags import Flag, read_flags
+from mpdiag.installation.extras import EXTRAS
+from mpdiag.tensorcores.cpu import matrix_unit
+from mpdiag.version import __version__
+
+if TYPE_CHECKING:
+    from types import ModuleType
+
+
+SCHEMA_VERSION = 1
+
+REQUIRED = (
+    *("torch", "numpy", "pandas", "pyarrow", "plotly"),
+    *("numba", "nvidia-ml-py", "typer", "rich"),
+)
+OPTIONAL = ("triton", *dict.fromkeys(name for extra in EXTRAS.values() for name in extra.packages))
+_LOADED = ("torch", "numba", "pyarrow")
+
+
+@dataclass(frozen=True)
+class Device:
+    """One CUDA device, as torch sees it."""
+
+    index: int
+    name: str
+    capability: str
+    memory_bytes: int
+
+
+@dataclass(frozen=True)
+class Problem:
+    """Something that is missing or does not load, and what to do about it."""
+
+    message: str
+    fix: str
+
+
+@dataclass(frozen=True)
+class Environment:
+    """The facts of this machine and this Python.
+
+    Attributes:
+        mpdiag: Version of this package.
+        python: Version of Python.
+        platform: Operating system and machine.
+        cpus: Logical CPUs this process may use.
+        threads: Threads torch computes with; None where torch does not load.
+        cpu_capability: Vector instructions torch uses on the CPU; None likewise.
+        packages: Installed version of each required and optional package; None where absent.
+        cuda: CUDA version torch was built with; None for a build without.
+        devices: CUDA devices that torch can use.
+        problems: What is missing or broken.
+        cudnn: cuDNN's version; None without.
+        gpus: What NVML says of every NVIDIA GPU.
+        abilities: What each device can do with each format.
+        flags: Settings that decide what runs on Tensor Cores.
+    """
+
+    mpdiag: str
+    python: str
+    platform: str
+    cpus: int
+    threads: int | None
+    cpu_capability: str | None
+    packages: dict[str, str | None]
+    cuda: str | None
+    devices: tuple[Device, ...]
+    problems: tuple[Problem, ...]
+    cudnn: str | None = None
+    gpus: tuple[nvml.DeviceFacts, ...] = ()
+    abilities: tuple[able.FormatSupport, ...] = ()
+    flags: tuple[Flag, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """The same as a JSON document."""
+        document = {"schema_version": SCHEMA_VERSION, **asdict(self)}
+        return document | {"gpus": [gpu.to_json() for gpu in self.gpus]}
+
+
+def examine() -> Environment:
+    """NvmlReading at this machine; takes as long as importing torch."""
+    packages = {name: _installed(name) for name in (*REQUIRED, *OPTIONAL)}
+    problems = [
+        Problem(f"{name} is not installed", f"pip install {name}")
+        for name in REQUIRED
+        if packages[name] is None
+    ]
+    loaded: dict[str, ModuleType] = {}
+    for name in _LOADED:
+        if packages[name] is not None:
+            try:
+                loaded[name] = import_module(name)
+            except Exception as error:  # noqa: BLE001 - whatever it raises is what we report
+                reason = " ".join(str(error).split()) or type(error).__name__
+                fix = f"pip install --force-reinstall {name}"
+                problems.append(Problem(f"{name} does not load: {reason}", fix))
+    torch = loaded.get("torch")
+    found = _devices(torch) if torch else ()
+    seen = nvml.read_nvml()
+    if torch and torch.version.cuda and not found:
+        message = f"this torch was built for CUDA {torch.version.cuda}, but finds no device"
+        problems.append(Problem(message, "check the driver with nvidia-smi; the CPU works"))
+    if found and packages["triton"] is None:
+        fix = "pip install triton; plain torch counts meanwhile, in several passes"
+        problems.append(Problem("there is a CUDA device, but triton is not installed", fix))
+    return Environment(
+        mpdiag=__version__,
+        python=platform.python_version(),
+        platform=f"{platform.system()} {platform.machine()}",
+        cpus=_cpus(),
+        threads=torch.get_num_threads() if torch else None,
+        cpu_capability=torch.backends.cpu.get_cpu_capability() if torch else None,
+        packages=packages,
+        cuda=torch.version.cuda if torch else None,
+        devices=found,
+        problems=(*problems, *_held_back(seen)),
+        cudnn=_cudnn(torch),
+        gpus=seen.devices,
+        abilities=_abilities(torch, found, seen),
+        flags=read_flags(torch) if torch else (),
+    )
+
+
+def _held_back(seen: nvml.NvmlReading) -> tuple[Problem, ...]:
+    """What slows a GPU down right now."""
+    return tuple(
+        Problem(f"{gpu.name}: {reason}", "see nvidia-smi -q -d PERFORMANCE,POWER,TEMPERATURE")
+        for gpu in seen.devices
+        for reason in gpu.throttling
+    )
+
+
+def _cudnn(torch: Any) -> str | None:
+    number = torch.backends.cudnn.version() if torch else None
+    numbers = able.version(number)
+    return None if numbers is None else ".".join(map(str, numbers))
+
+
+def _abilities(
+    torch: Any, found: tuple[Device, ...], seen: nvml.NvmlReading
+) -> tuple[able.FormatSupport, ...]:
+    """Of every GPU torch can use, else of the CPU."""
+    if torch is None:
+        return ()
+    if not found:
+        facts = matrix_unit.cpu_facts(matrix_unit.NO_LOG)
+        return able.cpu_format_support(
+            facts.name, has_amx=facts.has_amx, has_avx512_bf16=facts.has_avx512_bf16
+        )
+    driver = seen.devices[0].driver if seen.devices else None
+    software = able.Software(
+        cuda=able.version(torch.version.cuda),
+        cudnn=able.version(_cudnn(torch)),
+        driver=able.version(driver),
+    )
+    kinds = {(d.name, d.capability) for d in found}  # eight of a kind need saying once
+    return tuple(
+        ability
+        for name, capability in sorted(kinds)
+        for ability in able.gpu_format_support(nvml.DeviceFacts(name, _pair(capability)), software)
+    )
+
+
+def _pair(capability: str) -> tuple[int, int]:
+    major, _, minor = capability.partition(".")
+    return int(major), int(minor)
+
+
+def _installed(name: str) -> str | None:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return None
+
+
+def _cpus() -> int:
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def _devices(torch: Any) -> tuple[Device, ...]:
+    if not torch.cuda.is_available():
+        return ()
+    devices = []
+    for index in range(torch.cuda.device_count()):
+        facts = torch.cuda.get_device_properties(index)
+        capability = f"{facts.major}.{facts.minor}"
+        devices.append(Device(index, facts.name, capability, facts.total_memory))
+    return tuple(devices)

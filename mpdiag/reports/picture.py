@@ -1,0 +1,57 @@
+"""What the dashboard and the HTML report show: pictures, and the views that they belong to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    import pandas as pd
+    import plotly.graph_objects as go
+
+    from mpdiag.reports.contents import RunContents
+
+
+@dataclass(frozen=True, eq=False)
+class Picture:
+    """A figure, the table it is drawn from, and the receipt that reproduces the same numbers.
+
+    Attributes:
+        key: A short stable name, of files and of widgets.
+        title: What it shows; text, no markup.
+        caption: How to read it; text, no markup.
+        figure: The figure.
+        frame: Its numbers.
+        receipt: A script that computes them from the run folder.
+    """
+
+    key: str
+    title: str
+    caption: str
+    figure: go.Figure
+    frame: pd.DataFrame
+    receipt: str
+
+
+def _none(contents: RunContents) -> Iterator[Picture]:
+    del contents
+    return iter(())
+
+
+@dataclass(frozen=True)
+class View:
+    """A page of the dashboard, and the pictures of it that the HTML report shows.
+
+    Attributes:
+        name: Of its file in ``app/views`` and its address.
+        title: What the dashboard's menu calls it.
+        icon: A Material symbol.
+        pictures: What the report shows of a run, as far as the run holds it.
+    """
+
+    name: str
+    title: str
+    icon: str
+    pictures: Callable[[RunContents], Iterator[Picture]] = _none

@@ -1,0 +1,1 @@
+"""What all figures share: colours, axes, a transparent ground."""

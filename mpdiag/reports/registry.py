@@ -1,0 +1,34 @@
+"""The views of the dashboard, in the order of its menu and of the HTML report.
+
+A view is a file in ``reports/views``, a page of the same name in ``app/views``, and a line here.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mpdiag.reports.views import compare, operations, runs, tensor_cores, training, updates, verdict
+from mpdiag.reports.views.gradients import pictures as gradients
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from mpdiag.reports.contents import RunContents
+    from mpdiag.reports.picture import Picture
+
+VIEWS = (
+    runs.VIEW,
+    verdict.VIEW,
+    gradients.VIEW,
+    updates.VIEW,
+    operations.VIEW,
+    tensor_cores.VIEW,
+    training.VIEW,
+    compare.VIEW,
+)
+
+
+def reported_pictures(contents: RunContents) -> Iterator[Picture]:
+    """The pictures of a run's HTML report, view by view."""
+    for view in VIEWS:
+        yield from view.pictures(contents)

@@ -1,0 +1,1 @@
+"""What commands print: tables, charts and sentences for the terminal."""

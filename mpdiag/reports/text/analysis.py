@@ -1,0 +1,293 @@
+"""What ``analyze``, ``why`` and ``replay`` print: the verdict, what decides, the details."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+import numpy as np
+from rich.console import Group
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from mpdiag.analysis.layers import share
+from mpdiag.analysis.scaling.loss_scale import lost_by_scale
+from mpdiag.display.wording import counted
+from mpdiag.numerics.formats import FP16
+from mpdiag.reports.formatting import layer_name, magnitude, percent
+from mpdiag.reports.text.charts import Histogram
+from mpdiag.reports.text.tables import Fitted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from pathlib import Path
+
+    from rich.console import RenderableType
+
+    from mpdiag.analysis.analyzer import Analysis
+    from mpdiag.analysis.findings import Finding
+    from mpdiag.analysis.plan_check import PlanCheck
+    from mpdiag.analysis.scaling.loss_scale import LossScaleAnalysis
+    from mpdiag.plan import PrecisionPlan
+
+TOP = 8
+SHOWN_SHAPES = 10
+_COLOURS = {"error": "bold red", "warning": "yellow", "info": "cyan"}
+
+
+def analysis_text(analysis: Analysis) -> RenderableType:
+    """The whole report of ``mpdiag analyze``."""
+    bad = any(f.severity == "error" for f in analysis.findings)
+    verdict = Text(analysis.verdict, style="bold red" if bad else "bold green")
+    parts: list[RenderableType] = [verdict, _provenance(analysis), Text("")]
+    parts += [_facts(analysis), Text("")]
+    if analysis.findings:
+        parts += [*_finding_lines(analysis.findings), Text("")]
+    parts += [_deciding_layers(analysis), Text(""), *_gradients(analysis), Text("")]
+    if analysis.operations:
+        parts += [_proven(analysis), Text("")]
+    elif analysis.plan.fp32_operations:
+        parts += [_operations(analysis), Text("")]
+    parts.append(_formats(analysis))
+    if analysis.plan.shapes:
+        parts += [Text(""), shapes_table(analysis.plan)]
+    return Group(*parts)
+
+
+def check_text(check: PlanCheck) -> RenderableType:
+    """Whether a stored plan holds, and where not."""
+    head = Text(check.verdict, style="bold green" if check.holds else "bold red")
+    return Group(head, *_finding_lines(check.findings))
+
+
+def shapes_table(plan: PrecisionPlan) -> RenderableType:
+    """The sizes to pad so that Tensor Cores run well, those of the most work first."""
+    table = Table(title="Shapes to pad for Tensor Cores", title_justify="left")
+    table.add_column("module")
+    table.add_column("dimension")
+    table.add_column("size", justify="right")
+    table.add_column("of the work", justify="right")
+    table.add_column("why")
+    for advice in plan.shapes[:SHOWN_SHAPES]:
+        table.add_row(
+            escape(layer_name(advice.module)),
+            advice.dimension,
+            f"{advice.size} → {advice.padded}",
+            percent(float(advice.evidence.get("share_of_flops") or 0.0)),
+            escape(advice.reason),
+        )
+    if len(plan.shapes) > SHOWN_SHAPES:
+        table.caption = f"and {len(plan.shapes) - SHOWN_SHAPES} more in the plan (--json)"
+    return table
+
+
+def after_analysis(analysis: Analysis, run: Path, plan: Path | None = None) -> tuple[object, ...]:
+    """The command to go on with: its words.
+
+    Args:
+        analysis: The analysis.
+        run: The run folder, as it was typed.
+        plan: Where the plan was written, if it was.
+    """
+    if _calls_for_bf16(analysis):
+        return "mpdiag", "analyze", run, "--target", "bf16", "-o", "plan.json"
+    script = analysis.run.script_words
+    if plan is not None and script:
+        return "mpdiag", "train", "--plan", plan, "--", *script
+    layer = analysis.loss_scale.deciding_layer
+    if layer:
+        return "mpdiag", "why", run, layer
+    return "mpdiag", "analyze", run, "-o", "plan.json"
+
+
+def _calls_for_bf16(analysis: Analysis) -> bool:
+    """Whether FP16 was asked for, and no loss scale fits it."""
+    codes = {f.code for f in analysis.findings}
+    return analysis.plan.target == "fp16" and "no-loss-scale-fits" in codes
+
+
+def _provenance(analysis: Analysis) -> Text:
+    meta = analysis.run.meta
+    model = (meta.get("model") or {}).get("type", "model")
+    state = meta.get("state", "unknown")
+    return Text(
+        f"{analysis.run.folder}: {model}, {meta.get('steps_recorded', 0)} of "
+        f"{meta.get('steps_seen', 0)} steps recorded, {state}",
+        style="dim",
+    )
+
+
+def _facts(analysis: Analysis) -> Table:
+    scale, plan = analysis.loss_scale, analysis.plan
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="bold")
+    grid.add_column()
+    grid.add_row(
+        "Loss scale",
+        f"{plan.loss_scale.recommended:g} ({plan.loss_scale.method}), {plan.loss_scale.need}"
+        + escape(_admissible(scale)),
+    )
+    grid.add_row("", escape(plan.loss_scale.reason))
+    with_it = f", {percent(scale.underflow_after)} with it"
+    grid.add_row(
+        "Lost to zero",
+        f"{percent(scale.underflow_before)} of the activation gradients' values"
+        f"{f' without a scale{with_it}' if plan.loss_scale.recommended != 1 else ''}; "
+        f"expected overflow {percent(scale.predicted_overflow_rate)} of steps",
+    )
+    grid.add_row("Master weights", escape(plan.master_weights.reason))
+    grid.add_row("Stay in FP32", _kept(analysis))
+    return grid
+
+
+def _admissible(scale: LossScaleAnalysis) -> str:
+    """Which loss scales would do, and which layers say so."""
+    plan = scale.plan
+    if scale.deciding_layer is None and scale.limiting_layer is None:
+        return ""
+    upper = "no limit" if plan.upper is None else f"{plan.upper:g}"
+    lowest, highest = scale.deciding_layer or "the model", scale.limiting_layer or "the model"
+    if not scale.fits:
+        return f"; none fits: {lowest} needs {plan.lower:g} or more, {highest} {upper} or less"
+    return (
+        f"; {plan.lower:g} ({lowest} loses more below) to {upper} ({highest} overflows beyond) "
+        "would do"
+        if plan.lower > 1
+        else f"; up to {upper} would do ({highest} overflows beyond)"
+    )
+
+
+def _finding_lines(findings: Iterable[Finding]) -> list[RenderableType]:
+    lines: list[RenderableType] = []
+    for f in findings:
+        head = Text.assemble((f"{f.severity}: ", _COLOURS[f.severity]), f.message)
+        lines += [head, Text(f"  {f.fix}  [{f.code}]", style="dim")]
+    return lines
+
+
+def _deciding_layers(analysis: Analysis) -> RenderableType:
+    gradients = analysis.loss_scale.late
+    if len(gradients) == 0:
+        return Text("no activation gradients", style="dim")
+    exponent = int(np.log2(analysis.plan.loss_scale.recommended))
+    losses = lost_by_scale(gradients)
+    order = np.argsort(-losses[:, 0], kind="stable")[:TOP]
+    h = gradients.histograms
+    lost = share(h.lost_to_zero(FP16).value, h.nonzero)
+    after = share(h.lost_to_zero(FP16, exponent).value, h.nonzero)
+    numbers = ["|g| max", "values lost", "Σ|g| lost", "values lost with the scale"]
+    if exponent == 0:
+        numbers.pop()
+    table = Fitted(
+        ("activation gradients of", *numbers),
+        "Layers that lose most, in the later half of the run",
+        right=frozenset(numbers),
+        spare=("|g| max",),
+    )
+    for i in order:
+        cells = [
+            magnitude(float(h.absmax[i])),
+            percent(float(lost[i])),
+            percent(float(losses[i, 0])),
+            percent(float(after[i])),
+        ]
+        table.add_row(layer_name(str(gradients.names[i])), *cells[: len(numbers)])
+    if len(gradients) > TOP:
+        table.caption = f"{TOP} of {len(gradients)}; all of them with --json"
+    return table
+
+
+def _gradients(analysis: Analysis) -> list[RenderableType]:
+    gradients = analysis.layers.of_kind("activation_grad")
+    if len(gradients) == 0:
+        return []
+    scale = analysis.plan.loss_scale.recommended
+    title = Text("Activation gradients, all layers, counts on a log scale", style="bold")
+    fmt = FP16 if analysis.target.bits == 8 else analysis.target
+    drawing = Histogram(gradients.histograms.merged(), fmt, scale)
+    return [title, drawing]
+
+
+_NOTHING_MORE = "nothing beyond what the operation policy keeps there"
+
+
+def _kept(analysis: Analysis) -> str:
+    plan = analysis.plan
+    if not analysis.run.meta.get("operations", {}).get("steps"):
+        kept = len(plan.fp32_operations)
+        return counted(kept, "module") if kept else _NOTHING_MORE
+    proven = [c for c in plan.fp32_operations if not c.evidence.get("policy")]
+    covered = len(plan.fp32_operations) - len(proven)
+    more = f", and {covered} that the operation policy covers" if covered else ""
+    words = counted(len(proven), "operation or module", "operations or modules")
+    return f"{words}{more}" if proven or covered else _NOTHING_MORE
+
+
+_COVERED = {
+    "": "",
+    "lists": " (the policy covers it)",
+    "neighbours": " (only where everything is narrow: at O1 what surrounds it is FP32)",
+}
+
+
+def _proven(analysis: Analysis) -> RenderableType:
+    why = "why, and what happens without it"
+    table = Fitted(
+        ("operation", "where", why, "bytes", "FLOPs"),
+        "What FP16 cannot hold, by its numbers",
+        "bytes, FLOPs: share of the step's operations, backward included",
+        sentences=frozenset({why}),
+        right=frozenset({"bytes", "FLOPs"}),
+        lead=2,
+    )
+    for f in analysis.operations:
+        covered = _COVERED[f.covered_by]
+        table.add_row(
+            f.op,
+            f"{f.module or '(outside)'}\n{f.where}",
+            f"{f.reason}; {f.without}{covered}\n→ {f.fix}",
+            percent(f.bytes_share),
+            percent(f.flops_share),
+        )
+    return table
+
+
+def _operations(analysis: Analysis) -> RenderableType:
+    grouped: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for choice in analysis.plan.fp32_operations:
+        reason = choice.reason if choice.evidence.get("overflow") else choice.reason.split(":")[0]
+        grouped[choice.op, reason].append(layer_name(choice.module))
+    table = Fitted(
+        ("operation", "modules", "why"),
+        "Stay in FP32",
+        sentences=frozenset({"modules", "why"}),
+    )
+    for (op, reason), modules in grouped.items():
+        names = ", ".join(modules[:3]) + (
+            f" and {len(modules) - 3} more" if len(modules) > 3 else ""
+        )
+        table.add_row(op, names, reason)
+    return table
+
+
+def _formats(analysis: Analysis) -> RenderableType:
+    table = Table(title="Values lost, by format", title_justify="left", title_style="bold")
+    table.add_column("format")
+    kinds = ("activation", "activation_grad", "weight", "weight_grad")
+    for kind in kinds:
+        table.add_column(kind.replace("_", " "), justify="right")
+    for name, summary in analysis.formats.items():
+        cells = []
+        for kind in kinds:
+            losses = summary["kinds"].get(kind)
+            if losses is None:
+                cells.append("–")
+                continue
+            text = f"{percent(losses['underflow'])} to 0"
+            if losses["overflow"]:
+                text += f", {percent(losses['overflow'])} to ∞"
+            cells.append(text)
+        table.add_row(name, *cells)
+    table.caption = "FP16 gradients at the recommended scale; FP8 with a scale per layer"
+    return table

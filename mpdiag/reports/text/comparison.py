@@ -1,0 +1,125 @@
+"""What ``compare`` prints: the verdict, each metric with its interval drawn, what moved."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from rich.console import Group
+from rich.markup import escape
+from rich.table import Table
+from rich.text import Text
+
+from mpdiag.reports.text.tables import Fitted
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from mpdiag.analysis.comparison.compare import Comparison, MetricComparison
+    from mpdiag.analysis.comparison.equivalence import Equivalence
+
+_STYLES = {"equivalent": "bold green", "different": "bold red", "inconclusive": "bold yellow"}
+_COLOURS = {"error": "bold red", "warning": "yellow", "info": "cyan"}
+WIDTH = 33
+TOP = 8
+
+
+def comparison_text(comparison: Comparison) -> RenderableType:
+    """The whole report of ``mpdiag compare``."""
+    a, b = comparison.a, comparison.b
+    parts: list[RenderableType] = [
+        Text(f"{b.name} against {a.name}: {comparison.verdict}", _STYLES[comparison.verdict]),
+        Text(""),
+        _metrics(comparison),
+    ]
+    curve = comparison.curve
+    if curve.worst_step is not None:
+        spread = "" if curve.spread is None else f", seeds spread by {curve.spread:.3g} there"
+        parts.append(
+            Text(
+                f"loss curves part most at step {curve.worst_step}: {curve.departure:+.3g}{spread}",
+                style="dim",
+            )
+        )
+    if comparison.shifts:
+        parts += [Text(""), _shifts(comparison)]
+    if comparison.findings:
+        parts.append(Text(""))
+    for f in comparison.findings:
+        parts.append(Text.assemble((f"{f.severity}: ", _COLOURS[f.severity]), f.message))
+        parts.append(Text(f"  {f.fix}  [{f.code}]", style="dim"))
+    return Group(*parts)
+
+
+def _metrics(comparison: Comparison) -> Fitted:
+    numbers = ("reference", "candidate", "difference", "margin")
+    table = Fitted(
+        ("metric", "verdict", *numbers, "interval, margin in brackets"),
+        right=frozenset(numbers),
+        lead=2,
+    )
+    for m in comparison.metrics:
+        verdict = m.result.verdict
+        table.add_row(
+            m.metric,
+            Text(verdict, _STYLES[verdict]),
+            _figures(m.a),
+            _figures(m.b),
+            f"{m.result.difference:+.4g}",
+            f"±{m.result.margin:.3g}",
+            draw_interval(m.result),
+        )
+    table.caption = _caption(comparison.metrics)
+    return table
+
+
+def _caption(metrics: tuple[MetricComparison, ...]) -> str:
+    first = metrics[0].result
+    way = "seed by seed" if first.paired else "Welch"
+    text = f"two one-sided t-tests, {way}, {1 - 2 * first.alpha:.0%} interval".replace("%", " %")
+    if not all(m.margin_given for m in metrics):
+        text += "; margin: 2 % of the reference's mean, choose yours with --margin"
+    return text
+
+
+def _figures(values: tuple[float, ...]) -> str:
+    if len(values) == 1:
+        return f"{values[0]:.4g}"
+    mean = sum(values) / len(values)
+    spread = math.sqrt(sum((v - mean) ** 2 for v in values) / (len(values) - 1))
+    return f"{mean:.4g} ± {spread:.2g} (n={len(values)})"
+
+
+def draw_interval(result: Equivalence) -> str:
+    """The interval of the difference on a line from −2 to +2 margins: ``···[··──●──]···``."""
+    line = ["·"] * WIDTH
+
+    def at(value: float) -> int:
+        share = (value / result.margin + 2) / 4
+        return round(min(1.0, max(0.0, share)) * (WIDTH - 1))
+
+    if math.isnan(result.difference):
+        return "".join(line)
+    if math.isfinite(result.low):
+        for i in range(at(result.low), at(result.high) + 1):
+            line[i] = "─"
+    line[at(-result.margin)], line[at(result.margin)] = "[", "]"
+    line[WIDTH // 2] = "┼" if line[WIDTH // 2] == "─" else "|"
+    line[at(result.difference)] = "●"
+    return "".join(line)
+
+
+def _shifts(comparison: Comparison) -> Table:
+    table = Table(
+        title="Layers whose largest value moved most", title_justify="left", title_style="bold"
+    )
+    table.add_column("layer")
+    table.add_column("tensor")
+    table.add_column("octaves", justify="right")
+    for shift in comparison.shifts[:TOP]:
+        table.add_row(
+            escape(shift.name or "(the model)"),
+            shift.kind.replace("_", " "),
+            f"{shift.octaves:+.2f}",
+        )
+    return table

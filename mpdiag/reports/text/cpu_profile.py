@@ -1,0 +1,60 @@
+"""What ``mpdiag profile`` prints of a CPU: the verdict first, then what took most time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.console import Group
+from rich.text import Text
+
+from mpdiag.reports.text.tables import Fitted
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+    from mpdiag.tensorcores.cpu.matrix_unit import CpuProfile
+
+SHOWN = 10
+_WORDS = {
+    "tensor_core": "matrix unit",
+    "cuda_core": "vector unit",
+    "unknown": "unknown",
+    "other": "no matrix work",
+}
+
+
+def cpu_profile_text(profile: CpuProfile) -> RenderableType:
+    """The whole report."""
+    used = profile.tensor_core_fraction > 0
+    parts: list[RenderableType] = [
+        Text(profile.verdict, style="bold green" if used else "bold yellow"),
+        Text(
+            f"{profile.device.name}, {profile.steps} steps, "
+            f"{profile.time_us / 1000:.1f} ms in operators; witness: oneDNN's log",
+            style="dim",
+        ),
+    ]
+    parts += [
+        Text.assemble((f"{f['severity']}: ", "yellow"), f"{f['message']}: {f['fix']}")
+        for f in profile.findings
+    ]
+    table = Fitted(
+        ("operation", "module", "M × N × K", "dtype", "time", "where", "what to do"),
+        "Operations that took most time",
+        sentences=frozenset({"what to do"}),
+        right=frozenset({"time"}),
+        lead=2,
+    )
+    whole = profile.time_us or 1.0
+    for operation in profile.operations[:SHOWN]:
+        o, work = operation.time, operation.time.work
+        table.add_row(
+            o.op.removeprefix("aten::"),
+            o.module,
+            f"{work.m} × {work.n} × {work.k}" if work else "",
+            (work.dtype or "") if work else "",
+            f"{o.time_us / whole:.1%}".replace("%", " %"),
+            _WORDS[operation.verdict],
+            operation.fix,
+        )
+    return Group(*parts, table)

@@ -1,0 +1,218 @@
+"""What ``mpdiag profile`` prints of a trace: the verdict, what is worth most, kernels by time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.console import Group
+from rich.text import Text
+
+from mpdiag.reports.formatting import beginning, kernel_label
+from mpdiag.reports.text.tables import Fitted
+from mpdiag.tensorcores.amdahl import speedup
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.console import RenderableType
+
+    from mpdiag.tensorcores.causes import JudgedOperation
+    from mpdiag.tensorcores.kernel_times import KernelTime
+    from mpdiag.tensorcores.profile_comparison import ProfileComparison
+    from mpdiag.tensorcores.trace_profile import Profile
+
+SHOWN = 10
+OPERATIONS_TITLE = "Biggest potential speedups"
+OPERATIONS = ("operation", "module", "M × N × K", "dtype", "time", "at most", "cause", "fix")
+KERNELS = ("kernel", "calls", "time", "ran on", "instruction", "dtype", "align")
+CLASSES = ("class", "before", "now", "before, ms", "now, ms")
+MOVES = ("operation", "module", "M × N × K", "before", "now", "a call", "gain")
+MANY = 1e6
+"""A bound beyond this is the whole."""
+_COLOURS = {"error": "bold red", "warning": "yellow", "info": "cyan"}
+_WORDS = {
+    "tensor_core": "Tensor Cores",
+    "cuda_core": "CUDA cores",
+    "helper": "helper",
+    "layout": "layout",
+    "other": "no matrix work",
+    "unknown": "unknown",
+}
+
+
+def profile_text(profile: Profile) -> RenderableType:
+    """The whole report."""
+    parts: list[RenderableType] = [
+        Text(profile.verdict, style="bold green" if is_good(profile) else "bold yellow"),
+        Text(provenance(profile), style="dim"),
+    ]
+    for finding in profile.findings:
+        head = (f"{finding['severity']}: ", _COLOURS[finding["severity"]])
+        parts.append(Text.assemble(head, finding["message"]))
+        parts.append(Text(f"  {finding['fix']}  [{finding['code']}]", style="dim"))
+    if profile.operations:
+        parts += [Text(""), _operations(profile)]
+    return Group(*parts, Text(""), _kernels(profile))
+
+
+def change_text(change: ProfileComparison) -> RenderableType:
+    """What changed since another trace."""
+    parts: list[RenderableType] = [
+        Text(change.verdict, style="bold green" if change.gained else "bold yellow")
+    ]
+    table = Fitted(
+        CLASSES,
+        "Kernel time by class",
+        right=frozenset(CLASSES[1:]),
+    )
+    parts.append(_filled(table, class_rows(change)))
+    if change.moves:
+        table = Fitted(MOVES, "What moved", right=frozenset({"a call", "gain"}), lead=3)
+        parts.append(_filled(table, move_rows(change)))
+    return Group(*parts)
+
+
+def _filled(table: Fitted, rows: Sequence[Sequence[str]]) -> Fitted:
+    """The table with its first rows, and how many more there are."""
+    for cells in rows[:SHOWN]:
+        table.add_row(*cells)
+    if len(rows) > SHOWN:
+        table.caption = f"{SHOWN} of {len(rows)}; all of them with --json"
+    return table
+
+
+def class_rows(change: ProfileComparison) -> list[list[str]]:
+    """Each class of kernels that either trace has: share and time, before and now."""
+    shown = [name for name in _WORDS if change.before[name] or change.now[name]]
+    return [
+        [
+            _WORDS[name],
+            *(_percent(side[name]) for side in (change.before, change.now)),
+            *(f"{side[name] * side['time_us'] / 1000:.1f}" for side in (change.before, change.now)),
+        ]
+        for name in shown
+    ]
+
+
+def move_rows(change: ProfileComparison) -> list[list[str]]:
+    """Each operation whose class changed."""
+    return [
+        [
+            move.op.removeprefix("aten::"),
+            move.module,
+            move.size,
+            _WORDS[move.before],
+            _WORDS[move.now],
+            f"{move.before_us:.1f} → {move.now_us:.1f} µs",
+            f"{move.gain:.2f}×",
+        ]
+        for move in change.moves
+    ]
+
+
+def is_good(profile: Profile) -> bool:
+    """Whether more time is on Tensor Cores than may be kept off them."""
+    return profile.fraction("tensor_core") > profile.fraction("cuda_core", "unknown")
+
+
+def provenance(profile: Profile) -> str:
+    """The trace, where it is from, and how much there is in it."""
+    device = profile.device.name if profile.device and profile.device.name else "unknown GPU"
+    return (
+        f"{profile.path}: {profile.source}, {device}, "
+        f"{profile.kernel_time_us / 1000:.1f} ms in kernels, "
+        f"{_percent(profile.linked_fraction)} linked to operations"
+    )
+
+
+def _operations(profile: Profile) -> RenderableType:
+    table = Fitted(
+        OPERATIONS,
+        OPERATIONS_TITLE,
+        sentences=frozenset({"fix"}),
+        right=frozenset({"time", "at most"}),
+        lead=2,
+    )
+    return _filled(table, operation_rows(profile))
+
+
+def operation_rows(profile: Profile) -> list[list[str]]:
+    """The operations, those worth most first."""
+    rows = _together(profile.operations)
+    return [_operation_row(members, profile.kernel_time_us) for members in rows]
+
+
+def _together(operations: Sequence[JudgedOperation]) -> list[list[JudgedOperation]]:
+    """Rows of the table: what is no matrix work stands in one, whatever its module."""
+    rows: dict[object, list[JudgedOperation]] = {}
+    for i, judged in enumerate(operations):
+        key = i if judged.operation.work else (judged.operation.op, judged.cause)
+        rows.setdefault(key, []).append(judged)
+    worth = {
+        id(row): sum(j.affected_us if j.win_us is None else j.win_us for j in row)
+        for row in rows.values()
+    }
+    return sorted(rows.values(), key=lambda row: -worth[id(row)])
+
+
+def _operation_row(members: list[JudgedOperation], whole: float) -> list[str]:
+    first = members[0]
+    o, work = first.operation, first.operation.work
+    affected = sum(j.affected_us for j in members)
+    bound = speedup(min(1.0, affected / whole)) if whole else 1.0
+    modules = o.module if len(members) == 1 else f"{len(members)} modules"
+    return [
+        _short(o.op.removeprefix("aten::")),
+        modules,
+        " × ".join(str(n or "?") for n in (work.m, work.n, work.k)) if work and work.m else "",
+        o.dtype or "",
+        _percent(sum(j.operation.time_us for j in members) / whole if whole else 0.0),
+        f"{bound:.2f}×" if bound < MANY else "–",
+        first.cause.replace("_", " "),
+        first.fix,
+    ]
+
+
+def _kernels(profile: Profile) -> RenderableType:
+    table = Fitted(
+        KERNELS,
+        "Kernels by time",
+        right=frozenset({"calls", "time"}),
+        spare=("align",),
+    )
+    return _filled(table, kernel_rows(profile))
+
+
+def kernel_rows(profile: Profile) -> list[list[str]]:
+    """The kernels, the longest first."""
+    names: dict[str, list[KernelTime]] = {}
+    for kernel in profile.kernels:
+        names.setdefault(kernel.name, []).append(kernel)
+    rows = sorted(names.values(), key=lambda row: -sum(k.time_us for k in row))
+    return [_kernel_row(row, profile.kernel_time_us) for row in rows]
+
+
+def _kernel_row(places: list[KernelTime], whole: float) -> list[str]:
+    first = places[0]
+    facts = first.facts
+    where = _WORDS[facts.verdict]
+    measured = next((k for k in places if k.measured is not None), None)
+    if measured is not None and measured.measured is not None:
+        where = f"{_WORDS[measured.measured_verdict]} ({measured.measured.kind})"
+    return [
+        _short(kernel_label(first.name), 60),
+        f"{sum(k.calls for k in places):,}",
+        _percent(sum(k.time_us for k in places) / whole if whole else 0.0),
+        where,
+        facts.instruction,
+        facts.dtype,
+        "" if facts.alignment is None else str(facts.alignment),
+    ]
+
+
+def _short(name: str, width: int = 44) -> str:
+    return beginning(" ".join(name.removeprefix("void ").split()), width)
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"

@@ -1,0 +1,52 @@
+"""Shows the result of ``mpdiag profile``, of a GPU's trace or of a CPU."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mpdiag.reports import terminal
+from mpdiag.reports.text.cpu_profile import cpu_profile_text
+from mpdiag.reports.text.gpu_profile import change_text, profile_text
+from mpdiag.tensorcores.trace_profile import Profile
+
+if TYPE_CHECKING:
+    from mpdiag.tensorcores.cpu.matrix_unit import CpuProfile
+    from mpdiag.tensorcores.profile_comparison import ProfileComparison
+
+
+def show_profile(
+    result: Profile | CpuProfile,
+    against: Path | None = None,
+    change: ProfileComparison | None = None,
+    *,
+    as_json: bool,
+) -> dict[str, Any]:
+    """Print a profile, and what changed since an earlier trace if there is one.
+
+    Args:
+        result: What was measured.
+        against: The earlier trace.
+        change: What changed since then.
+        as_json: One JSON document instead of text; the change stands in it as ``against``.
+
+    Returns:
+        The JSON document, which is also what ``--strict`` looks at.
+    """
+    document = result.to_json()
+    if change is not None:
+        document["against"] = change.to_json()
+    if as_json:
+        terminal.show_json(document)
+        return document
+    if isinstance(result, Profile):
+        if change is not None:
+            terminal.show(change_text(change), "")
+        terminal.show(profile_text(result))
+        earlier = () if against is None else ("--against", against)
+        if Path(result.path).is_file():  # what came through a pipe is gone
+            terminal.name_next("mpdiag", "report", result.path, *earlier)
+    else:
+        terminal.show(cpu_profile_text(result))
+        terminal.name_next("mpdiag", "doctor")
+    return document

@@ -1,0 +1,407 @@
+"""Where values lie among the powers of two, and the window of a format that a loss scale moves."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mpdiag.reports.formatting import in_figure, percent, superscript
+from mpdiag.reports.plotting.colors import BLUE, FATE_COLORS, GREEN, PURPLE, VERMILION
+from mpdiag.reports.plotting.style import (
+    GRID,
+    empty,
+    exponent_axis,
+    figure,
+    layer_axis,
+    range_mark,
+    row_height,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    import pandas as pd
+    import plotly.graph_objects as go
+
+    from mpdiag.numerics.formats import FloatFormat
+
+VALUES = "value before scaling"
+DECADES = 6
+"""Powers of ten from a full colour to the palest, with log counts."""
+_FATE_WORDS = {
+    "zero": "already 0",
+    "lost": "becomes 0",
+    "subnormal": "loses bits",
+    "kept": "kept",
+    "overflow": "becomes ∞",
+}
+
+
+def window(fmt: FloatFormat, exponent: int) -> tuple[float, float, float]:
+    """Where a format's window lies before scaling, as exponents.
+
+    Returns:
+        log2 of the largest value lost to zero, of the smallest normal one, of the overflow
+        threshold, each divided by the loss scale 2^exponent.
+    """
+    top = math.log2(fmt.overflow_threshold)
+    return fmt.zero_exponent - exponent, fmt.min_exponent - exponent, top - exponent
+
+
+def fate(bin_exponent: int, fmt: FloatFormat, exponent: int) -> str:
+    """What becomes of the values of one bin; of the bin that holds a threshold, of most of them."""
+    zero, normal, top = window(fmt, exponent)
+    if bin_exponent + 1 <= zero:
+        return "lost"
+    if bin_exponent + 0.5 > top:
+        return "overflow"
+    return "subnormal" if bin_exponent + 1 <= normal else "kept"
+
+
+def heat_map(
+    frame: pd.DataFrame,
+    layers: Sequence[str],
+    fmt: FloatFormat,
+    exponent: int,
+    *,
+    log: bool = True,
+) -> go.Figure:
+    """Layers × exponents, shaded by share of a layer's values, with the format's window.
+
+    Args:
+        frame: As ``exponent_frame`` makes it.
+        layers: Order of the rows, top first.
+        fmt: The format.
+        exponent: log2 of the loss scale.
+        log: Shade by the logarithm of the share.
+    """
+    if frame.empty:
+        return empty("no non-zero values")
+    low, high = _span(frame, fmt, exponent)
+    counts = _matrix(frame, "layer", layers, low, high)
+    labels = np.repeat(np.array([[in_figure(n)] for n in layers]), counts.shape[1], axis=1)
+    fig = figure(row_height(len(layers)), hovermode="closest")
+    for name, part in _shades(counts, low, fmt, exponent, log=log):
+        fig.add_heatmap(
+            x=np.arange(low, high) + 0.5,
+            z=part,
+            customdata=counts,
+            text=labels,
+            name=name,
+            hovertemplate="%{text}<br>from 2^%{x:.0f}: %{customdata:,} values"
+            f"<extra>{_FATE_WORDS[name]}</extra>",
+            **_cells(name),
+        )
+        _legend(fig, name, counts, part)
+    layer_axis(fig, layers)
+    _add_window(fig, fmt, exponent, low, high)
+    exponent_axis(fig, low, high, VALUES)
+    return fig
+
+
+def over_time(
+    frame: pd.DataFrame, fmt: FloatFormat, exponent: int, *, log: bool = True
+) -> go.Figure:
+    """Steps × exponents of one layer (``time_frame``), values upward, with the format's window."""
+    if frame.empty:
+        return empty("no non-zero values in any recorded step")
+    low, high = _span(frame, fmt, exponent)
+    steps = sorted(frame["step"].unique())
+    counts = _matrix(frame, "step", steps, low, high)
+    labels = np.repeat([[str(s) for s in steps]], counts.shape[1], axis=0)
+    fig = figure(440, hovermode="closest")
+    for name, part in _shades(counts, low, fmt, exponent, log=log):
+        fig.add_heatmap(
+            y=np.arange(low, high) + 0.5,
+            z=part.T,
+            customdata=counts.T,
+            text=labels,
+            name=name,
+            hovertemplate="step %{text}<br>from 2^%{y:.0f}: %{customdata:,} values"
+            f"<extra>{_FATE_WORDS[name]}</extra>",
+            **_cells(name),
+        )
+        _legend(fig, name, counts, part)
+    every = max(1, len(steps) // 10)
+    places = list(range(0, len(steps), every))
+    exponent_axis(fig, low, high, VALUES)
+    fig.layout.yaxis.update(fig.layout.xaxis.to_plotly_json())
+    fig.layout.xaxis = {
+        "title": "recorded step",
+        "tickmode": "array",
+        "tickvals": places,
+        "ticktext": [str(steps[i]) for i in places],
+        "gridcolor": GRID,
+        "range": [-0.5, len(steps) - 0.5],
+    }
+    for place, words in zip(window(fmt, exponent), ("↓ 0", "↓ bits lost", "↑ ∞"), strict=True):
+        if low < place < high:
+            fig.add_hline(
+                place,
+                line={
+                    "color": VERMILION if words != "↑ ∞" else PURPLE,
+                    "width": 1.5,
+                    "dash": "dot",
+                },
+                annotation={"text": words, "font": {"size": 11}},
+            )
+    return fig
+
+
+def histogram(
+    frame: pd.DataFrame, zeros: int, fmt: FloatFormat, exponent: int, *, log: bool = True
+) -> go.Figure:
+    """One histogram, each bar coloured by its fate; the values that are 0 stand apart at the left.
+
+    Args:
+        frame: ``exponent`` and ``count``.
+        zeros: How many values are 0.
+        fmt: The format.
+        exponent: log2 of the loss scale.
+        log: Counts on a log scale.
+    """
+    if frame.empty:
+        return empty("no non-zero values")
+    low, high = _span(frame, fmt, exponent)
+    fig = figure(360, barmode="overlay")
+    if zeros:
+        label = _FATE_WORDS["zero"]
+        fig.add_bar(
+            x=[low - 1.5],
+            y=[zeros],
+            width=1.6,
+            marker={"color": FATE_COLORS["zero"]},
+            name=label,
+            hovertemplate=f"{zeros:,} values are 0<extra></extra>",
+        )
+    fates = frame["exponent"].map(lambda e: fate(int(e), fmt, exponent))
+    whole = int(frame["count"].sum())
+    for name in ("lost", "subnormal", "kept", "overflow"):
+        part = frame[fates == name]
+        if part.empty:
+            continue
+        share = percent(int(part["count"].sum()) / whole)
+        fig.add_bar(
+            x=part["exponent"] + 0.5,
+            y=part["count"],
+            width=0.94,
+            marker={"color": FATE_COLORS[name]},
+            name=f"{_FATE_WORDS[name]}: {share}",
+            customdata=part["exponent"],
+            hovertemplate="2^%{customdata}: %{y:,} values<extra>" + _FATE_WORDS[name] + "</extra>",
+        )
+    _add_window(fig, fmt, exponent, low, high)
+    exponent_axis(fig, low, high, VALUES)
+    if zeros:
+        axis = fig.layout.xaxis
+        some = [i for i, place in enumerate(axis.tickvals) if place > low]
+        fig.update_xaxes(
+            range=[low - 3, high],
+            tickvals=[low - 1.5, *(axis.tickvals[i] for i in some)],
+            ticktext=["0", *(axis.ticktext[i] for i in some)],
+        )
+    fig.update_yaxes(type="log" if log else "linear", title="values", exponentformat="power")
+    return fig
+
+
+def consequences(frame: pd.DataFrame, most: int = 24) -> go.Figure:
+    """What each layer loses at the chosen scale (``scale_frame``), the worst first.
+
+    A bar: share of non-zero values that become 0; a diamond: share of Σ|x|; a cross: it overflows.
+    """
+    sums = (1000 * frame["sum_share"]).round()  # finer differences are within the estimate's error
+    order = np.lexsort((-frame["lost_share"], -sums, -frame["overflow_share"]))
+    worst = frame.iloc[order[:most]]
+    if worst.empty:
+        return empty("no layers")
+    names = [str(name) for name in worst["layer"]]
+    places = list(range(len(names)))
+    fig = figure(row_height(len(names)))
+    hover = "%{customdata}: %{x:.2%}<extra>%{fullData.name}</extra>"
+    labels = [in_figure(name) for name in names]
+    fig.add_bar(
+        x=worst["lost_share"],
+        y=places,
+        orientation="h",
+        name="values lost",
+        marker={"color": FATE_COLORS["lost"], "opacity": 0.75},
+        customdata=labels,
+        hovertemplate=hover,
+    )
+    fig.add_scatter(
+        x=worst["sum_share"],
+        y=places,
+        mode="markers",
+        name="Σ|x| lost",
+        marker={"color": BLUE, "symbol": "diamond", "size": 9},
+        customdata=labels,
+        hovertemplate=hover,
+    )
+    over = worst.reset_index(drop=True)
+    over = over[over["overflow"] > 0]
+    if len(over):
+        fig.add_scatter(
+            x=over["overflow_share"],
+            y=list(over.index),
+            mode="markers",
+            name="overflows",
+            marker={"color": PURPLE, "symbol": "x", "size": 11},
+            customdata=[in_figure(str(n)) for n in over["layer"]],
+            hovertemplate=hover,
+        )
+    layer_axis(fig, names)
+    fig.update_xaxes(tickformat=".2~%", rangemode="tozero", title="share of the layer")
+    top = float(max(worst["lost_share"].max(), worst["sum_share"].max(), 0.01))
+    fig.update_xaxes(range=[-0.01 * top, min(1.02, 1.1 * top)])
+    return fig
+
+
+def every_scale(
+    frame: pd.DataFrame, exponent: int, interval: tuple[float, float] | None, recommended: int
+) -> go.Figure:
+    """What is lost at every loss scale (``every_scale_frame``), the recommended interval shaded.
+
+    Args:
+        frame: The table.
+        exponent: log2 of the scale chosen.
+        interval: log2 of the smallest sufficient and the largest admissible scale, if known.
+        recommended: log2 of the recommended scale.
+    """
+    fig = figure(230)
+    hover = "scale 2^%{x}: %{y:.3%}<extra>%{fullData.name}</extra>"
+    for column, name, colour, dash in (
+        ("lost_share", "values lost, all layers", FATE_COLORS["lost"], "solid"),
+        ("worst_sum_share", "Σ|x| lost, worst layer", BLUE, "dash"),
+    ):
+        fig.add_scatter(
+            x=frame["scale_exponent"],
+            y=frame[column],
+            name=name,
+            mode="lines+markers",
+            line={"color": colour, "dash": dash, "width": 2.5},
+            marker={"size": 5},
+            hovertemplate=hover,
+        )
+    over = frame[frame["overflow_layers"] > 0]
+    if len(over):
+        fig.add_scatter(
+            x=over["scale_exponent"],
+            y=[0.0] * len(over),
+            name="layers overflow",
+            mode="markers",
+            marker={"color": PURPLE, "symbol": "x", "size": 9},
+            customdata=over["overflow_layers"],
+            hovertemplate="scale 2^%{x}: %{customdata} layers overflow<extra></extra>",
+        )
+    low, high = int(frame["scale_exponent"].min()), int(frame["scale_exponent"].max())
+    if interval is not None and interval[0] <= interval[1]:
+        left, right = max(low - 0.5, interval[0] - 0.5), min(high + 0.5, interval[1] + 0.5)
+        words = "recommended interval" if right - left > 6 else ""
+        fig.add_vrect(
+            left,
+            right,
+            fillcolor=GREEN,
+            opacity=0.16,
+            line_width=0,
+            annotation={"text": words, "font": {"size": 12}},
+            annotation_position="top right",
+        )
+    fig.add_vline(recommended, line={"color": GREEN, "width": 2, "dash": "dash"})
+    fig.add_vline(
+        exponent,
+        line={"color": VERMILION, "width": 2},
+        annotation={"text": f"2{superscript(exponent)}", "font": {"size": 13}, "yanchor": "bottom"},
+        annotation_position="top",
+    )
+    exponent_axis(fig, low, high, "loss scale")
+    fig.update_xaxes(range=[low - 0.7, high + 0.7])
+    fig.update_yaxes(tickformat=".0%", rangemode="tozero", title="share lost", nticks=5)
+    return fig
+
+
+def _span(frame: pd.DataFrame, fmt: FloatFormat, exponent: int) -> tuple[int, int]:
+    """Exponents to show: what is occupied, and the window's ends where they are near."""
+    low, high = int(frame["exponent"].min()), int(frame["exponent"].max()) + 1
+    zero, _, top = window(fmt, exponent)
+    if zero > low - 24:
+        low = min(low, math.floor(zero) - 3)
+    if top < high + 24:
+        high = max(high, math.ceil(top) + 3)
+    return low - 1, high + 1
+
+
+def _matrix(
+    frame: pd.DataFrame, label: str, order: Sequence[object], low: int, high: int
+) -> np.ndarray:
+    place = {value: i for i, value in enumerate(order)}
+    counts = np.zeros((len(order), high - low), np.int64)
+    known = frame[frame[label].isin(place)]
+    rows = known[label].map(place).to_numpy(np.int64)
+    counts[rows, known["exponent"].to_numpy() - low] = known["count"].to_numpy()
+    return counts
+
+
+def _shades(
+    counts: np.ndarray, low: int, fmt: FloatFormat, exponent: int, *, log: bool
+) -> list[tuple[str, np.ndarray]]:
+    """For each fate that occurs, how strongly to colour each cell: 0.12 to 1, NaN elsewhere."""
+    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+    some = np.where(counts > 0, shares, np.nan)
+    depth = np.clip(1 + np.log10(some) / DECADES, 0, 1) if log else some / _largest(some)
+    fates = np.array([fate(low + i, fmt, exponent) for i in range(counts.shape[1])])
+    found = []
+    for name in ("lost", "subnormal", "kept", "overflow"):
+        mine = (fates == name)[None, :] & (counts > 0)
+        if mine.any():
+            found.append((name, np.where(mine, 0.12 + 0.88 * depth, np.nan)))
+    return found
+
+
+def _largest(shares: np.ndarray) -> float:
+    return float(np.nanmax(shares)) if np.isfinite(shares).any() else 1.0
+
+
+def _legend(fig: go.Figure, name: str, counts: np.ndarray, part: np.ndarray) -> None:
+    """What a colour means, and which share of all values it holds."""
+    here = percent(int(counts[np.isfinite(part)].sum()) / max(1, int(counts.sum())))
+    fig.add_scatter(
+        x=[None],
+        y=[None],
+        mode="markers",
+        marker={"color": FATE_COLORS[name], "symbol": "square", "size": 11},
+        name=f"{_FATE_WORDS[name]}: {here}",
+    )
+
+
+def _tint(name: str) -> list[list[object]]:
+    """A colour scale that runs from nearly transparent to a fate's full colour."""
+    red, green, blue = (int(FATE_COLORS[name][i : i + 2], 16) for i in (1, 3, 5))
+    return [[0.0, f"rgba({red}, {green}, {blue}, 0)"], [1.0, f"rgba({red}, {green}, {blue}, 1)"]]
+
+
+def _cells(name: str) -> dict[str, Any]:
+    return {
+        "colorscale": _tint(name),
+        "zmin": 0,
+        "zmax": 1,
+        "showscale": False,
+        "xgap": 1,
+        "ygap": 1,
+        "hoverongaps": False,
+    }
+
+
+def _add_window(fig: go.Figure, fmt: FloatFormat, exponent: int, low: int, high: int) -> None:
+    zero, normal, top = window(fmt, exponent)
+    marks = (
+        (zero, "0 ←", FATE_COLORS["lost"], "solid", "right"),
+        (normal, "bits lost ←", FATE_COLORS["subnormal"], "dot", "right"),
+        (top, "→ ∞", FATE_COLORS["overflow"], "solid", "left"),
+    )
+    for place, words, colour, dash, anchor in marks:
+        if low < place < high:
+            range_mark(fig, place, words, colour, anchor, dash)
+    fig.update_layout(legend={"y": 1.0, "yref": "paper"}, margin={"t": 64})
+    fig.layout.legend.y = 1 + 26 / max(fig.layout.height - 110, 120)

@@ -1,0 +1,174 @@
+"""Exponent histograms as tidy tables: where values lie, and what a format and a scale do to them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from mpdiag.analysis.layers import Layers, countable_rows, share
+from mpdiag.analysis.scaling.maxima import by_step
+from mpdiag.reports.formatting import layer_name
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from mpdiag.numerics.formats import FloatFormat
+    from mpdiag.numerics.histograms import ExponentHistogram
+    from mpdiag.plan import LossScalePlan
+    from mpdiag.runs.records import Records
+    from mpdiag.runs.schema import Kind
+
+SCALES = range(-10, 25)
+"""Exponents of the loss scales that tables over scales show."""
+
+
+def in_model_order(layers: Layers, modules: Sequence[Mapping[str, Any]]) -> Layers:
+    """Layers as the model lists them, from input to output; unknown names last."""
+    place = {str(module["name"]): i for i, module in enumerate(modules)}
+    order = sorted(range(len(layers)), key=lambda i: place.get(str(layers.names[i]), len(place)))
+    return _chosen(layers, np.array(order, np.int64))
+
+
+def layers_named(layers: Layers, text: str) -> Layers:
+    """The layers whose name contains a text, in upper or lower case."""
+    wanted = text.strip().lower()
+    names = [layer_name(str(name)).lower() for name in layers.names]
+    return _chosen(layers, np.flatnonzero(np.array([wanted in name for name in names], bool)))
+
+
+def one_layer(layers: Layers, name: str) -> Layers:
+    """One of the layers alone."""
+    return _chosen(layers, np.flatnonzero(layers.names == name))
+
+
+def _chosen(layers: Layers, rows: Any) -> Layers:
+    return Layers(
+        layers.kinds[rows], layers.names[rows], layers.histograms[rows], layers.steps[rows]
+    )
+
+
+def recommended_interval(scale: LossScalePlan) -> tuple[float, float]:
+    """The recommended interval of loss scales, as exponents."""
+    upper = np.inf if scale.upper is None else float(np.log2(scale.upper))
+    return float(np.log2(scale.lower)), upper
+
+
+def exponent_frame(layers: Layers) -> pd.DataFrame:
+    """Where the values of each layer lie.
+
+    Returns:
+        ``layer``, ``exponent``, ``count``: values in (2^exponent, 2^(exponent+1)]; occupied bins
+        alone.
+    """
+    return _occupied("layer", layers.names, layers.histograms)
+
+
+def total_frame(layers: Layers) -> pd.DataFrame:
+    """The same over all layers together: ``exponent``, ``count``."""
+    merged = layers.histograms.merged()
+    columns = np.flatnonzero(merged.counts)
+    return pd.DataFrame({"exponent": merged.exponents[columns], "count": merged.counts[columns]})
+
+
+def scale_frame(layers: Layers, fmt: FloatFormat, exponent: int) -> pd.DataFrame:
+    """What ``fmt`` does to each layer at a loss scale of 2^exponent.
+
+    Returns:
+        ``layer``; ``nonzero``, ``lost`` (become 0), ``overflow`` (become infinite: at least so
+        many), ``overflow_most`` (at most): counts; ``lost_share`` of the non-zero values;
+        ``sum_share``: of Σ|x|, an estimate; ``overflow_share`` of the finite values; ``absmax``.
+    """
+    h = layers.histograms
+    lost, over = h.lost_to_zero(fmt, exponent), h.overflow(fmt, exponent)
+    sums = share(h.abs_sum(fmt.zero_exponent - exponent).value, h.abs_sum().value)
+    return pd.DataFrame(
+        {
+            "layer": layers.names.astype(object),
+            "nonzero": h.nonzero,
+            "lost": lost.value,
+            "lost_share": share(lost.value, h.nonzero),
+            "sum_share": sums,
+            "overflow": over.lower,
+            "overflow_most": over.upper,
+            "overflow_share": share(over.lower, h.finite),
+            "absmax": h.absmax,
+        }
+    )
+
+
+def every_scale_frame(layers: Layers, fmt: FloatFormat) -> pd.DataFrame:
+    """What ``fmt`` loses at every loss scale.
+
+    Returns:
+        ``scale_exponent``; ``lost_share`` of all non-zero values; ``worst_sum_share``: of Σ|x| in
+        the layer that loses most; ``overflow_layers``: how many layers overflow.
+    """
+    rows = []
+    for exponent in SCALES:
+        frame = scale_frame(layers, fmt, exponent)
+        rows.append(
+            {
+                "scale_exponent": exponent,
+                "lost_share": float(share(frame["lost"].sum(), frame["nonzero"].sum())),
+                "worst_sum_share": float(frame["sum_share"].max()) if len(frame) else 0.0,
+                "overflow_layers": int((frame["overflow"] > 0).sum()),
+            }
+        )
+    return pd.DataFrame(rows)
+
+
+def time_frame(records: Records, kind: Kind, layer: str) -> pd.DataFrame:
+    """One layer over time: ``step``, ``exponent``, ``count``."""
+    steps, h = _by_step(records, kind, layer)
+    return _occupied("step", steps, h)
+
+
+def _by_step(records: Records, kind: Kind, layer: str) -> tuple[Any, ExponentHistogram]:
+    mine = records.name == records.code("name", layer)
+    rows = mine & records.of_kind(kind) & countable_rows(records)
+    steps = np.unique(records.step[rows].astype(np.int64))
+    return steps, by_step(records, rows, steps)
+
+
+def _occupied(label: str, values: Any, h: ExponentHistogram) -> pd.DataFrame:
+    rows, columns = np.nonzero(h.counts)
+    return pd.DataFrame(
+        {
+            label: np.asarray(values)[rows],
+            "exponent": h.exponents[columns],
+            "count": h.counts[rows, columns],
+        }
+    )
+
+
+@dataclass(frozen=True)
+class ScaleSummary:
+    """A ``scale_frame`` in four figures.
+
+    Attributes:
+        lost_share: Of all non-zero values.
+        worst_sum_share: Of Σ|x|, in the layer that loses most.
+        worst_layer: That layer.
+        overflow_layers: How many layers overflow.
+    """
+
+    lost_share: float
+    worst_sum_share: float
+    worst_layer: str
+    overflow_layers: int
+
+
+def summary(frame: pd.DataFrame) -> ScaleSummary:
+    """What a format and a scale do, over all layers of a ``scale_frame``."""
+    if frame.empty:
+        return ScaleSummary(0.0, 0.0, "", 0)
+    worst = int(frame["sum_share"].to_numpy().argmax())
+    return ScaleSummary(
+        lost_share=float(share(frame["lost"].sum(), frame["nonzero"].sum())),
+        worst_sum_share=float(frame["sum_share"].iloc[worst]),
+        worst_layer=str(frame["layer"].iloc[worst]),
+        overflow_layers=int((frame["overflow"] > 0).sum()),
+    )

@@ -1,0 +1,428 @@
+"""Operations by what a narrow format does to them: measured if possible, else estimated.
+
+The ranking rests on the best of three sources that the run folder holds: ``sensitivity.json`` (each
+operation was run in the format and compared), ``search.json`` (a backward pass estimated each, and
+trainings decided), and the recording itself (what rounding its values costs).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import pandas as pd
+
+from mpdiag.analysis.operations.rounding_error import operation_errors, rounding_error
+from mpdiag.numerics.autocast_lists import CALLED_AS, LISTS, policy_name
+from mpdiag.numerics.formats import FORMATS, FP16
+from mpdiag.reports.formatting import in_figure, layer_name
+from mpdiag.reports.picture import Picture
+from mpdiag.reports.plotting.colors import BLUE, PURPLE, VERMILION
+from mpdiag.reports.plotting.style import empty, figure, layer_axis, row_height
+from mpdiag.reports.receipts import counted_rows
+from mpdiag.runs.sensitivity import by_weight
+from mpdiag.runs.stored_search import MAY, MUST
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import plotly.graph_objects as go
+
+    from mpdiag.numerics.formats import FloatFormat
+    from mpdiag.reports.contents import RunContents
+    from mpdiag.runs.operations import Operation
+    from mpdiag.runs.sensitivity import Sensitivities
+
+OUTSIDE = "(outside)"
+"""How ``tracing`` names the module of what is computed outside of every module."""
+Source = Literal["measured", "searched", "recorded"]
+_LISTED = "the operation policy (level O1) computes it in FP32"
+
+
+# What a user calls, by the ATen operation that is recorded of it.
+_CALLED_AS: dict[str, tuple[str, ...]] = {
+    **CALLED_AS,
+    "native_layer_norm": ("layer_norm",),
+    "native_batch_norm": ("batch_norm",),
+    "_native_batch_norm_legit": ("batch_norm",),
+    "native_dropout": ("dropout",),
+    "_adaptive_avg_pool2d": ("adaptive_avg_pool2d",),
+    "max_pool2d_with_indices": ("max_pool2d",),
+}
+Lines = dict[tuple[str, str], str]
+"""The user's line of each (module, operation): the first where there are several."""
+
+
+def lines_of(operations: Sequence[Operation]) -> Lines:
+    """Where each recorded operation of each module was called."""
+    found: Lines = {}
+    for op in operations:
+        if op.where and not op.node:
+            line = f"{op.where}: {op.code}" if op.code else op.where
+            for name in (policy_name(op.op), *_CALLED_AS.get(op.op, ())):
+                found.setdefault((op.module or "", name), line)
+    return found
+
+
+@dataclass(frozen=True, eq=False)
+class Ranking:
+    """Operations, the most sensitive first.
+
+    Attributes:
+        source: What the ranking rests on.
+        format: The narrow format's name.
+        scale: The loss scale of gradients; None where the source does not say.
+        frame: ``module``, ``operation``; ``value``, which ranks (infinite where a value leaves the
+            range); ``trained`` (what trainings decided, empty where none did), ``plan`` (why the
+            plan keeps it in FP32), ``line``; and what else the source knows.
+        value: What ``value`` is, in words.
+        by_operation: False where modules stand for their operations, which were not recorded.
+    """
+
+    source: Source
+    format: str
+    scale: float | None
+    frame: pd.DataFrame
+    value: str
+    by_operation: bool = True
+
+
+def ranking(contents: RunContents) -> Ranking:
+    """Rank a run's operations by the best source that its folder holds."""
+    analysis, operations, search = contents.analysis, contents.operations, contents.search
+    fmt = FP16 if analysis.target.bits == 8 else analysis.target
+    if contents.sensitivities is not None:
+        measured = contents.sensitivities
+        words = "relative error of all weight gradients"
+        frame = _frame(_measured(measured), contents)
+        return Ranking("measured", measured.format, measured.scale, frame, words)
+    if search is not None and search.weights:
+        rows = [
+            {"module": module, "operation": op, "value": weight}
+            for (module, op), weight in search.weights.items()
+        ]
+        words = "change of the loss, as a share of it"
+        return Ranking("searched", fmt.name, None, _frame(rows, contents), words)
+    scale = analysis.plan.loss_scale.recommended
+    exponent = int(np.log2(scale))
+    rows = (
+        _operations(operations, fmt, exponent) if operations else _layers(contents, fmt, exponent)
+    )
+    return Ranking(
+        "recorded",
+        fmt.name,
+        scale,
+        _frame(rows, contents),
+        "relative rounding error of a result",
+        by_operation=bool(operations),
+    )
+
+
+def _measured(measured: Sensitivities) -> list[dict[str, Any]]:
+    """What running each operation in the narrow format changed."""
+    return [
+        {
+            "module": row.module,
+            "operation": row.op,
+            "value": math.inf if not row.finite else _infinite(row.gradient_error),
+            "loss error": row.loss_error,
+            "output error": row.output_error,
+            "gradient cosine": row.gradient_cosine,
+            "worst gradient": row.worst_gradient,
+            "estimate": _infinite(row.estimate),
+        }
+        for row in by_weight(measured.operations)
+    ]
+
+
+def _operations(
+    operations: Sequence[Operation], fmt: FloatFormat, exponent: int
+) -> list[dict[str, Any]]:
+    """What rounding the recorded operations' results costs."""
+    return [
+        {
+            "module": error.module or "",
+            "operation": error.op,
+            "value": error.worst,
+            "forward": error.forward,
+            "backward": error.backward,
+            "line": f"{error.where}: {error.text}" if error.text else error.where,
+        }
+        for error in operation_errors(operations, fmt, exponent)
+    ]
+
+
+def _layers(contents: RunContents, fmt: FloatFormat, exponent: int) -> list[dict[str, Any]]:
+    """Where no operations were recorded: the outputs of modules, and their gradients."""
+    kinds = {str(m["name"]): str(m["type"]) for m in contents.modules}
+    errors: dict[str, dict[str, float]] = {}
+    for kind, column, shift in (
+        ("activation", "forward", 0),
+        ("activation_grad", "backward", exponent),
+    ):
+        layers = contents.analysis.layers.of_kind(kind)  # type: ignore[arg-type]
+        for name, error in zip(
+            layers.names, rounding_error(layers.histograms, fmt, shift), strict=True
+        ):
+            errors.setdefault(str(name), {})[column] = float(error)
+    rows = [
+        {
+            "module": name,
+            "operation": kinds.get(name, ""),
+            "value": max(own.values()),
+            "forward": own.get("forward"),
+            "backward": own.get("backward"),
+        }
+        for name, own in errors.items()
+    ]
+    return sorted(rows, key=lambda row: -row["value"])
+
+
+def _frame(rows: list[dict[str, Any]], contents: RunContents) -> pd.DataFrame:
+    """The common columns; operations that by training must stay in FP32 come first."""
+    decisions = contents.search.decisions if contents.search is not None else {}
+    lines = lines_of(contents.operations)
+    plan = contents.analysis.plan
+    choices = plan.fp32_operations
+    kept = {(c.module, c.op): c.reason for c in choices}
+    # A module chosen for its kind, such as a normalisation, is named by its type.
+    whole = {c.module: c.reason for c in choices if c.evidence.get("type") == c.op}
+    whole |= {c.module: c.reason for c in plan.fp32_modules}
+    for row in rows:
+        key = (row["module"], row["operation"])
+        row["trained"] = decisions.get(key, decisions.get((row["module"], ""), ""))
+        listed = _LISTED if LISTS.get(row["operation"]) == "fp32" else ""
+        row["plan"] = kept.get(key) or whole.get(row["module"]) or listed
+        inside = "" if row["module"] == OUTSIDE else row["module"]
+        row.setdefault("line", lines.get((inside, row["operation"]), ""))
+    rows = sorted(rows, key=lambda row: row["trained"] != MUST)
+    first = ["module", "operation", "value", "line", "trained", "plan"]
+    frame = pd.DataFrame(rows, columns=[*first, *(k for k in (rows or [{}])[0] if k not in first)])
+    frame["value"] = frame["value"].astype(float)
+    return frame
+
+
+def _infinite(value: float | None) -> float:
+    return math.inf if value is None else value
+
+
+def shown(found: Ranking) -> pd.DataFrame:
+    """The ranking as a person reads it: names, and no column that is empty throughout."""
+    frame = found.frame.copy()
+    frame["module"] = [layer_name(str(name)) for name in frame["module"]]
+    empty = [c for c in frame.columns if ((frame[c] == "") | frame[c].isna()).all()]
+    label = FORMATS[found.format].label if found.format in FORMATS else found.format
+    names = {
+        "value": found.value,
+        "trained": "by training",
+        "plan": "why the plan keeps it in FP32",
+        "forward": f"{label} error, forward",
+        "backward": f"{label} error, backward",
+    }
+    return frame.drop(columns=empty).rename(columns=names)
+
+
+# -- figure ----------------------------------------------------------------------------------------
+
+
+def sensitivity_figure(frame: pd.DataFrame, value: str, most: int = 30) -> go.Figure:
+    """A mark for each operation (``Ranking.frame``), the most sensitive on top.
+
+    Args:
+        frame: The ranking.
+        value: What ranks, in words.
+        most: So many are drawn.
+    """
+    moved = frame[frame["value"] > 0]  # what changes nothing has no place on a log scale
+    top = (moved if len(moved) else frame).head(most).reset_index(drop=True)
+    if top.empty:
+        return empty("no operation was recorded")
+    names = [
+        f"{layer_name(str(m))} · {op}" if op else layer_name(str(m))
+        for m, op in zip(top["module"], top["operation"], strict=True)
+    ]
+    fig = figure(row_height(len(names)))
+    known = top["value"].where(np.isfinite(top["value"]) & (top["value"] > 0))
+    low, high = (known.min(), known.max()) if known.notna().any() else (1e-3, 1.0)
+    edge, floor = high * 4, low / 2
+    kept = (top["plan"] != "") | top["trained"].astype(str).str.startswith("must")
+    beyond = np.isinf(top["value"])
+    places = np.where(beyond, edge, known.fillna(floor))
+    for mask, name, colour, symbol in (
+        (beyond, "leaves the range: infinite", PURPLE, "star"),
+        (~beyond & kept, "stays in FP32", VERMILION, "circle"),
+        (~beyond & ~kept, MAY, BLUE, "circle-open"),
+    ):
+        rows = np.flatnonzero(mask)
+        if rows.size == 0:
+            continue
+        fig.add_bar(
+            x=places[rows] - floor,
+            base=floor,
+            y=rows,
+            orientation="h",
+            width=0.12,
+            marker={"color": colour, "opacity": 0.5},
+            showlegend=False,
+            hoverinfo="skip",
+        )
+        fig.add_scatter(
+            x=places[rows],
+            y=rows,
+            mode="markers",
+            name=name,
+            marker={"color": colour, "symbol": symbol, "size": 11, "line": {"width": 2}},
+            customdata=[_hover(names[i], top.loc[i].to_dict(), value) for i in rows],
+            hovertemplate="%{customdata}<extra>" + name + "</extra>",
+        )
+    layer_axis(fig, names, 40)
+    decades = range(math.floor(math.log10(floor)), math.ceil(math.log10(edge)) + 1)
+    steps = (1, 2, 5) if len(decades) <= 4 else (1,)
+    fig.update_xaxes(
+        type="log",
+        title=value,
+        range=[math.log10(floor), math.log10((edge if beyond.any() else high) * 1.5)],
+        tickmode="array",
+        tickvals=[m * 10.0**e for e in decades for m in steps],
+        ticktext=[f"{m}e{e}" for e in decades for m in steps],
+    )
+    return fig
+
+
+def _hover(name: str, row: Mapping[Any, Any], value: str) -> str:
+    """What stands under the pointer."""
+    number = float(str(row["value"]))
+    lines = [
+        f"<b>{in_figure(name)}</b>",
+        in_figure(str(row["line"])) if row["line"] else "",
+        f"{value}: {number:.3g}" if math.isfinite(number) else "a value leaves the range",
+        f"by training: {row['trained']}" if row["trained"] else "",
+        in_figure(str(row["plan"])) if row["plan"] else "",
+    ]
+    return "<br>".join(line for line in lines if line)
+
+
+# -- receipts --------------------------------------------------------------------------------------
+
+
+def sensitivity_receipt(run: str, found: Ranking) -> str:
+    """Receipt of a ``Ranking``, whatever it rests on."""
+    fmt = FORMATS.get(found.format, FP16)
+    if found.source == "measured":
+        return _measured_receipt(run)
+    if found.source == "searched":
+        return _searched_receipt(run)
+    if found.by_operation:
+        return _operations_receipt(run, fmt)
+    return _outputs_receipt(counted_rows(run, "activation"), fmt)
+
+
+def _measured_receipt(run: str) -> str:
+    """Receipt of a ranking by ``sensitivity.json``."""
+    return f"""\
+import json
+from pathlib import Path
+import pandas as pd
+
+frame = pd.DataFrame(json.loads(Path({run + "/sensitivity.json"!r}).read_text())["operations"])
+error = frame["gradient_error"].astype(float).fillna(float("inf"))  # null: not finite
+frame["value"] = error.where(frame["finite"], float("inf"))
+frame = frame.rename(columns={{"op": "operation"}})[["module", "operation", "value"]]
+"""
+
+
+def _searched_receipt(run: str) -> str:
+    """Receipt of a ranking by ``search.json``."""
+    return f"""\
+import json
+from pathlib import Path
+import pandas as pd
+
+candidates = json.loads(Path({run + "/search.json"!r}).read_text())["candidates"]
+frame = pd.DataFrame(candidates, columns=["module", "operation", "value"])
+frame["value"] = frame["value"].astype(float).fillna(float("inf"))  # null: leaves the range
+"""
+
+
+def _operations_receipt(run: str, fmt: FloatFormat) -> str:
+    """Receipt of a ranking by recorded operations: the forward error, by module and line."""
+    return f"""\
+import numpy as np
+import pandas as pd
+
+def error(t):  # of storing one tensor in {fmt.label}, relative
+    counts = np.asarray(t["counts"], float)
+    e = t["first_exponent"] + np.arange(len(counts))  # bin e holds 2^e < |x| <= 2^(e+1)
+    m = 1 + np.frombuffer(t["means"], np.uint8) / 255
+    energy = counts * (m * m + 3 * m - 2) / 2 * 4.0**e  # of x * x
+    spacing = 2.0 ** (np.maximum(e, {fmt.min_exponent}) - {fmt.mantissa_bits})
+    moved = np.where(e < {fmt.zero_exponent}, energy, counts * spacing**2 / 12)
+    if t["absmax"] >= {fmt.overflow_threshold!r}:
+        return np.inf
+    return min(1.0, np.sqrt(moved.sum() / energy.sum())) if energy.sum() else 0.0
+
+operations = pd.read_parquet(f"{{{run!r}}}/operations")
+operations = operations[operations["node"].astype(str) == ""]  # the forward pass
+frame = operations[["module", "op", "file", "line"]].astype({{"module": object}})
+frame["forward"] = [
+    max([error(t) for t in tensors if t["counted"]], default=0.0) for tensors in operations["outputs"]
+]
+frame["module"] = frame["module"].fillna("")
+"""
+
+
+def _outputs_receipt(rows: str, fmt: FloatFormat) -> str:
+    """Receipt of a ranking by the modules' outputs, where no operations were recorded.
+
+    Args:
+        rows: The lines that read the rows of activations.
+        fmt: The narrow format.
+    """
+    return (
+        rows
+        + f"""\
+parts = []
+for row in rows[["name", "first_exponent", "scale", "counts", "means"]].itertuples():
+    e = row.first_exponent - int(np.log2(row.scale)) + np.arange(len(row.counts))
+    sums = row.counts * (1 + np.frombuffer(row.means, np.uint8) / 255)
+    parts.append(pd.DataFrame({{"module": row.name, "e": e, "n": row.counts, "s": sums}}))
+bins = pd.concat(parts).groupby(["module", "e"], as_index=False).sum()
+bins = bins[bins["n"] > 0]
+m = (bins["s"] / bins["n"]).clip(1, 2)  # mean of the bin, in units of 2^e
+energy = bins["n"] * (m * m + 3 * m - 2) / 2 * 4.0 ** bins["e"]
+spacing = 2.0 ** (bins["e"].clip(lower={fmt.min_exponent}) - {fmt.mantissa_bits})
+moved = energy.where(bins["e"] < {fmt.zero_exponent}, bins["n"] * spacing**2 / 12)
+sums = pd.DataFrame({{"module": bins["module"], "moved": moved, "energy": energy}})
+sums = sums.groupby("module").sum()
+forward = np.sqrt(sums["moved"] / sums["energy"]).clip(upper=1)
+absmax = (rows["absmax"] / rows["scale"]).groupby(rows["name"]).max()
+over = absmax.reindex(forward.index) >= {fmt.overflow_threshold!r}
+frame = forward.where(~over, np.inf).rename("forward").reset_index()
+"""
+    )
+
+
+# -- picture ---------------------------------------------------------------------------------------
+
+
+def sensitivity(run: str, found: Ranking) -> Picture:
+    """Operations by how sensitive they are, each beside what the plan does with it."""
+    label = FORMATS[found.format].label if found.format in FORMATS else found.format
+    caption = {
+        "measured": f"Measured: each operation ran once in {label}, everything else in FP32.",
+        "searched": "Estimated from one backward pass: what rounding each result changes, times "
+        "its adjoint. Trainings decided which of them must stay.",
+        "recorded": f"Estimated from the recorded values alone: what storing a result in {label} "
+        "moves, gradients at the recommended loss scale. It does not tell how much the loss depends "
+        "on it: mpdiag search and mpdiag.measure_sensitivity do.",
+    }[found.source]
+    return Picture(
+        "sensitivity",
+        "The most sensitive operations first",
+        f"{caption} A filled mark stays in FP32, by the plan or by training.",
+        sensitivity_figure(found.frame, found.value),
+        found.frame,
+        sensitivity_receipt(run, found),
+    )

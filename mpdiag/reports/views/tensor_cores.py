@@ -1,0 +1,289 @@
+"""A profile as tidy tables: the document ``mpdiag profile --json`` prints, kept as profile.json."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from mpdiag.reports.formatting import beginning, in_figure, kernel_label, percent
+from mpdiag.reports.picture import Picture, View
+from mpdiag.reports.plotting.colors import VERDICT_COLORS
+from mpdiag.reports.plotting.style import empty, figure, layer_axis, row_height
+from mpdiag.reports.views.roofline import roofline
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterator, Mapping
+
+    import plotly.graph_objects as go
+
+    from mpdiag.reports.contents import RunContents
+
+LABEL = 44
+"""Characters of a kernel's name beside an axis."""
+VERDICTS = ("tensor_core", "cuda_core", "helper", "layout", "other", "unknown")
+_KERNELS = [
+    *("name", "calls", "time_us", "verdict", "instruction", "dtype", "alignment"),
+    *("op", "module", "shapes", "evidence"),
+]
+_OPERATIONS = [
+    *("op", "module", "m", "n", "k", "dtype", "aligned", "cause", "fix", "time_us"),
+    "amdahl_bound",
+]
+
+
+def kernel_frame(profile: Mapping[str, Any]) -> pd.DataFrame:
+    """The kernels, longest first, each with its ``share`` of the time of all kernels."""
+    frame = _table(profile.get("kernels", []), _KERNELS)
+    frame["time_us"] = _numbers(frame["time_us"])
+    whole = frame["time_us"].sum()
+    frame["share"] = frame["time_us"] / whole if whole else 0.0
+    return frame.sort_values("time_us", ascending=False, kind="stable", ignore_index=True)
+
+
+def verdict_frame(profile: Mapping[str, Any]) -> pd.DataFrame:
+    """Kernel time by verdict: ``verdict``, ``time_us``, ``share``; all verdicts, in fixed order."""
+    kernels = kernel_frame(profile)
+    times = kernels.groupby("verdict")["time_us"].sum()
+    frame = times.reindex(VERDICTS, fill_value=0.0).rename_axis("verdict").reset_index()
+    whole = frame["time_us"].sum()
+    frame["share"] = frame["time_us"] / whole if whole else 0.0
+    return frame
+
+
+def operation_frame(profile: Mapping[str, Any]) -> pd.DataFrame:
+    """Matrix operations, longest first, with their ``shape``, misaligned ones with a ``padded`` one.
+
+    The profile's own advice, or M, N and K rounded up to 16 bytes: multiples of 8 for FP16 and
+    BF16, of 16 for 8-bit types, of 4 for FP32 as TF32. A bound that the profile writes as null is
+    infinite; one that it lacks is 1.
+    """
+    rows = list(profile.get("operations", []))
+    frame = _table(rows, _OPERATIONS)
+    frame["time_us"] = _numbers(frame["time_us"])
+    frame["amdahl_bound"] = [_bound(row) for row in rows]
+    frame["padded"] = [_padded(row) for row in rows]
+    frame["shape"] = [_shape(row) for row in rows]
+    return frame.sort_values("time_us", ascending=False, kind="stable", ignore_index=True)
+
+
+def combined_bound(bounds: Collection[float]) -> float:
+    """How much faster everything becomes, at most, with several fixes together.
+
+    A bound b of one fix means that it saves 1 - 1/b of the time; different operations' savings add.
+    """
+    saved = sum(1.0 - 1.0 / bound for bound in bounds if bound > 1.0)
+    return 1.0 / (1.0 - saved) if saved < 1.0 else float("inf")
+
+
+def _bound(row: Mapping[str, Any]) -> float:
+    value = row.get("amdahl_bound", 1.0)
+    if value is None:
+        return float("inf")
+    return float(value) if isinstance(value, (int, float)) else 1.0
+
+
+def _shape(row: Mapping[str, Any]) -> str:
+    """M × N × K, ? for what is not known; empty where there is no matrix work."""
+    sizes = [row.get(name) for name in "mnk"]
+    if not any(isinstance(size, (int, float)) for size in sizes):
+        return ""
+    return " × ".join(str(size) if isinstance(size, (int, float)) else "?" for size in sizes)
+
+
+def _padded(row: Mapping[str, Any]) -> str:
+    advice = row.get("padded")
+    if isinstance(advice, list) and all(isinstance(item, dict) for item in advice):
+        words = (f"{i.get('dimension')}: {i.get('size')} → {i.get('padded')}" for i in advice)
+        return ", ".join(words)
+    if row.get("aligned") is not False:
+        return ""
+    dtype = str(row.get("dtype") or "")
+    step = 16 if "8" in dtype and "bfloat" not in dtype else 4 if "32" in dtype else 8
+    sizes = []
+    for name in ("m", "n", "k"):
+        value = row.get(name)
+        if not isinstance(value, (int, float)) or value != value or value <= 0:
+            return ""
+        sizes.append(-(-int(value) // step) * step)
+    same = all(size == int(row[name]) for size, name in zip(sizes, "mnk", strict=True))
+    return "" if same else " × ".join(map(str, sizes))
+
+
+def _table(rows: Any, columns: list[str]) -> pd.DataFrame:
+    # Fields beyond the contract are left to their own readers; missing ones are empty.
+    return pd.DataFrame(
+        [{name: row.get(name) for name in columns} for row in rows], columns=columns
+    )
+
+
+def _numbers(column: Any, default: float = 0.0) -> Any:
+    return pd.to_numeric(column, errors="coerce").fillna(default).astype(float)
+
+
+def is_cpu(profile: Mapping[str, Any]) -> bool:
+    """Whether a profile is of a CPU."""
+    device = profile.get("device")
+    return isinstance(device, dict) and device.get("type") == "cpu"
+
+
+def unit_names(profile: Mapping[str, Any]) -> dict[str, str]:
+    """What each verdict is called on a profile's device."""
+    fast, plain = ("AMX", "vector units") if is_cpu(profile) else ("Tensor Cores", "CUDA cores")
+    rest = {"helper": "helpers", "layout": "layout changes", "other": "no matrix work"}
+    return {"tensor_core": fast, "cuda_core": plain, **rest, "unknown": "unknown"}
+
+
+def by_kernel(kernels: pd.DataFrame) -> pd.DataFrame:
+    """A ``kernel_frame`` with one row for each name and verdict, wherever it ran; longest first."""
+    grouped = kernels.groupby(["name", "verdict"], sort=False, dropna=False)["time_us"].sum()
+    return grouped.sort_values(ascending=False, kind="stable").reset_index()
+
+
+def headline(profile: Mapping[str, Any]) -> tuple[tuple[str, float], ...]:
+    """The four shares of kernel time that say most; one that the profile lacks is counted anew."""
+    shares = verdict_frame(profile).set_index("verdict")["share"]
+
+    def known(name: str, verdict: str) -> float:
+        value = profile.get(name)
+        return float(value) if isinstance(value, (int, float)) else float(shares[verdict])
+
+    words = unit_names(profile)
+    return (
+        (f"On {words['tensor_core']}", known("tensor_core_fraction", "tensor_core")),
+        (f"Matrix work on {words['cuda_core']}", known("matrix_cuda_core_fraction", "cuda_core")),
+        ("Layout changes", known("layout_fraction", "layout")),
+        ("Unknown kernels", known("unknown_fraction", "unknown")),
+    )
+
+
+def fixable(operations: pd.DataFrame) -> pd.DataFrame:
+    """The operations of an ``operation_frame`` with a fix that would make anything faster."""
+    known = operations["fix"].notna() & (operations["fix"].astype(str) != "")
+    known &= operations["amdahl_bound"] > 1.0
+    return operations[known].reset_index(drop=True)
+
+
+# -- figures ---------------------------------------------------------------------------------------
+
+
+def verdict_figure(frame: pd.DataFrame, words: Mapping[str, str]) -> go.Figure:
+    """Kernel time by verdict (``verdict_frame``), one bar; ``words`` is what verdicts are called."""
+    if frame["time_us"].sum() == 0:
+        return empty("the profile holds no kernel time")
+    fig = figure(150, barmode="stack", legend_traceorder="normal")
+    for row in frame[frame["time_us"] > 0].to_dict("records"):
+        name = words[str(row["verdict"])]
+        fig.add_bar(
+            x=[row["share"]],
+            y=[""],
+            orientation="h",
+            name=f"{name}: {percent(row['share'])}",
+            marker={"color": VERDICT_COLORS.get(str(row["verdict"]), VERDICT_COLORS["unknown"])},
+            hovertemplate=f"{name}: {row['time_us']:,.0f} µs<extra></extra>",
+        )
+    fig.update_xaxes(tickformat=".0%", range=[0, 1], title="share of kernel time")
+    return fig
+
+
+def kernel_figure(frame: pd.DataFrame, words: Mapping[str, str], most: int = 15) -> go.Figure:
+    """The longest kernels (``kernel_frame``), all places together, coloured by verdict."""
+    if frame.empty:
+        return empty("the profile holds no kernels")
+    top = by_kernel(frame).head(most)
+    names = [beginning(kernel_label(str(name)), LABEL) for name in top["name"]]
+    fig = figure(row_height(len(names)))
+    for verdict, colour in VERDICT_COLORS.items():
+        part = top[top["verdict"] == verdict]
+        if part.empty:
+            continue
+        fig.add_bar(
+            x=part["time_us"],
+            y=list(part.index),
+            orientation="h",
+            name=words[verdict],
+            showlegend=True,
+            marker={"color": colour},
+            customdata=[in_figure(str(n)[:120]) for n in part["name"]],
+            hovertemplate="%{customdata}<br>%{x:,.0f} µs<extra>" + words[verdict] + "</extra>",
+        )
+    layer_axis(fig, names, LABEL)
+    fig.update_xaxes(title="time (µs)")
+    return fig
+
+
+# -- receipts --------------------------------------------------------------------------------------
+
+
+def verdict_receipt(run: str) -> str:
+    """Receipt of ``verdict_frame``: kernel time by verdict."""
+    return f"""\
+import json
+from pathlib import Path
+import pandas as pd
+
+kernels = pd.DataFrame(json.loads(Path({run + "/profile.json"!r}).read_text())["kernels"])
+frame = kernels.groupby("verdict")["time_us"].sum().reset_index()
+frame["share"] = frame["time_us"] / frame["time_us"].sum()
+"""
+
+
+def kernel_receipt(run: str) -> str:
+    """Receipt of ``kernel_frame``: the longest kernels."""
+    return f"""\
+import json
+from pathlib import Path
+import pandas as pd
+
+frame = pd.DataFrame(json.loads(Path({run + "/profile.json"!r}).read_text())["kernels"])
+frame["share"] = frame["time_us"] / frame["time_us"].sum()
+frame = frame[["name", "calls", "time_us", "verdict", "share"]]
+frame = frame.sort_values("time_us", ascending=False, kind="stable", ignore_index=True)
+"""
+
+
+# -- pictures --------------------------------------------------------------------------------------
+
+
+def verdicts(run: str, profile: Mapping[str, Any]) -> Picture:
+    """Kernel time by verdict."""
+    frame = verdict_frame(profile)
+    return Picture(
+        "verdicts",
+        "Kernel time by verdict",
+        "Of the time in oneDNN's primitives, by its own log."
+        if is_cpu(profile)
+        else "By kernel name alone; collectives included, memory copies and sets excluded.",
+        verdict_figure(frame, unit_names(profile)),
+        frame,
+        verdict_receipt(run),
+    )
+
+
+def kernels(run: str, profile: Mapping[str, Any]) -> Picture:
+    """The longest kernels."""
+    frame = kernel_frame(profile)
+    return Picture(
+        "kernels",
+        "The longest kernels",
+        "The table has all of them, with the operation and the module that launched each.",
+        kernel_figure(frame, unit_names(profile)),
+        frame,
+        kernel_receipt(run),
+    )
+
+
+def pictures(run: str, profile: Mapping[str, Any]) -> Iterator[Picture]:
+    """What reports show of a profile."""
+    yield verdicts(run, profile)
+    yield kernels(run, profile)
+    yield roofline(run, profile, unit_names(profile))
+
+
+def reported(contents: RunContents) -> Iterator[Picture]:
+    """What the HTML report shows of the run's own profile."""
+    if contents.profile is not None:
+        yield from pictures(str(contents.folder), contents.profile)
+
+
+VIEW = View("tensor_cores", "Tensor Cores", "memory", reported)

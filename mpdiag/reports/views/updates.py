@@ -1,0 +1,284 @@
+"""Weight updates as tidy tables: how small they are beside their weights, and what is swallowed."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from mpdiag.analysis.layers import countable_rows, share
+from mpdiag.reports.formatting import in_figure, layer_name
+from mpdiag.reports.picture import Picture, View
+from mpdiag.reports.plotting.colors import BLUE, ORANGE, VERMILION
+from mpdiag.reports.plotting.style import empty, exponent_axis, figure, layer_axis, row_height
+from mpdiag.reports.receipts import counted_rows
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import plotly.graph_objects as go
+
+    from mpdiag.reports.contents import RunContents
+    from mpdiag.runs.records import Records
+
+BEGINS, CERTAIN = 11, 12
+"""|w|/|Δw| of 2^11 = 2048, from which a normal FP16 weight loses some updates to rounding, and of
+2^12 = 4096, beyond which it loses them all."""
+_FACTS = ("changed", "swallowed_fp16", "swallowed_bf16", "vanished_fp16")
+
+
+def update_frame(records: Records) -> pd.DataFrame:
+    """How many updates 16-bit weights would swallow, by parameter.
+
+    Returns:
+        ``parameter``; ``changed``, ``swallowed_fp16``, ``swallowed_bf16``, ``vanished_fp16``:
+        counts over all steps; ``fp16_share``, ``bf16_share``: swallowed of the changed;
+        ``beyond_2048``: share of the changed whose |w|/|Δw| is above 2048. Most swallowed first.
+    """
+    rows = _rows(records)
+    codes, group = np.unique(records.name[rows], return_inverse=True)
+    frame = pd.DataFrame({"parameter": np.array(records.words["name"], dtype=object)[codes]})
+    for fact in _FACTS:
+        frame[fact] = _added(getattr(records, fact)[rows], group, len(codes))
+    h = records.select(rows).ratios(group.reshape(-1), len(codes))
+    beyond = h.counts[:, BEGINS - h.first :].sum(axis=1)
+    frame["fp16_share"] = share(frame["swallowed_fp16"], frame["changed"])
+    frame["bf16_share"] = share(frame["swallowed_bf16"], frame["changed"])
+    frame["beyond_2048"] = share(beyond, frame["changed"])
+    return frame.sort_values("fp16_share", ascending=False, kind="stable", ignore_index=True)
+
+
+def ratio_frame(records: Records, parameter: str | None = None) -> pd.DataFrame:
+    """Changed elements by |w|/|Δw|: ``exponent``, ``count``; of one parameter or of all."""
+    rows = _rows(records, parameter)
+    h = records.select(rows).ratios(np.zeros(len(rows), np.int64), 1)
+    columns = np.flatnonzero(h.counts[0])
+    return pd.DataFrame({"exponent": h.exponents[columns], "count": h.counts[0, columns]})
+
+
+def swallowed_frame(records: Records, parameter: str | None = None) -> pd.DataFrame:
+    """Shares swallowed at each recorded step: ``step``, ``changed``, ``fp16_share``, ``bf16_share``."""
+    rows = _rows(records, parameter)
+    steps, group = np.unique(records.step[rows].astype(np.int64), return_inverse=True)
+    changed, fp16, bf16 = (
+        _added(getattr(records, fact)[rows], group, len(steps)) for fact in _FACTS[:3]
+    )
+    return pd.DataFrame(
+        {
+            "step": steps,
+            "changed": changed,
+            "fp16_share": share(fp16, changed),
+            "bf16_share": share(bf16, changed),
+        }
+    )
+
+
+def _rows(records: Records, parameter: str | None = None) -> Any:
+    mask = records.of_kind("update") & countable_rows(records)
+    if parameter is not None:
+        mask &= records.name == records.code("name", parameter)
+    return np.flatnonzero(mask)
+
+
+def _added(values: Any, group: Any, size: int) -> Any:
+    sums = np.zeros(size, np.int64)
+    np.add.at(sums, group.reshape(-1), values)
+    return sums
+
+
+# -- figures ---------------------------------------------------------------------------------------
+
+
+_NONE = "no weight update was recorded"
+
+
+def ratio_figure(frame: pd.DataFrame, *, log: bool = True) -> go.Figure:
+    """The ratios |w|/|Δw| (``ratio_frame``), with the lines at 2048 and 4096."""
+    if frame.empty:
+        return empty(_NONE)
+    fig = figure(360)
+    parts = (
+        (frame["exponent"] < BEGINS, "up to 2048: taken", BLUE),
+        (frame["exponent"] == BEGINS, "2048 to 4096: some swallowed", ORANGE),
+        (frame["exponent"] >= CERTAIN, "above 4096: all swallowed", VERMILION),
+    )
+    for mask, name, colour in parts:
+        part = frame[mask]
+        fig.add_bar(
+            x=part["exponent"] + 0.5,
+            y=part["count"],
+            width=0.94,
+            name=name,
+            marker={"color": colour},
+            customdata=part["exponent"],
+            hovertemplate="2^%{customdata}: %{y:,} updates<extra></extra>",
+        )
+    fig.add_vline(BEGINS, line={"color": ORANGE, "width": 2, "dash": "dot"})
+    fig.add_vline(CERTAIN, line={"color": VERMILION, "width": 2})
+    low, high = int(frame["exponent"].min()), int(frame["exponent"].max()) + 1
+    exponent_axis(fig, min(low, 4) - 1, max(high, CERTAIN + 2) + 1, "|w| / |Δw|, FP16 weights")
+    fig.update_yaxes(type="log" if log else "linear", title="updates", exponentformat="power")
+    return fig
+
+
+def parameters_figure(frame: pd.DataFrame, most: int = 30) -> go.Figure:
+    """Swallowed share of each parameter's updates (``update_frame``), the worst first."""
+    if frame.empty:
+        return empty(_NONE)
+    worst = frame.head(most)
+    names = [str(name) for name in worst["parameter"]]
+    fig = figure(row_height(len(names)), barmode="overlay")
+    labels = [in_figure(name) for name in names]
+    places = list(range(len(names)))
+    hover = "%{customdata}: %{x:.2%}<extra>%{fullData.name}</extra>"
+    fig.add_bar(
+        x=worst["fp16_share"],
+        y=places,
+        orientation="h",
+        name="swallowed by FP16 weights",
+        marker={"color": VERMILION, "opacity": 0.8},
+        customdata=labels,
+        hovertemplate=hover,
+    )
+    fig.add_scatter(
+        x=worst["bf16_share"],
+        y=places,
+        mode="markers",
+        name="by BF16 weights",
+        marker={"color": BLUE, "symbol": "diamond", "size": 8},
+        customdata=labels,
+        hovertemplate=hover,
+    )
+    layer_axis(fig, names)
+    fig.update_xaxes(tickformat=".0%", rangemode="tozero", title="share of changed elements")
+    return fig
+
+
+def over_time_figure(frame: pd.DataFrame) -> go.Figure:
+    """Swallowed share at each recorded step (``swallowed_frame``)."""
+    if frame.empty:
+        return empty(_NONE)
+    fig = figure(320)
+    for column, name, colour, dash in (
+        ("fp16_share", "FP16 weights", VERMILION, "solid"),
+        ("bf16_share", "BF16 weights", BLUE, "dash"),
+    ):
+        fig.add_scatter(
+            x=frame["step"],
+            y=frame[column],
+            name=name,
+            mode="lines+markers",
+            line={"color": colour, "width": 2.5, "dash": dash},
+            marker={"size": 5},
+            hovertemplate="step %{x}: %{y:.2%}<extra>" + name + "</extra>",
+        )
+    fig.update_xaxes(title="step")
+    fig.update_yaxes(tickformat=".0%", rangemode="tozero", title="swallowed")
+    return fig
+
+
+# -- receipts --------------------------------------------------------------------------------------
+
+
+def update_receipt(run: str) -> str:
+    """Receipt of ``update_frame``."""
+    return (
+        counted_rows(run, "update")
+        + """\
+facts = ["changed", "swallowed_fp16", "swallowed_bf16", "vanished_fp16"]
+frame = rows.groupby("name")[facts].sum().astype(int)
+pairs = zip(rows["ratio_first_exponent"], rows["ratio_counts"])
+beyond = [sum(counts[max(0, 11 - int(first)):]) for first, counts in pairs]
+beyond = pd.Series(beyond, rows.index).groupby(rows["name"]).sum()
+frame["fp16_share"] = (frame["swallowed_fp16"] / frame["changed"]).fillna(0)
+frame["bf16_share"] = (frame["swallowed_bf16"] / frame["changed"]).fillna(0)
+frame["beyond_2048"] = (beyond / frame["changed"]).fillna(0)  # |w| / |Δw| above 2^11
+frame = frame.rename_axis("parameter").reset_index()
+"""
+    )
+
+
+def ratio_receipt(run: str, parameter: str | None = None) -> str:
+    """Receipt of ``ratio_frame``."""
+    return (
+        counted_rows(run, "update", parameter)
+        + """\
+pairs = zip(rows["ratio_first_exponent"].astype(int), rows["ratio_counts"])
+rows = rows.assign(exponent=[list(range(e, e + len(c))) for e, c in pairs])
+bins = rows[["exponent", "ratio_counts"]].explode(["exponent", "ratio_counts"]).dropna()
+bins = bins.astype(int).rename(columns={"ratio_counts": "count"})
+frame = bins[bins["count"] > 0].groupby("exponent")["count"].sum().reset_index()
+"""
+    )
+
+
+def over_time_receipt(run: str, parameter: str | None = None) -> str:
+    """Receipt of ``swallowed_frame``."""
+    return (
+        counted_rows(run, "update", parameter)
+        + """\
+sums = rows.groupby("step")[["changed", "swallowed_fp16", "swallowed_bf16"]].sum().astype(int)
+frame = pd.DataFrame({
+    "changed": sums["changed"],
+    "fp16_share": (sums["swallowed_fp16"] / sums["changed"]).fillna(0),
+    "bf16_share": (sums["swallowed_bf16"] / sums["changed"]).fillna(0),
+}).reset_index()
+"""
+    )
+
+
+# -- pictures --------------------------------------------------------------------------------------
+
+
+def ratios(run: str, records: Records, parameter: str | None, *, log: bool = True) -> Picture:
+    """Updates by |w|/|Δw|."""
+    frame = ratio_frame(records, parameter)
+    whose = "all parameters" if parameter is None else layer_name(parameter)
+    return Picture(
+        "ratios",
+        f"How small the updates are beside the weights: {whose}",
+        "From a ratio of 2048 an FP16 weight begins to swallow its update, beyond 4096 it "
+        "swallows every one (for normal weights).",
+        ratio_figure(frame, log=log),
+        frame,
+        ratio_receipt(run, parameter),
+    )
+
+
+def swallowed(run: str, records: Records, *, frame: pd.DataFrame | None = None) -> Picture:
+    """Swallowed share by parameter; ``frame`` is its table, where it is known already."""
+    if frame is None:
+        frame = update_frame(records)
+    return Picture(
+        "swallowed",
+        "Swallowed by 16-bit weights",
+        "Measured in the FP32 training: elements that changed, but whose 16-bit weight would not.",
+        parameters_figure(frame),
+        frame,
+        update_receipt(run),
+    )
+
+
+def swallowed_over_time(run: str, records: Records, parameter: str | None) -> Picture:
+    """Swallowed share at each recorded step."""
+    frame = swallowed_frame(records, parameter)
+    return Picture(
+        "swallowed-over-time",
+        "Swallowed updates over time",
+        "They grow as the learning rate falls and the training settles.",
+        over_time_figure(frame),
+        frame,
+        over_time_receipt(run, parameter),
+    )
+
+
+def reported(contents: RunContents) -> Iterator[Picture]:
+    """What the HTML report shows: all parameters."""
+    run, records = str(contents.folder), contents.analysis.run.records
+    if records.of_kind("update").any():
+        yield ratios(run, records, None, log=False)
+        yield swallowed(run, records)
+
+
+VIEW = View("updates", "Updates", "moving", reported)

@@ -1,0 +1,99 @@
+"""The verdict's figures: the few that decide, the levels, the formats."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from mpdiag.numerics.formats import FORMATS
+from mpdiag.reports.formatting import percent, superscript
+from mpdiag.reports.picture import View
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from mpdiag.analysis.analyzer import Analysis
+    from mpdiag.plan import PrecisionPlan
+
+
+@dataclass(frozen=True)
+class Fact:
+    """One figure with what it is called, a few words beside it, and what it means; no markup."""
+
+    label: str
+    value: str
+    note: str
+    meaning: str
+
+
+def facts(analysis: Analysis) -> tuple[Fact, ...]:
+    """Four figures that decide: the scale, its interval, what is lost, the masters."""
+    scale, plan = analysis.loss_scale, analysis.plan.loss_scale
+    upper = "no limit" if plan.upper is None else f"{plan.upper:g}"
+    ends = [
+        f"2{superscript(round(math.log2(end)))}" if end else "∞" for end in (plan.lower, plan.upper)
+    ]
+    masters = analysis.plan.master_weights
+    return (
+        Fact(
+            "Loss scale",
+            f"{plan.recommended:g}",
+            plan.need if plan.method == "none" else f"{plan.need}; {plan.method}",
+            "The loss is multiplied by it before backward(), so that small gradients do not become 0 "
+            "in FP16, and gradients are divided by it before the step. 1 is none.",
+        ),
+        Fact(
+            "Admissible interval",
+            " to ".join(ends) if scale.fits else "none",
+            f"{plan.lower:g} to {upper}",
+            "Loss scales that would do: below, too much becomes 0; beyond, gradients overflow, become "
+            "infinite.",
+        ),
+        Fact(
+            "Gradients lost to 0",
+            percent(scale.underflow_after),
+            f"without a scale {percent(scale.underflow_before)}",
+            "Share of the gradients' values that the format is too coarse to tell from 0, at the loss "
+            "scale shown.",
+        ),
+        Fact(
+            "Swallowed updates",
+            percent(masters.swallowed_fraction),
+            f"FP32 masters {'needed' if masters.needed else 'not needed'}",
+            "Updates so small beside their weight that a weight in FP16 would not change. Masters, "
+            "copies of the weights in FP32, take them.",
+        ),
+    )
+
+
+def levels_frame(plan: PrecisionPlan) -> pd.DataFrame:
+    """The opt levels in the order to try them."""
+    rows = [
+        {
+            "level": advice.level,
+            "memory (MB)": round(advice.memory_bytes / 1e6, 1),
+            "batch": f"{advice.batch_factor:g} ×",
+            "possible": advice.possible,
+            "why": advice.reason,
+        }
+        for advice in plan.levels
+    ]
+    return pd.DataFrame(rows, columns=["level", "memory (MB)", "batch", "possible", "why"])
+
+
+def formats_frame(formats: Mapping[str, Any]) -> pd.DataFrame:
+    """Share of values lost by format (rows) and kind, to 0 and to infinity together."""
+    rows = {
+        FORMATS[name].label: {
+            kind.replace("_", " "): losses["underflow"] + losses["overflow"]
+            for kind, losses in summary["kinds"].items()
+        }
+        for name, summary in formats.items()
+    }
+    return pd.DataFrame.from_dict(rows, orient="index").rename_axis("format")
+
+
+VIEW = View("verdict", "Verdict", "gavel")

@@ -1,0 +1,392 @@
+"""``search_fp32``: the smallest set of operations that must stay in FP32, proven by training.
+
+::
+
+    def build(seed):                        # a fresh training, set up like yours
+        torch.manual_seed(seed)
+        model = Net()
+        optimizer = torch.optim.Adam(model.parameters())
+
+        def train(mp):                      # your loop, which returns the metric
+            for x, y in batches(seed):
+                with mp.autocast():
+                    loss = loss_fn(model(x), y)
+                mp.step(loss)
+            return evaluate(model)
+
+        return model, optimizer, train
+
+    result = mpdiag.search_fp32(build, plan, budget=30)
+    result.plan.save("plan.json")
+
+First FP32 is trained with several seeds: their spread defines what counts as good, and the first
+seed ranks the operations. Then a few emulated trainings at the plan's loss scale decide.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal
+
+from mpdiag.errors import TrainingDiverged, UsageError
+from mpdiag.files.paths import place
+from mpdiag.numerics.autocast_lists import LISTS
+from mpdiag.plan import Fp32Choice, PrecisionPlan
+from mpdiag.sensitivity.minimal_set import find_smallest
+from mpdiag.sensitivity.ranking import Fp32Candidate, RankingTrainer, candidates_of
+from mpdiag.sensitivity.search_state import Probe, SearchState, load_state
+from mpdiag.sensitivity.seed_spread import SeedSpread, spread_of
+from mpdiag.training.options import PrecisionOverrides
+from mpdiag.training.trainer import MixedPrecision
+
+if TYPE_CHECKING:
+    import os
+
+    from torch import nn
+    from torch.optim import Optimizer
+
+    from mpdiag.training.options import Backend
+
+    Build = Callable[[int], tuple[nn.Module, Optimizer, "Train"]]
+
+Train = Callable[[MixedPrecision], float]
+Answer = Literal["none", "found", "unfinished", "impossible"]
+OnProgress = Callable[[str, int, int], None]
+"""Called with the current activity, the number of trainings so far, and the size of the best set."""
+
+STATE_FILE = "search.json"
+EVERYTHING_LOW = tuple(sorted(op for op, rule in LISTS.items() if rule == "fp32"))
+
+
+@dataclass(frozen=True)
+class SearchResult:
+    """The result of a search.
+
+    Attributes:
+        answer: ``none``: nothing needs to stay in FP32; ``found``: this set must, and no subset
+            suffices; ``unfinished``: the budget ended; this set suffices but may be too large;
+            ``impossible``: not even all candidates suffice.
+        fp32: The set.
+        plan: The plan with the set in it, each operation with its evidence.
+        spread: The metrics of the FP32 seeds.
+        probes: All trainings that tested a set.
+        candidates: Number of operations that were considered.
+        seconds: Time of all trainings, including FP32.
+    """
+
+    answer: Answer
+    fp32: tuple[Fp32Candidate, ...]
+    plan: PrecisionPlan
+    spread: SeedSpread | None
+    probes: tuple[Probe, ...]
+    candidates: tuple[tuple[Fp32Candidate, float], ...]
+    seconds: float
+
+    def to_json(self) -> dict[str, Any]:
+        """The search's result as plain values."""
+        return {
+            "answer": self.answer,
+            "fp32": [{"module": c.module, "op": c.op} for c in self.fp32],
+            "reference": None if self.spread is None else self.spread.to_json(),
+            "probes": [p.to_json() for p in self.probes],
+            "candidates": [
+                {"module": c.module, "op": c.op, "weight": w if math.isfinite(w) else None}
+                for c, w in self.candidates
+            ],
+            "seconds": self.seconds,
+            "plan": self.plan.to_json(),
+        }
+
+
+class _OutOfBudget(Exception):
+    """The budget does not allow another training."""
+
+
+def search_fp32(
+    build: Build,
+    plan: PrecisionPlan,
+    *,
+    budget: float = math.inf,
+    run: str | os.PathLike[str] | None = None,
+    seeds: Sequence[int] = (0, 1, 2, 3, 4),
+    probe_seeds: int = 2,
+    higher_is_better: bool = True,
+    lists: bool = True,
+    backend: Backend = "auto",
+    on_progress: OnProgress | None = None,
+) -> SearchResult:
+    """Find the smallest set of operations that must stay in FP32.
+
+    Args:
+        build: From a seed to a fresh model, its optimizer, and a function that trains by a
+            ``MixedPrecision`` and returns the metric.
+        plan: Gives level, format and loss scale; its own FP32 operations are ignored.
+        budget: Minutes. A training starts only if, judging by earlier ones, it will end in time;
+            the best answer so far is returned.
+        run: A folder, a path or a URL, for ``search.json``; another call with the same folder
+            continues the search.
+        seeds: Seeds of the FP32 trainings.
+        probe_seeds: How many of them each set is tested with; the first failure ends the test.
+        higher_is_better: Whether more of the metric is better.
+        lists: Whether the operation policy's lists apply: then only operations that they leave in
+            the narrow format are searched. Without them everything but the set is narrow.
+        backend: As for ``MixedPrecision``.
+        on_progress: Called before each training.
+
+    Raises:
+        UsageError: If an argument makes no sense, or FP32 itself diverges.
+        StateMismatch: If the folder holds another search.
+    """
+    _check(plan, budget, seeds, probe_seeds)
+    key = {
+        "plan": _digest(plan),
+        "seeds": list(seeds),
+        "probe_seeds": probe_seeds,
+        "higher_is_better": higher_is_better,
+        "lists": lists,
+    }
+    state = load_state(None if run is None else place(run) / STATE_FILE, key)
+    search = _Search(build, plan, state, budget, probe_seeds, lists, backend, on_progress)
+    return search.run(seeds, higher_is_better=higher_is_better)
+
+
+def _check(plan: PrecisionPlan, budget: float, seeds: Sequence[int], probe_seeds: int) -> None:
+    if not budget > 0:
+        message = f"budget must be a number of minutes above 0, not {budget!r}"
+        raise UsageError(message)
+    if len(set(seeds)) != len(seeds) or len(seeds) < 2:
+        message = "seeds must be at least two different numbers: their spread is the yardstick"
+        raise UsageError(message)
+    if not 1 <= probe_seeds <= len(seeds):
+        message = f"probe_seeds must lie between 1 and {len(seeds)}, the number of seeds"
+        raise UsageError(message)
+    if plan.level == "O0":
+        message = "the plan's level is O0, where everything is FP32, so there is nothing to search"
+        raise UsageError(message)
+
+
+def _digest(plan: PrecisionPlan) -> str:
+    text = json.dumps(_bare(plan).to_json(), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _bare(plan: PrecisionPlan) -> PrecisionPlan:
+    return replace(plan, fp32_operations=(), fp32_modules=())
+
+
+class _Search:
+    def __init__(
+        self,
+        build: Build,
+        plan: PrecisionPlan,
+        state: SearchState,
+        budget: float,
+        probe_seeds: int,
+        lists: bool,
+        backend: Backend,
+        on_progress: OnProgress | None,
+    ) -> None:
+        self._build = build
+        self._plan = _bare(plan)
+        self._state = state
+        self._until = time.monotonic() + 60 * budget
+        self._probe_seeds = probe_seeds
+        self._lists = lists
+        self._backend = backend
+        self._tell = on_progress or (lambda *_: None)
+        self._known = {p.fp32: p for p in state.probes}
+        self._best: frozenset[Fp32Candidate] | None = None
+        self._spread: SeedSpread | None = None
+
+    def run(self, seeds: Sequence[int], *, higher_is_better: bool) -> SearchResult:
+        state = self._state
+        try:
+            self._reference(seeds)
+            metrics = [state.reference[s][0] for s in seeds]
+            self._spread = spread_of(metrics, higher_is_better=higher_is_better)
+            ranked = [c for c, _ in state.candidates]
+            found = find_smallest(ranked, self._good, self._note)
+        except _OutOfBudget:
+            return self._result(
+                "unfinished", self._best or frozenset(c for c, _ in state.candidates)
+            )
+        if found is None:
+            return self._result("impossible", frozenset(c for c, _ in state.candidates))
+        return self._result("found" if found else "none", found)
+
+    # -- trainings ---------------------------------------------------------------------------------
+
+    def _reference(self, seeds: Sequence[int]) -> None:
+        """Train in FP32 with each seed; the first seed ranks the operations."""
+        state = self._state
+        for seed in seeds:
+            if seed in state.reference and (state.candidates or seed != seeds[0]):
+                continue
+            self._need_time([t for _, t in state.reference.values()])
+            self._say(f"FP32, seed {seed}")
+            began = time.monotonic()
+            model, optimizer, train = self._build(seed)
+            if seed == seeds[0]:
+                ranking = RankingTrainer(model, optimizer, self._plan, self._scale)
+                with ranking:
+                    metric = _finish(train, ranking)
+                state.candidates = candidates_of(
+                    ranking.weights, lists=self._lists, whole_modules=self._whole_modules
+                )
+            else:
+                with MixedPrecision(model, optimizer, self._plan, level="O0") as trainer:
+                    metric = _finish(train, trainer)
+            state.reference[seed] = (metric, time.monotonic() - began)
+            state.save()
+
+    def _good(self, fp32: frozenset[Fp32Candidate]) -> bool:
+        """Whether training succeeds with these operations in FP32; each set is trained only once."""
+        known = self._known.get(fp32)
+        if known is not None:
+            return known.good
+        assert self._spread is not None
+        took = [t for _, t in self._state.reference.values()]
+        took += [p.seconds / len(p.metrics) for p in self._state.probes]
+        metrics: list[float] = []
+        began = time.monotonic()
+        for seed in list(self._state.reference)[: self._probe_seeds]:
+            self._need_time(took)
+            self._say(f"{len(fp32)} of {len(self._state.candidates)} in FP32, seed {seed}")
+            metrics.append(self._train(seed, fp32))
+            if not self._spread.holds(metrics[-1]):
+                break
+        good = all(map(self._spread.holds, metrics))
+        probe = Probe(fp32, tuple(metrics), good, time.monotonic() - began)
+        self._known[fp32] = probe
+        self._state.probes.append(probe)
+        self._state.save()
+        return good
+
+    def _train(self, seed: int, fp32: frozenset[Fp32Candidate]) -> float:
+        model, optimizer, train = self._build(seed)
+        plan = replace(
+            self._plan,
+            fp32_operations=tuple(Fp32Choice(c.op, c.module) for c in sorted(fp32) if c.op),
+            fp32_modules=tuple(Fp32Choice("", c.module) for c in sorted(fp32) if not c.op),
+        )
+        with MixedPrecision(
+            model, optimizer, plan, backend=self._backend, **narrow_options(plan, lists=self._lists)
+        ) as trainer:
+            return _finish(train, trainer)
+
+    @property
+    def _scale(self) -> float:
+        scale = self._plan.loss_scale
+        return scale.init_scale if scale.method != "none" else 1.0
+
+    @property
+    def _whole_modules(self) -> bool:
+        return self._lists and self._plan.level in ("O2", "O3")
+
+    def _need_time(self, took: Sequence[float]) -> None:
+        """Stop unless a training as long as the longest so far would end in time."""
+        if time.monotonic() + max(took, default=0.0) > self._until:
+            raise _OutOfBudget
+
+    # -- telling -----------------------------------------------------------------------------------
+
+    def _say(self, what: str) -> None:
+        best = len(self._state.candidates) if self._best is None else len(self._best)
+        self._tell(what, len(self._state.probes), best)
+
+    def _note(self, better: frozenset[Fp32Candidate]) -> None:
+        if self._best is None or len(better) < len(self._best):
+            self._best = better
+
+    def _result(self, answer: Answer, found: frozenset[Fp32Candidate]) -> SearchResult:
+        state = self._state
+        ranked = [c for c, _ in state.candidates]
+        chosen = tuple(c for c in ranked if c in found)
+        choices = [self._choice(c, found, answer) for c in chosen]
+        seconds = sum(t for _, t in state.reference.values()) + sum(p.seconds for p in state.probes)
+        plan = self._plan
+        if answer != "impossible":
+            plan = replace(
+                plan,
+                fp32_operations=tuple(c for c in choices if c.op),
+                fp32_modules=tuple(c for c in choices if not c.op),
+            )
+        return SearchResult(
+            answer,
+            chosen,
+            plan,
+            self._spread,
+            tuple(state.probes),
+            tuple(state.candidates),
+            seconds,
+        )
+
+    def _choice(
+        self, c: Fp32Candidate, found: frozenset[Fp32Candidate], answer: Answer
+    ) -> Fp32Choice:
+        """The plan's entry for an operation: how training went with it in FP32 and without."""
+        whole, less = self._known.get(found), self._known.get(found - {c})
+        spread = self._spread
+        weight = dict(self._state.candidates)[c]
+        evidence: dict[str, Any] = {
+            "metrics_with": _plain(whole),
+            "metrics_without": _plain(less),
+            "fp32_metrics": [] if spread is None else list(spread.metrics),
+            "bound": None if spread is None else spread.bound,
+            "trainings": sum(len(p.metrics) for p in self._state.probes),
+            "estimate": weight if math.isfinite(weight) else None,
+        }
+        if answer == "unfinished":
+            reason = (
+                "training succeeds with it in FP32; the budget ended before it was known "
+                "whether it is needed"
+            )
+        elif less is not None and not all(map(math.isfinite, less.metrics)):
+            reason = "training diverges without it and succeeds with it"
+        elif less is not None and spread is not None:
+            reason = (
+                f"without it the metric is {less.metrics[-1]:.4g}, outside the spread of "
+                f"FP32 seeds (limit {spread.bound:.4g}); with it training succeeds"
+            )
+        else:
+            reason = "part of the smallest set with which training succeeds"
+        return Fp32Choice(c.op, c.module, reason, evidence)
+
+
+def _plain(probe: Probe | None) -> list[float | None]:
+    if probe is None:
+        return []
+    return [m if math.isfinite(m) else None for m in probe.metrics]
+
+
+def narrow_options(plan: PrecisionPlan, *, lists: bool) -> dict[str, Any]:
+    """How ``MixedPrecision`` trains a set: by the plan's level, or with everything else narrow.
+
+    Args:
+        plan: Its level applies if the lists do.
+        lists: Whether the operation policy's lists apply.
+    """
+    if lists:
+        return {"level": plan.level}
+    overrides = PrecisionOverrides(operation_casts=True, low_operations=EVERYTHING_LOW)
+    return {"level": "O2", "overrides": overrides}
+
+
+def _finish(train: Train, trainer: MixedPrecision) -> float:
+    """The metric of a training; NaN if it diverged or an operation refused the format."""
+    try:
+        with warnings.catch_warnings():  # drift warnings are expected here
+            warnings.simplefilter("ignore", RuntimeWarning)
+            return float(train(trainer))
+    except TrainingDiverged:
+        return math.nan
+    except RuntimeError as error:
+        if "without overflow" in str(error):  # a constant that the format cannot hold
+            return math.nan
+        raise

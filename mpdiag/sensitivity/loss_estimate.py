@@ -1,0 +1,232 @@
+"""Estimates how far each operation in a narrow format would change the loss, by one backward pass.
+
+In the narrow format an operation returns its result y with an error e. To first order this changes
+the loss by ∑ a·e, where a = ∂L/∂y is the adjoint that the backward pass computes anyway. So
+each operation is run twice in the forward pass (as it is, and on rounded values), and one backward
+pass ranks all of them. A value outside the format's range counts as an infinite error.
+
+The backward pass is judged separately, by the relative rounding error of the gradients that an
+operation passes on.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from mpdiag.emulation.rounding import round_to
+from mpdiag.numerics.formats import FloatFormat, format_named
+from mpdiag.tracing.operation_calls import Site, Sites, floats
+from mpdiag.tracing.source_lines import present_number
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+    from contextlib import AbstractContextManager
+
+    from torch import nn
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The estimated effect of one call of an operation in a narrow format.
+
+    Attributes:
+        site: The call.
+        loss_change: ∑ adjoint × error: the change of the loss to first order.
+        reach: ∑ |adjoint × error|: the same if no two errors cancelled; infinite where a
+            value leaves the range.
+        gradient_error: ‖rounding error‖ / ‖gradient‖ of its input gradients.
+        loss: The loss, for comparison.
+    """
+
+    site: Site
+    loss_change: float
+    reach: float
+    gradient_error: float
+    loss: float
+
+    @property
+    def weight(self) -> float:
+        """The rank of an operation: its reach as a share of the loss, plus its gradient error."""
+        share = self.reach / max(abs(self.loss), 1e-12)
+        return share + _GRADIENTS * self.gradient_error
+
+
+_GRADIENTS = 0.01  # gradient errors average out over steps; forward errors do not
+
+
+@dataclass
+class _PendingCall:
+    """A call of the forward pass, waiting for its adjoints: the error of each result."""
+
+    site: Site
+    errors: list[Tensor]
+    overflows: bool
+
+
+class Estimator(Sites):
+    """Records rounding errors in a forward pass and their adjoints in the backward pass.
+
+    Args:
+        model: In FP32.
+        fmt: The format's name.
+        scale: The loss scale: gradients are rounded as they would be under it.
+    """
+
+    def __init__(self, model: nn.Module, fmt: str = "fp16", scale: float = 1.0) -> None:
+        super().__init__(model)
+        self._fmt: FloatFormat = format_named(fmt)
+        self._scale = scale
+        self._waiting: dict[int, _PendingCall] = {}
+        self._found: dict[Site, tuple[float, float, float]] = {}
+        self._sites: list[Site] = []
+        self._loss = math.nan
+
+    def forward(self) -> AbstractContextManager[None]:
+        """Context of a forward pass; results of an earlier one are dropped."""
+        self._waiting.clear()
+        self._found.clear()
+        self._sites.clear()
+        return super().forward()
+
+    def forward_operation(self, site: Site, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run an operation and keep the error that the narrow format would add to its results."""
+        own, number = self._calls.present == site, present_number()
+        result, errors = self.run_both(func, args, kwargs)
+        overflows = not all(bool(e.isfinite().all()) for e in errors)
+        self._sites.append(site)
+        if own:
+            self._waiting[number] = _PendingCall(site, errors, overflows)
+        elif overflows:
+            self._found[site] = (math.inf, math.inf, 0.0)
+        return result
+
+    def run_both(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, list[Tensor]]:
+        """An operation's result, and the error of each FP32 tensor of it in the narrow format."""
+        narrow = None
+        if (
+            torch.Tag.nondeterministic_seeded not in func.tags
+        ):  # random operations must run only once
+            narrow = floats(func(*tree_map(self._round, args), **tree_map(self._round, kwargs)))
+        result = func(*args, **kwargs)
+        exact = floats(result)
+        errors = [
+            # Values that are infinite or NaN in FP32 are not rounding errors.
+            torch.where(y.isfinite(), self._round(n) - y, torch.zeros_like(y))
+            for y, n in zip(exact, exact if narrow is None else narrow, strict=True)
+        ]
+        return result, errors
+
+    def _round(self, x: Any) -> Any:
+        """A rounded copy of an FP32 tensor; a copy, because operations may write to their inputs."""
+        if isinstance(x, Tensor) and x.dtype == torch.float32:
+            return round_to(x, self._fmt)
+        return x
+
+    def attach(self, loss: Tensor) -> None:
+        """Register for the adjoints of a loss; call it before the backward pass, outside ``forward``."""
+        self._loss = float(loss.detach())
+        for node in _nodes(loss.grad_fn):
+            held = self._waiting.get(node._sequence_nr())
+            if held is not None:
+                node.register_hook(self._hook(held))
+        self._waiting.clear()
+
+    def _hook(self, held: _PendingCall) -> Callable[[Sequence[Any], Sequence[Any]], None]:
+        def hook(grad_inputs: Sequence[Any], grad_outputs: Sequence[Any]) -> None:
+            pairs = _matched(held.errors, grad_outputs)
+            change = reach = 0.0
+            for error, adjoint in pairs:
+                product = error.double() * adjoint.double()
+                change += float(product.sum())
+                reach += float(product.abs().sum())
+            if held.overflows or not math.isfinite(reach):
+                change = reach = math.inf
+            self._found[held.site] = (change, reach, self._lost(grad_inputs))
+
+        return hook
+
+    def _lost(self, gradients: Sequence[Any]) -> float:
+        """Relative rounding error of gradients under the loss scale."""
+        error = size = 0.0
+        for g in gradients:
+            if isinstance(g, Tensor) and g.dtype == torch.float32 and not g.is_sparse:
+                scaled = g.detach() * self._scale
+                error += float((round_to(scaled, self._fmt) - scaled).double().pow(2).sum())
+                size += float(scaled.double().pow(2).sum())
+        if not math.isfinite(error):
+            return math.inf
+        return math.sqrt(error / size) if size else 0.0
+
+    def estimates(self) -> list[Estimate]:
+        """All calls of the last forward pass, in their order."""
+        none = (0.0, 0.0, 0.0)
+        return [Estimate(s, *self._found.get(s, none), self._loss) for s in self._sites]
+
+
+def _matched(errors: Sequence[Tensor], adjoints: Sequence[Any]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Pairs of errors and adjoints, both in the order of the results, without None and integers."""
+    waiting = [a.detach() for a in adjoints if isinstance(a, Tensor)]
+    for error in errors:
+        i = next((i for i, a in enumerate(waiting) if a.shape == error.shape), None)
+        if i is not None:
+            yield error, waiting.pop(i)
+
+
+def _nodes(root: Any) -> Iterator[Any]:
+    """Every node of an autograd graph, once."""
+    seen = {root}
+    stack = [root]
+    while stack:
+        node = stack.pop()
+        if node is None:
+            continue
+        yield node
+        for following, _ in node.next_functions:
+            if following is not None and following not in seen:
+                seen.add(following)
+                stack.append(following)
+
+
+def estimate(
+    model: nn.Module, step: Callable[[], Tensor], *, fmt: str = "fp16", scale: float = 1.0
+) -> list[Estimate]:
+    """Estimate every operation of a step from one forward and backward pass.
+
+    Args:
+        model: In FP32.
+        step: Runs the model on a batch and returns the loss.
+        fmt: ``fp16``, ``bf16``, ``fp8_e4m3`` or ``fp8_e5m2``.
+        scale: The loss scale.
+
+    Returns:
+        One estimate per call, in the order of the calls.
+
+    Raises:
+        UsageError: If the step returns no loss, or trains nothing.
+    """
+    from mpdiag.sensitivity.measurement import check_loss, trained_parameters, untouched
+
+    estimator = Estimator(model, fmt, scale)
+    trained = trained_parameters(model)
+    with untouched(model):
+        with estimator.forward():
+            loss = step()
+        check_loss(loss)
+        estimator.attach(loss)
+        torch.autograd.grad(loss, list(trained.values()), allow_unused=True)
+    return estimator.estimates()
+
+
+def by_operation(estimates: Sequence[Estimate]) -> list[tuple[tuple[str, str], float]]:
+    """Each (module, operation) with the sum of its calls' weights, largest first."""
+    total: Counter[tuple[str, str]] = Counter()
+    for e in estimates:
+        total[e.site.module, e.site.op] += e.weight  # type: ignore[assignment]
+    return sorted(total.items(), key=lambda item: -item[1])

@@ -1,0 +1,363 @@
+"""Measures the effect of running one operation in a narrow format and everything else in FP32.
+
+::
+
+    measured = measure(model, lambda: loss_fn(model(x), y))          # every operation, FP16
+    measured = measure(model, step, fmt="fp8_e4m3", part="backward", by="module")
+
+An operation *runs in FP16* if its inputs and results are rounded to FP16 and it accumulates in FP32,
+as on a Tensor Core. Forward and backward passes are measured separately or together; the backward
+pass of an operation is what autograd runs for it.
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map
+
+from mpdiag.emulation.rounding import round_to
+from mpdiag.errors import UsageError
+from mpdiag.numerics.formats import FloatFormat, format_named
+from mpdiag.tracing.operation_calls import Site, Sites, floats
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Collection, Iterator, Mapping
+
+    from torch import nn
+
+NarrowPasses = Literal["forward", "backward", "both"]
+
+
+@dataclass(frozen=True)
+class Sensitivity:
+    """The effect of running some operations in a narrow format.
+
+    Errors are relative: ‖narrow − FP32‖ / ‖FP32‖; infinite where the narrow result is not finite.
+
+    Attributes:
+        module: The module of the operations.
+        op: The operation; empty for a whole module.
+        sites: The calls that ran in the format.
+        format: Its name.
+        part: Which pass ran in it.
+        output_error: Error of the model's output; NaN if it was not called as a whole.
+        loss_error: Error of the loss.
+        gradient_error: Error of all weight gradients as one vector.
+        gradient_cosine: Cosine between that vector and FP32's.
+        gradient_errors: Relative error and cosine of each weight's gradient, by name.
+    """
+
+    module: str
+    op: str
+    sites: tuple[Site, ...]
+    format: str
+    part: NarrowPasses
+    output_error: float
+    loss_error: float
+    gradient_error: float
+    gradient_cosine: float
+    gradient_errors: Mapping[str, tuple[float, float]]
+
+    @property
+    def worst_gradient(self) -> str | None:
+        """The weight whose gradient has the largest relative error."""
+        errors = self.gradient_errors
+        return max(errors, key=lambda name: errors[name][0]) if errors else None
+
+    def to_json(self) -> dict[str, Any]:
+        """The fields as plain values; non-finite numbers become None."""
+        return {
+            "module": self.module,
+            "op": self.op,
+            "calls": len(self.sites),
+            "format": self.format,
+            "part": self.part,
+            **{
+                name: plain(getattr(self, name))
+                for name in ("output_error", "loss_error", "gradient_error", "gradient_cosine")
+            },
+            "worst_gradient": self.worst_gradient,
+        }
+
+
+def plain(value: float) -> float | None:
+    """A number for JSON: None if it is not finite."""
+    return value if math.isfinite(value) else None
+
+
+@dataclass(frozen=True)
+class Pass:
+    """The results of one forward and backward pass, and the calls it made."""
+
+    loss: float
+    outputs: tuple[Tensor, ...]
+    gradients: Mapping[str, Tensor]
+    sites: tuple[Site, ...]
+
+
+class _Narrow(Sites):
+    """Runs some calls in a narrow format."""
+
+    def __init__(
+        self, model: nn.Module, chosen: Collection[Site], fmt: FloatFormat, part: NarrowPasses
+    ) -> None:
+        super().__init__(model)
+        self.met: list[Site] = []
+        self._chosen = frozenset(chosen)
+        self._fmt = fmt
+        self._part = part
+
+    def forward_operation(self, site: Site, func: Any, args: Any, kwargs: Any) -> Any:
+        self.met.append(site)
+        return self.recomputed_operation(site, func, args, kwargs)
+
+    def recomputed_operation(self, site: Site, func: Any, args: Any, kwargs: Any) -> Any:
+        if self._part == "backward" or site not in self._chosen:
+            return func(*args, **kwargs)
+        return self._run(func, args, kwargs)
+
+    def backward_operation(self, site: Site | None, func: Any, args: Any, kwargs: Any) -> Any:
+        if self._part == "forward" or site not in self._chosen:
+            return func(*args, **kwargs)
+        return self._run(func, args, kwargs)
+
+    def _run(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Round inputs and results; in a backward pass both carry the loss scale."""
+
+        def narrow(x: Any) -> Any:
+            if isinstance(x, Tensor) and x.dtype == torch.float32:
+                return round_to(x, self._fmt)
+            return x
+
+        if not func._schema.is_mutable:
+            return tree_map(narrow, func(*tree_map(narrow, args), **tree_map(narrow, kwargs)))
+        # Tensors that are written to stay the same objects: they are rounded in place, before and after.
+        written = _written(func, args, kwargs)
+        for tensor in written:
+            tensor.copy_(round_to(tensor, self._fmt))
+        same = {id(t) for t in written}
+        keep = lambda x: x if id(x) in same else narrow(x)  # noqa: E731 - a word for two lines
+        result = func(*tree_map(keep, args), **tree_map(keep, kwargs))
+        for tensor in written:
+            tensor.copy_(round_to(tensor, self._fmt))
+        return tree_map(keep, result)
+
+
+def _written(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Tensor]:
+    """The FP32 tensors an operation writes to."""
+    found = []
+    for i, argument in enumerate(func._schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            found += floats(args[i] if i < len(args) else kwargs.get(argument.name))
+    return found
+
+
+def run_once(
+    model: nn.Module,
+    step: Callable[[], Tensor],
+    sites: Collection[Site] = (),
+    *,
+    fmt: str = "fp16",
+    part: NarrowPasses = "both",
+    scale: float = 1.0,
+) -> Pass:
+    """Run one forward and backward pass with some calls in a format and the rest in FP32.
+
+    The model, its buffers and gradients, and torch's random state are left unchanged.
+
+    Args:
+        model: In FP32.
+        step: Runs the model on its batch and returns the loss, a scalar.
+        sites: The calls that run in the format.
+        fmt: A format's name.
+        part: Whether their forward pass, backward pass or both run in it.
+        scale: The loss scale: gradients carry it while they are rounded.
+
+    Raises:
+        UsageError: If the step returns no loss, or trains nothing.
+    """
+    narrow = _Narrow(model, sites, format_named(fmt), part)
+    outputs: list[Tensor] = []
+
+    def keep(_module: nn.Module, _args: Any, output: Any) -> None:
+        outputs[:] = [x.detach().clone() for x in floats(output)]
+
+    trained = trained_parameters(model)
+    with untouched(model):
+        handle = model.register_forward_hook(keep)
+        try:
+            with narrow.forward():
+                loss: Any = step()
+        finally:
+            handle.remove()
+        check_loss(loss)
+        value = float(loss.detach())
+        seed = torch.full_like(loss, scale)
+        with narrow:
+            parts: Any = torch.autograd.grad(loss, list(trained.values()), seed, allow_unused=True)
+    gradients = {
+        n: g.detach() / scale for n, g in zip(trained, parts, strict=True) if g is not None
+    }
+    return Pass(value, tuple(outputs), gradients, tuple(narrow.met))
+
+
+def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters that a step trains, by name.
+
+    Raises:
+        UsageError: If there is none.
+    """
+    found = {n: p for n, p in model.named_parameters() if p.requires_grad}
+    if not found:
+        message = "no parameter of the model requires a gradient: measure it in training mode"
+        raise UsageError(message)
+    return found
+
+
+def check_loss(loss: object) -> None:
+    """Refuse a loss that has no backward pass.
+
+    Raises:
+        UsageError: If it is not a scalar tensor with an autograd graph.
+    """
+    if not (isinstance(loss, Tensor) and loss.numel() == 1 and loss.requires_grad):
+        message = "the step must return its loss, a scalar tensor that backward can start from"
+        raise UsageError(message)
+
+
+@contextmanager
+def untouched(model: nn.Module) -> Iterator[None]:
+    """Restore buffers and random state at the end, whatever happens in between."""
+    buffers = [(b, b.detach().clone()) for b in model.buffers()]
+    with torch.random.fork_rng(devices=()):
+        try:
+            yield
+        finally:
+            with torch.no_grad():
+                for buffer, before in buffers:
+                    buffer.copy_(before)
+
+
+def groups_of(sites: Collection[Site], by: str) -> dict[tuple[str, str], tuple[Site, ...]]:
+    """Groups of calls to measure together, by (module, operation); "" for a whole module.
+
+    Args:
+        sites: All calls of a step, in order.
+        by: ``site`` for each call alone, ``operation`` for all calls of an operation in a module,
+            ``module`` for all calls in a module and its submodules.
+    """
+    groups: dict[tuple[str, str], list[Site]] = {}
+    for site in sites:
+        if by == "site":
+            groups.setdefault((site.module, f"{site.op}#{site.index}:{site.aten}"), []).append(site)
+        elif by == "operation":
+            groups.setdefault((site.module, site.op), []).append(site)
+        elif by == "module":
+            parts = site.module.split(".")
+            for i in range(1, len(parts) + 1):
+                groups.setdefault((".".join(parts[:i]), ""), []).append(site)
+        else:
+            message = f"by must be site, operation or module, not {by!r}"
+            raise UsageError(message)
+    return {key: tuple(held) for key, held in groups.items()}
+
+
+def measure(
+    model: nn.Module,
+    step: Callable[[], Tensor],
+    *,
+    fmt: str = "fp16",
+    part: NarrowPasses = "both",
+    by: str = "operation",
+    scale: float = 1.0,
+) -> list[Sensitivity]:
+    """Run each operation (or module) of a step in a narrow format, one after the other.
+
+    One pass for each, and one in FP32 to compare with.
+
+    Args:
+        model: In FP32, in the mode it trains in.
+        step: Runs the model on a batch and returns the loss.
+        fmt: ``fp16``, ``bf16``, ``fp8_e4m3`` or ``fp8_e5m2``.
+        part: Which pass runs in the format.
+        by: What is measured together: ``site``, ``operation`` or ``module``.
+        scale: The loss scale.
+
+    Returns:
+        One result per group, in the order of first calls.
+
+    Raises:
+        UsageError: If the step returns no loss or trains nothing, or ``part`` or ``by`` is invalid.
+    """
+    if part not in ("forward", "backward", "both"):
+        message = f"part must be forward, backward or both, not {part!r}"
+        raise UsageError(message)
+    reference = run_once(model, step, scale=scale)
+    return [
+        compare(
+            reference,
+            run_once(model, step, held, fmt=fmt, part=part, scale=scale),
+            key,
+            held,
+            fmt,
+            part,
+        )
+        for key, held in groups_of(reference.sites, by).items()
+    ]
+
+
+def compare(
+    reference: Pass,
+    narrow: Pass,
+    key: tuple[str, str],
+    sites: tuple[Site, ...],
+    fmt: str,
+    part: NarrowPasses,
+) -> Sensitivity:
+    """The errors of a narrow pass relative to the exact one."""
+    names = list(reference.gradients)
+    pairs = [(reference.gradients[n], narrow.gradients[n]) for n in names]
+    each = {n: (relative_error(*p), cosine(*p)) for n, p in zip(names, pairs, strict=True)}
+    whole = [torch.cat([g.flatten() for g in side]) for side in zip(*pairs, strict=True)]
+    outputs = [
+        torch.cat([x.flatten() for x in p.outputs]) for p in (reference, narrow) if p.outputs
+    ]
+    loss = (torch.tensor(reference.loss), torch.tensor(narrow.loss))
+    return Sensitivity(
+        module=key[0],
+        op=key[1],
+        sites=sites,
+        format=fmt,
+        part=part,
+        output_error=relative_error(*outputs) if len(outputs) == 2 else math.nan,
+        loss_error=relative_error(*loss),
+        gradient_error=relative_error(*whole) if whole else math.nan,
+        gradient_cosine=cosine(*whole) if whole else math.nan,
+        gradient_errors=each,
+    )
+
+
+def relative_error(exact: Tensor, narrow: Tensor) -> float:
+    """‖narrow − exact‖ / ‖exact‖ in FP64; infinite where narrow is not finite or exact is 0."""
+    x, y = exact.double(), narrow.double()
+    size, error = float(x.norm()), float((y - x).norm())
+    if not math.isfinite(error):
+        return math.inf
+    return 0.0 if error == 0 else (error / size if size else math.inf)
+
+
+def cosine(exact: Tensor, narrow: Tensor) -> float:
+    """Cosine of the angle between two tensors, in FP64; 1 if both are 0, NaN if not finite."""
+    x, y = exact.double().flatten(), narrow.double().flatten()
+    if not bool(torch.isfinite(y).all()):
+        return math.nan
+    size = float(x.norm() * y.norm())
+    if size == 0:
+        return 1.0 if float(x.norm()) == float(y.norm()) else 0.0
+    return max(-1.0, min(1.0, float(x @ y) / size))

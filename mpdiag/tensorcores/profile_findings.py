@@ -1,0 +1,231 @@
+"""Findings of a trace: matrix work off Tensor Cores, unknown or old kernels, contradictions, gaps."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from mpdiag.files.documents import finite
+from mpdiag.tensorcores import kernel_evidence
+from mpdiag.tensorcores.amdahl import speedup
+from mpdiag.tensorcores.causes import TF32
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from mpdiag.hardware.devices import DeviceFacts
+    from mpdiag.tensorcores.events import TraceReader
+    from mpdiag.tensorcores.kernel_linking import Linked
+    from mpdiag.tensorcores.kernel_times import KernelTimes
+
+MUCH = 0.1
+"""Share of kernel time from which something deserves a warning."""
+SOME = 0.05
+LINKED = 0.5
+_BYTES = {"fp16": 2, "bf16": 2, "tf32": 4, "fp32": 4, "fp64": 8}
+
+
+def profile_findings(
+    trace: TraceReader,
+    times: KernelTimes,
+    device: DeviceFacts | None,
+    *,
+    linked: Linked,
+    native_fraction: float | None,
+) -> tuple[dict[str, Any], ...]:
+    """All findings, warnings first.
+
+    Args:
+        trace: What was read, to its end.
+        times: Its kernels.
+        device: Its GPU; None where it is not named.
+        linked: Its kernels by operation.
+        native_fraction: Share of kernel time in Tensor Core kernels of the device's generation.
+    """
+    found = [
+        *_matrix_findings(times, device),
+        *_kernel_findings(times, native_fraction),
+        *_contradictions(times, trace.tensor_active),
+        *_reading_findings(trace, linked),
+        *_device_findings(trace, device),
+    ]
+    return tuple(sorted(found, key=lambda f: f["severity"] == "info"))
+
+
+def _note(severity: str, code: str, message: str, fix: str, **evidence: Any) -> dict[str, Any]:
+    return {
+        "severity": severity,
+        "code": code,
+        "message": message,
+        "evidence": evidence,
+        "fix": fix,
+    }
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+def _matrix_findings(times: KernelTimes, device: DeviceFacts | None) -> Iterator[dict[str, Any]]:
+    tensor, cuda = times.fraction("tensor_core"), times.fraction("cuda_core")
+    if cuda >= SOME:
+        without = " and nothing on Tensor Cores" if not tensor else ""
+        yield _note(
+            "warning",
+            "matrix-on-cuda-cores",
+            f"{_percent(cuda)} of kernel time is matrix work on CUDA cores{without}",
+            _off_cuda_cores(device),
+            fraction=cuda,
+            amdahl_bound=finite(speedup(cuda)),
+        )
+    layout = times.fraction("layout")
+    if layout >= SOME:
+        yield _note(
+            "warning",
+            "layout-conversions",
+            f"{_percent(layout)} of kernel time converts between NCHW and NHWC",
+            "keep model and inputs in memory_format=torch.channels_last",
+            fraction=layout,
+            amdahl_bound=finite(speedup(layout)),
+        )
+
+
+def _off_cuda_cores(device: DeviceFacts | None) -> str:
+    """How to leave CUDA cores, depending on the GPU, which the trace may not name."""
+    generation = device.generation if device is not None else None
+    if generation is not None and generation not in TF32:
+        return "train in mixed precision"
+    where = " where the GPU has TF32" if generation is None else ""
+    return (
+        "train in mixed precision, or allow TF32 with "
+        f'torch.set_float32_matmul_precision("high"){where}'
+    )
+
+
+def _kernel_findings(times: KernelTimes, native: float | None) -> Iterator[dict[str, Any]]:
+    unknown = times.fraction("unknown", measured=True)
+    if unknown >= MUCH:
+        largest = next(k.name for k in times.kernels if k.measured_verdict == "unknown")
+        yield _note(
+            "warning",
+            "unknown-kernels",
+            f"{_percent(unknown)} of kernel time is in kernels whose names do not say what ran",
+            "measure them with rocprofv3, counter SQ_INSTS_VALU_MFMA"
+            if any(k.facts.generation.startswith("gfx") for k in times.kernels)
+            else "measure them with ncu --csv --metrics sm__inst_executed_pipe_tensor.sum",
+            fraction=unknown,
+            largest=largest[:200],
+        )
+    tensor = times.fraction("tensor_core")
+    if native is not None and tensor - native >= SOME:
+        old = tensor - native
+        names = {
+            k.facts.generation: k.name[:200]
+            for k in reversed(times.kernels)
+            if k.facts.verdict == "tensor_core"
+        }
+        yield _note(
+            "warning" if old >= MUCH else "info",
+            "older-generation",
+            f"{_percent(old)} of kernel time is in Tensor Core kernels that were not written for "
+            "this GPU's generation",
+            "pad odd dimensions, and update CUDA and cuDNN, so that newer kernels are chosen",
+            fraction=old,
+            generations=names,
+            amdahl_bound=finite(speedup(old)),
+        )
+    narrow = sum(
+        k.time_us
+        for k in times.kernels
+        if k.facts.verdict == "tensor_core"
+        and k.facts.alignment is not None
+        and k.facts.alignment * _BYTES.get(k.facts.dtype, 1) < 16
+    )
+    share = narrow / times.total_us if times.total_us else 0.0
+    if share >= SOME:
+        yield _note(
+            "warning",
+            "misaligned",
+            f"{_percent(share)} of kernel time is in Tensor Core kernels chosen for rows that are "
+            "not aligned to 16 bytes",
+            "pad the dimensions named in the table of operations",
+            fraction=share,
+            amdahl_bound=finite(speedup(share)),
+        )
+
+
+def _contradictions(times: KernelTimes, sampled: float | None) -> Iterator[dict[str, Any]]:
+    for kernel in times.kernels:
+        if kernel.measured is not None and kernel_evidence.contradicts(
+            kernel.facts, kernel.measured
+        ):
+            yield _note(
+                "warning",
+                "contradiction",
+                f"the name of {kernel.name[:120]} says {kernel.facts.verdict.replace('_', ' ')}, "
+                f"but its {kernel.measured.kind} "
+                f"{'say' if kernel.measured.kind == 'counters' else 'says'} "
+                f"{kernel.measured_verdict.replace('_', ' ')}",
+                "trust the measurement, and report the name so that it can be added to the table",
+                name=kernel.facts.rule,
+                witness=kernel.measured.text,
+            )
+    tensor = times.fraction("tensor_core")
+    if (
+        sampled is not None
+        and (sampled > SOME) != (tensor > 0)
+        and (sampled > SOME or tensor > MUCH)
+    ):
+        yield _note(
+            "warning",
+            "contradiction",
+            f"by name {_percent(tensor)} of kernel time is on Tensor Cores, but the sampled "
+            f"activity of the Tensor pipe is {_percent(sampled)}",
+            "trust the samples, and measure the largest kernels with ncu",
+            sampled=sampled,
+        )
+
+
+def _reading_findings(trace: TraceReader, linked: Linked) -> Iterator[dict[str, Any]]:
+    for problem in trace.problems:
+        yield _note("warning", "damaged-trace", problem, "record the trace again if it matters")
+    if linked.graph_fraction >= SOME:
+        yield _note(
+            "info",
+            "cuda-graphs",
+            f"{_percent(linked.graph_fraction)} of kernel time was replayed from CUDA graphs, which "
+            "hide the operation each kernel belongs to",
+            "record once more without graphs to see operations and modules",
+            fraction=linked.graph_fraction,
+        )
+    if trace.source == "torch.profiler" and linked.linked_fraction < LINKED:
+        why = (
+            f"only {_percent(linked.linked_fraction)} of kernel time could be linked to operations"
+            if linked.operations
+            else "the trace holds no host operations"
+        )
+        yield _note(
+            "info",
+            "not-linked",
+            f"{why}, so causes and fixes are given by kernel only",
+            "record with ProfilerActivity.CPU and record_shapes=True",
+            fraction=linked.linked_fraction,
+        )
+
+
+def _device_findings(trace: TraceReader, device: DeviceFacts | None) -> Iterator[dict[str, Any]]:
+    if device is None or not device.name:
+        yield _note(
+            "info",
+            "unknown-device",
+            "the trace does not name its GPU, so rates and rooflines are left out",
+            "record with a newer PyTorch, whose traces hold the device's properties"
+            if trace.source == "torch.profiler"
+            else "record with torch.profiler, which writes the device's properties",
+        )
+    elif device.peaks is None:
+        yield _note(
+            "info",
+            "unknown-device",
+            f"no peak rates are known for {device.name}, so rates and rooflines are left out",
+            "add its figures, with their source, to mpdiag/hardware/peaks.py",
+        )

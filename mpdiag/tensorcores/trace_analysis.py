@@ -1,0 +1,308 @@
+"""From a trace to a profile: how much kernel time went to Tensor Cores, and why the rest did not."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import tempfile
+from collections import defaultdict
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from mpdiag.errors import DamagedTrace, UsageError
+from mpdiag.hardware.devices import DeviceFacts
+from mpdiag.hardware.kernels import classify, native_generations
+from mpdiag.tensorcores import kernel_evidence
+from mpdiag.tensorcores.causes import judge, worth
+from mpdiag.tensorcores.kernel_linking import link
+from mpdiag.tensorcores.kernel_times import KernelTime, KernelTimes
+from mpdiag.tensorcores.profile_comparison import ProfileComparison, compare_profiles
+from mpdiag.tensorcores.profile_findings import profile_findings
+from mpdiag.tensorcores.readers.recognition import read
+from mpdiag.tensorcores.trace_profile import Profile
+from mpdiag.tensorcores.work.traced_operation import OperationTime, matrix_work
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterator
+
+    from mpdiag.hardware.kernels import KernelFacts
+    from mpdiag.tensorcores.events import Kernel, TraceReader
+    from mpdiag.tensorcores.kernel_evidence import KernelEvidence
+    from mpdiag.tensorcores.kernel_linking import KernelOrigin, KernelSum, Linked, Signature
+    from mpdiag.tensorcores.work.products import MatrixWork
+
+STDIN = "-"
+"""The path that stands for standard input."""
+
+
+def profile_trace(path: str | os.PathLike[str]) -> Profile:
+    """Read a trace of torch.profiler, nsys, ncu or nvprof and judge it.
+
+    Args:
+        path: The file; ``-`` for standard input. A pipe is read to its end first.
+
+    Raises:
+        InputError: If there is no such file, it cannot be read, or it holds no kernel.
+    """
+    with _seekable_file(path) as file:
+        trace = read(file)
+        linked = link(trace)
+        if linked.kernels:
+            return _profile(trace, linked, str(path))
+    if trace.problems:
+        message = f"{path} holds no GPU kernel in its readable part: {trace.problems[0]}"
+    else:
+        message = (
+            f"{path} holds no GPU kernels: record with ProfilerActivity.CUDA, "
+            "or use mpdiag profile -- script.py on a CPU"
+        )
+    raise DamagedTrace(message)
+
+
+def compare_traces(before: str | os.PathLike[str], now: object) -> ProfileComparison:
+    """Read an earlier trace and compare a profile with it.
+
+    Args:
+        before: The trace from before the change.
+        now: The profile from after it.
+
+    Raises:
+        InputError: If the earlier trace cannot be read.
+        UsageError: If ``now`` is not the profile of a GPU's trace.
+    """
+    if not isinstance(now, Profile):
+        message = "only traces of a GPU can be compared: --against needs two of them"
+        raise UsageError(message)
+    return compare_profiles(profile_trace(before), now)
+
+
+def is_trace(path: Path) -> bool:
+    """Whether a local path can be a trace rather than a run folder: a file, a pipe or ``-``."""
+    return path.is_file() or _is_stream(path)
+
+
+def _is_stream(path: Path) -> bool:
+    return str(path) == STDIN or path.is_fifo()
+
+
+@contextmanager
+def _seekable_file(path: str | os.PathLike[str]) -> Iterator[Path]:
+    """The trace as a file that can be read twice: a stream is copied to disk for a while."""
+    place = Path(path)
+    if not _is_stream(place):
+        yield place
+        return
+    with tempfile.TemporaryDirectory(prefix="mpdiag-") as folder:
+        file = Path(folder) / ("stdin" if str(place) == STDIN else place.name)
+        with ExitStack() as stack:
+            source = (
+                sys.stdin.buffer if str(place) == STDIN else stack.enter_context(place.open("rb"))
+            )
+            shutil.copyfileobj(source, stack.enter_context(file.open("wb")))
+        yield file
+
+
+def _profile(trace: TraceReader, linked: Linked, path: str) -> Profile:
+    device = _device(trace, linked)
+    works = _matrix_works(linked)
+    operations, rates = _operations(linked, works, device)
+    judged = judge(operations, device or _assumed_device(linked), total_us=linked.total_us)
+    times = _kernel_times(linked, device, rates)
+    native = _native_fraction(times, device)
+    return Profile(
+        source=trace.source,
+        path=path,
+        device=device,
+        kernel_times=times,
+        operations=tuple(judged),
+        worth=tuple(worth(judged, linked.total_us)),
+        linked_fraction=linked.linked_fraction,
+        graph_fraction=linked.graph_fraction,
+        native_generation_fraction=native,
+        tensor_active=trace.tensor_active,
+        findings=profile_findings(trace, times, device, linked=linked, native_fraction=native),
+    )
+
+
+# -- the device ------------------------------------------------------------------------------------
+
+
+def _device(trace: TraceReader, linked: Linked) -> DeviceFacts | None:
+    """The device that took most of the kernel time."""
+    for index in sorted(linked.devices, key=lambda d: -linked.devices[d]):
+        if isinstance(index, int) and index in trace.devices:
+            return trace.devices[index]
+    return next(iter(trace.devices.values()), None)
+
+
+def _assumed_device(linked: Linked) -> DeviceFacts | None:
+    """What must be true of a device that the trace does not name: it runs the newest kernels seen.
+
+    That is enough to know whether it has TF32. Without a name there are no peak rates.
+    """
+    newest = max(
+        (_generation_order(classify(name).generation) for name, _ in linked.kernels),
+        default=(0, ""),
+    )
+    if not newest[1].startswith("sm"):
+        return None
+    return DeviceFacts(name="", capability=divmod(newest[0], 10))
+
+
+def _native_fraction(times: KernelTimes, device: DeviceFacts | None) -> float | None:
+    """Share of kernel time in Tensor Core kernels written for the device's own generation."""
+    if device is None or device.capability is None or not times.total_us:
+        return None
+    amd = any(k.facts.generation.startswith("gfx") for k in times.kernels)
+    generations = native_generations(device.capability, amd=amd)
+    return times.native_fraction(generations) if generations else None
+
+
+# -- kernels ---------------------------------------------------------------------------------------
+
+
+def _kernel_times(
+    linked: Linked, device: DeviceFacts | None, rates: dict[KernelOrigin, KernelEvidence]
+) -> KernelTimes:
+    kernels = [
+        _kernel_time(name, origin, runs, _evidence(runs.measured, device, rates.get(origin)))
+        for (name, origin), runs in linked.kernels.items()
+    ]
+    kernels.sort(key=lambda k: -k.time_us)
+    return KernelTimes(tuple(kernels), linked.total_us)
+
+
+def _evidence(
+    measured: list[Kernel], device: DeviceFacts | None, rate: KernelEvidence | None
+) -> KernelEvidence | None:
+    """The strongest evidence besides the name: counters, else the measured rate, else a rate."""
+    counted = None
+    if measured:
+        counted = kernel_evidence.by_counters(measured)
+        counted = counted or kernel_evidence.by_measured_rate(measured, device)
+    return counted or rate
+
+
+def _kernel_time(
+    name: str, origin: KernelOrigin, runs: KernelSum, evidence: KernelEvidence | None
+) -> KernelTime:
+    facts = classify(name)
+    beside_the_product = facts.verdict in ("other", "helper", "layout")
+    if evidence is not None and evidence.kind == "rate" and beside_the_product:
+        evidence = None  # the rate is that of the product, not of kernels that run beside it
+    signature = origin.signature
+    return KernelTime(
+        name=name,
+        facts=facts,
+        calls=runs.calls,
+        time_us=runs.time_us,
+        op=signature.name if signature else "",
+        module=origin.module,
+        shapes=tuple(signature.dims) if signature else (),
+        measured=evidence,
+    )
+
+
+# -- operations ------------------------------------------------------------------------------------
+
+
+def _matrix_works(linked: Linked) -> dict[Signature | None, MatrixWork | None]:
+    """The matrix work of each operation that launched a kernel."""
+    works: dict[Signature | None, MatrixWork | None] = {None: None}
+    for _, origin in linked.kernels:
+        s = origin.signature
+        if s is not None and s not in works:
+            works[s] = matrix_work(s.name, s.dims, s.types, s.strides, s.concrete)
+    return works
+
+
+class _OperationSum:
+    """Times of an operation while its kernels are added up."""
+
+    def __init__(self) -> None:
+        self.times: dict[str, float] = defaultdict(float)
+        self.dtypes: dict[str, float] = defaultdict(float)
+        self.origins: set[KernelOrigin] = set()
+        self.alignments: list[int] = []
+        self.generations: list[str] = []
+        self.kernels: dict[str, float] = defaultdict(float)
+        self.runs = 0
+
+    def add(self, name: str, facts: KernelFacts, spent: float) -> None:
+        self.times[facts.verdict] += spent
+        if facts.verdict in ("tensor_core", "cuda_core", "unknown"):
+            self.kernels[name] += spent
+        if facts.verdict in ("tensor_core", "cuda_core"):
+            if facts.dtype:
+                self.dtypes[facts.dtype] += spent
+            if facts.alignment is not None:
+                self.alignments.append(facts.alignment)
+            if facts.verdict == "tensor_core" and facts.generation:
+                self.generations.append(facts.generation)
+
+
+def _operations(
+    linked: Linked, works: dict[Signature | None, MatrixWork | None], device: DeviceFacts | None
+) -> tuple[list[OperationTime], dict[KernelOrigin, KernelEvidence]]:
+    """Kernels added up by operation, and what the rate of each product proves."""
+    sums: dict[tuple[Any, ...], _OperationSum] = defaultdict(_OperationSum)
+    for (name, origin), runs in linked.kernels.items():
+        facts = classify(name)
+        signature = origin.signature
+        work = works[signature]
+        key: tuple[Any, ...]
+        if signature is not None:
+            # Without matrix work the shapes do not matter.
+            key = (signature.name, origin.module, origin.phase, signature if work else None)
+        elif facts.verdict in ("tensor_core", "cuda_core"):
+            key = (f"(not linked) {name[:80]}", "", "", None)
+        else:
+            continue
+        found = sums[key]
+        found.add(name, facts, runs.time_us)
+        found.origins.add(origin)
+        found.runs += runs.calls
+    peaks = device.peaks if device else None
+    operations: list[OperationTime] = []
+    rates: dict[KernelOrigin, KernelEvidence] = {}
+    for (op, module, phase, signature), found in sums.items():
+        calls = sum(linked.calls.get(origin, 0) for origin in found.origins) or found.runs
+        operation = _operation(op, module, phase, works[signature], calls, found)
+        operations.append(operation)
+        evidence = kernel_evidence.by_rate(operation, peaks)
+        if evidence:
+            rates.update(dict.fromkeys(found.origins, evidence))
+    return operations, rates
+
+
+def _operation(
+    op: str, module: str, phase: Any, work: MatrixWork | None, calls: int, found: _OperationSum
+) -> OperationTime:
+    dtype = max(found.dtypes, key=lambda d: found.dtypes[d]) if found.dtypes else None
+    t = found.times
+    return OperationTime(
+        op=op,
+        module=module,
+        work=work,
+        dtype=dtype or (work.dtype if work else None),
+        calls=calls,
+        time_us=sum(t.values()),
+        tensor_core_us=t["tensor_core"],
+        cuda_core_us=t["cuda_core"],
+        helper_us=t["helper"],
+        layout_us=t["layout"],
+        other_us=t["other"],
+        unknown_us=t["unknown"],
+        kernel_alignment=min(found.alignments, default=None),
+        kernel_generation=min(found.generations, key=_generation_order, default=None),
+        phase=phase,
+        kernel=max(found.kernels, key=lambda k: found.kernels[k]) if found.kernels else None,
+    )
+
+
+def _generation_order(generation: str) -> tuple[int, str]:
+    """A key that sorts ``sm75`` before ``sm80`` before ``sm100``."""
+    digits = "".join(c for c in generation if c.isdigit())
+    return int(digits or 0), generation

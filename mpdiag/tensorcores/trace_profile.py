@@ -1,0 +1,119 @@
+"""The profile of a trace: its kernels, judged operations and findings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from mpdiag.hardware.kernel_rules import TABLE_VERSION
+from mpdiag.hardware.kernels import VERDICTS
+
+if TYPE_CHECKING:
+    from mpdiag.hardware.devices import DeviceFacts
+    from mpdiag.tensorcores.causes import JudgedOperation, Worth
+    from mpdiag.tensorcores.kernel_times import KernelTime, KernelTimes
+
+SCHEMA_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Profile:
+    """What ran on Tensor Cores, what did not, and why.
+
+    Attributes:
+        source, path: The program that wrote the trace, and the file.
+        device: The GPU that took most of the time; None where the trace does not name it.
+        kernel_times: Every kernel with its time.
+        operations: Judged; those with the most to gain first.
+        worth: What fixing each cause would gain.
+        linked_fraction, graph_fraction: Shares of kernel time that were linked to an operation,
+            and that were replayed from CUDA graphs.
+        native_generation_fraction: Share of kernel time in Tensor Core kernels written for this
+            device's generation; None where the device is not known.
+        tensor_active: Sampled share of time that the Tensor pipe was active; None if not sampled.
+        findings: As documents: severity, code, message, evidence, fix.
+    """
+
+    source: str
+    path: str
+    device: DeviceFacts | None
+    kernel_times: KernelTimes
+    operations: tuple[JudgedOperation, ...]
+    worth: tuple[Worth, ...]
+    linked_fraction: float
+    graph_fraction: float
+    native_generation_fraction: float | None
+    tensor_active: float | None
+    findings: tuple[dict[str, Any], ...]
+
+    @property
+    def kernels(self) -> tuple[KernelTime, ...]:
+        """All kernels, longest first."""
+        return self.kernel_times.kernels
+
+    @property
+    def kernel_time_us(self) -> float:
+        """Time of all kernels together."""
+        return self.kernel_times.total_us
+
+    def fraction(self, *verdicts: str, measured: bool = False) -> float:
+        """Share of kernel time with one of these verdicts; see ``KernelTimes.fraction``."""
+        return self.kernel_times.fraction(*verdicts, measured=measured)
+
+    def charged_fraction(self, verdict: Literal["tensor_core", "cuda_core"]) -> float:
+        """Share of kernel time with this verdict, including helper kernels of its operations."""
+        charged = 0.0
+        for judged in self.operations:
+            o = judged.operation
+            if max(o.tensor_core_us, o.cuda_core_us) > 0:
+                on_tensor_cores = o.tensor_core_us >= o.cuda_core_us
+                charged += o.helper_us * (on_tensor_cores == (verdict == "tensor_core"))
+        whole = self.kernel_time_us
+        return self.fraction(verdict) + (charged / whole if whole else 0.0)
+
+    @property
+    def verdict(self) -> str:
+        """The shares of kernel time, in one sentence."""
+        shares = [(self.fraction("tensor_core"), "of kernel time ran on Tensor Cores")]
+        shares += [
+            (self.fraction("cuda_core"), "is matrix work on CUDA cores"),
+            (self.fraction("unknown"), "is unknown"),
+        ]
+        parts = [f"{100 * share:.1f} % {words}" for share, words in shares if share > 0]
+        if not self.fraction("tensor_core"):
+            parts.insert(0, "no kernel is known to have run on Tensor Cores")
+        return ", ".join(parts)
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of ``mpdiag profile --json``."""
+        device = self.device.to_json() if self.device else {}
+        measured = {f"{v}_fraction_witnessed": self.fraction(v, measured=True) for v in VERDICTS}
+        measured["matrix_cuda_core_fraction_witnessed"] = measured.pop(
+            "cuda_core_fraction_witnessed"
+        )
+        return {
+            "schema_version": SCHEMA_VERSION,
+            "source": self.source,
+            "trace": self.path,
+            "kernel_table": TABLE_VERSION,
+            "verdict": self.verdict,
+            "device": device,
+            "kernel_time_us": self.kernel_time_us,
+            "tensor_core_fraction": self.fraction("tensor_core"),
+            "matrix_cuda_core_fraction": self.fraction("cuda_core"),
+            "helper_fraction": self.fraction("helper"),
+            "layout_fraction": self.fraction("layout"),
+            "other_fraction": self.fraction("other"),
+            "unknown_fraction": self.fraction("unknown"),
+            "native_generation_fraction": self.native_generation_fraction,
+            "linked_fraction": self.linked_fraction,
+            "graph_fraction": self.graph_fraction,
+            "tensor_active_sampled": self.tensor_active,
+            **measured,
+            "tensor_core_fraction_with_helpers": self.charged_fraction("tensor_core"),
+            "matrix_cuda_core_fraction_with_helpers": self.charged_fraction("cuda_core"),
+            "kernels": [k.to_json() for k in self.kernels],
+            "operations": [o.to_json() for o in self.operations],
+            "worth": [w.to_json() for w in self.worth],
+            "findings": list(self.findings),
+        }

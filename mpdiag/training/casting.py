@@ -1,0 +1,99 @@
+"""In which arithmetic the parts of a step run: forward passes, backward passes, updates."""
+
+from __future__ import annotations
+
+import copy
+from contextlib import ExitStack, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._pytree import tree_map
+
+from mpdiag.emulation import policy
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from mpdiag.emulation.mode import Emulation
+    from mpdiag.training.weights.wrapping import Wrapped
+
+
+class Casting:
+    """The arithmetic of one trainer.
+
+    Args:
+        wrapped: The models, in the precision of their level.
+        emulation: Emulates low precision; None where the device's own arithmetic is used.
+    """
+
+    def __init__(self, wrapped: Wrapped, emulation: Emulation | None) -> None:
+        self._wrapped = wrapped
+        self._emulation = emulation
+        self._precision = wrapped.precision
+        self._device_type = wrapped.device_type
+
+    @contextmanager
+    def forward(self) -> Iterator[None]:
+        """Forward passes and losses: operations are cast by the policy."""
+        precision = self._precision
+        with ExitStack() as stack:
+            if self._wrapped.switch.on and precision.level != "O0":
+                if self._emulation is not None:
+                    stack.enter_context(self._emulation)
+                if precision.operation_casts:
+                    stack.enter_context(policy.in_force(self._wrapped.policy))
+                    stack.enter_context(torch.autocast(self._device_type, precision.dtype))
+            yield
+
+    @contextmanager
+    def backward(self) -> Iterator[None]:
+        """Backward passes: the same arithmetic, with autocast off."""
+        with ExitStack() as stack:
+            stack.enter_context(self.off())
+            if self._wrapped.switch.on:
+                if self._emulation is not None:
+                    stack.enter_context(self._emulation)
+                if self._precision.operation_casts:  # for what is computed again in backward
+                    stack.enter_context(policy.in_force(self._wrapped.policy))
+            yield
+
+    @contextmanager
+    def recomputation(self) -> Iterator[None]:
+        """A forward pass that checkpointing runs again inside a backward pass."""
+        with ExitStack() as stack:
+            if self._precision.operation_casts:
+                stack.enter_context(torch.autocast(self._device_type, self._precision.dtype))
+            yield
+
+    @contextmanager
+    def update(self) -> Iterator[None]:
+        """Updates of weights; FP32 ones need no emulation, which looks at every small operation."""
+        low = self._precision.low_precision_model and not self._precision.master_weights
+        with self.backward() if low else self.off():
+            yield
+
+    def off(self) -> torch.autocast:
+        """No casts of any kind."""
+        return torch.autocast(self._device_type, enabled=False)
+
+
+def widened(output: Any) -> Any:
+    """What a module returns, its half-precision tensors in FP32; containers keep their type."""
+
+    def cast(x: Any) -> Any:
+        if isinstance(x, torch.Tensor) and x.dtype in (torch.float16, torch.bfloat16):
+            return x.float()
+        return _widened_fields(x) if hasattr(x, "__dataclass_fields__") else x
+
+    return tree_map(cast, output)
+
+
+def _widened_fields(output: Any) -> Any:
+    """A dataclass with its fields widened."""
+    if isinstance(output, type):
+        return output
+    result = copy.copy(output)
+    for name in output.__dataclass_fields__:
+        if hasattr(output, name):
+            object.__setattr__(result, name, widened(getattr(output, name)))
+    return result

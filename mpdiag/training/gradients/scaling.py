@@ -1,0 +1,116 @@
+"""The loss scale of a training, and which gradients carry it."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from mpdiag.numerics.formats import FP16
+from mpdiag.training.gradients.judgement import multiply
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from torch import Tensor
+    from torch.optim import Optimizer
+
+    from mpdiag.numerics.loss_scalers import Scaler
+
+
+class GradientScaling:
+    """Scales losses, and remembers at which scale each optimizer's gradients are.
+
+    Attributes:
+        scaler: The loss scaler's state.
+        loss: The unscaled loss of a backward pass that no step has followed yet, if it is one number.
+        root: The ``grad_fn`` of the last loss, which tells the order of its backward pass.
+    """
+
+    def __init__(self, scaler: Scaler) -> None:
+        self.scaler = scaler
+        self.loss: Tensor | None = None
+        self.root: Any = None
+        self._carried: dict[int, float] = {}  # by id of the optimizer whose gradients wait
+        self._unscaled: set[int] = set()
+
+    @property
+    def scale(self) -> float:
+        """The scale in force."""
+        return self.scaler.scale
+
+    @property
+    def waiting(self) -> bool:
+        """Whether gradients of a backward pass wait for their step."""
+        return bool(self._carried)
+
+    def scaled(self, loss: Tensor) -> Tensor:
+        """The loss times the scale, in FP32: an FP16 loss could not hold the product."""
+        factor = self.scale
+        return loss if factor == 1.0 else loss.float() * factor
+
+    def note_loss(self, loss: Tensor) -> None:
+        """Remember a loss whose backward pass is about to run."""
+        if loss.grad_fn is not None:
+            self.root = loss.grad_fn
+        self.loss = loss.detach() if loss.numel() == 1 else None
+
+    def take_loss(self) -> float | None:
+        """The loss of the last backward pass, which is then forgotten."""
+        loss, self.loss = self.loss, None
+        return None if loss is None else float(loss)
+
+    # -- by optimizer ------------------------------------------------------------------------------
+
+    def begun_at(self, optimizer: Optimizer) -> float:
+        """The scale of the backward passes behind an optimizer's gradients."""
+        return self._carried.get(id(optimizer), self.scale)
+
+    def carried(self, optimizer: Optimizer) -> float:
+        """The scale that is still on an optimizer's gradients."""
+        return 1.0 if id(optimizer) in self._unscaled else self.begun_at(optimizer)
+
+    def is_unscaled(self, optimizer: Optimizer) -> bool:
+        """Whether its gradients were unscaled ahead of their step."""
+        return id(optimizer) in self._unscaled
+
+    def note_unscaled(self, optimizer: Optimizer) -> None:
+        """Its gradients carry no scale any more."""
+        self._unscaled.add(id(optimizer))
+
+    def align(self, optimizer: Optimizer, gradients_of: Callable[[], Sequence[Tensor]]) -> None:
+        """Bring gradients that wait for their step to today's scale, so that sums stay right."""
+        key, scale = id(optimizer), self.scale
+        before = self._carried.get(key, scale)
+        if key in self._unscaled:
+            before = 1.0
+            self._unscaled.discard(key)
+        if before != scale:
+            multiply(gradients_of(), scale / before)
+        self._carried[key] = scale
+
+    def forget(self, optimizers: Iterable[Optimizer]) -> None:
+        """Their gradients were used, or thrown away."""
+        for optimizer in optimizers:
+            self._carried.pop(id(optimizer), None)
+            self._unscaled.discard(id(optimizer))
+
+    def forget_all(self) -> None:
+        """No gradients wait any more."""
+        self._carried.clear()
+        self._unscaled.clear()
+
+    # -- after a step ------------------------------------------------------------------------------
+
+    def note_taken(self, absmax: float, scale: float) -> None:
+        """Adjust the scale after a step that was taken.
+
+        Args:
+            absmax: The largest unscaled |gradient| of the step, if the scaler needs it.
+            scale: The step's scale.
+        """
+        seen = min(absmax, FP16.max / scale) if self.scaler.needs_absmax else 0.0
+        self.scaler = self.scaler.adjust(seen)
+
+    def note_skipped(self) -> None:
+        """Adjust the scale after a step whose gradients were not finite."""
+        self.scaler = self.scaler.adjust(math.inf)

@@ -1,0 +1,231 @@
+"""What is watched from step to step: counts, the run log, alarms, and when training must stop.
+
+A plan is as good as its recording. ``DriftWatch`` compares the skips that a trainer sees, and now
+and then its gradients, with the figures the plan was made from.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections import deque
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from mpdiag.errors import TrainingDiverged
+from mpdiag.training.callers import loop_stacklevel
+from mpdiag.training.gradients.judgement import norms, values_of
+from mpdiag.training.skips.diagnosis import stop_message
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
+    from torch import Tensor
+
+    from mpdiag.plan import PrecisionPlan
+    from mpdiag.training.results import StepResult
+    from mpdiag.training.run_log import RunLog
+    from mpdiag.training.tensor_core_check import TensorCoreCheck
+
+LOOK_EVERY = 50
+WINDOW = 200
+ALLOWED_OCTAVES = 2.0
+"""Growth of the largest gradient beyond the recorded one that a plan's headroom covers."""
+ALLOWED_ZEROS = 0.25
+"""Further share of gradients that are zero before it is an alarm."""
+SURPRISE = 1e-4
+"""How unlikely so many skips must be, if the plan were right."""
+
+
+@dataclass(frozen=True)
+class Alarm:
+    """Something that the recording did not predict.
+
+    Attributes:
+        alarm: ``overflow``, ``magnitude`` or ``underflow``.
+        step: When it was seen.
+        predicted, observed: The figure, by the plan and now.
+        message: A sentence.
+    """
+
+    alarm: str
+    step: int
+    predicted: float
+    observed: float
+    message: str
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain values."""
+        return asdict(self)
+
+
+class DriftWatch:
+    """Watches one training; each kind of alarm is raised once."""
+
+    def __init__(self, plan: PrecisionPlan, say: Callable[[str], None] | None = None) -> None:
+        self._say = say or _warn
+        self._evidence = plan.loss_scale.evidence
+        self._skips: deque[bool] = deque(maxlen=WINDOW)
+        self.alarms: list[Alarm] = []
+
+    def due(self, step: int) -> bool:
+        """Whether to look at the gradients of this step."""
+        return step % LOOK_EVERY == 0 and "weight_grad_absmax" in self._evidence
+
+    def note_skip(self, step: int, skipped: bool) -> Alarm | None:
+        """Count skips against the predicted rate."""
+        self._skips.append(skipped)
+        if "predicted_overflow_rate" not in self._evidence:  # a plan that nothing was recorded for
+            return None
+        rate = float(self._evidence["predicted_overflow_rate"])
+        count = sum(self._skips)
+        if not skipped or count < 3 or _tail(count, len(self._skips), rate) > SURPRISE:
+            return None
+        observed = count / len(self._skips)
+        return self._raise(
+            Alarm(
+                "overflow",
+                step,
+                rate,
+                observed,
+                f"{count} of the last {len(self._skips)} steps overflowed, where the recording "
+                f"predicted {rate:.2%}: record again and analyze",
+            )
+        )
+
+    def look(self, step: int, found: Sequence[Tensor]) -> Alarm | None:
+        """Compare unscaled gradients with the recorded ones.
+
+        Args:
+            step: The present step.
+            found: The gradients, finite and unscaled, before clipping.
+        """
+        values = [values_of(g) for g in found]
+        top = max(float(n) for n in norms(values, math.inf))
+        recorded = float(self._evidence["weight_grad_absmax"])
+        if recorded > 0 and top > recorded * 2**ALLOWED_OCTAVES:
+            return self._raise(
+                Alarm(
+                    "magnitude",
+                    step,
+                    recorded,
+                    top,
+                    f"gradients reach {top:.3g}, {math.log2(top / recorded):.1f} octaves beyond the "
+                    f"recorded {recorded:.3g}: the scale may overflow soon; record again",
+                )
+            )
+        size = sum(v.numel() for v in values)
+        zero = sum(v.numel() - int(torch.count_nonzero(v)) for v in values) / max(1, size)
+        predicted = float(self._evidence.get("weight_grad_zero_after", 1.0))
+        if zero > predicted + ALLOWED_ZEROS:
+            return self._raise(
+                Alarm(
+                    "underflow",
+                    step,
+                    predicted,
+                    zero,
+                    f"{zero:.0%} of the gradients are zero, where the recording predicted "
+                    f"{predicted:.0%}: a larger loss scale may be needed; record again",
+                )
+            )
+        return None
+
+    def _raise(self, alarm: Alarm) -> Alarm | None:
+        if any(a.alarm == alarm.alarm for a in self.alarms):
+            return None
+        self.alarms.append(alarm)
+        self._say(f"step {alarm.step}: {alarm.message}")
+        return alarm
+
+
+class StepMonitor:
+    """Counts a training's steps, writes them down, and ends it after too many skips.
+
+    Attributes:
+        steps: Steps so far, skipped ones included.
+        skipped: How many of them were skipped.
+        in_a_row: How many of the last ones were skipped, without a gap.
+        log: The run's log, if the training has a run folder.
+        check: Whether Tensor Cores are in use; None where there is nothing to check.
+        drift: Compares the training with its plan.
+
+    Args:
+        drift: See above.
+        log: See above.
+        check: See above.
+        max_skips: How many skips in a row end the training.
+        advice: How to learn the cause of a skip, for the message where it is unknown.
+        first_step: The first step's number.
+    """
+
+    def __init__(
+        self,
+        drift: DriftWatch,
+        log: RunLog | None,
+        check: TensorCoreCheck | None,
+        *,
+        max_skips: int,
+        advice: str,
+        first_step: int = 0,
+    ) -> None:
+        self.steps, self.skipped, self.in_a_row = first_step, 0, 0
+        self.drift = drift
+        self.log = log
+        self.check = check
+        self._max_skips = max_skips
+        self._advice = advice
+
+    @property
+    def inspect(self) -> Callable[[Sequence[Tensor]], None] | None:
+        """What looks at the unscaled gradients of the present step; None for most steps."""
+        return self._look if self.drift.due(self.steps) else None
+
+    def _look(self, gradients: Sequence[Tensor]) -> None:
+        self._note_alarm(self.drift.look(self.steps, gradients))
+
+    def _note_alarm(self, alarm: Alarm | None) -> None:
+        if alarm is not None and self.log is not None:
+            self.log.note(alarm.to_json())
+
+    def note_step(self, result: StepResult, floor: float | None) -> None:
+        """Count a step and write it down.
+
+        Args:
+            result: The step.
+            floor: The smallest scale of the loss scaler, if it has one.
+
+        Raises:
+            TrainingDiverged: If too many steps in a row were skipped.
+        """
+        self.steps += 1
+        if self.log is not None:
+            self.log.note_step(result)
+        use = None if self.check is None else self.check.after_step(self.steps)
+        if use is not None and self.log is not None:
+            self.log.note(use.to_json())
+        self._note_alarm(self.drift.note_skip(result.step, result.skipped))
+        if not result.skipped:
+            self.in_a_row = 0
+            return
+        self.skipped += 1
+        self.in_a_row += 1
+        at_floor = self.in_a_row > 1 and floor == result.scale and result.cause != "model"
+        if self.in_a_row >= self._max_skips or at_floor:
+            raise TrainingDiverged(
+                stop_message(result, self.in_a_row, self._advice, at_floor=at_floor)
+            )
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, RuntimeWarning, stacklevel=loop_stacklevel())
+
+
+def _tail(count: int, size: int, rate: float) -> float:
+    """The chance of at least ``count`` of ``size`` events of this rate (Poisson)."""
+    expected = max(rate * size, 1e-3)
+    below = sum(
+        math.exp(-expected + k * math.log(expected) - math.lgamma(k + 1)) for k in range(count)
+    )
+    return max(0.0, 1 - below)

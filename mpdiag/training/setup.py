@@ -1,0 +1,161 @@
+"""What a trainer is made of, put together; and the models that trainers hold."""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mpdiag.emulation.mode import Emulation
+from mpdiag.errors import UsageError
+from mpdiag.training import arguments, levels
+from mpdiag.training.casting import Casting
+from mpdiag.training.gradients.judgement import rank
+from mpdiag.training.gradients.reduction import apply_reduction
+from mpdiag.training.gradients.scaling import GradientScaling
+from mpdiag.training.monitor import DriftWatch, StepMonitor
+from mpdiag.training.options import AS_PLANNED, DEFAULT_OPTIONS
+from mpdiag.training.run_log import RunLog
+from mpdiag.training.stepping import StepContext
+from mpdiag.training.tensor_core_check import check_for
+from mpdiag.training.weights.masters import refuse_low_precision
+from mpdiag.training.weights.wrapping import Wrapped
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Callable, Sequence
+
+    from torch import nn
+    from torch.optim import Optimizer
+
+    from mpdiag.plan import PrecisionPlan
+    from mpdiag.training.levels import Precision
+    from mpdiag.training.options import PrecisionOverrides, TrainerOptions
+
+_holders: weakref.WeakKeyDictionary[nn.Module, weakref.ref[object]] = weakref.WeakKeyDictionary()
+
+
+@dataclass(frozen=True, eq=False)
+class Setup:
+    """How a trainer works, resolved, and its parts.
+
+    Attributes:
+        plan: The plan obeyed.
+        precision: The level's properties, overrides applied.
+        backend: ``native`` or ``emulated``.
+        context: The parts.
+    """
+
+    plan: PrecisionPlan
+    precision: Precision
+    backend: str
+    context: StepContext
+
+    def release(self) -> None:
+        """Give models and optimizers back in FP32, and finish the run log."""
+        self.context.wrapped.release()
+        if self.context.monitor.log is not None:
+            self.context.monitor.log.close()
+
+
+def set_up(
+    models: list[nn.Module],
+    optimizers: list[Optimizer],
+    plan: PrecisionPlan,
+    *,
+    advice: str,
+    level: str | None = None,
+    backend: str = "auto",
+    run: str | os.PathLike[str] | None = None,
+    overrides: PrecisionOverrides = AS_PLANNED,
+    options: TrainerOptions = DEFAULT_OPTIONS,
+    say: Callable[[str], None] | None = None,
+    first_step: int = 0,
+) -> Setup:
+    """Check what was asked for, wrap the models and put the parts together.
+
+    Args:
+        models: FP32 models that no other trainer holds.
+        optimizers: What steps them.
+        plan: The plan.
+        advice: How to learn the cause of a skip, for the message that ends a training.
+        level: As for ``MixedPrecision``.
+        backend: Likewise.
+        run: Likewise.
+        overrides: Likewise.
+        options: Likewise.
+        say: Takes alarms; default: warnings.
+        first_step: The first step's number.
+
+    Raises:
+        UsageError: If something makes no sense; nothing is changed then.
+    """
+    precision = levels.resolve(plan, level, overrides)
+    scaler = levels.scaler_of(plan.loss_scale, precision, overrides.loss_scale)
+    rules = arguments.operation_rules(
+        overrides.fp32_operations, overrides.low_operations, precision
+    )
+    _refuse_held(models)
+    refuse_low_precision(models)
+    device = arguments.device_of(models)
+    chosen = arguments.choose_backend(backend, precision, device, models)
+    if options.fp16_accumulation and chosen != "emulated":
+        message = "fp16_accumulation is emulated: it needs FP16 and backend='emulated'"
+        raise UsageError(message)
+    wrapped = Wrapped(models, optimizers, precision, device.type, options.names)
+    try:
+        wrapped.apply(plan, overrides.fp32_modules, rules)
+        apply_reduction(models, plan.reduction)
+    except BaseException:
+        wrapped.release()
+        raise
+    log = None if run is None else RunLog(run, plan, precision, chosen, wrapped)
+    emulation = Emulation(low_sums=options.fp16_accumulation) if chosen == "emulated" else None
+    check = None
+    if options.check_tensor_cores and precision.level != "O0":
+        check = check_for(models[0], device, native=chosen == "native", rank=rank())
+    monitor = StepMonitor(
+        DriftWatch(plan, say),
+        log,
+        check,
+        max_skips=options.max_skips,
+        advice=advice,
+        first_step=first_step,
+    )
+    context = StepContext(
+        wrapped,
+        Casting(wrapped, emulation),
+        GradientScaling(scaler),
+        monitor,
+        device,
+        options.process_group,
+    )
+    return Setup(plan, precision, chosen, context)
+
+
+# -- which trainer holds a model -------------------------------------------------------------------
+
+
+def hold(models: Sequence[nn.Module], owner: object) -> None:
+    """Note that a trainer holds some models, as long as it lives."""
+    for model in models:
+        _holders[model] = weakref.ref(owner)
+
+
+def let_go(models: Sequence[nn.Module], owner: object) -> None:
+    """The trainer is done with the models it still holds."""
+    for model in models:
+        holder = _holders.get(model)
+        if holder is not None and holder() is owner:
+            del _holders[model]
+
+
+def _refuse_held(models: Sequence[nn.Module]) -> None:
+    for model in models:
+        holder = _holders.get(model)
+        if holder is not None and holder() is not None:
+            message = (
+                "another MixedPrecision holds this model already: close() it, or drop it, before "
+                "wrapping the model again"
+            )
+            raise UsageError(message)

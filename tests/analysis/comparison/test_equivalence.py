@@ -1,0 +1,277 @@
+"""The equivalence test against SciPy and against simulation; ``compare`` end to end."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import subprocess
+import sys
+
+import mpmath
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from support import backoff, batch, network
+from torch import nn
+
+import mpdiag
+from mpdiag.analysis import streaming
+from mpdiag.analysis.comparison.equivalence import judge_equivalence, seeds_to_decide
+from mpdiag.analysis.comparison.groups import read_group, save_baseline
+from mpdiag.errors import DamagedRun, RunNotFound, UsageError
+from mpdiag.files.atomic import write_json
+from mpdiag.numerics.students_t import t_cdf, t_quantile
+from mpdiag.reports.text.comparison import draw_interval
+from mpdiag.runs.run import Run
+from mpdiag.runs.training_log import LogWriter, Metric, TrainingStep
+
+scipy_stats = pytest.importorskip("scipy.stats", reason="SciPy is the oracle; pip install scipy")
+
+
+@given(st.floats(-50, 50), st.floats(1, 500))
+def test_students_distribution_is_the_incomplete_beta_functions(t, freedom):
+    """mpmath is the oracle, which torch brings: SciPy's is off by 6e-11 near 0 at 1 freedom."""
+    with mpmath.workdps(30):
+        half, x = mpmath.mpf(freedom) / 2, mpmath.mpf(freedom) / (freedom + mpmath.mpf(t) ** 2)
+        tail = mpmath.betainc(half, mpmath.mpf(1) / 2, 0, x, regularized=True) / 2
+    assert t_cdf(t, freedom) == pytest.approx(float(1 - tail if t > 0 else tail), abs=1e-12)
+
+
+@given(st.floats(0.001, 0.999), st.floats(1, 500))
+def test_students_quantile_is_scipys(probability, freedom):
+    expected = scipy_stats.t.ppf(probability, freedom)
+    assert t_quantile(probability, freedom) == pytest.approx(expected, rel=1e-8, abs=1e-10)
+
+
+def test_the_interval_is_welchs():
+    a, b = [1.0, 2.0, 3.0, 4.5], [2.0, 2.5, 2.75]
+    found = judge_equivalence(a, b, 1.0)
+    expected = scipy_stats.ttest_ind(b, a, equal_var=False).confidence_interval(0.9)
+    assert (found.low, found.high) == pytest.approx((expected.low, expected.high))
+    paired = judge_equivalence(a[:3], b, 1.0, paired=True)
+    expected = scipy_stats.ttest_rel(b, a[:3]).confidence_interval(0.9)
+    assert (paired.low, paired.high) == pytest.approx((expected.low, expected.high))
+
+
+def share(verdict, seeds, difference, margin, *, paired, rounds=600):
+    draw = random.Random(0)
+    hits = 0
+    for _ in range(rounds):
+        a = [draw.gauss(0, 1) for _ in range(seeds)]
+        b = [draw.gauss(difference, 1) for _ in range(seeds)]
+        hits += judge_equivalence(a, b, margin, paired=paired).verdict == verdict
+    return hits / rounds
+
+
+@pytest.mark.parametrize("paired", [True, False])
+@pytest.mark.parametrize("seeds", [4, 8, 20])
+def test_what_lies_on_the_margin_is_seldom_called_equivalent(seeds, paired):
+    assert share("equivalent", seeds, 2.0, 2.0, paired=paired) <= 0.075
+    assert share("different", seeds, 2.0, 2.0, paired=paired) <= 0.075
+
+
+def test_three_seeds_and_a_margin_of_one_deviation_can_hardly_say_equivalent():
+    """TOST's known weakness: the interval alone is wider than the margin."""
+    assert share("equivalent", 3, 0.0, 1.0, paired=False) < 0.05
+    found = judge_equivalence([0.0, 1.0, 2.0], [0.1, 1.0, 1.9], 1.0)
+    assert found.verdict == "inconclusive"
+    assert found.seeds_to_decide > 8
+
+
+@pytest.mark.parametrize(("difference", "margin"), [(0.0, 1.0), (0.4, 1.0), (1.5, 0.5)])
+@pytest.mark.parametrize("paired", [True, False])
+def test_the_number_of_seeds_decides_four_times_out_of_five(difference, margin, paired):
+    spread = math.sqrt(2) if paired else 1.0
+    seeds = seeds_to_decide(difference, spread, margin, paired=paired)
+    verdict = "equivalent" if difference < margin else "different"
+    assert 0.73 <= share(verdict, seeds, difference, margin, paired=paired) <= 0.92
+
+
+def test_a_diverged_training_is_different_from_one_that_did_not():
+    assert judge_equivalence([1.0, 2.0], [1.0, math.nan], 1.0).verdict == "different"
+    assert judge_equivalence([math.inf, 2.0], [1.0, math.nan], 1.0).verdict == "inconclusive"
+
+
+def test_where_both_sides_diverged_the_advice_is_no_other_margin(tmp_path):
+    for seed in range(2):
+        make_run(tmp_path / "a" / f"s{seed}", seed, math.nan)
+        make_run(tmp_path / "b" / f"s{seed}", seed, math.nan)
+    found = mpdiag.compare(tmp_path / "a", tmp_path / "b", metric="accuracy")
+    (finding,) = (f for f in found.findings if f.code == "metric-inconclusive")
+    assert "not finite on either side" in finding.message
+    assert "margin" not in finding.fix
+
+
+@pytest.mark.parametrize("margin", [0.0, -1.0, math.nan, math.inf])
+def test_a_margin_that_makes_no_sense_is_refused(margin):
+    with pytest.raises(UsageError, match="margin"):
+        judge_equivalence([1.0, 2.0], [1.0, 2.0], margin)
+
+
+def test_a_single_seed_says_nothing_of_its_spread():
+    found = judge_equivalence([1.0], [1.0], 0.5)
+    assert (found.verdict, found.seeds_to_decide) == ("inconclusive", None)
+    assert (found.low, found.high) == (-math.inf, math.inf)
+
+
+def test_the_interval_is_drawn_between_its_margins():
+    line = draw_interval(judge_equivalence([0.0, 0.2], [0.1, 0.3], 1.0))
+    assert line.index("[") < line.index("●") < line.index("]")
+    assert len(line) == 33
+
+
+# -- run folders -----------------------------------------------------------------------------------
+
+
+def make_run(folder, seed, score, losses=(3.0, 2.0, 1.0)):
+    folder.mkdir(parents=True)
+    write_json(
+        folder / "meta.json", {"schema_version": 1, "seeds": {"torch": seed}, "state": "complete"}
+    )
+    log = LogWriter(folder)
+    for step, loss in enumerate(losses):
+        log.append(TrainingStep(step, loss, 1.0))
+    log.append(Metric("accuracy", score))
+    log.close()
+
+
+@pytest.fixture
+def seeds(tmp_path):
+    draw = np.random.default_rng(0)
+    for seed in range(8):
+        base = 0.9 + 0.01 * draw.standard_normal()
+        make_run(tmp_path / "fp32" / f"s{seed}", seed, base)
+        make_run(tmp_path / "fp16" / f"s{seed}", seed, base + 0.001 * draw.standard_normal())
+        make_run(tmp_path / "broken" / f"s{seed}", seed, base - 0.3, (3.0, 2.9, 2.8))
+    return tmp_path
+
+
+def test_seeds_are_compared_pair_by_pair(seeds):
+    found = mpdiag.compare(seeds / "fp32", seeds / "fp16", metric="accuracy", margin=0.005)
+    (metric,) = found.metrics
+    assert (found.verdict, metric.result.paired, metric.result.seeds) == (
+        "equivalent",
+        True,
+        (8, 8),
+    )
+    assert mpdiag.compare(seeds / "fp32", seeds / "broken").verdict == "different"
+    assert found.curve.worst_step == 0
+    assert mpdiag.compare(seeds / "fp32", seeds / "broken").curve.worst_step == 2
+
+
+def test_a_stored_baseline_stands_for_its_runs(seeds):
+    save_baseline(read_group(seeds / "fp32"), seeds / "baseline.json")
+    fresh = mpdiag.compare(seeds / "fp32", seeds / "broken").to_json()
+    stored = mpdiag.compare(seeds / "baseline.json", seeds / "broken").to_json()
+    assert stored["metrics"] == fresh["metrics"]
+
+
+def test_the_command_and_its_exit_codes(seeds):
+    def run(*arguments):
+        command = [sys.executable, "-m", "mpdiag", "compare", *map(str, arguments)]
+        return subprocess.run(command, capture_output=True, text=True, check=False, cwd=seeds)
+
+    same = run("fp32", "fp16", "--strict", "--json", "-o", "baseline.json")
+    assert same.returncode == 0
+    assert json.loads(same.stdout)["verdict"] == "equivalent"
+    worse = run("baseline.json", "broken", "--strict")
+    assert worse.returncode == 1
+    assert "different" in worse.stdout
+    assert "next: " in worse.stderr
+    assert run("fp32", "nowhere").returncode == 3
+    assert run("fp32", "fp16", "--margin", "-1").returncode == 2
+    assert run("fp32", "fp16", "--metric", "speed").returncode == 2
+    assert "give another place with -o" in run("fp32", "fp16", "-o", "nowhere/b.json").stderr
+    (seeds / "empty").mkdir()
+    missing = run("fp32", "empty")
+    assert missing.returncode == 3
+    assert "training.jsonl" in missing.stderr
+
+
+def test_one_seed_that_is_far_off_is_a_warning(seeds):
+    found = mpdiag.compare(seeds / "fp32" / "s0", seeds / "broken" / "s0")
+    assert found.verdict == "inconclusive"
+    assert found.findings[0].severity == "warning"
+    assert "single seed" in found.findings[0].message
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("{}", "not a baseline"),
+        ("[1]", "not a baseline"),
+        ("{", "not a readable baseline"),
+        ('{"kind": "mpdiag baseline", "schema_version": 9}', "newer"),
+        ('{"kind": "mpdiag baseline", "schema_version": 1, "trainings": []}', "no training"),
+        ('{"kind": "mpdiag baseline", "schema_version": 1, "trainings": [{}]}', "not a readable"),
+    ],
+)
+def test_a_foreign_baseline_is_refused_in_a_sentence(tmp_path, text, words):
+    (tmp_path / "b.json").write_text(text)
+    with pytest.raises((DamagedRun, mpdiag.errors.NewerSchema), match=words):
+        read_group(tmp_path / "b.json")
+
+
+def recorded(folder):
+    """A run with statistics of three steps and a training's log."""
+    model = network()
+    sgd = torch.optim.SGD(model.parameters(), 1e-3)
+    with mpdiag.record(model, sgd, folder, every=1):
+        for i in range(3):
+            x, y = batch(i)
+            sgd.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            sgd.step()
+    log = LogWriter(folder)
+    log.append(TrainingStep(0, 1.0, 1.0))
+    log.close()
+
+
+def test_a_side_that_outgrows_memory_is_streamed(tmp_path, monkeypatch):
+    recorded(tmp_path)
+    (held,) = read_group(tmp_path).trainings
+    monkeypatch.setattr(streaming, "STREAM_FROM", 0)
+    monkeypatch.delattr(Run, "records")  # nobody reads them whole
+    (streamed,) = read_group(tmp_path).trainings
+    assert streamed.layers == held.layers
+    assert held.layers
+
+
+def test_damaged_statistics_are_not_taken_for_none(tmp_path):
+    recorded(tmp_path)
+    next((tmp_path / "stats").iterdir()).write_bytes(b"PAR1")
+    with pytest.raises(DamagedRun, match="remove it to read the rest"):
+        read_group(tmp_path)
+
+
+def test_nothing_at_all(tmp_path):
+    with pytest.raises(RunNotFound):
+        read_group(tmp_path / "nowhere")
+
+
+def test_a_layer_that_moved_three_octaves_is_a_finding(tmp_path):
+    def train(folder, factor):
+        model = network()
+        sgd = torch.optim.SGD(model.parameters(), 1e-3)
+        x, y = batch()
+        with (
+            mpdiag.MixedPrecision(model, sgd, backoff(), level="O0", run=folder) as mp,
+            mpdiag.record(model, sgd, folder / "recorded", every=1),
+        ):
+            for _ in range(3):
+                with mp.autocast():
+                    loss = nn.functional.cross_entropy(model(x * factor), y)
+                mp.step(loss)
+        (folder / "recorded" / "training.jsonl").write_bytes(
+            (folder / "training.jsonl").read_bytes()
+        )
+
+    train(tmp_path / "a", 1.0)
+    train(tmp_path / "b", 1024.0)
+    found = mpdiag.compare(tmp_path / "a" / "recorded", tmp_path / "b" / "recorded")
+    moved = {(s.kind, s.name): s.octaves for s in found.shifts}
+    assert moved["activation", "0"] == pytest.approx(10, abs=0.2)
+    assert any(f.code == "layer-towards-overflow" for f in found.findings)

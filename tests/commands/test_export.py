@@ -1,0 +1,70 @@
+"""``mpdiag export``: text, file, JSON, and its exit codes."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from support import backoff
+from typer.testing import CliRunner
+
+from mpdiag.cli import app
+from mpdiag.errors import ExitCode
+
+
+def run(*words):
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+@pytest.fixture
+def plan(tmp_path):
+    backoff(64.0).save(tmp_path / "plan.json")
+    return tmp_path / "plan.json"
+
+
+def test_text_on_stdout_and_the_next_command_on_stderr(plan):
+    result = run("export", plan, "--to", "torch")
+    assert result.exit_code == ExitCode.OK
+    assert "init_scale=64.0" in result.stdout
+    assert "next: mpdiag train --plan" in result.stderr
+
+
+def test_a_file(plan, tmp_path):
+    result = run("export", plan, "--to", "deepspeed", "-o", tmp_path / "ds.json")
+    assert (result.exit_code, result.stdout) == (ExitCode.OK, "")
+    assert json.loads((tmp_path / "ds.json").read_text())["fp16"]["initial_scale_power"] == 6
+    assert "note: " in result.stderr
+
+
+def test_json_text_has_its_notes_on_stderr(plan):
+    result = run("export", plan, "--to", "deepspeed")
+    assert json.loads(result.stdout)["fp16"]["enabled"]
+    assert "opt level" in result.stderr
+
+
+def test_one_json_document(plan):
+    document = json.loads(run("export", plan, "--to", "keras", "--json").stdout)
+    assert document["settings"]["initial_scale"] == 64.0
+    assert {"schema_version", "framework", "language", "notes", "text"} <= set(document)
+
+
+def test_a_run_folder_stands_for_its_plan(plan):
+    assert run("export", plan.parent, "--to", "torch").exit_code == ExitCode.OK
+
+
+def test_exit_codes(plan, tmp_path):
+    unknown = run("export", plan, "--to", "tensorfow")
+    assert unknown.exit_code == ExitCode.USAGE
+    assert "tensorflow" in unknown.stderr
+    assert run("export", plan).exit_code == ExitCode.USAGE
+    assert run("export", tmp_path / "none.json", "--to", "torch").exit_code == ExitCode.INPUT
+    plan.write_text("{")
+    assert run("export", plan, "--to", "torch").exit_code == ExitCode.INPUT
+    plan.write_text(json.dumps({"schema_version": 99}))
+    assert run("export", plan, "--to", "torch").exit_code == ExitCode.INPUT
+
+
+def test_a_folder_without_a_plan_is_named(trained):
+    done = run("export", trained, "--to", "torch")
+    assert done.exit_code == ExitCode.INPUT
+    assert f"{trained} is a folder without a plan.json: write" in " ".join(done.stderr.split())

@@ -1,0 +1,67 @@
+"""``mpdiag runs``: which runs it lists, how, and as JSON."""
+
+from __future__ import annotations
+
+import json
+import re
+
+from typer.testing import CliRunner
+
+from mpdiag.cli import app
+from mpdiag.errors import ExitCode
+
+
+def run(*words):
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def test_runs_lists_newest_first_and_says_what_cannot_be_read(folder):
+    result = run("runs", folder)
+    assert result.exit_code == ExitCode.OK
+    lines = [line.split() for line in result.stdout.splitlines()]
+    assert [line[0] for line in lines if line[0] in {"[red]new", "old", "damaged", "newer"}] == [
+        "[red]new",
+        "old",
+        "damaged",
+        "newer",
+    ]
+    assert "upgrade mpdiag" in " ".join(result.stdout.split())
+    assert result.stderr.startswith("next: mpdiag analyze ")
+
+
+def test_runs_says_how_much_was_recorded_and_when_it_was_last_written(tmp_path):
+    meta = {
+        "schema_version": 1,
+        "state": "recording",
+        "created": "2025-02-01T10:00:00.000+00:00",
+        "updated": "2025-02-01T10:05:30.250+00:00",
+        "model": {"type": "Detector", "parameters": 12},
+        "steps_seen": 60,
+        "steps_recorded": 22,
+    }
+    (tmp_path / "ssd").mkdir()
+    (tmp_path / "ssd" / "meta.json").write_text(json.dumps(meta))
+    _, line = run("runs", tmp_path).stdout.splitlines()
+    cells = ["ssd", "recording", "Detector", "22 of 60"]
+    moments = ["2025-02-01 10:00:00", "2025-02-01 10:05:30"]
+    assert re.split(r"\s{2,}", line.strip()) == [*cells, *moments]
+
+
+def test_runs_json_is_one_document_and_nothing_else(folder):
+    result = run("runs", folder, "--json")
+    document = json.loads(result.stdout)
+    assert result.stderr == ""
+    assert document["schema_version"] == 1
+    facts = [(r["name"], r["problem"] is None, r["meta"] is None) for r in document["runs"]]
+    assert facts == [
+        ("[red]new", True, False),
+        ("old", True, False),
+        ("damaged", False, True),
+        ("newer", False, True),
+    ]
+
+
+def test_no_runs_is_no_error(tmp_path):
+    result = run("runs", tmp_path)
+    assert result.exit_code == ExitCode.OK
+    assert result.stderr == "next: mpdiag demo\n"

@@ -1,0 +1,37 @@
+"""``mpdiag why``: which layer is meant."""
+
+from __future__ import annotations
+
+import pytest
+from typer.testing import CliRunner
+
+import mpdiag
+from mpdiag.cli import app
+from mpdiag.errors import ExitCode
+
+
+def said(*words):
+    """The exit code, and what went to stderr, on one line."""
+    done = CliRunner().invoke(app, [str(word) for word in words])
+    return done.exit_code, " ".join(done.stderr.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("why", "{0}/first run", "Conv2d"), "no layer 'Conv2d': did you mean 0?"),
+        (("why", "{0}/first run", "4.wieght"), "did you mean 4.weight"),
+    ],
+)
+def test_a_mistyped_name_gets_the_one_that_was_meant(trained, words, sentence):
+    code, text = said(*(word.format(trained) for word in words))
+    assert code == ExitCode.INPUT
+    assert sentence.format(trained) in text
+
+
+def test_why_without_a_layer_explains_the_one_that_loses_most(trained):
+    done = CliRunner().invoke(app, ["why", str(trained / "first run")])
+    assert done.exit_code == 0
+    deciding = mpdiag.analyze(trained / "first run").loss_scale.deciding_layer
+    assert done.stdout.startswith(deciding)
+    assert "this layer loses most; the next ones are: " in done.stderr

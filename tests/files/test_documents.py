@@ -1,0 +1,44 @@
+"""JSON documents: one that is larger than any of ours is refused unread."""
+
+from __future__ import annotations
+
+import pytest
+from made_runs import write_run
+
+from mpdiag.errors import DamagedPlan, DamagedRun
+from mpdiag.files import documents
+from mpdiag.plan import PrecisionPlan
+from mpdiag.runs.run import open_run
+
+
+def make_sparse(path, size=documents.LARGEST + 1):
+    """A file of any size that takes no room on the disk."""
+    path.touch()
+    with path.open("r+b") as file:
+        file.truncate(size)
+
+
+def assert_one_sentence(caught, *words):
+    message = str(caught.value)
+    assert "\n" not in message
+    assert all(word in message for word in words), message
+
+
+def test_a_sparse_meta_json_is_refused_unread(tmp_path):
+    run = write_run(tmp_path / "run")
+    make_sparse(run / "meta.json")
+    with pytest.raises(DamagedRun) as caught:
+        open_run(run)
+    assert_one_sentence(caught, "meta.json", "bytes")
+
+
+def test_a_sparse_plan_is_refused_unread(tmp_path):
+    make_sparse(tmp_path / "plan.json")
+    with pytest.raises(DamagedPlan) as caught:
+        PrecisionPlan.load(tmp_path / "plan.json")
+    assert_one_sentence(caught, "plan.json", "bytes")
+
+
+def test_a_document_of_usual_size_is_read(tmp_path):
+    (tmp_path / "a.json").write_text('{"a": [1]}')
+    assert documents.read_document(tmp_path / "a.json") == {"a": [1]}

@@ -1,0 +1,50 @@
+"""Small recordings that several tests make and read."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import nn
+
+import mpdiag
+from mpdiag.numerics.histograms import ExponentHistogram
+
+
+def model_and_optimizer(seed: int = 0):
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(inplace=True), nn.Linear(16, 4))
+    return model, torch.optim.SGD(model.parameters(), 0.1)
+
+
+def step(model, optimizer, x=None):
+    x = torch.randn(5, 8) if x is None else x
+    optimizer.zero_grad()
+    model(x).square().mean().backward()
+    optimizer.step()
+
+
+def rows(folder, **where):
+    frame = mpdiag.open_run(folder).frame()
+    for column, value in where.items():
+        frame = frame[frame[column] == value]
+    return frame
+
+
+def not_recorded(folder):
+    coverage = mpdiag.open_run(folder).meta["coverage"]
+    return {entry["name"]: entry["reason"] for entry in coverage["not_recorded"]}
+
+
+def assert_same_histogram(folder, truth, **where):
+    """The one row with these columns counts exactly the values of ``truth``."""
+    records = mpdiag.open_run(folder).records
+    mask = np.ones(len(records), bool)
+    for column, value in where.items():
+        held = records.texts(column) if column in records.words else getattr(records, column)
+        mask &= held == value
+    assert mask.sum() == 1, where
+    found = records.select(mask).histograms()[0]
+    expected = ExponentHistogram.of(truth.detach().numpy())
+    assert np.array_equal(found.counts, expected.counts), where
+    for field in ("zeros", "subnormals", "infs", "nans", "absmax", "absmin"):
+        assert getattr(found, field) == getattr(expected, field), (where, field)

@@ -1,0 +1,107 @@
+"""Tensors of every kind: counted as they are, or left out with a reason."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from recorded import not_recorded, rows
+from torch import nn
+
+import mpdiag
+
+
+class Odd(nn.Module):
+    """Returns a tensor of an unusual kind; has a weight, which is 0-dimensional."""
+
+    def __init__(self, returns):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(()))
+        self.returns = returns
+
+    def forward(self, x):
+        return self.returns(x, self.weight)
+
+
+def fake(x, _w):
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    return FakeTensorMode().from_tensor(x.detach())
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors:UserWarning")
+@pytest.mark.filterwarnings("ignore:.*quantize:UserWarning")
+@pytest.mark.filterwarnings("ignore:.*quantize:DeprecationWarning")
+def test_tensors_of_unusual_kinds_are_counted_or_skipped_with_a_reason(tmp_path):
+    skipped = {
+        "meta": (lambda x, w: x.to("meta"), "meta tensor"),
+        "fake": (fake, "fake tensor"),
+        "strided": (lambda x, w: torch.nested.nested_tensor([x[0], x[1]]), "nested"),
+        "jagged": (
+            lambda x, w: torch.nested.nested_tensor([x[0], x[1]], layout=torch.jagged),
+            "nested",
+        ),
+        "integers": (lambda x, w: x.long(), "not floating point"),
+        "text": (lambda x, w: "text", "returned no tensor"),
+    }
+    counted = {
+        "empty": (lambda x, w: x[:0] * w, 0),
+        "scalar": (lambda x, w: x.sum() * w, 1),
+        "complex": (lambda x, w: torch.complex(x, x) * w, 80),
+        "conjugate": (lambda x, w: (torch.complex(x, x) * w).conj().imag, 40),
+        "expanded": (lambda x, w: w.expand(3, 4), 12),
+        "transposed": (lambda x, w: (x * w).T, 40),
+        "gappy": (lambda x, w: (x * w)[:, ::2], 20),
+        "halved": (lambda x, w: (x * w).half(), 40),
+        "doubled": (lambda x, w: (x * w).double(), 40),
+    }
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.parts = nn.ModuleDict({n: Odd(f) for n, (f, _) in {**skipped, **counted}.items()})
+
+        def forward(self, x):
+            outputs = {name: part(x) for name, part in self.parts.items()}
+            return sum(outputs[name].abs().sum() for name in counted)
+
+    model = Model()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with mpdiag.record(model, optimizer, tmp_path / "run", every=1) as recorder:
+        for _ in range(2):
+            optimizer.zero_grad()
+            model(torch.randn(5, 8)).backward()
+            optimizer.step()
+    assert recorder.failures == []
+    reasons = not_recorded(tmp_path / "run")
+    for name, (_, reason) in skipped.items():
+        assert reason in reasons[f"parts.{name}"], name
+    for kind in ("activation", "activation_grad"):
+        for name, (_, numel) in counted.items():
+            found = rows(tmp_path / "run", kind=kind, name=f"parts.{name}")
+            assert found["numel"].tolist() == [numel] * 2, (kind, name)
+    for kind in ("weight", "weight_grad", "update"):
+        found = rows(tmp_path / "run", kind=kind, name="parts.scalar.weight")
+        assert found["numel"].tolist() == [1, 1], kind
+
+
+def test_an_empty_parameter(tmp_path):
+    model = nn.Linear(8, 4)
+    model.none = nn.Parameter(torch.zeros(0, 3))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with mpdiag.record(model, optimizer, tmp_path / "run") as recorder:
+        (model(torch.randn(5, 8)).sum() + model.none.sum()).backward()
+        optimizer.step()
+    assert recorder.failures == []
+    for kind in ("weight", "weight_grad", "update"):
+        assert rows(tmp_path / "run", kind=kind, name="none")["numel"].tolist() == [0]
+
+
+def test_sparse_gradients_count_their_zeros(tmp_path):
+    model = nn.Embedding(50, 4, sparse=True)
+    optimizer = torch.optim.SparseAdam(model.parameters())
+    with mpdiag.record(model, optimizer, tmp_path / "run"):
+        optimizer.zero_grad()
+        model(torch.tensor([1, 1, 7])).square().mean().backward()
+        optimizer.step()
+    gradient = rows(tmp_path / "run", kind="weight_grad")
+    assert (gradient["numel"].item(), gradient["zeros"].item()) == (200, 192)

@@ -1,0 +1,67 @@
+"""A training that uses ``GradScaler`` already: its scale and its skips are seen."""
+
+from __future__ import annotations
+
+import torch
+from recorded import assert_same_histogram, model_and_optimizer, rows
+from torch import nn
+
+import mpdiag
+
+
+def test_grad_scaler_is_seen_with_its_scale_and_its_skips(tmp_path):
+    model, optimizer = model_and_optimizer()
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    with mpdiag.record(model, optimizer, tmp_path / "run", every=1) as recorder:
+        for i in range(3):
+            optimizer.zero_grad()
+            loss = model(torch.randn(5, 8)).square().mean()
+            scaler.scale(loss * (float("inf") if i == 1 else 1.0)).backward()
+            scaler.step(optimizer)
+            scaler.update()
+    assert recorder.failures == []
+    assert "step" not in vars(scaler)
+    activations = rows(tmp_path / "run", kind="activation_grad", name="2")
+    assert activations["scale"].tolist() == [1024.0, 1024.0, 512.0]
+    assert activations["skipped"].tolist() == [False, True, False]
+    updates = rows(tmp_path / "run", kind="update", name="2.weight")
+    assert updates["step"].tolist() == [0, 2]
+    assert (rows(tmp_path / "run", kind="weight_grad")["scale"] == 1).all()
+
+
+def test_a_fused_optimizer_under_a_grad_scaler(tmp_path):
+    torch.manual_seed(0)
+    model = nn.Linear(8, 4)
+    optimizer = torch.optim.Adam(model.parameters(), 0.1, fused=True)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
+    gradients = []
+    with mpdiag.record(model, optimizer, tmp_path / "run", every=1) as recorder:
+        for i in range(3):
+            optimizer.zero_grad()
+            loss = model(torch.randn(5, 8)).square().mean()
+            scaler.scale(loss * (float("inf") if i == 1 else 1.0)).backward()
+            gradients.append(model.weight.grad.clone())
+            scaler.step(optimizer)
+            scaler.update()
+    assert recorder.failures == []
+    found = rows(tmp_path / "run", kind="weight_grad", name="weight")
+    assert found["scale"].tolist() == [1024.0, 1024.0, 512.0]
+    assert found["skipped"].tolist() == [False, True, False]
+    assert_same_histogram(
+        tmp_path / "run", gradients[0] / 1024, kind="weight_grad", name="weight", step=0
+    )
+
+
+def test_unscaling_before_clipping_leaves_true_weight_gradients(tmp_path):
+    model, optimizer = model_and_optimizer()
+    scaler = torch.amp.GradScaler("cpu", init_scale=4096.0)
+    with mpdiag.record(model, optimizer, tmp_path / "run"):
+        scaler.scale(model(torch.randn(5, 8)).square().mean()).backward()
+        scaler.unscale_(optimizer)
+        nn.utils.clip_grad_norm_(model.parameters(), 0.01)
+        clipped = model[0].weight.grad.clone()
+        scaler.step(optimizer)
+        scaler.update()
+    assert_same_histogram(tmp_path / "run", clipped, kind="weight_grad", name="0.weight")
+    assert (rows(tmp_path / "run", kind="weight_grad")["scale"] == 1).all()
+    assert (rows(tmp_path / "run", kind="activation_grad")["scale"] == 4096).all()

@@ -1,0 +1,265 @@
+"""Recordings end well: when Ctrl-C is pressed again, with the program, and in forked children."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from recorded import model_and_optimizer, rows, step
+from torch import nn
+
+import mpdiag
+from mpdiag.recording.ledger import Ledger
+from mpdiag.recording.lifecycle import carry_through
+from mpdiag.recording.observer import Observer
+from mpdiag.runs.run import open_run
+from mpdiag.runs.writer import RunWriter
+
+
+def interrupted_at_first(times):
+    """Something that is interrupted so often before it gets through; and what it was told."""
+    told = []
+
+    def work(again):
+        told.append(again)
+        if len(told) <= times:
+            raise KeyboardInterrupt
+
+    return work, told
+
+
+def test_what_nobody_interrupts_is_done_once():
+    work, told = interrupted_at_first(0)
+    carry_through(work)
+    assert told == [False]
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_an_interrupt_waits_for_the_end_and_is_raised_then(times):
+    work, told = interrupted_at_first(times)
+    with pytest.raises(KeyboardInterrupt):
+        carry_through(work)
+    assert told == [False] + [True] * times
+
+
+def test_the_third_interrupt_is_raised_at_once():
+    work, told = interrupted_at_first(100)
+    with pytest.raises(KeyboardInterrupt):
+        carry_through(work)
+    assert len(told) == 3
+
+
+def test_an_error_is_no_interrupt():
+    def work(_again):
+        raise ValueError
+
+    with pytest.raises(ValueError):  # noqa: PT011
+        carry_through(work)
+
+
+# -- a recording -----------------------------------------------------------------------------------
+
+PLACES = [
+    (RunWriter, "write_meta"),
+    (RunWriter, "write_modules"),
+    (RunWriter, "append"),
+    (Ledger, "drain"),
+    (Ledger, "drop_step"),
+    (Observer, "stopped"),
+]
+
+
+def interrupt(monkeypatch, owner, name, after):
+    """From now on the first call of a method is interrupted, before it or when it has been done."""
+    method, pressed = getattr(owner, name), []
+
+    def once(self, *args, **kwargs):
+        if pressed:
+            return method(self, *args, **kwargs)
+        pressed.append(True)
+        if after:
+            method(self, *args, **kwargs)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(owner, name, once)
+
+
+def train(model, optimizer, steps=4):
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.randn(4, 8)).square().mean().backward()
+        optimizer.step()
+
+
+@pytest.fixture
+def recorder(tmp_path):
+    model = nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    recorder = mpdiag.record(model, optimizer, tmp_path / "run", every=1, operations=0).start()
+    train(model, optimizer)
+    recorder.name_models({id(model): "net"})  # there is something new to say of the modules
+    return recorder
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize(("owner", "name"), PLACES, ids=[n for _, n in PLACES])
+def test_a_second_interrupt_leaves_the_true_state(recorder, monkeypatch, owner, name, after):
+    interrupt(monkeypatch, owner, name, after)
+    with pytest.raises(KeyboardInterrupt):
+        recorder.close("interrupted")
+    run = open_run(recorder.folder)
+    assert run.meta["state"] == "interrupted"
+    steps, rows = np.unique(run.records.step, return_counts=True)
+    assert steps.tolist() == list(range(4))
+    assert len(set(rows)) == 1
+    assert run.meta["rows"] == rows.sum()
+    assert run.meta["failures"] == []
+    assert not list(run.folder.rglob(".*"))
+
+
+def test_a_training_that_was_over_stays_complete(recorder, monkeypatch):
+    interrupt(monkeypatch, RunWriter, "write_meta", after=False)
+    with pytest.raises(KeyboardInterrupt):
+        recorder.close()
+    assert open_run(recorder.folder).meta["state"] == "complete"
+
+
+def test_a_step_whose_end_was_interrupted_is_there_once_or_not_at_all(tmp_path, monkeypatch):
+    """Without an optimizer the last step is ended by ``close``."""
+    model = nn.Linear(8, 8)
+    recorder = mpdiag.record(model, None, tmp_path / "run", every=1, operations=0).start()
+    for _ in range(3):
+        model(torch.randn(4, 8)).square().mean().backward()
+    interrupt(monkeypatch, Ledger, "close_step", after=True)
+    with pytest.raises(KeyboardInterrupt):
+        recorder.close()
+    steps, rows = np.unique(open_run(tmp_path / "run").records.step, return_counts=True)
+    assert steps.tolist() == [0, 1, 2]
+    assert len(set(rows)) == 1
+
+
+def test_an_interrupt_while_it_begins_leaves_no_hooks(tmp_path, monkeypatch):
+    interrupt(monkeypatch, RunWriter, "write_modules", after=False)
+    model = nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with pytest.raises(KeyboardInterrupt):
+        mpdiag.record(model, optimizer, tmp_path / "run").start()
+    assert open_run(tmp_path / "run").meta["state"] == "interrupted"
+    assert not optimizer._optimizer_step_pre_hooks
+    assert not optimizer._optimizer_step_post_hooks
+
+
+# -- a script --------------------------------------------------------------------------------------
+
+SCRIPT = """
+import os, signal
+import torch
+from mpdiag.runs.writer import RunWriter
+
+model = torch.nn.Linear(4, 4)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for step in range(3):
+    model(torch.randn(2, 4)).square().mean().backward()
+    optimizer.step()
+write = RunWriter.write_meta
+
+def pressed_again(self, meta):
+    if meta["state"] != "recording" and not hasattr(RunWriter, "pressed"):
+        RunWriter.pressed = True
+        os.kill(os.getpid(), signal.{name})
+    write(self, meta)
+
+RunWriter.write_meta = pressed_again
+raise KeyboardInterrupt
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="signals as POSIX has them")
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_a_script_interrupted_twice_leaves_the_true_state(tmp_path, name):
+    """A launcher's SIGTERM, too, must wait until the folder is finished."""
+    (tmp_path / "train.py").write_text(SCRIPT.format(name=name))
+    words = [sys.executable, "-m", "mpdiag", "record", "--out", "run", "--", "train.py"]
+    done = subprocess.run(
+        words, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120
+    )
+    expected = {"SIGINT": 130, "SIGTERM": -signal.SIGTERM}
+    assert done.returncode == expected[name], done.stderr
+    meta = open_run(tmp_path / "run").meta
+    assert meta["state"] == "interrupted"
+    assert meta["steps_recorded"] == 3
+
+
+UNCLOSED = """
+import sys, torch, mpdiag
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+mpdiag.record(model, optimizer, sys.argv[1], every=1).start()
+for _ in range(3):
+    optimizer.zero_grad()
+    model(torch.randn(8, 4)).square().mean().backward()
+    optimizer.step()
+{end}
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "code", "state"),
+    [
+        ("", 0, "complete"),
+        ("raise ValueError", 1, "failed"),
+        ("raise KeyboardInterrupt", -signal.SIGINT, "interrupted"),
+    ],
+)
+def test_what_nobody_closed_is_finished_as_the_program_ends(tmp_path, end, code, state):
+    done = subprocess.run(
+        [sys.executable, "-c", UNCLOSED.format(end=end), str(tmp_path / "run")],
+        capture_output=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == code, done.stderr
+    run = open_run(tmp_path / "run")
+    assert (run.meta["state"], run.meta["steps_recorded"]) == (state, 3)
+    assert len(set(run.records.step.tolist())) == 3
+
+
+# -- a child ---------------------------------------------------------------------------------------
+
+
+class Noise(torch.utils.data.Dataset):
+    """Runs a module itself, in the worker, as a tokenizer or an augmentation would."""
+
+    def __init__(self, model):
+        self.model = model
+
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, i):
+        return self.model(torch.full((8,), float(i))).detach()
+
+
+# Forking a process that has threads is what is tried here.
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_forked_data_loader_worker_records_nothing(tmp_path):
+    model, optimizer = model_and_optimizer()
+    model.add_module("big", nn.Identity())
+    with mpdiag.record(model, optimizer, tmp_path / "run", every=1) as recorder:
+        loader = torch.utils.data.DataLoader(
+            Noise(nn.Sequential(model[0], nn.Tanh(), nn.Linear(16, 8))),
+            batch_size=4,
+            num_workers=2,
+            multiprocessing_context="fork",
+        )
+        for x in loader:
+            step(model, optimizer, x)
+    assert recorder.failures == []
+    run = mpdiag.open_run(tmp_path / "run")
+    assert run.meta["state"] == "complete"
+    assert rows(tmp_path / "run", kind="activation", name="0")["numel"].tolist() == [64, 64]

@@ -1,0 +1,229 @@
+"""Activations and their gradients: each counted once, for the module it belongs to."""
+
+from __future__ import annotations
+
+import dataclasses
+import gc
+import weakref
+
+import pytest
+import torch
+from recorded import assert_same_histogram, model_and_optimizer, not_recorded, rows, step
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import mpdiag
+from mpdiag.recording.counting.tensors import tensors_in
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_checkpointing_counts_each_activation_once(tmp_path, reentrant):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(8, 8)
+
+        def forward(self, x):
+            return checkpoint(self.inner, x.requires_grad_(), use_reentrant=reentrant)
+
+    model = Model()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with mpdiag.record(model, optimizer, tmp_path / "run", every=1):
+        step(model, optimizer)
+    for kind in ("activation", "activation_grad", "weight_grad"):
+        found = rows(tmp_path / "run", kind=kind)
+        assert (found["tensors"] == 1).all(), kind
+    assert set(rows(tmp_path / "run", kind="activation_grad")["name"]) == {"", "inner"}
+
+
+def test_a_module_called_twice_merges_and_tied_weights_count_once(tmp_path):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+            self.b.weight = self.a.weight
+
+        def forward(self, x):
+            return self.b(self.a(torch.tanh(self.a(x))))
+
+    model = Model()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with mpdiag.record(model, optimizer, tmp_path / "run"):
+        step(model, optimizer)
+    twice = rows(tmp_path / "run", kind="activation", name="a")
+    assert (twice["tensors"].item(), twice["numel"].item()) == (2, 80)
+    run = mpdiag.open_run(tmp_path / "run")
+    weights = [r for r in run.modules() if r["what"] == "parameter" and "weight" in r["name"]]
+    assert [(r["name"], r["aliases"]) for r in weights] == [("a.weight", ["b.weight"])]
+
+
+@pytest.mark.parametrize("no_grad", [True, False])
+def test_evaluation_between_steps_is_not_training(tmp_path, no_grad):
+    model, optimizer = model_and_optimizer()
+    with mpdiag.record(model, optimizer, tmp_path / "run", every=1):
+        for _ in range(2):
+            step(model, optimizer)
+            with torch.set_grad_enabled(not no_grad):
+                model(torch.randn(100, 8))
+    assert (rows(tmp_path / "run", kind="activation", name="0")["numel"] == 5 * 16).all()
+
+
+def test_in_place_operations_leave_each_gradient_to_its_own_module(tmp_path):
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(8, 8), nn.ReLU(inplace=True), nn.Linear(8, 8), nn.Sigmoid())
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    x = torch.randn(5, 8)
+    with torch.no_grad():
+        before_relu = net[0](x)
+    before_relu.requires_grad_()
+    after_relu = torch.relu(before_relu)
+    after_relu.retain_grad()
+    net[3](net[2](after_relu)).square().mean().backward()
+    with mpdiag.record(net, optimizer, tmp_path / "run"):
+        step(net, optimizer, x)
+    for name, truth in (("0", before_relu), ("1", after_relu)):
+        assert_same_histogram(tmp_path / "run", truth, kind="activation", name=name)
+        assert_same_histogram(tmp_path / "run", truth.grad, kind="activation_grad", name=name)
+
+
+class Structured(nn.Module):
+    def __init__(self, wrap):
+        super().__init__()
+        self.inner = nn.Linear(8, 8)
+        self.wrap = wrap
+
+    def forward(self, x):
+        y = self.inner(x)
+        return self.wrap(y * 2, y * 3)
+
+
+@dataclasses.dataclass
+class Output:
+    logits: torch.Tensor
+    hidden: list[torch.Tensor]
+    name: str = "output"
+
+
+def model_output(a, b):
+    from transformers.modeling_outputs import BaseModelOutput
+
+    return BaseModelOutput(last_hidden_state=a, hidden_states=(b,))
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [
+        lambda a, b: {"a": a, "deep": {"b": [b, None, 3]}},
+        lambda a, b: Output(a, [b]),
+        lambda a, b: (a, [(b, "text")]),
+        model_output,
+    ],
+    ids=["dict", "dataclass", "tuple", "ModelOutput"],
+)
+def test_every_tensor_of_a_structured_output_is_seen(tmp_path, wrap):
+    model = Structured(wrap)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with mpdiag.record(model, optimizer, tmp_path / "run"):
+        output = model(torch.randn(5, 8))
+        outputs = list(tensors_in(output))
+        assert len(outputs) == 2
+        sum(o.square().mean() for o in outputs).backward()
+        optimizer.step()
+    for kind in ("activation", "activation_grad"):
+        row = rows(tmp_path / "run", kind=kind, name="")
+        assert (row["tensors"].item(), row["numel"].item()) == (2, 80), kind
+
+
+def test_a_first_layer_whose_input_needs_no_gradient_has_one_itself(tmp_path):
+    model, optimizer = model_and_optimizer()
+    with mpdiag.record(model, optimizer, tmp_path / "run"):
+        step(model, optimizer)
+    gradient = rows(tmp_path / "run", kind="activation_grad", name="0")
+    assert (gradient["tensors"].item(), gradient["numel"].item()) == (1, 80)
+    assert gradient["absmax"].item() > 0
+
+
+def test_no_activation_and_no_graph_outlives_its_backward(tmp_path):
+    model, optimizer = model_and_optimizer()
+    model[1].inplace = False
+    dead = []
+    for module in model:
+        module.register_forward_hook(lambda _m, _i, out: dead.append(weakref.ref(out)))
+    with mpdiag.record(model, optimizer, tmp_path / "run", every=1):
+        for _ in range(2):
+            optimizer.zero_grad()
+            loss = model(torch.randn(5, 8)).square().mean()
+            loss.backward()
+            del loss
+            assert all(ref() is None for ref in dead)  # with no garbage collection: no cycle
+            optimizer.step()
+    assert len(dead) == 6
+    for p in model.parameters():
+        assert not p._backward_hooks
+        assert not p._post_accumulate_grad_hooks
+
+
+def test_no_tensor_and_no_hook_outlives_its_use(tmp_path):
+    model, optimizer = model_and_optimizer()
+    with mpdiag.record(model, optimizer, tmp_path / "run", every=1):
+        optimizer.zero_grad()
+        y = model(torch.randn(5, 8))
+        dead = weakref.ref(y)
+        y.square().mean().backward()
+        optimizer.step()
+        del y
+        gc.collect()
+        assert dead() is None
+    assert not any(m._forward_hooks or m._backward_hooks for m in model.modules())
+    assert not nn.modules.module._global_forward_hooks
+    assert not optimizer._optimizer_step_pre_hooks
+
+
+def test_function_transforms_are_left_alone(tmp_path):
+    model, optimizer = model_and_optimizer()
+    model[1].inplace = False
+
+    def loss(parameters, x):
+        return torch.func.functional_call(model, parameters, (x,)).square().mean()
+
+    with mpdiag.record(model, optimizer, tmp_path / "run", every=1) as recorder:
+        for _ in range(2):
+            parameters = {n: p.detach() for n, p in model.named_parameters()}
+            each = torch.func.vmap(torch.func.grad(loss), (None, 0))
+            gradients = each(parameters, torch.randn(5, 8))
+            for name, p in model.named_parameters():
+                p.grad = gradients[name].mean(0)
+            optimizer.step()
+    assert recorder.failures == []
+    assert len(rows(tmp_path / "run", kind="weight_grad")) == 8
+    assert "function transform" in not_recorded(tmp_path / "run")["0"]
+
+
+def test_a_forward_that_fails_is_followed_by_good_records(tmp_path):
+    class Failing(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner, self.fails = nn.Linear(8, 8), False
+
+        def forward(self, x):
+            y = self.inner(x)
+            if self.fails:
+                raise ValueError
+            return y
+
+    model = Failing()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with mpdiag.record(model, optimizer, tmp_path / "run", every=1) as recorder:
+        for i in range(3):
+            model.fails = i == 1
+            if model.fails:
+                with pytest.raises(ValueError):  # noqa: PT011
+                    step(model, optimizer)
+                continue
+            step(model, optimizer)
+            with torch.no_grad():
+                model(torch.randn(100, 8))
+    assert (recorder.failures, recorder.steps_recorded) == ([], 2)
+    for name in ("", "inner"):
+        found = rows(tmp_path / "run", kind="activation", name=name)
+        assert found["numel"].tolist() == [40, 40]

@@ -1,0 +1,102 @@
+"""Who may write into a run folder, and what happens when nothing can be written."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from recorded import model_and_optimizer, step
+from torch import nn
+
+import mpdiag
+from mpdiag.recording import ledger
+from mpdiag.recording.run_folder import is_replaced
+from mpdiag.runs.run import open_run
+from mpdiag.runs.writer import RunWriter
+
+
+@pytest.fixture
+def training(tmp_path):
+    """Begin a recording into the same folder; returns it and a function that takes steps."""
+
+    def begin(width, **options):
+        model = nn.Linear(width, width)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        recorder = mpdiag.record(model, optimizer, tmp_path / "run", every=1, **options).start()
+
+        def steps(count):
+            for _ in range(count):
+                optimizer.zero_grad()
+                model(torch.randn(2, width)).square().mean().backward()
+                optimizer.step()
+
+        return recorder, steps
+
+    return begin
+
+
+@pytest.mark.parametrize("flush_rows", [1, 10**6], ids=["while it trains", "at its end"])
+def test_who_was_overwritten_writes_nothing_more(training, monkeypatch, flush_rows):
+    first, train_first = training(8)
+    train_first(2)
+    second, train_second = training(16, overwrite=True)
+    train_second(1)
+    monkeypatch.setattr(ledger, "_FLUSH_ROWS", flush_rows)
+    with pytest.warns(RuntimeWarning, match="another process has replaced the run"):
+        train_first(3)
+        first.close()
+    train_second(2)
+    second.close()
+    run = open_run(first.folder)
+    assert run.meta["state"] == "complete"
+    assert run.meta["failures"] == []
+    assert np.unique(run.records.step).tolist() == [0, 1, 2]
+    weights = run.records.select(run.records.of_kind("weight"))
+    assert set(weights.numel.tolist()) == {16, 16 * 16}
+    assert {row["numel"] for row in run.modules() if row["what"] == "parameter"} == {16, 256}
+
+
+def test_nobody_looks_where_nothing_is(tmp_path):
+    assert not is_replaced(tmp_path, 0, "now")
+    (tmp_path / "meta.json").write_text("{}")
+    assert not is_replaced(tmp_path, 0, "now")
+    (tmp_path / "meta.json").write_text('{\n  "created": "then"\n}')
+    assert is_replaced(tmp_path, 0, "now")
+    assert not is_replaced(tmp_path, 0, "then")
+    assert not is_replaced(tmp_path, 1, "now")
+
+
+# -- disks -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", ["append", "write_meta"])
+def test_a_full_disk_warns_once_and_training_ends_the_same(tmp_path, monkeypatch, method):
+    plain, optimizer = model_and_optimizer()
+    for _ in range(3):
+        step(plain, optimizer)
+
+    def full(self, *args, **kwargs):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(RunWriter, method, full)
+    model, optimizer = model_and_optimizer()
+    with pytest.warns(RuntimeWarning, match="No space left") as warned:  # noqa: SIM117
+        with mpdiag.record(model, optimizer, tmp_path / "run", every=1):
+            for _ in range(3):
+                step(model, optimizer)
+    assert len(warned) == 1
+    assert all(
+        torch.equal(a, b) for a, b in zip(plain.parameters(), model.parameters(), strict=True)
+    )
+
+
+def test_a_folder_that_cannot_be_made(tmp_path):
+    (tmp_path / "file").write_text("in the way")
+    plain, optimizer = model_and_optimizer()
+    step(plain, optimizer)
+    model, optimizer = model_and_optimizer()
+    with pytest.warns(RuntimeWarning, match="training goes on") as warned:  # noqa: SIM117
+        with mpdiag.record(model, optimizer, tmp_path / "file" / "run"):
+            step(model, optimizer)
+    assert len(warned) == 1
+    assert torch.equal(plain[0].weight, model[0].weight)

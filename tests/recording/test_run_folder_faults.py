@@ -1,0 +1,212 @@
+"""Run folders of real processes: kills, interrupts, full disks and folders that are closed."""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mpdiag.analysis.analyzer import analyze
+from mpdiag.errors import DamagedRun
+from mpdiag.runs.run import open_run
+
+CHILD = Path(__file__).with_name("trained_child.py")
+POSIX = pytest.mark.skipif(os.name != "posix", reason="signals and limits as POSIX has them")
+ROWS = 3 * 2 + 4 * 3 + 2  # of a step: 4 modules' activations and gradients, 4 parameters' three
+STEPS = 6
+
+pytestmark = POSIX
+
+
+def start(run, steps, *options):
+    command = [sys.executable, CHILD, run, steps, *options]
+    return subprocess.Popen(
+        [str(word) for word in command],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(child):
+    try:
+        return child.communicate(timeout=120)
+    finally:
+        child.kill()
+        child.communicate()  # closes the pipes
+
+
+@pytest.fixture(scope="module")
+def untouched():
+    """The weights of the training without a recorder."""
+    child = start("-", STEPS)
+    out, err = finish(child)
+    assert child.returncode == 0, err
+    return out.split()[-1]
+
+
+def assert_only_warned(child, untouched):
+    """The training ended as if nothing had been, and said one thing."""
+    out, err = finish(child)
+    assert child.returncode == 0, err
+    assert out.split()[-1] == untouched
+    assert err.count("RuntimeWarning") == 1, err
+    assert "training goes on" in err
+    assert "Traceback" not in err
+    return err
+
+
+def test_a_recorded_training_ends_with_the_same_weights(tmp_path, untouched):
+    child = start(tmp_path / "run", STEPS)
+    out, err = finish(child)
+    assert (child.returncode, err) == (0, "")
+    assert out.split()[-1] == untouched
+    assert len(open_run(tmp_path / "run").records) == STEPS * ROWS
+    assert open_run(tmp_path / "run").meta["state"] == "complete"
+
+
+# -- kills -----------------------------------------------------------------------------------------
+
+
+def whole_steps(run):
+    """Each recorded step is there with all its rows; returns the steps."""
+    steps, rows = np.unique(run.records.step, return_counts=True)
+    assert steps.tolist() == list(range(len(steps)))
+    # The first step also counts weights that no step will, so later ones have a row or so less.
+    assert set(rows[1:]) <= {ROWS}
+    return steps
+
+
+def test_killed_at_random_moments(tmp_path):
+    """SIGKILL falls between and into writes; what was whole stays, and the folder opens."""
+    moments = random.Random(7)
+    killed_while_recording = 0
+    for i in range(4):
+        folder = tmp_path / f"run{i}"
+        child = start(folder, 100_000)
+        assert child.stdout.readline() == "recording\n"
+        time.sleep(moments.uniform(0.0, 0.4))
+        kept = {path.name: path.read_bytes() for path in (folder / "stats").glob("rank*.parquet")}
+        child.kill()
+        finish(child)
+        assert child.returncode == -signal.SIGKILL
+        run = open_run(folder)
+        assert run.meta["state"] == "recording"
+        for name, content in kept.items():
+            assert (folder / "stats" / name).read_bytes() == content
+        if not run.parts():
+            with pytest.raises(DamagedRun, match="killed there"):
+                _ = run.records
+            continue
+        assert len(whole_steps(run)) >= len(kept)
+        killed_while_recording += 1
+        assert analyze(folder).verdict
+        assert run.modules()
+    assert killed_while_recording >= 2
+
+
+def test_an_interrupt_leaves_a_good_run(tmp_path):
+    child = start(tmp_path / "run", 100_000, "--pause", 0.01)
+    assert child.stdout.readline() == "recording\n"
+    time.sleep(0.2)
+    for _ in range(5):  # like a person: a library that is just being imported may swallow the first
+        child.send_signal(signal.SIGINT)
+        try:
+            child.wait(10)
+            break
+        except subprocess.TimeoutExpired:
+            continue
+    _, err = finish(child)
+    assert child.returncode != 0
+    assert "KeyboardInterrupt" in err  # ours to note, the program's to raise
+    assert "RuntimeWarning" not in err
+    run = open_run(tmp_path / "run")
+    assert run.meta["state"] == "interrupted"
+    assert run.meta["failures"] == []
+    assert run.meta["steps_recorded"] == len(np.unique(run.records.step))
+    assert not list((tmp_path / "run").rglob(".*"))
+    assert analyze(tmp_path / "run").verdict
+
+
+# -- disks -----------------------------------------------------------------------------------------
+
+
+def test_a_disk_full_from_the_start(tmp_path, untouched):
+    err = assert_only_warned(start(tmp_path / "run", STEPS, "--limit", 0), untouched)
+    assert str(tmp_path / "run") in err
+
+
+def test_a_disk_that_fills_up(tmp_path, untouched):
+    child = start(tmp_path / "run", STEPS, "--limit", 100, "--limit-after", 3)
+    assert_only_warned(child, untouched)
+    run = open_run(tmp_path / "run")
+    assert len(whole_steps(run)) == 3
+    assert run.meta["state"] == "recording"  # there was no room to say more
+    assert not list((tmp_path / "run").rglob(".*.part"))
+    assert analyze(tmp_path / "run").verdict
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A real file system of 64 KiB."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    mounting = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)]
+    mount = shutil.which("mount")
+    done = mount and subprocess.run(mounting, capture_output=True, text=True, check=False)
+    if not done or done.returncode:
+        pytest.skip(f"a small disk cannot be mounted here: {done.stderr.strip() if done else ''}")
+    yield folder
+    subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def test_a_small_disk_that_fills_up(small_disk, untouched):
+    (small_disk / "ballast").write_bytes(bytes(20_000))
+    assert_only_warned(start(small_disk / "run", STEPS), untouched)
+    run = open_run(small_disk / "run")
+    assert run.meta["state"] in ("failed", "recording")  # as the last byte allowed
+    assert not list((small_disk / "run").rglob(".*.part"))
+
+
+def another_user():
+    """The user to become, so that permissions mean something; None stays who this is."""
+    return ["--uid", "65534"] if os.getuid() == 0 else []
+
+
+def test_a_folder_that_may_not_be_written(untouched):
+    # Not below pytest's folder, which another user cannot even enter.
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        folder.chmod(0o555)
+        try:
+            err = assert_only_warned(start(folder / "run", STEPS, *another_user()), untouched)
+            assert "PermissionError" in err
+            assert list(folder.iterdir()) == []
+        finally:
+            folder.chmod(0o755)
+
+
+def test_a_folder_that_is_closed_during_training(untouched):
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
+        folder.chmod(0o777)
+        child = start(folder / "run", STEPS, "--pause", 0.3, *another_user())
+        assert child.stdout.readline() == "recording\n"
+        stats = folder / "run" / "stats"
+        mode = stats.stat().st_mode
+        stats.chmod(0o555)
+        try:
+            err = assert_only_warned(child, untouched)
+            assert "PermissionError" in err
+        finally:
+            stats.chmod(mode)
+        assert len(whole_steps(open_run(folder / "run"))) < STEPS

@@ -1,0 +1,476 @@
+"""The step clock: events by hand, no torch; and in recordings with several optimizers, real ones."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from recorded import model_and_optimizer, rows, step
+from torch import nn
+
+import mpdiag
+from mpdiag.recording.step_clock import Pace, Step, StepClock, StepListener
+from mpdiag.runs.run import open_run
+
+MODEL, OTHER = 1, 2  # models, by ``id``
+
+
+class Diary(StepListener):
+    """Writes down what it hears, with the step that the clock is in then."""
+
+    def __init__(self, clock):
+        self.clock = clock
+        self.heard = []
+
+    def note(self, word):
+        self.heard.append((word, self.clock.number))
+
+    def step_began(self, step):
+        self.note("began recorded" if step.recorded else "began")
+
+    def forward_began(self):
+        self.note("forward")
+
+    def backward_reached(self):
+        self.note(f"backward {self.clock.micro}")
+
+    def optimizer_stepped(self, optimizer):
+        self.note(f"stepped {optimizer}")
+
+    def step_ended(self, step):
+        self.note("ended recorded" if step.recorded else "ended")
+
+    def stopped(self):
+        self.note("stopped")
+
+    @property
+    def ends(self):
+        return [number for word, number in self.heard if word.startswith("ended")]
+
+
+class Every(Pace):
+    """Records each step divisible by a number, and counts turns."""
+
+    def __init__(self, every=1):
+        self.every = every
+        self.turns = []
+
+    def wants(self, step):
+        return step % self.every == 0
+
+    @contextmanager
+    def turn(self, ended):
+        self.turns.append(ended)
+        yield
+
+
+class Backward:
+    """Whether a backward pass is under way, and what waits for its end."""
+
+    def __init__(self):
+        self.under_way = False
+        self.waiting = []
+
+    def __enter__(self):
+        self.under_way = True
+
+    def __exit__(self, *_):
+        self.under_way = False
+        for call in self.waiting:
+            call()
+        self.waiting.clear()
+
+
+def started(*optimizers, every=1):
+    backward, pace = Backward(), Every(every)
+    clock = StepClock(optimizers, lambda: backward.under_way, backward.waiting.append)
+    diary = Diary(clock)
+    clock.attach([diary], pace)
+    clock.start()
+    clock.begin()
+    return clock, diary, backward
+
+
+def one_pass(clock, model=MODEL):
+    """A forward pass of a model, preceded by what every module call says, and its gradients."""
+    clock.call_began()
+    clock.forward_began(model)
+    if clock.recording:
+        clock.backward_reached()
+
+
+def test_a_plain_loop_ends_a_step_with_each_optimizer_step():
+    clock, diary, _ = started("sgd", every=2)
+    for _ in range(3):
+        one_pass(clock)
+        clock.optimizer_stepped("sgd")
+    assert diary.heard == [
+        ("began recorded", 0),
+        *(("forward", 0), ("backward 0", 0), ("stepped sgd", 0), ("ended recorded", 0)),
+        ("began", 1),
+        *(("forward", 1), ("stepped sgd", 1), ("ended", 1)),
+        ("began recorded", 2),
+        *(("forward", 2), ("backward 0", 2), ("stepped sgd", 2), ("ended recorded", 2)),
+        ("began", 3),
+    ]
+    assert not clock.trained
+    assert not clock.due
+
+
+def test_accumulation_numbers_the_passes_of_a_step():
+    clock, diary, _ = started("sgd")
+    for _ in range(2):
+        for _ in range(3):
+            one_pass(clock)
+        clock.optimizer_stepped("sgd")
+    passes = [word for word, number in diary.heard if word.startswith("backward") and number == 1]
+    assert passes == ["backward 0", "backward 1", "backward 2"]
+    assert diary.ends == [0, 1]
+    assert clock.present == Step(2, recorded=True, accumulating=True)
+
+
+def test_whether_steps_accumulate_is_learned_from_recorded_steps_alone():
+    clock, _, _ = started("sgd", every=2)
+    assert not clock.present.accumulating
+    for _ in range(2):
+        one_pass(clock)
+    clock.optimizer_stepped("sgd")
+    assert clock.present.accumulating
+    one_pass(clock)
+    clock.optimizer_stepped("sgd")  # of the step that was not recorded, nothing is known
+    assert clock.present.accumulating
+    one_pass(clock)
+    clock.optimizer_stepped("sgd")
+    assert not clock.present.accumulating
+
+
+def test_each_model_has_passes_of_its_own():
+    clock, _, _ = started("sgd")
+    micros = []
+    for model in (MODEL, OTHER, MODEL):
+        clock.forward_began(model)
+        micros.append(clock.micro)
+    assert micros == [0, 0, 1]
+
+
+def test_two_optimizers_in_turn_share_a_step_that_the_second_ends():
+    clock, diary, _ = started("a", "b")
+    for i in range(3):
+        one_pass(clock)
+        clock.optimizer_stepped("a")
+        assert (clock.due, diary.ends) == (True, list(range(i)))  # the other one may step yet
+        clock.optimizer_stepped("b")
+        assert (clock.due, diary.ends) == (False, list(range(i + 1)))
+
+
+def test_a_call_of_any_module_ends_a_step_that_is_due():
+    clock, diary, _ = started("a", "b")
+    clock.call_began()
+    assert diary.ends == []
+    clock.optimizer_stepped("a")
+    clock.call_began()
+    assert diary.ends == [0]
+
+
+def test_a_rare_optimizer_delays_no_step():
+    clock, diary, _ = started("often", "rarely")
+    for i in range(6):
+        one_pass(clock)
+        clock.optimizer_stepped("often")
+        if i % 3 == 2:
+            clock.optimizer_stepped("rarely")
+    one_pass(clock)
+    assert diary.ends == list(range(6))
+
+
+def test_a_gan_ends_a_step_at_the_pass_after_a_step_of_the_busiest():
+    clock, diary, _ = started("critic", "generator")
+    for _ in range(3):
+        for _ in range(2):
+            one_pass(clock, OTHER)
+            clock.optimizer_stepped("critic")
+        one_pass(clock, MODEL)
+        clock.optimizer_stepped("generator")
+    stepped = [(word, number) for word, number in diary.heard if word.startswith("stepped")]
+    numbers = [number for word, number in stepped if word == "stepped critic"]
+    assert numbers == list(range(6))  # no step holds two of them
+    assert diary.ends == list(range(6))[: len(diary.ends)]
+
+
+def test_a_closure_evaluated_often_is_one_step_of_several_passes():
+    clock, diary, _ = started("lbfgs")
+    for _ in range(4):
+        one_pass(clock)  # inside optimizer.step
+    clock.optimizer_stepped("lbfgs")
+    assert diary.ends == [0]
+    assert [word for word, _ in diary.heard if word.startswith("backward")] == [
+        f"backward {i}" for i in range(4)
+    ]
+
+
+def test_a_step_that_a_scaler_skips_is_a_step():
+    clock, diary, _ = started("sgd")
+    one_pass(clock)
+    clock.optimizer_stepped("sgd")  # said by the scaler, in the optimizer's place
+    one_pass(clock)
+    clock.optimizer_stepped("sgd")
+    assert diary.ends == [0, 1]
+
+
+def test_without_an_optimizer_the_next_pass_begins_a_step():
+    clock, diary, _ = started(every=2)
+    for _ in range(3):
+        one_pass(clock)
+    assert diary.ends == [0, 1]
+    assert clock.trained
+    clock.end_step()  # as closing does
+    assert diary.ends == [0, 1, 2]
+
+
+def test_optimizers_that_step_within_the_backward_pass_end_the_step_after_it():
+    clock, diary, backward = started("a", "b", "c")
+    for _ in range(2):
+        clock.call_began()
+        clock.forward_began(MODEL)
+        with backward:
+            for optimizer in "abc":
+                clock.backward_reached()
+                clock.optimizer_stepped(optimizer)
+            assert diary.ends == list(range(clock.number))
+        assert diary.ends[-1] == clock.number - 1
+    assert diary.ends == [0, 1]
+
+
+def test_an_exception_in_the_middle_leaves_the_step_open():
+    clock, diary, _ = started("sgd")
+    one_pass(clock)
+    clock.optimizer_stepped("sgd")
+    one_pass(clock)  # and its loop fails here
+    assert (diary.ends, clock.trained, clock.due, clock.number) == ([0], True, False, 1)
+    one_pass(clock)  # a loop that goes on has a second pass in this step
+    clock.optimizer_stepped("sgd")
+    assert diary.ends == [0, 1]
+
+
+def test_an_optimizer_that_joins_later_is_waited_for_from_then_on():
+    clock, diary, _ = started("a")
+    for _ in range(3):
+        one_pass(clock)
+        clock.optimizer_stepped("a")
+    clock.adopt(["b"])
+    one_pass(clock)
+    clock.optimizer_stepped("a")
+    assert (diary.ends, clock.due) == ([0, 1, 2], True)
+    clock.optimizer_stepped("b")
+    one_pass(clock)
+    assert diary.ends == [0, 1, 2, 3]
+
+
+def test_muted_it_counts_steps_and_records_none():
+    clock, diary, _ = started("sgd")
+    clock.mute()
+    assert not clock.recording
+    clock.end_step()
+    assert diary.heard[-2:] == [("ended", 0), ("began", 1)]
+    clock.stop()
+    assert diary.heard[-1] == ("stopped", 1)
+
+
+def test_closed_it_counts_no_steps():
+    clock, diary, _ = started("sgd")
+    clock.close()
+    clock.end_step()
+    assert (diary.ends, clock.number) == ([], 0)
+
+
+def test_a_step_ends_and_begins_within_the_paces_turn():
+    clock = StepClock(["sgd"], lambda: False, lambda call: call())
+    within = []
+
+    class Watched(Every):
+        @contextmanager
+        def turn(self, ended):
+            within.append(("enter", ended.number))
+            yield
+            within.append(("leave", ended.number))
+
+    class Listener(StepListener):
+        def step_ended(self, step):
+            within.append(("ended", step.number))
+
+        def step_began(self, step):
+            within.append(("began", step.number))
+
+    clock.attach([Listener()], Watched())
+    clock.start()
+    clock.begin()
+    clock.optimizer_stepped("sgd")
+    assert within == [("began", 0), ("enter", 0), ("ended", 0), ("began", 1), ("leave", 0)]
+
+
+# -- in recordings ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
+
+
+def steps_of(run, kind, name):
+    stats = pd.read_parquet(run / "stats")
+    return stats.step[(stats.kind == kind) & (stats.name == name)].tolist()
+
+
+def test_two_optimizers_after_one_backward_share_the_step(tmp_path, model):
+    optimizers = [torch.optim.SGD(model[i].parameters(), 0.1) for i in (0, 2)]
+    with mpdiag.record(model, optimizers, tmp_path / "run", every=1) as recorder:
+        for _ in range(5):
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            model(torch.randn(8, 4)).square().mean().backward()
+            for optimizer in optimizers:
+                optimizer.step()
+    assert recorder.steps_recorded == 5
+    for name in ("0", "2"):
+        assert steps_of(tmp_path / "run", "activation_grad", name) == [0, 1, 2, 3, 4]
+        assert steps_of(tmp_path / "run", "update", f"{name}.weight") == [0, 1, 2, 3, 4]
+
+
+def test_an_optimizer_that_steps_seldom_holds_no_step_up(tmp_path, model):
+    often, seldom = (torch.optim.SGD(model[i].parameters(), 0.1) for i in (0, 2))
+    with mpdiag.record(model, [often, seldom], tmp_path / "run", every=1) as recorder:
+        for i in range(6):
+            model(torch.randn(8, 4)).square().mean().backward()
+            often.step()
+            if i % 3 == 2:
+                seldom.step()
+                seldom.zero_grad()
+            often.zero_grad()
+    assert (recorder.step, recorder.steps_recorded) == (6, 6)
+    assert steps_of(tmp_path / "run", "update", "0.weight") == [0, 1, 2, 3, 4, 5]
+    assert steps_of(tmp_path / "run", "update", "2.weight") == [2, 5]
+
+
+@pytest.mark.parametrize("parts", [False, True], ids=["models", "parts"])
+def test_optimizers_that_take_turns_end_the_step_at_the_next_forward_pass(tmp_path, model, parts):
+    """As in a GAN: the step of the one that steps first is whole, the other's belongs to the next."""
+    first, second = model[0], model[2]
+    optimizers = [torch.optim.SGD(m.parameters(), 0.1) for m in (first, second)]
+    models = model if parts else {"0": first, "2": second}
+    with mpdiag.record(models, optimizers, tmp_path / "run", every=1):
+        for _ in range(4):
+            for one, optimizer in zip((first, second), optimizers, strict=True):
+                optimizer.zero_grad()
+                one(torch.randn(8, 4)).square().mean().backward()
+                optimizer.step()
+    run = tmp_path / "run"
+    for name, expected in (("0", [0, 1, 2, 3]), ("2", [1, 2, 3, 4])):
+        assert steps_of(run, "activation_grad", name) == expected
+        assert steps_of(run, "update", f"{name}.weight") == expected
+
+
+def test_the_last_step_counts_though_it_is_not_recorded(tmp_path, model):
+    often, never = (torch.optim.SGD(model[i].parameters(), 0.1) for i in (0, 2))
+    with mpdiag.record(model, [often, never], tmp_path / "run", every=4):
+        for _ in range(6):
+            model(torch.randn(8, 4)).square().mean().backward()
+            often.step()
+    meta = open_run(tmp_path / "run").meta
+    assert (meta["steps_seen"], meta["steps_recorded"]) == (6, 2)
+
+
+def test_a_training_broken_off_after_a_step_keeps_it(tmp_path, model):
+    often, never = (torch.optim.SGD(model[i].parameters(), 0.1) for i in (0, 2))
+    with (
+        pytest.raises(KeyboardInterrupt),
+        mpdiag.record(model, [often, never], tmp_path / "run", every=1),
+    ):
+        for _ in range(3):
+            model(torch.randn(8, 4)).square().mean().backward()
+            often.step()
+        raise KeyboardInterrupt
+    assert np.unique(open_run(tmp_path / "run").records.step).tolist() == [0, 1, 2]
+
+
+def test_closures_two_optimizers_and_none(tmp_path):
+    model, _ = model_and_optimizer()
+    lbfgs = torch.optim.LBFGS(model.parameters(), max_iter=3)
+    x = torch.randn(5, 8)
+
+    def closure():
+        lbfgs.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        return loss
+
+    with mpdiag.record(model, lbfgs, tmp_path / "lbfgs", every=1):
+        lbfgs.step(closure)
+    assert set(rows(tmp_path / "lbfgs")["kind"]) >= {"weight_grad", "update", "activation_grad"}
+
+    models = {"generator": nn.Linear(8, 8), "critic": nn.Linear(8, 1)}
+    optimizers = [torch.optim.SGD(m.parameters(), 0.1) for m in models.values()]
+    with mpdiag.record(models, optimizers, tmp_path / "gan", every=1):
+        for _ in range(2):
+            for model_, optimizer in zip(models.values(), optimizers, strict=True):
+                step(model_, optimizer)
+    assert set(rows(tmp_path / "gan", kind="update")["name"]) == {
+        f"{m}.{p}" for m in models for p in ("weight", "bias")
+    }
+
+    model, _ = model_and_optimizer()
+    with mpdiag.record(model, None, tmp_path / "none", every=1):
+        for _ in range(3):
+            model(x).square().mean().backward()
+    found = rows(tmp_path / "none", kind="weight_grad", name="0.weight")
+    assert found["step"].tolist() == [0, 1, 2]
+
+
+def test_alternating_optimizers_lose_no_step_of_either(tmp_path):
+    """A GAN whose critic steps twice as often as its generator."""
+    torch.manual_seed(0)
+    models = {"generator": nn.Linear(8, 8), "critic": nn.Linear(8, 1)}
+    g, c = (torch.optim.SGD(m.parameters(), 0.1) for m in models.values())
+    updates = {"generator": [], "critic": []}
+
+    def apply(name, optimizer):
+        before = models[name].weight.detach().clone()
+        optimizer.step()
+        updates[name].append((models[name].weight.detach() - before).abs().max().item())
+
+    with mpdiag.record(models, [g, c], tmp_path / "run", every=1) as recorder:
+        for _ in range(3):
+            for _ in range(2):
+                c.zero_grad()
+                made = models["generator"](torch.randn(5, 8)).detach()
+                (models["critic"](made) - models["critic"](torch.randn(5, 8))).mean().backward()
+                apply("critic", c)
+            g.zero_grad()
+            models["critic"](models["generator"](torch.randn(5, 8))).mean().backward()
+            apply("generator", g)
+    assert recorder.failures == []
+    for name, expected in updates.items():
+        found = rows(tmp_path / "run", kind="update", name=f"{name}.weight").sort_values("step")
+        assert (found["tensors"] == 1).all()
+        assert found["absmax"].tolist() == expected
+
+
+def test_optimizer_in_backward(tmp_path):
+    model, _ = model_and_optimizer()
+    optimizers = {p: torch.optim.SGD([p], 0.1) for p in model.parameters()}
+
+    def apply(parameter):
+        optimizers[parameter].step()
+        optimizers[parameter].zero_grad()
+
+    for p in model.parameters():
+        p.register_post_accumulate_grad_hook(apply)
+    with mpdiag.record(model, list(optimizers.values()), tmp_path / "run", every=1):
+        for _ in range(3):
+            model(torch.randn(5, 8)).square().mean().backward()
+    for kind, names in (("weight_grad", 4), ("update", 4), ("activation_grad", 4)):
+        found = rows(tmp_path / "run", kind=kind)
+        assert found.groupby("step").size().tolist() == [names] * 3, kind

@@ -1,0 +1,126 @@
+"""Weights, weight gradients and updates, against values worked out by hand."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from recorded import assert_same_histogram, model_and_optimizer, not_recorded, rows
+from torch import nn
+
+import mpdiag
+from mpdiag.numerics.histograms import ExponentHistogram
+
+
+def test_numbers_equal_gradients_worked_out_by_hand(tmp_path):
+    torch.manual_seed(0)
+    layer = nn.Linear(3, 2, bias=False)
+    optimizer = torch.optim.SGD(layer.parameters(), 0.5)
+    x = torch.randn(4, 3)
+    before = layer.weight.detach().clone()
+    y = x @ before.T
+    gradient = 2 * y / y.numel()  # of the mean of squares
+    with mpdiag.record(layer, optimizer, tmp_path / "run"):
+        layer(x).square().mean().backward()
+        weight_gradient = layer.weight.grad.clone()
+        optimizer.step()
+    records = mpdiag.open_run(tmp_path / "run").records
+    for kind, truth in (
+        ("activation", y),
+        ("activation_grad", gradient),
+        ("weight", before),
+        ("weight_grad", weight_gradient),
+        ("update", layer.weight.detach() - before),
+    ):
+        h = records.select(records.of_kind(kind)).histograms()[0]
+        expected = ExponentHistogram.of(truth.numpy())
+        assert np.array_equal(h.counts, expected.counts), kind
+        assert h.absmax == expected.absmax
+        assert h.absmin == expected.absmin
+
+
+def test_accumulation_records_contributions_and_total_apart(tmp_path):
+    model, optimizer = model_and_optimizer()
+    with mpdiag.record(model, optimizer, tmp_path / "run", every=1):
+        for _ in range(2):
+            optimizer.zero_grad()
+            for _ in range(3):
+                model(torch.randn(5, 8)).square().mean().backward()
+            total = model[0].weight.grad.abs().max().item()
+            optimizer.step()
+    gradients = rows(tmp_path / "run", step=1, kind="weight_grad", name="0.weight")
+    assert sorted(gradients["micro"]) == [-1, 0, 1, 2]
+    assert gradients[gradients["micro"] == -1]["absmax"].item() == total
+    activations = rows(tmp_path / "run", step=1, kind="activation_grad", name="0")
+    assert sorted(activations["micro"]) == [0, 1, 2]
+
+
+def test_contributions_of_micro_batches_are_what_each_backward_added(tmp_path):
+    model, optimizer = model_and_optimizer()
+    parts, total = [], None
+    with mpdiag.record(model, optimizer, tmp_path / "run", every=1):
+        for _ in range(2):
+            optimizer.zero_grad()
+            parts, sofar = [], torch.zeros(16, 8)
+            for _ in range(2):
+                model(torch.randn(5, 8)).square().mean().backward()
+                parts.append(model[0].weight.grad - sofar)
+                sofar = model[0].weight.grad.clone()
+            total = sofar
+            optimizer.step()
+    where = {"kind": "weight_grad", "name": "0.weight", "step": 1}
+    assert_same_histogram(tmp_path / "run", total, micro=-1, **where)
+    assert_same_histogram(tmp_path / "run", parts[0], micro=0, **where)
+    second = rows(tmp_path / "run", micro=1, **where)  # a difference is rounded once more
+    assert second["absmax"].item() == pytest.approx(parts[1].abs().max().item(), rel=1e-5)
+
+
+def test_no_gradient_no_row(tmp_path):
+    model = nn.ModuleDict({"used": nn.Linear(8, 4), "unused": nn.Linear(8, 4)})
+    model["frozen"] = nn.Linear(4, 4).requires_grad_(False)
+    optimizer = torch.optim.AdamW(model.parameters(), 0.1)
+    with mpdiag.record(model, optimizer, tmp_path / "run", every=1) as recorder:
+        for _ in range(2):
+            optimizer.zero_grad()
+            model["frozen"](model["used"](torch.randn(5, 8))).square().mean().backward()
+            optimizer.step()
+    assert recorder.failures == []
+    for kind in ("weight_grad", "update"):
+        names = set(rows(tmp_path / "run", kind=kind)["name"])
+        assert names == {"used.weight", "used.bias"}, kind
+    reasons = not_recorded(tmp_path / "run")
+    assert "no gradient" in reasons["unused.weight"]
+    assert "frozen" in reasons["frozen.weight"]
+    assert "never called" in reasons["unused"]
+    frozen = rows(tmp_path / "run", kind="weight", name="frozen.weight")
+    assert frozen["numel"].tolist() == [16]  # once, it never changes
+
+
+def test_update_facts_equal_casts_done_one_by_one(tmp_path):
+    torch.manual_seed(0)
+    layer = nn.Linear(64, 64, bias=False)
+    with torch.no_grad():  # all magnitudes, some zeros
+        layer.weight.mul_(torch.exp2(torch.randint(-20, 17, layer.weight.shape)))
+        layer.weight[0] = 0
+    optimizer = torch.optim.SGD(layer.parameters(), 1.0)
+    gradient = torch.randn(64, 64) * torch.exp2(torch.randint(-30, 5, (64, 64)))
+    gradient[1] = 0
+    w = layer.weight.detach().clone()
+    with mpdiag.record(layer, optimizer, tmp_path / "run"):
+        layer.weight.grad = gradient
+        optimizer.step()
+    delta = layer.weight.detach() - w
+    moved = delta != 0
+    row = rows(tmp_path / "run", kind="update").iloc[0]
+    assert row["changed"] == moved.sum().item()
+    assert row["vanished_fp16"] == (moved & (delta.half() == 0)).sum().item()
+    for name, cast in (("fp16", torch.float16), ("bf16", torch.bfloat16)):
+        start, change = w.to(cast), delta.to(cast)
+        swallowed = moved & (start + change == start)
+        assert row[f"swallowed_{name}"] == swallowed.sum().item(), name
+    assert row["ratio_zeros"] == (moved & (w == 0)).sum().item()
+    ratio = (w.double() / delta.double()).abs()[moved & (w != 0)]
+    exponents = torch.ceil(torch.log2(ratio)).long() - 1
+    first = int(row["ratio_first_exponent"])
+    expected = torch.bincount(exponents - exponents.min()).tolist()
+    assert (first, list(row["ratio_counts"])) == (exponents.min().item(), expected)

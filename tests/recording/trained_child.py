@@ -1,0 +1,75 @@
+"""A small training in a process of its own, recorded or not, for what may happen to a process.
+
+    python trained_child.py RUN STEPS [--plain] [--uid N] [--limit BYTES] [--pause SECONDS]
+
+Prints "recording" once the first step is done, and at the end a digest of the weights. Parts are
+written after every step, so that a kill finds the disk busy. A RUN that is "-" is not recorded.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import os
+import time
+import warnings
+
+import torch
+from torch import nn
+
+import mpdiag
+from mpdiag.recording import ledger
+
+
+def limit_files(size: int) -> None:
+    """No file of this process grows beyond this; writing more is an OSError, as on a full disk."""
+    import resource
+    import signal
+
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("run")
+    parser.add_argument("steps", type=int)
+    parser.add_argument("--uid", type=int)
+    parser.add_argument("--limit", type=int)
+    parser.add_argument("--limit-after", type=int, default=0)
+    parser.add_argument("--pause", type=float, default=0.0)
+    options = parser.parse_args()
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    ledger._FLUSH_ROWS = 1
+    model = nn.Sequential(nn.Linear(32, 64), nn.Tanh(), nn.Linear(64, 8))
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    recorder: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
+    if options.run != "-":
+        with torch.no_grad():  # compile the counters while files may still be written
+            ledger.rows_on(torch.device("cpu")).count(torch.ones(3), 1, 0)
+    if options.uid is not None:
+        os.setuid(options.uid)
+    if options.limit is not None and not options.limit_after:
+        limit_files(options.limit)
+    warnings.simplefilter("always")
+    if options.run != "-":
+        recorder = mpdiag.record(model, optimizer, options.run, every=1)
+    with recorder:
+        for step in range(options.steps):
+            if step == options.limit_after and step:
+                limit_files(options.limit)
+            optimizer.zero_grad()
+            model(torch.randn(16, 32)).square().mean().backward()
+            optimizer.step()
+            time.sleep(options.pause)
+            if step == 0:
+                print("recording", flush=True)
+    digest = hashlib.sha256(b"".join(p.detach().numpy().tobytes() for p in model.parameters()))
+    print(digest.hexdigest(), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""The report: one file, offline, the verdict first, and no name in it is ever markup."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+from html.parser import HTMLParser
+
+import made_runs as hand
+import pytest
+from typer.testing import CliRunner
+
+from mpdiag.analysis.analyzer import analyze
+from mpdiag.cli import app
+from mpdiag.reports.documents.write import write_report
+
+
+class Reader(HTMLParser):
+    """The elements of a page, and the text outside of its scripts."""
+
+    def __init__(self):
+        super().__init__()
+        self.elements, self.text, self.scripts = [], "", []
+        self.stack = []
+
+    def handle_starttag(self, tag, attributes):
+        self.elements.append((tag, dict(attributes)))
+        self.stack.append(tag)
+
+    def handle_endtag(self, tag):
+        while self.stack and self.stack.pop() != tag:
+            pass
+
+    def handle_data(self, data):
+        inside = self.stack[-1] if self.stack else ""
+        if inside == "script":
+            self.scripts.append(data)
+        elif inside != "style":
+            self.text += data
+
+
+def read(path):
+    reader = Reader()
+    reader.feed(path.read_text(encoding="utf-8"))
+    return reader
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("report") / "<b>run"
+    hand.write_run(folder)
+    return folder, read(write_report(folder))
+
+
+@pytest.fixture(scope="module")
+def sample(root, tmp_path_factory):
+    run = root / "sample_runs" / "ssd"
+    path = write_report(run, tmp_path_factory.mktemp("report") / "ssd.html")
+    return analyze(run), path, read(path)
+
+
+def test_it_opens_offline_and_is_small(sample):
+    _, path, page = sample
+    assert path.stat().st_size < 6_000_000
+    for tag, attributes in page.elements:
+        assert tag not in ("link", "iframe", "img", "base"), tag
+        assert not {"src", "href", "srcset"} & set(attributes), (tag, attributes)
+    whole = path.read_text(encoding="utf-8")
+    assert whole.count("plotly.js v") == 1  # embedded, and once
+    assert "@import" not in whole[: whole.index("<script>")]
+
+
+def test_the_verdict_stands_before_the_evidence(sample):
+    analysis, _, page = sample
+    places = [
+        page.text.index(words)
+        for words in (analysis.verdict, "Why", "Findings", "Evidence", "Provenance")
+    ]
+    assert places == sorted(places)
+    assert "torch 2." in page.text
+    assert (
+        "0.94 %" in page.text or f"{100 * analysis.loss_scale.underflow_after:.2f} %" in page.text
+    )
+
+
+def test_its_figures_are_data_that_a_browser_can_read(sample):
+    _, _, page = sample
+    figures = [json.loads(text) for text in page.scripts if text.startswith('{"data"')]
+    places = [a for t, a in page.elements if t == "div" and a.get("class") == "figure"]
+    assert len(figures) == len(places) >= 7
+    assert all(figure["data"] for figure in figures)
+    receipts = [t for t, _ in page.elements if t == "pre"]
+    assert len(receipts) == len(figures)
+
+
+def test_names_are_text(hostile):
+    _, page = hostile
+    scripts = [a for t, a in page.elements if t == "script"]
+    expected = len([a for a in scripts if a.get("type") == "application/json"]) + 2
+    assert len(scripts) == expected  # plotly.js, the drawing, the data: none of the names'
+    tags = {tag for tag, _ in page.elements}
+    assert "img" not in tags
+    assert not [a for _, a in page.elements if any(name.startswith("on") for name in a)]
+    assert hand.HOSTILE in page.text
+    assert hand.SCRIPT in page.text
+    assert "<b>run" in page.text
+    assert "&lt;" not in page.text  # nothing is escaped twice
+
+
+def test_the_command_writes_into_the_run_and_says_where(tmp_path):
+    run = hand.write_run(tmp_path / "run")
+    result = CliRunner().invoke(app, ["report", str(run)])
+    assert result.exit_code == 0
+    assert "".join(result.stdout.split()) == str(run / "report.html")
+    assert (run / "report.html").is_file()
+    page = read(run / "report.html")
+    assert html.unescape(page.text).count("Receipt: these numbers in plain pandas") >= 5
+
+
+def test_a_place_that_cannot_be_written(tmp_path):
+    run = hand.write_run(tmp_path / "run")
+    result = CliRunner().invoke(app, ["report", str(run), "-o", str(tmp_path / "no" / "x.html")])
+    assert result.exit_code == 2
+    assert re.search(r"cannot write .*x.html", "".join(result.stderr.split("\n")))

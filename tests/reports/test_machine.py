@@ -1,0 +1,112 @@
+"""The environment's facts, here and on machines that lack something."""
+
+from __future__ import annotations
+
+import json
+from importlib.metadata import PackageNotFoundError, version
+from types import SimpleNamespace
+
+import pytest
+import torch
+from rich.console import Console
+
+from mpdiag.hardware.devices import DeviceFacts, NvmlReading
+from mpdiag.reports import machine
+from mpdiag.reports.text.doctor import environment_text
+
+
+def as_text(environment):
+    console = Console(width=120)
+    with console.capture() as capture:
+        console.print(environment_text(environment))
+    return capture.get()
+
+
+def test_this_machine():
+    found = machine.examine()
+    assert found.packages["torch"] == version("torch")
+    assert found.threads == torch.get_num_threads()
+    assert len(found.devices) == torch.cuda.device_count()
+    assert all(found.packages[name] for name in machine.REQUIRED)
+    document = found.to_json()
+    assert json.loads(json.dumps(document, allow_nan=False))["schema_version"] == 1
+
+
+def test_a_package_that_is_missing_is_named_with_its_remedy(monkeypatch):
+    def absent(name):
+        if name in {"plotly", "streamlit"}:
+            raise PackageNotFoundError(name)
+        return version(name)
+
+    monkeypatch.setattr(machine, "version", absent)
+    found = machine.examine()
+    assert machine.Problem("plotly is not installed", "pip install plotly") in found.problems
+    assert not any("streamlit" in problem.message for problem in found.problems)
+    assert "problem: plotly is not installed: pip install plotly" in as_text(found)
+    row = next(line for line in as_text(found).splitlines() if "the dashboard" in line)
+    assert "no" in row
+    assert "pip install 'mpdiag[app]'" in row
+
+
+@pytest.mark.parametrize("broken", ["torch", "numba"])
+def test_a_package_that_does_not_load_is_a_problem_not_a_traceback(monkeypatch, broken):
+    def load(name):
+        if name == broken:
+            message = "libfoo.so.1: cannot\nopen [red]"
+            raise OSError(message)
+        return __import__(name)
+
+    monkeypatch.setattr(machine, "import_module", load)
+    found = machine.examine()
+    assert found.problems[0].message == f"{broken} does not load: libfoo.so.1: cannot open [red]"
+    assert (found.threads is None) == (broken == "torch")
+    assert "cannot open [red]" in as_text(found)
+
+
+def test_a_machine_with_a_gpu(monkeypatch):
+    facts = SimpleNamespace(name="NVIDIA X[1]", major=9, minor=0, total_memory=80 * 2**30)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: facts)
+    found = machine.examine()
+    assert found.devices == (machine.Device(0, "NVIDIA X[1]", "9.0", 80 * 2**30),)
+    assert "NVIDIA X[1], compute capability 9.0, 80 GiB" in as_text(found)
+    assert any("triton" in p.message for p in found.problems) == (found.packages["triton"] is None)
+
+
+@pytest.mark.gpu
+def test_a_real_gpu():
+    device = machine.examine().devices[0]
+    assert device.name == torch.cuda.get_device_name(0)
+    assert device.capability == "{}.{}".format(*torch.cuda.get_device_capability(0))
+
+
+# -- mixed precision -------------------------------------------------------------------------------
+
+
+def test_a_machine_without_a_gpu_is_honest(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    found = machine.examine()
+    how = {a.format: a.how for a in found.abilities}
+    assert how["fp16"] == "emulated"
+    assert how["tf32"] == how["fp8"] == "no"
+    assert how["bf16"] in {"matrix unit", "vector unit", "emulated"}
+    assert "no GPU: Tensor Cores cannot be used or verified here" in as_text(found)
+    document = json.loads(json.dumps(found.to_json(), allow_nan=False))
+    assert (document["gpus"], len(document["abilities"])) == ([], 5)
+
+
+def test_a_gpu_is_told_format_by_format(monkeypatch):
+    facts = SimpleNamespace(name="NVIDIA A100-SXM4-40GB", major=8, minor=0, total_memory=2**35)
+    gpu = DeviceFacts(facts.name, (8, 0), driver="550.54", throttling=("too hot",), power_watts=1.0)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: facts)
+    monkeypatch.setattr(machine.nvml, "read_nvml", lambda: NvmlReading((gpu,)))
+    found = machine.examine()
+    how = {a.format: a.how for a in found.abilities}
+    assert how == dict.fromkeys(("fp16", "bf16", "tf32", "int8"), "tensor cores") | {"fp8": "no"}
+    assert any(p.message == f"{facts.name}: too hot" for p in found.problems)
+    assert "driver 550.54" in as_text(found)
+    assert "no GPU" not in as_text(found)
+    assert found.to_json()["gpus"][0]["generation"] == "ampere"

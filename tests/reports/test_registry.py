@@ -1,0 +1,52 @@
+"""The registry of views: the dashboard's menu and the HTML report are read from it."""
+
+from __future__ import annotations
+
+import ast
+
+from mpdiag.analysis.analyzer import analyze
+from mpdiag.reports.contents import read_contents
+from mpdiag.reports.registry import VIEWS, reported_pictures
+
+READERS = ("open_run", "list_runs", "analyze", "profile_trace", "compare_profiles", "place")
+
+READS = ("operations", "modules", "parts", "read_text", "read_bytes", "open")
+
+
+def names(folder):
+    return {path.stem for path in folder.glob("*.py")} - {"__init__"}
+
+
+def test_a_view_is_a_page_and_a_subject(root):
+    listed = [view.name for view in VIEWS]
+    assert names(root / "app" / "views") == set(listed)
+    assert len(listed) == len(set(listed))
+    subjects = root / "mpdiag" / "reports" / "views"
+    for name in listed:
+        assert (subjects / f"{name}.py").is_file() or (subjects / name / "pictures.py").is_file()
+
+
+def test_each_picture_of_a_report_has_a_key_of_its_own(root):
+    contents = read_contents(analyze(root / "sample_runs" / "digits"))
+    keys = [picture.key for picture in reported_pictures(contents)]
+    assert keys == [
+        *("heat-map", "every-scale", "consequences", "ratios", "swallowed", "sensitivity"),
+        *("output-ranges", "verdicts", "kernels", "roofline", "losses"),
+    ]
+
+
+def test_no_view_reads_or_judges_a_file(root):
+    """Views draw what they are given; ``contents`` and ``documents.write`` read for them."""
+    reports = root / "mpdiag" / "reports"
+    wrong = []
+    for path in [*reports.glob("views/**/*.py"), *reports.glob("text/*.py")]:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ImportFrom):
+                read = [a.name for a in node.names if a.name.startswith(("read_", *READERS))]
+                wrong += [f"{path.name}: {name}" for name in read]
+                wrong += [f"{path.name}: {node.module}"] * (node.module or "").startswith(
+                    "mpdiag.files"
+                )
+            elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+                wrong += [f"{path.name}: {node.func.attr}()"] * (node.func.attr in READS)
+    assert wrong == []

@@ -1,0 +1,72 @@
+"""The profile's tables and figures: every microsecond in its place."""
+
+from __future__ import annotations
+
+import json
+
+import pandas as pd
+import pytest
+from made_profiles import profile
+
+from mpdiag.reports.views import tensor_cores
+from mpdiag.runs.stored_profile import read_profile
+
+
+def test_time_by_verdict_adds_up_and_its_receipt(tmp_path):
+    (tmp_path / "profile.json").write_text(json.dumps(profile()))
+    read = read_profile(tmp_path)
+    for picture in (
+        tensor_cores.verdicts(str(tmp_path), read),
+        tensor_cores.kernels(str(tmp_path), read),
+    ):
+        names: dict[str, object] = {}
+        exec(picture.receipt, names)
+        found = names["frame"]
+        key = "verdict" if picture.key == "verdicts" else "name"
+        expected = picture.frame[picture.frame["time_us"] > 0][found.columns]
+        tables = [t.sort_values(key, ignore_index=True) for t in (expected, found)]
+        pd.testing.assert_frame_equal(*tables)
+        assert "<b>" not in picture.figure.to_json().replace("\\u003c", "<")
+    frame = tensor_cores.verdict_frame(read)
+    assert tuple(frame["verdict"]) == tensor_cores.VERDICTS
+    assert frame["time_us"].sum() == read["kernel_time_us"]
+    shares = frame.set_index("verdict")["share"]
+    assert shares["tensor_core"] == read["tensor_core_fraction"]
+    assert dict(tensor_cores.headline(read))["On Tensor Cores"] == 0.6
+    assert dict(tensor_cores.headline({"kernels": read["kernels"]}))["Layout changes"] == 0.15
+
+
+def test_misaligned_shapes_have_a_padded_size():
+    frame = tensor_cores.operation_frame(profile()).set_index("module")
+    assert frame.loc["<i>head</i>", "padded"] == "40 × 72 × 64"
+    assert frame.loc["stem", "padded"] == "8 × 8 × 8"
+    assert frame.loc["body", "padded"] == ""
+    assert list(tensor_cores.fixable(frame.reset_index())["module"]) == ["<i>head</i>", "stem"]
+
+
+def test_the_profile_s_own_advice_goes_first():
+    row = {"m": 33, "n": 65, "k": 64, "dtype": "fp16", "fix": "pad", "amdahl_bound": None}
+    advice = [{"dimension": "N", "size": 65, "padded": 72}]
+    rows = [{**row, "padded": advice}, {**row, "padded": []}, {**row, "aligned": None}]
+    frame = tensor_cores.operation_frame({"operations": rows})
+    assert list(frame["padded"]) == ["N: 65 → 72", "", ""]
+    assert (frame["amdahl_bound"] == float("inf")).all()  # null in JSON
+
+
+def test_a_cpu_has_units_of_its_own():
+    labels = [label for label, _ in tensor_cores.headline({"device": {"type": "cpu"}})]
+    assert labels[:2] == ["On AMX", "Matrix work on vector units"]
+
+
+def test_fixes_add_up_as_amdahl_has_it():
+    assert tensor_cores.combined_bound([]) == 1.0
+    assert tensor_cores.combined_bound([1.25]) == pytest.approx(1.25)  # 200 of 1000 µs gone
+    assert tensor_cores.combined_bound([1.25, 1 / 0.85]) == pytest.approx(1000 / 650)
+    assert tensor_cores.combined_bound([2.0, 2.0]) == float("inf")
+
+
+def test_a_profile_of_nothing():
+    for empty in ({}, {"kernels": [], "operations": []}, {"kernels": [{"name": "x"}]}):
+        assert tensor_cores.verdict_frame(empty)["time_us"].sum() == 0
+        assert tensor_cores.verdicts("RUN", empty).figure.layout.annotations
+        assert tensor_cores.fixable(tensor_cores.operation_frame(empty)).empty

@@ -1,0 +1,92 @@
+"""Trainings: losses, scales and alarms as they were logged, and their receipts."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from receipt_checks import same_numbers
+
+from mpdiag.reports.contents import read_plans
+from mpdiag.reports.views import training
+from mpdiag.runs.training_log import read_log
+
+
+@pytest.fixture(scope="module")
+def logs(root):
+    names = ("digits", "digits-fp16-plan", "digits-fp16-no-scale")
+    return {name: read_log(root / "sample_runs" / name) for name in names}
+
+
+def test_losses_and_scales_and_their_receipts(root, logs):
+    folder = str(root / "sample_runs")
+    losses = training.losses(folder, logs, log=True, window=5)
+    same_numbers(losses, needed=["run", "step", "loss"])
+    assert len(losses.frame) == sum(len(log.steps) for log in logs.values())
+    raw = next(trace for trace in losses.figure.data if not trace.showlegend)
+    assert list(raw.y) == [step.loss for step in logs["digits"].steps]
+    same_numbers(training.scales(folder, logs), needed=["run", "step", "scale", "skipped"])
+
+
+def test_skips_infinities_and_torn_lines(tmp_path):
+    lines = [
+        {"step": 0, "loss": 1.5, "scale": 4.0, "skipped": False, "reason": ""},
+        {"step": 1, "loss": "inf", "scale": 4.0, "skipped": True, "reason": "<b>overflow</b>"},
+        {"step": 2, "loss": "nan", "scale": 2.0, "skipped": False, "reason": ""},
+        {"metric": "accuracy", "value": 0.5, "higher_is_better": True},
+    ]
+    (tmp_path / "run").mkdir()
+    text = "".join(json.dumps(line) + "\n" for line in lines)
+    (tmp_path / "run" / "training.jsonl").write_text(text)
+    logs = {"run": read_log(tmp_path / "run")}
+    same_numbers(training.losses(str(tmp_path), logs), needed=["loss"])
+    scales = training.scales(str(tmp_path), logs)
+    same_numbers(scales, needed=["skipped"])
+    (cross,) = [t for t in scales.figure.data if str(t.name).startswith("skipped")]
+    assert list(cross.x) == [1]
+    assert list(cross.customdata) == ["&lt;b&gt;overflow&lt;/b&gt;"]
+    (row,) = training.outcome_frame(logs).to_dict("records")
+    assert (row["accuracy"], row["skipped"], row["last_scale"]) == (0.5, 1, 2.0)
+
+
+def test_drift_is_drawn_where_it_was_alarmed(tmp_path):
+    log = tmp_path / "<b>run" / "training.jsonl"
+    log.parent.mkdir()
+    rows = [{"step": i, "loss": 1.0, "scale": 1.0, "gradient_norm": 2.0**-i} for i in range(4)]
+    rows[2]["gradient_norm"] = None
+    alarm = {"alarm": "underflow", "step": 2, "predicted": 0.1, "observed": 0.7, "message": "<i>0"}
+    lines = [*rows, alarm, {"stopped": "it diverged"}]
+    log.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    logs = {"<b>run": read_log(log.parent)}
+    picture = training.drift(str(tmp_path), logs)
+    same_numbers(picture, needed=["run", "step", "gradient_norm"])
+    assert list(picture.frame["step"]) == [0, 1, 3]  # what was not logged is no 0
+    mark = picture.figure.data[-1]
+    assert (list(mark.x), mark.name) == ([2], "alarms (1)")
+    assert mark.y[0] in (0.5, 0.125)  # at its neighbour's height
+    assert "&lt;i&gt;0" in mark.customdata[0]
+    assert training.remarks(logs) == ["<b>run: it diverged"]
+    none = training.drift(str(tmp_path), {})
+    assert none.figure.layout.annotations[0].text == "no norm of gradients was logged"
+
+
+def test_predicted_beside_observed(root, logs):
+    folders = {name: root / "sample_runs" / name for name in logs}
+    frame = training.predictions_frame(read_plans(folders), logs)
+    assert set(frame["run"]) == {"digits-fp16-plan", "digits-fp16-no-scale"}  # not the recording
+    observed = frame.set_index(["run", "what"])["observed"]
+    assert observed["digits-fp16-plan", "share of steps skipped"] == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("ssd", ["ssd", "ssd-fp16-plan"]),
+        ("ssd-fp16-plan", ["ssd", "ssd-fp16-plan"]),
+        ("ssd-2", ["ssd-2"]),
+        ("other", []),
+    ],
+)
+def test_a_family_of_trainings(name, expected):
+    known = ["ssd-fp16-plan", "ssd", "ssd-2", "digits", "digits-fp16-plan"]
+    assert training.family(name, known) == expected

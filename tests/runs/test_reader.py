@@ -1,0 +1,72 @@
+"""What a reader refuses: files that would keep it waiting, and operations that name nothing."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from dataclasses import replace
+
+import pyarrow.parquet as pq
+import pytest
+from made_runs import write_run
+
+from mpdiag.analysis.analyzer import analyze
+from mpdiag.errors import DamagedRun
+from mpdiag.runs.operations import encode
+from mpdiag.runs.run import open_run
+from mpdiag.runs.stored_profile import read_profile
+from mpdiag.runs.training_log import read_log
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="this system has no pipes in folders")
+def test_a_pipe_in_a_run_keeps_nobody_waiting(tmp_path):
+    run = write_run(tmp_path / "run")
+    for place in (
+        *("stats/rank00000-000009.parquet", "modules/rank00009.parquet", "training.jsonl"),
+        *("ranks/rank00009.json", "operations/rank00000-000001.parquet", "profile.json"),
+    ):
+        (run / place).parent.mkdir(exist_ok=True)
+        (run / place).unlink(missing_ok=True)
+        os.mkfifo(run / place)
+    opened = open_run(run)
+    assert len(opened.parts()) == 1
+    assert opened.modules()
+    assert opened.operations() == []
+    assert set(opened.rank_metas()) == {0}
+    with pytest.raises(DamagedRun):
+        read_log(run)
+    with pytest.raises(DamagedRun):
+        read_profile(run)
+
+
+def of_inputs(**changes):
+    return lambda op: replace(op, inputs=tuple(replace(t, **changes) for t in op.inputs))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda op: replace(op, forward=10**6),
+        lambda op: replace(op, forward=-7),
+        lambda op: replace(op, index=op.index + 1),
+        of_inputs(producer=10**6),
+        of_inputs(producer=-7),
+        lambda op: replace(op, facts={"error_fp16": "large"}),
+        lambda op: replace(op, facts={"error_fp16": None}),
+        lambda op: replace(op, scalars={"value": 10**400}),
+    ],
+)
+def test_an_operation_that_names_what_is_not_there_is_damage(root, tmp_path, change):
+    whole = open_run(root / "sample_runs" / "translation").operations()
+    first = [op for op in whole if (op.rank, op.step) == (whole[0].rank, whole[0].step)]
+    shutil.copytree(root / "sample_runs" / "translation", tmp_path / "run")
+    part = tmp_path / "run" / "operations" / "rank00000-000001.parquet"
+    pq.write_table(encode(first), part)
+    assert len(open_run(tmp_path / "run").operations()) == len(whole)
+    pq.write_table(encode([change(op) if op.inputs else op for op in first]), part)
+    with pytest.raises(DamagedRun) as caught:
+        analyze(tmp_path / "run")
+    message = str(caught.value)
+    assert "\n" not in message
+    assert "rank00000-000001.parquet" in message
+    assert "remove it" in message

@@ -1,0 +1,302 @@
+"""The search on tiny trainings: what it finds, its budget, and that it goes on after a kill."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+
+import pytest
+import torch
+from support import constant
+from torch import nn
+
+import mpdiag
+from mpdiag.errors import DamagedSearch, StateMismatch, UsageError
+from mpdiag.plan import PrecisionPlan
+from mpdiag.sensitivity import fp32_search as searching
+from mpdiag.sensitivity.fp32_search import search_fp32
+from mpdiag.sensitivity.ranking import Fp32Candidate
+from mpdiag.training.trainer import MixedPrecision
+
+SMALL = {"seeds": (0, 1), "probe_seeds": 1, "higher_is_better": False}
+
+
+class Squares(nn.Module):
+    """Squares of values some thousand in size, centred: the square overflows, and so does the sum."""
+
+    def forward(self, x):
+        squares = x * x
+        centred = squares - squares.sum(-1, keepdim=True) / 8
+        return centred / (centred.abs().sum(-1, keepdim=True) + 1)
+
+
+class Net(nn.Module):
+    def __init__(self, size):
+        super().__init__()
+        self.size = size
+        self.first = nn.Linear(4, 8)
+        self.squares = Squares()
+        self.last = nn.Linear(8, 2)
+
+    def forward(self, x):
+        return self.last(self.squares(self.first(x) * self.size))
+
+
+def builder(size, steps=12, built=None):
+    def build(seed):
+        torch.manual_seed(seed)
+        model = Net(size)
+        optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+        if built is not None:
+            built.append(seed)
+
+        def train(mp):
+            generator = torch.Generator().manual_seed(seed)
+            total = 0.0
+            for _ in range(steps):
+                x = torch.randn(16, 4, generator=generator)
+                with mp.autocast():
+                    loss = (model(x) - x[:, :2]).square().mean()
+                total = mp.step(loss).loss
+            return total
+
+        return model, optimizer, train
+
+    return build
+
+
+@pytest.fixture(scope="module")
+def found():
+    return search_fp32(builder(2000.0), constant(8.0), **SMALL)
+
+
+def test_a_model_that_needs_none_is_told_so_after_one_question():
+    result = search_fp32(builder(1.0), constant(8.0), **SMALL)
+    assert (result.answer, result.fp32) == ("none", ())
+    assert [p.fp32 for p in result.probes] == [frozenset()]
+    assert result.plan.fp32_operations == result.plan.fp32_modules == ()
+
+
+def test_the_operation_that_overflows_is_found(found):
+    assert found.answer == "found"
+    assert found.fp32 == (Fp32Candidate("squares", "mul"),)
+    assert found.candidates[0][0] == Fp32Candidate("squares", "mul")  # ranked first
+    assert len(found.probes) == 2  # nothing in FP32, then this
+    choice = found.plan.fp32_operations[0]
+    assert (choice.module, choice.op) == ("squares", "mul")
+    assert "diverges without it" in choice.reason
+    assert choice.evidence["metrics_without"] == [None]
+    assert choice.evidence["metrics_with"][0] <= choice.evidence["bound"]
+    json.dumps(found.to_json(), allow_nan=False)
+    assert PrecisionPlan.from_json(found.plan.to_json()) == found.plan
+
+
+def test_the_trainer_applies_what_was_found(found):
+    model, optimizer, train = builder(2000.0)(0)
+    with MixedPrecision(model, optimizer, found.plan) as mp:
+        metric = train(mp)
+        assert mp.skipped == 0
+    assert found.spread.holds(metric)
+
+
+def test_what_lists_keep_in_fp32_is_searched_without_them():
+    """The sum is FP32 by the lists; without them it overflows, too, and so does the square."""
+    result = search_fp32(builder(2000.0), constant(8.0), lists=False, **SMALL)
+    assert result.answer == "found"
+    assert set(result.fp32) == {Fp32Candidate("squares", "mul"), Fp32Candidate("squares", "sum")}
+    ops = {c.op for c, _ in result.candidates}
+    assert {"mul", "sum", "linear", "div"} <= ops
+
+
+def test_whole_modules_where_nothing_casts_by_operation():
+    plan = dataclasses.replace(constant(8.0), level="O2")
+    result = search_fp32(builder(2000.0), plan, **SMALL)
+    assert result.fp32 == (Fp32Candidate("squares", ""),)
+    assert [c.module for c in result.plan.fp32_modules] == ["squares"]
+
+
+def test_the_plans_own_guesses_are_not_taken_for_granted():
+    guesses = (mpdiag.plan.Fp32Choice("linear", "last"),)
+    plan = dataclasses.replace(constant(8.0), fp32_operations=guesses)
+    assert search_fp32(builder(1.0), plan, **SMALL).plan.fp32_operations == ()
+
+
+def test_impossible_when_even_all_candidates_fail():
+    """A metric that is worse in any mixed precision, whatever stays in FP32."""
+
+    def build(seed):
+        model, optimizer, train = builder(1.0)(seed)
+        return model, optimizer, lambda mp: train(mp) + (mp.precision.level != "O0") * 1e4
+
+    result = search_fp32(build, constant(8.0), **SMALL)
+    assert result.answer == "impossible"
+    assert result.plan.fp32_operations == ()
+
+
+class Clock:
+    """Time that passes only in trainings."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def monotonic(self):
+        return self.now
+
+
+def test_the_budget_is_kept_and_there_is_an_answer_all_the_same(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(searching, "time", clock)
+    plain = builder(2000.0)
+
+    def build(seed):
+        model, optimizer, train = plain(seed)
+
+        def slow(mp):
+            clock.now += 60.0
+            return train(mp)
+
+        return model, optimizer, slow
+
+    for minutes in range(1, 6):
+        clock.now = 0.0
+        result = search_fp32(build, constant(8.0), budget=minutes, lists=False, **SMALL)
+        assert clock.now <= 60 * minutes
+        assert result.answer == "unfinished"
+        whole = {c for c, _ in result.candidates}
+        assert set(result.fp32) == whole or any(p.good for p in result.probes)
+    clock.now = 0.0
+    result = search_fp32(build, constant(8.0), budget=60, lists=False, **SMALL)
+    assert result.answer == "found"
+    # Anytime: the best set known when time ran out is good, and goes into the plan.
+    spent = clock.now / 60
+    clock.now = 0.0
+    almost = search_fp32(build, constant(8.0), budget=spent - 0.5, lists=False, **SMALL)
+    assert almost.answer == "unfinished"
+    assert len(result.fp32) <= len(almost.fp32) < len(almost.candidates)
+    assert {(c.module, c.op) for c in almost.plan.fp32_operations} == {
+        (c.module, c.op) for c in almost.fp32
+    }
+
+
+def test_it_goes_on_where_it_stopped(tmp_path):
+    built = []
+    first = search_fp32(builder(2000.0, built=built), constant(8.0), run=tmp_path, **SMALL)
+    trainings = len(built)
+    again = search_fp32(builder(2000.0, built=built), constant(8.0), run=tmp_path, **SMALL)
+    assert len(built) == trainings  # nothing is trained twice
+    assert again.to_json() == first.to_json()
+    # With the last answer lost, only that one is trained again.
+    state = json.loads((tmp_path / "search.json").read_text())
+    state["probes"].pop()
+    (tmp_path / "search.json").write_text(json.dumps(state))
+    third = search_fp32(builder(2000.0, built=built), constant(8.0), run=tmp_path, **SMALL)
+    assert len(built) == trainings + 1
+    assert third.fp32 == first.fp32
+
+
+SCRIPT = """
+    import os, signal, sys
+    sys.path[:0] = {paths!r}
+    from support import constant
+    from test_search import SMALL, builder
+    from mpdiag.searching.search import search_fp32
+
+    def tell(what, probes, best):
+        if probes == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    search_fp32(builder(2000.0), constant(8.0), run={run!r}, on_progress=tell, **SMALL)
+"""
+
+
+def test_it_survives_a_kill(tmp_path, root, found):
+    paths = [str(root), str(root / "tests"), str(root / "tests" / "searching")]
+    script = textwrap.dedent(SCRIPT).format(paths=paths, run=str(tmp_path))
+    child = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+    assert child.returncode == -signal.SIGKILL, child.stderr.decode()
+    state = json.loads((tmp_path / "search.json").read_text())
+    assert len(state["probes"]) == 1
+    built = []
+    result = search_fp32(builder(2000.0, built=built), constant(8.0), run=tmp_path, **SMALL)
+    assert built == [0]  # the references and the first question are known
+    assert result.fp32 == found.fp32
+
+
+def test_another_searchs_file_and_a_damaged_one_are_refused(tmp_path):
+    search_fp32(builder(1.0), constant(8.0), run=tmp_path, **SMALL)
+    with pytest.raises(StateMismatch, match="another search"):
+        search_fp32(builder(1.0), constant(16.0), run=tmp_path, **SMALL)
+    for text in ("{", "[]", '{"version": 1}', '{"version": 1, "key": 3, "probes": 4}'):
+        (tmp_path / "search.json").write_text(text)
+        with pytest.raises(DamagedSearch, match="delete it"):
+            search_fp32(builder(1.0), constant(8.0), run=tmp_path, **SMALL)
+
+
+def test_a_probe_that_was_never_trained_is_damage(tmp_path):
+    search_fp32(builder(2000.0), constant(8.0), run=tmp_path, **SMALL)
+    state = json.loads((tmp_path / "search.json").read_text())
+    state["probes"] = [{**state["probes"][0], "metrics": []}]
+    (tmp_path / "search.json").write_text(json.dumps(state))
+    with pytest.raises(DamagedSearch, match="without metrics"):
+        search_fp32(builder(2000.0), constant(8.0), run=tmp_path, **SMALL)
+
+
+def test_the_search_is_kept_at_a_url_too(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    url, built = f"memory://{tmp_path.name}/search", []
+    first = search_fp32(builder(1.0, built=built), constant(8.0), run=url, **SMALL)
+    trainings = len(built)
+    again = search_fp32(builder(1.0, built=built), constant(8.0), run=url, **SMALL)
+    assert len(built) == trainings
+    assert again.to_json() == first.to_json()
+    assert list(tmp_path.iterdir()) == []  # no folder that is called "memory:"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"budget": 0}, "budget"),
+        ({"budget": float("nan")}, "budget"),
+        ({"seeds": (1,)}, "two different"),
+        ({"seeds": (1, 1)}, "two different"),
+        ({"probe_seeds": 0}, "probe_seeds"),
+        ({"probe_seeds": 3}, "probe_seeds"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(options, words):
+    with pytest.raises(UsageError, match=words):
+        search_fp32(builder(1.0), constant(8.0), **{**SMALL, **options})
+
+
+def test_a_level_without_narrow_operations_is_refused():
+    with pytest.raises(UsageError, match="nothing to search"):
+        search_fp32(builder(1.0), dataclasses.replace(constant(), level="O0"), **SMALL)
+
+
+def test_a_training_that_diverges_in_fp32_is_refused():
+    with pytest.raises(UsageError, match="FP32 itself"):
+        search_fp32(builder(float("inf")), constant(8.0), **SMALL)
+
+
+def test_the_ranking_changes_nothing_in_the_training():
+    from mpdiag.sensitivity.ranking import RankingTrainer
+
+    plain, ranked = builder(2000.0)(0), builder(2000.0)(0)
+    with MixedPrecision(plain[0], plain[1], constant(), level="O0") as mp:
+        expected = plain[2](mp)
+    with RankingTrainer(ranked[0], ranked[1], constant(), 8.0) as mp:
+        assert ranked[2](mp) == expected
+        assert mp.weights
+    for a, b in zip(plain[0].parameters(), ranked[0].parameters(), strict=True):
+        assert torch.equal(a, b)
+    assert not any(m._forward_hooks or m._forward_pre_hooks for m in ranked[0].modules())

@@ -1,0 +1,126 @@
+"""Kernels find their operation, their module and, backward, the module of the forward."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from tensorcores.traces import ADD, SGEMM, TENSOR, kernel, launch, module, op, write
+
+from mpdiag.tensorcores import disk_buffer
+from mpdiag.tensorcores.kernel_linking import link
+from mpdiag.tensorcores.readers.recognition import read
+
+
+def places(path):
+    linked = link(read(path))
+    return linked, {
+        (name, place.signature.name if place.signature else None, place.module, place.phase):
+        (s.calls, s.time_us)
+        for (name, place), s in linked.kernels.items()
+    }  # fmt: skip
+
+
+TRAINING = [
+    module("Linear_0", 0, 20),
+    op("aten::linear", 1, 19, **{"Sequence number": 5}),
+    op("aten::addmm", 2, 18, **{"Sequence number": 5, "Fwd thread id": 0}),
+    launch(1, 10),
+    kernel(TENSOR, 1, 4),
+    op("autograd::engine::evaluate_function: AddmmBackward0", 30, 60, thread=2,
+       **{"Sequence number": 5, "Fwd thread id": 1}),
+    op("aten::mm", 31, 50, thread=2),
+    launch(2, 40, thread=2),
+    kernel(SGEMM, 2, 8),
+    op("aten::t", 70, 80),
+]  # fmt: skip
+EXPECTED = {
+    (TENSOR, "aten::addmm", "Linear_0", "forward"): (1, 4.0),
+    (SGEMM, "aten::mm", "Linear_0", "backward"): (1, 8.0),
+}
+
+
+def test_innermost_operation_and_module(tmp_path):
+    linked, found = places(write(tmp_path / "t.json", TRAINING))
+    assert found == EXPECTED
+    assert linked.linked_fraction == 1
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_the_order_of_events_does_not_matter(tmp_path, seed):
+    events = list(TRAINING)
+    random.Random(seed).shuffle(events)
+    assert places(write(tmp_path / "t.json", events))[1] == EXPECTED
+
+
+def test_external_ids_are_not_believed(tmp_path):
+    events = [
+        op("aten::mm", 0, 10, **{"External id": 1}),
+        op("aten::t", 20, 30, **{"External id": 999}),
+        launch(1, 5),  # its External id is 999
+        kernel(TENSOR, 1, 4, **{"External id": 999}),
+    ]
+    _, found = places(write(tmp_path / "t.json", events))
+    assert list(found) == [(TENSOR, "aten::mm", "", "")]
+
+
+def test_other_threads_and_finished_operations_are_not_around(tmp_path):
+    events = [
+        op("aten::mm", 0, 100, thread=2),
+        op("aten::add", 0, 10),
+        launch(1, 50),
+        kernel(ADD, 1, 4),
+    ]
+    linked, found = places(write(tmp_path / "t.json", events))
+    assert list(found) == [(ADD, None, "", "")]
+    assert (linked.linked_fraction, linked.launched_us) == (0, 4)
+
+
+def test_graphs_are_counted_apart(tmp_path):
+    events = [
+        op("aten::replay", 0, 100),
+        launch(1, 50, name="cudaGraphLaunch"),
+        kernel(TENSOR, 1, 4),
+        kernel(ADD, 1, 2, **{"graph node id": 12}),
+    ]
+    linked, _ = places(write(tmp_path / "t.json", events))
+    assert (linked.graph_us, linked.linked_us, linked.total_us) == (6, 0, 6)
+
+
+def test_calls_count_operations_not_kernels(tmp_path):
+    events = [
+        op("aten::mm", 0, 10),
+        launch(1, 3),
+        launch(2, 6),
+        kernel(TENSOR, 1, 4),
+        kernel(ADD, 2, 1),
+    ]
+    linked, _ = places(write(tmp_path / "t.json", events))
+    assert list(linked.calls.values()) == [1]
+
+
+def many(steps):
+    """Steps of two operations in two modules and a backward, with unshuffled times."""
+    for i in range(steps):
+        at = 100 * i
+        yield module(f"Linear_{i % 2}", at, at + 20)
+        yield op("aten::addmm", at + 2, at + 18, **{"Sequence number": i})
+        yield launch(2 * i, at + 10)
+        yield kernel(TENSOR, 2 * i, 4)
+        yield op("autograd::engine::evaluate_function: X", at + 30, at + 60, thread=2,
+                 **{"Sequence number": i, "Fwd thread id": 1})  # fmt: skip
+        yield op("aten::mm", at + 31, at + 50, thread=2)
+        yield launch(2 * i + 1, at + 40, thread=2)
+        yield kernel(SGEMM, 2 * i + 1, 8)
+
+
+@pytest.mark.parametrize("portion", [1, 3, 64])
+def test_what_waits_on_disk_changes_nothing(tmp_path, monkeypatch, portion):
+    path = write(tmp_path / "t.json", list(many(50)))
+    expected = places(path)[1]
+    assert expected[TENSOR, "aten::addmm", "Linear_1", "forward"] == (25, 100.0)
+    assert expected[SGEMM, "aten::mm", "Linear_0", "backward"] == (25, 200.0)
+    monkeypatch.setattr(disk_buffer, "PORTION", portion)
+    linked, found = places(path)
+    assert found == expected
+    assert sum(linked.calls.values()) == 100

@@ -1,0 +1,295 @@
+"""M, N, K and FLOP of operations, against torch's own FLOP counter and against hand counts."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+from torch.profiler import ProfilerActivity, profile
+from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
+
+from mpdiag.tensorcores.work.products import attention, convolution, matmul, recurrent
+from mpdiag.tensorcores.work.traced_operation import matrix_work
+
+
+def calls_of(run, tmp_path):
+    """What a trace says of each operation that ``run`` called."""
+    with profile(activities=[ProfilerActivity.CPU], record_shapes=True) as profiler:
+        run()
+    path = tmp_path / "trace.json"
+    profiler.export_chrome_trace(str(path))
+    events = json.loads(path.read_text())["traceEvents"]
+    return [(e["name"], e["args"]) for e in events if e.get("cat") == "cpu_op"]
+
+
+def works_of(run, tmp_path, *names):
+    """The matrix work of those of its operations that are named."""
+    found = []
+    for name, args in calls_of(run, tmp_path):
+        if name.removeprefix("aten::") in names:
+            fields = ("Input Dims", "Input type", "Input Strides", "Concrete Inputs")
+            found.append(matrix_work(name, *(args.get(f, []) for f in fields)))
+    return found
+
+
+def flops_of(run):
+    """What torch counts."""
+    with FlopCounterMode(display=False) as counter:
+        run()
+    return counter.get_total_flops()
+
+
+CONVOLUTIONS = {
+    "plain": (nn.Conv2d(6, 10, 3), (2, 6, 9, 8)),
+    "strided": (nn.Conv2d(6, 10, 3, stride=2, padding=1), (2, 6, 9, 8)),
+    "dilated": (nn.Conv2d(6, 10, (3, 1), dilation=(2, 1), padding=(2, 0)), (2, 6, 9, 8)),
+    "grouped": (nn.Conv2d(6, 12, 3, groups=3), (2, 6, 9, 8)),
+    "depthwise": (nn.Conv2d(6, 6, 3, groups=6), (2, 6, 9, 8)),
+    "one dimension": (nn.Conv1d(6, 10, 5, stride=3), (2, 6, 50)),
+    "three dimensions": (nn.Conv3d(2, 4, 3), (1, 2, 5, 6, 7)),
+    "transposed": (nn.ConvTranspose2d(6, 10, 3, stride=2), (2, 6, 9, 8)),
+    "transposed, grouped": (nn.ConvTranspose2d(6, 12, 3, stride=2, groups=3), (2, 6, 9, 8)),
+    "three inputs": (nn.Conv2d(3, 8, 3), (2, 3, 9, 8)),
+}
+
+
+@pytest.mark.parametrize("name", CONVOLUTIONS)
+def test_a_convolution_and_its_gradients(name, tmp_path):
+    model, shape = CONVOLUTIONS[name]
+    x = torch.randn(shape, requires_grad=True)
+
+    def run():
+        model(x).sum().backward()
+
+    forward, backward = works_of(run, tmp_path, "convolution", "convolution_backward")
+    assert forward.flops == flops_of(lambda: model(x))
+    assert backward.flops == 2 * forward.flops
+    if model.groups == 1:  # torch counts a grouped weight gradient as if it were not grouped
+        assert forward.flops + backward.flops == flops_of(run)
+    assert forward.dtype == backward.dtype == "fp32"
+    assert forward.depthwise == backward.depthwise == (name == "depthwise")
+    assert forward.flops == 2 * forward.m * forward.n * forward.k * forward.batch
+    assert forward.sizes == (
+        ("input channels", model.in_channels),
+        ("output channels", model.out_channels),
+    )
+    assert forward.channels_last is False
+
+
+def test_a_gradient_that_nobody_needs_is_not_counted(tmp_path):
+    model, x = nn.Conv2d(6, 10, 3), torch.randn(2, 6, 9, 8)
+    (work,) = works_of(lambda: model(x).sum().backward(), tmp_path, "convolution_backward")
+    assert (work.m, work.n, work.k) == (10, 6 * 9, 2 * 7 * 6)  # the weight's gradient alone
+
+
+def test_channels_last_is_seen(tmp_path):
+    model = nn.Conv2d(6, 10, 3).to(memory_format=torch.channels_last)
+    x = torch.randn(2, 6, 9, 8).to(memory_format=torch.channels_last)
+    (work,) = works_of(lambda: model(x), tmp_path, "convolution")
+    assert work.channels_last is True
+
+
+@pytest.mark.parametrize(
+    ("name", "run", "m", "n", "k", "batch", "leading"),
+    [
+        ("mm", lambda: torch.randn(5, 7) @ torch.randn(7, 3), 5, 3, 7, 1, (7, 3, 3)),
+        ("mm", lambda: torch.randn(5, 7) @ torch.randn(3, 7).t(), 5, 3, 7, 1, (7, 7, 3)),
+        ("mm", lambda: torch.randn(7, 5).t() @ torch.randn(7, 3), 5, 3, 7, 1, (5, 3, 3)),
+        ("mm", lambda: torch.randn(5, 9)[:, :7] @ torch.randn(7, 3), 5, 3, 7, 1, (9, 3, 3)),
+        ("bmm", lambda: torch.randn(4, 5, 7) @ torch.randn(4, 7, 3), 5, 3, 7, 4, (7, 3, 3)),
+        ("addmm", lambda: nn.Linear(7, 3)(torch.randn(5, 7)), 5, 3, 7, 1, (7, 7, 3)),
+        (
+            "baddbmm",
+            lambda: torch.baddbmm(torch.randn(4, 5, 3), torch.randn(4, 5, 7), torch.randn(4, 7, 3)),
+            5, 3, 7, 4, (7, 3, 3),
+        ),
+        ("mv", lambda: torch.randn(5, 7) @ torch.randn(7), 5, 1, 7, 1, ()),
+        ("matmul", lambda: torch.randn(2, 4, 5, 7) @ torch.randn(7, 3), 40, 3, 7, 1, ()),
+        ("matmul", lambda: torch.randn(2, 1, 5, 7) @ torch.randn(4, 7, 3), 5, 3, 7, 4, ()),
+        ("linear", lambda: nn.Linear(7, 3)(torch.randn(2, 5, 7)), 10, 3, 7, 1, (7, 7, 3)),
+    ],
+)  # fmt: skip
+def test_a_matrix_product(tmp_path, name, run, m, n, k, batch, leading):
+    (work,) = works_of(run, tmp_path, name)
+    assert (work.m, work.n, work.k, work.batch, work.leading) == (m, n, k, batch, leading)
+    assert work.flops == 2 * m * n * k * batch
+    assert work.bytes == 4 * batch * (m * k + k * n + m * n)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_attention_on_this_machine(tmp_path, causal):
+    q, k, v = (torch.randn(2, 3, 16, 8, requires_grad=True) for _ in range(3))
+
+    def run():
+        y = nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
+        y.sum().backward()
+
+    name = "_scaled_dot_product_flash_attention_for_cpu"
+    forward, backward = works_of(run, tmp_path, name, f"{name}_backward")
+    pairs = 16 * 17 // 2 if causal else 16 * 16
+    assert forward.flops == 6 * pairs * 2 * (8 + 8)
+    assert backward.flops == 6 * pairs * 2 * 5 * 8
+    assert (forward.m, forward.n, forward.k, forward.batch) == (16, 16, 8, 6)
+    if not causal:  # torch counts a causal attention in full
+        assert forward.flops == sdpa_flop_count(q.shape, k.shape, v.shape)
+        assert backward.flops == sdpa_backward_flop_count(q.shape, q.shape, k.shape, v.shape)
+
+
+def test_attention_where_heads_come_last():
+    heads_first = matrix_work("aten::_scaled_dot_product_flash_attention", [[2, 3, 16, 8]] * 3)
+    heads_last = matrix_work("aten::_flash_attention_forward", [[2, 16, 3, 8]] * 3)
+    assert heads_first == heads_last
+
+
+def cells(model, x):
+    """FLOP of an RNN, from a loop over its layers and directions."""
+    total, source = 0, x.shape[-1]
+    gates = {"LSTM": 4, "GRU": 3, "RNN_TANH": 1}[model.mode]
+    leaving = model.proj_size or model.hidden_size
+    for _ in range(model.num_layers):
+        for _ in range(1 + model.bidirectional):
+            total += 2 * gates * model.hidden_size * (source + leaving)
+            total += 2 * model.hidden_size * model.proj_size
+        source = leaving * (1 + model.bidirectional)
+    return total * x.shape[0] * x.shape[1]
+
+
+@pytest.mark.parametrize(
+    ("name", "model"),
+    [
+        ("lstm", nn.LSTM(6, 10, num_layers=2)),
+        ("lstm", nn.LSTM(6, 10, bidirectional=True, num_layers=2)),
+        ("lstm", nn.LSTM(6, 10, proj_size=4)),
+        ("lstm", nn.LSTM(6, 10, batch_first=True)),
+        ("gru", nn.GRU(6, 10)),
+        ("rnn_tanh", nn.RNN(6, 10)),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:LSTM with projections")
+def test_an_rnn(tmp_path, name, model):
+    x = torch.randn(7, 3, 6)
+    (work,) = works_of(lambda: model(x), tmp_path, name)
+    assert work.flops == cells(model, x)
+    assert dict(work.sizes)["batch"] == (7 if model.batch_first else 3)
+    assert dict(work.sizes)["hidden size"] == 10
+    assert work.m == dict(work.sizes)["batch"]
+
+
+def test_onednn_lstm_layers_are_the_lstm(tmp_path):
+    model, x = nn.LSTM(6, 10, num_layers=2), torch.randn(7, 3, 6)
+    with torch.no_grad():
+        layers = works_of(lambda: model(x), tmp_path, "mkldnn_rnn_layer")
+    assert sum(w.flops for w in layers) == cells(model, x)
+
+
+def test_a_cudnn_lstm_as_traces_record_it():
+    """(input, weight[], stride0, buffer, hx, cx, mode, hidden, projection, layers, first, …)."""
+    dims = [[35, 20, 200], [], [], [], [2, 20, 650], [2, 20, 650]] + [[]] * 10
+    concrete = ["", "", "4", "", "", "", "2", "650", "0", "2", "False", "0.5", "True", "False"]
+    types = ["c10::Half", "TensorList", "Scalar", "c10::Half", "c10::Half", "c10::Half"]
+    work = matrix_work("aten::_cudnn_rnn", dims, types, [], concrete)
+    assert (work.m, work.n, work.k, work.dtype) == (20, 2600, 650, "fp16")
+    assert work.flops == 35 * 20 * 2 * 4 * 650 * ((200 + 650) + (650 + 650))
+    # An older trace, without the values: what the states' shapes tell, and cx tells an LSTM.
+    assert matrix_work("aten::_cudnn_rnn", dims, types) == work
+    assert matrix_work("aten::_cudnn_rnn", [*dims[:5], [], *dims[6:]], types) is None
+    backward = [*dims[:6], [35, 20, 650], [35, 20, 650], [], [], *dims[6:]]
+    values = [*concrete[:6], "", "", "", "", *concrete[6:]]
+    twice = matrix_work("aten::_cudnn_rnn_backward", backward, types, [], values)
+    assert twice.flops == 2 * work.flops
+    miopen = [*dims[:3], *dims[4:]]
+    values = [*concrete[:3], *concrete[4:8], *concrete[9:]]
+    assert matrix_work("aten::miopen_rnn", miopen, types, [], values).flops == work.flops
+
+
+def test_a_convolution_without_its_stride_keeps_what_is_known():
+    work = matrix_work("aten::cudnn_convolution", [[8, 64, 56, 56], [128, 64, 3, 3]])
+    assert (work.m, work.n, work.k, work.flops, work.bytes) == (0, 128, 576, 0, 0)
+    assert work.sizes == (("input channels", 64), ("output channels", 128))
+
+
+@pytest.mark.parametrize(
+    ("name", "dims"),
+    [
+        ("aten::add", [[3, 3], [3, 3]]),
+        ("aten::mm", []),
+        ("aten::mm", [[3, 4]]),
+        ("aten::mm", [[3, 4], [5, 6]]),
+        ("aten::mm", [[3, 4], "shape"]),
+        ("aten::mm", [[3, -4], [-4, 3]]),
+        ("aten::mm", [[3, 2**70], [2**70, 3]]),
+        ("aten::mm", [[3, 4.5], [4.5, 3]]),
+        ("aten::mm", [[True, True], [True, True]]),
+        ("aten::convolution", [[1, 3, 8, 8], [4, 0, 3, 3]]),
+        ("aten::convolution", [[1, 3, 8, 8], [4, 2, 3, 3]]),
+        ("aten::convolution_backward", [[1, 4, 6, 6], [1, 3, 8, 8], [4, 2, 3, 3]]),
+        ("aten::lstm", [[5, 2, 6], [], []]),
+        ("aten::_cudnn_rnn", [[5, 2, 6]]),
+        ("aten::scaled_dot_product_attention", [[2, 3, 16, 8], [2, 3, 16, 9], [2, 3, 16, 8]]),
+    ],
+)
+def test_what_makes_no_sense_is_no_work(name, dims):
+    assert matrix_work(name, dims, ["float"] * 9, dims, ["["] * 9) is None
+
+
+def test_products_by_hand():
+    assert matmul(4, 5, 6, 2, dtype="fp16").flops == 480
+    assert matmul(4, 5, 6, 2, dtype="fp16").bytes == 2 * 2 * (24 + 30 + 20)
+    # A 3 × 3 convolution of 2 images of 4 × 4 to 4 × 4, 8 to 16 channels: 9·8 products a value.
+    forward = convolution(2, (8, 16), 9, (16, 16), dtype="fp16")
+    assert forward.flops == 2 * (2 * 16 * 16) * (9 * 8)
+    assert forward.bytes == 2 * (2 * 8 * 16 + 2 * 16 * 16 + 9 * 8 * 16)
+    assert convolution(2, (8, 16), 9, (16, 16), direction="backward").flops == 2 * forward.flops
+    assert recurrent(3, 7, (6, 10), 4).flops == 2 * 3 * 7 * 4 * 10 * 16
+    assert attention(1, (3, 5), (2, 2), causal=True).flops == 2 * (1 + 2 + 3) * 4
+    assert attention(1, (5, 3), (2, 2), causal=True).flops == 2 * (1 + 2 + 3 + 3 + 3) * 4
+
+
+def test_the_gradients_of_old_traces_apart():
+    """What torch before 1.11 called inside ``cudnn_convolution_backward``."""
+    x, weight, dy = [32, 64, 28, 28], [128, 64, 3, 3], [32, 128, 14, 14]
+    both = matrix_work("aten::cudnn_convolution_backward", [x, dy, weight])
+    data = matrix_work("aten::cudnn_convolution_backward_input", [[], dy, weight])
+    weights = matrix_work("aten::cudnn_convolution_backward_weight", [[], dy, x])
+    told = matrix_work(
+        "aten::cudnn_convolution_backward_weight", [[], dy, x], [], [], ["[128, 64, 3, 3]"]
+    )
+    assert data.flops * 2 == both.flops == 2 * 2 * 32 * 14 * 14 * 128 * 64 * 9
+    assert told.flops == data.flops
+    assert (weights.flops, weights.n, weights.bytes) == (0, 0, 0)  # the kernel's size is not told
+    assert weights.sizes == data.sizes == both.sizes
+
+
+@pytest.fixture(scope="module")
+def traces(root):
+    folder = Path(os.environ.get("MPDIAG_TRACES") or root.parent / "shared" / "traces")
+    if not folder.is_dir():
+        pytest.skip("the recorded traces are not here")
+    return folder
+
+
+def test_resnet50_counted_from_a_trace(traces):
+    """A real V100 trace: its backward convolutions are ResNet-50's, known from the paper's sizes.
+
+    4.09 billion multiplications an image forward (fully connected layer apart), twice that
+    backward less the first layer's input gradient; 32 images, 6 steps.
+    """
+    with gzip.open(traces / "v100_resnet50_fp32.json.gz") as file:
+        events = json.loads(file.read().decode("utf-8", "replace"))["traceEvents"]
+    total = sum(
+        work.flops
+        for e in events
+        if e.get("name") == "aten::cudnn_convolution_backward"
+        and (work := matrix_work(e["name"], e["args"]["Input Dims"], e["args"]["Input type"]))
+    )
+    assert total == pytest.approx(6 * 32 * 2 * 2 * 4.09e9, rel=0.005)
+
+
+def test_sizes_that_no_memory_holds_are_damage():
+    """Each is possible by itself; their product is more than a float can be."""
+    assert matrix_work("aten::linear", [[2**39] * 40 + [8], [16, 8]], ["float", "float"]) is None
