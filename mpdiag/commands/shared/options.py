@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 else:  # the choices are the registry's
     Target = Literal[tuple(fmt.name for fmt in TARGETS)]
 Board = Literal["tensorboard", "wandb"]
-Scaler = Literal["constant", "backoff", "lognormal"]
 
 
 def exit_on_findings(strict: bool, severities: Iterable[str]) -> None:
