@@ -67,12 +67,12 @@ def view() -> None:
         format="2^%d",
         key="scale",
         bind="query-params",
-        help=f"Recommended: {plan.recommended:g}. It multiplies gradients; move it to see what "
-        "becomes of every layer.",
+        help=f"Recommended: {plan.recommended:g}. It multiplies gradients; move it to see its effect on "
+        "every layer.",
     )
     layers = layers_named(run_cache.layers(chosen, kind), text or "")
     if not len(layers):
-        st.info(in_markdown(f"No layer here has “{text}” in its name."))
+        st.info(in_markdown(f"No layer has “{text}” in its name."))
         return
     _numbers(layers, fmt, exponent)
     key = ("every scale", kind, fmt.name, text or "")

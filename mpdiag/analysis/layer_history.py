@@ -11,7 +11,7 @@ import numpy as np
 
 from mpdiag.analysis.analyzer import Analysis, analyze
 from mpdiag.analysis.layers import Layers, countable_rows, share
-from mpdiag.analysis.scaling.loss_scale import lost_by_scale
+from mpdiag.analysis.scaling.necessity import lost_by_scale
 from mpdiag.errors import LayerNotFound
 from mpdiag.numerics.formats import FP16
 from mpdiag.runs.run import Run, open_run

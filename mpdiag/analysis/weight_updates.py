@@ -43,7 +43,7 @@ def analyze_weight_updates(evidence: RunStatistics, target: FloatFormat) -> Mast
         needed=needed,
         swallowed_fraction=fraction,
         worst_parameter=names[worst],
-        reason=f"{fraction:.1%} of all updates would be swallowed by {label} weights: {verdict}",
+        reason=f"{fraction:.1%} of all updates would be rounded away by {label} weights: {verdict}",
         evidence={
             "changed": int(changed.sum()),
             "swallowed": int(swallowed.sum()),

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Options:
-    """What ``mpdiag record`` can be told; see ``mpdiag.record``. None: as that does without.
+    """The options of ``mpdiag record``; see ``mpdiag.record``. None leaves one at its default there.
 
     Raises:
         UsageError: If one makes no sense.
@@ -43,7 +43,7 @@ class Options:
     operations: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuse nonsense before the script runs."""
+        """Refuse values that make no sense before the script runs."""
         _ = self.cadence
         _check_pattern("--include", self.include)
         _check_pattern("--exclude", self.exclude)
@@ -53,11 +53,11 @@ class Options:
 
     @property
     def cadence(self) -> Cadence:
-        """Which steps."""
+        """Which steps to record."""
         return Cadence(self.every, self.max_steps)
 
     def words(self) -> list[str]:
-        """The command line that gives them again."""
+        """The command line that gives the same options."""
         given = {
             f"--{field.name.replace('_', '-')}": getattr(self, field.name)
             for field in fields(self)
@@ -67,7 +67,7 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Settings:
+class RecordingSettings:
     """How to record one process.
 
     Attributes:
@@ -94,7 +94,7 @@ def record_script(
         options: How to record.
 
     Returns:
-        How it ended, and the run folder; None where another rank tells of it.
+        How it ended, and the run folder; None where another rank reports it.
 
     Raises:
         RunExists: If ``out`` holds a run.
@@ -103,19 +103,19 @@ def record_script(
     rank, world = processes.announced_ranks()
     folder = place(out or processes.claim_run(Path("runs"), script.name)).absolute()
     _refuse_existing(folder, rank)
-    settings = Settings(
+    settings = RecordingSettings(
         folder,
         options or Options(),
         f"-m {script.target}" if script.module else script.target,
     )
-    watch = Watch(settings)
+    watch = ScriptRecording(settings)
     AfterTorch(watch.attach).install()
     processes.follow_children(watch_child, replace(settings, several=world == 1))
-    state = "failed"  # what escapes run() has not been told as an ending
+    state = "failed"  # if run() raises, it has returned no ending
     try:
         ending = run(script)
         state = ending.state
-    except KeyboardInterrupt:  # a second one, while run() told of the first
+    except KeyboardInterrupt:  # a second one, while run() handled the first
         state = "interrupted"
         raise
     finally:
@@ -146,10 +146,10 @@ def _refuse_existing(folder: Path, rank: int) -> None:
         raise RunExists(message)
 
 
-class Watch:
-    """Records one process."""
+class ScriptRecording:
+    """Records what trains in this process."""
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: RecordingSettings) -> None:
         self.settings = settings
         self._recorder: Recorder | None = None
         self._discovery: Discovery | None = None
@@ -163,11 +163,11 @@ class Watch:
 
     @property
     def recorded(self) -> bool:
-        """Whether recording began."""
+        """Whether recording has begun."""
         return self._recorder is not None
 
     def attach(self) -> None:
-        """Begin to look; torch is there."""
+        """Look for what trains from now on; torch has been imported."""
         from mpdiag.launching.discovery import Discovery
 
         self._discovery = Discovery(self)
@@ -176,13 +176,13 @@ class Watch:
         processes.abandon_in_children(self.abandon)
 
     def abandon(self) -> None:
-        """In a forked child: take no part any more, and write nothing."""
+        """Do nothing any more in a forked child, and write nothing."""
         self._state = "abandoned"
         self._stop_looking()
         self._recorder = None
 
     def finish(self, state: str) -> None:
-        """Stop and finish the run folder; twice does no harm, and the first word about it counts."""
+        """Stop and finish the run folder; of several calls the first one counts."""
         if self._state is not None:
             return
         try:
@@ -203,7 +203,7 @@ class Watch:
             self._discovery.detach()
         self._compiles.detach()
 
-    # -- what discovery tells ----------------------------------------------------------------------
+    # -- what discovery finds ----------------------------------------------------------------------
 
     def found(self, found: Discovered) -> None:
         """Begin recording, or take more into it."""
@@ -222,10 +222,10 @@ class Watch:
             )
 
     def made(self, _optimizer: Optimizer) -> None:
-        """Its first step will tell."""
+        """Do nothing: an optimizer counts from its first step on."""
 
     def called(self, module: nn.Module, args: Any) -> None:
-        """Tell the recorder of the call that it was made in, and of parts called alone."""
+        """Let the recorder see the call in which it was made, and parts that are called alone."""
         from mpdiag.tracing.dispatch import in_backward
 
         recorder = self._recorder
@@ -242,7 +242,7 @@ class Watch:
             self.finish("complete")
 
     def _forgo_operations(self) -> None:
-        """The script compiles something from now on."""
+        """Record no operations any more: the script compiles something from now on."""
         if self._recorder is None or self.settings.options.operations == 0:
             return
         self._recorder.forgo_operations(self._compiles.reason)
@@ -250,7 +250,7 @@ class Watch:
             print(f"mpdiag: no operations from here on: {self._compiles.reason}", file=sys.stderr)
 
     def trouble(self, error: Exception) -> None:
-        """Say so once; the script goes on."""
+        """Print the first error; the script goes on."""
         if not self._troubled:
             self._troubled = True
             print(
@@ -291,7 +291,7 @@ class Watch:
             self._finish_on_termination()
 
     def _finish_on_termination(self) -> None:
-        """SIGTERM is how launchers stop the other ranks when one has failed."""
+        """Finish on SIGTERM, with which launchers stop the other ranks when one has failed."""
         if os.name != "posix" or signal.getsignal(signal.SIGTERM) != signal.SIG_DFL:
             return
         mine = os.getpid()
@@ -320,8 +320,8 @@ def _prefixed(roots: tuple[Root, ...], names: list[str], *, first: bool) -> dict
     return {name: (r.model, r.wrapper) for name, r in zip(names, roots, strict=True)}
 
 
-def watch_child(settings: Settings) -> Any:
+def watch_child(settings: RecordingSettings) -> Any:
     """Record a process that the script has started; returns what to call at its end."""
-    watch = Watch(settings)
+    watch = ScriptRecording(settings)
     AfterTorch(watch.attach).install()
     return watch.finish

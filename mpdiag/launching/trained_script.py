@@ -2,9 +2,9 @@
 
 ::
 
-    the script calls a model        operations cast by the policy, outputs handed back in FP32
-    loss.backward()                 loss scaled; gradients unscaled before anyone sees them
-    the script clips, logs          true gradients
+    the script calls a model        operations cast by the policy, outputs returned in FP32
+    loss.backward()                 loss scaled; gradients unscaled right after
+    the script clips, logs          unscaled gradients
     optimizer.step()                ranks agree: step, or skip; the scale is adjusted
 """
 

@@ -1,4 +1,4 @@
-"""What ``meta.json`` says of a training, whoever writes it: recorder or trainer."""
+"""What ``meta.json`` says of a training, for recorder and trainer alike."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def describe_training(models: Sequence[nn.Module]) -> dict[str, Any]:
 
 
 def describe_optimizer(optimizer: Optimizer) -> dict[str, Any]:
-    """Its type and the plain settings of its first group."""
+    """The type of an optimizer and the plain settings of its first group."""
     group = optimizer.param_groups[0] if optimizer.param_groups else {}
     settings = {
         name: value

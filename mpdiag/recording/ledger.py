@@ -67,7 +67,7 @@ class _Books:
     """What is not on disk yet, and how much is.
 
     Ctrl-C may fall between any two instructions. So the books are replaced as a whole, by one
-    assignment: whatever was interrupted, a row is either here or on disk, and never both.
+    assignment: whatever is interrupted, a row is either here or on disk, never in both.
     """
 
     part: int = 1  # number of the part that will be written next
@@ -119,7 +119,7 @@ class Ledger:
         count: Count,
         stage: Stage = "local",
     ) -> None:
-        """Say what a counted tensor was."""
+        """Note what a counted tensor was."""
         key = RowKey(kind, name, micro, tensor.dtype, tensor.placement, stage, count.device)
         self._entry(key).rows.append(count.row)
 
@@ -132,7 +132,7 @@ class Ledger:
         count: Count,
         stage: Stage = "local",
     ) -> None:
-        """The same, for a tensor that supersedes what was noted under this name."""
+        """Note what a counted tensor was, in place of what was noted under this name."""
         key = RowKey(kind, name, micro, tensor.dtype, tensor.placement, stage, count.device)
         self._entry(key).rows[:] = [count.row]
 
@@ -182,11 +182,11 @@ class Ledger:
         return len(kept)
 
     def drop_step(self) -> None:
-        """Forget the open step."""
+        """Forget all rows of the open step."""
         self._open = {}
 
     def forget(self) -> None:
-        """Forget all that is not on disk."""
+        """Forget all rows that are not on disk."""
         self._open = {}
         self._books = replace(self._books, closed=(), chunks=())
 
@@ -203,19 +203,19 @@ class Ledger:
 
     @property
     def rows_written(self) -> int:
-        """Rows on disk."""
+        """How many rows are on disk."""
         return self._books.rows_written
 
     @property
     def steps_written(self) -> int:
-        """Steps on disk."""
+        """How many steps are on disk."""
         return self._books.steps_written
 
     # -- to the disk -------------------------------------------------------------------------------
 
     @property
     def due(self) -> bool:
-        """Whether it is time to write a part: the first step at once, then now and then."""
+        """Whether it is time to write a part: the first step at once, later ones in batches."""
         waiting = self._books.waiting
         if waiting and (self._books.part == 1 or waiting >= _FLUSH_ROWS):
             return True
@@ -303,5 +303,5 @@ class Ledger:
 
 
 def _positive(scale: float) -> float:
-    """A loss scale that cannot be one (0, infinite, NaN) says nothing about the values."""
+    """The scale, or 1 in place of one that is impossible (0, infinite, NaN)."""
     return scale if 0.0 < scale < float("inf") else 1.0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-import weakref
 from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:
@@ -50,8 +49,8 @@ class LiveRecording(Protocol):
         """Finish the run folder."""
 
 
-live: weakref.WeakSet[LiveRecording] = weakref.WeakSet()
-"""Recordings of this process that were started and not closed."""
+live: set[LiveRecording] = set()
+"""Recordings of this process that were started and not closed; kept alive here, to be closed."""
 
 
 def _silence_child() -> None:

@@ -1,9 +1,9 @@
-"""The loss of each step, beside the statistics: what ``mpdiag compare`` holds a later training against.
+"""The loss of each step, beside the statistics: ``mpdiag compare`` compares later trainings with it.
 
 ``torch.autograd.backward``, which ``Tensor.backward`` calls, is wrapped while something is recorded.
-What goes in is read and passed on. A step's loss is that of its last backward pass, as ``mpdiag train``
-has it. With several optimizers there is no such thing, and where a trainer of ours is at work or
-somebody else writes the log, it is left to them. ``mpdiag.log_metric`` writes here, too.
+Its arguments are read and passed on. A step's loss is that of its last backward pass, as for ``mpdiag
+train``. With several optimizers no one loss belongs to a step, so none is written; nor is one where a
+trainer of ours, or another program, writes the log. ``mpdiag.log_metric`` writes here, too.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class LossLog:
     Args:
         folder: The run folder.
         quiet: A context in which operations are no part of the training.
-        failed: Told of what went wrong while a loss was noted; training goes on.
+        failed: Told what went wrong while a loss was noted; training goes on.
         active: Whether to write at all; one rank does.
     """
 
@@ -74,7 +74,7 @@ class LossLog:
         return len(self._waiting) >= MANY
 
     def attach(self) -> None:
-        """Begin to listen."""
+        """Note losses from now on."""
         if self._over:
             return
         announce(self)
@@ -83,7 +83,7 @@ class LossLog:
             torch.autograd.backward = _listening(torch.autograd.backward)
 
     def detach(self) -> None:
-        """Stop listening; what was wrapped is put back, unless somebody has wrapped it since."""
+        """Note no more; ``backward`` is put back, unless it has been wrapped again since."""
         if self in _live:
             _live.remove(self)
         plain = getattr(torch.autograd.backward, "_mpdiag", None)
@@ -97,12 +97,12 @@ class LossLog:
         withdraw(self)
 
     def forget(self) -> None:
-        """Write nothing more: the folder, or the log in it, is another's."""
+        """Write nothing more: the folder, or the log in it, belongs to another program."""
         self.give_way()
         self._waiting, self._over = [], True
 
     def backward_began(self, loss: Any) -> None:
-        """A backward pass begins."""
+        """A backward pass from this loss begins; None if it is no loss."""
         try:
             self._note(loss)
         except Exception as error:  # noqa: BLE001 - what is watched goes on
@@ -119,11 +119,11 @@ class LossLog:
             with self._quiet(), torch.no_grad():
                 value = loss.detach()
                 self._loss = value.item() if value.device.type == "cpu" else value.clone()
-        except RuntimeError:  # a tensor of torch.func, whose value nobody may ask for
+        except RuntimeError:  # a tensor of torch.func, whose value cannot be read
             return
 
     def step_ended(self, step: int, scale: Any, skipped: Any, *, alone: bool) -> None:
-        """A step ended.
+        """Note that a step ended, and its loss.
 
         Args:
             step: Its number.
@@ -144,7 +144,7 @@ class LossLog:
         self._write([Metric(name, value, higher_is_better)])
 
     def flush(self, keep: int = 1) -> None:
-        """Write what waits, but for the last step: who has a log of their own note it after us."""
+        """Write what waits, except for the last step: a program with its own log notes it after us."""
         kept = max(0, len(self._waiting) - keep)
         waiting, self._waiting = self._waiting[:kept], self._waiting[kept:]
         entries = []
@@ -172,14 +172,14 @@ class LossLog:
         self._size = path.stat().st_size if not is_remote(path) and path.exists() else 0
 
     def _is_anothers(self) -> bool:
-        """Whether the log holds what we did not write."""
+        """Whether the log holds lines that we did not write."""
         path = self._writer.path
         if self._size is None:
             return path.exists()
         return not is_remote(path) and path.exists() and path.stat().st_size != self._size
 
     def close(self) -> None:
-        """Write the rest."""
+        """Note no more losses, and write those that wait."""
         self.detach()
         self.flush(keep=0)
 
@@ -212,7 +212,7 @@ def _tell(args: tuple[Any, ...], options: dict[str, Any]) -> None:
 
 
 def _from_a_trainer(frame: Any) -> bool:
-    """Whether one of our trainers asks, whose losses are scaled; ``Tensor.backward`` stands between."""
+    """Whether a trainer of ours calls, whose losses are scaled; ``Tensor.backward`` may lie between."""
     if frame.f_globals.get("__name__") == "torch._tensor":
         frame = frame.f_back
     return str(frame.f_globals.get("__name__")).startswith(_TRAINERS)

@@ -74,7 +74,7 @@ class Observer(StepListener):
     # -- hooks come and go -------------------------------------------------------------------------
 
     def attach(self) -> None:
-        """Place the hooks."""
+        """Place the global forward hooks."""
         self._handles.append(torch_modules.register_module_forward_pre_hook(self.before_forward))
         self._handles.append(
             torch_modules.register_module_forward_hook(self._after_forward, always_call=True)
@@ -106,7 +106,7 @@ class Observer(StepListener):
     # -- forward -----------------------------------------------------------------------------------
 
     def before_forward(self, module: torch.nn.Module, _args: Any) -> None:
-        """The global hook."""
+        """The global forward pre-hook: a module is called."""
         clock = self._clock
         if is_traced() or not clock.active:
             return

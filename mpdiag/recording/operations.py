@@ -170,7 +170,7 @@ class OperationWatch:
         self._mode.on = True
 
     def pause(self) -> None:
-        """Record no more.
+        """Record no operations until ``resume``.
 
         Inside a backward pass, or on another thread, the mode stays on its stack and does nothing:
         autograd would bring it back when the pass ends. The next call outside takes it off.
@@ -402,7 +402,7 @@ class OperationSteps(StepListener):
             self._failed("writing operations", error)
 
     def stopped(self) -> None:
-        """Record no more."""
+        """Record no operations any more."""
         self._watch.stop()
 
     def to_json(self) -> dict[str, Any]:

@@ -209,7 +209,7 @@ class Recorder:
     # -- life --------------------------------------------------------------------------------------
 
     def __enter__(self) -> Recorder:  # noqa: PYI034 - typing.Self is Python 3.11's
-        """Start recording."""
+        """Start recording; see ``start``."""
         return self.start()
 
     def __exit__(

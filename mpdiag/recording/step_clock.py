@@ -213,7 +213,7 @@ class StepClock:
 
     @property
     def present(self) -> Step:
-        """The present step."""
+        """The present step, as listeners hear of it."""
         return Step(self.number, self.recording, self._accumulating)
 
     @property

@@ -100,7 +100,7 @@ class WeightObserver(StepListener):
     # -- hooks come and go -------------------------------------------------------------------------
 
     def attach(self) -> None:
-        """Place the hooks."""
+        """Place hooks on optimizers, and on parameters that none of them steps."""
         optimizers, self._waiting = self._waiting, []
         self._watch_optimizers(optimizers)
         self._watch_unstepped(self._subjects.parameters)
@@ -111,7 +111,7 @@ class WeightObserver(StepListener):
         self._watch_unstepped({id(p): p for root in roots for p in root.parameters()})
 
     def stopped(self) -> None:
-        """Remove every hook."""
+        """Remove every hook from optimizers and parameters."""
         for handle in [*self._handles, *self._contributions, *self._unstepped.values()]:
             handle.remove()
         self._handles, self._contributions, self._unstepped = [], [], {}

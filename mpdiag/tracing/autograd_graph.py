@@ -1,4 +1,4 @@
-"""Which leaves a backward pass will reach."""
+"""Which leaf tensors a backward pass will reach."""
 
 from __future__ import annotations
 

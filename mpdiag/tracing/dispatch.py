@@ -24,7 +24,7 @@ def after_backward(call: Callable[[], None]) -> None:
 
 
 def is_traced() -> bool:
-    """Whether a call is being compiled or traced (``torch.jit.trace``): what we did would be, too."""
+    """Whether a call is being compiled or traced (``torch.jit.trace``), and our own code with it."""
     return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
 
 

@@ -1,4 +1,4 @@
-"""What there is to record: the modules and parameters of the models, by name."""
+"""Names of what can be recorded: the modules and parameters of the models."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ class NamedParameter:
 
 @dataclass(eq=False)
 class Subjects:
-    """Everything a recording is about.
+    """The modules and parameters that a recording is about.
 
     Attributes:
         roots: The models.
@@ -252,7 +252,7 @@ class NameFilter:
     exclude: str | None
 
     def __post_init__(self) -> None:
-        """Refuse what is no regular expression."""
+        """Refuse a pattern that is no regular expression."""
         for option in ("include", "exclude"):
             pattern = getattr(self, option)
             try:
@@ -262,7 +262,7 @@ class NameFilter:
                 raise UsageError(message) from error
 
     def __call__(self, name: str) -> bool:
-        """Whether the name passes."""
+        """Whether a name passes the filter."""
         if self.include is not None and not re.search(self.include, name):
             return False
         return self.exclude is None or not re.search(self.exclude, name)

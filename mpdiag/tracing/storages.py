@@ -1,4 +1,4 @@
-"""Storages, watched without being kept."""
+"""What is known of tensor storages, without keeping them alive."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ Known = TypeVar("Known")
 class WeakStorages(Generic[Known]):
     """What is known of storages, for as long as they live.
 
-    As a dict of torch's ``StorageWeakRef`` would be, but that class frees in ``__del__``, where
-    Python swallows a Ctrl-C that falls into it: a script would train on although it was told to
-    stop. Here ``put`` and ``clear`` free, as ordinary code. While something is known of a storage, no
-    other one gets its address, so that may be (part of) a key.
+    A dict of torch's ``StorageWeakRef`` would do the same, but that class frees in ``__del__``, where
+    Python swallows a Ctrl-C: a script would train on although it was told to stop. Here ``put`` and
+    ``clear`` free, as ordinary code. While something is known of a storage, no other one gets its
+    address, so the address may be (part of) a key.
     """
 
     def __init__(self) -> None:
         self._known: dict[Any, tuple[int, Known]] = {}
 
     def get(self, key: Any) -> Known | None:
-        """What was said of the storage under this key; None if nothing, or if it was freed."""
+        """What is known of the storage under this key; None if nothing, or if it was freed."""
         known = self._known.get(key)
         if known is None or torch.UntypedStorage._expired(known[0]):
             return None
         return known[1]
 
     def put(self, key: Any, storage: torch.UntypedStorage, value: Known) -> None:
-        """Say something of a storage; of a key's freed storage nothing is known any more."""
+        """Note something of a storage, in place of what was noted under this key."""
         earlier = self._known.pop(key, None)
         if earlier is not None:
             torch.UntypedStorage._free_weak_ref(earlier[0])
@@ -37,7 +37,7 @@ class WeakStorages(Generic[Known]):
         self._known[key] = reference, value
 
     def clear(self) -> None:
-        """Forget all."""
+        """Forget all storages."""
         while self._known:
             _, (reference, _) = self._known.popitem()
             torch.UntypedStorage._free_weak_ref(reference)

@@ -10,7 +10,7 @@ import pytest
 
 from mpdiag.analysis.analyzer import analyze
 from mpdiag.analysis.layer_history import explain_layer
-from mpdiag.analysis.scaling.loss_scale import NEEDED, lost_by_scale
+from mpdiag.analysis.scaling.necessity import NEEDED, lost_by_scale
 from mpdiag.analysis.scaling.replay import replay_run
 from mpdiag.errors import (
     DamagedPlan,

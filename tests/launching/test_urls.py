@@ -10,8 +10,8 @@ from mpdiag.runs.run import open_run
 IN_MEMORY = """
 import sys
 from mpdiag.cli import app
-from mpdiag.places import place
-from mpdiag.runs import open_run
+from mpdiag.files.paths import place
+from mpdiag.runs.run import open_run
 
 URL = "memory:///fleet/one"
 

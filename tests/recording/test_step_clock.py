@@ -231,12 +231,13 @@ def test_without_an_optimizer_the_next_pass_begins_a_step():
 
 
 def test_optimizers_that_step_within_the_backward_pass_end_the_step_after_it():
-    clock, diary, backward = started("a", "b", "c")
+    optimizers = ("a", "b", "c")
+    clock, diary, backward = started(*optimizers)
     for _ in range(2):
         clock.call_began()
         clock.forward_began(MODEL)
         with backward:
-            for optimizer in "abc":
+            for optimizer in optimizers:
                 clock.backward_reached()
                 clock.optimizer_stepped(optimizer)
             assert diary.ends == list(range(clock.number))

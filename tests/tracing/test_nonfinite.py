@@ -46,7 +46,7 @@ def traced(function, backward=True):
 def test_the_producer_is_named_and_not_who_passed_it_on(function, op, kind):
     first = traced(function).first
     assert (first.op, first.kind, first.phase, first.module) == (op, kind, "forward", "")
-    assert first.where.endswith(f"test_first_nonfinite.py:{function.__code__.co_firstlineno}")
+    assert first.where.endswith(f"test_nonfinite.py:{function.__code__.co_firstlineno}")
     assert first.inputs[0].lowest is not None
     assert first.step == 0
 
@@ -97,7 +97,7 @@ def test_in_emulated_fp16_the_operation_and_not_the_cast(scale, phase):
     assert first.dtype == "float16"
     if phase == "forward":
         assert first.op == "mul"
-        assert first.where.endswith(f"test_first_nonfinite.py:{function.__code__.co_firstlineno}")
+        assert first.where.endswith(f"test_nonfinite.py:{function.__code__.co_firstlineno}")
 
 
 def test_nothing_is_left_behind_and_nothing_changed():

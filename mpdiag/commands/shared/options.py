@@ -22,7 +22,6 @@ StrictOption = Annotated[
 ]
 Target = Literal["fp16", "bf16", "fp8_e4m3", "fp8_e5m2"]
 Board = Literal["tensorboard", "wandb"]
-Scaler = Literal["constant", "backoff", "lognormal"]
 
 
 def exit_on_findings(strict: bool, severities: Iterable[str]) -> None:

@@ -56,7 +56,7 @@ class DeviceRows:
 
     @torch.no_grad()
     def count(self, values: torch.Tensor, repeat: int = 1, zeros: int = 0) -> int:
-        """See ``rows.Rows``."""
+        """Count a tensor into a new row; see ``rows.Rows``."""
         row = self._new_row()
         self._count_into(row, values)
         if repeat != 1:
@@ -67,7 +67,7 @@ class DeviceRows:
 
     @torch.no_grad()
     def count_update(self, before: torch.Tensor, after: torch.Tensor) -> tuple[int, int, int]:
-        """See ``rows.Rows``."""
+        """Count a weight update into new rows; see ``rows.Rows``."""
         weight_row, update_row = self._new_row(), self._new_row()
         fact = self._new_update()
         for start in range(0, before.numel(), _PORTION):
@@ -94,7 +94,7 @@ class DeviceRows:
         )
 
     def clear(self) -> None:
-        """See ``rows.Rows``."""
+        """Forget all rows, on the device; see ``rows.Rows``."""
         used, updates = self._used, self._updates
         self._counts[:used] = 0
         self._extremes[:used] = self._no_extremes(used)

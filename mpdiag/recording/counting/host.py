@@ -129,7 +129,7 @@ class HostRows:
         )
 
     def read(self) -> RawRows:
-        """See ``Rows``."""
+        """All rows counted since the last ``clear``; see ``Rows``."""
         return RawRows(
             counts=self._counts,
             extremes=np.array(self._counts.beside(), np.float64).reshape(-1, 2),
@@ -138,7 +138,7 @@ class HostRows:
         )
 
     def clear(self) -> None:
-        """See ``Rows``."""
+        """Forget all rows; see ``Rows``."""
         self._counts = Packed(layout.RAW, tail=layout.RAW - layout.QUARTERS)
         self._ratios = Packed(layout.RATIO_BINS)
 

@@ -1,4 +1,4 @@
-"""Raw rows, wherever they were counted, and how they become histograms."""
+"""Raw rows of any device, and how they become histograms."""
 
 from __future__ import annotations
 

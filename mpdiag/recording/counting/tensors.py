@@ -1,4 +1,4 @@
-"""From whatever a module returns to the flat values a counter can read."""
+"""From what a module returns to flat values that a counter can read."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def _local_part(tensor: torch.Tensor) -> tuple[torch.Tensor, Placement]:
 
 
 def is_tensor_parallel(model: torch.nn.Module) -> bool:
-    """Whether its own code computes with distributed tensors, which ``fully_shard`` spares it."""
+    """Whether a model's own code computes with distributed tensors; under ``fully_shard`` none does."""
     module = sys.modules.get("torch.distributed.tensor")
     if module is None or not any(isinstance(p, module.DTensor) for p in model.parameters()):
         return False
@@ -128,7 +128,7 @@ def is_tensor_parallel(model: torch.nn.Module) -> bool:
 
 
 def beside_sharded(model: torch.nn.Module) -> list[torch.nn.Parameter]:
-    """Plain parameters of a tensor-parallel model: every rank has the same, and computes alike.
+    """Plain parameters of a tensor-parallel model: all ranks have the same ones, and compute alike.
 
     Those that ``fully_shard`` was told to ignore are not meant: they may be each rank's own.
     """

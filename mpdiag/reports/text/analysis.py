@@ -1,4 +1,4 @@
-"""What ``analyze``, ``why`` and ``replay`` print: the verdict, what decides, the details."""
+"""What ``analyze`` prints: the verdict, what decides, the details."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mpdiag.analysis.layers import share
-from mpdiag.analysis.scaling.loss_scale import lost_by_scale
+from mpdiag.analysis.scaling.necessity import lost_by_scale
 from mpdiag.display.wording import counted
 from mpdiag.numerics.formats import FP16
 from mpdiag.reports.formatting import layer_name, magnitude, percent
@@ -83,7 +83,7 @@ def shapes_table(plan: PrecisionPlan) -> RenderableType:
 
 
 def after_analysis(analysis: Analysis, run: Path, plan: Path | None = None) -> tuple[object, ...]:
-    """The command to go on with: its words.
+    """The words of the command to run next.
 
     Args:
         analysis: The analysis.
@@ -142,19 +142,19 @@ def _facts(analysis: Analysis) -> Table:
 
 
 def _admissible(scale: LossScaleAnalysis) -> str:
-    """Which loss scales would do, and which layers say so."""
+    """Which loss scales work, and the layers that set the limits."""
     plan = scale.plan
     if scale.deciding_layer is None and scale.limiting_layer is None:
         return ""
     upper = "no limit" if plan.upper is None else f"{plan.upper:g}"
     lowest, highest = scale.deciding_layer or "the model", scale.limiting_layer or "the model"
     if not scale.fits:
-        return f"; none fits: {lowest} needs {plan.lower:g} or more, {highest} {upper} or less"
+        return f"; none fits: {lowest} needs at least {plan.lower:g}, {highest} at most {upper}"
     return (
-        f"; {plan.lower:g} ({lowest} loses more below) to {upper} ({highest} overflows beyond) "
-        "would do"
+        f"; any scale from {plan.lower:g} (below: {lowest} underflows) to {upper} "
+        f"(above: {highest} overflows) works"
         if plan.lower > 1
-        else f"; up to {upper} would do ({highest} overflows beyond)"
+        else f"; any scale up to {upper} works (above: {highest} overflows)"
     )
 
 
@@ -181,7 +181,7 @@ def _deciding_layers(analysis: Analysis) -> RenderableType:
         numbers.pop()
     table = Fitted(
         ("activation gradients of", *numbers),
-        "Layers that lose most, in the later half of the run",
+        "Layers with the most underflow, in the later half of the run",
         right=frozenset(numbers),
         spare=("|g| max",),
     )
@@ -209,7 +209,7 @@ def _gradients(analysis: Analysis) -> list[RenderableType]:
     return [title, drawing]
 
 
-_NOTHING_MORE = "nothing beyond what the operation policy keeps there"
+_NOTHING_MORE = "nothing beyond the operation policy"
 
 
 def _kept(analysis: Analysis) -> str:
@@ -227,7 +227,7 @@ def _kept(analysis: Analysis) -> str:
 _COVERED = {
     "": "",
     "lists": " (the policy covers it)",
-    "neighbours": " (only where everything is narrow: at O1 what surrounds it is FP32)",
+    "neighbours": " (only if everything is narrow: at O1 its neighbours run in FP32)",
 }
 
 
@@ -235,7 +235,7 @@ def _proven(analysis: Analysis) -> RenderableType:
     why = "why, and what happens without it"
     table = Fitted(
         ("operation", "where", why, "bytes", "FLOPs"),
-        "What FP16 cannot hold, by its numbers",
+        "Operations that FP16 cannot represent, as recorded",
         "bytes, FLOPs: share of the step's operations, backward included",
         sentences=frozenset({why}),
         right=frozenset({"bytes", "FLOPs"}),

@@ -233,7 +233,7 @@ def sensitivity_figure(frame: pd.DataFrame, value: str, most: int = 30) -> go.Fi
     Args:
         frame: The ranking.
         value: What ranks, in words.
-        most: So many are drawn.
+        most: How many to draw.
     """
     moved = frame[frame["value"] > 0]  # what changes nothing has no place on a log scale
     top = (moved if len(moved) else frame).head(most).reset_index(drop=True)
@@ -292,7 +292,7 @@ def sensitivity_figure(frame: pd.DataFrame, value: str, most: int = 30) -> go.Fi
 
 
 def _hover(name: str, row: Mapping[Any, Any], value: str) -> str:
-    """What stands under the pointer."""
+    """The text under the pointer."""
     number = float(str(row["value"]))
     lines = [
         f"<b>{in_figure(name)}</b>",

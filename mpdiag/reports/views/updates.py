@@ -1,4 +1,7 @@
-"""Weight updates as tidy tables: how small they are beside their weights, and what is swallowed."""
+"""Weight updates: how small they are beside their weights, and what 16-bit weights round away.
+
+The run folder calls an update *swallowed* that a 16-bit weight would round away.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,7 @@ _FACTS = ("changed", "swallowed_fp16", "swallowed_bf16", "vanished_fp16")
 
 
 def update_frame(records: Records) -> pd.DataFrame:
-    """How many updates 16-bit weights would swallow, by parameter.
+    """How many updates 16-bit weights would round away, by parameter.
 
     Returns:
         ``parameter``; ``changed``, ``swallowed_fp16``, ``swallowed_bf16``, ``vanished_fp16``:
@@ -99,9 +102,9 @@ def ratio_figure(frame: pd.DataFrame, *, log: bool = True) -> go.Figure:
         return empty(_NONE)
     fig = figure(360)
     parts = (
-        (frame["exponent"] < BEGINS, "up to 2048: taken", BLUE),
-        (frame["exponent"] == BEGINS, "2048 to 4096: some swallowed", ORANGE),
-        (frame["exponent"] >= CERTAIN, "above 4096: all swallowed", VERMILION),
+        (frame["exponent"] < BEGINS, "up to 2048: kept", BLUE),
+        (frame["exponent"] == BEGINS, "2048 to 4096: some rounded away", ORANGE),
+        (frame["exponent"] >= CERTAIN, "above 4096: all rounded away", VERMILION),
     )
     for mask, name, colour in parts:
         part = frame[mask]
@@ -136,7 +139,7 @@ def parameters_figure(frame: pd.DataFrame, most: int = 30) -> go.Figure:
         x=worst["fp16_share"],
         y=places,
         orientation="h",
-        name="swallowed by FP16 weights",
+        name="by FP16 weights",
         marker={"color": VERMILION, "opacity": 0.8},
         customdata=labels,
         hovertemplate=hover,
@@ -174,7 +177,7 @@ def over_time_figure(frame: pd.DataFrame) -> go.Figure:
             hovertemplate="step %{x}: %{y:.2%}<extra>" + name + "</extra>",
         )
     fig.update_xaxes(title="step")
-    fig.update_yaxes(tickformat=".0%", rangemode="tozero", title="swallowed")
+    fig.update_yaxes(tickformat=".0%", rangemode="tozero", title="rounded away")
     return fig
 
 
@@ -238,8 +241,8 @@ def ratios(run: str, records: Records, parameter: str | None, *, log: bool = Tru
     return Picture(
         "ratios",
         f"How small the updates are beside the weights: {whose}",
-        "From a ratio of 2048 an FP16 weight begins to swallow its update, beyond 4096 it "
-        "swallows every one (for normal weights).",
+        "From a ratio of 2048 FP16 weights round some updates away, above 4096 all of them (for "
+        "normal weights).",
         ratio_figure(frame, log=log),
         frame,
         ratio_receipt(run, parameter),
@@ -247,13 +250,13 @@ def ratios(run: str, records: Records, parameter: str | None, *, log: bool = Tru
 
 
 def swallowed(run: str, records: Records, *, frame: pd.DataFrame | None = None) -> Picture:
-    """Swallowed share by parameter; ``frame`` is its table, where it is known already."""
+    """Share rounded away by parameter; ``frame`` is its table if it is known already."""
     if frame is None:
         frame = update_frame(records)
     return Picture(
         "swallowed",
-        "Swallowed by 16-bit weights",
-        "Measured in the FP32 training: elements that changed, but whose 16-bit weight would not.",
+        "Updates that 16-bit weights round away",
+        "Measured in the FP32 training: elements that changed, but would not have in 16 bits.",
         parameters_figure(frame),
         frame,
         update_receipt(run),
@@ -261,12 +264,12 @@ def swallowed(run: str, records: Records, *, frame: pd.DataFrame | None = None) 
 
 
 def swallowed_over_time(run: str, records: Records, parameter: str | None) -> Picture:
-    """Swallowed share at each recorded step."""
+    """Share rounded away at each recorded step."""
     frame = swallowed_frame(records, parameter)
     return Picture(
         "swallowed-over-time",
-        "Swallowed updates over time",
-        "They grow as the learning rate falls and the training settles.",
+        "Updates rounded away over time",
+        "The share of changed elements at each recorded step.",
         over_time_figure(frame),
         frame,
         over_time_receipt(run, parameter),
