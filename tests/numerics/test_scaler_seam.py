@@ -225,7 +225,9 @@ def test_it_trains_and_is_told_the_true_maximum():
     "override", ["peakhold", {"method": "peakhold", "margin": 3}, PeakHold(8.0)]
 )
 def test_it_can_be_asked_for_in_place_of_the_plans(override):
-    mp = trainer(network(), plan=constant(8.0), loss_scale=override)
+    mp = trainer(
+        network(), plan=constant(8.0), overrides=mpdiag.PrecisionOverrides(loss_scale=override)
+    )
     assert isinstance(mp.scaler, PeakHold)
 
 
@@ -237,7 +239,7 @@ def test_a_scaler_that_does_not_say_what_it_needs_is_refused():
             return self
 
     with pytest.raises(UsageError, match="needs_absmax"):
-        trainer(network(), plan=plan(), loss_scale=Silent())
+        trainer(network(), plan=plan(), overrides=mpdiag.PrecisionOverrides(loss_scale=Silent()))
 
 
 def test_its_state_is_saved_and_loaded_again():
