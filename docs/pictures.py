@@ -1,6 +1,6 @@
 """The pictures of the concepts, drawn as SVG from the sample run ``ssd``.
 
-    python docs/pictures.py [docs/pictures]
+python docs/pictures.py [docs/pictures]
 """
 
 from __future__ import annotations
@@ -147,7 +147,9 @@ def swallowed() -> str:
         ),
         line(x(0), y + 44, x(0), y + 60, BLUE),
     ]
-    title = power(60, 36, "The numbers that FP16 has near a weight of 1", anchor="start", weight=600)
+    title = power(
+        60, 36, "The numbers that FP16 has near a weight of 1", anchor="start", weight=600
+    )
     return svg(200, title + "".join(parts), "An update that FP16 swallows")
 
 
@@ -186,7 +188,7 @@ def svg(height: int, body: str, title: str) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" '
         'font-family="system-ui, -apple-system, Segoe UI, Roboto, DejaVu Sans, sans-serif" '
         f'font-size="14"><title>{title}</title>'
-        f'{rect(0, 0, WIDTH, height, "#fff", radius=8)}{body}</svg>\n'
+        f"{rect(0, 0, WIDTH, height, '#fff', radius=8)}{body}</svg>\n"
     )
 
 
@@ -233,7 +235,9 @@ def power(
     import re
 
     raised = re.sub(
-        r"\^(-?\d+)", r'<tspan dy="-5" font-size="10">\1</tspan><tspan dy="5">&#8203;</tspan>', words
+        r"\^(-?\d+)",
+        r'<tspan dy="-5" font-size="10">\1</tspan><tspan dy="5">&#8203;</tspan>',
+        words,
     )
     return text(x, y, raised, color=color, anchor=anchor, weight=weight)
 

@@ -7,9 +7,9 @@ import math
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+import made_runs as hand
 import numpy as np
 import pytest
-import runs_by_hand as hand
 import torch
 from support import backoff, batch, constant, network
 from typer.testing import CliRunner
