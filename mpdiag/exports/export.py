@@ -102,7 +102,7 @@ def format_of(plan: PrecisionPlan, support: Support) -> str:
         return "fp32"
     if plan.target in support.formats:
         return plan.target
-    if format_named(plan.target).bits == 8 and FP16.name in support.formats:
+    if format_named(plan.target).needs_tensor_scale and FP16.name in support.formats:
         return FP16.name
     message = (
         f"{support.name} cannot train in {format_named(plan.target).label}: analyze with --target "
