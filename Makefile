@@ -22,6 +22,10 @@ demo: $(READY)-demo ## record a small detector in FP32, analyze it, train it in 
 test: $(READY)-test ## run the tests (ARGS="-k name" goes to pytest)
 	@$(BIN)/python -m pytest $(ARGS)
 
+.PHONY: docs
+docs: $(READY)-docs ## build the documentation into site/
+	@$(BIN)/mkdocs build --strict --quiet
+
 .PHONY: lint
 lint: $(READY)-dev ## check style and formatting with ruff
 	@$(BIN)/ruff check .
@@ -54,7 +58,7 @@ wheel: $(READY)-dev ## build the wheel and the source archive into dist/
 
 .PHONY: clean
 clean: ## remove builds and caches; .venv and runs/ stay
-	@rm -rf build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	@rm -rf build dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	@find . -path ./$(VENV) -prune -o -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # One stamp for each extra: install it once, and again when what it is made of has changed.

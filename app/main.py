@@ -1,4 +1,4 @@
-"""The dashboard's router: which views there are, and the run they speak of.
+"""The dashboard's router: its pages, and the run that they show.
 
 Opened by ``mpdiag dashboard [RUNS]``; ``streamlit run app/main.py`` shows the sample runs.
 """

@@ -17,8 +17,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from mpdiag.display import notebook
-from mpdiag.errors import DamagedPlan, NewerSchema
+from mpdiag.errors import DamagedPlan, NewerSchema, UsageError
 from mpdiag.files.documents import read_document
+from mpdiag.numerics.formats import FP16, FP32
+from mpdiag.numerics.loss_scalers import SCALERS, ConstantScale, Scaler
 
 if TYPE_CHECKING:
     import os
@@ -28,8 +30,9 @@ SCHEMA_VERSION = 1
 Evidence = Mapping[str, Any]
 """Numbers a decision rests on: plain JSON values by name."""
 
-Need = Literal["needed", "advisable", "not needed"]
-Method = Literal["none", "constant", "backoff", "lognormal"]
+LossScaleNeed = Literal["needed", "advisable", "not needed"]
+NO_SCALE = "none"
+"""The method that scales nothing and checks nothing; all others are names in ``SCALERS``."""
 
 
 @dataclass(frozen=True)
@@ -38,17 +41,19 @@ class LossScalePlan:
 
     Attributes:
         need: How sure it is that a scale is needed.
-        method: The scaler; ``none`` is scale 1 without any check.
+        method: The scaler's name in ``SCALERS``; ``none`` is scale 1 without any check.
         recommended: The scale, a power of two.
         lower: Smallest power of two from which what is lost no longer matters.
         upper: Largest admissible power of two, None where nothing limits it.
         init_scale: The scale to begin with.
         growth_factor, backoff_factor, growth_interval, hysteresis, min_scale, max_scale: As in
             ``torch.amp.GradScaler`` and ``mpdiag.numerics.loss_scalers``.
+        settings: Other settings of the scaler, where they differ from its defaults; JSON has no
+            such key where there are none.
     """
 
-    need: Need = "not needed"
-    method: Method = "none"
+    need: LossScaleNeed = "not needed"
+    method: str = NO_SCALE
     recommended: float = 1.0
     lower: float = 1.0
     upper: float | None = None
@@ -59,6 +64,7 @@ class LossScalePlan:
     hysteresis: int = 1
     min_scale: float = 1.0
     max_scale: float = 2.0**24
+    settings: Mapping[str, Any] = field(default_factory=dict)
     reason: str = ""
     evidence: Evidence = field(default_factory=dict)
 
@@ -66,6 +72,60 @@ class LossScalePlan:
     def needed(self) -> bool:
         """Whether training is expected to suffer without a scale."""
         return self.need == "needed"
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether the scale changes during training."""
+        return self.scaler_class().adaptive
+
+    def scaler_class(self) -> type[Scaler]:
+        """The class of the scaler; where there is no scale, that of a constant one.
+
+        Raises:
+            UsageError: If there is no such scaler, or it has no such settings.
+        """
+        if self.method not in (NO_SCALE, *SCALERS):
+            message = (
+                f"the plan's loss_scale.method is {self.method!r}, and this version knows "
+                f"{', '.join((NO_SCALE, *SCALERS))}: choose one of these, or upgrade mpdiag"
+            )
+            raise UsageError(message)
+        kind = SCALERS.get(self.method, ConstantScale)
+        unknown = sorted(set(self.settings) - set(kind.setting_names()))
+        if unknown:
+            message = (
+                f"the plan's loss_scale.settings has {unknown[0]!r}, and a scale by "
+                f"{self.method!r} has no such setting: remove it, or upgrade mpdiag"
+            )
+            raise UsageError(message)
+        return kind
+
+    def scaler(self) -> Scaler:
+        """The scaler as training begins.
+
+        Raises:
+            UsageError: If there is no such scaler or setting, or a setting makes no sense.
+        """
+        kind = self.scaler_class()
+        if self.method == NO_SCALE:
+            return ConstantScale(1.0)
+        own = {name: getattr(self, name) for name in _SETTINGS}
+        return kind.from_plan({**own, **self.settings})
+
+    def with_scaler(self, scaler: Scaler) -> LossScalePlan:
+        """The same plan for another scaler, whose state is left out."""
+        planned, defaults = scaler.to_plan(), type(scaler).defaults()
+        own = {name: planned.pop(name) for name in ("method", *_SETTINGS) if name in planned}
+        own = {"init_scale": scaler.scale, **own}
+        other = {k: v for k, v in planned.items() if k not in defaults or defaults[k] != v}
+        return dataclasses.replace(self, **own, settings=other)
+
+
+_SETTINGS = (
+    *("init_scale", "growth_factor", "backoff_factor", "growth_interval", "hysteresis"),
+    *("min_scale", "max_scale"),
+)
+"""Settings of scalers that are fields of ``LossScalePlan``."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +153,7 @@ class Fp32Choice:
 class ReductionPlan:
     """How gradients are reduced over ranks."""
 
-    dtype: str = "fp32"
+    dtype: str = FP32.name
     pre_divide: bool = False
     reason: str = ""
     evidence: Evidence = field(default_factory=dict)
@@ -155,7 +215,7 @@ class PrecisionPlan:
 
     run: str = ""
     verdict: str = ""
-    target: str = "fp16"
+    target: str = FP16.name
     level: Literal["O0", "O1", "O2", "O3"] = "O1"
     keep_batch_norm_fp32: bool = True
     loss_scale: LossScalePlan = field(default_factory=LossScalePlan)
@@ -170,7 +230,7 @@ class PrecisionPlan:
 
     def __repr__(self) -> str:
         scale = self.loss_scale
-        amount = "" if scale.method == "none" else f" {scale.init_scale:g}"
+        amount = "" if scale.method == NO_SCALE else f" {scale.init_scale:g}"
         fp32 = len({c.module for c in (*self.fp32_modules, *self.fp32_operations)})
         return (
             f"<PrecisionPlan {self.target} {self.level}, loss scale {scale.method}{amount}, "
@@ -202,6 +262,8 @@ class PrecisionPlan:
     def to_json(self) -> dict[str, Any]:
         """Plain values, ready for ``json.dumps(…, allow_nan=False)``."""
         document: dict[str, Any] = _encode(self)
+        if not self.loss_scale.settings:  # so that versions which know no such key read the plan
+            del document["loss_scale"]["settings"]
         return document
 
     @classmethod
@@ -225,6 +287,10 @@ class PrecisionPlan:
             )
             raise NewerSchema(message)
         plan: PrecisionPlan = _decode(cls, document, "plan")
+        try:
+            plan.loss_scale.scaler_class()
+        except UsageError as error:
+            raise DamagedPlan(str(error)) from error
         return plan
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -262,7 +328,7 @@ class PrecisionPlan:
 
 
 def _scale_words(scale: LossScalePlan) -> str:
-    if scale.method == "none":
+    if scale.method == NO_SCALE:
         return f"none ({scale.need})"
     upper = "no limit" if scale.upper is None else f"{scale.upper:g}"
     bounds = f"admissible from {scale.lower:g} to {upper}"

@@ -487,12 +487,12 @@ def _turn_back_clocks(rng: random.Random) -> None:
     for name in ("time", "monotonic", "perf_counter"):
         clock = getattr(time, name)
         setattr(time, name, lambda clock=clock: clock() + rng.uniform(-1e6, 1e6))
-    from mpdiag.recording import governor, recorder
+    from mpdiag.recording import cadence, recorder
     from mpdiag.runs import run
 
     recorder.now = lambda: f"20{rng.randint(10, 99)}-01-01T00:00:00.000+00:00"  # type: ignore[attr-defined]
     run.now = recorder.now  # type: ignore[attr-defined]
-    governor.Governor.__init__.__defaults__ = (time.perf_counter,)  # type: ignore[attr-defined]
+    cadence.Governor.__init__.__defaults__ = (time.perf_counter,)  # type: ignore[attr-defined]
     Recorder.__init__.__kwdefaults__ = None
     defaults = list(Recorder.__init__.__defaults__ or ())
     Recorder.__init__.__defaults__ = (*defaults[:-1], time.perf_counter)

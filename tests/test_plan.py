@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpdiag.errors import DamagedPlan, NewerSchema
+from mpdiag.numerics.loss_scalers import SCALERS
 from mpdiag.plan import (
     Fp32Choice,
     LayerFormat,
@@ -30,6 +31,7 @@ def some(kind):
         fields["worst_parameter"] = st.one_of(st.none(), st.text())
     if kind is LossScalePlan:
         fields["upper"] = st.one_of(st.none(), NUMBERS)
+        fields["method"] = st.sampled_from(["none", *SCALERS])
     for name, annotation in kind.__annotations__.items():
         plain = {"float": NUMBERS, "int": st.integers(), "str": st.text(), "bool": st.booleans()}
         if name not in fields and annotation in plain:

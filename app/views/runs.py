@@ -1,4 +1,4 @@
-"""The runs of the folder, from their meta.json alone; those still recording refresh by themselves."""
+"""The runs of the folder, from their meta.json alone; runs that are recording refresh by themselves."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def table() -> None:
         },
     )
     if st.session_state.pop("row_was_chosen", False):
-        st.rerun()  # the rest of the page speaks of the chosen run
+        st.rerun()  # the rest of the page shows the selected run
 
 
 if found:

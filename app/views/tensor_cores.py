@@ -1,4 +1,4 @@
-"""What a profile says: which kernels ran on Tensor Cores, what kept others off, what a fix wins."""
+"""What a profile says: which kernels ran on Tensor Cores, what kept others off, what a fix gains."""
 
 from __future__ import annotations
 

@@ -8,6 +8,7 @@ import streamlit as st
 import widgets
 
 from mpdiag.analysis.scaling.replay import replay_run
+from mpdiag.numerics.loss_scalers import SCALERS, Backoff
 from mpdiag.reports.formatting import in_markdown
 from mpdiag.reports.views import training
 from mpdiag.reports.views.replay import replayed
@@ -63,7 +64,11 @@ with replays:
     else:
         cells = st.columns(4, vertical_alignment="bottom")
         scaler = cells[0].selectbox(
-            "Scaler", ["backoff", "constant", "lognormal"], key="scaler", bind="query-params"
+            "Scaler",
+            list(SCALERS),
+            list(SCALERS).index(Backoff.name),
+            key="scaler",
+            bind="query-params",
         )
         exponent = cells[1].number_input(
             "First scale, log2", 0, 24, 16, key="first", bind="query-params"

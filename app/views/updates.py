@@ -1,4 +1,4 @@
-"""Weight updates beside their weights: what a 16-bit weight would swallow."""
+"""Weight updates beside their weights: what 16-bit weights would round away."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ st.markdown(in_markdown(sentence(masters.reason)))
 
 table = run_cache.once(chosen, "update table", make=lambda: updates.update_frame(records))
 cells = st.columns(3)
-cells[0].metric("Swallowed by FP16 weights", percent(masters.swallowed_fraction), border=True)
+cells[0].metric("Rounded away by FP16 weights", percent(masters.swallowed_fraction), border=True)
 cells[1].metric("Worst parameter", layer_name(masters.worst_parameter), border=True)
 cells[2].metric("FP32 masters", "needed" if masters.needed else "not needed", border=True)
 

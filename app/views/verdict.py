@@ -1,4 +1,4 @@
-"""Can this train in mixed precision, with what scale, what stays in FP32, what does it win?"""
+"""Can this train in mixed precision, with what scale, what stays in FP32, what does it save?"""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from mpdiag.analysis.analyzer import Analysis, analyze
 from mpdiag.analysis.layers import Layers, countable_rows, share
-from mpdiag.analysis.scaling.loss_scale import lost_by_scale
+from mpdiag.analysis.scaling.necessity import lost_by_scale
 from mpdiag.errors import LayerNotFound
 from mpdiag.numerics.formats import FP16
 from mpdiag.runs.run import Run, open_run
@@ -112,7 +112,7 @@ def explain_layer(run: str | os.PathLike[str], layer: str | None = None) -> Laye
         lost=share(h.lost_to_zero(FP16).value, h.nonzero),
         lost_scaled=share(h.lost_to_zero(FP16, exponent).value, h.nonzero),
         absmax=h.absmax,
-        swallowed=int(updates.swallowed_fp16.sum()) / changed if changed else None,
+        swallowed=int(updates.fact("swallowed", FP16.name).sum()) / changed if changed else None,
         roles=tuple(roles),
         fixes=tuple(fixes),
     )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from mpdiag.analysis.findings import Finding
 from mpdiag.errors import UsageError
 from mpdiag.numerics.formats import FORMATS
+from mpdiag.plan import NO_SCALE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -69,11 +70,11 @@ def check_plan(plan: PrecisionPlan, now: PrecisionPlan) -> PlanCheck:
 
 def _scale(plan: LossScalePlan, now: LossScalePlan) -> Iterator[Finding]:
     """Compare the scales that the plan can use with those that this run allows."""
-    if plan.method in ("none", "constant"):
-        lowest = highest = plan.recommended
-    else:
+    if plan.adaptive:
         lowest, highest = plan.min_scale, plan.max_scale
-    has = "no loss scale" if plan.method == "none" else f"a loss scale of {highest:g}"
+    else:
+        lowest = highest = plan.recommended
+    has = "no loss scale" if plan.method == NO_SCALE else f"a loss scale of {highest:g}"
     limits = {"lower": now.lower, "upper": now.upper, "plan": plan.recommended}
     if highest < now.lower and now.need != "not needed":
         yield Finding(

@@ -6,12 +6,35 @@ from typing import Annotated
 
 import typer
 
-from mpdiag.commands.shared.options import JsonOption, RunArgument, Scaler
+from mpdiag.commands.shared.options import JsonOption, RunArgument
+from mpdiag.errors import UsageError
+from mpdiag.numerics.loss_scalers import SCALERS, Backoff, scaler_class
+
+
+def _known(name: str) -> str:
+    """Refuse the name of a scaler that does not exist."""
+    try:
+        scaler_class(name)
+    except UsageError as error:
+        raise typer.BadParameter(str(error)) from None
+    return name
+
+
+# A string that is checked when the command runs: a Literal would fix the list at import.
+ScalerOption = Annotated[
+    str,
+    typer.Option(
+        metavar="NAME",
+        parser=_known,
+        autocompletion=lambda: list(SCALERS),
+        help=f"The loss scaler to run: {', '.join(SCALERS)}.",
+    ),
+]
 
 
 def replay(
     run: RunArgument,
-    scaler: Annotated[Scaler, typer.Option(help="The loss scaler to run.")] = "backoff",
+    scaler: ScalerOption = Backoff.name,
     init_scale: Annotated[
         float | None, typer.Option(help="Scale to begin with; by default the scaler's own.")
     ] = None,

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from mpdiag.analysis.comparison.equivalence import judge_equivalence
 from mpdiag.analysis.layers import merge_layers, share
-from mpdiag.analysis.scaling.loss_scale import needs_scale, values_lost
+from mpdiag.analysis.scaling.necessity import needs_scale, values_lost
 from mpdiag.files.documents import finite
 from mpdiag.numerics.formats import FP16
 

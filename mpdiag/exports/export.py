@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from mpdiag.errors import UsageError
 from mpdiag.exports.notes import Able, shortfalls
 from mpdiag.numerics.formats import FP16, format_named
+from mpdiag.plan import NO_SCALE
 
 if TYPE_CHECKING:
     from mpdiag.plan import PrecisionPlan
@@ -74,14 +75,12 @@ class Scaling:
 def scaling_of(plan: PrecisionPlan) -> Scaling:
     """How a framework with constant and backoff scales would scale by this plan.
 
-    Where it knows no LogNormal it backs off from the recommended scale; the notes say so.
+    Where it has no such scaler it backs off from the plan's first scale; the notes say so.
     """
     scale = plan.loss_scale
-    if plan.level in ("O0", "O3") or scale.method == "none":
+    if plan.level in ("O0", "O3") or scale.method == NO_SCALE:
         return Scaling("none", 1.0)
-    if scale.method == "constant":
-        return Scaling("constant", scale.init_scale)
-    return Scaling("dynamic", scale.init_scale)
+    return Scaling("dynamic" if scale.adaptive else "constant", scale.init_scale)
 
 
 def constant_scale(plan: PrecisionPlan) -> float:
@@ -103,7 +102,7 @@ def format_of(plan: PrecisionPlan, able: Able) -> str:
         return "fp32"
     if plan.target in able.formats:
         return plan.target
-    if format_named(plan.target).bits == 8 and FP16.name in able.formats:
+    if format_named(plan.target).needs_tensor_scale and FP16.name in able.formats:
         return FP16.name
     message = (
         f"{able.name} cannot train in {format_named(plan.target).label}: analyze with --target "

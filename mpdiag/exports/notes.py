@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mpdiag.numerics.formats import format_named
+from mpdiag.numerics.loss_scalers import Backoff, ConstantScale
+from mpdiag.plan import NO_SCALE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -29,7 +31,7 @@ class Able:
     Attributes:
         name: As its makers write it.
         formats: The formats it trains in, the plain choice first.
-        methods: Of ``constant``, ``backoff`` and ``lognormal``.
+        methods: The scalers it has, by their names in ``SCALERS``.
         settings: Of a backoff scale: ``growth_factor``, ``backoff_factor``, ``growth_interval``,
             ``hysteresis``, ``min_scale``, ``max_scale``.
         growth_factor, backoff_factor, hysteresis: What it does where it has no such setting.
@@ -102,36 +104,34 @@ def _of_level(plan: PrecisionPlan, able: Able) -> Iterator[str]:
 
 def _of_scale(plan: PrecisionPlan, able: Able) -> Iterator[str]:
     scale = plan.loss_scale
-    if plan.level in ("O0", "O3") or scale.method == "none":
+    if plan.level in ("O0", "O3") or scale.method == NO_SCALE:
         return
-    if scale.method == "lognormal" and "lognormal" not in able.methods:
-        if "backoff" in able.methods:
-            yield (
-                f"the plan scales by LogNormal; {able.name} has no such scaler, so the scale "
-                f"begins at {scale.init_scale:g} and backs off."
-            )
-        else:
-            yield (
-                f"the plan scales by LogNormal; {able.name} has no such scaler, so the scale "
-                f"stays at the recommended {scale.recommended:g}."
-            )
-    elif scale.method == "backoff" and "backoff" not in able.methods:
-        yield (
-            f"the plan's scale backs off and grows; {able.name} has no such scaler, so the scale "
-            f"stays at the recommended {scale.recommended:g}."
-        )
-    elif scale.method == "constant" and "constant" not in able.methods:
-        yield (
-            f"the plan's scale is constant, {scale.init_scale:g}; {able.name} never lets it grow "
-            f"here, but halves it after an overflow."
-        )
-    if scale.method != "constant" and "backoff" in able.methods:
+    if scale.method not in able.methods:
+        yield _of_another_scaler(scale, able)
+    for name, value in scale.settings.items():
+        yield f"{name} is {value} in the plan; it cannot be set here."
+    if scale.adaptive and Backoff.name in able.methods:
         yield from _of_settings(scale, able)
     elif "checks" not in able.settings:
         yield (
             "the plan checks every step and skips those that overflow; a constant scale is not "
             "checked here."
         )
+
+
+def _of_another_scaler(scale: LossScalePlan, able: Able) -> str:
+    """What becomes of the scale where the framework lacks the plan's scaler."""
+    label = scale.scaler_class().label
+    lacks = f"the plan scales by {label}; {able.name} has no such scaler, so the scale"
+    if not scale.adaptive and ConstantScale.name not in able.methods:
+        return (
+            f"the plan's scale is constant, {scale.init_scale:g}; {able.name} never lets it grow "
+            "here, but halves it after an overflow."
+        )
+    if scale.adaptive and Backoff.name in able.methods:
+        return f"{lacks} begins at {scale.init_scale:g} and backs off."
+    kept = scale.recommended if scale.adaptive else scale.init_scale
+    return f"{lacks} stays at {'the recommended ' if scale.adaptive else ''}{kept:g}."
 
 
 def _of_settings(scale: LossScalePlan, able: Able) -> Iterator[str]:

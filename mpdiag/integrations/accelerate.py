@@ -54,7 +54,7 @@ def apply_plan(
     if accelerator.mixed_precision != "no":
         message = (
             f"this Accelerator has mixed_precision={accelerator.mixed_precision!r} of its own: make "
-            "it with 'no', the plan sees to the rest"
+            "it with 'no', the plan does the rest"
         )
         raise UsageError(message)
     if accelerator._models or accelerator._optimizers:
@@ -80,13 +80,13 @@ class PlanAccelerator(Accelerator):
     mp: MixedPrecision | None
 
     def prepare(self, *args: Any, **kwargs: Any) -> Any:
-        """As ever; models and optimizers come under the plan."""
+        """Prepare as ``Accelerator`` does, and put models and optimizers under the plan."""
         prepared = super().prepare(*args, **kwargs)
         self._begin()
         return prepared
 
     def prepare_model(self, model: nn.Module, *args: Any, **kwargs: Any) -> nn.Module:
-        """As ever; forward passes run by the plan, their outputs in FP32 as Accelerate's are."""
+        """Prepare a model whose forward pass runs by the plan, with outputs in FP32."""
         if "_mpdiag_forward" not in model.__dict__:
             model._mpdiag_forward = forward = model.forward  # type: ignore[assignment]
 
@@ -103,7 +103,7 @@ class PlanAccelerator(Accelerator):
     def prepare_optimizer(
         self, optimizer: Optimizer, device_placement: bool | None = None
     ) -> Optimizer:
-        """As ever; it is stepped by the plan."""
+        """Prepare an optimizer that the plan steps."""
         if getattr(optimizer, "_is_accelerate_prepared", False):
             prepared: Optimizer = super().prepare_optimizer(optimizer, device_placement)
             return prepared
@@ -135,7 +135,7 @@ class PlanAccelerator(Accelerator):
         return self.mp
 
     def backward(self, loss: Tensor, **kwargs: Any) -> None:
-        """Scale, and run backward; the loss is divided among accumulated batches as ever."""
+        """Scale the loss, divided among accumulated batches, and run backward."""
         if self.mp is None:
             super().backward(loss, **kwargs)
             return
@@ -143,7 +143,7 @@ class PlanAccelerator(Accelerator):
 
     @contextmanager
     def autocast(self, autocast_handler: Any = None) -> Iterator[None]:
-        """What the plan computes in low precision."""
+        """A context in which the plan's operations are cast."""
         if self.mp is None:
             with super().autocast(autocast_handler):
                 yield
@@ -187,14 +187,14 @@ class PlanOptimizer(AcceleratedOptimizer):
     """An optimizer that a plan steps, or skips with a reason.
 
     Attributes:
-        last: What came of the last step.
+        last: The result of the last step.
     """
 
     accelerator: PlanAccelerator
     last: StepResult | None = None
 
     def step(self, closure: Any = None) -> None:
-        """Step, where gradients are whole."""
+        """Step, once all accumulated batches have run backward."""
         mp = self.accelerator.mp
         if mp is None:
             super().step(closure)

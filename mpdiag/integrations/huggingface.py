@@ -35,27 +35,27 @@ class RecordCallback(Recording, TrainerCallback):
     """Records a training; see ``Recording`` for arguments and attributes."""
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
-        """Begin."""
+        """Begin to record."""
         optimizer = kwargs["optimizer"]
         while hasattr(optimizer, "optimizer"):  # Accelerate's wrapper
             optimizer = optimizer.optimizer
         recorder = self.begin(kwargs["model"], optimizer)
-        # Transformers tells nobody when training fails; the record of it ends with the process.
+        # Transformers calls nothing when training fails; the recording ends with the process.
         weakref.finalize(self, Recorder.close, recorder, "failed")
 
     def on_evaluate(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
-        """Note how good the model is."""
+        """Write an evaluation's metrics into the run."""
         if self.recorder is not None and state.is_world_process_zero:
             for name, value, higher in _figures(kwargs.get("metrics") or {}, args):
                 self.recorder.log_metric(name, value, higher_is_better=higher)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
-        """Finish."""
+        """Finish the recording."""
         self.end()
 
 
 class PlanTrainer(Trainer):
-    """A ``Trainer`` that trains by a plan; its arguments are as ever.
+    """A ``Trainer`` that trains by a plan; its arguments are ``Trainer``'s.
 
     Args:
         args: ``Trainer``'s own.
@@ -85,16 +85,16 @@ class PlanTrainer(Trainer):
         return accelerator.mp if isinstance(accelerator, PlanAccelerator) else None
 
     def create_accelerator_and_postprocess(self) -> None:
-        """As ever, under the plan."""
+        """Make the accelerator, and put it under the plan."""
         super().create_accelerator_and_postprocess()
         apply_plan(self.accelerator, self.plan, **self.plan_options)
 
     def autocast_smart_context_manager(self, cache_enabled: bool | None = True) -> Any:  # noqa: ARG002
-        """The loss is computed by the plan, too."""
+        """The plan's context, so that losses are computed by it, too."""
         return self.accelerator.autocast()
 
     def evaluate(self, *args: Any, **kwargs: Any) -> dict[str, float]:
-        """As ever; the plan's run, if it has one, notes how good the model is."""
+        """Evaluate; the metrics are written into the plan's run, if it has one."""
         metrics: dict[str, float] = super().evaluate(*args, **kwargs)
         if self.plan_options.get("run") is not None:
             for name, value, higher in _figures(metrics, self.args):

@@ -40,15 +40,15 @@ class RecordCallback(Recording, Callback):
     """Records a training; see ``Recording`` for arguments and attributes."""
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Begin."""
+        """Begin to record."""
         self.begin(_trained(pl_module), list(trainer.optimizers))
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:  # noqa: ARG002
-        """Finish."""
+        """Finish the recording."""
         self.end()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:  # noqa: ARG002
-        """Finish what there is."""
+        """Finish what was recorded before the error."""
         self.end("interrupted" if isinstance(exception, KeyboardInterrupt) else "failed")
 
 
@@ -60,11 +60,11 @@ def _trained(module: nn.Module) -> nn.Module | dict[str, nn.Module]:
 
 
 class PlanPrecision(Precision):
-    """Trains by a plan; gradient clipping, accumulation and manual optimization as ever.
+    """Trains by a plan; gradient clipping, accumulation and manual optimization work as in Lightning.
 
     Attributes:
         mp: The ``MixedPrecision`` at work, once training has begun.
-        last: What came of the last step.
+        last: The result of the last step.
 
     Args:
         plan: A plan, or the path of one.
@@ -113,7 +113,7 @@ class PlanPrecision(Precision):
             return
         wrapped = self.mp.context.wrapped
         if wrapped.models[0].training:
-            wrapped.begin_step()  # the model itself is not called: its hook would come too late
+            wrapped.begin_step()  # the model itself is not called, so its hook would run too late
         with self.mp.autocast():
             yield
 

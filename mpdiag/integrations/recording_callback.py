@@ -31,7 +31,7 @@ class Recording:
         self.recorder: Recorder | None = None
 
     def begin(self, model: Models, optimizers: Optimizers) -> Recorder:
-        """Begin to record."""
+        """Begin to record a model and its optimizers."""
         self.recorder = record(model, optimizers, self.run, **self.options).start()
         return self.recorder
 

@@ -12,8 +12,8 @@
         optimizer.zero_grad()
 
 The scaler is a ``GradScaler`` whose ``update`` asks the plan's own: constant, backoff with bounds
-and hysteresis, or LogNormal. Modules in FP32, buffers and skips are ``torch.amp``'s own affair;
-``mpdiag.MixedPrecision`` sees to these, too.
+and hysteresis, or LogNormal. Modules in FP32, buffers and skips are handled as ``torch.amp`` handles
+them; ``mpdiag.MixedPrecision`` applies the plan to these, too.
 """
 
 from __future__ import annotations

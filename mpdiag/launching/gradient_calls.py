@@ -1,4 +1,4 @@
-"""What becomes of a script's calls of autograd: passed to the trainer of the models they reach."""
+"""A script's calls of autograd, passed to the trainer of the models they reach."""
 
 from __future__ import annotations
 

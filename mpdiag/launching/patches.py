@@ -51,7 +51,7 @@ class Patches:
         self._undo: list[tuple[Any, str, Any]] = []
 
     def install(self) -> None:
-        """Replace them."""
+        """Replace the functions listed below."""
         self._backward()
         self._hooks()
         self._scaler()

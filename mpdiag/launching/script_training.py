@@ -19,11 +19,11 @@ from mpdiag.launching.gradient_calls import GradientCalls, tell
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from torch import nn
     from torch.optim import Optimizer
 
+    from mpdiag.files.paths import AnyPath
     from mpdiag.launching.discovery import Discovered, Discovery
     from mpdiag.launching.patches import Patches
     from mpdiag.plan import PrecisionPlan
@@ -36,7 +36,7 @@ class TrainScriptSettings:
     """How to train: plan, run folder and backend."""
 
     plan: PrecisionPlan
-    folder: Path
+    folder: AnyPath
     backend: Backend
 
 
@@ -46,7 +46,7 @@ class ScriptTraining:
     Attributes:
         settings: How to train.
         trainers: One for each group of models, in the order in which they were found.
-        refused: Why the script cannot be trained; None while nothing speaks against it.
+        refused: Why the script cannot be trained; None while it can.
     """
 
     def __init__(self, settings: TrainScriptSettings) -> None:
@@ -55,7 +55,7 @@ class ScriptTraining:
         self.refused: str | None = None
         self._trainer_of: dict[int, ScriptTrainer] = {}  # by id of a module
         self._stepped_by: WeakKeyDictionary[Optimizer, ScriptTrainer] = WeakKeyDictionary()
-        self._replaced: WeakSet[Optimizer] = WeakSet()  # whose step is ours
+        self._replaced: WeakSet[Optimizer] = WeakSet()  # whose step was replaced
         self._late: list[tuple[Any, bool]] = []  # hooks too late for the call being made
         self._discovery: Discovery | None = None
         self._patches: Patches | None = None
@@ -159,7 +159,7 @@ class ScriptTraining:
             torch.clear_autocast_cache()  # an autocast(enabled=False) around us would keep it
             return widened(output)
 
-        # On the module and not global: what the plan placed on it must come to its end before.
+        # On the module and not global: hooks that the plan placed on it must end before.
         handle = module.register_forward_hook(leave, always_call=True)
         for hook, with_kwargs in late:
             changed = hook(module, args, {}) if with_kwargs else hook(module, args)

@@ -1,4 +1,4 @@
-"""Tables as CSV that a spreadsheet may open: names out of files are text there, not formulas."""
+"""Tables as CSV that is safe to open in a spreadsheet: no name from a file becomes a formula."""
 
 from __future__ import annotations
 

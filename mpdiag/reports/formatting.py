@@ -1,4 +1,4 @@
-"""Names and numbers as people read them; what comes from a run is never taken for markup."""
+"""Names and numbers as people read them; text from a run is never interpreted as markup."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def layer_name(name: str | None) -> str:
 
 
 def percent(fraction: float) -> str:
-    """A share between 0 and 1; NaN is one that is not known."""
+    """A share between 0 and 1 in percent; a dash for NaN, which is not known."""
     if math.isnan(fraction):
         return "–"
     if fraction == 0:
@@ -56,23 +56,23 @@ def magnitude(value: float) -> str:
 
 
 def shortened(name: str, width: int = 30) -> str:
-    """A name that fits beside an axis: its end says more than its beginning."""
+    """A name that fits beside an axis: its beginning is cut, its end says more."""
     name = layer_name(name)
     return name if len(name) <= width else "…" + name[-(width - 1) :]
 
 
 def beginning(text: str, width: int) -> str:
-    """A text that fits: its beginning says most."""
+    """A text that fits: its end is cut, its beginning says most."""
     return text if len(text) <= width else text[: width - 1] + "…"
 
 
 def in_figure(name: str, width: int | None = None) -> str:
-    """A name for plotly, which would read tags in it."""
+    """A name for plotly, escaped since plotly reads HTML tags."""
     return html.escape(layer_name(name) if width is None else shortened(name, width), quote=False)
 
 
 def sentence(text: str) -> str:
-    """A reason as a sentence: with a capital and a full stop."""
+    """A reason as a sentence, with a capital and a full stop."""
     text = text.strip()
     first = text.partition(" ")[0]
     code = any(mark in first.rstrip(".,;:") for mark in "._(")  # model.to(…) begins no capital
@@ -81,7 +81,7 @@ def sentence(text: str) -> str:
 
 
 def in_markdown(text: str) -> str:
-    """Text in which Markdown sees nothing but text."""
+    """Text with all that Markdown would interpret escaped."""
     return _MARKDOWN.sub(r"\\\1", text.replace("\n", " ").replace("\r", " "))
 
 
@@ -94,7 +94,7 @@ def duration(seconds: float) -> str:
 
 
 def kernel_label(name: str) -> str:
-    """What tells a kernel from others, without return type, namespaces and arguments."""
+    """A kernel's name without return type, namespaces and arguments."""
     plain = " ".join(name.split()).removeprefix("void ")
     inner = re.match(r"cutlass::(?:device_)?[Kk]ernel\d?<([^<>]+?)(?:::\w+)?>", plain)
     if inner:

@@ -62,7 +62,7 @@ class Environment:
         platform: Operating system and machine.
         cpus: Logical CPUs this process may use.
         threads: Threads torch computes with; None where torch does not load.
-        cpu_capability: Vector instructions torch uses on the CPU; None likewise.
+        cpu_capability: Vector instructions torch uses on the CPU; None where torch does not load.
         packages: Installed version of each required and optional package; None where absent.
         cuda: CUDA version torch was built with; None for a build without.
         devices: CUDA devices that torch can use.
@@ -89,7 +89,7 @@ class Environment:
     flags: tuple[Flag, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
-        """The same as a JSON document."""
+        """The facts as a JSON document."""
         document = {"schema_version": SCHEMA_VERSION, **asdict(self)}
         return document | {"gpus": [gpu.to_json() for gpu in self.gpus]}
 

@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 
 
 PIPE_WIDTH = 120
-"""Columns of a table where stdout is no terminal and COLUMNS is not set."""
+"""Width of tables where stdout is not a terminal and COLUMNS is not set."""
 
 
-# What would command the terminal instead of being shown: C0, DEL, C1, marks that turn the direction
+# What a terminal would obey instead of showing: C0, DEL, C1, marks that turn the direction
 # of text, and halves of characters that cannot be encoded.
 _SHOWN: dict[int, str] = {c: chr(0x2400 + c) for c in range(32) if chr(c) not in "\n\t"}
 _SHOWN |= {0x7F: "\u2421"} | dict.fromkeys(range(0x80, 0xA0), "\ufffd")
@@ -32,7 +32,7 @@ _SHOWN |= dict.fromkeys(range(0xD800, 0xE000), "\ufffd")
 
 
 class Terminal(Console):
-    """A console on which names out of files are text, whatever they are."""
+    """A console that shows names from files as text, whatever characters they hold."""
 
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
@@ -50,7 +50,7 @@ class Terminal(Console):
 
 
 def show(*renderables: RenderableType) -> None:
-    """Print data to stdout, for a person; what its encoding does not know is a question mark."""
+    """Print data to stdout for a person; characters that its encoding lacks become question marks."""
     if getattr(sys.stdout, "errors", None) == "strict" and hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")
     console = Terminal()
@@ -68,13 +68,13 @@ def show_json(document: Mapping[str, Any]) -> None:
 
 @contextmanager
 def waiting(what: str) -> Iterator[None]:
-    """Say on stderr what takes its time; nothing stays, and nothing is said where no one watches."""
+    """Show on stderr what is running, as long as it runs; nothing where stderr is not a terminal."""
     with Terminal(stderr=True).status(Text(what)):
         yield
 
 
 def name_next(*words: object) -> None:
-    """Name the command to go on with, on stderr, as it can be copied into a shell."""
+    """Name the command to run next, on stderr, ready to be copied into a shell."""
     command = shlex.join(map(str, words))
     Terminal(stderr=True).print(Text.assemble(("next: ", "dim"), command), soft_wrap=True)
 

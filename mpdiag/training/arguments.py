@@ -1,4 +1,4 @@
-"""What callers give ``MixedPrecision``, checked; each refusal is one sentence."""
+"""Checks of what callers give ``MixedPrecision``; each refusal is one sentence."""
 
 from __future__ import annotations
 
@@ -28,6 +28,17 @@ def listed(value: Any, kind: type, name: str) -> list[Any]:
         message = f"{name} must be a {kind.__name__} or a list of them, not {type(value).__name__}"
         raise UsageError(message)
     return list({id(v): v for v in found}.values())
+
+
+def check_type(value: Any, kind: type, name: str) -> None:
+    """Refuse an argument of another type.
+
+    Raises:
+        UsageError: Naming the argument.
+    """
+    if not isinstance(value, kind):
+        message = f"{name} must be a {kind.__name__}, not {type(value).__name__}"
+        raise UsageError(message)
 
 
 def device_of(models: Sequence[nn.Module]) -> torch.device:
@@ -76,7 +87,7 @@ def operation_rules(
     if (fp32 or low) and not precision.operation_casts:
         message = (
             f"fp32_operations and low_operations need operation casts, which level "
-            f"{precision.level} has not: name fp32_modules instead, or choose O1"
+            f"{precision.level} does not have: name fp32_modules instead, or choose O1"
         )
         raise UsageError(message)
     rules: dict[str, Rule] = {}

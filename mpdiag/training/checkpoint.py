@@ -23,7 +23,7 @@ VERSION = 1
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a training has come.
+    """How far a training has got.
 
     Attributes:
         scaler: The loss scaler's state.
@@ -70,14 +70,16 @@ def save(
 def load(
     state: Mapping[str, Any], plan: PrecisionPlan, precision: Precision, wrapped: Wrapped
 ) -> Progress:
-    """Bring models, masters, optimizers and torch's random state to what was saved.
+    """Restore models, masters, optimizers and torch's random state.
 
     Raises:
         StateMismatch: If the state belongs to another plan, level or model.
     """
     version = state.get("version") if hasattr(state, "get") else None
     if version != VERSION:
-        message = "this is no state of MixedPrecision of this version: pass what state_dict() gave"
+        message = (
+            "this is not a state of this version of MixedPrecision: pass what state_dict() returned"
+        )
         raise StateMismatch(message)
     _refuse_other(state["precision"], _plain(precision), "level")
     _refuse_other(state["plan"], plan.to_json(), "plan")
@@ -131,7 +133,7 @@ def _scaler_state(scaler: Scaler) -> dict[str, Any]:
     for name, kind in SCALERS.items():
         if type(scaler) is kind:
             return {"method": name, **dataclasses.asdict(scaler)}
-    message = f"a {type(scaler).__name__} of your own cannot be saved: keep its state yourself"
+    message = f"a custom {type(scaler).__name__} cannot be saved: keep its state yourself"
     raise UsageError(message)
 
 

@@ -20,7 +20,16 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from mpdiag.errors import UsageError
-from mpdiag.numerics.loss_scalers import ConstantScale, Scaler, scaler_named
+from mpdiag.numerics.formats import TRAINABLE
+from mpdiag.numerics.loss_scalers import (
+    SCALERS,
+    Backoff,
+    ConstantScale,
+    Scaler,
+    scaler_class,
+    scaler_named,
+)
+from mpdiag.plan import NO_SCALE
 from mpdiag.training.options import AS_PLANNED
 
 if TYPE_CHECKING:
@@ -29,7 +38,7 @@ if TYPE_CHECKING:
 
 Level = Literal["O0", "O1", "O2", "O3"]
 LEVELS: tuple[Level, ...] = ("O0", "O1", "O2", "O3")
-DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+DTYPES: dict[str, torch.dtype] = {f.name: getattr(torch, str(f.torch_name)) for f in TRAINABLE}
 
 
 @dataclass(frozen=True)
@@ -135,7 +144,8 @@ def scaler_of(plan: LossScalePlan, precision: Precision, override: object = None
         plan: The plan's loss scale.
         precision: At O0 and O3 the scale is 1 unless overridden; BF16 has FP32's range.
         override: None, a number (a constant scale), ``"dynamic"``, the name of a scaler, a dict
-            of its settings with ``method``, or a ``Scaler``.
+            of its settings with ``method``, or a ``Scaler`` (any object that has its ``scale``,
+            ``adjust`` and ``needs_absmax``).
 
     Raises:
         UsageError: If the override is none of these, or a setting makes no sense.
@@ -143,41 +153,23 @@ def scaler_of(plan: LossScalePlan, precision: Precision, override: object = None
     if override is None:
         if precision.level in ("O0", "O3"):
             return ConstantScale(1.0)
-        return _planned(plan)
+        return plan.scaler()
     if isinstance(override, str):
-        if override == "none":
+        if override == NO_SCALE:
             return ConstantScale(1.0)
-        name = "backoff" if override == "dynamic" else override
-        known = _planned(plan)
-        return known if type(known) is type(scaler_named(name)) else scaler_named(name)
+        kind = scaler_class(Backoff.name if override == "dynamic" else override)
+        planned = plan.scaler()
+        return planned if type(planned) is kind else kind()
     if isinstance(override, dict):
         settings: dict[str, Any] = dict(override)
-        return scaler_named(str(settings.pop("method", "backoff")), **settings)
+        return scaler_named(str(settings.pop("method", Backoff.name)), **settings)
     if isinstance(override, (int, float)) and not isinstance(override, bool):
         return ConstantScale(float(override))
-    if all(hasattr(override, name) for name in ("scale", "adjust")):
+    if all(hasattr(override, name) for name in ("scale", "adjust", "needs_absmax")):
         return override  # type: ignore[return-value]
+    names = ", ".join(map(repr, (NO_SCALE, "dynamic", *SCALERS)))
     message = (
-        "loss_scale must be a number, 'none', 'dynamic', 'constant', 'backoff', 'lognormal', "
-        f"a dict of settings or a scaler, not {override!r}"
+        f"loss_scale must be a number, {names}, a dict of settings or a scaler (with scale, adjust "
+        f"and needs_absmax), not {override!r}"
     )
     raise UsageError(message)
-
-
-def _planned(plan: LossScalePlan) -> Scaler:
-    if plan.method == "none":
-        return ConstantScale(1.0)
-    if plan.method == "constant":
-        return ConstantScale(plan.init_scale)
-    bounds = {"min_scale": plan.min_scale, "max_scale": plan.max_scale}
-    if plan.method == "lognormal":
-        return scaler_named("lognormal", init_scale=plan.init_scale, **bounds)
-    return scaler_named(
-        "backoff",
-        init_scale=plan.init_scale,
-        growth_factor=plan.growth_factor,
-        backoff_factor=plan.backoff_factor,
-        growth_interval=plan.growth_interval,
-        hysteresis=plan.hysteresis,
-        **bounds,
-    )

@@ -57,7 +57,7 @@ class Alarm:
     message: str
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """A line of ``training.jsonl``."""
         return asdict(self)
 
 
@@ -77,7 +77,7 @@ class DriftWatch:
     def note_skip(self, step: int, skipped: bool) -> Alarm | None:
         """Count skips against the predicted rate."""
         self._skips.append(skipped)
-        if "predicted_overflow_rate" not in self._evidence:  # a plan that nothing was recorded for
+        if "predicted_overflow_rate" not in self._evidence:  # a plan without a recording
             return None
         rate = float(self._evidence["predicted_overflow_rate"])
         count = sum(self._skips)

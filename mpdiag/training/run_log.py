@@ -93,7 +93,7 @@ class RunLog:
         write_json(self.folder / META, {"schema_version": SCHEMA_VERSION, **self._meta})
 
     def note_step(self, result: StepResult) -> None:
-        """Write a step."""
+        """Write the result of a step."""
         if not self._active:
             return
         moment = time.perf_counter()
@@ -113,7 +113,7 @@ class RunLog:
         )
 
     def note_metric(self, name: str, value: float, *, higher_is_better: bool) -> None:
-        """Write a metric, also one that is known only when training is over."""
+        """Write a metric, even one that is known only after training."""
         metric = Metric(name, value, higher_is_better)
         if self._active:
             self._log.append(metric)

@@ -94,7 +94,7 @@ class ScriptTrainer:
         self.context = parts.context
         self.gradients = ScriptGradients(held)
         self.computing_gradients = False
-        self._trace: NonfiniteTrace | None = None  # while a step is looked at closely
+        self._trace: NonfiniteTrace | None = None  # while the operation at fault is searched for
         self._release = weakref.finalize(self, parts.release)
         setup.hold(held, self)
 
@@ -149,7 +149,7 @@ class ScriptTrainer:
             self._trace.call_began(module)
 
     def _end_trace(self) -> Producer | None:
-        """Stop looking; returns the operation that went non-finite first, if any did."""
+        """End the search; returns the operation that went non-finite first, if any did."""
         trace, self._trace = self._trace, None
         if trace is None:
             return None

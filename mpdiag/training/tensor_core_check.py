@@ -1,7 +1,7 @@
-"""After the first steps on a GPU: are Tensor Cores in use, and if not, why not? One line, once.
+"""After the first steps on a GPU: are Tensor Cores in use, and if not, why not? One line, logged once.
 
-One warmed-up step runs under torch.profiler. Nothing that goes wrong here reaches the training: it
-becomes the reason why there is no answer.
+One warmed-up step runs under torch.profiler. An error here never reaches the
+training: it becomes the reason why there is no answer.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from torch import nn
 
 FIRST = 5
-"""Steps to let pass: cuDNN has chosen its algorithms by then, and caches are filled."""
+"""Steps to let pass: by then cuDNN has chosen its algorithms and caches are filled."""
 HARDLY = 0.05
 """Share of kernel time below which Tensor Cores are called unused."""
 
@@ -32,7 +32,7 @@ Measure = Callable[[], Any]
 
 @dataclass(frozen=True)
 class TensorCoreUse:
-    """The answer.
+    """Whether a training uses Tensor Cores.
 
     Attributes:
         in_use: None where it could not be found out.
@@ -52,7 +52,7 @@ class TensorCoreUse:
 
 
 class TensorCoreCheck:
-    """Watches a training's first steps, measures one, and is done.
+    """Lets a training's first steps pass and measures one.
 
     Attributes:
         use: The answer; None before there is one.
@@ -70,7 +70,7 @@ class TensorCoreCheck:
         self._over = False
 
     def after_step(self, steps: int) -> TensorCoreUse | None:
-        """To be called after each step.
+        """Count a step; measure the one that is due.
 
         Args:
             steps: Steps taken so far.
@@ -100,7 +100,7 @@ class TensorCoreCheck:
         return self.use
 
     def close(self) -> None:
-        """Stop measuring, where training ends in the middle of it."""
+        """Stop measuring, where training ends before the measured step."""
         running, self._running, self._over = self._running, None, True
         if running is not None:
             try:
@@ -123,7 +123,7 @@ def judge_use(document: Mapping[str, Any], step: int) -> TensorCoreUse:
     message = f"Tensor Cores not in use ({share} of kernel time)"
     unknown = float(document.get("unknown_fraction") or 0.0)
     if unknown > 0.5:
-        message = f"Tensor Cores: {unknown:.0%} of kernel time has names that do not tell"
+        message = f"Tensor Cores: {unknown:.0%} of kernel time is in kernels of unknown names"
         return TensorCoreUse(None, fraction, message.replace("%", " %"), step)
     cause = next(
         (

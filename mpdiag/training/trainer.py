@@ -27,7 +27,12 @@ from mpdiag.plan import PrecisionPlan
 from mpdiag.training import arguments, checkpoint, setup, stepping
 from mpdiag.training.gradients.judgement import Clip
 from mpdiag.training.gradients.reduction import apply_reduction
-from mpdiag.training.options import AS_PLANNED, DEFAULT_OPTIONS
+from mpdiag.training.options import (
+    AS_PLANNED,
+    DEFAULT_OPTIONS,
+    PrecisionOverrides,
+    TrainerOptions,
+)
 from mpdiag.training.skips.capsule_writer import CapsuleWriter
 from mpdiag.training.weights.masters import parameters_of
 
@@ -38,7 +43,7 @@ if TYPE_CHECKING:
 
     from mpdiag.numerics.loss_scalers import Scaler
     from mpdiag.training.monitor import Alarm
-    from mpdiag.training.options import Backend, PrecisionOverrides, TrainerOptions
+    from mpdiag.training.options import Backend
     from mpdiag.training.results import StepResult
     from mpdiag.training.stepping import Regularizer
     from mpdiag.training.tensor_core_check import TensorCoreUse
@@ -88,6 +93,8 @@ class MixedPrecision:
         self.plan = plan if isinstance(plan, PrecisionPlan) else PrecisionPlan.load(plan)
         models = arguments.listed(model, nn.Module, "model")
         optimizers = arguments.listed(optimizer, Optimizer, "optimizer")
+        arguments.check_type(overrides, PrecisionOverrides, "overrides")
+        arguments.check_type(options, TrainerOptions, "options")
         parts = setup.set_up(
             models,
             optimizers,
@@ -193,11 +200,11 @@ class MixedPrecision:
         inside DDP are reduced by the plan from the start.
 
         Raises:
-            UsageError: If it is no DDP model.
+            UsageError: If it is not a DDP model.
         """
         if not isinstance(model, nn.parallel.DistributedDataParallel):
             message = (
-                f"apply_reduction() wants a DistributedDataParallel, not {type(model).__name__}"
+                f"apply_reduction() needs a DistributedDataParallel, not {type(model).__name__}"
             )
             raise UsageError(message)
         apply_reduction([model], self.plan.reduction)
@@ -234,7 +241,7 @@ class MixedPrecision:
             closure: For optimizers that evaluate the loss several times (LBFGS): clears nothing,
                 returns the loss, without a backward pass of its own.
             replay: Returns the loss of the same batch once more; on a skip it is run in FP32 at
-                scale 1, and in mixed precision at scale 1, to tell what was at fault; from the second
+                scale 1, and in mixed precision at scale 1, to find what was at fault; from the second
                 skip in a row on, also as it was, to find the first operation at fault.
             batch: The step's inputs, a nest of tensors and plain values; a skipped step is written
                 with them into the run as a capsule (the first few), see
@@ -304,7 +311,9 @@ class MixedPrecision:
         if optimizer is None:
             return held
         if not any(optimizer is o for o in held):
-            message = "optimizer= is none of those MixedPrecision was given: pass it at the start"
+            message = (
+                "optimizer= is not one that MixedPrecision was given: pass it to the constructor"
+            )
             raise UsageError(message)
         return [optimizer]
 

@@ -7,10 +7,11 @@ import math
 
 import numpy as np
 import pytest
+from row_buffer import RowBuffer, UpdateCounts
 
 from mpdiag.analysis.analyzer import analyze
 from mpdiag.analysis.layer_history import explain_layer
-from mpdiag.analysis.scaling.loss_scale import NEEDED, lost_by_scale
+from mpdiag.analysis.scaling.necessity import NEEDED, lost_by_scale
 from mpdiag.analysis.scaling.replay import replay_run
 from mpdiag.errors import (
     DamagedPlan,
@@ -23,7 +24,6 @@ from mpdiag.errors import (
 from mpdiag.numerics.histograms import ExponentHistogram
 from mpdiag.plan import PrecisionPlan
 from mpdiag.runs.run import list_runs
-from mpdiag.runs.schema import RowBuffer, UpdateCounts
 from mpdiag.runs.writer import RunWriter
 
 LABELS = {

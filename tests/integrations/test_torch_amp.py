@@ -100,5 +100,5 @@ def test_the_state_goes_round():
     b.load_state_dict(a.state_dict())
     assert b._plan_scaler == a._plan_scaler
     assert b.get_scale() == a.get_scale() == 32.0
-    with pytest.raises(StateMismatch, match="Backoff, and the plan scales by LogNormal"):
+    with pytest.raises(StateMismatch, match="Backoff, but the plan scales by LogNormal"):
         grad_scaler(LOGNORMAL, "cpu").load_state_dict(a.state_dict())

@@ -8,7 +8,8 @@ from dataclasses import replace
 import pytest
 from support import backoff, constant
 
-from mpdiag.plan import Fp32Choice, PrecisionPlan
+from mpdiag.numerics.loss_scalers import LogNormal
+from mpdiag.plan import Fp32Choice, LossScalePlan, PrecisionPlan
 from mpdiag.runs.training_log import read_log
 
 HEAD = """
@@ -246,6 +247,34 @@ def test_a_closure_in_which_something_overflows_changes_nothing(train, tmp_path)
     assert [str(int(s.skipped)) for s in steps] == done.out.split()
     assert steps[0].skipped
     assert not steps[-1].skipped
+
+
+def test_lognormal_learns_under_closures(train, tmp_path):
+    plan = LossScalePlan(method="lognormal", init_scale=8.0)
+    done = train(
+        """
+        optimizer = torch.optim.LBFGS(model.parameters(), max_iter=3)
+        for step in range(3):
+            largest = []
+            def closure():
+                optimizer.zero_grad()
+                loss = F.mse_loss(model(x), y)
+                loss.backward()
+                largest.append(max(p.grad.abs().max().item() for p in model.parameters()))
+                return loss
+            optimizer.step(closure)
+            print(max(largest))
+        """,
+        PrecisionPlan(loss_scale=plan),
+    )
+    assert done.code == 0, done.err
+    scaler = LogNormal(init_scale=8.0, min_scale=plan.min_scale, max_scale=plan.max_scale)
+    steps = read_log(tmp_path / "run").steps
+    assert len(steps) == 3
+    for step, largest in zip(steps, map(float, done.out.split()), strict=True):
+        assert step.scale == scaler.scale
+        scaler = scaler.adjust(largest)
+    assert scaler.samples == 3
 
 
 # -- refusals --------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ IN_MEMORY = """
 import sys
 from mpdiag.cli import app
 from mpdiag.files.paths import place
-from mpdiag.runs import open_run
+from mpdiag.runs.run import open_run
 
 URL = "memory:///fleet/one"
 

@@ -1,4 +1,4 @@
-"""The cadence and its budget: recording measures its cost and thins its steps. Time is faked."""
+"""The cadence and its budget: the cost of recording is measured, and steps are thinned."""
 
 from __future__ import annotations
 

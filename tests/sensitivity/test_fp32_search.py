@@ -203,8 +203,8 @@ SCRIPT = """
     import os, signal, sys
     sys.path[:0] = {paths!r}
     from support import constant
-    from test_search import SMALL, builder
-    from mpdiag.searching.search import search_fp32
+    from test_fp32_search import SMALL, builder
+    from mpdiag.sensitivity.fp32_search import search_fp32
 
     def tell(what, probes, best):
         if probes == 1:
@@ -215,7 +215,7 @@ SCRIPT = """
 
 
 def test_it_survives_a_kill(tmp_path, root, found):
-    paths = [str(root), str(root / "tests"), str(root / "tests" / "searching")]
+    paths = [str(root), str(root / "tests"), str(root / "tests" / "sensitivity")]
     script = textwrap.dedent(SCRIPT).format(paths=paths, run=str(tmp_path))
     child = subprocess.run(
         [sys.executable, "-c", script],
@@ -284,7 +284,7 @@ def test_a_level_without_narrow_operations_is_refused():
 
 
 def test_a_training_that_diverges_in_fp32_is_refused():
-    with pytest.raises(UsageError, match="FP32 itself"):
+    with pytest.raises(UsageError, match="an FP32 training diverged"):
         search_fp32(builder(float("inf")), constant(8.0), **SMALL)
 
 

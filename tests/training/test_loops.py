@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import mpdiag
+from mpdiag.numerics.loss_scalers import Backoff, LogNormal
 
 LEVELS = ["O1", "O2"]
 
@@ -119,6 +120,48 @@ def test_a_closure_that_is_not_finite_undoes_the_whole_step(level):
     assert all(torch.equal(a, before[n]) for n, a in mp.fp32_state_dict().items())
     assert not lbfgs.state[lbfgs.param_groups[0]["params"][0]]
     assert not mp.step(closure=closure).skipped
+
+
+def evaluations_of(mp, model, lbfgs, size):
+    """One step whose gradient of ``w`` is ``size`` in the first evaluation, and 0 afterwards."""
+    calls = []
+
+    def closure():
+        calls.append(None)
+        with mp.autocast():
+            return (model.weight * (size if len(calls) == 1 else 0.0)).sum()
+
+    return mp.step(optimizer=lbfgs, closure=closure), len(calls)
+
+
+@pytest.mark.parametrize("level", ["O1", "O2"])
+def test_lognormal_learns_the_largest_gradient_of_all_evaluations(level):
+    model = nn.Linear(1, 1, bias=False)
+    lbfgs = torch.optim.LBFGS(model.parameters(), lr=1e-3, max_iter=3)
+    start = LogNormal(init_scale=8.0)
+    overrides = mpdiag.PrecisionOverrides(loss_scale=start)
+    mp = wrap(model, lbfgs, level=level, overrides=overrides)
+    result, calls = evaluations_of(mp, model, lbfgs, 4.0)
+    assert not result.skipped
+    assert calls > 1
+    assert mp.scaler == start.adjust(4.0)
+    assert result.next_scale == mp.loss_scale
+
+
+def test_scalers_that_need_no_maximum_are_told_zero_under_closures():
+    model = nn.Linear(1, 1, bias=False)
+    lbfgs = torch.optim.LBFGS(model.parameters(), lr=1e-3, max_iter=3)
+    mp = wrap(model, lbfgs, backoff(8.0, growth_interval=2))
+    evaluations_of(mp, model, lbfgs, 4.0)
+    assert mp.scaler == Backoff(8.0, growth_interval=2).adjust(0.0)
+
+
+def test_a_closure_that_leaves_no_gradient_is_refused():
+    model = nn.Linear(2, 1)
+    lbfgs = torch.optim.LBFGS(model.parameters(), max_iter=2)
+    mp = wrap(model, lbfgs)
+    with pytest.raises(mpdiag.errors.UsageError, match="no gradient"):
+        mp.step(closure=lambda: torch.ones((), requires_grad=True))
 
 
 @pytest.mark.parametrize("level", LEVELS)

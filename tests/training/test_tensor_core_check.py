@@ -178,5 +178,5 @@ def test_a_cpu_is_not_checked():
 def test_unknown_names_are_no_no():
     use = judge_use(document(0.0, unknown=0.9), 3)
     assert use.in_use is None
-    assert "90 % of kernel time has names that do not tell" in use.message
+    assert "90 % of kernel time is in kernels of unknown names" in use.message
     assert judge_use({"tensor_core_fraction": 0.0}, 3).message.endswith("(0 % of kernel time)")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -67,15 +68,26 @@ def overflow_rate(
     return max(observed, 0.5 * math.erfc(z / math.sqrt(2)))
 
 
-def headroom(maxima: NDArray[np.float64]) -> tuple[int, float, float]:
-    """Powers of two to keep free, the growth of the maxima, and their spread about it.
+@dataclass(frozen=True)
+class Headroom:
+    """How much room the next steps may need, in powers of two.
 
-    Growth is the late half's median over the early half's; three standard deviations cover what a
-    longer training would show.
+    Attributes:
+        exponents: To keep free above the largest recorded gradient.
+        drift: The growth of the maxima: the late half's median over the early half's.
+        spread: Their standard deviation about it.
     """
+
+    exponents: int
+    drift: float
+    spread: float
+
+
+def headroom(maxima: NDArray[np.float64]) -> Headroom:
+    """Growth and three standard deviations cover what a longer training would show."""
     logs = np.log2(maxima)
     half = len(logs) // 2
     drift = float(np.median(logs[half:]) - np.median(logs[:half])) if half else 0.0
     spread = float(np.std(np.diff(logs)) / math.sqrt(2)) if len(logs) > 2 else 0.0
     wanted = max(0.0, drift) + 3 * spread - (float(logs.max()) - float(np.median(logs[half:])))
-    return max(MIN_HEADROOM, math.ceil(wanted)), drift, spread
+    return Headroom(max(MIN_HEADROOM, math.ceil(wanted)), drift, spread)

@@ -1,15 +1,13 @@
-"""How to scale the loss: every method is replayed over the recording, the simplest that does wins.
+"""How to scale the loss: every method is replayed over the recording, the simplest that works wins.
 
-Simplest first: no scale, a constant one, ``Backoff`` with ever shorter growth intervals,
-``LogNormal``. A method does when it skips few steps and loses little of the gradients' sum where
-most is lost. Training goes on after a recording ends: a scale that cannot adapt must do with maxima
-raised by the headroom, and where gradients have been shrinking, every method is replayed on over
-steps that shrink as much again.
+Simplest first: no scale, then what each class in ``SCALERS`` proposes, in that order. A method works
+when it skips few steps and loses little of the gradients' sum where most is lost. Training goes on
+after a recording ends: a scale that cannot adapt must also hold maxima raised by the headroom, and
+where gradients have been shrinking, every method is replayed on over steps that shrink as much again.
 """
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +15,8 @@ import numpy as np
 
 from mpdiag.analysis.layers import share
 from mpdiag.analysis.scaling.replay import play
-from mpdiag.numerics.loss_scalers import Backoff, ConstantScale, LogNormal
+from mpdiag.numerics.loss_scalers import SCALERS, ConstantScale
+from mpdiag.plan import NO_SCALE
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -26,44 +25,47 @@ if TYPE_CHECKING:
 
     from mpdiag.numerics.formats import FloatFormat
     from mpdiag.numerics.histograms import ExponentHistogram
-    from mpdiag.numerics.loss_scalers import Scaler
-    from mpdiag.plan import Method
+    from mpdiag.numerics.loss_scalers import Scaler, ScaleRange
 
 TOLERATED_SKIPS = 0.01
 """Share of the recorded steps a method may skip; ``Backoff`` at its defaults skips 0.0005."""
-INTERVALS = (2000, 1000, 500, 200, 100, 50, 20)
-"""Growth intervals tried, ``torch.amp.GradScaler``'s first: the longer, the fewer skips."""
-LARGEST_SCALE = 2.0**24
-"""No scale beyond this is recommended, nor grown to: nothing gains from it."""
 
 
 @dataclass(frozen=True)
-class Candidate:
+class ScalingCandidate:
     """A method, and what it would have done to the recorded steps.
 
     Attributes:
-        method: Its name.
-        scale: The scale it begins with.
-        growth_interval: For ``backoff``, else None.
+        method: Its name, as in a plan.
+        scaler: Its settings, at the first step.
         skipped: Share of the recorded steps with finite gradients that it skips.
         lost: Share of Σ|g| the worst layer loses to zero in a step, on average over the late ones
             that are not skipped.
         fits: Whether both are tolerable.
     """
 
-    method: Method
-    scale: float
-    growth_interval: int | None
+    method: str
+    scaler: Scaler
     skipped: float
     lost: float
     fits: bool
 
+    @property
+    def scale(self) -> float:
+        """The scale it begins with."""
+        return self.scaler.scale
+
+    @property
+    def constant(self) -> bool:
+        """Whether it scales by one number that never changes."""
+        return self.method != NO_SCALE and not self.scaler.adaptive
+
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
+        """As the plan's evidence holds it."""
         return {
             "method": self.method,
             "init_scale": self.scale,
-            "growth_interval": self.growth_interval,
+            "growth_interval": self.scaler.to_plan().get("growth_interval"),
             "skipped": self.skipped,
             "lost": self.lost,
             "fits": self.fits,
@@ -71,8 +73,8 @@ class Candidate:
 
 
 @dataclass(frozen=True, eq=False)
-class Course:
-    """The recorded steps and what may follow them, as far as a scaler is concerned.
+class GradientHistory:
+    """The recorded steps and those that may follow them, as far as a scaler is concerned.
 
     Attributes:
         steps: int64 (n,).
@@ -92,18 +94,14 @@ class Course:
     target: FloatFormat
     tolerated: float
 
-    def judge(
-        self, method: Method, scaler: Scaler, interval: int | None = None, headroom: int = 0
-    ) -> Candidate:
+    def judge(self, scaler: Scaler, headroom: int = 0) -> ScalingCandidate:
         """Replay a scaler.
 
         Args:
-            method: Its name.
             scaler: Its state at the first step.
-            interval: Its growth interval.
             headroom: Powers of two the maxima are raised by.
         """
-        with np.errstate(over="ignore"):  # of float64 gradients, which overflow then in any case
+        with np.errstate(over="ignore"):  # float64 maxima near the limit overflow in any case
             maxima = np.ldexp(self.maxima, headroom)
         played = play(self.steps, maxima, scaler, self.target)
         finite = np.isfinite(self.maxima)
@@ -112,7 +110,7 @@ class Course:
         exponents = np.floor(np.log2(played.scale)).astype(int)
         lost = max((self._lost(table, exponents, counted) for table in self.below), default=0.0)
         fits = skipped <= TOLERATED_SKIPS and lost <= self.tolerated
-        return Candidate(method, scaler.scale, interval, skipped, lost, fits)
+        return ScalingCandidate(scaler.name, scaler, skipped, lost, fits)
 
     def _lost(
         self,
@@ -120,109 +118,108 @@ class Course:
         exponents: NDArray[np.int64],
         counted: NDArray[np.bool_],
     ) -> float:
-        if not counted.any():  # every late step skipped: nothing of them arrived
+        if not counted.any():  # every late step is skipped: no gradient arrives
             return 1.0
         column = np.clip(self.target.zero_exponent - exponents - self.first, 0, below.shape[1] - 1)
         lost = below[np.arange(len(below)), column]
         return float(share(lost, below[:, -1])[counted].mean())
 
 
-def course_of(
+def gradient_history(
     steps: NDArray[np.int64],
     maxima: NDArray[np.float64],
     layers: Sequence[ExponentHistogram],
     target: FloatFormat,
     tolerated: float,
-    sink: int = 0,
-) -> Course:
+    shrinkage: int = 0,
+) -> GradientHistory:
     """Prepare a replay.
 
     Args:
-        steps: See ``Course``.
-        maxima: See ``Course``.
+        steps: See ``GradientHistory``.
+        maxima: See ``GradientHistory``.
         layers: Histograms by step of the layers that decide.
-        target: See ``Course``.
-        tolerated: See ``Course``.
-        sink: Powers of two by which gradients shrank over the recording. If any, the late steps
-            come once more, that much smaller.
+        target: See ``GradientHistory``.
+        tolerated: See ``GradientHistory``.
+        shrinkage: Powers of two by which gradients shrank over the recording. If any, the late
+            steps are repeated at the end, smaller by as much.
     """
     none = np.zeros((len(steps), 1))
     below = [np.concatenate([none, np.cumsum(h.sums, axis=1)], axis=1) for h in layers]
     first = np.full(len(steps), layers[0].first if layers else 0)
     late = steps >= np.median(steps)
-    again = np.flatnonzero(late) if sink > 0 else np.zeros(0, int)
+    again = np.flatnonzero(late) if shrinkage > 0 else np.zeros(0, int)
     behind = int(steps[-1] - steps[again[0]]) + 1 if again.size else 0
-    return Course(
+    return GradientHistory(
         steps=np.concatenate([steps, steps[again] + behind]),
-        maxima=np.concatenate([maxima, np.ldexp(maxima[again], -sink)]),
+        maxima=np.concatenate([maxima, np.ldexp(maxima[again], -shrinkage)]),
         late=np.concatenate([late, late[again]]),
         below=tuple(np.concatenate([table, table[again]]) for table in below),
-        first=np.concatenate([first, first[again] - sink]),
+        first=np.concatenate([first, first[again] - shrinkage]),
         target=target,
         tolerated=tolerated,
     )
 
 
+@dataclass(frozen=True)
+class MethodChoice:
+    """The method chosen, and every candidate that was replayed, the simplest first."""
+
+    chosen: ScalingCandidate
+    judged: tuple[ScalingCandidate, ...]
+
+    def describe(self) -> str:
+        """Why this method, in a clause."""
+        chosen = self.chosen
+        outcome = f"skips {chosen.skipped:.1%} of the steps and loses {chosen.lost:.2%}"
+        if not chosen.fits:
+            return f"no method does; the closest, {chosen.method} from {chosen.scale:g}, {outcome}"
+        if chosen.method == NO_SCALE:
+            return "no step comes near an overflow"
+        if chosen.constant:
+            return f"a constant scale of {chosen.scale:g} is enough: with headroom it {outcome}"
+        described = f"{chosen.scaler.describe()} {outcome} in the replay"
+        constants = [c for c in self.judged if c.constant]
+        if not constants:
+            return described
+        best = min(constants, key=lambda c: c.skipped + c.lost)
+        return (
+            f"{described}; the best constant scale, {best.scale:g}, would with headroom skip "
+            f"{best.skipped:.1%} and lose {best.lost:.2%}"
+        )
+
+
 def choose_method(
-    course: Course, exponent: int, safe: int, upper: int, headroom: int, scaled: bool
-) -> tuple[Candidate, tuple[Candidate, ...]]:
-    """The simplest method that does, or else the one that comes closest.
+    history: GradientHistory, found: ScaleRange, *, headroom: int, scaled: bool
+) -> MethodChoice:
+    """The simplest method that works, or else the one that comes closest.
 
     Args:
-        course: The recorded steps.
-        exponent: log2 of the scale at which losses no longer matter, as far as there is room.
-        safe: log2 of the largest scale that keeps the headroom.
-        upper: log2 of the largest scale at which nothing recorded overflows.
+        history: The recorded steps.
+        found: The scales that the recording allows.
         headroom: Powers of two that a scale which cannot adapt keeps free.
         scaled: Whether a scale is wanted at all.
-
-    Returns:
-        The choice, and every candidate that was judged, simplest first.
     """
-    judged: list[Candidate] = []
-    for candidate in _candidates(course, exponent, safe, upper, headroom, scaled):
+    judged: list[ScalingCandidate] = []
+    for candidate in _candidates(history, found, headroom, scaled):
         judged.append(candidate)
         if candidate.fits:
-            return candidate, tuple(judged)
+            return MethodChoice(candidate, tuple(judged))
     # min() takes the first of equals, which is the simplest.
-    closest = min(judged, key=lambda c: max(c.skipped / TOLERATED_SKIPS, c.lost / course.tolerated))
-    return closest, tuple(judged)
+    closest = min(
+        judged, key=lambda c: max(c.skipped / TOLERATED_SKIPS, c.lost / history.tolerated)
+    )
+    return MethodChoice(closest, tuple(judged))
 
 
 def _candidates(
-    course: Course, exponent: int, safe: int, upper: int, headroom: int, scaled: bool
-) -> Iterator[Candidate]:
+    history: GradientHistory, found: ScaleRange, headroom: int, scaled: bool
+) -> Iterator[ScalingCandidate]:
     if not scaled:
         # What is lost was found not to matter, over all late steps together; judged step by step,
         # one with small gradients would count as much as one that moves the weights.
-        none = course.judge("none", ConstantScale(1.0), headroom=headroom)
-        yield replace(none, fits=none.skipped <= TOLERATED_SKIPS)
-    start = min(exponent, safe)
-    for power in range(start, max(start, min(safe, int(math.log2(LARGEST_SCALE)))) + 1):
-        yield course.judge("constant", ConstantScale(2.0**power), headroom=headroom)
-    first = 2.0 ** min(exponent, upper)
-    least = min(1.0, first)
-    for interval in INTERVALS:
-        scaler = Backoff(first, growth_interval=interval, min_scale=least, max_scale=LARGEST_SCALE)
-        yield course.judge("backoff", scaler, interval)
-    yield course.judge("lognormal", LogNormal(first, min_scale=least, max_scale=LARGEST_SCALE))
-
-
-def describe_choice(chosen: Candidate, judged: Sequence[Candidate]) -> str:
-    """Why this method, in a clause."""
-    outcome = f"skips {chosen.skipped:.1%} of the steps and loses {chosen.lost:.2%}"
-    constants = [c for c in judged if c.method == "constant"]
-    if not chosen.fits:
-        return f"no method does; the closest, {chosen.method} from {chosen.scale:g}, {outcome}"
-    if chosen.method == "none":
-        return "no step comes near an overflow"
-    if chosen.method == "constant":
-        return f"a constant scale of {chosen.scale:g} is enough: with headroom it {outcome}"
-    name = "LogNormal" if chosen.method == "lognormal" else f"Backoff({chosen.growth_interval})"
-    if not constants:
-        return f"{name} {outcome} in the replay"
-    best = min(constants, key=lambda c: c.skipped + c.lost)
-    return (
-        f"{name} {outcome} in the replay; the best constant scale, {best.scale:g}, would with "
-        f"headroom skip {best.skipped:.1%} and lose {best.lost:.2%}"
-    )
+        none = history.judge(ConstantScale(1.0), headroom)
+        yield replace(none, method=NO_SCALE, fits=none.skipped <= TOLERATED_SKIPS)
+    for kind in SCALERS.values():
+        for scaler in kind.proposals(found):
+            yield history.judge(scaler, 0 if kind.adaptive else headroom)

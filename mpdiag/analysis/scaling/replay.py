@@ -8,7 +8,7 @@ between recorded ones nothing is known; they are taken to repeat the recorded st
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from mpdiag.analysis.layers import countable_rows, share
 from mpdiag.analysis.scaling.maxima import by_step, step_maxima
 from mpdiag.errors import DamagedRun
 from mpdiag.numerics.formats import FP16, FloatFormat
-from mpdiag.numerics.loss_scalers import SCALERS, Scaler, scaler_named
+from mpdiag.numerics.loss_scalers import Scaler, scaler_class, scaler_named
 from mpdiag.runs.run import Run, open_run
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def replay_run(run: str | os.PathLike[str] | Run, scaler: str, **settings: Any) 
         UsageError: If there is no such scaler, or a setting makes no sense.
     """
     opened = run if isinstance(run, Run) else open_run(Path(run))
-    known = {f.name for f in fields(SCALERS[scaler])} if scaler in SCALERS else set()
+    known = scaler_class(scaler).setting_names()
     given = {k: v for k, v in settings.items() if v is not None and k in known}
     state = scaler_named(scaler, **given)
     played = replay(opened.records, state)
@@ -139,6 +139,6 @@ def play(
         gap = int(steps[i + 1] - steps[i]) if i + 1 < steps.size else 1
         for _ in range(gap):
             before, scaler = scaler, scaler.adjust(absmax)
-            if scaler is before:  # and will be ever after
+            if scaler is before:  # the same maximum would never change it
                 break
     return Played(scales, overflow, scaler.scale)

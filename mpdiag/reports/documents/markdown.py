@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from mpdiag.analysis.scaling.loss_scale import lost_by_scale
+from mpdiag.analysis.scaling.necessity import lost_by_scale
 from mpdiag.numerics.formats import FP16
 from mpdiag.reports.formatting import in_markdown, percent, sentence
 from mpdiag.reports.views.gradients.frame import scale_frame
@@ -71,7 +71,7 @@ def _parts(analysis: Analysis) -> Iterator[str]:
 
 
 def _layers(analysis: Analysis) -> Iterator[str]:
-    """The layers that lose most without a scale."""
+    """The layers with the most underflow without a scale."""
     layers = analysis.layers.of_kind("activation_grad")
     if not len(layers):
         return
@@ -79,7 +79,7 @@ def _layers(analysis: Analysis) -> Iterator[str]:
     before = scale_frame(layers, FP16, 0)
     scaled = scale_frame(layers, FP16, round(math.log2(analysis.plan.loss_scale.recommended)))
     order = sorted(range(len(layers)), key=lambda i: -worst[i])[:TOP]
-    yield "### Layers whose gradients lose most"
+    yield "### Layers with the most underflow"
     yield _rows(
         ("layer", "Σ|g| lost", "values lost", "with the scale"),
         [

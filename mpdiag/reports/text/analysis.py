@@ -1,4 +1,4 @@
-"""What ``analyze``, ``why`` and ``replay`` print: the verdict, what decides, the details."""
+"""What ``analyze`` prints: the verdict, what decides, the details."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from mpdiag.analysis.layers import share
-from mpdiag.analysis.scaling.loss_scale import lost_by_scale
+from mpdiag.analysis.scaling.necessity import lost_by_scale
 from mpdiag.display.wording import counted
-from mpdiag.numerics.formats import FP16
+from mpdiag.numerics.formats import BF16, FP16
 from mpdiag.reports.formatting import layer_name, magnitude, percent
 from mpdiag.reports.text.charts import Histogram
 from mpdiag.reports.text.tables import Fitted
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from mpdiag.analysis.findings import Finding
     from mpdiag.analysis.plan_check import PlanCheck
     from mpdiag.analysis.scaling.loss_scale import LossScaleAnalysis
+    from mpdiag.files.paths import AnyPath
     from mpdiag.plan import PrecisionPlan
 
 TOP = 8
@@ -82,8 +83,10 @@ def shapes_table(plan: PrecisionPlan) -> RenderableType:
     return table
 
 
-def after_analysis(analysis: Analysis, run: Path, plan: Path | None = None) -> tuple[object, ...]:
-    """The command to go on with: its words.
+def after_analysis(
+    analysis: Analysis, run: AnyPath, plan: Path | None = None
+) -> tuple[object, ...]:
+    """The words of the command to run next.
 
     Args:
         analysis: The analysis.
@@ -91,7 +94,7 @@ def after_analysis(analysis: Analysis, run: Path, plan: Path | None = None) -> t
         plan: Where the plan was written, if it was.
     """
     if _calls_for_bf16(analysis):
-        return "mpdiag", "analyze", run, "--target", "bf16", "-o", "plan.json"
+        return "mpdiag", "analyze", run, "--target", BF16.name, "-o", "plan.json"
     script = analysis.run.script_words
     if plan is not None and script:
         return "mpdiag", "train", "--plan", plan, "--", *script
@@ -104,7 +107,7 @@ def after_analysis(analysis: Analysis, run: Path, plan: Path | None = None) -> t
 def _calls_for_bf16(analysis: Analysis) -> bool:
     """Whether FP16 was asked for, and no loss scale fits it."""
     codes = {f.code for f in analysis.findings}
-    return analysis.plan.target == "fp16" and "no-loss-scale-fits" in codes
+    return analysis.target == FP16 and "no-loss-scale-fits" in codes
 
 
 def _provenance(analysis: Analysis) -> Text:
@@ -142,19 +145,19 @@ def _facts(analysis: Analysis) -> Table:
 
 
 def _admissible(scale: LossScaleAnalysis) -> str:
-    """Which loss scales would do, and which layers say so."""
+    """Which loss scales work, and the layers that set the limits."""
     plan = scale.plan
     if scale.deciding_layer is None and scale.limiting_layer is None:
         return ""
     upper = "no limit" if plan.upper is None else f"{plan.upper:g}"
     lowest, highest = scale.deciding_layer or "the model", scale.limiting_layer or "the model"
     if not scale.fits:
-        return f"; none fits: {lowest} needs {plan.lower:g} or more, {highest} {upper} or less"
+        return f"; none fits: {lowest} needs at least {plan.lower:g}, {highest} at most {upper}"
     return (
-        f"; {plan.lower:g} ({lowest} loses more below) to {upper} ({highest} overflows beyond) "
-        "would do"
+        f"; any scale from {plan.lower:g} (below: {lowest} underflows) to {upper} "
+        f"(above: {highest} overflows) works"
         if plan.lower > 1
-        else f"; up to {upper} would do ({highest} overflows beyond)"
+        else f"; any scale up to {upper} works (above: {highest} overflows)"
     )
 
 
@@ -181,7 +184,7 @@ def _deciding_layers(analysis: Analysis) -> RenderableType:
         numbers.pop()
     table = Fitted(
         ("activation gradients of", *numbers),
-        "Layers that lose most, in the later half of the run",
+        "Layers with the most underflow, in the later half of the run",
         right=frozenset(numbers),
         spare=("|g| max",),
     )
@@ -204,12 +207,12 @@ def _gradients(analysis: Analysis) -> list[RenderableType]:
         return []
     scale = analysis.plan.loss_scale.recommended
     title = Text("Activation gradients, all layers, counts on a log scale", style="bold")
-    fmt = FP16 if analysis.target.bits == 8 else analysis.target
+    fmt = FP16 if analysis.target.needs_tensor_scale else analysis.target
     drawing = Histogram(gradients.histograms.merged(), fmt, scale)
     return [title, drawing]
 
 
-_NOTHING_MORE = "nothing beyond what the operation policy keeps there"
+_NOTHING_MORE = "nothing beyond the operation policy"
 
 
 def _kept(analysis: Analysis) -> str:
@@ -227,7 +230,7 @@ def _kept(analysis: Analysis) -> str:
 _COVERED = {
     "": "",
     "lists": " (the policy covers it)",
-    "neighbours": " (only where everything is narrow: at O1 what surrounds it is FP32)",
+    "neighbours": " (only if everything is narrow: at O1 its neighbours run in FP32)",
 }
 
 
@@ -235,7 +238,7 @@ def _proven(analysis: Analysis) -> RenderableType:
     why = "why, and what happens without it"
     table = Fitted(
         ("operation", "where", why, "bytes", "FLOPs"),
-        "What FP16 cannot hold, by its numbers",
+        "Operations that FP16 cannot represent, as recorded",
         "bytes, FLOPs: share of the step's operations, backward included",
         sentences=frozenset({why}),
         right=frozenset({"bytes", "FLOPs"}),

@@ -1,4 +1,4 @@
-"""Pictures made of characters, as wide as the terminal allows."""
+"""Charts made of characters, as wide as the terminal allows."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ MARGIN, TAIL = 9, 6
 
 @dataclass(frozen=True, eq=False)
 class Histogram:
-    """A histogram that draws itself as wide as it is given room; arguments as ``draw_histogram``."""
+    """A histogram as wide as the terminal; arguments as ``draw_histogram``."""
 
     h: ExponentHistogram
     fmt: FloatFormat
     scale: float = 1.0
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """See rich."""
+        """How rich draws it: in the width that it is given."""
         del console
         yield draw_histogram(self.h, self.fmt, self.scale, width=options.max_width)
 
@@ -44,7 +44,7 @@ class Sparkline:
     words: str
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """See rich."""
+        """How rich draws it: in the width that it is given."""
         del console
         room = max(8, options.max_width - len(self.words) - 4)
         yield Text(f"  {sparkline(self.values, room)}  {self.words}")
@@ -96,8 +96,8 @@ def draw_histogram(
         text.append("".join(window), style="bold" if k else "")
         text.append(f"  {fmt.label}\n")
     zeros = int(h.zeros) / max(1, int(h.numel))
-    said = f"{zeros:.1%} of the values are exactly 0; ".replace("%", " %")
-    text.append(f"{said}red: {fmt.label} makes them 0 without a scale", style="dim")
+    zero_share = f"{zeros:.1%} of the values are exactly 0; ".replace("%", " %")
+    text.append(f"{zero_share}red: {fmt.label} flushes them to 0 without a scale", style="dim")
     return text
 
 

@@ -1,4 +1,4 @@
-"""What ``compare`` prints: the verdict, each metric with its interval drawn, what moved."""
+"""What ``compare`` prints: the verdict, each metric with its interval, the layers that changed."""
 
 from __future__ import annotations
 
@@ -34,10 +34,11 @@ def comparison_text(comparison: Comparison) -> RenderableType:
     ]
     curve = comparison.curve
     if curve.worst_step is not None:
-        spread = "" if curve.spread is None else f", seeds spread by {curve.spread:.3g} there"
+        spread = "" if curve.spread is None else f", where seeds spread by {curve.spread:.3g}"
         parts.append(
             Text(
-                f"loss curves part most at step {curve.worst_step}: {curve.departure:+.3g}{spread}",
+                f"largest gap between the loss curves: {curve.departure:+.3g} at step "
+                f"{curve.worst_step}{spread}",
                 style="dim",
             )
         )
@@ -78,7 +79,7 @@ def _caption(metrics: tuple[MetricComparison, ...]) -> str:
     way = "seed by seed" if first.paired else "Welch"
     text = f"two one-sided t-tests, {way}, {1 - 2 * first.alpha:.0%} interval".replace("%", " %")
     if not all(m.margin_given for m in metrics):
-        text += "; margin: 2 % of the reference's mean, choose yours with --margin"
+        text += "; margin: 2 % of the reference's mean, set your own with --margin"
     return text
 
 

@@ -19,7 +19,7 @@ _WORDS = {
     "tensor_core": "matrix unit",
     "cuda_core": "vector unit",
     "unknown": "unknown",
-    "other": "no matrix work",
+    "other": "not matrix work",
 }
 
 
@@ -30,7 +30,7 @@ def cpu_profile_text(profile: CpuProfile) -> RenderableType:
         Text(profile.verdict, style="bold green" if used else "bold yellow"),
         Text(
             f"{profile.device.name}, {profile.steps} steps, "
-            f"{profile.time_us / 1000:.1f} ms in operators; witness: oneDNN's log",
+            f"{profile.time_us / 1000:.1f} ms in operators; source: oneDNN's log",
             style="dim",
         ),
     ]
@@ -40,7 +40,7 @@ def cpu_profile_text(profile: CpuProfile) -> RenderableType:
     ]
     table = Fitted(
         ("operation", "module", "M × N × K", "dtype", "time", "where", "what to do"),
-        "Operations that took most time",
+        "Operations by time",
         sentences=frozenset({"what to do"}),
         right=frozenset({"time"}),
         lead=2,

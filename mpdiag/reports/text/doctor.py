@@ -49,7 +49,7 @@ def environment_text(environment: Environment) -> RenderableType:
 
 
 def _gpu_lines(e: Environment) -> list[RenderableType]:
-    """Clocks, power and driver of each GPU, as NVML tells them."""
+    """Clocks, power and driver of each GPU, as NVML reports them."""
     lines = []
     for gpu in e.gpus:
         parts = [f"driver {gpu.driver}" if gpu.driver else ""]
@@ -85,7 +85,7 @@ def _tables(e: Environment) -> list[RenderableType]:
             table.add_row(a.format.upper(), a.device, a.how, a.reason, a.needs)
         tables += [Text(""), table]
     if e.flags:
-        title = "Settings that decide (torch's defaults and the environment)"
+        title = "Settings that matter (torch's defaults and the environment)"
         table = Fitted(
             ("setting", "value", "what that does", "better"),
             title,

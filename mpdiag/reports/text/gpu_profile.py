@@ -28,16 +28,18 @@ KERNELS = ("kernel", "calls", "time", "ran on", "instruction", "dtype", "align")
 CLASSES = ("class", "before", "now", "before, ms", "now, ms")
 MOVES = ("operation", "module", "M × N × K", "before", "now", "a call", "gain")
 MANY = 1e6
-"""A bound beyond this is the whole."""
+"""A bound above this means that the operation is all there is."""
 _COLOURS = {"error": "bold red", "warning": "yellow", "info": "cyan"}
 _WORDS = {
     "tensor_core": "Tensor Cores",
     "cuda_core": "CUDA cores",
-    "helper": "helper",
-    "layout": "layout",
-    "other": "no matrix work",
+    "helper": "helper kernel",
+    "layout": "layout conversion",
+    "other": "not matrix work",
     "unknown": "unknown",
 }
+
+_CAUSES = {"outside": "not a matrix op", "library_choice": "library's choice of kernel"}
 
 
 def profile_text(profile: Profile) -> RenderableType:
@@ -143,7 +145,7 @@ def operation_rows(profile: Profile) -> list[list[str]]:
 
 
 def _together(operations: Sequence[JudgedOperation]) -> list[list[JudgedOperation]]:
-    """Rows of the table: what is no matrix work stands in one, whatever its module."""
+    """Rows of the table: operations that are not matrix work share one row per operation."""
     rows: dict[object, list[JudgedOperation]] = {}
     for i, judged in enumerate(operations):
         key = i if judged.operation.work else (judged.operation.op, judged.cause)
@@ -168,7 +170,7 @@ def _operation_row(members: list[JudgedOperation], whole: float) -> list[str]:
         o.dtype or "",
         _percent(sum(j.operation.time_us for j in members) / whole if whole else 0.0),
         f"{bound:.2f}×" if bound < MANY else "–",
-        first.cause.replace("_", " "),
+        _CAUSES.get(first.cause, first.cause.replace("_", " ")),
         first.fix,
     ]
 

@@ -50,7 +50,7 @@ def runs_table(listings: Sequence[Listing]) -> RenderableType:
 
 
 def _facts(meta: Mapping[str, Any]) -> tuple[str, ...]:
-    # meta.json may be half written by hand: what is not there, or not as expected, is a dash.
+    # meta.json may have been edited by hand: what is missing or unexpected is a dash.
     model = meta.get("model")
     kind = model.get("type") if isinstance(model, dict) else None
     recorded, seen = meta.get("steps_recorded"), meta.get("steps_seen")

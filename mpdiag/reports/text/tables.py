@@ -1,7 +1,7 @@
-"""Tables of the terminal that no width spoils: words are never cut.
+"""Tables that fit any terminal: words are never cut.
 
-A table is drawn as one while its figures fit in one line and its sentences have room to wrap. Where
-they do not, columns that matter least are left out first, and then each row becomes a few lines.
+A table is drawn as one while its figures fit on one line and its sentences have room to wrap. Otherwise
+the columns that matter least are left out first, and then each row becomes a few lines.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ ROOM = 26
 
 @dataclass
 class Fitted:
-    """A table that fits.
+    """A table that fits the terminal.
 
     Attributes:
         columns: Their headings.
         title, caption: Above and below.
         sentences: Headings of columns whose cells may wrap.
         right: Headings of columns of numbers.
-        spare: Headings of columns that may be left out, the first first.
+        spare: Headings of columns that may be left out, the least important first.
         lead: How many columns make up a row's first line where rows become lines.
         boxed: Whether the table has lines.
         rows: A cell for each column; text is text, never markup.
@@ -47,11 +47,11 @@ class Fitted:
     rows: list[tuple[Text, ...]] = field(default_factory=list)
 
     def add_row(self, *cells: str | Text) -> None:
-        """Add a row."""
+        """Add a row with a cell for each column."""
         self.rows.append(tuple(Text(c) if isinstance(c, str) else c for c in cells))
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """See rich."""
+        """How rich draws it: as a table, or row by row where that is too wide."""
         del console
         shown = list(range(len(self.columns)))
         spare = [self.columns.index(name) for name in self.spare]
@@ -84,7 +84,7 @@ class Fitted:
         return max(cell_len(self.columns[column]), max(map(cell_len, cells), default=0))
 
     def _table(self, shown: list[int], room: int) -> Table:
-        """The table; ``room`` is what there is beyond the least width, sentences get it last."""
+        """The table; ``room`` is the width beyond the least one, which sentences get last."""
         widths = {i: self._width(i) for i in shown}
         for i in sorted(shown, key=lambda i: self.columns[i] in self.sentences):
             more = min(room, max(0, self._wished(i) - widths[i]))

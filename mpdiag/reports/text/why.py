@@ -53,8 +53,10 @@ def layer_text(story: LayerHistory) -> RenderableType:
         scale = story.analysis.plan.loss_scale.recommended
         parts.append(Histogram(part.histograms[0], FP16, scale))
     if story.swallowed is not None:
-        parts.append(Text(f"FP16 weights would swallow {percent(story.swallowed)} of its updates"))
-    fixes = story.fixes or ("nothing to do here",)
+        parts.append(
+            Text(f"FP16 weights would round away {percent(story.swallowed)} of its updates")
+        )
+    fixes = story.fixes or ("nothing to fix here",)
     parts += [Text(f"→ {fix}", style="green") for fix in fixes]
     return Group(*parts)
 
@@ -63,7 +65,7 @@ def skip_text(replayed: dict[str, Any], first: object | None) -> RenderableType:
     """The report of ``mpdiag why CAPSULE``.
 
     Args:
-        replayed: What came of running the step again, as plain values.
+        replayed: The result of running the step again, as plain values.
         first: The first operation that went non-finite, in words; None if none did.
     """
     lines: list[RenderableType] = [

@@ -49,9 +49,9 @@ def operations_frame(analysis: Analysis) -> pd.DataFrame:
     ]
     columns = ["module", "operation", "why", "line", "largest |x|", "values that overflow"]
     frame = pd.DataFrame(rows, columns=columns)
-    # A column that says nothing of any of them is left out.
-    told = [c for c in columns[3:] if (frame[c].notna() & (frame[c] != "")).any()]
-    return frame[columns[:3] + told]
+    # A column that is empty throughout is left out.
+    filled = [c for c in columns[3:] if (frame[c].notna() & (frame[c] != "")).any()]
+    return frame[columns[:3] + filled]
 
 
 def _line(evidence: Mapping[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""Matrix operations under their device's roofs: what they achieved, beside what it could do.
+"""Matrix operations under their device's roofs: what they achieved, and what it could do.
 
 A product does some FLOP for each byte it must move. Left of a roof's ridge the memory's bandwidth
 limits it, right of it the units that multiply (Williams, Waterman and Patterson, *Roofline*, CACM
@@ -178,7 +178,7 @@ def _shape(row: Mapping[str, Any]) -> str:
 
 _SYMBOLS = {"tensor_core": "circle", "cuda_core": "square", "unknown": "diamond"}
 _UNITS = {"tensor": "Tensor Cores", "cuda": "CUDA cores"}
-_NONE = "no matrix operation in the profile tells its work and its time"
+_NONE = "the profile has no matrix operation whose work and time are known"
 _CLOSE = 1.3
 """Roofs nearer to each other than this are labelled one above and one below its line."""
 
@@ -304,7 +304,7 @@ def _decades(axis: object, low: float, high: float, title: str) -> None:
 
 
 def _hover(row: Mapping[Any, Any], share: float) -> str:
-    """What stands under the pointer."""
+    """The text under the pointer."""
     reached = float(str(row["reached"]))
     lines = [
         f"<b>{in_figure(str(row['module']))}</b>",

@@ -92,7 +92,7 @@ class Ranking:
 def ranking(contents: RunContents) -> Ranking:
     """Rank a run's operations by the best source that its folder holds."""
     analysis, operations, search = contents.analysis, contents.operations, contents.search
-    fmt = FP16 if analysis.target.bits == 8 else analysis.target
+    fmt = FP16 if analysis.target.needs_tensor_scale else analysis.target
     if contents.sensitivities is not None:
         measured = contents.sensitivities
         words = "relative error of all weight gradients"
@@ -233,7 +233,7 @@ def sensitivity_figure(frame: pd.DataFrame, value: str, most: int = 30) -> go.Fi
     Args:
         frame: The ranking.
         value: What ranks, in words.
-        most: So many are drawn.
+        most: How many to draw.
     """
     moved = frame[frame["value"] > 0]  # what changes nothing has no place on a log scale
     top = (moved if len(moved) else frame).head(most).reset_index(drop=True)
@@ -292,7 +292,7 @@ def sensitivity_figure(frame: pd.DataFrame, value: str, most: int = 30) -> go.Fi
 
 
 def _hover(name: str, row: Mapping[Any, Any], value: str) -> str:
-    """What stands under the pointer."""
+    """The text under the pointer."""
     number = float(str(row["value"]))
     lines = [
         f"<b>{in_figure(name)}</b>",

@@ -1,4 +1,4 @@
-"""A profile as tidy tables: the document ``mpdiag profile --json`` prints, kept as profile.json."""
+"""What ran on Tensor Cores: the document that ``mpdiag profile --json`` prints, kept as profile.json."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def _padded(row: Mapping[str, Any]) -> str:
 
 
 def _table(rows: Any, columns: list[str]) -> pd.DataFrame:
-    # Fields beyond the contract are left to their own readers; missing ones are empty.
+    # Fields that are not shown are left out; missing ones are empty.
     return pd.DataFrame(
         [{name: row.get(name) for name in columns} for row in rows], columns=columns
     )
@@ -130,7 +130,7 @@ def is_cpu(profile: Mapping[str, Any]) -> bool:
 def unit_names(profile: Mapping[str, Any]) -> dict[str, str]:
     """What each verdict is called on a profile's device."""
     fast, plain = ("AMX", "vector units") if is_cpu(profile) else ("Tensor Cores", "CUDA cores")
-    rest = {"helper": "helpers", "layout": "layout changes", "other": "no matrix work"}
+    rest = {"helper": "helpers", "layout": "layout conversion", "other": "not matrix work"}
     return {"tensor_core": fast, "cuda_core": plain, **rest, "unknown": "unknown"}
 
 
@@ -141,7 +141,7 @@ def by_kernel(kernels: pd.DataFrame) -> pd.DataFrame:
 
 
 def headline(profile: Mapping[str, Any]) -> tuple[tuple[str, float], ...]:
-    """The four shares of kernel time that say most; one that the profile lacks is counted anew."""
+    """The four shares of kernel time that say most; one that the profile lacks is counted here."""
     shares = verdict_frame(profile).set_index("verdict")["share"]
 
     def known(name: str, verdict: str) -> float:
@@ -152,7 +152,7 @@ def headline(profile: Mapping[str, Any]) -> tuple[tuple[str, float], ...]:
     return (
         (f"On {words['tensor_core']}", known("tensor_core_fraction", "tensor_core")),
         (f"Matrix work on {words['cuda_core']}", known("matrix_cuda_core_fraction", "cuda_core")),
-        ("Layout changes", known("layout_fraction", "layout")),
+        ("Layout conversion", known("layout_fraction", "layout")),
         ("Unknown kernels", known("unknown_fraction", "unknown")),
     )
 
@@ -266,7 +266,7 @@ def kernels(run: str, profile: Mapping[str, Any]) -> Picture:
     return Picture(
         "kernels",
         "The longest kernels",
-        "The table has all of them, with the operation and the module that launched each.",
+        "The table lists all of them, with the operation and the module that launched each.",
         kernel_figure(frame, unit_names(profile)),
         frame,
         kernel_receipt(run),

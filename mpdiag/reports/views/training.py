@@ -1,4 +1,4 @@
-"""Trainings as tidy tables: losses, scales and skips, predicted against observed."""
+"""Trainings: losses, scales and skips, drift, predicted against observed."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def alarms_frame(logs: Mapping[str, TrainingLog]) -> pd.DataFrame:
 
 
 def remarks(logs: Mapping[str, TrainingLog]) -> list[str]:
-    """What else the logs say, a sentence for each: why a training stopped, and the like."""
+    """What else the logs say, a sentence each, such as why a training stopped."""
     return [
         f"{name}: {note.get('stopped') or ', '.join(f'{k} {v}' for k, v in note.items())}"
         for name, log in logs.items()
@@ -85,7 +85,7 @@ def remarks(logs: Mapping[str, TrainingLog]) -> list[str]:
 
 
 def outcome_frame(logs: Mapping[str, TrainingLog]) -> pd.DataFrame:
-    """What came of each training: metrics, last loss, skips, last scale; a row for each."""
+    """The result of each training: metrics, last loss, skips, last scale; a row for each."""
     rows: list[dict[str, Any]] = []
     for name, log in logs.items():
         losses = [s.loss for s in log.steps if s.loss is not None]
@@ -322,7 +322,7 @@ def scales(folder: str, logs: Mapping[str, TrainingLog]) -> Picture:
     return Picture(
         "scale",
         "Loss scale",
-        "A cross is a skipped step; its cause stands under the pointer and in the table of skips.",
+        "Crosses mark skipped steps; hover for the cause, which the table of skips lists, too.",
         scales_figure(frame),
         frame,
         scales_receipt(folder, list(logs)),
@@ -336,7 +336,7 @@ def drift(folder: str, logs: Mapping[str, TrainingLog]) -> Picture:
     return Picture(
         "drift",
         "Gradients over time, and alarms of drift",
-        "Unscaled, before clipping. A triangle is an alarm: there the gradients left what the "
+        "Unscaled, before clipping. Triangles are alarms: the gradients left the range that the "
         "plan's recording predicted.",
         drift_figure(frame, alarms_frame(logs), runs),
         frame,

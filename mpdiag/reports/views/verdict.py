@@ -1,4 +1,4 @@
-"""The verdict's figures: the few that decide, the levels, the formats."""
+"""The verdict's figures: the four that decide, the levels, the formats."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def facts(analysis: Analysis) -> tuple[Fact, ...]:
             f"{plan.recommended:g}",
             plan.need if plan.method == "none" else f"{plan.need}; {plan.method}",
             "The loss is multiplied by it before backward(), so that small gradients do not become 0 "
-            "in FP16, and gradients are divided by it before the step. 1 is none.",
+            "in FP16, and gradients are divided by it before the step. 1 means no scaling.",
         ),
         Fact(
             "Admissible interval",
             " to ".join(ends) if scale.fits else "none",
             f"{plan.lower:g} to {upper}",
-            "Loss scales that would do: below, too much becomes 0; beyond, gradients overflow, become "
-            "infinite.",
+            "Loss scales that work: below, too many gradients become 0; above, gradients overflow to "
+            "infinity.",
         ),
         Fact(
             "Gradients lost to 0",
@@ -60,7 +60,7 @@ def facts(analysis: Analysis) -> tuple[Fact, ...]:
             "scale shown.",
         ),
         Fact(
-            "Swallowed updates",
+            "Updates rounded away",
             percent(masters.swallowed_fraction),
             f"FP32 masters {'needed' if masters.needed else 'not needed'}",
             "Updates so small beside their weight that a weight in FP16 would not change. Masters, "

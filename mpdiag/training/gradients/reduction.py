@@ -54,5 +54,5 @@ def _reduce(state: tuple[Any, torch.dtype, bool], bucket: Any) -> Any:
     return work.get_future().then(finish)
 
 
-# DDP compares a hook's annotations with types, and ours are strings.
+# DDP compares a hook's annotations with types; here they are strings.
 _reduce.__annotations__ = {}

@@ -23,7 +23,7 @@ class GradientScaling:
     Attributes:
         scaler: The loss scaler's state.
         loss: The unscaled loss of a backward pass that no step has followed yet, if it is one number.
-        root: The ``grad_fn`` of the last loss, which tells the order of its backward pass.
+        root: The ``grad_fn`` of the last loss, which holds the order of its backward pass.
     """
 
     def __init__(self, scaler: Scaler) -> None:

@@ -7,7 +7,7 @@
         tensors.safetensors   weights and buffers in FP32, the batch, torch's random state
 
 No pickle: reading one runs no code. Running the step again needs the model's code, and a capsule
-only *says* which class it was; what is imported is named by whoever replays it::
+only *says* which class it was; the person who replays it names what is imported::
 
     mpdiag why runs/mine/capsules/step000012 --model package.module:function
 
@@ -32,7 +32,8 @@ from mpdiag.files.paths import is_remote, place
 
 if TYPE_CHECKING:
     import os
-    from pathlib import Path
+
+    from mpdiag.files.paths import AnyPath
 
 SCHEMA_VERSION = 1
 DOCUMENT, TENSORS = "capsule.json", "tensors.safetensors"
@@ -49,7 +50,7 @@ class Capsule:
         tensors: By name: ``model.NAME``, ``batch.N``, ``random.NAME``.
     """
 
-    folder: Path
+    folder: AnyPath
     document: Mapping[str, Any]
     tensors: Mapping[str, Tensor]
 
@@ -66,11 +67,11 @@ def save_capsule(
     random: Mapping[str, Tensor],
     batch: Any,
     facts: Mapping[str, Any],
-) -> Path:
+) -> AnyPath:
     """Write a skipped step, right after it was skipped: weights and buffers are as before it.
 
     Args:
-        folder: Made anew.
+        folder: The capsule's folder, which is created.
         weights: The model's state in FP32.
         random: Torch's random state before the step, by generator.
         batch: Its inputs: tensors, numbers, texts, None, in lists, tuples and dicts.
@@ -102,13 +103,13 @@ def is_capsule(path: str | os.PathLike[str]) -> bool:
     return (_folder(path) / DOCUMENT).is_file()
 
 
-def _folder(path: str | os.PathLike[str]) -> Path:
+def _folder(path: str | os.PathLike[str]) -> AnyPath:
     given = place(path)
     return given.parent if given.name in (DOCUMENT, TENSORS) else given
 
 
 def load_capsule(path: str | os.PathLike[str]) -> Capsule:
-    """Read a capsule; no code of anyone's is run.
+    """Read a capsule; no code is run.
 
     Raises:
         DamagedCapsule: If it is missing or cannot be read.
@@ -130,12 +131,12 @@ def load_capsule(path: str | os.PathLike[str]) -> Capsule:
         *(RecursionError, SafetensorError),
     ) as error:
         detail = str(error).strip().splitlines() or [type(error).__name__]
-        message = f"{folder} is no readable capsule ({detail[0]}): copy it again, both files"
+        message = f"{folder} is not a readable capsule ({detail[0]}): copy it again, both files"
         raise DamagedCapsule(message) from error
     return capsule
 
 
-def _read_tensors(path: Path) -> dict[str, Tensor]:
+def _read_tensors(path: AnyPath) -> dict[str, Tensor]:
     from safetensors.torch import load, load_file
 
     if not is_remote(path):
@@ -155,7 +156,7 @@ def _refuse_incomplete(capsule: Capsule) -> None:
     _ = document["plan"], document["training"], capsule.tensors["random.cpu"]
     for name in ("reason", "model", "level", "backend"):
         if not isinstance(document[name], str):
-            message = f"{name} is no text"
+            message = f"{name} is not text"
             raise TypeError(message)
 
 

@@ -32,7 +32,7 @@ Builder = Callable[[], tuple[nn.Module, Callable[[nn.Module, Any], Tensor]]]
 
 @dataclass(frozen=True)
 class Replayed:
-    """What came of running a capsule's step again.
+    """A capsule's step, run again.
 
     Attributes:
         step: The step's number in its training.
@@ -78,7 +78,7 @@ def builder_named(path: str) -> Builder:
     finally:
         sys.path.remove(str(Path.cwd()))
     if not callable(builder):
-        message = f"--model {path} is no function: it must return the model and a loss function"
+        message = f"--model {path} is not a function: it must return the model and a loss function"
         raise UsageError(message)
     found: Builder = builder
     return found
@@ -126,7 +126,7 @@ def replay_capsule(path: str | os.PathLike[str] | Capsule, build: Builder) -> Re
 
 
 def _trainer_of(capsule: Capsule, model: nn.Module, scale: float) -> MixedPrecision:
-    """A trainer as the capsule's was, whose steps change nothing."""
+    """A trainer like the capsule's, whose steps change nothing."""
     document = capsule.document
     backend: Backend = "emulated" if document["backend"] == "emulated" else "auto"
     optimizer = torch.optim.SGD(model.parameters(), 0.0)

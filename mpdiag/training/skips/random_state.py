@@ -1,4 +1,4 @@
-"""Torch's random state: kept before a step, so that the step can be run again as it was."""
+"""Torch's random state: saved before a step, so that the step can be repeated exactly."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def capture_random() -> dict[str, Tensor]:
 
 @contextmanager
 def random_as_before(states: Mapping[str, Tensor]) -> Iterator[None]:
-    """Within, random numbers are drawn from a kept state; afterwards as if none had been.
+    """Within, random numbers are drawn from a saved state; outside, the generators are as before.
 
     Args:
         states: As ``capture_random`` gave them; generators that are not here are left out.
 
     Raises:
-        RuntimeError: If one is no state of a generator.
+        RuntimeError: If one is not the state of a generator.
     """
     with torch.random.fork_rng():
         if "cpu" in states:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Trial:
-    """One repetition of a step.
+    """One repetition of a failed step.
 
     Attributes:
         forward: What was not finite first in the forward pass, if anything.
@@ -80,7 +80,7 @@ def run_trial(
 ) -> Trial:
     """Run a forward and a backward pass and watch every module.
 
-    Gradients that were there are brought back afterwards, and so is the random state.
+    Gradients and the random state are restored afterwards.
 
     Args:
         models: The models, whose modules are watched.

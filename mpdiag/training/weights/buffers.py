@@ -1,7 +1,7 @@
-"""Buffers as they were before a step, to bring back when it is skipped.
+"""Buffers as they were before a step, restored when it is skipped.
 
-A forward pass changes buffers long before anyone knows whether the step will be taken: batch
-norm's running statistics of an overflowing batch are infinite for ever after. The guard copies the
+A forward pass changes buffers long before it is known whether the step will be taken: batch
+norm's running statistics of an overflowing batch stay infinite. The guard copies the
 buffers that training changes, at the first forward pass of each step.
 """
 
@@ -39,7 +39,7 @@ class _Saved:
     def changed(self) -> bool:
         """Whether it may differ from the copy.
 
-        A version counter tells, except of running statistics: their kernels write without a word.
+        A version counter shows it, except for running statistics: their kernels do not count writes.
         """
         silent = isinstance(self.module, _NORMS) and self.module.training
         return silent or self.now is not self.buffer or self.buffer._version != self.version
@@ -86,7 +86,7 @@ class BufferGuard:
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Bring back every buffer that may have changed."""
+        """Restore every buffer that may have changed."""
         for old in self._saved.values():
             if old.changed:
                 old.buffer.copy_(old.copy)

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Transaction:
-    """A copy of what some optimizers hold; it costs their memory once more while it lives."""
+    """A copy of what some optimizers hold; it takes their memory once more while it exists."""
 
     def __init__(self, optimizers: Sequence[Optimizer]) -> None:
         self._optimizers = optimizers
@@ -29,7 +29,7 @@ class Transaction:
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Bring everything back."""
+        """Restore weights and optimizer states."""
         for parameter, value in self._weights:
             parameter.copy_(value)
         for optimizer, state in zip(self._optimizers, self._states, strict=True):

@@ -1,4 +1,4 @@
-"""Put models and optimizers into the precision of a level, and take them out again."""
+"""Put models and optimizers into the precision of a level, and undo it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from mpdiag.training.levels import Precision
 
 NORMALISATIONS = ("BatchNorm", "SyncBatchNorm", "InstanceNorm")
-"""Modules whose statistics are FP32 whatever their input: the operation itself sees to it."""
+"""Modules whose statistics are FP32 whatever their input: the operation itself computes them so."""
 
 
 class Wrapped:
@@ -118,7 +118,7 @@ class Wrapped:
         return state
 
     def begin_step(self) -> None:
-        """Keep what a step may change, before the first of its forward passes."""
+        """Save what a step may change, before the first of its forward passes."""
         if self.fresh:
             self.fresh = False
             self.buffers.save()
@@ -131,7 +131,7 @@ class Wrapped:
         whole: dict[str, nn.Module],
         inner: dict[str, set[str]],
     ) -> None:
-        """Sort one of the plan's FP32 operations: a whole module, or an operation inside one."""
+        """File one of the plan's FP32 choices: a whole module, or an operation inside one."""
         if choice.op.startswith(NORMALISATIONS):
             return
         module = _find(names, choice.module)
@@ -154,7 +154,7 @@ class Wrapped:
             self._hooks(fp32_regions.count_depth(module, self.policy, self.switch))
 
     def _uncommon(self, inner: dict[str, set[str]], overrides: dict[str, Rule]) -> frozenset[str]:
-        """Operations that need kernels of ours on any device: those the lists treat otherwise."""
+        """Operations that the policy must register on any device: those the lists treat otherwise."""
         wanted: dict[str, Rule] = dict(overrides)
         for operations in inner.values():
             wanted.update(dict.fromkeys(operations, "fp32"))
@@ -245,7 +245,7 @@ def names_in(prefixes: Sequence[str], models: Sequence[nn.Module]) -> dict[str, 
 
 
 def _named_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
-    """Modules by the names a recording gives them: without what wrappers put before."""
+    """Modules by the names a recording gives them, without the prefixes of wrappers."""
     inner: nn.Module = model
     if isinstance(inner, nn.parallel.DistributedDataParallel):
         inner = inner.module
@@ -256,7 +256,7 @@ def _named_modules(model: nn.Module) -> list[tuple[str, nn.Module]]:
 def _find(names: dict[str, nn.Module], name: str) -> nn.Module:
     if name not in names:
         message = (
-            f"the plan keeps module {name!r} in FP32, and the model has none of that name: was it "
+            f"the plan keeps module {name!r} in FP32, and the model has no module of that name: was it "
             "recorded from another model?"
         )
         raise UsageError(message)

@@ -6,15 +6,22 @@ import json
 
 import numpy as np
 import pytest
+from row_buffer import RowBuffer
 
 from mpdiag.analysis.analyzer import analyze
-from mpdiag.analysis.scaling.method import INTERVALS, TOLERATED_SKIPS, choose_method, course_of
+from mpdiag.analysis.scaling.method import TOLERATED_SKIPS, choose_method, gradient_history
 from mpdiag.analysis.scaling.replay import play, replay_run
 from mpdiag.numerics.formats import FP16
 from mpdiag.numerics.histograms import ExponentHistogram, stack
-from mpdiag.numerics.loss_scalers import Backoff, ConstantScale, LogNormal, scaler_named
+from mpdiag.numerics.loss_scalers import (
+    Backoff,
+    ConstantScale,
+    LogNormal,
+    ScaleRange,
+    scaler_named,
+)
+from mpdiag.numerics.loss_scalers.backoff import INTERVALS
 from mpdiag.plan import PrecisionPlan
-from mpdiag.runs.schema import RowBuffer
 from mpdiag.runs.writer import RunWriter
 
 LABELS = {
@@ -194,43 +201,49 @@ def test_playing_is_adjusting_step_by_step(scaler):
     assert played.overflow.any()
 
 
-def course(top, low, sink=0):
+def history(top, low, shrinkage=0):
     layers = stack([ExponentHistogram.of(np.exp2(np.full(3, x)).astype(np.float32)) for x in low])
-    return course_of(np.arange(len(top)), np.exp2(np.asarray(top)), [layers], FP16, 0.01, sink)
+    return gradient_history(
+        np.arange(len(top)), np.exp2(np.asarray(top)), [layers], FP16, 0.01, shrinkage
+    )
 
 
 def test_a_candidates_figures_by_hand():
     # Steps 2 and 3 are late; at scale 2^4 the first of them overflows, the second is lost.
-    four = course([0.0, 0.0, 13.0, 0.0], [-20.0, -20.0, -20.0, -29.0])
-    found = four.judge("constant", ConstantScale(16.0))
+    four = history([0.0, 0.0, 13.0, 0.0], [-20.0, -20.0, -20.0, -29.0])
+    found = four.judge(ConstantScale(16.0))
     assert (found.skipped, found.lost, found.fits) == (0.25, 1.0, False)
     # 2^-29 · 2^4 = 2^-25 is a tie and lost; at 2^5 it is kept.
-    assert four.judge("constant", ConstantScale(32.0)).lost == 0.0
-    assert four.judge("constant", ConstantScale(1.0), headroom=2).skipped == 0.0
-    assert four.judge("constant", ConstantScale(1.0), headroom=3).skipped == 0.25
-    assert four.judge("constant", ConstantScale(2.0**20)).lost == 1.0  # each late step skipped
+    assert four.judge(ConstantScale(32.0)).lost == 0.0
+    assert four.judge(ConstantScale(1.0), headroom=2).skipped == 0.0
+    assert four.judge(ConstantScale(1.0), headroom=3).skipped == 0.25
+    assert four.judge(ConstantScale(2.0**20)).lost == 1.0  # each late step skipped
 
 
 def test_what_shrank_is_taken_to_shrink_as_much_again():
-    twice = course([0.0, -3.0], [-20.0, -23.0], sink=3)
+    twice = history([0.0, -3.0], [-20.0, -23.0], shrinkage=3)
     assert np.log2(twice.maxima).tolist() == [0.0, -3.0, -6.0]
     assert twice.steps.tolist() == [0, 1, 2]
     assert twice.late.tolist() == [False, True, True]
     # The last step's values lie at 2^-26: lost at scale 2, kept at scale 4.
-    assert twice.judge("constant", ConstantScale(2.0)).lost == 0.5
-    assert twice.judge("constant", ConstantScale(4.0)).lost == 0.0
+    assert twice.judge(ConstantScale(2.0)).lost == 0.5
+    assert twice.judge(ConstantScale(4.0)).lost == 0.0
 
 
 def test_the_simplest_of_equals_wins():
-    steady = course([0.0] * 4, [-10.0] * 4)
-    found, judged = choose_method(steady, 0, 13, 15, 2, scaled=True)
-    assert (found.method, found.scale, len(judged)) == ("constant", 1.0, 1)
-    assert choose_method(steady, 0, 13, 15, 2, scaled=False)[0].method == "none"
+    steady = history([0.0] * 4, [-10.0] * 4)
+    allowed = ScaleRange(wanted=0, safe=13, upper=15)
+    choice = choose_method(steady, allowed, headroom=2, scaled=True)
+    found = choice.chosen
+    assert (found.method, found.scale, len(choice.judged)) == ("constant", 1.0, 1)
+    choice = choose_method(steady, allowed, headroom=2, scaled=False)
+    assert choice.chosen.method == "none"
 
 
 def test_every_method_the_choice_can_make_is_a_scaler_by_name():
-    hopeless = course([15.9] * 4, [-60.0] * 4)
-    _, judged = choose_method(hopeless, 0, -2, 0, 2, scaled=False)
+    hopeless = history([15.9] * 4, [-60.0] * 4)
+    allowed = ScaleRange(wanted=0, safe=-2, upper=0)
+    judged = choose_method(hopeless, allowed, headroom=2, scaled=False).judged
     assert {c.method for c in judged} == {"none", "constant", "backoff", "lognormal"}
     for candidate in judged:
         if candidate.method != "none":

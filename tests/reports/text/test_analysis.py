@@ -30,6 +30,6 @@ def test_no_name_is_markup(run):
     said = printed(analysis_text(analysis))
     limiting = analysis.loss_scale.limiting_layer
     assert limiting in NAMES, "the run shows nothing"
-    assert f"({limiting or 'the model'} overflows beyond)" in said
+    assert f"(above: {limiting or 'the model'} overflows)" in said
     for name in NAMES[1:]:
         assert name in said

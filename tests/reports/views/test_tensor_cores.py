@@ -33,7 +33,7 @@ def test_time_by_verdict_adds_up_and_its_receipt(tmp_path):
     shares = frame.set_index("verdict")["share"]
     assert shares["tensor_core"] == read["tensor_core_fraction"]
     assert dict(tensor_cores.headline(read))["On Tensor Cores"] == 0.6
-    assert dict(tensor_cores.headline({"kernels": read["kernels"]}))["Layout changes"] == 0.15
+    assert dict(tensor_cores.headline({"kernels": read["kernels"]}))["Layout conversion"] == 0.15
 
 
 def test_misaligned_shapes_have_a_padded_size():

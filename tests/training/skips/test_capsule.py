@@ -188,7 +188,7 @@ def test_a_damaged_capsule_is_one_sentence(module, tmp_path):
     skipped(module, "run")
     folder = tmp_path / "run" / "capsules" / "step000000"
     (folder / "tensors.safetensors").write_bytes(b"nothing")
-    with pytest.raises(DamagedCapsule, match="no readable capsule"):
+    with pytest.raises(DamagedCapsule, match="not a readable capsule"):
         load_capsule(folder)
     assert CliRunner().invoke(app, ["why", str(folder)]).exit_code == 3
 
@@ -200,7 +200,7 @@ def test_a_capsule_that_lacks_a_field_is_damaged(module, field):
     document = json.loads(path.read_text())
     for change in ({}, {field: 7} if field not in ("plan", "training") else {}):
         path.write_text(json.dumps({k: v for k, v in document.items() if k != field} | change))
-        with pytest.raises(DamagedCapsule, match="no readable capsule"):
+        with pytest.raises(DamagedCapsule, match="not a readable capsule"):
             load_capsule("run/capsules/step000000")
 
 

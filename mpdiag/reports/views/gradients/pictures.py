@@ -35,7 +35,7 @@ def heat_map(
         "heat-map",
         f"Where the {KIND_NAMES[kind]} lie, layer by layer",
         f"Each cell is a power of two of one layer, coloured by what {fmt.label} makes of it at this "
-        "loss scale, the stronger the more values lie there. A larger scale moves the window left.",
+        "loss scale; the stronger the colour, the more values. A larger scale moves the window left.",
         figure.heat_map(frame, names, fmt, exponent, log=log),
         frame,
         receipt.exponents(run, kind),
@@ -61,7 +61,7 @@ def one_histogram(
     return Picture(
         "histogram",
         f"{KIND_NAMES[kind].capitalize()} of {whose}",
-        "Counts per power of two; values that are exactly 0 stand apart at the left.",
+        "Counts per power of two; values that are exactly 0 are drawn apart at the left.",
         figure.histogram(frame, zeros, fmt, exponent, log=log),
         frame,
         receipt.totals(run, kind, layer),
@@ -74,7 +74,7 @@ def consequences(run: str, layers: Layers, kind: Kind, fmt: FloatFormat, exponen
     return Picture(
         "consequences",
         f"What {fmt.label} loses at this loss scale",
-        "The layers that lose most. Σ|x| says how much of the gradient's sum goes, "
+        "The layers with the largest loss. Σ|x| is the share of the gradient's sum that is lost, "
         "an estimate within a few percent; the share of values is exact.",
         figure.consequences(frame),
         frame,
@@ -92,14 +92,14 @@ def every_scale(
     *,
     frame: pd.DataFrame | None = None,
 ) -> Picture:
-    """What is lost at every loss scale; ``frame`` is its table, where it is known already."""
+    """What is lost at every loss scale; ``frame`` is its table, if it is known already."""
     if frame is None:
         frame = tables.every_scale_frame(layers, fmt)
     recommended = int(np.log2(scale.recommended))
     return Picture(
         "every-scale",
         "Every loss scale at once",
-        "Red: the scale chosen; dashed: the one recommended; shaded: sufficient and admissible.",
+        "Red: the selected scale; dashed: the recommended one; shaded: sufficient and admissible.",
         figure.every_scale(frame, exponent, tables.recommended_interval(scale), recommended),
         frame,
         receipt.every_scale(run, kind, fmt),

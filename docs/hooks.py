@@ -1,0 +1,96 @@
+"""What the site computes as it is built: options of commands, and output of examples.
+
+``<!-- options: NAME -->`` becomes the table of a command's options, taken from the command itself.
+``<!-- output -->`` after a shell block becomes what its commands print.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import warnings
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+ROOT = Path(__file__).parent.parent
+_OPTIONS = re.compile(r"^<!-- options: (\w+) -->$", re.MULTILINE)
+_OUTPUT = re.compile(r"^```shell\n((?:.*\n)+?)```\n<!-- output -->$", re.MULTILINE)
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """Fill in a page before it becomes HTML; called by mkdocs."""
+    markdown = _OPTIONS.sub(lambda match: options_table(match[1]), markdown)
+    return _OUTPUT.sub(lambda match: with_output(match[1]), markdown)
+
+
+def commands() -> dict[str, Any]:
+    """Every command of the program, by name."""
+    import typer
+
+    from mpdiag.cli import app
+
+    return dict(typer.main.get_command(app).commands)
+
+
+def options_table(name: str) -> str:
+    """Arguments and options of a command as a Markdown table."""
+    import click
+
+    command = commands()[name]
+    context = click.Context(command, info_name=f"mpdiag {name}")
+    usage = command.get_usage(context).removeprefix("Usage: ")
+    rows = [_row(parameter, context) for parameter in command.get_params(context)]
+    return "\n".join(
+        ["```text", " ".join(usage.split()), "```", "", "| | | default |", "|---|---|---|", *rows]
+    )
+
+
+def _row(parameter: Any, context: Any) -> str:
+    words = parameter.get_help_record(context)
+    if words is None:  # an argument of older versions of click
+        words = (parameter.make_metavar(context), parameter.help or "")
+    name, text = words
+    text = re.sub(r"\s*\[(default|required|\w+[<>=]|x[<>]).*?\]", "", text).strip()
+    default = "" if callable(parameter.default) else parameter.default
+    plain = default in (None, "", False, ()) or "--help" in parameter.opts
+    shown = "" if plain else f"`{default}`"
+    if parameter.required:
+        shown = "required"
+    return f"| `{name}` | {text} | {shown} |".replace("\\|", "|")
+
+
+def with_output(block: str) -> str:
+    """A shell block, and below it what its commands print when they run in the checkout."""
+    printed = "".join(output(line) for line in block.splitlines() if line.startswith("mpdiag "))
+    return f"```shell\n{block}```\n\n```{{.text .output}}\n{printed.rstrip()}\n```"
+
+
+def output(line: str) -> str:
+    """What one ``mpdiag`` command prints, on stdout and stderr, as on a terminal of 100 columns."""
+    from typer.testing import CliRunner
+
+    from mpdiag.cli import app
+
+    words = shlex.split(line, comments=True)[1:]
+    with _in_the_checkout(), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        result = CliRunner().invoke(app, words, env={"COLUMNS": "100", "NO_COLOR": "1"})
+    if result.exit_code:
+        message = f"`{line}` in the documentation fails:\n{result.output}"
+        raise RuntimeError(message)
+    return result.output
+
+
+@contextmanager
+def _in_the_checkout() -> Iterator[None]:
+    before = Path.cwd()
+    os.chdir(ROOT)
+    try:
+        yield
+    finally:
+        os.chdir(before)

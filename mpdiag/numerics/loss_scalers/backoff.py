@@ -1,0 +1,124 @@
+"""Backoff, the dynamic loss scale of most frameworks.
+
+Sources: NVIDIA, *Training with Mixed Precision User Guide* (dynamic scaling); OpenSeq2Seq,
+*Mixed Precision Training*; ``torch.amp.GradScaler`` for the names.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, ClassVar
+
+from mpdiag.errors import UsageError
+from mpdiag.numerics.loss_scalers.protocol import (
+    LARGEST_SCALE,
+    Scaler,
+    ScaleRange,
+    check_positive,
+    check_whole,
+    overflows,
+    state,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+INTERVALS = (2000, 1000, 500, 200, 100, 50, 20)
+"""Growth intervals proposed, ``torch.amp.GradScaler``'s first: the longer, the fewer skips."""
+
+
+@dataclass(frozen=True)
+class Backoff(Scaler):
+    """Back off on overflow, grow after a quiet interval.
+
+    ::
+
+        overflow: quiet = 0; if the share of overflows since the last change of scale is above
+                  tolerance: hysteresis -= 1; at 0: scale = max(min_scale, scale * backoff_factor),
+                  refilled
+        else:     quiet += 1; at growth_interval: scale = min(max_scale, scale * growth_factor)
+                  quiet = 0, hysteresis refilled
+
+    With the defaults this is ``torch.amp.GradScaler``, bounded.
+    """
+
+    name: ClassVar[str] = "backoff"
+    label: ClassVar[str] = "Backoff"
+    needs_absmax: ClassVar[bool] = False
+
+    init_scale: float = 65536.0
+    growth_factor: float = 2.0
+    backoff_factor: float = 0.5
+    growth_interval: int = 2000
+    hysteresis: int = 1
+    min_scale: float = 1.0
+    max_scale: float = LARGEST_SCALE
+    tolerance: float = 0.0
+    current: float | None = state(None)
+    quiet: int = state(0)
+    tolerated: int = state(0)
+    steps_since: int = state(0)
+    overflows_since: int = state(0)
+
+    def __post_init__(self) -> None:
+        """Refuse settings out of range or against each other."""
+        check_positive(
+            self, "init_scale", "growth_factor", "backoff_factor", "min_scale", "max_scale"
+        )
+        check_whole(self, "growth_interval", "hysteresis")
+        if isinstance(self.tolerance, bool) or not 0 <= self.tolerance < 1:
+            message = f"tolerance must be a share from 0 to below 1, not {self.tolerance!r}"
+            raise UsageError(message)
+        if self.growth_factor <= 1:
+            message = f"growth_factor must be above 1, not {self.growth_factor!r}"
+            raise UsageError(message)
+        if self.backoff_factor >= 1:
+            message = f"backoff_factor must be below 1, not {self.backoff_factor!r}"
+            raise UsageError(message)
+        if not self.min_scale <= self.init_scale <= self.max_scale:
+            message = (
+                f"init_scale {self.init_scale:g} must lie between min_scale {self.min_scale:g} and "
+                f"max_scale {self.max_scale:g}"
+            )
+            raise UsageError(message)
+
+    @property
+    def scale(self) -> float:
+        """``init_scale`` until an overflow or a quiet interval changes it."""
+        return self.init_scale if self.current is None else self.current
+
+    def adjust(self, absmax: float) -> Backoff:
+        """Count the step, and back off or grow where a count is full."""
+        steps = self.steps_since + 1
+        if overflows(absmax, self.scale):
+            count = self.overflows_since + 1
+            if count / steps <= self.tolerance:
+                return replace(self, quiet=0, steps_since=steps, overflows_since=count)
+            if self.tolerated + 1 < self.hysteresis:
+                return replace(
+                    self,
+                    quiet=0,
+                    tolerated=self.tolerated + 1,
+                    steps_since=steps,
+                    overflows_since=count,
+                )
+            return self._rescaled(max(self.min_scale, self.scale * self.backoff_factor))
+        if self.quiet + 1 < self.growth_interval:
+            return replace(self, quiet=self.quiet + 1, steps_since=steps)
+        return self._rescaled(min(self.max_scale, self.scale * self.growth_factor))
+
+    def _rescaled(self, scale: float) -> Backoff:
+        return replace(self, current=scale, quiet=0, tolerated=0, steps_since=0, overflows_since=0)
+
+    @classmethod
+    def proposals(cls, found: ScaleRange) -> Iterator[Backoff]:
+        """The same start with ever shorter growth intervals."""
+        least = min(1.0, found.first)
+        for interval in INTERVALS:
+            yield cls(
+                found.first, growth_interval=interval, min_scale=least, max_scale=LARGEST_SCALE
+            )
+
+    def describe(self) -> str:
+        """With its growth interval."""
+        return f"{self.label}({self.growth_interval})"

@@ -1,0 +1,47 @@
+"""Every loss scaler, by name: the one list that the trainer, the analysis and all pages read."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from mpdiag.errors import UsageError
+from mpdiag.numerics.loss_scalers.backoff import Backoff
+from mpdiag.numerics.loss_scalers.constant import ConstantScale
+from mpdiag.numerics.loss_scalers.lognormal import LogNormal
+
+if TYPE_CHECKING:
+    from mpdiag.numerics.loss_scalers.protocol import Scaler
+
+# The simplest first: the analysis proposes them in this order and takes the first that does.
+SCALERS: dict[str, type[Scaler]] = {kind.name: kind for kind in (ConstantScale, Backoff, LogNormal)}
+
+
+def scaler_class(name: str) -> type[Scaler]:
+    """The class of a scaler.
+
+    Raises:
+        UsageError: If there is no such scaler; the message names those there are.
+    """
+    if name in SCALERS:
+        return SCALERS[name]
+    import difflib  # the command line imports this module each time it starts
+
+    near = difflib.get_close_matches(name.lower(), SCALERS, 1)
+    hint = f" (did you mean {near[0]}?)" if near else ""
+    message = f"there is no loss scaler {name!r}{hint}: choose one of {', '.join(SCALERS)}"
+    raise UsageError(message)
+
+
+def scaler_named(name: str, **settings: Any) -> Scaler:
+    """A scaler by name, with settings by keyword.
+
+    Raises:
+        UsageError: If there is no such scaler or setting; the message names those there are.
+    """
+    kind = scaler_class(name)
+    known = kind.setting_names()
+    for key in settings:
+        if key not in known:
+            message = f"the {name} scaler has no setting {key!r}: it knows {', '.join(known)}"
+            raise UsageError(message)
+    return kind(**settings)

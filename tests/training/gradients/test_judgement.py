@@ -1,0 +1,73 @@
+"""The one judgement of gradients: what it says, and what it leaves in them."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from mpdiag.errors import UsageError
+from mpdiag.training.gradients.judgement import Clip, judge_gradients
+
+CPU = torch.device("cpu")
+
+
+def judge(gradients, **options):
+    scale = options.get("carried", 1.0)
+    return judge_gradients(
+        gradients, **{"carried": scale, "scale": scale, "device": CPU, **options}
+    )
+
+
+def test_finite_gradients_are_unscaled_and_clipped():
+    gradients = [torch.tensor([24.0, 0.0]), torch.tensor([[32.0]])]
+    judged = judge(gradients, carried=8.0, absmax=True, clip=Clip(norm=2.5))
+    assert (judged.finite, judged.norm, judged.absmax, judged.bad_ranks) == (True, 5.0, 4.0, ())
+    torch.testing.assert_close(gradients[0], torch.tensor([1.5, 0.0]))
+    torch.testing.assert_close(gradients[1], torch.tensor([[2.0]]))
+
+
+def test_single_values_are_clipped_after_unscaling():
+    gradients = [torch.tensor([8.0, -64.0])]
+    judge(gradients, carried=8.0, clip=Clip(value=2.0))
+    assert gradients[0].tolist() == [1.0, -2.0]
+
+
+def test_gradients_of_a_step_that_cannot_be_taken_stay_as_they_are():
+    gradients = [torch.tensor([8.0, math.inf])]
+    judged = judge(gradients, carried=8.0, clip=Clip(norm=1.0))
+    assert not judged.finite
+    assert judged.bad_ranks == (0,)
+    assert gradients[0].tolist() == [8.0, math.inf]
+
+
+def test_a_buffer_or_an_earlier_overflow_is_enough():
+    assert not judge([torch.ones(2)], buffers=[torch.tensor([math.nan])]).finite
+    assert not judge([torch.ones(2)], known_bad=True).finite
+
+
+def test_the_largest_is_read_only_where_it_is_wanted():
+    assert math.isnan(judge([torch.ones(2)]).absmax)
+
+
+def test_unscaling_by_a_tiny_scale_may_not_leave_fp32():
+    """Finite while scaled down, infinite afterwards: an optimizer must not see it."""
+    gradients = [torch.tensor([1e30])]
+    judged = judge(gradients, carried=2.0**-40)
+    assert not judged.finite
+    assert gradients[0].item() == pytest.approx(1e30)
+
+
+def test_inspection_sees_gradients_unscaled_and_not_yet_clipped():
+    seen = []
+    gradients = [torch.tensor([16.0])]
+    judge(gradients, carried=8.0, clip=Clip(norm=0.5), inspect=lambda g: seen.append(g[0].item()))
+    assert seen == [2.0]
+    torch.testing.assert_close(gradients[0], torch.tensor([0.5]))
+
+
+@pytest.mark.parametrize("limits", [{"norm": 0.0}, {"value": -1.0}, {"norm": math.nan}])
+def test_limits_that_make_no_sense_are_refused(limits):
+    with pytest.raises(UsageError, match="above 0"):
+        Clip(**limits)
