@@ -2,6 +2,9 @@
 
 A plan is what the analysis concludes and the trainer obeys. It is a frozen tree of plain values
 that a person can read as JSON, and that goes through JSON and back without losing a field.
+
+Reading is done here, by the annotations of the dataclasses, and by no library: training loads a plan,
+and a machine that trains may have none beyond what the core needs.
 """
 
 from __future__ import annotations

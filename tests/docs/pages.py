@@ -117,4 +117,4 @@ def inline_commands(page: str) -> list[str]:
 
 
 def words(line: str) -> list[str]:
-    return shlex.split(line.split(" >")[0], comments=True)
+    return shlex.split(line.split(" >", maxsplit=1)[0], comments=True)
