@@ -1,6 +1,6 @@
 """The pictures of the concepts, drawn as SVG from the sample run ``ssd``.
 
-    python docs/pictures.py [docs/pictures]
+python docs/pictures.py [docs/pictures]
 """
 
 from __future__ import annotations
@@ -82,8 +82,7 @@ def panel(counts: dict[int, int], shift: int, top: int, title: str) -> str:
             color = VERMILION if moved < -25 else ORANGE if moved < -14 else BLUE
             parts.append(rect(x(moved) + 0.5, top + height - tall, unit - 1, tall, color))
     parts.append(line(30, top + height, WIDTH - 30, top + height, GREY))
-    for exponent in range(-40, high, 8):
-        parts.append(tick(x(exponent), top + height + 18, exponent))
+    parts += [tick(x(e), top + height + 18, e) for e in range(-40, high, 8)]
     parts.append(
         text(30, top + 22, f"{lost:.1%} become 0", color=VERMILION, weight=600),
     )
@@ -115,8 +114,7 @@ def interval() -> str:
         text(x(best), top - 20, f"recommended: {plan.recommended:g}", anchor="middle", weight=600),
         text(WIDTH / 2, top + height + 56, "loss scale", color=GREY, anchor="middle"),
     ]
-    for exponent in range(low, high + 1, 4):
-        parts.append(tick(x(exponent), top + height + 28, exponent))
+    parts += [tick(x(e), top + height + 28, e) for e in range(low, high + 1, 4)]
     return svg(190, "".join(parts), "The interval of loss scales for the SSD")
 
 
@@ -147,7 +145,9 @@ def swallowed() -> str:
         ),
         line(x(0), y + 44, x(0), y + 60, BLUE),
     ]
-    title = power(60, 36, "The numbers that FP16 has near a weight of 1", anchor="start", weight=600)
+    title = power(
+        60, 36, "The numbers that FP16 has near a weight of 1", anchor="start", weight=600
+    )
     return svg(200, title + "".join(parts), "An update that FP16 swallows")
 
 
@@ -186,7 +186,7 @@ def svg(height: int, body: str, title: str) -> str:
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" role="img" '
         'font-family="system-ui, -apple-system, Segoe UI, Roboto, DejaVu Sans, sans-serif" '
         f'font-size="14"><title>{title}</title>'
-        f'{rect(0, 0, WIDTH, height, "#fff", radius=8)}{body}</svg>\n'
+        f"{rect(0, 0, WIDTH, height, '#fff', radius=8)}{body}</svg>\n"
     )
 
 
@@ -233,7 +233,9 @@ def power(
     import re
 
     raised = re.sub(
-        r"\^(-?\d+)", r'<tspan dy="-5" font-size="10">\1</tspan><tspan dy="5">&#8203;</tspan>', words
+        r"\^(-?\d+)",
+        r'<tspan dy="-5" font-size="10">\1</tspan><tspan dy="5">&#8203;</tspan>',
+        words,
     )
     return text(x, y, raised, color=color, anchor=anchor, weight=weight)
 

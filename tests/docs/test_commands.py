@@ -52,7 +52,9 @@ def test_the_overview_says_which_commands_speak_json():
 
 
 def test_shown_output_is_what_the_command_prints(hooks):
-    page = hooks.on_page_markdown("```shell\nmpdiag why sample_runs/ssd trunk.1\n```\n<!-- output -->")
+    page = hooks.on_page_markdown(
+        "```shell\nmpdiag why sample_runs/ssd trunk.1\n```\n<!-- output -->"
+    )
     assert "trunk.1" in page.partition("```{.text .output}")[2]
 
 

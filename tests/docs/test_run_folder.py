@@ -17,7 +17,9 @@ PAGE = "docs/run-folder.md"
 
 
 def test_every_column_is_documented_and_no_other():
-    table = text(PAGE).partition("The columns of `stats/*.parquet`:")[2].partition("A bin is closed")[0]
+    table = (
+        text(PAGE).partition("The columns of `stats/*.parquet`:")[2].partition("A bin is closed")[0]
+    )
     documented = {
         name
         for line in table.splitlines()

@@ -29,7 +29,9 @@ def test_links_and_named_files_exist(page):
     here = (ROOT / page).parent
     for target in re.findall(r"\]\(([^)#]+)(?:#[\w-]+)?\)", text(page)):
         assert target.startswith("https://") or (here / target).exists(), target
-    named = re.findall(r"`((?:mpdiag|tests|benchmarks|studies|docs|examples)/[\w./-]+)`", text(page))
+    named = re.findall(
+        r"`((?:mpdiag|tests|benchmarks|studies|docs|examples)/[\w./-]+)`", text(page)
+    )
     for path in named:
         assert (ROOT / path).exists(), path
 
