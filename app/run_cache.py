@@ -9,6 +9,7 @@ import streamlit as st
 
 from mpdiag.analysis.analyzer import Analysis, analyze
 from mpdiag.errors import RunNotFound
+from mpdiag.numerics.formats import FP16
 from mpdiag.reports.contents import RunContents, read_contents, read_plans
 from mpdiag.reports.views.gradients.frame import in_model_order
 from mpdiag.runs.run import META, Listing
@@ -44,7 +45,7 @@ def _analysis(run: str, target: str, moment: str) -> Analysis:
     return analyze(run, target=target)
 
 
-def analysis(listing: Listing, target: str = "fp16") -> Analysis:
+def analysis(listing: Listing, target: str = FP16.name) -> Analysis:
     """A run's analysis, computed once for each state of its files."""
     run = run_folder.opened(listing)
     if run.meta.get("training") and not run.parts():

@@ -82,7 +82,7 @@ def panel(counts: dict[int, int], shift: int, top: int, title: str) -> str:
             color = VERMILION if moved < -25 else ORANGE if moved < -14 else BLUE
             parts.append(rect(x(moved) + 0.5, top + height - tall, unit - 1, tall, color))
     parts.append(line(30, top + height, WIDTH - 30, top + height, GREY))
-    parts += [tick(x(e), top + height + 18, e) for e in range(-40, high, 8)]
+    parts.extend(tick(x(e), top + height + 18, e) for e in range(-40, high, 8))
     parts.append(
         text(30, top + 22, f"{lost:.1%} become 0", color=VERMILION, weight=600),
     )
@@ -114,7 +114,7 @@ def interval() -> str:
         text(x(best), top - 20, f"recommended: {plan.recommended:g}", anchor="middle", weight=600),
         text(WIDTH / 2, top + height + 56, "loss scale", color=GREY, anchor="middle"),
     ]
-    parts += [tick(x(e), top + height + 28, e) for e in range(low, high + 1, 4)]
+    parts.extend(tick(x(e), top + height + 28, e) for e in range(low, high + 1, 4))
     return svg(190, "".join(parts), "The interval of loss scales for the SSD")
 
 

@@ -10,11 +10,13 @@ LOSS = nn.BCEWithLogitsLoss()
 STEPS = 40
 
 
+def network(inputs, outputs):
+    return nn.Sequential(nn.Linear(inputs, 32), nn.ReLU(), nn.Linear(32, outputs))
+
+
 def build():
     torch.manual_seed(0)
-    models = [
-        nn.Sequential(nn.Linear(n, 32), nn.ReLU(), nn.Linear(32, m)) for n, m in ((4, 2), (2, 1))
-    ]
+    models = [network(4, 2), network(2, 1)]
     return models, [torch.optim.Adam(m.parameters(), 5e-3, betas=(0.5, 0.9)) for m in models]
 
 
@@ -27,8 +29,7 @@ def main() -> None:
     (generator, critic), (opt_g, opt_c) = build()
     with mpdiag.record({"generator": generator, "critic": critic}, [opt_g, opt_c], "runs/gan"):
         for _ in range(STEPS):
-            fake = generator(torch.randn(64, 4))
-            real = TARGET + 0.3 * torch.randn(64, 2)
+            fake, real = generator(torch.randn(64, 4)), TARGET + 0.3 * torch.randn(64, 2)
             opt_c.zero_grad()
             (LOSS(critic(real), ONES) + LOSS(critic(fake.detach()), ZEROS)).backward()
             opt_c.step()
@@ -40,14 +41,11 @@ def main() -> None:
     plan = mpdiag.analyze("runs/gan").plan
     print("loss scale:", plan.loss_scale.reason)
 
-    (generator, critic), (opt_g, opt_c) = build()
-    with mpdiag.MixedPrecision(
-        [generator, critic], [opt_g, opt_c], plan, run="runs/gan-fp16"
-    ) as mp:
+    models, optimizers = (generator, critic), (opt_g, opt_c) = build()
+    with mpdiag.MixedPrecision(models, optimizers, plan, run="runs/gan-fp16") as mp:
         for _ in range(STEPS):
             with mp.autocast():
-                fake = generator(torch.randn(64, 4))
-                real = TARGET + 0.3 * torch.randn(64, 2)
+                fake, real = generator(torch.randn(64, 4)), TARGET + 0.3 * torch.randn(64, 2)
                 loss = LOSS(critic(real), ONES) + LOSS(critic(fake.detach()), ZEROS)
             mp.step(loss, optimizer=opt_c)
             with mp.autocast():

@@ -2,6 +2,9 @@
 
 A plan is what the analysis concludes and the trainer obeys. It is a frozen tree of plain values
 that a person can read as JSON, and that goes through JSON and back without losing a field.
+
+Reading is done here, by the annotations of the dataclasses, and by no library: training loads a plan,
+and a machine that trains may have none beyond what the core needs.
 """
 
 from __future__ import annotations
@@ -19,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from mpdiag.display import notebook
 from mpdiag.errors import DamagedPlan, NewerSchema, UsageError
 from mpdiag.files.documents import read_document
+from mpdiag.numerics.formats import FP16, FP32
 from mpdiag.numerics.loss_scalers import SCALERS, ConstantScale, Scaler
 
 if TYPE_CHECKING:
@@ -152,7 +156,7 @@ class Fp32Choice:
 class ReductionPlan:
     """How gradients are reduced over ranks."""
 
-    dtype: str = "fp32"
+    dtype: str = FP32.name
     pre_divide: bool = False
     reason: str = ""
     evidence: Evidence = field(default_factory=dict)
@@ -214,7 +218,7 @@ class PrecisionPlan:
 
     run: str = ""
     verdict: str = ""
-    target: str = "fp16"
+    target: str = FP16.name
     level: Literal["O0", "O1", "O2", "O3"] = "O1"
     keep_batch_norm_fp32: bool = True
     loss_scale: LossScalePlan = field(default_factory=LossScalePlan)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import numpy as np
+from row_buffer import RowBuffer, UpdateCounts
 
 from mpdiag.numerics.histograms import ExponentHistogram
-from mpdiag.runs.schema import RowBuffer, UpdateCounts
 from mpdiag.runs.writer import RunWriter
 
 HOSTILE = '<img src=x onerror="window.hacked=1">'

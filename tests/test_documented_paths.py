@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 PATHS = re.compile(r"\b(?:benchmarks|studies|sample_runs)/[\w/-]+\.(?:py|json)\b")
-FOLDERS = ("mpdiag", "app", "benchmarks", "studies", "sample_runs", "docs", "examples", "tests")
+FOLDERS = ("mpdiag", "app", "benchmarks", "studies", "sample_runs", "docs", "examples")
 
 
 def test_they_exist(root):

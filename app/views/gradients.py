@@ -10,7 +10,7 @@ import run_folder
 import streamlit as st
 import widgets
 
-from mpdiag.numerics.formats import FORMATS
+from mpdiag.numerics.formats import FORMATS, FP16, TARGETS
 from mpdiag.reports.formatting import KIND_NAMES, in_markdown, layer_name, percent, power
 from mpdiag.reports.views.gradients import pictures
 from mpdiag.reports.views.gradients.frame import (
@@ -44,11 +44,11 @@ def view() -> None:
         key="kind",
         bind="query-params",
     )
-    formats = ["fp16", "bf16", "fp8_e4m3", "fp8_e5m2"]
+    formats = [fmt.name for fmt in TARGETS]
     name = second.segmented_control(
         "Format",
         formats,
-        default="fp16",
+        default=FP16.name,
         required=True,
         format_func=lambda f: FORMATS[f].label.replace("FP8 ", ""),
         key="format",
@@ -58,7 +58,7 @@ def view() -> None:
     text = fourth.text_input(
         "Find layers", key="find", placeholder="part of a name", bind="query-params"
     )
-    fmt = FORMATS[name or "fp16"]
+    fmt = FORMATS[name or FP16.name]
     exponent = st.slider(
         "Loss scale",
         SCALES[0],

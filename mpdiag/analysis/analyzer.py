@@ -28,7 +28,7 @@ from mpdiag.analysis.shapes import advise_shapes, shape_findings
 from mpdiag.analysis.streaming import read_statistics
 from mpdiag.analysis.weight_updates import analyze_weight_updates
 from mpdiag.display.wording import counted
-from mpdiag.numerics.formats import FP16, FloatFormat, format_named
+from mpdiag.numerics.formats import FP16, FloatFormat, format_named, half_of
 from mpdiag.plan import PrecisionPlan
 from mpdiag.runs.run import Run, open_run
 
@@ -112,7 +112,7 @@ class Analysis:
         }
 
 
-def analyze(run: str | os.PathLike[str] | Run, target: str = "fp16") -> Analysis:
+def analyze(run: str | os.PathLike[str] | Run, target: str = FP16.name) -> Analysis:
     """Analyze a recorded run.
 
     Args:
@@ -128,8 +128,7 @@ def analyze(run: str | os.PathLike[str] | Run, target: str = "fp16") -> Analysis
     statistics = read_statistics(opened)
     layers = statistics.layers()
     require_finite_gradients(opened, layers)
-    # FP8 tensors have their own scales; gradients outside matrix products are FP16 or BF16.
-    gradient_format = fmt if fmt.bits == 16 else FP16
+    gradient_format = half_of(fmt)
     scale = analyze_loss_scale(statistics, layers, gradient_format)
     masters = analyze_weight_updates(statistics, fmt)
     by_kind = choose_fp32_operations(layers, opened.modules(), gradient_format)

@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 
 from mpdiag.analysis.layers import Layers, share
-from mpdiag.numerics.formats import BF16, FP8_E4M3, FP8_E5M2, FP16, FloatFormat
+from mpdiag.numerics.formats import FP32, TARGETS, FloatFormat
 from mpdiag.plan import LayerFormat
 from mpdiag.runs.schema import KINDS
 
-CANDIDATES = (FP8_E4M3, FP8_E5M2, FP16, BF16)
+CANDIDATES = tuple(sorted(TARGETS, key=lambda fmt: fmt.bits))
 """From narrow to wide."""
 TOLERATED = 0.01
 """Share of Σ|x| that may be lost to zero for a format to be called fit."""
@@ -23,8 +23,8 @@ def summarise_formats(layers: Layers, gradient_exponent: int) -> dict[str, dict[
 
     Args:
         layers: Merged histograms.
-        gradient_exponent: log2 of the loss scale, applied to gradients in FP16; FP8 and BF16 are
-            given a scale of their own per layer (FP8), or none (BF16).
+        gradient_exponent: log2 of the loss scale, applied to gradients in formats that need one;
+            formats whose tensors have a scale of their own (FP8) get one for each layer.
     """
     summary: dict[str, dict[str, Any]] = {}
     for fmt in CANDIDATES:
@@ -54,7 +54,7 @@ def advise_layers(layers: Layers, gradient_exponent: int) -> tuple[LayerFormat, 
             continue
         h = part.histograms
         whole = h.abs_sum().value
-        chosen = np.full(len(part), "fp32", dtype=object)
+        chosen = np.full(len(part), FP32.name, dtype=object)
         shares = np.zeros(len(part))
         for fmt in reversed(CANDIDATES):
             exponents = _exponents(part, fmt, gradient_exponent)
@@ -80,11 +80,11 @@ def advise_layers(layers: Layers, gradient_exponent: int) -> tuple[LayerFormat, 
 
 def _exponents(part: Layers, fmt: FloatFormat, gradient_exponent: int) -> Any:
     """log2 of the scale each layer is given in a format."""
-    if fmt.bits == 8:
+    if fmt.needs_tensor_scale:
         # Its own scale: the largest power of two that keeps the maximum inside, one bit to spare.
         largest = np.maximum(part.histograms.absmax, 2.0**-120)
         return np.floor(math.log2(fmt.max) - np.log2(largest)).astype(int) - 1
-    if fmt is FP16:
+    if fmt.needs_loss_scale:
         gradient = np.isin(part.kinds, ("activation_grad", "weight_grad"))
         return np.where(gradient, gradient_exponent, 0)
     return np.zeros(len(part), int)

@@ -112,7 +112,7 @@ def explain_layer(run: str | os.PathLike[str], layer: str | None = None) -> Laye
         lost=share(h.lost_to_zero(FP16).value, h.nonzero),
         lost_scaled=share(h.lost_to_zero(FP16, exponent).value, h.nonzero),
         absmax=h.absmax,
-        swallowed=int(updates.swallowed_fp16.sum()) / changed if changed else None,
+        swallowed=int(updates.fact("swallowed", FP16.name).sum()) / changed if changed else None,
         roles=tuple(roles),
         fixes=tuple(fixes),
     )

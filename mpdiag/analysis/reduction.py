@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mpdiag.analysis.layers import share
-from mpdiag.numerics.formats import FP16
+from mpdiag.numerics.formats import FP16, FP32
 from mpdiag.plan import ReductionPlan
 
 if TYPE_CHECKING:
@@ -41,11 +41,11 @@ def choose_reduction(layers: Layers, scale: float, world_size: int) -> Reduction
     }
     if top * world_size < FP16.max:
         reason = f"{world_size} ranks' largest gradients sum to less than FP16's {FP16.max:.5g}"
-        return ReductionPlan("fp16", pre_divide=False, reason=reason, evidence=evidence)
+        return ReductionPlan(FP16.name, pre_divide=False, reason=reason, evidence=evidence)
     if top < FP16.max and lost <= HARMLESS:
         reason = (
             f"the sum over {world_size} ranks could overflow FP16; dividing first prevents that"
         )
-        return ReductionPlan("fp16", pre_divide=True, reason=reason, evidence=evidence)
+        return ReductionPlan(FP16.name, pre_divide=True, reason=reason, evidence=evidence)
     reason = f"it is not certain that the sum over {world_size} ranks, or even its parts, fit FP16"
-    return ReductionPlan("fp32", pre_divide=False, reason=reason, evidence=evidence)
+    return ReductionPlan(FP32.name, pre_divide=False, reason=reason, evidence=evidence)

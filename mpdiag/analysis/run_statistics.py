@@ -15,6 +15,7 @@ import numpy as np
 
 from mpdiag.analysis.layers import Layers, countable_rows, merge_layers
 from mpdiag.analysis.scaling.maxima import by_step, step_maxima
+from mpdiag.numerics.formats import FP16, HALVES
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -23,10 +24,16 @@ if TYPE_CHECKING:
 
     from mpdiag.numerics.histograms import ExponentHistogram
     from mpdiag.runs.records import Records
+    from mpdiag.runs.schema import Fact
 
 STREAM_FROM = 2_000_000
 """Rows from which a run is streamed: so many take some 500 MB when they are held."""
-UPDATE_COLUMNS = ("changed", "swallowed_fp16", "swallowed_bf16", "vanished_fp16")
+UPDATE_FIGURES: tuple[tuple[Fact, str] | str, ...] = (
+    "changed",
+    *(("swallowed", fmt.name) for fmt in HALVES),
+    ("vanished", FP16.name),
+)
+"""What is summed over updates: a column, or a fact of a format."""
 
 
 class RunStatistics(Protocol):
@@ -45,7 +52,7 @@ class RunStatistics(Protocol):
         """Activation gradients of each of some layers by step: stacks of batch shape (steps,)."""
 
     def updates(self) -> tuple[tuple[str, ...], NDArray[np.int64]]:
-        """Names, and (columns, names) sums over updates of ``UPDATE_COLUMNS``."""
+        """Names, and (figures, names) sums over updates of ``UPDATE_FIGURES``."""
 
     def activations(self, leaves: Collection[str]) -> tuple[int, int]:
         """How many values the modules of these names put out, and in how many steps of ranks."""
@@ -101,8 +108,9 @@ def steps_of_ranks(records: Records, rows: NDArray[np.bool_]) -> set[tuple[int, 
 
 
 def sum_updates(records: Records, rows: NDArray[np.int64], names: int) -> NDArray[np.int64]:
-    """Sums of ``UPDATE_COLUMNS`` over some rows, by name: (columns, names)."""
-    sums = np.zeros((len(UPDATE_COLUMNS), names), np.int64)
-    for row, column in zip(sums, UPDATE_COLUMNS, strict=True):
-        np.add.at(row, records.name[rows], getattr(records, column)[rows])
+    """Sums of ``UPDATE_FIGURES`` over some rows, by name: (figures, names)."""
+    sums = np.zeros((len(UPDATE_FIGURES), names), np.int64)
+    for row, what in zip(sums, UPDATE_FIGURES, strict=True):
+        values = getattr(records, what) if isinstance(what, str) else records.fact(*what)
+        np.add.at(row, records.name[rows], values[rows])
     return sums

@@ -20,7 +20,7 @@ import numpy as np
 from mpdiag.analysis.layers import Counting, Layers, countable_rows, note_counting
 from mpdiag.analysis.run_statistics import (
     STREAM_FROM,
-    UPDATE_COLUMNS,
+    UPDATE_FIGURES,
     InMemoryStatistics,
     RunStatistics,
     steps_of_ranks,
@@ -78,7 +78,7 @@ class _Overview:
     maxima: dict[int, float] = field(default_factory=dict)
     counting: Counting = field(default_factory=Counting)
     updates: NDArray[np.int64] = field(
-        default_factory=lambda: np.zeros((len(UPDATE_COLUMNS), 0), np.int64)
+        default_factory=lambda: np.zeros((len(UPDATE_FIGURES), 0), np.int64)
     )
     steps: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
 
@@ -109,7 +109,7 @@ class StreamedStatistics:
         # What counts is known only now: of updates the first copies alone.
         seen.steps = np.array(sorted(steps), np.int64)
         width = len(self._vocabulary.words["name"])
-        seen.updates = np.zeros((len(UPDATE_COLUMNS), width), np.int64)
+        seen.updates = np.zeros((len(UPDATE_FIGURES), width), np.int64)
         for piece in self._pieces(histograms=False):
             rows = np.flatnonzero(piece.of_kind("update") & countable_rows(piece, seen.counting))
             if rows.size:

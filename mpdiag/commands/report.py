@@ -8,12 +8,13 @@ from typing import Annotated
 import typer
 
 from mpdiag.errors import UsageError
-from mpdiag.files.paths import is_remote, place
+from mpdiag.files.paths import AnyPath, is_remote, place
 
 
 def report(
     run: Annotated[
-        Path, typer.Argument(metavar="RUN", parser=place, help="A run, its URL, or a GPU's trace.")
+        AnyPath,
+        typer.Argument(metavar="RUN", parser=place, help="A run, its URL, or a GPU's trace."),
     ],
     output: Annotated[
         Path | None,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mpdiag.numerics.formats import FORMATS, FloatFormat
+from mpdiag.numerics.formats import FP32, HALVES, FloatFormat
 
-_CASTS = {"fp16": torch.float16, "bf16": torch.bfloat16}
+_CASTS: dict[str, torch.dtype] = {f.name: getattr(torch, str(f.torch_name)) for f in HALVES}
 
 
 def round_to(values: Tensor, fmt: FloatFormat) -> Tensor:
@@ -23,7 +23,7 @@ def round_to(values: Tensor, fmt: FloatFormat) -> Tensor:
     Returns:
         A tensor of the same dtype.
     """
-    if fmt == FORMATS["fp32"]:
+    if fmt == FP32:
         return values
     cast = _CASTS.get(fmt.name)
     if cast is not None:
@@ -34,8 +34,7 @@ def round_to(values: Tensor, fmt: FloatFormat) -> Tensor:
     quantum = torch.maximum(exponent - 1, least) - fmt.mantissa_bits
     # Multiplying by powers of two is exact; torch.round takes ties to even.
     rounded = torch.ldexp(torch.round(torch.ldexp(magnitude, -quantum)), quantum)
-    beyond = float("inf") if fmt.has_infinity else float("nan")
-    rounded = torch.where(rounded > fmt.max, torch.full_like(rounded, beyond), rounded)
+    rounded = torch.where(rounded > fmt.max, torch.full_like(rounded, fmt.beyond), rounded)
     rounded = torch.copysign(rounded, values)
-    infinite = torch.full_like(values, beyond).copysign(values)
+    infinite = torch.full_like(values, fmt.beyond).copysign(values)
     return torch.where(values.isfinite(), rounded, torch.where(values.isnan(), values, infinite))

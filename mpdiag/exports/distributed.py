@@ -11,7 +11,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from mpdiag.exports.export import Export, format_of, make, number, scaling_of
-from mpdiag.exports.notes import Able
+from mpdiag.exports.notes import Support
 
 if TYPE_CHECKING:
     from mpdiag.plan import PrecisionPlan
@@ -25,8 +25,8 @@ def deepspeed(plan: PrecisionPlan) -> Export:
     DeepSpeed holds FP16 weights with FP32 masters, which is level O2. A dynamic scale is
     ``loss_scale`` 0.
     """
-    able = Able("DeepSpeed", settings=_WINDOW, levels=("O0", "O2"), reduction=True)
-    chosen, scaling, scale = format_of(plan, able), scaling_of(plan), plan.loss_scale
+    support = Support("DeepSpeed", settings=_WINDOW, levels=("O0", "O2"), reduction=True)
+    chosen, scaling, scale = format_of(plan, support), scaling_of(plan), plan.loss_scale
     document: dict[str, Any] = {}
     extra = []
     if chosen == "bf16":
@@ -53,19 +53,21 @@ def deepspeed(plan: PrecisionPlan) -> Export:
     if plan.reduction is not None:
         document["communication_data_type"] = plan.reduction.dtype
         document["prescale_gradients"] = plan.reduction.pre_divide
-    return make(plan, "deepspeed", able, "json", json.dumps(document, indent=2), document, *extra)
+    return make(
+        plan, "deepspeed", support, "json", json.dumps(document, indent=2), document, *extra
+    )
 
 
 def megatron(plan: PrecisionPlan) -> Export:
     """Arguments for Megatron-LM's training scripts."""
-    able = Able(
+    support = Support(
         "Megatron-LM",
         formats=("fp16", "bf16", "fp8_e4m3"),
         settings=_WINDOW,
         levels=("O0", "O2"),
         reduction=True,
     )
-    chosen, scaling, scale = format_of(plan, able), scaling_of(plan), plan.loss_scale
+    chosen, scaling, scale = format_of(plan, support), scaling_of(plan), plan.loss_scale
     words: list[str] = []
     extra = []
     if chosen == "fp8_e4m3":
@@ -93,4 +95,4 @@ def megatron(plan: PrecisionPlan) -> Export:
             )
     settings = {word.split()[0].removeprefix("--"): [*word.split(), True][1] for word in words}
     body = " \\\n".join(words) if words else "# FP32: no argument at all"
-    return make(plan, "megatron", able, "shell", body, settings, *extra)
+    return make(plan, "megatron", support, "shell", body, settings, *extra)

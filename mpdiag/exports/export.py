@@ -1,7 +1,7 @@
 """What an export is, and what all exporters share.
 
 An exporter is a pure function from a plan to an ``Export``. It states what its framework supports
-(``Able``); everything else in the plan becomes a note, so that nothing is dropped silently. If the
+(``Support``); everything else in the plan becomes a note, so that nothing is dropped silently. If the
 language has comments, the text contains the notes, too.
 """
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
 from mpdiag.errors import UsageError
-from mpdiag.exports.notes import Able, shortfalls
+from mpdiag.exports.notes import Support, shortfalls
 from mpdiag.numerics.formats import FP16, format_named
 from mpdiag.plan import NO_SCALE
 
@@ -89,7 +89,7 @@ def constant_scale(plan: PrecisionPlan) -> float:
     return plan.loss_scale.recommended if scaling.kind == "dynamic" else scaling.scale
 
 
-def format_of(plan: PrecisionPlan, able: Able) -> str:
+def format_of(plan: PrecisionPlan, support: Support) -> str:
     """The format that the framework would compute in: ``fp16``, ``bf16``, an FP8 format or ``fp32``.
 
     For a plan in FP8, a framework without FP8 uses FP16, the format in which FP8 training keeps what
@@ -100,13 +100,13 @@ def format_of(plan: PrecisionPlan, able: Able) -> str:
     """
     if plan.level == "O0":
         return "fp32"
-    if plan.target in able.formats:
+    if plan.target in support.formats:
         return plan.target
-    if format_named(plan.target).bits == 8 and FP16.name in able.formats:
+    if format_named(plan.target).needs_tensor_scale and FP16.name in support.formats:
         return FP16.name
     message = (
-        f"{able.name} cannot train in {format_named(plan.target).label}: analyze with --target "
-        f"{able.formats[0] if able.formats else 'fp16'}, and export that plan"
+        f"{support.name} cannot train in {format_named(plan.target).label}: analyze with --target "
+        f"{support.formats[0] if support.formats else 'fp16'}, and export that plan"
     )
     raise UsageError(message)
 
@@ -114,24 +114,24 @@ def format_of(plan: PrecisionPlan, able: Able) -> str:
 def make(
     plan: PrecisionPlan,
     framework: str,
-    able: Able,
+    support: Support,
     language: TextLanguage,
     body: str,
     settings: Mapping[str, Any],
     *extra_notes: str,
 ) -> Export:
     """An export with its heading and notes as comments above the body."""
-    notes = (*extra_notes, *shortfalls(plan, able))
+    notes = (*extra_notes, *shortfalls(plan, support))
     text = body.strip("\n") + "\n"
     mark = _COMMENT[language]
     if mark:
-        text = _heading(plan, able, notes, mark) + "\n" + text
+        text = _heading(plan, support, notes, mark) + "\n" + text
     return Export(framework, language, text, settings, notes)
 
 
-def _heading(plan: PrecisionPlan, able: Able, notes: tuple[str, ...], mark: str) -> str:
+def _heading(plan: PrecisionPlan, support: Support, notes: tuple[str, ...], mark: str) -> str:
     origin = f" of run {plan.run!r}" if plan.run else ""
-    paragraphs = [f"{able.name}, by the plan{origin}.", plan.verdict]
+    paragraphs = [f"{support.name}, by the plan{origin}.", plan.verdict]
     if notes:
         paragraphs += ["", "Notes:"]
     lines = [line for p in paragraphs for line in _wrapped(p, mark, "")]

@@ -28,7 +28,7 @@ from mpdiag.exports.export import (
     one_line,
     scaling_of,
 )
-from mpdiag.exports.notes import Able, modules_in_fp32
+from mpdiag.exports.notes import Support, modules_in_fp32
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -73,7 +73,7 @@ class LegacyFramework:
 
     Attributes:
         name: The name given to ``--to``.
-        able: What it can hold.
+        support: What it can hold.
         language: What the text is written in.
         settings: The plan's decisions under the framework's own names.
         body: The text.
@@ -84,7 +84,7 @@ class LegacyFramework:
     """
 
     name: str
-    able: Able
+    support: Support
     language: TextLanguage
     settings: tuple[Value, ...]
     body: tuple[Piece, ...]
@@ -104,13 +104,13 @@ def write(framework: LegacyFramework, plan: PrecisionPlan) -> Export:
     settings = _values(framework.settings, conditions, facts)
     body = "".join(_texts(framework.body, conditions, facts))
     notes = _texts(framework.notes, conditions, facts)
-    able, language = framework.able, framework.language
-    return make(plan, framework.name, able, language, body, settings, *notes)
+    support, language = framework.support, framework.language
+    return make(plan, framework.name, support, language, body, settings, *notes)
 
 
 def _conditions(framework: LegacyFramework, plan: PrecisionPlan) -> set[str]:
     """What holds, as ``Piece.when`` names it."""
-    found = {format_of(plan, framework.able), scaling_of(plan).kind, plan.level}
+    found = {format_of(plan, framework.support), scaling_of(plan).kind, plan.level}
     if constant_scale(plan) != 1.0:
         found.add("scaled")
     if plan.loss_scale.method == "lognormal":
@@ -122,7 +122,7 @@ def _conditions(framework: LegacyFramework, plan: PrecisionPlan) -> set[str]:
 
 def _facts(framework: LegacyFramework, plan: PrecisionPlan) -> dict[str, Any]:
     """What the templates may use of a plan."""
-    half, scale = format_of(plan, framework.able) == "fp16", constant_scale(plan)
+    half, scale = format_of(plan, framework.support) == "fp16", constant_scale(plan)
     names = modules_in_fp32(plan) if half else []
     each = Template(framework.fp32_module)
     return {
@@ -173,7 +173,7 @@ _MASTERS = ("O0", "O2")  # FP16 weights with FP32 masters are level O2
 
 OPENSEQ2SEQ = LegacyFramework(  # LogNormal is called LogMax there
     "openseq2seq",
-    Able("OpenSeq2Seq", _FP16, ("constant", "backoff", "lognormal"), levels=_MASTERS),
+    Support("OpenSeq2Seq", _FP16, ("constant", "backoff", "lognormal"), levels=_MASTERS),
     "python",
     words=(Value("scaler", "Backoff"), Value("scaler", "LogMax", "lognormal")),
     settings=(
@@ -204,7 +204,7 @@ OPENSEQ2SEQ = LegacyFramework(  # LogNormal is called LogMax there
 
 MXNET = LegacyFramework(
     "mxnet",
-    Able("MXNet", _FP16, _CONSTANT, levels=_MASTERS),
+    Support("MXNet", _FP16, _CONSTANT, levels=_MASTERS),
     "python",
     words=(Value("dtype", "float32"), Value("dtype", "float16", "fp16")),
     settings=(
@@ -241,7 +241,7 @@ def optimizer(batch_size, **settings):
 
 CHAINER = LegacyFramework(
     "chainer",
-    Able("Chainer", _FP16, settings=("growth_interval",), levels=_MASTERS),
+    Support("Chainer", _FP16, settings=("growth_interval",), levels=_MASTERS),
     "python",
     words=(Value("dtype", "numpy.float32"), Value("dtype", "chainer.mixed16", "fp16")),
     settings=(
@@ -272,7 +272,7 @@ CHAINER = LegacyFramework(
 
 THEANO = LegacyFramework(
     "theano",
-    Able("Theano", _FP16, _CONSTANT, levels=("O0", "O3")),
+    Support("Theano", _FP16, _CONSTANT, levels=("O0", "O3")),
     "shell",
     words=(Value("float", "float32"), Value("float", "float16", "fp16")),
     settings=(
@@ -306,7 +306,7 @@ THEANO = LegacyFramework(
 
 CNTK = LegacyFramework(  # the guide knows no FP16 training in CNTK
     "cntk",
-    Able("CNTK", _FP16, _CONSTANT, levels=_MASTERS),
+    Support("CNTK", _FP16, _CONSTANT, levels=_MASTERS),
     "python",
     words=(Value("dtype", "float32"), Value("dtype", "float16", "fp16")),
     settings=(Value("dtype", "$dtype"), Value("loss_scale", "$scale", "scaled")),
@@ -347,7 +347,7 @@ def unscaled(learning_rate, l2_regularization_weight):
 
 TORCH7 = LegacyFramework(
     "torch7",
-    Able("Torch7", _FP16, _CONSTANT, levels=_MASTERS),
+    Support("Torch7", _FP16, _CONSTANT, levels=_MASTERS),
     "lua",
     words=(Value("tensor", "CudaTensor"), Value("tensor", "CudaHalfTensor", "fp16")),
     settings=(Value("type", "torch.$tensor"), Value("loss_scale", "$scale")),
@@ -385,7 +385,7 @@ optim.sgd(feval, masters, settings)
 # decay, each by the scale.
 CAFFE2 = LegacyFramework(
     "caffe2",
-    Able("Caffe2", _FP16, _CONSTANT, levels=_MASTERS),
+    Support("Caffe2", _FP16, _CONSTANT, levels=_MASTERS),
     "python",
     words=(
         Value("dtype", "float"),
@@ -454,7 +454,7 @@ def unscaled(base_learning_rate, weight_decay):
 # FP16 storage, FP32 arithmetic and FP32 solver data are level O2: the solver holds the masters.
 NVCAFFE = LegacyFramework(
     "nvcaffe",
-    Able("NVCaffe", _FP16, _CONSTANT, fp32_modules=True, levels=("O0", "O2", "O3")),
+    Support("NVCaffe", _FP16, _CONSTANT, fp32_modules=True, levels=("O0", "O2", "O3")),
     "prototxt",
     words=(
         Value("storage", "FLOAT"),

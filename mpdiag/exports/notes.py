@@ -25,7 +25,7 @@ _BY_AUTOCAST = (
 
 
 @dataclass(frozen=True)
-class Able:
+class Support:
     """What a framework can hold.
 
     Attributes:
@@ -52,14 +52,14 @@ class Able:
     reduction: bool = False
 
 
-def shortfalls(plan: PrecisionPlan, able: Able) -> tuple[str, ...]:
+def shortfalls(plan: PrecisionPlan, support: Support) -> tuple[str, ...]:
     """A sentence for each part of the plan that the framework cannot hold."""
     return (
-        *_of_format(plan, able),
-        *_of_level(plan, able),
-        *_of_scale(plan, able),
-        *_of_modules(plan, able),
-        *_of_the_rest(plan, able),
+        *_of_format(plan, support),
+        *_of_level(plan, support),
+        *_of_scale(plan, support),
+        *_of_modules(plan, support),
+        *_of_the_rest(plan, support),
     )
 
 
@@ -83,8 +83,8 @@ def listed(names: list[str]) -> str:
     return ", ".join(shown) + (f" and {rest} more" if rest else "")
 
 
-def _of_format(plan: PrecisionPlan, able: Able) -> Iterator[str]:
-    if plan.level != "O0" and plan.target not in able.formats:
+def _of_format(plan: PrecisionPlan, support: Support) -> Iterator[str]:
+    if plan.level != "O0" and plan.target not in support.formats:
         label = format_named(plan.target).label
         yield (
             f"the plan is for {label}, which is not set here: what follows is FP16 with the "
@@ -92,68 +92,68 @@ def _of_format(plan: PrecisionPlan, able: Able) -> Iterator[str]:
         )
 
 
-def _of_level(plan: PrecisionPlan, able: Able) -> Iterator[str]:
-    if plan.level not in able.levels:
+def _of_level(plan: PrecisionPlan, support: Support) -> Iterator[str]:
+    if plan.level not in support.levels:
         yield (
-            f"the plan's opt level is {plan.level}; what follows is as near as {able.name} comes, "
-            f"{able.levels[1]}."
+            f"the plan's opt level is {plan.level}; what follows is as near as {support.name} comes, "
+            f"{support.levels[1]}."
         )
-    if plan.level == "O2" and not plan.keep_batch_norm_fp32 and "O2" in able.levels:
+    if plan.level == "O2" and not plan.keep_batch_norm_fp32 and "O2" in support.levels:
         yield "the plan casts batch normalisation, too; this is not set here."
 
 
-def _of_scale(plan: PrecisionPlan, able: Able) -> Iterator[str]:
+def _of_scale(plan: PrecisionPlan, support: Support) -> Iterator[str]:
     scale = plan.loss_scale
     if plan.level in ("O0", "O3") or scale.method == NO_SCALE:
         return
-    if scale.method not in able.methods:
-        yield _of_another_scaler(scale, able)
+    if scale.method not in support.methods:
+        yield _of_another_scaler(scale, support)
     for name, value in scale.settings.items():
         yield f"{name} is {value} in the plan; it cannot be set here."
-    if scale.adaptive and Backoff.name in able.methods:
-        yield from _of_settings(scale, able)
-    elif "checks" not in able.settings:
+    if scale.adaptive and Backoff.name in support.methods:
+        yield from _of_settings(scale, support)
+    elif "checks" not in support.settings:
         yield (
             "the plan checks every step and skips those that overflow; a constant scale is not "
             "checked here."
         )
 
 
-def _of_another_scaler(scale: LossScalePlan, able: Able) -> str:
+def _of_another_scaler(scale: LossScalePlan, support: Support) -> str:
     """What becomes of the scale where the framework lacks the plan's scaler."""
     label = scale.scaler_class().label
-    lacks = f"the plan scales by {label}; {able.name} has no such scaler, so the scale"
-    if not scale.adaptive and ConstantScale.name not in able.methods:
+    lacks = f"the plan scales by {label}; {support.name} has no such scaler, so the scale"
+    if not scale.adaptive and ConstantScale.name not in support.methods:
         return (
-            f"the plan's scale is constant, {scale.init_scale:g}; {able.name} never lets it grow "
+            f"the plan's scale is constant, {scale.init_scale:g}; {support.name} never lets it grow "
             "here, but halves it after an overflow."
         )
-    if scale.adaptive and Backoff.name in able.methods:
+    if scale.adaptive and Backoff.name in support.methods:
         return f"{lacks} begins at {scale.init_scale:g} and backs off."
     kept = scale.recommended if scale.adaptive else scale.init_scale
     return f"{lacks} stays at {'the recommended ' if scale.adaptive else ''}{kept:g}."
 
 
-def _of_settings(scale: LossScalePlan, able: Able) -> Iterator[str]:
+def _of_settings(scale: LossScalePlan, support: Support) -> Iterator[str]:
     """Fields of a backoff scale that are fixed, or that are not there."""
     for name in ("growth_factor", "backoff_factor", "hysteresis"):
-        wanted, fixed = getattr(scale, name), getattr(able, name)
-        if name not in able.settings and wanted != fixed:
+        wanted, fixed = getattr(scale, name), getattr(support, name)
+        if name not in support.settings and wanted != fixed:
             yield f"{name} is {wanted:g} in the plan and {fixed:g} here: it cannot be set."
-    if "growth_interval" not in able.settings:
+    if "growth_interval" not in support.settings:
         yield f"growth_interval is {scale.growth_interval} in the plan; it cannot be set here."
     for name, edge in (("min_scale", "lower"), ("max_scale", "upper")):
-        if name not in able.settings:
+        if name not in support.settings:
             yield f"the scale has no {edge} bound here; the plan's {name} is {getattr(scale, name):g}."
 
 
-def _of_modules(plan: PrecisionPlan, able: Able) -> Iterator[str]:
+def _of_modules(plan: PrecisionPlan, support: Support) -> Iterator[str]:
     if plan.level == "O0":
         return
     names = modules_in_fp32(plan)
-    if names and not able.fp32_modules:
+    if names and not support.fp32_modules:
         yield f"the plan keeps in FP32: {listed(names)}. Nothing here sets this; see to it by hand."
-    if names and able.fp32_modules:
+    if names and support.fp32_modules:
         parts = [c for c in plan.fp32_operations if c.op[:1].islower() and not _seen_to(c)]
         for choice in parts:
             yield (
@@ -161,16 +161,16 @@ def _of_modules(plan: PrecisionPlan, able: Able) -> Iterator[str]:
                 "here the whole module is."
             )
     automatic = [c.module for c in plan.fp32_operations if _seen_to(c)]
-    if automatic and not able.fp32_modules:
+    if automatic and not support.fp32_modules:
         yield (
             f"the plan keeps normalisations, softmax and losses in FP32: {listed(automatic)}; "
-            f"check that {able.name} does."
+            f"check that {support.name} does."
         )
 
 
-def _of_the_rest(plan: PrecisionPlan, able: Able) -> Iterator[str]:
+def _of_the_rest(plan: PrecisionPlan, support: Support) -> Iterator[str]:
     reduction = plan.reduction
-    if reduction is not None and not able.reduction:
+    if reduction is not None and not support.reduction:
         how = " after division by the number of ranks" if reduction.pre_divide else ""
         yield f"the plan reduces gradients over ranks in {reduction.dtype.upper()}{how}; not set here."
     for shape in plan.shapes:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from mpdiag.exports.export import Export, format_of, make, scaling_of
-from mpdiag.exports.notes import Able, modules_in_fp32
+from mpdiag.exports.notes import Support, modules_in_fp32
 
 if TYPE_CHECKING:
     from mpdiag.plan import PrecisionPlan
@@ -24,9 +24,9 @@ DTYPES = {"fp16": "float16", "bf16": "bfloat16", "fp32": "float32"}
 _OFF = "mixed precision is off: the plan is for FP32 (O0)."
 
 
-def autocast_settings(plan: PrecisionPlan, able: Able) -> dict[str, Any]:
+def autocast_settings(plan: PrecisionPlan, support: Support) -> dict[str, Any]:
     """The arguments of ``torch.autocast`` except the device; the dtype by name."""
-    chosen = format_of(plan, able)
+    chosen = format_of(plan, support)
     return {"dtype": DTYPES[chosen], "enabled": chosen != "fp32"}
 
 
@@ -54,8 +54,8 @@ def arguments(settings: dict[str, Any]) -> str:
 
 def torch(plan: PrecisionPlan) -> Export:
     """A training loop with ``torch.autocast`` and ``torch.amp.GradScaler``."""
-    able = Able("torch.amp", settings=GRAD_SCALER, fp32_modules=True)
-    cast, scaler = autocast_settings(plan, able), scaler_settings(plan)
+    support = Support("torch.amp", settings=GRAD_SCALER, fp32_modules=True)
+    cast, scaler = autocast_settings(plan, support), scaler_settings(plan)
     names = modules_in_fp32(plan) if cast["enabled"] else []
     constant = scaling_of(plan).kind == "constant"
     remark = (
@@ -77,7 +77,7 @@ for x, y in loader:
     scaler.update()
 """
     settings = {"autocast": cast, "grad_scaler": scaler, "fp32_modules": names}
-    return make(plan, "torch", able, "python", body, settings)
+    return make(plan, "torch", support, "python", body, settings)
 
 
 def keep_fp32(names: list[str]) -> str:
@@ -111,8 +111,8 @@ for name in [
 
 def lightning(plan: PrecisionPlan) -> Export:
     """A Lightning ``Trainer`` with the ``MixedPrecision`` plugin, or ``mpdiag``'s own."""
-    able = Able("Lightning", settings=GRAD_SCALER)
-    cast, scaler = autocast_settings(plan, able), scaler_settings(plan)
+    support = Support("Lightning", settings=GRAD_SCALER)
+    cast, scaler = autocast_settings(plan, support), scaler_settings(plan)
     precision = {"float16": "16-mixed", "bfloat16": "bf16-mixed", "float32": "32-true"}[
         cast["dtype"]
     ]
@@ -134,14 +134,14 @@ scaler = torch.amp.GradScaler(device, {arguments(scaler)})
 trainer = lightning.Trainer(plugins=MixedPrecision({precision!r}, device, scaler))
 """
     return make(
-        plan, "lightning", able, "python", body, settings, *extra, *_whole("lightning", plan)
+        plan, "lightning", support, "python", body, settings, *extra, *_whole("lightning", plan)
     )
 
 
 def huggingface(plan: PrecisionPlan) -> Export:
     """``TrainingArguments``, and the scaler, for which they have no argument."""
-    able = Able("Transformers", settings=GRAD_SCALER)
-    cast, scaler = autocast_settings(plan, able), scaler_settings(plan)
+    support = Support("Transformers", settings=GRAD_SCALER)
+    cast, scaler = autocast_settings(plan, support), scaler_settings(plan)
     settings: dict[str, Any] = {
         "fp16": cast["dtype"] == "float16",
         "bf16": cast["dtype"] == "bfloat16",
@@ -162,14 +162,14 @@ trainer.accelerator.scaler = torch.amp.GradScaler("cuda", {arguments(scaler)})
     elif scaler.get("enabled", True) and cast["enabled"]:
         extra.append("Transformers scales no loss with bf16=True.")
     return make(
-        plan, "huggingface", able, "python", body, settings, *extra, *_whole("huggingface", plan)
+        plan, "huggingface", support, "python", body, settings, *extra, *_whole("huggingface", plan)
     )
 
 
 def accelerate(plan: PrecisionPlan) -> Export:
     """An ``Accelerator`` with ``GradScalerKwargs``."""
-    able = Able("Accelerate", settings=GRAD_SCALER)
-    cast, scaler = autocast_settings(plan, able), scaler_settings(plan)
+    support = Support("Accelerate", settings=GRAD_SCALER)
+    cast, scaler = autocast_settings(plan, support), scaler_settings(plan)
     precision = {"float16": "fp16", "bfloat16": "bf16", "float32": "no"}[cast["dtype"]]
     settings: dict[str, Any] = {"mixed_precision": precision}
     inside, extra = f"mixed_precision={precision!r}", []
@@ -186,7 +186,7 @@ from accelerate.utils import GradScalerKwargs
 accelerator = Accelerator({inside})
 """
     return make(
-        plan, "accelerate", able, "python", body, settings, *extra, *_whole("accelerate", plan)
+        plan, "accelerate", support, "python", body, settings, *extra, *_whole("accelerate", plan)
     )
 
 

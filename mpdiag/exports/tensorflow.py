@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from mpdiag.exports.export import Export, format_of, make, number, scaling_of
-from mpdiag.exports.notes import Able
+from mpdiag.exports.notes import Support
 
 if TYPE_CHECKING:
     from mpdiag.plan import PrecisionPlan
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
 
 def keras(plan: PrecisionPlan) -> Export:
     """A global dtype policy and a ``LossScaleOptimizer``."""
-    able = Able("Keras", methods=("backoff",), settings=("growth_interval", "checks"))
+    support = Support("Keras", methods=("backoff",), settings=("growth_interval", "checks"))
     scaling = scaling_of(plan)
     policy = {"fp16": "mixed_float16", "bf16": "mixed_bfloat16", "fp32": "float32"}[
-        format_of(plan, able)
+        format_of(plan, support)
     ]
     settings: dict[str, Any] = {"policy": policy}
     body = f"import keras\n\nkeras.mixed_precision.set_global_policy({policy!r})\n"
@@ -39,15 +39,15 @@ def keras(plan: PrecisionPlan) -> Export:
             "under mixed_float16 compile() adds a dynamic scale by itself; the plan asks for none: "
             "compile(…, auto_scale_loss=False)."
         )
-    return make(plan, "keras", able, "python", body, settings, *extra)
+    return make(plan, "keras", support, "python", body, settings, *extra)
 
 
 def tensorflow(plan: PrecisionPlan) -> Export:
     """The environment variable of the graph rewrite, and the optimizer it belongs to."""
-    able = Able(
+    support = Support(
         "TensorFlow", formats=("fp16",), settings=("growth_interval", "growth_factor", "checks")
     )
-    chosen, scaling = format_of(plan, able), scaling_of(plan)
+    chosen, scaling = format_of(plan, support), scaling_of(plan)
     settings: dict[str, Any] = {"TF_ENABLE_AUTO_MIXED_PRECISION": int(chosen != "fp32")}
     extra = []
     body = f"""
@@ -86,4 +86,4 @@ optimizer = tf.compat.v1.mixed_precision.enable_mixed_precision_graph_rewrite(
             "gives it the plan's scale, in TensorFlow's own builds, too. Use it for graphs, not for "
             "Keras (mpdiag export --to keras)."
         )
-    return make(plan, "tensorflow", able, "python", body, settings, *extra)
+    return make(plan, "tensorflow", support, "python", body, settings, *extra)

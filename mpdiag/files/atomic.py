@@ -1,4 +1,8 @@
-"""Files that appear whole or not at all: written beside their place, and then renamed."""
+"""Files that appear whole or not at all: written beside their place, and then renamed.
+
+Written by hand for what libraries of atomic writes leave out: a file that must not exist yet (the
+first of several processes wins, by a hard link), and a target at a URL, which is sent whole.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +12,7 @@ import tempfile
 import uuid
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from mpdiag.errors import RunExists, UsageError
 from mpdiag.files.paths import is_remote
@@ -16,15 +20,15 @@ from mpdiag.files.paths import is_remote
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from mpdiag.files.paths import RemotePath
+    from mpdiag.files.paths import AnyPath
 
 
 @contextmanager
-def writing(path: Path) -> Iterator[None]:
-    """Around the writing of a file that a person named.
+def writing(path: AnyPath) -> Iterator[None]:
+    """Wrap the writing of a file that a person named.
 
     Raises:
-        UsageError: In place of an ``OSError``: the sentence for it.
+        UsageError: In place of an ``OSError``, with a sentence that says what to do.
     """
     try:
         yield
@@ -33,14 +37,14 @@ def writing(path: Path) -> Iterator[None]:
         raise UsageError(message) from error
 
 
-def write_json(path: Path, document: Mapping[str, Any]) -> None:
+def write_json(path: AnyPath, document: Mapping[str, Any]) -> None:
     """Write a JSON document whole or not at all."""
     with atomic_path(path) as partial:
         partial.write_text(json_text(document), encoding="utf-8")
 
 
 def json_text(document: Mapping[str, Any]) -> str:
-    """A document as every file of a run holds it; what is not finite has no place in it."""
+    """A document as every file of a run holds it; it may hold no infinity and no NaN."""
     return json.dumps(document, indent=2, allow_nan=False) + "\n"
 
 
@@ -55,11 +59,11 @@ class atomic_path:  # noqa: N801 - reads as a verb at its call sites
             several processes that try at once, one succeeds.
     """
 
-    def __init__(self, target: Path, *, replace: bool = True) -> None:
+    def __init__(self, target: AnyPath, *, replace: bool = True) -> None:
         self.target = target
         self._replace = replace
         beside = Path(tempfile.gettempdir()) / uuid.uuid4().hex if is_remote(target) else target
-        self.partial = beside.with_name(f".{beside.name}.{os.getpid()}.part")
+        self.partial: Path = beside.with_name(f".{beside.name}.{os.getpid()}.part")
 
     def __enter__(self) -> Path:
         """The path to write to."""
@@ -69,7 +73,7 @@ class atomic_path:  # noqa: N801 - reads as a verb at its call sites
         """Rename on success, remove on failure."""
         try:
             if kind is None and is_remote(self.target):
-                cast("RemotePath", self.target).receive(self.partial)
+                self.target.receive(self.partial)
             elif kind is None and self._replace:
                 os.replace(self.partial, self.target)
             elif kind is None:

@@ -1,22 +1,31 @@
-"""JSON documents: read whole, but not whatever their size, for others may have written them."""
+"""JSON documents: read whole, but not whatever their size, for others may have written them.
+
+``converted`` turns what was read into dataclasses, by msgspec. It serves the documents of a search,
+of measured sensitivities and of training logs. ``plan.json`` and ``meta.json`` are checked without it
+(``plan.py``, ``runs/validation.py``): a machine that records, analyzes and trains may have no package
+beyond torch's and the core's.
+"""
 
 from __future__ import annotations
 
 import json
 import math
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from mpdiag.errors import UsageError
+from mpdiag.files.paths import is_remote
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from mpdiag.files.paths import AnyPath
+
+T = TypeVar("T")
 
 LARGEST = 1 << 28
-"""Bytes. What is written here takes some 200 bytes a layer; a sparse file of 1 TB costs its sender
-nothing, and whoever reads it whole all memory."""
-HIDDEN = "(hidden)"
-"""What stands in a document for a token, a key or a password."""
+"""Bytes. What mpdiag writes takes some 200 bytes a layer. A sparse file of 1 TB costs its sender
+nothing, and would cost its reader all memory."""
 
 
-def read_document(path: Path, **options: Any) -> Any:
+def read_document(path: AnyPath, **options: Any) -> Any:
     """The value of a JSON file.
 
     Args:
@@ -28,15 +37,38 @@ def read_document(path: Path, **options: Any) -> Any:
         ValueError: If it is no JSON, no UTF-8 or too large.
         RecursionError: If it is nested too deep.
     """
-    size = path.stat().st_size if hasattr(path, "stat") else 0  # a URL has none
+    size = 0 if is_remote(path) else path.stat().st_size  # of a URL that would be a request more
     if size > LARGEST:
         message = f"{size:,} bytes are more than it can have"
         raise ValueError(message)
     return json.loads(path.read_text(encoding="utf-8"), **options)
 
 
+def converted(value: Any, kind: type[T]) -> T:
+    """A JSON value as the dataclass (or any annotated type) it is to be.
+
+    Unknown fields are ignored, nothing is coerced but an integer to a float.
+
+    Raises:
+        ValueError: Naming the first field that does not fit, and why.
+        UsageError: If msgspec is not installed.
+    """
+    try:
+        import msgspec
+    except ModuleNotFoundError as error:
+        message = "reading this file needs msgspec, which is not installed: pip install msgspec"
+        raise UsageError(message) from error
+    try:
+        return msgspec.convert(value, kind, strict=True)
+    except msgspec.ValidationError as error:
+        reason, _, where = str(error).replace("`", "").partition(" - at $")
+        field = where.lstrip(".")
+        message = f"{field}: {reason}" if field else reason
+        raise ValueError(message) from None
+
+
 def finite(value: Any) -> Any:
-    """A value for JSON, which knows no infinity and no NaN: None in their place, in nests, too."""
+    """A value for JSON, which has no infinity and no NaN: None replaces them, at any depth."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):

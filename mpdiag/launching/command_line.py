@@ -14,13 +14,14 @@ from mpdiag.runs.training_log import FILE
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from mpdiag.files.paths import AnyPath
     from mpdiag.launching.recorded_script import Options
     from mpdiag.training.options import Backend
 
 
 def record_command(
     words: Sequence[str], out: Path | None, options: Options
-) -> tuple[int, Path | None]:
+) -> tuple[int, AnyPath | None]:
     """Record the script that the words after ``--`` name.
 
     Returns:
@@ -44,7 +45,7 @@ def record_command(
 
 def train_command(
     words: Sequence[str], plan: Path, out: Path | None, *, backend: Backend
-) -> tuple[int, Path | None, str]:
+) -> tuple[int, AnyPath | None, str]:
     """Train the script that the words after ``--`` name, by a plan.
 
     Returns:
@@ -66,7 +67,7 @@ def train_command(
     return trained.ending.code, trained.folder, trained.summary
 
 
-def recording_of(plan: Path, run: Path) -> Path | None:
+def recording_of(plan: Path, run: AnyPath) -> AnyPath | None:
     """The recording that a plan was made from, if it lies beside a run and holds losses."""
     name = PrecisionPlan.load(plan).run
     recording = run.parent / Path(name).name

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mpdiag.errors import ExitCode
-from mpdiag.files.paths import is_remote
+from mpdiag.files.paths import AnyPath, is_remote
 from mpdiag.runs.run import free_name
 
 if TYPE_CHECKING:
@@ -62,7 +62,7 @@ def claim_run(parent: Path, name: str) -> Path:
     return free_name(parent, name)
 
 
-def release_claims(folder: Path) -> None:
+def release_claims(folder: AnyPath) -> None:
     """Remove the small files of ``claim_run``; rank 0 calls this when it ends."""
     if is_remote(folder):  # never claimed: ``--out`` named it
         return

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mpdiag.errors import InputError, RunExists, UsageError
-from mpdiag.files.paths import place
+from mpdiag.files.paths import AnyPath, place
 from mpdiag.launching import processes
 from mpdiag.launching.compile_watch import CompileWatch
 from mpdiag.launching.script import AfterTorch, Ending, Script, run
@@ -77,7 +77,7 @@ class RecordingSettings:
         several: Whether processes of this script may have runs of their own in ``folder-2`` ….
     """
 
-    folder: Path
+    folder: AnyPath
     options: Options
     script: str
     several: bool = False
@@ -85,7 +85,7 @@ class RecordingSettings:
 
 def record_script(
     script: Script, out: Path | None = None, options: Options | None = None
-) -> tuple[Ending, Path | None]:
+) -> tuple[Ending, AnyPath | None]:
     """Run a script and record what trains in it.
 
     Args:
@@ -139,7 +139,7 @@ def _check_pattern(option: str, pattern: str | None) -> None:
         raise UsageError(message) from error
 
 
-def _refuse_existing(folder: Path, rank: int) -> None:
+def _refuse_existing(folder: AnyPath, rank: int) -> None:
     mine = folder / META if rank == 0 else folder / "ranks" / f"rank{rank:05d}.json"
     if mine.exists():
         message = f"{folder} already holds a run: choose another folder with --out, or remove it"

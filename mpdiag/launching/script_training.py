@@ -19,11 +19,11 @@ from mpdiag.launching.gradient_calls import GradientCalls, tell
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
     from torch import nn
     from torch.optim import Optimizer
 
+    from mpdiag.files.paths import AnyPath
     from mpdiag.launching.discovery import Discovered, Discovery
     from mpdiag.launching.patches import Patches
     from mpdiag.plan import PrecisionPlan
@@ -36,7 +36,7 @@ class TrainScriptSettings:
     """How to train: plan, run folder and backend."""
 
     plan: PrecisionPlan
-    folder: Path
+    folder: AnyPath
     backend: Backend
 
 

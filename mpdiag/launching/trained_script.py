@@ -15,11 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mpdiag.errors import InputError, RunExists
-from mpdiag.files.paths import place
+from mpdiag.files.paths import AnyPath, place
 from mpdiag.launching import processes
 from mpdiag.launching.gradient_calls import tell
 from mpdiag.launching.script import AfterTorch, Ending, Script, run
 from mpdiag.launching.script_training import ScriptTraining, TrainScriptSettings
+from mpdiag.numerics.formats import TRAINABLE
 from mpdiag.plan import PrecisionPlan
 from mpdiag.runs.run import META
 
@@ -27,8 +28,6 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from mpdiag.training.options import Backend
-
-TRAINABLE = ("fp16", "bf16", "fp32")
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,7 @@ class TrainedScript:
     """
 
     ending: Ending
-    folder: Path | None
+    folder: AnyPath | None
     summary: str
 
 
@@ -64,7 +63,7 @@ def train_script(
         TrainingDiverged: If too many steps in a row were skipped.
     """
     read = PrecisionPlan.load(plan)
-    if read.target not in TRAINABLE:
+    if read.target not in {f.name for f in TRAINABLE}:
         message = (
             f"the plan's target is {read.target}, which no trainer here computes in: analyze again "
             "with --target fp16 or --target bf16"

@@ -1,7 +1,13 @@
-"""The floating-point formats of mixed-precision training: limits and rounding.
+"""The floating-point formats of mixed-precision training: limits, rounding and the scale each needs.
 
-Everything here follows from four numbers per format (exponent range, stored mantissa bits, largest
-finite value, and whether infinity exists), so no other module repeats a threshold.
+A format states its exponent bits, its mantissa bits and what its topmost bit patterns mean; every
+limit follows from these by arithmetic, so no other module repeats a threshold. ``FORMATS`` is the
+only registry: a new format is one entry here.
+
+Formats with block scales (MXFP8, NVFP4) are not formats of a single value, and there are none yet.
+Their elements are: a ``FloatFormat`` without special values (``specials="none"``) describes one, and
+a block format will be a value of its own, built from an element format, a block size and the format
+of its scales.
 
 Sources: IEEE 754-2019 (FP32, FP16); *OCP 8-bit Floating Point Specification (OFP8)* rev. 1.0 for
 E4M3 and E5M2; NVIDIA, *Training with Mixed Precision User Guide*, section 2.1 (FP16's range).
@@ -13,11 +19,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import ArrayLike, NDArray
+
+Specials = Literal["ieee", "nan", "none"]
+"""What the largest exponent means: infinity and NaN alone (``ieee``); numbers, but for one NaN
+pattern (``nan``, as in E4M3); numbers alone, so that values out of range saturate (``none``)."""
 
 
 @dataclass(frozen=True)
@@ -27,32 +37,70 @@ class FloatFormat:
     Attributes:
         name: The name used on the command line and in files, such as ``"fp16"``.
         label: The name printed for people, such as ``"FP16"``.
-        bits: Bits of storage.
+        exponent_bits: Bits of the exponent, whose bias is 2^(exponent_bits - 1) - 1.
         mantissa_bits: Stored mantissa bits (the leading 1 is not stored).
-        min_exponent: Exponent of the smallest normal value, 2^min_exponent.
-        max: Largest finite value.
-        has_infinity: False where the format has NaN but no infinity (E4M3).
         torch_name: The ``torch.dtype`` that stores it, or None where torch has none (TF32).
+        specials: What the largest exponent means.
     """
 
     name: str
     label: str
-    bits: int
+    exponent_bits: int
     mantissa_bits: int
-    min_exponent: int
-    max: float
-    has_infinity: bool
     torch_name: str | None
+    specials: Specials = "ieee"
+
+    # -- what a training has to do for it ----------------------------------------------------------
+
+    @property
+    def needs_tensor_scale(self) -> bool:
+        """Whether each tensor is stored with a scale of its own, as in FP8."""
+        return self.bits <= 8
+
+    @property
+    def needs_loss_scale(self) -> bool:
+        """Whether its range is narrower than FP32's, and no tensor has a scale of its own."""
+        return self.exponent_bits < 8 and not self.needs_tensor_scale
+
+    # -- limits ------------------------------------------------------------------------------------
+
+    @property
+    def bits(self) -> int:
+        """Bits of a value: sign, exponent and mantissa."""
+        return 1 + self.exponent_bits + self.mantissa_bits
+
+    @property
+    def has_infinity(self) -> bool:
+        """Whether it has ±infinity: E4M3 has NaN alone."""
+        return self.specials == "ieee"
+
+    @property
+    def saturates(self) -> bool:
+        """Whether a value out of range becomes ±``max``, for lack of infinity and NaN."""
+        return self.specials == "none"
+
+    @property
+    def beyond(self) -> float:
+        """What rounding makes of a positive value out of range: infinity, NaN or ``max``."""
+        return {"ieee": math.inf, "nan": math.nan, "none": self.max}[self.specials]
 
     @property
     def max_exponent(self) -> int:
         """Exponent e of the binade [2^e, 2^(e+1)) that holds the largest finite value."""
-        return math.frexp(self.max)[1] - 1
+        bias = (1 << self.exponent_bits - 1) - 1
+        return bias if self.specials == "ieee" else bias + 1
 
     @property
-    def min_subnormal_exponent(self) -> int:
-        """Exponent of the smallest positive value, 2^min_subnormal_exponent."""
-        return self.min_exponent - self.mantissa_bits
+    def min_exponent(self) -> int:
+        """Exponent of the smallest normal value, 2^min_exponent."""
+        return 2 - (1 << self.exponent_bits - 1)
+
+    @property
+    def max(self) -> float:
+        """Largest finite value."""
+        patterns = 2 if self.specials == "nan" else 1  # the last pattern of all may be NaN
+        significand = 2.0 - math.ldexp(patterns, -self.mantissa_bits)
+        return math.ldexp(significand, self.max_exponent)
 
     @property
     def smallest_normal(self) -> float:
@@ -60,9 +108,9 @@ class FloatFormat:
         return math.ldexp(1.0, self.min_exponent)
 
     @property
-    def smallest_subnormal(self) -> float:
-        """Smallest positive value."""
-        return math.ldexp(1.0, self.min_subnormal_exponent)
+    def min_subnormal_exponent(self) -> int:
+        """Exponent of the smallest positive value, 2^min_subnormal_exponent."""
+        return self.min_exponent - self.mantissa_bits
 
     @property
     def zero_exponent(self) -> int:
@@ -94,19 +142,13 @@ class FloatFormat:
             return magnitude >= self.overflow_threshold
         return magnitude > self.overflow_threshold
 
-    def significant_bits(self, exponent: int) -> int:
-        """Bits of significand kept by a value in [2^exponent, 2^(exponent+1)); 0 if none.
-
-        For FP16 an exponent k in [-24, -15] keeps 25 + k bits (the user guide, section 2.1, prints
-        ``25 - k`` with k taken as its magnitude).
-        """
-        if exponent > self.max_exponent:
-            return 0
-        kept = self.mantissa_bits + 1 - max(0, self.min_exponent - exponent)
-        return max(0, kept)
+    # -- rounding ----------------------------------------------------------------------------------
 
     def round(self, values: ArrayLike) -> NDArray[np.float64]:
-        """Round to this format, ties to even; what is out of range becomes ±inf (NaN for E4M3).
+        """Round to this format, ties to even.
+
+        What is out of range becomes ±inf, NaN where the format has no infinity, and ±``max`` where it
+        has neither. NaN stays NaN.
 
         Args:
             values: Any shape; taken as float64, so results are exact for float32 inputs.
@@ -123,20 +165,34 @@ class FloatFormat:
         exponent = np.maximum(np.frexp(safe)[1] - 1, self.min_exponent)
         quantum = np.ldexp(1.0, exponent - self.mantissa_bits)
         rounded = np.copysign(np.rint(np.where(finite, magnitude, 0.0) / quantum) * quantum, x)
-        beyond = math.inf if self.has_infinity else math.nan
-        rounded = np.where(np.abs(rounded) > self.max, np.copysign(beyond, x), rounded)
+        rounded = np.where(np.abs(rounded) > self.max, np.copysign(self.beyond, x), rounded)
         infinite = np.isinf(x)
-        return np.where(infinite, np.copysign(beyond, x), np.where(finite, rounded, np.nan))
+        return np.where(infinite, np.copysign(self.beyond, x), np.where(finite, rounded, np.nan))
 
 
-FP32 = FloatFormat("fp32", "FP32", 32, 23, -126, (2 - 2.0**-23) * 2.0**127, True, "float32")
-TF32 = FloatFormat("tf32", "TF32", 19, 10, -126, (2 - 2.0**-10) * 2.0**127, True, None)
-FP16 = FloatFormat("fp16", "FP16", 16, 10, -14, 65504.0, True, "float16")
-BF16 = FloatFormat("bf16", "BF16", 16, 7, -126, (2 - 2.0**-7) * 2.0**127, True, "bfloat16")
-FP8_E4M3 = FloatFormat("fp8_e4m3", "FP8 E4M3", 8, 3, -6, 448.0, False, "float8_e4m3fn")
-FP8_E5M2 = FloatFormat("fp8_e5m2", "FP8 E5M2", 8, 2, -14, 57344.0, True, "float8_e5m2")
+FP32 = FloatFormat("fp32", "FP32", 8, 23, "float32")
+TF32 = FloatFormat("tf32", "TF32", 8, 10, None)
+FP16 = FloatFormat("fp16", "FP16", 5, 10, "float16")
+BF16 = FloatFormat("bf16", "BF16", 8, 7, "bfloat16")
+FP8_E4M3 = FloatFormat("fp8_e4m3", "FP8 E4M3", 4, 3, "float8_e4m3fn", specials="nan")
+FP8_E5M2 = FloatFormat("fp8_e5m2", "FP8 E5M2", 5, 2, "float8_e5m2")
 
 FORMATS: dict[str, FloatFormat] = {f.name: f for f in (FP32, TF32, FP16, BF16, FP8_E4M3, FP8_E5M2)}
+
+TARGETS = tuple(f for f in FORMATS.values() if f.bits <= 16)
+"""The formats a training can aim at: those that take half of FP32's memory, or less."""
+HALVES = tuple(f for f in TARGETS if not f.needs_tensor_scale)
+"""The targets that tensors are stored in as they are, without a scale of their own."""
+TRAINABLE = (*HALVES, FP32)
+"""The formats the trainer runs in."""
+
+
+def half_of(target: FloatFormat) -> FloatFormat:
+    """The format of whatever is stored without a scale of its own when training aims at ``target``.
+
+    That is the target itself, or FP16 beside FP8 matrix products.
+    """
+    return target if target in HALVES else FP16
 
 
 def format_named(name: str) -> FloatFormat:

@@ -13,8 +13,8 @@ import torch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-    from pathlib import Path
 
+    from mpdiag.files.paths import AnyPath
     from mpdiag.recording.operations import OperationWatch
     from mpdiag.recording.step_clock import StepClock
 
@@ -32,7 +32,7 @@ class Failures:
         found: The first 20: dicts of step, where and error.
     """
 
-    def __init__(self, folder: Path, clock: StepClock) -> None:
+    def __init__(self, folder: AnyPath, clock: StepClock) -> None:
         self.found: list[dict[str, Any]] = []
         self._folder = folder
         self._clock = clock

@@ -23,7 +23,8 @@ from mpdiag.tracing.dispatch import in_backward, is_traced
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
     from contextlib import AbstractContextManager
-    from pathlib import Path
+
+    from mpdiag.files.paths import AnyPath
 
 MANY = 1_000
 """Steps that wait for the disk at most."""
@@ -53,7 +54,7 @@ class LossLog:
 
     def __init__(
         self,
-        folder: Path,
+        folder: AnyPath,
         quiet: Callable[[], AbstractContextManager[Any]],
         failed: Callable[[str, Exception], None],
         *,

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils.flop_counter import flop_registry
 
+from mpdiag.numerics.formats import HALVES
 from mpdiag.recording.counting.tensors import tensors_in
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ _REDUCTIONS = frozenset(
 
 _SAMPLE = 1 << 18
 """Of larger tensors every n-th slice is looked at; the fact ``of`` says how many elements."""
-_FORMATS = {"fp16": torch.float16, "bf16": torch.bfloat16}
+_FORMATS: dict[str, torch.dtype] = {f.name: getattr(torch, str(f.torch_name)) for f in HALVES}
 
 
 def measure(op: str, arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -45,9 +45,9 @@ from mpdiag.tracing.names import Models, Subjects, subjects
 if TYPE_CHECKING:
     import os
     from collections.abc import Mapping
-    from pathlib import Path
     from types import TracebackType
 
+    from mpdiag.files.paths import AnyPath
     from mpdiag.recording.cadence import Seconds
 
 logger = logging.getLogger("mpdiag")
@@ -151,7 +151,7 @@ class Recorder:
         self,
         model: Models | Subjects,
         optimizers: list[Optimizer],
-        folder: Path,
+        folder: AnyPath,
         cadence: Cadence,
         include: str | None = None,
         exclude: str | None = None,

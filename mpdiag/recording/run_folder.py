@@ -19,10 +19,10 @@ from mpdiag.runs.run import META, now
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
 
     from torch.optim import Optimizer
 
+    from mpdiag.files.paths import AnyPath
     from mpdiag.recording.cadence import Cadence, Governor
     from mpdiag.recording.failures import Failures
     from mpdiag.recording.grad_scaler import ScalerWatch
@@ -212,7 +212,7 @@ class RunFolder(StepListener):
             self._table = rows
 
 
-def is_replaced(folder: Path, rank: int, created: str) -> bool:
+def is_replaced(folder: AnyPath, rank: int, created: str) -> bool:
     """Whether a rank's meta file belongs to another recording than the one created at this moment.
 
     Only its first lines are read. A folder that is gone was not replaced: writing will say so. At a

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from mpdiag.analysis.analyzer import Analysis
+    from mpdiag.files.paths import AnyPath
     from mpdiag.runs.operations import Operation
     from mpdiag.runs.sensitivity import Sensitivities
     from mpdiag.runs.stored_search import StoredSearch
@@ -50,7 +51,7 @@ class RunContents:
     profile: Mapping[str, Any] | None = None
 
     @property
-    def folder(self) -> Path:
+    def folder(self) -> AnyPath:
         """The run folder."""
         return self.analysis.run.folder
 

@@ -27,6 +27,14 @@ total = stats["micro"] == -1
 has_total = total.groupby([stats["kind"], stats["name"]]).transform("any")
 stats = stats[(stats["kind"] != "weight_grad") | total | ~has_total]
 """
+FACT = """\
+def fact(what, fmt):  # what was counted for a format: in a map, or, in runs of schema 1, in columns
+    earlier = f"{fmt}_{what}" if what == "overflow" else f"{what}_{fmt}"
+    if earlier in rows:
+        return rows[earlier]
+    return rows["formats"].map(lambda formats: dict(formats)[fmt][what]).astype("int64")
+"""
+"""Lines after ``counted_rows`` that define ``fact``: a count of a format, for each of its rows."""
 BINS = """\
 scale = np.rint(np.log2(rows["scale"])).astype(int)  # what the recorded values carry
 rows = rows.assign(exponent=[

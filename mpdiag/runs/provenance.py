@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from mpdiag.files.documents import HIDDEN
+from mpdiag.files.secrets import HIDDEN, without_login
 
 
 def versions() -> dict[str, str]:
@@ -56,7 +56,6 @@ _SECRET = re.compile(
     r"(?:^|[-_.])(?:token|secret|passw(?:or)?d|passphrase|credentials?|(?:api|access|private)[-_]?key)$",
     re.IGNORECASE,
 )
-_LOGIN = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 
 
 def arguments() -> list[str]:
@@ -74,5 +73,5 @@ def arguments() -> list[str]:
             continue
         named = _SECRET.search(name) is not None
         secret = named and not equals and word.startswith("-")
-        shown.append(f"{name}={HIDDEN}" if named and equals else _LOGIN.sub(HIDDEN, word))
+        shown.append(f"{name}={HIDDEN}" if named and equals else without_login(word))
     return shown

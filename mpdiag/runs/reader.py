@@ -1,8 +1,8 @@
 """Reading the parts of statistics: in order, and small ones a few at a time.
 
-A long training leaves hundreds of small parts, of which opening one costs more than reading it, and
-so does making columns of it. Small parts are therefore opened side by side, and decoded together;
-a large part is read some rows at a time, for Arrow needs several times their size meanwhile.
+A long training leaves hundreds of small parts, and opening one costs more than reading it; so does
+making columns of it. Small parts are therefore opened side by side, and decoded together; a large
+part is read some rows at a time, as Arrow needs several times their size while it reads.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from mpdiag.files.paths import is_remote
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Sequence
     from concurrent.futures import Future
-    from pathlib import Path
 
     import pyarrow as pa
 
+    from mpdiag.files.paths import AnyPath
     from mpdiag.runs.records import Records
 
 BATCH_ROWS = 16_384
@@ -37,7 +37,7 @@ AHEAD = 4
 _HISTOGRAMS = ("counts", "means", "ratio_counts")
 
 
-def records_of(paths: Iterable[Path], *, histograms: bool = True) -> Iterator[Records]:
+def records_of(paths: Iterable[AnyPath], *, histograms: bool = True) -> Iterator[Records]:
     """The rows of some parts as columns, some at a time, in order.
 
     Args:
@@ -48,7 +48,7 @@ def records_of(paths: Iterable[Path], *, histograms: bool = True) -> Iterator[Re
         DamagedRun: If one cannot be read, lacks a column or holds nonsense.
     """
     with ThreadPoolExecutor(READERS) as pool:
-        group: list[tuple[Path, pa.Table]] = []
+        group: list[tuple[AnyPath, pa.Table]] = []
         for path, tables in _ahead(pool, paths, histograms=histograms):
             for table in tables:
                 group.append((path, table))
@@ -59,7 +59,7 @@ def records_of(paths: Iterable[Path], *, histograms: bool = True) -> Iterator[Re
             yield _decoded(group)
 
 
-def tables_of(path: Path, *, histograms: bool = True) -> Iterator[pa.Table]:
+def tables_of(path: AnyPath, *, histograms: bool = True) -> Iterator[pa.Table]:
     """A part's rows as Arrow tables, some at a time.
 
     Raises:
@@ -82,13 +82,16 @@ def tables_of(path: Path, *, histograms: bool = True) -> Iterator[pa.Table]:
         raise DamagedRun(damaged(path, error)) from error
 
 
-def _wanted(path: Path, part: Any, *, histograms: bool) -> list[str]:
+def _wanted(path: AnyPath, part: Any, *, histograms: bool) -> list[str]:
     """The columns to read.
 
     Raises:
         DamagedRun: If the part lacks one.
     """
-    expected, present = _schema().names, set(part.schema_arrow.names)
+    from mpdiag.runs.schema import columns_of
+
+    present = set(part.schema_arrow.names)
+    expected = columns_of(present)
     missing = [name for name in expected if name not in present]
     if missing:
         message = (
@@ -100,10 +103,13 @@ def _wanted(path: Path, part: Any, *, histograms: bool) -> list[str]:
 
 
 def _as_expected(table: pa.Table) -> pa.Table:
-    """The columns in the schema's order and types; those that were not read are null."""
+    """The columns in today's order and types; those that were not read are null."""
     import pyarrow as pa
 
+    from mpdiag.runs.schema import upgraded
+
     expected = _schema()
+    table = upgraded(table)
     for name in _HISTOGRAMS:
         if name not in table.column_names:
             kind = expected.field(name)
@@ -120,7 +126,7 @@ def _schema() -> pa.Schema:
     return schema()
 
 
-def rows_in(path: Path) -> int:
+def rows_in(path: AnyPath) -> int:
     """How many rows a part has, by its footer.
 
     Raises:
@@ -136,12 +142,12 @@ def rows_in(path: Path) -> int:
         raise DamagedRun(damaged(path, error)) from error
 
 
-def source_of(path: Path) -> AbstractContextManager[Any]:
-    """What Arrow reads: a local path itself, which it maps, or an opened remote file."""
+def source_of(path: AnyPath) -> AbstractContextManager[Any]:
+    """What Arrow can read: a local path, which it maps into memory, or a remote file, opened."""
     return path.open("rb") if is_remote(path) else nullcontext(path)
 
 
-def damaged(path: Path, error: Exception) -> str:
+def damaged(path: AnyPath, error: Exception) -> str:
     """The sentence for a file of a run that cannot be read."""
     detail = str(error).strip().splitlines()
     reason = detail[0] if detail else type(error).__name__
@@ -152,14 +158,14 @@ def damaged(path: Path, error: Exception) -> str:
 
 
 def _ahead(
-    pool: ThreadPoolExecutor, paths: Iterable[Path], *, histograms: bool
-) -> Iterator[tuple[Path, Iterable[pa.Table]]]:
-    """Each part with its tables; the next small ones are being read while one is used."""
+    pool: ThreadPoolExecutor, paths: Iterable[AnyPath], *, histograms: bool
+) -> Iterator[tuple[AnyPath, Iterable[pa.Table]]]:
+    """Each part with its tables; the next small parts are read while the caller uses this one."""
 
-    def whole(path: Path) -> list[pa.Table]:
+    def whole(path: AnyPath) -> list[pa.Table]:
         return list(tables_of(path, histograms=histograms))
 
-    started: deque[tuple[Path, Future[list[pa.Table]] | None]] = deque()
+    started: deque[tuple[AnyPath, Future[list[pa.Table]] | None]] = deque()
     for path in paths:
         started.append((path, pool.submit(whole, path) if _size(path) <= SMALL else None))
         if len(started) > AHEAD:
@@ -169,22 +175,22 @@ def _ahead(
 
 
 def _read(
-    path: Path, reading: Future[list[pa.Table]] | None, *, histograms: bool
-) -> tuple[Path, Iterable[pa.Table]]:
+    path: AnyPath, reading: Future[list[pa.Table]] | None, *, histograms: bool
+) -> tuple[AnyPath, Iterable[pa.Table]]:
     return path, tables_of(path, histograms=histograms) if reading is None else reading.result()
 
 
-def _size(path: Path) -> float:
+def _size(path: AnyPath) -> float:
     if is_remote(path):
         return math.inf
     try:
         return path.stat().st_size
-    except OSError:  # reading it says what is wrong
+    except OSError:  # reading it will say what is wrong
         return math.inf
 
 
-def _decoded(group: Sequence[tuple[Path, pa.Table]]) -> Records:
-    """Tables as columns, all at once; which of them holds nonsense is asked only if one does."""
+def _decoded(group: Sequence[tuple[AnyPath, pa.Table]]) -> Records:
+    """Tables as columns, all at once; only if one of them is damaged is it looked for."""
     import pyarrow as pa
 
     from mpdiag.runs.records import Records
@@ -197,7 +203,7 @@ def _decoded(group: Sequence[tuple[Path, pa.Table]]) -> Records:
         raise
 
 
-def _check(path: Path, table: pa.Table) -> None:
+def _check(path: AnyPath, table: pa.Table) -> None:
     from mpdiag.runs.records import Records
 
     try:

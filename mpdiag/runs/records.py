@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mpdiag.numerics.formats import FORMATS, FP16
 from mpdiag.numerics.histograms import BINS, MAX_EXPONENT, MIN_EXPONENT, ExponentHistogram
 from mpdiag.runs.row_validation import refuse_nonsense
-from mpdiag.runs.schema import FLOATS, INTEGERS, TEXT, UPDATE_INTEGERS
+from mpdiag.runs.schema import FACTS, FLOATS, INTEGERS, TEXT, UPDATE_INTEGERS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -41,16 +42,16 @@ class Records:
         words: For each text column, its words.
         scale: float64, the loss scale the values carry (1 where none).
         skipped: bool, the optimizer did not apply this step.
-        numel, zeros, subnormals, infs, nans, fp16_overflow: int64.
+        numel, zeros, subnormals, infs, nans: int64.
         absmax, absmin: float64.
         first_exponent: int16.
         offsets: int64 (n + 1), row i's bins are ``counts[offsets[i]:offsets[i+1]]``.
         counts: uint32 or int64, all rows' bins, one after another.
         means: uint8, of each bin: its mean |x| is 2^e * (1 + byte / 255).
-        changed, swallowed_fp16, swallowed_bf16, vanished_fp16, ratio_zeros: int64, 0 where the row
-            is no update.
+        changed, ratio_zeros: int64, 0 where the row is no update.
         ratio_first_exponent: int16.
         ratio_offsets, ratio_counts: like ``offsets`` and ``counts``.
+        facts: What was counted for a format, by fact and name of the format; see ``fact``.
     """
 
     step: NDArray[np.int32]
@@ -70,7 +71,6 @@ class Records:
     subnormals: NDArray[np.int64]
     infs: NDArray[np.int64]
     nans: NDArray[np.int64]
-    fp16_overflow: NDArray[np.int64]
     absmax: NDArray[np.float64]
     absmin: NDArray[np.float64]
     first_exponent: NDArray[np.int16]
@@ -78,13 +78,11 @@ class Records:
     counts: NDArray[Any]
     means: NDArray[np.uint8]
     changed: NDArray[np.int64]
-    swallowed_fp16: NDArray[np.int64]
-    swallowed_bf16: NDArray[np.int64]
-    vanished_fp16: NDArray[np.int64]
     ratio_zeros: NDArray[np.int64]
     ratio_first_exponent: NDArray[np.int16]
     ratio_offsets: NDArray[np.int64]
     ratio_counts: NDArray[Any]
+    facts: Mapping[tuple[str, str], NDArray[np.int64]]
 
     # -- making ------------------------------------------------------------------------------------
 
@@ -112,6 +110,7 @@ class Records:
         columns["skipped"] = _numpy(table.column("skipped"), np.bool_)
         columns["offsets"], columns["counts"] = _lists(table.column("counts"))
         columns["ratio_offsets"], columns["ratio_counts"] = _lists(table.column("ratio_counts"))
+        columns["facts"] = _facts(table.column("formats"))
         columns["means"], lengths = _bytes(table.column("means"))
         if not np.array_equal(lengths, np.diff(columns["offsets"])):
             message = "counts and means differ in length"
@@ -130,10 +129,12 @@ class Records:
             return parts.pop()
         vocabularies = [part.words for part in parts]
         words = {name: _union(own[name] for own in vocabularies) for name in TEXT}
+        known = dict.fromkeys(key for part in parts for key in part.facts)
+        facts = {key: np.concatenate([part.fact(*key) for part in parts]) for key in known}
         apart = {f.name: [getattr(part, f.name) for part in parts] for f in fields(cls)}
         parts.clear()
-        del apart["words"]
-        columns: dict[str, Any] = {}
+        del apart["words"], apart["facts"]
+        columns: dict[str, Any] = {"facts": facts}
         for name in list(apart):
             pieces = apart.pop(name)
             if name in TEXT:
@@ -155,6 +156,21 @@ class Records:
         words = np.array([*self.words[column], ""], dtype=object)
         result: NDArray[np.object_] = words[getattr(self, column)]
         return result
+
+    def fact(self, fact: str, fmt: str) -> NDArray[np.int64]:
+        """What was counted for a format in each row, int64 of length n; 0 where nothing was.
+
+        Args:
+            fact: One of ``schema.FACTS``.
+            fmt: Name of the format.
+        """
+        known = self.facts.get((fact, fmt))
+        return np.zeros(len(self), np.int64) if known is None else known
+
+    @property
+    def fp16_overflow(self) -> NDArray[np.int64]:
+        """Finite values that overflow in FP16, as recorded, int64 of length n."""
+        return self.fact("overflow", FP16.name)
 
     def code(self, column: str, word: str) -> int:
         """The code of a word in a text column; -2, which no row has, if there is no such word."""
@@ -183,6 +199,7 @@ class Records:
             take = np.repeat(starts - new[:-1], lengths) + np.arange(new[-1])
             changes[offsets] = new
             changes.update({name: getattr(self, name)[take] for name in flat})
+        changes["facts"] = {key: values[positions] for key, values in self.facts.items()}
         return replace(self, **changes)
 
     # -- merging -----------------------------------------------------------------------------------
@@ -297,7 +314,7 @@ class Merger:
 
 
 _COUNTED = ("zeros", "subnormals", "infs", "nans", "fp16_overflow")
-_NOT_PER_ROW = {"words", "offsets", "counts", "means", "ratio_offsets", "ratio_counts"}
+_NOT_PER_ROW = {"words", "offsets", "counts", "means", "ratio_offsets", "ratio_counts", "facts"}
 
 
 def _numpy(column: Any, dtype: Any) -> NDArray[Any]:
@@ -328,6 +345,34 @@ def _lists(column: Any) -> tuple[NDArray[np.int64], NDArray[Any]]:
     if values.size == 0 or (values.min() >= 0 and values.max() < 2**32):
         values = values.astype(np.uint32)
     return np.concatenate([[0], np.cumsum(lengths)]), values
+
+
+def _facts(column: Any) -> dict[tuple[str, str], NDArray[np.int64]]:
+    """The column ``formats`` as one column for each fact of a format that this package knows.
+
+    Raises:
+        ValueError: If a row names a format twice.
+    """
+    array = _one_array(column)
+    offsets = array.offsets.to_numpy()
+    first, length = int(offsets[0]), int(offsets[-1] - offsets[0])
+    keys = array.keys.slice(first, length).dictionary_encode()
+    words, codes = keys.dictionary.to_pylist(), _numpy(keys.indices, np.int32)
+    rows = np.repeat(np.arange(len(array)), np.diff(offsets))
+    items = array.items.slice(first, length)
+    columns = dict(zip(FACTS, items.flatten(), strict=True))
+    found: dict[tuple[str, str], NDArray[np.int64]] = {}
+    for code in (words.index(name) for name in FORMATS if name in words):
+        mine = np.flatnonzero(codes == code)
+        if (np.diff(rows[mine]) == 0).any():
+            message = f"formats names {words[code]} twice in a row"
+            raise ValueError(message)
+        for fact, values in columns.items():
+            some = values if len(mine) == len(codes) else values.take(mine)
+            if some.null_count < len(some):
+                found[fact, words[code]] = np.zeros(len(array), np.int64)
+                found[fact, words[code]][rows[mine]] = _numpy(some.fill_null(0), np.int64)
+    return found
 
 
 def _bytes(column: Any) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:

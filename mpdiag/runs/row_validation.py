@@ -1,6 +1,6 @@
-"""Whether rows can be what a recorder wrote: a file may have been damaged, or made to mislead.
+"""Whether rows can be what a recorder wrote: a file may be damaged, or made to mislead.
 
-Checked once, where columns are read, so that no one who computes with them has to ask.
+They are checked once, where columns are read, so that nothing that computes with them has to check.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpdiag.numerics.histograms import MAX_EXPONENT, MIN_EXPONENT
-from mpdiag.runs.schema import KINDS, UPDATE_INTEGERS
+from mpdiag.runs.schema import KINDS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -18,29 +18,29 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 LARGEST = 1 << 53
-"""Elements of a tensor beyond which a count is none: sums of counts stay within int64."""
+"""The largest count that can be true: sums of counts stay within int64."""
 _COUNTED = ("zeros", "subnormals", "infs", "nans")
 _RATIO_LIMIT = 500  # exponents of |w|/|Δw|; FP32 spans 2^-277 … 2^277
 
 
-def refuse_nonsense(
-    columns: Mapping[str, NDArray[Any]], words: Mapping[str, Sequence[str | None]]
-) -> None:
-    """Check rows as columns; see ``columns.Records`` for their names.
+def refuse_nonsense(columns: Mapping[str, Any], words: Mapping[str, Sequence[str | None]]) -> None:
+    """Check rows as columns; see ``records.Records`` for their names.
 
     Raises:
         ValueError: If they contradict one another, or hold what no tensor can give.
     """
     _check_words(columns, words)
-    numbers = ("step", "rank", "tensors", "numel", "fp16_overflow", *_COUNTED)
-    for name in (*numbers, *(n for n in UPDATE_INTEGERS if not n.endswith("exponent"))):
-        if (columns[name] < 0).any() or (columns[name] > LARGEST).any():
+    numbers = ("step", "rank", "tensors", "numel", *_COUNTED, "changed", "ratio_zeros")
+    counts = {name: columns[name] for name in numbers}
+    counts |= {f"{fact} of {fmt}": found for (fact, fmt), found in columns["facts"].items()}
+    for name, values in counts.items():
+        if (values < 0).any() or (values > LARGEST).any():
             _refuse(f"{name} holds what is no count")
     _check_values(columns)
     _check_bins(columns, "", MIN_EXPONENT, MAX_EXPONENT)
     _check_bins(columns, "ratio_", -_RATIO_LIMIT, _RATIO_LIMIT)
-    if len(columns["counts"]):  # else the bins were not asked for
-        some = np.diff(columns["offsets"]) > 0  # an empty row has no place to add up from
+    if len(columns["counts"]):  # otherwise the bins were not read
+        some = np.diff(columns["offsets"]) > 0  # reduceat cannot sum an empty row
         inside = np.zeros(len(some), np.int64)
         inside[some] = np.add.reduceat(
             columns["counts"], columns["offsets"][:-1][some], dtype=np.int64

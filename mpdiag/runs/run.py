@@ -10,26 +10,26 @@
         operations/rank00000-000001.parquet  the operations of a few steps, one row each
         plan.json …                   once made
 
-``run_writer`` writes it; here it is read. Every file appears whole, so a kill leaves whole files or
+``writer`` writes it; this module reads it. Every file appears whole, so a kill leaves whole files or
 none. Ranks write files of their own and never wait for each other. The folder may be a URL of any file
-system that fsspec knows, see ``places``; there a file is sent whole.
+system that fsspec knows, see ``files/paths.py``; there a file is sent whole.
 """
 
 from __future__ import annotations
 
 import re
-import shutil
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from difflib import get_close_matches
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, overload
 
 from mpdiag.display import notebook
 from mpdiag.errors import DamagedRun, NewerSchema, RunNotFound
-from mpdiag.files.documents import HIDDEN, read_document
+from mpdiag.files.documents import read_document
 from mpdiag.files.parquet import refuse_bomb
 from mpdiag.files.paths import is_remote, place
+from mpdiag.files.secrets import HIDDEN
 from mpdiag.runs.meta_validation import refuse_odd_meta, refuse_odd_modules
 from mpdiag.runs.reader import damaged, records_of, rows_in, source_of, tables_of
 
@@ -41,17 +41,17 @@ if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
-    from mpdiag.files.paths import RemotePath
+    from mpdiag.files.paths import AnyPath
     from mpdiag.runs.operations import Operation
     from mpdiag.runs.records import Records
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 META = "meta.json"
 _PART = re.compile(r"rank(\d{5})-(\d{6})\.parquet")
 
 
 def now() -> str:
-    """The present as ISO 8601 in UTC, as every file of a run writes it."""
+    """The present time in UTC, in ISO 8601, as every file of a run writes it."""
     return datetime.now(timezone.utc).isoformat(timespec="milliseconds")
 
 
@@ -80,9 +80,9 @@ def modules_schema() -> pa.Schema:
 
 @dataclass(frozen=True)
 class Run:
-    """A run folder, opened for reading; nothing but ``meta.json`` is read until asked for."""
+    """A run folder, opened for reading; beyond ``meta.json`` a file is read when it is needed."""
 
-    folder: Path
+    folder: AnyPath
     meta: Mapping[str, Any]
 
     @property
@@ -118,7 +118,7 @@ class Run:
 
     @property
     def script_words(self) -> tuple[str, ...]:
-        """What ``mpdiag record`` ran in one process; () where that is not known, or not in full."""
+        """The words of the script that ``mpdiag record`` ran; () if unknown, or not known in full."""
         script, argv = self.meta.get("script"), self.meta.get("argv")
         if not isinstance(script, str) or not script or not isinstance(argv, list):
             return ()
@@ -128,7 +128,7 @@ class Run:
         module = script.removeprefix("-m ")
         return (script, *words) if module == script else ("-m", module, *words)
 
-    def parts(self) -> list[Path]:
+    def parts(self) -> list[AnyPath]:
         """The parts of statistics, all ranks', in order."""
         stats = self.folder / "stats"
         return [p for p in _files(stats, "rank*.parquet") if _PART.fullmatch(p.name)]
@@ -170,13 +170,13 @@ class Run:
         return sum(rows_in(path) for path in self.parts())
 
     def pieces(
-        self, *, histograms: bool = True, parts: Sequence[Path] | None = None
+        self, *, histograms: bool = True, parts: Sequence[AnyPath] | None = None
     ) -> Iterator[Records]:
         """The rows some at a time, in order, for runs that outgrow memory.
 
         Args:
             histograms: False leaves the bins empty, and is several times faster.
-            parts: Of ``parts()``, for whoever reads several times: a run may go on meanwhile.
+            parts: Some of ``parts()``, to read the same ones again while the run goes on.
 
         Raises:
             DamagedRun: If a part cannot be read, or there are no rows at all.
@@ -218,7 +218,17 @@ class Run:
         return found
 
     def modules(self) -> list[dict[str, Any]]:
-        """The table of modules and parameters of the lowest rank, a dict a row; [] if none."""
+        """The table of modules and parameters of the lowest rank, a dict a row; [] if none.
+
+        Read once: the rows are the same objects each time.
+
+        Raises:
+            DamagedRun: If it cannot be read.
+        """
+        return self._modules
+
+    @cached_property
+    def _modules(self) -> list[dict[str, Any]]:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -240,7 +250,7 @@ class Run:
         return rows
 
     def rank_metas(self) -> dict[int, Mapping[str, Any]]:
-        """What each rank says of itself, as in ``meta.json``; ranks without a word are missing."""
+        """The ``meta.json`` of each rank; ranks whose file is missing or damaged are left out."""
         found = {int(self.meta.get("rank") or 0): self.meta}
         for path in _files(self.folder / "ranks", "rank*.json"):
             try:
@@ -248,7 +258,7 @@ class Run:
                 refuse_odd_meta(meta)
                 found[int(meta["rank"])] = meta
             except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):  # noqa: PERF203
-                continue  # a rank that left no readable word is one that says nothing
+                continue  # as if the rank had written nothing
         return found
 
     def _why_empty(self) -> str:
@@ -316,7 +326,7 @@ def open_run(folder: str | os.PathLike[str]) -> Run:
 class Listing:
     """One line of a list of runs: an opened run, or why it could not be opened."""
 
-    folder: Path
+    folder: AnyPath
     run: Run | None
     problem: str | None
 
@@ -332,7 +342,8 @@ def list_runs(folder: str | os.PathLike[str]) -> list[Listing]:
         message = f"there is no folder {root}: give the folder that holds your runs"
         raise RunNotFound(message)
     listings = []
-    for child in sorted(root.iterdir()):
+    children: list[AnyPath] = [*root.iterdir()]
+    for child in sorted(children, key=lambda path: path.name):
         if not (child / META).is_file():
             continue
         try:
@@ -345,17 +356,20 @@ def list_runs(folder: str | os.PathLike[str]) -> list[Listing]:
     return listings
 
 
-def free_name(folder: str | os.PathLike[str], stem: str) -> Path:
+@overload
+def free_name(folder: Path, stem: str) -> Path: ...
+@overload
+def free_name(folder: AnyPath, stem: str) -> AnyPath: ...
+def free_name(folder: AnyPath, stem: str) -> AnyPath:
     """The first of ``stem``, ``stem-2``, ``stem-3`` … that does not exist in ``folder``."""
-    root = place(folder)
-    path, number = root / stem, 2
+    path, number = folder / stem, 2
     while path.exists():
-        path, number = root / f"{stem}-{number}", number + 1
+        path, number = folder / f"{stem}-{number}", number + 1
     return path
 
 
-def _nearby(path: Path) -> str:
-    """What may have been meant, where there is no run."""
+def _nearby(path: AnyPath) -> str:
+    """A hint at what may have been meant, where there is no run."""
     if not is_remote(path):
         folders = [path.parent, *(f for f in (path.parent / "runs",) if path.parent.name != "runs")]
         for folder in folders:
@@ -365,32 +379,16 @@ def _nearby(path: Path) -> str:
     return "give a run folder, as `mpdiag runs` lists them"
 
 
-def _names_of_runs(folder: Path) -> list[str]:
-    """The names of the folders in it that look like runs; [] if there is nothing to see."""
+def _names_of_runs(folder: AnyPath) -> list[str]:
+    """The names of the folders in it that look like runs; [] if it cannot be read."""
     try:
         return sorted(path.parent.name for path in folder.glob(f"*/{META}"))
     except OSError:
         return []
 
 
-def remove_run(folder: str | os.PathLike[str]) -> None:
-    """Delete a run folder; refuses what is no run.
-
-    Raises:
-        RunNotFound: If there is no ``meta.json`` in it.
-    """
-    path = place(folder)
-    if not (path / META).is_file():
-        message = f"{path} is no run folder: it has no {META}"
-        raise RunNotFound(message)
-    if is_remote(path):
-        cast("RemotePath", path).remove_tree()
-    else:
-        shutil.rmtree(path)
-
-
-def _files(folder: Path, pattern: str) -> list[Path]:
-    """The files that match, in order; whoever opened a pipe among them would wait for ever."""
+def _files(folder: AnyPath, pattern: str) -> list[AnyPath]:
+    """The files that match, in order, without pipes: opening one would wait without end."""
     return sorted(p for p in folder.glob(pattern) if is_remote(p) or p.is_file())
 
 

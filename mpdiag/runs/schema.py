@@ -1,30 +1,39 @@
 """The rows of a recording, one for each step × tensor, on their way to the disk.
 
-Three shapes of the same rows, and the ways between them:
+The same rows have three shapes:
 
 * a stack of histograms with labels: what a recorder hands to ``encode``;
 * an Arrow table with ``schema()``: what lies in a Parquet part, readable without this package;
-* ``columns.Records``: numpy columns, which the analysis reads and merges into histograms.
+* ``records.Records``: numpy columns, which the analysis reads and merges into histograms.
 
 The README describes every column. A histogram is stored from its first to its last occupied bin:
 ``counts[i]`` values lie in (2^(first_exponent+i), 2^(first_exponent+i+1)], and byte i of ``means``
 says their mean, 2^(first_exponent+i) * (1 + byte / 255).
+
+What a histogram does not say of a format is counted for that format, and stands in the map
+``formats`` by the format's name: one row, one histogram, any number of formats.
+
+Schema 1 had columns ``fp16_overflow``, ``swallowed_fp16``, ``swallowed_bf16`` and ``vanished_fp16``
+in place of the map; ``upgraded`` turns its tables into today's.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from mpdiag.numerics.histograms import ExponentHistogram, stack
+from mpdiag.numerics.formats import BF16, FP16
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     import pyarrow as pa
     from numpy.typing import NDArray
+
+    from mpdiag.numerics.histograms import ExponentHistogram
 
 Kind = Literal["activation", "activation_grad", "weight", "weight_grad", "update"]
 KINDS: tuple[Kind, ...] = ("activation", "activation_grad", "weight", "weight_grad", "update")
@@ -50,23 +59,42 @@ INTEGERS = {
     "subnormals": "int64",
     "infs": "int64",
     "nans": "int64",
-    "fp16_overflow": "int64",
     "first_exponent": "int16",
 }
 FLOATS = ("scale", "absmax", "absmin")
 # Of updates alone; null in every other row.
 UPDATE_INTEGERS = {
     "changed": "int64",
-    "swallowed_fp16": "int64",
-    "swallowed_bf16": "int64",
-    "vanished_fp16": "int64",
     "ratio_zeros": "int64",
     "ratio_first_exponent": "int16",
 }
 
+_UNLIKE = ("absmax", "absmin", "means", "formats")
+"""Columns whose values hardly repeat, or so simply that a dictionary takes more than it saves."""
+
+Fact = Literal["overflow", "swallowed", "vanished"]
+FACTS: tuple[Fact, ...] = ("overflow", "swallowed", "vanished")
+"""What is counted for a format: finite values that overflow in it; of the elements that an update
+changed, those that a weight in it would not have taken, and those whose update is 0 in it."""
+UPDATE_FACTS: tuple[tuple[Fact, str] | str, ...] = (
+    "changed",
+    ("swallowed", FP16.name),
+    ("swallowed", BF16.name),
+    ("vanished", FP16.name),
+    "ratio_zeros",
+)
+"""What the counters say of an update, in their order: a column, or a fact of a format."""
+_EARLIER: dict[str, tuple[Fact, str]] = {
+    "fp16_overflow": ("overflow", FP16.name),
+    "swallowed_fp16": ("swallowed", FP16.name),
+    "swallowed_bf16": ("swallowed", BF16.name),
+    "vanished_fp16": ("vanished", FP16.name),
+}
+"""The columns of schema 1 that each held a fact of a format."""
+
 
 def schema() -> pa.Schema:
-    """The Arrow schema of ``stats/*.parquet``, schema version 1."""
+    """The Arrow schema of ``stats/*.parquet``, schema version 2."""
     import pyarrow as pa
 
     text = pa.dictionary(pa.int32(), pa.string())
@@ -77,32 +105,10 @@ def schema() -> pa.Schema:
     columns += [(name, pa.float64()) for name in FLOATS]
     columns += [("skipped", pa.bool_())]
     columns += [("counts", pa.list_(pa.int64())), ("means", pa.binary())]
+    columns += [("formats", pa.map_(pa.string(), pa.struct([(f, pa.int64()) for f in FACTS])))]
     columns += [(name, integer[kind]) for name, kind in UPDATE_INTEGERS.items()]
     columns += [("ratio_counts", pa.list_(pa.int64()))]
     return pa.schema(columns)
-
-
-@dataclass(frozen=True)
-class UpdateCounts:
-    """What one weight update did, beside the histogram of |Δw|.
-
-    Attributes:
-        changed: Elements with Δw ≠ 0 in FP32.
-        swallowed_fp16: Changed elements with fp16(w16 + fp16(Δw)) = w16, where w16 = fp16(w).
-        swallowed_bf16: The same for BF16.
-        vanished_fp16: Changed elements with fp16(Δw) = 0; each is swallowed, too.
-        ratio_zeros: Changed elements with w = 0, whose ratio |w|/|Δw| is 0.
-        ratio_first_exponent: Exponent of the first bin of ``ratio_counts``.
-        ratio_counts: Changed elements by |w|/|Δw| in (2^e, 2^(e+1)].
-    """
-
-    changed: int
-    swallowed_fp16: int
-    swallowed_bf16: int
-    vanished_fp16: int
-    ratio_zeros: int
-    ratio_first_exponent: int
-    ratio_counts: tuple[int, ...]
 
 
 @dataclass(frozen=True, eq=False)
@@ -111,7 +117,7 @@ class UpdateStack:
 
     Attributes:
         rows: int64 (m,), the row each one belongs to.
-        facts: int64 (m, 5): ``UpdateCounts``' first five figures, in their order.
+        facts: int64 (m, 5): what ``UPDATE_FACTS`` names, in that order.
         ratio_first: Exponent of the first column of ``ratios``.
         ratios: int64 (m, bins).
     """
@@ -143,13 +149,14 @@ def encode(
     means = h.sums / np.maximum(h.counts, 1) / np.exp2(exponents)
     codes = np.rint((np.clip(means, 1.0, 2.0) - 1.0) * 255.0) * (h.counts > 0)
     columns: dict[str, Any] = dict(labels)
-    for name in ("zeros", "subnormals", "infs", "nans", "fp16_overflow", "absmax", "absmin"):
+    for name in ("zeros", "subnormals", "infs", "nans", "absmax", "absmin"):
         columns[name] = getattr(h, name)
     columns["numel"] = h.numel
     columns["first_exponent"] = np.where(np.diff(offsets) > 0, h.first + start, 0)
     columns["counts"] = _list_array(offsets, h.counts.reshape(-1)[flat])
     columns["means"] = _binary_array(offsets, codes.reshape(-1)[flat].astype(np.uint8))
     columns |= _update_columns(n, updates)
+    columns["formats"] = _formats_array(h.fp16_overflow, updates)
     expected = schema()
     arrays = []
     for field in expected:
@@ -206,12 +213,12 @@ def _update_columns(n: int, updates: UpdateStack | None) -> dict[str, Any]:
         return columns | {"ratio_counts": pa.nulls(n, types.field("ratio_counts").type)}
     absent[updates.rows] = False
     start, lengths_offsets, flat = _trimmed(updates.ratios)
+    known = dict(zip(UPDATE_FACTS, updates.facts.T, strict=True))
+    known["ratio_first_exponent"] = updates.ratio_first + start
     columns = {}
-    for column, name in zip(
-        [*updates.facts.T, updates.ratio_first + start], UPDATE_INTEGERS, strict=True
-    ):
+    for name in UPDATE_INTEGERS:
         values = np.zeros(n, np.int64)
-        values[updates.rows] = column
+        values[updates.rows] = known[name]
         columns[name] = pa.array(values, types.field(name).type, mask=absent)
     lengths = np.zeros(n, np.int64)
     lengths[updates.rows] = np.diff(lengths_offsets)
@@ -226,66 +233,70 @@ def _update_columns(n: int, updates: UpdateStack | None) -> dict[str, Any]:
     return columns
 
 
-class RowBuffer:
-    """Rows gathered one at a time: convenient for a few of them; ``encode`` is for many."""
-
-    def __init__(self) -> None:
-        self._histograms: list[ExponentHistogram] = []
-        self._labels: list[dict[str, Any]] = []
-        self._updates: dict[int, UpdateCounts] = {}
-
-    def __len__(self) -> int:
-        return len(self._labels)
-
-    def append(
-        self,
-        histogram: ExponentHistogram,
-        update: UpdateCounts | None = None,
-        **labels: Any,
-    ) -> None:
-        """Add one row.
-
-        Args:
-            histogram: A single histogram (batch shape ``()``).
-            update: For rows of kind ``update``.
-            **labels: As ``encode`` wants them, one value each.
-        """
-        if update is not None:
-            self._updates[len(self)] = update
-        self._histograms.append(histogram)
-        self._labels.append(labels)
-
-    def to_table(self) -> pa.Table:
-        """The rows as an Arrow table with ``schema()``."""
-        names = self._labels[0] if self._labels else dict.fromkeys(_LABELS)
-        labels = {name: [row[name] for row in self._labels] for name in names}
-        return encode(stack(self._histograms), labels, self._stacked_updates())
-
-    def _stacked_updates(self) -> UpdateStack | None:
-        if not self._updates:
-            return None
-        items = list(self._updates.values())
-        first = min(u.ratio_first_exponent for u in items)
-        last = max(u.ratio_first_exponent + len(u.ratio_counts) for u in items)
-        ratios = np.zeros((len(items), last - first), np.int64)
-        for row, u in zip(ratios, items, strict=True):
-            at = u.ratio_first_exponent - first
-            row[at : at + len(u.ratio_counts)] = u.ratio_counts
-        facts = [[getattr(u, name) for name in list(UPDATE_INTEGERS)[:-1]] for u in items]
-        rows = np.fromiter(self._updates, np.int64)
-        return UpdateStack(rows, np.array(facts, np.int64), first, ratios)
+_Columns = dict[
+    tuple[str, str], "NDArray[np.int64]"
+]  # by fact and format; -1 where it is not known
 
 
-_LABELS = (
-    "step",
-    "micro",
-    "rank",
-    "tensors",
-    "kind",
-    "name",
-    "dtype",
-    "placement",
-    "stage",
-    "scale",
-    "skipped",
-)
+def _formats_array(overflow: NDArray[np.int64], updates: UpdateStack | None) -> Any:
+    """The column ``formats`` of n rows: FP16's overflow in each, and the facts of updates."""
+    columns: _Columns = {("overflow", FP16.name): overflow}
+    if updates is not None:
+        for what, values in zip(UPDATE_FACTS, updates.facts.T, strict=True):
+            if not isinstance(what, str):
+                columns[what] = np.full(len(overflow), -1)
+                columns[what][updates.rows] = values
+    return _map_array(columns, len(overflow))
+
+
+def _map_array(columns: _Columns, n: int) -> Any:
+    """A map of n rows from formats to their facts; a format of which a row knows none is left out."""
+    import pyarrow as pa
+
+    names = list(dict.fromkeys(fmt for _, fmt in columns))
+    none = np.full(n, -1)
+    facts = np.stack([[columns.get((fact, fmt), none) for fmt in names] for fact in FACTS])
+    facts = facts.transpose(2, 1, 0)  # row, format, fact
+    known = (facts >= 0).any(-1)
+    values = facts[known]
+    offsets = np.concatenate([[0], np.cumsum(known.sum(1))])
+    keys = pa.DictionaryArray.from_arrays(
+        pa.array(np.broadcast_to(np.arange(len(names)), known.shape)[known], pa.int32()), names
+    )
+    items = pa.StructArray.from_arrays(
+        [pa.array(column, pa.int64(), mask=column < 0) for column in values.T], list(FACTS)
+    )
+    return pa.MapArray.from_arrays(pa.array(offsets, pa.int32()), keys.cast(pa.string()), items)
+
+
+@cache
+def repeating_columns() -> list[str]:
+    """Paths of the columns worth a dictionary in Parquet; the rest is smaller and quicker without."""
+    names = (str(name) for name in schema().names)
+    return [
+        *(name for name in names if name not in _UNLIKE),
+        "counts.list.element",
+        "ratio_counts.list.element",
+    ]
+
+
+def upgraded(table: pa.Table) -> pa.Table:
+    """A table of any earlier schema as one of today's; columns that were not read stay away."""
+    import pyarrow.compute as pc
+
+    earlier = [name for name in _EARLIER if name in table.column_names]
+    if not earlier:
+        return table
+    columns: _Columns = {
+        _EARLIER[name]: pc.fill_null(table.column(name), -1).to_numpy() for name in earlier
+    }
+    formats = _map_array(columns, len(table))
+    return table.drop_columns(earlier).append_column("formats", formats)
+
+
+def columns_of(present: Iterable[str]) -> list[str]:
+    """The columns that a part needs to have, given those it has: today's, or schema 1's."""
+    names: list[str] = schema().names
+    if set(present).isdisjoint(_EARLIER):
+        return names
+    return [*(name for name in names if name != "formats"), *_EARLIER]

@@ -1,4 +1,4 @@
-"""``sensitivity.json``: what each operation in a narrow format did to the rest, measured once.
+"""``sensitivity.json``: the error each operation causes when it alone runs in a narrow format.
 
 ::
 
@@ -13,17 +13,19 @@ is false where the loss or a gradient was not finite.
 
 from __future__ import annotations
 
+import json
 import math
-from dataclasses import asdict, dataclass, fields
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
 from mpdiag.errors import DamagedRun, NewerSchema
 from mpdiag.files.atomic import write_json
-from mpdiag.files.documents import read_document
+from mpdiag.files.documents import converted, read_document
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from pathlib import Path
+
+    from mpdiag.files.paths import AnyPath
 
 FILE = "sensitivity.json"
 SCHEMA_VERSION = 1
@@ -34,15 +36,15 @@ class OperationSensitivity:
     """One operation of one module, all its calls of a step together in the format.
 
     Attributes:
-        module, op: Which.
-        calls: Of it in the step.
+        module, op: The module, and the operation in it.
+        calls: How often it ran in the step.
         output_error, loss_error, gradient_error: Relative error of the model's output, the loss and
             all weight gradients as one vector; None where infinite or not known.
         gradient_cosine: Between those gradients and FP32's.
-        worst_gradient: The weight whose gradient is off most.
-        estimate: What one backward pass foretold (``training/estimate.py``), a share of the loss;
-            None where a value leaves the range.
-        finite: Whether loss and gradients were.
+        worst_gradient: The weight whose gradient has the largest error.
+        estimate: What one backward pass predicted (``sensitivity/estimated.py``), a share of the
+            loss; None where a value leaves the range.
+        finite: Whether loss and gradients were finite.
     """
 
     module: str
@@ -62,16 +64,16 @@ class Sensitivities:
     """All operations of a step, in the order of their first calls.
 
     Attributes:
-        format: They ran in, one at a time.
+        format: The format they ran in, one at a time.
         scale: The loss scale of their gradients.
-        operations: Each.
+        operations: One entry for each.
     """
 
     format: str
     scale: float
     operations: tuple[OperationSensitivity, ...]
 
-    def save(self, run: Path) -> None:
+    def save(self, run: AnyPath) -> None:
         """Write ``sensitivity.json`` into a run folder."""
         rows = [asdict(row) for row in self.operations]
         head = {"schema_version": SCHEMA_VERSION, "format": self.format, "scale": self.scale}
@@ -79,10 +81,15 @@ class Sensitivities:
         write_json(run / FILE, {**head, "operations": rows})
 
 
-_KINDS: dict[str, Any] = {"module": str, "op": str, "calls": int, "finite": bool}
+@dataclass(frozen=True)
+class _Document:
+    schema_version: int
+    format: str
+    scale: float
+    operations: tuple[OperationSensitivity, ...]
 
 
-def read_sensitivities(run: Path) -> Sensitivities | None:
+def read_sensitivities(run: AnyPath) -> Sensitivities | None:
     """Read a run's ``sensitivity.json``; None if it has none.
 
     Raises:
@@ -96,29 +103,14 @@ def read_sensitivities(run: Path) -> Sensitivities | None:
         if type(version) is int and version > SCHEMA_VERSION:
             message = f"{path} was written by a newer mpdiag (schema {version}): upgrade to read it"
             raise NewerSchema(message)
-        rows = tuple(_row(row) for row in document["operations"])
-        return Sensitivities(str(document["format"]), float(document["scale"]), rows)
+        json.dumps(document, allow_nan=False)  # 1e999 is JSON, and is infinite once read
+        read = converted(document, _Document)
+        return Sensitivities(read.format, read.scale, read.operations)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError, RecursionError, OverflowError) as error:
         message = f"{path} is damaged ({str(error).splitlines()[0]}): measure again or delete it"
         raise DamagedRun(message) from error
-
-
-def _row(row: Any) -> OperationSensitivity:
-    values = {field.name: row[field.name] for field in fields(OperationSensitivity)}
-    for name, value in values.items():
-        kind = _KINDS.get(name)
-        if name == "worst_gradient":
-            sound = value is None or isinstance(value, str)
-        elif kind is not None:
-            sound = type(value) is kind
-        else:
-            sound = value is None or (type(value) in (int, float) and math.isfinite(value))
-        if not sound:
-            message = f"{name} holds {value!r:.40}"
-            raise ValueError(message)
-    return OperationSensitivity(**values)
 
 
 def by_weight(rows: Sequence[OperationSensitivity]) -> list[OperationSensitivity]:

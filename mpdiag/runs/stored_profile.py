@@ -9,7 +9,8 @@ from mpdiag.files.documents import read_document
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
+
+    from mpdiag.files.paths import AnyPath
 
 FILE = "profile.json"
 SCHEMA_VERSION = 1
@@ -19,7 +20,7 @@ _TEXTS = (
 )
 
 
-def read_profile(folder: Path) -> dict[str, Any]:
+def read_profile(folder: AnyPath) -> dict[str, Any]:
     """Read a run's ``profile.json``.
 
     Raises:

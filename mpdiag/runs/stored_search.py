@@ -11,7 +11,8 @@ from mpdiag.files.documents import read_document
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
-    from pathlib import Path
+
+    from mpdiag.files.paths import AnyPath
 
 FILE = "search.json"
 MUST, MAY, OPEN = "must stay in FP32", "safe in a narrow format", "not decided"
@@ -34,7 +35,7 @@ class StoredSearch:
     trainings: int
 
 
-def read_search(folder: Path) -> StoredSearch | None:
+def read_search(folder: AnyPath) -> StoredSearch | None:
     """Read what a search left in a run folder; None if there was none.
 
     Raises:

@@ -1,4 +1,4 @@
-"""``training.jsonl``: what came of each step of a training, one JSON object a line.
+"""``training.jsonl``: the result of each step of a training, one JSON object a line.
 
 ::
 
@@ -7,8 +7,8 @@
     {"metric": "mAP@0.5", "value": 0.846, "higher_is_better": true}
 
 JSON knows no infinity and no NaN: they stand as the strings ``"inf"``, ``"-inf"`` and ``"nan"``. A
-line is written at once; what a killed process leaves is whole lines and at most one torn one, the
-last, which readers pass over.
+line is written at once. A killed process leaves whole lines and at most one torn one, the last, which
+readers skip.
 """
 
 from __future__ import annotations
@@ -17,15 +17,17 @@ import json
 import math
 import os
 import warnings
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from mpdiag.errors import DamagedRun, RunNotFound
+from mpdiag.files.documents import converted
 from mpdiag.files.paths import is_remote, place
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
+
+    from mpdiag.files.paths import AnyPath
 
 FILE = "training.jsonl"
 RECORDED = {"source": "recording"}
@@ -87,7 +89,7 @@ class TrainingLog:
 
 
 class Sink(Protocol):
-    """What writes a run."""
+    """Whatever writes a run and takes metrics for it."""
 
     def note_metric(self, name: str, value: float, *, higher_is_better: bool) -> None:
         """Write a metric."""
@@ -97,21 +99,21 @@ _sinks: list[tuple[int, Sink]] = []  # the process, and the last two that began 
 
 
 def announce(sink: Sink) -> None:
-    """Have ``log_metric`` write to this one from now on."""
+    """Make ``log_metric`` write to this sink from now on."""
     _sinks[:] = [*_sinks[-1:], (os.getpid(), sink)]
 
 
 def withdraw(sink: Sink) -> None:
-    """Have ``log_metric`` write to whoever was there before this one."""
+    """Make ``log_metric`` write to the sink that was announced before this one."""
     _sinks[:] = [(process, other) for process, other in _sinks if other is not sink]
 
 
 def log_metric(name: str, value: float, *, higher_is_better: bool = True) -> None:
     """Write a figure of merit, for ``mpdiag compare``.
 
-    It goes into the run that began last in this process, whether that is over by now or not: of
-    ``mpdiag record``, of ``mpdiag train``, or of the loop's own recorder or trainer. Where there is
-    none, nothing happens, so the line may stay in a script.
+    It is written into the run that began last in this process, even if that run is over: one of
+    ``mpdiag record``, of ``mpdiag train``, or of the loop's own recorder or trainer. Without any run
+    nothing happens, so the line may stay in a script.
 
     Args:
         name: The metric's name, the same in all trainings that are to be compared.
@@ -124,11 +126,11 @@ def log_metric(name: str, value: float, *, higher_is_better: bool = True) -> Non
 
 
 class LogWriter:
-    """Appends to a run's ``training.jsonl``; never an error for the training that is logged.
+    """Appends to a run's ``training.jsonl``; a failure never reaches the training that is logged.
 
     Args:
         folder: The run folder.
-        failed: Told of the first failure, after which nothing more is written; default: a warning.
+        failed: Called with the first failure, after which nothing more is written; default: warn.
     """
 
     def __init__(
@@ -140,12 +142,12 @@ class LogWriter:
         self._tell = failed or self._warn
 
     def append_after_the_end(self, entry: Metric) -> None:
-        """Write one line into a log that is closed."""
+        """Write one line into a log that was closed."""
         self.append(entry)
         self.close()
 
     def append(self, entry: TrainingStep | Metric | dict[str, Any]) -> None:
-        """Write one line, at once. A failure is said once, and nothing more is written."""
+        """Write one line at once; after a failure, which is reported once, nothing more is written."""
         if self._failed:
             return
         document = entry if isinstance(entry, dict) else asdict(entry)
@@ -159,7 +161,7 @@ class LogWriter:
             self._fail(error)
 
     def _open(self) -> IO[str]:
-        """Open for appending, after what a killed process left of its last line."""
+        """Open for appending; end the torn line that a killed process may have left."""
         torn = False
         if not is_remote(self.path) and self.path.exists() and self.path.stat().st_size:
             with self.path.open("rb") as file:
@@ -194,7 +196,7 @@ class LogWriter:
 
 
 def is_recorded(folder: str | os.PathLike[str]) -> bool:
-    """Whether the log in a run folder is a recording's, and no trainer's."""
+    """Whether a recording wrote the log in a run folder, and not a trainer."""
     try:
         return next(_lines(place(folder) / FILE))[1] == RECORDED
     except (StopIteration, DamagedRun, RunNotFound):
@@ -226,26 +228,31 @@ def read_log(folder: str | os.PathLike[str]) -> TrainingLog:
 
 
 def _entry(
-    path: Path, number: int, document: dict[str, Any]
+    path: AnyPath, number: int, document: dict[str, Any]
 ) -> TrainingStep | Metric | dict[str, Any]:
-    kind = TrainingStep if "step" in document else Metric if "metric" in document else None
-    if kind is None or "alarm" in document:  # an alarm says at which step, and is none
+    kind: type[TrainingStep | Metric] = TrainingStep if "step" in document else Metric
+    if "alarm" in document or not {"step", "metric"} & set(document):  # an alarm names its step
         return document
+    unknown = set(document) - {field.name for field in fields(kind)}
     try:
-        return kind(**{k: _number(k, v) for k, v in document.items()})
-    except (TypeError, ValueError, OverflowError) as error:
+        if unknown:
+            message = f"there is no field {min(unknown)!r:.40}"
+            raise ValueError(message)
+        named = {k: float(v) for k, v in document.items() if k in _FLOATS and v in _NAMED}
+        return converted({**document, **named}, kind)
+    except (TypeError, ValueError) as error:
         raise DamagedRun(_damaged(path, number, error)) from error
 
 
-def _lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def _lines(path: AnyPath) -> Iterator[tuple[int, dict[str, Any]]]:
     try:
         if not is_remote(path) and path.exists() and not path.is_file():  # a pipe never ends
-            message = f"{path} is no file: remove it"
+            message = f"{path} is not a file: remove it"
             raise DamagedRun(message)
         file = path.open("rb")
     except FileNotFoundError:
         message = (
-            f"{path.parent} has no {FILE}, no losses were noted there: record the training, or give "
+            f"{path.parent} has no {FILE}, so no losses were logged: record the training, or give "
             "MixedPrecision a run="
         )
         raise RunNotFound(message) from None
@@ -276,31 +283,7 @@ def _is_torn(line: bytes, file: IO[bytes]) -> bool:
 
 
 _FLOATS = {"loss", "scale", "gradient_norm", "seconds", "value"}
-_KINDS: dict[str, type | tuple[type, ...]] = {
-    "step": int,
-    "skipped": bool,
-    "reason": str,
-    "memory_bytes": int,
-    "metric": str,
-    "higher_is_better": bool,
-}
-_OPTIONAL = {"loss", "gradient_norm", "memory_bytes", "seconds"}
-
-
-def _number(name: str, value: Any) -> Any:
-    if value is None and name in _OPTIONAL:
-        return None
-    if name in _FLOATS:
-        if value in ("inf", "-inf", "nan") or type(value) in (int, float):
-            return float(value)
-    elif (
-        name in _KINDS
-        and isinstance(value, _KINDS[name])
-        and (not isinstance(value, bool) or _KINDS[name] is bool)
-    ):
-        return value
-    message = f"{name!r} is {value!r}"[:120]
-    raise ValueError(message)
+_NAMED = {"inf", "-inf", "nan"}
 
 
 def _plain(value: Any) -> Any:
@@ -309,6 +292,6 @@ def _plain(value: Any) -> Any:
     return value
 
 
-def _damaged(path: Path, number: int, error: Exception) -> str:
+def _damaged(path: AnyPath, number: int, error: Exception) -> str:
     reason = str(error).splitlines()[0] if str(error) else type(error).__name__
     return f"{path} is damaged in line {number} ({reason}): remove that line to read the rest"

@@ -1,4 +1,4 @@
-"""Writing a run folder; see ``runs`` for what lies in it."""
+"""Writing a run folder; see ``runs/run.py`` for what lies in it."""
 
 from __future__ import annotations
 
@@ -10,19 +10,21 @@ from mpdiag.errors import RunExists
 from mpdiag.files.atomic import atomic_path, json_text, write_json
 from mpdiag.files.paths import is_remote, place
 from mpdiag.runs.run import META, SCHEMA_VERSION, modules_schema
+from mpdiag.runs.schema import repeating_columns
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
-    from pathlib import Path
 
     import pyarrow as pa
+
+    from mpdiag.files.paths import AnyPath
 
 
 _MADE = (
     *("plan.json", "training.jsonl", "profile.json", "sensitivity.json", "search.json"),
     *("report.html", "report.md"),
 )
-"""What others make of a run, and what would speak of another one once it is replaced."""
+"""What other commands write into a run; once the run is replaced they describe another one."""
 
 
 class RunWriter:
@@ -64,7 +66,7 @@ class RunWriter:
             (self.folder / name).mkdir(parents=True, exist_ok=True)
 
     @property
-    def _meta_path(self) -> Path:
+    def _meta_path(self) -> AnyPath:
         if self.rank == 0:
             return self.folder / META
         return self.folder / "ranks" / f"rank{self.rank:05d}.json"
@@ -110,34 +112,39 @@ class RunWriter:
         """Write one part of statistics; it is whole on disk when this returns.
 
         Args:
-            table: Its rows (schema: ``records``).
-            part: Its number, from 1; default: the next. A part that bears it already is replaced.
+            table: Its rows (schema: ``schema.schema``).
+            part: Its number, from 1; default: the next. An earlier part of that number is replaced.
         """
         part = self._parts + 1 if part is None else part
-        self._write_part("stats", part, table)
+        self._write_part("stats", part, table, use_dictionary=repeating_columns())
         self._parts = part
 
     def append_operations(self, table: pa.Table) -> None:
-        """Write the operations of one step (schema: ``operation_records``), likewise."""
+        """Write the operations of one step as one part (schema: ``operations``)."""
         (self.folder / "operations").mkdir(exist_ok=True)
         self._write_part("operations", self._operation_parts + 1, table)
         self._operation_parts += 1
 
     def sweep(self) -> None:
-        """Remove what this process began to write and did not end.
+        """Remove the partial files that this process left behind.
 
-        ``atomic_path`` does so itself, unless Ctrl-C falls on the very first instruction of its end,
-        where it often does: that is where a signal that came during a long write is looked at.
+        ``atomic_path`` removes them itself, unless Ctrl-C arrives at the first instruction of its
+        exit. It often does: Python handles a signal that came during a long write right there.
         """
         if not is_remote(self.folder):
             for path in self.folder.rglob(f".*.{os.getpid()}.part"):
                 path.unlink(missing_ok=True)
 
-    def _write_part(self, kind: str, number: int, table: pa.Table) -> None:
+    def _write_part(self, kind: str, number: int, table: pa.Table, **options: Any) -> None:
         import pyarrow.parquet as pq
 
         name = f"rank{self.rank:05d}-{number:06d}.parquet"
         with atomic_path(self.folder / kind / name) as path:
             pq.write_table(
-                table, path, compression="zstd", compression_level=9, write_statistics=False
+                table,
+                path,
+                compression="zstd",
+                compression_level=9,
+                write_statistics=False,
+                **options,
             )

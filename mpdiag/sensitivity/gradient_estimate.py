@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from mpdiag.errors import UsageError
+from mpdiag.numerics.formats import FP16
 from mpdiag.sensitivity.loss_estimate import Estimator, _matched, _nodes, _PendingCall
 from mpdiag.sensitivity.measurement import check_loss, trained_parameters, untouched
 from mpdiag.tracing.source_lines import present_number
@@ -75,7 +76,7 @@ def estimate_gradients(
     model: nn.Module,
     step: Callable[[], Tensor],
     *,
-    fmt: str = "fp16",
+    fmt: str = FP16.name,
     scale: float = 1.0,
     directions: int = DIRECTIONS,
 ) -> list[GradientEstimate]:

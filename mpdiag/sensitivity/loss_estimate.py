@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_map
 
 from mpdiag.emulation.rounding import round_to
-from mpdiag.numerics.formats import FloatFormat, format_named
+from mpdiag.numerics.formats import FP16, FloatFormat, format_named
 from mpdiag.tracing.operation_calls import Site, Sites, floats
 from mpdiag.tracing.source_lines import present_number
 
@@ -79,7 +79,7 @@ class Estimator(Sites):
         scale: The loss scale: gradients are rounded as they would be under it.
     """
 
-    def __init__(self, model: nn.Module, fmt: str = "fp16", scale: float = 1.0) -> None:
+    def __init__(self, model: nn.Module, fmt: str = FP16.name, scale: float = 1.0) -> None:
         super().__init__(model)
         self._fmt: FloatFormat = format_named(fmt)
         self._scale = scale
@@ -195,7 +195,7 @@ def _nodes(root: Any) -> Iterator[Any]:
 
 
 def estimate(
-    model: nn.Module, step: Callable[[], Tensor], *, fmt: str = "fp16", scale: float = 1.0
+    model: nn.Module, step: Callable[[], Tensor], *, fmt: str = FP16.name, scale: float = 1.0
 ) -> list[Estimate]:
     """Estimate every operation of a step from one forward and backward pass.
 

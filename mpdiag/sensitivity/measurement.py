@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_map
 
 from mpdiag.emulation.rounding import round_to
 from mpdiag.errors import UsageError
-from mpdiag.numerics.formats import FloatFormat, format_named
+from mpdiag.numerics.formats import FP16, FloatFormat, format_named
 from mpdiag.tracing.operation_calls import Site, Sites, floats
 
 if TYPE_CHECKING:
@@ -163,7 +163,7 @@ def run_once(
     step: Callable[[], Tensor],
     sites: Collection[Site] = (),
     *,
-    fmt: str = "fp16",
+    fmt: str = FP16.name,
     part: NarrowPasses = "both",
     scale: float = 1.0,
 ) -> Pass:
@@ -272,7 +272,7 @@ def measure(
     model: nn.Module,
     step: Callable[[], Tensor],
     *,
-    fmt: str = "fp16",
+    fmt: str = FP16.name,
     part: NarrowPasses = "both",
     by: str = "operation",
     scale: float = 1.0,

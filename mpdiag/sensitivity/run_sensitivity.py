@@ -14,6 +14,7 @@ import math
 from typing import TYPE_CHECKING
 
 from mpdiag.files.paths import place
+from mpdiag.numerics.formats import FP16
 from mpdiag.runs.sensitivity import OperationSensitivity, Sensitivities
 from mpdiag.sensitivity.loss_estimate import by_operation, estimate
 from mpdiag.sensitivity.measurement import Sensitivity, measure, plain
@@ -30,7 +31,7 @@ def measure_sensitivity(
     step: Callable[[], Tensor],
     run: str | os.PathLike[str] | None = None,
     *,
-    fmt: str = "fp16",
+    fmt: str = FP16.name,
     scale: float = 1.0,
 ) -> Sensitivities:
     """Measure every operation of a step in a narrow format, one after the other.

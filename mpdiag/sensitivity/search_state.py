@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 from mpdiag.errors import DamagedSearch, StateMismatch
 from mpdiag.files.atomic import write_json
-from mpdiag.files.documents import read_document
+from mpdiag.files.documents import converted, read_document
 from mpdiag.sensitivity.ranking import Fp32Candidate
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from mpdiag.files.paths import AnyPath
 
 VERSION = 1
-_UNREADABLE = (OSError, ValueError, KeyError, TypeError, AttributeError)
 
 
 @dataclass(frozen=True)
@@ -57,7 +56,7 @@ class SearchState:
     """
 
     key: dict[str, Any]
-    path: Path | None = None
+    path: AnyPath | None = None
     reference: dict[int, tuple[float, float]] = field(default_factory=dict)
     candidates: list[tuple[Fp32Candidate, float]] = field(default_factory=list)
     probes: list[Probe] = field(default_factory=list)
@@ -77,7 +76,26 @@ class SearchState:
         write_json(self.path, document)
 
 
-def load_state(path: Path | None, key: dict[str, Any]) -> SearchState:
+@dataclass(frozen=True)
+class _Probe:
+    fp32: list[tuple[str, str]]
+    metrics: list[float | None]
+    good: bool
+    seconds: float
+
+
+@dataclass(frozen=True)
+class _Document:
+    """``search.json`` as it is written."""
+
+    version: int
+    key: dict[str, Any]
+    reference: dict[str, tuple[float | None, float | None]]
+    candidates: list[tuple[str, str, float | None]]
+    probes: list[_Probe]
+
+
+def load_state(path: AnyPath | None, key: dict[str, Any]) -> SearchState:
     """Load the state of an earlier search, or start a new one if there is none.
 
     Raises:
@@ -87,30 +105,29 @@ def load_state(path: Path | None, key: dict[str, Any]) -> SearchState:
     if path is None or not path.is_file():
         return SearchState(key, path)
     try:
-        document = read_document(path)
-        same = document["version"] == VERSION and document["key"] == json.loads(json.dumps(key))
+        document = converted(read_document(path), _Document)
         state = SearchState(
             key,
             path,
-            {int(s): (_float(m), _float(t)) for s, (m, t) in document["reference"].items()},
-            [(Fp32Candidate(m, op), _float(w, math.inf)) for m, op, w in document["candidates"]],
+            {int(s): (_float(m), _float(t)) for s, (m, t) in document.reference.items()},
+            [(Fp32Candidate(m, op), _float(w, math.inf)) for m, op, w in document.candidates],
             [
                 Probe(
-                    frozenset(Fp32Candidate(m, op) for m, op in p["fp32"]),
-                    tuple(map(_float, p["metrics"])),
-                    bool(p["good"]),
-                    float(p["seconds"]),
+                    frozenset(Fp32Candidate(m, op) for m, op in p.fp32),
+                    tuple(map(_float, p.metrics)),
+                    p.good,
+                    p.seconds,
                 )
-                for p in document["probes"]
+                for p in document.probes
             ],
         )
         if not all(p.metrics for p in state.probes):
             message = "a probe without metrics"
             raise ValueError(message)
-    except (*_UNREADABLE, RecursionError, OverflowError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         message = f"{path} is not a readable search ({error}): delete it to start over"
         raise DamagedSearch(message) from error
-    if not same:
+    if document.version != VERSION or document.key != json.loads(json.dumps(key)):
         message = (
             f"{path} belongs to another search (plan, seeds or level): delete it to start over"
         )

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from mpdiag.errors import UsageError
+from mpdiag.numerics.formats import TRAINABLE
 from mpdiag.numerics.loss_scalers import (
     SCALERS,
     Backoff,
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
 Level = Literal["O0", "O1", "O2", "O3"]
 LEVELS: tuple[Level, ...] = ("O0", "O1", "O2", "O3")
-DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
+DTYPES: dict[str, torch.dtype] = {f.name: getattr(torch, str(f.torch_name)) for f in TRAINABLE}
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ import math
 
 import numpy as np
 import pytest
+from row_buffer import RowBuffer, UpdateCounts
 
 from mpdiag.analysis.analyzer import analyze
 from mpdiag.analysis.layer_history import explain_layer
@@ -23,7 +24,6 @@ from mpdiag.errors import (
 from mpdiag.numerics.histograms import ExponentHistogram
 from mpdiag.plan import PrecisionPlan
 from mpdiag.runs.run import list_runs
-from mpdiag.runs.schema import RowBuffer, UpdateCounts
 from mpdiag.runs.writer import RunWriter
 
 LABELS = {

@@ -6,11 +6,11 @@ import json
 
 import numpy as np
 import pytest
+from row_buffer import RowBuffer
 
 from mpdiag.analysis.rank_checks import rank_findings
 from mpdiag.numerics.histograms import ExponentHistogram
 from mpdiag.runs.run import open_run
-from mpdiag.runs.schema import RowBuffer
 from mpdiag.runs.writer import RunWriter
 
 LABELS = {

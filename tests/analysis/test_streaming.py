@@ -8,6 +8,7 @@ import json
 import numpy as np
 import pytest
 import torch
+from row_buffer import RowBuffer, UpdateCounts
 from support import batch, network
 
 import mpdiag
@@ -17,7 +18,7 @@ from mpdiag.errors import DamagedRun
 from mpdiag.numerics.histograms import ExponentHistogram
 from mpdiag.runs import reader
 from mpdiag.runs.run import open_run
-from mpdiag.runs.schema import TOTAL, RowBuffer, UpdateCounts
+from mpdiag.runs.schema import TOTAL
 from mpdiag.runs.writer import RunWriter
 
 

@@ -19,8 +19,8 @@ import mpdiag
 from mpdiag.cli import app
 from mpdiag.errors import RunExists, RunNotFound, UsageError
 from mpdiag.files.atomic import atomic_path
-from mpdiag.files.paths import RemotePath, is_remote, place
-from mpdiag.runs.run import free_name, list_runs, open_run, remove_run
+from mpdiag.files.paths import is_remote, place
+from mpdiag.runs.run import free_name, list_runs, open_run
 from mpdiag.runs.training_log import LogWriter, TrainingStep, read_log
 from mpdiag.runs.writer import RunWriter
 
@@ -112,13 +112,11 @@ def test_the_local_folder_is_not_touched(url, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_listing_and_removing(url):
+def test_listing(url):
     for name in ("a", "b"):
         record(f"{url}/{name}", steps=1)
     assert sorted(item.folder.name for item in list_runs(url)) == ["a", "b"]
-    assert str(free_name(url, "a")).endswith("a-2")
-    remove_run(f"{url}/a")
-    assert [item.folder.name for item in list_runs(url)] == ["b"]
+    assert str(free_name(place(url), "a")).endswith("a-2")
 
 
 def test_an_earlier_run_is_replaced_only_when_told(url):
@@ -205,7 +203,22 @@ def test_s3_needs_its_package():
         import s3fs  # noqa: F401
     except ImportError:
         with pytest.raises(UsageError, match="s3"):
-            RemotePath("s3://bucket/run")
+            place("s3://bucket/run")
+
+
+def test_a_url_needs_universal_pathlib_and_says_so(monkeypatch):
+    monkeypatch.setitem(sys.modules, "upath", None)
+    monkeypatch.setitem(sys.modules, "upath.extensions", None)
+    monkeypatch.delitem(sys.modules, "mpdiag.files.remote", raising=False)
+    with pytest.raises(UsageError, match="pip install universal-pathlib"):
+        place("memory://a/b")
+    assert place("runs/mine") == Path("runs/mine")
+
+
+def test_a_password_in_a_url_is_not_said():
+    with pytest.raises(UsageError, match=r"nonsense://\(hidden\)@host/run") as refused:
+        place("nonsense://user:secret@host/run")
+    assert "secret" not in str(refused.value)
 
 
 def test_compare_and_report_at_urls(url):

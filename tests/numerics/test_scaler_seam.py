@@ -7,9 +7,9 @@ import math
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+import made_runs
 import numpy as np
 import pytest
-import runs_by_hand as hand
 import torch
 from support import backoff, batch, constant, network
 from typer.testing import CliRunner
@@ -33,6 +33,7 @@ from mpdiag.numerics.loss_scalers import (
     state,
 )
 from mpdiag.plan import LossScalePlan, PrecisionPlan
+from mpdiag.training.options import PrecisionOverrides
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,7 @@ def constant_with(**settings) -> PrecisionPlan:
 
 @pytest.fixture
 def run(tmp_path):
-    return hand.write_run(tmp_path / "run")
+    return made_runs.write_run(tmp_path / "run")
 
 
 def train(mp, model, steps=3):
@@ -225,7 +226,7 @@ def test_it_trains_and_is_told_the_true_maximum():
     "override", ["peakhold", {"method": "peakhold", "margin": 3}, PeakHold(8.0)]
 )
 def test_it_can_be_asked_for_in_place_of_the_plans(override):
-    mp = trainer(network(), plan=constant(8.0), loss_scale=override)
+    mp = trainer(network(), plan=constant(8.0), overrides=PrecisionOverrides(loss_scale=override))
     assert isinstance(mp.scaler, PeakHold)
 
 
@@ -237,7 +238,7 @@ def test_a_scaler_that_does_not_say_what_it_needs_is_refused():
             return self
 
     with pytest.raises(UsageError, match="needs_absmax"):
-        trainer(network(), plan=plan(), loss_scale=Silent())
+        trainer(network(), plan=plan(), overrides=PrecisionOverrides(loss_scale=Silent()))
 
 
 def test_its_state_is_saved_and_loaded_again():

@@ -1,8 +1,4 @@
-<<<<<<< HEAD
 """The cadence and its budget: the cost of recording is measured, and steps are thinned."""
-=======
-"""The cadence and its budget: recording measures its cost and thins its steps. Time is faked."""
->>>>>>> main
 
 from __future__ import annotations
 

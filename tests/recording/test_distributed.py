@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from row_buffer import RowBuffer
 
 import mpdiag
 from mpdiag.analysis.layers import countable_rows, merge_layers
 from mpdiag.numerics.histograms import ExponentHistogram
 from mpdiag.runs.records import Records
-from mpdiag.runs.schema import RowBuffer
 
 CHILD = Path(__file__).with_name("distributed_child.py")
 WORLD = 2

@@ -113,11 +113,12 @@ def test_update_facts_equal_casts_done_one_by_one(tmp_path):
     moved = delta != 0
     row = rows(tmp_path / "run", kind="update").iloc[0]
     assert row["changed"] == moved.sum().item()
-    assert row["vanished_fp16"] == (moved & (delta.half() == 0)).sum().item()
+    facts = dict(row["formats"])
+    assert facts["fp16"]["vanished"] == (moved & (delta.half() == 0)).sum().item()
     for name, cast in (("fp16", torch.float16), ("bf16", torch.bfloat16)):
         start, change = w.to(cast), delta.to(cast)
         swallowed = moved & (start + change == start)
-        assert row[f"swallowed_{name}"] == swallowed.sum().item(), name
+        assert facts[name]["swallowed"] == swallowed.sum().item(), name
     assert row["ratio_zeros"] == (moved & (w == 0)).sum().item()
     ratio = (w.double() / delta.double()).abs()[moved & (w != 0)]
     exponents = torch.ceil(torch.log2(ratio)).long() - 1

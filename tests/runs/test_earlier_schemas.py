@@ -7,13 +7,18 @@ neighbours in ``studies/fuzz.py``). A newer schema adds a folder; none is ever r
 from __future__ import annotations
 
 import json
+import shutil
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import mpdiag
 from mpdiag.analysis.comparison.compare import compare
+from mpdiag.errors import DamagedRun
 from mpdiag.reports.views.tensor_cores import kernel_frame
 from mpdiag.runs.run import SCHEMA_VERSION
+from mpdiag.runs.schema import schema
 from mpdiag.runs.stored_profile import read_profile
 from mpdiag.runs.training_log import read_log
 from mpdiag.sensitivity.search_state import load_state
@@ -40,6 +45,50 @@ def test_a_run_of_schema_1_holds_what_was_written(first):
     assert names == ["", "0", "1", "2"]
     assert len(run.operations()) == 16
     assert len(read_log(run.folder).steps) == 6
+
+
+def test_facts_of_formats_in_columns_of_schema_1_are_read(first):
+    paths = sorted((first / "run" / "stats").glob("*.parquet"))
+    stored = pa.concat_tables([pq.read_table(path) for path in paths]).to_pandas()
+    run = mpdiag.open_run(first / "run")
+    columns = {
+        "fp16_overflow": ("overflow", "fp16"),
+        "swallowed_fp16": ("swallowed", "fp16"),
+        "swallowed_bf16": ("swallowed", "bf16"),
+        "vanished_fp16": ("vanished", "fp16"),
+    }
+    for column, (fact, fmt) in columns.items():
+        expected = stored[column].fillna(0).astype(int)
+        assert run.records.fact(fact, fmt).tolist() == expected.tolist(), column
+    assert run.records.fact("swallowed", "fp16").sum() > 0
+    frame = run.frame()  # the table itself is one of today's
+    assert list(frame.columns) == schema().names
+    update = frame[frame["kind"] == "update"].iloc[0]
+    assert set(dict(update["formats"])) == {"fp16", "bf16"}
+    light = list(run.pieces(histograms=False))
+    assert sum(int(piece.fact("swallowed", "bf16").sum()) for piece in light) == int(
+        stored["swallowed_bf16"].sum()
+    )
+
+
+def test_a_part_that_mixes_both_schemas_is_refused(first, tmp_path):
+    folder = tmp_path / "run"
+    shutil.copytree(first / "run", folder)
+    (path, *_) = sorted((folder / "stats").glob("*.parquet"))
+    pq.write_table(pq.read_table(path).drop_columns(["swallowed_bf16"]), path)
+    with pytest.raises(DamagedRun, match="lacks the column 'swallowed_bf16'"):
+        _ = mpdiag.open_run(folder).records
+
+
+def test_a_run_of_schema_2_holds_what_was_written(root):
+    run = mpdiag.open_run(root / "tests" / "data" / "schema-2" / "run")
+    records = run.records
+    assert (run.meta["schema_version"], run.meta["state"], len(records)) == (2, "complete", 78)
+    assert (int(records.numel.sum()), int(records.zeros.sum())) == (2259, 12)
+    updates = records.select(records.of_kind("update"))
+    assert int(updates.changed.sum()) == 513
+    assert int(updates.fact("swallowed", "bf16").sum()) == 8
+    assert mpdiag.analyze(run).plan.target == "fp16"
 
 
 def test_what_was_concluded_from_it_reads_and_is_still_concluded(first):

@@ -13,14 +13,15 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from row_buffer import RowBuffer
 
 import mpdiag
-from mpdiag.errors import DamagedRun, RunExists, RunNotFound
+from mpdiag.errors import DamagedRun, RunExists
 from mpdiag.files.atomic import atomic_path
 from mpdiag.numerics.histograms import ExponentHistogram
 from mpdiag.runs.records import Records
-from mpdiag.runs.run import Run, free_name, list_runs, open_run, remove_run
-from mpdiag.runs.schema import RowBuffer, schema
+from mpdiag.runs.run import Run, free_name, list_runs, open_run
+from mpdiag.runs.schema import schema
 from mpdiag.runs.writer import RunWriter
 
 LABELS = {
@@ -155,15 +156,11 @@ def test_parts_with_words_of_their_own_share_a_vocabulary(tmp_path):
         assert np.array_equal(getattr(records, field), getattr(whole, field)), field
 
 
-def test_removing_and_naming(tmp_path):
+def test_naming(tmp_path):
     assert free_name(tmp_path, "run").name == "run"
     write(tmp_path / "run", table())
     (tmp_path / "run-2").mkdir()
     assert free_name(tmp_path, "run").name == "run-3"
-    with pytest.raises(RunNotFound):
-        remove_run(tmp_path / "run-2")
-    remove_run(tmp_path / "run")
-    assert not (tmp_path / "run").exists()
 
 
 # -- bad input, through the real command -----------------------------------------------------------

@@ -8,11 +8,12 @@ import torch
 from hypothesis import example, given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from row_buffer import RowBuffer, UpdateCounts
 
 import mpdiag
 from mpdiag.numerics.histograms import BINS, ExponentHistogram, stack
 from mpdiag.runs.records import Records
-from mpdiag.runs.schema import KINDS, RowBuffer, UpdateCounts, schema
+from mpdiag.runs.schema import KINDS, schema
 
 EXACT = ("counts", "zeros", "subnormals", "infs", "nans", "fp16_overflow", "absmax", "absmin")
 BITS = st.one_of(st.integers(0, 2**32 - 1), st.just(0), st.integers(90, 130).map(lambda e: e << 23))
@@ -93,13 +94,14 @@ def test_encoding_and_decoding_gives_back_every_row(rows):
         edges = np.exp2(h.exponents.astype(float))
         assert (np.abs(found.sums - h.sums) <= h.counts * edges * (0.5 / 255 + 1e-9)).all()
         if labels["kind"] == "update":
-            for field in ("changed", "swallowed_fp16", "swallowed_bf16", "vanished_fp16"):
-                assert getattr(alone, field)[0] == getattr(update, field)
+            for fact, fmt in (("swallowed", "fp16"), ("swallowed", "bf16"), ("vanished", "fp16")):
+                assert alone.fact(fact, fmt)[0] == getattr(update, f"{fact}_{fmt}")
+            assert alone.changed[0] == update.changed
             assert alone.ratio_zeros[0] == update.ratio_zeros
             assert alone.ratio_first_exponent[0] == update.ratio_first_exponent
             assert tuple(alone.ratio_counts) == update.ratio_counts
         else:
-            assert alone.changed[0] == 0
+            assert alone.changed[0] == alone.fact("swallowed", "fp16")[0] == 0
             assert alone.ratio_counts.size == 0
             assert table.column("changed")[i].as_py() is None
 
@@ -141,6 +143,8 @@ def test_parts_may_come_in_any_number(rows, cut, order):
         assert np.array_equal(getattr(joined, field), getattr(whole, field)), field
     assert np.array_equal(joined.ratio_offsets, whole.ratio_offsets)
     assert np.array_equal(joined.ratio_counts, whole.ratio_counts)
+    for key in {*joined.facts, *whole.facts}:
+        assert np.array_equal(joined.fact(*key), whole.fact(*key)), key
 
 
 @given(values=VALUES, k=st.integers(0, 24))

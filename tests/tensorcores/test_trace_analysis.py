@@ -288,7 +288,9 @@ def test_the_verdict_comes_first(tmp_path):
     result = run(path)
     assert result.exit_code == ExitCode.OK
     assert result.stdout.startswith("60.0 % of kernel time ran on Tensor Cores, 30.0 %")
-    assert result.stdout.index("Biggest potential speedups") < result.stdout.index("Kernels by time")
+    assert result.stdout.index("Biggest potential speedups") < result.stdout.index(
+        "Kernels by time"
+    )
     assert result.stderr.startswith("next: mpdiag ")
 
 

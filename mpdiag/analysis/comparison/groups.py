@@ -18,7 +18,8 @@ from mpdiag.runs.training_log import FILE, read_log
 if TYPE_CHECKING:
     import os
     from collections.abc import Mapping
-    from pathlib import Path
+
+    from mpdiag.files.paths import AnyPath
 
 BASELINE_VERSION = 1
 KIND = "mpdiag baseline"
@@ -146,7 +147,7 @@ def _thinned(losses: Mapping[int, float]) -> list[list[float | str]]:
     return [[s, losses[s] if np.isfinite(losses[s]) else str(losses[s])] for s in kept]
 
 
-def _read_baseline(path: Path) -> SeedGroup:
+def _read_baseline(path: AnyPath) -> SeedGroup:
     try:
         document: Any = read_document(path)
         if not isinstance(document, dict) or document.get("kind") != KIND:

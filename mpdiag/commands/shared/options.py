@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from mpdiag.errors import ExitCode
-from mpdiag.files.paths import place
+from mpdiag.files.paths import AnyPath, place
+from mpdiag.numerics.formats import TARGETS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
 RunArgument = Annotated[
-    Path, typer.Argument(metavar="RUN", parser=place, help="The run's folder, or its URL.")
+    AnyPath, typer.Argument(metavar="RUN", parser=place, help="The run's folder, or its URL.")
 ]
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON document instead.")]
 StrictOption = Annotated[
     bool, typer.Option("--strict", help="Exit with 1 if there are warnings or errors.")
 ]
-Target = Literal["fp16", "bf16", "fp8_e4m3", "fp8_e5m2"]
+if TYPE_CHECKING:
+    Target = str
+else:  # the choices are the registry's
+    Target = Literal[tuple(fmt.name for fmt in TARGETS)]
 Board = Literal["tensorboard", "wandb"]
 
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from mpdiag.files.paths import is_remote
+from mpdiag.files.paths import AnyPath, is_remote
 
 SCRIPT_SETTINGS: dict[str, Any] = {"allow_interspersed_args": False}
 """Settings of a command that a script follows: the script's options are not the command's."""
@@ -18,7 +18,7 @@ ScriptWords = Annotated[
 ]
 
 
-def shortest_path(folder: Path) -> Path:
+def shortest_path(folder: AnyPath) -> AnyPath:
     """A path relative to the working folder where it lies inside it; others as they are."""
     if is_remote(folder):
         return folder

@@ -18,11 +18,11 @@ from mpdiag.reports.formatting import sentence
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
-    from pathlib import Path
 
     import pandas as pd
     from markupsafe import Markup
 
+    from mpdiag.files.paths import AnyPath
     from mpdiag.reports.picture import Picture
 
 
@@ -111,7 +111,7 @@ def _text(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def save(path: Path, text: str) -> Path:
+def save(path: AnyPath, text: str) -> AnyPath:
     """Write a report: the whole file or none of it.
 
     Raises:

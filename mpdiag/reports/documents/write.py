@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mpdiag.analysis.analyzer import analyze
-from mpdiag.files.paths import place
+from mpdiag.files.paths import AnyPath, place
 from mpdiag.reports import terminal
 from mpdiag.reports.contents import read_contents
 from mpdiag.reports.documents.markdown import run_markdown
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 REPORT = "report.html"
 
 
-def write_report(run: str | os.PathLike[str], output: Path | None = None) -> Path:
+def write_report(run: str | os.PathLike[str], output: Path | None = None) -> AnyPath:
     """Write a run's report.
 
     Args:
@@ -45,7 +45,7 @@ def write_report(run: str | os.PathLike[str], output: Path | None = None) -> Pat
 
 def write_trace_report(
     trace: Path, output: Path | None = None, against: Path | None = None
-) -> Path:
+) -> AnyPath:
     """Write a trace's report.
 
     Args:

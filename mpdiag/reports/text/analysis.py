@@ -14,7 +14,7 @@ from rich.text import Text
 from mpdiag.analysis.layers import share
 from mpdiag.analysis.scaling.necessity import lost_by_scale
 from mpdiag.display.wording import counted
-from mpdiag.numerics.formats import FP16
+from mpdiag.numerics.formats import BF16, FP16
 from mpdiag.reports.formatting import layer_name, magnitude, percent
 from mpdiag.reports.text.charts import Histogram
 from mpdiag.reports.text.tables import Fitted
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from mpdiag.analysis.findings import Finding
     from mpdiag.analysis.plan_check import PlanCheck
     from mpdiag.analysis.scaling.loss_scale import LossScaleAnalysis
+    from mpdiag.files.paths import AnyPath
     from mpdiag.plan import PrecisionPlan
 
 TOP = 8
@@ -82,7 +83,9 @@ def shapes_table(plan: PrecisionPlan) -> RenderableType:
     return table
 
 
-def after_analysis(analysis: Analysis, run: Path, plan: Path | None = None) -> tuple[object, ...]:
+def after_analysis(
+    analysis: Analysis, run: AnyPath, plan: Path | None = None
+) -> tuple[object, ...]:
     """The words of the command to run next.
 
     Args:
@@ -91,7 +94,7 @@ def after_analysis(analysis: Analysis, run: Path, plan: Path | None = None) -> t
         plan: Where the plan was written, if it was.
     """
     if _calls_for_bf16(analysis):
-        return "mpdiag", "analyze", run, "--target", "bf16", "-o", "plan.json"
+        return "mpdiag", "analyze", run, "--target", BF16.name, "-o", "plan.json"
     script = analysis.run.script_words
     if plan is not None and script:
         return "mpdiag", "train", "--plan", plan, "--", *script
@@ -104,7 +107,7 @@ def after_analysis(analysis: Analysis, run: Path, plan: Path | None = None) -> t
 def _calls_for_bf16(analysis: Analysis) -> bool:
     """Whether FP16 was asked for, and no loss scale fits it."""
     codes = {f.code for f in analysis.findings}
-    return analysis.plan.target == "fp16" and "no-loss-scale-fits" in codes
+    return analysis.target == FP16 and "no-loss-scale-fits" in codes
 
 
 def _provenance(analysis: Analysis) -> Text:
@@ -204,7 +207,7 @@ def _gradients(analysis: Analysis) -> list[RenderableType]:
         return []
     scale = analysis.plan.loss_scale.recommended
     title = Text("Activation gradients, all layers, counts on a log scale", style="bold")
-    fmt = FP16 if analysis.target.bits == 8 else analysis.target
+    fmt = FP16 if analysis.target.needs_tensor_scale else analysis.target
     drawing = Histogram(gradients.histograms.merged(), fmt, scale)
     return [title, drawing]
 

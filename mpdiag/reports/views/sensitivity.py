@@ -92,7 +92,7 @@ class Ranking:
 def ranking(contents: RunContents) -> Ranking:
     """Rank a run's operations by the best source that its folder holds."""
     analysis, operations, search = contents.analysis, contents.operations, contents.search
-    fmt = FP16 if analysis.target.bits == 8 else analysis.target
+    fmt = FP16 if analysis.target.needs_tensor_scale else analysis.target
     if contents.sensitivities is not None:
         measured = contents.sensitivities
         words = "relative error of all weight gradients"

@@ -11,24 +11,30 @@ import numpy as np
 import pandas as pd
 
 from mpdiag.analysis.layers import countable_rows, share
+from mpdiag.numerics.formats import FP16, HALVES
 from mpdiag.reports.formatting import in_figure, layer_name
 from mpdiag.reports.picture import Picture, View
 from mpdiag.reports.plotting.colors import BLUE, ORANGE, VERMILION
 from mpdiag.reports.plotting.style import empty, exponent_axis, figure, layer_axis, row_height
-from mpdiag.reports.receipts import counted_rows
+from mpdiag.reports.receipts import FACT, counted_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import plotly.graph_objects as go
 
+    from mpdiag.numerics.formats import FloatFormat
     from mpdiag.reports.contents import RunContents
     from mpdiag.runs.records import Records
+    from mpdiag.runs.schema import Fact
 
 BEGINS, CERTAIN = 11, 12
 """|w|/|Δw| of 2^11 = 2048, from which a normal FP16 weight loses some updates to rounding, and of
 2^12 = 4096, beyond which it loses them all."""
-_FACTS = ("changed", "swallowed_fp16", "swallowed_bf16", "vanished_fp16")
+_FACTS: dict[str, tuple[Fact, FloatFormat]] = {
+    **{f"swallowed_{fmt.name}": ("swallowed", fmt) for fmt in HALVES},
+    "vanished_fp16": ("vanished", FP16),
+}
 
 
 def update_frame(records: Records) -> pd.DataFrame:
@@ -42,12 +48,13 @@ def update_frame(records: Records) -> pd.DataFrame:
     rows = _rows(records)
     codes, group = np.unique(records.name[rows], return_inverse=True)
     frame = pd.DataFrame({"parameter": np.array(records.words["name"], dtype=object)[codes]})
-    for fact in _FACTS:
-        frame[fact] = _added(getattr(records, fact)[rows], group, len(codes))
+    frame["changed"] = _added(records.changed[rows], group, len(codes))
+    for column, (fact, fmt) in _FACTS.items():
+        frame[column] = _added(records.fact(fact, fmt.name)[rows], group, len(codes))
     h = records.select(rows).ratios(group.reshape(-1), len(codes))
     beyond = h.counts[:, BEGINS - h.first :].sum(axis=1)
-    frame["fp16_share"] = share(frame["swallowed_fp16"], frame["changed"])
-    frame["bf16_share"] = share(frame["swallowed_bf16"], frame["changed"])
+    for fmt in HALVES:
+        frame[f"{fmt.name}_share"] = share(frame[f"swallowed_{fmt.name}"], frame["changed"])
     frame["beyond_2048"] = share(beyond, frame["changed"])
     return frame.sort_values("fp16_share", ascending=False, kind="stable", ignore_index=True)
 
@@ -64,17 +71,12 @@ def swallowed_frame(records: Records, parameter: str | None = None) -> pd.DataFr
     """Shares swallowed at each recorded step: ``step``, ``changed``, ``fp16_share``, ``bf16_share``."""
     rows = _rows(records, parameter)
     steps, group = np.unique(records.step[rows].astype(np.int64), return_inverse=True)
-    changed, fp16, bf16 = (
-        _added(getattr(records, fact)[rows], group, len(steps)) for fact in _FACTS[:3]
-    )
-    return pd.DataFrame(
-        {
-            "step": steps,
-            "changed": changed,
-            "fp16_share": share(fp16, changed),
-            "bf16_share": share(bf16, changed),
-        }
-    )
+    changed = _added(records.changed[rows], group, len(steps))
+    frame = pd.DataFrame({"step": steps, "changed": changed})
+    for fmt in HALVES:
+        swallowed = _added(records.fact("swallowed", fmt.name)[rows], group, len(steps))
+        frame[f"{fmt.name}_share"] = share(swallowed, changed)
+    return frame
 
 
 def _rows(records: Records, parameter: str | None = None) -> Any:
@@ -188,9 +190,13 @@ def update_receipt(run: str) -> str:
     """Receipt of ``update_frame``."""
     return (
         counted_rows(run, "update")
+        + FACT
         + """\
-facts = ["changed", "swallowed_fp16", "swallowed_bf16", "vanished_fp16"]
-frame = rows.groupby("name")[facts].sum().astype(int)
+facts = rows[["changed"]].assign(
+    swallowed_fp16=fact("swallowed", "fp16"), swallowed_bf16=fact("swallowed", "bf16"),
+    vanished_fp16=fact("vanished", "fp16"),
+)
+frame = facts.groupby(rows["name"]).sum().astype(int)
 pairs = zip(rows["ratio_first_exponent"], rows["ratio_counts"])
 beyond = [sum(counts[max(0, 11 - int(first)):]) for first, counts in pairs]
 beyond = pd.Series(beyond, rows.index).groupby(rows["name"]).sum()
@@ -220,12 +226,14 @@ def over_time_receipt(run: str, parameter: str | None = None) -> str:
     """Receipt of ``swallowed_frame``."""
     return (
         counted_rows(run, "update", parameter)
+        + FACT
         + """\
-sums = rows.groupby("step")[["changed", "swallowed_fp16", "swallowed_bf16"]].sum().astype(int)
+facts = rows[["changed"]].assign(fp16=fact("swallowed", "fp16"), bf16=fact("swallowed", "bf16"))
+sums = facts.groupby(rows["step"]).sum().astype(int)
 frame = pd.DataFrame({
     "changed": sums["changed"],
-    "fp16_share": (sums["swallowed_fp16"] / sums["changed"]).fillna(0),
-    "bf16_share": (sums["swallowed_bf16"] / sums["changed"]).fillna(0),
+    "fp16_share": (sums["fp16"] / sums["changed"]).fillna(0),
+    "bf16_share": (sums["bf16"] / sums["changed"]).fillna(0),
 }).reset_index()
 """
     )

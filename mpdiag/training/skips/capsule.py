@@ -32,7 +32,8 @@ from mpdiag.files.paths import is_remote, place
 
 if TYPE_CHECKING:
     import os
-    from pathlib import Path
+
+    from mpdiag.files.paths import AnyPath
 
 SCHEMA_VERSION = 1
 DOCUMENT, TENSORS = "capsule.json", "tensors.safetensors"
@@ -49,7 +50,7 @@ class Capsule:
         tensors: By name: ``model.NAME``, ``batch.N``, ``random.NAME``.
     """
 
-    folder: Path
+    folder: AnyPath
     document: Mapping[str, Any]
     tensors: Mapping[str, Tensor]
 
@@ -66,7 +67,7 @@ def save_capsule(
     random: Mapping[str, Tensor],
     batch: Any,
     facts: Mapping[str, Any],
-) -> Path:
+) -> AnyPath:
     """Write a skipped step, right after it was skipped: weights and buffers are as before it.
 
     Args:
@@ -102,7 +103,7 @@ def is_capsule(path: str | os.PathLike[str]) -> bool:
     return (_folder(path) / DOCUMENT).is_file()
 
 
-def _folder(path: str | os.PathLike[str]) -> Path:
+def _folder(path: str | os.PathLike[str]) -> AnyPath:
     given = place(path)
     return given.parent if given.name in (DOCUMENT, TENSORS) else given
 
@@ -135,7 +136,7 @@ def load_capsule(path: str | os.PathLike[str]) -> Capsule:
     return capsule
 
 
-def _read_tensors(path: Path) -> dict[str, Tensor]:
+def _read_tensors(path: AnyPath) -> dict[str, Tensor]:
     from safetensors.torch import load, load_file
 
     if not is_remote(path):

@@ -6,6 +6,7 @@ import json
 
 import numpy as np
 import pytest
+from row_buffer import RowBuffer
 
 from mpdiag.analysis.analyzer import analyze
 from mpdiag.analysis.scaling.method import TOLERATED_SKIPS, choose_method, gradient_history
@@ -21,7 +22,6 @@ from mpdiag.numerics.loss_scalers import (
 )
 from mpdiag.numerics.loss_scalers.backoff import INTERVALS
 from mpdiag.plan import PrecisionPlan
-from mpdiag.runs.schema import RowBuffer
 from mpdiag.runs.writer import RunWriter
 
 LABELS = {

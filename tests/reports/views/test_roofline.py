@@ -138,7 +138,10 @@ def test_a_device_without_known_rates_has_no_roof(peaks):
 def test_nothing_to_draw_is_a_sentence(operations):
     document = {**with_work(), "operations": operations}
     assert roofline_frame(document).empty
-    assert "whose work and time are known" in picture_of("RUN", document).figure.layout.annotations[0].text
+    assert (
+        "whose work and time are known"
+        in picture_of("RUN", document).figure.layout.annotations[0].text
+    )
 
 
 def test_rates_of_eight_bit_types_are_one_family():

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING
 
-from mpdiag.reports.receipts import BINS, counted_rows, grouped_bins
+from mpdiag.numerics.formats import FP16
+from mpdiag.reports.receipts import BINS, FACT, counted_rows, grouped_bins
 from mpdiag.reports.views.gradients.frame import SCALES
 
 if TYPE_CHECKING:
@@ -38,8 +39,8 @@ def losses_at_scale(run: str, kind: str, fmt: FloatFormat, exponent: int) -> str
     if zero >= -126:
         lost += ' + by_layer["subnormals"].sum()'
     over = f'over = counts(bins[bins["exponent"] > {holding}])'
-    if fmt.name == "fp16" and exponent == 0:
-        over = 'over = by_layer["fp16_overflow"].sum()'
+    if fmt == FP16 and exponent == 0:
+        over = FACT + 'over = fact("overflow", "fp16").groupby(rows["name"]).sum()'
     else:
         over += (
             f"\n# The bin that holds the limit says no more than whether its largest value is over.\n"

@@ -1,0 +1,94 @@
+"""What a machine without a package index can do: record, analyze and train with the core alone.
+
+Such a machine has what PyTorch brings, pandas, pyarrow, typer, rich, Numba and safetensors. The
+libraries that serve documents, URLs, pages and the demo are blocked here, as if they were missing.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+
+BLOCKED = (
+    *("msgspec", "pydantic", "upath", "streamlit", "plotly", "sklearn", "PIL"),
+    *("duckdb", "lightning", "transformers", "accelerate"),
+)
+TRAINING = """
+import sys
+sys.modules.update(dict.fromkeys({blocked!r}))
+import torch
+import mpdiag
+
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(8, 16), torch.nn.Tanh(), torch.nn.Linear(16, 2))
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+batches = [torch.randn(32, 8) for _ in range(4)]
+
+with mpdiag.record(model, optimizer, "run", every=1, operations=1):
+    for x in batches:
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()
+analysis = mpdiag.analyze("run")
+analysis.plan.save("plan.json")
+
+plan = mpdiag.PrecisionPlan.load("plan.json")
+with mpdiag.MixedPrecision(model, optimizer, plan, run="trained") as mp:
+    for x in batches:
+        with mp.autocast():
+            loss = model(x).square().mean()
+        assert not mp.step(loss).skipped
+    mpdiag.log_metric("accuracy", 0.5)
+print("trained", mpdiag.open_run("trained").meta["state"])
+"""
+SCRIPTS = """
+import sys
+sys.modules.update(dict.fromkeys({blocked!r}))
+del sys.modules["pydantic"]  # newer versions of typer bring and need it
+from mpdiag.cli import app
+for words in (["record", "--out", "run", "--", "train.py"], ["analyze", "run", "-o", "plan.json"],
+              ["train", "--plan", "plan.json", "--out", "trained", "--", "train.py"]):
+    app(words, standalone_mode=False)
+print("trained", len(open("trained/training.jsonl").readlines()))
+"""
+SCRIPT = """
+import torch
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 2)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+for _ in range(3):
+    optimizer.zero_grad()
+    model(torch.ones(3, 4)).square().sum().backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("program", "said"), [(TRAINING, "trained complete"), (SCRIPTS, "trained 3")]
+)
+def test_recording_analysis_and_training_need_the_core_alone(tmp_path, program, said):
+    (tmp_path / "train.py").write_text(SCRIPT)
+    child = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program).format(blocked=BLOCKED)],
+        check=False,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert child.returncode == 0, child.stderr
+    assert said in child.stdout.splitlines()[-1]
+
+
+def test_what_needs_more_says_so_in_a_sentence(tmp_path, monkeypatch):
+    from mpdiag.errors import UsageError
+    from mpdiag.runs.training_log import LogWriter, TrainingStep, read_log
+
+    log = LogWriter(tmp_path)
+    log.append(TrainingStep(0, 1.0, 8.0))
+    log.close()
+    monkeypatch.setitem(sys.modules, "msgspec", None)
+    with pytest.raises(UsageError, match="pip install msgspec"):
+        read_log(tmp_path)

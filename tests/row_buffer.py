@@ -1,0 +1,97 @@
+"""Rows of a recording gathered one at a time: convenient for the few that a test writes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from mpdiag.numerics.histograms import stack
+from mpdiag.runs.schema import UpdateStack, encode
+
+
+@dataclass(frozen=True)
+class UpdateCounts:
+    """What one weight update did, beside the histogram of |Δw|.
+
+    ``facts`` are in the order of ``schema.UPDATE_FACTS``.
+    """
+
+    changed: int
+    swallowed_fp16: int
+    swallowed_bf16: int
+    vanished_fp16: int
+    ratio_zeros: int
+    ratio_first_exponent: int
+    ratio_counts: tuple[int, ...]
+
+    @property
+    def facts(self):
+        """As the counters give them."""
+        swallowed = self.swallowed_fp16, self.swallowed_bf16
+        return [self.changed, *swallowed, self.vanished_fp16, self.ratio_zeros]
+
+
+class RowBuffer:
+    """Rows gathered one at a time."""
+
+    def __init__(self):
+        self._histograms = []
+        self._labels = []
+        self._updates = {}
+
+    def __len__(self):
+        return len(self._labels)
+
+    def append(
+        self,
+        histogram,
+        update=None,
+        **labels,
+    ):
+        """Add one row.
+
+        Args:
+            histogram: A single histogram (batch shape ``()``).
+            update: For rows of kind ``update``.
+            **labels: As ``encode`` wants them, one value each.
+        """
+        if update is not None:
+            self._updates[len(self)] = update
+        self._histograms.append(histogram)
+        self._labels.append(labels)
+
+    def to_table(self):
+        """The rows as an Arrow table with ``schema()``."""
+        names = self._labels[0] if self._labels else dict.fromkeys(_LABELS)
+        labels = {name: [row[name] for row in self._labels] for name in names}
+        return encode(stack(self._histograms), labels, self._stacked_updates())
+
+    def _stacked_updates(self):
+        if not self._updates:
+            return None
+        items = list(self._updates.values())
+        first = min(u.ratio_first_exponent for u in items)
+        last = max(u.ratio_first_exponent + len(u.ratio_counts) for u in items)
+        ratios = np.zeros((len(items), last - first), np.int64)
+        for row, u in zip(ratios, items, strict=True):
+            at = u.ratio_first_exponent - first
+            row[at : at + len(u.ratio_counts)] = u.ratio_counts
+        facts = [u.facts for u in items]
+        rows = np.fromiter(self._updates, np.int64)
+        return UpdateStack(rows, np.array(facts, np.int64), first, ratios)
+
+
+_LABELS = (
+    "step",
+    "micro",
+    "rank",
+    "tensors",
+    "kind",
+    "name",
+    "dtype",
+    "placement",
+    "stage",
+    "scale",
+    "skipped",
+)
