@@ -136,7 +136,8 @@ class Recorder:
         optimizers: The optimizers that step it.
         folder: The run folder.
         cadence: Which steps to record.
-        include, exclude: Regular expressions for names.
+        include: Regular expression of names to record.
+        exclude: Regular expression of names to leave out.
         overwrite: Replace a run that lies in the folder already.
         script: The script that trains, for ``meta.json``.
         operations: In how many steps to record operations too.

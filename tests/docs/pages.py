@@ -62,7 +62,8 @@ def ran(page: str) -> Ran:
             if not recorded:
                 with mpdiag.record(names["model"], names["optimizer"], "runs/mine"):
                     names["train"]()
-            names.update(mpdiag=mpdiag, plan=mpdiag.analyze("runs/mine").plan)
+                names["plan"] = mpdiag.analyze("runs/mine").plan
+            names["mpdiag"] = mpdiag
             document = SYBIL.parse(ROOT / page)
             document.namespace.update(names)
             for example in document.examples():
@@ -117,4 +118,4 @@ def inline_commands(page: str) -> list[str]:
 
 
 def words(line: str) -> list[str]:
-    return shlex.split(line.split(" >", maxsplit=1)[0], comments=True)
+    return shlex.split(line.partition(" >")[0], comments=True)
