@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from mpdiag.numerics.formats import FloatFormat
     from mpdiag.reports.contents import RunContents
     from mpdiag.runs.records import Records
-    from mpdiag.runs.schema import Fact
+    from mpdiag.runs.schema import FormatFact
 
 BEGINS, CERTAIN = 11, 12
 """|w|/|Δw| of 2^11 = 2048, from which a normal FP16 weight loses some updates to rounding, and of
 2^12 = 4096, beyond which it loses them all."""
-_FACTS: dict[str, tuple[Fact, FloatFormat]] = {
+_FACTS: dict[str, tuple[FormatFact, FloatFormat]] = {
     **{f"swallowed_{fmt.name}": ("swallowed", fmt) for fmt in HALVES},
     "vanished_fp16": ("vanished", FP16),
 }
