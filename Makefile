@@ -20,7 +20,7 @@ demo: $(READY)-demo ## record a small detector in FP32, analyze it, train it in 
 
 .PHONY: test
 test: $(READY)-test ## run the tests (ARGS="-k name" goes to pytest)
-	@$(BIN)/python -m pytest $(ARGS)
+	@$(BIN)/python -m pytest --numprocesses auto --dist worksteal $(ARGS)
 
 .PHONY: docs
 docs: $(READY)-docs ## build the documentation into site/

@@ -11,6 +11,9 @@ from hypothesis import settings
 # Threads that wait sleep: spinning, they would starve each other where cores are few or busy, and a
 # training takes five times as long. Read when torch is first imported; child processes inherit it.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# Workers side by side: one thread each, or they would take the cores from one another.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 # No deadline: a first call compiles, and a busy machine is no failure. On a checkout that is being
 # judged, examples are the same each time; elsewhere each run tries others.
