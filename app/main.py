@@ -17,8 +17,8 @@ if HERE not in sys.path:
 import run_folder  # noqa: E402 - found beside this file
 import widgets  # noqa: E402 - likewise
 
+from mpdiag.display.wording import in_markdown  # noqa: E402
 from mpdiag.errors import MpdiagError  # noqa: E402
-from mpdiag.reports.formatting import in_markdown  # noqa: E402
 from mpdiag.reports.registry import VIEWS  # noqa: E402
 
 st.set_page_config("mpdiag", page_icon=f"{HERE}/icon.png", layout="wide")

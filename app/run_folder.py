@@ -9,9 +9,9 @@ from typing import Any
 
 import streamlit as st
 
+from mpdiag.display.wording import duration, in_markdown
 from mpdiag.errors import MpdiagError, RunNotFound
 from mpdiag.installation.bundled import sample_runs
-from mpdiag.reports.formatting import duration, in_markdown
 from mpdiag.runs.run import META, Listing, Run, list_runs, open_run
 from mpdiag.runs.training_log import FILE
 

@@ -8,8 +8,8 @@ import run_cache
 import run_folder
 import streamlit as st
 
+from mpdiag.display.wording import in_markdown, layer_name
 from mpdiag.reports.csv_text import csv_text
-from mpdiag.reports.formatting import in_markdown, layer_name
 from mpdiag.reports.views.training import family
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ import run_folder
 import streamlit as st
 import widgets
 
-from mpdiag.reports.formatting import KIND_NAMES, in_markdown
+from mpdiag.display.wording import KIND_NAMES, in_markdown
 from mpdiag.reports.views.compare import apart, comparison_frame, side_by_side
 
 st.header("Compare", anchor=False)

@@ -10,8 +10,8 @@ import run_folder
 import streamlit as st
 import widgets
 
+from mpdiag.display.wording import KIND_NAMES, in_markdown, layer_name, percent, power
 from mpdiag.numerics.formats import FORMATS, FP16, TARGETS
-from mpdiag.reports.formatting import KIND_NAMES, in_markdown, layer_name, percent, power
 from mpdiag.reports.views.gradients import pictures
 from mpdiag.reports.views.gradients.frame import (
     SCALES,

@@ -6,7 +6,7 @@ import run_folder
 import streamlit as st
 import widgets
 
-from mpdiag.reports.formatting import in_markdown
+from mpdiag.display.wording import in_markdown
 from mpdiag.reports.views.runs import runs_frame
 
 st.header("Runs", anchor=False)

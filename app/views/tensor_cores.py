@@ -9,8 +9,8 @@ import run_folder
 import streamlit as st
 import widgets
 
+from mpdiag.display.wording import in_markdown, layer_name, percent, sentence
 from mpdiag.errors import RunNotFound
-from mpdiag.reports.formatting import in_markdown, layer_name, percent, sentence
 from mpdiag.reports.views import tensor_cores
 from mpdiag.reports.views.roofline import roofline
 

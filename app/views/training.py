@@ -8,8 +8,8 @@ import streamlit as st
 import widgets
 
 from mpdiag.analysis.scaling.replay import replay_run
+from mpdiag.display.wording import in_markdown
 from mpdiag.numerics.loss_scalers import SCALERS, Backoff
-from mpdiag.reports.formatting import in_markdown
 from mpdiag.reports.views import training
 from mpdiag.reports.views.replay import replayed
 

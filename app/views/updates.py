@@ -7,7 +7,7 @@ import run_folder
 import streamlit as st
 import widgets
 
-from mpdiag.reports.formatting import in_markdown, layer_name, percent, sentence
+from mpdiag.display.wording import in_markdown, layer_name, percent, sentence
 from mpdiag.reports.views import updates
 
 chosen = run_folder.current()

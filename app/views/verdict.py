@@ -9,8 +9,7 @@ import run_folder
 import streamlit as st
 import widgets
 
-from mpdiag.display.wording import counted
-from mpdiag.reports.formatting import in_markdown, sentence
+from mpdiag.display.wording import counted, in_markdown, sentence
 from mpdiag.reports.views.verdict import facts, formats_frame, levels_frame
 
 chosen = run_folder.current()

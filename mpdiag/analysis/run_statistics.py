@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
     from mpdiag.numerics.histograms import ExponentHistogram
     from mpdiag.runs.records import Records
-    from mpdiag.runs.schema import Fact
+    from mpdiag.runs.schema import FormatFact
 
 STREAM_FROM = 2_000_000
 """Rows from which a run is streamed: so many take some 500 MB when they are held."""
-UPDATE_FIGURES: tuple[tuple[Fact, str] | str, ...] = (
+UPDATE_FIGURES: tuple[tuple[FormatFact, str] | str, ...] = (
     "changed",
     *(("swallowed", fmt.name) for fmt in HALVES),
     ("vanished", FP16.name),

@@ -1,6 +1,25 @@
-"""Numbers in sentences."""
+"""Names and numbers as people read them; text from a run is never interpreted as markup."""
 
 from __future__ import annotations
+
+import html
+import math
+import re
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+MODEL = "(the model)"
+_MARKDOWN = re.compile(r"([\\`*_{}\[\]()#+\-.!|>~$:<&])")
+
+KIND_NAMES: Mapping[str, str] = {
+    "activation_grad": "activation gradients",
+    "weight_grad": "weight gradients",
+    "activation": "activations",
+    "weight": "weights",
+    "update": "updates",
+}
 
 
 def counted(number: int, one: str, several: str = "") -> str:
@@ -12,3 +31,83 @@ def counted(number: int, one: str, several: str = "") -> str:
         several: What several are called; by default with an s at the end.
     """
     return f"{number:,} {one if number == 1 else several or one + 's'}"
+
+
+def layer_name(name: str | None) -> str:
+    """A module's or parameter's name; the model itself is the empty one."""
+    return name or MODEL
+
+
+def percent(fraction: float) -> str:
+    """A share between 0 and 1 in percent; a dash for NaN, which is not known."""
+    if math.isnan(fraction):
+        return "–"
+    if fraction == 0:
+        return "0 %"
+    return f"{100 * fraction:.2f} %" if fraction >= 1e-4 else "< 0.01 %"
+
+
+def power(exponent: int) -> str:
+    """A power of two with its value: ``64 = 2⁶``."""
+    value = 2.0**exponent
+    number = f"{value:g}" if -4 <= exponent <= 19 else f"{value:.3g}"
+    return f"{number} = 2{superscript(exponent)}"
+
+
+def superscript(number: int) -> str:
+    """An integer in raised digits."""
+    return str(number).translate(str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹"))
+
+
+def magnitude(value: float) -> str:
+    """A positive value as a power of two with one decimal."""
+    return f"2^{math.log2(value):.1f}" if value > 0 and math.isfinite(value) else "–"
+
+
+def shortened(name: str, width: int = 30) -> str:
+    """A name that fits beside an axis: its beginning is cut, its end says more."""
+    name = layer_name(name)
+    return name if len(name) <= width else "…" + name[-(width - 1) :]
+
+
+def beginning(text: str, width: int) -> str:
+    """A text that fits: its end is cut, its beginning says most."""
+    return text if len(text) <= width else text[: width - 1] + "…"
+
+
+def in_figure(name: str, width: int | None = None) -> str:
+    """A name for plotly, escaped since plotly reads HTML tags."""
+    return html.escape(layer_name(name) if width is None else shortened(name, width), quote=False)
+
+
+def sentence(text: str) -> str:
+    """A reason as a sentence, with a capital and a full stop."""
+    text = text.strip()
+    first = text.partition(" ")[0]
+    code = any(mark in first.rstrip(".,;:") for mark in "._(")  # model.to(…) begins no capital
+    head = text[:1] if code else text[:1].upper()
+    return head + text[1:] + ("" if text.endswith((".", "!", "?")) else ".")
+
+
+def in_markdown(text: str) -> str:
+    """Text with all that Markdown would interpret escaped."""
+    return _MARKDOWN.sub(r"\\\1", text.replace("\n", " ").replace("\r", " "))
+
+
+def duration(seconds: float) -> str:
+    """A time span in the largest unit that fits."""
+    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * length:
+            return f"{seconds / length:.0f} {unit}"
+    return f"{max(0.0, seconds):.0f} s"
+
+
+def kernel_label(name: str) -> str:
+    """A kernel's name without return type, namespaces and arguments."""
+    plain = " ".join(name.split()).removeprefix("void ")
+    inner = re.match(r"cutlass::(?:device_)?[Kk]ernel\d?<([^<>]+?)(?:::\w+)?>", plain)
+    if inner:
+        return inner.group(1)
+    for noise in ("at::native::", "(anonymous namespace)::", "at::", "std::"):
+        plain = plain.replace(noise, "")
+    return plain.split("(")[0] or plain

@@ -2,8 +2,8 @@
 
 ``converted`` turns what was read into dataclasses, by msgspec. It serves the documents of a search,
 of measured sensitivities and of training logs. ``plan.json`` and ``meta.json`` are checked without it
-(``plan.py``, ``runs/validation.py``): a machine that records, analyzes and trains may have no package
-beyond torch's and the core's.
+(``plan.py``, ``runs/meta_validation.py``): a machine that records, analyzes and trains may have no
+package beyond torch's and the core's.
 """
 
 from __future__ import annotations

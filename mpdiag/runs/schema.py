@@ -72,11 +72,11 @@ UPDATE_INTEGERS = {
 _UNLIKE = ("absmax", "absmin", "means", "formats")
 """Columns whose values hardly repeat, or so simply that a dictionary takes more than it saves."""
 
-Fact = Literal["overflow", "swallowed", "vanished"]
-FACTS: tuple[Fact, ...] = ("overflow", "swallowed", "vanished")
+FormatFact = Literal["overflow", "swallowed", "vanished"]
+FACTS: tuple[FormatFact, ...] = ("overflow", "swallowed", "vanished")
 """What is counted for a format: finite values that overflow in it; of the elements that an update
 changed, those that a weight in it would not have taken, and those whose update is 0 in it."""
-UPDATE_FACTS: tuple[tuple[Fact, str] | str, ...] = (
+UPDATE_FACTS: tuple[tuple[FormatFact, str] | str, ...] = (
     "changed",
     ("swallowed", FP16.name),
     ("swallowed", BF16.name),
@@ -84,7 +84,7 @@ UPDATE_FACTS: tuple[tuple[Fact, str] | str, ...] = (
     "ratio_zeros",
 )
 """What the counters say of an update, in their order: a column, or a fact of a format."""
-_EARLIER: dict[str, tuple[Fact, str]] = {
+_EARLIER: dict[str, tuple[FormatFact, str]] = {
     "fp16_overflow": ("overflow", FP16.name),
     "swallowed_fp16": ("swallowed", FP16.name),
     "swallowed_bf16": ("swallowed", BF16.name),

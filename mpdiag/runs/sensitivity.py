@@ -82,7 +82,7 @@ class Sensitivities:
 
 
 @dataclass(frozen=True)
-class _Document:
+class _SensitivityDocument:
     schema_version: int
     format: str
     scale: float
@@ -104,7 +104,7 @@ def read_sensitivities(run: AnyPath) -> Sensitivities | None:
             message = f"{path} was written by a newer mpdiag (schema {version}): upgrade to read it"
             raise NewerSchema(message)
         json.dumps(document, allow_nan=False)  # 1e999 is JSON, and is infinite once read
-        read = converted(document, _Document)
+        read = converted(document, _SensitivityDocument)
         return Sensitivities(read.format, read.scale, read.operations)
     except FileNotFoundError:
         return None

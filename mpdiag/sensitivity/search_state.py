@@ -85,7 +85,7 @@ class _Probe:
 
 
 @dataclass(frozen=True)
-class _Document:
+class _SearchDocument:
     """``search.json`` as it is written."""
 
     version: int
@@ -105,7 +105,7 @@ def load_state(path: AnyPath | None, key: dict[str, Any]) -> SearchState:
     if path is None or not path.is_file():
         return SearchState(key, path)
     try:
-        document = converted(read_document(path), _Document)
+        document = converted(read_document(path), _SearchDocument)
         state = SearchState(
             key,
             path,

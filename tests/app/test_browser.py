@@ -18,9 +18,9 @@ import made_runs as hand
 import pytest
 
 from mpdiag.analysis.analyzer import analyze
+from mpdiag.display.wording import percent
 from mpdiag.numerics.formats import FP16
 from mpdiag.reports.documents.write import write_report
-from mpdiag.reports.formatting import percent
 from mpdiag.reports.views.gradients.frame import scale_frame, summary
 
 pytest.importorskip("streamlit", reason="needs Streamlit, of the extra `app`")

@@ -11,8 +11,8 @@ import pytest
 from made_profiles import profile
 
 from mpdiag.analysis.analyzer import analyze
+from mpdiag.display.wording import percent
 from mpdiag.numerics.formats import FP8_E4M3, FP16
-from mpdiag.reports.formatting import percent
 from mpdiag.reports.views.gradients.frame import layers_named, scale_frame, summary
 
 testing = pytest.importorskip("streamlit.testing.v1", reason="needs Streamlit, of the extra `app`")

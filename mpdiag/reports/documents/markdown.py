@@ -9,8 +9,8 @@ import math
 from typing import TYPE_CHECKING
 
 from mpdiag.analysis.scaling.necessity import lost_by_scale
+from mpdiag.display.wording import in_markdown, percent, sentence
 from mpdiag.numerics.formats import FP16
-from mpdiag.reports.formatting import in_markdown, percent, sentence
 from mpdiag.reports.views.gradients.frame import scale_frame
 from mpdiag.reports.views.operations import operations_frame
 from mpdiag.reports.views.verdict import facts, formats_frame, levels_frame

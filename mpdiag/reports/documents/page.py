@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpdiag.display.rendering import render
+from mpdiag.display.wording import sentence
 from mpdiag.files.atomic import atomic_path, writing
-from mpdiag.reports.formatting import sentence
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from mpdiag.display.wording import percent, sentence
 from mpdiag.reports.documents.page import findings, frame_table, page
-from mpdiag.reports.formatting import percent, sentence
 from mpdiag.reports.registry import reported_pictures
 from mpdiag.reports.views.operations import operations_frame
 from mpdiag.reports.views.verdict import facts, formats_frame, levels_frame

@@ -10,9 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mpdiag.display.wording import in_markdown, sentence
 from mpdiag.reports.documents import markdown
 from mpdiag.reports.documents.page import PageTable, findings, page, text_table
-from mpdiag.reports.formatting import in_markdown, sentence
 from mpdiag.reports.text import gpu_profile as text
 from mpdiag.reports.views.tensor_cores import headline, pictures
 from mpdiag.reports.views.verdict import Fact

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import plotly.graph_objects as go
 
-from mpdiag.reports.formatting import in_figure
+from mpdiag.display.wording import in_figure
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -13,9 +13,8 @@ from rich.text import Text
 
 from mpdiag.analysis.layers import share
 from mpdiag.analysis.scaling.necessity import lost_by_scale
-from mpdiag.display.wording import counted
+from mpdiag.display.wording import counted, layer_name, magnitude, percent
 from mpdiag.numerics.formats import BF16, FP16
-from mpdiag.reports.formatting import layer_name, magnitude, percent
 from mpdiag.reports.text.charts import Histogram
 from mpdiag.reports.text.tables import Fitted
 

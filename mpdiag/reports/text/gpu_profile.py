@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from rich.console import Group
 from rich.text import Text
 
-from mpdiag.reports.formatting import beginning, kernel_label
+from mpdiag.display.wording import beginning, kernel_label
 from mpdiag.reports.text.tables import Fitted
 from mpdiag.tensorcores.amdahl import speedup
 

@@ -8,7 +8,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from mpdiag.reports.formatting import magnitude, percent
+from mpdiag.display.wording import magnitude, percent
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Group
 from rich.text import Text
 
+from mpdiag.display.wording import layer_name, magnitude, percent
 from mpdiag.numerics.formats import FP16
-from mpdiag.reports.formatting import layer_name, magnitude, percent
 from mpdiag.reports.text.charts import Histogram, Sparkline
 from mpdiag.reports.text.tables import Fitted
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
-from mpdiag.reports.formatting import KIND_NAMES, in_figure
+from mpdiag.display.wording import KIND_NAMES, in_figure
 from mpdiag.reports.picture import Picture, View
 from mpdiag.reports.plotting.colors import BLUE, GREY, ORANGE
 from mpdiag.reports.plotting.style import empty, exponent_axis, figure, layer_axis, row_height

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from mpdiag.display.wording import in_figure, layer_name
 from mpdiag.numerics.formats import FORMATS, FP16
-from mpdiag.reports.formatting import in_figure, layer_name
 from mpdiag.reports.picture import Picture, View
 from mpdiag.reports.plotting.colors import BLUE, PURPLE, VERMILION
 from mpdiag.reports.plotting.style import (

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import pandas as pd
 
-from mpdiag.reports.formatting import beginning, in_figure, percent
+from mpdiag.display.wording import beginning, in_figure, percent
 from mpdiag.reports.picture import Picture
 from mpdiag.reports.plotting.colors import GREEN, GREY, VERDICT_COLORS, VERMILION
 from mpdiag.reports.plotting.style import GRID, empty, figure

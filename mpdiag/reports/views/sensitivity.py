@@ -15,9 +15,9 @@ import numpy as np
 import pandas as pd
 
 from mpdiag.analysis.operations.rounding_error import operation_errors, rounding_error
+from mpdiag.display.wording import in_figure, layer_name
 from mpdiag.numerics.autocast_lists import CALLED_AS, LISTS, policy_name
 from mpdiag.numerics.formats import FORMATS, FP16
-from mpdiag.reports.formatting import in_figure, layer_name
 from mpdiag.reports.picture import Picture
 from mpdiag.reports.plotting.colors import BLUE, PURPLE, VERMILION
 from mpdiag.reports.plotting.style import empty, figure, layer_axis, row_height

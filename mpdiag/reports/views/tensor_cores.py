@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from mpdiag.reports.formatting import beginning, in_figure, kernel_label, percent
+from mpdiag.display.wording import beginning, in_figure, kernel_label, percent
 from mpdiag.reports.picture import Picture, View
 from mpdiag.reports.plotting.colors import VERDICT_COLORS
 from mpdiag.reports.plotting.style import empty, figure, layer_axis, row_height

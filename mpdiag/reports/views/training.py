@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from mpdiag.reports.formatting import beginning, in_figure
+from mpdiag.display.wording import beginning, in_figure
 from mpdiag.reports.picture import Picture, View
 from mpdiag.reports.plotting.colors import SERIES, VERMILION
 from mpdiag.reports.plotting.style import empty, figure, log2_axis, log10_axis

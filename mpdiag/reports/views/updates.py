@@ -11,8 +11,8 @@ import numpy as np
 import pandas as pd
 
 from mpdiag.analysis.layers import countable_rows, share
+from mpdiag.display.wording import in_figure, layer_name
 from mpdiag.numerics.formats import FP16, HALVES
-from mpdiag.reports.formatting import in_figure, layer_name
 from mpdiag.reports.picture import Picture, View
 from mpdiag.reports.plotting.colors import BLUE, ORANGE, VERMILION
 from mpdiag.reports.plotting.style import empty, exponent_axis, figure, layer_axis, row_height
@@ -26,12 +26,12 @@ if TYPE_CHECKING:
     from mpdiag.numerics.formats import FloatFormat
     from mpdiag.reports.contents import RunContents
     from mpdiag.runs.records import Records
-    from mpdiag.runs.schema import Fact
+    from mpdiag.runs.schema import FormatFact
 
 BEGINS, CERTAIN = 11, 12
 """|w|/|Δw| of 2^11 = 2048, from which a normal FP16 weight loses some updates to rounding, and of
 2^12 = 4096, beyond which it loses them all."""
-_FACTS: dict[str, tuple[Fact, FloatFormat]] = {
+_FACTS: dict[str, tuple[FormatFact, FloatFormat]] = {
     **{f"swallowed_{fmt.name}": ("swallowed", fmt) for fmt in HALVES},
     "vanished_fp16": ("vanished", FP16),
 }

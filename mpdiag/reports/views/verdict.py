@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from mpdiag.display.wording import percent, superscript
 from mpdiag.numerics.formats import FORMATS
-from mpdiag.reports.formatting import percent, superscript
 from mpdiag.reports.picture import View
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ import re
 import made_runs as hand
 
 from mpdiag.analysis.analyzer import analyze
+from mpdiag.display.wording import percent
 from mpdiag.reports.documents.write import write_report
-from mpdiag.reports.formatting import percent
 
 
 def test_it_says_what_the_analysis_says(root, tmp_path):

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpdiag.reports.formatting import in_figure, percent, superscript
+from mpdiag.display.wording import in_figure, percent, superscript
 from mpdiag.reports.plotting.colors import BLUE, FATE_COLORS, GREEN, PURPLE, VERMILION
 from mpdiag.reports.plotting.style import (
     GRID,

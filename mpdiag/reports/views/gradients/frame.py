@@ -10,7 +10,7 @@ import pandas as pd
 
 from mpdiag.analysis.layers import Layers, countable_rows, share
 from mpdiag.analysis.scaling.maxima import by_step
-from mpdiag.reports.formatting import layer_name
+from mpdiag.display.wording import layer_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mpdiag.display.wording import KIND_NAMES, layer_name
 from mpdiag.numerics.formats import FP16
-from mpdiag.reports.formatting import KIND_NAMES, layer_name
 from mpdiag.reports.picture import Picture, View
 from mpdiag.reports.views.gradients import figure, receipt
 from mpdiag.reports.views.gradients import frame as tables
