@@ -24,7 +24,7 @@ test: $(READY)-test ## run the tests (ARGS="-k name" goes to pytest)
 
 .PHONY: docs
 docs: $(READY)-docs ## build the documentation into site/
-	@$(BIN)/mkdocs build --strict --quiet
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 .PHONY: lint
 lint: $(READY)-dev ## check style and formatting with ruff

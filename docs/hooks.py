@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parent.parent
 _OPTIONS = re.compile(r"^<!-- options: (\w+) -->$", re.MULTILINE)
+_POWER = re.compile(r"\b([0-9a-z])\^(?:\((.+?)\)|([-−]?\w+(?:\.\d+)?))")
 _OUTPUT = re.compile(r"^```shell\n((?:.*\n)+?)```\n<!-- output -->$", re.MULTILINE)
 
 
@@ -26,6 +27,16 @@ def on_page_markdown(markdown: str, **_: Any) -> str:
     """Fill in a page before it becomes HTML; called by mkdocs."""
     markdown = _OPTIONS.sub(lambda match: options_table(match[1]), markdown)
     return _OUTPUT.sub(lambda match: with_output(match[1]), markdown)
+
+
+def on_page_content(html: str, **_: Any) -> str:
+    """Raise exponents such as ``2^-24``, which Markdown leaves as they are; called by mkdocs."""
+    parts = re.split(r"(<(?:pre|code)\b.*?</(?:pre|code)>|<[^>]*>)", html, flags=re.DOTALL)
+    return "".join(part if part.startswith("<") else _POWER.sub(_raised, part) for part in parts)
+
+
+def _raised(match: re.Match[str]) -> str:
+    return f"{match[1]}<sup>{match[2] or match[3]}</sup>"
 
 
 def commands() -> dict[str, Any]:
@@ -71,7 +82,7 @@ def with_output(block: str) -> str:
 
 
 def output(line: str) -> str:
-    """What one ``mpdiag`` command prints, on stdout and stderr, as on a terminal of 100 columns."""
+    """What one ``mpdiag`` command prints, on stdout and stderr, as on a terminal of 90 columns."""
     from typer.testing import CliRunner
 
     from mpdiag.cli import app
@@ -79,7 +90,7 @@ def output(line: str) -> str:
     words = shlex.split(line, comments=True)[1:]
     with _in_the_checkout(), warnings.catch_warnings():
         warnings.simplefilter("error")
-        result = CliRunner().invoke(app, words, env={"COLUMNS": "100", "NO_COLOR": "1"})
+        result = CliRunner().invoke(app, words, env={"COLUMNS": "90", "NO_COLOR": "1"})
     if result.exit_code:
         message = f"`{line}` in the documentation fails:\n{result.output}"
         raise RuntimeError(message)

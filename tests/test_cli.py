@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 
@@ -53,18 +52,6 @@ def test_command_has_help(name):
     result = run(name, "--help")
     assert result.exit_code == ExitCode.OK
     assert command.help.split(".")[0] in " ".join(result.stdout.split())
-
-
-def test_readme_documents_the_commands_and_no_others(root):
-    readme = (root / "README.md").read_text(encoding="utf-8")
-    assert set(re.findall(r"^\| `mpdiag (\w+)", readme, flags=re.MULTILINE)) == set(COMMANDS)
-
-
-def test_readme_documents_which_commands_speak_json(root):
-    readme = (root / "README.md").read_text(encoding="utf-8")
-    speakers = {n for n, c in COMMANDS.items() if any("--json" in p.opts for p in c.params)}
-    (sentence,) = re.findall(r"With `--json` \((.*?)\)", readme)
-    assert set(re.findall(r"`(\w+)`", sentence)) == speakers
 
 
 def test_help_fits_a_terminal_without_cutting_a_sentence():

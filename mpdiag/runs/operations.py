@@ -2,7 +2,7 @@
 
 Two shapes of the same rows: ``Operation`` objects, which rules walk through as the graph they are
 (a tensor names the operation that produced it), and an Arrow table with ``schema()``, which lies in
-``operations/*.parquet`` and is readable without this package. The README describes every column.
+``operations/*.parquet`` and is readable without this package. docs/run-folder.md describes every column.
 """
 
 from __future__ import annotations

@@ -37,7 +37,7 @@ class Records:
     of the file's schema.
 
     Attributes:
-        step, micro, rank, tensors: Integers, see the README for the columns.
+        step, micro, rank, tensors: Integers, see docs/run-folder.md for the columns.
         kind, name, dtype, placement, stage: int32 codes, -1 where a row says nothing.
         words: For each text column, its words.
         scale: float64, the loss scale the values carry (1 where none).

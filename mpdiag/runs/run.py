@@ -134,7 +134,7 @@ class Run:
         return [p for p in _files(stats, "rank*.parquet") if _PART.fullmatch(p.name)]
 
     def table(self) -> pa.Table:
-        """Every row of statistics as an Arrow table; see the README for the columns.
+        """Every row of statistics as an Arrow table; see docs/run-folder.md for the columns.
 
         Raises:
             DamagedRun: If a part cannot be read, lacks a column, or there are no rows at all.

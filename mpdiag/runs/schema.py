@@ -6,7 +6,7 @@ The same rows have three shapes:
 * an Arrow table with ``schema()``: what lies in a Parquet part, readable without this package;
 * ``records.Records``: numpy columns, which the analysis reads and merges into histograms.
 
-The README describes every column. A histogram is stored from its first to its last occupied bin:
+docs/run-folder.md describes every column. A histogram is stored from its first to its last occupied bin:
 ``counts[i]`` values lie in (2^(first_exponent+i), 2^(first_exponent+i+1)], and byte i of ``means``
 says their mean, 2^(first_exponent+i) * (1 + byte / 255).
 

@@ -61,3 +61,9 @@ def test_shown_output_is_what_the_command_prints(hooks):
 def test_a_command_that_fails_stops_the_build(hooks):
     with pytest.raises(RuntimeError, match="fails"):
         hooks.output("mpdiag analyze no/such/run")
+
+
+def test_powers_are_raised_in_sentences_alone(hooks):
+    html = "<p>2^-25.3 of 2^(e+1). <code>2^8</code></p>"
+    raised = "<p>2<sup>-25.3</sup> of 2<sup>e+1</sup>. <code>2^8</code></p>"
+    assert hooks.on_page_content(html) == raised
