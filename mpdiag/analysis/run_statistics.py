@@ -65,20 +65,20 @@ class InMemoryStatistics:
     records: Records
 
     def layers(self) -> Layers:
-        """See ``RunStatistics``."""
+        """All rows, merged by kind and name."""
         return merge_layers(self.records)
 
     def late_gradients(self, since: float) -> Layers:
-        """See ``RunStatistics``."""
+        """Activation gradients of the steps from ``since`` on, merged by name."""
         late = merge_layers(self.records, self.records.step >= since)
         return late.of_kind("activation_grad")
 
     def step_maxima(self) -> tuple[NDArray[np.int64], NDArray[np.float64], int]:
-        """See ``RunStatistics``."""
+        """As ``maxima.step_maxima``."""
         return step_maxima(self.records)
 
     def by_step(self, layers: Collection[str], steps: NDArray[np.int64]) -> list[ExponentHistogram]:
-        """See ``RunStatistics``."""
+        """Activation gradients of each of some layers by step: stacks of batch shape (steps,)."""
         records = self.records
         gradients = records.of_kind("activation_grad") & countable_rows(records)
         return [
@@ -87,13 +87,13 @@ class InMemoryStatistics:
         ]
 
     def updates(self) -> tuple[tuple[str, ...], NDArray[np.int64]]:
-        """See ``RunStatistics``."""
+        """Names, and (figures, names) sums over updates of ``UPDATE_FIGURES``."""
         records = self.records
         rows = np.flatnonzero(records.of_kind("update") & countable_rows(records))
         return records.words["name"], sum_updates(records, rows, len(records.words["name"]))
 
     def activations(self, leaves: Collection[str]) -> tuple[int, int]:
-        """See ``RunStatistics``."""
+        """How many values the modules of these names put out, and in how many steps of ranks."""
         records = self.records
         wanted = set(leaves)
         codes = [i for i, name in enumerate(records.words["name"]) if name in wanted]

@@ -117,18 +117,18 @@ class StreamedStatistics:
         return seen
 
     def step_maxima(self) -> tuple[NDArray[np.int64], NDArray[np.float64], int]:
-        """See ``RunStatistics``."""
+        """As ``maxima.step_maxima``."""
         found = self._overview.maxima
         steps = np.array(sorted(found), np.int64)
         maxima = np.array([found[step] for step in steps.tolist()])
         return steps, maxima, int(np.isinf(maxima).sum())
 
     def layers(self) -> Layers:
-        """See ``RunStatistics``."""
+        """All rows, merged by kind and name."""
         return self._merge()[1]
 
     def late_gradients(self, since: float) -> Layers:
-        """See ``RunStatistics``."""
+        """Activation gradients of the steps from ``since`` on, merged by name."""
         known, _, late = self._merge()
         if since != known:
             message = f"late gradients were merged from step {known}, not {since}"
@@ -155,7 +155,7 @@ class StreamedStatistics:
         return self._merged
 
     def by_step(self, layers: Collection[str], steps: NDArray[np.int64]) -> list[ExponentHistogram]:
-        """See ``RunStatistics``."""
+        """Activation gradients of each of some layers by step: stacks of batch shape (steps,)."""
         codes = [self._vocabulary.words["name"].get(layer, -2) for layer in layers]
         mergers = [Merger(steps.size) for _ in codes]
         for piece in self._pieces():
@@ -170,12 +170,12 @@ class StreamedStatistics:
         return [merger.result() for merger in mergers]
 
     def updates(self) -> tuple[tuple[str, ...], NDArray[np.int64]]:
-        """See ``RunStatistics``."""
+        """Names, and (figures, names) sums over updates of ``UPDATE_FIGURES``."""
         sums = self._overview.updates
         return tuple(self._vocabulary.words["name"])[: sums.shape[1]], sums
 
     def activations(self, leaves: Collection[str]) -> tuple[int, int]:
-        """See ``RunStatistics``."""
+        """How many values the modules of these names put out, and in how many steps of ranks."""
         numel, steps = 0, set[tuple[int, int]]()
         for piece in self._pieces(histograms=False):
             names = self._vocabulary.words["name"]

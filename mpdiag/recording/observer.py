@@ -40,9 +40,9 @@ class Observer(StepListener):
 
     Args:
         subjects: The modules to record.
-        copied: Told of wrappers that are called around the models.
+        copied: Is given the wrappers that are called around the models.
         ledger: Where counts go.
-        clock: Told of forward passes and gradients.
+        clock: Is notified of forward passes and gradients.
         operations: Told which module is called.
         guard: Around every hook.
     """
