@@ -11,6 +11,8 @@ from hypothesis import settings
 # Threads that wait sleep: spinning, they would starve each other where cores are few or busy, and a
 # training takes five times as long. Read when torch is first imported; child processes inherit it.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+# Child processes keep what they compile, whatever the environment says: each saves a second.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 # Workers side by side: one thread each, or they would take the cores from one another.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
