@@ -7,6 +7,9 @@ BIN    := $(VENV)/bin
 PIP    := $(BIN)/python -m pip --disable-pip-version-check
 READY  := $(VENV)/.ready
 
+# A worker on each core; a file's tests stay together, for what they share is made once.
+PARALLEL := --numprocesses auto --dist loadfile --no-loadscope-reorder
+
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 
@@ -20,7 +23,7 @@ demo: $(READY)-demo ## record a small detector in FP32, analyze it, train it in 
 
 .PHONY: test
 test: $(READY)-test ## run the tests (ARGS="-k name" goes to pytest)
-	@$(BIN)/python -m pytest --numprocesses auto --dist worksteal $(ARGS)
+	@$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
 
 .PHONY: docs
 docs: $(READY)-docs ## build the documentation into site/

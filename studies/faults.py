@@ -46,6 +46,7 @@ from mpdiag.recording import ledger
 from mpdiag.recording.ledger import Ledger
 from mpdiag.recording.lifecycle import finish_at_exit
 from mpdiag.recording.recorder import Recorder
+from mpdiag.recording.run_folder import RunFolder
 from mpdiag.runs.run import open_run
 
 if TYPE_CHECKING:
@@ -432,7 +433,7 @@ def trouble(place: Path, number: int, rng: random.Random) -> list[Promise]:
         ),
         "a disk that fails": lambda rng: _raise_in(Ledger, "flush", OSError, rng),
         "an error at the end of a step": lambda rng: _raise_in(Ledger, "drain", KeyError, rng),
-        "an error in meta.json": lambda rng: _raise_in(Recorder, "_write_meta", TypeError, rng),
+        "an error in meta.json": lambda rng: _raise_in(RunFolder, "write_meta", TypeError, rng),
         "clocks that run backwards": _turn_back_clocks,
     }
     for name, fault in faults.items():
@@ -487,11 +488,11 @@ def _turn_back_clocks(rng: random.Random) -> None:
     for name in ("time", "monotonic", "perf_counter"):
         clock = getattr(time, name)
         setattr(time, name, lambda clock=clock: clock() + rng.uniform(-1e6, 1e6))
-    from mpdiag.recording import cadence, recorder
+    from mpdiag.recording import cadence, run_folder
     from mpdiag.runs import run
 
-    recorder.now = lambda: f"20{rng.randint(10, 99)}-01-01T00:00:00.000+00:00"  # type: ignore[attr-defined]
-    run.now = recorder.now  # type: ignore[attr-defined]
+    run.now = lambda: f"20{rng.randint(10, 99)}-01-01T00:00:00.000+00:00"  # type: ignore[assignment]
+    run_folder.now = run.now
     cadence.Governor.__init__.__defaults__ = (time.perf_counter,)  # type: ignore[attr-defined]
     Recorder.__init__.__kwdefaults__ = None
     defaults = list(Recorder.__init__.__defaults__ or ())

@@ -13,9 +13,12 @@ from hypothesis import settings
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 # Child processes keep what they compile, whatever the environment says: each saves a second.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-# Workers side by side: one thread each, or they would take the cores from one another.
+# Workers side by side: one thread each, or they would take the cores from one another. Their output
+# goes through a pipe, though xdist describes a terminal.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+    for name in ("COLUMNS", "LINES"):
+        os.environ.pop(name, None)
 
 # No deadline: a first call compiles, and a busy machine is no failure. On a checkout that is being
 # judged, examples are the same each time; elsewhere each run tries others.
