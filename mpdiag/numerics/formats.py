@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
@@ -84,18 +85,18 @@ class FloatFormat:
         """What rounding makes of a positive value out of range: infinity, NaN or ``max``."""
         return {"ieee": math.inf, "nan": math.nan, "none": self.max}[self.specials]
 
-    @property
+    @cached_property
     def max_exponent(self) -> int:
         """Exponent e of the binade [2^e, 2^(e+1)) that holds the largest finite value."""
         bias = (1 << self.exponent_bits - 1) - 1
         return bias if self.specials == "ieee" else bias + 1
 
-    @property
+    @cached_property
     def min_exponent(self) -> int:
         """Exponent of the smallest normal value, 2^min_exponent."""
         return 2 - (1 << self.exponent_bits - 1)
 
-    @property
+    @cached_property
     def max(self) -> float:
         """Largest finite value."""
         patterns = 2 if self.specials == "nan" else 1  # the last pattern of all may be NaN
@@ -120,13 +121,13 @@ class FloatFormat:
         """
         return self.min_subnormal_exponent - 1
 
-    @property
+    @cached_property
     def overflow_threshold(self) -> float:
         """Half-way between ``max`` and the value that would follow it: where overflow begins."""
         ulp = math.ldexp(1.0, self.max_exponent - self.mantissa_bits)
         return self.max + ulp / 2
 
-    @property
+    @cached_property
     def tie_overflows(self) -> bool:
         """Whether ``overflow_threshold`` itself overflows: it does where ``max`` is odd.
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from mpdiag.training.gradients.judgement import norms, unscale, values_of
-from mpdiag.training.weights.masters import parameters_of
+from mpdiag.training.gradients.scaling import parameters_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from mpdiag.tracing.nonfinite import find_nonfinite
 from mpdiag.training import setup, stepping
 from mpdiag.training.gradients.judgement import multiply
+from mpdiag.training.gradients.scaling import parameters_of
 from mpdiag.training.options import TrainerOptions
 from mpdiag.training.script_gradients import ScriptGradients
-from mpdiag.training.weights.masters import parameters_of
 from mpdiag.training.weights.wrapping import names_in
 
 if TYPE_CHECKING:

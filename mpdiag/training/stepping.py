@@ -33,9 +33,9 @@ from mpdiag.training.gradients.judgement import (
     rank,
     unscale,
 )
+from mpdiag.training.gradients.scaling import parameters_of
 from mpdiag.training.results import NonFinite, StepResult
 from mpdiag.training.skips.diagnosis import FailedStep, diagnose, non_finite
-from mpdiag.training.weights.masters import parameters_of
 from mpdiag.training.weights.transaction import Transaction
 
 if TYPE_CHECKING:
@@ -310,7 +310,7 @@ def update_weights(
         if bad:
             undo.restore()
             return NonFinite(bad[0][0], bad[0][1], "weights")
-    misfits = wrapped.masters.give_weights(held) if len(wrapped.masters) else []
+    misfits = wrapped.masters.give_weights(held) if precision.master_weights else []
     if misfits:
         name = wrapped.names_of(misfits)[0]
         message = (

@@ -27,6 +27,7 @@ from mpdiag.plan import PrecisionPlan
 from mpdiag.training import arguments, checkpoint, setup, stepping
 from mpdiag.training.gradients.judgement import Clip
 from mpdiag.training.gradients.reduction import apply_reduction
+from mpdiag.training.gradients.scaling import parameters_of
 from mpdiag.training.options import (
     AS_PLANNED,
     DEFAULT_OPTIONS,
@@ -34,7 +35,6 @@ from mpdiag.training.options import (
     TrainerOptions,
 )
 from mpdiag.training.skips.capsule_writer import CapsuleWriter
-from mpdiag.training.weights.masters import parameters_of
 
 if TYPE_CHECKING:
     import os

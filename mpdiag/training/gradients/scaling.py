@@ -17,6 +17,11 @@ if TYPE_CHECKING:
     from mpdiag.numerics.loss_scalers import Scaler
 
 
+def parameters_of(optimizer: Optimizer) -> list[Tensor]:
+    """What an optimizer updates, group by group."""
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
 class GradientScaling:
     """Scales losses, and remembers at which scale each optimizer's gradients are.
 

@@ -55,11 +55,6 @@ def _castable(
         yield from _castable(child, precision, fp32)
 
 
-def parameters_of(optimizer: Optimizer) -> list[Tensor]:
-    """What an optimizer updates, group by group."""
-    return [p for group in optimizer.param_groups for p in group["params"]]
-
-
 class Masters:
     """FP32 masters of the low-precision parameters that some optimizers update.
 
