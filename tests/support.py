@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import pytest
 import torch
 from torch import nn
 
+import mpdiag
 from mpdiag.plan import LossScalePlan, PrecisionPlan
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 
 def backoff(init_scale: float = 1024.0, **settings) -> PrecisionPlan:
@@ -42,3 +48,20 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(threads)
+
+
+def record_and_train(recording: Path, training: Path) -> None:
+    """Record three steps in FP32, and train one by the plan that they give."""
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with mpdiag.record(model, optimizer, recording):
+        for i in range(3):
+            x, y = batch(i)
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    plan = mpdiag.analyze(recording).plan
+    with mpdiag.MixedPrecision(model, optimizer, plan, run=training) as mp:
+        x, y = batch()
+        mp.step(nn.functional.cross_entropy(model(x), y))

@@ -41,7 +41,7 @@ def demo(
     as_json: JsonOption = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="With --all: as Markdown.")] = False,
 ) -> None:
-    """Try it: record in FP32, analyze, train by the plan, compare. Takes a minute or two."""
+    """Try it: record in FP32, analyze, train by the plan, compare. Takes a few minutes."""
     # Threads that wait sleep instead of spinning: on a busy machine that is five times as fast. It
     # is read when torch is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

@@ -5,11 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
-import torch
-from support import batch, network
-from torch import nn
-
-import mpdiag
+from support import record_and_train
 
 
 @pytest.fixture
@@ -33,17 +29,5 @@ def folder(tmp_path):
 def trained(tmp_path_factory):
     """A recording and a training by its plan, in a folder whose name must be quoted."""
     folder = tmp_path_factory.mktemp("trained") / "Übung 1" / "runs"
-    model = network()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    with mpdiag.record(model, optimizer, folder / "first run"):
-        for i in range(3):
-            x, y = batch(i)
-            nn.functional.cross_entropy(model(x), y).backward()
-            optimizer.step()
-    model = network()
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    plan = mpdiag.analyze(folder / "first run").plan
-    with mpdiag.MixedPrecision(model, optimizer, plan, run=folder / "second") as mp:
-        x, y = batch()
-        mp.step(nn.functional.cross_entropy(model(x), y))
+    record_and_train(folder / "first run", folder / "second")
     return folder
