@@ -144,8 +144,7 @@ def scaler_of(plan: LossScalePlan, precision: Precision, override: object = None
         plan: The plan's loss scale.
         precision: At O0 and O3 the scale is 1 unless overridden; BF16 has FP32's range.
         override: None, a number (a constant scale), ``"dynamic"``, the name of a scaler, a dict
-            of its settings with ``method``, or a ``Scaler`` (any object that has its ``scale``,
-            ``adjust`` and ``needs_absmax``).
+            of its settings with ``method``, or a ``Scaler``.
 
     Raises:
         UsageError: If the override is none of these, or a setting makes no sense.
@@ -165,11 +164,11 @@ def scaler_of(plan: LossScalePlan, precision: Precision, override: object = None
         return scaler_named(str(settings.pop("method", Backoff.name)), **settings)
     if isinstance(override, (int, float)) and not isinstance(override, bool):
         return ConstantScale(float(override))
-    if all(hasattr(override, name) for name in ("scale", "adjust", "needs_absmax")):
-        return override  # type: ignore[return-value]
+    if isinstance(override, Scaler):
+        return override
     names = ", ".join(map(repr, (NO_SCALE, "dynamic", *SCALERS)))
     message = (
-        f"loss_scale must be a number, {names}, a dict of settings or a scaler (with scale, adjust "
-        f"and needs_absmax), not {override!r}"
+        f"loss_scale must be a number, {names}, a dict of settings or a Scaler (see "
+        f"mpdiag.numerics.loss_scalers), not {override!r}"
     )
     raise UsageError(message)

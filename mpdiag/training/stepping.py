@@ -282,7 +282,7 @@ def note_step(context: StepContext, chosen: Sequence[Optimizer], result: StepRes
     if result.skipped:
         for optimizer in chosen:  # a scheduler stepped after a skip must not complain of the order
             optimizer._opt_called = True  # type: ignore[attr-defined]
-    context.monitor.note_step(result, getattr(context.scaling.scaler, "min_scale", None))
+    context.monitor.note_step(result, context.scaling.scaler.floor)
 
 
 # -- updates ---------------------------------------------------------------------------------------

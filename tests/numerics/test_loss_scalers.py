@@ -111,3 +111,11 @@ def test_a_tolerated_share_of_overflows_does_not_back_off(pattern, tolerance, in
         elif quiet == interval:
             scale, history, quiet = min(2.0**24, scale * 2), [], 0
         assert ours.scale == scale
+
+
+@pytest.mark.parametrize(
+    ("scaler", "floor"),
+    [(ConstantScale(8.0), None), (Backoff(min_scale=2.0), 2.0), (LogNormal(min_scale=4.0), 4.0)],
+)
+def test_the_smallest_scale_it_can_fall_to(scaler, floor):
+    assert scaler.floor == floor

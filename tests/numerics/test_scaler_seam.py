@@ -230,14 +230,14 @@ def test_it_can_be_asked_for_in_place_of_the_plans(override):
     assert isinstance(mp.scaler, PeakHold)
 
 
-def test_a_scaler_that_does_not_say_what_it_needs_is_refused():
+def test_an_object_that_is_no_scaler_is_refused():
     class Silent:
         scale = 8.0
 
         def adjust(self, absmax):
             return self
 
-    with pytest.raises(UsageError, match="needs_absmax"):
+    with pytest.raises(UsageError, match="a Scaler \\(see mpdiag.numerics.loss_scalers\\)"):
         trainer(network(), plan=plan(), overrides=PrecisionOverrides(loss_scale=Silent()))
 
 

@@ -87,6 +87,11 @@ class Backoff(Scaler):
         """``init_scale`` until an overflow or a quiet interval changes it."""
         return self.init_scale if self.current is None else self.current
 
+    @property
+    def floor(self) -> float:
+        """``min_scale``."""
+        return self.min_scale
+
     def adjust(self, absmax: float) -> Backoff:
         """Count the step, and back off or grow where a count is full."""
         steps = self.steps_since + 1

@@ -81,6 +81,11 @@ class LogNormal(Scaler):
         exponent = math.floor(LARGEST_LOG - (mean + self.quantile * spread))
         return min(self.max_scale, max(self.min_scale, math.ldexp(1.0, min(exponent, 1000))))
 
+    @property
+    def floor(self) -> float:
+        """``min_scale``."""
+        return self.min_scale
+
     def adjust(self, absmax: float) -> LogNormal:
         """Add the step's maximum to the moving averages."""
         if overflows(absmax, self.scale):

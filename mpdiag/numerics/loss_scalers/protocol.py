@@ -85,6 +85,11 @@ class Scaler(ABC):
         Infinity or NaN say that a gradient was not finite.
         """
 
+    @property
+    def floor(self) -> float | None:
+        """The smallest scale it can fall to; None: it does not fall."""
+        return None
+
     @classmethod
     def setting_names(cls) -> tuple[str, ...]:
         """Its fields without its state."""
