@@ -237,7 +237,7 @@ def test_an_object_that_is_no_scaler_is_refused():
         def adjust(self, absmax):
             return self
 
-    with pytest.raises(UsageError, match="a Scaler \\(see mpdiag.numerics.loss_scalers\\)"):
+    with pytest.raises(UsageError, match=r"a Scaler \(see mpdiag\.numerics\.loss_scalers\)"):
         trainer(network(), plan=plan(), overrides=PrecisionOverrides(loss_scale=Silent()))
 
 
