@@ -1,0 +1,1 @@
+"""Small trainings whose truth is known by training them."""
