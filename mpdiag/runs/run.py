@@ -32,6 +32,7 @@ from mpdiag.files.paths import is_remote, place
 from mpdiag.files.secrets import HIDDEN
 from mpdiag.runs.meta_validation import refuse_odd_meta, refuse_odd_modules
 from mpdiag.runs.reader import damaged, records_of, rows_in, source_of, tables_of
+from mpdiag.tracing.fingerprint import ModelFingerprint, fingerprint
 
 if TYPE_CHECKING:
     import os
@@ -248,6 +249,24 @@ class Run:
         except (pa.ArrowException, OSError, KeyError, ValueError) as error:
             raise DamagedRun(damaged(paths[0], error)) from error
         return rows
+
+    def model_fingerprint(self) -> ModelFingerprint | None:
+        """The parameters of the model that was recorded, or of the plan it was trained by.
+
+        None where neither is known: a training by a plan of an earlier version.
+
+        Raises:
+            DamagedRun: If the table of modules cannot be read.
+        """
+        rows = [row for row in self.modules() if row["what"] == "parameter"]
+        if rows:
+            cadence = self.meta.get("cadence") or {}
+            chosen = cadence.get("include") or cadence.get("exclude")
+            return fingerprint(((r["name"], r["shape"]) for r in rows), complete=not chosen)
+        try:
+            return ModelFingerprint.from_json(read_document(self.folder / "plan.json")["model"])
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            return None
 
     def rank_metas(self) -> dict[int, Mapping[str, Any]]:
         """The ``meta.json`` of each rank; ranks whose file is missing or damaged are left out."""
