@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from mpdiag.display import notebook
 from mpdiag.errors import DamagedPlan, NewerSchema, UsageError
 from mpdiag.files.documents import read_document
+from mpdiag.files.recognition import named_instead
 from mpdiag.numerics.formats import FP16, FP32
 from mpdiag.numerics.loss_scalers import SCALERS, ConstantScale, Scaler
 from mpdiag.tracing.fingerprint import ModelFingerprint
@@ -322,8 +323,8 @@ class PrecisionPlan:
             DamagedPlan: If it is missing or cannot be read.
             NewerSchema: If a newer version wrote it.
         """
-        write = "write one with mpdiag analyze RUN -o plan.json"
         path = Path(path)
+        write = "write one with mpdiag analyze RUN -o plan.json"
         if (path / "plan.json").is_file():
             path /= "plan.json"
         try:
@@ -332,11 +333,21 @@ class PrecisionPlan:
             message = f"there is no plan at {path}: {write}"
             raise DamagedPlan(message) from None
         except IsADirectoryError:
-            message = f"{path} is a folder without a plan.json: {write}"
+            message = f"{path} is a folder without a plan.json: {write}, and give that file"
+            if (path / "meta.json").is_file():
+                message = (
+                    f"the run {path} holds no plan: write one with mpdiag analyze {path} "
+                    f"-o {path / 'plan.json'}"
+                )
             raise DamagedPlan(message) from None
         except (OSError, ValueError, RecursionError) as error:
-            message = f"{path} is no readable plan ({str(error).splitlines()[0]}): {write}"
+            message = named_instead(path, "plan") or (
+                f"{path} is no readable plan ({str(error).splitlines()[0]}): {write}"
+            )
             raise DamagedPlan(message) from error
+        other = named_instead(path, "plan")
+        if other is not None:
+            raise DamagedPlan(other)
         return cls.from_json(document)
 
 
