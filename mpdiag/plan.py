@@ -266,6 +266,21 @@ class PrecisionPlan:
             mood="warning" if self.loss_scale.needed else "good",
         )
 
+    def decisions(self) -> dict[str, Any]:
+        """What a training by it depends on, as plain values: no reasons, no evidence, no advice."""
+        scale = _encode(self.loss_scale)
+        reduction = self.reduction
+        return {
+            "target": self.target,
+            "level": self.level,
+            "keep_batch_norm_fp32": self.keep_batch_norm_fp32,
+            "loss_scale": {name: scale[name] for name in ("method", *_SETTINGS, "settings")},
+            "master_weights": self.master_weights.needed,
+            "fp32_operations": sorted([c.module, c.op] for c in self.fp32_operations),
+            "fp32_modules": sorted([c.module, c.op] for c in self.fp32_modules),
+            "reduction": None if reduction is None else [reduction.dtype, reduction.pre_divide],
+        }
+
     def to_json(self) -> dict[str, Any]:
         """Plain values, ready for ``json.dumps(…, allow_nan=False)``."""
         document: dict[str, Any] = _encode(dataclasses.replace(self, model=None))

@@ -35,7 +35,7 @@ def compare(
     """Say whether B trains as well as A. Equivalent, different, or how many seeds would decide."""
     from mpdiag.analysis.comparison.compare import compare as compare_sides
     from mpdiag.analysis.comparison.groups import save_baseline
-    from mpdiag.reports import terminal
+    from mpdiag.reports import next_commands, terminal
     from mpdiag.reports.text.comparison import comparison_text
 
     comparison = compare_sides(a, b, metric=metric, margin=margin)
@@ -46,5 +46,5 @@ def compare(
         terminal.show_json(comparison.to_json())
     else:
         terminal.show(comparison_text(comparison))
-        terminal.name_next("mpdiag", "dashboard", b.parent)
+        terminal.name_next(*next_commands.look_beside(b))
     exit_on_findings(strict, (finding.severity for finding in comparison.findings))

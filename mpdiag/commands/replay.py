@@ -41,12 +41,18 @@ def replay(
     growth_factor: Annotated[float, typer.Option(help="Growth after a quiet interval.")] = 2.0,
     backoff_factor: Annotated[float, typer.Option(help="Factor after an overflow.")] = 0.5,
     growth_interval: Annotated[int, typer.Option(help="Steps of a quiet interval.")] = 2000,
+    min_scale: Annotated[
+        float | None, typer.Option(help="The scale never falls below it; default 1.")
+    ] = None,
+    max_scale: Annotated[
+        float | None, typer.Option(help="The scale never grows beyond it; default 2^24.")
+    ] = None,
     hysteresis: Annotated[int, typer.Option(help="Overflows in a row before backing off.")] = 1,
     as_json: JsonOption = False,
 ) -> None:
     """Run a loss scaler over a recorded run. Shows scale, skips and losses, step by step."""
     from mpdiag.analysis.scaling.replay import replay_run
-    from mpdiag.reports import terminal
+    from mpdiag.reports import next_commands, terminal
     from mpdiag.reports.text.replay import replay_text
 
     played = replay_run(
@@ -57,9 +63,11 @@ def replay(
         backoff_factor=backoff_factor,
         growth_interval=growth_interval,
         hysteresis=hysteresis,
+        min_scale=min_scale,
+        max_scale=max_scale,
     )
     if as_json:
         terminal.show_json(played.to_json())
     else:
         terminal.show(replay_text(played))
-        terminal.name_next("mpdiag", "analyze", run, "-o", "plan.json")
+        terminal.name_next(*next_commands.analyze_it(run))
