@@ -357,13 +357,20 @@ class PrecisionPlan:
             raise DamagedPlan(message) from None
         except (OSError, ValueError, RecursionError) as error:
             message = named_instead(path, "plan") or (
-                f"{path} is no readable plan ({str(error).splitlines()[0]}): {write}"
+                f"{path} is {_why_unreadable(error)}: {write}"
             )
             raise DamagedPlan(message) from error
         other = named_instead(path, "plan")
         if other is not None:
             raise DamagedPlan(other)
         return cls.from_json(document)
+
+
+def _why_unreadable(error: Exception) -> str:
+    """What keeps a file from being a plan: it is damaged, or something else altogether."""
+    if isinstance(error, json.JSONDecodeError) and not error.doc.lstrip().startswith("{"):
+        return "not a plan (it is not JSON)"
+    return f"no readable plan ({str(error).splitlines()[0]})"
 
 
 def _scale_words(scale: LossScalePlan) -> str:

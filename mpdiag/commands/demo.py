@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from mpdiag.commands.shared.options import JsonOption
+from mpdiag.commands.shared.options import JsonOption, given_words, refuse_file
 from mpdiag.errors import UsageError
 
 _OF_ALL = ("only", "seeds", "done", "markdown", "as_json")
@@ -22,11 +22,7 @@ def _refuse_strangers(context: typer.Context, everything: bool) -> None:
     Raises:
         UsageError: Naming it, and the form that takes it.
     """
-    given = {
-        p.name: p
-        for p in context.command.params
-        if p.name and getattr(context.get_parameter_source(p.name), "name", "") == "COMMANDLINE"
-    }
+    given = given_words(context)
     for name in _OF_ONE if everything else _OF_ALL:
         if name not in given:
             continue
@@ -36,8 +32,7 @@ def _refuse_strangers(context: typer.Context, everything: bool) -> None:
             chosen = context.params["only"][0]
             message = f"--only chooses among --all: for one workload, mpdiag demo {chosen}"
         else:
-            option = given[name].opts[0]
-            message = f"{option} is for {'one workload' if everything else '--all'}"
+            message = f"{given[name]} is for {'one workload' if everything else '--all'}"
             message += ", not for --all" if everything else ": add --all, or leave it out"
         raise UsageError(message)
 
@@ -75,6 +70,7 @@ def demo(
 ) -> None:
     """Try it: record in FP32, analyze, train by the plan, compare. Takes a few minutes."""
     _refuse_strangers(context, everything)
+    refuse_file(folder, "--folder")
     # Threads that wait sleep instead of spinning: on a busy machine that is five times as fast. It
     # is read when torch is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")

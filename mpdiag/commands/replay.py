@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from mpdiag.commands.shared.options import JsonOption, RunArgument
+from mpdiag.commands.shared.options import JsonOption, RunArgument, given_words
 from mpdiag.errors import UsageError
 from mpdiag.numerics.loss_scalers import SCALERS, Backoff, scaler_class
 
@@ -19,6 +19,12 @@ def _known(name: str) -> str:
         raise typer.BadParameter(str(error)) from None
     return name
 
+
+_SETTINGS = (
+    *("init_scale", "growth_factor", "backoff_factor", "growth_interval", "hysteresis"),
+    *("min_scale", "max_scale"),
+)
+"""Parameters that are settings of scalers; not every scaler has each."""
 
 # A string that is checked when the command runs: a Literal would fix the list at import.
 ScalerOption = Annotated[
@@ -33,6 +39,7 @@ ScalerOption = Annotated[
 
 
 def replay(
+    context: typer.Context,
     run: RunArgument,
     scaler: ScalerOption = Backoff.name,
     init_scale: Annotated[
@@ -55,6 +62,12 @@ def replay(
     from mpdiag.reports import next_commands, terminal
     from mpdiag.reports.text.replay import replay_text
 
+    known = scaler_class(scaler).setting_names()
+    typed = given_words(context)
+    for name in _SETTINGS:
+        if name in typed and name not in known:
+            message = f"the {scaler} scaler has no {typed[name]}: leave it out"
+            raise UsageError(message)
     played = replay_run(
         run,
         scaler,

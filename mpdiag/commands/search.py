@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from mpdiag.commands.shared.options import JsonOption
+from mpdiag.commands.shared.options import JsonOption, refuse_file
 from mpdiag.files.paths import place
 
 
@@ -32,6 +32,7 @@ def search(
     from mpdiag.demo.search import run_search, show_search
     from mpdiag.reports import next_commands, terminal
 
+    refuse_file(run or Path("runs"), "--run")
     folder = run or Path("runs") / f"search-{workload.replace('/', '-')}"
     result = run_search(
         workload, folder, plan=plan, budget=budget, seeds=seeds, steps=steps, lists=not no_lists

@@ -51,7 +51,7 @@ def kind_of(path: AnyPath) -> FileKind | None:
         return None
     run = _run_around(path)
     if run is not None and (path.name in _PARTS or path.suffix == ".parquet"):
-        return FileKind("part of a run", "a part of a run", f"give the run's folder, {run}")
+        return FileKind("part of a run", "a part of a run", f"it belongs to the run {run}")
     return _by_content(path, head, size)
 
 

@@ -30,3 +30,15 @@ def test_what_would_be_ignored_is_refused(words, sentence, tmp_path, monkeypatch
     assert done.exit_code == ExitCode.USAGE
     assert sentence in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("demo", "digits", "--folder"), ("demo", "--all", "--folder"), ("search", "gpt", "--run")],
+)
+def test_a_file_for_a_folder_is_refused_before_anything_is_trained(words, tmp_path):
+    place = tmp_path / "notes.txt"
+    place.write_text("precious")
+    done = CliRunner().invoke(app, [*words, str(place)])
+    assert done.exit_code == ExitCode.USAGE
+    assert done.stderr == f"error: {place} is a file: name a folder with {words[-1]}\n"

@@ -63,6 +63,12 @@ def test_a_file_of_a_run_points_to_its_folder(root):
         assert named_instead(run / name, "run").endswith(f"not a run: give the run's folder, {run}")
 
 
+def test_where_no_run_is_wanted_its_folder_is_no_advice(root):
+    place = root / "sample_runs" / "digits"
+    said = named_instead(place / "profile.json", "trace")
+    assert said.endswith(f"is a part of a run, not a trace: it belongs to the run {place}")
+
+
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [

@@ -45,6 +45,26 @@ def refuse_suffix(output: Path, what: str, known: tuple[str, ...]) -> None:
         raise UsageError(message)
 
 
+def refuse_file(folder: AnyPath, option: str) -> None:
+    """Refuse a file where a folder is to be made, before anything is trained for it.
+
+    Raises:
+        UsageError: With the option that names a folder.
+    """
+    if folder.exists() and not folder.is_dir():
+        message = f"{folder} is a file: name a folder with {option}"
+        raise UsageError(message)
+
+
+def given_words(context: typer.Context) -> dict[str, str]:
+    """The options and arguments that were typed, by the name of their parameter."""
+    return {
+        p.name: p.opts[0]
+        for p in context.command.params
+        if p.name and getattr(context.get_parameter_source(p.name), "name", "") == "COMMANDLINE"
+    }
+
+
 def exit_on_findings(strict: bool, severities: Iterable[str]) -> None:
     """With ``--strict``, exit with 1 if any finding is a warning or an error."""
     if strict and any(severity != "info" for severity in severities):
