@@ -161,6 +161,7 @@ def analyze(run: str | os.PathLike[str] | Run, target: str = FP16.name) -> Analy
         levels=advise_levels(opened, statistics, masters),
         shapes=advise_shapes(opened, fmt.name),
         layer_formats=advise_layers(layers, exponent),
+        model=opened.model_fingerprint(),
     )
     formats = summarise_formats(layers, exponent)
     return Analysis(opened, fmt, layers, scale, formats, findings, plan, proven)

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from mpdiag import workloads
 from mpdiag.analysis.analyzer import analyze
+from mpdiag.display.wording import did_you_mean
 from mpdiag.errors import UsageError
 from mpdiag.files.atomic import atomic_path
 from mpdiag.plan import PrecisionPlan
@@ -105,9 +106,11 @@ class _SearchedWorkload:
             self._workload = workloads.load(name)
             self.higher_is_better = self._workload.higher_is_better
         else:
+            exhibits = [GALLERY + exhibit for exhibit in gallery.names()]
+            hint = did_you_mean(name, [*workloads.names(), *exhibits])
             message = (
-                f"there is no workload {name!r}: choose one of {', '.join(workloads.names())}, or "
-                f"{GALLERY}NAME with one of {', '.join(gallery.names())}"
+                f"there is no workload {name!r}{hint}: choose one of "
+                f"{', '.join(workloads.names())}, or of the gallery, such as {exhibits[0]}"
             )
             raise UsageError(message)
 
