@@ -120,15 +120,7 @@ def _trained(run: Run) -> SeedTraining:
         len(log.skipped),
         _tops(run) if run.rows() else {},
         diverged,
-        _model(run),
-    )
-
-
-def _model(run: Run) -> KnownModel:
-    """What a run knows of its model."""
-    about = run.meta.get("model") or {}
-    return KnownModel(
-        run.model_fingerprint(), str(about.get("type") or ""), int(about.get("parameters") or 0)
+        KnownModel.of_run(run),
     )
 
 

@@ -11,6 +11,7 @@ from mpdiag.tracing.fingerprint import compare_models, some_of
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+    from mpdiag.runs.run import Run
     from mpdiag.tracing.fingerprint import ModelFingerprint
 
 
@@ -27,6 +28,18 @@ class KnownModel:
     fingerprint: ModelFingerprint | None = None
     type: str = ""
     parameters: int = 0
+
+    @classmethod
+    def of_run(cls, run: Run) -> KnownModel:
+        """What a run knows of its model.
+
+        Raises:
+            DamagedRun: If its table of modules cannot be read.
+        """
+        about = run.meta.get("model") or {}
+        return cls(
+            run.model_fingerprint(), str(about.get("type") or ""), int(about.get("parameters") or 0)
+        )
 
 
 @dataclass(frozen=True)
@@ -76,3 +89,11 @@ def relate_models(a: KnownModel, b: KnownModel) -> ModelRelation | None:
         "only_b": list(found.only_second),
     }
     return ModelRelation(different=False, words=found.changes, evidence=evidence)
+
+
+def same_model(a: KnownModel, b: KnownModel) -> bool:
+    """Whether two models are known to be one, or two versions of one."""
+    found = relate_models(a, b)
+    if found is not None:
+        return not found.different
+    return bool(a.type) and (a.type, a.parameters) == (b.type, b.parameters)
