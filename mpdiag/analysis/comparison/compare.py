@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from mpdiag.analysis.comparison.comparison_findings import comparison_findings
 from mpdiag.analysis.comparison.equivalence import (
-    Equivalence,
     EquivalenceVerdict,
     judge_equivalence,
     judge_family,
@@ -17,6 +16,7 @@ from mpdiag.analysis.comparison.equivalence import (
 from mpdiag.analysis.comparison.groups import SeedGroup, read_group
 from mpdiag.analysis.comparison.margins import Margin, default_margin, given_margin
 from mpdiag.analysis.comparison.models import ModelRelation, relate_models
+from mpdiag.analysis.comparison.parts import Curve, LayerShift, MetricComparison
 from mpdiag.analysis.comparison.rates import RateComparison, compare_rates
 from mpdiag.analysis.notebook import comparison_html
 from mpdiag.errors import UsageError
@@ -38,67 +38,6 @@ def mean_of_finite(values: Sequence[float]) -> float:
     """The mean of the trainings that did not diverge; NaN if all did."""
     finite_ = [v for v in values if math.isfinite(v)]
     return statistics.fmean(finite_) if finite_ else math.nan
-
-
-@dataclass(frozen=True)
-class MetricComparison:
-    """One metric on both sides.
-
-    Attributes:
-        metric: Its name.
-        higher_is_better: Whether more is better.
-        a, b: One value per seed; NaN where a training that diverged has none.
-        result: The equivalence test, of the trainings that did not diverge.
-        margin: How much does not matter, and why.
-    """
-
-    metric: str
-    higher_is_better: bool
-    a: tuple[float, ...]
-    b: tuple[float, ...]
-    result: Equivalence
-    margin: Margin
-
-    @property
-    def margin_given(self) -> bool:
-        """Whether the margin was given, rather than chosen by the kind of metric."""
-        return self.margin.given
-
-    @property
-    def worse(self) -> bool:
-        """Whether b's mean is the worse one."""
-        return (self.result.difference < 0) == self.higher_is_better
-
-
-@dataclass(frozen=True)
-class Curve:
-    """The difference between two loss curves.
-
-    Attributes:
-        steps: Steps that both sides have.
-        worst_step: The step with the largest gap between the means; None without common steps.
-        departure: That gap, in the loss's units (b minus a).
-        spread: Standard deviation over seeds at that step on the first side; None for one seed.
-    """
-
-    steps: int
-    worst_step: int | None
-    departure: float
-    spread: float | None
-
-
-@dataclass(frozen=True)
-class LayerShift:
-    """A layer whose largest value moved.
-
-    Attributes:
-        kind, name: The layer.
-        octaves: log2 of b's largest |x| over a's, averaged over seeds.
-    """
-
-    kind: str
-    name: str
-    octaves: float
 
 
 @dataclass(frozen=True)
@@ -214,10 +153,12 @@ def compare_groups(
         raise UsageError(message)
     if not names:
         relation = relate_models(left.model, right.model)
-        other = f" and are trainings of two different models ({relation.words})"
+        other = ""
+        if relation is not None and relation.different:
+            other = f" and are trainings of two different models ({relation.words})"
         message = (
-            f"{left.name} and {right.name} have no metric in common"
-            f"{other if relation and relation.different else ''}: log the same one on both sides"
+            f"{left.name} and {right.name} have no metric in common{other}: log the same one on "
+            "both sides"
         )
         raise UsageError(message)
     chosen = [metric] if metric is not None else names

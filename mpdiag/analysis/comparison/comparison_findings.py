@@ -11,9 +11,9 @@ from mpdiag.display.wording import counted
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mpdiag.analysis.comparison.compare import LayerShift, MetricComparison
     from mpdiag.analysis.comparison.groups import SeedGroup
     from mpdiag.analysis.comparison.models import ModelRelation
+    from mpdiag.analysis.comparison.parts import LayerShift, MetricComparison
     from mpdiag.analysis.comparison.rates import RateComparison
 
 LENGTHS_ALIKE = 0.95

@@ -177,7 +177,9 @@ def _standard_error(a: Sequence[float], b: Sequence[float], *, paired: bool) -> 
     total = sum(parts)
     if total == 0:
         return 0.0, len(a) + len(b) - 2
-    freedom = total**2 / sum(p**2 / (len(s) - 1) for p, s in zip(parts, (a, b), strict=True))
+    # Shares of the total, since squares of tiny variances vanish.
+    sides = zip(parts, (a, b), strict=True)
+    freedom = 1 / sum((p / total) ** 2 / (len(s) - 1) for p, s in sides)
     return math.sqrt(total), freedom
 
 

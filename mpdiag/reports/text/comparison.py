@@ -16,8 +16,9 @@ from mpdiag.reports.text.tables import Fitted
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from mpdiag.analysis.comparison.compare import Comparison, MetricComparison
+    from mpdiag.analysis.comparison.compare import Comparison
     from mpdiag.analysis.comparison.equivalence import Equivalence
+    from mpdiag.analysis.comparison.parts import MetricComparison
 
 _STYLES = {"equivalent": "bold green", "different": "bold red", "inconclusive": "bold yellow"}
 _COLOURS = {"error": "bold red", "warning": "yellow", "info": "cyan"}
