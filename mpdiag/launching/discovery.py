@@ -144,6 +144,13 @@ class Discovery:
         if id(optimizer) not in self._optimizers:
             self._guarded(self._look, [optimizer], None)
 
+    def computing(self) -> None:
+        """The script computes with a parameter outside its modules: look at what was made since."""
+        made = [optimizer for one in self._fresh if (optimizer := one()) is not None]
+        if made and torch.is_grad_enabled() and not in_backward() and not in_transform():
+            self._fresh.clear()
+            self._guarded(self._look, [o for o in made if id(o) not in self._optimizers], None)
+
     def _before_step(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         self.stepping(optimizer)
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from mpdiag.plan import PrecisionPlan
+    from mpdiag.tracing.precision_share import PrecisionShare
     from mpdiag.training.results import StepResult
     from mpdiag.training.run_log import RunLog
     from mpdiag.training.tensor_core_check import TensorCoreCheck
@@ -149,12 +150,14 @@ class StepMonitor:
         in_a_row: How many of the last ones were skipped, without a gap.
         log: The run's log, if the training has a run folder.
         check: Whether Tensor Cores are in use; None where there is nothing to check.
+        share: Which share of the FLOPs runs in half precision.
         drift: Compares the training with its plan.
 
     Args:
         drift: See above.
         log: See above.
         check: See above.
+        share: See above.
         max_skips: How many skips in a row end the training.
         advice: How to learn the cause of a skip, for the message where it is unknown.
         first_step: The first step's number.
@@ -165,6 +168,7 @@ class StepMonitor:
         drift: DriftWatch,
         log: RunLog | None,
         check: TensorCoreCheck | None,
+        share: PrecisionShare,
         *,
         max_skips: int,
         advice: str,
@@ -174,6 +178,7 @@ class StepMonitor:
         self.drift = drift
         self.log = log
         self.check = check
+        self.share = share
         self._max_skips = max_skips
         self._advice = advice
 
@@ -200,6 +205,7 @@ class StepMonitor:
             TrainingDiverged: If too many steps in a row were skipped.
         """
         self.steps += 1
+        self.share.step_ended()
         if self.log is not None:
             self.log.note_step(result)
         use = None if self.check is None else self.check.after_step(self.steps)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from mpdiag.tracing.nonfinite import find_nonfinite
 from mpdiag.training import setup, stepping
-from mpdiag.training.gradients.judgement import multiply
+from mpdiag.training.casting import widened
 from mpdiag.training.gradients.scaling import parameters_of
 from mpdiag.training.options import TrainerOptions
 from mpdiag.training.script_gradients import ScriptGradients
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from mpdiag.plan import PrecisionPlan
     from mpdiag.tracing.nonfinite import NonfiniteTrace, Producer
+    from mpdiag.tracing.precision_share import PrecisionShare
     from mpdiag.training.options import Backend
     from mpdiag.training.results import StepResult
 
@@ -52,6 +53,7 @@ class ScriptTrainer:
         run: The run folder.
         say: Takes sentences that a person should read; default: warnings.
         first_step: The first step's number.
+        share: Counts what runs in half precision; default: one of this trainer alone.
 
     Attributes:
         left_out: Modules that the plan names and the models lack.
@@ -72,6 +74,7 @@ class ScriptTrainer:
         run: str | os.PathLike[str] | None = None,
         say: Callable[[str], None] | None = None,
         first_step: int = 0,
+        share: PrecisionShare | None = None,
     ) -> None:
         held = list(models.values())
         fitting, self.left_out = _fitting(plan, models)
@@ -88,6 +91,7 @@ class ScriptTrainer:
             options=TrainerOptions(names=list(models)),
             say=say,
             first_step=first_step,
+            share=share,
         )
         self.precision = parts.precision
         self.backend = parts.backend
@@ -133,9 +137,14 @@ class ScriptTrainer:
 
     # -- forward -----------------------------------------------------------------------------------
 
-    def forward_began(self, module: nn.Module) -> None:
-        """Note the beginning of a forward pass: buffers are saved before the first one of a step."""
+    def forward_began(self, module: nn.Module | None = None) -> None:
+        """Note the beginning of a forward pass: buffers are saved before the first one of a step.
+
+        Args:
+            module: What the script calls; None where it computes with parameters itself.
+        """
         wrapped = self.context.wrapped
+        module = wrapped.models[0] if module is None else module
         if not module.training:
             return
         if wrapped.fresh:
@@ -176,23 +185,21 @@ class ScriptTrainer:
             options: The other options.
         """
         scaling, gradients = self.context.scaling, self.gradients
-        if gradients.were_cleared():  # a step that the script has skipped itself
+        nested = gradients.within_pass  # begun by a hook of the script
+        if not nested and gradients.were_cleared():  # a step that the script has skipped itself
             self.context.wrapped.buffers.restore()
             scaling.note_skipped()
         scale = scaling.scale
-        leaves = gradients.receiving(reached, inputs)
-        with torch.no_grad():
-            multiply([leaf.grad for leaf in leaves if leaf.grad is not None], scale)
-        scaling.root = next((t.grad_fn for t in tensors if t.grad_fn is not None), None)
-        if len(tensors) == 1 and tensors[0].numel() == 1:
-            scaling.loss = tensors[0].detach()
+        receiving = gradients.receiving(reached, inputs)
+        if not nested:
+            scaling.root = next((t.grad_fn for t in tensors if t.grad_fn is not None), None)
+            if len(tensors) == 1 and tensors[0].numel() == 1:
+                scaling.loss = tensors[0].detach()
         if inputs is not None:
             options = {**options, "inputs": inputs}
-        try:
-            with self._scaled():
-                plain([scaling.scaled(t) for t in tensors], **options)
-        finally:  # a pass that fails on its way has left scaled gradients, too
-            gradients.unscale(leaves, scale, keep=bool(options.get("create_graph")))
+        keep = bool(options.get("create_graph"))
+        with gradients.unscaling(receiving, scale, keep=keep), self._scaled():
+            plain([scaling.scaled(t) for t in tensors], **options)
 
     def grad(
         self,
@@ -211,10 +218,10 @@ class ScriptTrainer:
         """
         scaling = self.context.scaling
         scale = scaling.scale
-        with self._scaled():
+        with self.gradients.passing(), self._scaled():
             found = plain([scaling.scaled(t) for t in tensors], **options)
         self.gradients.note_reached(reached[0])
-        return tuple(None if g is None else g / scale for g in found)
+        return tuple(None if g is None else widened(g) / scale for g in found)
 
     @contextmanager
     def _scaled(self) -> Iterator[None]:
@@ -261,7 +268,7 @@ class ScriptTrainer:
 
         def update(_held: Sequence[Tensor]) -> None:
             nonlocal returned
-            with context.casting.off():
+            with context.casting.off(), context.monitor.share.paused():
                 returned = plain()
             torch.clear_autocast_cache()
 

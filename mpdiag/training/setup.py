@@ -12,6 +12,7 @@ from torch.nn.parameter import is_lazy
 from mpdiag.emulation.mode import Emulation
 from mpdiag.errors import UsageError
 from mpdiag.tracing.fingerprint import compare_models, fingerprint, other_model, some_of
+from mpdiag.tracing.precision_share import PrecisionShare
 from mpdiag.training import arguments, levels
 from mpdiag.training.callers import loop_stacklevel
 from mpdiag.training.casting import Casting
@@ -77,6 +78,7 @@ def set_up(
     options: TrainerOptions = DEFAULT_OPTIONS,
     say: Callable[[str], None] | None = None,
     first_step: int = 0,
+    share: PrecisionShare | None = None,
 ) -> Setup:
     """Check what was asked for, wrap the models and put the parts together.
 
@@ -92,6 +94,7 @@ def set_up(
         options: Likewise.
         say: Takes alarms; default: warnings.
         first_step: The first step's number.
+        share: Counts what runs in half precision; default: one of this trainer alone.
 
     Raises:
         UsageError: If something makes no sense; nothing is changed then.
@@ -116,7 +119,11 @@ def set_up(
     except BaseException:
         wrapped.release()
         raise
-    log = None if run is None else RunLog(run, plan, precision, chosen, wrapped)
+    share = share or PrecisionShare()
+    if any(hasattr(m, "_orig_mod") for model in models for m in model.modules()):
+        share.stop("a compiled model shows no operations")
+    share.begin()
+    log = None if run is None else RunLog(run, plan, precision, chosen, wrapped, share)
     emulation = Emulation(low_sums=options.fp16_accumulation) if chosen == "emulated" else None
     check = None
     if options.check_tensor_cores and precision.level != "O0":
@@ -125,13 +132,14 @@ def set_up(
         DriftWatch(plan, say),
         log,
         check,
+        share,
         max_skips=options.max_skips,
         advice=advice,
         first_step=first_step,
     )
     context = StepContext(
         wrapped,
-        Casting(wrapped, emulation),
+        Casting(wrapped, emulation, share),
         GradientScaling(scaler),
         monitor,
         device,

@@ -252,9 +252,10 @@ def skip_step(
     the second skip in a row on.
     """
     monitor = context.monitor
-    diagnosis = diagnose(
-        context.wrapped, context.casting, failed, replay, locate=monitor.in_a_row > 0
-    )
+    with monitor.share.paused():
+        diagnosis = diagnose(
+            context.wrapped, context.casting, failed, replay, locate=monitor.in_a_row > 0
+        )
     context.scaling.note_skipped()
     return StepResult(
         skipped=True,

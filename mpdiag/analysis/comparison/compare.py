@@ -14,6 +14,7 @@ from mpdiag.analysis.comparison.equivalence import (
     judge_family,
 )
 from mpdiag.analysis.comparison.groups import SeedGroup, read_group
+from mpdiag.analysis.comparison.half_precision import refuse_unused_precision
 from mpdiag.analysis.comparison.margins import Margin, default_margin, given_margin
 from mpdiag.analysis.comparison.models import ModelRelation, relate_models
 from mpdiag.analysis.comparison.parts import Curve, LayerShift, MetricComparison
@@ -131,10 +132,13 @@ def compare(
         alpha: Chance of any wrong verdict, all metrics and the rates of divergence together.
 
     Raises:
-        InputError: If a side cannot be read.
+        InputError: If a side cannot be read, or claims half precision and ran in none.
         UsageError: If both sides have no metric in common, or the margin makes no sense.
     """
-    return compare_groups(read_group(a), read_group(b), metric=metric, margin=margin, alpha=alpha)
+    left, right = read_group(a), read_group(b)
+    for side in (a, b):
+        refuse_unused_precision(side)
+    return compare_groups(left, right, metric=metric, margin=margin, alpha=alpha)
 
 
 def compare_groups(
