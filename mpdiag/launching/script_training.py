@@ -56,6 +56,7 @@ class ScriptTraining:
         self._trainer_of: dict[int, ScriptTrainer] = {}  # by id of a module
         self._stepped_by: WeakKeyDictionary[Optimizer, ScriptTrainer] = WeakKeyDictionary()
         self._replaced: WeakSet[Optimizer] = WeakSet()  # whose step was replaced
+        self._without_model: list[Optimizer] = []  # found before any model
         self._late: list[tuple[Any, bool]] = []  # hooks too late for the call being made
         self._discovery: Discovery | None = None
         self._patches: Patches | None = None
@@ -70,7 +71,7 @@ class ScriptTraining:
 
         self._patches = Patches(GradientCalls(self.trainers))
         self._patches.install()
-        self._discovery = Discovery(self)
+        self._discovery = Discovery(self, patient=True)
         self._discovery.attach()
         processes.abandon_in_children(self.abandon)
 
@@ -107,8 +108,10 @@ class ScriptTraining:
             return ""
         last = self.trainers[-1]
         skipped = sum(trainer.skipped for trainer in self.trainers)
+        several = len(last.context.wrapped.optimizers)
+        of = f" of {several} optimizers" if several > 1 else ""
         return (
-            f"{last.steps} steps in {last.precision.format} ({last.backend}), {skipped} skipped, "
+            f"{last.steps} steps{of} in {last.precision.format} ({last.backend}), {skipped} skipped, "
             f"loss scale {last.loss_scale:g} at the end"
         )
 
@@ -122,12 +125,18 @@ class ScriptTraining:
                 "skipped; use mpdiag.MixedPrecision in it"
             )
         trainer = self._holder(found)
+        if trainer is None and not found.roots:
+            self._without_model.extend(found.optimizers)  # nothing that they step is cast as yet
+            return
         if trainer is None:
             trainer = self._begin(found)
         else:
             for optimizer in found.optimizers:
                 trainer.adopt(optimizer)
-        for optimizer in found.optimizers:
+        early, self._without_model = self._without_model, []
+        for optimizer in early:
+            trainer.adopt(optimizer)
+        for optimizer in (*early, *found.optimizers):
             self._stepped_by[optimizer] = trainer
             if optimizer not in self._replaced:
                 self.made(optimizer)
@@ -174,11 +183,12 @@ class ScriptTraining:
         )
 
     def _holder(self, found: Discovered) -> ScriptTrainer | None:
-        """The trainer that holds these optimizers' models already."""
+        """The trainer that holds these optimizers' models already; for tensors of none, the last."""
         if found.roots:
             return None
         held = [id(p) for o in found.optimizers for g in o.param_groups for p in g["params"]]
-        return next((t for t in reversed(self.trainers) if t.gradients.owns(held)), None)
+        last = self.trainers[-1] if self.trainers else None
+        return next((t for t in reversed(self.trainers) if t.gradients.owns(held)), last)
 
     def _begin(self, found: Discovered) -> ScriptTrainer:
         from mpdiag.launching.script_names import script_names
@@ -186,8 +196,6 @@ class ScriptTraining:
         from mpdiag.training.script_trainer import ScriptTrainer
 
         roots = found.roots
-        if not roots:
-            self.refuse("an optimizer steps tensors that belong to no module")
         names = script_names([(root.model, root.wrapper) for root in roots])
         if len(roots) == 1 and not self.trainers:
             names = [""]

@@ -25,10 +25,14 @@ class ScriptGradients:
     """Which gradients of some models are under the loss scale, and which were not finite."""
 
     def __init__(self, models: Sequence[nn.Module]) -> None:
-        self._parameters = {id(p): p for m in models for p in m.parameters()}
+        self._parameters: dict[int, Tensor] = {id(p): p for m in models for p in m.parameters()}
         self._retained: list[weakref.ref[Tensor]] = []
         self._nonfinite: dict[int, Tensor] = {}  # parameters whose gradient was not finite, by id
         self._reached: set[int] = set()  # parameters whose gradients came through here
+
+    def adopt(self, tensors: Iterable[Tensor]) -> None:
+        """Count these among the parameters."""
+        self._parameters.update({id(t): t for t in tensors if isinstance(t, torch.Tensor)})
 
     def owns(self, leaves: Iterable[int]) -> bool:
         """Whether any of some tensors, given by ``id``, is a parameter of the models."""
