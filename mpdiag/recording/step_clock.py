@@ -137,6 +137,8 @@ class StepClock:
         self._taking_part = set(self._optimizers)  # in rounds
         self._in_round: set[int] = set()  # optimizers that have stepped in the present round
         self._steps_of_round = 0
+        self._last_round: set[int] = set()  # optimizers that have stepped in the round before
+        self._patience = _LONGEST_ROUND
         self._calls: dict[int, int] = {}  # of each model in this step
         self._forwards = 0
         self._backwards: set[int] = set()  # forward passes that a gradient followed
@@ -261,14 +263,18 @@ class StepClock:
     def _count_rounds(self) -> None:
         """Whether the round ends with the step that has ended.
 
-        An optimizer that has not stepped for many steps takes part again when it steps.
+        The optimizers of the last round are waited for as long as it took, or for many steps where
+        others had stepped in the one before.
         """
         self._in_round |= self._stepped
         self._steps_of_round += 1
-        if self._taking_part <= self._in_round or self._steps_of_round >= _LONGEST_ROUND:
-            self.round += 1
-            self._taking_part, self._in_round = self._in_round, set()
+        if self._taking_part <= self._in_round or self._steps_of_round >= self._patience:
+            alike = self._in_round == self._last_round
+            self._patience = self._steps_of_round if alike else _LONGEST_ROUND
+            self._taking_part, self._last_round = set(self._in_round), self._in_round
+            self._in_round = set()
             self._steps_of_round = 0
+            self.round += 1
 
     # -- questions ---------------------------------------------------------------------------------
 

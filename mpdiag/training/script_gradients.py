@@ -32,7 +32,7 @@ class ScriptGradients:
 
     def adopt(self, tensors: Iterable[Tensor]) -> None:
         """Count these among the parameters."""
-        self._parameters.update({id(t): t for t in tensors if isinstance(t, torch.Tensor)})
+        self._parameters.update({id(t): t for t in tensors})
 
     def owns(self, leaves: Iterable[int]) -> bool:
         """Whether any of some tensors, given by ``id``, is a parameter of the models."""

@@ -212,7 +212,8 @@ def test_optimizers_that_take_turns_have_steps_of_their_own(begin):
         ("ab", 2, [0, 1, 4, 5]),
         ("aab", 2, [0, 1, 2, 6, 7, 8]),
         ("a", 2, [*range(8), 9, 11, 13]),  # the other one never steps, and is waited for once
-        ("aaaaaaaaab", 4, [*range(8), 19, 20, 39, 40]),  # as long as it steps it takes part
+        ("aaaaaaaaab", 4, [*range(8), 18, 29, *range(40, 48)]),  # nor is one that hardly ever does
+        ("aaaaab", 2, [*range(6), *range(12, 18)]),
     ],
 )
 def test_whether_to_record_is_decided_for_a_round_of_all_optimizers(turn, every, recorded):
@@ -223,6 +224,18 @@ def test_whether_to_record_is_decided_for_a_round_of_all_optimizers(turn, every,
         clock.optimizer_stepped(optimizers[letter])
     clock.end_step()
     assert [n for word, n in diary.heard if word == "began recorded"][: len(recorded)] == recorded
+
+
+def test_an_optimizer_that_takes_over_is_not_waited_for_by_the_one_before():
+    clock, diary, _ = started("a", every=4)
+    for _ in range(8):
+        one_pass(clock)
+        clock.optimizer_stepped("a")
+    clock.adopt(["b"])
+    for _ in range(8):
+        one_pass(clock)
+        clock.optimizer_stepped("b")
+    assert [n for word, n in diary.heard if word == "began recorded"] == [0, 4, 8, 12]
 
 
 def test_a_second_step_of_one_optimizer_is_another_step():
