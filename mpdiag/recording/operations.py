@@ -32,9 +32,10 @@ from mpdiag.tracing.dispatch import by_name, in_backward, is_traced, push_lowest
 from mpdiag.tracing.source_lines import SourceLines
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from torch import nn
+    from torch.optim import Optimizer
 
     from mpdiag.recording.step_clock import Step
     from mpdiag.runs.writer import RunWriter
@@ -152,9 +153,12 @@ class OperationWatch:
     def begin(self, step: int, wanted: bool) -> None:
         """A new step begins; nothing is recorded before ``resume``."""
         self.pause()
+        earlier = self._lines
         self._forget()
         self._step = step
         self.wanted = wanted and self.usable
+        if self.wanted:
+            self._lines.take_over(earlier)  # its graph may outlive the step before, if that was one
 
     def resume(self) -> None:
         """Record from here on, if this step is wanted. Called outside backward passes."""
@@ -306,7 +310,9 @@ class OperationWatch:
             self._give_up(error)
             return []
         finally:
+            lines = self._lines
             self._forget()
+            self._lines.take_over(lines)
 
     def _finished(self) -> list[Operation]:
         self._tensors.drain(at_least=1)
@@ -342,11 +348,15 @@ def _is_json(value: Any) -> bool:
 class OperationSteps(StepListener):
     """Picks the steps whose operations are recorded, and writes them.
 
+    Where optimizers step one at a time, as in a GAN, a step of one shows a part of the training: each
+    time operations are due, they are recorded until every optimizer has stepped.
+
     Args:
         watch: Records them.
-        count: How many steps to record so.
+        count: How many times to record so.
         writer: Writes them.
         failed: Told what failed.
+        optimizers: All of the training; the list may grow.
 
     Attributes:
         steps: Those written.
@@ -359,6 +369,7 @@ class OperationSteps(StepListener):
         count: int,
         writer: RunWriter,
         failed: Callable[[str, Exception], None],
+        optimizers: Sequence[Optimizer] = (),
     ) -> None:
         self.steps: list[int] = []
         self.reason = ""
@@ -366,6 +377,10 @@ class OperationSteps(StepListener):
         self._count = count
         self._writer = writer
         self._failed = failed
+        self._optimizers = optimizers
+        self._done = 0  # of ``count``
+        self._tries = 0  # steps recorded since then
+        self._missing: set[int] = set()  # optimizers that have not stepped since then
         watch.usable = count > 0
 
     def refuse(self, reason: str) -> None:
@@ -382,8 +397,10 @@ class OperationSteps(StepListener):
 
     def step_began(self, step: Step) -> None:
         """Whether this step's operations are recorded."""
-        due = planned(self._count, len(self.steps), step.number)
-        self._watch.begin(step.number, step.recorded and due)
+        due = self._tries > 0 or planned(self._count, self._done, step.number)
+        self._watch.begin(step.number, step.recorded and due and self._count > 0)
+        if self._tries == 0:
+            self._missing = {id(o) for o in self._optimizers}
 
     def forward_began(self) -> None:
         """Record from here on."""
@@ -398,8 +415,20 @@ class OperationSteps(StepListener):
             if any(o.phase == "backward" for o in found):
                 self._writer.append_operations(encode(found))
                 self.steps.append(step.number)
+                self._note_written()
         except Exception as error:  # noqa: BLE001 - training goes on, and so does the recording
             self._failed("writing operations", error)
+
+    def optimizer_stepped(self, optimizer: Optimizer) -> None:
+        """One optimizer less to wait for."""
+        if self._watch.wanted:
+            self._missing.discard(id(optimizer))
+
+    def _note_written(self) -> None:
+        """Wait for further optimizers, but not for one that hardly ever steps."""
+        self._tries += 1
+        if not self._missing or self._tries >= len(self._optimizers):
+            self._done, self._tries = self._done + 1, 0
 
     def stopped(self) -> None:
         """Record no operations any more."""

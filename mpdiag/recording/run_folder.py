@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from mpdiag.recording.step_clock import Step, StepClock
     from mpdiag.runs.writer import RunWriter
     from mpdiag.tracing.names import Subjects
+    from mpdiag.tracing.precision import PrecisionWatch
 
 WRITE_SECONDS = 5.0
 """Each of several ranks writes what it has at least this often: a launcher may kill it any time."""
@@ -51,6 +52,7 @@ class Described:
     filters: dict[str, str | None]
     governor: Governor
     operations: OperationSteps
+    precision: PrecisionWatch
 
 
 class RunFolder(StepListener):
@@ -102,8 +104,7 @@ class RunFolder(StepListener):
                 self._ledger.close_step(step.number, scale, skipped)
             except Exception as error:  # noqa: BLE001 - whatever it is, training goes on
                 self.give_up("ending a step", error)
-        alone = len(self._described.optimizers) <= 1
-        self._losses.step_ended(step.number, scale, skipped, alone=alone)
+        self._losses.step_ended(step.number, scale, skipped)
         self._ended = step
 
     def step_began(self, _step: Step) -> None:
@@ -191,7 +192,7 @@ class RunFolder(StepListener):
                 "rank": self._writer.rank,
                 "world_size": about.world,
                 "script": about.script,
-                "optimizers": [describe_optimizer(o) for o in about.optimizers],
+                "optimizers": [self._describe(o) for o in about.optimizers],
                 "cadence": {
                     "every": about.cadence.every,
                     "max_steps": about.cadence.max_steps,
@@ -202,6 +203,7 @@ class RunFolder(StepListener):
                 "steps_recorded": self._ledger.steps_written,
                 "rows": self._ledger.rows_written,
                 "operations": about.operations.to_json(),
+                "precision": about.precision.to_json(about.subjects.roots),
                 "coverage": about.subjects.coverage(rows),
                 "failures": self._failures.found,
                 "verdict": None,
@@ -210,6 +212,15 @@ class RunFolder(StepListener):
         if rows != self._table:
             self._writer.write_modules(rows)
             self._table = rows
+
+    def _describe(self, optimizer: Optimizer) -> dict[str, Any]:
+        """An optimizer, how often it stepped, and how often in a recorded step."""
+        steps = self._clock.steps_of(optimizer)
+        return {
+            **describe_optimizer(optimizer),
+            "steps_taken": steps.taken,
+            "steps_recorded": steps.recorded,
+        }
 
 
 def is_replaced(folder: AnyPath, rank: int, created: str) -> bool:

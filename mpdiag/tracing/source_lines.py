@@ -5,7 +5,7 @@ from __future__ import annotations
 import linecache
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -140,6 +140,10 @@ class SourceLines(ModuleCalls[SourceLine]):
         line = SourceLine(self.module, *locate(), index)
         self.note(line)
         return line, ""
+
+    def take_over(self, earlier: SourceLines) -> None:
+        """Know the forward operations of an earlier step, but not by their numbers in it."""
+        self._noted = {number: replace(line, index=-1) for number, line in earlier._noted.items()}
 
 
 def locate() -> tuple[str, int, str, str]:
