@@ -18,7 +18,7 @@ analysis = run_cache.analysis(chosen)
 plan = analysis.plan
 worst = {finding.severity for finding in analysis.findings}
 box = st.error if "error" in worst else st.warning if plan.loss_scale.needed else st.success
-box(f"**{in_markdown(analysis.verdict)}**", icon=":material/gavel:")
+box(f"**{in_markdown(analysis.verdict.text)}**", icon=":material/gavel:")
 
 for column, fact in zip(st.columns(4), facts(analysis), strict=True):
     column.metric(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,11 +26,15 @@ from mpdiag.analysis.scaling.findings import gradient_findings
 from mpdiag.analysis.scaling.loss_scale import LossScaleAnalysis, analyze_loss_scale
 from mpdiag.analysis.shapes import advise_shapes, shape_findings
 from mpdiag.analysis.streaming import read_statistics
+from mpdiag.analysis.verdict.coverage import coverage_of
+from mpdiag.analysis.verdict.decisions import decisions_of
+from mpdiag.analysis.verdict.judgement import Case, judge
+from mpdiag.analysis.verdict.training_checks import training_findings
 from mpdiag.analysis.weight_updates import analyze_weight_updates
-from mpdiag.display.wording import counted
 from mpdiag.numerics.formats import FP16, FloatFormat, format_named, half_of
 from mpdiag.plan import PrecisionPlan
 from mpdiag.runs.run import Run, open_run
+from mpdiag.runs.stored_comparison import read_comparison
 
 if TYPE_CHECKING:
     import os
@@ -39,7 +43,8 @@ if TYPE_CHECKING:
     from mpdiag.analysis.findings import Finding
     from mpdiag.analysis.layers import Layers
     from mpdiag.analysis.operations.rules import OperationFinding
-    from mpdiag.plan import Fp32Choice
+    from mpdiag.analysis.verdict.coverage import Coverage
+    from mpdiag.plan import Fp32Choice, Verdict
 
 SCHEMA_VERSION = 1
 
@@ -70,8 +75,8 @@ class Analysis:
     operations: tuple[OperationFinding, ...] = ()
 
     @property
-    def verdict(self) -> str:
-        """The plan's verdict, in one sentence."""
+    def verdict(self) -> Verdict:
+        """The plan's verdict."""
         return self.plan.verdict
 
     def __repr__(self) -> str:
@@ -92,7 +97,7 @@ class Analysis:
             "schema_version": SCHEMA_VERSION,
             "run": str(self.run.folder),
             "target": self.target.name,
-            "verdict": self.verdict,
+            "verdict": asdict(self.verdict),
             "loss_scale": self.loss_scale.to_json(),
             "master_weights": {
                 "needed": masters.needed,
@@ -143,7 +148,6 @@ def analyze(run: str | os.PathLike[str] | Run, target: str = FP16.name) -> Analy
     findings = _findings(opened, fmt, layers, scale, modules, proven)
     plan = PrecisionPlan(
         run=opened.name,
-        verdict=_verdict(fmt, scale, modules, findings),
         target=fmt.name,
         level="O1",
         loss_scale=scale.plan,
@@ -156,6 +160,10 @@ def analyze(run: str | os.PathLike[str] | Run, target: str = FP16.name) -> Analy
         levels=advise_levels(opened, statistics, masters),
         shapes=advise_shapes(opened, fmt.name),
         layer_formats=advise_layers(layers, exponent),
+    )
+    coverage = coverage_of(opened, layers, tuple(statistics.step_maxima()[0].tolist()))
+    plan = replace(
+        plan, verdict=_judged(opened, fmt, scale, len(modules), findings, coverage, plan)
     )
     formats = summarise_formats(layers, exponent)
     return Analysis(opened, fmt, layers, scale, formats, findings, plan, proven)
@@ -176,44 +184,27 @@ def _findings(
             *operation_findings(operations),
             *rank_findings(run),
             *recording_findings(run, layers),
+            *training_findings(run, layers),
             *shape_findings(run, target.name),
         ]
     )
 
 
-def _verdict(
+def _judged(
+    run: Run,
     target: FloatFormat,
     scale: LossScaleAnalysis,
-    modules: tuple[Fp32Choice, ...],
+    fp32_modules: int,
     findings: tuple[Finding, ...],
-) -> str:
-    codes = {f.code for f in findings}
-    if "non-finite-gradients" in codes:
-        return "This training already diverges in FP32; fix that before changing the format."
-    if "no-activation-gradients" in codes:
-        return "No gradients were recorded, so mixed precision cannot be assessed."
-    if not scale.fits:
-        return f"This cannot train in {target.label} with any loss scale; use BF16."
-    overflowing = len(modules)
-    rest = f", with {counted(overflowing, 'overflowing module')} in FP32" if overflowing else ""
-    lines = sum(f.code.startswith("operation-") for f in findings)
-    if lines:
-        code = counted(lines, "line of code", "lines of code")
-        rest += f"{' and' if rest else ', with'} {code} kept in FP32 or rewritten"
-    plan = scale.plan
-    if plan.need == "needed":
-        return (
-            f"This can train in {target.label} with a loss scale of {plan.recommended:g}{rest}; "
-            "without one it would suffer."
+    coverage: Coverage,
+    plan: PrecisionPlan,
+) -> Verdict:
+    """The verdict; what a comparison left in the run counts if it was of this very plan."""
+    compared = read_comparison(run.folder)
+    trained = compared if compared and compared.decisions == decisions_of(plan) else None
+    return judge(
+        Case(
+            *(run, target, scale, fp32_modules, findings, coverage, trained),
+            superseded=compared is not None and trained is None,
         )
-    if plan.need == "advisable":
-        return (
-            f"This can train in {target.label}{rest}; a loss scale of {plan.recommended:g} is a "
-            "harmless insurance."
-        )
-    if plan.method != "none":
-        return (
-            f"This can train in {target.label}{rest}; its gradients come close to {target.label}'s "
-            f"largest value, and a loss scale of {plan.recommended:g} leaves them room."
-        )
-    return f"This can train in {target.label}{rest}; it needs no loss scale."
+    )

@@ -34,7 +34,7 @@ def run_markdown(analysis: Analysis) -> str:
 
 def _parts(analysis: Analysis) -> Iterator[str]:
     plan = analysis.plan
-    yield f"## {in_markdown(analysis.verdict)}"
+    yield f"## {in_markdown(analysis.verdict.text)}"
     yield _rows(("", "", ""), [(f.label, f.value, f.note) for f in facts(analysis)])
     yield f"**Loss scale.** {in_markdown(sentence(plan.loss_scale.reason))}"
     yield f"**Master weights.** {in_markdown(sentence(plan.master_weights.reason))}"

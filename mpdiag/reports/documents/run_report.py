@@ -27,7 +27,7 @@ def run_page(contents: RunContents) -> str:
         analysis.run.name,
         reported_pictures(contents),
         tone=next((s for s in ("error", "warning") if s in severities), "fine"),
-        verdict=analysis.verdict,
+        verdict=analysis.verdict.text,
         facts=facts(analysis),
         loss_scale=sentence(plan.loss_scale.reason),
         master_weights=sentence(plan.master_weights.reason),

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from mpdiag.analysis.scaling.loss_scale import LossScaleAnalysis
     from mpdiag.files.paths import AnyPath
     from mpdiag.plan import PrecisionPlan
+    from mpdiag.runs.run import Run
 
 TOP = 8
 SHOWN_SHAPES = 10
@@ -39,8 +40,8 @@ _COLOURS = {"error": "bold red", "warning": "yellow", "info": "cyan"}
 def analysis_text(analysis: Analysis) -> RenderableType:
     """The whole report of ``mpdiag analyze``."""
     bad = any(f.severity == "error" for f in analysis.findings)
-    verdict = Text(analysis.verdict, style="bold red" if bad else "bold green")
-    parts: list[RenderableType] = [verdict, _provenance(analysis), Text("")]
+    verdict = Text(analysis.verdict.text, style="bold red" if bad else "bold green")
+    parts: list[RenderableType] = [verdict, _provenance(analysis), *_grounds(analysis), Text("")]
     parts += [_facts(analysis), Text("")]
     if analysis.findings:
         parts += [*_finding_lines(analysis.findings), Text("")]
@@ -118,6 +119,32 @@ def _provenance(analysis: Analysis) -> Text:
         f"{meta.get('steps_seen', 0)} steps recorded, {state}",
         style="dim",
     )
+
+
+def _grounds(analysis: Analysis) -> list[RenderableType]:
+    """What the verdict rests on, what was not looked at, and the check that would settle it."""
+    verdict = analysis.verdict
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="bold", no_wrap=True)
+    grid.add_column()
+    for title, clauses in (
+        ("Rests on", verdict.evidence),
+        ("Not looked at", verdict.not_examined),
+    ):
+        if clauses:
+            grid.add_row(title, escape("; ".join(clauses)))
+    if verdict.level == "expected":
+        grid.add_row("To settle it", escape(" ".join(map(str, settling_command(analysis.run)))))
+    return [Text(""), grid]
+
+
+def settling_command(run: Run) -> tuple[object, ...]:
+    """The words of the check that shows what a recording cannot: a search, or a short probe."""
+    argv = [str(word) for word in run.meta.get("argv") or []]
+    if argv[1:2] == ["demo"] and len(argv) > 2:
+        return "mpdiag", "search", argv[2]
+    script = run.script_words or ("script.py", "ARGS…")
+    return "mpdiag", "analyze", run.folder, "--probe", "--", *script
 
 
 def _facts(analysis: Analysis) -> Table:

@@ -96,7 +96,7 @@ def test_a_check_where_gradients_reach_up_to_the_edge(tmp_path):
     assert plan.recommended < 1
     assert plan.recommended * 2**15.5 * 4 < 65504
     assert [c["fits"] for c in judged] == [False, True]
-    assert "leaves them room" in analyze(folder).verdict
+    assert "leaves them room" in analyze(folder).verdict.text
 
 
 def test_a_constant_where_gradients_are_steady(tmp_path):

@@ -1,0 +1,81 @@
+"""What a verdict rests on, and what was not looked at, in clauses."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mpdiag.display.wording import counted, layer_name, percent
+from mpdiag.plan import NO_SCALE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from mpdiag.analysis.scaling.loss_scale import LossScaleAnalysis
+    from mpdiag.analysis.verdict.coverage import Coverage
+    from mpdiag.numerics.formats import FloatFormat
+    from mpdiag.runs.run import Run
+    from mpdiag.runs.stored_comparison import StoredComparison
+
+
+def evidence_of(
+    run: Run,
+    target: FloatFormat,
+    scale: LossScaleAnalysis,
+    coverage: Coverage,
+    trained: StoredComparison | None,
+) -> Iterator[str]:
+    """What the verdict rests on."""
+    if trained is not None:
+        metrics = ", ".join(trained.metrics)
+        yield f"{trained.against}, trained by this plan, against FP32: {trained.verdict} ({metrics})"
+    where = f", from step {coverage.first} to step {coverage.last}" if coverage.recorded else ""
+    yield f"{coverage.steps()} recorded{where}"
+    if scale.limiting_layer is not None:
+        yield _overflows(target, scale)
+    if scale.deciding_layer is not None:
+        yield (
+            f"without a loss scale {layer_name(scale.deciding_layer)} loses most: "
+            f"{percent(scale.worst_before)} of its gradient's sum"
+        )
+    operations = (run.meta.get("operations") or {}).get("steps") or []
+    if operations:
+        yield f"the values of every operation in {counted(len(operations), 'step')}"
+
+
+def _overflows(target: FloatFormat, scale: LossScaleAnalysis) -> str:
+    """How many recorded steps overflow, and what that allows at most."""
+    plan = scale.plan
+    at = "" if plan.method == NO_SCALE else f" at a loss scale of {plan.recommended:g}"
+    return f"gradients overflow {target.label}{at} in {percent(scale.predicted_overflow_rate)}"
+
+
+def not_examined_in(
+    run: Run, coverage: Coverage, trained: StoredComparison | None, *, superseded: bool
+) -> Iterator[str]:
+    """What was not looked at, and so may still fail."""
+    if coverage.seen > coverage.recorded:
+        yield f"{coverage.seen - coverage.recorded:,} of {coverage.seen:,} steps"
+    state = run.meta.get("state")
+    if state in ("recording", "interrupted", "failed"):
+        ended = {"recording": "is not finished", "interrupted": "was interrupted"}
+        yield f"what follows step {coverage.last}: the run {ended.get(state, 'failed')}"
+    if trained is None:
+        another = (
+            ": the one that is compared in the run followed another plan" if superseded else ""
+        )
+        yield f"a training by this plan{another}"
+    if not (run.meta.get("operations") or {}).get("steps"):
+        yield "the values inside operations: none were recorded"
+    unseen = coverage.unseen()
+    if unseen:
+        yield unseen
+
+
+def failure_of(run: Run) -> str:
+    """That the recording failed, and where, as a sentence; empty if it did not."""
+    failures = run.meta.get("failures") or []
+    if not failures or run.meta.get("state") != "failed":
+        return ""
+    first = failures[0]
+    error = str(first.get("error") or "").strip()
+    return f"The recording failed at step {first.get('step', 0)} ({error})."
