@@ -161,7 +161,7 @@ def analyze(run: str | os.PathLike[str] | Run, target: str = FP16.name) -> Analy
         shapes=advise_shapes(opened, fmt.name),
         layer_formats=advise_layers(layers, exponent),
     )
-    coverage = coverage_of(opened, layers, tuple(statistics.step_maxima()[0].tolist()))
+    coverage = coverage_of(opened, layers, statistics.step_maxima()[0])
     plan = replace(
         plan, verdict=_judged(opened, fmt, scale, len(modules), findings, coverage, plan)
     )

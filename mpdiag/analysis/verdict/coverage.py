@@ -5,10 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from mpdiag.analysis.scaling.windows import unseen_windows
 from mpdiag.display.wording import counted, percent
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    import numpy as np
+    from numpy.typing import NDArray
 
     from mpdiag.analysis.layers import Layers
     from mpdiag.runs.run import Run
@@ -24,6 +28,7 @@ class Coverage:
         parameters, parameters_seen: Trainable values, and those whose gradient was recorded.
         layers, layers_seen: Modules without children, and those whose output's gradient was
             recorded.
+        unseen_parts: Late parts of the training of which no step was recorded.
         reasons: Why parameters and layers were not seen, with how many, the most frequent first.
     """
 
@@ -36,6 +41,7 @@ class Coverage:
     layers: int
     layers_seen: int
     reasons: tuple[tuple[str, int], ...]
+    unseen_parts: tuple[str, ...] = ()
 
     @property
     def parameter_share(self) -> float:
@@ -72,13 +78,13 @@ class Coverage:
         return " and ".join(parts) + (f": {why}" if why else "")
 
 
-def coverage_of(run: Run, layers: Layers, steps: tuple[int, ...]) -> Coverage:
+def coverage_of(run: Run, layers: Layers, steps: NDArray[np.int64]) -> Coverage:
     """Count what a run holds.
 
     Args:
         run: The run.
         layers: Its merged rows.
-        steps: The recorded steps, in order.
+        steps: int64 (n,), the recorded steps with gradients, in order.
     """
     gradients = set(layers.of_kind("weight_grad").names.tolist())
     outputs = set(layers.of_kind("activation_grad").names.tolist())
@@ -94,15 +100,16 @@ def coverage_of(run: Run, layers: Layers, steps: tuple[int, ...]) -> Coverage:
     leaves = names - {name.rpartition(".")[0] for name in names if name}
     unseen = {n for n in sizes if n not in gradients} | (leaves - outputs)
     return Coverage(
-        recorded=int(run.meta.get("steps_recorded") or len(steps)),
+        recorded=int(run.meta.get("steps_recorded") or steps.size),
         seen=int(run.meta.get("steps_seen") or 0),
-        first=steps[0] if steps else -1,
-        last=steps[-1] if steps else -1,
+        first=int(steps[0]) if steps.size else -1,
+        last=int(steps[-1]) if steps.size else -1,
         parameters=sum(sizes.values()) + left_out,
         parameters_seen=sum(size for name, size in sizes.items() if name in gradients),
         layers=len(leaves),
         layers_seen=len(leaves & outputs),
         reasons=tuple(_reasons(run, unseen, left_out)),
+        unseen_parts=unseen_windows(steps, int(run.meta.get("steps_seen") or 0)),
     )
 
 

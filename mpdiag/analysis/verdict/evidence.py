@@ -35,18 +35,31 @@ def evidence_of(
     if scale.deciding_layer is not None:
         yield (
             f"without a loss scale {layer_name(scale.deciding_layer)} loses most: "
-            f"{percent(scale.worst_before)} of its gradient's sum"
+            f"{percent(scale.worst_before)} of its gradient's sum{_when(scale)}"
         )
     operations = (run.meta.get("operations") or {}).get("steps") or []
     if operations:
         yield f"the values of every operation in {counted(len(operations), 'step')}"
 
 
+def _when(scale: LossScaleAnalysis) -> str:
+    window = scale.window
+    if window is None:
+        return ""
+    return f" in {window.name} ({counted(window.recorded, 'recorded step')})"
+
+
 def _overflows(target: FloatFormat, scale: LossScaleAnalysis) -> str:
     """How many recorded steps overflow, and what that allows at most."""
     plan = scale.plan
     at = "" if plan.method == NO_SCALE else f" at a loss scale of {plan.recommended:g}"
-    return f"gradients overflow {target.label}{at} in {percent(scale.predicted_overflow_rate)}"
+    if plan.adaptive:
+        at = f" under the plan's scale, {plan.method} from {plan.init_scale:g},"
+    return (
+        f"gradients overflow {target.label}{at} in {scale.overflowing_steps:,} of "
+        f"{counted(scale.finite_steps, 'recorded step')}, which allows up to "
+        f"{percent(scale.predicted_overflow_rate)} of all (95 % confidence)"
+    )
 
 
 def not_examined_in(
@@ -55,6 +68,8 @@ def not_examined_in(
     """What was not looked at, and so may still fail."""
     if coverage.seen > coverage.recorded:
         yield f"{coverage.seen - coverage.recorded:,} of {coverage.seen:,} steps"
+    for name in coverage.unseen_parts:
+        yield f"{name}: no step of it was recorded"
     state = run.meta.get("state")
     if state in ("recording", "interrupted", "failed"):
         ended = {"recording": "is not finished", "interrupted": "was interrupted"}

@@ -82,7 +82,7 @@ def _why_not(case: Case) -> Iterator[str]:
     steps = case.coverage.steps()
     if failure_of(case.run) and case.coverage.recorded < FEW_STEPS:
         yield f"Too little was recorded ({steps}) to say whether this can train in {fmt}."
-    if "non-finite-gradients" in codes or "non-finite-losses" in codes:
+    if codes & {"non-finite-gradients", "non-finite-losses", "exploding-gradients"}:
         yield "This training already diverges in FP32; fix that before changing the format."
     if "no-activation-gradients" in codes:
         yield "No gradients were recorded, so mixed precision cannot be assessed."
