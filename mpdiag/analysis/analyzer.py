@@ -26,13 +26,14 @@ from mpdiag.analysis.scaling.findings import gradient_findings
 from mpdiag.analysis.scaling.loss_scale import LossScaleAnalysis, analyze_loss_scale
 from mpdiag.analysis.shapes import advise_shapes, shape_findings
 from mpdiag.analysis.streaming import read_statistics
-from mpdiag.analysis.verdict.coverage import coverage_of
 from mpdiag.analysis.verdict.decisions import decisions_of
+from mpdiag.analysis.verdict.extent import extent_of
 from mpdiag.analysis.verdict.judgement import Case, judge
+from mpdiag.analysis.verdict.probe import probe_findings, with_probe
 from mpdiag.analysis.verdict.training_checks import training_findings
 from mpdiag.analysis.weight_updates import analyze_weight_updates
 from mpdiag.numerics.formats import FP16, FloatFormat, format_named, half_of
-from mpdiag.plan import PrecisionPlan
+from mpdiag.plan import MasterWeightsPlan, PrecisionPlan
 from mpdiag.runs.run import Run, open_run
 from mpdiag.runs.stored_comparison import read_comparison
 
@@ -43,7 +44,9 @@ if TYPE_CHECKING:
     from mpdiag.analysis.findings import Finding
     from mpdiag.analysis.layers import Layers
     from mpdiag.analysis.operations.rules import OperationFinding
-    from mpdiag.analysis.verdict.coverage import Coverage
+    from mpdiag.analysis.run_statistics import RunStatistics
+    from mpdiag.analysis.verdict.extent import Extent
+    from mpdiag.analysis.verdict.probe import Probe
     from mpdiag.plan import Fp32Choice, Verdict
 
 SCHEMA_VERSION = 1
@@ -63,6 +66,7 @@ class Analysis:
         plan: All decisions.
         operations: Operations that need FP32 by their recorded values; those that the operation
             policy does not cover come first. Empty if none needs it or none were recorded.
+        probe: A short training by the plan, where one was made.
     """
 
     run: Run
@@ -73,11 +77,21 @@ class Analysis:
     findings: tuple[Finding, ...]
     plan: PrecisionPlan
     operations: tuple[OperationFinding, ...] = ()
+    probe: Probe | None = None
 
     @property
     def verdict(self) -> Verdict:
         """The plan's verdict."""
         return self.plan.verdict
+
+    def with_probe(self, probe: Probe) -> Analysis:
+        """The same analysis, with what a short training by its plan showed."""
+        return replace(
+            self,
+            plan=replace(self.plan, verdict=with_probe(self.verdict, probe)),
+            findings=by_severity([*probe_findings(probe), *self.findings]),
+            probe=probe,
+        )
 
     def __repr__(self) -> str:
         counts = [sum(f.severity == s for f in self.findings) for s in ("error", "warning", "info")]
@@ -114,7 +128,7 @@ class Analysis:
             "layers": self.layers.to_json(),
             "findings": [f.to_json() for f in self.findings],
             "plan": self.plan.to_json(),
-        }
+        } | ({} if self.probe is None else {"probe": self.probe.to_json()})
 
 
 def analyze(run: str | os.PathLike[str] | Run, target: str = FP16.name) -> Analysis:
@@ -136,6 +150,8 @@ def analyze(run: str | os.PathLike[str] | Run, target: str = FP16.name) -> Analy
     gradient_format = half_of(fmt)
     scale = analyze_loss_scale(statistics, layers, gradient_format)
     masters = analyze_weight_updates(statistics, fmt)
+    if scale.diverges:  # what overflows and what is swallowed there is the divergence's own doing
+        return _nothing_concluded(opened, fmt, layers, scale, statistics)
     by_kind = choose_fp32_operations(layers, opened.modules(), gradient_format)
     recorded = opened.operations()
     proven = find_operations(recorded, gradient_format, scale.plan.recommended)
@@ -161,12 +177,28 @@ def analyze(run: str | os.PathLike[str] | Run, target: str = FP16.name) -> Analy
         shapes=advise_shapes(opened, fmt.name),
         layer_formats=advise_layers(layers, exponent),
     )
-    coverage = coverage_of(opened, layers, statistics.step_maxima()[0])
-    plan = replace(
-        plan, verdict=_judged(opened, fmt, scale, len(modules), findings, coverage, plan)
-    )
+    extent = extent_of(opened, statistics.step_maxima()[0])
+    plan = replace(plan, verdict=_judged(opened, fmt, scale, len(modules), findings, extent, plan))
     formats = summarise_formats(layers, exponent)
     return Analysis(opened, fmt, layers, scale, formats, findings, plan, proven)
+
+
+def _nothing_concluded(
+    run: Run,
+    target: FloatFormat,
+    layers: Layers,
+    scale: LossScaleAnalysis,
+    statistics: RunStatistics,
+) -> Analysis:
+    """The analysis of a run that bears no conclusion: what was counted, and why it ends there."""
+    findings = _findings(run, target, layers, scale, (), ())
+    masters = MasterWeightsPlan(reason=f"FP32 masters are kept: {scale.diverges}")
+    plan = PrecisionPlan(
+        run=run.name, target=target.name, loss_scale=scale.plan, master_weights=masters
+    )
+    extent = extent_of(run, statistics.step_maxima()[0])
+    plan = replace(plan, verdict=_judged(run, target, scale, 0, findings, extent, plan))
+    return Analysis(run, target, layers, scale, summarise_formats(layers, 0), findings, plan)
 
 
 def _findings(
@@ -196,7 +228,7 @@ def _judged(
     scale: LossScaleAnalysis,
     fp32_modules: int,
     findings: tuple[Finding, ...],
-    coverage: Coverage,
+    extent: Extent,
     plan: PrecisionPlan,
 ) -> Verdict:
     """The verdict; what a comparison left in the run counts if it was of this very plan."""
@@ -204,7 +236,7 @@ def _judged(
     trained = compared if compared and compared.decisions == decisions_of(plan) else None
     return judge(
         Case(
-            *(run, target, scale, fp32_modules, findings, coverage, trained),
+            *(run, target, scale, fp32_modules, findings, extent, trained),
             superseded=compared is not None and trained is None,
         )
     )

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from mpdiag.analysis.scaling.loss_scale import LossScaleAnalysis
-    from mpdiag.analysis.verdict.coverage import Coverage
+    from mpdiag.analysis.verdict.extent import Extent
     from mpdiag.numerics.formats import FloatFormat
     from mpdiag.runs.run import Run
     from mpdiag.runs.stored_comparison import StoredComparison
@@ -21,18 +21,20 @@ def evidence_of(
     run: Run,
     target: FloatFormat,
     scale: LossScaleAnalysis,
-    coverage: Coverage,
+    extent: Extent,
     trained: StoredComparison | None,
 ) -> Iterator[str]:
     """What the verdict rests on."""
     if trained is not None:
         metrics = ", ".join(trained.metrics)
         yield f"{trained.against}, trained by this plan, against FP32: {trained.verdict} ({metrics})"
-    where = f", from step {coverage.first} to step {coverage.last}" if coverage.recorded else ""
-    yield f"{coverage.steps()} recorded{where}"
+    where = f", from step {extent.first} to step {extent.last}" if extent.recorded else ""
+    yield f"{extent.steps()} recorded{where}"
     if scale.limiting_layer is not None:
         yield _overflows(target, scale)
-    if scale.deciding_layer is not None:
+    if scale.deciding_layer is not None and scale.worst_before == 0:
+        yield f"without a loss scale no layer loses any of its gradient's sum{_when(scale)}"
+    elif scale.deciding_layer is not None:
         yield (
             f"without a loss scale {layer_name(scale.deciding_layer)} loses most: "
             f"{percent(scale.worst_before)} of its gradient's sum{_when(scale)}"
@@ -63,17 +65,24 @@ def _overflows(target: FloatFormat, scale: LossScaleAnalysis) -> str:
 
 
 def not_examined_in(
-    run: Run, coverage: Coverage, trained: StoredComparison | None, *, superseded: bool
+    run: Run,
+    extent: Extent,
+    scale: LossScaleAnalysis,
+    trained: StoredComparison | None,
+    *,
+    superseded: bool,
 ) -> Iterator[str]:
     """What was not looked at, and so may still fail."""
-    if coverage.seen > coverage.recorded:
-        yield f"{coverage.seen - coverage.recorded:,} of {coverage.seen:,} steps"
-    for name in coverage.unseen_parts:
+    if extent.seen > extent.recorded:
+        yield f"{extent.seen - extent.recorded:,} of {extent.seen:,} steps"
+    for name in extent.unseen_parts:
         yield f"{name}: no step of it was recorded"
     state = run.meta.get("state")
     if state in ("recording", "interrupted", "failed"):
-        ended = {"recording": "is not finished", "interrupted": "was interrupted"}
-        yield f"what follows step {coverage.last}: the run {ended.get(state, 'failed')}"
+        ended = {"recording": "has not ended", "interrupted": "was interrupted"}
+        yield f"what follows step {extent.last}: the run {ended.get(state, 'failed')}"
+    if scale.diverges:
+        return
     if trained is None:
         another = (
             ": the one that is compared in the run followed another plan" if superseded else ""
@@ -81,16 +90,37 @@ def not_examined_in(
         yield f"a training by this plan{another}"
     if not (run.meta.get("operations") or {}).get("steps"):
         yield "the values inside operations: none were recorded"
-    unseen = coverage.unseen()
+    precision = run.meta.get("precision")
+    if not isinstance(precision, dict):
+        yield "whether the script's own autocast was on"
+    elif (halves := int(precision.get("half_parameters") or 0)) and not narrowed(run):
+        yield f"{counted(halves, 'parameter')} in half precision: they cannot show what it loses"
+    unseen = extent.unseen_of_the_model()
     if unseen:
         yield unseen
 
 
 def failure_of(run: Run) -> str:
-    """That the recording failed, and where, as a sentence; empty if it did not."""
-    failures = run.meta.get("failures") or []
-    if not failures or run.meta.get("state") != "failed":
+    """That the recording failed or never ended, as a sentence; empty if it did not."""
+    state, failures = run.meta.get("state"), run.meta.get("failures") or []
+    if state == "recording":
+        return "The recording has not ended: it still runs, was killed, or found its disk full."
+    if not failures or state != "failed":
         return ""
     first = failures[0]
     error = str(first.get("error") or "").strip()
     return f"The recording failed at step {first.get('step', 0)} ({error})."
+
+
+def narrowed(run: Run) -> str:
+    """Why the recorded training was not one in FP32, as a clause; empty if it was, or is not known."""
+    precision = run.meta.get("precision")
+    if not isinstance(precision, dict):
+        return ""
+    autocast = precision.get("autocast") or []
+    if autocast:
+        return f"the script's own autocast in {' and '.join(map(str, autocast))} was on"
+    halves = int(precision.get("half_parameters") or 0)
+    if halves and 2 * halves >= int(precision.get("half_parameter_count_total") or 0):
+        return f"{counted(halves, 'parameter')} of its model in half precision"
+    return ""

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mpdiag.analysis.recording_checks import FEW_STEPS
-from mpdiag.analysis.verdict.evidence import evidence_of, failure_of, not_examined_in
-from mpdiag.display.wording import counted, percent
+from mpdiag.analysis.verdict.evidence import evidence_of, failure_of, narrowed, not_examined_in
+from mpdiag.display.wording import counted
 from mpdiag.plan import NO_SCALE, Verdict
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from mpdiag.analysis.findings import Finding
     from mpdiag.analysis.scaling.loss_scale import LossScaleAnalysis
-    from mpdiag.analysis.verdict.coverage import Coverage
+    from mpdiag.analysis.verdict.extent import Extent
     from mpdiag.numerics.formats import FloatFormat
     from mpdiag.runs.run import Run
     from mpdiag.runs.stored_comparison import StoredComparison
@@ -37,7 +37,7 @@ class Case:
         scale: The loss scale.
         fp32_modules: How many modules with overflowing values the plan keeps in FP32.
         findings: All findings.
-        coverage: What was recorded.
+        extent: What was recorded.
         trained: What a comparison said of trainings by this very plan; None without one.
         superseded: Whether a comparison is in the run, but of another plan.
     """
@@ -47,7 +47,7 @@ class Case:
     scale: LossScaleAnalysis
     fp32_modules: int
     findings: tuple[Finding, ...]
-    coverage: Coverage
+    extent: Extent
     trained: StoredComparison | None = None
     superseded: bool = False
 
@@ -59,9 +59,9 @@ class Case:
 
 def judge(case: Case) -> Verdict:
     """The verdict on training in the target format by the plan."""
-    evidence = tuple(evidence_of(case.run, case.target, case.scale, case.coverage, case.trained))
+    evidence = tuple(evidence_of(case.run, case.target, case.scale, case.extent, case.trained))
     open_questions = tuple(
-        not_examined_in(case.run, case.coverage, case.trained, superseded=case.superseded)
+        not_examined_in(case.run, case.extent, case.scale, case.trained, superseded=case.superseded)
     )
     reason = next(_why_not(case), None)
     if reason is not None:
@@ -70,7 +70,7 @@ def judge(case: Case) -> Verdict:
     if trained is not None and trained.verdict == "equivalent":
         text = f"Shown by training: {_how(case)}; {_ended(trained)}, equivalent to FP32."
         return Verdict("shown", text, evidence, open_questions)
-    text = f"Expected from the recording of {case.coverage.steps()}: {_how(case)}{_bound(case)}."
+    text = f"Expected from the recording of {case.extent.steps()}: {_how(case)}{_bound(case)}."
     if trained is not None:
         text += f" A training by this plan was compared: {_ended(trained)}, which is inconclusive."
     return Verdict("expected", _failed_first(case, text), evidence, open_questions)
@@ -79,8 +79,8 @@ def judge(case: Case) -> Verdict:
 def _why_not(case: Case) -> Iterator[str]:
     """Reasons for no positive verdict, the one that goes before the others first."""
     fmt, codes = case.target.label, case.codes
-    steps = case.coverage.steps()
-    if failure_of(case.run) and case.coverage.recorded < FEW_STEPS:
+    steps = case.extent.steps()
+    if failure_of(case.run) and case.extent.recorded < FEW_STEPS:
         yield f"Too little was recorded ({steps}) to say whether this can train in {fmt}."
     if codes & {"non-finite-gradients", "non-finite-losses", "exploding-gradients"}:
         yield "This training already diverges in FP32; fix that before changing the format."
@@ -98,9 +98,11 @@ def _why_not(case: Case) -> Iterator[str]:
 
 def _not_a_training_in_fp32(case: Case) -> Iterator[str]:
     fmt, codes = case.target.label, case.codes
-    if "not-fp32" in codes:
+    narrow = narrowed(case.run) or ("its weights are not FP32" if "not-fp32" in codes else "")
+    if narrow:
         yield (
-            f"This is not a recording of an FP32 training, so it cannot show what {fmt} would lose."
+            f"This is not a recording of an FP32 training ({narrow}), so it cannot show what {fmt} "
+            "would lose."
         )
     if "no-optimizer" in codes:
         yield (
@@ -155,15 +157,8 @@ def _kept(case: Case) -> str:
 
 def _bound(case: Case) -> str:
     """What part of the model the verdict speaks of; empty where it is all of it."""
-    coverage = case.coverage
-    if coverage.whole:
-        return ""
-    parts = []
-    if coverage.parameters_seen < coverage.parameters:
-        parts.append(f"{percent(coverage.parameter_share)} of the parameters")
-    if coverage.layers_seen < coverage.layers:
-        parts.append(f"the gradients of {coverage.layers_seen:,} of {coverage.layers:,} layers")
-    return f". Seen were only {' and '.join(parts)}"
+    seen = case.extent.seen_of_the_model()
+    return f". Seen were only {seen}" if seen else ""
 
 
 def _ended(trained: StoredComparison) -> str:

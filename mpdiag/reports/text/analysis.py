@@ -42,6 +42,8 @@ def analysis_text(analysis: Analysis) -> RenderableType:
     bad = any(f.severity == "error" for f in analysis.findings)
     verdict = Text(analysis.verdict.text, style="bold red" if bad else "bold green")
     parts: list[RenderableType] = [verdict, _provenance(analysis), *_grounds(analysis), Text("")]
+    if analysis.loss_scale.diverges:  # nothing below would be true of another training
+        return Group(*parts, *_finding_lines(analysis.findings))
     parts += [_facts(analysis), Text("")]
     if analysis.findings:
         parts += [*_finding_lines(analysis.findings), Text("")]
@@ -93,6 +95,8 @@ def after_analysis(
         run: The run folder, as it was typed.
         plan: Where the plan was written, if it was.
     """
+    if analysis.loss_scale.diverges:
+        return "mpdiag", "report", run
     if _calls_for_bf16(analysis):
         return "mpdiag", "analyze", run, "--target", BF16.name, "-o", "plan.json"
     script = analysis.run.script_words
@@ -162,8 +166,12 @@ def _facts(analysis: Analysis) -> Table:
     grid.add_row(
         "Lost to zero",
         f"{percent(scale.underflow_before)} of the activation gradients' values"
-        f"{f' without a scale{with_it}' if plan.loss_scale.recommended != 1 else ''}; "
-        f"expected overflow {percent(scale.predicted_overflow_rate)} of steps",
+        f"{f' without a scale{with_it}' if plan.loss_scale.recommended != 1 else ''}",
+    )
+    grid.add_row(
+        "Overflow",
+        f"seen in {scale.overflowing_steps:,} of {counted(scale.finite_steps, 'recorded step')}, "
+        f"so in up to {percent(scale.predicted_overflow_rate)} of steps like these (95 %)",
     )
     grid.add_row("Master weights", escape(plan.master_weights.reason))
     grid.add_row("Stay in FP32", _kept(analysis))
@@ -177,8 +185,8 @@ def _admissible(scale: LossScaleAnalysis) -> str:
         return ""
     upper = "no limit" if plan.upper is None else f"{plan.upper:g}"
     lowest, highest = scale.deciding_layer or "the model", scale.limiting_layer or "the model"
-    if not scale.fits:
-        return f"; none fits: {lowest} needs at least {plan.lower:g}, {highest} at most {upper}"
+    if not scale.fits or scale.tight:
+        return f"; none fits all: {lowest} needs at least {plan.lower:g}, {highest} at most {upper}"
     return (
         f"; any scale from {plan.lower:g} (below: {lowest} underflows) to {upper} "
         f"(above: {highest} overflows) works"
@@ -199,6 +207,7 @@ def _deciding_layers(analysis: Analysis) -> RenderableType:
     gradients = analysis.loss_scale.late
     if len(gradients) == 0:
         return Text("no activation gradients", style="dim")
+    window = analysis.loss_scale.window
     exponent = int(np.log2(analysis.plan.loss_scale.recommended))
     losses = lost_by_scale(gradients)
     order = np.argsort(-losses[:, 0], kind="stable")[:TOP]
@@ -210,7 +219,7 @@ def _deciding_layers(analysis: Analysis) -> RenderableType:
         numbers.pop()
     table = Fitted(
         ("activation gradients of", *numbers),
-        "Layers with the most underflow, in the later half of the run",
+        f"Layers with the most underflow, in {window.name if window else 'the recorded steps'}",
         right=frozenset(numbers),
         spare=("|g| max",),
     )

@@ -19,6 +19,10 @@ if TYPE_CHECKING:
     from mpdiag.plan import PrecisionPlan
 
 
+UNKNOWN = "–"
+"""Stands for a figure that the recording cannot give, as ``percent`` has it."""
+
+
 @dataclass(frozen=True)
 class Fact:
     """One figure with what it is called, a few words beside it, and what it means; no markup."""
@@ -32,6 +36,7 @@ class Fact:
 def facts(analysis: Analysis) -> tuple[Fact, ...]:
     """Four figures that decide: the scale, its interval, what is lost, the masters."""
     scale, plan = analysis.loss_scale, analysis.plan.loss_scale
+    known = plan.need != "unknown"
     upper = "no limit" if plan.upper is None else f"{plan.upper:g}"
     ends = [
         f"2{superscript(round(math.log2(end)))}" if end else "∞" for end in (plan.lower, plan.upper)
@@ -40,15 +45,15 @@ def facts(analysis: Analysis) -> tuple[Fact, ...]:
     return (
         Fact(
             "Loss scale",
-            f"{plan.recommended:g}",
+            f"{plan.recommended:g}" if known else UNKNOWN,
             plan.need if plan.method == "none" else f"{plan.need}; {plan.method}",
             "The loss is multiplied by it before backward(), so that small gradients do not become 0 "
             "in FP16, and gradients are divided by it before the step. 1 means no scaling.",
         ),
         Fact(
             "Admissible interval",
-            " to ".join(ends) if scale.fits else "none",
-            f"{plan.lower:g} to {upper}",
+            (" to ".join(ends) if scale.fits else "none") if known else UNKNOWN,
+            f"{plan.lower:g} to {upper}" if known else plan.need,
             "Loss scales that work: below, too many gradients become 0; above, gradients overflow to "
             "infinity.",
         ),
@@ -61,8 +66,8 @@ def facts(analysis: Analysis) -> tuple[Fact, ...]:
         ),
         Fact(
             "Updates rounded away",
-            percent(masters.swallowed_fraction),
-            f"FP32 masters {'needed' if masters.needed else 'not needed'}",
+            percent(masters.swallowed_fraction) if known else UNKNOWN,
+            f"FP32 masters {'needed' if masters.needed else 'not needed'}" if known else plan.need,
             "Updates so small beside their weight that a weight in FP16 would not change. Masters, "
             "copies of the weights in FP32, take them.",
         ),
