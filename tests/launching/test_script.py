@@ -77,10 +77,10 @@ def test_a_traceback_is_pythons(fork_server, tmp_path):
     )
 
 
-def test_the_form_of_a_package(fork_server, tmp_path, real):
+def test_the_form_of_a_package(fork_server, tmp_path):
     env = {"PYTHONPATH": f"{SCRIPTS}:{SCRIPTS.parents[1]}"}
-    plain = real("-m", "package_form", cwd=tmp_path, env=env)
-    ours = real("-m", "mpdiag", "record", "--", "-m", "package_form", cwd=tmp_path, env=env)
+    plain = fork_server("python", "-m", "package_form", cwd=tmp_path, env=env)
+    ours = fork_server("mpdiag", "record", "--", "-m", "package_form", cwd=tmp_path, env=env)
     assert ours.code == plain.code == 5
     assert ours.digest == plain.digest
     assert (tmp_path / "runs" / "package_form" / "meta.json").is_file()

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import signal
-import subprocess
-import sys
 import textwrap
 
 import pytest
@@ -214,16 +211,11 @@ SCRIPT = """
 """
 
 
-def test_it_survives_a_kill(tmp_path, root, found):
+def test_it_survives_a_kill(tmp_path, root, found, fork_server):
     paths = [str(root), str(root / "tests"), str(root / "tests" / "sensitivity")]
     script = textwrap.dedent(SCRIPT).format(paths=paths, run=str(tmp_path))
-    child = subprocess.run(
-        [sys.executable, "-c", script],
-        capture_output=True,
-        check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert child.returncode == -signal.SIGKILL, child.stderr.decode()
+    done = fork_server("python", "-c", script, cwd=tmp_path)
+    assert done.code == -signal.SIGKILL, done.err
     state = json.loads((tmp_path / "search.json").read_text())
     assert len(state["probes"]) == 1
     built = []

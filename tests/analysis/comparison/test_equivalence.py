@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import math
 import random
-import subprocess
-import sys
 
 import mpmath
 import numpy as np
@@ -169,26 +167,25 @@ def test_a_stored_baseline_stands_for_its_runs(seeds):
     assert stored["metrics"] == fresh["metrics"]
 
 
-def test_the_command_and_its_exit_codes(seeds):
+def test_the_command_and_its_exit_codes(seeds, fork_server):
     def run(*arguments):
-        command = [sys.executable, "-m", "mpdiag", "compare", *map(str, arguments)]
-        return subprocess.run(command, capture_output=True, text=True, check=False, cwd=seeds)
+        return fork_server("mpdiag", "compare", *arguments, cwd=seeds)
 
     same = run("fp32", "fp16", "--strict", "--json", "-o", "baseline.json")
-    assert same.returncode == 0
-    assert json.loads(same.stdout)["verdict"] == "equivalent"
+    assert same.code == 0
+    assert json.loads(same.out)["verdict"] == "equivalent"
     worse = run("baseline.json", "broken", "--strict")
-    assert worse.returncode == 1
-    assert "different" in worse.stdout
-    assert "next: " in worse.stderr
-    assert run("fp32", "nowhere").returncode == 3
-    assert run("fp32", "fp16", "--margin", "-1").returncode == 2
-    assert run("fp32", "fp16", "--metric", "speed").returncode == 2
-    assert "give another place with -o" in run("fp32", "fp16", "-o", "nowhere/b.json").stderr
+    assert worse.code == 1
+    assert "different" in worse.out
+    assert "next: " in worse.err
+    assert run("fp32", "nowhere").code == 3
+    assert run("fp32", "fp16", "--margin", "-1").code == 2
+    assert run("fp32", "fp16", "--metric", "speed").code == 2
+    assert "give another place with -o" in run("fp32", "fp16", "-o", "nowhere/b.json").err
     (seeds / "empty").mkdir()
     missing = run("fp32", "empty")
-    assert missing.returncode == 3
-    assert "training.jsonl" in missing.stderr
+    assert missing.code == 3
+    assert "training.jsonl" in missing.err
 
 
 def test_one_seed_that_is_far_off_is_a_warning(seeds):
