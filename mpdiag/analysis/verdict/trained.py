@@ -6,8 +6,9 @@ import statistics
 from typing import TYPE_CHECKING
 
 from mpdiag.analysis.verdict.decisions import decisions_of
-from mpdiag.errors import MpdiagError
-from mpdiag.files.paths import AnyPath, place
+from mpdiag.errors import MpdiagError, RunNotFound
+from mpdiag.files.paths import is_remote, place
+from mpdiag.installation.bundled import sample_runs
 from mpdiag.plan import PrecisionPlan
 from mpdiag.runs.run import META, Run, list_runs, open_run
 from mpdiag.runs.stored_comparison import StoredComparison, write_comparison
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from mpdiag.analysis.comparison.compare import Comparison
+    from mpdiag.files.paths import AnyPath
 
 
 def keep_comparison(
@@ -31,7 +33,8 @@ def keep_comparison(
 
     Returns:
         The folders it was written to; none where A holds no recording, or B no plan, several that
-        decide differently, or a training of which nothing ran in half precision.
+        decide differently, or a training of which nothing ran in half precision. Runs at a URL and
+        the sample runs are left as they are.
 
     Raises:
         OSError: If a folder cannot be written.
@@ -50,10 +53,21 @@ def keep_comparison(
         ),
         seeds=len(trained),
     )
-    kept = [run.folder for run in _runs(place(a)) if run.parts() and "training" not in run.meta]
+    kept = tuple(run.folder for run in _runs(place(a)) if _takes_it(run))
     for folder in kept:
         write_comparison(folder, stored)
-    return tuple(kept)
+    return kept
+
+
+def _takes_it(run: Run) -> bool:
+    """Whether a run is a recording of ours to write into."""
+    if is_remote(run.folder) or "training" in run.meta or not run.parts():
+        return False
+    try:
+        ours = sample_runs()
+    except RunNotFound:  # an installation without them
+        return True
+    return not run.folder.resolve().is_relative_to(ours.resolve())
 
 
 def _runs(path: AnyPath) -> Iterator[Run]:
