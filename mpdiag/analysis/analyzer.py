@@ -23,10 +23,15 @@ from mpdiag.analysis.rank_checks import rank_findings
 from mpdiag.analysis.recording_checks import recording_findings, require_finite_gradients
 from mpdiag.analysis.reduction import choose_reduction
 from mpdiag.analysis.scaling.findings import gradient_findings
-from mpdiag.analysis.scaling.loss_scale import LossScaleAnalysis, analyze_loss_scale
+from mpdiag.analysis.scaling.loss_scale import (
+    LossScaleAnalysis,
+    analyze_loss_scale,
+    nothing_concluded,
+)
 from mpdiag.analysis.shapes import advise_shapes, shape_findings
 from mpdiag.analysis.streaming import read_statistics
 from mpdiag.analysis.verdict.decisions import decisions_of
+from mpdiag.analysis.verdict.evidence import narrowed
 from mpdiag.analysis.verdict.extent import extent_of
 from mpdiag.analysis.verdict.judgement import Case, judge
 from mpdiag.analysis.verdict.probe import probe_findings, with_probe
@@ -78,6 +83,11 @@ class Analysis:
     plan: PrecisionPlan
     operations: tuple[OperationFinding, ...] = ()
     probe: Probe | None = None
+
+    @property
+    def concluded(self) -> bool:
+        """Whether the run bears more than the findings that say why it does not."""
+        return not (self.loss_scale.void and _has_gradients(self.layers))
 
     @property
     def verdict(self) -> Verdict:
@@ -148,9 +158,10 @@ def analyze(run: str | os.PathLike[str] | Run, target: str = FP16.name) -> Analy
     layers = statistics.layers()
     require_finite_gradients(opened, layers)
     gradient_format = half_of(fmt)
-    scale = analyze_loss_scale(statistics, layers, gradient_format)
+    scale = _scale(opened, statistics, layers, gradient_format)
     masters = analyze_weight_updates(statistics, fmt)
-    if scale.diverges:  # what overflows and what is swallowed there is the divergence's own doing
+    if scale.void and _has_gradients(layers):
+        # What overflows or is lost there says nothing of an FP32 training that goes well.
         return _nothing_concluded(opened, fmt, layers, scale, statistics)
     by_kind = choose_fp32_operations(layers, opened.modules(), gradient_format)
     recorded = opened.operations()
@@ -183,6 +194,24 @@ def analyze(run: str | os.PathLike[str] | Run, target: str = FP16.name) -> Analy
     return Analysis(opened, fmt, layers, scale, formats, findings, plan, proven)
 
 
+def _has_gradients(layers: Layers) -> bool:
+    return len(layers.of_kind("activation_grad", "weight_grad")) > 0
+
+
+def _scale(
+    run: Run, statistics: RunStatistics, layers: Layers, target: FloatFormat
+) -> LossScaleAnalysis:
+    """The loss scale, if the run is one of FP32: what was rounded before is gone from its record."""
+    narrow = narrowed(run)
+    if not narrow:
+        return analyze_loss_scale(statistics, layers, target)
+    _, maxima, non_finite = statistics.step_maxima()
+    return nothing_concluded(
+        *(layers, non_finite, f"this is not a recording of an FP32 training: {narrow}", target),
+        diverges=maxima.size > 0 and not np.isfinite(maxima[-1]),
+    )
+
+
 def _nothing_concluded(
     run: Run,
     target: FloatFormat,
@@ -192,7 +221,7 @@ def _nothing_concluded(
 ) -> Analysis:
     """The analysis of a run that bears no conclusion: what was counted, and why it ends there."""
     findings = _findings(run, target, layers, scale, (), ())
-    masters = MasterWeightsPlan(reason=f"FP32 masters are kept: {scale.diverges}")
+    masters = MasterWeightsPlan(reason=f"FP32 masters are kept: {scale.void}")
     plan = PrecisionPlan(
         run=run.name, target=target.name, loss_scale=scale.plan, master_weights=masters
     )

@@ -43,7 +43,7 @@ def gradient_findings(
             Finding(
                 severity="error",
                 code="exploding-gradients",
-                message=scale.diverges,
+                message=scale.void,
                 evidence={"absmax": float(h.absmax.max(initial=0.0))},
                 fix="fix the FP32 training first; no loss scale brings such gradients into range",
             )

@@ -70,7 +70,8 @@ class LossScaleAnalysis:
             reached the same result.
         late: Activation gradients of ``window``, the late part of the training that decides.
         window: That part; None where no gradient was recorded.
-        diverges: Why nothing can be concluded, as a clause; empty where something can.
+        void: Why nothing can be concluded, as a clause; empty where something can.
+        diverges: Whether that is because the recorded training diverges.
     """
 
     plan: LossScalePlan
@@ -87,7 +88,8 @@ class LossScaleAnalysis:
     finite_steps: int = 0
     tight: bool = False
     window: Window | None = None
-    diverges: str = ""
+    void: str = ""
+    diverges: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """The ``loss_scale`` of ``mpdiag analyze --json``."""
@@ -158,11 +160,11 @@ def analyze_loss_scale(
     gradients = layers.of_kind("activation_grad", "weight_grad")
     steps, maxima, non_finite = statistics.step_maxima()
     if len(gradients) == 0 or _finite(maxima).size == 0:
-        return _nothing_concluded(layers, non_finite, "no finite gradient was recorded", target)
+        return nothing_concluded(layers, non_finite, "no finite gradient was recorded", target)
     recorded = _recorded(gradients, steps, maxima, statistics.late_gradients(), target)
     diverges = _why_diverging(recorded)
     if diverges:
-        return _nothing_concluded(layers, non_finite, diverges, target)
+        return nothing_concluded(layers, non_finite, diverges, target, diverges=True)
     necessity, part = deciding_part(recorded.late, target)
     overflowing = int(overflows_at(maxima, 0, target).sum())
     if overflowing:
@@ -201,10 +203,18 @@ def analyze_loss_scale(
     return replace(found, plan=plan)
 
 
-def _nothing_concluded(
-    layers: Layers, non_finite: int, reason: str, target: FloatFormat
+def nothing_concluded(
+    layers: Layers, non_finite: int, reason: str, target: FloatFormat, *, diverges: bool = False
 ) -> LossScaleAnalysis:
-    """Of a run that bears no statement on the loss scale: what was counted, and no more."""
+    """Of a run that bears no statement on the loss scale: what was counted, and no more.
+
+    Args:
+        layers: Its merged rows.
+        non_finite: Steps with a gradient that was not finite.
+        reason: Why it bears none, as a clause.
+        target: The format.
+        diverges: Whether it is a training that diverges.
+    """
     return LossScaleAnalysis(
         plan=LossScalePlan(need="unknown", reason=reason),
         limiting_layer=None,
@@ -216,7 +226,8 @@ def _nothing_concluded(
         non_finite_steps=non_finite,
         fits=True,
         late=layers.of_kind("activation_grad"),
-        diverges=reason,
+        void=reason,
+        diverges=diverges,
     )
 
 

@@ -81,7 +81,7 @@ def not_examined_in(
     if state in ("recording", "interrupted", "failed"):
         ended = {"recording": "has not ended", "interrupted": "was interrupted"}
         yield f"what follows step {extent.last}: the run {ended.get(state, 'failed')}"
-    if scale.diverges:
+    if scale.void:
         return
     if trained is None:
         another = (

@@ -42,7 +42,7 @@ def analysis_text(analysis: Analysis) -> RenderableType:
     bad = any(f.severity == "error" for f in analysis.findings)
     verdict = Text(analysis.verdict.text, style="bold red" if bad else "bold green")
     parts: list[RenderableType] = [verdict, _provenance(analysis), *_grounds(analysis), Text("")]
-    if analysis.loss_scale.diverges:  # nothing below would be true of another training
+    if not analysis.concluded:  # nothing below would be true of another training
         return Group(*parts, *_finding_lines(analysis.findings))
     parts += [_facts(analysis), Text("")]
     if analysis.findings:
@@ -95,7 +95,7 @@ def after_analysis(
         run: The run folder, as it was typed.
         plan: Where the plan was written, if it was.
     """
-    if analysis.loss_scale.diverges:
+    if not analysis.concluded:
         return "mpdiag", "report", run
     if _calls_for_bf16(analysis):
         return "mpdiag", "analyze", run, "--target", BF16.name, "-o", "plan.json"
@@ -156,12 +156,24 @@ def _facts(analysis: Analysis) -> Table:
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="bold")
     grid.add_column()
+    known = plan.loss_scale.need != "unknown"
     grid.add_row(
         "Loss scale",
-        f"{plan.loss_scale.recommended:g} ({plan.loss_scale.method}), {plan.loss_scale.need}"
+        "not known"
+        if not known
+        else f"{plan.loss_scale.recommended:g} ({plan.loss_scale.method}), {plan.loss_scale.need}"
         + escape(_admissible(scale)),
     )
     grid.add_row("", escape(plan.loss_scale.reason))
+    if known:
+        _loss_rows(grid, scale, plan)
+    grid.add_row("Master weights", escape(plan.master_weights.reason))
+    grid.add_row("Stay in FP32", _kept(analysis))
+    return grid
+
+
+def _loss_rows(grid: Table, scale: LossScaleAnalysis, plan: PrecisionPlan) -> None:
+    """What is lost to zero and what overflows."""
     with_it = f", {percent(scale.underflow_after)} with it"
     grid.add_row(
         "Lost to zero",
@@ -173,9 +185,6 @@ def _facts(analysis: Analysis) -> Table:
         f"seen in {scale.overflowing_steps:,} of {counted(scale.finite_steps, 'recorded step')}, "
         f"so in up to {percent(scale.predicted_overflow_rate)} of steps like these (95 %)",
     )
-    grid.add_row("Master weights", escape(plan.master_weights.reason))
-    grid.add_row("Stay in FP32", _kept(analysis))
-    return grid
 
 
 def _admissible(scale: LossScaleAnalysis) -> str:

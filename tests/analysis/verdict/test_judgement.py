@@ -8,6 +8,7 @@ import pytest
 from judged_runs import parameter, record
 
 from mpdiag.analysis.analyzer import analyze
+from mpdiag.analysis.plan_check import check_plan
 from mpdiag.analysis.verdict import decisions_of
 from mpdiag.plan import LossScalePlan, PrecisionPlan
 from mpdiag.runs.stored_comparison import FILE, StoredComparison, read_comparison, write_comparison
@@ -93,9 +94,12 @@ def test_a_comparison_that_cannot_be_read_is_none(tmp_path):
     ],
 )
 def test_what_is_no_recording_of_an_fp32_training_gets_no_positive_verdict(tmp_path, meta, words):
-    verdict = analyze(record(tmp_path / "run", **meta)).verdict
-    assert verdict.level == "cannot"
-    assert words in verdict.text
+    analysis = analyze(record(tmp_path / "run", **meta))
+    assert analysis.verdict.level == "cannot"
+    assert words in analysis.verdict.text
+    if "precision" in meta:  # its advice would be circular
+        assert analysis.plan.loss_scale.need == "unknown"
+        assert not check_plan(PrecisionPlan(), analysis.plan).holds
 
 
 def test_an_fp32_recording_of_a_script_with_autocast_switched_off_is_one(tmp_path):
