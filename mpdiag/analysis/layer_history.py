@@ -102,7 +102,7 @@ def explain_layer(run: str | os.PathLike[str], layer: str | None = None) -> Laye
         roles.append("it has the largest gradient, which sets the upper end of the loss scale")
     fixes = [c.reason for c in analysis.plan.fp32_operations if c.module == layer]
     fixes = [f"keep it in FP32: {reason}" for reason in fixes]
-    if exponent and h.nonzero.sum() and h.lost_to_zero(FP16).value.sum():
+    if exponent > 0 and h.nonzero.sum() and h.lost_to_zero(FP16).value.sum():
         fixes.append(f"scale the loss by {2**exponent:g}")
     return LayerHistory(
         name=layer,

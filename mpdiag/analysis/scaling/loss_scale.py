@@ -290,7 +290,7 @@ def _choose(
     """Replay the methods over the scales that the recording allows."""
     losses, lower, upper, room = recorded.losses, recorded.lower, recorded.upper, recorded.room
     wanted = max(losses.first_below(NEGLIGIBLE), lower) if necessity.wanted else min(0, lower)
-    safe = upper - room.exponents
+    safe = max(SMALLEST_EXPONENT, upper - room.exponents)
     allowed = ScaleRange(wanted=min(wanted, max(safe, lower), upper), safe=safe, upper=upper)
     # The worst layer without a scale, and the worst with it: either may decide.
     deciding = losses.worst_at(0, allowed.wanted)

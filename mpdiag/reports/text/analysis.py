@@ -39,8 +39,10 @@ _COLOURS = {"error": "bold red", "warning": "yellow", "info": "cyan"}
 
 def analysis_text(analysis: Analysis) -> RenderableType:
     """The whole report of ``mpdiag analyze``."""
-    bad = any(f.severity == "error" for f in analysis.findings)
-    verdict = Text(analysis.verdict.text, style="bold red" if bad else "bold green")
+    level = analysis.verdict.level
+    bad = level == "cannot" or any(f.severity == "error" for f in analysis.findings)
+    tone = "bold red" if bad else "bold green" if level == "shown" else "bold"
+    verdict = Text(analysis.verdict.text, style=tone)
     parts: list[RenderableType] = [verdict, _provenance(analysis), *_grounds(analysis), Text("")]
     if not analysis.concluded:  # nothing below would be true of another training
         return Group(*parts, *_finding_lines(analysis.findings))

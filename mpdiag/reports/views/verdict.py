@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from mpdiag.analysis.analyzer import Analysis
-    from mpdiag.plan import PrecisionPlan
+    from mpdiag.plan import PrecisionPlan, Verdict
 
 
 UNKNOWN = "–"
@@ -31,6 +31,12 @@ class Fact:
     value: str
     note: str
     meaning: str
+
+
+def grounds(verdict: Verdict) -> tuple[tuple[str, str], ...]:
+    """What a verdict rests on and what was not looked at: titles and clauses; empty ones left out."""
+    parts = (("Rests on", verdict.evidence), ("Not looked at", verdict.not_examined))
+    return tuple((title, "; ".join(clauses)) for title, clauses in parts if clauses)
 
 
 def facts(analysis: Analysis) -> tuple[Fact, ...]:

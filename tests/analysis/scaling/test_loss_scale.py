@@ -209,3 +209,11 @@ def test_a_step_that_was_not_finite_in_a_training_that_went_on_is_no_divergence(
     assert "non-finite-steps" in codes
     assert "non-finite-gradients" not in codes
     assert analysis.verdict.level == "expected"
+
+
+def test_no_scale_below_the_smallest_sensible_one_is_recommended(tmp_path):
+    """Maxima that leap over the whole range call for endless headroom; none is worth 2^-190."""
+    tops = np.where(np.arange(40) % 2, 2.0**-100, 2.0**30)
+    values = {"layer": [around(0)] * 40, "layer.weight": [[top] for top in tops]}
+    plan = analyze(record(tmp_path / "run", values)).plan.loss_scale
+    assert 2.0**-24 <= plan.recommended <= 1
