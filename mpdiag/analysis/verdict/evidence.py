@@ -66,6 +66,7 @@ def _overflows(target: FloatFormat, scale: LossScaleAnalysis) -> str:
 
 def not_examined_in(
     run: Run,
+    target: FloatFormat,
     extent: Extent,
     scale: LossScaleAnalysis,
     trained: StoredComparison | None,
@@ -88,6 +89,7 @@ def not_examined_in(
             ": the one that is compared in the run followed another plan" if superseded else ""
         )
         yield f"a training by this plan{another}"
+        yield f"what rounding inside {target.label}'s range does to the result"
     if not (run.meta.get("operations") or {}).get("steps"):
         yield "the values inside operations: none were recorded"
     precision = run.meta.get("precision")

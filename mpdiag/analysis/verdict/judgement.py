@@ -61,7 +61,10 @@ def judge(case: Case) -> Verdict:
     """The verdict on training in the target format by the plan."""
     evidence = tuple(evidence_of(case.run, case.target, case.scale, case.extent, case.trained))
     open_questions = tuple(
-        not_examined_in(case.run, case.extent, case.scale, case.trained, superseded=case.superseded)
+        not_examined_in(
+            *(case.run, case.target, case.extent, case.scale, case.trained),
+            superseded=case.superseded,
+        )
     )
     reason = next(_why_not(case), None)
     if reason is not None:
