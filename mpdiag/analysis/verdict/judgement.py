@@ -66,21 +66,22 @@ def judge(case: Case) -> Verdict:
             superseded=case.superseded,
         )
     )
-    reason = next(_why_not(case), None)
-    if reason is not None:
-        return Verdict("cannot", _failed_first(case, reason), evidence, open_questions)
     trained = case.trained
-    if trained is not None and trained.verdict == "equivalent":
+    unfit = next(_why_unfit(case), None)
+    if unfit is None and trained is not None and trained.verdict == "equivalent":
         text = f"Shown by training: {_how(case)}; {_ended(trained)}, equivalent to FP32."
         return Verdict("shown", text, evidence, open_questions)
+    reason = unfit or next(_why_not(case), None)
+    if reason is not None:
+        return Verdict("cannot", _failed_first(case, reason), evidence, open_questions)
     text = f"Expected from the recording of {case.extent.steps()}: {_how(case)}{_bound(case)}."
     if trained is not None:
         text += f" A training by this plan was compared: {_ended(trained)}, which is inconclusive."
     return Verdict("expected", _failed_first(case, text), evidence, open_questions)
 
 
-def _why_not(case: Case) -> Iterator[str]:
-    """Reasons for no positive verdict, the one that goes before the others first."""
+def _why_unfit(case: Case) -> Iterator[str]:
+    """Why the recording allows no answer, the reason that goes before the others first."""
     fmt, codes = case.target.label, case.codes
     steps = case.extent.steps()
     if failure_of(case.run) and case.extent.recorded < FEW_STEPS:
@@ -90,13 +91,18 @@ def _why_not(case: Case) -> Iterator[str]:
     if "no-activation-gradients" in codes:
         yield "No gradients were recorded, so mixed precision cannot be assessed."
     yield from _not_a_training_in_fp32(case)
-    if not case.scale.fits:
-        yield f"This cannot train in {fmt} with any loss scale; use BF16."
+
+
+def _why_not(case: Case) -> Iterator[str]:
+    """Why a training would fail, or did."""
+    fmt = case.target.label
     if case.trained is not None and case.trained.verdict == "different":
         yield (
             f"This cannot train in {fmt} by this plan: a training by it was compared with FP32, and "
             f"{_ended(case.trained)}, which is different."
         )
+    if not case.scale.fits:
+        yield f"This cannot train in {fmt} with any loss scale; use BF16."
 
 
 def _not_a_training_in_fp32(case: Case) -> Iterator[str]:

@@ -59,6 +59,11 @@ def test_only_a_comparison_of_this_plan_shows_anything(tmp_path, found, level, w
     assert any("followed another plan" in clause for clause in other.not_examined)
 
 
+def test_what_was_shown_goes_before_what_the_recording_says_and_not_before_its_faults(tmp_path):
+    plan = analyze(record(tmp_path / "run", optimizers=[])).plan
+    assert compared(tmp_path / "run", "equivalent", plan).level == "cannot"
+
+
 def test_a_plan_is_what_it_decides_and_not_why():
     plan = PrecisionPlan(loss_scale=LossScalePlan(method="constant", init_scale=8.0))
     same = PrecisionPlan(
