@@ -72,7 +72,8 @@ def explain_layer(run: str | os.PathLike[str], layer: str | None = None) -> Laye
     if layer is None:
         layer = analysis.loss_scale.deciding_layer
     if layer is None:
-        message = f"{opened.folder} has no activation gradients to choose a layer by: name one"
+        why = analysis.loss_scale.void or "it has no activation gradients"
+        message = f"no layer of {opened.folder} decides the loss scale ({why}): name one"
         raise LayerNotFound(message)
     if layer not in names:
         near = _of_type(opened, layer) or difflib.get_close_matches(layer, names, n=3, cutoff=0.3)
