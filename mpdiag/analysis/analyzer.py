@@ -20,7 +20,11 @@ from mpdiag.analysis.operations.choice import (
 )
 from mpdiag.analysis.operations.detection import find_operations, operation_findings
 from mpdiag.analysis.rank_checks import rank_findings
-from mpdiag.analysis.recording_checks import recording_findings, require_finite_gradients
+from mpdiag.analysis.recording_checks import (
+    period_findings,
+    recording_findings,
+    require_finite_gradients,
+)
 from mpdiag.analysis.reduction import choose_reduction
 from mpdiag.analysis.scaling.findings import gradient_findings
 from mpdiag.analysis.scaling.loss_scale import (
@@ -173,6 +177,7 @@ def analyze(run: str | os.PathLike[str] | Run, target: str = FP16.name) -> Analy
         operations = (*modules, *proven_operations(proven))
     exponent = int(np.log2(scale.plan.recommended))
     findings = _findings(opened, fmt, layers, scale, modules, proven)
+    findings = by_severity([*findings, *period_findings(opened, statistics.steps().tolist())])
     plan = PrecisionPlan(
         run=opened.name,
         target=fmt.name,
@@ -187,6 +192,7 @@ def analyze(run: str | os.PathLike[str] | Run, target: str = FP16.name) -> Analy
         levels=advise_levels(opened, statistics, masters),
         shapes=advise_shapes(opened, fmt.name),
         layer_formats=advise_layers(layers, exponent),
+        model=opened.model_fingerprint(),
     )
     extent = extent_of(opened, statistics.step_maxima()[0])
     plan = replace(plan, verdict=_judged(opened, fmt, scale, len(modules), findings, extent, plan))
@@ -223,7 +229,11 @@ def _nothing_concluded(
     findings = _findings(run, target, layers, scale, (), ())
     masters = MasterWeightsPlan(reason=f"FP32 masters are kept: {scale.void}")
     plan = PrecisionPlan(
-        run=run.name, target=target.name, loss_scale=scale.plan, master_weights=masters
+        run=run.name,
+        target=target.name,
+        loss_scale=scale.plan,
+        master_weights=masters,
+        model=run.model_fingerprint(),
     )
     extent = extent_of(run, statistics.step_maxima()[0])
     plan = replace(plan, verdict=_judged(run, target, scale, 0, findings, extent, plan))

@@ -44,6 +44,9 @@ class RunStatistics(Protocol):
     def layers(self) -> Layers:
         """All rows, merged by kind and name."""
 
+    def steps(self) -> NDArray[np.int64]:
+        """Numbers of the recorded steps, ascending: those that any row speaks of."""
+
     def late_gradients(self) -> list[tuple[Window, Layers]]:
         """Activation gradients of each late part of the training, merged by name."""
 
@@ -75,6 +78,10 @@ class InMemoryStatistics:
     def layers(self) -> Layers:
         """All rows, merged by kind and name."""
         return merge_layers(self.records)
+
+    def steps(self) -> NDArray[np.int64]:
+        """Numbers of the recorded steps, ascending."""
+        return np.unique(self.records.step).astype(np.int64)
 
     def late_gradients(self) -> list[tuple[Window, Layers]]:
         """Activation gradients of each late part of the training, merged by name."""

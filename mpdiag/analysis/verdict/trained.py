@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import statistics
 from typing import TYPE_CHECKING
 
+from mpdiag.analysis.comparison.compare import mean_of_finite
 from mpdiag.analysis.verdict.decisions import decisions_of
 from mpdiag.errors import MpdiagError, RunNotFound
 from mpdiag.files.paths import is_remote, place
@@ -32,8 +32,8 @@ def keep_comparison(
         b: The candidate, likewise.
 
     Returns:
-        The folders it was written to; none where A holds no recording, or B no plan, several that
-        decide differently, or a training of which nothing ran in half precision. Runs at a URL and
+        The folders it was written to; none where A holds no recording, or B another model, no plan,
+        several that decide differently, or a training of which nothing ran in half precision. Runs at a URL and
         the sample runs are left as they are.
 
     Raises:
@@ -41,14 +41,19 @@ def keep_comparison(
     """
     trained = list(_runs(place(b)))
     decisions = {_decisions(run) for run in trained}
-    if len(decisions) != 1 or None in decisions or any(_in_fp32(run) for run in trained):
+    if (
+        comparison.different_models
+        or len(decisions) != 1
+        or None in decisions
+        or any(_in_fp32(run) for run in trained)
+    ):
         return ()
     stored = StoredComparison(
         against=place(b).resolve().name,
         decisions=str(decisions.pop()),
         verdict=comparison.verdict,
         metrics=tuple(
-            f"{m.metric} {statistics.fmean(m.b):.4g} beside FP32's {statistics.fmean(m.a):.4g}"
+            f"{m.metric} {mean_of_finite(m.b):.4g} beside FP32's {mean_of_finite(m.a):.4g}"
             for m in comparison.metrics
         ),
         seeds=len(trained),
