@@ -33,8 +33,8 @@ def keep_comparison(
 
     Returns:
         The folders it was written to; none where A holds no recording, or B another model, no plan,
-        several that decide differently, or a training of which nothing ran in half precision. Runs at a URL and
-        the sample runs are left as they are.
+        several that decide differently, or a training of which nothing ran in half precision. Runs
+        at a URL and the sample runs are left as they are.
 
     Raises:
         OSError: If a folder cannot be written.
