@@ -15,6 +15,7 @@ import numpy as np
 
 from mpdiag.analysis.layers import Layers, countable_rows, merge_layers
 from mpdiag.analysis.scaling.maxima import by_step, step_maxima
+from mpdiag.analysis.scaling.windows import late_windows
 from mpdiag.numerics.formats import FP16, HALVES
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from mpdiag.analysis.scaling.windows import Window
     from mpdiag.numerics.histograms import ExponentHistogram
     from mpdiag.runs.records import Records
     from mpdiag.runs.schema import FormatFact
@@ -45,8 +47,8 @@ class RunStatistics(Protocol):
     def steps(self) -> NDArray[np.int64]:
         """Numbers of the recorded steps, ascending: those that any row speaks of."""
 
-    def late_gradients(self, since: float) -> Layers:
-        """Activation gradients of the steps from ``since`` on, merged by name."""
+    def late_gradients(self) -> list[tuple[Window, Layers]]:
+        """Activation gradients of each late part of the training, merged by name."""
 
     def step_maxima(self) -> tuple[NDArray[np.int64], NDArray[np.float64], int]:
         """As ``maxima.step_maxima``."""
@@ -63,9 +65,15 @@ class RunStatistics(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class InMemoryStatistics:
-    """Rows that are in memory."""
+    """Rows that are in memory.
+
+    Attributes:
+        records: The rows.
+        length: How many steps the training had; 0 if that is not known.
+    """
 
     records: Records
+    length: int = 0
 
     def layers(self) -> Layers:
         """All rows, merged by kind and name."""
@@ -75,10 +83,13 @@ class InMemoryStatistics:
         """Numbers of the recorded steps, ascending."""
         return np.unique(self.records.step).astype(np.int64)
 
-    def late_gradients(self, since: float) -> Layers:
-        """Activation gradients of the steps from ``since`` on, merged by name."""
-        late = merge_layers(self.records, self.records.step >= since)
-        return late.of_kind("activation_grad")
+    def late_gradients(self) -> list[tuple[Window, Layers]]:
+        """Activation gradients of each late part of the training, merged by name."""
+        gradients = self.records.of_kind("activation_grad")
+        return [
+            (window, merge_layers(self.records, gradients & window.holds(self.records.step)))
+            for window in late_windows(self.step_maxima()[0], self.length)
+        ]
 
     def step_maxima(self) -> tuple[NDArray[np.int64], NDArray[np.float64], int]:
         """As ``maxima.step_maxima``."""

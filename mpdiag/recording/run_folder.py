@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from mpdiag.errors import RunExists
 from mpdiag.files.paths import is_remote
 from mpdiag.recording.description import describe_optimizer, describe_training
+from mpdiag.recording.failures import WRITING
 from mpdiag.recording.step_clock import StepListener
 from mpdiag.runs.run import META, now
 
@@ -116,7 +117,7 @@ class RunFolder(StepListener):
             if ended.recorded or self._losses.due:
                 self._write_what_is_due()
         except OSError as error:
-            self.give_up("writing the run folder", error)
+            self.give_up(f"{WRITING} the run folder", error)
         except Exception as error:  # noqa: BLE001
             self.give_up("ending a step", error)
 
@@ -149,7 +150,9 @@ class RunFolder(StepListener):
             self._ledger.flush()
             self._losses.close()
         except Exception as error:  # noqa: BLE001 - Ctrl-C may have interrupted a count
-            self._failures.note("writing the last statistics", error)
+            self._failures.note(f"{WRITING} the last statistics", error)
+        if self.state == "complete" and self._failures.writing:
+            self.state = "failed"  # the training is complete, its record is not
         try:
             if self._writer is not None:
                 self._writer.sweep()

@@ -92,7 +92,7 @@ class DriftWatch:
                 rate,
                 observed,
                 f"{count} of the last {len(self._skips)} steps overflowed, where the recording "
-                f"predicted {rate:.2%}: record again and analyze",
+                f"predicted at most {rate:.2%}: record again and analyze",
             )
         )
 
