@@ -137,9 +137,13 @@ class SourceLines(ModuleCalls[SourceLine]):
         node = self.backward_node()
         if node is not None:
             return self.noted(node) or SourceLine(None, *locate()), node.name()
-        line = SourceLine(self.module, *locate(), index)
+        line = self.place(index)
         self.note(line)
         return line, ""
+
+    def place(self, index: int) -> SourceLine:
+        """The line and module of the present call in a forward pass."""
+        return SourceLine(self.module, *locate(), index)
 
 
 def locate() -> tuple[str, int, str, str]:
