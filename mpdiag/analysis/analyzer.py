@@ -18,7 +18,11 @@ from mpdiag.analysis.operations.choice import (
     proven_modules,
     proven_operations,
 )
-from mpdiag.analysis.operations.detection import find_operations, operation_findings
+from mpdiag.analysis.operations.detection import (
+    bf16_findings,
+    find_operations,
+    operation_findings,
+)
 from mpdiag.analysis.rank_checks import rank_findings
 from mpdiag.analysis.recording_checks import recording_findings, require_finite_gradients
 from mpdiag.analysis.reduction import choose_reduction
@@ -34,12 +38,13 @@ from mpdiag.runs.run import Run, open_run
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from mpdiag.analysis.findings import Finding
     from mpdiag.analysis.layers import Layers
     from mpdiag.analysis.operations.rules import OperationFinding
     from mpdiag.plan import Fp32Choice
+    from mpdiag.runs.operations import Operation
 
 SCHEMA_VERSION = 1
 
@@ -140,7 +145,7 @@ def analyze(run: str | os.PathLike[str] | Run, target: str = FP16.name) -> Analy
         modules = proven_modules(by_kind, proven)
         operations = (*modules, *proven_operations(proven))
     exponent = int(np.log2(scale.plan.recommended))
-    findings = _findings(opened, fmt, layers, scale, modules, proven)
+    findings = _findings(opened, fmt, layers, scale, modules, proven, recorded)
     plan = PrecisionPlan(
         run=opened.name,
         verdict=_verdict(fmt, scale, modules, findings),
@@ -168,12 +173,14 @@ def _findings(
     scale: LossScaleAnalysis,
     modules: tuple[Fp32Choice, ...],
     operations: tuple[OperationFinding, ...],
+    recorded: Sequence[Operation],
 ) -> tuple[Finding, ...]:
     return by_severity(
         [
             *gradient_findings(layers, target, scale),
             *activation_findings(layers, target, modules),
             *operation_findings(operations),
+            *bf16_findings(recorded, target),
             *rank_findings(run),
             *recording_findings(run, layers),
             *shape_findings(run, target.name),

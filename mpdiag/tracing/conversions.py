@@ -63,12 +63,14 @@ class Conversions(TorchFunctionMode):
     Attributes:
         on: Whether the listener is told.
         function: Name of the outermost torch function being called.
+        compiled: How many graphs had been compiled when it was made.
     """
 
     def __init__(self, listener: Listener) -> None:
         super().__init__()
         self.on = False
         self.function = ""
+        self.compiled = _compiled()
         self._listener = listener
         self._asked: dict[int, tuple[CodeType, int, int]] = {}
 
@@ -307,13 +309,18 @@ def _text(file: str, lines: tuple[int, int]) -> str:
 # -- the stack of modes ----------------------------------------------------------------------------
 
 
-def push_lowest(mode: TorchFunctionMode) -> None:
+def _compiled() -> int:
+    """How many graphs torch.compile has made in this process."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return 0 if dynamo is None else int(dynamo.counters["stats"].get("unique_graphs", 0))
+
+
+def push_lowest(mode: Conversions) -> None:
     """Put a mode under all others of this thread; those can be left as if it were not there.
 
-    Where something was compiled, it stays off: a compiled function takes a mode for a reason not to run.
+    Where something was compiled meanwhile, it stays off: for a mode, a function is compiled again.
     """
-    dynamo = sys.modules.get("torch._dynamo.utils")
-    if dynamo is not None and dynamo.counters["stats"].get("unique_graphs"):
+    if _compiled() > mode.compiled:
         return
     above = [torch._C._pop_torch_function_stack() for _ in range(_depth())][::-1]
     for one in (*([] if mode in above else [mode]), *above):
