@@ -24,7 +24,11 @@ from mpdiag.analysis.operations.detection import (
     operation_findings,
 )
 from mpdiag.analysis.rank_checks import rank_findings
-from mpdiag.analysis.recording_checks import recording_findings, require_finite_gradients
+from mpdiag.analysis.recording_checks import (
+    period_findings,
+    recording_findings,
+    require_finite_gradients,
+)
 from mpdiag.analysis.reduction import choose_reduction
 from mpdiag.analysis.scaling.findings import gradient_findings
 from mpdiag.analysis.scaling.loss_scale import LossScaleAnalysis, analyze_loss_scale
@@ -38,13 +42,12 @@ from mpdiag.runs.run import Run, open_run
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from mpdiag.analysis.findings import Finding
     from mpdiag.analysis.layers import Layers
     from mpdiag.analysis.operations.rules import OperationFinding
     from mpdiag.plan import Fp32Choice
-    from mpdiag.runs.operations import Operation
 
 SCHEMA_VERSION = 1
 
@@ -145,7 +148,14 @@ def analyze(run: str | os.PathLike[str] | Run, target: str = FP16.name) -> Analy
         modules = proven_modules(by_kind, proven)
         operations = (*modules, *proven_operations(proven))
     exponent = int(np.log2(scale.plan.recommended))
-    findings = _findings(opened, fmt, layers, scale, modules, proven, recorded)
+    findings = _findings(opened, fmt, layers, scale, modules, proven)
+    findings = by_severity(
+        [
+            *findings,
+            *bf16_findings(recorded, fmt),
+            *period_findings(opened, statistics.steps().tolist()),
+        ]
+    )
     plan = PrecisionPlan(
         run=opened.name,
         verdict=_verdict(fmt, scale, modules, findings),
@@ -161,6 +171,7 @@ def analyze(run: str | os.PathLike[str] | Run, target: str = FP16.name) -> Analy
         levels=advise_levels(opened, statistics, masters),
         shapes=advise_shapes(opened, fmt.name),
         layer_formats=advise_layers(layers, exponent),
+        model=opened.model_fingerprint(),
     )
     formats = summarise_formats(layers, exponent)
     return Analysis(opened, fmt, layers, scale, formats, findings, plan, proven)
@@ -173,14 +184,12 @@ def _findings(
     scale: LossScaleAnalysis,
     modules: tuple[Fp32Choice, ...],
     operations: tuple[OperationFinding, ...],
-    recorded: Sequence[Operation],
 ) -> tuple[Finding, ...]:
     return by_severity(
         [
             *gradient_findings(layers, target, scale),
             *activation_findings(layers, target, modules),
             *operation_findings(operations),
-            *bf16_findings(recorded, target),
             *rank_findings(run),
             *recording_findings(run, layers),
             *shape_findings(run, target.name),
