@@ -18,7 +18,11 @@ from mpdiag.analysis.operations.choice import (
     proven_modules,
     proven_operations,
 )
-from mpdiag.analysis.operations.detection import find_operations, operation_findings
+from mpdiag.analysis.operations.detection import (
+    bf16_findings,
+    find_operations,
+    operation_findings,
+)
 from mpdiag.analysis.rank_checks import rank_findings
 from mpdiag.analysis.recording_checks import (
     period_findings,
@@ -177,7 +181,13 @@ def analyze(run: str | os.PathLike[str] | Run, target: str = FP16.name) -> Analy
         operations = (*modules, *proven_operations(proven))
     exponent = int(np.log2(scale.plan.recommended))
     findings = _findings(opened, fmt, layers, scale, modules, proven)
-    findings = by_severity([*findings, *period_findings(opened, statistics.steps().tolist())])
+    findings = by_severity(
+        [
+            *findings,
+            *bf16_findings(recorded, fmt),
+            *period_findings(opened, statistics.steps().tolist()),
+        ]
+    )
     plan = PrecisionPlan(
         run=opened.name,
         target=fmt.name,
