@@ -215,7 +215,7 @@ def train(
         arithmetic: From the training to the arithmetic of its passes.
         scale: The loss scale; None: 1, and nothing is checked.
         perturbed: Change the initial weights a little.
-        fp16_weights: Weights are stored in FP16, and so is what is added to them; the optimizer's own
+        fp16_weights: What the optimizer changes is stored in FP16, and so is what is added to them; the optimizer's own
             arithmetic and state are FP32.
         tick: Called before each step; may raise.
 
@@ -227,7 +227,7 @@ def train(
     weights = [p for p in training.model.parameters() if p.requires_grad]
     if perturbed:
         _perturb(weights, seed)
-    stored = _Fp16Weights(weights) if fp16_weights else None
+    stored = _Fp16Weights(_held(training)) if fp16_weights else None
     passes = arithmetic(training)
     failures = 0
     try:
@@ -279,6 +279,11 @@ def _step(training: Training, passes: Arithmetic, step: int, scale: LossScale | 
         torch.nn.utils.clip_grad_norm_(held, training.clip_norm)
     training.optimizer.step()
     return True
+
+
+def _held(training: Training) -> list[torch.nn.Parameter]:
+    """The weights that the optimizer changes."""
+    return [p for g in training.optimizer.param_groups for p in g["params"] if p.requires_grad]
 
 
 def _values(gradient: torch.Tensor) -> torch.Tensor:
