@@ -215,8 +215,8 @@ def train(
         arithmetic: From the training to the arithmetic of its passes.
         scale: The loss scale; None: 1, and nothing is checked.
         perturbed: Change the initial weights a little.
-        fp16_weights: What the optimizer changes is stored in FP16, and so is what is added to them; the optimizer's own
-            arithmetic and state are FP32.
+        fp16_weights: What the optimizer changes is stored in FP16, and so is what is added to it; the
+            optimizer's own arithmetic and state are FP32.
         tick: Called before each step; may raise.
 
     Returns:
