@@ -83,11 +83,9 @@ class Autocast:
 class Observed(Autocast):
     """Autocast in FP16 that notes which operations read or store FP16 in the first steps."""
 
-    STEPS = 6
-
     def __init__(self, model: torch.nn.Module) -> None:
         super().__init__(torch.float16)
-        self._notes = _Notes(model)
+        self._notes = FirstSteps(model)
 
     @property
     def operations(self) -> list[Operation]:
@@ -97,12 +95,16 @@ class Observed(Autocast):
     @contextmanager
     def forward(self, step: int) -> Iterator[None]:
         with super().forward(step), ExitStack() as stack:
-            if step < self.STEPS:
+            if step < FirstSteps.COUNT:
                 stack.enter_context(self._notes.forward())
             yield
 
 
-class _Notes(Sites):
+class FirstSteps(Sites):
+    """Notes which operations read or store FP16."""
+
+    COUNT = 6
+
     def __init__(self, model: torch.nn.Module) -> None:
         super().__init__(model)
         self.found: dict[Operation, None] = {}

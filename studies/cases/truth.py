@@ -36,7 +36,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 
 from cases import arithmetic, collection
-from cases.arithmetic import Autocast, LossScale, Narrow, Observed, Operation
+from cases.arithmetic import Autocast, FirstSteps, LossScale, Narrow, Observed, Operation
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection
@@ -192,7 +192,7 @@ def observed(bench: Bench) -> list[Operation]:
         looks.append(Observed(training.model))
         return looks[-1]
 
-    few = arithmetic.shortened(bench.case, Observed.STEPS)
+    few = arithmetic.shortened(bench.case, FirstSteps.COUNT)
     arithmetic.train(few, SEEDS[0], look, dynamic())
     return looks[-1].operations
 
