@@ -187,7 +187,7 @@ def letters_gru(seed: int) -> Training:
     codes = torch.tensor([LETTERS.index(c) for c in TEXT])
 
     def windows(starts: Tensor) -> tuple[Tensor, Tensor]:
-        rows = codes[starts[:, None] + torch.arange(13)]
+        rows = codes[starts[:, None] + torch.arange(9)]
         return rows[:, :-1], rows[:, 1:]
 
     def batch(step: int) -> tuple[Tensor, Tensor]:
@@ -347,7 +347,7 @@ CASES = (
         False,
         0.05,
     ),
-    Case("letters_gru", "A GRU that reads letters.", 200, letters_gru, "cross-entropy", False, 0.1),
+    Case("letters_gru", "A GRU that reads letters.", 150, letters_gru, "cross-entropy", False, 0.1),
     Case("community_graph", "A graph network.", 100, community_graph, "accuracy", True, 0.05),
     Case("points_diffusion", "A denoiser of points.", 300, points_diffusion, "error", False, 0.03),
     Case(

@@ -389,8 +389,8 @@ class Euler(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         h = self.start(x)
-        for _ in range(30):
-            h = h + 0.03 * self.speed(h)
+        for _ in range(16):
+            h = h + 0.06 * self.speed(h)
         return self.out(h)
 
 
