@@ -31,8 +31,8 @@ Operation = tuple[str, str]
 PERTURBATION = 2.0**-17
 """Relative change of the initial weights that must not matter."""
 SMALLEST_SCALE, FIRST_SCALE, GROWTH_INTERVAL = 2.0**-40, 2.0**16, 2000
-_GIVES_UP = 60
-"""Steps skipped in a row that end a training."""
+_GIVES_UP, _HOPELESS = 60, 8
+"""Steps skipped in a row that end a training; and losses that are not finite, which no scale mends."""
 _LOW = (torch.float16, torch.bfloat16)
 
 
@@ -231,15 +231,18 @@ def train(
         _perturb(weights, seed)
     stored = _Fp16Weights(_held(training)) if fp16_weights else None
     passes = arithmetic(training)
-    failures = 0
+    skipped = hopeless = 0
     try:
         for step in range(case.steps):
             tick()
-            finite = _step(training, passes, step, scale)
+            taken, loss = _step(training, passes, step, scale)
             if stored is not None:
                 stored.store()
-            failures = 0 if finite else failures + 1
-            if failures > _GIVES_UP or (scale is not None and scale.scale < SMALLEST_SCALE):
+            skipped = 0 if taken else skipped + 1
+            hopeless = 0 if math.isfinite(loss) else hopeless + 1
+            if skipped > _GIVES_UP or hopeless > _HOPELESS:
+                return math.nan
+            if scale is not None and scale.scale < SMALLEST_SCALE:
                 return math.nan
     except Diverged:
         return math.nan
@@ -254,8 +257,10 @@ def train(
     return metric if math.isfinite(metric) else math.nan
 
 
-def _step(training: Training, passes: Arithmetic, step: int, scale: LossScale | None) -> bool:
-    """One step; whether it was taken."""
+def _step(
+    training: Training, passes: Arithmetic, step: int, scale: LossScale | None
+) -> tuple[bool, float]:
+    """One step; whether it was taken, and its loss."""
     if training.schedule is not None:
         training.schedule(step)
     training.optimizer.zero_grad()
@@ -266,21 +271,22 @@ def _step(training: Training, passes: Arithmetic, step: int, scale: LossScale | 
     with passes.backward():
         scaled.backward()
     held = [p for g in training.optimizer.param_groups for p in g["params"] if p.grad is not None]
+    value = float(loss.detach())
     if scale is None:
-        if not math.isfinite(float(loss.detach())):
+        if not math.isfinite(value):
             raise Diverged
     elif scale.checks:
         finite = all(bool(_values(p.grad).isfinite().all()) for p in held)
         scale.note(overflow=not finite)
         if not finite:
-            return False
+            return False, value
     for p in held:
         if factor != 1.0:
             p.grad /= factor
     if training.clip_norm is not None:
         torch.nn.utils.clip_grad_norm_(held, training.clip_norm)
     training.optimizer.step()
-    return True
+    return True, value
 
 
 def _held(training: Training) -> list[torch.nn.Parameter]:
