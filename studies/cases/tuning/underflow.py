@@ -497,7 +497,7 @@ def spike_rates(seed: int) -> Training:
         rate = torch.exp(0.7 * torch.tanh(x) @ mixing - 6.5)
         return x, torch.poisson(rate, generator=g)
 
-    x, y = seconds(generator(TEST))
+    x, _ = seconds(generator(TEST))
     return supervised(
         model,
         torch.optim.Adam(model.parameters(), lr=1e-2),
@@ -551,7 +551,7 @@ CASES = (
         "Returns.",
         250,
         trading_policy,
-        "thousandths of a per cent a second",
+        "gain in 1e-5 a second",
         True,
         0.1,
     ),
