@@ -341,10 +341,10 @@ def heat_pinn(seed: int) -> Training:
 
 
 def sea_level(seed: int) -> Training:
-    """Sea level (m) at 1,024 places by eight indices, a few millimetres; a mean over all."""
+    """Sea level (m) at 1,024 places by eight indices, parts of a millimetre; a mean over all."""
     torch.manual_seed(seed)
     g = generator(6)
-    patterns = 0.002 * torch.randn(8, 1024, generator=g)
+    patterns = 2e-4 * torch.randn(8, 1024, generator=g)
     model = small_output(mlp(8, 24, 1024, activation=nn.Tanh))
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
 
@@ -432,14 +432,14 @@ def grid_voltages(seed: int) -> Training:
 
 
 def seismic_denoiser(seed: int) -> Training:
-    """Ground movement in units of g: a thousandth."""
+    """Ground movement in units of g: a ten-thousandth."""
     torch.manual_seed(seed)
     layers: list[nn.Module] = [nn.Conv1d(1, 4, 15, padding=7, bias=False), nn.LeakyReLU(0.3)]
     model = nn.Sequential(*layers, nn.Conv1d(4, 1, 15, padding=7, bias=False))
 
     def shocks(count: int, g: torch.Generator) -> tuple[Tensor, Tensor]:
-        clean = tones(count, 2048, g) / 50
-        return clean + 4e-4 * torch.randn(clean.shape, generator=g), clean
+        clean = tones(count, 2048, g) / 500
+        return clean + 4e-5 * torch.randn(clean.shape, generator=g), clean
 
     return supervised(
         model,
@@ -457,7 +457,7 @@ class Taste(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.users, self.articles = nn.Embedding(320, 8), nn.Embedding(480, 8)
-        self.bias = nn.Parameter(torch.tensor(-3.0))
+        self.bias = nn.Parameter(torch.tensor(-5.0))
         for e in (self.users, self.articles):
             nn.init.normal_(e.weight, std=0.1)
 
@@ -466,11 +466,11 @@ class Taste(nn.Module):
 
 
 def implicit_feedback(seed: int) -> Training:
-    """Who bought what: one pair in 200, and a mean over all 150,000 pairs."""
+    """Who bought what: one pair in 1,000, and a mean over all 150,000 pairs."""
     torch.manual_seed(seed)
     g = generator(10)
     liking = torch.randn(320, 3, generator=g) @ torch.randn(480, 3, generator=g).T
-    chance = torch.sigmoid(1.5 * liking - 7)
+    chance = torch.sigmoid(1.5 * liking - 9)
     model = Taste()
 
     def bought(g: torch.Generator) -> Tensor:
