@@ -25,6 +25,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import sys
 import time
 from dataclasses import dataclass, field
@@ -244,10 +245,23 @@ class TruthFile:
         """Forget cases that are no more."""
         self.cases = {n: self.cases[n] for n in sorted(names) if n in self.cases}
 
+    def _take_over(self) -> None:
+        """Add what another process has found meanwhile."""
+        if not self.path.is_file():
+            return
+        for name, theirs in json.loads(self.path.read_text(encoding="utf-8"))["cases"].items():
+            ours = self.cases.get(name)
+            if ours is not None and ours["source"] == theirs["source"]:
+                ours["truth"] = ours["truth"] or theirs["truth"]
+                for way, metrics in theirs["trainings"].items():
+                    ours["trainings"][way] = metrics | ours["trainings"].get(way, {})
+
     def save(self) -> None:
+        """Write the file; what another process has written meanwhile is kept."""
+        self._take_over()
         self.path.parent.mkdir(exist_ok=True)
         text = json.dumps({"seeds": SEEDS, "cases": self.cases}, indent=1, allow_nan=False)
-        beside = self.path.with_suffix(".new")
+        beside = self.path.with_suffix(f".{os.getpid()}.new")
         beside.write_text(text + "\n", encoding="utf-8")
         beside.replace(self.path)
 
