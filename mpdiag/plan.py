@@ -22,8 +22,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from mpdiag.display import notebook
 from mpdiag.errors import DamagedPlan, NewerSchema, UsageError
 from mpdiag.files.documents import read_document
+from mpdiag.files.recognition import named_instead
 from mpdiag.numerics.formats import FP16, FP32
 from mpdiag.numerics.loss_scalers import SCALERS, ConstantScale, Scaler
+from mpdiag.tracing.fingerprint import ModelFingerprint
 
 if TYPE_CHECKING:
     import os
@@ -214,6 +216,7 @@ class PrecisionPlan:
         level: Opt level O0 to O3 (GTC 2019, *Automatic Mixed Precision for PyTorch*).
         keep_batch_norm_fp32: Whether batch normalisation stays in FP32.
         levels: What each level would cost, in the order to try them.
+        model: The model that was recorded; None in plans of versions that did not write it.
     """
 
     run: str = ""
@@ -229,6 +232,7 @@ class PrecisionPlan:
     levels: tuple[LevelAdvice, ...] = ()
     shapes: tuple[ShapeAdvice, ...] = ()
     layer_formats: tuple[LayerFormat, ...] = ()
+    model: ModelFingerprint | None = None
     schema_version: int = SCHEMA_VERSION
 
     def __repr__(self) -> str:
@@ -262,9 +266,25 @@ class PrecisionPlan:
             mood="warning" if self.loss_scale.needed else "good",
         )
 
+    def decisions(self) -> dict[str, Any]:
+        """What a training by it depends on, as plain values: no reasons, no evidence, no advice."""
+        scale = _encode(self.loss_scale)
+        reduction = self.reduction
+        return {
+            "target": self.target,
+            "level": self.level,
+            "keep_batch_norm_fp32": self.keep_batch_norm_fp32,
+            "loss_scale": {name: scale[name] for name in ("method", *_SETTINGS, "settings")},
+            "master_weights": self.master_weights.needed,
+            "fp32_operations": sorted([c.module, c.op] for c in self.fp32_operations),
+            "fp32_modules": sorted([c.module, c.op] for c in self.fp32_modules),
+            "reduction": None if reduction is None else [reduction.dtype, reduction.pre_divide],
+        }
+
     def to_json(self) -> dict[str, Any]:
         """Plain values, ready for ``json.dumps(…, allow_nan=False)``."""
-        document: dict[str, Any] = _encode(self)
+        document: dict[str, Any] = _encode(dataclasses.replace(self, model=None))
+        document["model"] = None if self.model is None else self.model.to_json()
         if not self.loss_scale.settings:  # so that versions which know no such key read the plan
             del document["loss_scale"]["settings"]
         return document
@@ -289,12 +309,18 @@ class PrecisionPlan:
                 f"{SCHEMA_VERSION}): upgrade mpdiag to read it"
             )
             raise NewerSchema(message)
-        plan: PrecisionPlan = _decode(cls, document, "plan")
+        model = document.get("model")
+        plan: PrecisionPlan = _decode(cls, {**document, "model": None}, "plan")
         try:
             plan.loss_scale.scaler_class()
         except UsageError as error:
             raise DamagedPlan(str(error)) from error
-        return plan
+        try:
+            known = None if model is None else ModelFingerprint.from_json(model)
+        except ValueError as error:
+            message = f"plan.model is damaged ({error}): write the plan anew"
+            raise DamagedPlan(message) from error
+        return dataclasses.replace(plan, model=known)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan as JSON."""
@@ -312,8 +338,8 @@ class PrecisionPlan:
             DamagedPlan: If it is missing or cannot be read.
             NewerSchema: If a newer version wrote it.
         """
-        write = "write one with mpdiag analyze RUN -o plan.json"
         path = Path(path)
+        write = "write one with mpdiag analyze RUN -o plan.json"
         if (path / "plan.json").is_file():
             path /= "plan.json"
         try:
@@ -322,12 +348,29 @@ class PrecisionPlan:
             message = f"there is no plan at {path}: {write}"
             raise DamagedPlan(message) from None
         except IsADirectoryError:
-            message = f"{path} is a folder without a plan.json: {write}"
+            message = f"{path} is a folder without a plan.json: {write}, and give that file"
+            if (path / "meta.json").is_file():
+                message = (
+                    f"the run {path} holds no plan: write one with mpdiag analyze {path} "
+                    f"-o {path / 'plan.json'}"
+                )
             raise DamagedPlan(message) from None
         except (OSError, ValueError, RecursionError) as error:
-            message = f"{path} is no readable plan ({str(error).splitlines()[0]}): {write}"
+            message = named_instead(path, "plan") or (
+                f"{path} is {_why_unreadable(error)}: {write}"
+            )
             raise DamagedPlan(message) from error
+        other = named_instead(path, "plan")
+        if other is not None:
+            raise DamagedPlan(other)
         return cls.from_json(document)
+
+
+def _why_unreadable(error: Exception) -> str:
+    """What keeps a file from being a plan: it is damaged, or something else altogether."""
+    if isinstance(error, json.JSONDecodeError) and not error.doc.lstrip().startswith("{"):
+        return "not a plan (it is not JSON)"
+    return f"no readable plan ({str(error).splitlines()[0]})"
 
 
 def _scale_words(scale: LossScalePlan) -> str:

@@ -7,6 +7,7 @@ import run_folder
 import streamlit as st
 import widgets
 
+from mpdiag.analysis.comparison.models import relate_models
 from mpdiag.display.wording import KIND_NAMES, in_markdown
 from mpdiag.reports.views.compare import apart, comparison_frame, side_by_side
 
@@ -20,8 +21,18 @@ if len(names) < 2:
         "well as FP32."
     )
     st.stop()
-a = widgets.choose_recorded("First run", "a", run_folder.pair()[0], where=left)
-b = widgets.choose_recorded("Second run", "b", run_folder.pair()[1], where=right)
+first_run, second_run = run_cache.pair()
+a = widgets.choose_recorded("First run", "a", first_run, where=left)
+b = widgets.choose_recorded("Second run", "b", second_run, where=right)
+if a is None or b is None:
+    st.info(
+        "No other recorded run here is of the same model, and runs of different models are compared "
+        "only if you choose both."
+    )
+    st.stop()
+relation = relate_models(run_cache.model(a), run_cache.model(b))
+if relation is not None and relation.different:
+    st.warning(in_markdown(f"These are two different models: {relation.words}."))
 first, second = st.columns([2, 2])
 kind = first.selectbox(
     "Tensors",

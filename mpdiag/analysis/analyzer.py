@@ -20,7 +20,11 @@ from mpdiag.analysis.operations.choice import (
 )
 from mpdiag.analysis.operations.detection import find_operations, operation_findings
 from mpdiag.analysis.rank_checks import rank_findings
-from mpdiag.analysis.recording_checks import recording_findings, require_finite_gradients
+from mpdiag.analysis.recording_checks import (
+    period_findings,
+    recording_findings,
+    require_finite_gradients,
+)
 from mpdiag.analysis.reduction import choose_reduction
 from mpdiag.analysis.scaling.findings import gradient_findings
 from mpdiag.analysis.scaling.loss_scale import LossScaleAnalysis, analyze_loss_scale
@@ -141,6 +145,7 @@ def analyze(run: str | os.PathLike[str] | Run, target: str = FP16.name) -> Analy
         operations = (*modules, *proven_operations(proven))
     exponent = int(np.log2(scale.plan.recommended))
     findings = _findings(opened, fmt, layers, scale, modules, proven)
+    findings = by_severity([*findings, *period_findings(opened, statistics.steps().tolist())])
     plan = PrecisionPlan(
         run=opened.name,
         verdict=_verdict(fmt, scale, modules, findings),
@@ -156,6 +161,7 @@ def analyze(run: str | os.PathLike[str] | Run, target: str = FP16.name) -> Analy
         levels=advise_levels(opened, statistics, masters),
         shapes=advise_shapes(opened, fmt.name),
         layer_formats=advise_layers(layers, exponent),
+        model=opened.model_fingerprint(),
     )
     formats = summarise_formats(layers, exponent)
     return Analysis(opened, fmt, layers, scale, formats, findings, plan, proven)

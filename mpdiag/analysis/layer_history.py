@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from mpdiag.analysis.analyzer import Analysis, analyze
 from mpdiag.analysis.layers import Layers, countable_rows, share
 from mpdiag.analysis.scaling.necessity import lost_by_scale
 from mpdiag.errors import LayerNotFound
+from mpdiag.files.documents import finite
 from mpdiag.numerics.formats import FP16
 from mpdiag.runs.run import Run, open_run
 
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     import os
 
     from numpy.typing import NDArray
+
+
+SCHEMA_VERSION = 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,6 +53,32 @@ class LayerHistory:
     swallowed: float | None
     roles: tuple[str, ...]
     fixes: tuple[str, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """The document of ``mpdiag why RUN LAYER --json``; what is not finite is null."""
+        rows = zip(self.steps, self.lost, self.lost_scaled, self.absmax, strict=True)
+        steps = [
+            {
+                "step": int(step),
+                "lost": float(lost),
+                "lost_scaled": float(scaled),
+                "absmax": float(top),
+            }
+            for step, lost, scaled, top in rows
+        ]
+        document = {
+            "schema_version": SCHEMA_VERSION,
+            "layer": self.name,
+            "roles": list(self.roles),
+            "tensors": self.layers.to_json(),
+            "loss_scale": self.analysis.plan.loss_scale.recommended,
+            "steps": steps,
+            "swallowed": self.swallowed,
+            "fixes": list(self.fixes),
+            "worst": list(self.worst),
+        }
+        plain: dict[str, Any] = finite(document)
+        return plain
 
     @property
     def worst(self) -> tuple[str, ...]:

@@ -7,8 +7,11 @@ from typing import TYPE_CHECKING
 from mpdiag.analysis.findings import Finding
 from mpdiag.display.wording import counted
 from mpdiag.errors import DamagedRun
+from mpdiag.numerics.periods import unseen_periods
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
     from mpdiag.analysis.layers import Layers
     from mpdiag.runs.run import Run
 
@@ -122,3 +125,53 @@ def _coverage_findings(run: Run) -> list[Finding]:
             fix="record the eager model, then compile it",
         )
     ]
+
+
+def unseen_periods_sentence(unseen: Iterable[int]) -> str:
+    """What a recording that misses phases of these periods does not show."""
+    return f"some phases of what repeats every {_ranges(sorted(unseen))} steps were not recorded"
+
+
+def period_findings(run: Run, recorded: Sequence[int]) -> list[Finding]:
+    """Periods of which the recording holds only some phases.
+
+    Args:
+        run: The run, which knows how many steps its training took.
+        recorded: Numbers of the recorded steps.
+    """
+    steps = int(run.meta.get("steps_seen") or 0)
+    unseen = unseen_periods(recorded, steps)
+    if not unseen:
+        return []
+    every = (run.meta.get("cadence") or {}).get("every")
+    return [
+        Finding(
+            severity="info",
+            code="periods-not-seen",
+            message=f"{len(recorded)} of {counted(steps, 'step')} were recorded: "
+            f"{unseen_periods_sentence(unseen)}",
+            evidence={
+                "steps_recorded": len(recorded),
+                "steps_seen": steps,
+                "every": every,
+                "unseen": {str(period): list(phases) for period, phases in unseen.items()},
+            },
+            fix="record more steps, or without every=, or with every=1"
+            if every
+            else "record more steps, or all of them with every=1",
+        )
+    ]
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """``2, 4 to 6 and 8``."""
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and number == parts[-1][-1] + 1:
+            parts[-1].append(number)
+        else:
+            parts.append([number])
+    words = []
+    for part in parts:
+        words += [f"{part[0]} to {part[-1]}"] if len(part) > 2 else list(map(str, part))
+    return " and ".join(([", ".join(words[:-1])] if len(words) > 1 else []) + words[-1:])

@@ -46,6 +46,9 @@ class RunStatistics(Protocol):
     def layers(self) -> Layers:
         """All rows, merged by kind and name."""
 
+    def steps(self) -> NDArray[np.int64]:
+        """Numbers of the recorded steps, ascending: those that any row speaks of."""
+
     def late_gradients(self, since: float) -> Layers:
         """Activation gradients of the steps from ``since`` on, merged by name."""
 
@@ -74,6 +77,10 @@ class InMemoryStatistics:
     def layers(self) -> Layers:
         """All rows, merged by kind and name."""
         return merge_layers(self.records)
+
+    def steps(self) -> NDArray[np.int64]:
+        """Numbers of the recorded steps, ascending."""
+        return np.unique(self.records.step).astype(np.int64)
 
     def late_gradients(self, since: float) -> Layers:
         """Activation gradients of the steps from ``since`` on, merged by name."""

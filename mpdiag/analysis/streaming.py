@@ -126,6 +126,10 @@ class StreamedStatistics:
         maxima = np.array([found[step] for step in steps.tolist()])
         return steps, maxima, int(np.isinf(maxima).sum())
 
+    def steps(self) -> NDArray[np.int64]:
+        """Numbers of the recorded steps, ascending."""
+        return self._overview.steps
+
     def layers(self) -> Layers:
         """All rows, merged by kind and name."""
         return self._merge()[1]

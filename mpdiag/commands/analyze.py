@@ -13,6 +13,7 @@ from mpdiag.commands.shared.options import (
     StrictOption,
     Target,
     exit_on_findings,
+    refuse_suffix,
 )
 from mpdiag.files.atomic import writing
 
@@ -35,16 +36,21 @@ def analyze(
     """Say what a run needs. Loss scale, master weights, operations in FP32, formats."""
     from mpdiag.analysis.analyzer import analyze as analyze_run
     from mpdiag.analysis.plan_check import check_plan
+    from mpdiag.commands.shared.kept_plan import keep_plan, refuse_trained, trained_by
     from mpdiag.plan import PrecisionPlan
-    from mpdiag.reports import terminal
+    from mpdiag.reports import next_commands, terminal
     from mpdiag.reports.text.analysis import after_analysis, analysis_text, check_text
 
+    if output is not None:
+        refuse_suffix(output, "a plan", (".json",))
+        refuse_trained(output)
     stored = None if against is None else PrecisionPlan.load(against)
     analysis = analyze_run(run, target=target)
     check = None if stored is None else check_plan(stored, analysis.plan)
     if output is not None:
         with writing(output):
             analysis.plan.save(output)
+    kept = keep_plan(analysis.run, analysis.plan)
     if as_json:
         checked = {} if check is None else {"against": check.to_json()}
         terminal.show_json(analysis.to_json() | checked)
@@ -53,7 +59,13 @@ def analyze(
             terminal.show(check_text(check), "")
         terminal.show(analysis_text(analysis))
         broken = check is not None and not check.holds
-        remake = ("mpdiag", "analyze", run, "-o", against)
-        terminal.name_next(*(remake if broken else after_analysis(analysis, run, output)))
+        if kept is not None:
+            terminal.remark(kept)
+        if broken and against is not None:
+            folder = against if against.is_dir() else against.parent
+            trained = trained_by(folder)
+            terminal.name_next(*next_commands.after_check(run, against, target, trained=trained))
+        else:
+            terminal.name_next(*after_analysis(analysis, run, output))
     judged = analysis if check is None else check
     exit_on_findings(strict, (finding.severity for finding in judged.findings))

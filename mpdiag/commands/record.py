@@ -37,10 +37,13 @@ def record(
     """Run a training script unmodified and record it. Results stay bit-identical."""
     from mpdiag.launching.command_line import record_command
     from mpdiag.launching.recorded_script import Options
-    from mpdiag.reports import terminal
+    from mpdiag.reports import next_commands, terminal
 
     options = Options(every, max_steps, include, exclude, operations)
     code, run = record_command(script or [], out, options)
     if run is not None:
-        terminal.name_next("mpdiag", "analyze", shortest_path(run), "-o", "plan.json")
+        analysis = next_commands.analyze_it(shortest_path(run))
+        if not analysis:
+            terminal.remark(f"no step was recorded: there is nothing to analyze in {run}")
+        terminal.name_next(*analysis)
     raise typer.Exit(code)

@@ -79,7 +79,7 @@ def record(
         model: A module, a list of modules, or a mapping of names to modules.
         optimizer: The optimizer, a list of them, or None where there is none.
         run: The run folder to write, a path or a URL that fsspec knows.
-        every: Record each step divisible by this; default: the first 20 and then each 20th.
+        every: Record each step divisible by this; default: the first 20, then one in each 20.
         include: Regular expression: record only modules and parameters whose name it matches.
         exclude: Regular expression: leave out those whose name it matches.
         max_steps: Record so many steps, then let training go on alone.

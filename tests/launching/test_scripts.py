@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import statistics
 from pathlib import Path
 
 import pytest
-from script_processes import SCRIPTS
+from script_processes import SCRIPTS, ForkServer
 
 from mpdiag.runs.run import open_run
 from mpdiag.runs.training_log import read_log
@@ -25,6 +26,16 @@ NAMES = """
 """.split()
 ALIKE = {"plain_loop", "trainer_class", "accumulation", "own_grad_scaler", "hf_trainer"}
 STEPS = {"accumulation": 60, "gan": 150, "hf_trainer": 64, "lightning_script": 64}
+
+
+@pytest.fixture(scope="module")
+def fork_server():
+    """One that has the libraries, too, which some of these scripts use."""
+    if not hasattr(os, "fork"):
+        pytest.skip("this system cannot fork")
+    made = ForkServer("lightning", "transformers.trainer")
+    yield made
+    made.close()
 
 
 @pytest.fixture(scope="module")

@@ -15,6 +15,7 @@ from mpdiag.analysis.layers import share
 from mpdiag.analysis.scaling.necessity import lost_by_scale
 from mpdiag.display.wording import counted, layer_name, magnitude, percent
 from mpdiag.numerics.formats import BF16, FP16
+from mpdiag.reports import next_commands
 from mpdiag.reports.text.charts import Histogram
 from mpdiag.reports.text.tables import Fitted
 
@@ -94,13 +95,17 @@ def after_analysis(
     """
     if _calls_for_bf16(analysis):
         return "mpdiag", "analyze", run, "--target", BF16.name, "-o", "plan.json"
-    script = analysis.run.script_words
-    if plan is not None and script:
-        return "mpdiag", "train", "--plan", plan, "--", *script
+    if plan is not None:
+        train = next_commands.train_by(analysis.plan, plan, analysis.run)
+        if train:
+            return train
     layer = analysis.loss_scale.deciding_layer
     if layer:
         return "mpdiag", "why", run, layer
-    return "mpdiag", "analyze", run, "-o", "plan.json"
+    if plan is not None:
+        return "mpdiag", "export", plan, "--to", "torch"
+    target = () if analysis.target == FP16 else ("--target", analysis.target.name)
+    return "mpdiag", "analyze", run, *target, "-o", "plan.json"
 
 
 def _calls_for_bf16(analysis: Analysis) -> bool:
