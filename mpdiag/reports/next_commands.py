@@ -159,7 +159,7 @@ def after_layer(analysis: Analysis, run: AnyPath) -> Words:
     return ("mpdiag", "replay", run) if kinds & {"activation_grad", "weight_grad"} else NOTHING
 
 
-def after_skip(capsule: AnyPath) -> Words:
+def after_skip(capsule: Path) -> Words:
     """The run that a skipped step belongs to."""
     near = capsule.parents[:3]
     run = next((folder for folder in near if (folder / META).is_file()), None)

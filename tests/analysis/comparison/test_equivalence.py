@@ -140,7 +140,7 @@ def test_that_all_metrics_are_equivalent_is_one_claim():
 
 def test_the_family_seldom_has_any_wrong_verdict():
     """Four metrics on their margins: neither claim may be made often. One by one it is 19 %."""
-    draw, rounds = random.Random(0), 300
+    draw, rounds = random.Random(1), 150
     wrong = dict.fromkeys(("equivalent", "different", "inconclusive"), 0)
     for _ in range(rounds):
         sides = [
