@@ -19,11 +19,14 @@ import numpy as np
 
 from mpdiag.analysis.layers import Counting, Layers, countable_rows, note_counting
 from mpdiag.analysis.run_statistics import (
+    PARTS_OF_TRAINING,
+    PATH_FIGURES,
     STREAM_FROM,
     UPDATE_FIGURES,
     InMemoryStatistics,
     RunStatistics,
     steps_of_ranks,
+    sum_paths,
     sum_updates,
 )
 from mpdiag.analysis.scaling.maxima import step_maxima
@@ -176,6 +179,19 @@ class StreamedStatistics:
         """Names, and (figures, names) sums over updates of ``UPDATE_FIGURES``."""
         sums = self._overview.updates
         return tuple(self._vocabulary.words["name"])[: sums.shape[1]], sums
+
+    def update_paths(self) -> NDArray[np.float64]:
+        """How far weights moved, see ``sum_paths``, by figure, part of the training and name."""
+        overview = self._overview
+        width = len(self._vocabulary.words["name"])
+        sums = np.zeros((PATH_FIGURES, PARTS_OF_TRAINING, width))
+        for piece in self._pieces():
+            rows = np.flatnonzero(
+                piece.of_kind("update") & countable_rows(piece, overview.counting)
+            )
+            if rows.size:
+                sum_paths(piece, rows, overview.steps, sums)
+        return sums
 
     def activations(self, leaves: Collection[str]) -> tuple[int, int]:
         """How many values the modules of these names put out, and in how many steps of ranks."""
