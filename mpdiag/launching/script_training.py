@@ -15,7 +15,7 @@ from weakref import WeakKeyDictionary, WeakSet
 
 from mpdiag.errors import MpdiagError
 from mpdiag.launching import processes
-from mpdiag.launching.gradient_calls import GradientCalls, tell
+from mpdiag.launching.patching.gradient_calls import GradientCalls, tell
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 
     from mpdiag.files.paths import AnyPath
     from mpdiag.launching.discovery import Discovered, Discovery
-    from mpdiag.launching.parameter_operations import ParameterOperations
-    from mpdiag.launching.patches import Patches
+    from mpdiag.launching.patching.parameter_operations import ParameterOperations
+    from mpdiag.launching.patching.patches import Patches
     from mpdiag.plan import PrecisionPlan
     from mpdiag.tracing.precision_share import PrecisionShare
     from mpdiag.training.options import Backend
@@ -73,8 +73,8 @@ class ScriptTraining:
     def attach(self) -> None:
         """Patch torch and begin to look for models; torch is imported."""
         from mpdiag.launching.discovery import Discovery
-        from mpdiag.launching.parameter_operations import ParameterOperations
-        from mpdiag.launching.patches import Patches
+        from mpdiag.launching.patching.parameter_operations import ParameterOperations
+        from mpdiag.launching.patching.patches import Patches
         from mpdiag.tracing.precision_share import PrecisionShare
 
         self._share = PrecisionShare(everywhere=True)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from mpdiag.errors import InputError, RunExists
 from mpdiag.files.paths import AnyPath, place
 from mpdiag.launching import processes
-from mpdiag.launching.gradient_calls import tell
+from mpdiag.launching.patching.gradient_calls import tell
 from mpdiag.launching.script import AfterTorch, Ending, Script, run
 from mpdiag.launching.script_training import ScriptTraining, TrainScriptSettings
 from mpdiag.numerics.formats import TRAINABLE

@@ -9,7 +9,12 @@ from contextlib import contextmanager
 import pytest
 import torch
 
-from mpdiag.launching.gradient_hooks import TrueAccumulated, TrueGradients, _reducing, call_backward
+from mpdiag.launching.patching.gradient_hooks import (
+    TrueAccumulated,
+    TrueGradients,
+    _reducing,
+    call_backward,
+)
 
 
 class Pass:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
-from mpdiag.launching.gradient_hooks import PassState, from_inside, replace_hooks
+from mpdiag.launching.patching.gradient_hooks import PassState, from_inside, replace_hooks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

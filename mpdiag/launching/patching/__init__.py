@@ -1,0 +1,1 @@
+"""What of torch is replaced while a script trains by a plan."""
