@@ -7,8 +7,8 @@ import textwrap
 import pytest
 
 from mpdiag.errors import InputError
-from mpdiag.launching.probe import run_probe
 from mpdiag.plan import PrecisionPlan
+from mpdiag.sensitivity.probe import run_probe
 
 ENDLESS = """
     import itertools, sys, torch
