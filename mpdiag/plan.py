@@ -35,7 +35,7 @@ SCHEMA_VERSION = 1
 Evidence = Mapping[str, Any]
 """Numbers a decision rests on: plain JSON values by name."""
 
-LossScaleNeed = Literal["needed", "advisable", "not needed"]
+LossScaleNeed = Literal["needed", "advisable", "not needed", "unknown"]
 NO_SCALE = "none"
 """The method that scales nothing and checks nothing; all others are names in ``SCALERS``."""
 
@@ -45,7 +45,7 @@ class LossScalePlan:
     """How the loss is scaled.
 
     Attributes:
-        need: How sure it is that a scale is needed.
+        need: How sure it is that a scale is needed; ``unknown`` where the recording cannot say.
         method: The scaler's name in ``SCALERS``; ``none`` is scale 1 without any check.
         recommended: The scale, a power of two.
         lower: Smallest power of two from which what is lost no longer matters.
@@ -205,13 +205,44 @@ class LayerFormat:
     evidence: Evidence = field(default_factory=dict)
 
 
+VerdictLevel = Literal["shown", "expected", "cannot"]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What is known of a training in the plan's format, and what is not.
+
+    Attributes:
+        level: ``shown``: a training by this plan was compared with FP32, and the result is in the
+            run; ``expected``: it follows from the recording, within ``evidence``; ``cannot``: the
+            training fails in the format, or the recording does not allow an answer.
+        text: The verdict in one or two sentences.
+        evidence: What it rests on, in clauses.
+        not_examined: What was not looked at, in clauses.
+    """
+
+    level: VerdictLevel = "expected"
+    text: str = ""
+    evidence: tuple[str, ...] = ()
+    not_examined: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return self.text
+
+    @classmethod
+    def of_sentence(cls, text: str) -> Verdict:
+        """The verdict of a plan that an earlier version wrote: one sentence, without its evidence."""
+        refused = ("This cannot", "This training already", "No gradients were recorded")
+        return cls("cannot" if text.startswith(refused) else "expected", text)
+
+
 @dataclass(frozen=True)
 class PrecisionPlan:
     """Every decision about a mixed-precision training.
 
     Attributes:
         run: The recording it was made from.
-        verdict: One sentence.
+        verdict: What is known of a training by it. Plans of earlier versions hold a sentence.
         target: The format to train in: ``fp16``, ``bf16``, ``fp8_e4m3`` or ``fp8_e5m2``.
         level: Opt level O0 to O3 (GTC 2019, *Automatic Mixed Precision for PyTorch*).
         keep_batch_norm_fp32: Whether batch normalisation stays in FP32.
@@ -220,7 +251,7 @@ class PrecisionPlan:
     """
 
     run: str = ""
-    verdict: str = ""
+    verdict: Verdict = field(default_factory=Verdict)
     target: str = FP16.name
     level: Literal["O0", "O1", "O2", "O3"] = "O1"
     keep_batch_norm_fp32: bool = True
@@ -249,7 +280,7 @@ class PrecisionPlan:
         reduction = self.reduction
         divided = ", divided before" if reduction is not None and reduction.pre_divide else ""
         return notebook.card(
-            self.verdict or "A plan for mixed precision",
+            self.verdict.text or "A plan for mixed precision",
             notebook.facts(
                 [
                     ("Format", f"{self.target}, level {self.level}"),
@@ -309,6 +340,9 @@ class PrecisionPlan:
                 f"{SCHEMA_VERSION}): upgrade mpdiag to read it"
             )
             raise NewerSchema(message)
+        if isinstance(document.get("verdict"), str):  # as plans were written at first
+            sentence = Verdict.of_sentence(document["verdict"])
+            document = {**document, "verdict": _encode(sentence)}
         model = document.get("model")
         plan: PrecisionPlan = _decode(cls, {**document, "model": None}, "plan")
         try:

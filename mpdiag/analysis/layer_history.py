@@ -102,7 +102,8 @@ def explain_layer(run: str | os.PathLike[str], layer: str | None = None) -> Laye
     if layer is None:
         layer = analysis.loss_scale.deciding_layer
     if layer is None:
-        message = f"{opened.folder} has no activation gradients to choose a layer by: name one"
+        why = analysis.loss_scale.void or "it has no activation gradients"
+        message = f"no layer of {opened.folder} decides the loss scale ({why}): name one"
         raise LayerNotFound(message)
     if layer not in names:
         near = _of_type(opened, layer) or difflib.get_close_matches(layer, names, n=3, cutoff=0.3)
@@ -132,7 +133,7 @@ def explain_layer(run: str | os.PathLike[str], layer: str | None = None) -> Laye
         roles.append("it has the largest gradient, which sets the upper end of the loss scale")
     fixes = [c.reason for c in analysis.plan.fp32_operations if c.module == layer]
     fixes = [f"keep it in FP32: {reason}" for reason in fixes]
-    if exponent and h.nonzero.sum() and h.lost_to_zero(FP16).value.sum():
+    if exponent > 0 and h.nonzero.sum() and h.lost_to_zero(FP16).value.sum():
         fixes.append(f"scale the loss by {2**exponent:g}")
     return LayerHistory(
         name=layer,

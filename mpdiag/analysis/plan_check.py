@@ -123,6 +123,14 @@ def _model(plan: PrecisionPlan, now: PrecisionPlan) -> Iterator[Finding]:
 
 def _scale(plan: LossScalePlan, now: LossScalePlan) -> Iterator[Finding]:
     """Compare the scales that the plan can use with those that this run allows."""
+    if now.need == "unknown":
+        yield Finding(
+            severity="error",
+            code="plan-not-checked",
+            message=f"this run cannot tell whether the plan holds: {now.reason}",
+            fix="record an FP32 training that goes well, and check again",
+        )
+        return
     if plan.adaptive:
         lowest, highest = plan.min_scale, plan.max_scale
     else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,7 +15,12 @@ from mpdiag.commands.shared.options import (
     exit_on_findings,
     refuse_suffix,
 )
+from mpdiag.commands.shared.scripts import ScriptWords
+from mpdiag.errors import UsageError
 from mpdiag.files.atomic import writing
+
+if TYPE_CHECKING:
+    from mpdiag.analysis.analyzer import Analysis
 
 
 def analyze(
@@ -32,6 +37,10 @@ def analyze(
         ),
     ] = None,
     target: Annotated[Target, typer.Option(help="The format to train in.")] = "fp16",
+    probe: Annotated[
+        bool, typer.Option("--probe", help="Train the script's first steps by the plan, too.")
+    ] = False,
+    script: ScriptWords = None,
 ) -> None:
     """Say what a run needs. Loss scale, master weights, operations in FP32, formats."""
     from mpdiag.analysis.analyzer import analyze as analyze_run
@@ -46,6 +55,8 @@ def analyze(
         refuse_trained(output)
     stored = None if against is None else PrecisionPlan.load(against)
     analysis = analyze_run(run, target=target)
+    if probe or script:
+        analysis = _probed(analysis, script, probe=probe)
     check = None if stored is None else check_plan(stored, analysis.plan)
     if output is not None:
         with writing(output):
@@ -69,3 +80,19 @@ def analyze(
             terminal.name_next(*after_analysis(analysis, run, output))
     judged = analysis if check is None else check
     exit_on_findings(strict, (finding.severity for finding in judged.findings))
+
+
+def _probed(analysis: Analysis, script: list[str] | None, *, probe: bool) -> Analysis:
+    """The analysis after a probe of the script, by default of the one that was recorded."""
+    from mpdiag.launching.probe import run_probe
+    from mpdiag.reports import terminal
+
+    words = script or analysis.run.script_words
+    if not probe:
+        message = "a script after -- is for the probe: add --probe"
+        raise UsageError(message)
+    if not words:
+        message = "--probe needs the script: mpdiag analyze RUN --probe -- script.py ARGS"
+        raise UsageError(message)
+    with terminal.waiting("training the first steps in FP32 and by the plan"):
+        return analysis.with_probe(run_probe(analysis.plan, words))

@@ -39,10 +39,15 @@ def compare(
     from mpdiag.analysis.comparison.compare import compare as compare_sides
     from mpdiag.analysis.comparison.groups import save_baseline
     from mpdiag.analysis.comparison.margins import parse_margins
+    from mpdiag.analysis.verdict.trained import keep_comparison
     from mpdiag.reports import next_commands, terminal
     from mpdiag.reports.text.comparison import comparison_text
 
     comparison = compare_sides(a, b, metric=metric, margin=parse_margins(margin or []))
+    try:
+        keep_comparison(comparison, a, b)
+    except OSError as error:
+        terminal.remark(f"the comparison is not kept in {a}: {error.strerror or error}")
     if output is not None:
         with writing(output):
             save_baseline(comparison.a, output)

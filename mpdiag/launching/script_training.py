@@ -62,6 +62,7 @@ class ScriptTraining:
         self._calls: GradientCalls | None = None
         self._stepped_by: WeakKeyDictionary[Optimizer, ScriptTrainer] = WeakKeyDictionary()
         self._replaced: WeakSet[Optimizer] = WeakSet()  # whose step was replaced
+        self._without_model: list[Optimizer] = []  # found before any model
         self._late: list[tuple[Any, bool]] = []  # hooks too late for the call being made
         self._discovery: Discovery | None = None
         self._patches: Patches | None = None
@@ -82,7 +83,7 @@ class ScriptTraining:
         self._calls = GradientCalls(self.trainers, self.refuse)
         self._patches = Patches(self._calls)
         self._patches.install()
-        self._discovery = Discovery(self)
+        self._discovery = Discovery(self, patient=True)
         self._discovery.attach()
         processes.abandon_in_children(self.abandon)
 
@@ -123,10 +124,14 @@ class ScriptTraining:
             return ""
         last = self.trainers[-1]
         skipped = sum(trainer.skipped for trainer in self.trainers)
+        several = len(last.context.wrapped.optimizers)
+        of = f" of {several} optimizers" if several > 1 else ""
         rest = f"{skipped} skipped, loss scale {last.loss_scale:g} at the end"
         if self._share is None or last.precision.level == "O0":
-            return f"{last.steps} steps in {last.precision.format} ({last.backend}), {rest}"
-        return describe_share(self._share, last.steps, last.precision.format, last.backend, rest)
+            return f"{last.steps} steps{of} in {last.precision.format} ({last.backend}), {rest}"
+        return describe_share(
+            self._share, last.steps, of, last.precision.format, last.backend, rest
+        )
 
     @property
     def in_vain(self) -> bool:
@@ -144,12 +149,18 @@ class ScriptTraining:
                 "skipped; use mpdiag.MixedPrecision in it"
             )
         trainer = self._holder(found)
+        if trainer is None and not found.roots:
+            self._without_model.extend(found.optimizers)  # nothing that they step is cast as yet
+            return
         if trainer is None:
             trainer = self._begin(found)
         else:
             for optimizer in found.optimizers:
                 trainer.adopt(optimizer)
-        for optimizer in found.optimizers:
+        early, self._without_model = self._without_model, []
+        for optimizer in early:
+            trainer.adopt(optimizer)
+        for optimizer in (*early, *found.optimizers):
             self._stepped_by[optimizer] = trainer
             if optimizer not in self._replaced:
                 self.made(optimizer)
@@ -249,11 +260,12 @@ class ScriptTraining:
         )
 
     def _holder(self, found: Discovered) -> ScriptTrainer | None:
-        """The trainer that holds these optimizers' models already."""
+        """The trainer that holds these optimizers' models already; for tensors of none, the last."""
         if found.roots:
             return None
         held = [id(p) for o in found.optimizers for g in o.param_groups for p in g["params"]]
-        return next((t for t in reversed(self.trainers) if t.gradients.owns(held)), None)
+        last = self.trainers[-1] if self.trainers else None
+        return next((t for t in reversed(self.trainers) if t.gradients.owns(held)), last)
 
     def _begin(self, found: Discovered) -> ScriptTrainer:
         from mpdiag.launching.script_names import script_names
@@ -261,8 +273,6 @@ class ScriptTraining:
         from mpdiag.training.script_trainer import ScriptTrainer
 
         roots = found.roots
-        if not roots:
-            self.refuse("an optimizer steps tensors that belong to no module")
         names = script_names([(root.model, root.wrapper) for root in roots])
         if len(roots) == 1 and not self.trainers:
             names = [""]
@@ -363,19 +373,19 @@ class ScriptTraining:
 
 
 def describe_share(
-    share: PrecisionShare, steps: int, precision: str, backend: str, rest: str
+    share: PrecisionShare, steps: int, of: str, precision: str, backend: str, rest: str
 ) -> str:
     """What was trained, in a sentence that says what was counted."""
     if share.share is None:
-        return f"{steps} steps by the plan for {precision} ({backend}), {rest}; {share.message}"
+        return f"{steps} steps{of} by the plan for {precision} ({backend}), {rest}; {share.message}"
     counted = f"counted in {len(share.steps)} of {steps} steps"
     if share.share == 0:
         return (
-            f"{steps} steps by the plan, none of them in {precision}: 0 of {share.products} products "
-            f"ran in it ({counted}); {rest}"
+            f"{steps} steps{of} by the plan, none of them in {precision}: 0 of {share.products} "
+            f"products ran in it ({counted}); {rest}"
         )
     return (
-        f"{steps} steps in {precision} ({backend}), {rest}; {share.percent} of FLOPs in {precision} "
+        f"{steps} steps{of} in {precision} ({backend}), {rest}; {share.percent} of FLOPs in {precision} "
         f"({share.low_products} of {share.products} products, {counted})"
     )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections import deque
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -92,7 +92,7 @@ class DriftWatch:
                 rate,
                 observed,
                 f"{count} of the last {len(self._skips)} steps overflowed, where the recording "
-                f"predicted {rate:.2%}: record again and analyze",
+                f"predicted at most {rate:.2%}: record again and analyze",
             )
         )
 
@@ -175,6 +175,7 @@ class StepMonitor:
         first_step: int = 0,
     ) -> None:
         self.steps, self.skipped, self.in_a_row = first_step, 0, 0
+        self._result: StepResult | None = None  # of the last step
         self.drift = drift
         self.log = log
         self.check = check
@@ -194,19 +195,32 @@ class StepMonitor:
         if alarm is not None and self.log is not None:
             self.log.note(alarm.to_json())
 
-    def note_step(self, result: StepResult, floor: float | None) -> None:
+    def note_step(
+        self, result: StepResult, floor: float | None, *, shares_step: bool = False
+    ) -> None:
         """Count a step and write it down.
+
+        A step is what one update of the weights needs, as for ``mpdiag record``: optimizers that step
+        one after another, with no forward or backward pass between them, share it.
 
         Args:
             result: The step.
             floor: The smallest scale of the loss scaler, if it has one.
+            shares_step: Whether another optimizer has taken this step before. It is counted once, and
+                written again if it was skipped now.
 
         Raises:
             TrainingDiverged: If too many steps in a row were skipped.
         """
-        self.steps += 1
-        self.share.step_ended()
-        if self.log is not None:
+        before, first = self._result, not shares_step or self._result is None
+        if before is not None and not first:
+            loss = before.loss if result.loss is None else result.loss
+            result = replace(result, step=before.step, loss=loss)
+        if first:
+            self.steps += 1
+            self.share.step_ended()
+        self._result = result
+        if self.log is not None and (first or result.skipped):
             self.log.note_step(result)
         use = None if self.check is None else self.check.after_step(self.steps)
         if use is not None and self.log is not None:
@@ -215,7 +229,7 @@ class StepMonitor:
         if not result.skipped:
             self.in_a_row = 0
             return
-        self.skipped += 1
+        self.skipped += first or before is None or not before.skipped
         self.in_a_row += 1
         at_floor = self.in_a_row > 1 and floor == result.scale and result.cause != "model"
         if self.in_a_row >= self._max_skips or at_floor:

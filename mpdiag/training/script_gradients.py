@@ -35,10 +35,14 @@ class ScriptGradients:
         self.unscaled_at_leaves = not any(_is_reduced(model) for model in models)
         self._passes: list[object] = []  # backward passes under way, the innermost last
         self._seen: list[Tensor] = []  # whether what hooks have replaced was finite
-        self._parameters = {id(p): p for m in models for p in m.parameters()}
+        self._parameters: dict[int, Tensor] = {id(p): p for m in models for p in m.parameters()}
         self._retained: list[weakref.ref[Tensor]] = []
         self._nonfinite: dict[int, Tensor] = {}  # parameters whose gradient was not finite, by id
         self._reached: set[int] = set()  # parameters whose gradients came through here
+
+    def adopt(self, tensors: Iterable[Tensor]) -> None:
+        """Count these among the parameters."""
+        self._parameters.update({id(t): t for t in tensors})
 
     def owns(self, leaves: Iterable[int]) -> bool:
         """Whether any of some tensors, given by ``id``, is a parameter of the models."""

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from mpdiag.tracing.loss_value import loss_of
 from mpdiag.tracing.nonfinite import find_nonfinite
 from mpdiag.training import setup, stepping
 from mpdiag.training.casting import widened
@@ -98,6 +99,8 @@ class ScriptTrainer:
         self.context = parts.context
         self.gradients = ScriptGradients(held)
         self.computing_gradients = False
+        self._stepped: set[int] = set()  # optimizers, since the last forward or backward pass
+        self.adopt_strays(optimizers)
         self._trace: NonfiniteTrace | None = None  # while the operation at fault is searched for
         self._release = weakref.finalize(self, parts.release)
         setup.hold(held, self)
@@ -118,8 +121,16 @@ class ScriptTrainer:
         return self.context.scaling.scale
 
     def adopt(self, optimizer: Optimizer) -> None:
-        """Take in another optimizer of the same models."""
+        """Take in another optimizer."""
         self.context.wrapped.optimizers.append(optimizer)
+        self.adopt_strays([optimizer])
+
+    def adopt_strays(self, optimizers: Sequence[Optimizer]) -> None:
+        """Treat tensors that optimizers step, and that no module holds, as the models' own.
+
+        Their gradients come from losses that are scaled, too, and must be finite.
+        """
+        self.gradients.adopt(p for o in optimizers for p in parameters_of(o))
 
     def close(self, state: str = "complete") -> None:
         """Give the models back and finish the run log; a second call does nothing.
@@ -145,6 +156,8 @@ class ScriptTrainer:
         """
         wrapped = self.context.wrapped
         module = wrapped.models[0] if module is None else module
+        if torch.is_grad_enabled():
+            self._stepped.clear()
         if not module.training:
             return
         if wrapped.fresh:
@@ -193,13 +206,20 @@ class ScriptTrainer:
         receiving = gradients.receiving(reached, inputs)
         if not nested:
             scaling.root = next((t.grad_fn for t in tensors if t.grad_fn is not None), None)
-            if len(tensors) == 1 and tensors[0].numel() == 1:
-                scaling.loss = tensors[0].detach()
+            self._note_loss(tensors, options)
         if inputs is not None:
             options = {**options, "inputs": inputs}
         keep = bool(options.get("create_graph"))
         with gradients.unscaling(receiving, scale, keep=keep), self._scaled():
             plain([scaling.scaled(t) for t in tensors], **options)
+
+    def _note_loss(self, tensors: Sequence[Tensor], options: Mapping[str, Any]) -> None:
+        self._stepped.clear()
+        held = (p for o in self.context.wrapped.optimizers for p in parameters_of(o))
+        self.context.scaling.add_loss(
+            loss_of(tensors, options.get("grad_tensors")),
+            adds=any(p.grad is not None for p in held),
+        )
 
     def grad(
         self,
@@ -306,8 +326,10 @@ class ScriptTrainer:
             reason = f"{result.reason}; {operation}"
             result = replace(result, operation=operation, reason=reason)
         self.gradients.forget(optimizer)
-        self.context.scaling.loss = None
-        stepping.note_step(self.context, [optimizer], result)
+        self.context.scaling.take_loss()
+        shares_step = bool(self._stepped) and id(optimizer) not in self._stepped
+        self._stepped.add(id(optimizer))
+        stepping.note_step(self.context, [optimizer], result, shares_step=shares_step)
 
 
 def _evaluates_once(optimizer: Optimizer) -> bool:
