@@ -67,7 +67,7 @@ for _ in range(3):
 
 
 @pytest.mark.parametrize(
-    ("program", "said"), [(TRAINING, "trained complete"), (SCRIPTS, "trained 3")]
+    ("program", "said"), [(TRAINING, "trained complete"), (SCRIPTS, "trained 4")]
 )
 def test_recording_analysis_and_training_need_the_core_alone(tmp_path, program, said):
     (tmp_path / "train.py").write_text(SCRIPT)
