@@ -262,7 +262,9 @@ def test_a_metric_goes_into_the_run_that_began_last_also_after_its_end(tmp_path)
     with mpdiag.MixedPrecision(
         model, optimizer, mpdiag.PrecisionPlan("fp16"), run=tmp_path / "fp16"
     ) as mp:
-        mp.step(model(torch.randn(5, 4)).square().mean())
+        with mp.autocast():
+            loss = model(torch.randn(5, 4)).square().mean()
+        mp.step(loss)
     mpdiag.log_metric("accuracy", 0.7)
     log = read_log(tmp_path / "fp32")
     assert [m.value for m in log.metrics] == [0.5, 0.75, 0.1]
