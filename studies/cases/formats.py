@@ -4,7 +4,7 @@
 
 Each module's output, and the gradient with respect to it, is rounded to its advised format (FP8 under a
 power-of-two scale of its own, FP16 gradients under the plan's loss scale), two seeds each; compared with
-FP32 by the rule of ``truth.py``. Results: ``studies/results/cases-formats.json``.
+FP32 by the rule of ``truth.py``. The figures go to ``cases-formats.json`` beside the other results.
 """
 
 from __future__ import annotations
