@@ -7,7 +7,7 @@ import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from torch.nn.parameter import is_lazy
+from torch.nn.parameter import UninitializedParameter
 
 from mpdiag.emulation.mode import Emulation
 from mpdiag.errors import UsageError
@@ -195,7 +195,7 @@ def fingerprint_of(model: nn.Module, prefix: str = "") -> ModelFingerprint | Non
     """
     begin = f"{prefix}." if prefix else ""
     return fingerprint(
-        (begin + name, None if is_lazy(p) else tuple(p.shape))
+        (begin + name, None if isinstance(p, UninitializedParameter) else tuple(p.shape))
         for name, p in model.named_parameters()
     )
 
