@@ -21,8 +21,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mpdiag.commands.shared.dashboard_server import FOLDER_VARIABLE, server_command
 from mpdiag.installation.bundled import sample_runs
-from mpdiag.launching.dashboard import FOLDER_VARIABLE, server_command
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

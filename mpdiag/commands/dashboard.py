@@ -17,6 +17,6 @@ def dashboard(
     browser: Annotated[bool, typer.Option(help="Open it in a browser.")] = True,
 ) -> None:
     """Look at runs in a browser."""
-    from mpdiag.launching.dashboard import serve
+    from mpdiag.commands.shared.dashboard_server import serve
 
     raise typer.Exit(serve(folder, port, browser=browser))

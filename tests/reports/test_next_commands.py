@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 
 from mpdiag.analysis.analyzer import analyze
 from mpdiag.cli import app
+from mpdiag.commands.shared import dashboard_server as dashboard
 from mpdiag.exports.registry import export_plan
 from mpdiag.installation import extras
-from mpdiag.launching import dashboard
 from mpdiag.plan import PrecisionPlan
 from mpdiag.reports import next_commands
 from mpdiag.reports.text.analysis import after_analysis

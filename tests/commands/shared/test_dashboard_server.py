@@ -11,8 +11,8 @@ import pytest
 from typer.testing import CliRunner
 
 from mpdiag.cli import app
+from mpdiag.commands.shared import dashboard_server as dashboard
 from mpdiag.installation import bundled, extras
-from mpdiag.launching import dashboard
 
 
 @pytest.fixture
@@ -70,7 +70,7 @@ time.sleep(60)
 """
 PARENT = """
 import sys
-from mpdiag.launching.dashboard import run_server
+from mpdiag.commands.shared.dashboard_server import run_server
 sys.exit(run_server([sys.executable, "-c", sys.argv[2], sys.argv[1]], None))
 """
 
