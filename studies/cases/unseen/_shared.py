@@ -104,6 +104,19 @@ def perceptron(*sizes: int, activation: type[nn.Module] = nn.ReLU) -> nn.Sequent
     return nn.Sequential(*layers)
 
 
+class InUnits(nn.Module):
+    """A network that answers in a handy unit; what leaves the model is in the base unit."""
+
+    def __init__(self, net: nn.Module, unit: float) -> None:
+        super().__init__()
+        self.net = net
+        self.unit = unit
+
+    def forward(self, x: Tensor) -> Tensor:
+        answer: Tensor = self.net(x) * self.unit
+        return answer
+
+
 def accuracy(predict: Callable[[Tensor], Tensor], x: Tensor, y: Tensor) -> Callable[[], float]:
     """The share of rows whose largest logit is the label's."""
 

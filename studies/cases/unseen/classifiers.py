@@ -159,6 +159,21 @@ def forget_noise_by_decay(seed: int) -> Training:
     return Training(model, optimizer, loss, cross_entropy(model, test_x, test_y))
 
 
+def tumours_slow_logistic(seed: int) -> Training:
+    """Logistic regression that forgets where it began, at a low rate."""
+    torch.manual_seed(seed)
+    x, y, test_x, test_y = table("breast_cancer", 200)
+    model = nn.Linear(30, 2)
+    nn.init.normal_(model.weight, std=0.3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+
+    def loss(index: int) -> Tensor:
+        chosen = rows(len(x), 64, seed, index)
+        return F.cross_entropy(model(x[chosen]), y[chosen])
+
+    return Training(model, optimizer, loss, cross_entropy(model, test_x, test_y))
+
+
 def digits_late_fine_tuning(seed: int) -> Training:
     """A network that was trained on bright digits goes on, gently, with dim ones."""
     torch.manual_seed(seed)
@@ -235,6 +250,15 @@ CASES = (
         "cross entropy",
         False,
         0.1,
+    ),
+    Case(
+        "tumours_slow_logistic",
+        "Logistic regression on tumours by SGD at 1e-3.",
+        2500,
+        tumours_slow_logistic,
+        "cross entropy",
+        False,
+        0.03,
     ),
     Case(
         "digits_late_fine_tuning",

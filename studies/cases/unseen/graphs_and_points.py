@@ -65,7 +65,7 @@ def traffic_by_sums(seed: int) -> Training:
 
     def batch(generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
         adjacency = (torch.rand(100, 100, generator=generator) < 0.5).float()
-        x = torch.rand(100, 3, generator=generator) * torch.tensor([3000.0, 3000.0, 10.0])
+        x = torch.rand(100, 3, generator=generator) * torch.tensor([3e4, 3e4, 10.0])
         return x, adjacency, adjacency @ (x[:, 0] + 0.5 * x[:, 1])
 
     def loss(index: int) -> Tensor:

@@ -41,8 +41,8 @@ def _speech(generator: torch.Generator, size: int) -> tuple[Tensor, Tensor]:
     voices[0] = 0
     lengths = torch.randint(2, 5, (size, 8), generator=generator)
     spoken = torch.stack([torch.zeros_like(said), said], 2).flatten(1)
-    frames = [voices[s].repeat_interleave(n, 0)[:20] for s, n in zip(spoken, lengths, strict=True)]
-    x = torch.stack([F.pad(f, (0, 0, 0, 20 - len(f))) for f in frames])
+    frames = [voices[s].repeat_interleave(n, 0) for s, n in zip(spoken, lengths, strict=True)]
+    x = torch.stack([F.pad(f, (0, 0, 0, 32 - len(f))) for f in frames])
     return x + 0.4 * torch.randn(x.shape, generator=generator), said
 
 
@@ -54,9 +54,7 @@ def speech_ctc(seed: int) -> Training:
     def measured(generator: torch.Generator, size: int) -> Tensor:
         x, said = _speech(generator, size)
         long = torch.full((size,), 32, dtype=torch.long)
-        return F.ctc_loss(
-            model(F.pad(x, (0, 0, 0, 12))), said, long, torch.full_like(long, 4), zero_infinity=True
-        )
+        return F.ctc_loss(model(x), said, long, torch.full_like(long, 4), zero_infinity=True)
 
     def evaluate() -> float:
         with torch.no_grad():
@@ -117,10 +115,11 @@ class Segmenter(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.conv1, self.conv2 = nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 1, 3, padding=1)
+        self.conv1, self.norm = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8)
+        self.conv2 = nn.Conv2d(8, 1, 3, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
-        mask: Tensor = self.conv2(F.relu(self.conv1(x)))
+        mask: Tensor = self.conv2(F.relu(self.norm(self.conv1(x))))
         return mask
 
 
@@ -140,6 +139,7 @@ def bright_pixels(seed: int) -> Training:
         return F.binary_cross_entropy_with_logits(logits, above[window])
 
     def evaluate() -> float:
+        model.eval()
         with torch.no_grad():
             return float(((model(picture) > 0) == (above > 0.5)).float().mean())
 

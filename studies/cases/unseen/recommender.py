@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cases.case import Case, Training
-from cases.unseen._shared import cosine, draws, fixed, perceptron, rmse, rows
+from cases.unseen._shared import cosine, draws, fixed, rmse, rows
 
 USERS, THINGS = 200, 100
 
@@ -100,48 +100,6 @@ def factorization_machine(seed: int) -> Training:
     )
 
 
-class TwoTowers(nn.Module):
-    """Scores [B, B] of users against the things of a batch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.users, self.things = nn.Embedding(USERS, 16), nn.Embedding(THINGS, 16)
-        self.user, self.thing = perceptron(16, 32, 16), perceptron(16, 32, 16)
-        for table in (self.users, self.things):
-            nn.init.normal_(table.weight, std=0.05)
-
-    def forward(self, users: Tensor, things: Tensor) -> Tensor:
-        answer: Tensor = self.user(self.users(users)) @ self.thing(self.things(things)).T
-        return answer
-
-
-def two_towers(seed: int) -> Training:
-    """Who took what, generated: the thing that was taken against all others of a large batch."""
-    torch.manual_seed(seed)
-    generator = fixed(43)
-    users, things = (
-        torch.randn(USERS, 4, generator=generator),
-        torch.randn(4, THINGS, generator=generator),
-    )
-    likes = (2 * users @ things).softmax(1)
-    model = TwoTowers()
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-
-    def loss(index: int) -> Tensor:
-        generator = draws(seed, index)
-        who = torch.randint(USERS, (512,), generator=generator)
-        took = torch.multinomial(likes[who], 1, generator=generator)[:, 0]
-        scores = model(who, torch.arange(THINGS))
-        return F.cross_entropy(scores, took)
-
-    def evaluate() -> float:
-        with torch.no_grad():
-            scores = model(torch.arange(USERS), torch.arange(THINGS)).log_softmax(1)
-            return float((likes * (likes.log() - scores)).sum(1).mean())
-
-    return Training(model, optimizer, loss, evaluate, schedule=cosine(optimizer, 2e-2, 250))
-
-
 def embeddings_small_steps(seed: int) -> Training:
     """The tables of a served model are kept fresh, gently, while tastes drift."""
     torch.manual_seed(seed)
@@ -183,15 +141,6 @@ CASES = (
         "RMSE",
         False,
         0.5,
-    ),
-    Case(
-        "two_towers",
-        "Two towers with tables of users and things, generated, in batches of 512.",
-        250,
-        two_towers,
-        "Kullback-Leibler divergence",
-        False,
-        0.1,
     ),
     Case(
         "embeddings_small_steps",

@@ -56,6 +56,29 @@ def distillation_hot(seed: int) -> Training:
     return Training(model, optimizer, loss, accuracy(model, test_x, test_y))
 
 
+def distillation_warm_unscaled(seed: int) -> Training:
+    """A temperature of 20 whose square the loss is not multiplied with; Adam does not mind."""
+    torch.manual_seed(seed)
+    x, _, test_x, _ = digits()
+    guide = teacher()
+    model = perceptron(64, 48, 10)
+    optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
+
+    def divergence(x: Tensor, temperature: float) -> Tensor:
+        with torch.no_grad():
+            wanted = F.softmax(guide(x) / temperature, 1)
+        return F.kl_div(F.log_softmax(model(x) / temperature, 1), wanted, reduction="batchmean")
+
+    def loss(index: int) -> Tensor:
+        return divergence(x[rows(len(x), 128, seed, index)], 20.0)
+
+    def evaluate() -> float:
+        with torch.no_grad():
+            return float(divergence(test_x, 1.0))
+
+    return Training(model, optimizer, loss, evaluate, schedule=cosine(optimizer, 1e-2, 300))
+
+
 class Adapted(nn.Module):
     """A frozen perceptron with a low-rank change of each layer (LoRA)."""
 
@@ -122,6 +145,10 @@ def fine_tuning_sgd_low_rate(seed: int) -> Training:
     return _fine_tuned(seed, torch.optim.SGD, 1e-3)
 
 
+def fine_tuning_rmsprop_low_rate(seed: int) -> Training:
+    return _fine_tuned(seed, torch.optim.RMSprop, 1e-5)
+
+
 class TwoTasks(nn.Module):
     """One trunk, two heads."""
 
@@ -130,17 +157,15 @@ class TwoTasks(nn.Module):
         self.trunk = nn.Sequential(nn.Linear(64, 48), nn.ReLU())
         self.which = nn.Linear(48, 10)
         self.ink = nn.Linear(48, 1)
-        nn.init.zeros_(self.ink.weight)
-        nn.init.zeros_(self.ink.bias)
 
     def forward(self, x: Tensor, task: str) -> Tensor:
         h = self.trunk(x)
-        answer: Tensor = self.which(h) if task == "which" else self.ink(h)[:, 0]
+        answer: Tensor = self.which(h) if task == "which" else 1e-3 * self.ink(h)[:, 0]
         return answer
 
 
 def alternating_tasks(seed: int) -> Training:
-    """Which digit, and the grams of ink it takes (some hundred thousandths), step by step in turn."""
+    """Which digit, and the grams of ink it takes (some thousandths), step by step in turn."""
     torch.manual_seed(seed)
     x, y, test_x, _ = digits()
     model = TwoTasks()
@@ -255,6 +280,15 @@ CASES = (
         0.03,
     ),
     Case(
+        "distillation_warm_unscaled",
+        "A student learns a teacher of digits at a temperature of 20, without its square.",
+        300,
+        distillation_warm_unscaled,
+        "Kullback-Leibler divergence",
+        False,
+        0.05,
+    ),
+    Case(
         "adapters_for_mirrored_digits",
         "Low-rank adapters teach a frozen network mirrored digits.",
         300,
@@ -277,6 +311,15 @@ CASES = (
         "All weights of a classifier of digits are fine-tuned, SGD at 1e-3.",
         2000,
         fine_tuning_sgd_low_rate,
+        "cross entropy",
+        False,
+        0.05,
+    ),
+    Case(
+        "fine_tuning_rmsprop_low_rate",
+        "All weights of a classifier of digits are fine-tuned, RMSprop at 1e-5.",
+        2000,
+        fine_tuning_rmsprop_low_rate,
         "cross entropy",
         False,
         0.05,
@@ -315,6 +358,6 @@ CASES = (
         scalar_temperature,
         "cross entropy",
         False,
-        0.05,
+        0.01,
     ),
 )
