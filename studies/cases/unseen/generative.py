@@ -211,6 +211,39 @@ def photograph_by_sines(seed: int) -> Training:
     )
 
 
+class Radiance(nn.Module):
+    """Light at a place, never negative: the exponential of a network on sines of the place."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = perceptron(24, 64, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        waves = (x[:, :, None] * math.pi * torch.tensor([0.5, 1, 2, 3, 4, 6])).flatten(1)
+        return torch.exp(self.net(torch.cat([waves.sin(), waves.cos()], 1)) - 4)
+
+
+def dark_photograph(seed: int) -> Training:
+    """Linear light at night: a hundredth of what it is by day."""
+    torch.manual_seed(seed)
+    picture = 0.01 * photograph(24) ** 2.2
+    line = torch.linspace(-1, 1, 24)
+    places = torch.stack(torch.meshgrid(line, line, indexing="ij"), -1).flatten(0, 1)
+    light = picture.permute(1, 2, 0).flatten(0, 1)
+    model = Radiance()
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    measure = rmse(model, places, light)
+
+    def loss(index: int) -> Tensor:
+        chosen = rows(576, 400, seed, index)
+        return F.mse_loss(model(places[chosen]), light[chosen])
+
+    def evaluate() -> float:
+        return measure() / float(light.std())
+
+    return Training(model, optimizer, loss, evaluate, schedule=cosine(optimizer, 1e-2, 300))
+
+
 class Denoiser(nn.Module):
     """The noise in a digit, from the noisy digit and how noisy it is."""
 
@@ -333,6 +366,15 @@ CASES = (
         "RMSE of pixels from 0 to 1",
         False,
         0.0025,
+    ),
+    Case(
+        "dark_photograph",
+        "Light of a darkened photograph as a function of its place.",
+        300,
+        dark_photograph,
+        "relative error",
+        False,
+        0.03,
     ),
     Case(
         "digits_diffusion",

@@ -179,7 +179,7 @@ class Cleaner(nn.Module):
 
 
 def quiet_sound_cleaned(seed: int) -> Training:
-    """A far voice: its amplitude is a thousandth of full scale."""
+    """A far voice: its amplitude is two ten thousandths of full scale."""
     torch.manual_seed(seed)
     model = Cleaner()
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
@@ -189,7 +189,7 @@ def quiet_sound_cleaned(seed: int) -> Training:
         phase = 2 * math.pi * torch.rand(size, 1, generator=generator)
         voice = torch.sin(pitch * torch.arange(96) + phase)
         noise = 0.7 * torch.randn(size, 96, generator=generator)
-        return 1e-3 * (voice + noise), 1e-3 * voice
+        return 2e-4 * (voice + noise), 2e-4 * voice
 
     return _fit(
         model, batch, seed, optimizer=optimizer, size=48, schedule=cosine(optimizer, 1e-2, 200)
