@@ -8,7 +8,8 @@ import run_folder
 import streamlit as st
 
 from mpdiag.analysis.analyzer import Analysis, analyze
-from mpdiag.errors import RunNotFound
+from mpdiag.analysis.comparison.models import KnownModel, same_model
+from mpdiag.errors import InputError, RunNotFound
 from mpdiag.numerics.formats import FP16
 from mpdiag.reports.contents import RunContents, read_contents, read_plans
 from mpdiag.reports.views.gradients.frame import in_model_order
@@ -87,6 +88,32 @@ def _once(run: str, moment: str, key: tuple[object, ...], _make: Callable[[], An
 def once(listing: Listing, *key: object, make: Callable[[], Any]) -> Any:
     """What ``make`` returns, made once for each key and each state of the run's files."""
     return _once(str(listing.folder), str(stamp(listing.folder)), key, make)
+
+
+@st.cache_resource(max_entries=512, show_spinner=False)
+def _model(run: str, moment: str, _listing: Listing) -> KnownModel:
+    try:
+        return KnownModel.of_run(run_folder.opened(_listing))
+    except InputError:
+        return KnownModel()
+
+
+def model(listing: Listing) -> KnownModel:
+    """What a run knows of its model; nothing, if its files are damaged."""
+    return _model(str(listing.folder), str(stamp(listing.folder)), listing)
+
+
+def pair() -> tuple[int, int | None]:
+    """Positions of two recorded runs to compare: the chosen one, and another of the same model.
+
+    The second is None if there is no other of that model: unrelated runs are not compared unasked.
+    """
+    runs = run_folder.recorded()
+    names = [run_folder.run_name(item) for item in runs]
+    chosen = st.session_state.get("run")
+    first = names.index(chosen) if chosen in names else 0
+    others = (i for i in range(len(runs)) if i != first)
+    return first, next((i for i in others if same_model(model(runs[i]), model(runs[first]))), None)
 
 
 def contents(listing: Listing) -> RunContents:

@@ -75,18 +75,6 @@ def logged() -> dict[str, Listing]:
     }
 
 
-def pair() -> tuple[int, int]:
-    """Positions of two recorded runs to compare: the chosen one and its like, if there is one."""
-    runs = recorded()
-    models = [model_of(item) for item in runs]
-    names = [run_name(item) for item in runs]
-    chosen = st.session_state.get("run")
-    first = names.index(chosen) if chosen in names else 0
-    others = [i for i in range(len(runs)) if i != first]
-    like = [i for i in others if models[i] == models[first]]
-    return first, (like or others or [0])[0]
-
-
 def model_of(listing: Listing) -> str:
     """The type of a run's model, as far as its meta.json says."""
     model = listing.run.meta.get("model") if listing.run else None

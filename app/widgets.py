@@ -48,11 +48,18 @@ def choose_row(names: Sequence[str]) -> None:
         st.session_state["row_was_chosen"] = True
 
 
-def choose_recorded(label: str, key: str, index: int, *, where: Any) -> Listing:
-    """A select box of the runs that hold statistics."""
+def choose_recorded(label: str, key: str, index: int | None, *, where: Any) -> Listing | None:
+    """A select box of the runs that hold statistics; None as long as nothing is chosen."""
     known = {run_folder.run_name(item): item for item in run_folder.recorded()}
-    name = where.selectbox(label, list(known), index=index, key=key, bind="query-params")
-    return known[name]
+    name = where.selectbox(
+        label,
+        list(known),
+        index=index,
+        key=key,
+        bind="query-params",
+        placeholder="Choose a run",
+    )
+    return known.get(name)
 
 
 def choose_layer(names: Sequence[str], label: str = "Layer", key: str = "layer") -> str | None:

@@ -31,6 +31,7 @@ from mpdiag.commands import (
     train,
     why,
 )
+from mpdiag.commands.shared.failures import asked_for_json, error_document, value_sentence
 from mpdiag.commands.shared.scripts import SCRIPT_SETTINGS
 from mpdiag.errors import ExitCode, MpdiagError
 from mpdiag.version import __version__
@@ -39,15 +40,30 @@ INTERRUPTED = 130
 PIPE_CLOSED = 141  # what a shell reports of a program that SIGPIPE ended
 
 
+_WrongUsage: type[Exception] = typer.BadParameter.__mro__[1]
+"""Typer's error for a call that makes no sense, which it does not export."""
+_JSON = "mpdiag.json"
+
+
 class _ErrorsAsExitCodes(TyperGroup):
-    """The one place where errors become exit codes."""
+    """The one place where errors become exit codes, and JSON where JSON was asked for."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the words before the command, and note whether any word asks for JSON."""
+        ctx.meta[_JSON] = asked_for_json(args)
+        try:
+            return super().parse_args(ctx, args)
+        except _WrongUsage as error:
+            _explain(error, as_json=ctx.meta[_JSON])
+            raise
 
     def invoke(self, ctx: Any) -> Any:
+        as_json = ctx.meta[_JSON]
         try:
             result = super().invoke(ctx)
             sys.stdout.flush()
         except MpdiagError as error:
-            raise _failure(str(error), error.exit_code) from None
+            raise _failure(error, str(error), error.exit_code, as_json=as_json) from None
         except BrokenPipeError:
             # The reader has gone. What is still buffered must not fail at exit.
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -56,17 +72,39 @@ class _ErrorsAsExitCodes(TyperGroup):
             if error.filename is None:
                 raise
             message = f"cannot use {error.filename}: {error.strerror}"
-            raise _failure(message, ExitCode.INPUT) from None
-        except KeyboardInterrupt:
+            raise _failure(error, message, ExitCode.INPUT, as_json=as_json) from None
+        except _WrongUsage as error:
+            _explain(error, as_json=as_json)
+            raise
+        except KeyboardInterrupt as error:
+            if as_json:
+                _show_error(error, "interrupted", INTERRUPTED)
             raise typer.Exit(INTERRUPTED) from None
         return result
 
 
-def _failure(message: str, code: ExitCode) -> typer.Exit:
+def _failure(error: Exception, message: str, code: int, *, as_json: bool) -> typer.Exit:
     from mpdiag.reports.terminal import complain
 
+    if as_json:
+        _show_error(error, message, code)
     complain(message)
     return typer.Exit(code)
+
+
+def _explain(error: Any, *, as_json: bool) -> None:
+    """Put an error of typer's into our words; typer prints it, and exits with 2."""
+    if isinstance(error, typer.BadParameter) and error.message:
+        checked = getattr(error.__cause__, "errors", None)
+        error.message = value_sentence(error.message, checked() if checked is not None else ())
+    if as_json:
+        _show_error(error, error.format_message(), ExitCode.USAGE)
+
+
+def _show_error(error: BaseException, message: str, code: int) -> None:
+    from mpdiag.reports.terminal import show_json
+
+    show_json(error_document(type(error).__name__, message, code))
 
 
 app = typer.Typer(

@@ -22,8 +22,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from mpdiag.display import notebook
 from mpdiag.errors import DamagedPlan, NewerSchema, UsageError
 from mpdiag.files.documents import read_document
+from mpdiag.files.recognition import named_instead
 from mpdiag.numerics.formats import FP16, FP32
 from mpdiag.numerics.loss_scalers import SCALERS, ConstantScale, Scaler
+from mpdiag.tracing.fingerprint import ModelFingerprint
 
 if TYPE_CHECKING:
     import os
@@ -33,7 +35,7 @@ SCHEMA_VERSION = 1
 Evidence = Mapping[str, Any]
 """Numbers a decision rests on: plain JSON values by name."""
 
-LossScaleNeed = Literal["needed", "advisable", "not needed"]
+LossScaleNeed = Literal["needed", "advisable", "not needed", "unknown"]
 NO_SCALE = "none"
 """The method that scales nothing and checks nothing; all others are names in ``SCALERS``."""
 
@@ -43,7 +45,7 @@ class LossScalePlan:
     """How the loss is scaled.
 
     Attributes:
-        need: How sure it is that a scale is needed.
+        need: How sure it is that a scale is needed; ``unknown`` where the recording cannot say.
         method: The scaler's name in ``SCALERS``; ``none`` is scale 1 without any check.
         recommended: The scale, a power of two.
         lower: Smallest power of two from which what is lost no longer matters.
@@ -203,21 +205,53 @@ class LayerFormat:
     evidence: Evidence = field(default_factory=dict)
 
 
+VerdictLevel = Literal["shown", "expected", "cannot"]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What is known of a training in the plan's format, and what is not.
+
+    Attributes:
+        level: ``shown``: a training by this plan was compared with FP32, and the result is in the
+            run; ``expected``: it follows from the recording, within ``evidence``; ``cannot``: the
+            training fails in the format, or the recording does not allow an answer.
+        text: The verdict in one or two sentences.
+        evidence: What it rests on, in clauses.
+        not_examined: What was not looked at, in clauses.
+    """
+
+    level: VerdictLevel = "expected"
+    text: str = ""
+    evidence: tuple[str, ...] = ()
+    not_examined: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return self.text
+
+    @classmethod
+    def of_sentence(cls, text: str) -> Verdict:
+        """The verdict of a plan that an earlier version wrote: one sentence, without its evidence."""
+        refused = ("This cannot", "This training already", "No gradients were recorded")
+        return cls("cannot" if text.startswith(refused) else "expected", text)
+
+
 @dataclass(frozen=True)
 class PrecisionPlan:
     """Every decision about a mixed-precision training.
 
     Attributes:
         run: The recording it was made from.
-        verdict: One sentence.
+        verdict: What is known of a training by it. Plans of earlier versions hold a sentence.
         target: The format to train in: ``fp16``, ``bf16``, ``fp8_e4m3`` or ``fp8_e5m2``.
         level: Opt level O0 to O3 (GTC 2019, *Automatic Mixed Precision for PyTorch*).
         keep_batch_norm_fp32: Whether batch normalisation stays in FP32.
         levels: What each level would cost, in the order to try them.
+        model: The model that was recorded; None in plans of versions that did not write it.
     """
 
     run: str = ""
-    verdict: str = ""
+    verdict: Verdict = field(default_factory=Verdict)
     target: str = FP16.name
     level: Literal["O0", "O1", "O2", "O3"] = "O1"
     keep_batch_norm_fp32: bool = True
@@ -229,6 +263,7 @@ class PrecisionPlan:
     levels: tuple[LevelAdvice, ...] = ()
     shapes: tuple[ShapeAdvice, ...] = ()
     layer_formats: tuple[LayerFormat, ...] = ()
+    model: ModelFingerprint | None = None
     schema_version: int = SCHEMA_VERSION
 
     def __repr__(self) -> str:
@@ -245,7 +280,7 @@ class PrecisionPlan:
         reduction = self.reduction
         divided = ", divided before" if reduction is not None and reduction.pre_divide else ""
         return notebook.card(
-            self.verdict or "A plan for mixed precision",
+            self.verdict.text or "A plan for mixed precision",
             notebook.facts(
                 [
                     ("Format", f"{self.target}, level {self.level}"),
@@ -262,9 +297,25 @@ class PrecisionPlan:
             mood="warning" if self.loss_scale.needed else "good",
         )
 
+    def decisions(self) -> dict[str, Any]:
+        """What a training by it depends on, as plain values: no reasons, no evidence, no advice."""
+        scale = _encode(self.loss_scale)
+        reduction = self.reduction
+        return {
+            "target": self.target,
+            "level": self.level,
+            "keep_batch_norm_fp32": self.keep_batch_norm_fp32,
+            "loss_scale": {name: scale[name] for name in ("method", *_SETTINGS, "settings")},
+            "master_weights": self.master_weights.needed,
+            "fp32_operations": sorted([c.module, c.op] for c in self.fp32_operations),
+            "fp32_modules": sorted([c.module, c.op] for c in self.fp32_modules),
+            "reduction": None if reduction is None else [reduction.dtype, reduction.pre_divide],
+        }
+
     def to_json(self) -> dict[str, Any]:
         """Plain values, ready for ``json.dumps(…, allow_nan=False)``."""
-        document: dict[str, Any] = _encode(self)
+        document: dict[str, Any] = _encode(dataclasses.replace(self, model=None))
+        document["model"] = None if self.model is None else self.model.to_json()
         if not self.loss_scale.settings:  # so that versions which know no such key read the plan
             del document["loss_scale"]["settings"]
         return document
@@ -289,12 +340,21 @@ class PrecisionPlan:
                 f"{SCHEMA_VERSION}): upgrade mpdiag to read it"
             )
             raise NewerSchema(message)
-        plan: PrecisionPlan = _decode(cls, document, "plan")
+        if isinstance(document.get("verdict"), str):  # as plans were written at first
+            sentence = Verdict.of_sentence(document["verdict"])
+            document = {**document, "verdict": _encode(sentence)}
+        model = document.get("model")
+        plan: PrecisionPlan = _decode(cls, {**document, "model": None}, "plan")
         try:
             plan.loss_scale.scaler_class()
         except UsageError as error:
             raise DamagedPlan(str(error)) from error
-        return plan
+        try:
+            known = None if model is None else ModelFingerprint.from_json(model)
+        except ValueError as error:
+            message = f"plan.model is damaged ({error}): write the plan anew"
+            raise DamagedPlan(message) from error
+        return dataclasses.replace(plan, model=known)
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the plan as JSON."""
@@ -312,8 +372,8 @@ class PrecisionPlan:
             DamagedPlan: If it is missing or cannot be read.
             NewerSchema: If a newer version wrote it.
         """
-        write = "write one with mpdiag analyze RUN -o plan.json"
         path = Path(path)
+        write = "write one with mpdiag analyze RUN -o plan.json"
         if (path / "plan.json").is_file():
             path /= "plan.json"
         try:
@@ -322,12 +382,29 @@ class PrecisionPlan:
             message = f"there is no plan at {path}: {write}"
             raise DamagedPlan(message) from None
         except IsADirectoryError:
-            message = f"{path} is a folder without a plan.json: {write}"
+            message = f"{path} is a folder without a plan.json: {write}, and give that file"
+            if (path / "meta.json").is_file():
+                message = (
+                    f"the run {path} holds no plan: write one with mpdiag analyze {path} "
+                    f"-o {path / 'plan.json'}"
+                )
             raise DamagedPlan(message) from None
         except (OSError, ValueError, RecursionError) as error:
-            message = f"{path} is no readable plan ({str(error).splitlines()[0]}): {write}"
+            message = named_instead(path, "plan") or (
+                f"{path} is {_why_unreadable(error)}: {write}"
+            )
             raise DamagedPlan(message) from error
+        other = named_instead(path, "plan")
+        if other is not None:
+            raise DamagedPlan(other)
         return cls.from_json(document)
+
+
+def _why_unreadable(error: Exception) -> str:
+    """What keeps a file from being a plan: it is damaged, or something else altogether."""
+    if isinstance(error, json.JSONDecodeError) and not error.doc.lstrip().startswith("{"):
+        return "not a plan (it is not JSON)"
+    return f"no readable plan ({str(error).splitlines()[0]})"
 
 
 def _scale_words(scale: LossScalePlan) -> str:

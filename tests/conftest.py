@@ -3,10 +3,17 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import settings
+from script_processes import Done, ForkServer, environment
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
 
 # Threads that wait sleep: spinning, they would starve each other where cores are few or busy, and a
 # training takes five times as long. Read when torch is first imported; child processes inherit it.
@@ -42,3 +49,32 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def root() -> Path:
     """The checkout."""
     return Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session")
+def fork_server() -> Iterator[ForkServer]:
+    """Runs scripts and commands in processes that need not import torch again."""
+    if not hasattr(os, "fork"):
+        pytest.skip("this system cannot fork")
+    made = ForkServer()
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="session")
+def real() -> Callable[..., Done]:
+    """Runs Python in a process of its own, from its start to its end."""
+
+    def run(*words, cwd, env=None, timeout=120) -> Done:
+        child = subprocess.run(
+            [sys.executable, *map(str, words)],
+            cwd=cwd,
+            env={**environment(), **(env or {})},
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+        return Done(child.returncode, child.stdout, child.stderr)
+
+    return run

@@ -1,20 +1,24 @@
 """Scripts in processes of their own, without waiting for torch each time.
 
-A fork server imports torch once and then forks a child for each command: plain Python for a script, or
-the ``mpdiag`` command. Tests of how a process starts and ends use real ones instead.
+A fork server imports torch once and then forks a child for each command: Python with a script,
+``-m MODULE`` or ``-c CODE``, or the ``mpdiag`` command; or several at once, as the ranks of a
+distributed training. Tests of how a process starts and ends use real ones instead.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
+import socket
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 
 SCRIPTS = Path(__file__).parent / "scripts"
-FORK_SERVER = Path(__file__).parent / "launching" / "fork_server.py"
+FORK_SERVER = Path(__file__).with_name("fork_server.py")
 
 TRAIN = """
 import sys, torch
@@ -58,23 +62,100 @@ def environment():
     return env
 
 
-class ForkServer:
-    """Runs ``python WORDS`` or ``mpdiag WORDS`` in forked processes."""
+class Forked:
+    """A process of the fork server that may still be running."""
 
-    def __init__(self, folder):
-        self.folder = folder
+    def __init__(self, server: ForkServer, pid: int) -> None:
+        self.server, self.pid = server, pid
+        self.code: int | None = None
+        self.out = self.err = ""
+
+    def look(self) -> None:
+        """Learn what it has printed, and whether it has ended."""
+        if self.code is None:
+            ((self.code, out, err),) = self.server.order(look=[self.pid])
+            self.out += out
+            self.err += err
+
+    def wait_for(self, text: str, seconds: float = 60) -> None:
+        """Until it has printed this."""
+        self._until(lambda: text in self.out or self.code is not None, seconds)
+        assert text in self.out, self.err
+
+    def signal(self, number: int) -> None:
+        if self.code is None:
+            os.kill(self.pid, number)
+
+    def ends_within(self, seconds: float) -> bool:
+        return self._until(lambda: self.code is not None, seconds)
+
+    def end(self, seconds: float = 120) -> Done:
+        """Wait for its end, or end it."""
+        if not self.ends_within(seconds):
+            self.signal(signal.SIGKILL)
+            self.ends_within(seconds)
+        return Done(self.code, self.out, self.err)
+
+    def _until(self, reached, seconds) -> bool:
+        end = time.monotonic() + seconds
+        while True:
+            self.look()
+            if reached():
+                return True
+            if time.monotonic() > end:
+                return False
+            time.sleep(0.005)
+
+
+class ForkServer:
+    """Runs ``python WORDS`` or ``mpdiag WORDS`` in forked processes.
+
+    Args:
+        modules: Imported once, before any child, where they are installed.
+    """
+
+    def __init__(self, *modules: str) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, FORK_SERVER],
+            [sys.executable, FORK_SERVER, *modules],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             env=environment(),
         )
 
-    def __call__(self, program, *words, cwd) -> Done:
-        out, err = self.folder / "out", self.folder / "err"
-        job = {"program": program, "words": [str(w) for w in words], "cwd": str(cwd)}
-        self.process.stdin.write(json.dumps({**job, "out": str(out), "err": str(err)}) + "\n")
+    def __call__(self, program, *words, cwd, env=None, timeout=120) -> Done:
+        """One process, to its end."""
+        return self.start(program, *words, cwd=cwd, env=env).end(timeout)
+
+    def start(self, program, *words, cwd, env=None) -> Forked:
+        """One process, which a test may watch and signal."""
+        (child,) = self._start(program, words, cwd, [env or {}])
+        return child
+
+    def ranks(self, program, *words, cwd, world=2, env=None, timeout=120) -> list[Done]:
+        """As many processes as a launcher would start, with the variables it would set."""
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = free.getsockname()[1]
+        meeting = {"WORLD_SIZE": str(world), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+        own = [{"RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(world)]
+        environments = [{**meeting, **one, **(env or {})} for one in own]
+        started = self._start(program, words, cwd, environments)
+        return [child.end(timeout) for child in started]
+
+    def close(self) -> None:
+        self.process.stdin.close()
+        self.process.wait(30)
+        self.process.stdout.close()
+
+    def order(self, **order):
+        self.process.stdin.write(json.dumps(order) + "\n")
         self.process.stdin.flush()
-        code = int(self.process.stdout.readline())
-        return Done(code, out.read_text(), err.read_text())
+        return json.loads(self.process.stdout.readline())
+
+    def _start(self, program, words, cwd, environments) -> list[Forked]:
+        jobs = [
+            {"program": program, "words": [str(w) for w in words], "cwd": str(cwd), "env": env}
+            for env in environments
+        ]
+        return [Forked(self, pid) for pid in self.order(start=jobs)]

@@ -87,7 +87,7 @@ def test_each_command_is_a_function_in_a_file_of_its_name(root):
         ["analyze", "run", "--target", "fp12"],
         ["replay", "run", "--scaler", "magic"],
         ["replay", "run", "--hysteresis", "many"],
-        ["why", "run"],
+        ["why"],
         ["runs", "a", "b"],
     ],
 )

@@ -18,6 +18,7 @@ from mpdiag.plan import (
     PrecisionPlan,
     ReductionPlan,
     ShapeAdvice,
+    Verdict,
 )
 
 NUMBERS = st.floats(allow_nan=False, allow_infinity=False)
@@ -42,7 +43,13 @@ def some(kind):
 PLANS = st.builds(
     PrecisionPlan,
     run=st.text(),
-    verdict=st.text(),
+    verdict=st.builds(
+        Verdict,
+        level=st.sampled_from(["shown", "expected", "cannot"]),
+        text=st.text(),
+        evidence=st.lists(st.text(), max_size=2).map(tuple),
+        not_examined=st.lists(st.text(), max_size=2).map(tuple),
+    ),
     level=st.sampled_from(["O0", "O1", "O2", "O3"]),
     keep_batch_norm_fp32=st.booleans(),
     loss_scale=some(LossScalePlan),
@@ -86,3 +93,16 @@ def test_a_plan_is_read_from_the_run_it_lies_in(tmp_path):
         PrecisionPlan.load(tmp_path)
     PrecisionPlan(run="mine").save(tmp_path / "plan.json")
     assert PrecisionPlan.load(tmp_path).run == "mine"
+
+
+@pytest.mark.parametrize(
+    ("sentence", "level"),
+    [
+        ("This can train in FP16; it needs no loss scale.", "expected"),
+        ("This cannot train in FP16 with any loss scale; use BF16.", "cannot"),
+    ],
+)
+def test_a_plan_whose_verdict_is_a_sentence_is_read(sentence, level):
+    plan = PrecisionPlan.from_json({**PrecisionPlan().to_json(), "verdict": sentence})
+    assert plan.verdict == Verdict(level, sentence)
+    assert PrecisionPlan.from_json(plan.to_json()) == plan

@@ -7,6 +7,7 @@ import run_folder
 import streamlit as st
 import widgets
 
+from mpdiag.analysis.comparison.models import relate_models
 from mpdiag.display.wording import KIND_NAMES, in_markdown
 from mpdiag.reports.views.compare import apart, comparison_frame, side_by_side
 
@@ -20,8 +21,18 @@ if len(names) < 2:
         "well as FP32."
     )
     st.stop()
-a = widgets.choose_recorded("First run", "a", run_folder.pair()[0], where=left)
-b = widgets.choose_recorded("Second run", "b", run_folder.pair()[1], where=right)
+first_run, second_run = run_cache.pair()
+a = widgets.choose_recorded("First run", "a", first_run, where=left)
+b = widgets.choose_recorded("Second run", "b", second_run, where=right)
+if a is None or b is None:
+    st.info(
+        "No other recorded run here is of the same model, and runs of different models are compared "
+        "only if you choose both."
+    )
+    st.stop()
+relation = relate_models(run_cache.model(a), run_cache.model(b))
+if relation is not None and relation.different:
+    st.warning(in_markdown(f"These are two different models: {relation.words}."))
 first, second = st.columns([2, 2])
 kind = first.selectbox(
     "Tensors",
@@ -45,9 +56,9 @@ if only_a or only_b:
     st.caption(f"{only_a} layers are in the first run alone, {only_b} in the second alone.")
 one, two = st.columns(2)
 one.caption(run_folder.describe(a))
-one.markdown(in_markdown(run_cache.analysis(a).verdict))
+one.markdown(in_markdown(run_cache.analysis(a).verdict.text))
 two.caption(run_folder.describe(b))
-two.markdown(in_markdown(run_cache.analysis(b).verdict))
+two.markdown(in_markdown(run_cache.analysis(b).verdict.text))
 titles = (run_folder.run_name(a), run_folder.run_name(b))
 widgets.show(side_by_side(str(a.folder), str(b.folder), sides, titles, kind, measure or "absmax"))
 widgets.table(comparison_frame(sides[0].of_kind(kind), sides[1].of_kind(kind)))

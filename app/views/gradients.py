@@ -63,7 +63,7 @@ def view() -> None:
         "Loss scale",
         SCALES[0],
         SCALES[-1],
-        int(np.log2(plan.recommended)),
+        max(SCALES[0], int(np.log2(plan.recommended))),
         format="2^%d",
         key="scale",
         bind="query-params",

@@ -9,7 +9,7 @@ import widgets
 
 from mpdiag.analysis.scaling.replay import replay_run
 from mpdiag.display.wording import in_markdown
-from mpdiag.numerics.loss_scalers import SCALERS, Backoff
+from mpdiag.numerics.loss_scalers import SCALERS, Backoff, scaler_class
 from mpdiag.reports.views import training
 from mpdiag.reports.views.replay import replayed
 
@@ -85,7 +85,10 @@ with replays:
             "backoff_factor": backoff,
         }
         played = replay_run(run_cache.analysis(chosen).run, scaler, **settings)
-        words = " ".join(f"--{k.replace('_', '-')} {v:g}" for k, v in settings.items())
+        known = scaler_class(scaler).setting_names()
+        words = " ".join(
+            f"--{k.replace('_', '-')} {v:g}" for k, v in settings.items() if k in known
+        )
         left, right = st.columns(2)
         left.metric("Recorded steps skipped", f"{played.skips} of {len(played.steps)}", border=True)
         right.metric("Scale at the end", f"{played.final_scale:g}", border=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 
 import run_cache
 import run_folder
@@ -10,15 +11,19 @@ import streamlit as st
 import widgets
 
 from mpdiag.display.wording import counted, in_markdown, sentence
-from mpdiag.reports.views.verdict import facts, formats_frame, levels_frame
+from mpdiag.reports.views.verdict import facts, formats_frame, grounds, levels_frame
 
 chosen = run_folder.current()
 widgets.heading("Verdict", chosen)
 analysis = run_cache.analysis(chosen)
 plan = analysis.plan
 worst = {finding.severity for finding in analysis.findings}
-box = st.error if "error" in worst else st.warning if plan.loss_scale.needed else st.success
-box(f"**{in_markdown(analysis.verdict)}**", icon=":material/gavel:")
+bad = "error" in worst or analysis.verdict.level == "cannot"
+sure = st.success if analysis.verdict.level == "shown" else st.info
+box = st.error if bad else st.warning if plan.loss_scale.needed else sure
+box(f"**{in_markdown(analysis.verdict.text)}**", icon=":material/gavel:")
+for title, clauses in grounds(analysis.verdict):
+    st.markdown(f"**{title}.** {in_markdown(sentence(clauses))}")
 
 for column, fact in zip(st.columns(4), facts(analysis), strict=True):
     column.metric(
@@ -35,7 +40,7 @@ left, right = st.columns(2, gap="large")
 with left:
     st.subheader("Why", anchor=False)
     st.markdown(f"**Loss scale.** {in_markdown(sentence(plan.loss_scale.reason))}")
-    scale = str(int(plan.loss_scale.recommended).bit_length() - 1)
+    scale = str(round(math.log2(plan.loss_scale.recommended)))
     widgets.link("gradients", "See it in the gradients", scale=scale)
     st.markdown(f"**Master weights.** {in_markdown(sentence(plan.master_weights.reason))}")
     widgets.link("updates", "See it in the updates")

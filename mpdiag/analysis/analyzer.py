@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,19 +18,37 @@ from mpdiag.analysis.operations.choice import (
     proven_modules,
     proven_operations,
 )
-from mpdiag.analysis.operations.detection import find_operations, operation_findings
+from mpdiag.analysis.operations.detection import (
+    bf16_findings,
+    find_operations,
+    operation_findings,
+)
 from mpdiag.analysis.rank_checks import rank_findings
-from mpdiag.analysis.recording_checks import recording_findings, require_finite_gradients
+from mpdiag.analysis.recording_checks import (
+    period_findings,
+    recording_findings,
+    require_finite_gradients,
+)
 from mpdiag.analysis.reduction import choose_reduction
 from mpdiag.analysis.scaling.findings import gradient_findings
-from mpdiag.analysis.scaling.loss_scale import LossScaleAnalysis, analyze_loss_scale
+from mpdiag.analysis.scaling.loss_scale import (
+    LossScaleAnalysis,
+    analyze_loss_scale,
+    nothing_concluded,
+)
 from mpdiag.analysis.shapes import advise_shapes, shape_findings
 from mpdiag.analysis.streaming import read_statistics
+from mpdiag.analysis.verdict.decisions import decisions_of
+from mpdiag.analysis.verdict.evidence import narrowed
+from mpdiag.analysis.verdict.extent import extent_of
+from mpdiag.analysis.verdict.judgement import Case, judge
+from mpdiag.analysis.verdict.probe import probe_findings, with_probe
+from mpdiag.analysis.verdict.training_checks import training_findings
 from mpdiag.analysis.weight_updates import analyze_weight_updates
-from mpdiag.display.wording import counted
 from mpdiag.numerics.formats import FP16, FloatFormat, format_named, half_of
-from mpdiag.plan import PrecisionPlan
+from mpdiag.plan import MasterWeightsPlan, PrecisionPlan
 from mpdiag.runs.run import Run, open_run
+from mpdiag.runs.stored_comparison import read_comparison
 
 if TYPE_CHECKING:
     import os
@@ -39,7 +57,10 @@ if TYPE_CHECKING:
     from mpdiag.analysis.findings import Finding
     from mpdiag.analysis.layers import Layers
     from mpdiag.analysis.operations.rules import OperationFinding
-    from mpdiag.plan import Fp32Choice
+    from mpdiag.analysis.run_statistics import RunStatistics
+    from mpdiag.analysis.verdict.extent import Extent
+    from mpdiag.analysis.verdict.probe import Probe
+    from mpdiag.plan import Fp32Choice, Verdict
 
 SCHEMA_VERSION = 1
 
@@ -58,6 +79,7 @@ class Analysis:
         plan: All decisions.
         operations: Operations that need FP32 by their recorded values; those that the operation
             policy does not cover come first. Empty if none needs it or none were recorded.
+        probe: A short training by the plan, where one was made.
     """
 
     run: Run
@@ -68,11 +90,26 @@ class Analysis:
     findings: tuple[Finding, ...]
     plan: PrecisionPlan
     operations: tuple[OperationFinding, ...] = ()
+    probe: Probe | None = None
 
     @property
-    def verdict(self) -> str:
-        """The plan's verdict, in one sentence."""
+    def concluded(self) -> bool:
+        """Whether the run bears more than the findings that say why it does not."""
+        return not (self.loss_scale.void and _has_gradients(self.layers))
+
+    @property
+    def verdict(self) -> Verdict:
+        """The plan's verdict."""
         return self.plan.verdict
+
+    def with_probe(self, probe: Probe) -> Analysis:
+        """The same analysis, with what a short training by its plan showed."""
+        return replace(
+            self,
+            plan=replace(self.plan, verdict=with_probe(self.verdict, probe)),
+            findings=by_severity([*probe_findings(probe), *self.findings]),
+            probe=probe,
+        )
 
     def __repr__(self) -> str:
         counts = [sum(f.severity == s for f in self.findings) for s in ("error", "warning", "info")]
@@ -92,7 +129,7 @@ class Analysis:
             "schema_version": SCHEMA_VERSION,
             "run": str(self.run.folder),
             "target": self.target.name,
-            "verdict": self.verdict,
+            "verdict": asdict(self.verdict),
             "loss_scale": self.loss_scale.to_json(),
             "master_weights": {
                 "needed": masters.needed,
@@ -109,7 +146,7 @@ class Analysis:
             "layers": self.layers.to_json(),
             "findings": [f.to_json() for f in self.findings],
             "plan": self.plan.to_json(),
-        }
+        } | ({} if self.probe is None else {"probe": self.probe.to_json()})
 
 
 def analyze(run: str | os.PathLike[str] | Run, target: str = FP16.name) -> Analysis:
@@ -129,8 +166,11 @@ def analyze(run: str | os.PathLike[str] | Run, target: str = FP16.name) -> Analy
     layers = statistics.layers()
     require_finite_gradients(opened, layers)
     gradient_format = half_of(fmt)
-    scale = analyze_loss_scale(statistics, layers, gradient_format)
+    scale = _scale(opened, statistics, layers, gradient_format)
     masters = analyze_weight_updates(statistics, fmt)
+    if scale.void and _has_gradients(layers):
+        # What overflows or is lost there says nothing of an FP32 training that goes well.
+        return _nothing_concluded(opened, fmt, layers, scale, statistics)
     by_kind = choose_fp32_operations(layers, opened.modules(), gradient_format)
     recorded = opened.operations()
     proven = find_operations(recorded, gradient_format, scale.plan.recommended)
@@ -141,9 +181,15 @@ def analyze(run: str | os.PathLike[str] | Run, target: str = FP16.name) -> Analy
         operations = (*modules, *proven_operations(proven))
     exponent = int(np.log2(scale.plan.recommended))
     findings = _findings(opened, fmt, layers, scale, modules, proven)
+    findings = by_severity(
+        [
+            *findings,
+            *bf16_findings(recorded, fmt),
+            *period_findings(opened, statistics.steps().tolist()),
+        ]
+    )
     plan = PrecisionPlan(
         run=opened.name,
-        verdict=_verdict(fmt, scale, modules, findings),
         target=fmt.name,
         level="O1",
         loss_scale=scale.plan,
@@ -156,9 +202,52 @@ def analyze(run: str | os.PathLike[str] | Run, target: str = FP16.name) -> Analy
         levels=advise_levels(opened, statistics, masters),
         shapes=advise_shapes(opened, fmt.name),
         layer_formats=advise_layers(layers, exponent),
+        model=opened.model_fingerprint(),
     )
+    extent = extent_of(opened, statistics.step_maxima()[0])
+    plan = replace(plan, verdict=_judged(opened, fmt, scale, len(modules), findings, extent, plan))
     formats = summarise_formats(layers, exponent)
     return Analysis(opened, fmt, layers, scale, formats, findings, plan, proven)
+
+
+def _has_gradients(layers: Layers) -> bool:
+    return len(layers.of_kind("activation_grad", "weight_grad")) > 0
+
+
+def _scale(
+    run: Run, statistics: RunStatistics, layers: Layers, target: FloatFormat
+) -> LossScaleAnalysis:
+    """The loss scale, if the run is one of FP32: what was rounded before is gone from its record."""
+    narrow = narrowed(run)
+    if not narrow:
+        return analyze_loss_scale(statistics, layers, target)
+    _, maxima, non_finite = statistics.step_maxima()
+    return nothing_concluded(
+        *(layers, non_finite, f"this is not a recording of an FP32 training: {narrow}", target),
+        diverges=maxima.size > 0 and not np.isfinite(maxima[-1]),
+    )
+
+
+def _nothing_concluded(
+    run: Run,
+    target: FloatFormat,
+    layers: Layers,
+    scale: LossScaleAnalysis,
+    statistics: RunStatistics,
+) -> Analysis:
+    """The analysis of a run that bears no conclusion: what was counted, and why it ends there."""
+    findings = _findings(run, target, layers, scale, (), ())
+    masters = MasterWeightsPlan(reason=f"FP32 masters are kept: {scale.void}")
+    plan = PrecisionPlan(
+        run=run.name,
+        target=target.name,
+        loss_scale=scale.plan,
+        master_weights=masters,
+        model=run.model_fingerprint(),
+    )
+    extent = extent_of(run, statistics.step_maxima()[0])
+    plan = replace(plan, verdict=_judged(run, target, scale, 0, findings, extent, plan))
+    return Analysis(run, target, layers, scale, summarise_formats(layers, 0), findings, plan)
 
 
 def _findings(
@@ -176,44 +265,27 @@ def _findings(
             *operation_findings(operations),
             *rank_findings(run),
             *recording_findings(run, layers),
+            *training_findings(run, layers),
             *shape_findings(run, target.name),
         ]
     )
 
 
-def _verdict(
+def _judged(
+    run: Run,
     target: FloatFormat,
     scale: LossScaleAnalysis,
-    modules: tuple[Fp32Choice, ...],
+    fp32_modules: int,
     findings: tuple[Finding, ...],
-) -> str:
-    codes = {f.code for f in findings}
-    if "non-finite-gradients" in codes:
-        return "This training already diverges in FP32; fix that before changing the format."
-    if "no-activation-gradients" in codes:
-        return "No gradients were recorded, so mixed precision cannot be assessed."
-    if not scale.fits:
-        return f"This cannot train in {target.label} with any loss scale; use BF16."
-    overflowing = len(modules)
-    rest = f", with {counted(overflowing, 'overflowing module')} in FP32" if overflowing else ""
-    lines = sum(f.code.startswith("operation-") for f in findings)
-    if lines:
-        code = counted(lines, "line of code", "lines of code")
-        rest += f"{' and' if rest else ', with'} {code} kept in FP32 or rewritten"
-    plan = scale.plan
-    if plan.need == "needed":
-        return (
-            f"This can train in {target.label} with a loss scale of {plan.recommended:g}{rest}; "
-            "without one it would suffer."
+    extent: Extent,
+    plan: PrecisionPlan,
+) -> Verdict:
+    """The verdict; what a comparison left in the run counts if it was of this very plan."""
+    compared = read_comparison(run.folder)
+    trained = compared if compared and compared.decisions == decisions_of(plan) else None
+    return judge(
+        Case(
+            *(run, target, scale, fp32_modules, findings, extent, trained),
+            superseded=compared is not None and trained is None,
         )
-    if plan.need == "advisable":
-        return (
-            f"This can train in {target.label}{rest}; a loss scale of {plan.recommended:g} is a "
-            "harmless insurance."
-        )
-    if plan.method != "none":
-        return (
-            f"This can train in {target.label}{rest}; its gradients come close to {target.label}'s "
-            f"largest value, and a loss scale of {plan.recommended:g} leaves them room."
-        )
-    return f"This can train in {target.label}{rest}; it needs no loss scale."
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -13,6 +13,7 @@ from mpdiag.analysis.analyzer import Analysis, analyze
 from mpdiag.analysis.layers import Layers, countable_rows, share
 from mpdiag.analysis.scaling.necessity import lost_by_scale
 from mpdiag.errors import LayerNotFound
+from mpdiag.files.documents import finite
 from mpdiag.numerics.formats import FP16
 from mpdiag.runs.run import Run, open_run
 
@@ -20,6 +21,9 @@ if TYPE_CHECKING:
     import os
 
     from numpy.typing import NDArray
+
+
+SCHEMA_VERSION = 1
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,6 +54,32 @@ class LayerHistory:
     roles: tuple[str, ...]
     fixes: tuple[str, ...]
 
+    def to_json(self) -> dict[str, Any]:
+        """The document of ``mpdiag why RUN LAYER --json``; what is not finite is null."""
+        rows = zip(self.steps, self.lost, self.lost_scaled, self.absmax, strict=True)
+        steps = [
+            {
+                "step": int(step),
+                "lost": float(lost),
+                "lost_scaled": float(scaled),
+                "absmax": float(top),
+            }
+            for step, lost, scaled, top in rows
+        ]
+        document = {
+            "schema_version": SCHEMA_VERSION,
+            "layer": self.name,
+            "roles": list(self.roles),
+            "tensors": self.layers.to_json(),
+            "loss_scale": self.analysis.plan.loss_scale.recommended,
+            "steps": steps,
+            "swallowed": self.swallowed,
+            "fixes": list(self.fixes),
+            "worst": list(self.worst),
+        }
+        plain: dict[str, Any] = finite(document)
+        return plain
+
     @property
     def worst(self) -> tuple[str, ...]:
         """The layers whose gradients lose the most, worst first."""
@@ -72,7 +102,8 @@ def explain_layer(run: str | os.PathLike[str], layer: str | None = None) -> Laye
     if layer is None:
         layer = analysis.loss_scale.deciding_layer
     if layer is None:
-        message = f"{opened.folder} has no activation gradients to choose a layer by: name one"
+        why = analysis.loss_scale.void or "it has no activation gradients"
+        message = f"no layer of {opened.folder} decides the loss scale ({why}): name one"
         raise LayerNotFound(message)
     if layer not in names:
         near = _of_type(opened, layer) or difflib.get_close_matches(layer, names, n=3, cutoff=0.3)
@@ -102,7 +133,7 @@ def explain_layer(run: str | os.PathLike[str], layer: str | None = None) -> Laye
         roles.append("it has the largest gradient, which sets the upper end of the loss scale")
     fixes = [c.reason for c in analysis.plan.fp32_operations if c.module == layer]
     fixes = [f"keep it in FP32: {reason}" for reason in fixes]
-    if exponent and h.nonzero.sum() and h.lost_to_zero(FP16).value.sum():
+    if exponent > 0 and h.nonzero.sum() and h.lost_to_zero(FP16).value.sum():
         fixes.append(f"scale the loss by {2**exponent:g}")
     return LayerHistory(
         name=layer,

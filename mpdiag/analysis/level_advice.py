@@ -50,6 +50,11 @@ def advise_levels(
     }
     if masters.needed:
         reasons["O3"] = f"not for this training: {masters.reason}"
+    elif states:
+        reasons["O3"] = (
+            "an upper bound on speed: weights in FP16 would take the updates, but the optimizer's own "
+            "state would be FP16, too, which this recording does not judge"
+        )
     advice = []
     for level in ("O0", "O1", "O2", "O3"):
         activations = stored * _ACTIVATION[level]
@@ -59,7 +64,7 @@ def advise_levels(
                 level,
                 fixed(level) + activations,
                 round(max(0.0, factor), 2),
-                possible=level != "O3" or not masters.needed,
+                possible=level != "O3" or not (masters.needed or states),
                 reason=reasons[level],
             )
         )

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mpdiag.analysis.findings import Finding
-from mpdiag.errors import UsageError
+from mpdiag.errors import InputError, UsageError
 from mpdiag.numerics.formats import FORMATS
 from mpdiag.plan import NO_SCALE
+from mpdiag.tracing.fingerprint import compare_models, other_model
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -22,26 +23,34 @@ class PlanCheck:
     """The result of checking a plan against a later run.
 
     Attributes:
-        findings: What this run needs and the plan lacks, errors first; empty if the plan holds.
+        findings: What this run needs and the plan lacks, errors first; then, as notes, where the
+            model is not the plan's, or that this is not known.
+        of_this_model: Whether the plan is of this model; None if it does not say.
     """
 
     findings: tuple[Finding, ...]
+    of_this_model: bool | None = True
 
     @property
     def holds(self) -> bool:
         """Whether the plan can be kept."""
-        return not self.findings
+        return all(finding.severity == "info" for finding in self.findings)
 
     @property
     def verdict(self) -> str:
         """Whether the plan holds, in one sentence."""
-        return "The plan still holds." if self.holds else "The plan no longer holds."
+        if not self.holds:
+            return "The plan no longer holds."
+        if self.of_this_model is None:
+            return "The plan still holds, if it is a plan of this model."
+        return "The plan still holds."
 
     def to_json(self) -> dict[str, Any]:
         """The verdict and findings as plain values."""
         return {
             "verdict": self.verdict,
             "holds": self.holds,
+            "of_this_model": self.of_this_model,
             "findings": [finding.to_json() for finding in self.findings],
         }
 
@@ -55,6 +64,7 @@ def check_plan(plan: PrecisionPlan, now: PrecisionPlan) -> PlanCheck:
 
     Raises:
         UsageError: If they are for different formats.
+        InputError: If the plan is of another model.
     """
     if plan.target != now.target:
         name = FORMATS[plan.target].label if plan.target in FORMATS else plan.target
@@ -64,12 +74,63 @@ def check_plan(plan: PrecisionPlan, now: PrecisionPlan) -> PlanCheck:
         *_scale(plan.loss_scale, now.loss_scale),
         *_operations(plan, now),
         *_masters(plan, now),
+        *_model(plan, now),
     ]
-    return PlanCheck(tuple(sorted(found, key=lambda f: f.severity != "error")))
+    order = ("error", "warning", "info")
+    known = None if plan.model is None or now.model is None else True
+    return PlanCheck(tuple(sorted(found, key=lambda f: order.index(f.severity))), known)
+
+
+def _model(plan: PrecisionPlan, now: PrecisionPlan) -> Iterator[Finding]:
+    """Whether the run trains the plan's model; an edited one is a note, for layers come and go.
+
+    Raises:
+        InputError: If it is another model.
+    """
+    if plan.model is None or now.model is None:
+        whose = "the plan" if plan.model is None else "the run"
+        yield Finding(
+            severity="info",
+            code="plan-model-unknown",
+            message=f"{whose} does not say which model it is of, so this was not checked",
+            evidence={"plan": plan.model is not None, "run": now.model is not None},
+            fix="write the plan anew with mpdiag analyze RUN -o PLAN",
+        )
+        return
+    difference = compare_models(plan.model, now.model)
+    if difference.disjoint:
+        raise InputError(other_model(difference, plan.model, now.model, "run"))
+    prefix = difference.first_prefix or difference.second_prefix
+    if not (difference.changes or prefix):
+        return
+    whose = "plan" if difference.first_prefix else "run"
+    below = f"what the {whose} calls {prefix} is compared" if prefix else ""
+    yield Finding(
+        severity="info",
+        code="plan-model-differs",
+        message="the model is not quite the plan's: "
+        + "; ".join(filter(None, (difference.changes, below))),
+        evidence={
+            "changed": list(difference.changed),
+            "new": list(difference.only_second),
+            "gone": list(difference.only_first),
+            "plan_prefix": difference.first_prefix,
+            "run_prefix": difference.second_prefix,
+        },
+        fix="the check is of this run and holds for its layers; a new plan would name them too",
+    )
 
 
 def _scale(plan: LossScalePlan, now: LossScalePlan) -> Iterator[Finding]:
     """Compare the scales that the plan can use with those that this run allows."""
+    if now.need == "unknown":
+        yield Finding(
+            severity="error",
+            code="plan-not-checked",
+            message=f"this run cannot tell whether the plan holds: {now.reason}",
+            fix="record an FP32 training that goes well, and check again",
+        )
+        return
     if plan.adaptive:
         lowest, highest = plan.min_scale, plan.max_scale
     else:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mpdiag.analysis.findings import Finding
 from mpdiag.display.wording import counted
 from mpdiag.errors import DamagedRun
+from mpdiag.numerics.periods import unseen_periods
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
     from mpdiag.analysis.layers import Layers
     from mpdiag.runs.run import Run
 
+NOT_FP32 = "not-fp32"
+"""The code of each finding that says that a recording is not of FP32 training."""
 FEW_STEPS = 20
 """Recorded steps below which an analysis says that it rests on few."""
 
@@ -35,6 +40,7 @@ def recording_findings(run: Run, layers: Layers) -> list[Finding]:
     """What limits the conclusions that a recording allows."""
     return [
         *_loop_findings(run, layers),
+        *_precision_findings(run),
         *_length_findings(run),
         *_failure_findings(run),
         *_coverage_findings(run),
@@ -56,20 +62,82 @@ def _loop_findings(run: Run, layers: Layers) -> list[Finding]:
                 fix="call optimizer.step() after backward(), and record again",
             )
         )
-    weights = {str(row["dtype"]) for row in run.modules() if row["what"] == "parameter"}
-    if weights and "float32" not in weights:
-        dtypes = " and ".join(sorted(weights))
+    unseen = [
+        o.get("type")
+        for o in run.meta.get("optimizers") or []
+        if o.get("steps_taken") and o.get("steps_recorded") == 0
+    ]
+    if unseen:
         found.append(
             Finding(
                 severity="warning",
-                code="not-fp32",
-                message=f"the weights are {dtypes}, so this is not a recording of FP32 training: "
-                f"it cannot show what {dtypes} rounded away or could not represent",
-                evidence={"dtypes": sorted(weights)},
-                fix="record the model in FP32: model.float()",
+                code="optimizer-not-recorded",
+                message=f"no step of {counted(len(unseen), 'optimizer')} was recorded: the recorded "
+                "steps are all steps of others",
+                evidence={"optimizers": unseen},
+                fix="record with another --every: optimizers that step in turn have steps of their own",
             )
         )
     return found
+
+
+def _precision_findings(run: Run) -> list[Finding]:
+    """What of the training was not FP32: then advice describes what it does already."""
+    precision = run.meta.get("precision") or {}
+    found = _narrow_weights(run)
+    if precision.get("autocast"):
+        found.append(_autocast_finding(precision))
+    elif precision.get("half_modules") and not found:
+        found.append(
+            Finding(
+                severity="warning",
+                code=NOT_FP32,
+                message=f"{counted(precision['half_modules'], 'module')} returned half precision: "
+                "what that rounded away cannot be seen in this recording",
+                evidence={"half_modules": precision["half_modules"]},
+                fix="remove casts to half precision from the model, and record again",
+            )
+        )
+    return found
+
+
+def _narrow_weights(run: Run) -> list[Finding]:
+    sizes: dict[str, int] = {}
+    for row in run.modules():
+        if row["what"] == "parameter":
+            sizes[str(row["dtype"])] = sizes.get(str(row["dtype"]), 0) + int(row["numel"] or 0)
+    halves = {"float16", "bfloat16"} & set(sizes)
+    others = set(sizes) if "float32" not in sizes else set()
+    if not halves and not others:
+        return []
+    kinds = sorted(halves or others)
+    dtypes = " and ".join(kinds)
+    share = sum(sizes[kind] for kind in kinds) / max(1, sum(sizes.values()))
+    which = "the weights" if share == 1 else f"{share:.1%} of the weights"
+    return [
+        Finding(
+            severity="warning",
+            code=NOT_FP32,
+            message=f"{which} are {dtypes}, so this is not a recording of FP32 training: "
+            f"it cannot show what {dtypes} rounded away or could not represent",
+            evidence={"dtypes": kinds, "share": share},
+            fix="record the model in FP32: model.float()",
+        )
+    ]
+
+
+def _autocast_finding(precision: Mapping[str, Any]) -> Finding:
+    dtypes = " and ".join(precision["autocast"])
+    again = "record again with --fp32 (in code: record(…, fp32=True)), which switches it off"
+    by_hand = "--fp32 does not reach it: remove torch.set_autocast_enabled from the script"
+    return Finding(
+        severity="warning",
+        code=NOT_FP32,
+        message=f"the training's own autocast was on ({dtypes}), so this is not a recording of FP32 "
+        f"training: what {dtypes} rounded away cannot be seen, and the advice is circular",
+        evidence={"autocast": list(precision["autocast"])},
+        fix=by_hand if precision.get("autocast_off") else again,
+    )
 
 
 def _length_findings(run: Run) -> list[Finding]:
@@ -122,3 +190,53 @@ def _coverage_findings(run: Run) -> list[Finding]:
             fix="record the eager model, then compile it",
         )
     ]
+
+
+def unseen_periods_sentence(unseen: Iterable[int]) -> str:
+    """What a recording that misses phases of these periods does not show."""
+    return f"some phases of what repeats every {_ranges(sorted(unseen))} steps were not recorded"
+
+
+def period_findings(run: Run, recorded: Sequence[int]) -> list[Finding]:
+    """Periods of which the recording holds only some phases.
+
+    Args:
+        run: The run, which knows how many steps its training took.
+        recorded: Numbers of the recorded steps.
+    """
+    steps = int(run.meta.get("steps_seen") or 0)
+    unseen = unseen_periods(recorded, steps)
+    if not unseen:
+        return []
+    every = (run.meta.get("cadence") or {}).get("every")
+    return [
+        Finding(
+            severity="info",
+            code="periods-not-seen",
+            message=f"{len(recorded)} of {counted(steps, 'step')} were recorded: "
+            f"{unseen_periods_sentence(unseen)}",
+            evidence={
+                "steps_recorded": len(recorded),
+                "steps_seen": steps,
+                "every": every,
+                "unseen": {str(period): list(phases) for period, phases in unseen.items()},
+            },
+            fix="record more steps, or without every=, or with every=1"
+            if every
+            else "record more steps, or all of them with every=1",
+        )
+    ]
+
+
+def _ranges(numbers: Sequence[int]) -> str:
+    """``2, 4 to 6 and 8``."""
+    parts: list[list[int]] = []
+    for number in numbers:
+        if parts and number == parts[-1][-1] + 1:
+            parts[-1].append(number)
+        else:
+            parts.append([number])
+    words = []
+    for part in parts:
+        words += [f"{part[0]} to {part[-1]}"] if len(part) > 2 else list(map(str, part))
+    return " and ".join(([", ".join(words[:-1])] if len(words) > 1 else []) + words[-1:])

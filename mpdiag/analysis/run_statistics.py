@@ -15,6 +15,7 @@ import numpy as np
 
 from mpdiag.analysis.layers import Layers, countable_rows, merge_layers
 from mpdiag.analysis.scaling.maxima import by_step, step_maxima
+from mpdiag.analysis.scaling.windows import late_windows
 from mpdiag.numerics.formats import FP16, HALVES
 
 if TYPE_CHECKING:
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from mpdiag.analysis.scaling.windows import Window
     from mpdiag.numerics.histograms import ExponentHistogram
     from mpdiag.runs.records import Records
     from mpdiag.runs.schema import FormatFact
@@ -34,6 +36,10 @@ UPDATE_FIGURES: tuple[tuple[FormatFact, str] | str, ...] = (
     ("vanished", FP16.name),
 )
 """What is summed over updates: a column, or a fact of a format."""
+PARTS_OF_TRAINING = 5
+"""Equal parts of a training that the paths of weights are summed over."""
+PATH_FIGURES = 1 + len(HALVES)
+"""Of a path: its length, and how much of it weights of each half-precision format would not take."""
 
 
 class RunStatistics(Protocol):
@@ -42,8 +48,11 @@ class RunStatistics(Protocol):
     def layers(self) -> Layers:
         """All rows, merged by kind and name."""
 
-    def late_gradients(self, since: float) -> Layers:
-        """Activation gradients of the steps from ``since`` on, merged by name."""
+    def steps(self) -> NDArray[np.int64]:
+        """Numbers of the recorded steps, ascending: those that any row speaks of."""
+
+    def late_gradients(self) -> list[tuple[Window, Layers]]:
+        """Activation gradients of each late part of the training, merged by name."""
 
     def step_maxima(self) -> tuple[NDArray[np.int64], NDArray[np.float64], int]:
         """As ``maxima.step_maxima``."""
@@ -54,24 +63,40 @@ class RunStatistics(Protocol):
     def updates(self) -> tuple[tuple[str, ...], NDArray[np.int64]]:
         """Names, and (figures, names) sums over updates of ``UPDATE_FIGURES``."""
 
+    def update_paths(self) -> NDArray[np.float64]:
+        """How far weights moved, see ``sum_paths``, by figure, part of the training and name."""
+
     def activations(self, leaves: Collection[str]) -> tuple[int, int]:
         """How many values the modules of these names put out, and in how many steps of ranks."""
 
 
 @dataclass(frozen=True, eq=False)
 class InMemoryStatistics:
-    """Rows that are in memory."""
+    """Rows that are in memory.
+
+    Attributes:
+        records: The rows.
+        length: How many steps the training had; 0 if that is not known.
+    """
 
     records: Records
+    length: int = 0
 
     def layers(self) -> Layers:
         """All rows, merged by kind and name."""
         return merge_layers(self.records)
 
-    def late_gradients(self, since: float) -> Layers:
-        """Activation gradients of the steps from ``since`` on, merged by name."""
-        late = merge_layers(self.records, self.records.step >= since)
-        return late.of_kind("activation_grad")
+    def steps(self) -> NDArray[np.int64]:
+        """Numbers of the recorded steps, ascending."""
+        return np.unique(self.records.step).astype(np.int64)
+
+    def late_gradients(self) -> list[tuple[Window, Layers]]:
+        """Activation gradients of each late part of the training, merged by name."""
+        gradients = self.records.of_kind("activation_grad")
+        return [
+            (window, merge_layers(self.records, gradients & window.holds(self.records.step)))
+            for window in late_windows(self.step_maxima()[0], self.length)
+        ]
 
     def step_maxima(self) -> tuple[NDArray[np.int64], NDArray[np.float64], int]:
         """As ``maxima.step_maxima``."""
@@ -91,6 +116,14 @@ class InMemoryStatistics:
         records = self.records
         rows = np.flatnonzero(records.of_kind("update") & countable_rows(records))
         return records.words["name"], sum_updates(records, rows, len(records.words["name"]))
+
+    def update_paths(self) -> NDArray[np.float64]:
+        """How far weights moved, see ``sum_paths``, by figure, part of the training and name."""
+        records = self.records
+        rows = np.flatnonzero(records.of_kind("update") & countable_rows(records))
+        sums = np.zeros((PATH_FIGURES, PARTS_OF_TRAINING, len(records.words["name"])))
+        sum_paths(records, rows, np.unique(records.step), sums)
+        return sums
 
     def activations(self, leaves: Collection[str]) -> tuple[int, int]:
         """How many values the modules of these names put out, and in how many steps of ranks."""
@@ -113,4 +146,51 @@ def sum_updates(records: Records, rows: NDArray[np.int64], names: int) -> NDArra
     for row, what in zip(sums, UPDATE_FIGURES, strict=True):
         values = getattr(records, what) if isinstance(what, str) else records.fact(*what)
         np.add.at(row, records.name[rows], values[rows])
+    return sums
+
+
+def sum_paths(
+    records: Records,
+    rows: NDArray[np.int64],
+    steps: NDArray[np.int64],
+    sums: NDArray[np.float64],
+) -> None:
+    """Add Σ|Δw| of some rows of updates, and of what each format's weights would not take.
+
+    A recorded step stands for the steps up to the next one. Of a row's updates so many as a format
+    swallows are taken to be its smallest ones, so what is lost is a lower bound.
+
+    Args:
+        records: The rows' records.
+        rows: int64 (n,), rows of updates.
+        steps: int64, all recorded steps, in order.
+        sums: float64 (1 + formats, parts, names), added to row by row: the length, then what
+            weights in each of ``HALVES`` lose of it.
+    """
+    gaps = np.diff(steps, append=steps[-1] + (steps[-1] - steps[-2] if steps.size > 1 else 1))
+    length = int(steps[-1] + gaps[-1]) if steps.size else 1
+    updates = records.select(rows)
+    for chunk in np.array_split(np.arange(len(rows)), max(1, len(rows) // 4096)):
+        h = updates.merged(_positions(len(rows), chunk), len(chunk))
+        step, name = updates.step[chunk], updates.name[chunk]
+        part = np.minimum(step * PARTS_OF_TRAINING // length, PARTS_OF_TRAINING - 1)
+        weight = gaps[np.searchsorted(steps, step)]
+        np.add.at(sums[0], (part, name), weight * h.sums.sum(axis=1))
+        for figure, fmt in enumerate(HALVES, start=1):
+            lost = _smallest(h, updates.fact("swallowed", fmt.name)[chunk])
+            np.add.at(sums[figure], (part, name), weight * lost)
+
+
+def _positions(size: int, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The group of each of so many rows: its place in ``rows``, -1 where it is not there."""
+    group = np.full(size, -1, np.int64)
+    group[rows] = np.arange(len(rows))
+    return group
+
+
+def _smallest(h: ExponentHistogram, many: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Σ|x| of so many smallest values of each histogram."""
+    before = np.cumsum(h.counts, axis=1) - h.counts
+    taken = np.clip(many[:, None] - before, 0, h.counts)
+    sums: NDArray[np.float64] = (h.sums * taken / np.maximum(1, h.counts)).sum(axis=1)
     return sums

@@ -3,7 +3,7 @@
 Passes::
 
     overview   all columns but the histograms: names, steps, maxima, updates, what may be counted
-    merge      the histograms of every layer, and of the later half of the steps
+    merge      the histograms of every layer, and of late parts of the training
     by_step    the histograms of one or two layers, step by step
 
 What is kept grows with layers × steps only as single bits and with layers as histograms of 4 KiB.
@@ -19,14 +19,18 @@ import numpy as np
 
 from mpdiag.analysis.layers import Counting, Layers, countable_rows, note_counting
 from mpdiag.analysis.run_statistics import (
+    PARTS_OF_TRAINING,
+    PATH_FIGURES,
     STREAM_FROM,
     UPDATE_FIGURES,
     InMemoryStatistics,
     RunStatistics,
     steps_of_ranks,
+    sum_paths,
     sum_updates,
 )
 from mpdiag.analysis.scaling.maxima import step_maxima
+from mpdiag.analysis.scaling.windows import late_windows
 from mpdiag.runs.records import Merger
 from mpdiag.runs.schema import KINDS, TEXT
 
@@ -35,6 +39,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from mpdiag.analysis.scaling.windows import Window
     from mpdiag.numerics.histograms import ExponentHistogram
     from mpdiag.runs.records import Records
     from mpdiag.runs.run import Run
@@ -49,7 +54,7 @@ def read_statistics(run: Run, stream_from: int | None = None) -> RunStatistics:
     limit = STREAM_FROM if stream_from is None else stream_from
     if "records" not in run.__dict__ and run.rows() >= limit:
         return StreamedStatistics(run)
-    return InMemoryStatistics(run.records)
+    return InMemoryStatistics(run.records, int(run.meta.get("steps_seen") or 0))
 
 
 @dataclass
@@ -90,7 +95,7 @@ class StreamedStatistics:
         self._run = run
         self._parts = run.parts()
         self._vocabulary = _Vocabulary()
-        self._merged: tuple[float, Layers, Layers] | None = None
+        self._merged: tuple[Layers, list[tuple[Window, Layers]]] | None = None
 
     def _pieces(self, *, histograms: bool = True) -> Iterator[Records]:
         for piece in self._run.pieces(histograms=histograms, parts=self._parts):
@@ -123,35 +128,36 @@ class StreamedStatistics:
         maxima = np.array([found[step] for step in steps.tolist()])
         return steps, maxima, int(np.isinf(maxima).sum())
 
+    def steps(self) -> NDArray[np.int64]:
+        """Numbers of the recorded steps, ascending."""
+        return self._overview.steps
+
     def layers(self) -> Layers:
         """All rows, merged by kind and name."""
+        return self._merge()[0]
+
+    def late_gradients(self) -> list[tuple[Window, Layers]]:
+        """Activation gradients of each late part of the training, merged by name."""
         return self._merge()[1]
 
-    def late_gradients(self, since: float) -> Layers:
-        """Activation gradients of the steps from ``since`` on, merged by name."""
-        known, _, late = self._merge()
-        if since != known:
-            message = f"late gradients were merged from step {known}, not {since}"
-            raise ValueError(message)
-        return late
-
-    def _merge(self) -> tuple[float, Layers, Layers]:
-        """All layers and the late gradients, in one pass; the latter from the median step."""
+    def _merge(self) -> tuple[Layers, list[tuple[Window, Layers]]]:
+        """All layers, and the gradients of each late part, in one pass."""
         if self._merged is None:
-            steps = self.step_maxima()[0]
-            since = float(np.median(steps)) if steps.size else 0.0
+            length = int(self._run.meta.get("steps_seen") or 0)
+            windows = late_windows(self.step_maxima()[0], length)
             kinds, width = len(KINDS), len(self._vocabulary.words["name"])
             everything = _LayerSums(kinds * width, self._overview.steps)
-            late = _LayerSums(kinds * width, self._overview.steps)
+            late = [_LayerSums(kinds * width, self._overview.steps) for _ in windows]
             for piece in self._pieces():
                 keep = countable_rows(piece, self._overview.counting)
                 keys = piece.kind.astype(np.int64) * width + piece.name
                 everything.add(piece, keys, keep)
-                late.add(
-                    piece, keys, keep & (piece.step >= since) & piece.of_kind("activation_grad")
-                )
+                keep &= piece.of_kind("activation_grad")
+                for window, sums in zip(windows, late, strict=True):
+                    sums.add(piece, keys, keep & window.holds(piece.step))
             names = np.array(list(self._vocabulary.words["name"]), dtype=object)
-            self._merged = since, everything.layers(names), late.layers(names)
+            merged = [sums.layers(names) for sums in late]
+            self._merged = everything.layers(names), list(zip(windows, merged, strict=True))
         return self._merged
 
     def by_step(self, layers: Collection[str], steps: NDArray[np.int64]) -> list[ExponentHistogram]:
@@ -173,6 +179,19 @@ class StreamedStatistics:
         """Names, and (figures, names) sums over updates of ``UPDATE_FIGURES``."""
         sums = self._overview.updates
         return tuple(self._vocabulary.words["name"])[: sums.shape[1]], sums
+
+    def update_paths(self) -> NDArray[np.float64]:
+        """How far weights moved, see ``sum_paths``, by figure, part of the training and name."""
+        overview = self._overview
+        width = len(self._vocabulary.words["name"])
+        sums = np.zeros((PATH_FIGURES, PARTS_OF_TRAINING, width))
+        for piece in self._pieces():
+            rows = np.flatnonzero(
+                piece.of_kind("update") & countable_rows(piece, overview.counting)
+            )
+            if rows.size:
+                sum_paths(piece, rows, overview.steps, sums)
+        return sums
 
     def activations(self, leaves: Collection[str]) -> tuple[int, int]:
         """How many values the modules of these names put out, and in how many steps of ranks."""

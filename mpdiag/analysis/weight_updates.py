@@ -15,15 +15,24 @@ if TYPE_CHECKING:
     from mpdiag.analysis.run_statistics import RunStatistics
     from mpdiag.numerics.formats import FloatFormat
 
-HARMLESS = 0.01
-"""Swallowed share of changed weights below which weights could live in the format itself."""
+STALLED = 0.5
+"""Share of its path that a parameter loses in a part of the training from which it is stalled there."""
+NEEDED = 0.1
+"""Share of all parameters' paths that lies where they are stalled, from which masters are needed.
+
+Trainings whose weights were stored in FP16, each against its FP32 twin (``studies/cases``), say what
+counts: not how many updates are rounded away, for most of these are far smaller than those that are
+not; nor that a schedule's last steps are, for they lead nowhere; but that weights stand still where
+they would have gone on. A few parameters, such as gains near 1, may stand still while others learn.
+"""
 
 
 def analyze_weight_updates(evidence: RunStatistics, target: FloatFormat) -> MasterWeightsPlan:
     """Decide on FP32 master weights from the measured updates.
 
     A weight in a format swallows an update if Δw ≠ 0 and r(r(w) + r(Δw)) = r(w), where r rounds to
-    the format.
+    the format. A parameter's path is its Σ|Δw|; it is stalled in a fifth of the training in which at
+    least half of its path is swallowed.
     """
     names, sums = evidence.updates()
     known = dict(zip(UPDATE_FIGURES, sums, strict=True))
@@ -36,20 +45,27 @@ def analyze_weight_updates(evidence: RunStatistics, target: FloatFormat) -> Mast
     held = target if target in HALVES else BF16  # nothing is counted for FP8 weights
     swallowed, vanished = known["swallowed", held.name], known["vanished", FP16.name]
     fractions = share(swallowed, changed)
-    worst = int(np.argmax(fractions))
+    paths = evidence.update_paths()
+    whole, lost = paths[0], paths[1 + HALVES.index(held)]
+    stalled = np.where(lost >= STALLED * whole, lost, 0.0)
+    standing = float(share(stalled.sum(), whole.sum()))
+    worst = int(np.argmax(stalled.sum(axis=0))) if standing else int(np.argmax(fractions))
     fraction = float(share(swallowed.sum(), changed.sum()))
-    needed = fraction > HARMLESS or float(fractions[worst]) > 0.1
+    needed = standing >= NEEDED
     verdict = "FP32 masters are needed" if needed else "FP32 masters are not needed"
     return MasterWeightsPlan(
         needed=needed,
         swallowed_fraction=fraction,
         worst_parameter=names[worst],
-        reason=f"{fraction:.1%} of all updates would be rounded away by {held.label} weights: {verdict}",
+        reason=f"{fraction:.1%} of all updates would be rounded away by {held.label} weights, and "
+        f"{standing:.1%} of the way that weights go lies where these would stand still: {verdict}",
         evidence={
             "changed": int(changed.sum()),
             "swallowed": int(swallowed.sum()),
             "vanished_fp16": int(vanished.sum()),
             "worst_parameter_swallowed": float(fractions[worst]),
-            "threshold": HARMLESS,
+            "path_swallowed": float(share(lost.sum(), whole.sum())),
+            "path_stalled": standing,
+            "threshold": NEEDED,
         },
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -13,8 +13,14 @@ from mpdiag.commands.shared.options import (
     StrictOption,
     Target,
     exit_on_findings,
+    refuse_suffix,
 )
+from mpdiag.commands.shared.scripts import ScriptWords
+from mpdiag.errors import UsageError
 from mpdiag.files.atomic import writing
+
+if TYPE_CHECKING:
+    from mpdiag.analysis.analyzer import Analysis
 
 
 def analyze(
@@ -31,20 +37,31 @@ def analyze(
         ),
     ] = None,
     target: Annotated[Target, typer.Option(help="The format to train in.")] = "fp16",
+    probe: Annotated[
+        bool, typer.Option("--probe", help="Train the script's first steps by the plan, too.")
+    ] = False,
+    script: ScriptWords = None,
 ) -> None:
     """Say what a run needs. Loss scale, master weights, operations in FP32, formats."""
     from mpdiag.analysis.analyzer import analyze as analyze_run
     from mpdiag.analysis.plan_check import check_plan
+    from mpdiag.commands.shared.kept_plan import keep_plan, refuse_trained, trained_by
     from mpdiag.plan import PrecisionPlan
-    from mpdiag.reports import terminal
+    from mpdiag.reports import next_commands, terminal
     from mpdiag.reports.text.analysis import after_analysis, analysis_text, check_text
 
+    if output is not None:
+        refuse_suffix(output, "a plan", (".json",))
+        refuse_trained(output)
     stored = None if against is None else PrecisionPlan.load(against)
     analysis = analyze_run(run, target=target)
+    if probe or script:
+        analysis = _probed(analysis, script, probe=probe)
     check = None if stored is None else check_plan(stored, analysis.plan)
     if output is not None:
         with writing(output):
             analysis.plan.save(output)
+    kept = keep_plan(analysis.run, analysis.plan)
     if as_json:
         checked = {} if check is None else {"against": check.to_json()}
         terminal.show_json(analysis.to_json() | checked)
@@ -53,7 +70,29 @@ def analyze(
             terminal.show(check_text(check), "")
         terminal.show(analysis_text(analysis))
         broken = check is not None and not check.holds
-        remake = ("mpdiag", "analyze", run, "-o", against)
-        terminal.name_next(*(remake if broken else after_analysis(analysis, run, output)))
+        if kept is not None:
+            terminal.remark(kept)
+        if broken and against is not None:
+            folder = against if against.is_dir() else against.parent
+            trained = trained_by(folder)
+            terminal.name_next(*next_commands.after_check(run, against, target, trained=trained))
+        else:
+            terminal.name_next(*after_analysis(analysis, run, output))
     judged = analysis if check is None else check
     exit_on_findings(strict, (finding.severity for finding in judged.findings))
+
+
+def _probed(analysis: Analysis, script: list[str] | None, *, probe: bool) -> Analysis:
+    """The analysis after a probe of the script, by default of the one that was recorded."""
+    from mpdiag.launching.probe import run_probe
+    from mpdiag.reports import terminal
+
+    words = script or analysis.run.script_words
+    if not probe:
+        message = "a script after -- is for the probe: add --probe"
+        raise UsageError(message)
+    if not words:
+        message = "--probe needs the script: mpdiag analyze RUN --probe -- script.py ARGS"
+        raise UsageError(message)
+    with terminal.waiting("training the first steps in FP32 and by the plan"):
+        return analysis.with_probe(run_probe(analysis.plan, words))

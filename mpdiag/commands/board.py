@@ -21,9 +21,9 @@ def board(
 ) -> None:
     """Put a run on TensorBoard or W&B. Histograms, shares lost, loss and scale."""
     from mpdiag.integrations.boards import write_board
-    from mpdiag.reports import terminal
+    from mpdiag.reports import next_commands, terminal
     from mpdiag.runs.run import open_run
 
-    written, look = write_board(open_run(run), to, output)
-    terminal.show(f"{written} histograms and scalars written")
-    terminal.name_next(*look)
+    written, where = write_board(open_run(run), to, output)
+    terminal.show(f"{written} histograms and scalars written to {where}")
+    terminal.name_next(*next_commands.after_board(to, where))

@@ -22,8 +22,11 @@ def compare(
     b: Annotated[Path, typer.Argument(metavar="B", parser=place, help="Candidate, likewise.")],
     metric: Annotated[str | None, typer.Option(help="Only this metric.")] = None,
     margin: Annotated[
-        float | None,
-        typer.Option(help="Largest difference that does not matter, in the metric's units."),
+        list[str] | None,
+        typer.Option(
+            metavar="[NAME=]VALUE",
+            help="Largest difference that does not matter, in the metric's units; repeatable.",
+        ),
     ] = None,
     as_json: JsonOption = False,
     output: Annotated[
@@ -35,10 +38,16 @@ def compare(
     """Say whether B trains as well as A. Equivalent, different, or how many seeds would decide."""
     from mpdiag.analysis.comparison.compare import compare as compare_sides
     from mpdiag.analysis.comparison.groups import save_baseline
-    from mpdiag.reports import terminal
+    from mpdiag.analysis.comparison.margins import parse_margins
+    from mpdiag.analysis.verdict.trained import keep_comparison
+    from mpdiag.reports import next_commands, terminal
     from mpdiag.reports.text.comparison import comparison_text
 
-    comparison = compare_sides(a, b, metric=metric, margin=margin)
+    comparison = compare_sides(a, b, metric=metric, margin=parse_margins(margin or []))
+    try:
+        keep_comparison(comparison, a, b)
+    except OSError as error:
+        terminal.remark(f"the comparison is not kept in {a}: {error.strerror or error}")
     if output is not None:
         with writing(output):
             save_baseline(comparison.a, output)
@@ -46,5 +55,5 @@ def compare(
         terminal.show_json(comparison.to_json())
     else:
         terminal.show(comparison_text(comparison))
-        terminal.name_next("mpdiag", "dashboard", b.parent)
+        terminal.name_next(*next_commands.look_beside(b))
     exit_on_findings(strict, (finding.severity for finding in comparison.findings))

@@ -8,10 +8,37 @@ from typing import Annotated
 
 import typer
 
-from mpdiag.commands.shared.options import JsonOption
+from mpdiag.commands.shared.options import JsonOption, given_words, refuse_file
+from mpdiag.errors import UsageError
+
+_OF_ALL = ("only", "seeds", "done", "markdown", "as_json")
+_OF_ONE = ("workload", "seed", "no_masters", "record_only")
+"""Parameters that mean something with ``--all`` alone, and without it alone."""
+
+
+def _refuse_strangers(context: typer.Context, everything: bool) -> None:
+    """Refuse a parameter that the chosen form of the command would not look at.
+
+    Raises:
+        UsageError: Naming it, and the form that takes it.
+    """
+    given = given_words(context)
+    for name in _OF_ONE if everything else _OF_ALL:
+        if name not in given:
+            continue
+        if name == "workload":
+            message = "--all trains every workload: choose some with --only NAME"
+        elif name == "only":
+            chosen = context.params["only"][0]
+            message = f"--only chooses among --all: for one workload, mpdiag demo {chosen}"
+        else:
+            message = f"{given[name]} is for {'one workload' if everything else '--all'}"
+            message += ", not for --all" if everything else ": add --all, or leave it out"
+        raise UsageError(message)
 
 
 def demo(
+    context: typer.Context,
     workload: Annotated[str, typer.Argument(help="The workload to train.")] = "ssd",
     folder: Annotated[Path, typer.Option(help="Where runs are kept.")] = Path("runs"),
     seed: Annotated[int, typer.Option(help="Decides weights and batches.")] = 0,
@@ -42,6 +69,8 @@ def demo(
     markdown: Annotated[bool, typer.Option("--markdown", help="With --all: as Markdown.")] = False,
 ) -> None:
     """Try it: record in FP32, analyze, train by the plan, compare. Takes a few minutes."""
+    _refuse_strangers(context, everything)
+    refuse_file(folder, "--folder")
     # Threads that wait sleep instead of spinning: on a busy machine that is five times as fast. It
     # is read when torch is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
@@ -57,7 +86,12 @@ def demo(
             done_only=done,
             device=device,
         )
-        show_table(rows, folder, as_json=as_json, markdown=markdown)
+        again: list[object] = ["mpdiag", "demo", "--all", "--folder", folder, "--seeds", seeds]
+        for name in only or ():
+            again += ["--only", name]
+        for option, value in (("--steps", steps), ("--size", size), ("--device", device)):
+            again += [] if value is None else [option, value]
+        show_table(rows, folder, again, as_json=as_json, markdown=markdown)
         return
     from mpdiag.demo.workflow import run_demo
 

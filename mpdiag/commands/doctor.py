@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import shlex
-
 from mpdiag.commands.shared.options import JsonOption
 
 
 def doctor(as_json: JsonOption = False) -> None:
     """Say what is installed here, which devices, what is missing."""
-    from mpdiag.installation.extras import EXTRAS
-    from mpdiag.reports import terminal
+    from mpdiag.reports import next_commands, terminal
     from mpdiag.reports.machine import examine
     from mpdiag.reports.text.doctor import environment_text
 
@@ -19,6 +16,4 @@ def doctor(as_json: JsonOption = False) -> None:
         terminal.show_json(environment.to_json())
     else:
         terminal.show(environment_text(environment))
-        demo = EXTRAS["demo"]
-        install = shlex.split(demo.install)
-        terminal.name_next(*(install if demo.missing() else ("mpdiag", "demo")))
+        terminal.name_next(*next_commands.try_it())

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from mpdiag.commands.shared.options import JsonOption
+from mpdiag.errors import UsageError
 from mpdiag.files.atomic import writing
 
 
@@ -23,10 +24,13 @@ def export(
     """Write a plan as another framework's settings. Says what they cannot hold."""
     from mpdiag.exports.registry import export_plan
     from mpdiag.plan import PrecisionPlan
-    from mpdiag.reports import terminal
+    from mpdiag.reports import next_commands, terminal
 
     loaded = PrecisionPlan.load(plan)
     written = export_plan(loaded, to)
+    if output is not None and output.exists() and output.samefile(plan):
+        message = f"{output} is the plan itself: give another place with -o"
+        raise UsageError(message)
     if output is not None:
         with writing(output):
             output.write_text(written.text, encoding="utf-8")
@@ -38,4 +42,4 @@ def export(
     if output is not None or written.language == "json":
         for note in written.notes:
             terminal.remark(note)
-    terminal.name_next("mpdiag", "train", "--plan", plan, "--", "script.py")
+    terminal.name_next(*next_commands.after_export(loaded, plan, output, written))

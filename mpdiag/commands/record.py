@@ -33,14 +33,20 @@ def record(
         int | None,
         typer.Option(min=0, help="Steps in which every operation is recorded; default 3."),
     ] = None,
+    fp32: Annotated[
+        bool, typer.Option("--fp32", help="Switch the script's own autocast off.")
+    ] = False,
 ) -> None:
     """Run a training script unmodified and record it. Results stay bit-identical."""
     from mpdiag.launching.command_line import record_command
     from mpdiag.launching.recorded_script import Options
-    from mpdiag.reports import terminal
+    from mpdiag.reports import next_commands, terminal
 
-    options = Options(every, max_steps, include, exclude, operations)
+    options = Options(every, max_steps, include, exclude, operations, fp32)
     code, run = record_command(script or [], out, options)
     if run is not None:
-        terminal.name_next("mpdiag", "analyze", shortest_path(run), "-o", "plan.json")
+        analysis = next_commands.analyze_it(shortest_path(run))
+        if not analysis:
+            terminal.remark(f"no step was recorded: there is nothing to analyze in {run}")
+        terminal.name_next(*analysis)
     raise typer.Exit(code)

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from mpdiag.commands.shared.options import JsonOption, RunArgument
+from mpdiag.commands.shared.options import JsonOption, RunArgument, given_words
 from mpdiag.errors import UsageError
 from mpdiag.numerics.loss_scalers import SCALERS, Backoff, scaler_class
 
@@ -19,6 +19,12 @@ def _known(name: str) -> str:
         raise typer.BadParameter(str(error)) from None
     return name
 
+
+_SETTINGS = (
+    *("init_scale", "growth_factor", "backoff_factor", "growth_interval", "hysteresis"),
+    *("min_scale", "max_scale"),
+)
+"""Parameters that are settings of scalers; not every scaler has each."""
 
 # A string that is checked when the command runs: a Literal would fix the list at import.
 ScalerOption = Annotated[
@@ -33,6 +39,7 @@ ScalerOption = Annotated[
 
 
 def replay(
+    context: typer.Context,
     run: RunArgument,
     scaler: ScalerOption = Backoff.name,
     init_scale: Annotated[
@@ -41,14 +48,26 @@ def replay(
     growth_factor: Annotated[float, typer.Option(help="Growth after a quiet interval.")] = 2.0,
     backoff_factor: Annotated[float, typer.Option(help="Factor after an overflow.")] = 0.5,
     growth_interval: Annotated[int, typer.Option(help="Steps of a quiet interval.")] = 2000,
+    min_scale: Annotated[
+        float | None, typer.Option(help="The scale never falls below it; default 1.")
+    ] = None,
+    max_scale: Annotated[
+        float | None, typer.Option(help="The scale never grows beyond it; default 2^24.")
+    ] = None,
     hysteresis: Annotated[int, typer.Option(help="Overflows in a row before backing off.")] = 1,
     as_json: JsonOption = False,
 ) -> None:
     """Run a loss scaler over a recorded run. Shows scale, skips and losses, step by step."""
     from mpdiag.analysis.scaling.replay import replay_run
-    from mpdiag.reports import terminal
+    from mpdiag.reports import next_commands, terminal
     from mpdiag.reports.text.replay import replay_text
 
+    known = scaler_class(scaler).setting_names()
+    typed = given_words(context)
+    for name in _SETTINGS:
+        if name in typed and name not in known:
+            message = f"the {scaler} scaler has no {typed[name]}: leave it out"
+            raise UsageError(message)
     played = replay_run(
         run,
         scaler,
@@ -57,9 +76,11 @@ def replay(
         backoff_factor=backoff_factor,
         growth_interval=growth_interval,
         hysteresis=hysteresis,
+        min_scale=min_scale,
+        max_scale=max_scale,
     )
     if as_json:
         terminal.show_json(played.to_json())
     else:
         terminal.show(replay_text(played))
-        terminal.name_next("mpdiag", "analyze", run, "-o", "plan.json")
+        terminal.name_next(*next_commands.analyze_it(run))

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from mpdiag.commands.shared.options import refuse_suffix
 from mpdiag.errors import UsageError
 from mpdiag.files.paths import AnyPath, is_remote, place
 
@@ -28,9 +29,11 @@ def report(
     ] = None,
 ) -> None:
     """Write verdict and evidence into one HTML file, or Markdown."""
-    from mpdiag.reports import terminal
+    from mpdiag.reports import next_commands, terminal
     from mpdiag.tensorcores.trace_analysis import is_trace
 
+    if output is not None:
+        refuse_suffix(output, "a report", (".html", ".htm", ".md"))
     if is_remote(run) or not is_trace(run):
         from mpdiag.reports.documents.write import write_report
 
@@ -38,7 +41,7 @@ def report(
             message = "--against compares traces: for two runs, mpdiag compare A B"
             raise UsageError(message)
         terminal.show(str(write_report(run, output)))
-        terminal.name_next("mpdiag", "dashboard", run.parent)
+        terminal.name_next(*next_commands.look_beside(run))
     else:
         from mpdiag.reports.documents.write import write_trace_report
 

@@ -18,7 +18,7 @@ def runs(
     as_json: JsonOption = False,
 ) -> None:
     """List the runs in a folder, newest first."""
-    from mpdiag.reports import terminal
+    from mpdiag.reports import next_commands, terminal
     from mpdiag.reports.text.runs import runs_json, runs_table
     from mpdiag.runs.run import list_runs
 
@@ -27,8 +27,7 @@ def runs(
         terminal.show_json(runs_json(found))
     elif found:
         terminal.show(runs_table(found))
-        recorded = next((item for item in found if item.run and item.run.parts()), None)
-        terminal.name_next("mpdiag", "analyze", recorded.folder if recorded else found[0].folder)
+        terminal.name_next(*next_commands.after_listing(found))
     else:
         terminal.show(f"no runs in {folder}")
-        terminal.name_next("mpdiag", "demo")
+        terminal.name_next(*next_commands.try_it())

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from mpdiag.commands.shared.options import JsonOption
+from mpdiag.commands.shared.options import JsonOption, refuse_file
 from mpdiag.files.paths import place
 
 
@@ -30,11 +30,17 @@ def search(
 ) -> None:
     """Find, by training, what must stay in FP32."""
     from mpdiag.demo.search import run_search, show_search
-    from mpdiag.reports import terminal
+    from mpdiag.reports import next_commands, terminal
 
+    refuse_file(run or Path("runs"), "--run")
     folder = run or Path("runs") / f"search-{workload.replace('/', '-')}"
     result = run_search(
         workload, folder, plan=plan, budget=budget, seeds=seeds, steps=steps, lists=not no_lists
     )
     show_search(result, as_json=as_json)
-    terminal.name_next("less", folder / "plan.json")
+    again: list[object] = ["mpdiag", "search", workload, "--run", folder, "--budget", budget]
+    for option, value in (("--plan", plan), ("--seeds", seeds), ("--steps", steps)):
+        again += [] if value is None else [option, value]
+    again += ["--no-lists"] if no_lists else []
+    if not as_json:
+        terminal.name_next(*next_commands.after_search(result.answer, tuple(again), folder))

@@ -29,11 +29,14 @@ def train(
     from mpdiag.launching.command_line import recording_of, train_command
     from mpdiag.reports import terminal
 
-    code, run, summary = train_command(script or [], plan, out, backend=backend)
-    if run is not None:
-        terminal.remark(summary)
+    code, trained = train_command(script or [], plan, out, backend=backend)
+    run = None if trained is None else trained.folder
+    if trained is not None and run is not None:
+        terminal.remark(trained.summary)
         recorded = recording_of(plan, run)
-        if recorded is not None:
+        if code != 0:
+            pass  # no comparison, nor any other command, would say more than the error did
+        elif recorded is not None and trained.comparable:
             terminal.name_next("mpdiag", "compare", shortest_path(recorded), shortest_path(run))
         else:
             terminal.name_next("mpdiag", "runs", shortest_path(run.parent))

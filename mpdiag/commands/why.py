@@ -12,6 +12,9 @@ from mpdiag.errors import UsageError
 from mpdiag.files.paths import place
 from mpdiag.runs.run import META
 
+CAPSULE = "capsule.json"
+"""The file by which a skip capsule is known; ``training`` writes it."""
+
 
 def why(
     run: Annotated[
@@ -33,33 +36,47 @@ def why(
     as_json: JsonOption = False,
 ) -> None:
     """Explain one layer, or a skipped step. Without LAYER, the layer that loses most."""
-    if layer is None and (model is not None or as_json or not (run / META).is_file()):
-        _explain_skip(run, model, as_json)
+    if (run / META).is_file() or not _is_capsule(run):
+        if model is not None:
+            message = f"--model is for a skip capsule, and {run} is none: leave it out"
+            raise UsageError(message)
+        _explain_layer(run, layer, as_json)
         return
-    if model is not None or as_json:
-        message = "--model and --json need a capsule: give them without LAYER"
+    if layer is not None:
+        message = f"{run} is a skip capsule, which has no layers to name: leave {layer} out"
         raise UsageError(message)
+    _explain_skip(run, model, as_json)
+
+
+def _is_capsule(path: Path) -> bool:
+    """Whether a path is a skip capsule; a run, or what is nothing at all, costs no torch."""
+    folder = path if path.is_dir() else path.parent
+    return (folder / CAPSULE).is_file()
+
+
+def _explain_layer(run: Path, layer: str | None, as_json: bool) -> None:
     from mpdiag.analysis.layer_history import explain_layer
-    from mpdiag.reports import terminal
+    from mpdiag.reports import next_commands, terminal
     from mpdiag.reports.text.why import layer_text
 
     story = explain_layer(run, layer)
+    if as_json:
+        terminal.show_json(story.to_json())
+        return
     terminal.show(layer_text(story))
+    others = ", ".join(name for name in story.worst if name and name != story.name)
     if layer is None:
-        others = ", ".join(name for name in story.worst if name and name != story.name)
-        terminal.remark(f"this layer loses most; the next ones are: {others}")
-    terminal.name_next("mpdiag", "replay", run)
+        following = f"; the next ones are: {others}" if others else ""
+        terminal.remark(f"this layer loses most{following}")
+    terminal.name_next(*next_commands.after_layer(story.analysis, run))
 
 
 def _explain_skip(capsule: Path, model: str | None, as_json: bool) -> None:
-    from mpdiag.reports import terminal
+    from mpdiag.reports import next_commands, terminal
     from mpdiag.reports.text.why import skip_text
-    from mpdiag.training.skips.capsule import is_capsule, load_capsule
+    from mpdiag.training.skips.capsule import load_capsule
     from mpdiag.training.skips.capsule_replay import builder_named, replay_capsule
 
-    if not is_capsule(capsule):
-        message = f"{capsule} is not a skip capsule; for a run, name a LAYER too"
-        raise typer.BadParameter(message, param_hint="RUN")
     loaded = load_capsule(capsule)
     if model is None:
         message = (
@@ -72,4 +89,4 @@ def _explain_skip(capsule: Path, model: str | None, as_json: bool) -> None:
         terminal.show_json(replayed.to_json())
     else:
         terminal.show(skip_text(replayed.to_json(), replayed.first))
-        terminal.name_next("mpdiag", "compare", "--help")
+        terminal.name_next(*next_commands.after_skip(capsule))

@@ -23,7 +23,7 @@ from mpdiag.demo.family_table import Family, WayResult
 from mpdiag.errors import InputError, UsageError
 from mpdiag.files.atomic import write_json
 from mpdiag.plan import PrecisionPlan
-from mpdiag.reports import terminal
+from mpdiag.reports import next_commands, terminal
 from mpdiag.runs import provenance
 from mpdiag.runs.run import now, open_run
 from mpdiag.runs.training_log import read_log
@@ -315,17 +315,19 @@ def document(rows: Sequence[Family]) -> dict[str, Any]:
 
 
 def show_table(
-    rows: Sequence[Family], folder: Path, *, as_json: bool = False, markdown: bool = False
+    rows: Sequence[Family],
+    folder: Path,
+    again: Sequence[object] = (),
+    *,
+    as_json: bool = False,
+    markdown: bool = False,
 ) -> None:
-    """Print the table to stdout and name the next command."""
+    """Print the table to stdout and name the next command; ``again`` trains what is missing."""
     if as_json:
         terminal.show_json(document(rows))
     elif markdown:
         print(family_table.families_markdown(rows))
     else:
         terminal.show(family_table.families_text(rows))
-    if not rows:
-        terminal.name_next("mpdiag", "demo", "--all")
-        return
-    first = folder / rows[0].workload
-    terminal.name_next("mpdiag", "compare", first / "fp32", first / "fp16-plan")
+    first = rows[0].workload if rows else None
+    terminal.name_next(*next_commands.after_table(folder, first, tuple(again)))

@@ -17,6 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mpdiag.analysis.comparison.equivalence import judge_equivalence
+from mpdiag.analysis.comparison.rates import compare_rates
 from mpdiag.analysis.layers import merge_layers, share
 from mpdiag.analysis.scaling.necessity import needs_scale, values_lost
 from mpdiag.files.documents import finite
@@ -150,11 +151,15 @@ def compare_way(
         stopped: Why a training ended early.
     """
     result = judge_equivalence(reference[: len(values)], values, margin, paired=True)
+    broken = [sum(not math.isfinite(v) for v in side) for side in (reference, values)]
+    verdict = result.verdict
+    if any(broken):  # how many diverged decides, not by how much the others differ
+        verdict = compare_rates((broken[0], broken[1]), (len(reference), len(values))).verdict
     return WayResult(
         tuple(values),
         skipped,
         steps,
-        result.verdict,
+        verdict,
         result.difference,
         result.low,
         result.high,

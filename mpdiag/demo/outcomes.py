@@ -97,6 +97,7 @@ def judge(
         "needed": "The recording had called a loss scale needed",
         "advisable": "The recording had called a loss scale advisable, not needed",
         "not needed": "The recording had said that none is needed",
+        "unknown": "The recording could not say whether one is needed",
     }[scale.need]
     right = hurt == (scale.need == "needed")
     second = f"{said}{'' if right else ', which this training does not bear out'}."

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from mpdiag import workloads
 from mpdiag.analysis.analyzer import analyze
+from mpdiag.display.wording import counted, did_you_mean
 from mpdiag.errors import UsageError
 from mpdiag.files.atomic import atomic_path
 from mpdiag.plan import PrecisionPlan
@@ -105,9 +106,11 @@ class _SearchedWorkload:
             self._workload = workloads.load(name)
             self.higher_is_better = self._workload.higher_is_better
         else:
+            exhibits = [GALLERY + exhibit for exhibit in gallery.names()]
+            hint = did_you_mean(name, [*workloads.names(), *exhibits])
             message = (
-                f"there is no workload {name!r}: choose one of {', '.join(workloads.names())}, or "
-                f"{GALLERY}NAME with one of {', '.join(gallery.names())}"
+                f"there is no workload {name!r}{hint}: choose one of "
+                f"{', '.join(workloads.names())}, or of the gallery, such as {exhibits[0]}"
             )
             raise UsageError(message)
 
@@ -160,19 +163,9 @@ def _recorded(subject: _SearchedWorkload, run: Path) -> PrecisionPlan:
 def search_text(result: SearchResult) -> Any:
     """The answer, its evidence and its cost."""
     spread = result.spread
-    trainings = sum(len(p.metrics) for p in result.probes)
-    size = len(result.fp32)
-    said = {
-        "none": "Nothing needs to stay in FP32: training works without any operation there.",
-        "found": f"{size} of {len(result.candidates)} operations must stay in FP32.",
-        "unfinished": f"Out of time: {size} of {len(result.candidates)} operations in FP32 are known to "
-        "suffice; run the same command again to continue.",
-        "impossible": "Training fails even with every operation in FP32: the cause is the weights, "
-        "the inputs or the level; try O1 or BF16.",
-    }[result.answer]
     style = {"none": "bold green", "found": "bold green"}.get(result.answer, "bold yellow")
-    parts: list[Any] = [Text(said, style=style)]
-    if size and result.answer != "impossible":
+    parts: list[Any] = [Text(answer_sentence(result), style=style)]
+    if result.fp32:
         table = Table()
         for column in ("module", "operation", "why"):
             table.add_column(column)
@@ -182,10 +175,35 @@ def search_text(result: SearchResult) -> Any:
     if spread is not None:
         figures = ", ".join(f"{m:.4g}" for m in spread.metrics)
         parts.append(Text(f"FP32's seeds reach {figures}; the limit is {spread.bound:.4g}"))
-    parts.append(
-        Text(f"{len(result.probes)} sets, {trainings} trainings, {result.seconds:.0f} s", "dim")
+    ran = (
+        f"{counted(result.references, 'FP32 training')} of {result.seeds}, "
+        f"{counted(result.trainings, 'training')} of {counted(len(result.probes), 'set')}, "
+        f"{result.seconds:.0f} s"
     )
+    parts.append(Text(ran, "dim"))
     return Group(*parts)
+
+
+def answer_sentence(result: SearchResult) -> str:
+    """What trainings have shown, and where none was run, that nothing is known."""
+    size, of = len(result.fp32), len(result.candidates)
+    failed = counted(sum(not probe.good for probe in result.probes), "set")
+    again = "run the same command again to continue."
+    if result.answer == "none":
+        return "Nothing needs to stay in FP32: training works without any operation there."
+    if result.answer == "found":
+        return f"{counted(size, 'operation')} of {of} must stay in FP32."
+    if result.answer == "impossible":
+        every = f"all {of} operations in FP32" if of else "no operation that could be in FP32"
+        return (
+            f"Training fails even with {every}: the cause is the weights, the inputs or the level; "
+            "try O1 or BF16."
+        )
+    if result.sufficient:
+        return f"Out of time: {size} of {of} operations in FP32 are known to suffice; {again}"
+    if not result.probes:
+        return f"Out of time before any set was tried: nothing is known yet; {again}"
+    return f"Out of time: {failed} tried, and none of them suffices; {again}"
 
 
 def show_search(result: SearchResult, *, as_json: bool) -> None:

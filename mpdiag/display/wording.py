@@ -8,7 +8,7 @@ import re
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
 MODEL = "(the model)"
 _MARKDOWN = re.compile(r"([\\`*_{}\[\]()#+\-.!|>~$:<&])")
@@ -31,6 +31,15 @@ def counted(number: int, one: str, several: str = "") -> str:
         several: What several are called; by default with an s at the end.
     """
     return f"{number:,} {one if number == 1 else several or one + 's'}"
+
+
+def did_you_mean(word: str, names: Iterable[str]) -> str:
+    """A hint at the name that a mistyped word is nearest to, in brackets; "" if it is near none."""
+    from difflib import get_close_matches  # the command line imports this module at its start
+
+    by_lower = {name.lower(): name for name in names}
+    near = get_close_matches(word.lower(), by_lower, 1)
+    return f" (did you mean {by_lower[near[0]]}?)" if near else ""
 
 
 def layer_name(name: str | None) -> str:

@@ -192,7 +192,7 @@ class Emulation(TorchDispatchMode):
             return torch.float32 if x in LOW else x
         if not isinstance(x, torch.Tensor) or x.dtype not in LOW:
             return x
-        if not keep or x.numel() < _WORTH_KEEPING:
+        if not keep or not _has_memory(x) or x.numel() < _WORTH_KEEPING:
             return x.float()
         storage = x.untyped_storage()
         key = (storage._cdata, x.storage_offset(), x.shape, x.stride())
@@ -241,8 +241,20 @@ def _is_native(func: Any) -> bool:
 
 
 def _is_plain(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-    """Whether a sum of two tensors has no factor; a factor would be rounded separately."""
-    return kwargs.get("alpha", 1) == 1 and all(isinstance(x, torch.Tensor) for x in args)
+    """Whether a sum of two dense tensors has no factor; a factor would be rounded separately."""
+    return kwargs.get("alpha", 1) == 1 and all(
+        isinstance(x, torch.Tensor) and x.layout == torch.strided for x in args
+    )
+
+
+def _has_memory(x: torch.Tensor) -> bool:
+    """Whether a tensor is one piece of memory with a version, by which a copy of it can be known.
+
+    Sparse and nested tensors, fake ones and other subclasses are not; one made in inference mode has
+    no version.
+    """
+    known = type(x) is torch.Tensor or type(x) is torch.nn.Parameter
+    return known and x.layout == torch.strided and not x.is_nested and not x.is_inference()
 
 
 def _written(func: Any, given: Any, wide: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -268,10 +280,10 @@ def _result_dtypes(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
     given = {x.dtype for x in leaves if isinstance(x, torch.Tensor) and x.is_floating_point()}
     if len(given) > 1 and func.overloadpacket.__name__ in _ONE_DTYPE:
         return None
-    meta_args, meta_kwargs = tree_map_only(torch.Tensor, lambda x: x.to("meta"), (args, kwargs))
-    if "device" in meta_kwargs:
-        meta_kwargs["device"] = "meta"
     try:
+        meta_args, meta_kwargs = tree_map_only(torch.Tensor, lambda x: x.to("meta"), (args, kwargs))
+        if "device" in meta_kwargs:
+            meta_kwargs["device"] = "meta"
         flat = tree_flatten(func(*meta_args, **meta_kwargs))[0]
     except (RuntimeError, NotImplementedError):
         if len(given) > 1:  # incompatible dtypes

@@ -22,6 +22,7 @@ from torch.autograd.function import once_differentiable
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from mpdiag.emulation.mode import Emulation, suspended
+from mpdiag.tracing.precision_share import note_low_products
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -125,6 +126,8 @@ class _Layer(torch.autograd.Function):
         steps, batch, features = x.shape
         hidden = cell.shape[1]
         _count(1 + FORWARD_ROUNDINGS * steps)
+        if any(ctx.needs_input_grad):
+            note_low_products(1 + steps, 2 * steps * batch * (w_x.numel() + w_h.numel()))
         with suspended():
             wide = [None if t is None else t.float() for t in (w_x, w_h, b_x, b_h)]
             inputs = _product(x.reshape(-1, features).float(), wide[0], wide[2])  # type: ignore[arg-type]
@@ -155,6 +158,7 @@ class _Layer(torch.autograd.Function):
         steps, batch, features = x.shape
         hidden = cells.shape[2]
         _count(4 + BACKWARD_ROUNDINGS * steps)
+        note_low_products(3 + steps, 4 * steps * batch * (w_x.numel() + w_h.numel()))
         with suspended():
             recurrent = w_h.float()
             sums_grad = torch.empty_like(gates)

@@ -131,7 +131,7 @@ def make(
 
 def _heading(plan: PrecisionPlan, support: Support, notes: tuple[str, ...], mark: str) -> str:
     origin = f" of run {plan.run!r}" if plan.run else ""
-    paragraphs = [f"{support.name}, by the plan{origin}.", plan.verdict]
+    paragraphs = [f"{support.name}, by the plan{origin}.", plan.verdict.text]
     if notes:
         paragraphs += ["", "Notes:"]
     lines = [line for p in paragraphs for line in _wrapped(p, mark, "")]

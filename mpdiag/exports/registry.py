@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 from typing import TYPE_CHECKING
 
+from mpdiag.display.wording import did_you_mean
 from mpdiag.errors import UsageError
 from mpdiag.exports import distributed, legacy, pytorch, tensorflow
 
@@ -40,8 +40,7 @@ def export_plan(plan: PrecisionPlan, framework: str) -> Export:
     """
     exporter = EXPORTERS.get(framework.lower())
     if exporter is None:
-        near = difflib.get_close_matches(framework.lower(), EXPORTERS, 1)
-        hint = f" (did you mean {near[0]}?)" if near else ""
+        hint = did_you_mean(framework, EXPORTERS)
         message = f"cannot export to {framework!r}{hint}: choose one of {', '.join(EXPORTERS)}"
         raise UsageError(message)
     return exporter(plan)

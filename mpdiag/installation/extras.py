@@ -22,7 +22,7 @@ class Extra:
     """An extra of ``pyproject.toml``.
 
     Attributes:
-        name: As in ``pip install 'mpdiag[NAME]'``.
+        name: As in ``pip install '.[NAME]'`` in a clone.
         serves: What it is for.
         packages: The name of each package, and the module it is imported as.
     """
@@ -33,8 +33,11 @@ class Extra:
 
     @property
     def install(self) -> str:
-        """The command that installs it."""
-        return f"pip install 'mpdiag[{self.name}]'"
+        """The command that installs its packages, wherever this package came from.
+
+        Not by the extra's own name: an index may have no package of this name, or another's.
+        """
+        return f"pip install {' '.join(self.packages)}"
 
     def missing(self) -> list[str]:
         """Its packages that cannot be imported here."""

@@ -1,5 +1,5 @@
 """Bridges to libraries people train with; each module needs its library, and is imported by name.
 
 ``torch_amp`` (plain ``torch.amp``), ``lightning``, ``huggingface``, ``accelerate`` and ``boards``
-(TensorBoard, W&B). ``pip install mpdiag[lightning]`` and so on brings what one needs.
+(TensorBoard, W&B). The extra of each, such as ``lightning``, brings what it needs.
 """

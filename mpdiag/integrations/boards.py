@@ -213,7 +213,7 @@ def _config(run: Run) -> dict[str, Any]:
 BOARDS = ("tensorboard", "wandb")
 
 
-def write_board(run: Run, kind: str, where: str | None = None) -> tuple[int, tuple[str, ...]]:
+def write_board(run: Run, kind: str, where: str | None = None) -> tuple[int, str]:
     """Write a run to a board by its name.
 
     Args:
@@ -222,7 +222,7 @@ def write_board(run: Run, kind: str, where: str | None = None) -> tuple[int, tup
         where: The board's folder, or the project; default: ``boards/NAME`` and ``mpdiag``.
 
     Returns:
-        How much was written, and the words of the command or the place to look at it.
+        How much was written, and where: the board's folder, or W&B's address and project.
 
     Raises:
         UsageError: If there is no such board.
@@ -230,9 +230,9 @@ def write_board(run: Run, kind: str, where: str | None = None) -> tuple[int, tup
     safe = re.sub(r"[^\w.-]", "_", run.name) or "run"
     if kind == "tensorboard":
         folder = where or f"boards/{safe}"
-        return to_tensorboard(run, folder), ("tensorboard", "--logdir", folder)
+        return to_tensorboard(run, folder), folder
     if kind == "wandb":
         project = where or "mpdiag"
-        return to_wandb(run, project=project), ("https://wandb.ai", project)
+        return to_wandb(run, project=project), f"W&B, project {project}"
     message = f"there is no board {kind!r}: choose one of {', '.join(BOARDS)}"
     raise UsageError(message)

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from mpdiag.files.paths import AnyPath
     from mpdiag.launching.recorded_script import Options
+    from mpdiag.launching.trained_script import TrainedScript
     from mpdiag.training.options import Backend
 
 
@@ -45,11 +46,11 @@ def record_command(
 
 def train_command(
     words: Sequence[str], plan: Path, out: Path | None, *, backend: Backend
-) -> tuple[int, AnyPath | None, str]:
+) -> tuple[int, TrainedScript | None]:
     """Train the script that the words after ``--`` name, by a plan.
 
     Returns:
-        The exit code, the run to name, if any, and a summary.
+        The exit code, and what was trained; None where a launcher's processes say it.
 
     Raises:
         MpdiagError: As ``trained_script.train_script``.
@@ -60,11 +61,11 @@ def train_command(
     if launcher is not None:
         folder = out or processes.claim_run(Path("runs"), f"{_name(launcher)}-plan")
         command = ["train", "--plan", str(plan), "--out", str(folder), "--backend", backend]
-        return processes.launch(processes.through_launcher(launcher, command)), None, ""
+        return processes.launch(processes.through_launcher(launcher, command)), None
     trained = train_script(parse(words), plan, out, backend=backend)
     if trained.folder is not None:
         processes.release_claims(trained.folder)
-    return trained.ending.code, trained.folder, trained.summary
+    return trained.ending.code, trained
 
 
 def recording_of(plan: Path, run: AnyPath) -> AnyPath | None:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import os
+import signal
+import socket
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
+from mpdiag.errors import UsageError
 from mpdiag.installation.bundled import app_folder, sample_runs
 from mpdiag.installation.extras import EXTRAS
 from mpdiag.runs.run import META, list_runs
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
     from pathlib import Path
 
 FOLDER_VARIABLE = "MPDIAG_RUNS"
@@ -32,13 +37,68 @@ def serve(folder: Path | None, port: int, *, browser: bool = True) -> int:
     Raises:
         MissingExtra: If Streamlit is not installed.
         RunNotFound: If there is no such folder.
+        UsageError: If the port is in use.
     """
     EXTRAS["app"].need("the dashboard (on Python 3.11 or newer)")
     runs = sample_runs() if folder is None else folder
     if not (runs / META).is_file():
         list_runs(runs)  # raises if there is no such folder
+    _refuse_used(port)
     environment = {**os.environ, FOLDER_VARIABLE: str(runs)}
-    return subprocess.call(server_command(port, browser=browser), env=environment)
+    return run_server(server_command(port, browser=browser), environment)
+
+
+def run_server(command: Sequence[str], environment: Mapping[str, str]) -> int:
+    """Run a server until it ends; a signal that would end this process ends the server first.
+
+    Returns:
+        The exit code of the server; of one that a signal ended, what a shell reports.
+    """
+    with subprocess.Popen(command, env=environment) as server, _handing_on(server):
+        try:
+            code = server.wait()
+        except KeyboardInterrupt:  # Ctrl-C in a terminal reaches the server too
+            code = _ended(server)
+    return code if code >= 0 else 128 - code
+
+
+def _ended(server: subprocess.Popen[bytes], seconds: float = 3.0) -> int:
+    """Wait until a server that was interrupted has ended; end it if it does not."""
+    try:
+        return server.wait(seconds)
+    except subprocess.TimeoutExpired:
+        server.terminate()
+        return server.wait()
+
+
+@contextmanager
+def _handing_on(server: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Hand signals that end a program on to the server, which would otherwise live on."""
+    names = ("SIGTERM", "SIGHUP")
+    signals = [getattr(signal, name) for name in names if hasattr(signal, name)]
+
+    def hand_on(number: int, _frame: Any) -> None:
+        server.send_signal(number)
+
+    before = {number: signal.signal(number, hand_on) for number in signals}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _refuse_used(port: int) -> None:
+    """Refuse a port that another program listens on.
+
+    Raises:
+        UsageError: With the option that chooses another one.
+    """
+    with socket.socket() as probe:
+        probe.settimeout(1)
+        if probe.connect_ex(("localhost", port)) == 0:
+            message = f"port {port} is in use: choose another one with --port"
+            raise UsageError(message)
 
 
 def server_command(port: int, *, browser: bool) -> list[str]:

@@ -28,7 +28,8 @@ if TYPE_CHECKING:
 
 MAX_MODELS = 32
 """Models adopted in one process; a search that makes hundreds must not keep them all alive."""
-_PATIENCE = 3  # calls of a module until a loop is taken to have no optimizer
+_PATIENCE = 3  # calls of a module, with gradients there, until a loop is taken to have no optimizer
+_SAMPLE = 64  # parameters, and values of each, that show whether a loop changes weights itself
 
 
 @dataclass(frozen=True, eq=False)
@@ -81,18 +82,24 @@ class _CallDepth(threading.local):
 class Discovery:
     """Watches a process for training.
 
+    A loop without an optimizer is known by what it does: it changes weights, which have gradients, or
+    changes them again and again. Calls of a model before its optimizer is made (a check of shapes, a
+    warm-up) do not.
+
     Args:
         listener: What the discovery reports to.
+        patient: Whether gradients alone never make a loop one that trains, however often they come.
     """
 
-    def __init__(self, listener: Listener) -> None:
+    def __init__(self, listener: Listener, *, patient: bool = False) -> None:
         self._listener = listener
+        self._patient = patient
         self._calls = _CallDepth()
         self._known: dict[int, nn.Module] = {}  # every module of the roots, kept alive
         self._roots = 0
         self._optimizers: dict[int, Optimizer] = {}
         self._fresh: list[weakref.ref[Optimizer]] = []  # made, and not yet looked at
-        self._patience: weakref.WeakKeyDictionary[nn.Module, int] = weakref.WeakKeyDictionary()
+        self._alone: weakref.WeakKeyDictionary[nn.Module, _Watched] = weakref.WeakKeyDictionary()
         self._handles: list[Any] = []
         self._make = Optimizer.__init__
 
@@ -144,6 +151,13 @@ class Discovery:
         if id(optimizer) not in self._optimizers:
             self._guarded(self._look, [optimizer], None)
 
+    def computing(self) -> None:
+        """The script computes with a parameter outside its modules: look at what was made since."""
+        made = [optimizer for one in self._fresh if (optimizer := one()) is not None]
+        if made and torch.is_grad_enabled() and not in_backward() and not in_transform():
+            self._fresh.clear()
+            self._guarded(self._look, [o for o in made if id(o) not in self._optimizers], None)
+
     def _before_step(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         self.stepping(optimizer)
 
@@ -160,10 +174,8 @@ class Discovery:
         """Look for models when the script calls a module with gradients on."""
         if id(module) not in self._known and not _trains(module):
             return
-        tries = self._patience.get(module, 0)
-        if not self._fresh and tries > _PATIENCE:
+        if not self._fresh and self._roots:
             return
-        self._patience[module] = tries + 1
         if self._fresh:
             gc.collect()  # what a script has dropped, but not yet lost, does not train any more
         made = [optimizer for one in self._fresh if (optimizer := one()) is not None]
@@ -173,8 +185,8 @@ class Discovery:
             self._look(optimizers, module)
         if id(module) in self._known or self._roots:
             return
-        moved = any(p.grad is not None for p in module.parameters())
-        if moved or tries + 1 >= _PATIENCE:
+        watched = self._alone.setdefault(module, _Watched(_sample(module)))
+        if watched.trains(module, gradients_suffice=not self._patient):
             self._look([], module)
 
     def _look(self, optimizers: list[Optimizer], called: nn.Module | None) -> None:
@@ -197,8 +209,49 @@ class Discovery:
         self._optimizers.update((id(o), o) for o in optimizers)
         for root in roots:
             self._known.update((id(m), m) for m in root.wrapper.modules())
-        if self._roots:
-            self._listener.found(Discovered(roots, tuple(optimizers), called))
+        self._listener.found(Discovered(roots, tuple(optimizers), called))
+
+
+@dataclass(eq=False)
+class _Watched:
+    """A module that no known optimizer steps: what its calls have shown.
+
+    Attributes:
+        weights: A sample of its weights at the last call.
+        changes: How many calls found them changed.
+        gradients: How many calls found gradients.
+    """
+
+    weights: list[torch.Tensor]
+    changes: int = 0
+    gradients: int = 0
+
+    def trains(self, module: nn.Module, *, gradients_suffice: bool) -> bool:
+        """Whether a loop without an optimizer is at work, as this call shows."""
+        gradients = any(p.grad is not None for p in module.parameters())
+        now = _sample(module)
+        changed = not all(map(torch.equal, now, self.weights)) or len(now) != len(self.weights)
+        self.weights = now
+        self.changes += changed
+        self.gradients += gradients
+        if self.changes > 1 or (self.changes and gradients):
+            return True
+        return gradients_suffice and self.gradients >= _PATIENCE
+
+
+def _sample(module: nn.Module) -> list[torch.Tensor]:
+    """Copies of some values of some parameters, on their devices."""
+    plain = [
+        p.detach()
+        for p in module.parameters()
+        if p.requires_grad
+        and type(p.data) is torch.Tensor
+        and p.layout == torch.strided
+        and not p.is_meta
+        and p.numel() > 0
+    ]
+    chosen = plain[:: max(1, len(plain) // _SAMPLE)]
+    return [p[(0,) * (p.dim() - 1)][:_SAMPLE].clone() if p.dim() else p.clone() for p in chosen]
 
 
 def in_transform() -> bool:

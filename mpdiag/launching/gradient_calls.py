@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from mpdiag.launching import processes
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from torch import Tensor
 
@@ -16,6 +17,7 @@ if TYPE_CHECKING:
 
 _REPLACED = {
     "a GradScaler": "its loss scale is replaced by the plan's",
+    "a compiled function": "it runs eagerly, where operations can be cast",
     "an autocast": "its casts are replaced by the plan's (autocast(enabled=False) stays)",
 }
 
@@ -25,9 +27,13 @@ class GradientCalls:
 
     Args:
         trainers: The trainers at work; more may be added later.
+        refuse: Ends the script, with a reason.
     """
 
-    def __init__(self, trainers: list[ScriptTrainer]) -> None:
+    def __init__(self, trainers: list[ScriptTrainer], refuse: Callable[[str], None]) -> None:
+        self.refuse = refuse
+        self.in_script_code = False
+        self.casts_off = 0  # contexts of the script that switch autocast off
         self._trainers = trainers
         self._current: ScriptTrainer | None = None  # whose backward pass is under way
         self._noted: set[str] = set()
@@ -43,8 +49,41 @@ class GradientCalls:
         """Whether gradients carry the scale right now."""
         return self._current is not None and self._current.computing_gradients
 
+    @property
+    def accumulated_are_true(self) -> bool:
+        """Whether ``.grad`` of parameters carries no scale, even in a backward pass."""
+        return self._current is not None and self._current.gradients.unscaled_at_leaves
+
+    @contextmanager
+    def script_code(self) -> Iterator[None]:
+        """While a hook of the script runs: a pass that it begins is one of its own."""
+        trainer = self._current
+        if trainer is None:
+            yield
+            return
+        computing, before = trainer.computing_gradients, self.in_script_code
+        trainer.computing_gradients, self.in_script_code = False, True
+        try:
+            yield
+        finally:
+            trainer.computing_gradients, self.in_script_code = computing, before
+
+    def note_seen(self, gradient: Tensor) -> None:
+        """Remember whether a gradient is finite that a hook may replace."""
+        if self._current is not None:
+            self._current.gradients.note_seen(gradient)
+
+    def note_half_only(self, function: str) -> None:
+        """Say once that a function sees gradients at the loss scale, for it takes no others."""
+        if function not in self._noted and processes.announced_ranks()[0] == 0:
+            tell(
+                f"the backward pass of {function} takes half precision alone, so it sees gradients "
+                "with the loss scale: do not clip or normalise in it"
+            )
+        self._noted.add(function)
+
     def backward(self, plain: Callable[..., None], tensors: Sequence[Tensor], options: Any) -> None:
-        """Run a backward pass; one of other models, or inside another, is left alone."""
+        """Run a backward pass; one of other models, or that torch begins in another, is left alone."""
         trainer, reached = self._reach(tensors)
         if trainer is None:
             plain(tensors, **options)
@@ -52,22 +91,25 @@ class GradientCalls:
         inputs = options.pop("inputs", None)
         if inputs is not None:
             inputs = (inputs,) if not isinstance(inputs, (list, tuple)) else tuple(inputs)
-        before, self._current = self._current, trainer
-        try:
+        with self._at_work(trainer):
             trainer.backward(plain, tensors, reached, inputs or None, options)
-        finally:
-            self._current = before
 
     def grad(self, plain: Callable[..., Any], tensors: Sequence[Tensor], options: Any) -> Any:
         """Run ``torch.autograd.grad``, likewise."""
         trainer, reached = self._reach(tensors)
         if trainer is None:
             return plain(tensors, **options)
-        before, self._current = self._current, trainer
-        try:
+        with self._at_work(trainer):
             return trainer.grad(plain, tensors, reached, options)
+
+    @contextmanager
+    def _at_work(self, trainer: ScriptTrainer) -> Iterator[None]:
+        before, inside = self._current, self.in_script_code
+        self._current, self.in_script_code = trainer, False
+        try:
+            yield
         finally:
-            self._current = before
+            self._current, self.in_script_code = before, inside
 
     def retain(self, tensor: Tensor) -> None:
         """Note a tensor that keeps its gradient."""
@@ -89,7 +131,9 @@ class GradientCalls:
         from mpdiag.tracing.dispatch import in_backward
 
         plain = all(isinstance(t, torch.Tensor) for t in tensors)
-        if not self._trainers or in_backward() or in_transform() or not plain:
+        # As reentrant checkpointing begins, or as a mode of torch.overrides calls a second time.
+        nested = (in_backward() or self._current is not None) and not self.in_script_code
+        if not self._trainers or nested or in_transform() or not plain:
             return None, None
         leaves, opaque = leaves_of(tensors)
         for trainer in reversed(self._trainers):

@@ -7,28 +7,20 @@ precision has an ``autocast`` and a ``GradScaler`` of its own, which must not sc
 from __future__ import annotations
 
 import functools
-import sys
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+
+from mpdiag.launching.gradient_hooks import PassState, from_inside, replace_hooks
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 _OURS = "mpdiag"
-_INSIDE = ("torch", _OURS)
 
 
-class CallHandler(Protocol):
+class CallHandler(PassState, Protocol):
     """Takes a script's calls in place of torch."""
-
-    @property
-    def loss_scale(self) -> float:
-        """The scale in force; 1 before training."""
-
-    @property
-    def computing_gradients(self) -> bool:
-        """Whether gradients carry the scale right now."""
 
     def backward(self, plain: Callable[..., None], tensors: Sequence[Any], options: Any) -> None:
         """Run a backward pass."""
@@ -38,6 +30,9 @@ class CallHandler(Protocol):
 
     def retain(self, tensor: torch.Tensor) -> None:
         """Note a tensor inside a graph that will keep its gradient."""
+
+    casts_off: int
+    """How many contexts of the script switch autocast off."""
 
     def note_own_precision(self, what: str) -> None:
         """Note mixed precision of the script's own: an ``autocast`` or a ``GradScaler``."""
@@ -56,18 +51,30 @@ class Patches:
         self._hooks()
         self._scaler()
         self._autocast()
+        self._replace(torch, "compile", self._compile)
         self._replace(torch.nn.Module, "__getstate__", _without_our_hooks)
 
     def release(self) -> None:
         """Restore them; a second call does nothing."""
         while self._undo:
             owner, name, before = self._undo.pop()
-            setattr(owner, name, before)
+            if before is None:  # it was inherited
+                delattr(owner, name)
+            else:
+                setattr(owner, name, before)
 
-    def _replace(self, owner: Any, name: str, make: Callable[[Any], Any]) -> None:
+    def _replace(
+        self,
+        owner: Any,
+        name: str,
+        make: Callable[[Any], Any],
+        kind: Callable[[Any], Any] | None = None,
+    ) -> None:
+        """Replace a function; ``kind`` is what a class holds it as, if not as a method."""
         before = getattr(owner, name)
-        self._undo.append((owner, name, before))
-        setattr(owner, name, functools.wraps(before)(make(before)))
+        self._undo.append((owner, name, vars(owner).get(name)))
+        made = functools.wraps(before)(make(before))
+        setattr(owner, name, made if kind is None else kind(made))
 
     # -- gradients ---------------------------------------------------------------------------------
 
@@ -100,24 +107,8 @@ class Patches:
         self._replace(torch.autograd, "grad", grad)
 
     def _hooks(self) -> None:
-        """Let the script's hooks on gradients see unscaled ones, and so tensors that retain theirs."""
+        """Let hooks of the script see true gradients, and tensors retain them."""
         handler = self._handler
-
-        def unscaled_gradient(hook: Any) -> Any:
-            def call(gradient: torch.Tensor) -> Any:
-                scale = handler.loss_scale
-                if scale == 1.0 or not handler.computing_gradients:
-                    return hook(gradient)
-                changed = hook(gradient.float() / scale)
-                return None if changed is None else (changed * scale).to(gradient.dtype)
-
-            return call
-
-        def register(plain: Any) -> Any:
-            def call(tensor: torch.Tensor, hook: Any) -> Any:
-                return plain(tensor, hook if _from_inside(2) else unscaled_gradient(hook))
-
-            return call
 
         def retain(plain: Any) -> Any:
             def call(tensor: torch.Tensor) -> Any:
@@ -126,8 +117,8 @@ class Patches:
 
             return call
 
-        self._replace(torch.Tensor, "register_hook", register)
         self._replace(torch.Tensor, "retain_grad", retain)
+        replace_hooks(self._replace, handler)
 
     # -- a script's own mixed precision ------------------------------------------------------------
 
@@ -162,8 +153,9 @@ class Patches:
 
         def make(plain: Any) -> Any:
             def init(context: Any, *args: Any, **kwargs: Any) -> None:
-                foreign = not _from_inside(2)
+                foreign = not from_inside(2)
                 plain(context, *args, **kwargs)
+                context._mpdiag_off = foreign and not context._enabled
                 if foreign and context._enabled:
                     context._mpdiag_transparent = True
                     handler.note_own_precision("an autocast")
@@ -172,12 +164,14 @@ class Patches:
 
         def enter(plain: Any) -> Any:
             def call(context: Any) -> Any:
+                handler.casts_off += getattr(context, "_mpdiag_off", False)
                 return context if getattr(context, "_mpdiag_transparent", False) else plain(context)
 
             return call
 
         def leave(plain: Any) -> Any:
             def call(context: Any, *exception: Any) -> Any:
+                handler.casts_off -= getattr(context, "_mpdiag_off", False)
                 transparent = getattr(context, "_mpdiag_transparent", False)
                 return False if transparent else plain(context, *exception)
 
@@ -186,6 +180,22 @@ class Patches:
         self._replace(torch.amp.autocast, "__init__", make)
         self._replace(torch.amp.autocast, "__enter__", enter)
         self._replace(torch.amp.autocast, "__exit__", leave)
+
+    def _compile(self, plain: Any) -> Any:
+        """Leave functions uncompiled: in compiled code no operation can be cast from outside."""
+        handler = self._handler
+
+        def compile_(model: Any = None, **options: Any) -> Any:
+            def compiled(what: Any) -> Any:
+                if inside or isinstance(what, torch.nn.Module):
+                    return plain(what, **options)
+                handler.note_own_precision("a compiled function")
+                return what
+
+            inside = from_inside(2)
+            return compiled if model is None else compiled(model)
+
+        return compile_
 
 
 def _without_our_hooks(plain: Any) -> Any:
@@ -206,13 +216,3 @@ def _without_our_hooks(plain: Any) -> Any:
 
 def _is_ours(hook: Any) -> bool:
     return str(getattr(hook, "__module__", "")).partition(".")[0] == _OURS
-
-
-def _from_inside(depth: int) -> bool:
-    """Whether torch or this package makes a call; ``torch.cuda.amp.autocast`` counts as the script's."""
-    frame = sys._getframe(depth)
-    while str(frame.f_globals.get("__name__", "")).endswith(".amp.autocast_mode"):
-        if frame.f_back is None:
-            return False
-        frame = frame.f_back
-    return str(frame.f_globals.get("__name__", "")).partition(".")[0] in _INSIDE

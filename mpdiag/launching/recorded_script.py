@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
     from mpdiag.launching.discovery import Discovered, Discovery, Root
     from mpdiag.recording.recorder import Adopted, Recorder
+    from mpdiag.tracing.precision import PrecisionWatch
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ class Options:
     include: str | None = None
     exclude: str | None = None
     operations: int | None = None
+    fp32: bool | None = None
 
     def __post_init__(self) -> None:
         """Refuse values that make no sense before the script runs."""
@@ -58,12 +60,13 @@ class Options:
 
     def words(self) -> list[str]:
         """The command line that gives the same options."""
-        given = {
-            f"--{field.name.replace('_', '-')}": getattr(self, field.name)
-            for field in fields(self)
-            if getattr(self, field.name) is not None
-        }
-        return [word for name, value in given.items() for word in (name, str(value))]
+        words = []
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if value is not None and value is not False:
+                words.append(f"--{field.name.replace('_', '-')}")
+                words += [] if value is True else [str(value)]
+        return words
 
 
 @dataclass(frozen=True)
@@ -153,7 +156,9 @@ class ScriptRecording:
         self.settings = settings
         self._recorder: Recorder | None = None
         self._discovery: Discovery | None = None
+        self._precision: PrecisionWatch | None = None
         self._roots: set[int] = set()
+        self._without_model: list[Optimizer] = []  # found before any model
         self._state: str | None = None
         self._finished = False
         self._termination: int | None = None  # a signal that came while the folder was finished
@@ -169,7 +174,13 @@ class ScriptRecording:
     def attach(self) -> None:
         """Look for what trains from now on; torch has been imported."""
         from mpdiag.launching.discovery import Discovery
+        from mpdiag.tracing.precision import PrecisionWatch
 
+        self._precision = PrecisionWatch(
+            off=bool(self.settings.options.fp32), say=_warn_of_autocast
+        )
+        if self._precision.off:  # a region may be entered before the model in it is found
+            self._precision.attach()
         self._discovery = Discovery(self)
         self._discovery.attach()
         self._compiles.attach()
@@ -197,11 +208,14 @@ class ScriptRecording:
         self._stop_looking()
         if self._recorder is not None:
             self._recorder.close(state)
+            _tell_steps(self._recorder)
 
     def _stop_looking(self) -> None:
         if self._discovery is not None:
             self._discovery.detach()
         self._compiles.detach()
+        if self._precision is not None:
+            self._precision.detach()
 
     # -- what discovery finds ----------------------------------------------------------------------
 
@@ -209,6 +223,11 @@ class ScriptRecording:
         """Begin recording, or take more into it."""
         from mpdiag.launching.script_names import script_names
 
+        if self._recorder is None and not found.roots:
+            self._without_model.extend(found.optimizers)  # recorded once a model trains
+            return
+        early, self._without_model = self._without_model, []
+        found = replace(found, optimizers=(*early, *found.optimizers))
         names = script_names([(root.model, root.wrapper) for root in found.roots])
         models = _prefixed(found.roots, names, first=self._recorder is None)
         self._roots.update(id(one) for r in found.roots for one in (r.model, r.wrapper))
@@ -282,6 +301,7 @@ class ScriptRecording:
             options.exclude,
             script=settings.script,
             operations=DEFAULT if options.operations is None else options.operations,
+            precision=self._precision,
         )
         if self._compiles.seen:
             self._forgo_operations()
@@ -305,6 +325,26 @@ class ScriptRecording:
             _die_of(number)
 
         signal.signal(signal.SIGTERM, terminated)
+
+
+def _tell_steps(recorder: Recorder) -> None:
+    """Say what was counted, where a script's own count may be another."""
+    taken = recorder.optimizer_steps
+    if len(taken) > 1 and processes.announced_ranks()[0] == 0:
+        words = ", ".join(f"{kind} {count}" for kind, count in taken)
+        print(
+            f"mpdiag: {recorder.step} steps, each an update of weights; by optimizer: {words}",
+            file=sys.stderr,
+        )
+
+
+def _warn_of_autocast(dtype: str) -> None:
+    if processes.announced_ranks()[0] == 0:
+        print(
+            f"mpdiag: the script's own autocast is on ({dtype}), so this is no recording of FP32 "
+            "training; record with --fp32 to switch it off",
+            file=sys.stderr,
+        )
 
 
 def _die_of(number: int) -> None:

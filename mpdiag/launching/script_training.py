@@ -8,7 +8,7 @@ the trainer's.
 from __future__ import annotations
 
 import types
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet
@@ -18,15 +18,17 @@ from mpdiag.launching import processes
 from mpdiag.launching.gradient_calls import GradientCalls, tell
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
-    from torch import nn
+    from torch import Tensor, nn
     from torch.optim import Optimizer
 
     from mpdiag.files.paths import AnyPath
     from mpdiag.launching.discovery import Discovered, Discovery
+    from mpdiag.launching.parameter_operations import ParameterOperations
     from mpdiag.launching.patches import Patches
     from mpdiag.plan import PrecisionPlan
+    from mpdiag.tracing.precision_share import PrecisionShare
     from mpdiag.training.options import Backend
     from mpdiag.training.script_trainer import ScriptTrainer
 
@@ -54,8 +56,13 @@ class ScriptTraining:
         self.trainers: list[ScriptTrainer] = []
         self.refused: str | None = None
         self._trainer_of: dict[int, ScriptTrainer] = {}  # by id of a module
+        self._owners: dict[int, nn.Module] = {}  # by id of a parameter
+        self._products: ParameterOperations | None = None
+        self._share: PrecisionShare | None = None
+        self._calls: GradientCalls | None = None
         self._stepped_by: WeakKeyDictionary[Optimizer, ScriptTrainer] = WeakKeyDictionary()
         self._replaced: WeakSet[Optimizer] = WeakSet()  # whose step was replaced
+        self._without_model: list[Optimizer] = []  # found before any model
         self._late: list[tuple[Any, bool]] = []  # hooks too late for the call being made
         self._discovery: Discovery | None = None
         self._patches: Patches | None = None
@@ -66,11 +73,17 @@ class ScriptTraining:
     def attach(self) -> None:
         """Patch torch and begin to look for models; torch is imported."""
         from mpdiag.launching.discovery import Discovery
+        from mpdiag.launching.parameter_operations import ParameterOperations
         from mpdiag.launching.patches import Patches
+        from mpdiag.tracing.precision_share import PrecisionShare
 
-        self._patches = Patches(GradientCalls(self.trainers))
+        self._share = PrecisionShare(everywhere=True)
+        self._products = ParameterOperations(self)
+        self._products.attach()
+        self._calls = GradientCalls(self.trainers, self.refuse)
+        self._patches = Patches(self._calls)
         self._patches.install()
-        self._discovery = Discovery(self)
+        self._discovery = Discovery(self, patient=True)
         self._discovery.attach()
         processes.abandon_in_children(self.abandon)
 
@@ -87,6 +100,10 @@ class ScriptTraining:
 
     def _detach(self) -> None:
         self._over = True
+        if self._share is not None and self._products is not None:
+            self._share.stop()
+            self._products.detach()
+            self._products = None
         if self._discovery is not None:
             self._discovery.detach()
         if self._patches is not None:
@@ -107,10 +124,20 @@ class ScriptTraining:
             return ""
         last = self.trainers[-1]
         skipped = sum(trainer.skipped for trainer in self.trainers)
-        return (
-            f"{last.steps} steps in {last.precision.format} ({last.backend}), {skipped} skipped, "
-            f"loss scale {last.loss_scale:g} at the end"
+        several = len(last.context.wrapped.optimizers)
+        of = f" of {several} optimizers" if several > 1 else ""
+        rest = f"{skipped} skipped, loss scale {last.loss_scale:g} at the end"
+        if self._share is None or last.precision.level == "O0":
+            return f"{last.steps} steps{of} in {last.precision.format} ({last.backend}), {rest}"
+        return describe_share(
+            self._share, last.steps, of, last.precision.format, last.backend, rest
         )
+
+    @property
+    def in_vain(self) -> bool:
+        """Whether the plan asks for half precision, and nothing that was counted ran in it."""
+        low = any(trainer.precision.level != "O0" for trainer in self.trainers)
+        return low and self._share is not None and self._share.share == 0
 
     # -- what discovery reports --------------------------------------------------------------------
 
@@ -122,12 +149,18 @@ class ScriptTraining:
                 "skipped; use mpdiag.MixedPrecision in it"
             )
         trainer = self._holder(found)
+        if trainer is None and not found.roots:
+            self._without_model.extend(found.optimizers)  # nothing that they step is cast as yet
+            return
         if trainer is None:
             trainer = self._begin(found)
         else:
             for optimizer in found.optimizers:
                 trainer.adopt(optimizer)
-        for optimizer in found.optimizers:
+        early, self._without_model = self._without_model, []
+        for optimizer in early:
+            trainer.adopt(optimizer)
+        for optimizer in (*early, *found.optimizers):
             self._stepped_by[optimizer] = trainer
             if optimizer not in self._replaced:
                 self.made(optimizer)
@@ -142,16 +175,11 @@ class ScriptTraining:
         trainer = self._trainer_of.get(id(module))
         if trainer is None:
             return None
-        casting, device_type = trainer.context.casting, trainer.context.device.type
+        if in_backward() and torch.is_autocast_enabled(trainer.context.device.type):
+            return None  # checkpointing calls a part of a model again, and has restored its casts
         late, self._late = self._late, []
         stack = ExitStack()
-        if not in_backward():
-            trainer.forward_began(module)
-            stack.enter_context(casting.forward())
-        elif torch.is_autocast_enabled(device_type):
-            return None  # checkpointing calls a part of a model again, and has restored its casts
-        else:
-            stack.enter_context(casting.recomputation())
+        stack.enter_context(self._casts(trainer, module))
 
         def leave(_module: nn.Module, _args: Any, output: Any) -> Any:
             handle.remove()
@@ -167,6 +195,64 @@ class ScriptTraining:
                 args = changed[0] if with_kwargs else changed
         return args if late else None
 
+    @contextmanager
+    def _casts(self, trainer: ScriptTrainer, module: nn.Module) -> Iterator[None]:
+        """Operations of this module are cast, and its parameters' products are not looked for."""
+        from mpdiag.tracing.dispatch import in_backward
+
+        context = trainer.context
+        rules = context.wrapped.fp32_inside.get(id(module), frozenset())
+        with ExitStack() as stack:
+            if self._products is not None:
+                stack.enter_context(self._products.off())
+            if not in_backward():
+                trainer.forward_began(module)
+                if rules is not None:  # no module around it is FP32 as a whole
+                    stack.enter_context(context.casting.forward())
+            elif rules is not None:
+                stack.enter_context(context.casting.recomputation())
+            if rules:
+                context.wrapped.policy.in_module.append(rules)
+                stack.callback(context.wrapped.policy.in_module.pop)
+            yield
+
+    # -- products outside a call of a model --------------------------------------------------------
+
+    def owner(self, parameter: Tensor) -> nn.Module | None:
+        """The module that holds a parameter of a known model."""
+        return self._owners.get(id(parameter))
+
+    def met(self, parameter: Tensor) -> None:
+        """The script computes with a parameter of no known model: optimizers may have been made."""
+        if self._discovery is not None and parameter.requires_grad:
+            self._discovery.computing()
+
+    def is_known(self, module: nn.Module) -> bool:
+        """Whether a module belongs to a known model."""
+        return id(module) in self._trainer_of
+
+    def compute(
+        self, module: nn.Module, function: Callable[..., Any], args: Any, kwargs: Any
+    ) -> Any:
+        """Compute a product of this module, cast by the plan; its result is FP32."""
+        import torch
+
+        from mpdiag.launching.discovery import in_transform
+        from mpdiag.tracing.dispatch import in_backward
+        from mpdiag.training.casting import widened
+
+        trainer = self._trainer_of[id(module)]
+        calls = self._calls
+        plain = in_backward() and (
+            torch.is_autocast_enabled(trainer.context.device.type)  # checkpointing has restored it
+            or not torch.is_grad_enabled()  # a hook computes with true gradients
+        )
+        if plain or calls is None or calls.casts_off or in_transform():
+            return function(*args, **kwargs)
+        with self._casts(trainer, module):
+            result = function(*args, **kwargs)
+        return widened(result)
+
     def trouble(self, error: Exception) -> None:
         """End the script: what cannot be understood cannot be done safely."""
         self.refuse(
@@ -174,11 +260,12 @@ class ScriptTraining:
         )
 
     def _holder(self, found: Discovered) -> ScriptTrainer | None:
-        """The trainer that holds these optimizers' models already."""
+        """The trainer that holds these optimizers' models already; for tensors of none, the last."""
         if found.roots:
             return None
         held = [id(p) for o in found.optimizers for g in o.param_groups for p in g["params"]]
-        return next((t for t in reversed(self.trainers) if t.gradients.owns(held)), None)
+        last = self.trainers[-1] if self.trainers else None
+        return next((t for t in reversed(self.trainers) if t.gradients.owns(held)), last)
 
     def _begin(self, found: Discovered) -> ScriptTrainer:
         from mpdiag.launching.script_names import script_names
@@ -186,8 +273,6 @@ class ScriptTraining:
         from mpdiag.training.script_trainer import ScriptTrainer
 
         roots = found.roots
-        if not roots:
-            self.refuse("an optimizer steps tensors that belong to no module")
         names = script_names([(root.model, root.wrapper) for root in roots])
         if len(roots) == 1 and not self.trainers:
             names = [""]
@@ -205,6 +290,7 @@ class ScriptTraining:
             run=settings.folder,
             say=tell,
             first_step=self.trainers[-1].steps if self.trainers else 0,
+            share=self._share,
         )
         wanted = {c.module for c in settings.plan.fp32_modules}
         if not self.trainers and wanted and wanted <= set(trainer.left_out):
@@ -228,8 +314,16 @@ class ScriptTraining:
                     for key, hook in module._forward_pre_hooks.items()
                     if key not in known
                 ]
-            self._trainer_of.update((id(m), trainer) for m in module.modules())
+            self._know(module, trainer)
         return trainer
+
+    def _know(self, model: nn.Module, trainer: ScriptTrainer) -> None:
+        for part in model.modules():
+            self._trainer_of[id(part)] = trainer
+            for parameter in part.parameters(recurse=False):
+                self._owners.setdefault(id(parameter), part)
+        if self._products is not None:
+            self._products.attach()  # to this thread, if it is another one
 
     # -- optimizers --------------------------------------------------------------------------------
 
@@ -269,11 +363,31 @@ class ScriptTraining:
                 "its gradients do not come from backward(), so the loss was never scaled; use "
                 "mpdiag.MixedPrecision in it"
             )
+        off = self._products.off() if self._products and closure is None else nullcontext()
         try:
-            return trainer.step(optimizer, plain, closure)
+            with off:
+                return trainer.step(optimizer, plain, closure)
         except MpdiagError as error:
             error.of_launching = True  # type: ignore[attr-defined]
             raise
+
+
+def describe_share(
+    share: PrecisionShare, steps: int, of: str, precision: str, backend: str, rest: str
+) -> str:
+    """What was trained, in a sentence that says what was counted."""
+    if share.share is None:
+        return f"{steps} steps{of} by the plan for {precision} ({backend}), {rest}; {share.message}"
+    counted = f"counted in {len(share.steps)} of {steps} steps"
+    if share.share == 0:
+        return (
+            f"{steps} steps{of} by the plan, none of them in {precision}: 0 of {share.products} "
+            f"products ran in it ({counted}); {rest}"
+        )
+    return (
+        f"{steps} steps{of} in {precision} ({backend}), {rest}; {share.percent} of FLOPs in {precision} "
+        f"({share.low_products} of {share.products} products, {counted})"
+    )
 
 
 def _why_untrainable(model: nn.Module) -> str | None:

@@ -38,11 +38,13 @@ class TrainedScript:
         ending: How the script ended.
         folder: The run; None where another rank names it.
         summary: What was trained, in a sentence.
+        comparable: Whether the run can be compared with its recording.
     """
 
     ending: Ending
     folder: AnyPath | None
     summary: str
+    comparable: bool
 
 
 def train_script(
@@ -96,7 +98,12 @@ def train_script(
             "nothing was trained by the plan: no optimizer of the script stepped a torch module"
         )
         raise InputError(message)
-    return TrainedScript(ending, folder if there and rank == 0 else None, training.summary())
+    return TrainedScript(
+        ending,
+        folder if there and rank == 0 else None,
+        training.summary(),
+        ending.code == 0 and stepped and not training.in_vain,
+    )
 
 
 def train_child(settings: TrainScriptSettings) -> Callable[[str], None]:

@@ -51,6 +51,32 @@ LISTS: dict[str, Rule] = {
     **dict.fromkeys(BANNED, "banned"),
 }
 
+# Functions that autocast casts by their own name while ATen sees their parts: ``einsum`` of an outer
+# product is a ``mul``.
+COMPOSITES = frozenset({"einsum"})
+
+# Operations (ATen's names below autograd) for which PyTorch has no FP16 and no BF16 kernel on CUDA, and
+# which autocast does not cast: they raise there. From ``dtypesIfCUDA`` in torch's own table of
+# operations (torch/testing/_internal/common_methods_invocations.py, torch 2.13).
+NO_HALF = frozenset(
+    """
+    angle cholesky cholesky_inverse cholesky_solve _cholesky_solve_helper geqrf histc igamma igammac
+    linalg_cholesky_ex linalg_eig _linalg_eigvals _linalg_eigh linalg_eigvals linalg_householder_product
+    linalg_inv_ex _linalg_det _linalg_slogdet linalg_ldl_factor_ex linalg_ldl_solve linalg_lstsq
+    linalg_lu linalg_lu_factor_ex linalg_lu_solve linalg_pinv linalg_qr _linalg_solve_ex
+    linalg_solve_triangular _linalg_svd lu_unpack ormqr polar triangular_solve special_airy_ai
+    special_bessel_j0 special_bessel_j1 special_bessel_y0 special_bessel_y1 special_erfcx
+    special_chebyshev_polynomial_t special_chebyshev_polynomial_u special_chebyshev_polynomial_v
+    special_chebyshev_polynomial_w special_hermite_polynomial_h special_hermite_polynomial_he
+    special_laguerre_polynomial_l special_legendre_polynomial_p special_log_ndtr
+    special_modified_bessel_i0 special_modified_bessel_i1 special_modified_bessel_k0
+    special_modified_bessel_k1 special_ndtri special_scaled_modified_bessel_k0
+    special_scaled_modified_bessel_k1 special_spherical_bessel_j0 special_zeta
+    """.split()
+)
+NO_BF16 = frozenset({"_fft_r2c", "_fft_c2c", "_fft_c2r", "complex"})
+"""The same, of BF16 alone; an FFT in FP16 takes lengths that are powers of two."""
+
 # ATen's names below autograd -> the name the policy knows them by.
 _KNOWN_AS = {
     "_softmax": "softmax", "_safe_softmax": "softmax", "_log_softmax": "log_softmax",

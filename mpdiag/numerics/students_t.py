@@ -18,7 +18,7 @@ def t_cdf(t: float, freedom: float) -> float:
     if math.isinf(t):
         return 1.0 if t > 0 else 0.0
     whole = freedom + t * t
-    tail = 0.5 * _incomplete_beta(freedom / 2, 0.5, freedom / whole, t * t / whole)
+    tail = 0.5 * incomplete_beta(freedom / 2, 0.5, freedom / whole, t * t / whole)
     return 1 - tail if t > 0 else tail
 
 
@@ -36,7 +36,7 @@ def t_quantile(probability: float, freedom: float) -> float:
     return (low + high) / 2
 
 
-def _incomplete_beta(a: float, b: float, x: float, y: float) -> float:
+def incomplete_beta(a: float, b: float, x: float, y: float) -> float:
     """The regularised incomplete beta function I_x(a, b); y is 1 − x, without its cancellation."""
     if x <= 0 or y <= 0:
         return 0.0 if x <= 0 else 1.0

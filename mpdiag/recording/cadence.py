@@ -1,9 +1,17 @@
 """Which steps are recorded, and how much rarer they become when recording costs too much.
 
+After the dense beginning one step in each stratum of ``SPARSE_EVERY`` steps is recorded, at an offset
+hashed from the stratum's number. Equal distances would hide what a training does in turn: of two tasks
+that alternate, every 20th step shows one. The offsets depend on nothing but the step, so a recording
+can be repeated and ranks agree, and no random state is touched. Offsets are hashed for a block of
+strata at once, and hashed again until the block holds every phase of every period of up to 16 steps.
+Any 2,000 steps hold a whole block of 1,000, so they hold every such phase, too.
+
 A recorded step costs its own time c, an ordinary one takes p. With one step in n recorded the share
 is c / (n p), so a budget b asks for n ≥ c / (b p). The cadence is thinned by powers of two alone:
-a thinner one records some of the steps that a denser one records, never others, so that ranks which
-thin at different moments still share their steps.
+of two neighbouring strata one is left out, which one is hashed, too. A thinner cadence records some of
+the steps that a denser one records, never others, so that ranks which thin at different moments still
+share their steps.
 """
 
 from __future__ import annotations
@@ -12,10 +20,14 @@ import time
 from collections import deque
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
+from hashlib import blake2b
+from itertools import count
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
 from mpdiag.errors import UsageError
+from mpdiag.numerics.periods import covers_periods
 from mpdiag.recording.step_clock import Pace
 
 if TYPE_CHECKING:
@@ -29,6 +41,8 @@ if TYPE_CHECKING:
 
 DENSE_STEPS = 20
 SPARSE_EVERY = 20
+STRATA = 50
+"""Strata of a block, whose offsets are hashed together: 1,000 steps."""
 BUDGET = 0.02
 ALLOWANCE = 10.0
 """Seconds that a recording may cost before anything is thinned: a short one delays nobody."""
@@ -43,7 +57,7 @@ class Cadence:
 
     Attributes:
         every: Record exactly the steps divisible by this. None: the first ``DENSE_STEPS`` steps,
-            where training changes most, then every ``SPARSE_EVERY``-th.
+            where training changes most, then one in each stratum of ``SPARSE_EVERY`` steps.
         max_steps: Stop after so many recorded steps; None: never.
         budget: Share of step time that recording may take before steps are left out; None: any.
             With ``every`` it does not apply.
@@ -79,7 +93,43 @@ class Cadence:
             return False
         if self.every is not None:
             return step % self.every == 0
-        return step % (thin if step < DENSE_STEPS else SPARSE_EVERY * thin) == 0
+        if step < DENSE_STEPS:
+            return step % thin == 0
+        stratum, offset = divmod(step, SPARSE_EVERY)
+        return offset == hashed_offset(stratum) and _survives(stratum, thin)
+
+
+def hashed_offset(stratum: int) -> int:
+    """Which step of a stratum is recorded, from 0; strata are numbered from step 0 on."""
+    block, place = divmod(stratum, STRATA)
+    return _block_offsets(block)[place]
+
+
+@lru_cache(maxsize=8)
+def _block_offsets(block: int) -> tuple[int, ...]:
+    """Offsets of a block of strata, such that its steps hold every phase of every short period."""
+    for attempt in count():
+        offsets = tuple(byte * SPARSE_EVERY >> 8 for byte in _hash("offsets", block, attempt))
+        # Phases of the block's own steps: the first step of a block only turns them round.
+        if covers_periods(SPARSE_EVERY * i + offset for i, offset in enumerate(offsets)):
+            return offsets
+    raise AssertionError  # pragma: no cover
+
+
+def _survives(stratum: int, thin: int) -> bool:
+    """Whether a stratum is the one of its ``thin`` neighbours that is recorded still."""
+    level = 1
+    while thin >> level:
+        if stratum & 1 != _hash("half", level, stratum >> 1)[0] & 1:
+            return False
+        stratum >>= 1
+        level += 1
+    return True
+
+
+def _hash(what: str, *numbers: int) -> bytes:
+    """``STRATA`` bytes that look random and are the same on every machine."""
+    return blake2b(repr((what, *numbers)).encode(), digest_size=STRATA).digest()
 
 
 class Governor:
@@ -87,15 +137,15 @@ class Governor:
 
     Args:
         budget: Share of step time that recording may take; None measures and never thins.
-        every: How many steps lie between recorded ones, unthinned.
+        every: Of so many steps one is recorded, unthinned.
         clock: Seconds, monotonic.
 
     Attributes:
         thin: The factor, a power of two; 1 thins nothing.
         spent: Seconds that recording took so far.
         elapsed: Seconds of all steps so far, recording included.
-        changes: When the factor changed: dicts of ``step`` (from which on), ``every`` and ``cost``
-            (a recorded step's own time over an ordinary step's).
+        changes: When the factor changed: dicts of ``step`` (from which on), ``every`` (of so many
+            steps one is recorded) and ``cost`` (a recorded step's own time over an ordinary step's).
     """
 
     def __init__(
@@ -169,7 +219,7 @@ class Governor:
         share = self.spent / max(self.elapsed, 1e-9)
         return (
             f"a recorded step costs as much as {last['cost']:.2g} steps, so from step "
-            f"{first['step']} on fewer were recorded, at last every {last['every']}th; recording "
+            f"{first['step']} on fewer were recorded, at last one in {last['every']}; recording "
             f"took {share:.1%} of the time (budget={self._budget:g}; every=N is never thinned)"
         )
 

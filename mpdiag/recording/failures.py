@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from mpdiag.recording.step_clock import StepClock
 
 _MOST = 20
+WRITING = "writing"
+"""How the place of a failure begins by which something did not reach the disk."""
 
 
 class Failures:
@@ -36,6 +38,11 @@ class Failures:
         self.found: list[dict[str, Any]] = []
         self._folder = folder
         self._clock = clock
+
+    @property
+    def writing(self) -> bool:
+        """Whether something that was recorded did not reach the disk."""
+        return any(str(failure["where"]).startswith(WRITING) for failure in self.found)
 
     def note(self, where: str, error: Exception) -> None:
         """Note a failure and warn of the first one. Out of memory, nothing more is recorded."""

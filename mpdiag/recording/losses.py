@@ -1,9 +1,11 @@
 """The loss of each step, beside the statistics: ``mpdiag compare`` compares later trainings with it.
 
 ``torch.autograd.backward``, which ``Tensor.backward`` calls, is wrapped while something is recorded.
-Its arguments are read and passed on. A step's loss is that of its last backward pass, as for ``mpdiag
-train``. With several optimizers no one loss belongs to a step, so none is written; nor is one where a
-trainer of ours, or another program, writes the log. ``mpdiag.log_metric`` writes here, too.
+Its arguments are read and passed on, and the step clock is told of the call. A step's loss is the sum
+of what ``backward()`` was called on since the gradients were last cleared: what the optimizer's
+gradient is the gradient of. ``mpdiag train`` notes the same. Of a closure that an optimizer evaluates
+several times, the first evaluation counts. No loss is written where a trainer of ours, or another
+program, writes the log. ``mpdiag.log_metric`` writes here, too.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import torch
 from mpdiag.files.paths import is_remote
 from mpdiag.runs.training_log import RECORDED, LogWriter, Metric, TrainingStep, announce, withdraw
 from mpdiag.tracing.dispatch import in_backward, is_traced
+from mpdiag.tracing.loss_value import loss_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -36,10 +39,25 @@ class _Waiting:
     """A step that is not on disk yet; what lies on a device is read when it is written."""
 
     step: int
-    loss: Any
+    losses: tuple[Any, ...]  # of its backward passes
     scale: Any
     skipped: Any
     seconds: float | None
+
+
+class Loop:
+    """What a log asks of the training it watches, and tells it; this one knows nothing."""
+
+    def backward_began(self) -> None:
+        """``backward()`` was called."""
+
+    def evaluates(self) -> bool:
+        """Whether an optimizer evaluates a closure."""
+        return False
+
+    def holds_gradients(self) -> bool:
+        """Whether a gradient of an earlier backward pass is there, to which the next one adds."""
+        return True
 
 
 class LossLog:
@@ -49,6 +67,7 @@ class LossLog:
         folder: The run folder.
         quiet: A context in which operations are no part of the training.
         failed: Told what went wrong while a loss was noted; training goes on.
+        loop: What is going on in the training.
         active: Whether to write at all; one rank does.
     """
 
@@ -57,13 +76,17 @@ class LossLog:
         folder: AnyPath,
         quiet: Callable[[], AbstractContextManager[Any]],
         failed: Callable[[str, Exception], None],
+        loop: Loop | None = None,
         *,
         active: bool = True,
     ) -> None:
         self._writer = LogWriter(folder, failed=lambda error: failed("writing the losses", error))
         self._quiet = quiet
         self._failed = failed
-        self._loss: Any = None
+        self._loop = loop or Loop()
+        self._parts: list[Any] = []  # losses of the present step's backward passes
+        self._complete = False  # a closure's first evaluation is over
+        self._giving_way = False
         self._waiting: list[_Waiting] = []
         self._ended: float | None = None
         self._size: int | None = None  # of what we wrote; None before
@@ -75,10 +98,9 @@ class LossLog:
         return len(self._waiting) >= MANY
 
     def attach(self) -> None:
-        """Note losses from now on."""
-        if self._over:
-            return
-        announce(self)
+        """Note losses, and tell of backward passes, from now on."""
+        if not self._over:
+            announce(self)
         _live.append(self)
         if not getattr(torch.autograd.backward, "_mpdiag", False):
             torch.autograd.backward = _listening(torch.autograd.backward)
@@ -93,51 +115,48 @@ class LossLog:
 
     def give_way(self) -> None:
         """Note no losses any more: a trainer of ours, which scales them, is at work."""
-        self.detach()
-        self._loss = None
+        self._giving_way = True
+        self._parts = []
         withdraw(self)
 
     def forget(self) -> None:
         """Write nothing more: the folder, or the log in it, belongs to another program."""
         self.give_way()
+        self.detach()
         self._waiting, self._over = [], True
 
-    def backward_began(self, loss: Any) -> None:
-        """A backward pass from this loss begins; None if it is no loss."""
+    def backward_began(self, tensors: Any, weights: Any) -> None:
+        """A backward pass begins, from these tensors with these weights; see ``torch.autograd``."""
         try:
-            self._note(loss)
+            self._loop.backward_began()
+            if not self._giving_way and not self._over:
+                self._note(tensors, weights)
         except Exception as error:  # noqa: BLE001 - what is watched goes on
             self.give_way()
             self._failed("noting the loss", error)
 
-    def _note(self, loss: Any) -> None:
-        self._loss = None
-        if type(loss) is not torch.Tensor or loss.numel() != 1 or loss.is_meta:
-            return
-        if loss.is_cuda and torch.cuda.is_current_stream_capturing():
-            return
-        try:
-            with self._quiet(), torch.no_grad():
-                value = loss.detach()
-                self._loss = value.item() if value.device.type == "cpu" else value.clone()
-        except RuntimeError:  # a tensor of torch.func, whose value cannot be read
-            return
+    def _note(self, tensors: Any, weights: Any) -> None:
+        if self._parts and not self._loop.holds_gradients():
+            self._complete = self._loop.evaluates()
+            self._parts = self._parts if self._complete else []
+        if not self._complete:
+            with self._quiet():
+                self._parts.append(loss_of(tensors, weights))
 
-    def step_ended(self, step: int, scale: Any, skipped: Any, *, alone: bool) -> None:
+    def step_ended(self, step: int, scale: Any, skipped: Any) -> None:
         """Note that a step ended, and its loss.
 
         Args:
             step: Its number.
             scale: The loss scale that a GradScaler of the script has; a number or a tensor.
             skipped: Whether it skipped the step; likewise.
-            alone: Whether there is one optimizer.
         """
         moment = time.perf_counter()
         seconds = None if self._ended is None else round(moment - self._ended, 6)
         self._ended = moment
-        loss, self._loss = self._loss, None
-        if not self._over and loss is not None and alone:
-            self._waiting.append(_Waiting(step, loss, scale, skipped, seconds))
+        parts, self._parts, self._complete = self._parts, [], False
+        if not self._over and parts and all(part is not None for part in parts):
+            self._waiting.append(_Waiting(step, tuple(parts), scale, skipped, seconds))
 
     def note_metric(self, name: str, value: float, *, higher_is_better: bool) -> None:
         """Write a metric, also one that is known only when recording is over."""
@@ -151,11 +170,8 @@ class LossLog:
         entries = []
         for w in waiting:
             scale = float(w.scale)
-            entries.append(
-                TrainingStep(
-                    w.step, float(w.loss) / scale, scale, bool(w.skipped), seconds=w.seconds
-                )
-            )
+            loss = sum(float(part) for part in w.losses) / scale
+            entries.append(TrainingStep(w.step, loss, scale, bool(w.skipped), seconds=w.seconds))
         self._write(entries)
 
     def _write(self, entries: Sequence[TrainingStep | Metric]) -> None:
@@ -200,16 +216,13 @@ def _listening(plain: Any) -> Any:
 
 
 def _tell(args: tuple[Any, ...], options: dict[str, Any]) -> None:
-    if _from_a_trainer(sys._getframe(2)):
-        for log in _live.copy():
-            log.give_way()
-        return
+    ours = _from_a_trainer(sys._getframe(2))
     tensors = args[0] if args else options.get("tensors")
     weights = args[1] if len(args) > 1 else options.get("grad_tensors")
-    if isinstance(tensors, (tuple, list)) and len(tensors) == 1:
-        tensors = tensors[0]
     for log in _live.copy():
-        log.backward_began(tensors if weights is None else None)
+        if ours:
+            log.give_way()
+        log.backward_began(tensors, weights)
 
 
 def _from_a_trainer(frame: Any) -> bool:

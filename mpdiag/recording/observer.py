@@ -4,6 +4,10 @@ Modules are watched through torch's global forward hook, so no module carries a 
 PyTorch modules choose another algorithm when they do). Gradients of activations come from *tensor*
 hooks placed inside it: full backward hooks insert a node into the graph, fail beside in-place
 operations and never fire for outputs in a dict.
+
+A graph may outlive its step: a GAN's images are made before the critic's update and differentiated
+after it. A gradient belongs to the step in which it arrives. Modules of which one has arrived late are
+therefore watched in unrecorded steps, too, as the next one may be recorded.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ from mpdiag.recording.failures import guarded
 from mpdiag.recording.step_clock import StepListener
 from mpdiag.tracing.dispatch import in_backward, is_traced
 from mpdiag.tracing.names import NamedModule, Subjects, shapes_of
+from mpdiag.tracing.precision import HALF, PrecisionWatch
 from mpdiag.tracing.storages import WeakStorages
 
 if TYPE_CHECKING:
@@ -44,6 +49,7 @@ class Observer(StepListener):
         ledger: Where counts go.
         clock: Is notified of forward passes and gradients.
         operations: Told which module is called.
+        precision: Told of what is not FP32.
         guard: Around every hook.
     """
 
@@ -54,9 +60,11 @@ class Observer(StepListener):
         ledger: Ledger,
         clock: StepClock,
         operations: OperationWatch,
+        precision: PrecisionWatch,
         guard: HookGuard,
     ) -> None:
         self.guard = guard
+        self._precision = precision
         self._subjects = subjects
         self._copied = copied
         self._ledger = ledger
@@ -70,11 +78,13 @@ class Observer(StepListener):
         self._watched: dict[
             tuple[int, int], tuple[weakref.ref[torch.Tensor], list[NamedModule]]
         ] = {}
+        self._outliving: set[int] = set()  # modules whose graph was seen to outlive its step, by id
 
     # -- hooks come and go -------------------------------------------------------------------------
 
     def attach(self) -> None:
         """Place the global forward hooks."""
+        self._precision.attach(self.in_training_pass)
         self._handles.append(torch_modules.register_module_forward_pre_hook(self.before_forward))
         self._handles.append(
             torch_modules.register_module_forward_hook(self._after_forward, always_call=True)
@@ -93,15 +103,16 @@ class Observer(StepListener):
         for handle in self._handles:
             handle.remove()
         self._handles = []
-        self._forget()
-
-    def step_began(self, _step: Step) -> None:
-        """Tensors of the last step count no more."""
-        self._forget()
-
-    def _forget(self) -> None:
+        self._precision.detach()
         self._counted.clear()
         self._watched.clear()
+        self._outliving.clear()
+
+    def step_began(self, _step: Step) -> None:
+        """Counts of the last step are of no use; tensors that live on stay watched once."""
+        self._counted.clear()
+        if self._watched:
+            self._watched = {k: w for k, w in self._watched.items() if w[0]() is not None}
 
     # -- forward -----------------------------------------------------------------------------------
 
@@ -112,7 +123,7 @@ class Observer(StepListener):
             return
         if isinstance(module, DistributedDataParallel):
             self._copied.add_wrapped(module)  # around the model that is recorded
-        if clock.due and torch.is_grad_enabled() and not in_backward():
+        if clock.due and torch.is_grad_enabled() and not in_backward() and _computes(module):
             clock.call_began()
         if id(module) in self._roots:
             self._depth += 1
@@ -124,6 +135,14 @@ class Observer(StepListener):
             self._operations.resume()  # a part that the loop calls alone
         if self._operations.recording:
             self._operations.enter(module)
+        if clock.recording and self.in_training_pass():
+            self._precision.look()
+
+    def in_training_pass(self) -> bool:
+        """Whether a forward pass of a recorded step is under way, or a part is called alone."""
+        if not self._clock.recording or in_backward():
+            return False
+        return self._in_training_forward if self._depth > 0 else torch.is_grad_enabled()
 
     def _operations_wait(self) -> bool:
         """Whether operations of this step are wanted, and nothing has begun to record them."""
@@ -145,8 +164,16 @@ class Observer(StepListener):
                 trains = self._in_training_forward if inside else torch.is_grad_enabled()
                 if trains or in_backward():
                     self._note_output(named, args, output)
+        elif id(module) in self._outliving and output is not None and not in_backward():
+            self._watch_outputs(self._subjects.modules[id(module)], output)
         if id(module) in self._roots:
             self._depth = max(0, self._depth - 1)
+
+    @guarded("a forward hook")
+    def _watch_outputs(self, named: NamedModule, output: Any) -> None:
+        for tensor in tensors_in(output):
+            if tensor.requires_grad:
+                self._watch(named, tensor)
 
     @guarded("a forward hook")
     def _note_output(self, named: NamedModule, args: Any, output: Any) -> None:
@@ -174,13 +201,26 @@ class Observer(StepListener):
             return
         modules = [named]
         self._watched[key] = (weakref.ref(tensor), modules)
+        # A hook on a leaf (a module may return its parameter) would stay there beyond this graph.
+        lasting = tensor.grad_fn is not None
         clock = self._clock
-        tensor.register_hook(functools.partial(self._gradient, modules, clock.number, clock.micro))
+        hook = functools.partial(self._gradient, modules, clock.number, clock.micro, lasting)
+        tensor.register_hook(hook)
 
     def _gradient(
-        self, modules: list[NamedModule], step: int, micro: int, gradient: torch.Tensor
+        self,
+        modules: list[NamedModule],
+        step: int,
+        micro: int,
+        lasting: bool,
+        gradient: torch.Tensor,
     ) -> None:
-        if self._clock.recording and step == self._clock.number:
+        clock = self._clock
+        if not clock.active or not (step == clock.number or lasting):
+            return
+        if step != clock.number:
+            self._outliving.update(id(named.module) for named in modules)
+        if clock.recording:
             self._note_gradient(modules, micro, gradient)
 
     @guarded("a gradient hook")
@@ -201,6 +241,8 @@ class Observer(StepListener):
                 if named.reason is None and kind not in named.seen:
                     named.reason = f"{kind.replace('_', ' ')}: {ready}"
             return
+        if tensor.dtype in HALF:
+            self._precision.modules.update(named.name for named in modules)
         count = self._count_once(ready)
         for named in modules:
             self._ledger.note(kind, named.name, micro, ready, count)
@@ -220,3 +262,8 @@ class Observer(StepListener):
         count = self._ledger.count(ready)
         self._counted.put(key, values.untyped_storage(), count)
         return count
+
+
+def _computes(module: torch.nn.Module) -> bool:
+    """Whether a module has parameters: a loss function that is called begins no step."""
+    return next(module.parameters(), None) is not None

@@ -10,6 +10,8 @@ the step is over:
 * ``exp`` and similar functions, softmax: ``highest``, the largest input, sign and all.
 * softmax: ``lowest_row_maximum``, over all rows the smallest of their maxima: a row below FP16's
   range is masked everywhere.
+
+What rounding its inputs does to any operation's result is measured in ``emulation/rounding_effect.py``.
 """
 
 from __future__ import annotations
@@ -39,6 +41,8 @@ _REDUCTIONS = frozenset(
     """.split()
 )
 
+_NEGLIGIBLE = 2.0**-9
+"""Effects of rounding below this are what any rounding to BF16 does, and are not kept."""
 _SAMPLE = 1 << 18
 """Of larger tensors every n-th slice is looked at; the fact ``of`` says how many elements."""
 _FORMATS: dict[str, torch.dtype] = {f.name: getattr(torch, str(f.torch_name)) for f in HALVES}
@@ -129,6 +133,9 @@ def read_back(facts: Sequence[dict[str, Any]]) -> list[dict[str, float]]:
         for (plain, name, _), value in zip(entries, stacked.tolist(), strict=True):
             if value == value and abs(value) != float("inf"):
                 plain[name] = value
+        for plain, name, _ in entries:
+            if "_of_" in name and plain.get(name, 0.0) < _NEGLIGIBLE:
+                plain.pop(name, None)
     return result
 
 

@@ -6,6 +6,7 @@ output of an earlier operation, its producer. Counts lie on the device until ``d
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
     from mpdiag.numerics.histograms import ExponentHistogram
     from mpdiag.recording.counting.rows import Rows
+    from mpdiag.tracing.conversions import Alias
 
 _DRAIN_ROWS = 512
 
@@ -71,10 +73,30 @@ class OperationTensors:
         self._rows: dict[torch.device, Rows] = {}
         self._waiting: list[tuple[torch.device, int, int]] = []
         self._histograms: dict[int, dict[str, Any] | None] = {}  # as rows have them
+        self._aliases: dict[int, tuple[Alias, SeenTensor]] = {}
         self._tensors = 0
 
     def read(self, tensor: torch.Tensor) -> SeenTensor:
-        """A tensor is read."""
+        """A tensor is read: of one that a conversion left as it was, the one that the code means."""
+        seen = self._read(tensor)
+        while seen.number in self._aliases:
+            alias, before = self._aliases[seen.number]
+            if alias.means_converted(sys._getframe(1)):
+                break
+            seen = before
+        return seen
+
+    def distinguish(self, converted: SeenTensor, before: SeenTensor, alias: Alias) -> None:
+        """From here on, one tensor stands for two: as it was, and converted.
+
+        Args:
+            converted: The result of the conversion.
+            before: What was converted.
+            alias: Tells which is meant.
+        """
+        self._aliases[converted.number] = (alias, before)
+
+    def _read(self, tensor: torch.Tensor) -> SeenTensor:
         name = self._parameters.get(id(tensor), "")
         version = _version(tensor)
         shape, dtype = _shape(tensor), tensor.dtype

@@ -5,7 +5,11 @@ forward pass of a step to the optimizer's step, and only in the steps chosen: th
 Backward passes on autograd's own threads (CUDA) see it too, as a graph task takes along the modes of
 the thread that started it.
 
-The mode lies at the *bottom* of the stack of modes. So a user's own mode, entered before or after, can
+A second mode, of torch's functions, sees what runs no operation in FP32: ``p.to(z.dtype)`` and
+``x.float()``. They are recorded as ``_to_copy`` with the fact ``follows``, the number of the tensor
+whose dtype was asked for, or ``wide``.
+
+The modes lie at the *bottom* of the stack of modes. So a user's own mode, entered before or after, can
 be left as if ours were not there; and if one rewrites operations (FP16 emulation), the operations
 that really run are recorded.
 
@@ -23,18 +27,23 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from mpdiag.emulation.rounding_effect import measure_rounding
+from mpdiag.numerics.autocast_lists import COMPOSITES
 from mpdiag.recording import operation_facts
 from mpdiag.recording.counting.tensors import tensors_in
 from mpdiag.recording.operation_tensors import OperationTensors, SeenTensor
 from mpdiag.recording.step_clock import StepListener
 from mpdiag.runs.operations import NONE, Operation, Phase, encode
+from mpdiag.tracing import conversions
 from mpdiag.tracing.dispatch import by_name, in_backward, is_traced, push_lowest, take_off, written
-from mpdiag.tracing.source_lines import SourceLines
+from mpdiag.tracing.source_lines import SourceLine, SourceLines
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from types import FrameType
 
     from torch import nn
+    from torch.optim import Optimizer
 
     from mpdiag.recording.step_clock import Step
     from mpdiag.runs.writer import RunWriter
@@ -49,7 +58,8 @@ _COPIES = frozenset({"clone", "_unsafe_view", "alias_copy", "contiguous", "lift_
 _IGNORED = frozenset(
     """
     empty empty_like empty_strided new_empty new_empty_strided _local_scalar_dense record_stream
-    is_pinned _pin_memory set_ resize_ _has_compatible_shallow_copy_type is_same_size item
+    is_pinned _pin_memory set_ resize_ squeeze_ unsqueeze_ t_ transpose_ as_strided_ detach_
+    _has_compatible_shallow_copy_type is_same_size item
     """.split()
 )
 
@@ -131,6 +141,7 @@ class OperationWatch:
         self._rank = rank
         self._failed = failed
         self._mode = _OperationMode(self)
+        self._conversions = conversions.Conversions(self)
         self._thread: int | None = None  # where the mode lies on the stack
         self._lock = threading.RLock()
         self._tensors = OperationTensors(parameters)
@@ -152,9 +163,12 @@ class OperationWatch:
     def begin(self, step: int, wanted: bool) -> None:
         """A new step begins; nothing is recorded before ``resume``."""
         self.pause()
+        earlier = self._lines
         self._forget()
         self._step = step
         self.wanted = wanted and self.usable
+        if self.wanted:
+            self._lines.take_over(earlier)  # its graph may outlive the step before, if that was one
 
     def resume(self) -> None:
         """Record from here on, if this step is wanted. Called outside backward passes."""
@@ -165,9 +179,11 @@ class OperationWatch:
             return
         if not push_lowest(self._mode):
             return
+        conversions.push_lowest(self._conversions)
         self._thread = threading.get_ident()
         self._lines.restart()
-        self._mode.on = True
+        self._conversions.restart()
+        self._mode.on = self._conversions.on = True
 
     def pause(self) -> None:
         """Record no operations until ``resume``.
@@ -175,10 +191,11 @@ class OperationWatch:
         Inside a backward pass, or on another thread, the mode stays on its stack and does nothing:
         autograd would bring it back when the pass ends. The next call outside takes it off.
         """
-        self._mode.on = False
+        self._mode.on = self._conversions.on = False
         here = threading.get_ident() == self._thread
         if here and not in_backward():
             take_off(self._mode)
+            conversions.take_off(self._conversions)
             self._thread = None
 
     @contextmanager
@@ -197,7 +214,7 @@ class OperationWatch:
 
     def silence(self) -> None:
         """Record nothing any more in a forked child, whose stack of modes is not ours to change."""
-        self.wanted = self.usable = self._mode.on = False
+        self.wanted = self.usable = self._mode.on = self._conversions.on = False
 
     # -- modules -----------------------------------------------------------------------------------
 
@@ -214,8 +231,9 @@ class OperationWatch:
     def before(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Draft | None:
         """Look at an operation's inputs; an in-place one will change them."""
         try:
+            gradients = torch.is_grad_enabled()
             with self._lock, torch.no_grad():
-                return self._draft(func, args, kwargs)
+                return self._draft(func, args, kwargs, gradients)
         except Exception as error:  # noqa: BLE001 - whatever it is, training goes on
             self._give_up(error)
         return None
@@ -236,10 +254,12 @@ class OperationWatch:
             self._give_up(error)
 
     def _give_up(self, error: Exception) -> None:
-        self.wanted = self.usable = self._mode.on = False
+        self.wanted = self.usable = self._mode.on = self._conversions.on = False
         self._failed("recording operations", error)
 
-    def _draft(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Draft | None:
+    def _draft(
+        self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any], gradients: bool
+    ) -> _Draft | None:
         line, node = self._lines.line(len(self._drafts))
         packet = func.overloadpacket.__name__
         if func.is_view or func.namespace != "aten" or packet in _IGNORED:
@@ -253,25 +273,13 @@ class OperationWatch:
             for name, value in named.items()
             for t in ([value] if isinstance(value, torch.Tensor) else tensors_in(value))
         ]
-        plain = {n: v for n, v in named.items() if _is_json(v)}
-        backward = in_backward()
-        fields = {
-            "step": self._step,
-            "rank": self._rank,
-            "index": len(self._drafts),
-            "op": packet,
-            "overload": func._overloadname,
-            "phase": "backward" if backward else "forward",
-            "module": line.module,
-            "node": node,
-            "forward": line.index if node else NONE,
-            "file": line.file,
-            "line": line.line,
-            "code": line.code,
-            "function": line.function,
-            "scalars": plain,
-        }
-        measured = operation_facts.measure(packet, named) if not node else {}
+        fields = self._fields(packet, func._overloadname, line, node)
+        fields["phase"] = "backward" if in_backward() else "forward"
+        fields["scalars"] = {n: v for n, v in named.items() if _is_json(v)}
+        measured = {}
+        if not node:
+            measured = operation_facts.measure(packet, named)
+            measured |= measure_rounding(func, named, with_gradients=gradients)
         draft = _Draft(fields, measured, inputs, [])
         self._drafts.append(draft)
         return draft
@@ -294,6 +302,70 @@ class OperationWatch:
         draft.fields |= operation_facts.cost(func, args, kwargs, result)
         self._tensors.drain()
 
+    # -- conversions (called by the mode of functions) ---------------------------------------------
+
+    def mark(self) -> int:
+        """How many operations have run in this step; negative where this is no part of the training."""
+        return -1 if getattr(self._mode.muted, "now", False) else len(self._drafts)
+
+    def asked(self, tensor: torch.Tensor) -> int:
+        """The number of a tensor whose dtype is asked for."""
+        try:
+            with self._lock, torch.no_grad():
+                return self._tensors.read(tensor).number
+        except Exception as error:  # noqa: BLE001
+            self._give_up(error)
+        return NONE
+
+    def converted(
+        self, tensor: torch.Tensor, follows: int | None, since: int, frame: FrameType
+    ) -> None:
+        """A tensor was given another's dtype, or FP32; with or without an operation of its own."""
+        try:
+            with self._lock, torch.no_grad():
+                fact = {"wide": 1} if follows is None else {"follows": follows}
+                seen = self._tensors.read(tensor)
+                if seen.producer >= since:
+                    self._drafts[seen.producer].facts |= fact
+                elif len(self._drafts) < _MAX_OPERATIONS:
+                    draft = self._unseen_conversion(tensor, seen, fact)
+                    self._drafts.append(draft)
+                    alias = conversions.alias_at(frame)
+                    self._tensors.distinguish(draft.outputs[0][1], seen, alias)
+        except Exception as error:  # noqa: BLE001
+            self._give_up(error)
+
+    def _unseen_conversion(
+        self, tensor: torch.Tensor, seen: SeenTensor, fact: dict[str, Any]
+    ) -> _Draft:
+        """What a conversion from FP32 to FP32 would be if it were none: the same values anew."""
+        index = len(self._drafts)
+        fields = self._fields("_to_copy", "default", self._lines.place(index), "")
+        outputs = [("out", self._tensors.wrote(tensor, index, None))]
+        return _Draft(fields, fact, [("self", seen)], outputs)
+
+    def _fields(self, op: str, overload: str, line: SourceLine, node: str) -> dict[str, Any]:
+        return {
+            "step": self._step,
+            "rank": self._rank,
+            "index": len(self._drafts),
+            "op": op,
+            "overload": overload,
+            "phase": "forward",
+            "module": line.module,
+            "node": node,
+            "forward": line.index if node else NONE,
+            "file": line.file,
+            "line": line.line,
+            "code": line.code,
+            "function": line.function or self._composite(),
+        }
+
+    def _composite(self) -> str:
+        """The function being called where torch casts it by its own name, not by its parts'."""
+        name = self._conversions.function
+        return name if name in COMPOSITES else ""
+
     # -- the end of a step -------------------------------------------------------------------------
 
     def end(self) -> list[Operation]:
@@ -306,7 +378,9 @@ class OperationWatch:
             self._give_up(error)
             return []
         finally:
+            lines = self._lines
             self._forget()
+            self._lines.take_over(lines)
 
     def _finished(self) -> list[Operation]:
         self._tensors.drain(at_least=1)
@@ -342,11 +416,15 @@ def _is_json(value: Any) -> bool:
 class OperationSteps(StepListener):
     """Picks the steps whose operations are recorded, and writes them.
 
+    Where optimizers step one at a time, as in a GAN, a step of one shows a part of the training: each
+    time operations are due, they are recorded until every optimizer has stepped.
+
     Args:
         watch: Records them.
-        count: How many steps to record so.
+        count: How many times to record so.
         writer: Writes them.
         failed: Told what failed.
+        optimizers: All of the training; the list may grow.
 
     Attributes:
         steps: Those written.
@@ -359,6 +437,7 @@ class OperationSteps(StepListener):
         count: int,
         writer: RunWriter,
         failed: Callable[[str, Exception], None],
+        optimizers: Sequence[Optimizer] = (),
     ) -> None:
         self.steps: list[int] = []
         self.reason = ""
@@ -366,6 +445,10 @@ class OperationSteps(StepListener):
         self._count = count
         self._writer = writer
         self._failed = failed
+        self._optimizers = optimizers
+        self._done = 0  # of ``count``
+        self._tries = 0  # steps recorded since then
+        self._missing: set[int] = set()  # optimizers that have not stepped since then
         watch.usable = count > 0
 
     def refuse(self, reason: str) -> None:
@@ -382,8 +465,10 @@ class OperationSteps(StepListener):
 
     def step_began(self, step: Step) -> None:
         """Whether this step's operations are recorded."""
-        due = planned(self._count, len(self.steps), step.number)
-        self._watch.begin(step.number, step.recorded and due)
+        due = self._tries > 0 or planned(self._count, self._done, step.number)
+        self._watch.begin(step.number, step.recorded and due and self._count > 0)
+        if self._tries == 0:
+            self._missing = {id(o) for o in self._optimizers}
 
     def forward_began(self) -> None:
         """Record from here on."""
@@ -398,8 +483,20 @@ class OperationSteps(StepListener):
             if any(o.phase == "backward" for o in found):
                 self._writer.append_operations(encode(found))
                 self.steps.append(step.number)
+                self._note_written()
         except Exception as error:  # noqa: BLE001 - training goes on, and so does the recording
             self._failed("writing operations", error)
+
+    def optimizer_stepped(self, optimizer: Optimizer) -> None:
+        """One optimizer less to wait for."""
+        if self._watch.wanted:
+            self._missing.discard(id(optimizer))
+
+    def _note_written(self) -> None:
+        """Wait for further optimizers, but not for one that hardly ever steps."""
+        self._tries += 1
+        if not self._missing or self._tries >= len(self._optimizers):
+            self._done, self._tries = self._done + 1, 0
 
     def stopped(self) -> None:
         """Record no operations any more."""

@@ -31,7 +31,7 @@ from mpdiag.recording.failures import Failures, HookGuard
 from mpdiag.recording.grad_scaler import ScalerWatch
 from mpdiag.recording.ledger import Ledger
 from mpdiag.recording.lifecycle import carry_through, live
-from mpdiag.recording.losses import LossLog
+from mpdiag.recording.losses import Loop, LossLog
 from mpdiag.recording.observer import Observer
 from mpdiag.recording.operations import DEFAULT, OperationSteps, OperationWatch
 from mpdiag.recording.run_folder import Described, RunFolder
@@ -41,6 +41,7 @@ from mpdiag.runs import provenance
 from mpdiag.runs.writer import RunWriter
 from mpdiag.tracing.dispatch import after_backward, in_backward
 from mpdiag.tracing.names import Models, Subjects, subjects
+from mpdiag.tracing.precision import PrecisionWatch
 
 if TYPE_CHECKING:
     import os
@@ -68,6 +69,7 @@ def record(
     budget: float | None = BUDGET,
     operations: int = DEFAULT,
     overwrite: bool = False,
+    fp32: bool = False,
 ) -> Recorder:
     """Record a training; use it as a context manager around the loop.
 
@@ -79,7 +81,7 @@ def record(
         model: A module, a list of modules, or a mapping of names to modules.
         optimizer: The optimizer, a list of them, or None where there is none.
         run: The run folder to write, a path or a URL that fsspec knows.
-        every: Record each step divisible by this; default: the first 20 and then each 20th.
+        every: Record each step divisible by this; default: the first 20, then one in each 20.
         include: Regular expression: record only modules and parameters whose name it matches.
         exclude: Regular expression: leave out those whose name it matches.
         max_steps: Record so many steps, then let training go on alone.
@@ -88,7 +90,10 @@ def record(
             None, or with ``every``, no step is left out.
         operations: In so many of the recorded steps (the first ones from steps 0, 10, 100 … on),
             record every operation too: what it reads and writes, its module, its line of code.
+            Where several optimizers step one at a time, so many of each.
         overwrite: Replace a run that lies in the folder already.
+        fp32: Switch the training's own ``torch.autocast`` off while it is recorded. With it on, the
+            recording is none of FP32 training, and says so.
 
     Raises:
         UsageError: If an argument makes no sense.
@@ -100,7 +105,15 @@ def record(
         message = f"operations must be a number of steps, 0 or more, not {operations!r}"
         raise UsageError(message)
     return Recorder(
-        model, optimizers, place(run), cadence, include, exclude, overwrite, operations=operations
+        model,
+        optimizers,
+        place(run),
+        cadence,
+        include,
+        exclude,
+        overwrite,
+        operations=operations,
+        precision=PrecisionWatch(off=fp32),
     )
 
 
@@ -141,6 +154,7 @@ class Recorder:
         overwrite: Replace a run that lies in the folder already.
         script: The script that trains, for ``meta.json``.
         operations: In how many steps to record operations too.
+        precision: Notes what is not FP32.
         clock: Seconds, monotonic.
 
     Attributes:
@@ -158,6 +172,7 @@ class Recorder:
         overwrite: bool = False,
         script: str | None = None,
         operations: int = 0,
+        precision: PrecisionWatch | None = None,
         clock: Seconds = time.perf_counter,
     ) -> None:
         rank, world = provenance.ranks()
@@ -170,8 +185,11 @@ class Recorder:
         self._failures = Failures(folder, self._clock)
         names = self._subjects.names
         watch = OperationWatch(names, names, rank, self._failures.note)
-        self._losses = LossLog(folder, watch.quiet, self._failures.note, active=rank == 0)
+        loop = _Loop(self._clock, optimizers)
+        self._losses = LossLog(folder, watch.quiet, self._failures.note, loop, active=rank == 0)
         self._parts: _Parts | None = None
+        precision = precision or PrecisionWatch()
+        precision.say = precision.say or self._warn_of_autocast
         try:
             writer = RunWriter(folder, rank=rank, world_size=world, overwrite=overwrite)
         except OSError as error:
@@ -179,7 +197,7 @@ class Recorder:
             return
         budget = cadence.budget if cadence.every is None else None
         governor = Governor(budget, SPARSE_EVERY, clock)
-        steps = OperationSteps(watch, operations, writer, self._failures.note)
+        steps = OperationSteps(watch, operations, writer, self._failures.note, optimizers)
         described = Described(
             script,
             self._subjects,
@@ -189,6 +207,7 @@ class Recorder:
             {"include": include, "exclude": exclude},
             governor,
             steps,
+            precision,
         )
         self._parts = _assemble(writer, described, watch, self._clock, self._losses, self._failures)
 
@@ -201,6 +220,11 @@ class Recorder:
     def steps_recorded(self) -> int:
         """Steps recorded so far."""
         return 0 if self._parts is None else self._parts.ledger.steps_closed
+
+    @property
+    def optimizer_steps(self) -> list[tuple[str, int]]:
+        """The type of each optimizer, and how often it has stepped."""
+        return [(type(o).__name__, self._clock.steps_of(o).taken) for o in self._optimizers]
 
     @property
     def failures(self) -> list[dict[str, Any]]:
@@ -287,6 +311,14 @@ class Recorder:
         if self._parts is not None:
             self._parts.watch.silence()
 
+    def _warn_of_autocast(self, dtype: str) -> None:
+        logger.warning(
+            "recording into %s: the training's own autocast is on (%s), so this is no recording of "
+            "FP32 training; pass fp32=True to switch it off",
+            self.folder,
+            dtype,
+        )
+
     # -- what a caller may say ---------------------------------------------------------------------
 
     def end_step(self) -> None:
@@ -340,6 +372,25 @@ class Recorder:
             self._parts.observer.before_forward(module, args)
 
 
+class _Loop(Loop):
+    """What the log of losses learns of the training, and tells the clock."""
+
+    def __init__(self, clock: StepClock, optimizers: Sequence[Optimizer]) -> None:
+        self._clock = clock
+        self._optimizers = optimizers
+
+    def backward_began(self) -> None:
+        if self._clock.active:
+            self._clock.backward_began()
+
+    def evaluates(self) -> bool:
+        return self._clock.evaluating
+
+    def holds_gradients(self) -> bool:
+        parameters = [p for o in self._optimizers for g in o.param_groups for p in g["params"]]
+        return not parameters or any(p.grad is not None for p in parameters)
+
+
 @dataclass(frozen=True, eq=False)
 class _Parts:
     """The parts of a recording that has a run folder to write."""
@@ -370,7 +421,7 @@ def _assemble(
     copied = CopiedParameters()
     scalers = ScalerWatch(clock, ledger, optimizers)
     weights = WeightObserver(about, optimizers, copied, ledger, clock, watch, guard)
-    observer = Observer(about, copied, ledger, clock, watch, guard)
+    observer = Observer(about, copied, ledger, clock, watch, described.precision, guard)
     folder = RunFolder(writer, ledger, losses, scalers, clock, failures, described)
     # A step's operations are written before anything of ours may count as one, and the folder, which
     # closes the ledger's step, comes last.

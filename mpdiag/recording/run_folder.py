@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from mpdiag.errors import RunExists
 from mpdiag.files.paths import is_remote
 from mpdiag.recording.description import describe_optimizer, describe_training
+from mpdiag.recording.failures import WRITING
 from mpdiag.recording.step_clock import StepListener
 from mpdiag.runs.run import META, now
 
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from mpdiag.recording.step_clock import Step, StepClock
     from mpdiag.runs.writer import RunWriter
     from mpdiag.tracing.names import Subjects
+    from mpdiag.tracing.precision import PrecisionWatch
 
 WRITE_SECONDS = 5.0
 """Each of several ranks writes what it has at least this often: a launcher may kill it any time."""
@@ -51,6 +53,7 @@ class Described:
     filters: dict[str, str | None]
     governor: Governor
     operations: OperationSteps
+    precision: PrecisionWatch
 
 
 class RunFolder(StepListener):
@@ -102,8 +105,7 @@ class RunFolder(StepListener):
                 self._ledger.close_step(step.number, scale, skipped)
             except Exception as error:  # noqa: BLE001 - whatever it is, training goes on
                 self.give_up("ending a step", error)
-        alone = len(self._described.optimizers) <= 1
-        self._losses.step_ended(step.number, scale, skipped, alone=alone)
+        self._losses.step_ended(step.number, scale, skipped)
         self._ended = step
 
     def step_began(self, _step: Step) -> None:
@@ -115,7 +117,7 @@ class RunFolder(StepListener):
             if ended.recorded or self._losses.due:
                 self._write_what_is_due()
         except OSError as error:
-            self.give_up("writing the run folder", error)
+            self.give_up(f"{WRITING} the run folder", error)
         except Exception as error:  # noqa: BLE001
             self.give_up("ending a step", error)
 
@@ -148,7 +150,9 @@ class RunFolder(StepListener):
             self._ledger.flush()
             self._losses.close()
         except Exception as error:  # noqa: BLE001 - Ctrl-C may have interrupted a count
-            self._failures.note("writing the last statistics", error)
+            self._failures.note(f"{WRITING} the last statistics", error)
+        if self.state == "complete" and self._failures.writing:
+            self.state = "failed"  # the training is complete, its record is not
         try:
             if self._writer is not None:
                 self._writer.sweep()
@@ -191,7 +195,7 @@ class RunFolder(StepListener):
                 "rank": self._writer.rank,
                 "world_size": about.world,
                 "script": about.script,
-                "optimizers": [describe_optimizer(o) for o in about.optimizers],
+                "optimizers": [self._describe(o) for o in about.optimizers],
                 "cadence": {
                     "every": about.cadence.every,
                     "max_steps": about.cadence.max_steps,
@@ -202,6 +206,7 @@ class RunFolder(StepListener):
                 "steps_recorded": self._ledger.steps_written,
                 "rows": self._ledger.rows_written,
                 "operations": about.operations.to_json(),
+                "precision": about.precision.to_json(about.subjects.roots),
                 "coverage": about.subjects.coverage(rows),
                 "failures": self._failures.found,
                 "verdict": None,
@@ -210,6 +215,15 @@ class RunFolder(StepListener):
         if rows != self._table:
             self._writer.write_modules(rows)
             self._table = rows
+
+    def _describe(self, optimizer: Optimizer) -> dict[str, Any]:
+        """An optimizer, how often it stepped, and how often in a recorded step."""
+        steps = self._clock.steps_of(optimizer)
+        return {
+            **describe_optimizer(optimizer),
+            "steps_taken": steps.taken,
+            "steps_recorded": steps.recorded,
+        }
 
 
 def is_replaced(folder: AnyPath, rank: int, created: str) -> bool:

@@ -4,14 +4,20 @@ PyTorch has no notion of a step. The clock hears what happens (a forward pass be
 arrives, an optimizer has stepped) and decides; listeners hear of it and never ask each other::
 
     forward pass of a model       forward_began
-    backward pass                 backward_reached
-    optimizer.step                optimizer_stepped
+    backward()                    backward_began; then, for each gradient, backward_reached
+    optimizer.step                optimizer_begins, optimizer_stepped
     → the step is over            step_ended, then step_began of the next one
 
-With one optimizer a step ends when it has stepped, however many backward passes came before. With
-several it ends when all have stepped, or with the first forward pass after a step of the busiest. An
-optimizer that steps within the backward pass ends the step when that pass is over. With none, a step
-ends when a model is called again.
+A step is what one update of the weights needs: the forward and backward passes before it, and the
+update. It ends when an optimizer has stepped, however many backward passes came before. Optimizers
+that step one after another, with no forward pass and no ``backward()`` between them, share a step;
+with several optimizers it therefore ends with the first of these after an update. So a GAN's turn of
+the loop has two steps, and a model whose parameters two optimizers share has one. An optimizer that
+steps within the backward pass ends the step when that pass is over. With no optimizer, a step ends
+when a model is called again. ``mpdiag train`` counts alike (``training.monitor``).
+
+Whether to record is decided for a *round*: the steps in which each optimizer that takes part has stepped
+once. If it were decided for a step, ``every=2`` would show one half of a GAN.
 
 Nothing here needs torch: what to ask about backward passes is handed in.
 """
@@ -24,6 +30,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
+
+
+_LONGEST_ROUND = 8
+"""Steps after which an optimizer is not waited for: a critic often has five to its generator's one."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +49,14 @@ class Step:
     number: int
     recorded: bool
     accumulating: bool
+
+
+@dataclass
+class OptimizerSteps:
+    """How often an optimizer has stepped, and how often in a recorded step."""
+
+    taken: int = 0
+    recorded: int = 0
 
 
 class StepListener:
@@ -67,7 +85,11 @@ class Pace:
     """Says which steps to record; this one says all."""
 
     def wants(self, step: int) -> bool:
-        """Whether to record the step of this number; asked once, when it begins."""
+        """Whether to record a step; asked once, when it begins.
+
+        Args:
+            step: The number of its round, which is its own where one optimizer steps.
+        """
         del step
         return True
 
@@ -87,11 +109,13 @@ class StepClock:
 
     Attributes:
         number: Number of the present step.
+        round: Number of the present round.
         recording: Whether it is recorded.
         active: Whether events count at all: from ``start`` to ``mute``, ``stop`` or ``close``.
         running: Whether steps are counted: from ``start`` to ``close``.
-        due: Whether the present step ends with the next forward pass.
+        due: Whether the present step ends with the next forward or backward pass.
         micro: Number of the present forward pass of a model within the step.
+        evaluating: Whether an optimizer evaluates a closure.
     """
 
     def __init__(
@@ -100,14 +124,21 @@ class StepClock:
         in_backward: Callable[[], bool],
         after_backward: Callable[[Callable[[], None]], None],
     ) -> None:
-        self.number = 0
+        self.number = self.round = 0
         self.recording = self.active = self.running = self.due = False
         self.micro = 0
+        self.evaluating = False
         self._in_backward = in_backward
         self._after_backward = after_backward
         self._pace = Pace()
         self._listeners: tuple[StepListener, ...] = ()
-        self._taken = {id(o): 0 for o in optimizers}  # steps of each optimizer
+        self._optimizers = {id(o): OptimizerSteps() for o in optimizers}
+        self._stepped: set[int] = set()  # optimizers that have stepped in the present step
+        self._taking_part = set(self._optimizers)  # in rounds
+        self._in_round: set[int] = set()  # optimizers that have stepped in the present round
+        self._steps_of_round = 0
+        self._last_round: set[int] = set()  # optimizers that have stepped in the round before
+        self._patience = _LONGEST_ROUND
         self._calls: dict[int, int] = {}  # of each model in this step
         self._forwards = 0
         self._backwards: set[int] = set()  # forward passes that a gradient followed
@@ -130,9 +161,10 @@ class StepClock:
         self._calls.clear()
         self._forwards = 0
         self._backwards = set()
+        self._stepped.clear()
         self.micro = 0
         self.due = False
-        self.recording = self.active and self._pace.wants(self.number)
+        self.recording = self.active and self._pace.wants(self.round)
         step = self.present
         for listener in self._listeners:
             listener.step_began(step)
@@ -152,9 +184,10 @@ class StepClock:
         self.running = False
 
     def adopt(self, optimizers: Iterable[object]) -> None:
-        """Wait for these optimizers too, from the present step on."""
+        """Count the steps of these optimizers too, from the present step on."""
         for optimizer in optimizers:
-            self._taken[id(optimizer)] = self.number
+            self._optimizers.setdefault(id(optimizer), OptimizerSteps())
+            self._taking_part.add(id(optimizer))
 
     # -- what happens in training ------------------------------------------------------------------
 
@@ -165,7 +198,7 @@ class StepClock:
 
     def forward_began(self, model: int) -> None:
         """A whole model is called so; with no optimizer a new forward pass begins a new step."""
-        if not self._taken and (self._backwards or self._forwards):
+        if not self._optimizers and (self._backwards or self._forwards):
             self.end_step()
         self._forwards += 1
         for listener in self._listeners:
@@ -173,25 +206,42 @@ class StepClock:
         self.micro = self._calls.get(model, 0)
         self._calls[model] = self.micro + 1
 
+    def backward_began(self) -> None:
+        """``backward()`` was called, outside any backward pass: a step that is due ends."""
+        if self.due:
+            self.end_step()
+
     def backward_reached(self) -> None:
         """A gradient arrived in the present step."""
         self._backwards.add(self.micro)
         for listener in self._listeners:
             listener.backward_reached()
 
+    def optimizer_begins(self, optimizer: object, *, evaluates: bool) -> None:
+        """An optimizer is about to step.
+
+        A second step of the same one is no part of the present step; nor is one that evaluates the
+        loss itself (``evaluates``), for it begins with a forward pass.
+        """
+        if self.due and (evaluates or id(optimizer) in self._stepped):
+            self.end_step()
+        self.evaluating = evaluates
+
     def optimizer_stepped(self, optimizer: object) -> None:
         """An optimizer stepped, or a scaler skipped its step."""
+        self.optimizer_begins(optimizer, evaluates=False)  # a scaler that skips has not said so
         for listener in self._listeners:
             listener.optimizer_stepped(optimizer)
-        self._taken[id(optimizer)] += 1
-        if self._taken[id(optimizer)] <= self.number + self._ends_after_backward:
-            return  # it makes up for steps that others have taken
+        self._stepped.add(id(optimizer))
+        steps = self._optimizers.setdefault(id(optimizer), OptimizerSteps())
+        steps.taken += 1
+        steps.recorded += self.recording
         if self._in_backward():  # the other optimizers of this step are still to come
             if not self._ends_after_backward:
                 self._ends_after_backward = True
                 self._after_backward(self.end_step)
-        elif self.running and any(n <= self.number for n in self._taken.values()):
-            self.due = True  # others may step yet: the next forward pass ends it
+        elif self.running and len(self._stepped) < len(self._optimizers):
+            self.due = True  # others may step yet: the next forward or backward pass ends it
         else:
             self.end_step()
 
@@ -207,7 +257,24 @@ class StepClock:
             if ended.recorded:
                 self._accumulating = len(self._backwards) > 1
             self.number += 1
+            self._count_rounds()
             self.begin()
+
+    def _count_rounds(self) -> None:
+        """Whether the round ends with the step that has ended.
+
+        The optimizers of the last round are waited for as long as it took, or for many steps where
+        others had stepped in the one before.
+        """
+        self._in_round |= self._stepped
+        self._steps_of_round += 1
+        if self._taking_part <= self._in_round or self._steps_of_round >= self._patience:
+            alike = self._in_round == self._last_round
+            self._patience = self._steps_of_round if alike else _LONGEST_ROUND
+            self._taking_part, self._last_round = set(self._in_round), self._in_round
+            self._in_round = set()
+            self._steps_of_round = 0
+            self.round += 1
 
     # -- questions ---------------------------------------------------------------------------------
 
@@ -215,6 +282,10 @@ class StepClock:
     def present(self) -> Step:
         """The present step, as listeners hear of it."""
         return Step(self.number, self.recording, self._accumulating)
+
+    def steps_of(self, optimizer: object) -> OptimizerSteps:
+        """How often an optimizer has stepped."""
+        return self._optimizers.get(id(optimizer), OptimizerSteps())
 
     @property
     def trained(self) -> bool:

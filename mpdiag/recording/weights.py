@@ -195,8 +195,11 @@ class WeightObserver(StepListener):
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._operations.pause()
+        closure = _closure(args, kwargs) is not None
+        if self._clock.active:
+            self._clock.optimizer_begins(optimizer, evaluates=closure)
         if self._clock.recording:
-            self._note_before_step(optimizer, _closure(args, kwargs) is not None)
+            self._note_before_step(optimizer, closure)
 
     @guarded("an optimizer hook")
     def _note_before_step(self, optimizer: Optimizer, closure: bool) -> None:

@@ -74,7 +74,12 @@ def waiting(what: str) -> Iterator[None]:
 
 
 def name_next(*words: object) -> None:
-    """Name the command to run next, on stderr, ready to be copied into a shell."""
+    """Name the command to run next, on stderr, ready to be copied into a shell; no words, no line.
+
+    The words come from ``next_commands``, which names what can succeed.
+    """
+    if not words:
+        return
     command = shlex.join(map(str, words))
     Terminal(stderr=True).print(Text.assemble(("next: ", "dim"), command), soft_wrap=True)
 

@@ -15,6 +15,12 @@ if TYPE_CHECKING:
 
 COUNT = "count"
 LARGEST = 1 << 53
+_SEEN = tuple(
+    f"{what}{seen}"
+    for what in ("parameters", "gradients", "modules", "activation_gradients")
+    for seen in ("", "_seen")
+)
+_HALVES = ("half_parameters", "half_parameter_count_total", "half_modules")
 _META: dict[str, Any] = {
     **dict.fromkeys(("mpdiag", "state", "created", "updated", "script", "verdict"), str),
     **dict.fromkeys(("steps_seen", "steps_recorded", "rows", "rank", "world_size"), COUNT),
@@ -26,7 +32,12 @@ _META: dict[str, Any] = {
     "optimizers": [{"type": str}],
     "cadence": {"every": COUNT, "max_steps": COUNT, "include": str, "exclude": str},
     "operations": {"steps": [COUNT], "reason": str},
-    "coverage": {"not_recorded": [{}]},
+    "coverage": {"not_recorded": [{}], "seen": dict.fromkeys(_SEEN, COUNT)},
+    "precision": {
+        "autocast": [str],
+        "autocast_off": bool,
+        **dict.fromkeys(_HALVES, COUNT),
+    },
     "failures": [{"step": COUNT, "where": str, "error": str}],
     "training": {},
 }

@@ -29,9 +29,11 @@ from mpdiag.errors import DamagedRun, NewerSchema, RunNotFound
 from mpdiag.files.documents import read_document
 from mpdiag.files.parquet import refuse_bomb
 from mpdiag.files.paths import is_remote, place
+from mpdiag.files.recognition import named_instead
 from mpdiag.files.secrets import HIDDEN
 from mpdiag.runs.meta_validation import refuse_odd_meta, refuse_odd_modules
 from mpdiag.runs.reader import damaged, records_of, rows_in, source_of, tables_of
+from mpdiag.tracing.fingerprint import ModelFingerprint, fingerprint
 
 if TYPE_CHECKING:
     import os
@@ -249,6 +251,24 @@ class Run:
             raise DamagedRun(damaged(paths[0], error)) from error
         return rows
 
+    def model_fingerprint(self) -> ModelFingerprint | None:
+        """The parameters of the model that was recorded, or of the plan it was trained by.
+
+        None where neither is known: a training by a plan of an earlier version.
+
+        Raises:
+            DamagedRun: If the table of modules cannot be read.
+        """
+        rows = [row for row in self.modules() if row["what"] == "parameter"]
+        if rows:
+            cadence = self.meta.get("cadence") or {}
+            chosen = cadence.get("include") or cadence.get("exclude")
+            return fingerprint(((r["name"], r["shape"]) for r in rows), complete=not chosen)
+        try:
+            return ModelFingerprint.from_json(read_document(self.folder / "plan.json")["model"])
+        except (OSError, ValueError, KeyError, TypeError, RecursionError):
+            return None
+
     def rank_metas(self) -> dict[int, Mapping[str, Any]]:
         """The ``meta.json`` of each rank; ranks whose file is missing or damaged are left out."""
         found = {int(self.meta.get("rank") or 0): self.meta}
@@ -290,14 +310,13 @@ def open_run(folder: str | os.PathLike[str]) -> Run:
     path = place(folder)
     meta_path = path / META
     if not path.is_dir():
-        message = f"there is no run at {path}: {_nearby(path)}"
-        raise RunNotFound(message)
+        raise RunNotFound(_no_run_at(path))
     if not meta_path.is_file():
         inside = _names_of_runs(path)
         message = (
-            f"{path} holds runs and is none itself: name one, such as {path / inside[0]}"
+            f"{path} is a folder of runs, not a run: name one, such as {path / inside[0]}"
             if inside
-            else f"{path} is no run folder: it has no {META}"
+            else f"{path} is not a run folder: it has no {META}"
         )
         raise RunNotFound(message)
     try:
@@ -340,6 +359,10 @@ def list_runs(folder: str | os.PathLike[str]) -> list[Listing]:
     root = place(folder)
     if not root.is_dir():
         message = f"there is no folder {root}: give the folder that holds your runs"
+        if root.exists():
+            message = named_instead(root, "folder of runs") or (
+                f"{root} is a file: give the folder that holds your runs"
+            )
         raise RunNotFound(message)
     listings = []
     children: list[AnyPath] = [*root.iterdir()]
@@ -366,6 +389,14 @@ def free_name(folder: AnyPath, stem: str) -> AnyPath:
     while path.exists():
         path, number = folder / f"{stem}-{number}", number + 1
     return path
+
+
+def _no_run_at(path: AnyPath) -> str:
+    """The sentence for a path that is no folder."""
+    if not is_remote(path) and path.exists():
+        other = f"{path} is a file, and a run is a folder: give one, as `mpdiag runs` lists them"
+        return named_instead(path, "run") or other
+    return f"there is no run at {path}: {_nearby(path)}"
 
 
 def _nearby(path: AnyPath) -> str:

@@ -41,8 +41,8 @@ class TrainingStep:
 
     Attributes:
         step: Its number, from 0.
-        loss: The unscaled loss, of the last backward pass where there were several; None if it was
-            not seen.
+        loss: The unscaled loss: the sum of what ``backward()`` was called on since the gradients
+            were last cleared (of a closure, its first evaluation); None if it was not seen.
         scale: The loss scale of its gradients.
         skipped: Whether it was skipped.
         reason: Why.

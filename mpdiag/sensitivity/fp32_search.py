@@ -70,14 +70,18 @@ class SearchResult:
 
     Attributes:
         answer: ``none``: nothing needs to stay in FP32; ``found``: this set must, and no subset
-            suffices; ``unfinished``: the budget ended; this set suffices but may be too large;
-            ``impossible``: not even all candidates suffice.
-        fp32: The set.
-        plan: The plan with the set in it, each operation with its evidence.
+            suffices; ``unfinished``: the budget ended; this set suffices, if a set does at all, but
+            may be too large; ``impossible``: not even all candidates suffice.
+        fp32: The set; empty where no training has shown a set to suffice.
+        plan: The plan with the set in it, each operation with its evidence; where no set is known to
+            suffice, the plan as it was given.
         spread: The metrics of the FP32 seeds.
         probes: All trainings that tested a set.
         candidates: Number of operations that were considered.
         seconds: Time of all trainings, including FP32.
+        references: How many FP32 trainings were run.
+        seeds: How many are wanted.
+        sufficient: Whether trainings have shown that the set suffices.
     """
 
     answer: Answer
@@ -87,6 +91,14 @@ class SearchResult:
     probes: tuple[Probe, ...]
     candidates: tuple[tuple[Fp32Candidate, float], ...]
     seconds: float
+    references: int = 0
+    seeds: int = 0
+    sufficient: bool = True
+
+    @property
+    def trainings(self) -> int:
+        """How many trainings tested a set."""
+        return sum(len(probe.metrics) for probe in self.probes)
 
     def to_json(self) -> dict[str, Any]:
         """The search's result as plain values."""
@@ -100,6 +112,13 @@ class SearchResult:
                 for c, w in self.candidates
             ],
             "seconds": self.seconds,
+            "sufficient": self.sufficient,
+            "trainings": {
+                "fp32": self.references,
+                "fp32_wanted": self.seeds,
+                "sets": len(self.probes),
+                "of_sets": self.trainings,
+            },
             "plan": self.plan.to_json(),
         }
 
@@ -172,7 +191,7 @@ def _check(plan: PrecisionPlan, budget: float, seeds: Sequence[int], probe_seeds
 
 
 def _digest(plan: PrecisionPlan) -> str:
-    text = json.dumps(_bare(plan).to_json(), sort_keys=True)
+    text = json.dumps(_bare(plan).decisions(), sort_keys=True)  # another wording is no other search
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
@@ -193,6 +212,7 @@ class _Search:
         on_progress: OnProgress | None,
     ) -> None:
         self._build = build
+        self._given = plan
         self._plan = _bare(plan)
         self._state = state
         self._until = time.monotonic() + 60 * budget
@@ -213,12 +233,10 @@ class _Search:
             ranked = [c for c, _ in state.candidates]
             found = find_smallest(ranked, self._good, self._note)
         except _OutOfBudget:
-            return self._result(
-                "unfinished", self._best or frozenset(c for c, _ in state.candidates)
-            )
+            return self._result("unfinished", self._best, len(seeds))
         if found is None:
-            return self._result("impossible", frozenset(c for c, _ in state.candidates))
-        return self._result("found" if found else "none", found)
+            return self._result("impossible", None, len(seeds))
+        return self._result("found" if found else "none", found, len(seeds))
 
     # -- trainings ---------------------------------------------------------------------------------
 
@@ -304,16 +322,19 @@ class _Search:
         if self._best is None or len(better) < len(self._best):
             self._best = better
 
-    def _result(self, answer: Answer, found: frozenset[Fp32Candidate]) -> SearchResult:
+    def _result(
+        self, answer: Answer, found: frozenset[Fp32Candidate] | None, seeds: int
+    ) -> SearchResult:
+        """The result; ``found`` is a set that trainings have shown to suffice, None without one."""
         state = self._state
         ranked = [c for c, _ in state.candidates]
-        chosen = tuple(c for c in ranked if c in found)
-        choices = [self._choice(c, found, answer) for c in chosen]
+        chosen = () if found is None else tuple(c for c in ranked if c in found)
         seconds = sum(t for _, t in state.reference.values()) + sum(p.seconds for p in state.probes)
-        plan = self._plan
-        if answer != "impossible":
+        plan = self._plan if answer == "impossible" else self._given
+        if found is not None:
+            choices = [self._choice(c, found, answer) for c in chosen]
             plan = replace(
-                plan,
+                self._plan,
                 fp32_operations=tuple(c for c in choices if c.op),
                 fp32_modules=tuple(c for c in choices if not c.op),
             )
@@ -325,6 +346,9 @@ class _Search:
             tuple(state.probes),
             tuple(state.candidates),
             seconds,
+            len(state.reference),
+            seeds,
+            found is not None,
         )
 
     def _choice(

@@ -219,8 +219,9 @@ class Subjects:
             for r in rows
             if r["reason"]
         ]
+        reason = "no gradient of its output arrived in a recorded step"
         not_recorded += [
-            {"name": m.name, "what": "activation_grad", "reason": "no gradient reached its output"}
+            {"name": m.name, "what": "activation_grad", "reason": reason}
             for m in self.modules.values()
             if m.seen and "activation_grad" not in m.seen
         ]
@@ -229,7 +230,33 @@ class Subjects:
             "modules_recorded": sum(r["recorded"] for r in modules),
             "parameters": len(parameters),
             "parameters_recorded": sum(r["recorded"] for r in parameters),
+            "seen": self._seen(),
             "not_recorded": not_recorded,
+        }
+
+    def _seen(self) -> dict[str, int]:
+        """How much there is and how much was counted; ``runs.coverage.Coverage`` says what of.
+
+        What ``include`` and ``exclude`` leave out is there, and was not counted.
+        """
+        held = {id(p): p for root in self.roots for p in root.parameters()}
+        held.update((key, named.parameter) for key, named in self.parameters.items())
+        named = list(self.parameters.values())
+        every_module = {id(m) for root in self.roots for m in root.modules()}
+        modules = list(self.modules.values())
+        return {
+            "parameters": sum(p.numel() for p in held.values()),
+            "parameters_seen": sum(n.parameter.numel() for n in named if n.seen),
+            "gradients": sum(p.numel() for p in held.values() if p.requires_grad),
+            "gradients_seen": sum(
+                n.parameter.numel()
+                for n in named
+                if "weight_grad" in n.seen and n.parameter.requires_grad
+            ),
+            "modules": len(every_module | set(self.modules)),
+            "modules_seen": sum(bool(m.seen) for m in modules),
+            "activation_gradients": sum(bool(m.seen) for m in modules),
+            "activation_gradients_seen": sum("activation_grad" in m.seen for m in modules),
         }
 
     def add_stray(self, parameter: nn.Parameter, name: str) -> NamedParameter | None:

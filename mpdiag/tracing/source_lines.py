@@ -5,7 +5,7 @@ from __future__ import annotations
 import linecache
 import os
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -137,9 +137,17 @@ class SourceLines(ModuleCalls[SourceLine]):
         node = self.backward_node()
         if node is not None:
             return self.noted(node) or SourceLine(None, *locate()), node.name()
-        line = SourceLine(self.module, *locate(), index)
+        line = self.place(index)
         self.note(line)
         return line, ""
+
+    def take_over(self, earlier: SourceLines) -> None:
+        """Know the forward operations of an earlier step, but not by their numbers in it."""
+        self._noted = {number: replace(line, index=-1) for number, line in earlier._noted.items()}
+
+    def place(self, index: int) -> SourceLine:
+        """The line and module of the present call in a forward pass."""
+        return SourceLine(self.module, *locate(), index)
 
 
 def locate() -> tuple[str, int, str, str]:

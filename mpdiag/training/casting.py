@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from mpdiag.emulation.mode import Emulation
+    from mpdiag.tracing.precision_share import PrecisionShare
     from mpdiag.training.weights.wrapping import Wrapped
 
 
@@ -24,9 +25,13 @@ class Casting:
     Args:
         wrapped: The models, in the precision of their level.
         emulation: Emulates low precision; None where the device's own arithmetic is used.
+        share: Counts what runs in half precision.
     """
 
-    def __init__(self, wrapped: Wrapped, emulation: Emulation | None) -> None:
+    def __init__(
+        self, wrapped: Wrapped, emulation: Emulation | None, share: PrecisionShare
+    ) -> None:
+        self._share = share
         self._wrapped = wrapped
         self._emulation = emulation
         self._precision = wrapped.precision
@@ -43,6 +48,7 @@ class Casting:
                 if precision.operation_casts:
                     stack.enter_context(policy.in_force(self._wrapped.policy))
                     stack.enter_context(torch.autocast(self._device_type, precision.dtype))
+            stack.enter_context(self._share.counting())
             yield
 
     @contextmanager
@@ -55,6 +61,7 @@ class Casting:
                     stack.enter_context(self._emulation)
                 if self._precision.operation_casts:  # for what is computed again in backward
                     stack.enter_context(policy.in_force(self._wrapped.policy))
+            stack.enter_context(self._share.counting())
             yield
 
     @contextmanager

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections import deque
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from mpdiag.plan import PrecisionPlan
+    from mpdiag.tracing.precision_share import PrecisionShare
     from mpdiag.training.results import StepResult
     from mpdiag.training.run_log import RunLog
     from mpdiag.training.tensor_core_check import TensorCoreCheck
@@ -91,7 +92,7 @@ class DriftWatch:
                 rate,
                 observed,
                 f"{count} of the last {len(self._skips)} steps overflowed, where the recording "
-                f"predicted {rate:.2%}: record again and analyze",
+                f"predicted at most {rate:.2%}: record again and analyze",
             )
         )
 
@@ -149,12 +150,14 @@ class StepMonitor:
         in_a_row: How many of the last ones were skipped, without a gap.
         log: The run's log, if the training has a run folder.
         check: Whether Tensor Cores are in use; None where there is nothing to check.
+        share: Which share of the FLOPs runs in half precision.
         drift: Compares the training with its plan.
 
     Args:
         drift: See above.
         log: See above.
         check: See above.
+        share: See above.
         max_skips: How many skips in a row end the training.
         advice: How to learn the cause of a skip, for the message where it is unknown.
         first_step: The first step's number.
@@ -165,15 +168,18 @@ class StepMonitor:
         drift: DriftWatch,
         log: RunLog | None,
         check: TensorCoreCheck | None,
+        share: PrecisionShare,
         *,
         max_skips: int,
         advice: str,
         first_step: int = 0,
     ) -> None:
         self.steps, self.skipped, self.in_a_row = first_step, 0, 0
+        self._result: StepResult | None = None  # of the last step
         self.drift = drift
         self.log = log
         self.check = check
+        self.share = share
         self._max_skips = max_skips
         self._advice = advice
 
@@ -189,18 +195,32 @@ class StepMonitor:
         if alarm is not None and self.log is not None:
             self.log.note(alarm.to_json())
 
-    def note_step(self, result: StepResult, floor: float | None) -> None:
+    def note_step(
+        self, result: StepResult, floor: float | None, *, shares_step: bool = False
+    ) -> None:
         """Count a step and write it down.
+
+        A step is what one update of the weights needs, as for ``mpdiag record``: optimizers that step
+        one after another, with no forward or backward pass between them, share it.
 
         Args:
             result: The step.
             floor: The smallest scale of the loss scaler, if it has one.
+            shares_step: Whether another optimizer has taken this step before. It is counted once, and
+                written again if it was skipped now.
 
         Raises:
             TrainingDiverged: If too many steps in a row were skipped.
         """
-        self.steps += 1
-        if self.log is not None:
+        before, first = self._result, not shares_step or self._result is None
+        if before is not None and not first:
+            loss = before.loss if result.loss is None else result.loss
+            result = replace(result, step=before.step, loss=loss)
+        if first:
+            self.steps += 1
+            self.share.step_ended()
+        self._result = result
+        if self.log is not None and (first or result.skipped):
             self.log.note_step(result)
         use = None if self.check is None else self.check.after_step(self.steps)
         if use is not None and self.log is not None:
@@ -209,7 +229,7 @@ class StepMonitor:
         if not result.skipped:
             self.in_a_row = 0
             return
-        self.skipped += 1
+        self.skipped += first or before is None or not before.skipped
         self.in_a_row += 1
         at_floor = self.in_a_row > 1 and floor == result.scale and result.cause != "model"
         if self.in_a_row >= self._max_skips or at_floor:

@@ -49,7 +49,8 @@ class StepResult:
         step: Calls of ``step`` before this one.
         scale: Loss scale of this step's gradients.
         next_scale: Loss scale of the next step's.
-        loss: The unscaled loss of the last backward pass; None if that was no single number.
+        loss: The sum of the unscaled losses of its backward passes; None if one was no single
+            number. Of a closure, that of its first evaluation.
         gradient_norm: Euclidean norm of all unscaled gradients before clipping; infinite or NaN on
             a skip.
         non_finite: What was not finite, in the order in which the backward pass meets it.

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import os
 
     from mpdiag.plan import PrecisionPlan
+    from mpdiag.tracing.precision_share import PrecisionShare
     from mpdiag.training.levels import Precision
     from mpdiag.training.results import StepResult
     from mpdiag.training.weights.wrapping import Wrapped
@@ -41,7 +42,9 @@ class RunLog:
         precision: Precision,
         backend: str,
         wrapped: Wrapped,
+        share: PrecisionShare,
     ) -> None:
+        self._share = share
         self.folder = place(folder).absolute()  # the program may change its working folder
         self._log = LogWriter(self.folder)
         self._device = next((p.device for m in wrapped.models for p in m.parameters()), None)
@@ -130,7 +133,10 @@ class RunLog:
         if not self._active:
             return
         self._active, self._closed = False, True
+        if self._last is not None:  # there was a step
+            self._log.append(self._share.to_json())
         self._log.close()
+        self._meta["half_precision_flops"] = self._share.share
         if self._meta.get("state") in ("training", "complete", "failed"):
             self._meta["state"] = state
         try:

@@ -1,34 +1,48 @@
-"""The gradients of an unmodified script: unscaled right after each backward pass.
+"""The gradients of an unmodified script: they carry the loss scale nowhere but inside a backward pass.
 
-A script may clip or print its gradients at any time, so they never carry the loss scale outside a
-backward pass. What was not finite is remembered: a script that clips by value would hide it.
+Each gradient loses the scale where the pass adds it to ``.grad``, so that a script may look at
+``.grad`` at any time, in its hooks, too. Where gradients are reduced over ranks on their way (DDP,
+FSDP), they keep it until the pass is over, for the reduction may be in half precision. What was not
+finite is remembered: a script that clips by value would hide it.
 """
 
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mpdiag.training.gradients.judgement import norms, unscale, values_of
+from mpdiag.training.gradients.judgement import multiply, norms, unscale, values_of
 from mpdiag.training.gradients.scaling import parameters_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from torch import Tensor, nn
     from torch.optim import Optimizer
 
 
 class ScriptGradients:
-    """Which gradients of some models are under the loss scale, and which were not finite."""
+    """Takes the loss scale off the gradients of some models, and knows which were not finite.
+
+    Attributes:
+        unscaled_at_leaves: Whether a gradient loses the scale where it is added to ``.grad``.
+    """
 
     def __init__(self, models: Sequence[nn.Module]) -> None:
-        self._parameters = {id(p): p for m in models for p in m.parameters()}
+        self.unscaled_at_leaves = not any(_is_reduced(model) for model in models)
+        self._passes: list[object] = []  # backward passes under way, the innermost last
+        self._seen: list[Tensor] = []  # whether what hooks have replaced was finite
+        self._parameters: dict[int, Tensor] = {id(p): p for m in models for p in m.parameters()}
         self._retained: list[weakref.ref[Tensor]] = []
         self._nonfinite: dict[int, Tensor] = {}  # parameters whose gradient was not finite, by id
         self._reached: set[int] = set()  # parameters whose gradients came through here
+
+    def adopt(self, tensors: Iterable[Tensor]) -> None:
+        """Count these among the parameters."""
+        self._parameters.update({id(t): t for t in tensors})
 
     def owns(self, leaves: Iterable[int]) -> bool:
         """Whether any of some tensors, given by ``id``, is a parameter of the models."""
@@ -36,6 +50,8 @@ class ScriptGradients:
 
     def retain(self, tensor: Tensor) -> None:
         """A tensor inside the graph keeps its gradient, which must be unscaled, too."""
+        if type(tensor) is torch.Tensor and tensor.dtype in (torch.float16, torch.bfloat16):
+            tensor.__class__ = _HeldWide
         self._retained = [r for r in self._retained if r() is not None]
         self._retained.append(weakref.ref(tensor))
 
@@ -58,30 +74,88 @@ class ScriptGradients:
         kept = [t for r in self._retained if (t := r()) is not None]
         return list((receiving | {id(t): t for t in kept}).values())
 
-    def unscale(self, leaves: Sequence[Tensor], scale: float, *, keep: bool) -> None:
-        """Unscale gradients after a backward pass, and remember what is not finite.
+    @property
+    def within_pass(self) -> bool:
+        """Whether a backward pass is under way; a hook of the script may begin another."""
+        return bool(self._passes)
+
+    @contextmanager
+    def passing(self) -> Iterator[object]:
+        """A backward pass, of which it is known what its hooks have seen."""
+        this, seen = object(), self._seen
+        self._passes.append(this)
+        self._seen = []
+        try:
+            yield this
+        finally:
+            self._passes.pop()
+            self._seen = seen + self._seen
+
+    @contextmanager
+    def unscaling(self, receiving: Sequence[Tensor], scale: float, *, keep: bool) -> Iterator[None]:
+        """A backward pass at the loss scale, before and after which no ``.grad`` carries it.
 
         Args:
-            leaves: What may have received a gradient.
+            receiving: What may receive a gradient.
             scale: The loss scale of the pass.
             keep: Whether the graph of these gradients lives on, so that nothing in it may change.
         """
-        reached = [leaf for leaf in leaves if leaf.grad is not None]
+        at_once = self.unscaled_at_leaves
+        leaves = [t for t in receiving if at_once and t.is_leaf and t.requires_grad]
+        others = [t for t in receiving if not (at_once and t.is_leaf and t.requires_grad)]
+        with torch.no_grad():
+            waiting = [t.grad for t in others if not isinstance(t, _HeldWide)]
+            multiply([g for g in waiting if g is not None], scale)
+        with self.passing() as this:
+
+            def unscaled(gradient: Tensor) -> Tensor | None:
+                # In a hook, the script may run a pass of its own, with hooks of its own on leaves.
+                return _divided(gradient, scale) if self._passes[-1] is this else None
+
+            handles = [t.register_hook(unscaled) for t in leaves] if scale != 1.0 else []
+            try:
+                yield
+            finally:  # a pass that fails on its way has left scaled gradients, too
+                for handle in handles:
+                    handle.remove()
+                self._unscale(others, scale, keep=keep)
+                self._judge(receiving)
+
+    def _unscale(self, leaves: Sequence[Tensor], scale: float, *, keep: bool) -> None:
+        for leaf in leaves:
+            if isinstance(leaf, _HeldWide):
+                leaf.gather_wide(scale)
+        leaves = [leaf for leaf in leaves if not isinstance(leaf, _HeldWide)]
         if keep:
-            for leaf in reached:
+            for leaf in leaves:
                 leaf.grad = None if leaf.grad is None else leaf.grad / scale
+            return
+        with torch.no_grad():
+            unscale([leaf.grad for leaf in leaves if leaf.grad is not None], scale)
+
+    def _judge(self, receiving: Sequence[Tensor]) -> None:
+        """Remember which gradients are not finite, or were before a hook replaced them."""
+        reached = [leaf for leaf in receiving if leaf.grad is not None]
         found = [leaf.grad for leaf in reached if leaf.grad is not None]
+        seen, self._seen = self._seen, []
         if not found:
             return
         with torch.no_grad():
-            if not keep:
-                unscale(found, scale)
             parts = norms([values_of(g) for g in found], 2.0)
-            sums = torch.stack([n.float().to(parts[0].device) for n in parts])
+            device = parts[0].device
+            sums = torch.stack([n.float().to(device) for n in parts])
+            finite = torch.isfinite(sums)
+            if seen:
+                finite = finite & torch.stack([s.to(device) for s in seen]).all()
         self.note_reached(id(leaf) for leaf in reached)
-        for leaf, finite in zip(reached, torch.isfinite(sums).tolist(), strict=True):
-            if not finite:
+        for leaf, good in zip(reached, finite.tolist(), strict=True):
+            if not good:
                 self._nonfinite[id(leaf)] = leaf
+
+    def note_seen(self, gradient: Tensor) -> None:
+        """Look at a gradient that a hook of the script may replace; no one waits for the answer."""
+        with torch.no_grad():
+            self._seen.append(torch.isfinite(values_of(gradient)).all())
 
     def note_reached(self, leaves: Iterable[int]) -> None:
         """Gradients of these, given by ``id``, were computed under the loss scale."""
@@ -109,3 +183,50 @@ class ScriptGradients:
         """The optimizer has stepped, or its step was skipped."""
         for parameter in parameters_of(optimizer):
             self._nonfinite.pop(id(parameter), None)
+
+
+_narrow: Any = torch._C.TensorBase.grad
+
+
+class _HeldWide(torch.Tensor):
+    """A half-precision tensor of a graph whose ``.grad`` is FP32.
+
+    The script asked a tensor to retain its gradient; without the scale FP16 could not hold it, and
+    torch allows no other dtype. Tensors become this by their ``__class__``.
+    """
+
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+    _wide: Tensor | None = None
+
+    @property
+    def grad(self) -> Tensor | None:
+        """The gradient without the scale, FP32."""
+        return self._wide if self._wide is not None else _narrow.__get__(self)
+
+    @grad.setter
+    def grad(self, value: Tensor | None) -> None:
+        self._wide = None
+        _narrow.__set__(self, value)
+
+    def gather_wide(self, scale: float) -> None:
+        """Add what a backward pass at this scale has left in half precision."""
+        left = _narrow.__get__(self)
+        if left is None:
+            return
+        _narrow.__set__(self, None)
+        wide = _divided(left.float(), scale)
+        self._wide = wide if self._wide is None else self._wide + wide
+
+
+def _divided(gradient: Tensor, scale: float) -> Tensor:
+    """A gradient without the scale; the reciprocal of a power of two is exact."""
+    inverse = 1.0 / scale
+    usable = inverse < torch.finfo(torch.float32).max
+    return gradient * inverse if usable else gradient / scale
+
+
+def _is_reduced(model: Any) -> bool:
+    """Whether the gradients of a model are reduced over ranks in its backward pass."""
+    kinds = ("DistributedDataParallel", "FullyShardedDataParallel")
+    wrapped = any(base.__name__ in kinds for m in model.modules() for base in type(m).__mro__)
+    return wrapped or any(type(p).__name__ == "DTensor" for p in model.parameters())

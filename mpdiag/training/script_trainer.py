@@ -16,9 +16,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from mpdiag.tracing.loss_value import loss_of
 from mpdiag.tracing.nonfinite import find_nonfinite
 from mpdiag.training import setup, stepping
-from mpdiag.training.gradients.judgement import multiply
+from mpdiag.training.casting import widened
 from mpdiag.training.gradients.scaling import parameters_of
 from mpdiag.training.options import TrainerOptions
 from mpdiag.training.script_gradients import ScriptGradients
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 
     from mpdiag.plan import PrecisionPlan
     from mpdiag.tracing.nonfinite import NonfiniteTrace, Producer
+    from mpdiag.tracing.precision_share import PrecisionShare
     from mpdiag.training.options import Backend
     from mpdiag.training.results import StepResult
 
@@ -52,6 +54,7 @@ class ScriptTrainer:
         run: The run folder.
         say: Takes sentences that a person should read; default: warnings.
         first_step: The first step's number.
+        share: Counts what runs in half precision; default: one of this trainer alone.
 
     Attributes:
         left_out: Modules that the plan names and the models lack.
@@ -72,6 +75,7 @@ class ScriptTrainer:
         run: str | os.PathLike[str] | None = None,
         say: Callable[[str], None] | None = None,
         first_step: int = 0,
+        share: PrecisionShare | None = None,
     ) -> None:
         held = list(models.values())
         fitting, self.left_out = _fitting(plan, models)
@@ -88,12 +92,15 @@ class ScriptTrainer:
             options=TrainerOptions(names=list(models)),
             say=say,
             first_step=first_step,
+            share=share,
         )
         self.precision = parts.precision
         self.backend = parts.backend
         self.context = parts.context
         self.gradients = ScriptGradients(held)
         self.computing_gradients = False
+        self._stepped: set[int] = set()  # optimizers, since the last forward or backward pass
+        self.adopt_strays(optimizers)
         self._trace: NonfiniteTrace | None = None  # while the operation at fault is searched for
         self._release = weakref.finalize(self, parts.release)
         setup.hold(held, self)
@@ -114,8 +121,16 @@ class ScriptTrainer:
         return self.context.scaling.scale
 
     def adopt(self, optimizer: Optimizer) -> None:
-        """Take in another optimizer of the same models."""
+        """Take in another optimizer."""
         self.context.wrapped.optimizers.append(optimizer)
+        self.adopt_strays([optimizer])
+
+    def adopt_strays(self, optimizers: Sequence[Optimizer]) -> None:
+        """Treat tensors that optimizers step, and that no module holds, as the models' own.
+
+        Their gradients come from losses that are scaled, too, and must be finite.
+        """
+        self.gradients.adopt(p for o in optimizers for p in parameters_of(o))
 
     def close(self, state: str = "complete") -> None:
         """Give the models back and finish the run log; a second call does nothing.
@@ -133,9 +148,16 @@ class ScriptTrainer:
 
     # -- forward -----------------------------------------------------------------------------------
 
-    def forward_began(self, module: nn.Module) -> None:
-        """Note the beginning of a forward pass: buffers are saved before the first one of a step."""
+    def forward_began(self, module: nn.Module | None = None) -> None:
+        """Note the beginning of a forward pass: buffers are saved before the first one of a step.
+
+        Args:
+            module: What the script calls; None where it computes with parameters itself.
+        """
         wrapped = self.context.wrapped
+        module = wrapped.models[0] if module is None else module
+        if torch.is_grad_enabled():
+            self._stepped.clear()
         if not module.training:
             return
         if wrapped.fresh:
@@ -176,23 +198,28 @@ class ScriptTrainer:
             options: The other options.
         """
         scaling, gradients = self.context.scaling, self.gradients
-        if gradients.were_cleared():  # a step that the script has skipped itself
+        nested = gradients.within_pass  # begun by a hook of the script
+        if not nested and gradients.were_cleared():  # a step that the script has skipped itself
             self.context.wrapped.buffers.restore()
             scaling.note_skipped()
         scale = scaling.scale
-        leaves = gradients.receiving(reached, inputs)
-        with torch.no_grad():
-            multiply([leaf.grad for leaf in leaves if leaf.grad is not None], scale)
-        scaling.root = next((t.grad_fn for t in tensors if t.grad_fn is not None), None)
-        if len(tensors) == 1 and tensors[0].numel() == 1:
-            scaling.loss = tensors[0].detach()
+        receiving = gradients.receiving(reached, inputs)
+        if not nested:
+            scaling.root = next((t.grad_fn for t in tensors if t.grad_fn is not None), None)
+            self._note_loss(tensors, options)
         if inputs is not None:
             options = {**options, "inputs": inputs}
-        try:
-            with self._scaled():
-                plain([scaling.scaled(t) for t in tensors], **options)
-        finally:  # a pass that fails on its way has left scaled gradients, too
-            gradients.unscale(leaves, scale, keep=bool(options.get("create_graph")))
+        keep = bool(options.get("create_graph"))
+        with gradients.unscaling(receiving, scale, keep=keep), self._scaled():
+            plain([scaling.scaled(t) for t in tensors], **options)
+
+    def _note_loss(self, tensors: Sequence[Tensor], options: Mapping[str, Any]) -> None:
+        self._stepped.clear()
+        held = (p for o in self.context.wrapped.optimizers for p in parameters_of(o))
+        self.context.scaling.add_loss(
+            loss_of(tensors, options.get("grad_tensors")),
+            adds=any(p.grad is not None for p in held),
+        )
 
     def grad(
         self,
@@ -211,10 +238,10 @@ class ScriptTrainer:
         """
         scaling = self.context.scaling
         scale = scaling.scale
-        with self._scaled():
+        with self.gradients.passing(), self._scaled():
             found = plain([scaling.scaled(t) for t in tensors], **options)
         self.gradients.note_reached(reached[0])
-        return tuple(None if g is None else g / scale for g in found)
+        return tuple(None if g is None else widened(g) / scale for g in found)
 
     @contextmanager
     def _scaled(self) -> Iterator[None]:
@@ -261,7 +288,7 @@ class ScriptTrainer:
 
         def update(_held: Sequence[Tensor]) -> None:
             nonlocal returned
-            with context.casting.off():
+            with context.casting.off(), context.monitor.share.paused():
                 returned = plain()
             torch.clear_autocast_cache()
 
@@ -299,8 +326,10 @@ class ScriptTrainer:
             reason = f"{result.reason}; {operation}"
             result = replace(result, operation=operation, reason=reason)
         self.gradients.forget(optimizer)
-        self.context.scaling.loss = None
-        stepping.note_step(self.context, [optimizer], result)
+        self.context.scaling.take_loss()
+        shares_step = bool(self._stepped) and id(optimizer) not in self._stepped
+        self._stepped.add(id(optimizer))
+        stepping.note_step(self.context, [optimizer], result, shares_step=shares_step)
 
 
 def _evaluates_once(optimizer: Optimizer) -> bool:

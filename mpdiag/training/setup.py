@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from torch.nn.parameter import is_lazy
+
 from mpdiag.emulation.mode import Emulation
 from mpdiag.errors import UsageError
+from mpdiag.tracing.fingerprint import compare_models, fingerprint, other_model, some_of
+from mpdiag.tracing.precision_share import PrecisionShare
 from mpdiag.training import arguments, levels
+from mpdiag.training.callers import loop_stacklevel
 from mpdiag.training.casting import Casting
 from mpdiag.training.gradients.judgement import rank
 from mpdiag.training.gradients.reduction import apply_reduction
@@ -29,6 +35,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from mpdiag.plan import PrecisionPlan
+    from mpdiag.tracing.fingerprint import ModelFingerprint
     from mpdiag.training.levels import Precision
     from mpdiag.training.options import PrecisionOverrides, TrainerOptions
 
@@ -71,6 +78,7 @@ def set_up(
     options: TrainerOptions = DEFAULT_OPTIONS,
     say: Callable[[str], None] | None = None,
     first_step: int = 0,
+    share: PrecisionShare | None = None,
 ) -> Setup:
     """Check what was asked for, wrap the models and put the parts together.
 
@@ -86,10 +94,12 @@ def set_up(
         options: Likewise.
         say: Takes alarms; default: warnings.
         first_step: The first step's number.
+        share: Counts what runs in half precision; default: one of this trainer alone.
 
     Raises:
         UsageError: If something makes no sense; nothing is changed then.
     """
+    _check_model(plan, models, options.names, say)
     precision = levels.resolve(plan, level, overrides)
     scaler = levels.scaler_of(plan.loss_scale, precision, overrides.loss_scale)
     rules = arguments.operation_rules(
@@ -109,7 +119,11 @@ def set_up(
     except BaseException:
         wrapped.release()
         raise
-    log = None if run is None else RunLog(run, plan, precision, chosen, wrapped)
+    share = share or PrecisionShare()
+    if any(hasattr(m, "_orig_mod") for model in models for m in model.modules()):
+        share.stop("a compiled model shows no operations")
+    share.begin()
+    log = None if run is None else RunLog(run, plan, precision, chosen, wrapped, share)
     emulation = Emulation(low_sums=options.fp16_accumulation) if chosen == "emulated" else None
     check = None
     if options.check_tensor_cores and precision.level != "O0":
@@ -118,19 +132,72 @@ def set_up(
         DriftWatch(plan, say),
         log,
         check,
+        share,
         max_skips=options.max_skips,
         advice=advice,
         first_step=first_step,
     )
     context = StepContext(
         wrapped,
-        Casting(wrapped, emulation),
+        Casting(wrapped, emulation, share),
         GradientScaling(scaler),
         monitor,
         device,
         options.process_group,
     )
     return Setup(plan, precision, chosen, context)
+
+
+# -- whether the plan is of this model -------------------------------------------------------------
+
+
+def _check_model(
+    plan: PrecisionPlan,
+    models: Sequence[nn.Module],
+    names: Sequence[str],
+    say: Callable[[str], None] | None,
+) -> None:
+    """Refuse a plan of another model, and name the layers that it does not know.
+
+    A model with fewer than half of the plan's layers may be a part of that model under another name:
+    there it is only said.
+
+    Raises:
+        UsageError: If the plan is of another model.
+    """
+    if plan.model is None:
+        return
+    prefixes = names or [""] * len(models)
+    found = [fingerprint_of(model, name) for model, name in zip(models, prefixes, strict=True)]
+    live = [model for model in found if model is not None]
+    differences = [compare_models(plan.model, model) for model in live]
+    layers = sum(len(model.layers) for model in live)
+    if all(d.disjoint for d in differences) and 2 * layers >= len(plan.model.layers):
+        raise UsageError(other_model(differences[0], plan.model, live[0], "training"))
+    unknown = [layer for d in differences for layer in d.only_second]
+    if unknown:
+        message = (
+            "the plan was made without these layers of the model, of which nothing is known: "
+            f"{some_of(unknown)}"
+        )
+        if say is not None:
+            say(message)
+        else:
+            warnings.warn(message, RuntimeWarning, stacklevel=loop_stacklevel())
+
+
+def fingerprint_of(model: nn.Module, prefix: str = "") -> ModelFingerprint | None:
+    """The fingerprint of a live model; None if it has no parameters, or none with a name.
+
+    Args:
+        model: The model.
+        prefix: What its names begin with.
+    """
+    begin = f"{prefix}." if prefix else ""
+    return fingerprint(
+        (begin + name, None if is_lazy(p) else tuple(p.shape))
+        for name, p in model.named_parameters()
+    )
 
 
 # -- which trainer holds a model -------------------------------------------------------------------

@@ -90,7 +90,8 @@ def run_backward(context: StepContext, loss: Tensor, **options: Any) -> None:
     scaling, wrapped = context.scaling, context.wrapped
     for optimizer in wrapped.optimizers:
         scaling.align(optimizer, lambda o=optimizer: _waiting_gradients(wrapped, o))  # type: ignore[misc]
-    scaling.note_loss(loss)
+    adds = any(_waiting_gradients(wrapped, o) for o in wrapped.optimizers)
+    scaling.note_loss(loss, adds=adds)
     with context.casting.backward():
         scaling.scaled(loss).backward(**options)
 
@@ -252,9 +253,10 @@ def skip_step(
     the second skip in a row on.
     """
     monitor = context.monitor
-    diagnosis = diagnose(
-        context.wrapped, context.casting, failed, replay, locate=monitor.in_a_row > 0
-    )
+    with monitor.share.paused():
+        diagnosis = diagnose(
+            context.wrapped, context.casting, failed, replay, locate=monitor.in_a_row > 0
+        )
     context.scaling.note_skipped()
     return StepResult(
         skipped=True,
@@ -271,8 +273,20 @@ def skip_step(
     )
 
 
-def note_step(context: StepContext, chosen: Sequence[Optimizer], result: StepResult) -> None:
+def note_step(
+    context: StepContext,
+    chosen: Sequence[Optimizer],
+    result: StepResult,
+    *,
+    shares_step: bool = False,
+) -> None:
     """Count a step and make ready for the next.
+
+    Args:
+        context: The trainer's parts.
+        chosen: The optimizers that stepped.
+        result: What became of it.
+        shares_step: Whether it belongs to the step before; see ``StepMonitor.note_step``.
 
     Raises:
         TrainingDiverged: If too many steps in a row were skipped.
@@ -282,7 +296,8 @@ def note_step(context: StepContext, chosen: Sequence[Optimizer], result: StepRes
     if result.skipped:
         for optimizer in chosen:  # a scheduler stepped after a skip must not complain of the order
             optimizer._opt_called = True  # type: ignore[attr-defined]
-    context.monitor.note_step(result, context.scaling.scaler.floor)
+    floor = context.scaling.scaler.floor
+    context.monitor.note_step(result, floor, shares_step=shares_step)
 
 
 # -- updates ---------------------------------------------------------------------------------------

@@ -17,6 +17,7 @@ import typing
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from mpdiag.display.wording import did_you_mean
 from mpdiag.errors import UsageError
 from mpdiag.installation.extras import EXTRAS
 
@@ -69,7 +70,8 @@ def load(name: str, **options: Any) -> Workload:
         BadOption: If it does not take an option.
     """
     if name not in _CLASSES:
-        message = f"There is no workload {name!r}; choose one of {', '.join(names())}."
+        hint = did_you_mean(name, names())
+        message = f"there is no workload {name!r}{hint}: choose one of {', '.join(names())}"
         raise UnknownWorkload(message)
     if name in _OF_REAL_IMAGES:
         EXTRAS["demo"].need(f"the data of {name}")
@@ -85,10 +87,14 @@ def _check(name: str, kind: type[Workload], options: dict[str, Any]) -> None:
     for option, value in options.items():
         if option not in known:
             accepted = f"its options are {', '.join(known)}" if known else "it has none"
-            message = f"The workload {name!r} has no option {option!r}; {accepted}."
+            hint = did_you_mean(option, known)
+            message = f"the workload {name!r} has no option {option!r}{hint}: {accepted}"
             raise BadOption(message)
         choices = typing.get_args(types[option])  # of a Literal; other types have none
         if choices and value not in choices:
             accepted = ", ".join(map(str, choices))
-            message = f"The workload {name!r} has no {option} {value!r}; choose one of {accepted}."
+            hint = did_you_mean(str(value), map(str, choices))
+            message = (
+                f"the workload {name!r} has no {option} {value!r}{hint}: choose one of {accepted}"
+            )
             raise BadOption(message)

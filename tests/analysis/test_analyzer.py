@@ -177,7 +177,7 @@ def test_a_training_that_turns_to_nan_is_told(tmp_path):
     analysis = analyze(write_run(tmp_path / "run", rows))
     json.dumps(analysis.to_json(), allow_nan=False)
     assert "non-finite-gradients" in {f.code for f in analysis.findings}
-    assert "diverges in FP32" in analysis.verdict
+    assert "diverges in FP32" in analysis.verdict.text
 
 
 def test_master_weights_from_measured_updates(tmp_path):

@@ -71,8 +71,15 @@ def test_the_levels_come_in_the_order_to_try_them(tmp_path):
     plan = mpdiag.analyze(tmp_path / "run").plan
     assert [a.level for a in plan.levels] == ["O0", "O1", "O2", "O3"]
     assert plan.level == "O1"
-    assert plan.levels[3].possible == (not plan.master_weights.needed)
     assert all(a.reason for a in plan.levels)
+
+
+@pytest.mark.parametrize(("momentum", "possible"), [(0.0, True), (0.9, False)])
+def test_an_optimizers_own_state_in_fp16_is_not_judged(tmp_path, momentum, possible):
+    record(tmp_path / "run", lambda p: torch.optim.SGD(p, 0.1, momentum=momentum))
+    plan = mpdiag.analyze(tmp_path / "run").plan
+    assert not plan.master_weights.needed
+    assert plan.levels[3].possible == possible
 
 
 def gradients(*values):

@@ -12,14 +12,17 @@ from typer.testing import CliRunner
 from mpdiag.analysis.analyzer import analyze
 from mpdiag.analysis.plan_check import check_plan
 from mpdiag.cli import app
-from mpdiag.errors import UsageError
+from mpdiag.errors import InputError, UsageError
 from mpdiag.plan import Fp32Choice, LossScalePlan, MasterWeightsPlan, PrecisionPlan
+from mpdiag.tracing.fingerprint import fingerprint
+
+MODEL = fingerprint([("attention.weight", (8, 8)), ("head.weight", (2, 8))])
 
 
 def scaled(method="constant", recommended=128.0, lower=16.0, upper=2.0**17, **more):
     more = {"need": "needed", "min_scale": 1.0, "max_scale": 2.0**24, **more}
     scale = LossScalePlan(method=method, recommended=recommended, lower=lower, upper=upper, **more)
-    return PrecisionPlan(loss_scale=scale)
+    return PrecisionPlan(loss_scale=scale, model=MODEL)
 
 
 NO_SCALE = scaled("none", 1.0, 1.0, need="not needed")
@@ -92,11 +95,10 @@ def test_strict_asks_for_what_changed_alone(tmp_path):
     call = ["analyze", str(run), "--strict", "--json", "--against"]
     same = CliRunner().invoke(app, [*call, str(tmp_path / "plan.json")])
     assert same.exit_code == 0
-    assert json.loads(same.stdout)["against"] == {
-        "verdict": "The plan still holds.",
-        "holds": True,
-        "findings": [],
-    }
+    document = json.loads(same.stdout)["against"]
+    assert document["verdict"] == "The plan still holds, if it is a plan of this model."
+    assert (document["holds"], document["of_this_model"]) == (True, None)
+    assert [f["code"] for f in document["findings"]] == ["plan-model-unknown"]
     broken = replace(plan, loss_scale=LossScalePlan(method="constant", recommended=2.0**120))
     broken.save(tmp_path / "plan.json")
     changed = CliRunner().invoke(app, [*call, str(tmp_path / "plan.json")])
@@ -106,3 +108,41 @@ def test_strict_asks_for_what_changed_alone(tmp_path):
     assert told.exit_code == 0
     assert told.stdout.startswith("The plan no longer holds.")
     assert "[plan-scale-too-large]" in told.stdout
+
+
+EDITED = fingerprint([("attention.weight", (9, 8)), ("head.weight", (2, 8)), ("new.weight", (1,))])
+OTHER = fingerprint([("conv.weight", (8, 3, 3, 3)), ("norm.weight", (8,))])
+
+
+def test_an_edited_model_does_not_break_the_gate_and_its_layers_are_named():
+    check = check_plan(scaled(), replace(scaled(), model=EDITED))
+    assert (check.holds, check.verdict) == (True, "The plan still holds.")
+    (finding,) = check.findings
+    assert (finding.severity, finding.code) == ("info", "plan-model-differs")
+    assert "changed: attention; new: new" in finding.message
+    broken = check_plan(scaled(), replace(scaled(upper=64.0), model=EDITED))
+    assert [f.severity for f in broken.findings] == ["error", "info"]
+
+
+def test_the_plan_of_another_model_is_refused_in_one_sentence(trained, tmp_path):
+    with pytest.raises(InputError, match="the plan is of another model: no layer of"):
+        check_plan(scaled(), replace(scaled(), model=OTHER))
+    replace(scaled(), model=OTHER).save(tmp_path / "plan.json")
+    words = ["analyze", str(trained / "first run"), "--strict", "--against"]
+    done = CliRunner().invoke(app, [*words, str(tmp_path / "plan.json")])
+    assert (done.exit_code, done.stdout) == (3, "")
+    assert done.stderr.startswith("error: the plan is of another model")
+
+
+def test_a_plan_of_an_earlier_version_is_a_note(trained, tmp_path):
+    document = analyze(trained / "first run").plan.to_json()
+    assert document["model"]["parameters"]["0.weight"] == "4x1x3x3"
+    words = ["analyze", str(trained / "first run"), "--strict", "--json", "--against"]
+    for model, codes_found in (("kept", []), ("left out", ["plan-model-unknown"])):
+        if model == "left out":
+            del document["model"]
+        (tmp_path / "plan.json").write_text(json.dumps(document))
+        done = CliRunner().invoke(app, [*words, str(tmp_path / "plan.json")])
+        assert done.exit_code == 0
+        found = json.loads(done.stdout)["against"]["findings"]
+        assert [f["code"] for f in found] == codes_found

@@ -67,6 +67,16 @@ def test_every_view_on_every_sample_run(opened, view, run):
     assert not trained or SAYS_WHY in test.error[0].value
 
 
+def test_only_runs_of_one_model_are_compared_unasked(opened):
+    test = opened(view="compare", run="ssd")
+    assert [box.value for box in test.selectbox if box.key in ("a", "b")] == ["ssd", "ssd-2"]
+    alone = opened(view="compare", run="digits")
+    assert "No other recorded run here is of the same model" in words(alone)
+    asked = opened(view="compare", run="digits", a="digits", b="ssd")
+    assert not asked.exception
+    assert "two different models" in words(asked)
+
+
 def test_the_app_loads_no_torch(root):
     import subprocess
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 
@@ -12,6 +14,7 @@ from typer.testing import CliRunner
 
 from mpdiag.cli import app
 from mpdiag.errors import ExitCode
+from mpdiag.plan import PrecisionPlan
 
 
 def said(*words):
@@ -23,7 +26,7 @@ def said(*words):
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (("analyze", "{0}"), "holds runs and is none itself: name one, such as {0}/first run"),
+        (("analyze", "{0}"), "is a folder of runs, not a run: name one, such as {0}/first run"),
         (("analyze", "{0}/frist run"), "did you mean {0}/first run?"),
         (("analyze", "{0}/../first run"), "did you mean {0}/../runs/first run?"),
         (("analyze", "{0}/second"), "holds a training by a plan, which records no statistics"),
@@ -41,9 +44,91 @@ def test_the_next_command_can_be_copied_into_a_shell(trained):
     assert shlex.split(line)[:4] == ["next:", "mpdiag", "why", str(trained / "first run")]
 
 
+# -- the plan in the run -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def bare(trained, tmp_path):
+    """A recording without a plan."""
+    run = tmp_path / "bare"
+    shutil.copytree(trained / "first run", run)
+    (run / "plan.json").unlink(missing_ok=True)
+    return run
+
+
+def run(*words):
+    return CliRunner().invoke(app, [str(word) for word in words])
+
+
+def test_the_run_keeps_its_plan_so_that_it_can_be_exported(bare):
+    refused = run("export", bare, "--to", "torch")
+    assert refused.exit_code == ExitCode.INPUT
+    advised = " ".join(refused.stderr.split()).partition("write one with mpdiag ")[2]
+    assert run("analyze", bare).exit_code == 0
+    assert run("export", bare, "--to", "torch").exit_code == 0
+    (bare / "plan.json").unlink()
+    assert run(*shlex.split(advised)).exit_code == 0  # what the refusal advises cures it
+    assert run("export", bare, "--to", "torch").exit_code == 0
+
+
+def test_a_plan_that_is_there_is_never_replaced(bare, trained):
+    own = PrecisionPlan(run="edited", level="O2")
+    own.save(bare / "plan.json")
+    done = run("analyze", bare)
+    assert f"{bare / 'plan.json'} decides otherwise and is left as it is" in done.stderr
+    assert PrecisionPlan.load(bare) == own
+    (bare / "plan.json").write_text("{")
+    assert "to replace it: mpdiag analyze" in run("analyze", bare).stderr
+    (bare / "plan.json").unlink()
+    assert "note: " not in run("analyze", bare).stderr
+    assert "note: " not in run("analyze", bare).stderr  # the same again
+    place = trained / "second" / "plan.json"
+    before = place.read_bytes()
+    refused = run("analyze", bare, "-o", place)
+    assert (refused.exit_code, place.read_bytes()) == (ExitCode.USAGE, before)
+    assert "was trained by the plan in it" in refused.stderr
+
+
+@pytest.mark.parametrize("kind", ["recording", "search", "training"])
+def test_some_runs_keep_none(bare, kind):
+    meta = json.loads((bare / "meta.json").read_text())
+    if kind == "search":
+        (bare / "search.json").write_text("{}")
+    elif kind == "recording":
+        meta["state"] = "recording"
+    else:
+        meta["training"] = {"level": "O1"}
+    (bare / "meta.json").write_text(json.dumps(meta))
+    assert run("analyze", bare).exit_code == 0
+    assert not (bare / "plan.json").exists()
+
+
+def test_a_folder_that_cannot_be_written_is_a_note(bare, monkeypatch):
+    def fail(*_):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(PrecisionPlan, "save", fail)
+    done = run("analyze", bare)
+    assert done.exit_code == 0
+    assert f"note: cannot keep the plan in {bare} (Permission denied)" in done.stderr
+    assert run("analyze", bare, "--json").exit_code == 0
+
+
+def test_a_plan_is_not_written_over_what_is_none(bare, tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text("precious")
+    refused = run("analyze", bare, "-o", script)
+    assert (refused.exit_code, script.read_text()) == (ExitCode.USAGE, "precious")
+    PrecisionPlan().save(tmp_path / "p.json")
+    itself = run("export", tmp_path / "p.json", "--to", "deepspeed", "-o", tmp_path / "p.json")
+    assert itself.exit_code == ExitCode.USAGE
+    assert "is the plan itself" in itself.stderr
+    assert PrecisionPlan.load(tmp_path / "p.json") == PrecisionPlan()
+
+
 def test_a_locale_without_our_letters_is_no_reason_to_fail(root):
     environment = {**os.environ, "PYTHONIOENCODING": "ascii"}
     command = [sys.executable, "-m", "mpdiag", "analyze", str(root / "sample_runs" / "digits")]
     child = subprocess.run(command, capture_output=True, env=environment, check=True)
     assert child.stdout.isascii()
-    assert b"This can train in FP16" in child.stdout
+    assert b"this trains in FP16" in child.stdout

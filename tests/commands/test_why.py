@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 from typer.testing import CliRunner
 
@@ -35,3 +37,27 @@ def test_why_without_a_layer_explains_the_one_that_loses_most(trained):
     deciding = mpdiag.analyze(trained / "first run").loss_scale.deciding_layer
     assert done.stdout.startswith(deciding)
     assert "this layer loses most; the next ones are: " in done.stderr
+
+
+def test_a_layer_is_optional_and_json_is_for_runs_too(trained):
+    place = str(trained / "first run")
+    for words in ((place,), (place, "4")):
+        document = json.loads(CliRunner().invoke(app, ["why", *words, "--json"]).stdout)
+        assert {"schema_version", "layer", "roles", "tensors", "steps", "fixes"} <= set(document)
+    code, text = said("why", place, "--model", "a:b")
+    assert (code, "--model is for a skip capsule" in text) == (ExitCode.USAGE, True)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("why", "{0}/second"), "holds a training by a plan"),
+        (("why", "{0}/nowhere"), "there is no run at"),
+        (("why", "{0}"), "is a folder of runs, not a run"),
+    ],
+)
+def test_what_is_no_run_is_not_asked_for_a_layer(trained, words, sentence):
+    code, text = said(*(word.format(trained) for word in words))
+    assert code == ExitCode.INPUT
+    assert sentence in text
+    assert "LAYER" not in text

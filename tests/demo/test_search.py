@@ -9,11 +9,15 @@ from typer.testing import CliRunner
 
 from mpdiag.analysis.analyzer import analyze
 from mpdiag.cli import app
+from mpdiag.demo.search import answer_sentence, show_search
 from mpdiag.errors import ExitCode
 from mpdiag.plan import PrecisionPlan
 from mpdiag.reports.contents import read_contents
 from mpdiag.reports.views.sensitivity import ranking
 from mpdiag.runs.stored_search import MUST
+from mpdiag.sensitivity.fp32_search import SearchResult
+from mpdiag.sensitivity.ranking import Fp32Candidate
+from mpdiag.sensitivity.search_state import Probe
 
 
 def run(*words):
@@ -69,6 +73,36 @@ def test_no_time_is_an_answer_too(tmp_path):
     result = run(*options)
     assert result.exit_code == ExitCode.OK, result.stderr
     assert "to continue" in result.stdout or "Nothing needs" in result.stdout
+
+
+def made(answer, probes=(), fp32=(), candidates=9, **more):
+    ranked = tuple((Fp32Candidate(f"m{i}", "mul"), 1.0) for i in range(candidates))
+    found = tuple(c for c, _ in ranked[:fp32]) if fp32 else ()
+    return SearchResult(answer, found, PrecisionPlan(), None, probes, ranked, 1.0, 1, 5, **more)
+
+
+FAILED = Probe(frozenset(), (9.0,), good=False, seconds=1.0)
+
+
+@pytest.mark.parametrize(
+    ("result", "sentence"),
+    [
+        (made("unfinished", sufficient=False), "before any set was tried: nothing is known yet"),
+        (made("unfinished", (FAILED,), sufficient=False), "1 set tried, and none of them suffices"),
+        (made("unfinished", (FAILED,), 4), "4 of 9 operations in FP32 are known to suffice"),
+        (made("found", (FAILED,), 1), "1 operation of 9 must stay in FP32."),
+        (made("impossible", (FAILED,), sufficient=False), "even with all 9 operations in FP32"),
+        (made("impossible", (FAILED,), candidates=0, sufficient=False), "no operation that could"),
+    ],
+)
+def test_it_says_what_was_run_and_what_was_not(result, sentence):
+    assert sentence in answer_sentence(result)
+    show_search(result, as_json=False)
+
+
+def test_what_ran_is_counted(capsys):
+    show_search(made("unfinished", sufficient=False), as_json=False)
+    assert "1 FP32 training of 5, 0 trainings of 0 sets, 1 s" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("name", ["nonsense", "gallery/nonsense"])

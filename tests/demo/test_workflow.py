@@ -3,63 +3,59 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 
 import pytest
 
 
-def mpdiag(*words, cwd):
-    return subprocess.run(
-        [sys.executable, "-m", "mpdiag", *map(str, words)],
-        cwd=cwd,
-        capture_output=True,
-        text=True,
-        timeout=900,  # a busy machine is no failure
-        check=False,
-    )
+@pytest.fixture(scope="module")
+def mpdiag(fork_server):
+    def run(*words, cwd):
+        return fork_server("mpdiag", *words, cwd=cwd, timeout=900)  # a busy machine is no failure
+
+    return run
 
 
 @pytest.fixture(scope="module")
-def demo(tmp_path_factory):
+def demo(tmp_path_factory, mpdiag):
     folder = tmp_path_factory.mktemp("demo")
     done = mpdiag("demo", "digits", "--steps", "100", cwd=folder)
-    assert done.returncode == 0, done.stderr
+    assert done.code == 0, done.err
     return folder, done
 
 
-def test_the_demo_prints_a_verdict_and_names_the_next_command(demo):
+def test_the_demo_prints_a_verdict_and_names_the_next_command(demo, mpdiag):
     folder, done = demo
-    assert done.stdout.startswith("This can train in FP16; it needs no loss scale.")
-    assert "scale 1 ·" in done.stdout
-    assert "next: mpdiag why runs/digits" in done.stderr
+    assert done.out.startswith("Expected from the recording of ")
+    assert "this trains in FP16 without a loss scale" in " ".join(done.out.split())
+    assert "scale 1 ·" in done.out
+    assert "next: mpdiag why runs/digits" in done.err
     assert (folder / "runs" / "digits" / "plan.json").is_file()
 
 
-def test_the_demo_trains_three_ways_and_compares(demo):
+def test_the_demo_trains_three_ways_and_compares(demo, mpdiag):
     folder, done = demo
-    assert "Trained from the same seed" in done.stdout
-    assert "FP16 loses nothing here" in done.stdout
+    assert "Trained from the same seed" in done.out
+    assert "FP16 loses nothing here" in done.out
     for name in ("digits", "digits-fp16-no-scale", "digits-fp16-plan"):
         log = (folder / "runs" / name / "training.jsonl").read_text().splitlines()
         assert len(log) == 101, name  # a line a step, and the metric
     compared = mpdiag("compare", "runs/digits", "runs/digits-fp16-plan", cwd=folder)
-    assert compared.returncode == 0
-    assert "accuracy" in compared.stdout
+    assert compared.code == 0
+    assert "accuracy" in compared.out
 
 
-def test_json_is_one_document(demo):
+def test_json_is_one_document(demo, mpdiag):
     folder, _ = demo
     done = mpdiag("analyze", "runs/digits", "--json", "-o", "plan.json", cwd=folder)
-    document = json.loads(done.stdout)
+    document = json.loads(done.out)
     assert document["plan"] == json.loads((folder / "plan.json").read_text())
     kinds = {layer["kind"] for layer in document["layers"]}
     assert kinds == {"activation", "activation_grad", "weight", "weight_grad", "update"}
 
 
-def test_strict_lets_a_healthy_run_pass(demo):
+def test_strict_lets_a_healthy_run_pass(demo, mpdiag):
     folder, _ = demo
-    assert mpdiag("analyze", "runs/digits", "--strict", cwd=folder).returncode == 0
+    assert mpdiag("analyze", "runs/digits", "--strict", cwd=folder).code == 0
 
 
 @pytest.mark.parametrize(
@@ -77,11 +73,11 @@ def test_strict_lets_a_healthy_run_pass(demo):
     ],
     ids=" ".join,
 )
-def test_every_command_works_on_the_run(demo, words):
+def test_every_command_works_on_the_run(demo, mpdiag, words):
     done = mpdiag(*words, cwd=demo[0])
-    assert done.returncode == 0, done.stderr
-    assert done.stdout
-    assert "Traceback" not in done.stderr
+    assert done.code == 0, done.err
+    assert done.out
+    assert "Traceback" not in done.err
 
 
 @pytest.mark.parametrize(
@@ -94,9 +90,9 @@ def test_every_command_works_on_the_run(demo, words):
         (("analyze", "runs/digits", "--target", "fp4"), 2, "fp16"),
     ],
 )
-def test_bad_input_is_one_sentence(demo, words, code, sentence):
+def test_bad_input_is_one_sentence(demo, mpdiag, words, code, sentence):
     done = mpdiag(*words, cwd=demo[0])
-    assert done.returncode == code
-    assert sentence in done.stderr
-    assert "Traceback" not in done.stderr
-    assert done.stdout == ""
+    assert done.code == code
+    assert sentence in done.err
+    assert "Traceback" not in done.err
+    assert done.out == ""

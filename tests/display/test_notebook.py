@@ -11,7 +11,7 @@ from support import backoff, batch, network
 
 import mpdiag
 from mpdiag.display import notebook
-from mpdiag.plan import Fp32Choice, PrecisionPlan, ReductionPlan
+from mpdiag.plan import Fp32Choice, PrecisionPlan, ReductionPlan, Verdict
 
 EVIL = "<script>alert('x')</script>&\"'"
 
@@ -73,7 +73,7 @@ def test_parts_escape():
 def test_a_plan():
     plan = replace(
         backoff(64.0),
-        verdict=EVIL,
+        verdict=Verdict(text=EVIL),
         run=EVIL,
         fp32_modules=(Fp32Choice("", EVIL, reason=EVIL),),
         reduction=ReductionPlan("fp16", pre_divide=True),
@@ -97,10 +97,10 @@ def test_a_run(run):
 def test_an_analysis(run):
     analysis = mpdiag.analyze(run)
     text = shown(analysis)
-    assert analysis.verdict in text
+    assert analysis.verdict.text in text
     for finding in analysis.findings:
         assert finding.message in text
-    assert analysis.verdict in repr(analysis)
+    assert analysis.verdict.text in repr(analysis)
 
 
 def test_a_comparison(tmp_path):

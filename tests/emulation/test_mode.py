@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
+import mpdiag
 from mpdiag.emulation import policy
 from mpdiag.emulation.mode import _EXACT_NATIVELY, LOW, Emulation, suspended
 
@@ -335,3 +336,78 @@ def test_bf16_is_emulated_alike():
     a, b = numbers(16, 32).bfloat16(), numbers(32, 8).bfloat16()
     with Emulation():
         assert torch.equal(a @ b, (a.float() @ b.float()).bfloat16())
+
+
+SIZE = 128  # a matrix of 16,384 elements: of tensors this large, FP32 copies are kept
+
+
+def scattered() -> torch.Tensor:
+    index_ = torch.randint(0, SIZE, (2, 500), generator=generator)
+    size = (SIZE, SIZE)
+    return torch.sparse_coo_tensor(index_, numbers(500), size, check_invariants=True).coalesce()
+
+
+LAYOUTS = {
+    "coo": scattered,
+    "uncoalesced": lambda: torch.cat([scattered(), scattered()]),
+    "csr": lambda: scattered().to_sparse_csr(),
+    "csc": lambda: scattered().to_sparse_csc(),
+    "bsr": lambda: scattered().to_dense().to_sparse_bsr((16, 16)),
+    "nested": lambda: torch.nested.nested_tensor([numbers(90, SIZE), numbers(60, SIZE)]),
+    "meta": lambda: torch.empty(SIZE, SIZE, device="meta"),
+    "empty": lambda: torch.empty(0, SIZE),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Sparse .* tensor support is in beta")
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype")
+@pytest.mark.parametrize("dtype", sorted(LOW, key=str))
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_large_tensors_of_any_layout_are_computed_with(layout, dtype):
+    """Three times each, for what is read again is kept."""
+    x = LAYOUTS[layout]().to(dtype)
+    functions = [torch.sin, torch.clone]
+    if layout != "nested":
+        functions += [lambda t: t @ torch.eye(SIZE, 3, dtype=t.dtype, device=t.device), torch.sum]
+    with Emulation():
+        found = [[function(x) for _ in range(3)] for function in functions]
+    for function, results in zip(functions, found, strict=True):
+        for result in results:
+            assert result.dtype == dtype
+            if layout in ("coo", "uncoalesced", "csr", "csc", "bsr"):
+                expected = _dense(function(x.to_dense().float())).to(dtype)
+                assert torch.allclose(_dense(result), expected, rtol=1e-2, atol=1e-2)
+
+
+def _dense(x: torch.Tensor) -> torch.Tensor:
+    return x if x.layout == torch.strided else x.to_dense()
+
+
+def test_large_sparse_tensors_are_added_though_torch_has_no_half_kernel_for_it():
+    x = scattered().half()
+    with Emulation():
+        total = x + x
+    assert torch.equal(total.to_dense(), (x.to_dense() * 2))
+
+
+def test_large_tensors_of_inference_mode_have_no_version():
+    with torch.inference_mode(), Emulation():
+        x = numbers(SIZE, SIZE).half()
+        assert all(torch.equal(x.exp(), x.float().exp().half()) for _ in range(3))
+
+
+@pytest.mark.filterwarnings("ignore:Sparse .* tensor support is in beta")
+@pytest.mark.parametrize("layout", ["coo", "csr"])
+def test_a_graph_network_with_a_large_adjacency_trains(layout):
+    adjacency = LAYOUTS[layout]()
+    torch.manual_seed(0)
+    model = nn.Linear(8, 2)
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    plan = mpdiag.PrecisionPlan()
+    mp = mpdiag.MixedPrecision(model, optimizer, plan, backend="emulated")
+    x = torch.randn(SIZE, 8)
+    for _ in range(3):
+        with mp.autocast():
+            loss = (adjacency @ model(x)).square().mean()
+        assert not mp.step(loss).skipped
+    mp.close()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
 import sys
 
 import pytest
@@ -32,22 +31,14 @@ def test_every_example_is_run(root):
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_the_script(name, root, tmp_path):
+def test_the_script(name, root, tmp_path, fork_server):
     if name in NEEDS:
         pytest.importorskip(NEEDS[name])
     script = root / "examples" / f"{name}.py"
     assert 20 <= len(script.read_text(encoding="utf-8").splitlines()) <= 60
-    child = subprocess.run(
-        [sys.executable, script],
-        cwd=tmp_path,
-        env=environment(root),
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-    assert child.returncode == 0, child.stderr
-    assert "loss scale:" in child.stdout
+    done = fork_server("python", script, cwd=tmp_path, env=environment(root), timeout=300)
+    assert done.code == 0, done.err
+    assert "loss scale:" in done.out
     recorded, trained = (tmp_path / "runs" / f"{RUNS[name]}{end}" for end in ("", "-fp16"))
     assert open_run(recorded).meta["state"] == "complete"
     assert read_log(trained).steps

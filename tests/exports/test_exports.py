@@ -22,6 +22,7 @@ from mpdiag.plan import (
     PrecisionPlan,
     ReductionPlan,
     ShapeAdvice,
+    Verdict,
 )
 
 HALF_ONLY = {
@@ -37,7 +38,7 @@ def lognormal(scale: float = 256.0) -> PrecisionPlan:
 
 FULL = PrecisionPlan(
     run="ssd\n'quoted'",
-    verdict="This can train in FP16 with a loss scale of 64.",
+    verdict=Verdict(text="Expected: this trains in FP16 with a loss scale of 64."),
     loss_scale=LossScalePlan(
         method="backoff",
         recommended=64.0,
@@ -385,7 +386,7 @@ CONTROLS = "\x1b]0;title\x07\x1b[2J\x9b1m\u202egnp.exe\x00"
 def test_an_export_commands_no_terminal(name):
     plan = PrecisionPlan(
         run=CONTROLS,
-        verdict=CONTROLS,
+        verdict=Verdict(text=CONTROLS),
         fp32_modules=(Fp32Choice("", CONTROLS),),
     )
     for level in ("O1", "O2"):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import uuid
 from pathlib import Path
@@ -239,7 +238,7 @@ def test_compare_and_report_at_urls(url):
     assert "<!doctype html>" in (place(url) / "run" / "report.html").read_text()
 
 
-def test_a_script_is_recorded_at_a_url(tmp_path):
+def test_a_script_is_recorded_at_a_url(tmp_path, fork_server):
     script = tmp_path / "train.py"
     script.write_text(
         "import torch\n"
@@ -248,14 +247,8 @@ def test_a_script_is_recorded_at_a_url(tmp_path):
         "model(torch.ones(3, 4)).sum().backward()\n"
         "optimizer.step()\n"
     )
-    words = ["record", "--out", f"file://{tmp_path}/run", "--", str(script)]
-    child = subprocess.run(
-        [sys.executable, "-m", "mpdiag", *words],
-        check=False,
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-    )
-    assert child.returncode == 0, child.stderr
+    words = ("record", "--out", f"file://{tmp_path}/run", "--", script)
+    done = fork_server("mpdiag", *words, cwd=tmp_path)
+    assert done.code == 0, done.err
     assert open_run(tmp_path / "run").meta["steps_recorded"] == 1
     assert sorted(path.name for path in tmp_path.iterdir()) == ["run", "train.py"]

@@ -56,7 +56,7 @@ def test_a_demo_without_its_data_leaves_nothing_behind(call, monkeypatch, tmp_pa
     monkeypatch.setitem(sys.modules, "sklearn", None)
     result = CliRunner().invoke(app, call)
     assert result.exit_code == 2
-    assert "needs scikit-learn: pip install 'mpdiag[demo]'" in result.stderr
+    assert "needs scikit-learn: pip install scikit-learn pillow" in result.stderr
     assert list(tmp_path.rglob("meta.json")) == []
 
 

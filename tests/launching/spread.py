@@ -21,7 +21,7 @@ SEEDS = 8
 def main() -> None:
     found = {}
     with tempfile.TemporaryDirectory() as folder:
-        fork_server = ForkServer(Path(folder))
+        fork_server = ForkServer("lightning", "transformers.trainer")
         for name in NAMES:
             runs = [
                 fork_server("python", SCRIPTS / f"{name}.py", seed, cwd=folder)

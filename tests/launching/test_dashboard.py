@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import socket
+import subprocess
 import sys
 
 import pytest
@@ -20,7 +23,7 @@ def started(monkeypatch):
         calls.append((command, env))
         return 0
 
-    monkeypatch.setattr(dashboard.subprocess, "call", call)
+    monkeypatch.setattr(dashboard, "run_server", call)
     monkeypatch.setattr(extras, "find_spec", lambda name: name == "streamlit")
     return calls
 
@@ -56,7 +59,46 @@ def test_without_streamlit(started, monkeypatch):
     monkeypatch.setattr(extras, "find_spec", lambda name: None)
     result = CliRunner().invoke(app, ["dashboard"])
     assert result.exit_code == 2
-    assert "pip install 'mpdiag[app]'" in "".join(result.stderr.split("\n"))
+    assert "pip install streamlit" in "".join(result.stderr.split("\n"))
+
+
+SERVER = """
+import signal, socket, sys, time
+server = socket.create_server(("localhost", int(sys.argv[1])))
+print("up", flush=True)
+time.sleep(60)
+"""
+PARENT = """
+import sys
+from mpdiag.launching.dashboard import run_server
+sys.exit(run_server([sys.executable, "-c", sys.argv[2], sys.argv[1]], None))
+"""
+
+
+def free_port():
+    with socket.create_server(("localhost", 0)) as server:
+        return server.getsockname()[1]
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+def test_a_signal_that_ends_the_command_ends_its_server(number):
+    port = free_port()
+    words = [sys.executable, "-c", PARENT, str(port), SERVER]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+        assert child.stdout.readline() == b"up\n"
+        child.send_signal(number)
+        child.wait(20)
+    with socket.socket() as probe:
+        assert probe.connect_ex(("localhost", port)) != 0
+    assert child.returncode > 0
+
+
+def test_a_port_in_use_is_said_with_the_option(started, tmp_path):
+    with socket.create_server(("localhost", 0)) as server:
+        port = str(server.getsockname()[1])
+        result = CliRunner().invoke(app, ["dashboard", str(tmp_path), "--port", port])
+    assert (result.exit_code, started) == (2, [])
+    assert f"port {port} is in use: choose another one with --port" in result.stderr
 
 
 def test_places_in_a_clone_and_in_an_install(root, tmp_path, monkeypatch):

@@ -5,14 +5,12 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
-import sys
 import time
 
 import numpy as np
 import pytest
 import torch
-from script_processes import SCRIPTS, Done, environment
+from script_processes import SCRIPTS
 
 from mpdiag.analysis.analyzer import analyze
 from mpdiag.launching.processes import claim_run
@@ -27,9 +25,11 @@ TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "
 
 
 @pytest.fixture(scope="module")
-def plain(real, tmp_path_factory):
-    done = real(*TORCHRUN, SCRIPTS / "ddp.py", cwd=tmp_path_factory.mktemp("plain"))
-    assert done.code == 0, done.err
+def plain(fork_server, tmp_path_factory):
+    done, other = fork_server.ranks(
+        "python", SCRIPTS / "ddp.py", cwd=tmp_path_factory.mktemp("plain")
+    )
+    assert (done.code, other.code) == (0, 0), done.err
     return done
 
 
@@ -70,11 +70,11 @@ def test_the_other_way_round_and_training_by_the_plan(recorded, plain, real):
     assert [json.loads(line)["step"] for line in lines] == list(range(60))
 
 
-def test_spawned_processes_are_recorded(real, tmp_path):
+def test_spawned_processes_are_recorded(fork_server, real, tmp_path):
     script = SCRIPTS / "spawned_ddp.py"
     done = real("-m", "mpdiag", "record", "--out", "run", "--", script, cwd=tmp_path)
     assert done.code == 0, done.err
-    assert done.digest == real(script, cwd=tmp_path).digest
+    assert done.digest == fork_server("python", script, cwd=tmp_path).digest
     run = open_run(tmp_path / "run")
     assert sorted(run.rank_metas()) == [0, 1]
     assert set(run.frame()["rank"]) == {0, 1}
@@ -113,39 +113,13 @@ def test_a_forked_process_has_a_run_of_its_own(fork_server, tmp_path):
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals as POSIX has them")
-def test_a_killed_rank_is_named_and_the_others_records_survive(tmp_path):
+def test_a_killed_rank_is_named_and_the_others_records_survive(fork_server, tmp_path):
     """Rank 1 kills itself in step 25; rank 0 fails in the next collective, and closes its run."""
-    port = 29000 + os.getpid() % 900
-    ranks = []
-    for rank in range(2):
-        env = {
-            **environment(),
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
-            "WORLD_SIZE": "2",
-            "MASTER_ADDR": "127.0.0.1",
-            "MASTER_PORT": str(port),
-            "DIE_AT": "25",
-        }
-        words = ["-m", "mpdiag", "record", "--out", "run", "--every", "1", "--", SCRIPTS / "ddp.py"]
-        ranks.append(
-            subprocess.Popen(
-                [sys.executable, *map(str, words)],
-                env=env,
-                cwd=tmp_path,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                text=True,
-            )
-        )
-    try:
-        said = [rank.communicate(timeout=120) for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert ranks[1].returncode == -signal.SIGKILL
-    assert ranks[0].returncode == 1, said[0]
-    assert "mpdiag/" not in said[0][1].partition("Traceback")[2]  # no frame of ours
+    words = ("record", "--out", "run", "--every", "1", "--", SCRIPTS / "ddp.py")
+    survivor, killed = fork_server.ranks("mpdiag", *words, cwd=tmp_path, env={"DIE_AT": "25"})
+    assert killed.code == -signal.SIGKILL
+    assert survivor.code == 1, survivor.err
+    assert "mpdiag/" not in survivor.err.partition("Traceback")[2]  # no frame of ours
     run = open_run(tmp_path / "run")
     records = run.records
     survived = records.step[records.rank == 0]
@@ -161,26 +135,14 @@ def test_a_killed_rank_is_named_and_the_others_records_survive(tmp_path):
 @pytest.mark.parametrize(
     ("number", "state"), [("SIGTERM", "interrupted"), ("SIGINT", "interrupted")]
 )
-def test_a_signal_leaves_a_good_run(tmp_path, number, state):
-    script = tmp_path / "endless.py"
-    script.write_text(ENDLESS)
-    child = subprocess.Popen(
-        [sys.executable, "-m", "mpdiag", "record", "--out", "run", "--every", "1", "--", script],
-        env=environment(),
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert child.stdout.readline() == "training\n"
-        time.sleep(0.2)
-        child.send_signal(getattr(signal, number))
-        out, err = child.communicate(timeout=60)
-    finally:
-        child.kill()
-    done = Done(child.returncode, out, err)
-    assert done.code == (130 if number == "SIGINT" else -signal.SIGTERM)
+def test_a_signal_leaves_a_good_run(fork_server, tmp_path, number, state):
+    (tmp_path / "endless.py").write_text(ENDLESS)
+    words = ("record", "--out", "run", "--every", "1", "--", "endless.py")
+    child = fork_server.start("mpdiag", *words, cwd=tmp_path)
+    child.wait_for("training\n")
+    time.sleep(0.2)
+    child.signal(getattr(signal, number))
+    assert child.end(60).code == (130 if number == "SIGINT" else -signal.SIGTERM)
     run = open_run(tmp_path / "run")
     assert run.meta["state"] == state
     steps = np.unique(run.records.step)

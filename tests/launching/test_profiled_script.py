@@ -49,9 +49,11 @@ def script(tmp_path):
 
 
 @pytest.fixture
-def profile(real, tmp_path):
+def profile(fork_server, tmp_path):
+    """The command forked; the script it profiles starts afresh."""
+
     def run(*words, cwd=tmp_path, **options):
-        return real("-m", "mpdiag", "profile", "--steps", "2", *words, cwd=cwd, **options)
+        return fork_server("mpdiag", "profile", "--steps", "2", *words, cwd=cwd, **options)
 
     return run
 

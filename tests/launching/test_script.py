@@ -65,6 +65,17 @@ def test_the_exit_code_is_the_scripts_own(fork_server, tmp_path, ending, code, s
     assert run.meta["steps_recorded"] == 3
 
 
+@pytest.mark.parametrize("reached", ["model(torch.randn(8, 4))", "pass"])
+def test_without_a_step_no_analysis_is_named(fork_server, tmp_path, reached):
+    """Ctrl-C before the first step: there is nothing to analyze, and it is said."""
+    begun = TRAIN.partition("for _ in")[0]
+    (tmp_path / "train.py").write_text(f"{begun}\n{reached}\nraise KeyboardInterrupt\n")
+    done = fork_server("mpdiag", "record", "--out", "run", "--", "train.py", cwd=tmp_path)
+    assert done.code == 130
+    assert "next: " not in done.err
+    assert ("no step was recorded" in done.err) == (tmp_path / "run" / "meta.json").exists()
+
+
 def test_a_traceback_is_pythons(fork_server, tmp_path):
     (tmp_path / "train.py").write_text(TRAIN + "\ndef fail():\n    {}[3]\n\nfail()\n")
     plain = fork_server("python", tmp_path / "train.py", cwd=tmp_path)
@@ -77,10 +88,10 @@ def test_a_traceback_is_pythons(fork_server, tmp_path):
     )
 
 
-def test_the_form_of_a_package(fork_server, tmp_path, real):
+def test_the_form_of_a_package(fork_server, tmp_path):
     env = {"PYTHONPATH": f"{SCRIPTS}:{SCRIPTS.parents[1]}"}
-    plain = real("-m", "package_form", cwd=tmp_path, env=env)
-    ours = real("-m", "mpdiag", "record", "--", "-m", "package_form", cwd=tmp_path, env=env)
+    plain = fork_server("python", "-m", "package_form", cwd=tmp_path, env=env)
+    ours = fork_server("mpdiag", "record", "--", "-m", "package_form", cwd=tmp_path, env=env)
     assert ours.code == plain.code == 5
     assert ours.digest == plain.digest
     assert (tmp_path / "runs" / "package_form" / "meta.json").is_file()

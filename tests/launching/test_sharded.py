@@ -19,20 +19,19 @@ pytestmark = pytest.mark.skipif(
     reason="this build of torch has no gloo",
 )
 
-TORCHRUN = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 NAMES = ["fsdp", "tensor_parallel"]
 
 
 @pytest.fixture(scope="module", params=NAMES)
-def told(request, real, fork_server, tmp_path_factory):
+def told(request, fork_server, tmp_path_factory):
     """A script run by two ranks, the same recorded, and recorded alone."""
     folder = tmp_path_factory.mktemp(request.param)
     script = SCRIPTS / f"{request.param}.py"
-    plain = real(*TORCHRUN, script, cwd=folder)
-    assert plain.code == 0, plain.err
+    plain, other = fork_server.ranks("python", script, cwd=folder)
+    assert (plain.code, other.code) == (0, 0), plain.err
     record = ("record", "--every", "1")
-    both = real(*TORCHRUN, "-m", "mpdiag", *record, "--out", "both", "--", script, cwd=folder)
-    assert both.code == 0, both.err
+    both, other = fork_server.ranks("mpdiag", *record, "--out", "both", "--", script, cwd=folder)
+    assert (both.code, other.code) == (0, 0), both.err
     alone = fork_server("mpdiag", *record, "--out", "alone", "--", script, cwd=folder)
     assert alone.code == 0, alone.err
     runs = open_run(folder / "both"), open_run(folder / "alone")
@@ -119,7 +118,7 @@ def test_the_analysis_finds_the_ranks_sound(told):
     assert analysis.plan.loss_scale.recommended == analyze(alone).plan.loss_scale.recommended
 
 
-def test_training_by_the_plan(told, real, tmp_path):
+def test_training_by_the_plan(told, fork_server, tmp_path):
     """FP16 emulated: what FSDP gathers is rounded; tensor parallelism's own operations are not."""
     name, plain, *_, both, _ = told
     plan = analyze(both).plan
@@ -127,7 +126,8 @@ def test_training_by_the_plan(told, real, tmp_path):
     replace(plan, loss_scale=scale).save(tmp_path / "plan.json")
     script = SCRIPTS / f"{name}.py"
     train = ("train", "--plan", "plan.json", "--out", "fp16", "--", script)
-    done = real(*TORCHRUN, "-m", "mpdiag", *train, cwd=tmp_path)
+    done, other = fork_server.ranks("mpdiag", *train, cwd=tmp_path)
+    assert done.code == other.code
     if name == "fsdp":
         assert done.code == 0, done.err
         assert done.digest != plain.digest

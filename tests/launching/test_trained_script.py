@@ -91,6 +91,119 @@ def test_everyone_sees_true_gradients(train):
     assert done.code == 0
 
 
+HOOKS = """
+from torch.nn.modules.module import register_module_full_backward_hook
+warnings.simplefilter("ignore")
+seen = {}
+
+def see(kind, gradients):
+    found = [g for g in gradients if g is not None]
+    assert all(g.dtype == torch.float32 for g in found), kind
+    seen.setdefault(kind, []).extend(g.norm().item() for g in found)
+
+class Clip(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, a):
+        ctx.save_for_backward(a)
+        return a.clone()
+
+    @staticmethod
+    def backward(ctx, g):
+        see("function", [g, *ctx.saved_tensors])
+        return g.clamp(-1e-3, 1e-3)
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 16), nn.Linear(16, 1)
+
+    def forward(self, x):
+        hidden = self.a(x)
+        hidden.register_hook(lambda g: see("inner tensor", [g]))
+        hidden.grad_fn.register_hook(lambda i, o: see("inner node", [*i, *o]))
+        self.hidden = hidden
+        hidden.retain_grad()
+        return Clip.apply(self.b(torch.tanh(Clip.apply(hidden))))
+
+model = Net()
+weight, bias = model.a.weight, model.b.bias
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+model.a.register_full_backward_hook(lambda m, i, o: see("full", [*i, *o]))
+model.b.register_full_backward_hook(lambda m, i, o: tuple(g.clamp(max=1e-4) for g in i))
+model.b.register_full_backward_pre_hook(lambda m, o: see("before", o))
+model.a.register_full_backward_pre_hook(lambda m, o: (o[0].clamp(min=-1e-4),))
+model.b.register_full_backward_hook(hook=lambda m, i, o: see(".grad", [bias.grad]))
+register_module_full_backward_hook(lambda m, i, o: see("every module", [*i, *o]))
+weight.register_hook(lambda g: see("tensor", [g]))
+weight.register_hook(lambda g: g.clamp_(max=1e-3))
+model.b.weight.register_hook(lambda g: None if g.mul_(2.0) is None else None)
+weight.register_post_accumulate_grad_hook(lambda p: see("accumulated", [p.grad]))
+bias.register_post_accumulate_grad_hook(lambda p: see("clipped", [p.grad.clamp_(-1e-2, 1e-2)]))
+several = torch.autograd.graph.register_multi_grad_hook
+handle = several([weight, bias], lambda gs: see("several", gs))
+several([weight, bias], lambda g: see("any of several", [g]), mode="any")
+for step in range(3):
+    optimizer.zero_grad()
+    for part in range(2):
+        out = model(x)
+        out.grad_fn.register_hook(lambda i, o: see("node", [*i, *o]))
+        out.grad_fn.register_prehook(lambda o: (o[0].clamp(max=1e-2),))
+        loss = F.mse_loss(out, y)
+        loss.backward()
+    see("retained", [model.hidden.grad])
+    see("in the end", [p.grad for p in model.parameters()])
+    optimizer.step()
+handle.remove()  # torch allows no such hook on leaves in the next call
+see("asked for", torch.autograd.grad(F.mse_loss(model(x), y), [weight, model.hidden]))
+print(*(f"{kind}:{value:.6e}" for kind, values in sorted(seen.items()) for value in values), sep="\\n")
+print(f"loss:{loss.item():.6e}")
+"""
+
+
+@pytest.mark.parametrize("scale", [2.0**18, 1000.0])
+def test_every_kind_of_hook_sees_and_changes_true_gradients(train, fork_server, tmp_path, scale):
+    """As in FP32: each figure that the hooks have seen, and the loss where they clipped."""
+    plan = PrecisionPlan(loss_scale=LossScalePlan(method="constant", init_scale=scale))
+    trained = train(HOOKS, plan)
+    assert trained.code == 0, trained.err
+    plain = fork_server("python", tmp_path / "script.py", cwd=tmp_path)
+    assert plain.code == 0, plain.err
+
+    def figures(done):
+        return [line.rsplit(":", 1) for line in done.out.splitlines()]
+
+    assert len({kind for kind, _ in figures(plain)}) == 17
+    for (kind, seen), (other, true) in zip(figures(trained), figures(plain), strict=True):
+        assert kind == other
+        assert float(seen) == pytest.approx(float(true), rel=0.02, abs=1e-7), kind
+
+
+def test_a_hook_that_clips_does_not_hide_an_overflow(train, tmp_path):
+    done = train(
+        """
+        kinds = [
+            lambda: model[2].weight.register_hook(lambda g: torch.nan_to_num(g, 0, 0, 0)),
+            lambda: [p.register_post_accumulate_grad_hook(
+                lambda p: [torch.nan_to_num_(p.grad, 0, 0, 0)] and None) for p in model.parameters()],
+            lambda: model[2].register_full_backward_pre_hook(
+                lambda m, o: (torch.nan_to_num(o[0], 0, 0, 0),)),
+        ]
+        for place in kinds:
+            handle = place()
+            optimizer.zero_grad()
+            before = model[2].bias.clone()
+            F.mse_loss(model(x), y).backward()
+            optimizer.step()
+            print(int(torch.equal(before, model[2].bias)))
+            for one in handle if isinstance(handle, list) else [handle]:
+                one.remove()
+        """,
+        constant(2.0**30),
+    )
+    assert done.out.split() == ["1"] * 3, done.err
+    assert all(step.skipped for step in read_log(tmp_path / "run").steps)
+
+
 def test_models_hand_out_fp32_in_training_and_evaluation(train):
     done = train("""
         from dataclasses import dataclass
@@ -330,6 +443,10 @@ for step in range(3):
     F.mse_loss(model(x), y).backward()
 """,
         "inside the backward pass",
+    ),
+    "in place": (
+        "model[2].register_full_backward_hook(lambda m, i, o: [o[0].mul_(0.5)] and None)" + LOOP,
+        "changes a gradient in place",
     ),
     "twice": (
         """

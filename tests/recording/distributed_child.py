@@ -1,6 +1,6 @@
 """One rank of distributed trainings, each without and with a recorder, compared.
 
-    python distributed_child.py RANK WORLD FOLDER WAY…
+    RANK=… WORLD_SIZE=… MASTER_ADDR=… MASTER_PORT=… python distributed_child.py FOLDER WAY…
 
 A WAY is ddp, inner (DDP, the recorder is given the module inside), fsdp or tensor. Writes the run
 to FOLDER/WAY, and what this rank knows to be true to FOLDER/WAY-RANK.pt.
@@ -106,12 +106,11 @@ def train(what: str, rank: int, world: int, run: Path | None) -> dict[str, list[
 
 
 def main() -> None:
-    rank, world, folder = int(sys.argv[1]), int(sys.argv[2]), Path(sys.argv[3])
+    folder = Path(sys.argv[1])
     torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=world
-    )
-    for what in sys.argv[4:]:
+    dist.init_process_group("gloo")
+    rank, world = dist.get_rank(), dist.get_world_size()
+    for what in sys.argv[2:]:
         plain = train(what, rank, world, None)
         watched = train(what, rank, world, folder / what)
         same = plain.keys() == watched.keys() and all(

@@ -11,9 +11,12 @@ from support import batch, network
 
 import mpdiag
 from mpdiag.errors import UsageError
-from mpdiag.recording.cadence import ALLOWANCE, SPARSE_EVERY, Cadence, Governor
+from mpdiag.numerics.periods import LARGEST_PERIOD
+from mpdiag.recording.cadence import ALLOWANCE, DENSE_STEPS, SPARSE_EVERY, Cadence, Governor
 from mpdiag.recording.ledger import Ledger
 from mpdiag.recording.recorder import Recorder
+
+STEPS = [30, 59, 61, 82, 104, 136, 150, 169, 181, 205, 226]
 
 
 class Clock:
@@ -43,14 +46,76 @@ def govern(cost, steps, budget=0.02, plain=1.0, waits=True, device=0.0):
     return governor, recorded
 
 
-def steady(steps):
-    """How far apart the last steps are."""
-    return set(np.diff(steps[-4:]).tolist())
+def steady(steps, every):
+    """Whether each of the last strata of so many steps holds one recorded step."""
+    return set(np.diff(np.array(steps[-4:]) // every).tolist()) == {1}
+
+
+def usual(steps):
+    """The recorded steps of a training that is never thinned."""
+    cadence = Cadence()
+    return [step for step in range(steps) if cadence.records(step, 0)]
+
+
+# -- which steps -----------------------------------------------------------------------------------
+
+
+def test_after_the_dense_beginning_one_step_of_each_stratum_is_recorded():
+    recorded = usual(4_000)
+    assert recorded[:DENSE_STEPS] == list(range(DENSE_STEPS))
+    sparse = np.array(recorded[DENSE_STEPS:])
+    assert (sparse // SPARSE_EVERY).tolist() == list(range(1, 200))
+    assert len(set((sparse % SPARSE_EVERY).tolist())) == SPARSE_EVERY  # at every offset
+
+
+def test_any_2000_steps_hold_every_phase_of_every_period_of_up_to_16_steps():
+    steps = 1_000_000
+    sparse = np.array(usual(steps)[DENSE_STEPS:])
+    for period in range(2, LARGEST_PERIOD + 1):
+        for phase in range(period):
+            met = sparse[sparse % period == phase]
+            # Between two such steps no window of 2,000 steps fits, nor before the first.
+            assert np.diff(met, prepend=-1, append=steps).max() <= 2_000, (period, phase)
+
+
+def test_the_recorded_steps_depend_on_nothing_but_their_number():
+    """Fixed for good: a recording can be repeated by another process, machine and version."""
+    assert usual(240)[DENSE_STEPS:] == STEPS
+    torch.manual_seed(1)
+    state = torch.get_rng_state()
+    assert usual(240)[DENSE_STEPS:] == STEPS
+    assert torch.equal(state, torch.get_rng_state())
+
+
+def test_two_tasks_that_alternate_are_recorded_equally():
+    odd = [step % 2 for step in usual(4_000)[DENSE_STEPS:]]
+    assert 0.4 < np.mean(odd) < 0.6
+
+
+@pytest.mark.parametrize("thin", [2, 8, 64])
+def test_a_thinner_cadence_records_one_step_of_each_wider_stratum_and_no_others(thin):
+    cadence = Cadence()
+    wide = SPARSE_EVERY * thin
+    thinned = [s for s in range(DENSE_STEPS, 40 * wide) if cadence.records(s, 0, thin)]
+    denser = {s for s in thinned if cadence.records(s, 0, thin // 2)}
+    assert set(thinned) == denser
+    strata = [step // wide for step in thinned]
+    assert strata == list(range(strata[0], 40))
+    places = {step % wide // SPARSE_EVERY for step in thinned}
+    assert len(places) > thin / 4  # not always the same place of it
+
+
+def test_an_explicit_every_is_exact():
+    cadence = Cadence(every=7)
+    assert [s for s in range(50) if cadence.records(s, 0, 4)] == [0, 7, 14, 21, 28, 35, 42, 49]
+
+
+# -- the budget ------------------------------------------------------------------------------------
 
 
 def test_a_cheap_recording_is_not_thinned():
     governor, recorded = govern(lambda step: 0.39, 2_000)
-    assert recorded == [*range(20), *range(20, 2_000, 20)]
+    assert recorded == usual(2_000)
     assert governor.changes == []
     assert governor.spent == pytest.approx(0.39 * len(recorded))
     assert governor.elapsed == pytest.approx(2_000 + governor.spent)
@@ -59,13 +124,10 @@ def test_a_cheap_recording_is_not_thinned():
 @pytest.mark.parametrize(("cost", "every"), [(0.41, 40), (0.79, 40), (1.0, 80), (20.0, 1280)])
 def test_thinned_by_powers_of_two_until_the_budget_holds(cost, every):
     governor, recorded = govern(lambda step: cost, 20_000)
-    assert steady(recorded) == {every}
+    assert steady(recorded, every)
     assert cost / every <= 0.02 < 2 * cost / every
     assert [change["every"] for change in governor.changes][-1] == every
-    assert set(recorded) <= {
-        *range(20),
-        *range(0, 20_000, 20),
-    }  # some of the usual steps, no others
+    assert set(recorded) <= set(usual(20_000))  # some of the usual steps, no others
 
 
 def test_nothing_is_thinned_before_the_allowance_is_spent():
@@ -77,13 +139,14 @@ def test_nothing_is_thinned_before_the_allowance_is_spent():
 
 def test_an_extreme_cost_thins_the_dense_beginning_too():
     _, recorded = govern(lambda step: 6.0, 2_000)
-    assert recorded[:4] == [0, 1, 16, 320]  # 6 s in 1 s: a sixteenth of the steps, dense or not
+    assert recorded[:3] == [0, 1, 16]  # 6 s in 1 s: a sixteenth of the steps, dense or not
+    assert steady(recorded, 320)
 
 
 def test_it_grows_dense_again_when_recording_has_become_cheap():
     governor, recorded = govern(lambda step: 2.0 if step < 3_000 else 0.1, 20_000)
     assert max(change["every"] for change in governor.changes) == 160
-    assert steady(recorded) == {20}
+    assert steady(recorded, 20)
 
 
 def test_a_cost_near_an_edge_does_not_swing():
@@ -140,9 +203,9 @@ def test_what_was_thinned_stands_in_the_run_and_is_said_once(tmp_path, monkeypat
     steps = np.unique(run.records.step)
     assert len(steps) == run.meta["steps_recorded"] < 54
     every = cadence["thinned"][-1]["every"]
-    assert all(step % every == 0 for step in steps if step >= 20)
+    assert steady(steps, every)
     (said,) = [r.getMessage() for r in caplog.records]
-    assert f"at last every {every}th" in said
+    assert f"at last one in {every};" in said
     assert str(tmp_path / "run") in said
 
     plain = train(tmp_path / "all", 700, monkeypatch, Cadence(budget=None))

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -30,28 +27,11 @@ pytestmark = pytest.mark.skipif(
 
 
 @pytest.fixture(scope="module")
-def trained(tmp_path_factory):
+def trained(fork_server, tmp_path_factory):
     """Train in every way: the run of each, and each rank's own account of it."""
     folder = tmp_path_factory.mktemp("distributed")
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    if sys.platform == "linux":
-        environment["GLOO_SOCKET_IFNAME"] = "lo"
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, CHILD, str(rank), str(WORLD), folder, *WAYS],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            env=environment,
-        )
-        for rank in range(WORLD)
-    ]
-    try:
-        said = [rank.communicate(timeout=120)[0] for rank in ranks]
-    finally:
-        for rank in ranks:
-            rank.kill()
-    assert [rank.returncode for rank in ranks] == [0] * WORLD, "\n".join(said)
+    ranks = fork_server.ranks("python", CHILD, folder, *WAYS, cwd=folder, world=WORLD)
+    assert [rank.code for rank in ranks] == [0] * WORLD, "\n".join(r.err for r in ranks)
 
     def account(what):
         truths = [torch.load(folder / f"{what}-{rank}.pt") for rank in range(WORLD)]

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 
 import numpy as np
 import pytest
@@ -181,15 +179,12 @@ raise KeyboardInterrupt
 
 @pytest.mark.skipif(os.name != "posix", reason="signals as POSIX has them")
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
-def test_a_script_interrupted_twice_leaves_the_true_state(tmp_path, name):
+def test_a_script_interrupted_twice_leaves_the_true_state(fork_server, tmp_path, name):
     """A launcher's SIGTERM, too, must wait until the folder is finished."""
     (tmp_path / "train.py").write_text(SCRIPT.format(name=name))
-    words = [sys.executable, "-m", "mpdiag", "record", "--out", "run", "--", "train.py"]
-    done = subprocess.run(
-        words, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=120
-    )
+    done = fork_server("mpdiag", "record", "--out", "run", "--", "train.py", cwd=tmp_path)
     expected = {"SIGINT": 130, "SIGTERM": -signal.SIGTERM}
-    assert done.returncode == expected[name], done.stderr
+    assert done.code == expected[name], done.err
     meta = open_run(tmp_path / "run").meta
     assert meta["state"] == "interrupted"
     assert meta["steps_recorded"] == 3
@@ -216,14 +211,12 @@ for _ in range(3):
         ("raise KeyboardInterrupt", -signal.SIGINT, "interrupted"),
     ],
 )
-def test_what_nobody_closed_is_finished_as_the_program_ends(tmp_path, end, code, state):
-    done = subprocess.run(
-        [sys.executable, "-c", UNCLOSED.format(end=end), str(tmp_path / "run")],
-        capture_output=True,
-        check=False,
-        timeout=120,
-    )
-    assert done.returncode == code, done.stderr
+def test_what_nobody_closed_is_finished_as_the_program_ends(
+    fork_server, tmp_path, end, code, state
+):
+    program = UNCLOSED.format(end=end)
+    done = fork_server("python", "-c", program, tmp_path / "run", cwd=tmp_path)
+    assert done.code == code, done.err
     run = open_run(tmp_path / "run")
     assert (run.meta["state"], run.meta["steps_recorded"]) == (state, 3)
     assert len(set(run.records.step.tolist())) == 3

@@ -27,13 +27,15 @@ def setup():
 
 
 def step(model, optimizer, parts=1):
-    """One step; returns the last part's loss."""
+    """One step; returns the sum of its parts' losses: the mean, as each is divided by their number."""
+    seen = []
     for _ in range(parts):
         loss = model(torch.randn(5, 4)).square().mean() / parts
         loss.backward()
+        seen.append(loss.item())
     optimizer.step()
     optimizer.zero_grad()
-    return loss.item()
+    return sum(seen)
 
 
 def train(model, optimizer, steps=5, parts=1):
@@ -79,13 +81,28 @@ def test_many_are_written_on_the_way(tmp_path, monkeypatch):
     assert [s.loss for s in read_log(tmp_path / "run").steps] == seen
 
 
-def test_several_optimizers_have_no_one_loss(tmp_path):
+def test_each_step_of_several_optimizers_has_its_loss(tmp_path):
     a, b = setup(), setup()
+    seen = []
     with mpdiag.record([a[0], b[0]], [a[1], b[1]], tmp_path / "run"):
         for _ in range(2):
-            step(*a)
-            step(*b)
-    assert not (tmp_path / "run" / "training.jsonl").exists()
+            seen += [step(*a), step(*b)]
+    log = read_log(tmp_path / "run")
+    assert [(s.step, s.loss) for s in log.steps] == list(enumerate(seen))
+
+
+def test_optimizers_that_share_a_step_have_one_loss(tmp_path):
+    a, b = setup(), setup()
+    seen = []
+    with mpdiag.record([a[0], b[0]], [a[1], b[1]], tmp_path / "run"):
+        for _ in range(3):
+            losses = [model(torch.randn(5, 4)).square().mean() for model, _ in (a, b)]
+            sum(losses).backward()
+            for _, optimizer in (a, b):
+                optimizer.step()
+                optimizer.zero_grad()
+            seen.append(sum(losses).item())
+    assert [s.loss for s in read_log(tmp_path / "run").steps] == seen
 
 
 def test_what_is_no_loss_is_left_alone(tmp_path):
@@ -97,6 +114,43 @@ def test_what_is_no_loss_is_left_alone(tmp_path):
         torch.autograd.backward(tensors=[model(torch.randn(5, 4)).sum()])
         optimizer.step()
     assert [s.step for s in read_log(tmp_path / "run").steps] == [1]
+
+
+def test_weights_and_several_losses_count_as_torch_counts_them(tmp_path):
+    model, optimizer = setup()
+    with mpdiag.record(model, optimizer, tmp_path / "run"):
+        first, second = (model(torch.randn(5, 4)).mean() for _ in range(2))
+        torch.autograd.backward([first, second], [None, torch.tensor(-0.5)])
+        optimizer.step()
+    (noted,) = read_log(tmp_path / "run").steps
+    assert noted.loss == first.item() - 0.5 * second.item()
+
+
+def test_gradients_that_were_cleared_take_their_loss_along(tmp_path):
+    model, optimizer = setup()
+    with mpdiag.record(model, optimizer, tmp_path / "run"):
+        model(torch.randn(5, 4)).mean().backward()
+        optimizer.zero_grad()  # a batch that the script discards
+        seen = step(model, optimizer)
+    assert [s.loss for s in read_log(tmp_path / "run").steps] == [seen]
+
+
+def test_of_a_closure_the_first_evaluation_counts(tmp_path):
+    model, _ = setup()
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=4)
+    x, seen = torch.randn(5, 4), []
+
+    def closure():
+        optimizer.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        seen.append(loss.item())
+        return loss
+
+    with mpdiag.record(model, optimizer, tmp_path / "run"):
+        optimizer.step(closure)
+    assert len(seen) > 1
+    assert [s.loss for s in read_log(tmp_path / "run").steps] == seen[:1]
 
 
 def test_a_trainer_of_ours_writes_its_own(tmp_path):
@@ -184,12 +238,14 @@ def test_compare_has_both_sides(tmp_path):
     plan = mpdiag.analyze(tmp_path / "fp32").plan
     mp = mpdiag.MixedPrecision(model, optimizer, plan, run=tmp_path / "fp16")
     for _ in range(30):
+        seen = []
         for _ in range(2):
             with mp.autocast():
                 loss = model(torch.randn(5, 4)).square().mean() / 2
             mp.backward(loss)
+            seen.append(loss.item())
         result = mp.step()
-        assert result.loss == loss.item()
+        assert result.loss == sum(seen)
     mp.close()
     comparison = mpdiag.compare(tmp_path / "fp32", tmp_path / "fp16")
     assert comparison.curve.steps == 30

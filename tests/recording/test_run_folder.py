@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +12,7 @@ from recorded import model_and_optimizer, step
 from torch import nn
 
 import mpdiag
+from mpdiag.analysis.analyzer import analyze
 from mpdiag.recording import ledger
 from mpdiag.recording.run_folder import is_replaced
 from mpdiag.runs.run import open_run
@@ -100,3 +104,28 @@ def test_a_folder_that_cannot_be_made(tmp_path):
             step(model, optimizer)
     assert len(warned) == 1
     assert torch.equal(plain[0].weight, model[0].weight)
+
+
+# -- a disk that fills -----------------------------------------------------------------------------
+
+
+def full(*_args, **_kwargs):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_disk_that_is_full_at_the_end_leaves_no_complete_recording(training, monkeypatch):
+    """The first step is written at once, the others when the training is over and the disk full."""
+    recorder, train = training(8)
+    train(5)
+    monkeypatch.setattr(RunWriter, "append", full)
+    train(1)
+    with pytest.warns(RuntimeWarning, match="training goes on"):
+        recorder.close()
+    run = open_run(recorder.folder)
+    written = run.meta["state"], run.meta["steps_recorded"], run.meta["steps_seen"]
+    assert written == ("failed", 1, 6)
+    verdict = analyze(run).verdict
+    assert verdict.level == "cannot"
+    assert verdict.text.startswith("The recording failed at step ")
+    assert "No space left on device" in verdict.text
+    assert "1 of 6 steps" in verdict.text

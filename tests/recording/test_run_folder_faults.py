@@ -7,7 +7,6 @@ import random
 import shutil
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -27,49 +26,49 @@ STEPS = 6
 pytestmark = POSIX
 
 
-def start(run, steps, *options):
-    command = [sys.executable, CHILD, run, steps, *options]
-    return subprocess.Popen(
-        [str(word) for word in command],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+@pytest.fixture(scope="module")
+def start(fork_server, tmp_path_factory):
+    """Starts the training in a forked process."""
+    folder = tmp_path_factory.mktemp("trained")
 
+    def start(run, steps, *options):
+        return fork_server.start("python", CHILD, run, steps, *options, cwd=folder)
 
-def finish(child):
-    try:
-        return child.communicate(timeout=120)
-    finally:
-        child.kill()
-        child.communicate()  # closes the pipes
+    return start
 
 
 @pytest.fixture(scope="module")
-def untouched():
+def train(start):
+    """The same to its end."""
+
+    def train(run, *options):
+        return start(run, STEPS, *options).end()
+
+    return train
+
+
+@pytest.fixture(scope="module")
+def untouched(train):
     """The weights of the training without a recorder."""
-    child = start("-", STEPS)
-    out, err = finish(child)
-    assert child.returncode == 0, err
-    return out.split()[-1]
+    done = train("-")
+    assert done.code == 0, done.err
+    return done.out.split()[-1]
 
 
-def assert_only_warned(child, untouched):
+def assert_only_warned(done, untouched):
     """The training ended as if nothing had been, and said one thing."""
-    out, err = finish(child)
-    assert child.returncode == 0, err
-    assert out.split()[-1] == untouched
-    assert err.count("RuntimeWarning") == 1, err
-    assert "training goes on" in err
-    assert "Traceback" not in err
-    return err
+    assert done.code == 0, done.err
+    assert done.out.split()[-1] == untouched
+    assert done.err.count("RuntimeWarning") == 1, done.err
+    assert "training goes on" in done.err
+    assert "Traceback" not in done.err
+    return done.err
 
 
-def test_a_recorded_training_ends_with_the_same_weights(tmp_path, untouched):
-    child = start(tmp_path / "run", STEPS)
-    out, err = finish(child)
-    assert (child.returncode, err) == (0, "")
-    assert out.split()[-1] == untouched
+def test_a_recorded_training_ends_with_the_same_weights(tmp_path, train, untouched):
+    done = train(tmp_path / "run")
+    assert (done.code, done.err) == (0, "")
+    assert done.out.split()[-1] == untouched
     assert len(open_run(tmp_path / "run").records) == STEPS * ROWS
     assert open_run(tmp_path / "run").meta["state"] == "complete"
 
@@ -86,19 +85,18 @@ def whole_steps(run):
     return steps
 
 
-def test_killed_at_random_moments(tmp_path):
+def test_killed_at_random_moments(tmp_path, start):
     """SIGKILL falls between and into writes; what was whole stays, and the folder opens."""
     moments = random.Random(7)
     killed_while_recording = 0
     for i in range(4):
         folder = tmp_path / f"run{i}"
         child = start(folder, 100_000)
-        assert child.stdout.readline() == "recording\n"
+        child.wait_for("recording\n")
         time.sleep(moments.uniform(0.0, 0.4))
         kept = {path.name: path.read_bytes() for path in (folder / "stats").glob("rank*.parquet")}
-        child.kill()
-        finish(child)
-        assert child.returncode == -signal.SIGKILL
+        child.signal(signal.SIGKILL)
+        assert child.end().code == -signal.SIGKILL
         run = open_run(folder)
         assert run.meta["state"] == "recording"
         for name, content in kept.items():
@@ -114,19 +112,18 @@ def test_killed_at_random_moments(tmp_path):
     assert killed_while_recording >= 2
 
 
-def test_an_interrupt_leaves_a_good_run(tmp_path):
+def test_an_interrupt_leaves_a_good_run(tmp_path, start):
     child = start(tmp_path / "run", 100_000, "--pause", 0.01)
-    assert child.stdout.readline() == "recording\n"
+    child.wait_for("recording\n")
     time.sleep(0.2)
-    for _ in range(5):  # like a person: a library that is just being imported may swallow the first
-        child.send_signal(signal.SIGINT)
-        try:
-            child.wait(10)
+    # As a person does: a library that is just being imported may swallow the first.
+    for _ in range(5):
+        child.signal(signal.SIGINT)
+        if child.ends_within(10):
             break
-        except subprocess.TimeoutExpired:
-            continue
-    _, err = finish(child)
-    assert child.returncode != 0
+    done = child.end()
+    assert done.code != 0
+    err = done.err
     assert "KeyboardInterrupt" in err  # ours to note, the program's to raise
     assert "RuntimeWarning" not in err
     run = open_run(tmp_path / "run")
@@ -140,14 +137,14 @@ def test_an_interrupt_leaves_a_good_run(tmp_path):
 # -- disks -----------------------------------------------------------------------------------------
 
 
-def test_a_disk_full_from_the_start(tmp_path, untouched):
-    err = assert_only_warned(start(tmp_path / "run", STEPS, "--limit", 0), untouched)
+def test_a_disk_full_from_the_start(tmp_path, train, untouched):
+    err = assert_only_warned(train(tmp_path / "run", "--limit", 0), untouched)
     assert str(tmp_path / "run") in err
 
 
-def test_a_disk_that_fills_up(tmp_path, untouched):
-    child = start(tmp_path / "run", STEPS, "--limit", 100, "--limit-after", 3)
-    assert_only_warned(child, untouched)
+def test_a_disk_that_fills_up(tmp_path, train, untouched):
+    done = train(tmp_path / "run", "--limit", 100, "--limit-after", 3)
+    assert_only_warned(done, untouched)
     run = open_run(tmp_path / "run")
     assert len(whole_steps(run)) == 3
     assert run.meta["state"] == "recording"  # there was no room to say more
@@ -169,9 +166,9 @@ def small_disk(tmp_path):
     subprocess.run(["umount", "-l", str(folder)], check=True)
 
 
-def test_a_small_disk_that_fills_up(small_disk, untouched):
+def test_a_small_disk_that_fills_up(small_disk, train, untouched):
     (small_disk / "ballast").write_bytes(bytes(20_000))
-    assert_only_warned(start(small_disk / "run", STEPS), untouched)
+    assert_only_warned(train(small_disk / "run"), untouched)
     run = open_run(small_disk / "run")
     assert run.meta["state"] in ("failed", "recording")  # as the last byte allowed
     assert not list((small_disk / "run").rglob(".*.part"))
@@ -182,30 +179,30 @@ def another_user():
     return ["--uid", "65534"] if os.getuid() == 0 else []
 
 
-def test_a_folder_that_may_not_be_written(untouched):
+def test_a_folder_that_may_not_be_written(train, untouched):
     # Not below pytest's folder, which another user cannot even enter.
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         folder.chmod(0o555)
         try:
-            err = assert_only_warned(start(folder / "run", STEPS, *another_user()), untouched)
+            err = assert_only_warned(train(folder / "run", *another_user()), untouched)
             assert "PermissionError" in err
             assert list(folder.iterdir()) == []
         finally:
             folder.chmod(0o755)
 
 
-def test_a_folder_that_is_closed_during_training(untouched):
+def test_a_folder_that_is_closed_during_training(start, untouched):
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         folder.chmod(0o777)
         child = start(folder / "run", STEPS, "--pause", 0.3, *another_user())
-        assert child.stdout.readline() == "recording\n"
+        child.wait_for("recording\n")
         stats = folder / "run" / "stats"
         mode = stats.stat().st_mode
         stats.chmod(0o555)
         try:
-            err = assert_only_warned(child, untouched)
+            err = assert_only_warned(child.end(), untouched)
             assert "PermissionError" in err
         finally:
             stats.chmod(mode)

@@ -12,7 +12,7 @@ from recorded import model_and_optimizer, rows, step
 from torch import nn
 
 import mpdiag
-from mpdiag.recording.step_clock import Pace, Step, StepClock, StepListener
+from mpdiag.recording.step_clock import OptimizerSteps, Pace, Step, StepClock, StepListener
 from mpdiag.runs.run import open_run
 
 MODEL, OTHER = 1, 2  # models, by ``id``
@@ -186,18 +186,78 @@ def test_a_rare_optimizer_delays_no_step():
     assert diary.ends == list(range(6))
 
 
-def test_a_gan_ends_a_step_at_the_pass_after_a_step_of_the_busiest():
+@pytest.mark.parametrize("begin", ["forward", "backward"])
+def test_optimizers_that_take_turns_have_steps_of_their_own(begin):
+    """Three steps in each turn of a GAN's loop; the next one begins with a forward or backward pass."""
     clock, diary, _ = started("critic", "generator")
     for _ in range(3):
-        for _ in range(2):
-            one_pass(clock, OTHER)
-            clock.optimizer_stepped("critic")
-        one_pass(clock, MODEL)
-        clock.optimizer_stepped("generator")
+        for optimizer in ("critic", "critic", "generator"):
+            if begin == "forward":
+                one_pass(clock)
+            else:
+                clock.backward_began()
+                clock.backward_reached()
+            clock.optimizer_stepped(optimizer)
+    clock.end_step()
     stepped = [(word, number) for word, number in diary.heard if word.startswith("stepped")]
-    numbers = [number for word, number in stepped if word == "stepped critic"]
-    assert numbers == list(range(6))  # no step holds two of them
-    assert diary.ends == list(range(6))[: len(diary.ends)]
+    assert [number for _, number in stepped] == diary.ends == list(range(9))
+    assert clock.steps_of("critic") == OptimizerSteps(6, 6)
+    assert clock.steps_of("generator") == OptimizerSteps(3, 3)
+    assert clock.steps_of("unknown") == OptimizerSteps()
+
+
+@pytest.mark.parametrize(
+    ("turn", "every", "recorded"),
+    [
+        ("ab", 2, [0, 1, 4, 5]),
+        ("aab", 2, [0, 1, 2, 6, 7, 8]),
+        ("a", 2, [*range(8), 9, 11, 13]),  # the other one never steps, and is waited for once
+        ("aaaaaaaaab", 4, [*range(8), 18, 29, *range(40, 48)]),  # nor is one that hardly ever does
+        ("aaaaab", 2, [*range(6), *range(12, 18)]),
+    ],
+)
+def test_whether_to_record_is_decided_for_a_round_of_all_optimizers(turn, every, recorded):
+    optimizers = {"a": object(), "b": object()}
+    clock, diary, _ = started(*optimizers.values(), every=every)
+    for letter in (turn * 99)[: recorded[-1] + 1]:
+        one_pass(clock)
+        clock.optimizer_stepped(optimizers[letter])
+    clock.end_step()
+    assert [n for word, n in diary.heard if word == "began recorded"][: len(recorded)] == recorded
+
+
+def test_an_optimizer_that_takes_over_is_not_waited_for_by_the_one_before():
+    clock, diary, _ = started("a", every=4)
+    for _ in range(8):
+        one_pass(clock)
+        clock.optimizer_stepped("a")
+    clock.adopt(["b"])
+    for _ in range(8):
+        one_pass(clock)
+        clock.optimizer_stepped("b")
+    assert [n for word, n in diary.heard if word == "began recorded"] == [0, 4, 8, 12]
+
+
+def test_a_second_step_of_one_optimizer_is_another_step():
+    clock, diary, _ = started("a", "b")
+    one_pass(clock)
+    for optimizer in ("a", "a", "b"):
+        clock.optimizer_begins(optimizer, evaluates=False)
+        clock.optimizer_stepped(optimizer)
+    stepped = [(word, number) for word, number in diary.heard if word.startswith("stepped")]
+    assert stepped == [("stepped a", 0), ("stepped a", 1), ("stepped b", 1)]
+
+
+def test_an_optimizer_that_evaluates_the_loss_itself_begins_a_step():
+    clock, diary, _ = started("sgd", "lbfgs")
+    one_pass(clock)
+    clock.optimizer_stepped("sgd")
+    clock.optimizer_begins("lbfgs", evaluates=True)
+    assert (diary.ends, clock.evaluating) == ([0], True)
+    one_pass(clock)
+    clock.optimizer_stepped("lbfgs")
+    assert not clock.evaluating
+    assert ("stepped lbfgs", 1) in diary.heard
 
 
 def test_a_closure_evaluated_often_is_one_step_of_several_passes():
@@ -358,7 +418,6 @@ def test_an_optimizer_that_steps_seldom_holds_no_step_up(tmp_path, model):
 
 @pytest.mark.parametrize("parts", [False, True], ids=["models", "parts"])
 def test_optimizers_that_take_turns_end_the_step_at_the_next_forward_pass(tmp_path, model, parts):
-    """As in a GAN: the step of the one that steps first is whole, the other's belongs to the next."""
     first, second = model[0], model[2]
     optimizers = [torch.optim.SGD(m.parameters(), 0.1) for m in (first, second)]
     models = model if parts else {"0": first, "2": second}
@@ -369,19 +428,48 @@ def test_optimizers_that_take_turns_end_the_step_at_the_next_forward_pass(tmp_pa
                 one(torch.randn(8, 4)).square().mean().backward()
                 optimizer.step()
     run = tmp_path / "run"
-    for name, expected in (("0", [0, 1, 2, 3]), ("2", [1, 2, 3, 4])):
+    for name, expected in (("0", [0, 2, 4, 6]), ("2", [1, 3, 5, 7])):
         assert steps_of(run, "activation_grad", name) == expected
         assert steps_of(run, "update", f"{name}.weight") == expected
+    told = [(o["steps_taken"], o["steps_recorded"]) for o in open_run(run).meta["optimizers"]]
+    assert told == [(4, 4), (4, 4)]
+
+
+def test_a_loss_function_that_is_called_begins_no_step(tmp_path, model):
+    optimizers = [torch.optim.SGD(model[i].parameters(), 0.1) for i in (0, 2)]
+    with mpdiag.record(model, optimizers, tmp_path / "run", every=1) as recorder:
+        for _ in range(3):
+            output = model(torch.randn(8, 4))
+            output.square().mean().backward()
+            optimizers[0].step()
+            nn.MSELoss()(output.detach(), torch.zeros(8, 1))
+            optimizers[1].step()
+    assert recorder.steps_recorded == 3
+
+
+def test_losses_that_are_differentiated_one_after_another_have_steps_of_their_own(tmp_path, model):
+    """As in an actor and a critic whose losses are both computed first."""
+    optimizers = [torch.optim.SGD(model[i].parameters(), 0.1) for i in (0, 2)]
+    with mpdiag.record({"0": model[0], "2": model[2]}, optimizers, tmp_path / "run", every=1):
+        for _ in range(3):
+            losses = [model[i](torch.randn(8, 4)).square().mean() for i in (0, 2)]
+            for loss, optimizer in zip(losses, optimizers, strict=True):
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+    assert steps_of(tmp_path / "run", "activation_grad", "0") == [0, 2, 4]
+    assert steps_of(tmp_path / "run", "activation_grad", "2") == [1, 3, 5]
 
 
 def test_the_last_step_counts_though_it_is_not_recorded(tmp_path, model):
     often, never = (torch.optim.SGD(model[i].parameters(), 0.1) for i in (0, 2))
     with mpdiag.record(model, [often, never], tmp_path / "run", every=4):
-        for _ in range(6):
+        for _ in range(10):
             model(torch.randn(8, 4)).square().mean().backward()
             often.step()
     meta = open_run(tmp_path / "run").meta
-    assert (meta["steps_seen"], meta["steps_recorded"]) == (6, 2)
+    # For the one that never steps, the first round waits as long as it does for any.
+    assert (meta["steps_seen"], meta["steps_recorded"]) == (10, 8)
 
 
 def test_a_training_broken_off_after_a_step_keeps_it(tmp_path, model):

@@ -45,7 +45,7 @@ def test_a_package_that_is_missing_is_named_with_its_remedy(monkeypatch):
     assert "problem: plotly is not installed: pip install plotly" in as_text(found)
     row = next(line for line in as_text(found).splitlines() if "the dashboard" in line)
     assert "no" in row
-    assert "pip install 'mpdiag[app]'" in row
+    assert "pip install streamlit" in row
 
 
 @pytest.mark.parametrize("broken", ["torch", "numba"])

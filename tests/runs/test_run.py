@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import threading
 
 import numpy as np
@@ -263,13 +261,14 @@ BAD = {
 }
 
 
-def analyze(folder, *options):
-    return subprocess.run(
-        [sys.executable, "-m", "mpdiag", "analyze", str(folder), *options],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+@pytest.fixture
+def analyze(fork_server, tmp_path):
+    """The command, in a process of its own."""
+
+    def run(folder, *options):
+        return fork_server("mpdiag", "analyze", folder, *options, cwd=tmp_path)
+
+    return run
 
 
 @pytest.fixture
@@ -280,27 +279,27 @@ def neighbours(tmp_path):
 
 
 @pytest.mark.parametrize("bad", BAD, ids=lambda f: f.__name__)
-def test_bad_input_is_one_sentence_and_exit_code_3(neighbours, bad):
+def test_bad_input_is_one_sentence_and_exit_code_3(neighbours, analyze, bad):
     folder = neighbours / "bad"
     bad(folder)
     child = analyze(folder, "--json")
-    assert child.returncode == 3, child.stderr
-    assert child.stdout == ""
-    assert child.stderr.startswith("error: ")
-    assert child.stderr.count("\n") == 1
-    assert BAD[bad] in child.stderr
-    assert str(folder) in child.stderr
+    assert child.code == 3, child.err
+    assert child.out == ""
+    assert child.err.startswith("error: ")
+    assert child.err.count("\n") == 1
+    assert BAD[bad] in child.err
+    assert str(folder) in child.err
     # The neighbour is none the worse, and the listing survives.
     assert len(open_run(neighbours / "good").records) == 3
     listed = {item.folder.name: item for item in list_runs(neighbours)}
     assert listed["good"].problem is None
 
 
-def test_a_good_run_is_analyzed_beside_bad_ones(neighbours):
+def test_a_good_run_is_analyzed_beside_bad_ones(neighbours, analyze):
     truncated(neighbours / "bad")
     child = analyze(neighbours / "good", "--json")
-    assert child.returncode == 0, child.stderr
-    assert json.loads(child.stdout)["run"] == str(neighbours / "good")
+    assert child.code == 0, child.err
+    assert json.loads(child.out)["run"] == str(neighbours / "good")
 
 
 def test_every_kind_of_damage_raises_only_what_is_documented(tmp_path):

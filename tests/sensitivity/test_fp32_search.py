@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import os
 import signal
-import subprocess
-import sys
 import textwrap
 
 import pytest
@@ -167,8 +164,8 @@ def test_the_budget_is_kept_and_there_is_an_answer_all_the_same(monkeypatch):
         result = search_fp32(build, constant(8.0), budget=minutes, lists=False, **SMALL)
         assert clock.now <= 60 * minutes
         assert result.answer == "unfinished"
-        whole = {c for c, _ in result.candidates}
-        assert set(result.fp32) == whole or any(p.good for p in result.probes)
+        assert result.sufficient == any(p.good for p in result.probes)
+        assert result.sufficient or result.fp32 == ()
     clock.now = 0.0
     result = search_fp32(build, constant(8.0), budget=60, lists=False, **SMALL)
     assert result.answer == "found"
@@ -181,6 +178,24 @@ def test_the_budget_is_kept_and_there_is_an_answer_all_the_same(monkeypatch):
     assert {(c.module, c.op) for c in almost.plan.fp32_operations} == {
         (c.module, c.op) for c in almost.fp32
     }
+
+
+def test_without_time_nothing_is_claimed_and_the_plan_stays_as_it_was():
+    guesses = (mpdiag.plan.Fp32Choice("linear", "last", "a rule says so"),)
+    plan = dataclasses.replace(constant(8.0), fp32_operations=guesses)
+    result = search_fp32(builder(2000.0), plan, budget=1e-9, **SMALL)
+    assert (result.answer, result.sufficient, result.fp32) == ("unfinished", False, ())
+    assert result.plan == plan
+    document = result.to_json()
+    ran = {"fp32": 0, "fp32_wanted": 2, "sets": 0, "of_sets": 0}
+    assert (document["sufficient"], document["trainings"]) == (False, ran)
+
+
+def test_another_wording_of_the_plan_is_no_other_search(tmp_path):
+    search_fp32(builder(1.0), constant(8.0), run=tmp_path, **SMALL)
+    scale = dataclasses.replace(constant(8.0).loss_scale, reason="in other words")
+    told = dataclasses.replace(constant(8.0), run="renamed", loss_scale=scale)
+    assert search_fp32(builder(1.0), told, run=tmp_path, **SMALL).answer == "none"
 
 
 def test_it_goes_on_where_it_stopped(tmp_path):
@@ -214,16 +229,11 @@ SCRIPT = """
 """
 
 
-def test_it_survives_a_kill(tmp_path, root, found):
+def test_it_survives_a_kill(tmp_path, root, found, fork_server):
     paths = [str(root), str(root / "tests"), str(root / "tests" / "sensitivity")]
     script = textwrap.dedent(SCRIPT).format(paths=paths, run=str(tmp_path))
-    child = subprocess.run(
-        [sys.executable, "-c", script],
-        capture_output=True,
-        check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert child.returncode == -signal.SIGKILL, child.stderr.decode()
+    done = fork_server("python", "-c", script, cwd=tmp_path)
+    assert done.code == -signal.SIGKILL, done.err
     state = json.loads((tmp_path / "search.json").read_text())
     assert len(state["probes"]) == 1
     built = []

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import io
 import signal
-import subprocess
-import sys
 import textwrap
 
 import pytest
@@ -114,14 +112,13 @@ torch.save(mp.fp32_state_dict(), os.path.join(folder, "final.pt"))
 """
 
 
-def test_a_process_killed_and_started_again_ends_with_the_same_weights(tmp_path, root):
+def test_a_process_killed_and_started_again_ends_with_the_same_weights(tmp_path, root, fork_server):
     script = tmp_path / "train.py"
     script.write_text(textwrap.dedent(SCRIPT).format(tests=str(root / "tests")))
 
     def run(folder, kill_at):
         folder.mkdir(exist_ok=True)
-        command = [sys.executable, str(script), str(folder), str(kill_at)]
-        return subprocess.run(command, check=False).returncode
+        return fork_server("python", script, folder, kill_at, cwd=tmp_path).code
 
     assert run(tmp_path / "whole", 0) == 0
     assert run(tmp_path / "killed", 3) == -signal.SIGKILL

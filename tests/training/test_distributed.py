@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import socket
-import subprocess
-import sys
 import textwrap
 
 import pytest
 
 HEAD = """
-import os, sys
+import os, sys, warnings
+warnings.simplefilter("error", RuntimeWarning)
 import torch, torch.distributed as dist
 from torch import nn
 import mpdiag
@@ -47,42 +44,22 @@ os._exit(0)
 """
 
 
-def run(body: str, *arguments: str) -> list[str]:
-    """Run a script in two processes; their standard outputs."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    children = [
-        subprocess.Popen(
-            [
-                sys.executable,
-                "-W",
-                "error::RuntimeWarning",
-                "-c",
-                HEAD + textwrap.dedent(body) + TAIL,
-                *arguments,
-            ],
-            env={
-                **os.environ,
-                "RANK": str(rank),
-                "WORLD_SIZE": "2",
-                "MASTER_ADDR": "127.0.0.1",
-                "MASTER_PORT": str(port),
-            },
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    ended = [child.communicate(timeout=120) for child in children]
-    for child, (_, errors) in zip(children, ended, strict=True):
-        assert child.returncode == 0, errors[-2000:]
-    return [output for output, _ in ended]
+@pytest.fixture
+def run(fork_server, tmp_path):
+    """Runs a script in two processes; returns their standard outputs."""
+
+    def run(body: str, *arguments: str) -> list[str]:
+        code = HEAD + textwrap.dedent(body) + TAIL
+        ended = fork_server.ranks("python", "-c", code, *arguments, cwd=tmp_path)
+        for done in ended:
+            assert done.code == 0, done.err[-2000:]
+        return [done.out for done in ended]
+
+    return run
 
 
 @pytest.mark.parametrize("level", ["O1", "O2"])
-def test_infinity_on_one_rank_skips_on_all_with_ddp(level):
+def test_infinity_on_one_rank_skips_on_all_with_ddp(run, level):
     outputs = run(
         """
         inner = model()
@@ -102,7 +79,7 @@ def test_infinity_on_one_rank_skips_on_all_with_ddp(level):
     assert outputs[0].splitlines()[1].split()[0] == outputs[1].splitlines()[1].split()[0]
 
 
-def test_infinity_on_one_rank_of_a_model_without_ddp_skips_on_all_and_names_the_rank():
+def test_infinity_on_one_rank_of_a_model_without_ddp_skips_on_all_and_names_the_rank(run):
     outputs = run(
         """
         net = model()
@@ -120,7 +97,7 @@ def test_infinity_on_one_rank_of_a_model_without_ddp_skips_on_all_and_names_the_
     assert "NaN in the forward pass: the loss" in outputs[1]
 
 
-def test_a_model_inside_ddp_already_is_refused_where_its_weights_must_be_cast():
+def test_a_model_inside_ddp_already_is_refused_where_its_weights_must_be_cast(run):
     run(
         """
         net = nn.parallel.DistributedDataParallel(model())
@@ -135,7 +112,7 @@ def test_a_model_inside_ddp_already_is_refused_where_its_weights_must_be_cast():
     )
 
 
-def test_ranks_that_scale_differently_are_told():
+def test_ranks_that_scale_differently_are_told(run):
     outputs = run(
         """
         net = model()
@@ -152,7 +129,7 @@ def test_ranks_that_scale_differently_are_told():
     assert all("rank 0 scales its loss by 64, rank 1 by 128" in o for o in outputs)
 
 
-def test_gradients_are_reduced_in_the_plans_dtype_divided_before_the_sum():
+def test_gradients_are_reduced_in_the_plans_dtype_divided_before_the_sum(run):
     """FP16 sums of two ranks' 40000 overflow, unless each is halved first (pytorch#106395)."""
     outputs = run(
         """
@@ -196,7 +173,7 @@ def test_gradients_are_reduced_in_the_plans_dtype_divided_before_the_sum():
 
 
 @pytest.mark.parametrize("level", ["O0", "O1"])
-def test_fsdp2_clips_by_the_norm_of_whole_gradients(level):
+def test_fsdp2_clips_by_the_norm_of_whole_gradients(run, level):
     run(
         """
         from torch.distributed.fsdp import fully_shard

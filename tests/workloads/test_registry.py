@@ -30,7 +30,7 @@ def test_every_workload_has_a_size_for_a_gpu() -> None:
 def test_an_unknown_name_is_answered_with_the_known_ones() -> None:
     with pytest.raises(
         workloads.UnknownWorkload,
-        match=r"There is no workload 'yolo'; choose one of dcgan, denoiser, digits, gpt,",
+        match=r"there is no workload 'yolo': choose one of dcgan, denoiser, digits, gpt,",
     ):
         workloads.load("yolo")
     assert issubclass(workloads.UnknownWorkload, ValueError)
@@ -39,14 +39,14 @@ def test_an_unknown_name_is_answered_with_the_known_ones() -> None:
 def test_an_unknown_option_is_answered_with_the_known_ones() -> None:
     with pytest.raises(
         workloads.BadOption,
-        match=r"'ssd' has no option 'width'; its options are mean_over, inputs,",
+        match=r"'ssd' has no option 'width': its options are mean_over, inputs,",
     ):
         workloads.load("ssd", width=3)
 
 
 def test_an_unknown_value_is_answered_with_the_known_ones() -> None:
     with pytest.raises(
-        workloads.BadOption, match=r"'denoiser' has no size 'huge'; choose one of small, large\."
+        workloads.BadOption, match=r"'denoiser' has no size 'huge': choose one of small, large"
     ):
         workloads.load("denoiser", size="huge")
     with pytest.raises(workloads.BadOption, match="choose one of boxes, matched"):

@@ -4,87 +4,41 @@ from __future__ import annotations
 
 import math
 import statistics
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from mpdiag.analysis.comparison.comparison_findings import comparison_findings
 from mpdiag.analysis.comparison.equivalence import (
-    Equivalence,
     EquivalenceVerdict,
     judge_equivalence,
+    judge_family,
 )
 from mpdiag.analysis.comparison.groups import SeedGroup, read_group
-from mpdiag.analysis.findings import Finding, by_severity
+from mpdiag.analysis.comparison.half_precision import refuse_unused_precision
+from mpdiag.analysis.comparison.margins import Margin, default_margin, given_margin
+from mpdiag.analysis.comparison.models import ModelRelation, relate_models
+from mpdiag.analysis.comparison.parts import Curve, LayerShift, MetricComparison
+from mpdiag.analysis.comparison.rates import RateComparison, compare_rates
 from mpdiag.analysis.notebook import comparison_html
 from mpdiag.errors import UsageError
 from mpdiag.files.documents import finite
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Sequence
+    from collections.abc import Collection, Mapping, Sequence
+
+    from mpdiag.analysis.comparison.groups import SeedTraining
+    from mpdiag.analysis.findings import Finding
 
 SCHEMA_VERSION = 1
 DEFAULT_MARGIN = 0.02
-"""Share of the first side's mean that serves as the margin where none is given."""
-LENGTHS_ALIKE = 0.95
-"""Trainings count as equally long if the shorter one has this share of the longer one's steps."""
-OCTAVES = 3.0
-"""A layer whose largest value moved this far counts as changed."""
+"""Share of FP32's metric within which ``mpdiag demo`` calls one training as good as another."""
 
 
-@dataclass(frozen=True)
-class MetricComparison:
-    """One metric on both sides.
-
-    Attributes:
-        metric: Its name.
-        higher_is_better: Whether more is better.
-        a, b: One value per seed.
-        result: The equivalence test.
-        margin_given: Whether the margin was given, rather than a share of the mean.
-    """
-
-    metric: str
-    higher_is_better: bool
-    a: tuple[float, ...]
-    b: tuple[float, ...]
-    result: Equivalence
-    margin_given: bool
-
-    @property
-    def worse(self) -> bool:
-        """Whether b's mean is the worse one."""
-        return (self.result.difference < 0) == self.higher_is_better
-
-
-@dataclass(frozen=True)
-class Curve:
-    """The difference between two loss curves.
-
-    Attributes:
-        steps: Steps that both sides have.
-        worst_step: The step with the largest gap between the means; None without common steps.
-        departure: That gap, in the loss's units (b minus a).
-        spread: Standard deviation over seeds at that step on the first side; None for one seed.
-    """
-
-    steps: int
-    worst_step: int | None
-    departure: float
-    spread: float | None
-
-
-@dataclass(frozen=True)
-class LayerShift:
-    """A layer whose largest value moved.
-
-    Attributes:
-        kind, name: The layer.
-        octaves: log2 of b's largest |x| over a's, averaged over seeds.
-    """
-
-    kind: str
-    name: str
-    octaves: float
+def mean_of_finite(values: Sequence[float]) -> float:
+    """The mean of the trainings that did not diverge; NaN if all did."""
+    finite_ = [v for v in values if math.isfinite(v)]
+    return statistics.fmean(finite_) if finite_ else math.nan
 
 
 @dataclass(frozen=True)
@@ -97,13 +51,25 @@ class Comparison:
     curve: Curve
     shifts: tuple[LayerShift, ...]
     findings: tuple[Finding, ...]
+    divergence: RateComparison
+    models: ModelRelation | None
+
+    @property
+    def different_models(self) -> bool:
+        """Whether the two sides trained different models."""
+        return self.models is not None and self.models.different
 
     @property
     def verdict(self) -> EquivalenceVerdict:
-        """Different if any metric is, equivalent if all are."""
+        """Different if any metric or the rate of divergence is, equivalent if all metrics are.
+
+        Where b diverged more often than a it is never equivalent.
+        """
         found = {m.result.verdict for m in self.metrics}
-        if "different" in found:
+        if "different" in found or self.divergence.verdict == "different":
             return "different"
+        if self.divergence.more_in_b:
+            return "inconclusive"
         return "equivalent" if found == {"equivalent"} else "inconclusive"
 
     def __repr__(self) -> str:
@@ -112,7 +78,7 @@ class Comparison:
     def _repr_html_(self) -> str:
         """The verdict and the metrics in a notebook."""
         rows = [
-            (m.metric, statistics.fmean(m.a), statistics.fmean(m.b), m.result.verdict)
+            (m.metric, mean_of_finite(m.a), mean_of_finite(m.b), m.result.verdict)
             for m in self.metrics
         ]
         names = (self.a.name, self.b.name)
@@ -125,6 +91,8 @@ class Comparison:
             "a": {"name": self.a.name, "seeds": [t.seed for t in self.a.trainings]},
             "b": {"name": self.b.name, "seeds": [t.seed for t in self.b.trainings]},
             "verdict": self.verdict,
+            "different_models": self.different_models if self.models else None,
+            "divergence": self.divergence.to_json(),
             "metrics": [
                 {
                     "metric": m.metric,
@@ -132,6 +100,7 @@ class Comparison:
                     "a": list(m.a),
                     "b": list(m.b),
                     "margin_given": m.margin_given,
+                    "margin_kind": m.margin.kind or "given",
                     **asdict(m.result),
                 }
                 for m in self.metrics
@@ -149,7 +118,7 @@ def compare(
     b: str | os.PathLike[str],
     *,
     metric: str | None = None,
-    margin: float | None = None,
+    margin: float | Mapping[str, float] | None = None,
     alpha: float = 0.05,
 ) -> Comparison:
     """Compare two trainings, or two sets of seeds.
@@ -158,57 +127,148 @@ def compare(
         a: The reference (FP32): a run folder, a folder of runs, or a baseline file.
         b: The candidate: the same kinds of paths.
         metric: Only this metric; default: all that both sides have.
-        margin: The largest difference that does not matter, in the metric's own units; default:
-            2 % of the reference's mean, which the result says.
-        alpha: Significance of each one-sided test.
+        margin: The largest difference that does not matter, in the metric's own units, one for all
+            or by metric; default: by the kind of metric, which the result says (see ``margins``).
+        alpha: Chance of any wrong verdict, all metrics and the rates of divergence together.
 
     Raises:
-        InputError: If a side cannot be read.
+        InputError: If a side cannot be read, or claims half precision and ran in none.
         UsageError: If both sides have no metric in common, or the margin makes no sense.
     """
     left, right = read_group(a), read_group(b)
+    for side in (a, b):
+        refuse_unused_precision(side)
+    return compare_groups(left, right, metric=metric, margin=margin, alpha=alpha)
+
+
+def compare_groups(
+    left: SeedGroup,
+    right: SeedGroup,
+    *,
+    metric: str | None = None,
+    margin: float | Mapping[str, float] | None = None,
+    alpha: float = 0.05,
+) -> Comparison:
+    """As ``compare``, of groups that were read."""
     names = _common_metrics(left, right)
     if metric is not None and metric not in names:
         shared = ", ".join(names) or "none"
         message = f"the two sides do not share a metric {metric!r}: they share {shared}"
         raise UsageError(message)
     if not names:
+        relation = relate_models(left.model, right.model)
+        other = ""
+        if relation is not None and relation.different:
+            other = f" and are trainings of two different models ({relation.words})"
         message = (
-            f"{left.name} and {right.name} have no metric in common: log the same one on both sides"
+            f"{left.name} and {right.name} have no metric in common{other}: log the same one on "
+            "both sides"
         )
         raise UsageError(message)
     chosen = [metric] if metric is not None else names
-    metrics = tuple(_compare_metric(left, right, name, margin, alpha) for name in chosen)
-    shifts = _shifts(left, right)
-    return Comparison(
-        left, right, metrics, _curve(left, right), shifts, _findings(metrics, shifts, left, right)
+    broken = [[_diverged(t, chosen) for t in side.trainings] for side in (left, right)]
+    divergence = compare_rates(
+        (sum(broken[0]), sum(broken[1])), (len(broken[0]), len(broken[1])), alpha
     )
+    drafts = [
+        _Draft(name, *_values(left, right, name, chosen), given_margin(margin, name, chosen))
+        for name in chosen
+    ]
+    metrics, divergence = _judge(left, drafts, divergence, alpha)
+    shifts = _shifts(left, right)
+    models = relate_models(left.model, right.model)
+    findings = comparison_findings(metrics, divergence, models, shifts, (left, right))
+    curve = _curve(left, right)
+    return Comparison(left, right, metrics, curve, shifts, findings, divergence, models)
 
 
 def _common_metrics(a: SeedGroup, b: SeedGroup) -> list[str]:
-    sets = [set(t.metrics) for t in (*a.trainings, *b.trainings)]
-    common = set.intersection(*sets)
+    common = set.intersection(*(_metrics_of(side) for side in (a, b)))
     # The loss says little if there is a real metric, so it comes last.
     return sorted(common, key=lambda name: (name == "final loss", name))
 
 
-def _compare_metric(
-    a: SeedGroup, b: SeedGroup, name: str, margin: float | None, alpha: float
-) -> MetricComparison:
+def _metrics_of(side: SeedGroup) -> set[str]:
+    """The metrics of all trainings of a side; one that diverged may lack some that others have."""
+    sound = [t for t in side.trainings if not t.diverged] or list(side.trainings)
+    return set.intersection(*(set(t.metrics) for t in sound))
+
+
+def _diverged(training: SeedTraining, metrics: Collection[str]) -> bool:
+    """Whether a training diverged, as far as it says itself or these metrics show."""
+    values = [training.metrics.get(name, math.nan) for name in metrics]
+    return training.diverged or not all(map(math.isfinite, values))
+
+
+@dataclass(frozen=True)
+class _Draft:
+    """A metric's values, before they are judged."""
+
+    name: str
+    a: tuple[float, ...]
+    b: tuple[float, ...]
+    sound_a: tuple[float, ...]
+    sound_b: tuple[float, ...]
+    paired: bool
+    given: Margin | None
+
+
+def _values(
+    a: SeedGroup, b: SeedGroup, name: str, metrics: Collection[str]
+) -> tuple[tuple[float, ...], tuple[float, ...], tuple[float, ...], tuple[float, ...], bool]:
+    """All values of both sides, those of trainings that did not diverge, and whether they are pairs.
+
+    A pair of which one diverged is no pair any more. Where fewer than two are left the seeds are
+    compared as two sides.
+    """
     pairs = _paired(a, b)
-    left, right = (
-        tuple(t.metrics[name] for t in side)
-        for side in (zip(*pairs, strict=True) if pairs else (a.trainings, b.trainings))
+    left, right = zip(*pairs, strict=True) if pairs else (a.trainings, b.trainings)
+    values = [tuple(t.metrics.get(name, math.nan) for t in side) for side in (left, right)]
+    sound = [(x, y) for x, y in pairs if not (_diverged(x, metrics) or _diverged(y, metrics))]
+    if sound and len(sound) >= min(2, len(pairs)):
+        kept = [tuple(t.metrics[name] for t in side) for side in zip(*sound, strict=True)]
+        return values[0], values[1], kept[0], kept[1], True
+    kept = [
+        tuple(t.metrics[name] for t in side if not _diverged(t, metrics)) for side in (left, right)
+    ]
+    return values[0], values[1], kept[0], kept[1], False
+
+
+def _judge(
+    reference: SeedGroup, drafts: Sequence[_Draft], divergence: RateComparison, alpha: float
+) -> tuple[tuple[MetricComparison, ...], RateComparison]:
+    """All verdicts at one level for the whole family of metrics and rates."""
+    higher = {
+        name: better for t in reference.trainings for name, better in t.higher_is_better.items()
+    }
+    first = [_compare_metric(d, higher.get(d.name, True), alpha) for d in drafts]
+    testable = [i for i, m in enumerate(first) if math.isfinite(m.result.low)]
+    rates = [divergence.p_value] if divergence.any else []
+    levels = judge_family([first[i].result for i in testable], alpha, rates)
+    level = dict(zip(testable, levels, strict=False))
+    judged = [
+        _compare_metric(d, higher.get(d.name, True), level.get(i, alpha))
+        for i, d in enumerate(drafts)
+    ]
+    if rates and levels[-1] != alpha:
+        divergence = compare_rates(divergence.diverged, divergence.seeds, levels[-1])
+    return tuple(judged), divergence
+
+
+def _compare_metric(draft: _Draft, higher: bool, alpha: float) -> MetricComparison:
+    margin = draft.given or default_margin(
+        draft.name, draft.sound_a, draft.sound_b, higher_is_better=higher
     )
-    mean = (
-        statistics.fmean(x for x in left if math.isfinite(x))
-        if any(map(math.isfinite, left))
-        else 0
-    )
-    width = margin if margin is not None else (DEFAULT_MARGIN * abs(mean) or DEFAULT_MARGIN)
-    result = judge_equivalence(left, right, width, alpha=alpha, paired=bool(pairs))
-    higher = a.trainings[0].higher_is_better.get(name, True)
-    return MetricComparison(name, higher, left, right, result, margin is not None)
+    sides = (draft.sound_a, draft.sound_b)
+    if not all(sides):  # a whole side diverged
+        sides = ((math.nan,), (math.nan,))
+    result = judge_equivalence(*sides, margin.width, alpha=alpha, paired=draft.paired)
+    if margin.provisional:  # nobody knows how much matters, so nothing is within it
+        verdict: EquivalenceVerdict = (
+            "inconclusive" if result.verdict == "equivalent" else result.verdict
+        )
+        result = replace(result, verdict=verdict, p_equivalent=1.0)
+    return MetricComparison(draft.name, higher, draft.a, draft.b, result, margin)
 
 
 def _paired(a: SeedGroup, b: SeedGroup) -> list[tuple[Any, Any]]:
@@ -222,17 +282,19 @@ def _paired(a: SeedGroup, b: SeedGroup) -> list[tuple[Any, Any]]:
 
 
 def _curve(a: SeedGroup, b: SeedGroup) -> Curve:
-    common = set.intersection(*(set(t.losses) for t in (*a.trainings, *b.trainings)))
+    """Of the trainings that did not diverge, on a side that has any."""
+    sides = [[t for t in g.trainings if not t.diverged] or list(g.trainings) for g in (a, b)]
+    common = set.intersection(*(set(t.losses) for t in (*sides[0], *sides[1])))
     worst: tuple[float, int] | None = None
     for step in common:
-        gap = statistics.fmean(t.losses[step] for t in b.trainings) - statistics.fmean(
-            t.losses[step] for t in a.trainings
+        gap = statistics.fmean(t.losses[step] for t in sides[1]) - statistics.fmean(
+            t.losses[step] for t in sides[0]
         )
         if math.isfinite(gap) and (worst is None or abs(gap) > abs(worst[0])):
             worst = gap, step
     if worst is None:
         return Curve(len(common), None, 0.0, None)
-    at = [t.losses[worst[1]] for t in a.trainings]
+    at = [t.losses[worst[1]] for t in sides[0]]
     spread = statistics.stdev(at) if len(at) > 1 else None
     return Curve(len(common), worst[1], worst[0], spread)
 
@@ -253,96 +315,3 @@ def _mean_exponents(side: SeedGroup) -> dict[tuple[str, str], float]:
         for key, value in t.layers.items():
             found.setdefault(key, []).append(value)
     return {key: statistics.fmean(values) for key, values in found.items()}
-
-
-def _findings(
-    metrics: Sequence[MetricComparison], shifts: Sequence[LayerShift], a: SeedGroup, b: SeedGroup
-) -> tuple[Finding, ...]:
-    found = [f for m in metrics if (f := _metric_finding(m)) is not None]
-    for shift in shifts:
-        if abs(shift.octaves) < OCTAVES:
-            continue
-        direction = "overflow" if shift.octaves > 0 else "underflow"
-        found.append(
-            Finding(
-                severity="warning",
-                code=f"layer-towards-{direction}",
-                message=f"the largest {shift.kind.replace('_', ' ')} of "
-                f"{shift.name or 'the model'} moved {abs(shift.octaves):.1f} octaves "
-                f"towards {direction}",
-                evidence={"kind": shift.kind, "name": shift.name, "octaves": shift.octaves},
-                fix="analyze the new run: its loss scale and FP32 operations may have changed",
-            )
-        )
-    lengths = [
-        max((max(t.losses) + 1 for t in side.trainings if t.losses), default=0) for side in (a, b)
-    ]
-    if min(lengths) and min(lengths) < LENGTHS_ALIKE * max(lengths):
-        found.append(
-            Finding(
-                severity="warning",
-                code="lengths-differ",
-                message=f"{b.name} trained {lengths[1]} steps and {a.name} {lengths[0]}",
-                evidence={"a": lengths[0], "b": lengths[1]},
-                fix="compare trainings of the same length",
-            )
-        )
-    skipped = [sum(t.skipped for t in side.trainings) for side in (a, b)]
-    if skipped[1] > skipped[0]:
-        found.append(
-            Finding(
-                severity="info",
-                code="more-skips",
-                message=f"{skipped[1]} steps were skipped; the reference skipped {skipped[0]}",
-                evidence={"a": skipped[0], "b": skipped[1]},
-                fix="see the reasons in training.jsonl",
-            )
-        )
-    return by_severity(found)
-
-
-def _metric_finding(m: MetricComparison) -> Finding | None:
-    r = m.result
-    evidence = {"metric": m.metric, "a": list(m.a), "b": list(m.b), "margin": r.margin}
-    if r.verdict == "different":
-        severity = "error" if m.worse or math.isnan(r.difference) else "warning"
-        message = f"{m.metric} differs by {r.difference:+.4g}, more than the margin {r.margin:.3g}"
-        return Finding(
-            severity=severity,  # type: ignore[arg-type]
-            code="metric-different",
-            message=message
-            if not math.isnan(r.difference)
-            else f"{m.metric} is not finite on one of the two sides",
-            evidence=evidence,
-            fix="train by a plan: mpdiag analyze the FP32 run, then MixedPrecision with its plan",
-        )
-    if r.verdict == "inconclusive" and math.isnan(r.difference):
-        return Finding(
-            severity="warning",
-            code="metric-inconclusive",
-            message=f"{m.metric} is not finite on either side: equally many trainings diverged",
-            evidence=evidence,
-            fix="check the data, the learning rate and the loss: the reference itself does not train",
-        )
-    if r.verdict == "inconclusive":
-        alone = min(r.seeds) < 2
-        beyond = alone and abs(r.difference) > r.margin
-        return Finding(
-            severity="warning" if beyond else "info",
-            code="metric-inconclusive",
-            message=f"{m.metric} differs by {r.difference:+.4g}"
-            + (f", more than the margin {r.margin:.3g}, with a single seed" if beyond else "")
-            + (
-                " with a single seed, which does not show its spread"
-                if alone and not beyond
-                else ""
-            ),
-            evidence=evidence,
-            fix="train 3 or more seeds on each side, with --out fp32/seed0, fp32/seed1 … "
-            "fp16/seed0 …, and compare the folders fp32 and fp16"
-            if alone
-            else f"train {r.seeds_to_decide} seeds on each side"
-            if r.seeds_to_decide
-            else "choose another margin: the difference equals this one",
-        )
-    return None

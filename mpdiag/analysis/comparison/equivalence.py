@@ -4,8 +4,13 @@
 difference certainly smaller than a margin, in the metric's own units? There are three answers:
 equivalent, different, and inconclusive with the number of seeds that would decide.
 
-Source: Schuirmann, *A comparison of the two one-sided tests procedure and the power approach*
-(Journal of Pharmacokinetics and Biopharmaceutics 15, 1987).
+Several metrics share one level (``judge_family``): by Holm's procedure the clearest of k claims is
+tested at alpha / k, the next at alpha / (k − 1), and so on. That all are equivalent is one claim, which
+is wrong only if each test errs that should fail; there the level of each is alpha.
+
+Sources: Holm, *A simple sequentially rejective multiple test procedure* (Scandinavian Journal of
+Statistics 6, 1979); Schuirmann, *A comparison of the two one-sided tests procedure and the power
+approach* (Journal of Pharmacokinetics and Biopharmaceutics 15, 1987).
 """
 
 from __future__ import annotations
@@ -17,7 +22,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from mpdiag.errors import UsageError
-from mpdiag.numerics.students_t import t_quantile
+from mpdiag.numerics.students_t import t_cdf, t_quantile
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -43,6 +48,9 @@ class Equivalence:
         seeds: Number of seeds of a and of b.
         seeds_to_decide: Seeds on each side that would decide with a chance of 80 %, if mean and
             spread stayed as they are; None if no number would, or the spread is unknown.
+        p_equivalent: The smallest alpha at which the verdict would be ``equivalent``; 1 if it
+            would be at none below 0.5.
+        p_different: The same for ``different``.
     """
 
     verdict: EquivalenceVerdict
@@ -54,6 +62,13 @@ class Equivalence:
     paired: bool
     seeds: tuple[int, int]
     seeds_to_decide: int | None
+    p_equivalent: float = 1.0
+    p_different: float = 1.0
+
+    @property
+    def p_value(self) -> float:
+        """That of the clearer one of both claims."""
+        return min(self.p_equivalent, self.p_different)
 
 
 def judge_equivalence(
@@ -67,7 +82,8 @@ def judge_equivalence(
     """Test whether b is equivalent to a.
 
     Args:
-        a: One value per seed.
+        a: One value per seed. One that is not finite is of a training that diverged: then nothing
+            is said of the mean, see ``rates`` for how often a side diverges.
         b: The same for b; paired values in the same order.
         margin: The largest difference that does not matter, above 0, in the values' units.
         alpha: Significance of each one-sided test.
@@ -83,7 +99,8 @@ def judge_equivalence(
         message = f"alpha must lie between 0 and 0.5, not {alpha!r}"
         raise UsageError(message)
     if not all(map(math.isfinite, [*a, *b])):
-        return _not_finite(a, b, margin, alpha, paired=paired)
+        low, high, seeds = -math.inf, math.inf, (len(a), len(b))
+        return Equivalence("inconclusive", math.nan, low, high, margin, alpha, paired, seeds, None)
     difference = statistics.fmean(b) - statistics.fmean(a)
     error, freedom = _standard_error(a, b, paired=paired)
     reach = math.inf if freedom < 1 else error * t_quantile(1 - alpha, freedom)
@@ -98,8 +115,53 @@ def judge_equivalence(
         spread = error / math.sqrt(1 / len(a) if paired else 1 / len(a) + 1 / len(b))
         needed = seeds_to_decide(difference, spread, margin, alpha=alpha, paired=paired)
     return Equivalence(
-        verdict, difference, low, high, margin, alpha, paired, (len(a), len(b)), needed
+        verdict,
+        difference,
+        low,
+        high,
+        margin,
+        alpha,
+        paired,
+        (len(a), len(b)),
+        needed,
+        *_p_values(difference, error, freedom, margin),
     )
+
+
+def _p_values(
+    difference: float, error: float, freedom: float, margin: float
+) -> tuple[float, float]:
+    """Of "it is beyond the margin" and of "it is within": how seldom the data would look so clear."""
+    room = margin - abs(difference)
+    if freedom < 1 or room == 0:
+        return 1.0, 1.0
+    if error == 0:
+        return (0.0, 1.0) if room > 0 else (1.0, 0.0)
+    p = t_cdf(-abs(room) / error, freedom)
+    return (p, 1.0) if room > 0 else (1.0, p)
+
+
+def judge_family(
+    found: Sequence[Equivalence], alpha: float, others: Sequence[float] = ()
+) -> list[float]:
+    """The level at which each metric is to be judged, so that all share the one ``alpha``.
+
+    Args:
+        found: The metrics, judged at any level.
+        alpha: The chance of any wrong verdict.
+        others: p-values of further tests of the same family; their levels follow the metrics'.
+    """
+    p_values = [*(e.p_value for e in found), *others]
+    if found and not others and all(e.p_equivalent <= alpha for e in found):
+        return [alpha] * len(found)
+    levels = [0.0] * len(p_values)
+    level, holds = alpha / max(1, len(p_values)), True
+    for rank, i in enumerate(sorted(range(len(p_values)), key=p_values.__getitem__)):
+        if holds:
+            level = alpha / (len(p_values) - rank)
+            holds = p_values[i] <= level
+        levels[i] = level
+    return levels
 
 
 def _standard_error(a: Sequence[float], b: Sequence[float], *, paired: bool) -> tuple[float, float]:
@@ -115,19 +177,10 @@ def _standard_error(a: Sequence[float], b: Sequence[float], *, paired: bool) -> 
     total = sum(parts)
     if total == 0:
         return 0.0, len(a) + len(b) - 2
-    freedom = total**2 / sum(p**2 / (len(s) - 1) for p, s in zip(parts, (a, b), strict=True))
+    # Shares of the total, since squares of tiny variances vanish.
+    sides = zip(parts, (a, b), strict=True)
+    freedom = 1 / sum((p / total) ** 2 / (len(s) - 1) for p, s in sides)
     return math.sqrt(total), freedom
-
-
-def _not_finite(
-    a: Sequence[float], b: Sequence[float], margin: float, alpha: float, *, paired: bool
-) -> Equivalence:
-    """The verdict if some values are not finite: diverged trainings differ from others."""
-    bad_a, bad_b = (sum(not math.isfinite(x) for x in side) for side in (a, b))
-    whole = bad_a * len(b) == bad_b * len(a)  # the same share diverged
-    verdict: EquivalenceVerdict = "inconclusive" if whole else "different"
-    seeds = (len(a), len(b))
-    return Equivalence(verdict, math.nan, -math.inf, math.inf, margin, alpha, paired, seeds, None)
 
 
 def seeds_to_decide(

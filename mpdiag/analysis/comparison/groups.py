@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mpdiag.analysis.comparison.models import KnownModel
 from mpdiag.analysis.streaming import read_statistics
 from mpdiag.errors import DamagedRun, NewerSchema, RunNotFound
 from mpdiag.files.atomic import write_json
@@ -14,12 +16,14 @@ from mpdiag.files.documents import read_document
 from mpdiag.files.paths import place
 from mpdiag.runs.run import META, Run, list_runs, open_run
 from mpdiag.runs.training_log import FILE, read_log
+from mpdiag.tracing.fingerprint import ModelFingerprint
 
 if TYPE_CHECKING:
     import os
     from collections.abc import Mapping
 
     from mpdiag.files.paths import AnyPath
+    from mpdiag.runs.training_log import TrainingLog
 
 BASELINE_VERSION = 1
 KIND = "mpdiag baseline"
@@ -39,6 +43,9 @@ class SeedTraining:
         losses: Loss by step, skipped steps left out.
         skipped: Number of skipped steps.
         layers: log2 of the largest |x| by kind and name, where statistics were recorded.
+        diverged: Whether its last loss was not finite, or it was stopped for steps that were not.
+            Its metrics, if it has any, are of a model that no longer trains.
+        model: What is known of its model.
     """
 
     name: str
@@ -48,6 +55,8 @@ class SeedTraining:
     losses: Mapping[int, float] = field(default_factory=dict)
     skipped: int = 0
     layers: Mapping[tuple[str, str], float] = field(default_factory=dict)
+    diverged: bool = False
+    model: KnownModel = field(default_factory=KnownModel)
 
 
 @dataclass(frozen=True)
@@ -56,6 +65,12 @@ class SeedGroup:
 
     name: str
     trainings: tuple[SeedTraining, ...]
+
+    @property
+    def model(self) -> KnownModel:
+        """What is known of the model: of the first training that knows its parameters' names."""
+        known = (t.model for t in self.trainings if t.model.fingerprint is not None)
+        return next(known, self.trainings[0].model)
 
 
 def read_group(path: str | os.PathLike[str]) -> SeedGroup:
@@ -90,7 +105,8 @@ def _trained(run: Run) -> SeedTraining:
         last = [losses[s] for s in sorted(losses)[-max(1, len(losses) // 20) :]]
         metrics.setdefault("final loss", float(np.mean(last)))
         higher.setdefault("final loss", False)
-    if not metrics:
+    diverged = _diverged(run, log)
+    if not metrics and not diverged:
         message = f"{run.folder / FILE} holds neither losses nor metrics: log some to compare"
         raise DamagedRun(message)
     seeds = run.meta.get("seeds") or {}
@@ -103,6 +119,21 @@ def _trained(run: Run) -> SeedTraining:
         losses,
         len(log.skipped),
         _tops(run) if run.rows() else {},
+        diverged,
+        KnownModel.of_run(run),
+    )
+
+
+def _diverged(run: Run, log: TrainingLog) -> bool:
+    """Whether a training ended with a loss that is not finite, or because too many steps were not."""
+    if any("stopped" in note for note in log.notes):
+        return True
+    if not log.steps:
+        return False
+    last = log.steps[-1]
+    broken = last.loss is not None and not math.isfinite(last.loss)
+    return (broken and not last.skipped) or (
+        run.meta.get("state") == "failed" and (broken or last.skipped)
     )
 
 
@@ -134,6 +165,12 @@ def save_baseline(side: SeedGroup, path: str | os.PathLike[str]) -> None:
                     "losses": _thinned(t.losses),
                     "skipped": t.skipped,
                     "layers": [[*key, value] for key, value in t.layers.items()],
+                    "diverged": t.diverged,
+                    "model": {
+                        "type": t.model.type,
+                        "parameters": t.model.parameters,
+                        "fingerprint": t.model.fingerprint and t.model.fingerprint.to_json(),
+                    },
                 }
                 for t in side.trainings
             ],
@@ -167,6 +204,8 @@ def _read_baseline(path: AnyPath) -> SeedGroup:
                 {int(s): float(v) for s, v in t["losses"]},
                 int(t["skipped"]),
                 {(str(kind), str(name)): float(v) for kind, name, v in t["layers"]},
+                t.get("diverged") is True,
+                _stored_model(t.get("model") or {}),
             )
             for t in document["trainings"]
         )
@@ -180,3 +219,13 @@ def _read_baseline(path: AnyPath) -> SeedGroup:
         message = f"{path} holds no training: write it again"
         raise DamagedRun(message)
     return SeedGroup(str(document.get("name", path)), trainings)
+
+
+def _stored_model(stored: Mapping[str, Any]) -> KnownModel:
+    """What a baseline knows of a model; an earlier version's knows nothing."""
+    found = stored.get("fingerprint")
+    return KnownModel(
+        ModelFingerprint.from_json(found) if found else None,
+        str(stored.get("type") or ""),
+        int(stored.get("parameters") or 0),
+    )

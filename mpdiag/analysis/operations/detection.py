@@ -7,20 +7,35 @@ or only because its inputs, such as a batch of data, are FP32 at O1.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from mpdiag.analysis.findings import Finding
-from mpdiag.analysis.operations.graph import StepGraph, in_fp32, split, stored_low
-from mpdiag.analysis.operations.rules import RULES, gradients
+from mpdiag.analysis.operations.graph import (
+    StepGraph,
+    in_fp32,
+    low_composite,
+    split,
+    stored_low,
+)
+from mpdiag.analysis.operations.precision_rules import PERSISTENT
+from mpdiag.analysis.operations.precision_rules import RULES as PRECISION_RULES
+from mpdiag.analysis.operations.rules import RULES, called, finding_of, gradients
+from mpdiag.display.wording import counted
 from mpdiag.numerics.autocast_lists import LISTS, policy_name
+from mpdiag.numerics.formats import BF16
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Iterator, Mapping
 
     from mpdiag.analysis.operations.rules import CoveredBy, OperationFinding
     from mpdiag.numerics.formats import FloatFormat
     from mpdiag.runs.operations import Operation
+
+
+_WARNINGS = frozenset({"cancellation", "swallowed", "imprecise", "indistinct"})
+"""Rules about precision alone: the numbers stay finite."""
 
 
 def find_operations(
@@ -33,28 +48,82 @@ def find_operations(
         target: The format tensors are stored in.
         scale: The loss scale that gradients will carry.
     """
-    merged: dict[tuple[Any, ...], OperationFinding] = {}
-    for graph in split(operations):
-        needed = _needed(graph, target, scale, policy=True)
-        everything = _needed(graph, target, scale, policy=False)
-        for index, found in {**everything, **needed}.items():
-            op = graph.operations[index]
-            flops, moved = _shares(graph, op)
-            covered = index not in needed
-            found = replace(
-                found,
-                covered=covered,
-                covered_by=_covered_by(graph, op) if covered else "",
-                flops_share=flops,
-                bytes_share=moved,
-            )
-            key = (found.code, found.op, found.module, found.where)
-            known = merged.get(key)
-            if known is None or (found.covered, -_size(found)) < (known.covered, -_size(known)):
-                merged[key] = found
+    graphs = split(operations)
+    sites = [{_site(op) for op in graph.operations if not op.node} for graph in graphs]
+    seen: dict[tuple[Any, ...], list[tuple[int, OperationFinding]]] = defaultdict(list)
+    for number, graph in enumerate(graphs):
+        for found in _judged(graph, target, scale):
+            seen[found.code, found.op, found.module, found.where].append((number, found))
+    merged = []
+    for (code, *site), entries in seen.items():
+        steps = sum(tuple(site) in one for one in sites) if code in PERSISTENT else 1
+        for kept in ([e for e in entries if not e[1].covered], entries):
+            if kept and len({number for number, _ in kept}) >= steps:
+                merged.append(max((f for _, f in kept), key=_size))
+                break
     return tuple(
-        sorted(merged.values(), key=lambda f: (f.covered, -f.bytes_share - f.flops_share, f.op))
+        sorted(merged, key=lambda f: (f.covered, -f.bytes_share - f.flops_share, f.op, f.where))
     )
+
+
+def _judged(graph: StepGraph, target: FloatFormat, scale: float) -> Iterator[OperationFinding]:
+    """The findings of one recorded step."""
+    needed = _needed(graph, target, scale, policy=True)
+    everything = _needed(graph, target, scale, policy=False)
+    for index, found in {**everything, **needed}.items():
+        op = graph.operations[index]
+        flops, moved = _shares(graph, op)
+        covered = index not in needed
+        yield replace(
+            found,
+            covered=covered,
+            covered_by=_covered_by(graph, op) if covered else "",
+            flops_share=flops,
+            bytes_share=moved,
+        )
+
+
+def _site(op: Operation) -> tuple[str, str | None, str]:
+    """An operation's place as findings state it."""
+    return called(op), op.module, op.where
+
+
+def _at_the_source(
+    graph: StepGraph,
+    low: dict[int, bool],
+    new: dict[int, OperationFinding],
+    found: Mapping[int, OperationFinding],
+) -> dict[int, OperationFinding]:
+    """Findings about conversions to another tensor's dtype, moved to what made that tensor narrow.
+
+    Nothing can keep ``p.to(z.dtype)`` wide but an FP32 ``z``.
+    """
+    result: dict[int, OperationFinding] = {}
+    for index, finding in new.items():
+        made = graph.written.get(graph.followed[index]) if index in graph.followed else None
+        if made is None:
+            result.setdefault(index, finding)
+            continue
+        told = f"{finding.reason} ({finding.where or finding.place} takes its dtype)"
+        waiting, seen = [made], set[int]()
+        while waiting:
+            op = waiting.pop()
+            narrow = any(low.get(t.tensor, False) for t in op.outputs)
+            if op.index in seen or op.index in found or op.node or not narrow:
+                continue
+            seen.add(op.index)
+            moved = finding_of(
+                op, finding.code, told, f"{called(op)} in FP32", finding.without, finding.evidence
+            )
+            result.setdefault(op.index, moved)
+            if op.index in graph.followed and graph.followed[op.index] in graph.written:
+                waiting.append(graph.written[graph.followed[op.index]])
+            elif LISTS.get(policy_name(op.op)) != "low" and not low_composite(op):
+                before = [graph.producer(t) for t in op.inputs]
+                waiting += [b for b in before if b is not None]
+        if not seen:
+            result.setdefault(index, finding)
+    return result
 
 
 def operation_findings(operations: Iterable[OperationFinding]) -> list[Finding]:
@@ -67,7 +136,7 @@ def operation_findings(operations: Iterable[OperationFinding]) -> list[Finding]:
         found.setdefault(
             (f.code, str(f.evidence.get("subtraction") or f.where), f.reason),
             Finding(
-                severity="warning" if f.code in ("cancellation", "swallowed") else "error",
+                severity="warning" if f.code in _WARNINGS else "error",
                 code=f"operation-{f.code}",
                 message=f"{f.op} in {f.place}{at}: {f.reason}",
                 evidence={**f.evidence, "line": f.where, "code": f.text},
@@ -75,6 +144,30 @@ def operation_findings(operations: Iterable[OperationFinding]) -> list[Finding]:
             ),
         )
     return list(found.values())
+
+
+def bf16_findings(operations: Iterable[Operation], target: FloatFormat) -> list[Finding]:
+    """What BF16, with 8 significant bits, would lose where another format is the target."""
+    if target == BF16:
+        return []
+    found = [f for f in find_operations(operations, BF16) if not f.covered]
+    if not found:
+        return []
+    first = found[0]
+    return [
+        Finding(
+            severity="info",
+            code="bf16-precision",
+            message=f"BF16 would need FP32 in {counted(len(found), 'operation')}, too: {first.op} in "
+            f"{first.place}: {first.reason}",
+            evidence={
+                "operations": [
+                    {"op": f.op, "module": f.module, "line": f.where, "rule": f.code} for f in found
+                ]
+            },
+            fix="analyze with --target bf16 for a plan of its own",
+        )
+    ]
 
 
 def _size(found: OperationFinding) -> float:
@@ -114,12 +207,16 @@ def _needed(
     found: dict[int, OperationFinding] = {}
     while True:
         low = stored_low(graph, policy=policy, fp32=frozenset(found))
-        new = {
-            index: finding
-            for rule in RULES
-            for index, finding in rule(graph, low, target, policy)
-            if index not in found
-        }
+        new: dict[int, OperationFinding] = {}
+        for rules in (RULES, PRECISION_RULES):  # what is said more precisely is said first
+            if not new:
+                new = {
+                    index: finding
+                    for rule in rules
+                    for index, finding in rule(graph, low, target, policy)
+                    if index not in found
+                }
+        new = _at_the_source(graph, low, new, found)
         if not new:
             for index, finding in gradients(graph, low, target, scale):
                 found.setdefault(index, finding)

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from mpdiag.numerics.autocast_lists import FP32, LISTS, policy_name
+from mpdiag.numerics.autocast_lists import COMPOSITES, FP32, LISTS, policy_name
 from mpdiag.runs.operations import NONE
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ _PASSING = frozenset(
 )
 # Composites whose parts run in FP32 and that no Python function of torch announces.
 _COMPOSITE = re.compile(r"\b(cosine_similarity|rms_norm|kl_div|cdist|pdist|renorm)\s*\(")
+_LOW_COMPOSITE = re.compile(r"\b(einsum)\s*\(")
+_PARTS = frozenset({"mul", "bmm", "mm", "sum"})
 # A conversion to another tensor's dtype.
 _FOLLOWS = re.compile(r"\.dtype\b|\btype_as\s*\(")
 FP32_LIMIT = 3.4028e38
@@ -83,6 +85,11 @@ class StepGraph:
         """The operation that wrote a tensor, None where it came from outside the step."""
         return None if tensor.producer == NONE else self.operations[tensor.producer]
 
+    @cached_property
+    def written(self) -> dict[int, Operation]:
+        """The operation that wrote each tensor, by the tensor's number."""
+        return {t.tensor: op for op in self.operations for t in op.outputs}
+
     def overflow(self, tensor: TensorRecord, target: FloatFormat) -> int:
         """How many of a tensor's values leave a format's range, at least."""
         return self._figure("overflow", tensor, target)
@@ -130,7 +137,12 @@ class StepGraph:
         """
         found: dict[int, int] = {}
         for op in self.operations:
-            if op.op == "_to_copy" and not op.node and _FOLLOWS.search(op.code):
+            if "follows" in op.facts:  # seen as it happened
+                if op.facts["follows"] >= 0:
+                    found[op.index] = int(op.facts["follows"])
+            elif "wide" in op.facts:
+                continue
+            elif op.op == "_to_copy" and not op.node and _FOLLOWS.search(op.code):
                 partner = None if _floats(op) else self._partner(op)
                 if partner is not None:
                     found[op.index] = partner
@@ -163,10 +175,23 @@ def split(operations: Iterable[Operation]) -> list[StepGraph]:
 
 def in_fp32(op: Operation) -> bool:
     """Whether the policy computes an operation in FP32, itself or as part of a composite."""
-    if LISTS.get(policy_name(op.op)) == "low":
+    if low_composite(op) or LISTS.get(policy_name(op.op)) == "low":
         return False
     composite = op.function in FP32 or bool(_COMPOSITE.search(op.code))
     return composite or policy_name(op.op) in FP32
+
+
+def low_composite(op: Operation) -> str:
+    """The function that autocast casts by its own name, and that an operation is part of; or none.
+
+    ``einsum`` of an outer product is a ``mul`` to ATen.
+    """
+    if op.node or op.op not in _PARTS:
+        return ""
+    if op.function in COMPOSITES:
+        return op.function
+    found = _LOW_COMPOSITE.search(op.code)
+    return found.group(1) if found else ""
 
 
 def stored_low(
@@ -201,14 +226,14 @@ def stored_low(
 def _result_is_low(
     op: Operation, low: dict[int, bool], *, policy: bool, fp32: frozenset[int]
 ) -> bool:
-    if op.index in fp32:
+    if op.index in fp32 or "wide" in op.facts:
         return False
     inputs = _floats(op)
     if op.op.endswith("_") and inputs:  # in place: the dtype stays
         return low[inputs[0].tensor]
     if policy and in_fp32(op):
         return False
-    if policy and LISTS.get(policy_name(op.op)) == "low":
+    if policy and (LISTS.get(policy_name(op.op)) == "low" or low_composite(op)):
         return True
     if op.op.startswith(("native_batch_norm", "_native_batch_norm", "cudnn_batch_norm")):
         inputs = inputs[:1]  # its statistics and weights are FP32 for any input

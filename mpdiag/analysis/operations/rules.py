@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from mpdiag.analysis.operations.graph import FP32_LIMIT, StepGraph
+from mpdiag.analysis.operations.graph import FP32_LIMIT, StepGraph, low_composite
 from mpdiag.numerics.autocast_lists import LISTS, policy_name
 
 if TYPE_CHECKING:
@@ -32,8 +32,9 @@ if TYPE_CHECKING:
     from mpdiag.runs.operations import Operation, TensorRecord
 
 Code = Literal[
-    "overflow", "mask-fill", "vanishing", "cancellation", "swallowed", "gradient-overflow"
-]
+    "overflow", "mask-fill", "vanishing", "cancellation", "swallowed", "gradient-overflow",
+    "imprecise", "indistinct", "diverging", "no-half-kernel",
+]  # fmt: skip
 CoveredBy = Literal["", "lists", "neighbours"]
 
 WRONG = 0.1
@@ -109,7 +110,7 @@ def overflows(
         if fill is not None and any(low[t.tensor] for t in op.outputs):
             yield (
                 op.index,
-                _finding(
+                finding_of(
                     op,
                     "mask-fill",
                     f"it fills in {fill:g}, which {target.label} cannot hold (±{target.max:g})",
@@ -174,7 +175,7 @@ def _overflow(
             fix = "sum in FP32, or take the mean"
     elif op.op in ("pow", "mul", "square", "pow_", "mul_"):
         fix = _instead_of_product(op, target)
-    return _finding(
+    return finding_of(
         op,
         "overflow",
         f"{told}, beyond {target.label}'s largest value {target.max:g}",
@@ -189,7 +190,7 @@ def vanishing(
 ) -> Iterator[IndexedFinding]:
     """Find values that become 0 and are divided by, or whose logarithm or root is taken."""
     for op in graph.operations:
-        name = _singular_argument(op)
+        name = singular_argument(op)
         t = op.input(name) if name else None
         if op.node or t is None or not low[t.tensor] or not graph.lost(t, target):
             continue
@@ -217,7 +218,7 @@ def vanishing(
         for one in _low_sources(graph, origin, low, target):
             yield (
                 one.index,
-                _finding(
+                finding_of(
                     one,
                     "vanishing",
                     f"{told}, and {op.op} follows",
@@ -228,7 +229,8 @@ def vanishing(
             )
 
 
-def _singular_argument(op: Operation) -> str | None:
+def singular_argument(op: Operation) -> str | None:
+    """The argument of an operation that must not be 0; None if 0 is harmless."""
     if op.op in ("pow", "pow_"):
         exponent = op.scalars.get("exponent")
         return "self" if isinstance(exponent, (int, float)) and exponent < 0 else None
@@ -280,7 +282,7 @@ def differences(
         for one in (op, *_before(graph, operands, low, error)):
             yield (
                 one.index,
-                _finding(
+                finding_of(
                     one,
                     "cancellation",
                     reason,
@@ -355,7 +357,7 @@ def running_sums(
         large, small = op.outputs[0].absmax, min(t.absmax for t in op.inputs)
         yield (
             op.index,
-            _finding(
+            finding_of(
                 op,
                 "swallowed",
                 f"{told}: it reaches {large:.3g}, {target.label} has {target.mantissa_bits + 1} bits",
@@ -407,7 +409,7 @@ def gradients(
             if low[t.tensor] and t.counted and target.overflows(t.absmax * factor):
                 yield (
                     forward.index,
-                    _finding(
+                    finding_of(
                         forward,
                         "gradient-overflow",
                         f"its backward pass ({op.op}) reaches {t.absmax:.3g}"
@@ -420,12 +422,24 @@ def gradients(
                 break
 
 
-def _finding(
+def called(op: Operation) -> str:
+    """An operation's name as ``fp32_operations`` takes it; one in place keeps its own.
+
+    A part of ``einsum`` is called ``einsum``: that is where autocast casts.
+    """
+    composite = low_composite(op)
+    if composite:
+        return composite
+    return policy_name(op.op) if not op.op.endswith("_") else op.op
+
+
+def finding_of(
     op: Operation, code: Code, reason: str, fix: str, without: str, evidence: Mapping[str, Any]
 ) -> OperationFinding:
+    """A finding about an operation, with its place in the code."""
     return OperationFinding(
         code=code,
-        op=policy_name(op.op) if not op.op.endswith("_") else op.op,
+        op=called(op),
         aten=op.op,
         module=op.module,
         where=op.where,

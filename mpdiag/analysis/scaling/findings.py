@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mpdiag.analysis.findings import Finding
-from mpdiag.display.wording import counted
+from mpdiag.display.wording import counted, layer_name
 
 if TYPE_CHECKING:
     from mpdiag.analysis.layers import Layers
@@ -37,19 +37,41 @@ def gradient_findings(
     h = layers.of_kind("activation_grad", "weight_grad").histograms
     bad = int(h.infs.sum() + h.nans.sum())
     if bad:
-        steps = scale.non_finite_steps
+        found.append(_non_finite(scale, bad))
+    elif scale.diverges and len(h.numel):
         found.append(
             Finding(
                 severity="error",
-                code="non-finite-gradients",
-                message=f"FP32 gradients were infinite or NaN in {counted(steps, 'recorded step')}: "
-                "the training diverges in FP32",
-                evidence={"steps": steps, "values": bad},
-                fix="fix the FP32 training first; a loss scale cannot help",
+                code="exploding-gradients",
+                message=scale.void,
+                evidence={"absmax": float(h.absmax.max(initial=0.0))},
+                fix="fix the FP32 training first; no loss scale brings such gradients into range",
             )
         )
     found += _scale_findings(target, scale)
     return found
+
+
+def _non_finite(scale: LossScaleAnalysis, values: int) -> Finding:
+    """Gradients that were not finite: to the end of the recording, or in some steps of it."""
+    steps = scale.non_finite_steps
+    where = counted(steps, "recorded step")
+    evidence = {"steps": steps, "values": values}
+    if scale.diverges:
+        return Finding(
+            severity="error",
+            code="non-finite-gradients",
+            message=f"FP32 gradients were infinite or NaN in {where}: the training diverges in FP32",
+            evidence=evidence,
+            fix="fix the FP32 training first; a loss scale cannot help",
+        )
+    return Finding(
+        severity="warning",
+        code="non-finite-steps",
+        message=f"FP32 gradients were infinite or NaN in {where}, and finite again in later ones",
+        evidence=evidence,
+        fix="find what made them so; a trainer by this plan skips such a step",
+    )
 
 
 def _scale_findings(target: FloatFormat, scale: LossScaleAnalysis) -> list[Finding]:
@@ -59,17 +81,20 @@ def _scale_findings(target: FloatFormat, scale: LossScaleAnalysis) -> list[Findi
             Finding(
                 severity="error",
                 code="no-loss-scale-fits",
-                message=f"no loss scale fits {target.label}: {scale.deciding_layer} needs at least "
-                f"{plan.lower:g}, {scale.limiting_layer} allows at most {plan.upper:g}",
+                message=f"no loss scale fits {target.label}: {layer_name(scale.deciding_layer)} "
+                f"needs at least {plan.lower:g}, {layer_name(scale.limiting_layer)} allows at most "
+                f"{plan.upper:g}",
                 evidence={
                     "lower": plan.lower,
                     "upper": plan.upper,
                     "layer": scale.limiting_layer,
                 },
-                fix=f"train in BF16, or keep {scale.limiting_layer} in FP32",
+                fix=f"train in BF16, or keep {layer_name(scale.limiting_layer)} in FP32",
             )
         ]
-    if plan.need == "not needed":
+    if scale.tight:
+        return [_tight(target, scale)]
+    if plan.need in ("not needed", "unknown"):
         return []
     needed = plan.need == "needed"
     return [
@@ -81,3 +106,17 @@ def _scale_findings(target: FloatFormat, scale: LossScaleAnalysis) -> list[Findi
             fix=f"scale the loss by {plan.recommended:g} ({plan.method})",
         )
     ]
+
+
+def _tight(target: FloatFormat, scale: LossScaleAnalysis) -> Finding:
+    """The largest admissible scale loses what may matter."""
+    plan = scale.plan
+    return Finding(
+        severity="warning",
+        code="loss-scale-tight",
+        message=f"{layer_name(scale.deciding_layer)} needs a loss scale of {plan.lower:g} to lose "
+        f"nothing in {target.label} that may matter, and {layer_name(scale.limiting_layer)} allows at "
+        f"most {plan.upper:g}; trainings that lost as much as it does there reached the same result",
+        evidence={"lower": plan.lower, "upper": plan.upper, "layer": scale.limiting_layer},
+        fix=f"scale the loss by {plan.recommended:g} ({plan.method}), or train in BF16",
+    )

@@ -7,13 +7,14 @@ and sufficient when what stays below FP16's range no longer matters, see ``neces
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mpdiag.analysis.layers import Layers, share
-from mpdiag.analysis.scaling.maxima import Headroom, headroom, overflow_rate
+from mpdiag.analysis.scaling.bounds import CONFIDENCE, largest_share
+from mpdiag.analysis.scaling.maxima import Headroom, headroom, overflows_at
 from mpdiag.analysis.scaling.method import (
     TOLERATED_SKIPS,
     MethodChoice,
@@ -26,11 +27,15 @@ from mpdiag.analysis.scaling.necessity import (
     MATTERS,
     NEEDED,
     NEGLIGIBLE,
+    SMALLEST_EXPONENT,
     Losses,
     Necessity,
+    deciding_part,
     describe_necessity,
-    necessity_of,
 )
+from mpdiag.analysis.scaling.replay import play
+from mpdiag.display.wording import layer_name
+from mpdiag.files.documents import finite
 from mpdiag.numerics.formats import FP16, FloatFormat
 from mpdiag.numerics.loss_scalers import LARGEST_SCALE, ScaleRange
 from mpdiag.plan import LossScalePlan
@@ -41,6 +46,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from mpdiag.analysis.run_statistics import RunStatistics
+    from mpdiag.analysis.scaling.windows import Window
 
 
 @dataclass(frozen=True)
@@ -53,11 +59,19 @@ class LossScaleAnalysis:
         deciding_layer: The layer that loses most, which sets the lower end.
         underflow_before: Share of non-zero activation gradients lost at scale 1, over all layers.
         underflow_after: The same at the recommended scale.
-        predicted_overflow_rate: Expected share of steps that overflow at the recommended scale.
-        worst_before: Share of Σ|g| the deciding layer loses at scale 1, late in training.
+        predicted_overflow_rate: The largest share of steps that may overflow at the recommended
+            scale and yet show no more than the recorded steps do, at 95 % confidence.
+        overflowing_steps, finite_steps: How many recorded steps overflow at the recommended scale,
+            of how many with finite gradients.
+        worst_before: Share of Σ|g| the deciding layer loses at scale 1 in ``window``.
         non_finite_steps: Steps whose FP32 gradients were infinite or NaN already.
         fits: Whether any scale is both admissible and sufficient.
-        late: Activation gradients of the later half of the recorded steps, which decide.
+        tight: Whether the best scale still loses what may matter, though trainings that lost as much
+            reached the same result.
+        late: Activation gradients of ``window``, the late part of the training that decides.
+        window: That part; None where no gradient was recorded.
+        void: Why nothing can be concluded, as a clause; empty where something can.
+        diverges: Whether that is because the recorded training diverges.
     """
 
     plan: LossScalePlan
@@ -70,11 +84,17 @@ class LossScaleAnalysis:
     non_finite_steps: int
     fits: bool
     late: Layers
+    overflowing_steps: int = 0
+    finite_steps: int = 0
+    tight: bool = False
+    window: Window | None = None
+    void: str = ""
+    diverges: bool = False
 
     def to_json(self) -> dict[str, Any]:
         """The ``loss_scale`` of ``mpdiag analyze --json``."""
         p = self.plan
-        return {
+        document: dict[str, Any] = {
             "needed": p.needed,
             "need": p.need,
             "recommended": p.recommended,
@@ -91,7 +111,12 @@ class LossScaleAnalysis:
             "fits": self.fits,
             "reason": p.reason,
             "evidence": dict(p.evidence),
+            "overflowing_steps": self.overflowing_steps,
+            "finite_steps": self.finite_steps,
+            "window": None if self.window is None else asdict(self.window),
         }
+        plain: dict[str, Any] = finite(document)
+        return plain
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,9 +129,10 @@ class _Recorded:
         limiting_layer: The layer with the largest gradient.
         absmax: That gradient.
         upper: log2 of the largest scale at which it does not overflow.
-        late: Activation gradients of the later half of the steps.
+        late: Each late part of the training, and its activation gradients.
         losses: What they lose.
-        lower: log2 of the smallest scale from which that no longer matters.
+        lower: log2 of the smallest scale from which that no longer matters; 0 or above, unless a
+            gradient overflows at scale 1 or comes near it.
         room: What may follow the recorded maxima.
     """
 
@@ -115,7 +141,7 @@ class _Recorded:
     limiting_layer: str
     absmax: float
     upper: int
-    late: Layers
+    late: list[tuple[Window, Layers]]
     losses: Losses
     lower: int
     room: Headroom
@@ -134,27 +160,40 @@ def analyze_loss_scale(
     gradients = layers.of_kind("activation_grad", "weight_grad")
     steps, maxima, non_finite = statistics.step_maxima()
     if len(gradients) == 0 or _finite(maxima).size == 0:
-        return _nothing_recorded(layers, non_finite)
-    late = statistics.late_gradients(float(np.median(steps)))
-    recorded = _recorded(gradients, steps, maxima, late, target)
-    necessity = necessity_of(recorded.losses)
+        return nothing_concluded(layers, non_finite, "no finite gradient was recorded", target)
+    recorded = _recorded(gradients, steps, maxima, statistics.late_gradients(), target)
+    diverges = _why_diverging(recorded)
+    if diverges:
+        return nothing_concluded(layers, non_finite, diverges, target, diverges=True)
+    necessity, part = deciding_part(recorded.late, target)
+    overflowing = int(overflows_at(maxima, 0, target).sum())
+    if overflowing:
+        known = int(np.isfinite(maxima).sum())
+        necessity = replace(necessity, need="needed", overflowing=overflowing, steps=known)
     # "none" would not even check for the infinities that this training makes by itself.
     scaled = necessity.wanted or non_finite > 0
     choice = _choose(recorded, necessity, statistics, target, scaled=scaled)
     chosen = choice.chosen
     exponent = _exponent(chosen)
     before, after = (_underflow(layers, k, target) for k in (0, exponent))
+    over, known = _overflowing(recorded, chosen, target)
+    sufficient = recorded.lower <= recorded.upper or (chosen.scaler.adaptive and chosen.fits)
+    top = min(recorded.upper, LARGEST_EXPONENT)
     found = LossScaleAnalysis(
         plan=_plan(recorded, necessity, chosen),
         limiting_layer=recorded.limiting_layer,
         deciding_layer=necessity.layer,
         underflow_before=before,
         underflow_after=after,
-        predicted_overflow_rate=_overflow_rate(recorded, chosen, target),
+        predicted_overflow_rate=largest_share(over, known),
         worst_before=necessity.sum_lost,
         non_finite_steps=non_finite,
-        fits=recorded.lower <= recorded.upper or (chosen.scaler.adaptive and chosen.fits),
-        late=late,
+        fits=sufficient or not recorded.losses.harmful_at(top),
+        late=recorded.late[part][1] if part >= 0 else layers.of_kind("activation_grad"),
+        overflowing_steps=over,
+        finite_steps=known,
+        tight=not sufficient,
+        window=recorded.late[part][0] if part >= 0 else None,
     )
     plan = replace(
         found.plan,
@@ -164,41 +203,68 @@ def analyze_loss_scale(
     return replace(found, plan=plan)
 
 
-def _nothing_recorded(layers: Layers, non_finite: int) -> LossScaleAnalysis:
+def nothing_concluded(
+    layers: Layers, non_finite: int, reason: str, target: FloatFormat, *, diverges: bool = False
+) -> LossScaleAnalysis:
+    """Of a run that bears no statement on the loss scale: what was counted, and no more.
+
+    Args:
+        layers: Its merged rows.
+        non_finite: Steps with a gradient that was not finite.
+        reason: Why it bears none, as a clause.
+        target: The format.
+        diverges: Whether it is a training that diverges.
+    """
     return LossScaleAnalysis(
-        plan=LossScalePlan(reason="no finite gradient was recorded"),
+        plan=LossScalePlan(need="unknown", reason=reason),
         limiting_layer=None,
         deciding_layer=None,
-        underflow_before=0.0,
-        underflow_after=0.0,
-        predicted_overflow_rate=0.0,
-        worst_before=0.0,
+        underflow_before=_underflow(layers, 0, target),
+        underflow_after=math.nan,
+        predicted_overflow_rate=math.nan,
+        worst_before=math.nan,
         non_finite_steps=non_finite,
         fits=True,
         late=layers.of_kind("activation_grad"),
+        void=reason,
+        diverges=diverges,
     )
+
+
+def _why_diverging(recorded: _Recorded) -> str:
+    """Why the recorded training is one that diverges, as a clause; empty if it does not show that."""
+    if not math.isfinite(recorded.maxima[-1]):
+        first = int(recorded.steps[np.argmax(~np.isfinite(recorded.maxima))])
+        return f"the FP32 training diverges: its gradients are infinite or NaN from step {first} on"
+    if recorded.upper < SMALLEST_EXPONENT:
+        where = layer_name(recorded.limiting_layer)
+        return f"the FP32 training diverges: its gradients reach {recorded.absmax:.1e} in {where}"
+    return ""
 
 
 def _recorded(
     gradients: Layers,
     steps: NDArray[np.int64],
     maxima: NDArray[np.float64],
-    late: Layers,
+    late: list[tuple[Window, Layers]],
     target: FloatFormat,
 ) -> _Recorded:
     largest = int(np.argmax(gradients.histograms.absmax))
     absmax = float(gradients.histograms.absmax[largest])
-    losses = Losses.of(late, target)
+    upper, room = _largest_admissible(absmax, target), headroom(_finite(maxima))
+    # Below 1 only as far as gradients that overflow, or come near it, ask for it.
+    lowest = max(SMALLEST_EXPONENT, min(0, upper - room.exponents))
+    losses = Losses.of([layers for _, layers in late], target, lowest)
     return _Recorded(
         steps=steps,
         maxima=maxima,
         limiting_layer=gradients.names[largest],
         absmax=absmax,
-        upper=_largest_admissible(absmax, target),
+        upper=upper,
         late=late,
         losses=losses,
         lower=losses.first_below(MATTERS),
-        room=headroom(_finite(maxima)),
+        room=room,
     )
 
 
@@ -223,8 +289,8 @@ def _choose(
 ) -> MethodChoice:
     """Replay the methods over the scales that the recording allows."""
     losses, lower, upper, room = recorded.losses, recorded.lower, recorded.upper, recorded.room
-    wanted = max(losses.first_below(NEGLIGIBLE), lower) if necessity.wanted else 0
-    safe = upper - room.exponents
+    wanted = max(losses.first_below(NEGLIGIBLE), lower) if necessity.wanted else min(0, lower)
+    safe = max(SMALLEST_EXPONENT, upper - room.exponents)
     allowed = ScaleRange(wanted=min(wanted, max(safe, lower), upper), safe=safe, upper=upper)
     # The worst layer without a scale, and the worst with it: either may decide.
     deciding = losses.worst_at(0, allowed.wanted)
@@ -235,6 +301,7 @@ def _choose(
         target,
         MATTERS,
         shrinkage=max(0, math.ceil(-room.drift)) if necessity.wanted else 0,
+        windows=[window for window, _ in recorded.late],
     )
     return choose_method(history, allowed, headroom=room.exponents, scaled=scaled)
 
@@ -244,11 +311,13 @@ def _exponent(chosen: ScalingCandidate) -> int:
     return math.floor(math.log2(chosen.scale))
 
 
-def _overflow_rate(recorded: _Recorded, chosen: ScalingCandidate, target: FloatFormat) -> float:
-    if chosen.scaler.adaptive:
-        return chosen.skipped
-    finite = _finite(recorded.maxima)
-    return overflow_rate(finite, _exponent(chosen), target, recorded.room.drift)
+def _overflowing(
+    recorded: _Recorded, chosen: ScalingCandidate, target: FloatFormat
+) -> tuple[int, int]:
+    """In how many recorded steps the chosen method overflows, of how many with finite gradients."""
+    played = play(recorded.steps, recorded.maxima, chosen.scaler, target)
+    known = np.isfinite(recorded.maxima)
+    return int(played.overflow[known].sum()), int(known.sum())
 
 
 def _underflow(layers: Layers, exponent: int, target: FloatFormat) -> float:
@@ -285,6 +354,7 @@ def _evidence(
     return {
         "worst_layer": found.deciding_layer,
         "worst_layer_sum_lost": found.worst_before,
+        "window": None if found.window is None else asdict(found.window),
         "threshold_needed": NEEDED,
         "threshold_matters": MATTERS,
         "underflow_before": found.underflow_before,
@@ -292,6 +362,9 @@ def _evidence(
         "absmax": recorded.absmax,
         "absmax_layer": recorded.limiting_layer,
         "predicted_overflow_rate": found.predicted_overflow_rate,
+        "overflowing_steps": found.overflowing_steps,
+        "finite_steps": found.finite_steps,
+        "overflow_confidence": CONFIDENCE,
         **weight_gradients,
         "headroom_exponents": room.exponents,
         "maxima_drift_exponents": room.drift,

@@ -50,22 +50,14 @@ def by_step(
     return records.merged(np.where(known, group, -1), steps.size)
 
 
-def overflow_rate(
-    maxima: NDArray[np.float64], exponent: int, target: FloatFormat = FP16, drift: float = 0.0
-) -> float:
-    """Expected share of steps whose largest gradient leaves the range at scale 2^exponent.
-
-    The larger of what the recorded steps show and of the tail of a log-normal fitted to them, moved
-    by ``drift`` powers of two if that is growth.
-    """
-    room = math.log2(target.overflow_threshold) - exponent
-    logs = np.log2(maxima)
-    observed = float(np.mean(logs >= room))
-    spread = float(logs.std())
-    if spread == 0:
-        return observed
-    z = (room - float(logs.mean()) - max(0.0, drift)) / spread
-    return max(observed, 0.5 * math.erfc(z / math.sqrt(2)))
+def overflows_at(
+    maxima: NDArray[np.float64], exponent: int, target: FloatFormat = FP16
+) -> NDArray[np.bool_]:
+    """In which steps the largest gradient, if it is finite, leaves the range at scale 2^exponent."""
+    with np.errstate(over="ignore"):
+        scaled = np.ldexp(maxima, exponent)
+    over: NDArray[np.bool_] = np.isfinite(maxima) & (scaled >= target.overflow_threshold)
+    return over
 
 
 @dataclass(frozen=True)

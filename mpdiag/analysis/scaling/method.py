@@ -15,6 +15,8 @@ import numpy as np
 
 from mpdiag.analysis.layers import share
 from mpdiag.analysis.scaling.replay import play
+from mpdiag.analysis.scaling.windows import late_windows
+from mpdiag.display.wording import counted
 from mpdiag.numerics.loss_scalers import SCALERS, ConstantScale
 from mpdiag.plan import NO_SCALE
 
@@ -23,12 +25,13 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from mpdiag.analysis.scaling.windows import Window
     from mpdiag.numerics.formats import FloatFormat
     from mpdiag.numerics.histograms import ExponentHistogram
     from mpdiag.numerics.loss_scalers import Scaler, ScaleRange
 
 TOLERATED_SKIPS = 0.01
-"""Share of the recorded steps a method may skip; ``Backoff`` at its defaults skips 0.0005."""
+"""Share of the replayed steps a method may skip; ``Backoff`` at its defaults skips 0.0005."""
 
 
 @dataclass(frozen=True)
@@ -39,9 +42,10 @@ class ScalingCandidate:
         method: Its name, as in a plan.
         scaler: Its settings, at the first step.
         skipped: Share of the recorded steps with finite gradients that it skips.
-        lost: Share of Σ|g| the worst layer loses to zero in a step, on average over the late ones
-            that are not skipped.
+        lost: Share of Σ|g| the worst layer loses to zero in a step, on average over the steps of the
+            late part that loses most, those that are not skipped.
         fits: Whether both are tolerable.
+        skips, steps: Of how many steps with finite gradients how many it skips.
     """
 
     method: str
@@ -49,6 +53,8 @@ class ScalingCandidate:
     skipped: float
     lost: float
     fits: bool
+    skips: int = 0
+    steps: int = 0
 
     @property
     def scale(self) -> float:
@@ -79,7 +85,7 @@ class GradientHistory:
     Attributes:
         steps: int64 (n,).
         maxima: float64 (n,), largest unscaled |gradient|, infinite where one was not finite.
-        late: bool (n,), the steps whose losses count.
+        late: bool (parts, n), the steps whose losses count, in each part of the training.
         below: Of each layer that decides, float64 (n, bins + 1): Σ|g| under the first j bins.
         first: int64 (n,), exponent of the first bin.
         target: The format.
@@ -105,12 +111,19 @@ class GradientHistory:
             maxima = np.ldexp(self.maxima, headroom)
         played = play(self.steps, maxima, scaler, self.target)
         finite = np.isfinite(self.maxima)
-        skipped = float(played.overflow[finite].mean()) if finite.any() else 0.0
-        counted = ~played.overflow & finite & self.late
+        known, skips = int(finite.sum()), int(played.overflow[finite].sum())
         exponents = np.floor(np.log2(played.scale)).astype(int)
-        lost = max((self._lost(table, exponents, counted) for table in self.below), default=0.0)
-        fits = skipped <= TOLERATED_SKIPS and lost <= self.tolerated
-        return ScalingCandidate(scaler.name, scaler, skipped, lost, fits)
+        lost = max(
+            (
+                self._lost(table, exponents, ~played.overflow & finite & part)
+                for table in self.below
+                for part in self.late
+            ),
+            default=0.0,
+        )
+        fits = tolerable(skips, known) and lost <= self.tolerated
+        skipped = skips / known if known else 0.0
+        return ScalingCandidate(scaler.name, scaler, skipped, lost, fits, skips, known)
 
     def _lost(
         self,
@@ -125,6 +138,14 @@ class GradientHistory:
         return float(share(lost, below[:, -1])[counted].mean())
 
 
+def tolerable(skips: int, steps: int) -> bool:
+    """Whether a method may skip so many of the replayed steps: 1 %, and one in any case.
+
+    One skip costs a training nothing, and one in 34 recorded steps does not show more than 1 % of all.
+    """
+    return skips <= max(1.0, TOLERATED_SKIPS * steps)
+
+
 def gradient_history(
     steps: NDArray[np.int64],
     maxima: NDArray[np.float64],
@@ -132,6 +153,7 @@ def gradient_history(
     target: FloatFormat,
     tolerated: float,
     shrinkage: int = 0,
+    windows: Sequence[Window] = (),
 ) -> GradientHistory:
     """Prepare a replay.
 
@@ -143,17 +165,19 @@ def gradient_history(
         tolerated: See ``GradientHistory``.
         shrinkage: Powers of two by which gradients shrank over the recording. If any, the late
             steps are repeated at the end, smaller by as much.
+        windows: The late parts of the training, the longest first; by default the later half.
     """
     none = np.zeros((len(steps), 1))
     below = [np.concatenate([none, np.cumsum(h.sums, axis=1)], axis=1) for h in layers]
     first = np.full(len(steps), layers[0].first if layers else 0)
-    late = steps >= np.median(steps)
-    again = np.flatnonzero(late) if shrinkage > 0 else np.zeros(0, int)
+    parts = windows or late_windows(steps)[:1]
+    late = np.stack([part.holds(steps) for part in parts])
+    again = np.flatnonzero(late[0]) if shrinkage > 0 else np.zeros(0, int)
     behind = int(steps[-1] - steps[again[0]]) + 1 if again.size else 0
     return GradientHistory(
         steps=np.concatenate([steps, steps[again] + behind]),
         maxima=np.concatenate([maxima, np.ldexp(maxima[again], -shrinkage)]),
-        late=np.concatenate([late, late[again]]),
+        late=np.concatenate([late, late[:, again]], axis=1),
         below=tuple(np.concatenate([table, table[again]]) for table in below),
         first=np.concatenate([first, first[again] - shrinkage]),
         target=target,
@@ -171,11 +195,11 @@ class MethodChoice:
     def describe(self) -> str:
         """Why this method, in a clause."""
         chosen = self.chosen
-        outcome = f"skips {chosen.skipped:.1%} of the steps and loses {chosen.lost:.2%}"
+        outcome = f"{_skips(chosen)} and loses {chosen.lost:.2%}"
         if not chosen.fits:
             return f"no method does; the closest, {chosen.method} from {chosen.scale:g}, {outcome}"
         if chosen.method == NO_SCALE:
-            return "no step comes near an overflow"
+            return f"none of {counted(chosen.steps, 'recorded step')} comes near an overflow"
         if chosen.constant:
             return f"a constant scale of {chosen.scale:g} is enough: with headroom it {outcome}"
         described = f"{chosen.scaler.describe()} {outcome} in the replay"
@@ -184,9 +208,15 @@ class MethodChoice:
             return described
         best = min(constants, key=lambda c: c.skipped + c.lost)
         return (
-            f"{described}; the best constant scale, {best.scale:g}, would with headroom skip "
-            f"{best.skipped:.1%} and lose {best.lost:.2%}"
+            f"{described}; the best constant scale, {best.scale:g}, with headroom {_skips(best)} "
+            f"and loses {best.lost:.2%}"
         )
+
+
+def _skips(candidate: ScalingCandidate) -> str:
+    """How many steps a method skips, in words."""
+    skips = f"{candidate.skips:,}" if candidate.skips else "none"
+    return f"skips {skips} of {counted(candidate.steps, 'replayed step')}"
 
 
 def choose_method(
@@ -219,7 +249,8 @@ def _candidates(
         # What is lost was found not to matter, over all late steps together; judged step by step,
         # one with small gradients would count as much as one that moves the weights.
         none = history.judge(ConstantScale(1.0), headroom)
-        yield replace(none, method=NO_SCALE, fits=none.skipped <= TOLERATED_SKIPS)
+        # Without a scale nothing checks for infinities, so no step may come near one.
+        yield replace(none, method=NO_SCALE, fits=none.skips == 0)
     for kind in SCALERS.values():
         for scaler in kind.proposals(found):
             yield history.judge(scaler, 0 if kind.adaptive else headroom)

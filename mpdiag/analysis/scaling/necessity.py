@@ -6,7 +6,7 @@ What "matters" is calibrated against trainings that were run both ways, see ``NE
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,8 +16,11 @@ from mpdiag.numerics.formats import FP16, FloatFormat
 from mpdiag.numerics.loss_scalers import LARGEST_SCALE
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from numpy.typing import NDArray
 
+    from mpdiag.analysis.scaling.windows import Window
     from mpdiag.plan import LossScaleNeed
 
 NEEDED = 0.25
@@ -43,39 +46,63 @@ MATTERS = 0.01
 NEGLIGIBLE = 0.001
 """The share the recommended scale aims at, where the interval has room."""
 LARGEST_EXPONENT = int(math.log2(LARGEST_SCALE))
+SMALLEST_EXPONENT = -LARGEST_EXPONENT
+"""No scale below 2^-24 is recommended: gradients that need a smaller one are those of a training that
+diverges."""
 
 
 @dataclass(frozen=True, eq=False)
 class Losses:
-    """What each layer's late gradients lose to zero.
+    """What each layer's gradients lose to zero, in each late part of the training.
 
     Attributes:
-        names: object (layers,).
-        sums: float64 (layers, ``LARGEST_EXPONENT`` + 1), see ``lost_by_scale``.
-        values: float64 (layers,), see ``values_lost``, at scale 1.
+        parts: The gradients of each part.
+        target: The format.
+        first: log2 of the smallest scale that is looked at, 0 or below.
+        names: object (rows,), the layers of all parts, one part after the other.
+        sums: float64 (rows, ``LARGEST_EXPONENT`` + 1 - first), see ``lost_by_scale``.
     """
 
+    parts: tuple[Layers, ...]
+    target: FloatFormat
+    first: int
     names: NDArray[np.object_]
     sums: NDArray[np.float64]
-    values: NDArray[np.float64]
 
     @classmethod
-    def of(cls, late: Layers, target: FloatFormat) -> Losses:
-        """The losses of the activation gradients of late steps."""
-        return cls(late.names, lost_by_scale(late, target), values_lost(late, target))
+    def of(cls, parts: Sequence[Layers], target: FloatFormat, first: int = 0) -> Losses:
+        """The losses of the activation gradients of late parts of a training."""
+        names = [part.names for part in parts]
+        sums = [lost_by_scale(part, target, first) for part in parts]
+        return cls(
+            tuple(parts),
+            target,
+            first,
+            np.concatenate(names) if names else np.zeros(0, object),
+            np.concatenate(sums) if sums else np.zeros((0, LARGEST_EXPONENT + 1 - first)),
+        )
 
     def first_below(self, threshold: float) -> int:
-        """Smallest exponent at which no layer loses more of its sum than the threshold."""
+        """Smallest exponent at which no layer loses more of its sum than the threshold, in any part."""
         worst = self.sums.max(axis=0, initial=0.0)
         below = np.flatnonzero(worst <= threshold)
-        return int(below[0]) if below.size else LARGEST_EXPONENT
+        return int(below[0]) + self.first if below.size else LARGEST_EXPONENT
 
     def worst_at(self, *exponents: int) -> list[str]:
         """The layers that lose most of their sum at some scales, in the layers' order."""
         if len(self.names) == 0:
             return []
-        worst = {int(np.argmax(self.sums[:, max(0, k)])) for k in exponents}
-        return [str(self.names[i]) for i in sorted(worst)]
+        columns = [min(max(self.first, k), LARGEST_EXPONENT) - self.first for k in exponents]
+        worst = {int(np.argmax(self.sums[:, column])) for column in columns}
+        return list(dict.fromkeys(str(self.names[i]) for i in sorted(worst)))
+
+    def harmful_at(self, exponent: int) -> bool:
+        """Whether trainings that lost as much as this one would at a scale have failed."""
+        if not self.first <= exponent <= LARGEST_EXPONENT:
+            return exponent < self.first
+        values = [values_lost(part, self.target, exponent) for part in self.parts]
+        sums = self.sums[:, exponent - self.first]
+        return bool(values) and needs_scale(np.concatenate(values), sums)
 
 
 @dataclass(frozen=True)
@@ -87,12 +114,18 @@ class Necessity:
         layer: The layer; None where no late gradient was recorded.
         sum_lost: Share of Σ|g| that it loses at scale 1.
         values_lost: Share of its values, where these decide and not the sum alone; else None.
+        overflowing: In how many of ``steps`` recorded steps a gradient overflows at scale 1.
+        steps: How many steps with finite gradients were recorded.
+        when: The part of the training that decides, as a phrase; empty if it is not known.
     """
 
     need: LossScaleNeed
     layer: str | None
     sum_lost: float
     values_lost: float | None = None
+    overflowing: int = 0
+    steps: int = 0
+    when: str = ""
 
     @property
     def wanted(self) -> bool:
@@ -100,18 +133,21 @@ class Necessity:
         return self.need != "not needed"
 
 
-def lost_by_scale(layers: Layers, target: FloatFormat = FP16) -> NDArray[np.float64]:
-    """Share of Σ|x| each layer loses to zero, at scales 2^0 … 2^``LARGEST_EXPONENT``.
+def lost_by_scale(
+    layers: Layers, target: FloatFormat = FP16, first: int = 0
+) -> NDArray[np.float64]:
+    """Share of Σ|x| each layer loses to zero, at scales 2^``first`` … 2^``LARGEST_EXPONENT``.
 
     Returns:
-        float64 (layers, ``LARGEST_EXPONENT`` + 1).
+        float64 (layers, ``LARGEST_EXPONENT`` + 1 - first).
     """
+    exponents = range(first, LARGEST_EXPONENT + 1)
+    if len(layers) == 0:
+        return np.zeros((0, len(exponents)))
     h = layers.histograms
     whole = h.abs_sum().value
-    columns = [
-        share(h.abs_sum(target.zero_exponent - k).value, whole) for k in range(LARGEST_EXPONENT + 1)
-    ]
-    return np.stack(columns, axis=1) if len(layers) else np.zeros((0, LARGEST_EXPONENT + 1))
+    columns = [share(h.abs_sum(target.zero_exponent - k).value, whole) for k in exponents]
+    return np.stack(columns, axis=1)
 
 
 def values_lost(
@@ -133,27 +169,54 @@ def _worst_crowd(values: NDArray[np.float64], sums: NDArray[np.float64]) -> int 
     return int(rows[np.argmax(sums[rows])]) if rows.size else None
 
 
-def necessity_of(losses: Losses) -> Necessity:
-    """Whether a scale is needed: by the layer that loses most, or by one that loses most values."""
-    if len(losses.names) == 0:
+def necessity_of(late: Layers, target: FloatFormat) -> Necessity:
+    """Whether a scale is needed: by the layer that loses most, or by one that loses most values.
+
+    Args:
+        late: Activation gradients of a late part of the training.
+        target: The format.
+    """
+    if len(late) == 0:
         return Necessity("not needed", None, 0.0)
-    sums = losses.sums[:, 0]
+    h = late.histograms
+    sums = share(h.abs_sum(target.zero_exponent).value, h.abs_sum().value)
+    values = values_lost(late, target)
     most = int(np.argmax(sums))
-    crowded = _worst_crowd(losses.values, sums)
+    crowded = _worst_crowd(values, sums)
     if crowded is not None and sums[most] < NEEDED:
-        layer, lost = losses.names[crowded], float(sums[crowded])
-        return Necessity("needed", layer, lost, float(losses.values[crowded]))
+        layer, lost = str(late.names[crowded]), float(sums[crowded])
+        return Necessity("needed", layer, lost, float(values[crowded]))
     need: LossScaleNeed = "not needed"
-    if needs_scale(losses.values, sums):
+    if needs_scale(values, sums):
         need = "needed"
     elif sums[most] >= MATTERS:
         need = "advisable"
-    return Necessity(need, losses.names[most], float(sums[most]))
+    return Necessity(need, str(late.names[most]), float(sums[most]))
+
+
+def deciding_part(
+    parts: Sequence[tuple[Window, Layers]], target: FloatFormat
+) -> tuple[Necessity, int]:
+    """The part of the training that needs a scale most, and why; of equals the first."""
+    judged = [necessity_of(layers, target) for _, layers in parts]
+    if not judged:
+        return Necessity("not needed", None, 0.0), -1
+    at = max(range(len(judged)), key=lambda i: (_URGENCY.index(judged[i].need), -i))
+    return replace(judged[at], when=f"in {parts[at][0].name}"), at
+
+
+_URGENCY: tuple[LossScaleNeed, ...] = ("unknown", "not needed", "advisable", "needed")
 
 
 def describe_necessity(necessity: Necessity, underflow: float, target: FloatFormat) -> str:
     """Why a scale is needed or not, in a clause."""
     where, lost = necessity.layer or "the model's output", necessity.sum_lost
+    where += f" {necessity.when}" if necessity.when else ""
+    if necessity.overflowing:
+        return (
+            f"without a scale gradients overflow {target.label} in {necessity.overflowing:,} of "
+            f"{necessity.steps:,} recorded steps"
+        )
     if necessity.values_lost is not None:
         return (
             f"without a scale {target.label} loses {necessity.values_lost:.0%} of the gradient's "
@@ -170,8 +233,9 @@ def describe_necessity(necessity: Necessity, underflow: float, target: FloatForm
             f"{target.label} loses {lost:.1%} of the gradient's sum in {where}; trainings that lost "
             "as much reached the same result, and a scale costs nothing"
         )
+    when = f" {necessity.when}" if necessity.when else ""
     values = f"{underflow:.1%}" if underflow == 0 or underflow >= 5e-4 else "< 0.1%"
     return (
-        f"no layer loses more than {max(lost, 1e-4):.2%} of its gradient's sum ({values} of all "
-        "values, the smallest), which does not matter"
+        f"no layer loses more than {max(lost, 1e-4):.2%} of its gradient's sum{when} ({values} of "
+        "all values, the smallest), which does not matter"
     )

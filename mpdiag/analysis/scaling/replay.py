@@ -2,7 +2,8 @@
 
 Exact for the recorded steps: a step overflows when its largest unscaled gradient times the scale
 leaves FP16's range, and what is lost at a power-of-two scale is a shift of the histogram. Of steps
-between recorded ones nothing is known; they are taken to repeat the recorded step before them.
+between two recorded ones nothing is known; they are taken to reach what the smaller of the two does,
+so that one recorded spike stays one.
 """
 
 from __future__ import annotations
@@ -130,15 +131,18 @@ def play(
     scaler: Scaler,
     target: FloatFormat = FP16,
 ) -> Played:
-    """Run a scaler over maxima; steps between recorded ones repeat the one before them."""
+    """Run a scaler over maxima; steps between two recorded ones reach the smaller of their maxima."""
     scales, overflow = np.zeros(steps.size), np.zeros(steps.size, bool)
     for i, absmax in enumerate(maxima.tolist()):
         scale = scaler.scale
         scales[i] = scale
         overflow[i] = not math.isfinite(absmax) or target.overflows(absmax * scale)
-        gap = int(steps[i + 1] - steps[i]) if i + 1 < steps.size else 1
-        for _ in range(gap):
-            before, scaler = scaler, scaler.adjust(absmax)
+        scaler = scaler.adjust(absmax)
+        if i + 1 == steps.size:
+            break
+        between = min(absmax, float(maxima[i + 1]))
+        for _ in range(int(steps[i + 1] - steps[i]) - 1):
+            before, scaler = scaler, scaler.adjust(between)
             if scaler is before:  # the same maximum would never change it
                 break
     return Played(scales, overflow, scaler.scale)

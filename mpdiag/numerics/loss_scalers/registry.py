@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from mpdiag.display.wording import did_you_mean
 from mpdiag.errors import UsageError
 from mpdiag.numerics.loss_scalers.backoff import Backoff
 from mpdiag.numerics.loss_scalers.constant import ConstantScale
@@ -24,10 +25,7 @@ def scaler_class(name: str) -> type[Scaler]:
     """
     if name in SCALERS:
         return SCALERS[name]
-    import difflib  # the command line imports this module each time it starts
-
-    near = difflib.get_close_matches(name.lower(), SCALERS, 1)
-    hint = f" (did you mean {near[0]}?)" if near else ""
+    hint = did_you_mean(name, SCALERS)
     message = f"there is no loss scaler {name!r}{hint}: choose one of {', '.join(SCALERS)}"
     raise UsageError(message)
 
@@ -42,6 +40,7 @@ def scaler_named(name: str, **settings: Any) -> Scaler:
     known = kind.setting_names()
     for key in settings:
         if key not in known:
-            message = f"the {name} scaler has no setting {key!r}: it knows {', '.join(known)}"
+            hint = did_you_mean(key, known)
+            message = f"the {name} scaler has no setting {key!r}{hint}: it knows {', '.join(known)}"
             raise UsageError(message)
     return kind(**settings)

@@ -13,7 +13,7 @@ from mpdiag.display.wording import in_markdown, percent, sentence
 from mpdiag.numerics.formats import FP16
 from mpdiag.reports.views.gradients.frame import scale_frame
 from mpdiag.reports.views.operations import operations_frame
-from mpdiag.reports.views.verdict import facts, formats_frame, levels_frame
+from mpdiag.reports.views.verdict import facts, formats_frame, grounds, levels_frame
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -34,7 +34,9 @@ def run_markdown(analysis: Analysis) -> str:
 
 def _parts(analysis: Analysis) -> Iterator[str]:
     plan = analysis.plan
-    yield f"## {in_markdown(analysis.verdict)}"
+    yield f"## {in_markdown(analysis.verdict.text)}"
+    for title, clauses in grounds(analysis.verdict):
+        yield f"**{title}.** {in_markdown(sentence(clauses))}"
     yield _rows(("", "", ""), [(f.label, f.value, f.note) for f in facts(analysis)])
     yield f"**Loss scale.** {in_markdown(sentence(plan.loss_scale.reason))}"
     yield f"**Master weights.** {in_markdown(sentence(plan.master_weights.reason))}"

@@ -8,7 +8,7 @@ from mpdiag.display.wording import percent, sentence
 from mpdiag.reports.documents.page import findings, frame_table, page
 from mpdiag.reports.registry import reported_pictures
 from mpdiag.reports.views.operations import operations_frame
-from mpdiag.reports.views.verdict import facts, formats_frame, levels_frame
+from mpdiag.reports.views.verdict import facts, formats_frame, grounds, levels_frame
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -27,7 +27,8 @@ def run_page(contents: RunContents) -> str:
         analysis.run.name,
         reported_pictures(contents),
         tone=next((s for s in ("error", "warning") if s in severities), "fine"),
-        verdict=analysis.verdict,
+        verdict=analysis.verdict.text,
+        grounds=[(title, sentence(clauses)) for title, clauses in grounds(analysis.verdict)],
         facts=facts(analysis),
         loss_scale=sentence(plan.loss_scale.reason),
         master_weights=sentence(plan.master_weights.reason),

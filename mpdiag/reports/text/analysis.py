@@ -15,6 +15,7 @@ from mpdiag.analysis.layers import share
 from mpdiag.analysis.scaling.necessity import lost_by_scale
 from mpdiag.display.wording import counted, layer_name, magnitude, percent
 from mpdiag.numerics.formats import BF16, FP16
+from mpdiag.reports import next_commands
 from mpdiag.reports.text.charts import Histogram
 from mpdiag.reports.text.tables import Fitted
 
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from mpdiag.analysis.scaling.loss_scale import LossScaleAnalysis
     from mpdiag.files.paths import AnyPath
     from mpdiag.plan import PrecisionPlan
+    from mpdiag.runs.run import Run
 
 TOP = 8
 SHOWN_SHAPES = 10
@@ -38,9 +40,13 @@ _COLOURS = {"error": "bold red", "warning": "yellow", "info": "cyan"}
 
 def analysis_text(analysis: Analysis) -> RenderableType:
     """The whole report of ``mpdiag analyze``."""
-    bad = any(f.severity == "error" for f in analysis.findings)
-    verdict = Text(analysis.verdict, style="bold red" if bad else "bold green")
-    parts: list[RenderableType] = [verdict, _provenance(analysis), Text("")]
+    level = analysis.verdict.level
+    bad = level == "cannot" or any(f.severity == "error" for f in analysis.findings)
+    tone = "bold red" if bad else "bold green" if level == "shown" else "bold"
+    verdict = Text(analysis.verdict.text, style=tone)
+    parts: list[RenderableType] = [verdict, _provenance(analysis), *_grounds(analysis), Text("")]
+    if not analysis.concluded:  # nothing below would be true of another training
+        return Group(*parts, *_finding_lines(analysis.findings))
     parts += [_facts(analysis), Text("")]
     if analysis.findings:
         parts += [*_finding_lines(analysis.findings), Text("")]
@@ -92,15 +98,21 @@ def after_analysis(
         run: The run folder, as it was typed.
         plan: Where the plan was written, if it was.
     """
+    if not analysis.concluded:
+        return "mpdiag", "report", run
     if _calls_for_bf16(analysis):
         return "mpdiag", "analyze", run, "--target", BF16.name, "-o", "plan.json"
-    script = analysis.run.script_words
-    if plan is not None and script:
-        return "mpdiag", "train", "--plan", plan, "--", *script
+    if plan is not None:
+        train = next_commands.train_by(analysis.plan, plan, analysis.run)
+        if train:
+            return train
     layer = analysis.loss_scale.deciding_layer
     if layer:
         return "mpdiag", "why", run, layer
-    return "mpdiag", "analyze", run, "-o", "plan.json"
+    if plan is not None:
+        return "mpdiag", "export", plan, "--to", "torch"
+    target = () if analysis.target == FP16 else ("--target", analysis.target.name)
+    return "mpdiag", "analyze", run, *target, "-o", "plan.json"
 
 
 def _calls_for_bf16(analysis: Analysis) -> bool:
@@ -120,27 +132,66 @@ def _provenance(analysis: Analysis) -> Text:
     )
 
 
+def _grounds(analysis: Analysis) -> list[RenderableType]:
+    """What the verdict rests on, what was not looked at, and the check that would settle it."""
+    verdict = analysis.verdict
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(style="bold", no_wrap=True)
+    grid.add_column()
+    for title, clauses in (
+        ("Rests on", verdict.evidence),
+        ("Not looked at", verdict.not_examined),
+    ):
+        if clauses:
+            grid.add_row(title, escape("; ".join(clauses)))
+    if verdict.level == "expected":
+        grid.add_row("To settle it", escape(" ".join(map(str, settling_command(analysis.run)))))
+    return [Text(""), grid]
+
+
+def settling_command(run: Run) -> tuple[object, ...]:
+    """The words of the check that shows what a recording cannot: a search, or a short probe."""
+    argv = [str(word) for word in run.meta.get("argv") or []]
+    if argv[1:2] == ["demo"] and len(argv) > 2:
+        return "mpdiag", "search", argv[2]
+    script = run.script_words or ("script.py", "ARGS…")
+    return "mpdiag", "analyze", run.folder, "--probe", "--", *script
+
+
 def _facts(analysis: Analysis) -> Table:
     scale, plan = analysis.loss_scale, analysis.plan
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="bold")
     grid.add_column()
+    known = plan.loss_scale.need != "unknown"
     grid.add_row(
         "Loss scale",
-        f"{plan.loss_scale.recommended:g} ({plan.loss_scale.method}), {plan.loss_scale.need}"
+        "not known"
+        if not known
+        else f"{plan.loss_scale.recommended:g} ({plan.loss_scale.method}), {plan.loss_scale.need}"
         + escape(_admissible(scale)),
     )
     grid.add_row("", escape(plan.loss_scale.reason))
+    if known:
+        _loss_rows(grid, scale, plan)
+    grid.add_row("Master weights", escape(plan.master_weights.reason))
+    grid.add_row("Stay in FP32", _kept(analysis))
+    return grid
+
+
+def _loss_rows(grid: Table, scale: LossScaleAnalysis, plan: PrecisionPlan) -> None:
+    """What is lost to zero and what overflows."""
     with_it = f", {percent(scale.underflow_after)} with it"
     grid.add_row(
         "Lost to zero",
         f"{percent(scale.underflow_before)} of the activation gradients' values"
-        f"{f' without a scale{with_it}' if plan.loss_scale.recommended != 1 else ''}; "
-        f"expected overflow {percent(scale.predicted_overflow_rate)} of steps",
+        f"{f' without a scale{with_it}' if plan.loss_scale.recommended != 1 else ''}",
     )
-    grid.add_row("Master weights", escape(plan.master_weights.reason))
-    grid.add_row("Stay in FP32", _kept(analysis))
-    return grid
+    grid.add_row(
+        "Overflow",
+        f"seen in {scale.overflowing_steps:,} of {counted(scale.finite_steps, 'recorded step')}, "
+        f"so in up to {percent(scale.predicted_overflow_rate)} of steps like these (95 %)",
+    )
 
 
 def _admissible(scale: LossScaleAnalysis) -> str:
@@ -150,8 +201,8 @@ def _admissible(scale: LossScaleAnalysis) -> str:
         return ""
     upper = "no limit" if plan.upper is None else f"{plan.upper:g}"
     lowest, highest = scale.deciding_layer or "the model", scale.limiting_layer or "the model"
-    if not scale.fits:
-        return f"; none fits: {lowest} needs at least {plan.lower:g}, {highest} at most {upper}"
+    if not scale.fits or scale.tight:
+        return f"; none fits all: {lowest} needs at least {plan.lower:g}, {highest} at most {upper}"
     return (
         f"; any scale from {plan.lower:g} (below: {lowest} underflows) to {upper} "
         f"(above: {highest} overflows) works"
@@ -172,6 +223,7 @@ def _deciding_layers(analysis: Analysis) -> RenderableType:
     gradients = analysis.loss_scale.late
     if len(gradients) == 0:
         return Text("no activation gradients", style="dim")
+    window = analysis.loss_scale.window
     exponent = int(np.log2(analysis.plan.loss_scale.recommended))
     losses = lost_by_scale(gradients)
     order = np.argsort(-losses[:, 0], kind="stable")[:TOP]
@@ -183,7 +235,7 @@ def _deciding_layers(analysis: Analysis) -> RenderableType:
         numbers.pop()
     table = Fitted(
         ("activation gradients of", *numbers),
-        "Layers with the most underflow, in the later half of the run",
+        f"Layers with the most underflow, in {window.name if window else 'the recorded steps'}",
         right=frozenset(numbers),
         spare=("|g| max",),
     )

@@ -90,7 +90,8 @@ def draw_histogram(
     text = _bars(counts, columns < fmt.zero_exponent)
     text.append(" " * MARGIN + "─" * len(columns) + "\n", style="dim")
     text.append("     2^e " + _axis(columns, 8 * together) + "\n", style="dim")
-    for name, k in [("scale 1", 0)] + ([(f"×{scale:g}", shift)] if shift else []):
+    scaled = f"×{scale:g}" if scale >= 1 else f"×2^{shift}"
+    for name, k in [("scale 1", 0)] + ([(scaled, shift)] if shift else []):
         window = ["·" if e + together <= fmt.zero_exponent - k else "━" for e in columns]
         text.append(f"{name:>8} ")
         text.append("".join(window), style="bold" if k else "")

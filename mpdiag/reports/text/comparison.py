@@ -10,16 +10,25 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from mpdiag.analysis.comparison.comparison_findings import rate_words
 from mpdiag.reports.text.tables import Fitted
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from mpdiag.analysis.comparison.compare import Comparison, MetricComparison
+    from mpdiag.analysis.comparison.compare import Comparison
     from mpdiag.analysis.comparison.equivalence import Equivalence
+    from mpdiag.analysis.comparison.parts import MetricComparison
 
 _STYLES = {"equivalent": "bold green", "different": "bold red", "inconclusive": "bold yellow"}
 _COLOURS = {"error": "bold red", "warning": "yellow", "info": "cyan"}
+_KINDS = {
+    "score": "a score",
+    "error rate": "an error rate",
+    "loss": "a loss",
+    "decibel": "decibels",
+    "unknown": "an unknown kind",
+}
 WIDTH = 33
 TOP = 8
 
@@ -27,11 +36,16 @@ TOP = 8
 def comparison_text(comparison: Comparison) -> RenderableType:
     """The whole report of ``mpdiag compare``."""
     a, b = comparison.a, comparison.b
-    parts: list[RenderableType] = [
-        Text(f"{b.name} against {a.name}: {comparison.verdict}", _STYLES[comparison.verdict]),
-        Text(""),
+    title = f"{b.name} against {a.name}: {comparison.verdict}"
+    parts: list[RenderableType] = [Text(title, _STYLES[comparison.verdict]), Text("")]
+    if comparison.different_models:  # said before anything else
+        first = comparison.findings[0]
+        parts[:0] = [Text(first.message, _STYLES["different"]), Text("")]
+    parts += [
         _metrics(comparison),
     ]
+    if comparison.divergence.any:
+        parts.append(Text(_divergence(comparison), style="dim"))
     curve = comparison.curve
     if curve.worst_step is not None:
         spread = "" if curve.spread is None else f", where seeds spread by {curve.spread:.3g}"
@@ -46,7 +60,7 @@ def comparison_text(comparison: Comparison) -> RenderableType:
         parts += [Text(""), _shifts(comparison)]
     if comparison.findings:
         parts.append(Text(""))
-    for f in comparison.findings:
+    for f in comparison.findings[comparison.different_models :]:
         parts.append(Text.assemble((f"{f.severity}: ", _COLOURS[f.severity]), f.message))
         parts.append(Text(f"  {f.fix}  [{f.code}]", style="dim"))
     return Group(*parts)
@@ -66,7 +80,7 @@ def _metrics(comparison: Comparison) -> Fitted:
             Text(verdict, _STYLES[verdict]),
             _figures(m.a),
             _figures(m.b),
-            f"{m.result.difference:+.4g}",
+            "–" if math.isnan(m.result.difference) else f"{m.result.difference:+.4g}",
             f"±{m.result.margin:.3g}",
             draw_interval(m.result),
         )
@@ -77,15 +91,34 @@ def _metrics(comparison: Comparison) -> Fitted:
 def _caption(metrics: tuple[MetricComparison, ...]) -> str:
     first = metrics[0].result
     way = "seed by seed" if first.paired else "Welch"
-    text = f"two one-sided t-tests, {way}, {1 - 2 * first.alpha:.0%} interval".replace("%", " %")
-    if not all(m.margin_given for m in metrics):
-        text += "; margin: 2 % of the reference's mean, set your own with --margin"
+    levels = sorted({100 * (1 - 2 * m.result.alpha) for m in metrics})
+    text = (
+        f"two one-sided t-tests, {way}, {' to '.join(f'{x:.4g}' for x in _ends(levels))} % interval"
+    )
+    if len(metrics) > 1:
+        text += ", all metrics at one level (Holm)"
+    chosen = [m for m in metrics if not m.margin_given]
+    if chosen:
+        kinds = ", ".join(f"{m.metric} as {_KINDS[m.margin.kind or 'unknown']}" for m in chosen)
+        text += f"; margin: {kinds}; set your own with --margin NAME=VALUE"
     return text
 
 
+def _ends(levels: list[float]) -> list[float]:
+    return levels if len(levels) < 2 else [levels[0], levels[-1]]
+
+
+def _divergence(comparison: Comparison) -> str:
+    """How many trainings diverged, which the table above leaves out."""
+    found = comparison.divergence
+    words = rate_words(found, (comparison.a, comparison.b))
+    return f"{words}; Boschloo's exact test p = {found.p_value:.2g}, Clopper-Pearson intervals"
+
+
 def _figures(values: tuple[float, ...]) -> str:
-    if len(values) == 1:
-        return f"{values[0]:.4g}"
+    values = tuple(v for v in values if math.isfinite(v))
+    if len(values) < 2:
+        return f"{values[0]:.4g}" if values else "–"
     mean = sum(values) / len(values)
     spread = math.sqrt(sum((v - mean) ** 2 for v in values) / (len(values) - 1))
     return f"{mean:.4g} ± {spread:.2g} (n={len(values)})"

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mpdiag.reports import terminal
+from mpdiag.reports import next_commands, terminal
 from mpdiag.reports.text.cpu_profile import cpu_profile_text
 from mpdiag.reports.text.gpu_profile import change_text, profile_text
 from mpdiag.tensorcores.trace_profile import Profile
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from mpdiag.tensorcores.cpu.matrix_unit import CpuProfile
     from mpdiag.tensorcores.profile_comparison import ProfileComparison
 
@@ -43,10 +44,8 @@ def show_profile(
         if change is not None:
             terminal.show(change_text(change), "")
         terminal.show(profile_text(result))
-        earlier = () if against is None else ("--against", against)
-        if Path(result.path).is_file():  # what came through a pipe is gone
-            terminal.name_next("mpdiag", "report", result.path, *earlier)
+        terminal.name_next(*next_commands.after_profile(result.path, against))
     else:
         terminal.show(cpu_profile_text(result))
-        terminal.name_next("mpdiag", "doctor")
+        terminal.name_next(*next_commands.DOCTOR)
     return document

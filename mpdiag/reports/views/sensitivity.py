@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 OUTSIDE = "(outside)"
 """How ``tracing`` names the module of what is computed outside of every module."""
+NOT_KEPT = "nothing keeps it in FP32"
+"""What is said of an operation of which no training has shown that it is safe."""
 Source = Literal["measured", "searched", "recorded"]
 _LISTED = "the operation policy (level O1) computes it in FP32"
 
@@ -248,12 +250,13 @@ def sensitivity_figure(frame: pd.DataFrame, value: str, most: int = 30) -> go.Fi
     low, high = (known.min(), known.max()) if known.notna().any() else (1e-3, 1.0)
     edge, floor = high * 4, low / 2
     kept = (top["plan"] != "") | top["trained"].astype(str).str.startswith("must")
-    beyond = np.isinf(top["value"])
+    beyond, shown_safe = np.isinf(top["value"]), top["trained"] == MAY
     places = np.where(beyond, edge, known.fillna(floor))
     for mask, name, colour, symbol in (
         (beyond, "leaves the range: infinite", PURPLE, "star"),
         (~beyond & kept, "stays in FP32", VERMILION, "circle"),
-        (~beyond & ~kept, MAY, BLUE, "circle-open"),
+        (~beyond & ~kept & shown_safe, MAY, BLUE, "circle-open"),
+        (~beyond & ~kept & ~shown_safe, NOT_KEPT, BLUE, "diamond-open"),
     ):
         rows = np.flatnonzero(mask)
         if rows.size == 0:
@@ -404,6 +407,13 @@ frame = forward.where(~over, np.inf).rename("forward").reset_index()
     )
 
 
+def _decided(trained: pd.Series[str]) -> str:
+    """Whether trainings decided anything yet."""
+    if {MUST, MAY} & set(trained):
+        return "Trainings decided which of them must stay."
+    return "No training has decided yet which of them must stay."
+
+
 # -- picture ---------------------------------------------------------------------------------------
 
 
@@ -413,7 +423,7 @@ def sensitivity(run: str, found: Ranking) -> Picture:
     caption = {
         "measured": f"Measured: each operation ran once in {label}, everything else in FP32.",
         "searched": "Estimated from one backward pass: what rounding each result changes, times "
-        "its adjoint. Trainings decided which of them must stay.",
+        f"its adjoint. {_decided(found.frame['trained'])}",
         "recorded": f"Estimated from the recorded values alone: what storing a result in {label} "
         "moves, gradients at the recommended loss scale. It does not tell how much the loss depends "
         "on it: mpdiag search and mpdiag.measure_sensitivity do.",

@@ -77,11 +77,15 @@ def alarms_frame(logs: Mapping[str, TrainingLog]) -> pd.DataFrame:
 def remarks(logs: Mapping[str, TrainingLog]) -> list[str]:
     """What else the logs say, a sentence each, such as why a training stopped."""
     return [
-        f"{name}: {note.get('stopped') or ', '.join(f'{k} {v}' for k, v in note.items())}"
+        f"{name}: {note.get('stopped') or note.get('message') or _words(note)}"
         for name, log in logs.items()
         for note in log.notes
         if "alarm" not in note
     ]
+
+
+def _words(note: Mapping[str, Any]) -> str:
+    return ", ".join(f"{key} {value}" for key, value in note.items())
 
 
 def outcome_frame(logs: Mapping[str, TrainingLog]) -> pd.DataFrame:

@@ -16,7 +16,11 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from mpdiag.analysis.analyzer import Analysis
-    from mpdiag.plan import PrecisionPlan
+    from mpdiag.plan import PrecisionPlan, Verdict
+
+
+UNKNOWN = "–"
+"""Stands for a figure that the recording cannot give, as ``percent`` has it."""
 
 
 @dataclass(frozen=True)
@@ -29,9 +33,16 @@ class Fact:
     meaning: str
 
 
+def grounds(verdict: Verdict) -> tuple[tuple[str, str], ...]:
+    """What a verdict rests on and what was not looked at: titles and clauses; empty ones left out."""
+    parts = (("Rests on", verdict.evidence), ("Not looked at", verdict.not_examined))
+    return tuple((title, "; ".join(clauses)) for title, clauses in parts if clauses)
+
+
 def facts(analysis: Analysis) -> tuple[Fact, ...]:
     """Four figures that decide: the scale, its interval, what is lost, the masters."""
     scale, plan = analysis.loss_scale, analysis.plan.loss_scale
+    known = plan.need != "unknown"
     upper = "no limit" if plan.upper is None else f"{plan.upper:g}"
     ends = [
         f"2{superscript(round(math.log2(end)))}" if end else "∞" for end in (plan.lower, plan.upper)
@@ -40,15 +51,15 @@ def facts(analysis: Analysis) -> tuple[Fact, ...]:
     return (
         Fact(
             "Loss scale",
-            f"{plan.recommended:g}",
+            f"{plan.recommended:g}" if known else UNKNOWN,
             plan.need if plan.method == "none" else f"{plan.need}; {plan.method}",
             "The loss is multiplied by it before backward(), so that small gradients do not become 0 "
             "in FP16, and gradients are divided by it before the step. 1 means no scaling.",
         ),
         Fact(
             "Admissible interval",
-            " to ".join(ends) if scale.fits else "none",
-            f"{plan.lower:g} to {upper}",
+            (" to ".join(ends) if scale.fits else "none") if known else UNKNOWN,
+            f"{plan.lower:g} to {upper}" if known else plan.need,
             "Loss scales that work: below, too many gradients become 0; above, gradients overflow to "
             "infinity.",
         ),
@@ -61,8 +72,8 @@ def facts(analysis: Analysis) -> tuple[Fact, ...]:
         ),
         Fact(
             "Updates rounded away",
-            percent(masters.swallowed_fraction),
-            f"FP32 masters {'needed' if masters.needed else 'not needed'}",
+            percent(masters.swallowed_fraction) if known else UNKNOWN,
+            f"FP32 masters {'needed' if masters.needed else 'not needed'}" if known else plan.need,
             "Updates so small beside their weight that a weight in FP16 would not change. Masters, "
             "copies of the weights in FP32, take them.",
         ),

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mpdiag.errors import DamagedTrace, InputError
+from mpdiag.files.recognition import named_instead
 from mpdiag.tensorcores.readers.ncu import NcuTrace
 from mpdiag.tensorcores.readers.nsys import NsysTrace
 from mpdiag.tensorcores.readers.nvprof import NvprofTrace
@@ -31,6 +32,8 @@ def read(path: str | os.PathLike[str]) -> TraceReader:
     place = Path(path)
     if place.is_dir():
         message = f"{place} is a folder: name one of the traces in it"
+        if (place / "meta.json").is_file():
+            message = f"{place} is a run, not a trace: use mpdiag analyze {place}"
         raise InputError(message)
     if not place.is_file():
         message = f"there is no trace {place}: name a file of torch.profiler, nsys, ncu or nvprof"
@@ -40,6 +43,9 @@ def read(path: str | os.PathLike[str]) -> TraceReader:
     if head.startswith(b"SQLite format 3\0"):
         return NsysTrace(place)
     text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
+    other = named_instead(place, "trace")
+    if other is not None and place.suffix != ".py":
+        raise DamagedTrace(other)
     if head.startswith(b"\x1f\x8b") or text[:1] in (b"{", b"["):
         return TorchTrace(place)
     if b"Kernel Name" in head or b"==PROF==" in head:

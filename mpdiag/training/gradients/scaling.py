@@ -27,13 +27,12 @@ class GradientScaling:
 
     Attributes:
         scaler: The loss scaler's state.
-        loss: The unscaled loss of a backward pass that no step has followed yet, if it is one number.
         root: The ``grad_fn`` of the last loss, which holds the order of its backward pass.
     """
 
     def __init__(self, scaler: Scaler) -> None:
         self.scaler = scaler
-        self.loss: Tensor | None = None
+        self._losses: list[Tensor | float | None] = []  # of the backward passes since the last step
         self.root: Any = None
         self._carried: dict[int, float] = {}  # by id of the optimizer whose gradients wait
         self._unscaled: set[int] = set()
@@ -53,16 +52,33 @@ class GradientScaling:
         factor = self.scale
         return loss if factor == 1.0 else loss.float() * factor
 
-    def note_loss(self, loss: Tensor) -> None:
-        """Remember a loss whose backward pass is about to run."""
+    def note_loss(self, loss: Tensor, *, adds: bool = False) -> None:
+        """Remember a loss whose backward pass is about to run; for ``adds`` see ``add_loss``."""
         if loss.grad_fn is not None:
             self.root = loss.grad_fn
-        self.loss = loss.detach() if loss.numel() == 1 else None
+        self.add_loss(loss.detach() if loss.numel() == 1 else None, adds=adds)
+
+    def add_loss(self, value: Tensor | float | None, *, adds: bool) -> None:
+        """Remember the unscaled value that a backward pass differentiates.
+
+        Args:
+            value: One number; None if it was none.
+            adds: Whether the gradients of earlier passes are there, so that this one adds to them.
+        """
+        if not adds:
+            self._losses = []
+        self._losses.append(value)
+
+    @property
+    def loss(self) -> float | None:
+        """The sum of the losses behind the gradients that wait; None if one was no single number."""
+        known = [float(value) for value in self._losses if value is not None]
+        return sum(known) if known and len(known) == len(self._losses) else None
 
     def take_loss(self) -> float | None:
-        """The loss of the last backward pass, which is then forgotten."""
-        loss, self.loss = self.loss, None
-        return None if loss is None else float(loss)
+        """The same; it is then forgotten."""
+        loss, self._losses = self.loss, []
+        return loss
 
     # -- by optimizer ------------------------------------------------------------------------------
 
@@ -101,6 +117,7 @@ class GradientScaling:
 
     def forget_all(self) -> None:
         """No gradients wait any more."""
+        self._losses = []
         self._carried.clear()
         self._unscaled.clear()
 

@@ -39,6 +39,8 @@ class Wrapped:
         masters: FP32 masters, if the level keeps them.
         buffers: Guards the models' buffers.
         switch: Off: models behave as if they were not wrapped.
+        fp32_inside: By id of a module: the operations that are FP32 because of a module around it, or of
+            itself; None: all are.
         fresh: Whether the next forward pass is the first of a step.
         random: Torch's random state before that pass.
     """
@@ -60,6 +62,7 @@ class Wrapped:
         self.masters = Masters(self.optimizers)
         self.buffers = BufferGuard(self.models)
         self.switch = fp32_regions.Switch()
+        self.fp32_inside: dict[int, frozenset[str] | None] = {}
         self.fresh = True
         self.random: dict[str, Tensor] = {}
         self._undo: list[Callable[[], Any]] = []
@@ -91,14 +94,10 @@ class Wrapped:
             policy.install(self.device_type, self._uncommon(inner, overrides))
             self._keep_outside(names, frozenset(inner.pop("", ())))
             for name, operations in inner.items():
-                module = _find(names, name)
-                self._hooks(
-                    fp32_regions.fp32_operations(
-                        module, frozenset(operations), self.policy, self.switch
-                    )
-                )
+                self._keep_inside(_find(names, name), frozenset(operations))
         back = self.precision.dtype if self.precision.low_precision_model else None
         for module in whole.values():
+            self.fp32_inside.update((id(inside), None) for inside in module.modules())
             self._hooks(fp32_regions.fp32_module(module, self.device_type, back, self.switch))
 
     def names_of(self, parameters: Sequence[Tensor]) -> list[str]:
@@ -152,6 +151,13 @@ class Wrapped:
         roots = {id(_find(names, ""))}
         for module in {id(m): m for m in names.values() if id(m) not in roots}.values():
             self._hooks(fp32_regions.count_depth(module, self.policy, self.switch))
+
+    def _keep_inside(self, module: nn.Module, operations: frozenset[str]) -> None:
+        """FP32 for operations in a module and its submodules."""
+        for inside in module.modules():
+            known = self.fp32_inside.get(id(inside)) or frozenset()
+            self.fp32_inside[id(inside)] = known | operations
+        self._hooks(fp32_regions.fp32_operations(module, operations, self.policy, self.switch))
 
     def _uncommon(self, inner: dict[str, set[str]], overrides: dict[str, Rule]) -> frozenset[str]:
         """Operations that the policy must register on any device: those the lists treat otherwise."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING
 
+from mpdiag.display.wording import did_you_mean
 from mpdiag.errors import UsageError
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ def load(name: str) -> Exhibit:
     """
     exhibits = _all()
     if name not in exhibits:
-        message = f"there is no exhibit {name!r}: choose one of {', '.join(sorted(exhibits))}"
+        hint = did_you_mean(name, exhibits)
+        message = f"there is no exhibit {name!r}{hint}: choose one of {', '.join(sorted(exhibits))}"
         raise UsageError(message)
     return exhibits[name]

@@ -1,13 +1,274 @@
-"""What a comparison finds beside its verdict."""
+"""What a comparison says: divergence, several metrics, margins, models."""
 
 from __future__ import annotations
 
+import math
+import random
+
+import pytest
 from support import record_and_train
 
 import mpdiag
+from mpdiag.analysis.comparison.compare import compare_groups
+from mpdiag.analysis.comparison.groups import SeedGroup, SeedTraining, read_group, save_baseline
+from mpdiag.analysis.comparison.models import KnownModel, relate_models
+from mpdiag.errors import UsageError
+from mpdiag.files.atomic import write_json
+from mpdiag.reports.text.comparison import comparison_text
+from mpdiag.runs.training_log import LogWriter, Metric, TrainingStep
+from mpdiag.tracing.fingerprint import ModelFingerprint
+
+HIGHER = {"accuracy": True, "F1": True, "reward": True, "final loss": False}
+
+
+def group(name, seeds, *, diverged=0, model=None, paired=False):
+    """A side: a dict of metrics for each seed; the last ``diverged`` ones diverged."""
+    return SeedGroup(
+        name,
+        tuple(
+            SeedTraining(
+                f"{name}{i}",
+                i if paired else None,
+                metrics,
+                HIGHER,
+                diverged=i >= len(seeds) - diverged,
+                model=model or KnownModel(),
+            )
+            for i, metrics in enumerate(seeds)
+        ),
+    )
+
+
+def accuracies(*values):
+    return [{"accuracy": value} for value in values]
+
+
+def codes(comparison):
+    return [f.code for f in comparison.findings]
 
 
 def test_trainings_of_unequal_length_are_a_finding(tmp_path):
     record_and_train(tmp_path / "first", tmp_path / "second")
-    codes = [f.code for f in mpdiag.compare(tmp_path / "first", tmp_path / "second").findings]
-    assert "lengths-differ" in codes
+    assert "lengths-differ" in codes(mpdiag.compare(tmp_path / "first", tmp_path / "second"))
+
+
+# -- divergence ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("seeds", "paired"), [(3, True), (5, False), (10, True)])
+def test_equal_sides_are_seldom_called_different_where_one_in_ten_diverges(seeds, paired):
+    """A single diverged training on one side made them different whatever the statistics: 41-65 %."""
+    draw, rounds = random.Random(seeds), 60
+    wrong = 0
+    for _ in range(rounds):
+        sides = [
+            [
+                {
+                    "accuracy": math.nan if draw.random() < 0.1 else draw.gauss(0.9, 0.004),
+                    "final loss": draw.gauss(0.3, 0.01),
+                }
+                for _ in range(seeds)
+            ]
+            for _ in range(2)
+        ]
+        a, b = (group(n, s, paired=paired) for n, s in zip("ab", sides, strict=True))
+        wrong += compare_groups(a, b).verdict == "different"
+    assert wrong / rounds <= 0.05
+
+
+def test_b_diverging_more_often_is_never_equivalent_and_fails_a_strict_job():
+    good = [0.9, 0.9001, 0.9002, 0.9003]
+    a = group("a", accuracies(*good, *good))
+    b = group("b", accuracies(*good, *good[:3], math.nan))
+    found = compare_groups(a, b)
+    assert found.metrics[0].result.verdict == "equivalent"
+    assert found.verdict == "inconclusive"
+    (finding,) = (f for f in found.findings if f.code == "diverges-more")
+    assert finding.severity == "error"
+    assert "b diverged in 1 of 8 trainings (95 % interval 0 % to 53 %), a in 0 of 8" in (
+        finding.message
+    )
+    assert "does not show the rates to be different" in finding.message
+    assert "seeds on each side would show whether the rates differ" in finding.fix
+    # The other way round b trains as well as a, whatever a's rate is.
+    assert compare_groups(b, a).verdict == "equivalent"
+    assert all(f.severity == "info" for f in compare_groups(b, a).findings)
+
+
+def test_all_seeds_against_none_are_different():
+    a = group("a", accuracies(0.9, 0.91, 0.9))
+    b = group("b", accuracies(math.nan, math.nan, math.nan))
+    found = compare_groups(a, b)
+    assert found.verdict == "different"
+    assert found.divergence.p_value == pytest.approx(1 / 32)
+    assert "the rates are different" in found.findings[0].message
+    assert codes(found) == ["diverges-more"]
+
+
+def test_rates_and_intervals_stand_in_the_json_and_in_the_text(capsys):
+    a = group("a", accuracies(0.9, 0.91, 0.9))
+    b = group("b", accuracies(0.9, 0.9, math.nan))
+    found = compare_groups(a, b)
+    stored = found.to_json()["divergence"]
+    assert stored["b"]["rate"] == pytest.approx(1 / 3)
+    assert stored["b"]["low"] == pytest.approx(0.0084, abs=1e-4)
+    assert stored["a"]["high"] == pytest.approx(0.7076, abs=1e-4)
+    assert (stored["verdict"], stored["seeds_to_decide"]) == ("inconclusive", 19)
+    from mpdiag.reports import terminal
+
+    terminal.show(comparison_text(found))
+    text = " ".join(capsys.readouterr().out.split())
+    assert "b diverged in 1 of 3 trainings" in text
+    assert "Boschloo's exact test p = 0.6" in text
+    assert "nan" not in text
+
+
+def test_a_training_that_diverged_counts_although_its_accuracy_is_a_number():
+    """The largest of ten NaNs is the first: an accuracy of 0.1."""
+    a = group("a", accuracies(0.9, 0.91, 0.9))
+    b = group("b", accuracies(0.9, 0.91, 0.1), diverged=1)
+    found = compare_groups(a, b)
+    assert found.divergence.diverged == (0, 1)
+    assert found.metrics[0].result.difference == pytest.approx(0.905 - 0.9033, abs=1e-3)
+
+
+def make_run(folder, *, losses, metric=None, state="complete", notes=()):
+    folder.mkdir(parents=True)
+    write_json(folder / "meta.json", {"schema_version": 1, "state": state})
+    log = LogWriter(folder)
+    for step, loss in enumerate(losses):
+        log.append(TrainingStep(step, loss, 1.0, skipped=loss is None))
+    for note in notes:
+        log.append(note)
+    if metric is not None:
+        log.append(Metric("accuracy", metric))
+    log.close()
+
+
+def test_which_trainings_count_as_diverged(tmp_path):
+    make_run(tmp_path / "0", losses=[2.0, 1.0], metric=0.9)
+    make_run(tmp_path / "1", losses=[2.0, math.nan], metric=0.1)
+    make_run(tmp_path / "2", losses=[2.0, None], state="failed")  # ended on skipped steps
+    make_run(tmp_path / "3", losses=[2.0, 1.0], state="failed")  # a crash of another kind
+    make_run(tmp_path / "4", losses=[2.0, 1.0], notes=[{"stopped": "8 steps were skipped"}])
+    make_run(tmp_path / "5", losses=[2.0, None, 1.0], metric=0.9)
+    make_run(tmp_path / "6", losses=[None, None], state="failed")  # nothing but skipped steps
+    found = read_group(tmp_path)
+    diverged = {t.name: t.diverged for t in found.trainings}
+    assert [diverged[str(i)] for i in range(7)] == [False, True, True, False, True, False, True]
+    save_baseline(found, tmp_path / "baseline.json")
+    stored = read_group(tmp_path / "baseline.json")
+    assert {t.name: t.diverged for t in stored.trainings} == diverged
+
+
+def test_a_metric_that_a_diverged_training_lacks_is_compared_still(tmp_path):
+    for i in range(3):
+        make_run(tmp_path / "a" / str(i), losses=[2.0, 1.0], metric=0.9 + i / 1000)
+        ended = {"losses": [2.0, None], "state": "failed"} if i else {"losses": [2.0, 1.0]}
+        make_run(tmp_path / "b" / str(i), **ended, metric=None if i else 0.9)
+    found = mpdiag.compare(tmp_path / "a", tmp_path / "b")
+    assert [m.metric for m in found.metrics] == ["accuracy", "final loss"]
+    assert found.divergence.diverged == (0, 2)
+    assert math.isnan(found.metrics[0].b[1])
+
+
+# -- metrics ---------------------------------------------------------------------------------------
+
+
+def test_accuracies_of_990_and_975_are_not_equal():
+    a = group("a", accuracies(0.990, 0.9901, 0.9899, 0.9902))
+    b = group("b", accuracies(0.975, 0.9751, 0.9749, 0.9752))
+    assert compare_groups(a, b).verdict == "different"
+    (metric,) = compare_groups(a, b).metrics
+    assert metric.margin.kind == "score"
+    assert compare_groups(a, b, margin={"accuracy": 0.02}).verdict == "equivalent"
+
+
+def test_how_much_of_an_unknown_metric_matters_is_asked():
+    a = group("a", [{"reward": 200.0 + i / 10} for i in range(5)])
+    b = group("b", [{"reward": 200.1 + i / 10} for i in range(5)])
+    found = compare_groups(a, b)
+    assert found.verdict == "inconclusive"  # nobody has said that 0.1 is little
+    assert "margin-unknown" in codes(found)
+    assert all("--margin 'reward=VALUE'" in f.fix for f in found.findings)
+    assert compare_groups(a, b, margin={"reward": 2.0}).verdict == "equivalent"
+    assert found.to_json()["metrics"][0]["margin_kind"] == "unknown"
+    worse = group("worse", [{"reward": 20.0 + i} for i in range(5)])
+    assert compare_groups(a, worse).verdict == "different"
+
+
+def test_several_metrics_are_judged_at_one_level():
+    """Two of three are not: the third has to be clear at a third of the level."""
+    draw = random.Random(0)
+
+    def side(shift):
+        return [
+            {
+                "accuracy": 0.9 + 0.003 * draw.gauss(0, 1) + shift,
+                "F1": 0.8 + 0.05 * draw.gauss(0, 1),
+                "final loss": 1 + 0.2 * draw.gauss(0, 1),
+            }
+            for _ in range(6)
+        ]
+
+    a, b = group("a", side(0.0)), group("b", side(0.0))
+    alphas = [m.result.alpha for m in compare_groups(a, b).metrics]
+    assert alphas == pytest.approx([0.05 / 3] * 3)
+    (alone,) = compare_groups(a, b, metric="accuracy").metrics
+    assert alone.result.alpha == 0.05
+
+
+# -- models ----------------------------------------------------------------------------------------
+
+CONVOLUTIONS = ModelFingerprint({f"conv{i}.weight": (8, 3, 3, 3) for i in range(4)})
+EDITED = ModelFingerprint({**CONVOLUTIONS.parameters, "head.weight": (10, 8)})
+ATTENTION = ModelFingerprint({f"block{i}.qkv.weight": (96, 32) for i in range(4)})
+
+
+def known(fingerprint=None, kind="", parameters=0):
+    return KnownModel(fingerprint, kind, parameters)
+
+
+def test_two_different_models_are_said_first(capsys):
+    sides = [
+        group(name, accuracies(0.9, 0.9001, math.nan), model=known(model))
+        for name, model in (("a", CONVOLUTIONS), ("b", ATTENTION))
+    ]
+    found = compare_groups(*sides)
+    assert found.findings[0].code == "different-models"
+    assert found.findings[0].severity == "warning"
+    assert found.to_json()["different_models"] is True
+    from mpdiag.reports import terminal
+
+    terminal.show(comparison_text(found))
+    out = capsys.readouterr().out
+    assert out.startswith("a and b are trainings of two different models: one with conv0")
+    assert out.count("two different models") == 1
+    with pytest.raises(UsageError, match="two different models"):
+        compare_groups(sides[0], group("c", [{"reward": 1.0}], model=known(ATTENTION)))
+
+
+def test_an_edited_model_is_a_note():
+    a = group("a", accuracies(0.9, 0.9), model=known(CONVOLUTIONS))
+    b = group("b", accuracies(0.9, 0.9), model=known(EDITED))
+    (finding,) = compare_groups(a, b).findings
+    assert (finding.code, finding.severity) == ("models-differ", "info")
+    assert "new: head" in finding.message
+    assert compare_groups(a, a).findings == ()
+
+
+def test_without_names_class_and_size_must_both_differ():
+    """A wrapper changes the class, an edit the size."""
+    net = known(kind="Net", parameters=100)
+    assert relate_models(net, known(kind="DistributedDataParallel", parameters=100)) is None
+    assert relate_models(net, known(kind="Net", parameters=120)) is None
+    assert relate_models(net, known()) is None
+    found = relate_models(net, known(ATTENTION, "Vit", 500))
+    assert found.different
+    assert found.words == "Net with 100 parameters and Vit with 500 parameters"
+
+
+def test_a_baseline_knows_its_model(tmp_path):
+    a = group("a", accuracies(0.9, 0.9), model=known(CONVOLUTIONS, "Net", 100))
+    save_baseline(a, tmp_path / "baseline.json")
+    assert read_group(tmp_path / "baseline.json").model == a.model

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import math
 import random
-import subprocess
-import sys
 
 import mpmath
 import numpy as np
@@ -19,7 +18,11 @@ from torch import nn
 
 import mpdiag
 from mpdiag.analysis import streaming
-from mpdiag.analysis.comparison.equivalence import judge_equivalence, seeds_to_decide
+from mpdiag.analysis.comparison.equivalence import (
+    judge_equivalence,
+    judge_family,
+    seeds_to_decide,
+)
 from mpdiag.analysis.comparison.groups import read_group, save_baseline
 from mpdiag.errors import DamagedRun, RunNotFound, UsageError
 from mpdiag.files.atomic import write_json
@@ -90,9 +93,70 @@ def test_the_number_of_seeds_decides_four_times_out_of_five(difference, margin, 
     assert 0.73 <= share(verdict, seeds, difference, margin, paired=paired) <= 0.92
 
 
-def test_a_diverged_training_is_different_from_one_that_did_not():
-    assert judge_equivalence([1.0, 2.0], [1.0, math.nan], 1.0).verdict == "different"
+def test_of_values_that_are_not_finite_no_mean_is_judged():
+    """How often a side diverges is a rate, and is compared as one (test_rates.py)."""
+    assert judge_equivalence([1.0, 2.0], [1.0, math.nan], 1.0).verdict == "inconclusive"
     assert judge_equivalence([math.inf, 2.0], [1.0, math.nan], 1.0).verdict == "inconclusive"
+
+
+@given(
+    st.lists(st.floats(-2, 2), min_size=2, max_size=6),
+    st.lists(st.floats(-2, 2), min_size=2, max_size=6),
+    st.floats(0.01, 0.3),
+)
+def test_the_p_values_are_the_levels_at_which_the_verdict_turns(a, b, alpha):
+    found = judge_equivalence(a, b, 1.0, alpha=alpha)
+    expected = "inconclusive"
+    for verdict, p in (("equivalent", found.p_equivalent), ("different", found.p_different)):
+        if p < alpha - 1e-9:
+            expected = verdict
+        elif p < alpha + 1e-9:
+            return  # on the edge
+    assert found.verdict == expected
+
+
+def family(*p_values, equivalent=()):
+    """Metrics with these p-values of "different", and of "equivalent"."""
+    template = judge_equivalence([0.0, 1.0], [0.0, 1.0], 1.0)
+    return [
+        *(dataclasses.replace(template, p_different=p, p_equivalent=1.0) for p in p_values),
+        *(dataclasses.replace(template, p_different=1.0, p_equivalent=p) for p in equivalent),
+    ]
+
+
+def test_several_metrics_share_one_level_by_holms_procedure():
+    assert judge_family(family(0.2), 0.06) == [0.06]
+    assert judge_family(family(0.5, 0.001, 0.025), 0.06) == [0.06, 0.02, 0.03]
+    assert judge_family(family(0.5, 0.001, 0.035), 0.06) == [0.03, 0.02, 0.03]  # stops at .03
+    assert judge_family(family(0.021, 0.021, 0.021), 0.06) == [0.02, 0.02, 0.02]
+    assert judge_family(family(0.5), 0.06, [0.001]) == [0.06, 0.03]
+    assert judge_family([], 0.06, [0.5]) == [0.06]
+
+
+def test_that_all_metrics_are_equivalent_is_one_claim():
+    assert judge_family(family(equivalent=(0.04, 0.05)), 0.06) == [0.06, 0.06]
+    assert judge_family(family(equivalent=(0.04, 0.07)), 0.06) == [0.03, 0.03]
+
+
+def test_the_family_seldom_has_any_wrong_verdict():
+    """Four metrics on their margins: neither claim may be made often. One by one it is 19 %."""
+    draw, rounds = random.Random(1), 150
+    wrong = dict.fromkeys(("equivalent", "different", "inconclusive"), 0)
+    for _ in range(rounds):
+        sides = [
+            ([draw.gauss(0, 1) for _ in range(5)], [draw.gauss(2, 1) for _ in range(5)])
+            for _ in range(4)
+        ]
+        found = [judge_equivalence(a, b, 2.0, paired=True) for a, b in sides]
+        levels = judge_family(found, 0.05)
+        for verdict in {
+            judge_equivalence(a, b, 2.0, alpha=level, paired=True).verdict
+            for (a, b), level in zip(sides, levels, strict=True)
+        }:
+            wrong[verdict] += 1
+    three_deviations = 3 * math.sqrt(0.05 * 0.95 / rounds)
+    assert wrong["equivalent"] / rounds <= 0.05 + three_deviations
+    assert wrong["different"] / rounds <= 0.05 + three_deviations
 
 
 def test_where_both_sides_diverged_the_advice_is_no_other_margin(tmp_path):
@@ -169,26 +233,25 @@ def test_a_stored_baseline_stands_for_its_runs(seeds):
     assert stored["metrics"] == fresh["metrics"]
 
 
-def test_the_command_and_its_exit_codes(seeds):
+def test_the_command_and_its_exit_codes(seeds, fork_server):
     def run(*arguments):
-        command = [sys.executable, "-m", "mpdiag", "compare", *map(str, arguments)]
-        return subprocess.run(command, capture_output=True, text=True, check=False, cwd=seeds)
+        return fork_server("mpdiag", "compare", *arguments, cwd=seeds)
 
     same = run("fp32", "fp16", "--strict", "--json", "-o", "baseline.json")
-    assert same.returncode == 0
-    assert json.loads(same.stdout)["verdict"] == "equivalent"
+    assert same.code == 0
+    assert json.loads(same.out)["verdict"] == "equivalent"
     worse = run("baseline.json", "broken", "--strict")
-    assert worse.returncode == 1
-    assert "different" in worse.stdout
-    assert "next: " in worse.stderr
-    assert run("fp32", "nowhere").returncode == 3
-    assert run("fp32", "fp16", "--margin", "-1").returncode == 2
-    assert run("fp32", "fp16", "--metric", "speed").returncode == 2
-    assert "give another place with -o" in run("fp32", "fp16", "-o", "nowhere/b.json").stderr
+    assert worse.code == 1
+    assert "different" in worse.out
+    assert "next: " in worse.err
+    assert run("fp32", "nowhere").code == 3
+    assert run("fp32", "fp16", "--margin", "-1").code == 2
+    assert run("fp32", "fp16", "--metric", "speed").code == 2
+    assert "give another place with -o" in run("fp32", "fp16", "-o", "nowhere/b.json").err
     (seeds / "empty").mkdir()
     missing = run("fp32", "empty")
-    assert missing.returncode == 3
-    assert "training.jsonl" in missing.stderr
+    assert missing.code == 3
+    assert "training.jsonl" in missing.err
 
 
 def test_one_seed_that_is_far_off_is_a_warning(seeds):

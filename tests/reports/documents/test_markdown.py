@@ -16,7 +16,7 @@ def test_it_says_what_the_analysis_says(root, tmp_path):
     text = write_report(run, tmp_path / "ssd.md").read_text(encoding="utf-8")
     plain = text.replace("\\", "")
     analysis = analyze(run)
-    assert plain.startswith(f"## {analysis.verdict}")
+    assert plain.startswith(f"## {analysis.verdict.text}")
     for finding in analysis.findings:
         assert finding.message in plain
         assert f"`{finding.code}`" in plain

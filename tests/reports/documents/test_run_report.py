@@ -75,7 +75,7 @@ def test_the_verdict_stands_before_the_evidence(sample):
     analysis, _, page = sample
     places = [
         page.text.index(words)
-        for words in (analysis.verdict, "Why", "Findings", "Evidence", "Provenance")
+        for words in (analysis.verdict.text, "Why", "Findings", "Evidence", "Provenance")
     ]
     assert places == sorted(places)
     assert "torch 2." in page.text

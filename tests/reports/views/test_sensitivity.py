@@ -98,12 +98,15 @@ def test_what_trainings_decided(folder, digits):
     assert list(own["value"]) == [np.inf, 0.5, 0.25]
 
 
-def test_what_no_training_decided_is_open(folder):
+def test_what_no_training_decided_is_open(folder, digits):
     undecided = {**SEARCH, "probes": SEARCH["probes"][1:]}
     (folder / "search.json").write_text(json.dumps(undecided))
     assert read_search(folder).decisions["head", "pow"] == OPEN
     (folder / "search.json").write_text(json.dumps({**SEARCH, "probes": []}))
     assert set(read_search(folder).decisions.values()) == {OPEN}
+    picture = sensitivity(str(folder), ranked(folder, digits))
+    assert "No training has decided yet" in picture.caption
+    assert MAY not in {trace.name for trace in picture.figure.data}
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"candidates": [[1]]}', '{"candidates": null}'])
@@ -164,7 +167,7 @@ def test_the_plan_s_reason_stands_beside_its_operation(folder, digits):
     assert known == ["it reaches 1e5", ""]
     assert "policy" in listed
     names = {trace.name for trace in sensitivity("RUN", found).figure.data if trace.name}
-    assert names == {"stays in FP32", MAY}
+    assert names == {"stays in FP32", "nothing keeps it in FP32"}
     table = shown(found)
     assert "by training" not in table  # nothing was trained
     assert "why the plan keeps it in FP32" in table

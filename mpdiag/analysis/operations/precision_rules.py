@@ -1,0 +1,315 @@
+"""Rules of precision: what stays inside the format's range and is still destroyed by rounding.
+
+They rest on measured effects (``emulation/rounding_effect.py``): in the recorded steps each operation
+ran again with one input rounded. A rule joins such a figure with the graph: is that input stored in
+the format, and which operations made it so?
+
+* ``imprecise``: rounding an input changes the result by a tenth and more: the cosine of a large angle,
+  ``acosh`` close to 1, an index computed in floating point.
+* ``indistinct``: data that a product or a loss reads differ by no more than their rounding:
+  coordinates of 48.85 ± 0.005, time stamps, targets far from 0.
+* ``diverging``: rounding an input makes a finite result infinite, or its slope: ``logit`` of 1 − 1e-6.
+* ``vanishing``: results become 0 where their inputs are rounded, and are divided by, or their
+  logarithm is taken, in FP32 or not: ``log(1 - p)``, the root of a sum of squares.
+* ``no-half-kernel``: PyTorch has no kernel for the format on CUDA; emulation computes it all the same.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mpdiag.analysis.operations.graph import low_composite
+from mpdiag.analysis.operations.rules import WRONG, finding_of, singular_argument
+from mpdiag.numerics.autocast_lists import LISTS, NO_BF16, NO_HALF, policy_name
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from mpdiag.analysis.operations.graph import StepGraph
+    from mpdiag.analysis.operations.rules import Code, IndexedFinding
+    from mpdiag.numerics.formats import FloatFormat
+    from mpdiag.runs.operations import Operation, TensorRecord
+
+NOISE = 0.1
+"""Rounding error beside a feature's spread from which the feature counts as destroyed."""
+CHANGED = 0.01
+"""Share of integers and truth values that rounding changes from which they count as wrong."""
+_DEPTH = 8
+_SATURATING = frozenset("sigmoid tanh softmax log_softmax exp erf hardtanh sigmoid_ tanh_".split())
+_PASSING_ZEROS = frozenset(
+    """
+    sum mean mul mul_ clone cat stack sqrt sqrt_ neg linalg_vector_norm _to_copy index select
+    expand abs prod pow square where _unsafe_view
+    """.split()
+)
+_SINGULAR_AT_ONE = frozenset("logit special_logit atanh erfinv acos asin acosh".split())
+_STEEP_AT_ONE = frozenset({"acos", "asin", "acosh"})
+_DIFFERENCES = frozenset({"sub", "rsub", "sub_"})
+_COMPARISONS = frozenset({"gt", "lt", "ge", "le", "eq", "ne", "argmax", "argmin"})
+
+
+def imprecise(
+    graph: StepGraph, low: Mapping[int, bool], target: FloatFormat, _policy: bool
+) -> Iterator[IndexedFinding]:
+    """Find operations whose result the rounding of an input makes wrong."""
+    for op in graph.operations:
+        if op.node or op.op in _DIFFERENCES or op.op in _COMPARISONS:
+            continue
+        for t in op.inputs:
+            error = _effect(op, "error", t, target)
+            changed = _effect(op, "changed", t, target)
+            if not low[t.tensor] or (error < WRONG and changed < CHANGED):
+                continue
+            told = (
+                f"{changed:.0%} of its integers"
+                if changed >= CHANGED
+                else f"its result by {min(1.0, error):.0%}"
+            )
+            yield from _blamed(
+                graph,
+                low,
+                t,
+                op,
+                "imprecise",
+                f"its values, up to {t.absmax:.3g}, are read by {op.op}, and rounding them to "
+                f"{target.label} changes {told}",
+                "the function sees rounding error instead of its argument",
+                {"error": error, "changed": changed, "absmax": t.absmax},
+            )
+
+
+def indistinct(
+    graph: StepGraph, low: Mapping[int, bool], target: FloatFormat, policy: bool
+) -> Iterator[IndexedFinding]:
+    """Find data whose differences are no larger than their rounding, into a product or a loss."""
+    for op in graph.operations:
+        if op.node:
+            continue
+        product = bool(low_composite(op)) or LISTS.get(policy_name(op.op)) == "low"
+        for t in op.inputs:
+            noise = _effect(op, "noise", t, target)
+            if noise < NOISE:
+                continue
+            evidence = {"noise": noise, "absmax": t.absmax}
+            told = (
+                f"values up to {t.absmax:.3g} whose rounding error in {target.label} is "
+                f"{noise:.2g} of their spread"
+            )
+            without = "what tells one sample from another is lost"
+            if product and (policy or low[t.tensor]):
+                yield (
+                    op.index,
+                    finding_of(
+                        op,
+                        "indistinct",
+                        f"it reads {told}",
+                        f"subtract the mean and divide by the spread first, or {op.op} in FP32",
+                        without,
+                        evidence,
+                    ),
+                )
+            elif not product:
+                for other in op.inputs:
+                    if other is not t and low[other.tensor]:
+                        yield from _blamed(
+                            graph,
+                            low,
+                            other,
+                            op,
+                            "indistinct",
+                            f"its values are compared ({op.op}) with {told}",
+                            without,
+                            evidence,
+                        )
+
+
+def diverging(
+    graph: StepGraph, low: Mapping[int, bool], target: FloatFormat, _policy: bool
+) -> Iterator[IndexedFinding]:
+    """Find inputs that rounding moves to where a function, or its slope, is infinite."""
+    for op in graph.operations:
+        if op.node:
+            continue
+        for t in op.inputs:
+            if not low[t.tensor] or (singular_argument(op) and graph.lost(t, target)):
+                continue
+            count = int(_effect(op, "diverged", t, target))
+            steep = op.op.rstrip("_") in _STEEP_AT_ONE and bool(graph.backward.get(op.index))
+            reached = steep and _rounded(t.absmax, target) == 1.0 != t.absmax
+            bound = _bound_that_becomes_one(graph, t, target)
+            at_bound = bound is not None and op.op.rstrip("_") in _SINGULAR_AT_ONE
+            if not (count or reached or at_bound):
+                continue
+            told = (
+                f"the bound {bound:.9g} is 1 in {target.label}"
+                if bound is not None
+                else f"{max(1, count):,} of its {t.numel:,} values are rounded to where {op.op} is "
+                f"{'infinitely steep' if reached and not count else 'not finite'}"
+            )
+            yield from _blamed(
+                graph,
+                low,
+                t,
+                op,
+                "diverging",
+                f"{told}, and {op.op} follows",
+                f"{op.op} gives Inf or NaN where FP32 gave a finite number",
+                {"diverged": count, "of": t.numel, "absmax": t.absmax, "bound": bound},
+            )
+
+
+def hollow(
+    graph: StepGraph, low: Mapping[int, bool], target: FloatFormat, _policy: bool
+) -> Iterator[IndexedFinding]:
+    """Find results that are 0 because their inputs were rounded, and that something divides by."""
+    for op in graph.operations:
+        if op.node:
+            continue
+        for t in op.inputs:
+            count = int(_effect(op, "zeroed", t, target))
+            if not low[t.tensor] or not count:
+                continue
+            consumer = _singular_reader(graph, op, low, target)
+            if consumer is None:
+                continue
+            yield from _blamed(
+                graph,
+                low,
+                t,
+                op,
+                "vanishing",
+                f"rounded to {target.label}, its values make {count:,} results of {op.op} 0, and "
+                f"{consumer.op} follows",
+                f"{consumer.op} of 0 gives Inf or NaN where FP32 gave a finite number",
+                {
+                    "lost": count,
+                    "of": op.outputs[0].numel if op.outputs else 0,
+                    "absmin": t.absmin,
+                    "consumer": consumer.op,
+                    "consumer_line": consumer.where,
+                },
+                itself=op,
+            )
+
+
+def without_kernel(
+    graph: StepGraph, low: Mapping[int, bool], target: FloatFormat, _policy: bool
+) -> Iterator[IndexedFinding]:
+    """Find operations that raise on a GPU because there is no kernel for what they read."""
+    missing = NO_HALF | NO_BF16 if target.name == "bf16" else NO_HALF
+    for op in graph.operations:
+        if op.node or op.op not in missing or not any(low[t.tensor] for t in op.inputs):
+            continue
+        yield (
+            op.index,
+            finding_of(
+                op,
+                "no-half-kernel",
+                f"PyTorch has no {target.label} kernel of {op.op} on CUDA, and autocast does not cast "
+                "it (CPU emulation hides this)",
+                f"{op.op} in FP32: call .float() on its input",
+                "the training raises an error on a GPU",
+                {"absmax": max((t.absmax for t in op.inputs), default=0.0)},
+            ),
+        )
+
+
+def _effect(op: Operation, figure: str, t: TensorRecord, target: FloatFormat) -> float:
+    return float(op.facts.get(f"{figure}_of_{t.argument}_{target.name}", 0.0))
+
+
+def _rounded(value: float, target: FloatFormat) -> float:
+    return float(target.round(value))
+
+
+def _bound_that_becomes_one(graph: StepGraph, t: TensorRecord, target: FloatFormat) -> float | None:
+    """The upper bound below 1 of a clamp that made a tensor, if rounding makes it 1 and it is near."""
+    made = graph.producer(t)
+    if made is None or made.op.rstrip("_") not in ("clamp", "clamp_max", "hardtanh"):
+        return None
+    bound = made.scalars.get("max", made.scalars.get("max_val"))
+    if not isinstance(bound, (int, float)) or not 0.9 < bound < 1.0:
+        return None
+    near = t.absmax >= 1.0 - 16 * 2.0**-target.mantissa_bits
+    return float(bound) if near and _rounded(float(bound), target) == 1.0 else None
+
+
+def _singular_reader(
+    graph: StepGraph, op: Operation, low: Mapping[int, bool], target: FloatFormat
+) -> Operation | None:
+    """The operation that diverges where a result of this one is 0, past what keeps zeros."""
+    seen, waiting = {op.index}, [op]
+    while waiting and len(seen) < 4 * _DEPTH:
+        made = waiting.pop(0)
+        for reader in graph.readers.get(made.index, []):
+            if reader.index in seen:
+                continue
+            seen.add(reader.index)
+            name = singular_argument(reader)
+            t = reader.input(name) if name else None
+            if t is not None and t.producer == made.index:
+                root = reader.op.startswith("sqrt")
+                if not root or graph.backward.get(reader.index):
+                    return reader
+            if reader.op in _PASSING_ZEROS or _passes_epsilon(reader, low, target):
+                waiting.append(reader)
+    return None
+
+
+def _passes_epsilon(op: Operation, low: Mapping[int, bool], target: FloatFormat) -> bool:
+    """Whether a constant added, or a lower bound, is too small to stand in for what was lost."""
+    value = op.scalars.get("other", op.scalars.get("min"))
+    if op.op.rstrip("_") not in ("add", "clamp", "clamp_min") or not isinstance(value, float):
+        return False
+    out = op.outputs[0] if op.outputs else None
+    if out is None or value < 0:
+        return False
+    vanishes = low[out.tensor] and value <= 2.0**target.zero_exponent
+    return vanishes or value * 8 <= out.absmin
+
+
+def _blamed(
+    graph: StepGraph,
+    low: Mapping[int, bool],
+    tensor: TensorRecord,
+    reader: Operation,
+    code: Code,
+    reason: str,
+    without: str,
+    evidence: Mapping[str, object],
+    itself: Operation | None = None,
+) -> Iterator[IndexedFinding]:
+    """A finding for each operation that stores a tensor's values in the format, back to a product.
+
+    A function that saturates ends the way back: what it reads may be rounded.
+    """
+    found: dict[int, Operation] = {} if itself is None else {itself.index: itself}
+    waiting = [tensor]
+    while waiting and len(found) < _DEPTH:
+        t = waiting.pop(0)
+        made = graph.producer(t)
+        if made is None or made.node or made.index in found or not low[t.tensor]:
+            continue
+        found[made.index] = made
+        ends = LISTS.get(policy_name(made.op)) == "low" or low_composite(made)
+        if not ends and policy_name(made.op) not in _SATURATING:
+            waiting += [i for i in made.inputs if i.counted]
+    for op in found.values() or [reader]:
+        yield (
+            op.index,
+            finding_of(
+                op,
+                code,
+                reason,
+                f"{op.op} in FP32",
+                without,
+                {**evidence, "consumer": reader.op, "consumer_line": reader.where},
+            ),
+        )
+
+
+RULES = (imprecise, indistinct, diverging, hollow, without_kernel)
+"""The rules of precision; they do not depend on the loss scale."""
+PERSISTENT = frozenset({"imprecise", "indistinct"})
+"""Rules whose findings count only where every recorded step shows them: what a training grows out of, or
+what becomes exact as it converges, needs no FP32."""

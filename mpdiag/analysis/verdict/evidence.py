@@ -1,0 +1,128 @@
+"""What a verdict rests on, and what was not looked at, in clauses."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mpdiag.display.wording import counted, layer_name, percent
+from mpdiag.plan import NO_SCALE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from mpdiag.analysis.scaling.loss_scale import LossScaleAnalysis
+    from mpdiag.analysis.verdict.extent import Extent
+    from mpdiag.numerics.formats import FloatFormat
+    from mpdiag.runs.run import Run
+    from mpdiag.runs.stored_comparison import StoredComparison
+
+
+def evidence_of(
+    run: Run,
+    target: FloatFormat,
+    scale: LossScaleAnalysis,
+    extent: Extent,
+    trained: StoredComparison | None,
+) -> Iterator[str]:
+    """What the verdict rests on."""
+    if trained is not None:
+        metrics = ", ".join(trained.metrics)
+        yield f"{trained.against}, trained by this plan, against FP32: {trained.verdict} ({metrics})"
+    where = f", from step {extent.first} to step {extent.last}" if extent.recorded else ""
+    yield f"{extent.steps()} recorded{where}"
+    if scale.limiting_layer is not None:
+        yield _overflows(target, scale)
+    if scale.deciding_layer is not None and scale.worst_before == 0:
+        yield f"without a loss scale no layer loses any of its gradient's sum{_when(scale)}"
+    elif scale.deciding_layer is not None:
+        yield (
+            f"without a loss scale {layer_name(scale.deciding_layer)} loses most: "
+            f"{percent(scale.worst_before)} of its gradient's sum{_when(scale)}"
+        )
+    operations = (run.meta.get("operations") or {}).get("steps") or []
+    if operations:
+        yield f"the values of every operation in {counted(len(operations), 'step')}"
+
+
+def _when(scale: LossScaleAnalysis) -> str:
+    window = scale.window
+    if window is None:
+        return ""
+    return f" in {window.name} ({counted(window.recorded, 'recorded step')})"
+
+
+def _overflows(target: FloatFormat, scale: LossScaleAnalysis) -> str:
+    """How many recorded steps overflow, and what that allows at most."""
+    plan = scale.plan
+    at = "" if plan.method == NO_SCALE else f" at a loss scale of {plan.recommended:g}"
+    if plan.adaptive:
+        at = f" under the plan's scale, {plan.method} from {plan.init_scale:g},"
+    return (
+        f"gradients overflow {target.label}{at} in {scale.overflowing_steps:,} of "
+        f"{counted(scale.finite_steps, 'recorded step')}, which allows up to "
+        f"{percent(scale.predicted_overflow_rate)} of all (95 % confidence)"
+    )
+
+
+def not_examined_in(
+    run: Run,
+    target: FloatFormat,
+    extent: Extent,
+    scale: LossScaleAnalysis,
+    trained: StoredComparison | None,
+    *,
+    superseded: bool,
+) -> Iterator[str]:
+    """What was not looked at, and so may still fail."""
+    if extent.seen > extent.recorded:
+        yield f"{extent.seen - extent.recorded:,} of {extent.seen:,} steps"
+    for name in extent.unseen_parts:
+        yield f"{name}: no step of it was recorded"
+    state = run.meta.get("state")
+    if state in ("recording", "interrupted", "failed"):
+        ended = {"recording": "has not ended", "interrupted": "was interrupted"}
+        yield f"what follows step {extent.last}: the run {ended.get(state, 'failed')}"
+    if scale.void:
+        return
+    if trained is None:
+        another = (
+            ": the one that is compared in the run followed another plan" if superseded else ""
+        )
+        yield f"a training by this plan{another}"
+        yield f"what rounding inside {target.label}'s range does to the result"
+    if not (run.meta.get("operations") or {}).get("steps"):
+        yield "the values inside operations: none were recorded"
+    precision = run.meta.get("precision")
+    if not isinstance(precision, dict):
+        yield "whether the script's own autocast was on"
+    elif (halves := int(precision.get("half_parameters") or 0)) and not narrowed(run):
+        yield f"{counted(halves, 'parameter')} in half precision: they cannot show what it loses"
+    unseen = extent.unseen_of_the_model()
+    if unseen:
+        yield unseen
+
+
+def failure_of(run: Run) -> str:
+    """That the recording failed or never ended, as a sentence; empty if it did not."""
+    state, failures = run.meta.get("state"), run.meta.get("failures") or []
+    if state == "recording":
+        return "The recording has not ended: it still runs, was killed, or found its disk full."
+    if not failures or state != "failed":
+        return ""
+    first = failures[0]
+    error = str(first.get("error") or "").strip()
+    return f"The recording failed at step {first.get('step', 0)} ({error})."
+
+
+def narrowed(run: Run) -> str:
+    """Why the recorded training was not one in FP32, as a clause; empty if it was, or is not known."""
+    precision = run.meta.get("precision")
+    if not isinstance(precision, dict):
+        return ""
+    autocast = precision.get("autocast") or []
+    if autocast:
+        return f"the script's own autocast in {' and '.join(map(str, autocast))} was on"
+    halves = int(precision.get("half_parameters") or 0)
+    if halves and 2 * halves >= int(precision.get("half_parameter_count_total") or 0):
+        return f"{counted(halves, 'parameter')} of its model in half precision"
+    return ""

@@ -1,0 +1,176 @@
+"""The verdict of an analysis: why no answer is possible, what trainings showed, what is expected.
+
+A recording is of an FP32 training. That nothing in it leaves a format's range does not show that a
+training in that format ends as well: rounding, and what was not recorded, stay open. So a recording
+alone gives an expectation, with its evidence and with what was not looked at; only a training by the
+plan shows more.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from mpdiag.analysis.recording_checks import FEW_STEPS
+from mpdiag.analysis.verdict.evidence import evidence_of, failure_of, narrowed, not_examined_in
+from mpdiag.display.wording import counted
+from mpdiag.plan import NO_SCALE, Verdict
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from mpdiag.analysis.findings import Finding
+    from mpdiag.analysis.scaling.loss_scale import LossScaleAnalysis
+    from mpdiag.analysis.verdict.extent import Extent
+    from mpdiag.numerics.formats import FloatFormat
+    from mpdiag.runs.run import Run
+    from mpdiag.runs.stored_comparison import StoredComparison
+
+
+@dataclass(frozen=True)
+class Case:
+    """All that a verdict is judged by.
+
+    Attributes:
+        run: The recording.
+        target: The format to train in.
+        scale: The loss scale.
+        fp32_modules: How many modules with overflowing values the plan keeps in FP32.
+        findings: All findings.
+        extent: What was recorded.
+        trained: What a comparison said of trainings by this very plan; None without one.
+        superseded: Whether a comparison is in the run, but of another plan.
+    """
+
+    run: Run
+    target: FloatFormat
+    scale: LossScaleAnalysis
+    fp32_modules: int
+    findings: tuple[Finding, ...]
+    extent: Extent
+    trained: StoredComparison | None = None
+    superseded: bool = False
+
+    @property
+    def codes(self) -> frozenset[str]:
+        """The codes of all findings."""
+        return frozenset(f.code for f in self.findings)
+
+
+def judge(case: Case) -> Verdict:
+    """The verdict on training in the target format by the plan."""
+    evidence = tuple(evidence_of(case.run, case.target, case.scale, case.extent, case.trained))
+    open_questions = tuple(
+        not_examined_in(
+            *(case.run, case.target, case.extent, case.scale, case.trained),
+            superseded=case.superseded,
+        )
+    )
+    trained = case.trained
+    unfit = next(_why_unfit(case), None)
+    if unfit is None and trained is not None and trained.verdict == "equivalent":
+        text = f"Shown by training: {_how(case)}; {_ended(trained)}, equivalent to FP32."
+        return Verdict("shown", text, evidence, open_questions)
+    reason = unfit or next(_why_not(case), None)
+    if reason is not None:
+        return Verdict("cannot", _failed_first(case, reason), evidence, open_questions)
+    text = f"Expected from the recording of {case.extent.steps()}: {_how(case)}{_bound(case)}."
+    if trained is not None:
+        text += f" A training by this plan was compared: {_ended(trained)}, which is inconclusive."
+    return Verdict("expected", _failed_first(case, text), evidence, open_questions)
+
+
+def _why_unfit(case: Case) -> Iterator[str]:
+    """Why the recording allows no answer, the reason that goes before the others first."""
+    fmt, codes = case.target.label, case.codes
+    steps = case.extent.steps()
+    if failure_of(case.run) and case.extent.recorded < FEW_STEPS:
+        yield f"Too little was recorded ({steps}) to say whether this can train in {fmt}."
+    if codes & {"non-finite-gradients", "non-finite-losses", "exploding-gradients"}:
+        yield "This training already diverges in FP32; fix that before changing the format."
+    if "no-activation-gradients" in codes:
+        yield "No gradients were recorded, so mixed precision cannot be assessed."
+    yield from _not_a_training_in_fp32(case)
+
+
+def _why_not(case: Case) -> Iterator[str]:
+    """Why a training would fail, or did."""
+    fmt = case.target.label
+    if case.trained is not None and case.trained.verdict == "different":
+        yield (
+            f"This cannot train in {fmt} by this plan: a training by it was compared with FP32, and "
+            f"{_ended(case.trained)}, which is different."
+        )
+    if not case.scale.fits:
+        yield f"This cannot train in {fmt} with any loss scale; use BF16."
+
+
+def _not_a_training_in_fp32(case: Case) -> Iterator[str]:
+    fmt, codes = case.target.label, case.codes
+    narrow = narrowed(case.run) or ("its weights are not FP32" if "not-fp32" in codes else "")
+    if narrow:
+        yield (
+            f"This is not a recording of an FP32 training ({narrow}), so it cannot show what {fmt} "
+            "would lose."
+        )
+    if "no-optimizer" in codes:
+        yield (
+            "This recording has no optimizer, so no training was seen: it cannot say whether one "
+            f"in {fmt} would work."
+        )
+    if "no-optimizer-step" in codes:
+        yield (
+            "No optimizer step was seen, so no training was recorded: this cannot say whether one "
+            f"in {fmt} would work."
+        )
+
+
+def _failed_first(case: Case, text: str) -> str:
+    """The text, after the failure of the recording if there was one."""
+    failure = failure_of(case.run)
+    return f"{failure} {text}" if failure else text
+
+
+def _how(case: Case) -> str:
+    """How it trains, in a clause."""
+    fmt, plan, rest = case.target.label, case.scale.plan, _kept(case)
+    if plan.need == "needed":
+        return (
+            f"this trains in {fmt} with a loss scale of {plan.recommended:g}{rest}; without one it "
+            "would suffer"
+        )
+    if plan.need == "advisable":
+        return (
+            f"this trains in {fmt}{rest}; a loss scale of {plan.recommended:g} is a harmless "
+            "insurance"
+        )
+    if plan.method != NO_SCALE:
+        return (
+            f"this trains in {fmt}{rest}; its gradients come close to {fmt}'s largest value, and a "
+            f"loss scale of {plan.recommended:g} leaves them room"
+        )
+    return f"this trains in {fmt} without a loss scale{rest}"
+
+
+def _kept(case: Case) -> str:
+    """What must stay in FP32, in a phrase; empty if nothing."""
+    parts = []
+    if case.fp32_modules:
+        parts.append(f"{counted(case.fp32_modules, 'overflowing module')} in FP32")
+    lines = sum(f.code.startswith("operation-") for f in case.findings)
+    if lines:
+        code = counted(lines, "line of code", "lines of code")
+        parts.append(f"{code} kept in FP32 or rewritten")
+    return f", with {' and '.join(parts)}" if parts else ""
+
+
+def _bound(case: Case) -> str:
+    """What part of the model the verdict speaks of; empty where it is all of it."""
+    seen = case.extent.seen_of_the_model()
+    return f". Seen were only {seen}" if seen else ""
+
+
+def _ended(trained: StoredComparison) -> str:
+    """How trainings by the plan ended, in a clause."""
+    metrics = ", ".join(trained.metrics) or "its metrics"
+    return f"{trained.against} ({counted(trained.seeds, 'seed')}) ended with {metrics}"

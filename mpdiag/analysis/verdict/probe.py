@@ -1,0 +1,134 @@
+"""What a short training by the plan says beside the same steps in FP32."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+from mpdiag.analysis.findings import Finding
+from mpdiag.display.wording import counted
+from mpdiag.files.documents import finite
+
+if TYPE_CHECKING:
+    from mpdiag.plan import Verdict
+
+LATE = 0.25
+"""Share of the probe's steps whose losses are compared: its last ones."""
+
+
+@dataclass(frozen=True)
+class Probe:
+    """The same first steps of a script, in FP32 and by the plan with its rounding emulated.
+
+    Attributes:
+        fp32, by_plan: The loss of each step that both sides logged one for, in order.
+        skipped: How many of its steps the training by the plan skipped.
+        wanted: How many steps were asked for.
+    """
+
+    fp32: tuple[float, ...]
+    by_plan: tuple[float, ...]
+    skipped: int
+    wanted: int
+
+    @property
+    def steps(self) -> int:
+        """How many steps were compared."""
+        return len(self.by_plan)
+
+    @property
+    def late(self) -> int:
+        """How many of them, the last ones, give the means."""
+        return max(1, round(LATE * self.steps))
+
+    @property
+    def means(self) -> tuple[float, float]:
+        """The mean loss over the last steps, in FP32 and by the plan."""
+        return statistics.fmean(self.fp32[-self.late :]), statistics.fmean(
+            self.by_plan[-self.late :]
+        )
+
+    @property
+    def spread(self) -> float:
+        """Standard deviation of the FP32 loss over these steps; 0 for a single one."""
+        return statistics.pstdev(self.fp32[-self.late :])
+
+    @property
+    def outcome(self) -> str:
+        """``diverges``, ``differs``, ``agrees``, or ``unknown`` where FP32 itself diverges."""
+        fp32, by_plan = self.means
+        if not math.isfinite(fp32):
+            return "unknown"
+        if not math.isfinite(by_plan) or 2 * self.skipped > self.steps:
+            return "diverges"
+        return "differs" if abs(by_plan - fp32) > self.spread else "agrees"
+
+    def describe(self) -> str:
+        """What was seen, in a clause."""
+        fp32, by_plan = self.means
+        return (
+            f"a probe of the first {counted(self.steps, 'step')}, trained by this plan with its "
+            f"rounding emulated: over the last {self.late} a mean loss of {by_plan:.5g}, in FP32 "
+            f"{fp32:.5g}; {self.skipped} skipped"
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """The ``probe`` of ``mpdiag analyze --probe --json``."""
+        fp32, by_plan = self.means
+        document = {
+            **asdict(self),
+            "steps": self.steps,
+            "outcome": self.outcome,
+            "mean_fp32": fp32,
+            "mean_by_plan": by_plan,
+            "spread": self.spread,
+        }
+        plain: dict[str, Any] = finite(document)
+        return plain
+
+
+def with_probe(verdict: Verdict, probe: Probe) -> Verdict:
+    """The verdict after a probe: a failure is one, a success widens what was looked at, no more."""
+    rest = f"a training by this plan beyond its first {counted(probe.steps, 'step')}"
+    open_questions = tuple(
+        rest if clause.startswith("a training by this plan") else clause
+        for clause in verdict.not_examined
+    )
+    told = replace(
+        verdict, evidence=(probe.describe(), *verdict.evidence), not_examined=open_questions
+    )
+    if verdict.level == "cannot":
+        return told
+    if probe.outcome == "diverges":
+        text = (
+            f"This cannot train by this plan: within the first {counted(probe.steps, 'step')} of a "
+            "probe it fails, where FP32 does not."
+        )
+        return replace(told, level="cannot", text=text)
+    words = {
+        "agrees": "A probe of {n} agrees with FP32.",
+        "differs": "In a probe of {n} its losses differ from FP32's by more than these vary.",
+        "unknown": "A probe of {n} says nothing: FP32 itself diverges in it.",
+    }
+    said = words[probe.outcome].format(n=counted(probe.steps, "step"))
+    return replace(told, text=f"{verdict.text} {said}")
+
+
+def probe_findings(probe: Probe) -> tuple[Finding, ...]:
+    """A finding where the probe speaks against the plan."""
+    if probe.outcome not in ("diverges", "differs"):
+        return ()
+    fails = probe.outcome == "diverges"
+    return (
+        Finding(
+            severity="error" if fails else "warning",
+            code="probe-diverges" if fails else "probe-differs",
+            message=probe.describe(),
+            evidence=probe.to_json(),
+            fix="train in BF16 (analyze --target bf16), or find what must stay in FP32"
+            if fails
+            else "train by the plan to the end, and compare",
+        ),
+    )

@@ -1,0 +1,100 @@
+"""Keeps what a comparison showed of a plan in the recordings that it was compared with."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mpdiag.analysis.comparison.compare import mean_of_finite
+from mpdiag.analysis.verdict.decisions import decisions_of
+from mpdiag.errors import MpdiagError, RunNotFound
+from mpdiag.files.paths import is_remote, place
+from mpdiag.installation.bundled import sample_runs
+from mpdiag.plan import PrecisionPlan
+from mpdiag.runs.run import META, Run, list_runs, open_run
+from mpdiag.runs.stored_comparison import StoredComparison, write_comparison
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Iterator
+
+    from mpdiag.analysis.comparison.compare import Comparison
+    from mpdiag.files.paths import AnyPath
+
+
+def keep_comparison(
+    comparison: Comparison, a: str | os.PathLike[str], b: str | os.PathLike[str]
+) -> tuple[AnyPath, ...]:
+    """Write ``comparison.json`` into each recording of side A, if side B was trained by one plan.
+
+    Args:
+        comparison: Of the two sides.
+        a: The reference, in FP32: a run, or a folder of runs.
+        b: The candidate, likewise.
+
+    Returns:
+        The folders it was written to; none where A holds no recording, or B another model, no plan,
+        several that decide differently, or a training of which nothing ran in half precision. Runs
+        at a URL and the sample runs are left as they are.
+
+    Raises:
+        OSError: If a folder cannot be written.
+    """
+    trained = list(_runs(place(b)))
+    decisions = {_decisions(run) for run in trained}
+    if (
+        comparison.different_models
+        or len(decisions) != 1
+        or None in decisions
+        or any(_in_fp32(run) for run in trained)
+    ):
+        return ()
+    stored = StoredComparison(
+        against=place(b).resolve().name,
+        decisions=str(decisions.pop()),
+        verdict=comparison.verdict,
+        metrics=tuple(
+            f"{m.metric} {mean_of_finite(m.b):.4g} beside FP32's {mean_of_finite(m.a):.4g}"
+            for m in comparison.metrics
+        ),
+        seeds=len(trained),
+    )
+    kept = tuple(run.folder for run in _runs(place(a)) if _takes_it(run))
+    for folder in kept:
+        write_comparison(folder, stored)
+    return kept
+
+
+def _takes_it(run: Run) -> bool:
+    """Whether a run is a recording of ours to write into."""
+    if is_remote(run.folder) or "training" in run.meta or not run.parts():
+        return False
+    try:
+        ours = sample_runs()
+    except RunNotFound:  # an installation without them
+        return True
+    return not run.folder.resolve().is_relative_to(ours.resolve())
+
+
+def _runs(path: AnyPath) -> Iterator[Run]:
+    """The run at a path, or those in the folder."""
+    if path.is_file():  # a stored baseline
+        return
+    if (path / META).is_file():
+        yield open_run(path)
+    elif path.is_dir():
+        yield from (item.run for item in list_runs(path) if item.run is not None)
+
+
+def _decisions(run: Run) -> str | None:
+    """What the plan of a trained run decides; None where it has none that can be read."""
+    if "training" not in run.meta:
+        return None
+    try:
+        return decisions_of(PrecisionPlan.load(str(run.folder)))
+    except MpdiagError:
+        return None
+
+
+def _in_fp32(run: Run) -> bool:
+    """Whether it is known that nothing of a training ran in half precision."""
+    return run.meta.get("half_precision_flops") == 0

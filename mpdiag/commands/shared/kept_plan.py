@@ -1,0 +1,67 @@
+"""The plan that ``analyze`` keeps in the run folder, and the plans that it never replaces."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mpdiag.errors import MpdiagError, UsageError
+from mpdiag.files.atomic import atomic_path
+from mpdiag.files.paths import is_remote
+from mpdiag.plan import PrecisionPlan
+from mpdiag.runs.run import META, open_run
+from mpdiag.runs.stored_search import FILE as SEARCH
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from mpdiag.files.paths import AnyPath
+    from mpdiag.runs.run import Run
+
+PLAN = "plan.json"
+
+
+def keep_plan(run: Run, plan: PrecisionPlan) -> str | None:
+    """Keep a copy of a plan in the run that it was made from, so that the run stands for its plan.
+
+    A plan that is there is never replaced: a training may have followed it, a search may have proved
+    it, a person may have edited it. A run that is still being recorded gets none.
+
+    Returns:
+        What is worth saying: that another plan is there, or that the folder cannot be written.
+    """
+    folder = run.folder
+    if run.meta.get("state") == "recording" or trained_by(folder) or (folder / SEARCH).is_file():
+        return None
+    place = folder / PLAN
+    rewrite = f"mpdiag analyze {folder} --target {plan.target} -o {place}"
+    try:
+        if not place.is_file():
+            with atomic_path(place) as path:
+                plan.save(path)
+            return None
+        if is_remote(place) or PrecisionPlan.load(place).decisions() == plan.decisions():
+            return None
+        return f"{place} decides otherwise and is left as it is; to replace it: {rewrite}"
+    except OSError as error:
+        return f"cannot keep the plan in {folder} ({error.strerror}): write it elsewhere with -o"
+    except MpdiagError as error:
+        return f"{error}; to replace it: {rewrite}"
+
+
+def trained_by(folder: AnyPath) -> bool:
+    """Whether a folder is a run that was trained by the plan in it."""
+    try:
+        return (folder / META).is_file() and bool(open_run(folder).meta.get("training"))
+    except MpdiagError:
+        return False
+
+
+def refuse_trained(output: Path) -> None:
+    """Refuse to write over the plan that a run was trained by.
+
+    Raises:
+        UsageError: With the reason.
+    """
+    if output.name == PLAN and output.exists() and trained_by(output.parent):
+        message = f"{output.parent} was trained by the plan in it: give another place with -o"
+        raise UsageError(message)

@@ -1,0 +1,343 @@
+"""Hooks of a script on gradients: called with true ones, whatever scale the pass has.
+
+During a backward pass gradients carry the loss scale. A hook that clips, logs or normalises must not
+see it: each hook gets FP32 tensors without the scale (in native FP16 they would underflow again), and
+what it returns is scaled. A hook that replaces a gradient could hide that it was not finite, so that
+is noted before.
+
+An ``autograd.Function`` of the script is code of the same kind: its ``backward`` may clip or normalise.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import sys
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.autograd import function as autograd_function
+from torch.nn.modules import module as torch_modules
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+
+_LOW = (torch.float16, torch.bfloat16)
+_INSIDE = ("torch", "mpdiag")
+
+
+class PassState(Protocol):
+    """What hooks ask of the backward pass they run in."""
+
+    @property
+    def loss_scale(self) -> float:
+        """The scale in force."""
+
+    @property
+    def computing_gradients(self) -> bool:
+        """Whether gradients carry the scale right now."""
+
+    @property
+    def accumulated_are_true(self) -> bool:
+        """Whether ``.grad`` of parameters carries no scale, even now."""
+
+    @property
+    def in_script_code(self) -> bool:
+        """Whether code of the script runs inside the pass."""
+
+    def script_code(self) -> AbstractContextManager[None]:
+        """While code of the script runs inside the pass: what it computes carries no scale."""
+
+    def note_seen(self, gradient: Tensor) -> None:
+        """Remember whether a gradient is finite that a hook may replace."""
+
+    def note_half_only(self, function: str) -> None:
+        """A function's backward pass takes nothing but half precision."""
+
+    def refuse(self, reason: str) -> None:
+        """End the script."""
+
+
+class TrueGradients:
+    """A hook of the script that is called with true gradients.
+
+    Pickled, it is the hook alone: a saved model must not need this package.
+
+    Args:
+        hook: The script's.
+        state: The backward pass.
+        replaces: Which of its arguments the hook's result replaces; None: its result has no effect.
+    """
+
+    def __init__(
+        self, hook: Callable[..., Any], state: PassState, replaces: int | None = 0
+    ) -> None:
+        functools.update_wrapper(self, hook)
+        self.hook, self.state, self.replaces = hook, state, replaces
+
+    def __call__(self, *args: Any) -> Any:
+        """Call the hook; its result is scaled as what it replaces."""
+        state = self.state
+        if not state.computing_gradients:
+            return self.hook(*args)
+        scale = state.loss_scale
+        shown = _shown(args, scale)
+        versions = [(t, t._version) for t in _tensors(shown)]
+        with state.script_code():
+            result = self.hook(*shown)
+        changed = [t for t, version in versions if t._version != version]
+        at = self.replaces
+        replaced = [] if at is None else _tensors(shown[at])
+        passed_on = [*replaced, *_tensors(args)]
+        if any(all(t is not p for p in passed_on) for t in changed):
+            state.refuse("a hook changes a gradient in place; let it return the new one")
+        if at is None or (result is None and not any(s is t for s in replaced for t in changed)):
+            return result
+        for gradient in _tensors(args[at]):
+            state.note_seen(gradient)
+        result = shown[at] if result is None else result
+        return _scaled(result, args[at], shown[at], changed, scale)
+
+    def __reduce__(self) -> Any:
+        """Pickled, a hook is what the script wrote."""
+        return copy.copy, (self.hook,)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> TrueGradients:
+        """A copied model's hook sees true gradients, too."""
+        return TrueGradients(copy.deepcopy(self.hook, memo), self.state, self.replaces)
+
+
+class TrueAccumulated(TrueGradients):
+    """A hook that runs after a gradient was added to a parameter, and looks at ``parameter.grad``."""
+
+    def __call__(self, parameter: Tensor) -> Any:
+        """Call the hook while ``parameter.grad`` carries no scale."""
+        state = self.state
+        if not state.computing_gradients:
+            return self.hook(parameter)
+        if parameter.grad is not None:
+            state.note_seen(parameter.grad)
+        if state.accumulated_are_true:
+            with state.script_code():
+                return self.hook(parameter)
+        scale = state.loss_scale
+        _multiply(parameter, 1.0 / scale)
+        try:
+            with state.script_code():
+                return self.hook(parameter)
+        finally:
+            _multiply(parameter, scale)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> TrueAccumulated:
+        """Likewise."""
+        return TrueAccumulated(copy.deepcopy(self.hook, memo), self.state)
+
+
+def replace_hooks(replace: Callable[..., None], state: PassState) -> None:
+    """Replace every function of torch by which a script registers a hook on gradients.
+
+    Args:
+        replace: Takes an owner, a name, what makes the replacement of the function that is there, and
+            how a class holds it, if not as a method.
+        state: The backward pass.
+    """
+    tensor, module, everywhere = torch.Tensor, torch.nn.Module, torch_modules
+    replace(tensor, "register_hook", _registering(state, 1, 0))
+    replace(tensor, "register_post_accumulate_grad_hook", _accumulating(state))
+    replace(torch.autograd.graph, "register_multi_grad_hook", _registering(state, 1, None))
+    for name in ("full_backward_hook", "full_backward_pre_hook", "backward_hook"):
+        replace(module, f"register_{name}", _registering(state, 1, 1))
+        replace(everywhere, f"register_module_{name}", _registering(state, 0, 1))
+    replace(torch.nn.parallel.DistributedDataParallel, "register_comm_hook", _reducing(state))
+    # ``Node.register_hook`` and ``register_prehook`` of every kind of node end here.
+    mixin, node = autograd_function._HookMixin, autograd_function.BackwardCFunction
+    replace(mixin, "_register_hook", _registering(state, 1, 0), staticmethod)
+    replace(node, "apply", _applying(state))
+    if "apply_boxed" in vars(node):
+        replace(node, "apply_boxed", _applying(state))
+    replace(node, "saved_tensors", _saving(state), property)
+
+
+def _registering(state: PassState, at: int, replaces: int | None) -> Any:
+    """For a registration whose argument ``at`` is a hook."""
+
+    def make(plain: Any) -> Any:
+        def call(*args: Any, **options: Any) -> Any:
+            if from_inside(2):
+                return plain(*args, **options)
+            if len(args) > at:
+                hook = TrueGradients(args[at], state, replaces)
+                return plain(*args[:at], hook, *args[at + 1 :], **options)
+            name = "fn" if "fn" in options else "hook"
+            options[name] = TrueGradients(options[name], state, replaces)
+            return plain(*args, **options)
+
+        return call
+
+    return make
+
+
+def _accumulating(state: PassState) -> Any:
+    def make(plain: Any) -> Any:
+        def call(tensor: Tensor, hook: Any) -> Any:
+            return plain(tensor, hook if from_inside(2) else TrueAccumulated(hook, state))
+
+        return call
+
+    return make
+
+
+def _reducing(state: PassState) -> Any:
+    """Refuse a DDP hook of the script's own: without the scale, sums in FP16 would underflow."""
+
+    def make(plain: Any) -> Any:
+        def call(model: Any, own_state: Any, hook: Any) -> Any:
+            if not _is_inside(str(getattr(hook, "__module__", ""))):
+                state.refuse(
+                    "it reduces gradients by a communication hook of its own, which would see the "
+                    "loss scale; use one of torch.distributed.algorithms.ddp_comm_hooks"
+                )
+            return plain(model, own_state, hook)
+
+        return call
+
+    return make
+
+
+def _applying(state: PassState) -> Any:
+    """An ``autograd.Function`` of the script sees true gradients in its backward pass."""
+
+    def make(plain: Any) -> Any:
+        def call(node: Any, *args: Any) -> Any:
+            if not state.computing_gradients or _is_inside(node._forward_cls.__module__):
+                return plain(node, *args)
+            return call_backward(plain, state, node, args)
+
+        return call
+
+    return make
+
+
+def _saving(state: PassState) -> Any:
+    """What such a function has saved is FP32 there, as its gradients are."""
+
+    def make(plain: Any) -> Any:
+        def saved_tensors(node: Any) -> Any:
+            found = plain.__get__(node)
+            return widened_low(found) if state.in_script_code else found
+
+        return saved_tensors
+
+    return make
+
+
+def call_backward(plain: Callable[..., Any], state: PassState, node: Any, args: Any) -> Any:
+    """Run the ``backward`` of a script's ``autograd.Function`` on true gradients.
+
+    One that runs under an autocast of its own (``custom_bwd``) keeps the scale: products inside it are
+    in half precision, where an unscaled gradient would underflow.
+
+    Args:
+        plain: torch's own call.
+        state: The backward pass.
+        node: The function's context.
+        args: Gradients of its outputs.
+    """
+    if getattr(node, "_fwd_used_autocast", False):
+        return plain(node, *args)
+    scale = state.loss_scale
+    shown = _shown(args, scale)
+    versions = [t._version for t in _tensors(shown)]
+    try:
+        with state.script_code():
+            result = plain(node, *shown)
+    except (RuntimeError, TypeError, ValueError, AssertionError):
+        if not any(t.dtype in _LOW for t in _tensors(args)):
+            raise
+        result = plain(node, *args)  # raises again, unless it was about the dtype
+        state.note_half_only(node._forward_cls.__qualname__)
+        return result
+    for gradient in _tensors(args):
+        state.note_seen(gradient)
+    handed = zip(_tensors(shown), _tensors(args), versions, strict=True)
+    given = {id(s): a for s, a, version in handed if s._version == version}
+    return _map(lambda r: given.get(id(r), r if scale == 1.0 else r * scale), result)
+
+
+def widened_low(value: Any) -> Any:
+    """Half-precision tensors of a tuple in FP32."""
+    return _map(lambda t: t.float() if t.dtype in _LOW else t, value)
+
+
+# -- tensors in tuples -----------------------------------------------------------------------------
+
+
+def _map(function: Callable[[Tensor], Any], value: Any) -> Any:
+    """Apply a function to every tensor of nested tuples and lists; all else stays."""
+    if isinstance(value, Tensor):
+        return function(value)
+    if type(value) in (tuple, list):
+        return type(value)(_map(function, v) for v in value)
+    return value
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    found: list[Tensor] = []
+    _map(found.append, value)
+    return found
+
+
+def _shown(args: Any, scale: float) -> Any:
+    """Gradients as a script may see them: FP32 at least, without the scale."""
+
+    def show(gradient: Tensor) -> Tensor:
+        if not (gradient.is_floating_point() or gradient.is_complex()):
+            return gradient
+        wide = gradient.float() if gradient.dtype in _LOW else gradient
+        return wide if scale == 1.0 else wide / scale
+
+    return _map(show, args)
+
+
+def _scaled(result: Any, original: Any, shown: Any, changed: list[Tensor], scale: float) -> Any:
+    """What a hook returned, at the scale and in the dtype of what it replaces."""
+    if isinstance(result, Tensor):
+        if isinstance(original, (tuple, list)):  # a hook may return the only one without its tuple
+            original = next(iter(original), None)
+            shown = next(iter(shown), None)
+        if result is shown and not any(result is c for c in changed):
+            return original
+        wide = result if scale == 1.0 else result * scale
+        return wide.to(original.dtype) if isinstance(original, Tensor) else wide
+    if isinstance(result, (tuple, list)):
+        alike = isinstance(original, (tuple, list)) and len(original) == len(result)
+        pairs = zip(original, shown, strict=True) if alike else [(None, None)] * len(result)
+        return type(result)(
+            _scaled(r, o, s, changed, scale) for r, (o, s) in zip(result, pairs, strict=True)
+        )
+    return result
+
+
+@torch.no_grad()
+def _multiply(parameter: Tensor, factor: float) -> None:
+    if parameter.grad is not None and factor != 1.0:
+        parameter.grad.mul_(factor)
+
+
+# -- who calls -------------------------------------------------------------------------------------
+
+
+def from_inside(depth: int) -> bool:
+    """Whether torch or this package makes a call; ``torch.cuda.amp.autocast`` counts as the script's."""
+    frame = sys._getframe(depth)
+    while str(frame.f_globals.get("__name__", "")).endswith(".amp.autocast_mode"):
+        if frame.f_back is None:
+            return False
+        frame = frame.f_back
+    return _is_inside(str(frame.f_globals.get("__name__", "")))
+
+
+def _is_inside(module: str) -> bool:
+    return module.partition(".")[0] in _INSIDE

@@ -1,0 +1,144 @@
+"""Products that a script computes with a model's parameters outside a call of the model.
+
+``model.forward(x)``, another method, or ``F.linear(x, model.weight)`` pass no hook of a module. A mode
+of ``torch.overrides`` sees them: a product is cast where one of its operands is a parameter (or a view
+of one), or where the code of a model computes it. Inside a call of a model the mode is off, for
+autocast is on there.
+"""
+
+from __future__ import annotations
+
+import sys
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+import torch
+from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
+from torch.utils._device import DeviceContext
+
+from mpdiag.numerics.autocast_lists import LOW
+from mpdiag.tracing.dispatch import is_traced
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from types import FrameType
+
+    from torch import nn
+
+_PRODUCTS = (LOW - {"convolution"}) | {
+    "__matmul__", "__rmatmul__", "multi_head_attention_forward", "bilinear", "tensordot",
+}  # fmt: skip
+_FRAMES = 24  # how far up a model's method is looked for
+
+
+class ProductHandler(Protocol):
+    """Casts products of known models."""
+
+    def owner(self, parameter: torch.Tensor) -> nn.Module | None:
+        """The module that holds a parameter of a known model."""
+
+    def met(self, parameter: torch.Tensor) -> None:
+        """A parameter of no known model is computed with."""
+
+    def is_known(self, module: nn.Module) -> bool:
+        """Whether a module belongs to a known model."""
+
+    def compute(
+        self, module: nn.Module, function: Callable[..., Any], args: Any, kwargs: Any
+    ) -> Any:
+        """Compute a product of this module, cast by the plan."""
+
+
+class ParameterOperations(TorchFunctionMode):
+    """Shows the products of known models to a handler; on from ``attach`` to ``detach``."""
+
+    def __init__(self, handler: ProductHandler) -> None:
+        super().__init__()
+        self._handler = handler
+        self._looking = True
+
+    def attach(self) -> None:
+        """Look at this thread's functions, below every mode that the script leaves later.
+
+        Default devices are modes, too, which torch keeps at the bottom.
+        """
+        stack = [torch._C._get_function_stack_at(i) for i in range(_depth())]
+        if any(mode is self for mode in stack):
+            return
+        above = []
+        while _depth() and not isinstance(_topmost(), DeviceContext):
+            above.append(_pop_mode())
+        for mode in (self, *reversed(above)):
+            _push_mode(mode)
+
+    def detach(self) -> None:
+        """Take the mode off this thread's stack, wherever it lies."""
+        above = []
+        while _depth():
+            mode = _pop_mode()
+            if mode is self:
+                break
+            above.append(mode)
+        for mode in reversed(above):
+            _push_mode(mode)
+
+    @contextmanager
+    def off(self) -> Iterator[None]:
+        """Look at nothing here, at no cost where the mode is the topmost one."""
+        on_top = _depth() > 0 and _topmost() is self
+        before, self._looking = self._looking, False
+        if on_top:
+            _pop_mode()
+        try:
+            yield
+        finally:
+            self._looking = before
+            if on_top:
+                _push_mode(self)
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Cast a product of a known model; call all else as it is."""
+        kwargs = kwargs or {}
+        product = self._looking and getattr(func, "__name__", "") in _PRODUCTS
+        if product and "out" not in kwargs and not is_traced():
+            module = self._module(args, kwargs)
+            if module is not None:
+                return self._handler.compute(module, func, args, kwargs)
+        return func(*args, **kwargs)
+
+    def _module(self, args: Any, kwargs: Mapping[str, Any]) -> nn.Module | None:
+        """The module a product belongs to: that of its parameter, or the one whose code it is."""
+        for value in (*args, *kwargs.values()):
+            for tensor in value if type(value) in (tuple, list) else (value,):
+                if not isinstance(tensor, torch.Tensor):
+                    continue
+                held = tensor if tensor._base is None else tensor._base
+                if isinstance(held, torch.nn.Parameter) and self._handler.owner(held) is None:
+                    self._handler.met(held)
+                module = self._handler.owner(held)
+                if module is not None:
+                    return module
+        return self._calling_module()
+
+    def _calling_module(self) -> nn.Module | None:
+        """The known model whose method calls a product, if one does."""
+        frame: FrameType | None = sys._getframe(3)
+        for _ in range(_FRAMES):
+            if frame is None:
+                return None
+            if frame.f_code.co_varnames[:1] == ("self",):
+                first: Any = frame.f_locals.get("self")
+                if issubclass(type(first), torch.nn.Module) and self._handler.is_known(first):
+                    return cast("nn.Module", first)
+            frame = frame.f_back
+        return None
+
+
+def _depth() -> int:
+    return int(torch._C._len_torch_function_stack())
+
+
+def _topmost() -> Any:
+    return torch._C._get_function_stack_at(_depth() - 1)

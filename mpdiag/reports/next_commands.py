@@ -1,0 +1,210 @@
+"""The command to run next, as words: each is named only where it can succeed.
+
+``terminal.name_next`` prints them; no words, no line. Whatever a next command needs (a recording with
+rows, a script that is still there, an optional package) is looked up here, before it is named.
+"""
+
+from __future__ import annotations
+
+import shutil
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mpdiag.errors import MpdiagError
+from mpdiag.files.paths import is_remote
+from mpdiag.installation.extras import EXTRAS
+from mpdiag.numerics.formats import BF16, TRAINABLE
+from mpdiag.runs.reader import rows_in
+from mpdiag.runs.run import META, Run, list_runs, open_run
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from mpdiag.analysis.analyzer import Analysis
+    from mpdiag.exports.export import Export
+    from mpdiag.files.paths import AnyPath
+    from mpdiag.plan import PrecisionPlan
+    from mpdiag.runs.run import Listing
+
+Words = tuple[object, ...]
+NOTHING: Words = ()
+DOCTOR: Words = ("mpdiag", "doctor")
+PLAN = "plan.json"
+_ENDINGS = {"python": "py", "json": "json", "shell": "sh", "prototxt": "prototxt", "lua": "lua"}
+
+
+def try_it() -> Words:
+    """The demo; a workload without pictures where their package is missing."""
+    return ("mpdiag", "demo", *(("gpt",) if EXTRAS["demo"].missing() else ()))
+
+
+def look_at(folder: AnyPath) -> Words:
+    """A folder of runs, or one run, in the dashboard; as a list where that cannot be shown."""
+    if is_remote(folder) or EXTRAS["app"].missing():
+        return ("mpdiag", "runs", folder) if _holds_runs(folder) else NOTHING
+    return ("mpdiag", "dashboard", folder) if folder.is_dir() else NOTHING
+
+
+def look_beside(run: AnyPath) -> Words:
+    """A run among those beside it, wherever it lies."""
+    if not is_remote(run) and run.resolve() == Path.cwd().resolve():
+        return look_at(run)
+    return look_at(run if _holds_runs(run) else run.parent)
+
+
+def analyze_it(run: AnyPath, plan: str | None = PLAN) -> Words:
+    """The analysis of a recording, if any step was recorded."""
+    words = ("mpdiag", "analyze", run, *(("-o", plan) if plan else ()))
+    return words if _has_rows(run) else NOTHING
+
+
+def after_listing(found: Iterable[Listing]) -> Words:
+    """The analysis of the newest recording; for trainings alone the dashboard."""
+    items = [item for item in found if item.run is not None]
+    recorded = next((item.folder for item in items if _has_rows(item.folder)), None)
+    if recorded is not None:
+        return ("mpdiag", "analyze", recorded)
+    return look_at(items[0].folder.parent) if items else try_it()
+
+
+def train_by(plan: PrecisionPlan, path: AnyPath, run: Run | None) -> Words:
+    """The training of the recorded script by a plan, if it can be called from here.
+
+    Args:
+        plan: The plan.
+        path: Its file.
+        run: The recording, which knows its script.
+    """
+    words = run.script_words if run is not None else ()
+    if plan.target not in {fmt.name for fmt in TRAINABLE} or not words:
+        return NOTHING
+    if words[0] == "-m":
+        there = _module_is_there(words[1]) if len(words) > 1 else False
+    else:
+        there = Path(words[0]).exists()
+    return ("mpdiag", "train", "--plan", path, "--", *words) if there else NOTHING
+
+
+def after_check(run: AnyPath, against: Path, target: str, *, trained: bool) -> Words:
+    """A new plan in place of one that no longer holds.
+
+    Args:
+        run: The recording.
+        against: The plan, or the run folder it lies in.
+        target: Its format.
+        trained: Whether a run was trained by that very file, so that another place is needed.
+    """
+    file = against / PLAN if against.is_dir() else against
+    place = Path(PLAN) if trained else file
+    return ("mpdiag", "analyze", run, "--target", target, "-o", place)
+
+
+def after_export(plan: PrecisionPlan, path: Path, output: Path | None, written: Export) -> Words:
+    """The training by the exported plan; where its script is unknown, the file of the export."""
+    folder = path if path.is_dir() else path.parent
+    run = None
+    if (folder / META).is_file():
+        try:
+            run = open_run(folder)
+        except MpdiagError:
+            run = None
+    train = train_by(plan, path, run)
+    if train or output is not None:
+        return train or DOCTOR
+    name = f"{written.framework}.{_ENDINGS[written.language]}"
+    return ("mpdiag", "export", path, "--to", written.framework, "-o", name)
+
+
+def after_profile(path: str, against: Path | None) -> Words:
+    """The report of a trace; what came through a pipe is gone."""
+    earlier = () if against is None else ("--against", against)
+    return ("mpdiag", "report", path, *earlier) if Path(path).is_file() else NOTHING
+
+
+def after_search(answer: str, again: Words, folder: AnyPath) -> Words:
+    """What a search leads to.
+
+    Args:
+        answer: Of ``SearchResult``.
+        again: The words of the same search.
+        folder: Where it lies, with its plan.
+    """
+    if answer == "unfinished":
+        return again
+    if answer == "impossible":
+        words = ("mpdiag", "analyze", folder, "--target", BF16.name)
+        return words if _has_rows(folder) else NOTHING
+    return ("mpdiag", "export", folder / PLAN, "--to", "torch")
+
+
+def after_table(folder: Path, workload: str | None, again: Words) -> Words:
+    """The comparison of a table's first row; where there is no row yet, its trainings.
+
+    Args:
+        folder: Where the trainings are kept.
+        workload: Of the first row, None without one.
+        again: The words that train what is missing.
+    """
+    if workload is None:
+        return again
+    ways = [folder / workload / way for way in ("fp16-plan", "fp16-no-scale", "bf16")]
+    found = (compare_them(folder / workload / "fp32", way) for way in ways)
+    return next(filter(None, found), look_at(folder / workload / "fp32"))
+
+
+def after_layer(analysis: Analysis, run: AnyPath) -> Words:
+    """The replay of a scaler, where the run holds gradients for it."""
+    kinds = set(analysis.layers.kinds.tolist())
+    return ("mpdiag", "replay", run) if kinds & {"activation_grad", "weight_grad"} else NOTHING
+
+
+def after_skip(capsule: Path) -> Words:
+    """The run that a skipped step belongs to."""
+    near = capsule.parents[:3]
+    run = next((folder for folder in near if (folder / META).is_file()), None)
+    return NOTHING if run is None else look_beside(run)
+
+
+def after_board(kind: str, where: str) -> Words:
+    """TensorBoard's own command, if its program is there; W&B is looked at in a browser."""
+    if kind != "tensorboard" or shutil.which("tensorboard") is None:
+        return NOTHING
+    return ("tensorboard", "--logdir", where)
+
+
+def compare_them(a: AnyPath, b: AnyPath) -> Words:
+    """The comparison of two trainings, or folders of them, if both hold a log."""
+    return ("mpdiag", "compare", a, b) if _logged(a) and _logged(b) else NOTHING
+
+
+def _module_is_there(name: str) -> bool:
+    """Whether ``python -m name`` finds something; its package is not run."""
+    top = name.partition(".")[0]
+    here = Path.cwd()
+    return (here / top).is_dir() or (here / f"{top}.py").is_file() or find_spec(top) is not None
+
+
+def _has_rows(folder: AnyPath) -> bool:
+    try:
+        return any(map(rows_in, open_run(folder).parts()))
+    except (MpdiagError, OSError):
+        return False
+
+
+def _holds_runs(folder: AnyPath) -> bool:
+    try:
+        return bool(list_runs(folder))
+    except (MpdiagError, OSError):
+        return False
+
+
+def _logged(folder: AnyPath) -> bool:
+    from mpdiag.runs.training_log import FILE, read_log
+
+    try:
+        runs = [folder] if (folder / META).is_file() else [r.folder for r in list_runs(folder)]
+        logs = [read_log(run) for run in runs if (run / FILE).is_file()]
+    except (MpdiagError, OSError):
+        return False
+    return any(log.steps or log.metrics for log in logs)

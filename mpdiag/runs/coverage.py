@@ -1,0 +1,103 @@
+"""How much of a model a recording saw: shares of its parameters, gradients and modules.
+
+A statement about a training rests on the tensors that were counted. These figures say how many of
+all there are: counted in elements for parameters and their gradients, in modules for the gradients
+of activations.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from mpdiag.runs.run import Run
+
+FROZEN = "frozen: it has neither gradient nor update"
+"""Why a parameter that needs no gradient has none."""
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """What of a model was seen in recorded steps.
+
+    Attributes:
+        parameters: Elements of all parameters.
+        parameters_seen: Of these, elements of parameters whose values were counted.
+        gradients: Elements of the parameters that are trained, each of which has a gradient.
+        gradients_seen: Of these, elements of parameters whose gradient was counted.
+        modules: Modules of the models.
+        modules_seen: Of these, those with a counted activation or gradient.
+        activation_gradients: Modules with a counted activation.
+        activation_gradients_seen: Of these, those whose output's gradient was counted, too.
+    """
+
+    parameters: int
+    parameters_seen: int
+    gradients: int
+    gradients_seen: int
+    modules: int
+    modules_seen: int
+    activation_gradients: int
+    activation_gradients_seen: int
+
+    @property
+    def parameters_unseen(self) -> float:
+        """Share of the parameters' elements that were never counted, 0 to 1."""
+        return _unseen(self.parameters_seen, self.parameters)
+
+    @property
+    def gradients_unseen(self) -> float:
+        """Share of the trained elements whose gradient was never counted, 0 to 1."""
+        return _unseen(self.gradients_seen, self.gradients)
+
+    @property
+    def activation_gradients_unseen(self) -> float:
+        """Share of the modules with an activation whose output's gradient was never counted."""
+        return _unseen(self.activation_gradients_seen, self.activation_gradients)
+
+
+def coverage_of(run: Run) -> Coverage | None:
+    """What a recording saw; None if it does not say.
+
+    Recordings say it in ``meta.json``. Of an earlier one it is worked out from its table of modules,
+    which lacks what ``include`` and ``exclude`` left out.
+    """
+    stated = (run.meta.get("coverage") or {}).get("seen")
+    names = tuple(Coverage.__annotations__)
+    if stated is not None and all(type(stated.get(name)) is int for name in names):
+        return Coverage(**{name: stated[name] for name in names})
+    return _from_table(run.modules(), (run.meta.get("coverage") or {}).get("not_recorded") or [])
+
+
+def _from_table(
+    rows: Iterable[Mapping[str, Any]], not_recorded: Iterable[Mapping[str, Any]]
+) -> Coverage | None:
+    rows = list(rows)
+    if not rows:
+        return None
+    parameters = [r for r in rows if r["what"] == "parameter"]
+    modules = [r for r in rows if r["what"] == "module"]
+    trained = [r for r in parameters if r["reason"] != FROZEN]
+    seen = [r for r in modules if r["recorded"]]
+    without = {i.get("name") for i in not_recorded if i.get("what") == "activation_grad"}
+    return Coverage(
+        parameters=_elements(parameters),
+        parameters_seen=_elements(r for r in parameters if r["recorded"]),
+        gradients=_elements(trained),
+        gradients_seen=_elements(r for r in trained if not r["reason"]),
+        modules=len(modules),
+        modules_seen=len(seen),
+        activation_gradients=len(seen),
+        activation_gradients_seen=sum(r["name"] not in without for r in seen),
+    )
+
+
+def _elements(rows: Iterable[Mapping[str, Any]]) -> int:
+    return sum(int(r["numel"] or 0) for r in rows)
+
+
+def _unseen(seen: int, of: int) -> float:
+    return 1.0 - seen / of if of else 0.0

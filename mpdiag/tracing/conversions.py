@@ -1,0 +1,339 @@
+"""Dtypes that a training asks of one tensor and gives to another.
+
+A recording is in FP32, where ``p.to(z.dtype)`` and ``x.float()`` do nothing: no operation runs. In
+mixed precision the first makes ``p`` as narrow as ``z``, and the second keeps ``x`` wide. This mode sees
+both where they are written, and finds whose dtype was asked for.
+"""
+
+from __future__ import annotations
+
+import ast
+import linecache
+import os
+import re
+import sys
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from mpdiag.tracing.dispatch import in_backward, is_traced
+
+if TYPE_CHECKING:
+    from types import CodeType, FrameType
+
+Argument = Literal["float32", "attribute", "name", "other"]
+"""How a dtype is written: ``torch.float32``, ``z.dtype``, a variable, anything else."""
+
+_DTYPE = torch.Tensor.dtype
+_TORCH = os.path.dirname(torch.__file__) + os.sep  # noqa: PTH120 - compared with co_filename
+_MODULES = os.path.join(_TORCH, "nn", "modules")  # noqa: PTH118
+_TO = frozenset({"to", "type"})
+_CALLERS = 3
+_ASKED = 256
+
+
+class Listener(Protocol):
+    """Is told of conversions."""
+
+    def asked(self, tensor: torch.Tensor) -> int:
+        """The number of a tensor whose dtype is asked for."""
+
+    def mark(self) -> int:
+        """How many operations have run; negative where nobody is to be told."""
+
+    def converted(
+        self, tensor: torch.Tensor, follows: int | None, since: int, frame: FrameType
+    ) -> None:
+        """A tensor was given the dtype of another, or FP32 whatever the others are (None).
+
+        Args:
+            tensor: The result.
+            follows: Number of the other tensor.
+            since: How many operations had run before the call.
+            frame: Of the code that called.
+        """
+
+
+class Conversions(TorchFunctionMode):
+    """Watches conversions, and the composite function being called, of one thread.
+
+    Attributes:
+        on: Whether the listener is told.
+        function: Name of the outermost torch function being called.
+        compiled: How many graphs had been compiled when it was made.
+    """
+
+    def __init__(self, listener: Listener) -> None:
+        super().__init__()
+        self.on = False
+        self.function = ""
+        self.compiled = _compiled()
+        self._listener = listener
+        self._asked: dict[int, tuple[CodeType, int, int]] = {}
+
+    def restart(self) -> None:
+        """Forget whose dtypes were asked for."""
+        self._asked.clear()
+        self.function = ""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
+    ) -> Any:
+        """See ``TorchFunctionMode``; what it returns is what the function returns."""
+        kwargs = kwargs or {}
+        if not self.on or is_traced() or in_backward():
+            return func(*args, **kwargs)
+        since = self._listener.mark()
+        if since < 0:
+            return func(*args, **kwargs)
+        if getattr(func, "__self__", None) is _DTYPE:
+            result = func(*args, **kwargs)
+            if result is torch.float32:
+                self._note(args[0], _caller(sys._getframe(1)))
+            return result
+        name = str(getattr(func, "__name__", ""))
+        frame = _caller(sys._getframe(1))
+        wanted = self._wanted(name, args, kwargs, frame)
+        before, self.function = self.function, name
+        try:
+            result = func(*args, **kwargs)
+        finally:
+            self.function = before
+        if wanted and isinstance(result, torch.Tensor) and result.dtype is torch.float32:
+            self._listener.converted(result, wanted[0], since, frame)
+        return result
+
+    def _note(self, tensor: torch.Tensor, frame: FrameType) -> None:
+        if len(self._asked) >= _ASKED:
+            self._asked.clear()
+        number = self._listener.asked(tensor)
+        self._asked[id(frame)] = frame.f_code, frame.f_lineno, number
+
+    def _wanted(
+        self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType
+    ) -> tuple[int | None] | None:
+        """Which dtype a call asks for: (a tensor's number,) or (None,) for FP32; None if none."""
+        if name == "float":
+            return (None,)
+        other = args[1] if len(args) > 1 else kwargs.get("other")
+        if name == "type_as" or (name == "to" and isinstance(other, torch.Tensor)):
+            if isinstance(other, torch.Tensor) and other.dtype is torch.float32:
+                return (self._listener.asked(other),)
+            return None
+        given = [kwargs.get("dtype"), *(args[1:] if name in _TO else ())]
+        if not any(g is torch.float32 for g in given):
+            return None
+        how = written_as(frame.f_code, frame.f_lasti, frame.f_lineno)
+        if how == "float32":
+            return (None,)
+        number = self._number(how, frame)
+        return None if number is None else (number,)
+
+    def _number(self, how: Argument, frame: FrameType) -> int | None:
+        """Whose dtype it is: asked for on this line, or before by this function or its callers."""
+        here: FrameType | None = frame
+        for depth in range(_CALLERS):
+            if here is None:
+                return None
+            code, line, number = self._asked.get(id(here), (None, 0, 0))
+            if code is here.f_code:
+                same = abs(line - here.f_lineno) <= 2
+                return number if how == "name" or (depth == 0 and same) else None
+            if how != "name":
+                return None
+            here = here.f_back
+        return None
+
+
+def _caller(frame: FrameType) -> FrameType:
+    """The frame that called a function of torch, some of which are written in Python."""
+    here: FrameType | None = frame
+    while here is not None:
+        file = here.f_code.co_filename
+        if not file.startswith(_TORCH) or file.startswith(_MODULES):
+            return here
+        here = here.f_back
+    return frame
+
+
+@lru_cache(maxsize=4096)
+def written_as(code: CodeType, instruction: int, line: int) -> Argument:
+    """How the call at an instruction writes the dtype that it passes."""
+    call = _call(code, instruction)
+    if call is None:
+        text = linecache.getline(code.co_filename, line)
+        if re.search(r"\w\.dtype\b", text):
+            return "attribute"
+        return "float32" if re.search(r"float32|torch\.float\b", text) else "name"
+    found: list[Argument] = [
+        _kind(node)
+        for node in [*call.args, *(k.value for k in call.keywords if k.arg in ("dtype", None))]
+    ]
+    return next((kind for kind in found if kind in ("float32", "attribute")), _last(found))
+
+
+def _last(found: list[Argument]) -> Argument:
+    return "name" if "name" in found else "other"
+
+
+def _kind(node: ast.expr) -> Argument:
+    if isinstance(node, ast.Attribute):
+        if node.attr in ("float32", "float"):
+            return "float32"
+        return "attribute" if node.attr == "dtype" else "other"
+    return "name" if isinstance(node, ast.Name) else "other"
+
+
+@lru_cache(maxsize=4096)
+def _call(code: CodeType, instruction: int) -> ast.Call | None:
+    """The syntax of a call; None where this Python does not say where it stands (before 3.11)."""
+    positions = getattr(code, "co_positions", None)
+    if positions is None:
+        return None
+    line, last, first_column, last_column = list(positions())[instruction // 2]
+    if line is None or last is None:
+        return None
+    calls = (
+        node
+        for statement in _statements(code.co_filename)
+        if statement.lineno <= line and last <= (statement.end_lineno or 0)
+        for node in ast.walk(statement)
+        if isinstance(node, ast.Call)
+    )
+    wanted = (line, last, first_column, last_column)
+    return next((c for c in calls if _place(c) == wanted), None)
+
+
+def _place(node: ast.expr) -> tuple[int, int | None, int, int | None]:
+    return node.lineno, node.end_lineno, node.col_offset, node.end_col_offset
+
+
+# -- which of two names of one tensor is meant -----------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Alias:
+    """A conversion that changed nothing: its result is the very tensor that was converted.
+
+    ``h = x.float()`` makes ``h`` another tensor in mixed precision, and ``x`` stays what it was. In
+    FP32 both are one object, so it is the code that tells which is meant.
+
+    Attributes:
+        code, frame: The function and its call (an ``id``) that converted.
+        lines: First and last line of the statement.
+        source, target: Names of what was converted, and of what was assigned; empty where there is none.
+        leaves: The statement returns the result.
+        temporary: What was converted has no name: it is the result of an expression.
+    """
+
+    code: CodeType
+    frame: int
+    lines: tuple[int, int]
+    source: str
+    target: str
+    leaves: bool
+    temporary: bool = False
+
+    def means_converted(self, reader: FrameType | None) -> bool:
+        """Whether code that reads the tensor now means the converted one.
+
+        Args:
+            reader: The frame that reads it.
+        """
+        if self.temporary or (self.target and self.target == self.source):
+            return True
+        while reader is not None and (id(reader) != self.frame or reader.f_code is not self.code):
+            reader = reader.f_back
+        if reader is None:  # the function has returned
+            return bool(self.target) or self.leaves
+        if self.lines[0] <= reader.f_lineno <= self.lines[1]:
+            return True
+        if not self.target:
+            return False
+        text = _text(self.code.co_filename, statement_at(self.code.co_filename, reader.f_lineno)[0])
+        has = {n: re.search(rf"\b{re.escape(n)}\b", text) for n in (self.source, self.target) if n}
+        return bool(has[self.target]) or not has.get(self.source)
+
+
+def alias_at(frame: FrameType) -> Alias:
+    """The alias that a conversion called by a frame makes."""
+    lines, statement = statement_at(frame.f_code.co_filename, frame.f_lineno)
+    call = _call(frame.f_code, frame.f_lasti)
+    value = getattr(statement, "value", None)
+    if call is None and isinstance(value, ast.Call):
+        call = value
+    of = call.func.value if call is not None and isinstance(call.func, ast.Attribute) else None
+    source = of.id if isinstance(of, ast.Name) else ""
+    target = ""
+    if isinstance(statement, ast.Assign) and len(statement.targets) == 1 and value is call:
+        to = statement.targets[0]
+        target = to.id if isinstance(to, ast.Name) and source else ""
+    return Alias(
+        code=frame.f_code,
+        frame=id(frame),
+        lines=lines,
+        source=source,
+        target=target,
+        leaves=isinstance(statement, ast.Return),
+        temporary=isinstance(of, (ast.Call, ast.BinOp)),
+    )
+
+
+def statement_at(file: str, line: int) -> tuple[tuple[int, int], ast.stmt | None]:
+    """First and last line of the innermost statement that stands on a line, and the statement."""
+    around = [s for s in _statements(file) if s.lineno <= line <= (s.end_lineno or s.lineno)]
+    if not around:
+        return (line, line), None
+    inner = max(around, key=lambda s: (s.lineno, -(s.end_lineno or s.lineno)))
+    if hasattr(inner, "body"):  # the head of a loop or a condition
+        return (line, line), None
+    return (inner.lineno, inner.end_lineno or inner.lineno), inner
+
+
+@lru_cache(maxsize=64)
+def _statements(file: str) -> list[ast.stmt]:
+    try:
+        tree = ast.parse("".join(linecache.getlines(file)))
+    except (SyntaxError, ValueError):
+        return []
+    return [node for node in ast.walk(tree) if isinstance(node, ast.stmt)]
+
+
+def _text(file: str, lines: tuple[int, int]) -> str:
+    return "".join(linecache.getline(file, n) for n in range(lines[0], lines[1] + 1))
+
+
+# -- the stack of modes ----------------------------------------------------------------------------
+
+
+def _compiled() -> int:
+    """How many graphs torch.compile has made in this process."""
+    dynamo = sys.modules.get("torch._dynamo.utils")
+    return 0 if dynamo is None else int(dynamo.counters["stats"].get("unique_graphs", 0))
+
+
+def push_lowest(mode: Conversions) -> None:
+    """Put a mode under all others of this thread; those can be left as if it were not there.
+
+    Where something was compiled meanwhile, it stays off: for a mode, a function is compiled again.
+    """
+    if _compiled() > mode.compiled:
+        return
+    above = [torch._C._pop_torch_function_stack() for _ in range(_depth())][::-1]
+    for one in (*([] if mode in above else [mode]), *above):
+        torch._C._push_on_torch_function_stack(one)
+
+
+def take_off(mode: TorchFunctionMode) -> None:
+    """Take a mode off this thread's stack, wherever it lies."""
+    above = [torch._C._pop_torch_function_stack() for _ in range(_depth())][::-1]
+    for one in above:
+        if one is not mode:
+            torch._C._push_on_torch_function_stack(one)
+
+
+def _depth() -> int:
+    return int(torch._C._len_torch_function_stack())

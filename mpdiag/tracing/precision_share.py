@@ -1,0 +1,245 @@
+"""Which share of a training's FLOPs ran in half precision, counted on a few steps.
+
+A dispatch mode sees matrix products, convolutions, attention and recurrent layers with the tensors
+they are given, in forward passes with gradients and in backward passes; torch's own formulas
+(``torch.utils.flop_counter``) turn shapes into FLOPs. It looks at every operation, which costs a few
+microseconds each, so it is at work in the first steps and then in one step of each octave.
+"""
+
+from __future__ import annotations
+
+import zlib
+from contextlib import ExitStack, contextmanager
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+
+from mpdiag.tracing.dispatch import in_backward, push_lowest, take_off, tensors_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+DENSE = 8
+"""Every one of the first steps is counted."""
+_LOW = (torch.float16, torch.bfloat16)
+_SKIPPED = torch._C._disabled_torch_dispatch_impl
+
+
+def is_counted(step: int) -> bool:
+    """Whether a step is counted: the first few, then one of each octave, at no fixed offset."""
+    if step < DENSE:
+        return True
+    start = 1 << (step.bit_length() - 1)
+    return step == start + zlib.crc32(str(start).encode()) % start
+
+
+class PrecisionShare:
+    """Counts products, their FLOPs, and those of them in half precision.
+
+    Attributes:
+        flops, low_flops: FLOPs of all products, and of those in half precision.
+        products, low_products: How many of them.
+        steps: The steps that were counted.
+        unknown: Why nothing is known; empty where something is.
+
+    Args:
+        everywhere: Count all operations of the thread that trains, rather than those in the contexts
+            of ``counting`` alone.
+        unknown: See above; if given, nothing is counted.
+    """
+
+    def __init__(self, *, everywhere: bool = False, unknown: str = "") -> None:
+        self.flops = self.low_flops = self.products = self.low_products = 0
+        self.steps: list[int] = []
+        self.unknown = unknown
+        self._step = 0
+        self._busy = False
+        self._everywhere = _Counting(self) if everywhere else None
+        self._active = False
+
+    @property
+    def share(self) -> float | None:
+        """Share of FLOPs in half precision, 0 to 1; None where it is not known."""
+        return None if self.unknown or not self.flops else self.low_flops / self.flops
+
+    @property
+    def percent(self) -> str:
+        """The share as a person reads it; never 0 or 100 where it is not."""
+        share = self.share or 0.0
+        if 0 < share < 0.001:
+            return "less than 0.1 %"
+        return "more than 99.9 %" if 0.999 < share < 1 else f"{100 * share:.3g} %"
+
+    @property
+    def message(self) -> str:
+        """What was counted, or why nothing is known."""
+        if self.share is None:
+            why = self.unknown or "no matrix product or convolution ran"
+            return f"the share of FLOPs in half precision is not known: {why}"
+        return (
+            f"{self.percent} of FLOPs in half precision ({self.low_products} of {self.products} "
+            f"products, counted in {len(self.steps)} steps)"
+        )
+
+    def begin(self) -> None:
+        """Training begins; a second call does nothing."""
+        if not self._active and not self._step:
+            self._switch()
+
+    def step_ended(self) -> None:
+        """A step is over: count the next one, if it is its turn."""
+        if self._active:
+            self.steps.append(self._step)
+        self._step += 1
+        if self._active or is_counted(self._step):
+            self._switch()
+
+    def stop(self, unknown: str = "") -> None:
+        """Count no more.
+
+        Args:
+            unknown: Why what was counted says nothing.
+        """
+        self.unknown = self.unknown or unknown
+        self._step = -1
+        if self._active:
+            self._active = False
+            if self._everywhere is not None:
+                take_off(self._everywhere)
+
+    def _switch(self) -> None:
+        wanted = not self.unknown and self._step >= 0 and is_counted(self._step)
+        if wanted == self._active:
+            return
+        self._active = wanted
+        if self._everywhere is None:
+            return
+        if not wanted:
+            take_off(self._everywhere)
+        elif not push_lowest(self._everywhere):
+            self.stop("the script traces its steps, which shows no operations")
+
+    @contextmanager
+    def counting(self) -> Iterator[None]:
+        """Count what runs here, above every other mode: before emulation widens it."""
+        with ExitStack() as stack:
+            if self._active:
+                stack.enter_context(_Counting(self))
+            yield
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Count nothing here: updates of weights, and what is run again for a diagnosis."""
+        before, self._busy = self._busy, True
+        try:
+            yield
+        finally:
+            self._busy = before
+
+    def run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Run an operation, and count it if it is a product of this training."""
+        formula = _formulas().get(func.overloadpacket.__name__)
+        trained = torch.is_grad_enabled() or in_backward()
+        if formula is None or self._busy or not trained:
+            return func(*args, **kwargs)
+        with self.paused():  # the same product is seen again below emulation
+            result = func(*args, **kwargs)
+        try:
+            flops = int(formula(*args, **kwargs, out_val=result))
+        except Exception as error:  # noqa: BLE001 - a count must never end a training
+            self.unknown = f"no FLOPs are known of {func} ({type(error).__name__})"
+            return result
+        low = any(t.dtype in _LOW for t in tensors_of((args, kwargs)))
+        self.flops += flops
+        self.products += 1
+        self.low_flops += flops if low else 0
+        self.low_products += low
+        return result
+
+    def note_low(self, products: int, flops: int) -> None:
+        """Count products in half precision that no mode has seen."""
+        if not self._busy:
+            self.products += products
+            self.low_products += products
+            self.flops += flops
+            self.low_flops += flops
+
+    def to_json(self) -> dict[str, Any]:
+        """The closing record of ``training.jsonl``."""
+        return {
+            "half_precision_flops": self.share,
+            "products": self.products,
+            "half_precision_products": self.low_products,
+            "counted_steps": list(self.steps),
+            "not_counted_because": self.unknown,
+            "message": self.message,
+        }
+
+
+class _Counting(TorchDispatchMode):
+    """Shows each operation of a thread to a share."""
+
+    def __init__(self, share: PrecisionShare) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.share = share
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Count one operation; one of a tensor subclass is seen again as what it is made of."""
+        kwargs = kwargs or {}
+        others = [t.__name__ for t in types if t.__torch_dispatch__ is not _SKIPPED]
+        if others and ("FakeTensor" in others or not is_product(func)):
+            return func(*args, **kwargs)  # shapes alone, or nothing to count
+        if others:
+            return NotImplemented
+        return self.share.run(func, args, kwargs)
+
+
+def note_low_products(products: int, flops: int) -> None:
+    """An emulated function has computed products in half precision, with all modes suspended."""
+    modes = _get_current_dispatch_mode_stack()
+    for share in {mode.share for mode in modes if isinstance(mode, _Counting)}:
+        share.note_low(products, flops)
+
+
+def is_product(func: Any) -> bool:
+    """Whether an operation is counted."""
+    return func.overloadpacket.__name__ in _formulas()
+
+
+@cache
+def _formulas() -> dict[str, Callable[..., Any]]:
+    """FLOPs by the name of an operation: torch's formulas, and those it lacks."""
+    from torch.utils.flop_counter import flop_registry, sdpa_backward_flop, sdpa_flop
+
+    known = {
+        packet.__name__: f for packet, f in flop_registry.items() if hasattr(packet, "__name__")
+    }
+    cpu = "_scaled_dot_product_flash_attention_for_cpu"
+    own: dict[str, Callable[..., Any]] = {
+        cpu: sdpa_flop,
+        f"{cpu}_backward": sdpa_backward_flop,
+        "mv": _vector_product,
+        "addmv": lambda _added, *rest, **options: _vector_product(*rest, **options),
+    }
+    for name, passes in (("", 1), ("_backward", 2)):
+        own[f"mkldnn_rnn_layer{name}"] = _recurrent(passes)
+        own[f"_cudnn_rnn{name}"] = own[f"miopen_rnn{name}"] = _recurrent(passes)
+    return {**own, **known}
+
+
+def _vector_product(matrix: torch.Tensor, *_rest: Any, **_options: Any) -> int:
+    return 2 * matrix.numel()
+
+
+def _recurrent(passes: int) -> Callable[..., int]:
+    """Each weight matrix is met once for each row of the input."""
+
+    def flops(x: torch.Tensor, *rest: Any, **_options: Any) -> int:
+        matrices = [t for t in tensors_of(rest[:4]) if t.dim() == 2]
+        return passes * 2 * (x.numel() // x.shape[-1]) * sum(m.numel() for m in matrices)
+
+    return flops

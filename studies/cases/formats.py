@@ -1,0 +1,117 @@
+"""Whether training holds with every layer in the format the plan advises for it, all at once.
+
+    python studies/cases/formats.py [--half tuning|unseen] [NAME …]
+
+Each module's output, and the gradient with respect to it, is rounded to its advised format (FP8 under a
+power-of-two scale of its own, FP16 gradients under the plan's loss scale), two seeds each; compared with
+FP32 by the rule of ``truth.py``. Results: ``studies/results/cases-formats.json``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import time
+import warnings
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import torch
+from torch.utils._pytree import tree_map
+
+import mpdiag
+from cases import arithmetic, collection, score, truth
+from mpdiag.emulation.rounding import round_to
+from mpdiag.numerics.formats import FloatFormat, format_named
+
+if TYPE_CHECKING:
+    from cases.case import Training
+    from mpdiag.plan import PrecisionPlan
+
+RESULTS = Path(__file__).resolve().parents[1] / "results" / "cases-formats.json"
+
+
+class _Stored(torch.autograd.Function):
+    """A tensor stored in one format, and its gradient in another."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: torch.Tensor, there: FloatFormat, back: FloatFormat, scale: float
+    ) -> Any:
+        ctx.back, ctx.scale = back, scale
+        return stored(x, there, 1.0)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:
+        return stored(gradient, ctx.back, ctx.scale), None, None, None
+
+
+def stored(x: torch.Tensor, fmt: FloatFormat, scale: float) -> torch.Tensor:
+    """A tensor rounded to a format: FP8 under its own scale, FP16 under the given one."""
+    if fmt.needs_tensor_scale:
+        top = max(float(x.abs().max()), 2.0**-120)
+        scale = 2.0 ** (math.floor(math.log2(fmt.max / top)) - 1) if math.isfinite(top) else 1.0
+    elif not fmt.needs_loss_scale:
+        scale = 1.0
+    return round_to(x * scale, fmt) / scale
+
+
+class AllAtOnce(arithmetic.Fp32):
+    """Every module's output and its gradient in the formats of a plan."""
+
+    def __init__(self, training: Training, plan: PrecisionPlan) -> None:
+        advised = {(a.kind, a.name): format_named(a.format) for a in plan.layer_formats}
+        fp32 = format_named("fp32")
+        scale = plan.loss_scale.recommended
+        for name, module in training.model.named_modules():
+            there = advised.get(("activation", name), fp32)
+            back = advised.get(("activation_grad", name), fp32)
+            if there != fp32 or back != fp32:
+                module.register_forward_hook(_hook(there, back, scale))
+
+
+def _hook(there: FloatFormat, back: FloatFormat, scale: float) -> Any:
+    def store(x: Any) -> Any:
+        floating = isinstance(x, torch.Tensor) and x.dtype == torch.float32
+        return _Stored.apply(x, there, back, scale) if floating else x
+
+    return lambda _module, _args, output: (
+        tree_map(store, output) if torch.is_grad_enabled() else None
+    )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    parser.add_argument("--half", choices=collection.HALVES, default="tuning")
+    parser.add_argument("--minutes", type=float, default=3.0)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    file, until = truth.TruthFile(options.half), time.monotonic() + 60 * options.minutes
+    found: dict[str, Any] = {}
+    for name, case in collection.load(options.half, options.names).items():
+        entry = file.entry(case)
+        if entry["truth"] is None or time.monotonic() > until:
+            continue
+        plan = mpdiag.analyze(score.record(case)).plan
+        bench = truth.Bench(case, {k: v for k, v in entry["trainings"].items() if "fp32" in k})
+        fails = bench.fails(
+            "formats", arithmetic=lambda training, plan=plan: AllAtOnce(training, plan)
+        )
+        used = Counter(a.format for a in plan.layer_formats)
+        found[name] = {"fails": fails, "formats": dict(used), "metrics": bench.known["formats"]}
+        print(name, json.dumps(found[name]), flush=True)
+    failed = sum(f["fails"] for f in found.values())
+    print(f"{failed} of {len(found)} fail")
+    if not options.names:
+        RESULTS.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

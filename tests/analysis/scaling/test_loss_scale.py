@@ -1,0 +1,219 @@
+"""What the scale is said to do: below 1, in each late part, within what so many steps allow."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import numpy as np
+import pytest
+from row_buffer import RowBuffer
+
+from mpdiag.analysis.analyzer import analyze
+from mpdiag.analysis.scaling.bounds import largest_share
+from mpdiag.analysis.scaling.replay import play
+from mpdiag.analysis.scaling.windows import late_windows, unseen_windows
+from mpdiag.numerics.histograms import ExponentHistogram
+from mpdiag.numerics.loss_scalers import Backoff
+from mpdiag.runs.writer import RunWriter
+
+LABELS = {
+    "rank": 0,
+    "tensors": 1,
+    "dtype": "float32",
+    "placement": "local",
+    "stage": "local",
+    "scale": 1.0,
+    "skipped": False,
+}
+
+
+def record(folder, values, steps=None, **meta):
+    """A run whose gradients in each step are given: by layer, one array a step."""
+    buffer = RowBuffer()
+    length = len(next(iter(values.values())))
+    for i, step in enumerate(range(length) if steps is None else steps):
+        for name, found in values.items():
+            histogram = ExponentHistogram.of(np.asarray(found[i], np.float32))
+            kind, micro = ("weight_grad", -1) if "." in name else ("activation_grad", 0)
+            buffer.append(histogram, step=int(step), micro=micro, kind=kind, name=name, **LABELS)
+    writer = RunWriter(folder)
+    writer.write_meta({"state": "complete", "steps_recorded": length, "steps_seen": length} | meta)
+    writer.write_modules([])
+    writer.append(buffer.to_table())
+    return folder
+
+
+def around(exponent, spread=2.0, n=400, seed=0):
+    return np.exp2(np.random.default_rng(seed).normal(exponent, spread, n))
+
+
+# -- a scale below 1 -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("top", [17.0, 20.5, 30.0])
+def test_a_scale_below_1_fits_where_gradients_overflow_and_small_ones_do_not_matter(tmp_path, top):
+    """The plan's own scale keeps all gradients in range: this is no training that cannot."""
+    values = {"layer": [around(top - 8)] * 30, "layer.weight": [[2.0**top]] * 30}
+    analysis = analyze(record(tmp_path / "run", values))
+    plan = analysis.plan.loss_scale
+    assert analysis.verdict.level == "expected"
+    assert "no-loss-scale-fits" not in {f.code for f in analysis.findings}
+    assert plan.need == "needed"
+    assert "overflow FP16 in 30 of 30 recorded steps" in plan.reason
+    assert plan.lower <= plan.recommended <= plan.upper < 1
+    assert plan.recommended * 2.0**top < 65504
+    small = around(top - 8)
+    lost = small[np.float16(small * plan.recommended) == 0].sum() / small.sum()
+    assert lost <= 0.01
+
+
+def test_no_scale_fits_where_one_below_1_loses_what_matters(tmp_path):
+    values = {"layer": [around(-18.0)] * 30, "layer.weight": [[2.0**26]] * 30}
+    analysis = analyze(record(tmp_path / "run", values))
+    assert analysis.verdict.level == "cannot"
+    assert "no-loss-scale-fits" in {f.code for f in analysis.findings}
+
+
+def test_losses_that_trainings_have_borne_are_no_reason_to_say_it_cannot(tmp_path):
+    """Between what matters and what made trainings fail nothing is known: a warning, no refusal."""
+    for small, level in ((2000, "cannot"), (200, "expected")):
+        g = np.concatenate([np.full(small, 2.0**-25), np.full(100, 2.0**-20)])
+        lost = small * 2.0**-25 / g.sum()
+        assert lost > 0.3 if level == "cannot" else 0.01 < lost < 0.1
+        values = {"layer": [g] * 30, "layer.weight": [[40000.0]] * 30}
+        analysis = analyze(record(tmp_path / level, values))
+        assert analysis.loss_scale.plan.upper == 1
+        assert analysis.verdict.level == level
+        tight = "loss-scale-tight" in {f.code for f in analysis.findings}
+        assert tight == (level == "expected")
+
+
+# -- parts of the training -------------------------------------------------------------------------
+
+
+def test_late_is_a_part_of_the_training_and_not_of_the_recorded_steps():
+    """Dense first, then sparse: the median recorded step of 200 is step 14."""
+    steps = np.concatenate([np.arange(20), np.arange(20, 200, 20)])
+    found = late_windows(steps, 200)
+    assert [w.name for w in found] == [
+        "the later half of the training",
+        "the fourth fifth of the training",
+        "the last fifth of the training",
+    ]
+    assert [(w.first, w.end, w.recorded) for w in found] == [
+        (100, 200, 5),
+        (120, 160, 2),
+        (160, 200, 2),
+    ]
+
+
+def test_a_recording_that_ends_early_has_no_late_part_of_the_training():
+    early = np.arange(50)
+    assert late_windows(early, 1000)[0].name == "the later half of the recorded steps"
+    assert unseen_windows(early, 1000) == ("the later half of the training",)
+    assert unseen_windows(np.arange(700), 1000) == ("the last fifth of the training",)
+    assert unseen_windows(np.arange(1000), 1000) == ()
+    assert late_windows(np.array([0]), 1)[0].recorded == 1
+
+
+def test_a_last_fifth_that_loses_much_is_seen(tmp_path):
+    """Pooled over the later half it vanishes among the larger gradients before it."""
+    large, small = around(-12.0), around(-28.0)
+    values = {"layer": [large] * 160 + [small] * 40}
+    analysis = analyze(record(tmp_path / "run", values))
+    pooled = np.concatenate([np.tile(large, 60), np.tile(small, 40)])
+    assert pooled[np.float16(pooled) == 0].sum() / pooled.sum() < 0.01
+    truth = small[np.float16(small) == 0].sum() / small.sum()
+    assert truth > 0.25
+    scale = analysis.loss_scale
+    assert scale.plan.need == "needed"
+    assert scale.worst_before == pytest.approx(truth, rel=1e-3)
+    assert scale.window.name == "the last fifth of the training"
+    assert "in the last fifth of the training" in scale.plan.reason
+    kept = small[np.float16(small * scale.plan.recommended) == 0].sum() / small.sum()
+    assert kept <= 0.01
+
+
+# -- what so many steps allow ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("count", "of", "bound"),
+    [(0, 69, 0.0425), (0, 39, 0.0740), (1, 34, 0.1321), (5, 100, 0.1023), (3, 3, 1.0), (0, 0, 1.0)],
+)
+def test_the_bound_is_clopper_and_pearsons(count, of, bound):
+    found = largest_share(count, of)
+    assert found == pytest.approx(bound, abs=1e-4)
+    if 0 < found < 1:
+        at_most = sum(
+            math.comb(of, k) * found**k * (1 - found) ** (of - k) for k in range(count + 1)
+        )
+        assert at_most == pytest.approx(0.05, rel=1e-6)
+
+
+def test_no_overflow_seen_is_a_bound_with_its_steps_and_no_probability(tmp_path):
+    values = {"layer": [around(-14.0)] * 69, "layer.weight": [[2.0**-6]] * 69}
+    analysis = analyze(record(tmp_path / "run", values))
+    document = json.loads(json.dumps(analysis.to_json(), allow_nan=False))["loss_scale"]
+    assert (document["overflowing_steps"], document["finite_steps"]) == (0, 69)
+    assert document["predicted_overflow_rate"] == pytest.approx(0.0425, abs=1e-4)
+    assert any("0 of 69" in clause and "4.2" in clause for clause in analysis.verdict.evidence)
+
+
+def test_one_recorded_spike_stays_one_in_a_replay():
+    steps = np.arange(0, 400, 20)
+    maxima = np.full(20, 1.0)
+    maxima[5] = 2.0**40
+    played = play(steps, maxima, Backoff(2.0**10))
+    assert played.overflow.sum() == 1
+    assert played.scale[6] == 2.0**9  # one overflow, one halving
+
+
+def test_one_spike_does_not_rule_out_a_scale_that_skips_it(tmp_path):
+    steps = [*range(20), *range(20, 300, 20)]
+    tops = np.full(len(steps), 2.0**-6)
+    tops[30] = 2.0**14
+    values = {"layer": [around(-30.0)] * len(steps), "layer.weight": [[top] for top in tops]}
+    analysis = analyze(record(tmp_path / "run", values, steps, steps_seen=300))
+    assert analysis.verdict.level == "expected"
+    assert analysis.loss_scale.overflowing_steps == 1
+    assert "skips 1 of" in analysis.plan.loss_scale.reason
+
+
+# -- a training that diverges ----------------------------------------------------------------------
+
+
+def exploding(folder):
+    tops = np.exp2(np.linspace(0, 127, 40))
+    return record(folder, {"": [np.full(4, x) for x in tops], "w.w": [[x] for x in tops]})
+
+
+def test_nothing_is_claimed_of_a_run_that_explodes(tmp_path):
+    analysis = analyze(exploding(tmp_path / "run"))
+    document = json.loads(json.dumps(analysis.to_json(), allow_nan=False))
+    plan = analysis.plan.loss_scale
+    assert analysis.verdict.level == "cannot"
+    assert "diverges" in analysis.verdict.text
+    assert (plan.need, plan.recommended, plan.method) == ("unknown", 1.0, "none")
+    assert document["loss_scale"]["predicted_overflow_rate"] is None
+    assert analysis.findings[0].code == "exploding-gradients"
+    assert "not needed" not in json.dumps(document["verdict"])
+
+
+def test_a_step_that_was_not_finite_in_a_training_that_went_on_is_no_divergence(tmp_path):
+    values = [around(-14.0) for _ in range(30)]
+    values[12] = np.full(4, np.nan)
+    analysis = analyze(record(tmp_path / "run", {"layer": values}))
+    codes = {f.code for f in analysis.findings}
+    assert "non-finite-steps" in codes
+    assert "non-finite-gradients" not in codes
+    assert analysis.verdict.level == "expected"
+
+
+def test_no_scale_below_the_smallest_sensible_one_is_recommended(tmp_path):
+    """Maxima that leap over the whole range call for endless headroom; none is worth 2^-190."""
+    tops = np.where(np.arange(40) % 2, 2.0**-100, 2.0**30)
+    values = {"layer": [around(0)] * 40, "layer.weight": [[top] for top in tops]}
+    plan = analyze(record(tmp_path / "run", values)).plan.loss_scale
+    assert 2.0**-24 <= plan.recommended <= 1

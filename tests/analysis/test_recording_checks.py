@@ -1,0 +1,106 @@
+"""What is said of a recording that one should not rely on."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+
+import pytest
+import torch
+from recorded import model_and_optimizer, step
+from support import batch, network
+from torch import nn
+
+import mpdiag
+from mpdiag.analysis import streaming
+from mpdiag.analysis.recording_checks import period_findings
+from mpdiag.runs.run import open_run
+
+
+def found(recorded, steps, **cadence):
+    run = SimpleNamespace(meta={"steps_seen": steps, "cadence": cadence})
+    return period_findings(run, list(recorded))
+
+
+def test_every_n_names_the_periods_that_it_cannot_see():
+    (finding,) = found(range(0, 400, 2), 400, every=2)
+    assert finding.code == "periods-not-seen"
+    assert finding.severity == "info"
+    assert finding.message == (
+        "200 of 400 steps were recorded: some phases of what repeats every 2, 4, 6, 8, 10, 12, 14 "
+        "and 16 steps were not recorded"
+    )
+    assert finding.evidence["unseen"]["2"] == [1]
+    assert "every=1" in finding.fix
+    assert "every 5, 10 and 15 steps" in found(range(0, 400, 5), 400, every=5)[0].message
+
+
+def test_a_short_run_names_them_too():
+    (finding,) = found([*range(20), 30, 59, 61, 82], 100)
+    assert "every 4 to 16 steps" in finding.message
+
+
+def test_a_recording_of_every_phase_is_not_a_finding():
+    assert found(range(0, 400, 17), 400, every=17) == []
+    assert found(range(100), 100) == []
+
+
+@pytest.mark.parametrize("rows_held", [True, False])
+def test_it_stands_in_the_analysis(tmp_path, monkeypatch, rows_held):
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), 0.01)
+    x, y = batch()
+    with mpdiag.record(model, optimizer, tmp_path, every=4, operations=0):
+        for _ in range(9):
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(model(x), y).backward()
+            optimizer.step()
+    if not rows_held:
+        monkeypatch.setattr(streaming, "STREAM_FROM", 0)
+    analysis = mpdiag.analyze(open_run(tmp_path))
+    (finding,) = (f for f in analysis.findings if f.code == "periods-not-seen")
+    assert "3 of 9 steps were recorded" in finding.message
+    assert "every 2 and 4 steps" in finding.message
+
+
+@pytest.fixture
+def run(tmp_path):
+    """A recording, whose meta.json is changed by a call."""
+    model, optimizer = model_and_optimizer()
+    with mpdiag.record(model, optimizer, tmp_path / "run", every=1):
+        for _ in range(3):
+            step(model, optimizer)
+
+    def changed(**fields):
+        path = tmp_path / "run" / "meta.json"
+        meta = json.loads(path.read_text(encoding="utf-8"))
+        for name, value in fields.items():
+            meta.pop(name) if value is None else meta.update({name: value})
+        path.write_text(json.dumps(meta), encoding="utf-8")
+        return {f.code: f for f in mpdiag.analyze(tmp_path / "run").findings}
+
+    return changed
+
+
+def test_an_optimizer_whose_steps_were_all_missed_is_named(run):
+    taken = {"type": "Adam", "steps_taken": 3, "steps_recorded": 0}
+    seen = {"type": "SGD", "steps_taken": 3, "steps_recorded": 3}
+    finding = run(optimizers=[seen, taken])["optimizer-not-recorded"]
+    assert finding.message.startswith("no step of 1 optimizer was recorded")
+    assert finding.evidence == {"optimizers": ["Adam"]}
+
+
+@pytest.mark.parametrize(
+    "optimizers",
+    [
+        [{"type": "SGD"}],  # of an earlier version
+        [{"type": "SGD", "steps_taken": 3, "steps_recorded": 3}],
+        [{"type": "SGD", "steps_taken": 0, "steps_recorded": 0}],
+    ],
+)
+def test_an_optimizer_that_was_seen_or_never_stepped_is_not(run, optimizers):
+    assert "optimizer-not-recorded" not in run(optimizers=optimizers)
+
+
+def test_a_recording_of_an_earlier_version_says_nothing_of_autocast(run):
+    assert "not-fp32" not in run(precision=None)

@@ -1,0 +1,80 @@
+"""Whether FP32 masters are needed: by how far weights go, not by how many updates are rounded away."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from row_buffer import RowBuffer, UpdateCounts
+
+from mpdiag.analysis.run_statistics import InMemoryStatistics
+from mpdiag.analysis.weight_updates import NEEDED, analyze_weight_updates
+from mpdiag.numerics.formats import FP16
+from mpdiag.numerics.histograms import ExponentHistogram
+from mpdiag.runs.records import Records
+
+STEPS = 20
+
+
+def masters_of(updates, size=1000):
+    """From (step, name) to an update of all weights by ±Δ, and how many of them FP16 swallows."""
+    buffer = RowBuffer()
+    for step, name, change, swallowed in updates:
+        counts = UpdateCounts(size, swallowed, swallowed, 0, 0, 10, (size,))
+        buffer.append(
+            ExponentHistogram.of(np.asarray(change, np.float32) * np.ones(size, np.float32)),
+            counts,
+            step=step,
+            micro=-1,
+            kind="update",
+            name=name,
+            scale=1.0,
+            rank=0,
+            tensors=1,
+            dtype="float32",
+            placement="local",
+            stage="local",
+            skipped=False,
+        )
+    statistics = InMemoryStatistics(Records.from_table(buffer.to_table()))
+    return analyze_weight_updates(statistics, FP16)
+
+
+def test_weights_that_stand_still_need_masters():
+    masters = masters_of([(step, "w", 1e-5, 1000) for step in range(STEPS)])
+    assert masters.needed
+    assert masters.evidence["path_stalled"] == pytest.approx(1.0)
+
+
+def test_many_tiny_updates_beside_few_that_count_need_none():
+    spread = np.where(np.arange(1000) < 600, 1e-7, 1e-3)
+    masters = masters_of([(step, "w", spread, 600) for step in range(STEPS)])
+    assert masters.swallowed_fraction == 0.6
+    assert not masters.needed
+
+
+def test_a_schedule_that_ends_in_nothing_needs_none():
+    rates = [1e-3 * (1 - step / STEPS) ** 2 for step in range(STEPS)]
+    masters = masters_of([(s, "w", r, 1000 if r < 5e-5 else 0) for s, r in enumerate(rates)])
+    assert masters.swallowed_fraction > 0.1
+    assert not masters.needed
+
+
+def test_weights_that_stop_halfway_need_masters():
+    rates = [1e-3 if step < 8 else 4e-4 for step in range(STEPS)]
+    masters = masters_of([(s, "w", r, 1000 if r < 5e-4 else 0) for s, r in enumerate(rates)])
+    assert masters.needed
+
+
+def test_one_small_parameter_that_stands_still_needs_none():
+    gains = [(step, "norm.weight", 1e-5, 1000) for step in range(STEPS)]
+    masters = masters_of([*gains, *((step, "w", 1e-3, 0) for step in range(STEPS))])
+    assert masters.evidence["path_stalled"] < NEEDED
+    assert not masters.needed
+
+
+def test_recorded_steps_stand_for_those_up_to_the_next():
+    dense = [(step, "w", 1e-3, 0) for step in range(5)]
+    sparse = [(step, "w", 2e-4, 1000) for step in range(5, 200, 20)]
+    masters = masters_of([*dense, *sparse])
+    assert masters.evidence["path_swallowed"] == pytest.approx(0.04 / 0.045, rel=0.1)
+    assert masters.needed

@@ -1,0 +1,178 @@
+"""The verdict's three levels: what each needs, what it rests on, and what stays open."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from judged_runs import parameter, record
+
+from mpdiag.analysis.analyzer import analyze
+from mpdiag.analysis.plan_check import check_plan
+from mpdiag.analysis.verdict import decisions_of
+from mpdiag.plan import LossScalePlan, PrecisionPlan
+from mpdiag.runs.stored_comparison import FILE, StoredComparison, read_comparison, write_comparison
+from mpdiag.runs.training_log import RECORDED
+
+
+def compared(folder, verdict, plan):
+    stored = StoredComparison(
+        "run-plan", decisions_of(plan), verdict, ("accuracy .99 beside .98",), 3
+    )
+    write_comparison(folder, stored)
+    return analyze(folder).verdict
+
+
+# -- levels ----------------------------------------------------------------------------------------
+
+
+def test_a_recording_alone_gives_an_expectation_with_what_was_not_looked_at(tmp_path):
+    verdict = analyze(record(tmp_path / "run", steps_seen=400)).verdict
+    assert verdict.level == "expected"
+    assert verdict.text.startswith("Expected from the recording of 30 of 400 steps: ")
+    assert verdict.evidence[0] == "30 of 400 steps recorded, from step 0 to step 29"
+    assert "370 of 400 steps" in verdict.not_examined
+    assert "a training by this plan" in verdict.not_examined
+    assert "what rounding inside FP16's range does to the result" in verdict.not_examined
+    assert "the later half of the training: no step of it was recorded" in verdict.not_examined
+    document = json.loads(json.dumps(analyze(tmp_path / "run").to_json(), allow_nan=False))
+    assert set(document["verdict"]) == {"level", "text", "evidence", "not_examined"}
+    assert document["plan"]["verdict"] == document["verdict"]
+
+
+@pytest.mark.parametrize(
+    ("found", "level", "words"),
+    [
+        ("equivalent", "shown", "Shown by training: "),
+        ("inconclusive", "expected", "which is inconclusive"),
+        ("different", "cannot", "cannot train in FP16 by this plan"),
+    ],
+)
+def test_only_a_comparison_of_this_plan_shows_anything(tmp_path, found, level, words):
+    plan = analyze(record(tmp_path / "run")).plan
+    verdict = compared(tmp_path / "run", found, plan)
+    assert (verdict.level, words in verdict.text) == (level, True)
+    assert "accuracy .99 beside .98" in verdict.text
+    assert "a training by this plan" not in verdict.not_examined
+    other = compared(tmp_path / "run", found, PrecisionPlan(target="bf16"))
+    assert other.level == "expected"
+    assert any("followed another plan" in clause for clause in other.not_examined)
+
+
+def test_what_was_shown_goes_before_what_the_recording_says_and_not_before_its_faults(tmp_path):
+    plan = analyze(record(tmp_path / "run", optimizers=[])).plan
+    assert compared(tmp_path / "run", "equivalent", plan).level == "cannot"
+
+
+def test_a_plan_is_what_it_decides_and_not_why():
+    plan = PrecisionPlan(loss_scale=LossScalePlan(method="constant", init_scale=8.0))
+    same = PrecisionPlan(
+        run="other", loss_scale=LossScalePlan("needed", "constant", 8.0, init_scale=8.0, reason="x")
+    )
+    assert decisions_of(plan) == decisions_of(same)
+    for other in (
+        PrecisionPlan(loss_scale=LossScalePlan(method="constant", init_scale=16.0)),
+        PrecisionPlan(level="O2", loss_scale=plan.loss_scale),
+        PrecisionPlan(target="bf16", loss_scale=plan.loss_scale),
+    ):
+        assert decisions_of(other) != decisions_of(plan)
+
+
+def test_a_comparison_that_cannot_be_read_is_none(tmp_path):
+    assert read_comparison(tmp_path) is None
+    for text in ("{", "[]", '{"against": 1}'):
+        (tmp_path / FILE).write_text(text)
+        assert read_comparison(tmp_path) is None
+
+
+# -- no positive verdict ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("meta", "words"),
+    [
+        ({"optimizers": []}, "has no optimizer"),
+        ({"precision": {"autocast": ["float16"], "autocast_off": False}}, "autocast in float16"),
+        (
+            {"precision": {"autocast": [], "half_parameters": 9, "half_parameter_count_total": 9}},
+            "half precision",
+        ),
+    ],
+)
+def test_what_is_no_recording_of_an_fp32_training_gets_no_positive_verdict(tmp_path, meta, words):
+    analysis = analyze(record(tmp_path / "run", **meta))
+    assert analysis.verdict.level == "cannot"
+    assert words in analysis.verdict.text
+    if "precision" in meta:  # its advice would be circular
+        assert analysis.plan.loss_scale.need == "unknown"
+        assert not check_plan(PrecisionPlan(), analysis.plan).holds
+
+
+def test_an_fp32_recording_of_a_script_with_autocast_switched_off_is_one(tmp_path):
+    meta = {"precision": {"autocast": [], "autocast_off": True, "half_parameters": 0}}
+    verdict = analyze(record(tmp_path / "run", **meta)).verdict
+    assert verdict.level == "expected"
+    assert "whether the script's own autocast was on" not in verdict.not_examined
+
+
+def test_a_loss_that_was_not_finite_between_recorded_steps_is_a_divergence(tmp_path):
+    folder = record(tmp_path / "run", steps_seen=60)
+    lines = [{"step": s, "loss": "nan" if s > 40 else 1.0, "scale": 1.0} for s in range(60)]
+    log = "\n".join(json.dumps(line) for line in [RECORDED, *lines])
+    (folder / "training.jsonl").write_text(log + "\n")
+    analysis = analyze(folder)
+    assert analysis.verdict.level == "cannot"
+    assert "diverges in FP32" in analysis.verdict.text
+    finding = next(f for f in analysis.findings if f.code == "non-finite-losses")
+    assert finding.evidence == {"steps": 19, "first": 41}
+
+
+@pytest.mark.parametrize(("steps", "level"), [(3, "cannot"), (30, "expected")])
+def test_a_recording_that_failed_says_so_first(tmp_path, steps, level):
+    failure = {"step": steps, "where": "writing", "error": "OSError: [Errno 28] No space left"}
+    folder = record(tmp_path / "run", steps, state="failed", failures=[failure], steps_seen=99)
+    verdict = analyze(folder).verdict
+    assert verdict.text.startswith(f"The recording failed at step {steps} (OSError")
+    assert verdict.level == level
+    assert f"{steps} of 99 steps" in verdict.text
+
+
+def test_a_recording_that_never_ended_says_so_first(tmp_path):
+    verdict = analyze(record(tmp_path / "run", state="recording")).verdict
+    assert verdict.text.startswith("The recording has not ended")
+
+
+# -- coverage --------------------------------------------------------------------------------------
+
+
+def test_what_was_not_seen_of_the_model_bounds_the_verdict(tmp_path):
+    modules = [
+        {"name": "layer", "what": "module", "type": "Linear", "recorded": True},
+        {"name": "lost", "what": "module", "type": "Linear", "recorded": True},
+        parameter("layer.weight", 300),
+        parameter("lost.weight", 100, "no gradient reached it in a recorded step"),
+        parameter("still.weight", 600, "frozen: it has neither gradient nor update"),
+    ]
+    missing = [
+        {"name": "lost.weight", "what": "parameter", "reason": modules[3]["reason"]},
+        {"name": "lost", "what": "activation_grad", "reason": "no gradient reached its output"},
+    ]
+    coverage = {"not_recorded": missing}
+    verdict = analyze(record(tmp_path / "run", modules=modules, coverage=coverage)).verdict
+    assert (
+        "Seen were only the gradients of 75.00 % of the trained parameters and the output gradients "
+        "of 1 of 2 modules."
+    ) in verdict.text
+    clause = next(c for c in verdict.not_examined if "25.00 % of the trained parameters" in c)
+    assert "1 of 2 modules" in clause
+    assert "no gradient reached it in a recorded step" in clause
+
+
+def test_a_share_that_the_run_states_goes_before_its_table(tmp_path):
+    seen = {"parameters": 400, "parameters_seen": 100, "gradients": 400, "gradients_seen": 100}
+    seen |= {"modules": 4, "modules_seen": 1}
+    seen |= {"activation_gradients": 1, "activation_gradients_seen": 1}
+    run = record(
+        tmp_path / "run", modules=[parameter("layer.weight", 100)], coverage={"seen": seen}
+    )
+    assert "25.00 % of the trained parameters" in analyze(run).verdict.text

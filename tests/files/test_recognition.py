@@ -1,0 +1,98 @@
+"""A file that is something else than what was wanted is called what it is."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from mpdiag.cli import app
+from mpdiag.files.recognition import kind_of, named_instead
+from mpdiag.plan import PrecisionPlan
+
+FILES = {
+    "plan.json": json.dumps({"schema_version": 1, "loss_scale": {}}),
+    "trace.json": json.dumps({"traceEvents": []}),
+    "ncu.csv": '"ID","Kernel Name"\n',
+    "report.html": "<!DOCTYPE html><p>",
+    "report.md": "# run",
+    "train.py": "import torch",
+    "analysis.json": json.dumps({"findings": [], "plan": {}, "loss_scale": {}}),
+    "profile.json": json.dumps({"kernels": [], "findings": []}),
+    "baseline.json": json.dumps({"kind": "x", "trainings": []}),
+}
+
+
+@pytest.fixture
+def files(tmp_path):
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("plan.json", "is a plan, not a run: train by it with mpdiag train --plan "),
+        ("trace.json", "is a trace, not a run: use mpdiag profile "),
+        ("ncu.csv", "is a trace, not a run: use mpdiag profile "),
+        ("report.html", "is an HTML page, not a run: open it in a browser"),
+        ("report.md", "is a Markdown text, not a run: "),
+        ("train.py", "is a script, not a run: to record it, use mpdiag record -- "),
+        ("analysis.json", "is the output of mpdiag analyze --json, not a run: give the run"),
+        ("profile.json", "is the output of mpdiag profile --json, not a run: give the trace"),
+        ("baseline.json", "is a baseline, not a run: use mpdiag compare "),
+    ],
+)
+def test_each_kind_of_file_is_known(files, name, words):
+    assert f"{files / name} {words}" in named_instead(files / name, "run")
+
+
+def test_what_is_unknown_or_right_is_not_named(files):
+    (files / "notes.txt").write_text("hello")
+    (files / "big.json").write_text("{")
+    assert kind_of(files / "notes.txt") is kind_of(files / "big.json") is None
+    assert kind_of(files) is kind_of(files / "nowhere") is None
+    assert named_instead(files / "plan.json", "plan") is None
+
+
+def test_a_file_of_a_run_points_to_its_folder(root):
+    run = root / "sample_runs" / "ssd"
+    for name in ("plan.json", "training.jsonl", "meta.json", "stats/rank00000-000001.parquet"):
+        assert named_instead(run / name, "run").endswith(f"not a run: give the run's folder, {run}")
+
+
+def test_where_no_run_is_wanted_its_folder_is_no_advice(root):
+    place = root / "sample_runs" / "digits"
+    said = named_instead(place / "profile.json", "trace")
+    assert said.endswith(f"is a part of a run, not a trace: it belongs to the run {place}")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        ("analyze {}/plan.json", "plan.json is a plan, not a run"),
+        ("why {}/plan.json", "plan.json is a plan, not a run"),
+        ("replay {}/trace.json", "trace.json is a trace, not a run"),
+        ("analyze {}/notes.txt", "notes.txt is a file, and a run is a folder"),
+        ("runs {}/plan.json", "plan.json is a plan, not a folder of runs"),
+        ("runs {}/notes.txt", "notes.txt is a file: give the folder"),
+        ("export {}/trace.json --to torch", "trace.json is a trace, not a plan"),
+        ("export {}/report.html --to torch", "report.html is an HTML page, not a plan"),
+        ("train --plan {}/profile.json -- {}/train.py", "profile --json, not a plan"),
+        ("profile {}/plan.json", "plan.json is a plan, not a trace"),
+        ("report {}/plan.json", "plan.json is a plan, not a trace"),
+    ],
+)
+def test_every_command_says_so(files, words, sentence):
+    (files / "notes.txt").write_text("hello")
+    done = CliRunner().invoke(app, words.format(files, files).split())
+    assert done.exit_code == 3
+    assert sentence in " ".join(done.stderr.split())
+
+
+def test_a_plan_without_its_own_file_is_found_in_its_run(root):
+    done = CliRunner().invoke(app, ["profile", str(root / "sample_runs" / "ssd")])
+    assert "is a run, not a trace: use mpdiag analyze" in " ".join(done.stderr.split())
+    assert PrecisionPlan.load(root / "sample_runs" / "ssd").run == "ssd"

@@ -1,0 +1,112 @@
+"""When a loop without an optimizer is taken to train: when it changes weights, and not before."""
+
+from __future__ import annotations
+
+import pytest
+import script_loops as loops
+import torch
+from support import constant
+from torch import nn
+
+import mpdiag
+from mpdiag.launching import processes
+
+
+def model():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+
+
+def train(model, steps=5):
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.randn(8, 4)).square().mean().backward()
+        optimizer.step()
+
+
+def call(model):
+    """A check of shapes."""
+    model(torch.randn(2, 4))
+
+
+def warm_up(model):
+    """A backward pass whose gradients nobody uses."""
+    model(torch.randn(2, 4)).sum().backward()
+
+
+def load(model):
+    """A checkpoint is read between two calls."""
+    model(torch.randn(2, 4))
+    model.load_state_dict({k: v + 1 for k, v in model.state_dict().items()})
+
+
+@pytest.mark.parametrize(("before", "times"), [(call, 5), (warm_up, 2), (load, 1)])
+def test_calls_before_the_optimizer_is_made_are_no_training(tmp_path, before, times):
+    def loop():
+        net = model()
+        for _ in range(times):
+            before(net)
+        train(net)
+
+    with loops.recording(tmp_path / "run"):
+        loop()
+    with loops.training(tmp_path / "trained", constant(64.0)) as watch:
+        loop()
+    assert watch.refused is None
+    assert mpdiag.open_run(tmp_path / "run").meta["steps_seen"] == watch.trainers[0].steps == 5
+
+
+def by_data(parameter):
+    parameter.data -= 0.1 * parameter.grad
+    parameter.grad.zero_()
+
+
+def by_value(parameter):
+    with torch.no_grad():
+        parameter -= 0.1 * parameter.grad
+    parameter.grad = None
+
+
+@pytest.mark.parametrize("update", [by_data, by_value])
+def test_a_loop_that_changes_weights_itself_is_recorded_and_not_trained(tmp_path, update):
+    def loop():
+        net = model()
+        for _ in range(6):
+            net(torch.randn(8, 4)).square().mean().backward()
+            for parameter in net.parameters():
+                update(parameter)
+
+    with loops.recording(tmp_path / "run"):
+        loop()
+    assert mpdiag.open_run(tmp_path / "run").meta["steps_recorded"] >= 4
+    with pytest.raises(processes.Refusal), loops.training(tmp_path / "no", constant(64.0)) as watch:
+        loop()
+    assert "changes weights without an optimizer" in watch.refused
+
+
+def test_an_optimizer_of_tensors_alone_waits_for_the_model(tmp_path):
+    def loop():
+        scale = torch.ones(1, requires_grad=True)
+        alone = torch.optim.SGD([scale], 0.1)
+        scale.square().sum().backward()
+        alone.step()
+        net = model()
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        for _ in range(5):
+            for one in (alone, optimizer):
+                one.zero_grad()
+            (net(torch.randn(8, 4)).square().mean() * scale.sum()).backward()
+            for one in (alone, optimizer):
+                one.step()
+        return scale
+
+    with loops.recording(tmp_path / "run"):
+        scale = loop()
+    assert torch.equal(scale, loop())
+    frame = mpdiag.open_run(tmp_path / "run").frame()
+    assert (frame.name.str.startswith("optimizer0.") & (frame.kind == "update")).sum() == 5
+    with loops.training(tmp_path / "trained", constant(64.0)) as watch:
+        trained = loop()
+    assert watch.trainers[0].steps == 5
+    assert trained.item() == pytest.approx(scale.item(), rel=0.02)

@@ -1,0 +1,128 @@
+"""Hooks around a backward pass at a loss scale, without a trainer."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from mpdiag.launching.gradient_hooks import TrueAccumulated, TrueGradients, _reducing, call_backward
+
+
+class Pass:
+    """A backward pass at scale 8 that notes what it is told."""
+
+    loss_scale = 8.0
+    computing_gradients = True
+    accumulated_are_true = False
+    in_script_code = False
+
+    def __init__(self):
+        self.finite, self.half_only, self.inside = [], [], []
+
+    @contextmanager
+    def script_code(self):
+        self.inside.append(True)
+        yield
+
+    def note_seen(self, gradient):
+        self.finite.append(bool(torch.isfinite(gradient).all()))
+
+    def note_half_only(self, function):
+        self.half_only.append(function)
+
+    def refuse(self, reason):
+        raise AssertionError(reason)
+
+
+def test_a_hook_gets_fp32_without_the_scale_and_its_result_is_scaled():
+    state, seen = Pass(), []
+    gradient = torch.tensor([8.0, 16.0], dtype=torch.float16)
+
+    def clip(module, inputs, outputs):
+        seen.extend([inputs[0], outputs[0]])
+        return (inputs[0].clamp(max=1.5), None)
+
+    hook = TrueGradients(clip, state, 1)
+    result = hook("module", (gradient, None), (gradient,))
+    assert [g.dtype for g in seen] == [torch.float32] * 2
+    assert seen[0].tolist() == [1.0, 2.0]
+    assert result[0].tolist() == [8.0, 12.0]
+    assert result[0].dtype == torch.float16
+    assert result[1] is None
+    assert state.finite == [True]
+
+
+def test_what_a_hook_leaves_alone_keeps_every_bit():
+    gradient = torch.tensor([1 / 3])
+    assert TrueGradients(lambda g: None, Pass())(gradient) is None
+    assert TrueGradients(lambda g: g, Pass())(gradient) is gradient
+    changed = TrueGradients(lambda g: g.mul_(2) and None, Pass())(torch.tensor([8.0]))
+    assert changed.tolist() == [16.0]
+
+
+def test_what_a_result_cannot_replace_must_not_change():
+    hook = TrueGradients(lambda gradients: gradients[0].zero_(), Pass(), None)
+    with pytest.raises(AssertionError, match="in place"):
+        hook([torch.ones(2), None])
+
+
+def test_an_accumulated_gradient_is_shown_without_the_scale_and_gets_it_back():
+    state = Pass()
+    weight = torch.zeros(2, requires_grad=True)
+    weight.grad = torch.tensor([8.0, float("inf")])
+    seen = []
+
+    def hook(parameter):
+        seen.append(parameter.grad.tolist())
+        parameter.grad.clamp_(max=3.0)
+
+    TrueAccumulated(hook, state)(weight)
+    assert seen == [[1.0, float("inf")]]
+    assert weight.grad.tolist() == [8.0, 24.0]
+    assert state.finite == [False]
+
+
+def test_a_saved_hook_is_the_scripts_and_a_copied_one_still_sees_true_gradients():
+    hook = TrueGradients(torch.sign, Pass())
+    assert pickle.loads(pickle.dumps(hook)) is torch.sign
+    assert b"mpdiag" not in pickle.dumps(hook)
+    assert copy.deepcopy(hook)(torch.tensor([4.0])).tolist() == [8.0]
+
+
+class Kernel:
+    __qualname__ = "Kernel"
+
+
+def test_a_function_that_takes_half_precision_alone_is_told_of():
+    class Node:
+        _forward_cls = Kernel
+
+    def backward(node, gradient):
+        if gradient.dtype != torch.float16:
+            raise RuntimeError("expected Half")
+        return gradient
+
+    state = Pass()
+    half = torch.ones(2, dtype=torch.float16)
+    assert call_backward(backward, state, Node(), (half,)) is half
+    assert state.half_only == ["Kernel"]
+    with pytest.raises(RuntimeError, match="expected Half"):
+        call_backward(backward, state, Node(), (half.float(),))
+
+
+def test_a_communication_hook_of_the_scripts_own_is_refused():
+    def own(state, bucket):
+        return None
+
+    def placed(model, state, hook):
+        return hook
+
+    register = _reducing(Pass())(placed)
+    with pytest.raises(AssertionError, match="communication hook of its own"):
+        register(None, None, own)
+    own.__module__ = "torch.distributed.algorithms.ddp_comm_hooks.default_hooks"
+    assert register(None, None, own) is own

@@ -1,0 +1,45 @@
+"""The probe trains a script's first steps twice, in processes of their own, and ends them."""
+
+from __future__ import annotations
+
+import textwrap
+
+import pytest
+
+from mpdiag.errors import InputError
+from mpdiag.launching.probe import run_probe
+from mpdiag.plan import PrecisionPlan
+
+ENDLESS = """
+    import itertools, sys, torch
+    torch.manual_seed(0)
+    model = torch.nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+    x = torch.randn(32, 4)
+    for _ in itertools.count():
+        optimizer.zero_grad()
+        loss = (model(x) - x.sum(1, keepdim=True)).square().mean() * float(sys.argv[1])
+        loss.backward()
+        optimizer.step()
+"""
+
+
+@pytest.fixture
+def script(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text(textwrap.dedent(ENDLESS))
+    return "train.py"
+
+
+def test_an_endless_script_is_ended_after_so_many_steps(script):
+    probe = run_probe(PrecisionPlan(), [script, "1.0"], steps=12)
+    assert probe.steps == 12
+    assert probe.outcome == "agrees"
+    assert probe.fp32 != probe.by_plan  # one of them is rounded
+    assert probe.fp32[0] == pytest.approx(probe.by_plan[0], rel=0.01)
+
+
+def test_a_script_that_fails_says_why(tmp_path, script):
+    (tmp_path / script).write_text("raise ValueError('no data here')")
+    with pytest.raises(InputError, match="no data here"):
+        run_probe(PrecisionPlan(), [script], steps=3)

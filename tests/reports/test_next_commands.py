@@ -1,0 +1,186 @@
+"""The command named next can succeed: each that is built here is run."""
+
+from __future__ import annotations
+
+import ast
+import json
+import shutil
+from types import SimpleNamespace
+
+import pytest
+from typer.testing import CliRunner
+
+from mpdiag.analysis.analyzer import analyze
+from mpdiag.cli import app
+from mpdiag.exports.registry import export_plan
+from mpdiag.installation import extras
+from mpdiag.launching import dashboard
+from mpdiag.plan import PrecisionPlan
+from mpdiag.reports import next_commands
+from mpdiag.reports.text.analysis import after_analysis
+from mpdiag.runs.run import list_runs, open_run
+
+BUILDERS = {"after_analysis"}
+"""Functions beside those of ``next_commands`` that build the words."""
+
+
+@pytest.fixture
+def here(tmp_path, root, monkeypatch):
+    """A working folder with a recording, a training by its plan, and nothing else."""
+    for name in ("digits", "digits-fp16-plan", "digits-fp16-no-scale"):
+        shutil.copytree(root / "sample_runs" / name, tmp_path / "runs" / name)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(dashboard, "run_server", lambda *_: 0)
+    monkeypatch.setattr(dashboard, "_refuse_used", lambda _port: None)
+    return tmp_path
+
+
+def succeeds(words):
+    """Whether the named command runs to exit code 0; no words name none."""
+    if words and words[0] == "mpdiag":
+        done = CliRunner().invoke(app, [str(word) for word in words[1:]])
+        assert done.exit_code == 0, (words, done.stderr)
+    else:
+        assert words == () or shutil.which(words[0])
+
+
+def test_only_these_functions_name_a_command(root):
+    """Words that are written out where they are printed are looked up by nobody."""
+    loose = []
+    for path in sorted((root / "mpdiag").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not (isinstance(node, ast.Call) and ast.unparse(node.func).endswith("name_next")):
+                continue
+            words = ast.unparse(node.args[0])
+            built = words.startswith("*next_commands.") or words[1:].partition("(")[0] in BUILDERS
+            looked_up = words == "*analysis" and path.name == "record.py"
+            if not (built or looked_up or path.name == "train.py"):
+                loose.append((path.name, words))
+    assert loose == []
+
+
+def test_what_the_commands_name_next_succeeds(here):
+    """Each command in turn, and then what it named."""
+    run, trained = "runs/digits", "runs/digits-fp16-plan"
+    calls = [
+        ("analyze", run),
+        ("analyze", run, "-o", "plan.json"),
+        ("analyze", run, "--target", "bf16", "-o", "bf16.json"),
+        ("analyze", run, "--target", "fp8_e4m3", "-o", "fp8.json"),
+        ("analyze", run, "--against", "plan.json"),
+        ("why", run),
+        ("replay", run),
+        ("compare", run, trained),
+        ("report", run, "-o", "r.html"),
+        ("runs", "runs"),
+        ("export", "plan.json", "--to", "deepspeed"),
+        ("export", "fp8.json", "--to", "torch", "-o", "x.py"),
+        ("export", run, "--to", "torch"),
+    ]
+    named = set()
+    for call in calls:
+        done = CliRunner().invoke(app, list(call))
+        assert done.exit_code == 0, (call, done.stderr)
+        lines = [x for x in done.stderr.splitlines() if x.startswith("next: ")]
+        named.update(lines[-1:])
+    assert len(named) >= 6
+    for line in sorted(named):
+        succeeds(line.removeprefix("next: ").split())
+
+
+def test_a_recording_of_no_step_has_no_analysis(here):
+    assert next_commands.analyze_it(here / "runs" / "digits")
+    shutil.rmtree("runs/digits/stats")
+    assert next_commands.analyze_it(here / "runs" / "digits") == ()
+    assert next_commands.analyze_it(here / "nowhere") == ()
+
+
+def test_a_list_names_what_can_be_analyzed_and_else_what_can_be_looked_at(here, monkeypatch):
+    named = next_commands.after_listing(list_runs("runs"))
+    assert named == ("mpdiag", "analyze", here / "runs" / "digits") or named[1] == "analyze"
+    shutil.rmtree("runs/digits")
+    trained = next_commands.after_listing(list_runs("runs"))
+    assert trained[1] == "dashboard"
+    succeeds(trained)
+    monkeypatch.setattr(extras, "find_spec", lambda name: None)
+    listed = next_commands.after_listing(list_runs("runs"))
+    assert listed[1] == "runs"
+    succeeds(listed)
+    assert next_commands.after_listing([]) == ("mpdiag", "demo", "gpt")
+
+
+def test_a_training_is_named_only_if_its_script_is_there(here):
+    run = open_run("runs/digits")
+    plan = PrecisionPlan()
+    words = {"script": "train.py", "argv": ["train.py", "--lr", "1"], "world_size": 1}
+    known = SimpleNamespace(script_words=("train.py", "--lr", "1"))
+    assert next_commands.train_by(plan, here / "plan.json", known) == ()
+    (here / "train.py").write_text("")
+    named = next_commands.train_by(plan, here / "plan.json", known)
+    assert named[-3:] == ("train.py", "--lr", "1")
+    fp8 = PrecisionPlan(target="fp8_e4m3")
+    assert next_commands.train_by(fp8, here / "plan.json", known) == ()
+    assert next_commands.train_by(plan, here / "plan.json", None) == ()
+    for module, there in (("json.tool", True), ("no_such_module.x", False)):
+        asked = SimpleNamespace(script_words=("-m", module))
+        assert bool(next_commands.train_by(plan, here / "plan.json", asked)) == there
+    (here / "runs" / "digits" / "meta.json").write_text(json.dumps({**run.meta, **words}))
+    done = CliRunner().invoke(app, ["analyze", "runs/digits", "-o", "plan.json"])
+    assert done.stderr.endswith("next: mpdiag train --plan plan.json -- train.py --lr 1\n")
+    exported = CliRunner().invoke(app, ["export", "runs/digits", "--to", "torch"])
+    assert exported.stderr.endswith("--plan runs/digits -- train.py --lr 1\n")
+
+
+def test_a_plan_that_no_longer_holds_is_made_anew_where_it_can_be_written(here):
+    run = here / "runs" / "digits"
+    inside = next_commands.after_check(run, run, "bf16", trained=False)
+    assert inside[-4:] == ("--target", "bf16", "-o", run / "plan.json")
+    other = next_commands.after_check(run, here / "runs" / "digits-fp16-plan", "fp16", trained=True)
+    assert str(other[-1]) == "plan.json"
+    for words in (inside, other):
+        succeeds(words)
+
+
+def test_searches_tables_exports_and_boards(here, monkeypatch):
+    run, again = here / "runs" / "digits", ("mpdiag", "search", "gpt")
+    assert next_commands.after_search("unfinished", again, run) == again
+    for answer in ("found", "none", "impossible"):
+        succeeds(next_commands.after_search(answer, again, run))
+    assert next_commands.after_search("impossible", again, here) == ()
+    assert next_commands.after_table(here, None, again) == again
+    table = here / "table" / "digits"
+    shutil.copytree(run, table / "fp32" / "seed0")
+    succeeds(
+        next_commands.after_table(here / "table", "digits", again)
+    )  # nothing else is there yet
+    shutil.copytree(here / "runs" / "digits-fp16-no-scale", table / "fp16-no-scale" / "seed0")
+    compared = next_commands.after_table(here / "table", "digits", again)
+    assert compared[1:] == ("compare", table / "fp32", table / "fp16-no-scale")
+    succeeds(compared)
+    plan = PrecisionPlan()
+    written = export_plan(plan, "torch")
+    plan.save(here / "p.json")
+    succeeds(next_commands.after_export(plan, here / "p.json", None, written))
+    succeeds(next_commands.after_export(plan, here / "p.json", here / "x.py", written))
+    assert next_commands.after_board("wandb", "mpdiag") == ()
+    monkeypatch.setattr(next_commands.shutil, "which", lambda _name: None)
+    assert next_commands.after_board("tensorboard", "boards") == ()
+
+
+def test_a_profile_that_came_through_a_pipe_has_no_report(here):
+    assert next_commands.after_profile("-", None) == ()
+    (here / "trace.json").write_text("{}")
+    named = next_commands.after_profile("trace.json", here / "earlier.json")
+    assert named[1:3] == ("report", "trace.json")
+
+
+def test_a_skip_names_the_run_it_belongs_to(here):
+    capsule = here / "runs" / "digits-fp16-plan" / "capsules" / "step000001"
+    succeeds(next_commands.after_skip(capsule))
+    assert next_commands.after_skip(here / "elsewhere" / "step000001") == ()
+
+
+def test_a_layer_and_an_analysis(here):
+    analysis = analyze("runs/digits")
+    succeeds(next_commands.after_layer(analysis, here / "runs" / "digits"))
+    succeeds(after_analysis(analysis, here / "runs" / "digits"))

@@ -1,0 +1,76 @@
+"""Shares of what a recording saw: stated by it, or worked out from the table of an earlier one."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+from recorded import model_and_optimizer, step
+from torch import nn
+
+import mpdiag
+from mpdiag.runs.coverage import FROZEN, Coverage, coverage_of
+from mpdiag.tracing.names import NamedParameter
+
+
+class Half(nn.Module):
+    """Two layers, of which the loss needs one; a third is frozen."""
+
+    def __init__(self):
+        super().__init__()
+        self.used, self.spare, self.frozen = nn.Linear(8, 4), nn.Linear(8, 4), nn.Linear(4, 4)
+        self.frozen.requires_grad_(False)
+
+    def forward(self, x):
+        return self.frozen(self.used(x))
+
+
+def trained(folder, **options):
+    torch.manual_seed(0)
+    model = Half()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with mpdiag.record(model, optimizer, folder, **options):
+        step(model, optimizer)
+    return mpdiag.open_run(folder)
+
+
+def test_a_part_that_the_loss_does_not_need_is_unseen(tmp_path):
+    coverage = coverage_of(trained(tmp_path / "run"))
+    assert coverage == Coverage(
+        parameters=36 + 36 + 20,
+        parameters_seen=36 + 36 + 20,  # the values of all weights are counted once
+        gradients=72,
+        gradients_seen=36,
+        modules=4,
+        modules_seen=3,
+        activation_gradients=3,
+        activation_gradients_seen=3,
+    )
+    assert coverage.gradients_unseen == 0.5
+    assert coverage.parameters_unseen == coverage.activation_gradients_unseen == 0.0
+
+
+def test_what_a_filter_leaves_out_is_unseen(tmp_path):
+    coverage = coverage_of(trained(tmp_path / "run", include="^used"))
+    assert (coverage.parameters, coverage.parameters_seen) == (92, 36)
+    assert (coverage.modules, coverage.modules_seen) == (4, 1)
+    assert coverage.parameters_unseen == pytest.approx(56 / 92)
+
+
+def test_of_an_earlier_recording_it_is_worked_out_from_the_table(tmp_path):
+    stated = coverage_of(trained(tmp_path / "run"))
+    path = tmp_path / "run" / "meta.json"
+    meta = json.loads(path.read_text(encoding="utf-8"))
+    del meta["coverage"]["seen"]
+    path.write_text(json.dumps(meta), encoding="utf-8")
+    assert coverage_of(mpdiag.open_run(tmp_path / "run")) == stated
+    frozen = NamedParameter("p", nn.Parameter(torch.zeros(1), requires_grad=False), (), None)
+    assert frozen.row()["reason"] == FROZEN
+
+
+def test_a_run_without_a_table_says_nothing(tmp_path):
+    model, optimizer = model_and_optimizer()
+    mp = mpdiag.MixedPrecision(model, optimizer, mpdiag.PrecisionPlan(), run=tmp_path / "run")
+    mp.close()
+    assert coverage_of(mpdiag.open_run(tmp_path / "run")) is None

@@ -1,0 +1,108 @@
+"""Every option that a message or a page names exists."""
+
+from __future__ import annotations
+
+import ast
+import re
+
+import pytest
+import typer
+
+from mpdiag.cli import app
+
+COMMANDS = typer.main.get_command(app).commands
+OPTIONS = {
+    name: {o for p in c.params for o in (*p.opts, *p.secondary_opts)} | {"--help"}
+    for name, c in COMMANDS.items()
+}
+EVERY = {o for options in OPTIONS.values() for o in options} | {"--version", "--install-completion"}
+OTHERS = {
+    "nsys": {"--type", "--trace"},
+    "ncu": {"--csv", "--metrics", "--import"},
+    "nvprof": {"--print-gpu-trace"},
+    "pip": {"--force-reinstall"},
+    "tensorboard": {"--logdir"},
+    "torchrun": {"--nproc-per-node", "--module", "--nnodes", "--standalone", "--rdzv-backend"},
+    "a script of a page, a benchmark": {"--epochs", "--peers"},
+}
+"""Options of other programs that messages and pages name."""
+OF_FRAMEWORKS = ("mpdiag/exports/",)
+"""Files whose options are those of the frameworks they write for."""
+OF_TOOLS = (
+    "python ",
+    "make ",
+    "pytest",
+    "ruff",
+    "git ",
+    "mkdocs",
+    "uv ",
+    "pip ",
+    "docker",
+    "streamlit",
+)
+"""Lines of pages that call something else."""
+
+_OPTION = re.compile(r"(?<![\w`-])--[a-z][a-z0-9-]+\b(?!\.)")
+_CALL = re.compile(r"mpdiag (\w+)((?: [^`\n|;]*)?)")
+
+
+def strings(path):
+    """Every text in a file of Python but its docstrings, on one line each."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    bare = {id(n.value) for n in ast.walk(tree) if isinstance(n, ast.Expr)}
+    inside = {id(part) for n in ast.walk(tree) if isinstance(n, ast.JoinedStr) for part in n.values}
+    for node in ast.walk(tree):
+        if id(node) in bare | inside:
+            continue
+        if isinstance(node, ast.JoinedStr):
+            yield "".join(p.value if isinstance(p, ast.Constant) else "{}" for p in node.values)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield node.value
+
+
+def unknown(text):
+    """Options in a text that no command has, and those that the command named before them has not."""
+    known = EVERY.union(*OTHERS.values())
+    found = {option for option in _OPTION.findall(text) if option not in known}
+    for name, rest in _CALL.findall(text):
+        own = rest.partition(" -- ")[0]
+        if name in OPTIONS:
+            found |= {
+                f"mpdiag {name} {o}"
+                for o in _OPTION.findall(own)
+                if o in EVERY and o not in OPTIONS[name]
+            }
+    return found
+
+
+def test_the_check_sees_an_option_that_does_not_exist():
+    assert unknown("choose another with --prot") == {"--prot"}
+    assert unknown("mpdiag record --target fp16 -- x.py --json") == {"mpdiag record --target"}
+    assert unknown("mpdiag analyze RUN --target bf16; nsys export --type sqlite") == set()
+
+
+def test_options_in_messages_exist(root):
+    wrong = {}
+    for path in sorted([*(root / "mpdiag").rglob("*.py"), *(root / "app").rglob("*.py")]):
+        place = path.relative_to(root).as_posix()
+        if place.startswith(OF_FRAMEWORKS):
+            continue
+        found = set().union(*map(unknown, strings(path)))
+        if found:
+            wrong[place] = found
+    assert wrong == {}
+
+
+@pytest.mark.parametrize("pages", ["README.md", "docs/*.md", "docs/commands/*.md"])
+def test_options_in_pages_exist(root, pages):
+    wrong = {}
+    for path in sorted(root.glob(pages)):
+        lines = [
+            line
+            for line in path.read_text(encoding="utf-8").splitlines()
+            if not any(tool in line for tool in OF_TOOLS)
+        ]
+        found = set().union(*map(unknown, lines)) if lines else set()
+        if found:
+            wrong[path.name] = found
+    assert wrong == {}
