@@ -139,6 +139,15 @@ def read_back(facts: Sequence[dict[str, Any]]) -> list[dict[str, float]]:
     return result
 
 
+def is_json(value: Any) -> bool:
+    """Whether an argument is a plain value, or a short list of them, that JSON can hold."""
+    if isinstance(value, (list, tuple)):
+        return len(value) <= 16 and all(is_json(v) for v in value)
+    if isinstance(value, float):
+        return value == value and abs(value) != float("inf")
+    return isinstance(value, (bool, int, str))
+
+
 # -- cost ------------------------------------------------------------------------------------------
 
 

@@ -275,7 +275,7 @@ class OperationWatch:
         ]
         fields = self._fields(packet, func._overloadname, line, node)
         fields["phase"] = "backward" if in_backward() else "forward"
-        fields["scalars"] = {n: v for n, v in named.items() if _is_json(v)}
+        fields["scalars"] = {n: v for n, v in named.items() if operation_facts.is_json(v)}
         measured = {}
         if not node:
             measured = operation_facts.measure(packet, named)
@@ -403,14 +403,6 @@ class OperationWatch:
                 )
             )
         return operations
-
-
-def _is_json(value: Any) -> bool:
-    if isinstance(value, (list, tuple)):
-        return len(value) <= 16 and all(_is_json(v) for v in value)
-    if isinstance(value, float):
-        return value == value and abs(value) != float("inf")
-    return isinstance(value, (bool, int, str))
 
 
 class OperationSteps(StepListener):
