@@ -113,6 +113,7 @@ def start(job: dict) -> Child:
             os.set_blocking(pipe, False)
         return Child(pid, (out, err))
     code = 1
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # even where it was ignored
     try:
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(write_out, 1)

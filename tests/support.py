@@ -64,4 +64,6 @@ def record_and_train(recording: Path, training: Path) -> None:
     plan = mpdiag.analyze(recording).plan
     with mpdiag.MixedPrecision(model, optimizer, plan, run=training) as mp:
         x, y = batch()
-        mp.step(nn.functional.cross_entropy(model(x), y))
+        with mp.autocast():
+            loss = nn.functional.cross_entropy(model(x), y)
+        mp.step(loss)

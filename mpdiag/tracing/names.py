@@ -239,9 +239,16 @@ class Subjects:
 
         What ``include`` and ``exclude`` leave out is there, and was not counted.
         """
-        held = {id(p): p for root in self.roots for p in root.parameters()}
-        held.update((key, named.parameter) for key, named in self.parameters.items())
         named = list(self.parameters.values())
+        # By name, too: FSDP puts gathered parameters in the place of those that were named.
+        taken = {name for n in named for name in (n.name, *n.aliases)}
+        held = {
+            id(p): p
+            for root in self.roots
+            for name, p in root.named_parameters()
+            if _join(self.names.get(id(root), ""), name) not in taken
+        }
+        held.update((key, n.parameter) for key, n in self.parameters.items())
         every_module = {id(m) for root in self.roots for m in root.modules()}
         modules = list(self.modules.values())
         return {

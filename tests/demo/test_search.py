@@ -29,7 +29,7 @@ def test_an_exhibit_from_recording_to_plan(tmp_path):
     options = ("gallery/fourth_power", "--no-lists", "--seeds", 2, "--steps", 20, "--run", place)
     result = run(*options)
     assert result.exit_code == ExitCode.OK, result.stderr
-    assert "1 of" in result.stdout
+    assert "1 operation of 10 must stay in FP32." in result.stdout
     assert "pow" in result.stdout
     assert "next:" in result.stderr
     plan = PrecisionPlan.load(place / "plan.json")

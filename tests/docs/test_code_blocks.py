@@ -30,7 +30,7 @@ def test_no_block_is_left_out():
         for language in re.findall(r"^```(\w*)\n", pages.text(page), flags=re.MULTILINE)
         if language
     }
-    assert languages <= {"python", "shell", "sql", "yaml"}
+    assert languages <= {"python", "shell", "sql", "text", "yaml"}
 
 
 @pytest.mark.parametrize("page", [p for p in PAGES if shell_lines(p)])

@@ -257,7 +257,7 @@ BAD = {
     killed_in_the_first_step: "killed there",
     nothing_but_nan: "fix it and record again",
     missing: "there is no run",
-    a_file: "there is no run",
+    a_file: "is a file, and a run is a folder",
 }
 
 
@@ -284,7 +284,7 @@ def test_bad_input_is_one_sentence_and_exit_code_3(neighbours, analyze, bad):
     bad(folder)
     child = analyze(folder, "--json")
     assert child.code == 3, child.err
-    assert child.out == ""
+    assert json.loads(child.out)["error"]["exit_code"] == 3
     assert child.err.startswith("error: ")
     assert child.err.count("\n") == 1
     assert BAD[bad] in child.err
