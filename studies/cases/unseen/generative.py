@@ -94,46 +94,6 @@ def coupling_flow(seed: int) -> Training:
     return Training(model, optimizer, loss, evaluate, schedule=cosine(optimizer, 5e-3, 300, 20))
 
 
-class MixtureDensity(nn.Module):
-    """A mixture of four normal distributions of y given x: its log likelihood."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.net = perceptron(1, 32, 12, activation=nn.Tanh)
-        self.register_buffer("spread", torch.linspace(-0.8, 0.8, 4))
-        self.spread: Tensor
-
-    def forward(self, x: Tensor, y: Tensor) -> Tensor:
-        weight, mean, log_scale = self.net(x).chunk(3, 1)
-        z = (y - mean - self.spread) * torch.exp(-log_scale)
-        each = torch.log_softmax(weight, 1) - 0.5 * z * z - log_scale
-        return torch.logsumexp(each, 1) - 0.5 * math.log(2 * math.pi)
-
-
-def mixture_density(seed: int) -> Training:
-    """The inverse of a wave: several y for one x, with some noise."""
-    torch.manual_seed(seed)
-    model = MixtureDensity()
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-
-    def batch(generator: torch.Generator, size: int) -> tuple[Tensor, Tensor]:
-        y = 2 * torch.rand(size, 1, generator=generator) - 1
-        x = y + 0.5 * torch.sin(5 * y)
-        return x + 0.1 * torch.randn(size, 1, generator=generator), y
-
-    def loss(index: int) -> Tensor:
-        answer: Tensor = -model(*batch(draws(seed, index), 128)).mean()
-        return answer
-
-    def evaluate() -> float:
-        with torch.no_grad():
-            return -float(model(*batch(fixed(32), 1000)).mean())
-
-    return Training(
-        model, optimizer, loss, evaluate, clip_norm=1.0, schedule=cosine(optimizer, 1e-2, 400, 40)
-    )
-
-
 class Autoencoder(nn.Module):
     """Squeezes pieces of a photograph of 16 × 16 pixels into 64 numbers."""
 
@@ -339,15 +299,6 @@ CASES = (
         "negative log likelihood",
         False,
         0.2,
-    ),
-    Case(
-        "mixture_density",
-        "A mixture density network on a generated wave's inverse.",
-        400,
-        mixture_density,
-        "negative log likelihood",
-        False,
-        0.15,
     ),
     Case(
         "photograph_autoencoder",

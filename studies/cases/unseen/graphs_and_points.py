@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cases.case import Case, Training
-from cases.unseen._shared import accuracy, cosine, draws, fixed, perceptron, rmse
+from cases.unseen._shared import accuracy, cosine, draws, fixed, perceptron
 
 
 class GraphConvolution(nn.Module):
@@ -151,48 +151,6 @@ def surveyed_points(seed: int) -> Training:
     return Training(model, optimizer, loss, accuracy(model, *batch(fixed(53), 400)))
 
 
-class Molecule(nn.Module):
-    """An energy from the distances of five atoms; near ones repel each other steeply."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.pair = perceptron(8, 32, 1, activation=nn.SiLU)
-        self.register_buffer("centres", torch.linspace(0.5, 4, 8))
-        self.centres: Tensor
-
-    def forward(self, x: Tensor) -> Tensor:
-        first, second = torch.triu_indices(5, 5, 1)
-        distance = (x[:, first] - x[:, second]).norm(dim=-1, keepdim=True)
-        waves = torch.exp(-4 * (distance - self.centres) ** 2)
-        answer: Tensor = self.pair(waves).sum((1, 2))
-        return answer
-
-
-def molecule_energy(seed: int) -> Training:
-    """Sums of Morse potentials, generated, in units of a bond."""
-    torch.manual_seed(seed)
-    model = Molecule()
-    optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
-    first, second = torch.triu_indices(5, 5, 1)
-
-    def batch(generator: torch.Generator, size: int) -> tuple[Tensor, Tensor]:
-        x = 1.2 * torch.randn(size, 5, 3, generator=generator)
-        r = (x[:, first] - x[:, second]).norm(dim=-1).clamp(min=0.6)
-        return x, ((1 - torch.exp(-(r - 1))) ** 2 - 1).sum(1)
-
-    def loss(index: int) -> Tensor:
-        x, energy = batch(draws(seed, index), 64)
-        return F.mse_loss(model(x), energy)
-
-    return Training(
-        model,
-        optimizer,
-        loss,
-        rmse(model, *batch(fixed(54), 500)),
-        schedule=cosine(optimizer, 5e-3, 300),
-    )
-
-
 CASES = (
     Case(
         "communities",
@@ -229,14 +187,5 @@ CASES = (
         "accuracy",
         True,
         0.04,
-    ),
-    Case(
-        "molecule_energy",
-        "The energy of five generated atoms from their distances.",
-        300,
-        molecule_energy,
-        "RMSE",
-        False,
-        0.15,
     ),
 )

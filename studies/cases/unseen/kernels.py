@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cases.case import Case, Training
-from cases.unseen._shared import cosine, draws, fixed, perceptron, rmse, rows, table
+from cases.unseen._shared import cosine, draws, fixed, rmse, rows, table
 
 
 class RadialBasis(nn.Module):
@@ -130,29 +130,6 @@ def process_evidence(seed: int) -> Training:
     )
 
 
-def surrogate_of_a_formula(seed: int) -> Training:
-    """A surrogate for a formula that is too slow: it has to be right to three digits."""
-    torch.manual_seed(seed)
-    model = perceptron(1, 32, 32, 1, activation=nn.Tanh)
-    optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
-
-    def truth(x: Tensor) -> Tensor:
-        return torch.sin(3 * x) + 0.5 * x
-
-    def loss(index: int) -> Tensor:
-        x = 2 * torch.rand(128, 1, generator=draws(seed, index)) - 1
-        return F.mse_loss(model(x), truth(x))
-
-    x = torch.linspace(-1, 1, 301)[:, None]
-    return Training(
-        model,
-        optimizer,
-        loss,
-        rmse(model, x, truth(x)),
-        schedule=cosine(optimizer, 5e-3, 800),
-    )
-
-
 def diabetes_ridge_slow(seed: int) -> Training:
     """Linear regression on raw units of disease progression, by SGD at a decaying low rate."""
     torch.manual_seed(seed)
@@ -199,15 +176,6 @@ CASES = (
         "negative log evidence a point",
         False,
         0.1,
-    ),
-    Case(
-        "surrogate_of_a_formula",
-        "A perceptron as a surrogate for a smooth function.",
-        800,
-        surrogate_of_a_formula,
-        "RMSE",
-        False,
-        0.003,
     ),
     Case(
         "diabetes_ridge_slow",

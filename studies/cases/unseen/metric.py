@@ -47,38 +47,6 @@ def contrast_of_views(seed: int) -> Training:
     return Training(model, optimizer, loss, lambda: nearest_neighbours(model))
 
 
-class Triplet(nn.Module):
-    """Squared distances as |a|² + |b|² - 2ab, between all pairs of a batch."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.encoder = perceptron(64, 48, 16)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.encoder(x)
-        square = (h * h).sum(1)
-        distance: Tensor = square[:, None] + square - 2 * h @ h.T
-        return distance
-
-
-def hard_triplets(seed: int) -> Training:
-    """The furthest of the same label against the nearest of another, by a margin."""
-    torch.manual_seed(seed)
-    x, y, _, _ = digits()
-    model = Triplet()
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-3)
-
-    def loss(index: int) -> Tensor:
-        chosen = rows(len(x), 64, seed, index)
-        distance = model(x[chosen])
-        same = y[chosen][:, None] == y[chosen]
-        furthest = torch.where(same, distance, 0.0).amax(1)
-        nearest = torch.where(same, 1e4, distance).amin(1)
-        return F.softplus(furthest - nearest).mean()
-
-    return Training(model, optimizer, loss, lambda: nearest_neighbours(model.encoder))
-
-
 class ArcHead(nn.Module):
     """Logits with an angular margin at the label (ArcFace)."""
 
@@ -179,15 +147,6 @@ CASES = (
         "accuracy of the nearest neighbour",
         True,
         0.02,
-    ),
-    Case(
-        "hard_triplets",
-        "A triplet loss on digits with the hardest of each batch, distances from products.",
-        250,
-        hard_triplets,
-        "accuracy of the nearest neighbour",
-        True,
-        0.03,
     ),
     Case(
         "angular_margin",

@@ -16,58 +16,8 @@ from cases.unseen._shared import (
     draws,
     fixed,
     perceptron,
-    photograph,
     rows,
 )
-
-
-class Listener(nn.Module):
-    """Log probabilities [T, B, symbols] of frames [B, T, bands]."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv = nn.Conv1d(8, 32, 3, padding=1)
-        self.head = nn.Linear(32, 6)
-
-    def forward(self, frames: Tensor) -> Tensor:
-        h = F.relu(self.conv(frames.transpose(1, 2))).transpose(1, 2)
-        return F.log_softmax(self.head(h), -1).transpose(0, 1)
-
-
-def _speech(generator: torch.Generator, size: int) -> tuple[Tensor, Tensor]:
-    """Generated: four sounds of five, each some frames long, silence between."""
-    said = torch.randint(1, 6, (size, 4), generator=generator)
-    voices = torch.randn(6, 8, generator=fixed(90)) * 1.5
-    voices[0] = 0
-    lengths = torch.randint(2, 5, (size, 8), generator=generator)
-    spoken = torch.stack([torch.zeros_like(said), said], 2).flatten(1)
-    frames = [voices[s].repeat_interleave(n, 0) for s, n in zip(spoken, lengths, strict=True)]
-    x = torch.stack([F.pad(f, (0, 0, 0, 32 - len(f))) for f in frames])
-    return x + 0.4 * torch.randn(x.shape, generator=generator), said
-
-
-def speech_ctc(seed: int) -> Training:
-    torch.manual_seed(seed)
-    model = Listener()
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-
-    def measured(generator: torch.Generator, size: int) -> Tensor:
-        x, said = _speech(generator, size)
-        long = torch.full((size,), 32, dtype=torch.long)
-        return F.ctc_loss(model(x), said, long, torch.full_like(long, 4), zero_infinity=True)
-
-    def evaluate() -> float:
-        with torch.no_grad():
-            return float(measured(fixed(91), 200))
-
-    return Training(
-        model,
-        optimizer,
-        lambda index: measured(draws(seed, index), 16),
-        evaluate,
-        clip_norm=5.0,
-        schedule=cosine(optimizer, 3e-2, 250, 20),
-    )
 
 
 class Spectrum(nn.Module):
@@ -108,44 +58,6 @@ def pitch_by_power_spectrum(seed: int) -> Training:
         return F.cross_entropy(model(sound), pitch)
 
     return Training(model, optimizer, loss, accuracy(model, *batch(fixed(92), 500)))
-
-
-class Segmenter(nn.Module):
-    """Sky or not, for each pixel."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.conv1, self.norm = nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8)
-        self.conv2 = nn.Conv2d(8, 1, 3, padding=1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        mask: Tensor = self.conv2(F.relu(self.norm(self.conv1(x))))
-        return mask
-
-
-def bright_pixels(seed: int) -> Training:
-    """Which pixels of a photograph lie above the median of what surrounds them."""
-    torch.manual_seed(seed)
-    picture = photograph(96)[None]
-    around = F.avg_pool2d(picture.mean(1, keepdim=True), 3, 1, 1)
-    above = (picture.mean(1, keepdim=True) > around).float()
-    model = Segmenter()
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-
-    def loss(index: int) -> Tensor:
-        i, j = torch.randint(48, (2,), generator=draws(seed, index)).tolist()
-        window = (slice(None), slice(None), slice(i, i + 48), slice(j, j + 48))
-        logits = model(picture[window])
-        return F.binary_cross_entropy_with_logits(logits, above[window])
-
-    def evaluate() -> float:
-        model.eval()
-        with torch.no_grad():
-            return float(((model(picture) > 0) == (above > 0.5)).float().mean())
-
-    return Training(
-        model, optimizer, loss, evaluate, clip_norm=1.0, schedule=cosine(optimizer, 2e-2, 250)
-    )
 
 
 class LinearAttention(nn.Module):
@@ -236,15 +148,6 @@ def crowd_density(seed: int) -> Training:
 
 CASES = (
     Case(
-        "speech_ctc",
-        "Generated sounds to symbols by connectionist temporal classification.",
-        250,
-        speech_ctc,
-        "loss a symbol",
-        False,
-        0.1,
-    ),
-    Case(
         "pitch_by_power_spectrum",
         "The pitch of a generated sound from its power spectrum, taken inside the model.",
         300,
@@ -252,15 +155,6 @@ CASES = (
         "accuracy",
         True,
         0.04,
-    ),
-    Case(
-        "bright_pixels",
-        "A mask over a photograph, pixel by pixel.",
-        250,
-        bright_pixels,
-        "share of pixels",
-        True,
-        0.03,
     ),
     Case(
         "digits_linear_attention",

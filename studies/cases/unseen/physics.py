@@ -214,37 +214,6 @@ def hamiltonian_pendulum(seed: int) -> Training:
     return Training(model, optimizer, loss, evaluate, schedule=cosine(optimizer, 1e-2, 400))
 
 
-class Gravity(nn.Module):
-    """The pull on a probe by masses at unknown places in the plane: m d / (|d|² + ε)^(3/2)."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.encode = perceptron(2, 32, 2, activation=nn.Tanh)
-        self.places = nn.Parameter(torch.randn(6, 2) * 0.5)
-        self.masses = nn.Parameter(torch.ones(6))
-
-    def forward(self, x: Tensor) -> Tensor:
-        d = self.places - (x + self.encode(x))[:, None]
-        r2 = d.square().sum(-1) + 0.05
-        answer: Tensor = (self.masses[:, None] * d / (r2 * r2.sqrt())[..., None]).sum(1)
-        return answer
-
-
-def gravity_of_masses(seed: int) -> Training:
-    torch.manual_seed(seed)
-    model = Gravity()
-    places = torch.randn(6, 2, generator=fixed(7)) * 0.6
-
-    def truth(x: Tensor) -> Tensor:
-        d = places - x[:, None]
-        return (d / (d.square().sum(-1) + 0.1)[..., None] ** 1.5).sum(1)
-
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    return _regression(
-        model, truth, 2, seed, optimizer=optimizer, schedule=cosine(optimizer, 1e-2, 500)
-    )
-
-
 CASES = (
     Case(
         "poisson_pinn",
@@ -308,14 +277,5 @@ CASES = (
         "RMSE",
         False,
         0.05,
-    ),
-    Case(
-        "gravity_of_masses",
-        "The field of six masses at places that are learnt, generated.",
-        500,
-        gravity_of_masses,
-        "RMSE",
-        False,
-        0.1,
     ),
 )

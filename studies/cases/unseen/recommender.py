@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cases.case import Case, Training
-from cases.unseen._shared import cosine, draws, fixed, rmse, rows
+from cases.unseen._shared import fixed, rmse, rows
 
 USERS, THINGS = 200, 100
 
@@ -58,48 +58,6 @@ def matrix_factors_adagrad(seed: int) -> Training:
     return Training(model, optimizer, loss, rmse(model, pairs[10_000:], stars[10_000:]))
 
 
-class FactorizationMachine(nn.Module):
-    """All pairs of features by ((Σv)² - Σv²) / 2, with a table for each feature."""
-
-    def __init__(self, features: int) -> None:
-        super().__init__()
-        self.project = nn.Linear(features, 8, bias=False)
-        self.linear = nn.Linear(features, 1)
-        nn.init.normal_(self.project.weight, std=0.05)
-
-    def forward(self, x: Tensor) -> Tensor:
-        total = self.project(x)
-        square = F.linear(x * x, self.project.weight * self.project.weight)
-        answer: Tensor = (self.linear(x) + (total * total - square).sum(1, keepdim=True) / 2)[:, 0]
-        return answer
-
-
-def factorization_machine(seed: int) -> Training:
-    """Sales of a shop from what lies in it: counts of each of twelve goods, up to 40."""
-    torch.manual_seed(seed)
-    model = FactorizationMachine(12)
-    pull = torch.randn(12, 2, generator=fixed(41)) * 0.1
-    optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
-
-    def batch(generator: torch.Generator, size: int) -> tuple[Tensor, Tensor]:
-        x = torch.randint(41, (size, 12), generator=generator).float()
-        v = x[..., None] * pull
-        together = (v.sum(1) ** 2 - (v**2).sum(1)).sum(1) / 2
-        return x, together
-
-    def loss(index: int) -> Tensor:
-        x, y = batch(draws(seed, index), 128)
-        return F.smooth_l1_loss(model(x), y)
-
-    return Training(
-        model,
-        optimizer,
-        loss,
-        rmse(model, *batch(fixed(42), 500)),
-        schedule=cosine(optimizer, 5e-3, 500),
-    )
-
-
 def embeddings_small_steps(seed: int) -> Training:
     """The tables of a served model are kept fresh, gently, while tastes drift."""
     torch.manual_seed(seed)
@@ -132,15 +90,6 @@ CASES = (
         "RMSE in stars",
         False,
         0.03,
-    ),
-    Case(
-        "factorization_machine",
-        "All pairs of twelve generated counts by squares of sums less sums of squares.",
-        500,
-        factorization_machine,
-        "RMSE",
-        False,
-        0.5,
     ),
     Case(
         "embeddings_small_steps",

@@ -18,7 +18,6 @@ from cases.unseen._shared import (
     draws,
     fixed,
     perceptron,
-    rmse,
     rows,
 )
 
@@ -214,33 +213,6 @@ def counts_with_log_link(seed: int) -> Training:
     )
 
 
-def stretched_labels_spikes(seed: int) -> Training:
-    """Robust regression whose batches hold, now and then, a broken sensor."""
-    torch.manual_seed(seed)
-    model = perceptron(4, 32, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.02, momentum=0.9)
-
-    def truth(x: Tensor) -> Tensor:
-        return torch.sin(x[:, :1]) + x[:, 1:2] - 0.5 * x[:, 2:3] * x[:, 3:]
-
-    def loss(index: int) -> Tensor:
-        x = torch.randn(64, 4, generator=draws(seed, index))
-        y = truth(x)
-        if index % 97 == 50:
-            y = torch.cat([y[:-1], y[-1:] + 1000])
-        return F.mse_loss(model(x), y)
-
-    x = torch.randn(500, 4, generator=fixed(81))
-    return Training(
-        model,
-        optimizer,
-        loss,
-        rmse(model, x, truth(x)),
-        clip_norm=1.0,
-        schedule=cosine(optimizer, 0.02, 500),
-    )
-
-
 def scalar_temperature(seed: int) -> Training:
     """A trained classifier's answers are calibrated: one temperature and a bias for each class."""
     torch.manual_seed(seed)
@@ -341,15 +313,6 @@ CASES = (
         "mean absolute error of the logarithm",
         False,
         0.03,
-    ),
-    Case(
-        "stretched_labels_spikes",
-        "A generated regression whose loss leaps when a sensor breaks, gradients clipped.",
-        500,
-        stretched_labels_spikes,
-        "RMSE",
-        False,
-        0.05,
     ),
     Case(
         "scalar_temperature",

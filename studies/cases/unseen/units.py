@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cases.case import Case, Training
-from cases.unseen._shared import InUnits, cosine, draws, fixed, perceptron, photograph, rmse
+from cases.unseen._shared import InUnits, cosine, draws, fixed, perceptron, rmse
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -79,43 +79,6 @@ def concentrations(seed: int) -> Training:
 
     return _fit(
         model, batch, seed, optimizer=optimizer, size=256, schedule=cosine(optimizer, 5e-3, 400)
-    )
-
-
-class Sharpen(nn.Module):
-    """What an enlarged picture lacks; the last layer begins at nothing, so it lacks nothing."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = nn.Conv2d(3, 12, 3, padding=1)
-        self.last = nn.Conv2d(12, 3, 3, padding=1)
-        for p in self.last.parameters():
-            nn.init.zeros_(p)
-
-    def forward(self, x: Tensor) -> Tensor:
-        found: Tensor = x + self.last(F.relu(self.first(x)))
-        return found
-
-
-def photograph_enlarged(seed: int) -> Training:
-    """A photograph at half its size is enlarged: only the residual is learnt."""
-    torch.manual_seed(seed)
-    sharp = photograph(96)[None]
-    blurred = F.interpolate(F.avg_pool2d(sharp, 2), scale_factor=2.0, mode="bilinear")
-    model = Sharpen()
-    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3)
-
-    def loss(index: int) -> Tensor:
-        i, j = torch.randint(32, (2,), generator=draws(seed, index)).tolist()
-        window = (slice(None), slice(None), slice(i, i + 64), slice(j, j + 64))
-        return F.mse_loss(model(blurred[window]), sharp[window])
-
-    return Training(
-        model,
-        optimizer,
-        loss,
-        _relative_error(model, blurred, sharp),
-        schedule=cosine(optimizer, 1e-2, 250),
     )
 
 
@@ -289,15 +252,6 @@ CASES = (
         "relative error",
         False,
         0.05,
-    ),
-    Case(
-        "photograph_enlarged",
-        "The residual of an enlarged photograph.",
-        250,
-        photograph_enlarged,
-        "relative error",
-        False,
-        0.03,
     ),
     Case(
         "dipoles_of_molecules",
