@@ -51,9 +51,10 @@ with record(model, optimizer, sys.argv[1], every=1):
 
 @pytest.fixture(scope="module")
 def runs(root, tmp_path_factory):
-    """A folder with a sample run, a hostile one and a damaged one."""
+    """A folder with two sample runs of one model, a hostile one and a damaged one."""
     folder = tmp_path_factory.mktemp("browser") / "runs"
-    shutil.copytree(root / "sample_runs" / "ssd", folder / "ssd")
+    for name in ("ssd", "ssd-2"):
+        shutil.copytree(root / "sample_runs" / name, folder / name)
     hand.write_run(folder / "hostile")
     (folder / "torn").mkdir()
     (folder / "torn" / "meta.json").write_text('{"schema_')
@@ -185,8 +186,8 @@ def test_a_row_of_the_list_chooses_its_run(page, address):
     table = page.locator('[data-testid="stDataFrame"]')
     table.locator("canvas").first.wait_for()
     at_rest(page)
-    row = 35  # pixels of a line, of the heading too; the second run is the hostile one
-    table.click(position={"x": 16, "y": 2.5 * row})
+    row = 35  # pixels of a line, of the heading too; the third run is the hostile one
+    table.click(position={"x": 16, "y": 3.5 * row})
     caption.filter(has_text="hostile").first.wait_for()
     page.wait_for_url("**run=hostile**")
     assert page.get_by_role("combobox").first.get_attribute("aria-label") is not None
