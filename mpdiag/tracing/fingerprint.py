@@ -2,8 +2,8 @@
 
 A plan carries the fingerprint of the model that was recorded, so that a plan of another model is not
 taken for one that holds. Names are freed of what wrappers put into them (DDP, FSDP, ``torch.compile``,
-activation checkpoints), on both sides alike. No torch here: whoever has parameters hands in their names
-and shapes.
+activation checkpoints), on both sides alike. No torch here: callers hand in the names
+and shapes of their parameters.
 
 Two models are compared layer by layer, a layer being the parameters of one module. Layers are the same
 if they have the same name and their parameters have the same numbers of dimensions; where a size

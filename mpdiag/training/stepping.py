@@ -285,7 +285,7 @@ def note_step(
     Args:
         context: The trainer's parts.
         chosen: The optimizers that stepped.
-        result: What became of it.
+        result: Whether it was taken or skipped, and why.
         shares_step: Whether it belongs to the step before; see ``StepMonitor.note_step``.
 
     Raises:
