@@ -10,6 +10,7 @@ and a machine that trains may have none beyond what the core needs.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import sys
 import types
@@ -31,6 +32,8 @@ if TYPE_CHECKING:
     import os
 
 SCHEMA_VERSION = 1
+FILE = "plan.json"
+"""The plan in a run folder."""
 
 Evidence = Mapping[str, Any]
 """Numbers a decision rests on: plain JSON values by name."""
@@ -312,6 +315,11 @@ class PrecisionPlan:
             "reduction": None if reduction is None else [reduction.dtype, reduction.pre_divide],
         }
 
+    def digest(self) -> str:
+        """Sixteen hexadecimal digits of ``decisions()``: alike for plans that decide the same."""
+        text = json.dumps(self.decisions(), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
     def to_json(self) -> dict[str, Any]:
         """Plain values, ready for ``json.dumps(…, allow_nan=False)``."""
         document: dict[str, Any] = _encode(dataclasses.replace(self, model=None))
@@ -374,8 +382,8 @@ class PrecisionPlan:
         """
         path = Path(path)
         write = "write one with mpdiag analyze RUN -o plan.json"
-        if (path / "plan.json").is_file():
-            path /= "plan.json"
+        if (path / FILE).is_file():
+            path /= FILE
         try:
             document = read_document(path)
         except FileNotFoundError:
@@ -386,7 +394,7 @@ class PrecisionPlan:
             if (path / "meta.json").is_file():
                 message = (
                     f"the run {path} holds no plan: write one with mpdiag analyze {path} "
-                    f"-o {path / 'plan.json'}"
+                    f"-o {path / FILE}"
                 )
             raise DamagedPlan(message) from None
         except (OSError, ValueError, RecursionError) as error:

@@ -38,7 +38,6 @@ from mpdiag.analysis.scaling.loss_scale import (
 )
 from mpdiag.analysis.shapes import advise_shapes, shape_findings
 from mpdiag.analysis.streaming import read_statistics
-from mpdiag.analysis.verdict.decisions import decisions_of
 from mpdiag.analysis.verdict.evidence import narrowed
 from mpdiag.analysis.verdict.extent import extent_of
 from mpdiag.analysis.verdict.judgement import Case, judge
@@ -282,7 +281,7 @@ def _judged(
 ) -> Verdict:
     """The verdict; what a comparison left in the run counts if it was of this very plan."""
     compared = read_comparison(run.folder)
-    trained = compared if compared and compared.decisions == decisions_of(plan) else None
+    trained = compared if compared and compared.decisions == plan.digest() else None
     return judge(
         Case(
             *(run, target, scale, fp32_modules, findings, extent, trained),

@@ -84,8 +84,8 @@ def analyze(
 
 def _probed(analysis: Analysis, script: list[str] | None, *, probe: bool) -> Analysis:
     """The analysis after a probe of the script, by default of the one that was recorded."""
+    from mpdiag.launching.probe import run_probe
     from mpdiag.reports import terminal
-    from mpdiag.sensitivity.probe import run_probe
 
     words = script or analysis.run.script_words
     if not probe:

@@ -15,6 +15,7 @@ from mpdiag.errors import MpdiagError
 from mpdiag.files.paths import is_remote
 from mpdiag.installation.extras import EXTRAS
 from mpdiag.numerics.formats import BF16, TRAINABLE
+from mpdiag.plan import FILE as PLAN
 from mpdiag.runs.reader import rows_in
 from mpdiag.runs.run import META, Run, list_runs, open_run
 
@@ -30,7 +31,6 @@ if TYPE_CHECKING:
 Words = tuple[object, ...]
 NOTHING: Words = ()
 DOCTOR: Words = ("mpdiag", "doctor")
-PLAN = "plan.json"
 _ENDINGS = {"python": "py", "json": "json", "shell": "sh", "prototxt": "prototxt", "lua": "lua"}
 
 

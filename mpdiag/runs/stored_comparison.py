@@ -25,7 +25,7 @@ class StoredComparison:
 
     Attributes:
         against: Name of the trained side.
-        decisions: Fingerprint of the decisions it was trained by, see ``decisions_of``.
+        decisions: Fingerprint of the decisions it was trained by, see ``PrecisionPlan.digest``.
         verdict: ``equivalent``, ``different`` or ``inconclusive``.
         metrics: In words, one a metric: ``accuracy .991 beside .994``.
         seeds: Trainings on the trained side.

@@ -25,8 +25,6 @@ seed ranks the operations. Then a few emulated trainings at the plan's loss scal
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import time
 import warnings
@@ -164,7 +162,7 @@ def search_fp32(
     """
     _check(plan, budget, seeds, probe_seeds)
     key = {
-        "plan": _digest(plan),
+        "plan": _bare(plan).digest(),
         "seeds": list(seeds),
         "probe_seeds": probe_seeds,
         "higher_is_better": higher_is_better,
@@ -188,11 +186,6 @@ def _check(plan: PrecisionPlan, budget: float, seeds: Sequence[int], probe_seeds
     if plan.level == "O0":
         message = "the plan's level is O0, where everything is FP32, so there is nothing to search"
         raise UsageError(message)
-
-
-def _digest(plan: PrecisionPlan) -> str:
-    text = json.dumps(_bare(plan).decisions(), sort_keys=True)  # another wording is no other search
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _bare(plan: PrecisionPlan) -> PrecisionPlan:

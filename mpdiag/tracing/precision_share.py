@@ -17,13 +17,13 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
 from mpdiag.tracing.dispatch import in_backward, push_lowest, take_off, tensors_of
+from mpdiag.tracing.precision import HALF
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 DENSE = 8
 """Every one of the first steps is counted."""
-_LOW = (torch.float16, torch.bfloat16)
 _SKIPPED = torch._C._disabled_torch_dispatch_impl
 
 
@@ -90,6 +90,8 @@ class PrecisionShare:
 
     def step_ended(self) -> None:
         """A step is over: count the next one, if it is its turn."""
+        if self._step < 0:  # stopped
+            return
         if self._active:
             self.steps.append(self._step)
         self._step += 1
@@ -151,7 +153,7 @@ class PrecisionShare:
         except Exception as error:  # noqa: BLE001 - a count must never end a training
             self.unknown = f"no FLOPs are known of {func} ({type(error).__name__})"
             return result
-        low = any(t.dtype in _LOW for t in tensors_of((args, kwargs)))
+        low = any(t.dtype in HALF for t in tensors_of((args, kwargs)))
         self.flops += flops
         self.products += 1
         self.low_flops += flops if low else 0

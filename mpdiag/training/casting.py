@@ -10,6 +10,7 @@ import torch
 from torch.utils._pytree import tree_map
 
 from mpdiag.emulation import policy
+from mpdiag.tracing.precision import HALF
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -88,7 +89,7 @@ def widened(output: Any) -> Any:
     """What a module returns, its half-precision tensors in FP32; containers keep their type."""
 
     def cast(x: Any) -> Any:
-        if isinstance(x, torch.Tensor) and x.dtype in (torch.float16, torch.bfloat16):
+        if isinstance(x, torch.Tensor) and x.dtype in HALF:
             return x.float()
         return _widened_fields(x) if hasattr(x, "__dataclass_fields__") else x
 

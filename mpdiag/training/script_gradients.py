@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from mpdiag.tracing.precision import HALF
 from mpdiag.training.gradients.judgement import multiply, norms, unscale, values_of
 from mpdiag.training.gradients.scaling import parameters_of
 
@@ -50,7 +51,7 @@ class ScriptGradients:
 
     def retain(self, tensor: Tensor) -> None:
         """A tensor inside the graph keeps its gradient, which must be unscaled, too."""
-        if type(tensor) is torch.Tensor and tensor.dtype in (torch.float16, torch.bfloat16):
+        if type(tensor) is torch.Tensor and tensor.dtype in HALF:
             tensor.__class__ = _HeldWide
         self._retained = [r for r in self._retained if r() is not None]
         self._retained.append(weakref.ref(tensor))

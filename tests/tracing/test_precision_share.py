@@ -130,3 +130,13 @@ def test_a_comparison_refuses_half_precision_in_which_nothing_ran(tmp_path):
         compare(tmp_path / "plain", tmp_path / "claimed")
     with pytest.raises(InputError, match="FP32 with FP32"):
         compare(tmp_path / "claimed" / "seed0", tmp_path / "plain")
+
+
+def test_what_was_stopped_stays_so():
+    share = PrecisionShare(everywhere=True)
+    share.begin()
+    share.stop()
+    for _ in range(3):
+        share.step_ended()
+    net()(torch.randn(32, 8)).sum().backward()
+    assert (share.products, share.steps) == (0, [])

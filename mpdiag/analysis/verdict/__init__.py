@@ -1,7 +1,6 @@
 """The verdict: what was shown, what is expected, and what was not looked at."""
 
-from mpdiag.analysis.verdict.decisions import decisions_of
 from mpdiag.analysis.verdict.judgement import Case, judge
 from mpdiag.plan import Verdict
 
-__all__ = ["Case", "Verdict", "decisions_of", "judge"]
+__all__ = ["Case", "Verdict", "judge"]

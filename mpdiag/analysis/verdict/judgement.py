@@ -102,7 +102,8 @@ def _why_not(case: Case) -> Iterator[str]:
             f"{_ended(case.trained)}, which is different."
         )
     if not case.scale.fits:
-        yield f"This cannot train in {fmt} with any loss scale; use BF16."
+        suits = case.target.name != "bf16" and "bf16-precision" not in case.codes
+        yield f"This cannot train in {fmt} with any loss scale{'; try BF16' if suits else ''}."
 
 
 def _not_a_training_in_fp32(case: Case) -> Iterator[str]:

@@ -26,12 +26,14 @@ class Probe:
         fp32, by_plan: The loss of each step that both sides logged one for, in order.
         skipped: How many of its steps the training by the plan skipped.
         wanted: How many steps were asked for.
+        failure: How the training by the plan ended, if it failed before the one in FP32.
     """
 
     fp32: tuple[float, ...]
     by_plan: tuple[float, ...]
     skipped: int
     wanted: int
+    failure: str = ""
 
     @property
     def steps(self) -> int:
@@ -61,7 +63,7 @@ class Probe:
         fp32, by_plan = self.means
         if not math.isfinite(fp32):
             return "unknown"
-        if not math.isfinite(by_plan) or 2 * self.skipped > self.steps:
+        if self.failure or not math.isfinite(by_plan) or 2 * self.skipped > self.steps:
             return "diverges"
         return "differs" if abs(by_plan - fp32) > self.spread else "agrees"
 
@@ -72,6 +74,7 @@ class Probe:
             f"a probe of the first {counted(self.steps, 'step')}, trained by this plan with its "
             f"rounding emulated: over the last {self.late} a mean loss of {by_plan:.5g}, in FP32 "
             f"{fp32:.5g}; {self.skipped} skipped"
+            + (f"; then it failed: {self.failure}" if self.failure else "")
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -127,7 +130,7 @@ def probe_findings(probe: Probe) -> tuple[Finding, ...]:
             code="probe-diverges" if fails else "probe-differs",
             message=probe.describe(),
             evidence=probe.to_json(),
-            fix="train in BF16 (analyze --target bf16), or find what must stay in FP32"
+            fix="find what must stay in FP32, or analyze for another format (--target)"
             if fails
             else "train by the plan to the end, and compare",
         ),

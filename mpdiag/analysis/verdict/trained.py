@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mpdiag.analysis.comparison.compare import mean_of_finite
-from mpdiag.analysis.verdict.decisions import decisions_of
 from mpdiag.errors import MpdiagError, RunNotFound
 from mpdiag.files.paths import is_remote, place
 from mpdiag.installation.bundled import sample_runs
@@ -90,7 +89,7 @@ def _decisions(run: Run) -> str | None:
     if "training" not in run.meta:
         return None
     try:
-        return decisions_of(PrecisionPlan.load(str(run.folder)))
+        return PrecisionPlan.load(str(run.folder)).digest()
     except MpdiagError:
         return None
 

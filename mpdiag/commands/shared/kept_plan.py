@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from mpdiag.errors import MpdiagError, UsageError
 from mpdiag.files.atomic import atomic_path
 from mpdiag.files.paths import is_remote
+from mpdiag.plan import FILE as PLAN
 from mpdiag.plan import PrecisionPlan
 from mpdiag.runs.run import META, open_run
 from mpdiag.runs.stored_search import FILE as SEARCH
@@ -16,8 +17,6 @@ if TYPE_CHECKING:
 
     from mpdiag.files.paths import AnyPath
     from mpdiag.runs.run import Run
-
-PLAN = "plan.json"
 
 
 def keep_plan(run: Run, plan: PrecisionPlan) -> str | None:

@@ -20,11 +20,13 @@ from torch import Tensor
 from torch.autograd import function as autograd_function
 from torch.nn.modules import module as torch_modules
 
+from mpdiag.tracing.precision import HALF
+from mpdiag.training.casting import widened
+
 if TYPE_CHECKING:
     from collections.abc import Callable
     from contextlib import AbstractContextManager
 
-_LOW = (torch.float16, torch.bfloat16)
 _INSIDE = ("torch", "mpdiag")
 
 
@@ -226,7 +228,7 @@ def _saving(state: PassState) -> Any:
     def make(plain: Any) -> Any:
         def saved_tensors(node: Any) -> Any:
             found = plain.__get__(node)
-            return widened_low(found) if state.in_script_code else found
+            return widened(found) if state.in_script_code else found
 
         return saved_tensors
 
@@ -254,7 +256,7 @@ def call_backward(plain: Callable[..., Any], state: PassState, node: Any, args: 
         with state.script_code():
             result = plain(node, *shown)
     except (RuntimeError, TypeError, ValueError, AssertionError):
-        if not any(t.dtype in _LOW for t in _tensors(args)):
+        if not any(t.dtype in HALF for t in _tensors(args)):
             raise
         result = plain(node, *args)  # raises again, unless it was about the dtype
         state.note_half_only(node._forward_cls.__qualname__)
@@ -264,11 +266,6 @@ def call_backward(plain: Callable[..., Any], state: PassState, node: Any, args: 
     handed = zip(_tensors(shown), _tensors(args), versions, strict=True)
     given = {id(s): a for s, a, version in handed if s._version == version}
     return _map(lambda r: given.get(id(r), r if scale == 1.0 else r * scale), result)
-
-
-def widened_low(value: Any) -> Any:
-    """Half-precision tensors of a tuple in FP32."""
-    return _map(lambda t: t.float() if t.dtype in _LOW else t, value)
 
 
 # -- tensors in tuples -----------------------------------------------------------------------------
@@ -295,7 +292,7 @@ def _shown(args: Any, scale: float) -> Any:
     def show(gradient: Tensor) -> Tensor:
         if not (gradient.is_floating_point() or gradient.is_complex()):
             return gradient
-        wide = gradient.float() if gradient.dtype in _LOW else gradient
+        wide = gradient.float() if gradient.dtype in HALF else gradient
         return wide if scale == 1.0 else wide / scale
 
     return _map(show, args)

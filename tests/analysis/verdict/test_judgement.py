@@ -9,16 +9,13 @@ from judged_runs import parameter, record
 
 from mpdiag.analysis.analyzer import analyze
 from mpdiag.analysis.plan_check import check_plan
-from mpdiag.analysis.verdict import decisions_of
 from mpdiag.plan import LossScalePlan, PrecisionPlan
 from mpdiag.runs.stored_comparison import FILE, StoredComparison, read_comparison, write_comparison
 from mpdiag.runs.training_log import RECORDED
 
 
 def compared(folder, verdict, plan):
-    stored = StoredComparison(
-        "run-plan", decisions_of(plan), verdict, ("accuracy .99 beside .98",), 3
-    )
+    stored = StoredComparison("run-plan", plan.digest(), verdict, ("accuracy .99 beside .98",), 3)
     write_comparison(folder, stored)
     return analyze(folder).verdict
 
@@ -69,13 +66,13 @@ def test_a_plan_is_what_it_decides_and_not_why():
     same = PrecisionPlan(
         run="other", loss_scale=LossScalePlan("needed", "constant", 8.0, init_scale=8.0, reason="x")
     )
-    assert decisions_of(plan) == decisions_of(same)
+    assert plan.digest() == same.digest()
     for other in (
         PrecisionPlan(loss_scale=LossScalePlan(method="constant", init_scale=16.0)),
         PrecisionPlan(level="O2", loss_scale=plan.loss_scale),
         PrecisionPlan(target="bf16", loss_scale=plan.loss_scale),
     ):
-        assert decisions_of(other) != decisions_of(plan)
+        assert other.digest() != plan.digest()
 
 
 def test_a_comparison_that_cannot_be_read_is_none(tmp_path):

@@ -7,8 +7,8 @@ import textwrap
 import pytest
 
 from mpdiag.errors import InputError
+from mpdiag.launching.probe import run_probe
 from mpdiag.plan import PrecisionPlan
-from mpdiag.sensitivity.probe import run_probe
 
 ENDLESS = """
     import itertools, sys, torch
@@ -43,3 +43,15 @@ def test_a_script_that_fails_says_why(tmp_path, script):
     (tmp_path / script).write_text("raise ValueError('no data here')")
     with pytest.raises(InputError, match="no data here"):
         run_probe(PrecisionPlan(), [script], steps=3)
+
+
+def test_a_training_that_fails_by_the_plan_alone_does_not_agree(tmp_path, script):
+    """Its few steps are like those in FP32; that it ended there is what the probe shows."""
+    text = (tmp_path / script).read_text()
+    text += "    if _ == 4 and model(x).detach().half().float().equal(model(x).detach()):\n"
+    text += "        raise ValueError('only by the plan')\n"
+    (tmp_path / script).write_text(text)
+    probe = run_probe(PrecisionPlan(), [script, "1.0"], steps=12)
+    assert probe.steps < 12
+    assert probe.outcome == "diverges"
+    assert "only by the plan" in probe.describe()

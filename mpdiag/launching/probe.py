@@ -14,14 +14,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mpdiag.analysis.verdict.probe import Probe
 from mpdiag.errors import InputError, MpdiagError
 from mpdiag.plan import LossScalePlan
-from mpdiag.runs.training_log import FILE, TrainingLog, read_log
+from mpdiag.runs.training_log import FILE, TrainingStep, read_log
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -50,13 +50,12 @@ def run_probe(
     """
     in_fp32 = replace(plan, level="O0", loss_scale=LossScalePlan())
     with tempfile.TemporaryDirectory(prefix="mpdiag-probe-") as place:
-        sides = [
+        reference, by_plan = (
             _train(side, words, Path(place) / name, steps, seconds)
             for name, side in (("fp32", in_fp32), ("plan", plan))
-        ]
-    fp32, by_plan = ({s.step: s for s in side.steps[:steps]} for side in sides)
-    common = [s for s in sorted(fp32.keys() & by_plan.keys()) if fp32[s].loss is not None]
-    pairs = [(fp32[s].loss, by_plan[s].loss) for s in common]
+        )
+    losses = {s.step: s.loss for s in reference.steps}
+    pairs = [(losses.get(s.step), s.loss) for s in by_plan.steps]
     known = [(a, b) for a, b in pairs if a is not None and b is not None]
     if not known:
         message = "the probe saw no losses to compare: does the script call backward() on one?"
@@ -64,14 +63,23 @@ def run_probe(
     return Probe(
         fp32=tuple(a for a, _ in known),
         by_plan=tuple(b for _, b in known),
-        skipped=sum(s.skipped for s in by_plan.values()),
+        skipped=sum(s.skipped for s in by_plan.steps),
         wanted=steps,
+        failure=by_plan.failure if len(by_plan.steps) < len(reference.steps) else "",
     )
+
+
+@dataclass(frozen=True)
+class _Side:
+    """The steps that one side logged, and the last line of one that failed."""
+
+    steps: tuple[TrainingStep, ...]
+    failure: str
 
 
 def _train(
     plan: PrecisionPlan, words: Sequence[str], place: Path, steps: int, seconds: float
-) -> TrainingLog:
+) -> _Side:
     """Train in a child process until its log holds so many steps."""
     place.mkdir()
     plan.save(place / "plan.json")
@@ -90,16 +98,15 @@ def _train(
             code = _wait(child, run / FILE, steps, seconds)
         finally:
             _end(child)
+        failure = ""
         if code not in (None, 0):
             output.seek(0)
-            lines = output.read().decode(errors="replace").strip().splitlines()
+            failure = _last_word(output.read().decode(errors="replace")) or f"exit code {code}"
             if not _logged(run / FILE):
-                message = (
-                    f"the probe's script failed: {lines[-1] if lines else f'exit code {code}'}"
-                )
+                message = f"the probe's script failed: {failure}"
                 raise InputError(message)
     try:
-        return read_log(run)
+        return _Side(read_log(run).steps[:steps], failure)
     except MpdiagError as error:
         message = f"the probe logged nothing within {seconds:g} seconds ({error})"
         raise InputError(message) from None
@@ -116,6 +123,13 @@ def _wait(child: subprocess.Popen[bytes], log: Path, steps: int, seconds: float)
             return None
         time.sleep(_POLL)
     return None
+
+
+def _last_word(output: str) -> str:
+    """The last line that a failed script printed, before what ``mpdiag train`` adds."""
+    lines = [line.strip() for line in output.splitlines()]
+    said = [line for line in lines if line and not line.startswith(("note: ", "next: "))]
+    return said[-1] if said else ""
 
 
 def _logged(log: Path) -> int:
