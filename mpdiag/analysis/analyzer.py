@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mpdiag.analysis.figures.figure import EMPTY, FigureTable
+from mpdiag.analysis.figures.gradients import update_figures
 from mpdiag.analysis.findings import by_severity
 from mpdiag.analysis.format_advice import advise_layers, summarise_formats
 from mpdiag.analysis.level_advice import advise_levels
@@ -36,6 +38,7 @@ from mpdiag.analysis.scaling.loss_scale import (
     analyze_loss_scale,
     nothing_concluded,
 )
+from mpdiag.analysis.scaling.windows import whole_window
 from mpdiag.analysis.shapes import advise_shapes, shape_findings
 from mpdiag.analysis.streaming import read_statistics
 from mpdiag.analysis.verdict.evidence import narrowed
@@ -79,6 +82,7 @@ class Analysis:
         operations: Operations that need FP32 by their recorded values; those that the operation
             policy does not cover come first. Empty if none needs it or none were recorded.
         probe: A short training by the plan, where one was made.
+        figures: Every figure that a claim is made with: sentences and reports take them from here.
     """
 
     run: Run
@@ -90,6 +94,7 @@ class Analysis:
     plan: PrecisionPlan
     operations: tuple[OperationFinding, ...] = ()
     probe: Probe | None = None
+    figures: FigureTable = EMPTY
 
     @property
     def concluded(self) -> bool:
@@ -145,6 +150,7 @@ class Analysis:
             "layers": self.layers.to_json(),
             "findings": [f.to_json() for f in self.findings],
             "plan": self.plan.to_json(),
+            "figures": self.figures.to_json(),
         } | ({} if self.probe is None else {"probe": self.probe.to_json()})
 
 
@@ -206,7 +212,8 @@ def analyze(run: str | os.PathLike[str] | Run, target: str = FP16.name) -> Analy
     extent = extent_of(opened, statistics.step_maxima()[0])
     plan = replace(plan, verdict=_judged(opened, fmt, scale, len(modules), findings, extent, plan))
     formats = summarise_formats(layers, exponent)
-    return Analysis(opened, fmt, layers, scale, formats, findings, plan, proven)
+    figures = scale.figures + update_figures(masters, whole_window(statistics.steps()))
+    return Analysis(*(opened, fmt, layers, scale, formats, findings, plan, proven), figures=figures)
 
 
 def _has_gradients(layers: Layers) -> bool:
@@ -223,6 +230,7 @@ def _scale(
     _, maxima, non_finite = statistics.step_maxima()
     return nothing_concluded(
         *(layers, non_finite, f"this is not a recording of an FP32 training: {narrow}", target),
+        steps=statistics.steps(),
         diverges=maxima.size > 0 and not np.isfinite(maxima[-1]),
     )
 
@@ -246,7 +254,8 @@ def _nothing_concluded(
     )
     extent = extent_of(run, statistics.step_maxima()[0])
     plan = replace(plan, verdict=_judged(run, target, scale, 0, findings, extent, plan))
-    return Analysis(run, target, layers, scale, summarise_formats(layers, 0), findings, plan)
+    formats = summarise_formats(layers, 0)
+    return Analysis(*(run, target, layers, scale, formats, findings, plan), figures=scale.figures)
 
 
 def _findings(

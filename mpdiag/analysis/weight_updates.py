@@ -8,6 +8,7 @@ import numpy as np
 
 from mpdiag.analysis.layers import share
 from mpdiag.analysis.run_statistics import UPDATE_FIGURES
+from mpdiag.display.wording import percent
 from mpdiag.numerics.formats import BF16, FP16, HALVES
 from mpdiag.plan import MasterWeightsPlan
 
@@ -63,9 +64,11 @@ def analyze_weight_updates(evidence: RunStatistics, target: FloatFormat) -> Mast
         needed=needed,
         swallowed_fraction=fraction,
         worst_parameter=names[worst],
-        reason=f"{fraction:.1%} of all updates would be rounded away by {held.label} weights, and "
-        f"{standing:.1%} of the way that weights go lies where these would stand still: {verdict}",
+        reason=f"{percent(fraction)} of the recorded updates would be rounded away by {held.label} "
+        f"weights, and {percent(standing)} of the way that weights go lies where these would stand "
+        f"still: {verdict}",
         evidence={
+            "format": held.name,
             "changed": int(changed.sum()),
             "swallowed": int(swallowed.sum()),
             "vanished_fp16": int(vanished.sum()),

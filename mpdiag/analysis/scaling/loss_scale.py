@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpdiag.analysis.layers import Layers, share
+from mpdiag.analysis.figures.figure import EMPTY, Figure, FigureTable
+from mpdiag.analysis.figures.gradients import layer_figures, pooled_figure
 from mpdiag.analysis.scaling.bounds import CONFIDENCE, largest_share
 from mpdiag.analysis.scaling.maxima import Headroom, headroom, overflows_at
 from mpdiag.analysis.scaling.method import (
@@ -34,6 +35,7 @@ from mpdiag.analysis.scaling.necessity import (
     describe_necessity,
 )
 from mpdiag.analysis.scaling.replay import play
+from mpdiag.analysis.scaling.windows import whole_window
 from mpdiag.display.wording import layer_name
 from mpdiag.files.documents import finite
 from mpdiag.numerics.formats import FP16, FloatFormat
@@ -41,10 +43,12 @@ from mpdiag.numerics.loss_scalers import LARGEST_SCALE, ScaleRange
 from mpdiag.plan import LossScalePlan
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from numpy.typing import NDArray
 
+    from mpdiag.analysis.figures.figure import Key
+    from mpdiag.analysis.layers import Layers
     from mpdiag.analysis.run_statistics import RunStatistics
     from mpdiag.analysis.scaling.windows import Window
 
@@ -72,6 +76,7 @@ class LossScaleAnalysis:
         window: That part; None where no gradient was recorded.
         void: Why nothing can be concluded, as a clause; empty where something can.
         diverges: Whether that is because the recorded training diverges.
+        figures: The figures that claims about the scale are made with.
     """
 
     plan: LossScalePlan
@@ -90,6 +95,7 @@ class LossScaleAnalysis:
     window: Window | None = None
     void: str = ""
     diverges: bool = False
+    figures: FigureTable = EMPTY
 
     def to_json(self) -> dict[str, Any]:
         """The ``loss_scale`` of ``mpdiag analyze --json``."""
@@ -160,11 +166,14 @@ def analyze_loss_scale(
     gradients = layers.of_kind("activation_grad", "weight_grad")
     steps, maxima, non_finite = statistics.step_maxima()
     if len(gradients) == 0 or _finite(maxima).size == 0:
-        return nothing_concluded(layers, non_finite, "no finite gradient was recorded", target)
+        none = "no finite gradient was recorded"
+        return nothing_concluded(layers, non_finite, none, target, statistics.steps())
     recorded = _recorded(gradients, steps, maxima, statistics.late_gradients(), target)
     diverges = _why_diverging(recorded)
     if diverges:
-        return nothing_concluded(layers, non_finite, diverges, target, diverges=True)
+        return nothing_concluded(
+            layers, non_finite, diverges, target, statistics.steps(), diverges=True
+        )
     necessity, part = deciding_part(recorded.late, target)
     overflowing = int(overflows_at(maxima, 0, target).sum())
     if overflowing:
@@ -174,17 +183,20 @@ def analyze_loss_scale(
     scaled = necessity.wanted or non_finite > 0
     choice = _choose(recorded, necessity, statistics, target, scaled=scaled)
     chosen = choice.chosen
-    exponent = _exponent(chosen)
-    before, after = (_underflow(layers, k, target) for k in (0, exponent))
     over, known = _overflowing(recorded, chosen, target)
+    figures = FigureTable(
+        tuple(_figures(recorded, layers, statistics.steps(), choice, part, target)), necessity.layer
+    )
+    before = figures.find("all-values")
+    after = figures.find("all-values-scaled") or before
     sufficient = recorded.lower <= recorded.upper or (chosen.scaler.adaptive and chosen.fits)
     top = min(recorded.upper, LARGEST_EXPONENT)
     found = LossScaleAnalysis(
         plan=_plan(recorded, necessity, chosen),
         limiting_layer=recorded.limiting_layer,
         deciding_layer=necessity.layer,
-        underflow_before=before,
-        underflow_after=after,
+        underflow_before=before.value if before else math.nan,
+        underflow_after=after.value if after else math.nan,
         predicted_overflow_rate=largest_share(over, known),
         worst_before=necessity.sum_lost,
         non_finite_steps=non_finite,
@@ -194,17 +206,106 @@ def analyze_loss_scale(
         finite_steps=known,
         tight=not sufficient,
         window=recorded.late[part][0] if part >= 0 else None,
+        figures=figures,
     )
+    weight_gradients = _weight_gradients(layers, _exponent(chosen), target)
     plan = replace(
         found.plan,
-        reason=f"{describe_necessity(necessity, before, target)}; {choice.describe()}",
-        evidence=_evidence(found, recorded, choice, _weight_gradients(layers, exponent, target)),
+        reason=f"{describe_necessity(necessity, figures, target)}; {choice.describe()}",
+        evidence=_evidence(found, recorded, choice, weight_gradients),
     )
     return replace(found, plan=plan)
 
 
+def _figures(
+    recorded: _Recorded,
+    layers: Layers,
+    steps: NDArray[np.int64],
+    choice: MethodChoice,
+    part: int,
+    target: FloatFormat,
+) -> Iterator[Figure]:
+    """The figures that claims about the scale are made with.
+
+    Args:
+        recorded: What decides.
+        layers: All merged rows.
+        steps: The recorded steps.
+        choice: The method.
+        part: The late part of the training that decides; -1 without any.
+        target: The format.
+    """
+    chosen, whole, fmt = choice.chosen, whole_window(steps), target.name
+    exponent = _exponent(chosen)
+    if part >= 0:
+        window, late = recorded.late[part]
+        yield from layer_figures(late, window, target, exponent)
+    yield pooled_figure(layers, whole, target, 0)
+    if exponent:
+        yield pooled_figure(layers, whole, target, exponent)
+    scale = None if chosen.scaler.adaptive else math.ldexp(1.0, exponent)
+    if chosen.layer is not None and chosen.window is not None:
+        yield Figure(
+            *("replayed-sum", chosen.lost, "sum", chosen.window, fmt, scale, chosen.layer),
+            kind="activation_grad",
+        )
+    over, known = _overflowing(recorded, chosen, target)
+    seen = int(overflows_at(recorded.maxima, 0, target).sum())
+    yield from (
+        Figure(key, count / max(1, known), "steps", whole, fmt, at, count=count, of=known)
+        for key, count, at in _overflow_counts(seen, over, scale)
+    )
+    yield Figure(
+        *("overflow-bound", largest_share(over, known), "steps", whole, fmt, scale),
+        count=over,
+        of=known,
+        bound="at most",
+        confidence=CONFIDENCE,
+    )
+    yield from _interval(recorded, whole, target)
+
+
+def _overflow_counts(
+    seen: int, over: int, scale: float | None
+) -> tuple[tuple[Key, int, float | None], ...]:
+    """In how many steps gradients overflow without a scale, and with the plan's."""
+    return (("overflowing-unscaled", seen, 1.0), ("overflowing-steps", over, scale))
+
+
+def _interval(recorded: _Recorded, whole: Window, target: FloatFormat) -> Iterator[Figure]:
+    """The ends of the interval of scales, each with the layer that sets it."""
+    worst = recorded.losses.worst_row(recorded.lower - 1)
+    if worst is not None:
+        part, layer = worst
+        yield Figure(
+            "scale-lower",
+            math.ldexp(1.0, recorded.lower),
+            "loss scale",
+            window=recorded.late[part][0],
+            format=target.name,
+            layer=layer,
+            kind="activation_grad",
+            bound="at least",
+        )
+    yield Figure(
+        "scale-upper",
+        math.ldexp(1.0, recorded.upper),
+        "loss scale",
+        window=whole,
+        format=target.name,
+        layer=recorded.limiting_layer,
+        bound="at most",
+    )
+
+
 def nothing_concluded(
-    layers: Layers, non_finite: int, reason: str, target: FloatFormat, *, diverges: bool = False
+    layers: Layers,
+    non_finite: int,
+    reason: str,
+    target: FloatFormat,
+    steps: NDArray[np.int64],
+    *,
+    diverges: bool = False,
 ) -> LossScaleAnalysis:
     """Of a run that bears no statement on the loss scale: what was counted, and no more.
 
@@ -213,13 +314,15 @@ def nothing_concluded(
         non_finite: Steps with a gradient that was not finite.
         reason: Why it bears none, as a clause.
         target: The format.
+        steps: The recorded steps, in order.
         diverges: Whether it is a training that diverges.
     """
+    lost = pooled_figure(layers, whole_window(steps), target, 0)
     return LossScaleAnalysis(
         plan=LossScalePlan(need="unknown", reason=reason),
         limiting_layer=None,
         deciding_layer=None,
-        underflow_before=_underflow(layers, 0, target),
+        underflow_before=lost.value,
         underflow_after=math.nan,
         predicted_overflow_rate=math.nan,
         worst_before=math.nan,
@@ -228,6 +331,7 @@ def nothing_concluded(
         late=layers.of_kind("activation_grad"),
         void=reason,
         diverges=diverges,
+        figures=FigureTable((lost,)),
     )
 
 
@@ -302,6 +406,7 @@ def _choose(
         MATTERS,
         shrinkage=max(0, math.ceil(-room.drift)) if necessity.wanted else 0,
         windows=[window for window, _ in recorded.late],
+        names=deciding,
     )
     return choose_method(history, allowed, headroom=room.exponents, scaled=scaled)
 
@@ -318,12 +423,6 @@ def _overflowing(
     played = play(recorded.steps, recorded.maxima, chosen.scaler, target)
     known = np.isfinite(recorded.maxima)
     return int(played.overflow[known].sum()), int(known.sum())
-
-
-def _underflow(layers: Layers, exponent: int, target: FloatFormat) -> float:
-    """Share of all non-zero activation gradients lost to zero at the scale 2^exponent."""
-    h = layers.of_kind("activation_grad").histograms
-    return float(share(h.lost_to_zero(target, exponent).value.sum(), h.nonzero.sum()))
 
 
 def _plan(recorded: _Recorded, necessity: Necessity, chosen: ScalingCandidate) -> LossScalePlan:

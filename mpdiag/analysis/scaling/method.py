@@ -16,7 +16,7 @@ import numpy as np
 from mpdiag.analysis.layers import share
 from mpdiag.analysis.scaling.replay import play
 from mpdiag.analysis.scaling.windows import late_windows
-from mpdiag.display.wording import counted
+from mpdiag.display.wording import counted, layer_name, percent
 from mpdiag.numerics.loss_scalers import SCALERS, ConstantScale
 from mpdiag.plan import NO_SCALE
 
@@ -45,7 +45,11 @@ class ScalingCandidate:
         lost: Share of Σ|g| the worst layer loses to zero in a step, on average over the steps of the
             late part that loses most, those that are not skipped.
         fits: Whether both are tolerable.
-        skips, steps: Of how many steps with finite gradients how many it skips.
+        skips, steps: Of how many replayed steps with finite gradients how many it skips.
+        repeated: How many of these are late steps once more, with gradients ``smaller`` powers of two
+            below the recorded ones; the others are the recorded steps.
+        smaller: See ``repeated``.
+        layer, window: The layer and the late part that ``lost`` is of; None where no layer decides.
     """
 
     method: str
@@ -55,6 +59,10 @@ class ScalingCandidate:
     fits: bool
     skips: int = 0
     steps: int = 0
+    repeated: int = 0
+    smaller: int = 0
+    layer: str | None = None
+    window: Window | None = None
 
     @property
     def scale(self) -> float:
@@ -90,6 +98,10 @@ class GradientHistory:
         first: int64 (n,), exponent of the first bin.
         target: The format.
         tolerated: Share of Σ|g| that may be lost.
+        names: The layers that decide; empty if they were not named.
+        parts: The parts of the training that ``late`` is of.
+        recorded: How many of the steps were recorded, the first ones; the others repeat late ones.
+        shrinkage: Powers of two by which the repeated gradients are smaller.
     """
 
     steps: NDArray[np.int64]
@@ -99,6 +111,10 @@ class GradientHistory:
     first: NDArray[np.int64]
     target: FloatFormat
     tolerated: float
+    names: tuple[str, ...]
+    parts: tuple[Window, ...]
+    recorded: int
+    shrinkage: int
 
     def judge(self, scaler: Scaler, headroom: int = 0) -> ScalingCandidate:
         """Replay a scaler.
@@ -113,17 +129,25 @@ class GradientHistory:
         finite = np.isfinite(self.maxima)
         known, skips = int(finite.sum()), int(played.overflow[finite].sum())
         exponents = np.floor(np.log2(played.scale)).astype(int)
-        lost = max(
-            (
-                self._lost(table, exponents, ~played.overflow & finite & part)
-                for table in self.below
-                for part in self.late
-            ),
-            default=0.0,
+        losses = [
+            (self._lost(table, exponents, ~played.overflow & finite & part), layer, window)
+            for layer, table in zip(self.names or [None] * len(self.below), self.below, strict=True)
+            for window, part in zip(self.parts, self.late, strict=True)
+        ]
+        lost, layer, window = max(losses, key=lambda found: found[0], default=(0.0, None, None))
+        return ScalingCandidate(
+            method=scaler.name,
+            scaler=scaler,
+            skipped=skips / known if known else 0.0,
+            lost=lost,
+            fits=tolerable(skips, known) and lost <= self.tolerated,
+            skips=skips,
+            steps=known,
+            repeated=int(finite[self.recorded :].sum()),
+            smaller=self.shrinkage,
+            layer=layer,
+            window=window,
         )
-        fits = tolerable(skips, known) and lost <= self.tolerated
-        skipped = skips / known if known else 0.0
-        return ScalingCandidate(scaler.name, scaler, skipped, lost, fits, skips, known)
 
     def _lost(
         self,
@@ -154,6 +178,7 @@ def gradient_history(
     tolerated: float,
     shrinkage: int = 0,
     windows: Sequence[Window] = (),
+    names: Sequence[str] = (),
 ) -> GradientHistory:
     """Prepare a replay.
 
@@ -166,11 +191,12 @@ def gradient_history(
         shrinkage: Powers of two by which gradients shrank over the recording. If any, the late
             steps are repeated at the end, smaller by as much.
         windows: The late parts of the training, the longest first; by default the later half.
+        names: What the layers are called.
     """
     none = np.zeros((len(steps), 1))
     below = [np.concatenate([none, np.cumsum(h.sums, axis=1)], axis=1) for h in layers]
     first = np.full(len(steps), layers[0].first if layers else 0)
-    parts = windows or late_windows(steps)[:1]
+    parts = tuple(windows) or late_windows(steps)[:1]
     late = np.stack([part.holds(steps) for part in parts])
     again = np.flatnonzero(late[0]) if shrinkage > 0 else np.zeros(0, int)
     behind = int(steps[-1] - steps[again[0]]) + 1 if again.size else 0
@@ -182,6 +208,10 @@ def gradient_history(
         first=np.concatenate([first, first[again] - shrinkage]),
         target=target,
         tolerated=tolerated,
+        names=tuple(names),
+        parts=parts,
+        recorded=len(steps),
+        shrinkage=shrinkage,
     )
 
 
@@ -195,28 +225,50 @@ class MethodChoice:
     def describe(self) -> str:
         """Why this method, in a clause."""
         chosen = self.chosen
-        outcome = f"{_skips(chosen)} and loses {chosen.lost:.2%}"
+        outcome = f"{_skips(chosen)}{_origin(chosen)}{_loses(chosen)}"
         if not chosen.fits:
             return f"no method does; the closest, {chosen.method} from {chosen.scale:g}, {outcome}"
         if chosen.method == NO_SCALE:
             return f"none of {counted(chosen.steps, 'recorded step')} comes near an overflow"
         if chosen.constant:
             return f"a constant scale of {chosen.scale:g} is enough: with headroom it {outcome}"
-        described = f"{chosen.scaler.describe()} {outcome} in the replay"
+        described = f"{chosen.scaler.describe()} {outcome}"
         constants = [c for c in self.judged if c.constant]
         if not constants:
             return described
         best = min(constants, key=lambda c: c.skipped + c.lost)
         return (
-            f"{described}; the best constant scale, {best.scale:g}, with headroom {_skips(best)} "
-            f"and loses {best.lost:.2%}"
+            f"{described}; the best constant scale, {best.scale:g}, with headroom {_skips(best)}"
+            f"{_loses(best)}"
         )
 
 
 def _skips(candidate: ScalingCandidate) -> str:
     """How many steps a method skips, in words."""
     skips = f"{candidate.skips:,}" if candidate.skips else "none"
-    return f"skips {skips} of {counted(candidate.steps, 'replayed step')}"
+    what = "replayed step" if candidate.repeated else "recorded step"
+    return f"skips {skips} of {counted(candidate.steps, what)}"
+
+
+def _origin(candidate: ScalingCandidate) -> str:
+    """Where replayed steps come from that were not recorded; empty if all were."""
+    if not candidate.repeated:
+        return ""
+    return (
+        f" ({candidate.steps - candidate.repeated:,} recorded ones, and the last "
+        f"{candidate.repeated:,} of them once more with gradients {2**candidate.smaller:,} times "
+        "smaller)"
+    )
+
+
+def _loses(candidate: ScalingCandidate) -> str:
+    """What a method loses, in words; empty if no layer was looked at."""
+    if candidate.layer is None or candidate.window is None:
+        return ""
+    return (
+        f" and loses {percent(candidate.lost)} of a step's sum in {layer_name(candidate.layer)} on "
+        f"average {candidate.window.when}"
+    )
 
 
 def choose_method(

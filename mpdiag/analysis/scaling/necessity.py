@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mpdiag.analysis.layers import Layers, share
+from mpdiag.display.wording import layer_name
 from mpdiag.numerics.formats import FP16, FloatFormat
 from mpdiag.numerics.loss_scalers import LARGEST_SCALE
 
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
+    from mpdiag.analysis.figures.figure import FigureTable
     from mpdiag.analysis.scaling.windows import Window
     from mpdiag.plan import LossScaleNeed
 
@@ -95,6 +97,14 @@ class Losses:
         columns = [min(max(self.first, k), LARGEST_EXPONENT) - self.first for k in exponents]
         worst = {int(np.argmax(self.sums[:, column])) for column in columns}
         return list(dict.fromkeys(str(self.names[i]) for i in sorted(worst)))
+
+    def worst_row(self, exponent: int) -> tuple[int, str] | None:
+        """The part and the layer that loses most of its sum at a scale, the first of equals."""
+        if len(self.names) == 0 or not self.first <= exponent <= LARGEST_EXPONENT:
+            return None
+        row = int(np.argmax(self.sums[:, exponent - self.first]))
+        part = int(np.searchsorted(np.cumsum([len(p) for p in self.parts]), row, side="right"))
+        return part, str(self.names[row])
 
     def harmful_at(self, exponent: int) -> bool:
         """Whether trainings that lost as much as this one would at a scale have failed."""
@@ -208,34 +218,36 @@ def deciding_part(
 _URGENCY: tuple[LossScaleNeed, ...] = ("unknown", "not needed", "advisable", "needed")
 
 
-def describe_necessity(necessity: Necessity, underflow: float, target: FloatFormat) -> str:
-    """Why a scale is needed or not, in a clause."""
-    where, lost = necessity.layer or "the model's output", necessity.sum_lost
-    where += f" {necessity.when}" if necessity.when else ""
+def describe_necessity(necessity: Necessity, figures: FigureTable, target: FloatFormat) -> str:
+    """Why a scale is needed or not, in a clause; its figures are those of the table."""
     if necessity.overflowing:
         return (
             f"without a scale gradients overflow {target.label} in {necessity.overflowing:,} of "
             f"{necessity.steps:,} recorded steps"
         )
+    found = figures.find("layer-sum", necessity.layer)
+    if found is None:
+        return "no activation gradient was recorded late in the training"
+    lost, where = found.said, f"{layer_name(found.layer)} {found.window.when}"
     if necessity.values_lost is not None:
         return (
-            f"without a scale {target.label} loses {necessity.values_lost:.0%} of the gradient's "
-            f"values in {where}, {lost:.1%} of their sum: many small contributions in one direction, "
-            "which training missed"
+            f"without a scale {target.label} loses {figures.said('layer-values', necessity.layer)} of "
+            f"the gradient's values in {where}, {lost} of their sum: many small contributions in one "
+            "direction, which training missed"
         )
     if necessity.need == "needed":
         return (
-            f"without a scale {target.label} loses {lost:.0%} of the gradient's sum in {where}: "
+            f"without a scale {target.label} loses {lost} of the gradient's sum in {where}: "
             "trainings that lost as much failed"
         )
     if necessity.need == "advisable":
         return (
-            f"{target.label} loses {lost:.1%} of the gradient's sum in {where}; trainings that lost "
-            "as much reached the same result, and a scale costs nothing"
+            f"without a scale {target.label} loses {lost} of the gradient's sum in {where}; trainings "
+            "that lost as much reached the same result, and a scale costs nothing"
         )
-    when = f" {necessity.when}" if necessity.when else ""
-    values = f"{underflow:.1%}" if underflow == 0 or underflow >= 5e-4 else "< 0.1%"
+    if found.value == 0:
+        return f"without a scale {target.label} loses nothing of any gradient {found.window.when}"
     return (
-        f"no layer loses more than {max(lost, 1e-4):.2%} of its gradient's sum{when} ({values} of "
-        "all values, the smallest), which does not matter"
+        f"without a scale {target.label} loses {lost} of the gradient's sum in {where}, the most of "
+        "all layers, which does not matter"
     )

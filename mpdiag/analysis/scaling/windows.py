@@ -9,12 +9,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from mpdiag.display.wording import counted
+
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
 _LATE = ((0.5, 1.0, "later half"), (0.6, 0.8, "fourth fifth"), (0.8, 1.0, "last fifth"))
 """The parts that count, the one that decides where all say the same first."""
+WHOLE = "the recorded steps"
+"""What a window is called that holds all of them."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,31 @@ class Window:
         inside: NDArray[np.bool_] = (steps >= self.first) & (steps < self.end)
         return inside
 
+    @property
+    def words(self) -> str:
+        """Where it lies, with its recorded steps, as a phrase."""
+        if self.name != WHOLE:
+            return f"in {self.name} ({counted(self.recorded, 'recorded step')})"
+        if self.recorded == 1:
+            return "in the one recorded step"
+        return f"over all {self.recorded:,} recorded steps"
+
+    @property
+    def when(self) -> str:
+        """Where it lies, without their number."""
+        return f"over all {WHOLE[4:]}" if self.name == WHOLE else f"in {self.name}"
+
+
+def whole_window(steps: NDArray[np.int64]) -> Window:
+    """All recorded steps.
+
+    Args:
+        steps: Their numbers, in order.
+    """
+    if steps.size == 0:
+        return Window(WHOLE, 0, 0, 0)
+    return Window(WHOLE, int(steps[0]), int(steps[-1]) + 1, steps.size)
+
 
 def late_windows(steps: NDArray[np.int64], length: int = 0) -> tuple[Window, ...]:
     """The late parts of a training of which at least one step was recorded.
@@ -56,7 +85,7 @@ def late_windows(steps: NDArray[np.int64], length: int = 0) -> tuple[Window, ...
         return _windows(steps, whole, "of the training")
     if steps[-1] >= reached / 2:
         return _windows(steps, reached, "of the recorded steps")
-    return (Window("the recorded steps", int(steps[0]), reached, steps.size),)
+    return (whole_window(steps),)
 
 
 def unseen_windows(steps: NDArray[np.int64], length: int) -> tuple[str, ...]:

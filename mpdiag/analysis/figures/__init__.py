@@ -1,0 +1,1 @@
+"""The figures that claims are made with: one table, which every surface reads."""
