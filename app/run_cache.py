@@ -90,6 +90,17 @@ def once(listing: Listing, *key: object, make: Callable[[], Any]) -> Any:
     return _once(str(listing.folder), str(stamp(listing.folder)), key, make)
 
 
+def late_layers(listing: Listing) -> Layers:
+    """Activation gradients of the part of the training that decides, in the model's order."""
+    of_run = analysis(listing)
+    late: Layers = once(
+        listing,
+        "late layers",
+        make=lambda: in_model_order(of_run.loss_scale.late, of_run.run.modules()),
+    )
+    return late
+
+
 @st.cache_resource(max_entries=512, show_spinner=False)
 def _model(run: str, moment: str, _listing: Listing) -> KnownModel:
     try:

@@ -10,7 +10,16 @@ import run_folder
 import streamlit as st
 import widgets
 
-from mpdiag.display.wording import KIND_NAMES, in_markdown, layer_name, percent, power
+from mpdiag.analysis.figures.figure import at_scale
+from mpdiag.display.wording import (
+    KIND_NAMES,
+    in_markdown,
+    layer_name,
+    percent,
+    power,
+    scale_text,
+    sentence,
+)
 from mpdiag.numerics.formats import FORMATS, FP16, TARGETS
 from mpdiag.reports.views.gradients import pictures
 from mpdiag.reports.views.gradients.frame import (
@@ -24,6 +33,7 @@ from mpdiag.reports.views.gradients.frame import (
 
 if TYPE_CHECKING:
     from mpdiag.analysis.layers import Layers
+    from mpdiag.analysis.scaling.windows import Window
     from mpdiag.numerics.formats import FloatFormat
 
 chosen = run_folder.current()
@@ -67,49 +77,87 @@ def view() -> None:
         format="2^%d",
         key="scale",
         bind="query-params",
-        help=f"Recommended: {plan.recommended:g}. It multiplies gradients; move it to see its effect on "
-        "every layer.",
+        help=f"Recommended: {scale_text(plan.recommended)}. It multiplies gradients; move it to see its "
+        "effect on every layer.",
     )
-    layers = layers_named(run_cache.layers(chosen, kind), text or "")
+    window = _window(kind)
+    whole = layers_named(run_cache.layers(chosen, kind), text or "")
+    layers = whole
+    if window is not None:
+        layers = layers_named(run_cache.late_layers(chosen), text or "")
     if not len(layers):
         st.info(in_markdown(f"No layer has “{text}” in its name."))
         return
-    _numbers(layers, fmt, exponent)
-    key = ("every scale", kind, fmt.name, text or "")
-    frame = run_cache.once(chosen, *key, make=lambda: every_scale_frame(layers, fmt))
-    widgets.show(pictures.every_scale(run, layers, kind, fmt, exponent, plan, frame=frame))
+    _numbers(layers, whole, fmt, exponent, window)
+    key = ("every scale", kind, fmt.name, text or "", window)
+    frame = run_cache.once(chosen, *key, make=lambda: every_scale_frame(layers, fmt, whole))
+    widgets.show(
+        pictures.every_scale(
+            *(run, layers, kind, fmt, exponent, plan), frame=frame, window=window, whole=whole
+        )
+    )
     everything, single = st.tabs(["All layers", "One layer"], key="tab", bind="query-params")
     with everything:
-        widgets.show(pictures.heat_map(run, layers, kind, fmt, exponent, log=log))
-        widgets.show(pictures.consequences(run, layers, kind, fmt, exponent))
+        widgets.show(pictures.heat_map(run, layers, kind, fmt, exponent, log=log, window=window))
+        widgets.show(pictures.consequences(run, layers, kind, fmt, exponent, window=window))
         widgets.table(scale_frame(layers, fmt, exponent))
     with single:
         names = [str(n) for n in layers.names]
         layer = widgets.choose_layer(names)
-        widgets.show(pictures.one_histogram(run, layers, kind, fmt, exponent, layer=layer, log=log))
+        widgets.show(
+            pictures.one_histogram(
+                *(run, layers, kind, fmt, exponent), layer=layer, log=log, window=window
+            )
+        )
         if layer is not None:
             records = analysis.run.records
             widgets.show(pictures.over_time(run, records, kind, layer, fmt, exponent, log=log))
 
 
-def _numbers(layers: Layers, fmt: FloatFormat, exponent: int) -> None:
-    whole = summary(scale_frame(layers, fmt, exponent))
+def _window(kind: str) -> Window | None:
+    """The steps to show: those that decide the verdict, unless all of them are asked for."""
+    late = analysis.loss_scale.window
+    if kind != "activation_grad" or late is None:
+        return None
+    words = {"late": late.words, "all": "over all recorded steps"}
+    choice = st.segmented_control(
+        "Steps",
+        list(words),
+        default="late",
+        required=True,
+        format_func=lambda name: words[name],
+        key="steps",
+        bind="query-params",
+        help="The verdict goes by the part of the training in which most is lost.",
+    )
+    return None if choice == "all" else late
+
+
+def _numbers(
+    layers: Layers, whole: Layers, fmt: FloatFormat, exponent: int, window: Window | None
+) -> None:
+    shown, all_steps = (summary(scale_frame(part, fmt, exponent)) for part in (layers, whole))
     low, high = recommended_interval(plan)
     inside = low <= exponent <= high
     cells = st.columns(4)
-    cells[0].metric("Values lost to 0", percent(whole.lost_share), border=True)
-    cells[1].metric("Σ|x| lost, worst layer", percent(whole.worst_sum_share), border=True)
-    overflow = str(whole.overflow_layers) if whole.overflow_layers else "none"
+    cells[0].metric("Values lost to 0", percent(shown.lost_share), border=True)
+    cells[1].metric("Σ|x| lost, worst layer", percent(shown.worst_sum_share), border=True)
+    overflow = str(all_steps.overflow_layers) if all_steps.overflow_layers else "none"
     cells[2].metric("Layers that overflow", overflow, border=True)
-    cells[3].metric("This loss scale", power(exponent), border=True)
-    worst = layer_name(whole.worst_layer)
+    cells[3].metric("Selected loss scale", power(exponent), border=True)
+    worst = layer_name(shown.worst_layer)
     words = "inside" if inside else "outside"
-    upper = "no limit" if plan.upper is None else f"{plan.upper:g}"
+    upper = "no limit" if plan.upper is None else scale_text(plan.upper)
+    when = "over all recorded steps" if window is None else window.words
+    lost = (
+        f"{when}, {at_scale(2.0**exponent)}, {fmt.label} loses {percent(shown.worst_sum_share)} of the "
+        f"sum of {worst}, the most of these layers"
+    )
     st.caption(
         in_markdown(
-            f"This scale is {words} the interval from {plan.lower:g} to {upper} that is "
-            f"sufficient and admissible; {plan.recommended:g} is recommended. "
-            f"{worst} loses the largest part of its sum."
+            f"{sentence(lost)} Overflow is counted over all recorded steps. The scale is {words} the "
+            f"interval from {scale_text(plan.lower)} to {upper}; {scale_text(plan.recommended)} is "
+            "recommended."
         )
     )
 

@@ -17,10 +17,14 @@ masters = analysis.plan.master_weights
 records = analysis.run.records
 run = str(chosen.folder)
 st.markdown(in_markdown(sentence(masters.reason)))
+swallowed = analysis.figures.find("updates-swallowed")
+if swallowed is not None:
+    st.caption(in_markdown(f"All figures of this page are {swallowed.where}."))
 
 table = run_cache.once(chosen, "update table", make=lambda: updates.update_frame(records))
 cells = st.columns(3)
-cells[0].metric("Rounded away by FP16 weights", percent(masters.swallowed_fraction), border=True)
+share = swallowed.said if swallowed else percent(masters.swallowed_fraction)
+cells[0].metric("Rounded away by FP16 weights", share, border=True)
 cells[1].metric("Worst parameter", layer_name(masters.worst_parameter), border=True)
 cells[2].metric("FP32 masters", "needed" if masters.needed else "not needed", border=True)
 

@@ -11,7 +11,7 @@ import streamlit as st
 import widgets
 
 from mpdiag.display.wording import counted, in_markdown, sentence
-from mpdiag.reports.views.verdict import facts, formats_frame, grounds, levels_frame
+from mpdiag.reports.views.verdict import facts, formats_frame, formats_note, grounds, levels_frame
 
 chosen = run_folder.current()
 widgets.heading("Verdict", chosen)
@@ -64,7 +64,7 @@ st.subheader("Memory saved", anchor=False)
 st.caption("Predicted by counting: weights, gradients, optimizer state and stored activations.")
 st.dataframe(levels_frame(plan), hide_index=True)
 st.subheader("Values lost, by format", anchor=False)
-st.caption("FP16 gradients at the recommended loss scale; FP8 with a scale for each layer.")
+st.caption(in_markdown(formats_note(analysis)))
 st.dataframe(
     formats_frame(analysis.formats).style.format("{:.3%}", na_rep="–"),
 )

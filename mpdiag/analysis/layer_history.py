@@ -11,16 +11,20 @@ import numpy as np
 
 from mpdiag.analysis.analyzer import Analysis, analyze
 from mpdiag.analysis.layers import Layers, countable_rows, share
-from mpdiag.analysis.scaling.necessity import lost_by_scale
+from mpdiag.analysis.scaling.necessity import MATTERS
+from mpdiag.display.wording import scale_text
 from mpdiag.errors import LayerNotFound
 from mpdiag.files.documents import finite
-from mpdiag.numerics.formats import FP16
+from mpdiag.numerics.formats import FORMATS, FP16
 from mpdiag.runs.run import Run, open_run
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Iterator
 
     from numpy.typing import NDArray
+
+    from mpdiag.analysis.figures.figure import Figure
 
 
 SCHEMA_VERSION = 1
@@ -41,6 +45,7 @@ class LayerHistory:
         swallowed: Share of its updates FP16 weights would swallow, None if it has no updates.
         roles: What it decides for the whole run, in sentences.
         fixes: What to do.
+        figures: What the run's claims say of it, see ``analysis.figures``.
     """
 
     name: str
@@ -53,6 +58,7 @@ class LayerHistory:
     swallowed: float | None
     roles: tuple[str, ...]
     fixes: tuple[str, ...]
+    figures: tuple[Figure, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """The document of ``mpdiag why RUN LAYER --json``; what is not finite is null."""
@@ -76,6 +82,7 @@ class LayerHistory:
             "swallowed": self.swallowed,
             "fixes": list(self.fixes),
             "worst": list(self.worst),
+            "figures": [figure.to_json() for figure in self.figures],
         }
         plain: dict[str, Any] = finite(document)
         return plain
@@ -83,9 +90,7 @@ class LayerHistory:
     @property
     def worst(self) -> tuple[str, ...]:
         """The layers whose gradients lose the most, worst first."""
-        gradients = self.analysis.loss_scale.late
-        order = np.argsort(-lost_by_scale(gradients)[:, 0], kind="stable")
-        return tuple(str(gradients.names[i]) for i in order[:6])
+        return self.analysis.figures.layers()[:6]
 
 
 def explain_layer(run: str | os.PathLike[str], layer: str | None = None) -> LayerHistory:
@@ -125,16 +130,10 @@ def explain_layer(run: str | os.PathLike[str], layer: str | None = None) -> Laye
     exponent = int(np.log2(analysis.plan.loss_scale.recommended))
     updates = records.select(mine & records.of_kind("update"))
     changed = int(updates.changed.sum())
-    scale = analysis.loss_scale
-    roles = []
-    if layer == scale.deciding_layer:
-        roles.append("it loses the most of all layers, which sets the lower end of the loss scale")
-    if layer == scale.limiting_layer:
-        roles.append("it has the largest gradient, which sets the upper end of the loss scale")
     fixes = [c.reason for c in analysis.plan.fp32_operations if c.module == layer]
     fixes = [f"keep it in FP32: {reason}" for reason in fixes]
     if exponent > 0 and h.nonzero.sum() and h.lost_to_zero(FP16).value.sum():
-        fixes.append(f"scale the loss by {2**exponent:g}")
+        fixes.append(f"scale the loss by {scale_text(2.0**exponent)}")
     return LayerHistory(
         name=layer,
         analysis=analysis,
@@ -144,9 +143,37 @@ def explain_layer(run: str | os.PathLike[str], layer: str | None = None) -> Laye
         lost_scaled=share(h.lost_to_zero(FP16, exponent).value, h.nonzero),
         absmax=h.absmax,
         swallowed=int(updates.fact("swallowed", FP16.name).sum()) / changed if changed else None,
-        roles=tuple(roles),
+        roles=tuple(_roles(layer, analysis)),
         fixes=tuple(fixes),
+        figures=analysis.figures.of_layer(layer),
     )
+
+
+def _roles(layer: str, analysis: Analysis) -> Iterator[str]:
+    """What a layer loses and decides, by the figures that the verdict is made of."""
+    figures = analysis.figures
+    lost, values = figures.find("layer-sum", layer), figures.find("layer-values", layer)
+    if lost is not None and values is not None:
+        most = ", the most of all layers" if layer == figures.layers()[0] and lost.value else ""
+        scaled, kept = figures.find("layer-values-scaled", layer), ""
+        if scaled is not None:
+            kept = f"; {scaled.at_scale} {scaled.said} of the values"
+        yield (
+            f"{lost.where} {FORMATS[lost.format].label} loses {lost.said} of its gradients' sum "
+            f"{lost.at_scale}{most}, and {values.said} of their values{kept}"
+        )
+    lower, upper = figures.find("scale-lower", layer), figures.find("scale-upper", layer)
+    if lower is not None:
+        share = f"{100 * MATTERS:g} %"
+        yield (
+            f"it sets the lower end of the loss scale: below {lower.said} more than {share} of its "
+            f"gradients' sum is lost {lower.where}"
+        )
+    if upper is not None:
+        yield (
+            "it has the largest gradient, which sets the upper end of the loss scale: above "
+            f"{upper.said} it overflows"
+        )
 
 
 def _of_type(run: Run, word: str) -> list[str]:

@@ -56,6 +56,14 @@ def percent(fraction: float) -> str:
     return f"{100 * fraction:.2f} %" if fraction >= 1e-4 else "< 0.01 %"
 
 
+def scale_text(scale: float) -> str:
+    """A loss scale with all its digits, as a power of two where these are many: ``2^-20``."""
+    mantissa, exponent = math.frexp(scale)
+    if mantissa == 0.5 and not -12 <= exponent - 1 <= 24:
+        return f"2^{exponent - 1}"
+    return f"{scale:.9g}"
+
+
 def power(exponent: int) -> str:
     """A power of two with its value: ``64 = 2⁶``."""
     value = 2.0**exponent

@@ -8,6 +8,11 @@ they do not compute it.
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from mpdiag.analysis.scaling.windows import Window
+
 _COUNTED = """\
 import pandas as pd
 
@@ -47,13 +52,26 @@ bins = bins[bins["counts"] > 0]
 """Lines after ``counted_rows`` that leave ``bins``: its rows by ``exponent``, with ``counts``."""
 
 
-def counted_rows(run: str, kind: str, layer: str | None = None) -> str:
-    """Lines that leave the rows of one kind that count in ``rows``, of all layers or of one."""
+def counted_rows(
+    run: str, kind: str, layer: str | None = None, window: Window | None = None
+) -> str:
+    """Lines that leave the rows of one kind that count in ``rows``.
+
+    Args:
+        run: The run folder.
+        kind: The kind.
+        layer: Of one layer alone.
+        window: Of its steps alone.
+    """
     which = f'stats["kind"] == {kind!r}'
     if kind == "update":
         which = f'({which}) & ~stats["skipped"]'
     if layer is not None:
         which = f'({which}) & (stats["name"] == {layer!r})'
+    if window is not None:
+        which = (
+            f'({which}) & (stats["step"] >= {window.first:g}) & (stats["step"] < {window.end:g})'
+        )
     text = _COUNTED.format(run=run, which=which, totals=_TOTALS if kind == "weight_grad" else "")
     return text.replace("import pandas", "import numpy as np\nimport pandas", 1)
 

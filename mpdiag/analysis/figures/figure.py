@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
-from mpdiag.display.wording import percent
+from mpdiag.display.wording import percent, scale_text
 from mpdiag.files.documents import finite
 
 if TYPE_CHECKING:
@@ -76,7 +76,7 @@ class Figure:
     @property
     def said(self) -> str:
         """The figure as every surface writes it."""
-        return f"{self.value:g}" if self.counted == "loss scale" else percent(self.value)
+        return scale_text(self.value) if self.counted == "loss scale" else percent(self.value)
 
     @property
     def where(self) -> str:
@@ -98,7 +98,7 @@ class Figure:
 
 def at_scale(scale: float) -> str:
     """A loss scale as a phrase: 1 is none."""
-    return "without a loss scale" if scale == 1 else f"at a loss scale of {scale:g}"
+    return "without a loss scale" if scale == 1 else f"at a loss scale of {scale_text(scale)}"
 
 
 @dataclass(frozen=True)

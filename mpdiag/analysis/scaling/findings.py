@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mpdiag.analysis.findings import Finding
-from mpdiag.display.wording import counted, layer_name
+from mpdiag.display.wording import counted, layer_name, scale_text
 
 if TYPE_CHECKING:
     from mpdiag.analysis.layers import Layers
@@ -81,9 +81,9 @@ def _scale_findings(target: FloatFormat, scale: LossScaleAnalysis) -> list[Findi
             Finding(
                 severity="error",
                 code="no-loss-scale-fits",
-                message=f"no loss scale fits {target.label}: {layer_name(scale.deciding_layer)} "
-                f"needs at least {plan.lower:g}, {layer_name(scale.limiting_layer)} allows at most "
-                f"{plan.upper:g}",
+                message=f"no loss scale fits {target.label}: {_lower_end(scale)} "
+                f"needs at least {scale_text(plan.lower)}, {layer_name(scale.limiting_layer)} allows at "
+                f"most {scale_text(plan.upper)}",
                 evidence={
                     "lower": plan.lower,
                     "upper": plan.upper,
@@ -103,7 +103,7 @@ def _scale_findings(target: FloatFormat, scale: LossScaleAnalysis) -> list[Findi
             code="loss-scale-needed" if needed else "loss-scale-advisable",
             message=plan.reason,
             evidence=plan.evidence,
-            fix=f"scale the loss by {plan.recommended:g} ({plan.method})",
+            fix=f"scale the loss by {scale_text(plan.recommended)} ({plan.method})",
         )
     ]
 
@@ -114,9 +114,16 @@ def _tight(target: FloatFormat, scale: LossScaleAnalysis) -> Finding:
     return Finding(
         severity="warning",
         code="loss-scale-tight",
-        message=f"{layer_name(scale.deciding_layer)} needs a loss scale of {plan.lower:g} to lose "
+        message=f"{_lower_end(scale)} needs a loss scale of {scale_text(plan.lower)} to lose "
         f"nothing in {target.label} that may matter, and {layer_name(scale.limiting_layer)} allows at "
-        f"most {plan.upper:g}; trainings that lost as much as it does there reached the same result",
+        f"most {scale_text(plan.upper)}; trainings that lost as much as it does there reached the same "
+        "result",
         evidence={"lower": plan.lower, "upper": plan.upper, "layer": scale.limiting_layer},
-        fix=f"scale the loss by {plan.recommended:g} ({plan.method}), or train in BF16",
+        fix=f"scale the loss by {scale_text(plan.recommended)} ({plan.method}), or train in BF16",
     )
+
+
+def _lower_end(scale: LossScaleAnalysis) -> str:
+    """The layer that sets the smallest scale, and when."""
+    found = scale.figures.find("scale-lower")
+    return layer_name(scale.deciding_layer) if found is None else layer_name(found.layer)

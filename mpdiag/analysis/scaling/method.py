@@ -16,7 +16,7 @@ import numpy as np
 from mpdiag.analysis.layers import share
 from mpdiag.analysis.scaling.replay import play
 from mpdiag.analysis.scaling.windows import late_windows
-from mpdiag.display.wording import counted, layer_name, percent
+from mpdiag.display.wording import counted, layer_name, percent, scale_text
 from mpdiag.numerics.loss_scalers import SCALERS, ConstantScale
 from mpdiag.plan import NO_SCALE
 
@@ -224,22 +224,22 @@ class MethodChoice:
 
     def describe(self) -> str:
         """Why this method, in a clause."""
-        chosen = self.chosen
+        chosen, scale = self.chosen, scale_text(self.chosen.scale)
         outcome = f"{_skips(chosen)}{_origin(chosen)}{_loses(chosen)}"
         if not chosen.fits:
-            return f"no method does; the closest, {chosen.method} from {chosen.scale:g}, {outcome}"
+            return f"no method does; the closest, {chosen.method} from {scale}, {outcome}"
         if chosen.method == NO_SCALE:
             return f"none of {counted(chosen.steps, 'recorded step')} comes near an overflow"
         if chosen.constant:
-            return f"a constant scale of {chosen.scale:g} is enough: with headroom it {outcome}"
+            return f"a constant scale of {scale} is enough: with headroom it {outcome}"
         described = f"{chosen.scaler.describe()} {outcome}"
         constants = [c for c in self.judged if c.constant]
         if not constants:
             return described
         best = min(constants, key=lambda c: c.skipped + c.lost)
         return (
-            f"{described}; the best constant scale, {best.scale:g}, with headroom {_skips(best)}"
-            f"{_loses(best)}"
+            f"{described}; the best constant scale, {scale_text(best.scale)}, with headroom "
+            f"{_skips(best)}{_loses(best)}"
         )
 
 
@@ -255,9 +255,8 @@ def _origin(candidate: ScalingCandidate) -> str:
     if not candidate.repeated:
         return ""
     return (
-        f" ({candidate.steps - candidate.repeated:,} recorded ones, and the last "
-        f"{candidate.repeated:,} of them once more with gradients {2**candidate.smaller:,} times "
-        "smaller)"
+        f" ({candidate.steps - candidate.repeated:,} recorded, the last {candidate.repeated:,} of them "
+        f"once more, {2**candidate.smaller:,} times smaller)"
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mpdiag.display.wording import counted, layer_name, percent
+from mpdiag.display.wording import counted, layer_name, scale_text
 from mpdiag.plan import NO_SCALE
 
 if TYPE_CHECKING:
@@ -32,35 +32,47 @@ def evidence_of(
     yield f"{extent.steps()} recorded{where}"
     if scale.limiting_layer is not None:
         yield _overflows(target, scale)
-    if scale.deciding_layer is not None and scale.worst_before == 0:
-        yield f"without a loss scale no layer loses any of its gradient's sum{_when(scale)}"
-    elif scale.deciding_layer is not None:
-        yield (
-            f"without a loss scale {layer_name(scale.deciding_layer)} loses most: "
-            f"{percent(scale.worst_before)} of its gradient's sum{_when(scale)}"
-        )
+    yield from _losses(scale)
     operations = (run.meta.get("operations") or {}).get("steps") or []
     if operations:
         yield f"the values of every operation in {counted(len(operations), 'step')}"
 
 
-def _when(scale: LossScaleAnalysis) -> str:
-    window = scale.window
-    if window is None:
-        return ""
-    return f" in {window.name} ({counted(window.recorded, 'recorded step')})"
+def _losses(scale: LossScaleAnalysis) -> Iterator[str]:
+    """What the layer that decides loses without a scale, and where."""
+    figures = scale.figures
+    lost = (
+        figures.find("layer-sum", scale.deciding_layer)
+        if scale.deciding_layer is not None
+        else None
+    )
+    if lost is None:
+        return
+    if lost.value == 0:
+        yield f"{lost.at_scale} no layer loses any of its gradient's sum {lost.where}"
+    elif lost.layer == figures.layers()[0]:
+        yield (
+            f"{lost.at_scale} {layer_name(lost.layer)} loses most: {lost.said} of its gradient's sum "
+            f"{lost.where}"
+        )
+    else:
+        yield (
+            f"{lost.at_scale} {layer_name(lost.layer)} loses "
+            f"{figures.said('layer-values', lost.layer)} of its gradient's values, and {lost.said} of "
+            f"their sum, {lost.where}"
+        )
 
 
 def _overflows(target: FloatFormat, scale: LossScaleAnalysis) -> str:
     """How many recorded steps overflow, and what that allows at most."""
-    plan = scale.plan
-    at = "" if plan.method == NO_SCALE else f" at a loss scale of {plan.recommended:g}"
+    plan, seen = scale.plan, scale.figures.find("overflowing-steps")
+    at = "" if plan.method == NO_SCALE else f" at a loss scale of {scale_text(plan.recommended)}"
     if plan.adaptive:
-        at = f" under the plan's scale, {plan.method} from {plan.init_scale:g},"
+        at = f" under the plan's scale, {plan.method} from {scale_text(plan.init_scale)},"
+    count, of = (0, 0) if seen is None else (seen.count or 0, seen.of or 0)
     return (
-        f"gradients overflow {target.label}{at} in {scale.overflowing_steps:,} of "
-        f"{counted(scale.finite_steps, 'recorded step')}, which allows up to "
-        f"{percent(scale.predicted_overflow_rate)} of all (95 % confidence)"
+        f"gradients overflow {target.label}{at} in {count:,} of {counted(of, 'recorded step')}, which "
+        f"allows up to {scale.figures.said('overflow-bound')} of all (95 % confidence)"
     )
 
 

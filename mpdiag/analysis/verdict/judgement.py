@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from mpdiag.analysis.recording_checks import FEW_STEPS
 from mpdiag.analysis.verdict.evidence import evidence_of, failure_of, narrowed, not_examined_in
-from mpdiag.display.wording import counted
+from mpdiag.display.wording import counted, scale_text
 from mpdiag.plan import NO_SCALE, Verdict
 
 if TYPE_CHECKING:
@@ -135,20 +135,17 @@ def _failed_first(case: Case, text: str) -> str:
 def _how(case: Case) -> str:
     """How it trains, in a clause."""
     fmt, plan, rest = case.target.label, case.scale.plan, _kept(case)
+    scale = scale_text(plan.recommended)
     if plan.need == "needed":
         return (
-            f"this trains in {fmt} with a loss scale of {plan.recommended:g}{rest}; without one it "
-            "would suffer"
+            f"this trains in {fmt} with a loss scale of {scale}{rest}; without one it would suffer"
         )
     if plan.need == "advisable":
-        return (
-            f"this trains in {fmt}{rest}; a loss scale of {plan.recommended:g} is a harmless "
-            "insurance"
-        )
+        return f"this trains in {fmt}{rest}; a loss scale of {scale} is a harmless insurance"
     if plan.method != NO_SCALE:
         return (
             f"this trains in {fmt}{rest}; its gradients come close to {fmt}'s largest value, and a "
-            f"loss scale of {plan.recommended:g} leaves them room"
+            f"loss scale of {scale} leaves them room"
         )
     return f"this trains in {fmt} without a loss scale{rest}"
 

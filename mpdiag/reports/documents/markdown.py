@@ -5,15 +5,12 @@ Every name that comes from a run is escaped, so that none can end a table's cell
 
 from __future__ import annotations
 
-import math
 from typing import TYPE_CHECKING
 
-from mpdiag.analysis.scaling.necessity import lost_by_scale
-from mpdiag.display.wording import in_markdown, percent, sentence
-from mpdiag.numerics.formats import FP16
-from mpdiag.reports.views.gradients.frame import scale_frame
+from mpdiag.display.wording import in_markdown, layer_name, percent, sentence
+from mpdiag.numerics.formats import FORMATS
 from mpdiag.reports.views.operations import operations_frame
-from mpdiag.reports.views.verdict import facts, formats_frame, grounds, levels_frame
+from mpdiag.reports.views.verdict import facts, formats_frame, formats_note, grounds, levels_frame
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -21,6 +18,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from mpdiag.analysis.analyzer import Analysis
+    from mpdiag.analysis.figures.figure import Key
     from mpdiag.reports.documents.page import PageTable
 
 TOP = 8
@@ -61,6 +59,7 @@ def _parts(analysis: Analysis) -> Iterator[str]:
     yield "### Levels, in the order to try them"
     yield _table(levels_frame(plan))
     yield "### Values lost, by format"
+    yield in_markdown(formats_note(analysis))
     frame = formats_frame(analysis.formats)
     yield _table(frame.map(percent).reset_index())
     meta = analysis.run.meta
@@ -73,27 +72,23 @@ def _parts(analysis: Analysis) -> Iterator[str]:
 
 
 def _layers(analysis: Analysis) -> Iterator[str]:
-    """The layers with the most underflow without a scale."""
-    layers = analysis.layers.of_kind("activation_grad")
-    if not len(layers):
+    """The layers that lose most, by the figures that the verdict is made of."""
+    figures = analysis.figures
+    first, scaled = figures.find("layer-sum"), figures.find("layer-values-scaled")
+    if first is None:
         return
-    worst = lost_by_scale(layers)[:, 0]
-    before = scale_frame(layers, FP16, 0)
-    scaled = scale_frame(layers, FP16, round(math.log2(analysis.plan.loss_scale.recommended)))
-    order = sorted(range(len(layers)), key=lambda i: -worst[i])[:TOP]
-    yield "### Layers with the most underflow"
-    yield _rows(
-        ("layer", "Σ|g| lost", "values lost", "with the scale"),
-        [
-            (
-                str(layers.names[i]) or "(the model)",
-                percent(float(worst[i])),
-                percent(float(before["lost_share"].iloc[i])),
-                percent(float(scaled["lost_share"].iloc[i])),
-            )
-            for i in order
-        ],
-    )
+    label = FORMATS[first.format].label
+    yield f"### Layers that lose most in {label} {first.at_scale}, {in_markdown(first.where)}"
+    keys: list[Key] = ["layer-sum", "layer-values"]
+    head = ["layer", "Σ|g| lost", "values lost"]
+    if scaled is not None:
+        keys.append("layer-values-scaled")
+        head.append(f"values lost {scaled.at_scale}")
+    rows = [
+        (layer_name(layer), *(figures.said(key, layer) for key in keys))
+        for layer in figures.layers()[:TOP]
+    ]
+    yield _rows(head, rows)
 
 
 def _table(frame: pd.DataFrame) -> str:

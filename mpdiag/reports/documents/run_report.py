@@ -8,7 +8,7 @@ from mpdiag.display.wording import percent, sentence
 from mpdiag.reports.documents.page import findings, frame_table, page
 from mpdiag.reports.registry import reported_pictures
 from mpdiag.reports.views.operations import operations_frame
-from mpdiag.reports.views.verdict import facts, formats_frame, grounds, levels_frame
+from mpdiag.reports.views.verdict import facts, formats_frame, formats_note, grounds, levels_frame
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,6 +36,7 @@ def run_page(contents: RunContents) -> str:
         operations=frame_table(operations_frame(analysis)),
         levels=frame_table(levels_frame(plan)),
         formats=frame_table(formats_frame(analysis.formats).map(percent).reset_index()),
+        formats_note=formats_note(analysis),
         provenance=list(_provenance(analysis)),
     )
 

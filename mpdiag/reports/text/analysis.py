@@ -5,16 +5,15 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import TYPE_CHECKING
 
-import numpy as np
 from rich.console import Group
 from rich.markup import escape
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from mpdiag.analysis.layers import share
-from mpdiag.analysis.scaling.necessity import lost_by_scale
-from mpdiag.display.wording import counted, layer_name, magnitude, percent
-from mpdiag.numerics.formats import BF16, FP16
+from mpdiag.analysis.figures.figure import at_scale
+from mpdiag.display.wording import counted, layer_name, magnitude, percent, scale_text
+from mpdiag.numerics.formats import BF16, FORMATS, FP16
 from mpdiag.reports import next_commands
 from mpdiag.reports.text.charts import Histogram
 from mpdiag.reports.text.tables import Fitted
@@ -26,6 +25,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from mpdiag.analysis.analyzer import Analysis
+    from mpdiag.analysis.figures.figure import FigureTable
     from mpdiag.analysis.findings import Finding
     from mpdiag.analysis.plan_check import PlanCheck
     from mpdiag.analysis.scaling.loss_scale import LossScaleAnalysis
@@ -44,12 +44,13 @@ def analysis_text(analysis: Analysis) -> RenderableType:
     bad = level == "cannot" or any(f.severity == "error" for f in analysis.findings)
     tone = "bold red" if bad else "bold green" if level == "shown" else "bold"
     verdict = Text(analysis.verdict.text, style=tone)
-    parts: list[RenderableType] = [verdict, _provenance(analysis), *_grounds(analysis), Text("")]
+    parts: list[RenderableType] = [verdict, _provenance(analysis), Text("")]
     if not analysis.concluded:  # nothing below would be true of another training
-        return Group(*parts, *_finding_lines(analysis.findings))
+        return Group(*parts, *_finding_lines(analysis.findings), *_grounds(analysis))
     parts += [_facts(analysis), Text("")]
     if analysis.findings:
-        parts += [*_finding_lines(analysis.findings), Text("")]
+        parts += _finding_lines(analysis.findings)
+    parts += [*_grounds(analysis), Text("")]
     parts += [_deciding_layers(analysis), Text(""), *_gradients(analysis), Text("")]
     if analysis.operations:
         parts += [_proven(analysis), Text("")]
@@ -168,30 +169,25 @@ def _facts(analysis: Analysis) -> Table:
         "Loss scale",
         "not known"
         if not known
-        else f"{plan.loss_scale.recommended:g} ({plan.loss_scale.method}), {plan.loss_scale.need}"
-        + escape(_admissible(scale)),
+        else f"{scale_text(plan.loss_scale.recommended)} ({plan.loss_scale.method}), "
+        f"{plan.loss_scale.need}" + escape(_admissible(scale)),
     )
-    grid.add_row("", escape(plan.loss_scale.reason))
+    if plan.loss_scale.reason not in {f.message for f in analysis.findings}:  # said once
+        grid.add_row("", escape(plan.loss_scale.reason))
     if known:
-        _loss_rows(grid, scale, plan)
+        grid.add_row("Lost to zero", _lost(analysis.figures))
     grid.add_row("Master weights", escape(plan.master_weights.reason))
     grid.add_row("Stay in FP32", _kept(analysis))
     return grid
 
 
-def _loss_rows(grid: Table, scale: LossScaleAnalysis, plan: PrecisionPlan) -> None:
-    """What is lost to zero and what overflows."""
-    with_it = f", {percent(scale.underflow_after)} with it"
-    grid.add_row(
-        "Lost to zero",
-        f"{percent(scale.underflow_before)} of the activation gradients' values"
-        f"{f' without a scale{with_it}' if plan.loss_scale.recommended != 1 else ''}",
-    )
-    grid.add_row(
-        "Overflow",
-        f"seen in {scale.overflowing_steps:,} of {counted(scale.finite_steps, 'recorded step')}, "
-        f"so in up to {percent(scale.predicted_overflow_rate)} of steps like these (95 %)",
-    )
+def _lost(figures: FigureTable) -> str:
+    """What all layers together lose to zero; the verdict's own figure is of its window."""
+    before, after = figures.find("all-values"), figures.find("all-values-scaled")
+    if before is None:
+        return "not known"
+    scaled = f", {after.said} {after.at_scale}" if after else ""
+    return f"{before.said} of all activation gradients' values {before.where} {before.at_scale}{scaled}"
 
 
 def _admissible(scale: LossScaleAnalysis) -> str:
@@ -199,12 +195,14 @@ def _admissible(scale: LossScaleAnalysis) -> str:
     plan = scale.plan
     if scale.deciding_layer is None and scale.limiting_layer is None:
         return ""
-    upper = "no limit" if plan.upper is None else f"{plan.upper:g}"
-    lowest, highest = scale.deciding_layer or "the model", scale.limiting_layer or "the model"
+    upper = "no limit" if plan.upper is None else scale_text(plan.upper)
+    lower, end = scale_text(plan.lower), scale.figures.find("scale-lower")
+    lowest = (scale.deciding_layer if end is None else end.layer) or "the model"
+    highest = scale.limiting_layer or "the model"
     if not scale.fits or scale.tight:
-        return f"; none fits all: {lowest} needs at least {plan.lower:g}, {highest} at most {upper}"
+        return f"; none fits all: {lowest} needs at least {lower}, {highest} at most {upper}"
     return (
-        f"; any scale from {plan.lower:g} (below: {lowest} underflows) to {upper} "
+        f"; any scale from {lower} (below: {lowest} underflows) to {upper} "
         f"(above: {highest} overflows) works"
         if plan.lower > 1
         else f"; any scale up to {upper} works (above: {highest} overflows)"
@@ -215,40 +213,40 @@ def _finding_lines(findings: Iterable[Finding]) -> list[RenderableType]:
     lines: list[RenderableType] = []
     for f in findings:
         head = Text.assemble((f"{f.severity}: ", _COLOURS[f.severity]), f.message)
-        lines += [head, Text(f"  {f.fix}  [{f.code}]", style="dim")]
+        fix = Text(f"{f.fix}  [{f.code}]", style="dim")
+        lines += [head, Padding(fix, (0, 0, 0, 2))]
     return lines
 
 
 def _deciding_layers(analysis: Analysis) -> RenderableType:
-    gradients = analysis.loss_scale.late
-    if len(gradients) == 0:
+    """The layers that lose most, from the table that the verdict's sentence is made of."""
+    figures = analysis.figures
+    first = figures.find("layer-sum")
+    if first is None:
         return Text("no activation gradients", style="dim")
-    window = analysis.loss_scale.window
-    exponent = int(np.log2(analysis.plan.loss_scale.recommended))
-    losses = lost_by_scale(gradients)
-    order = np.argsort(-losses[:, 0], kind="stable")[:TOP]
-    h = gradients.histograms
-    lost = share(h.lost_to_zero(FP16).value, h.nonzero)
-    after = share(h.lost_to_zero(FP16, exponent).value, h.nonzero)
-    numbers = ["|g| max", "values lost", "Σ|g| lost", "values lost with the scale"]
-    if exponent == 0:
-        numbers.pop()
+    numbers = ["|g| max", "values lost", "Σ|g| lost"]
+    scaled = figures.find("layer-values-scaled")
+    if scaled is not None:
+        numbers.append(f"values lost at {scale_text(scaled.scale or 1.0)}")
     table = Fitted(
         ("activation gradients of", *numbers),
-        f"Layers with the most underflow, in {window.name if window else 'the recorded steps'}",
+        f"Layers that lose most in {FORMATS[first.format].label} {first.at_scale}, {first.where}",
         right=frozenset(numbers),
         spare=("|g| max",),
     )
-    for i in order:
+    late = analysis.loss_scale.late
+    largest = dict(zip(map(str, late.names), late.histograms.absmax.tolist(), strict=True))
+    layers = figures.layers()
+    for layer in layers[:TOP]:
         cells = [
-            magnitude(float(h.absmax[i])),
-            percent(float(lost[i])),
-            percent(float(losses[i, 0])),
-            percent(float(after[i])),
+            magnitude(largest[layer]),
+            figures.said("layer-values", layer),
+            figures.said("layer-sum", layer),
+            figures.said("layer-values-scaled", layer),
         ]
-        table.add_row(layer_name(str(gradients.names[i])), *cells[: len(numbers)])
-    if len(gradients) > TOP:
-        table.caption = f"{TOP} of {len(gradients)}; all of them with --json"
+        table.add_row(layer_name(layer), *cells[: len(numbers)])
+    if len(layers) > TOP:
+        table.caption = f"{TOP} of {len(layers)}; any of them with mpdiag why"
     return table
 
 
@@ -257,7 +255,8 @@ def _gradients(analysis: Analysis) -> list[RenderableType]:
     if len(gradients) == 0:
         return []
     scale = analysis.plan.loss_scale.recommended
-    title = Text("Activation gradients, all layers, counts on a log scale", style="bold")
+    words = f"Activation gradients of all layers {_window(analysis)}, counts on a log scale"
+    title = Text(words, style="bold")
     fmt = FP16 if analysis.target.needs_tensor_scale else analysis.target
     drawing = Histogram(gradients.histograms.merged(), fmt, scale)
     return [title, drawing]
@@ -326,7 +325,8 @@ def _operations(analysis: Analysis) -> RenderableType:
 
 
 def _formats(analysis: Analysis) -> RenderableType:
-    table = Table(title="Values lost, by format", title_justify="left", title_style="bold")
+    title = f"Values lost by format, {_window(analysis)}"
+    table = Table(title=title, title_justify="left", title_style="bold")
     table.add_column("format")
     kinds = ("activation", "activation_grad", "weight", "weight_grad")
     for kind in kinds:
@@ -343,5 +343,12 @@ def _formats(analysis: Analysis) -> RenderableType:
                 text += f", {percent(losses['overflow'])} to ∞"
             cells.append(text)
         table.add_row(name, *cells)
-    table.caption = "FP16 gradients at the recommended scale; FP8 with a scale per layer"
+    scale = at_scale(analysis.plan.loss_scale.recommended)
+    table.caption = f"FP16 gradients {scale}; FP8 with a scale per layer"
     return table
+
+
+def _window(analysis: Analysis) -> str:
+    """All recorded steps, as a phrase."""
+    found = analysis.figures.find("all-values")
+    return "over all recorded steps" if found is None else found.where

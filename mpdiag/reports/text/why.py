@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any
 from rich.console import Group
 from rich.text import Text
 
-from mpdiag.display.wording import layer_name, magnitude, percent
+from mpdiag.analysis.figures.figure import at_scale
+from mpdiag.display.wording import KIND_NAMES, layer_name, magnitude, percent
 from mpdiag.numerics.formats import FP16
 from mpdiag.reports.text.charts import Histogram, Sparkline
 from mpdiag.reports.text.tables import Fitted
@@ -23,8 +24,14 @@ def layer_text(story: LayerHistory) -> RenderableType:
     """The report of ``mpdiag why``."""
     parts: list[RenderableType] = [Text(layer_name(story.name), style="bold")]
     parts += [Text(f"• {role}") for role in story.roles]
-    numbers = ("elements", "zeros", "|x| min", "|x| max", "lost in FP16", "overflow in FP16")
-    table = Fitted(("tensor", *numbers), right=frozenset(numbers))
+    numbers = ("elements", "zeros", "|x| min", "|x| max", "values lost", "overflow")
+    steps = _steps(story)
+    table = Fitted(
+        ("tensor", *numbers),
+        caption=f"lost, overflow: in FP16 without a loss scale, {steps}",
+        right=frozenset(numbers),
+        spare=("|x| min", "|x| max"),
+    )
     for row in story.layers.to_json():
         table.add_row(
             row["kind"].replace("_", " "),
@@ -37,28 +44,43 @@ def layer_text(story: LayerHistory) -> RenderableType:
         )
     parts.append(table)
     if story.steps.size:
-        scale = story.analysis.plan.loss_scale.recommended
-        parts += [
-            Text(f"values lost at scale 1, steps {story.steps[0]} to {story.steps[-1]}"),
-            Sparkline(story.lost, f"{percent(story.lost[0])} → {percent(story.lost[-1])}"),
-        ]
-        if scale != 1:
-            after = f"{percent(story.lost_scaled[0])} → {percent(story.lost_scaled[-1])}"
-            parts += [
-                Text(f"at the recommended scale {scale:g}"),
-                Sparkline(story.lost_scaled, after),
-            ]
+        parts += _over_time(story)
     part: Layers = story.layers.of_kind("activation_grad", "weight_grad")
     if len(part):
         scale = story.analysis.plan.loss_scale.recommended
-        parts.append(Histogram(part.histograms[0], FP16, scale))
+        kind = KIND_NAMES[part.kinds[0]]
+        parts += [Text(f"its {kind} {steps}"), Histogram(part.histograms[0], FP16, scale)]
     if story.swallowed is not None:
         parts.append(
-            Text(f"FP16 weights would round away {percent(story.swallowed)} of its updates")
+            Text(
+                f"FP16 weights would round away {percent(story.swallowed)} of its recorded updates"
+            )
         )
     fixes = story.fixes or ("nothing to fix here",)
     parts += [Text(f"→ {fix}", style="green") for fix in fixes]
     return Group(*parts)
+
+
+def _steps(story: LayerHistory) -> str:
+    """All recorded steps, as a phrase."""
+    found = story.analysis.figures.find("all-values")
+    return "over all recorded steps" if found is None else found.where
+
+
+def _over_time(story: LayerHistory) -> list[RenderableType]:
+    """Shares of its values lost from step to step, without a scale and at the plan's."""
+    scale = story.analysis.plan.loss_scale.recommended
+    first, last = int(story.steps[0]), int(story.steps[-1])
+    parts: list[RenderableType] = []
+    for lost, at in ((story.lost, 1.0), (story.lost_scaled, scale)):
+        if at == scale and parts and scale == 1:
+            break
+        words = f"{percent(lost[0])} → {percent(lost[-1])}"
+        parts += [
+            Text(f"its gradients' values lost in FP16 {at_scale(at)}, steps {first} to {last}"),
+            Sparkline(lost, words),
+        ]
+    return parts
 
 
 def skip_text(replayed: dict[str, Any], first: object | None) -> RenderableType:

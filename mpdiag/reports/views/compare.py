@@ -130,7 +130,7 @@ def side_by_side(
     return Picture(
         "side-by-side",
         f"{title}: {KIND_NAMES[kind]} of {names[0]} and {names[1]}",
-        "Most moved first. Shares are FP16's at loss scale 1.",
+        "Most moved first, over all recorded steps. Shares are FP16's without a loss scale.",
         side_by_side_figure(frame, *names, measure),
         frame,
         comparison_receipt(a, b, kind),

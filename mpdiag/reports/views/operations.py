@@ -158,7 +158,7 @@ def output_ranges(run: str, layers: Layers, fmt: FloatFormat = FP16) -> Picture:
     return Picture(
         "output-ranges",
         "From the smallest to the largest |x| of each output",
-        f"Between the lines lies {fmt.label} without a scale: no loss scale moves activations.",
+        f"Over all recorded steps. Between the lines lies {fmt.label}: no loss scale moves activations.",
         output_ranges_figure(frame, fmt),
         frame,
         output_ranges_receipt(run),

@@ -112,7 +112,7 @@ def prediction_frame(plan: PrecisionPlan, log: TrainingLog) -> pd.DataFrame:
     rows = [
         ("first loss scale", scale.init_scale, log.steps[0].scale if steps else np.nan),
         (
-            "share of steps skipped",
+            "share of steps skipped, at most (95 %)",
             scale.evidence.get("predicted_overflow_rate", np.nan),
             len(log.skipped) / steps if steps else np.nan,
         ),

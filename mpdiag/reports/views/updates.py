@@ -249,8 +249,8 @@ def ratios(run: str, records: Records, parameter: str | None, *, log: bool = Tru
     return Picture(
         "ratios",
         f"How small the updates are beside the weights: {whose}",
-        "From a ratio of 2048 FP16 weights round some updates away, above 4096 all of them (for "
-        "normal weights).",
+        "Over all recorded steps. From a ratio of 2048 FP16 weights round some updates away, above 4096 "
+        "all of them (for normal weights).",
         ratio_figure(frame, log=log),
         frame,
         ratio_receipt(run, parameter),
@@ -264,7 +264,8 @@ def swallowed(run: str, records: Records, *, frame: pd.DataFrame | None = None) 
     return Picture(
         "swallowed",
         "Updates that 16-bit weights round away",
-        "Measured in the FP32 training: elements that changed, but would not have in 16 bits.",
+        "Measured in the FP32 training over all recorded steps: elements that changed, but would not "
+        "have in 16 bits.",
         parameters_figure(frame),
         frame,
         update_receipt(run),

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from mpdiag.display.wording import percent, superscript
-from mpdiag.numerics.formats import FORMATS
+from mpdiag.analysis.figures.figure import at_scale
+from mpdiag.display.wording import scale_text, superscript
+from mpdiag.numerics.formats import FORMATS, half_of
 from mpdiag.reports.picture import View
 
 if TYPE_CHECKING:
@@ -43,7 +44,12 @@ def facts(analysis: Analysis) -> tuple[Fact, ...]:
     """Four figures that decide: the scale, its interval, what is lost, the masters."""
     scale, plan = analysis.loss_scale, analysis.plan.loss_scale
     known = plan.need != "unknown"
-    upper = "no limit" if plan.upper is None else f"{plan.upper:g}"
+    upper = "no limit" if plan.upper is None else scale_text(plan.upper)
+    scale_at = at_scale(plan.recommended)
+    label = half_of(analysis.target).label
+    before = analysis.figures.find("all-values")
+    after = analysis.figures.find("all-values-scaled") or before
+    where = "over all recorded steps" if before is None else before.where
     ends = [
         f"2{superscript(round(math.log2(end)))}" if end else "∞" for end in (plan.lower, plan.upper)
     ]
@@ -51,7 +57,7 @@ def facts(analysis: Analysis) -> tuple[Fact, ...]:
     return (
         Fact(
             "Loss scale",
-            f"{plan.recommended:g}" if known else UNKNOWN,
+            scale_text(plan.recommended) if known else UNKNOWN,
             plan.need if plan.method == "none" else f"{plan.need}; {plan.method}",
             "The loss is multiplied by it before backward(), so that small gradients do not become 0 "
             "in FP16, and gradients are divided by it before the step. 1 means no scaling.",
@@ -59,23 +65,23 @@ def facts(analysis: Analysis) -> tuple[Fact, ...]:
         Fact(
             "Admissible interval",
             (" to ".join(ends) if scale.fits else "none") if known else UNKNOWN,
-            f"{plan.lower:g} to {upper}" if known else plan.need,
+            f"{scale_text(plan.lower)} to {upper}" if known else plan.need,
             "Loss scales that work: below, too many gradients become 0; above, gradients overflow to "
             "infinity.",
         ),
         Fact(
             "Gradients lost to 0",
-            percent(scale.underflow_after),
-            f"without a scale {percent(scale.underflow_before)}",
-            "Share of the gradients' values that the format is too coarse to tell from 0, at the loss "
-            "scale shown.",
+            after.said if known and after is not None else UNKNOWN,
+            f"{analysis.figures.said('all-values')} without a loss scale",
+            f"Share of all layers' activation gradients, {where}, that {label} is too coarse to tell "
+            f"from 0, {scale_at}. One layer may lose much more late in the training: see the verdict.",
         ),
         Fact(
             "Updates rounded away",
-            percent(masters.swallowed_fraction) if known else UNKNOWN,
+            analysis.figures.said("updates-swallowed") if known else UNKNOWN,
             f"FP32 masters {'needed' if masters.needed else 'not needed'}" if known else plan.need,
-            "Updates so small beside their weight that a weight in FP16 would not change. Masters, "
-            "copies of the weights in FP32, take them.",
+            f"Updates, {where}, so small beside their weight that a weight in 16 bits would not change. "
+            "Masters, copies of the weights in FP32, take them.",
         ),
     )
 
@@ -93,6 +99,14 @@ def levels_frame(plan: PrecisionPlan) -> pd.DataFrame:
         for advice in plan.levels
     ]
     return pd.DataFrame(rows, columns=["level", "memory (MB)", "batch", "possible", "why"])
+
+
+def formats_note(analysis: Analysis) -> str:
+    """What the table of formats is of: its steps and scales."""
+    found = analysis.figures.find("all-values")
+    where = "over all recorded steps" if found is None else found.where
+    scale = at_scale(analysis.plan.loss_scale.recommended)
+    return f"Values lost {where}; FP16 gradients {scale}; FP8 with a scale for each layer."
 
 
 def formats_frame(formats: Mapping[str, Any]) -> pd.DataFrame:

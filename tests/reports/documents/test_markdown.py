@@ -20,8 +20,8 @@ def test_it_says_what_the_analysis_says(root, tmp_path):
     for finding in analysis.findings:
         assert finding.message in plain
         assert f"`{finding.code}`" in plain
-    before = analysis.to_json()["layers"]
-    lost = {r["name"]: r["underflow"] for r in before if r["kind"] == "activation_grad"}
+    figures = analysis.to_json()["figures"]
+    lost = {f["layer"]: f["value"] for f in figures if f["key"] == "layer-values"}
     rows = re.findall(r"^\| (\S+) \| \S+ %.*? \| (.*?) \| .*? \|$", plain, re.MULTILINE)
     shown = {name: share for name, share in rows if name in lost}
     assert len(shown) >= 5

@@ -99,8 +99,15 @@ def scale_frame(layers: Layers, fmt: FloatFormat, exponent: int) -> pd.DataFrame
     )
 
 
-def every_scale_frame(layers: Layers, fmt: FloatFormat) -> pd.DataFrame:
+def every_scale_frame(
+    layers: Layers, fmt: FloatFormat, whole: Layers | None = None
+) -> pd.DataFrame:
     """What ``fmt`` loses at every loss scale.
+
+    Args:
+        layers: Histograms of the steps whose losses count.
+        fmt: The format.
+        whole: Those of all recorded steps, in any of which a layer may overflow; by default ``layers``.
 
     Returns:
         ``scale_exponent``; ``lost_share`` of all non-zero values; ``worst_sum_share``: of Σ|x| in
@@ -109,12 +116,13 @@ def every_scale_frame(layers: Layers, fmt: FloatFormat) -> pd.DataFrame:
     rows = []
     for exponent in SCALES:
         frame = scale_frame(layers, fmt, exponent)
+        over = (layers if whole is None else whole).histograms.overflow(fmt, exponent).lower
         rows.append(
             {
                 "scale_exponent": exponent,
                 "lost_share": float(share(frame["lost"].sum(), frame["nonzero"].sum())),
                 "worst_sum_share": float(frame["sum_share"].max()) if len(frame) else 0.0,
-                "overflow_layers": int((frame["overflow"] > 0).sum()),
+                "overflow_layers": int((over > 0).sum()),
             }
         )
     return pd.DataFrame(rows)

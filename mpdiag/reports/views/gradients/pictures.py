@@ -6,7 +6,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mpdiag.display.wording import KIND_NAMES, layer_name
+from mpdiag.analysis.figures.figure import at_scale
+from mpdiag.display.wording import KIND_NAMES, layer_name, scale_text
 from mpdiag.numerics.formats import FP16
 from mpdiag.reports.picture import Picture, View
 from mpdiag.reports.views.gradients import figure, receipt
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from mpdiag.analysis.layers import Layers
+    from mpdiag.analysis.scaling.windows import Window
     from mpdiag.numerics.formats import FloatFormat
     from mpdiag.plan import LossScalePlan
     from mpdiag.reports.contents import RunContents
@@ -26,19 +28,27 @@ if TYPE_CHECKING:
 
 
 def heat_map(
-    run: str, layers: Layers, kind: Kind, fmt: FloatFormat, exponent: int, *, log: bool = True
+    run: str,
+    layers: Layers,
+    kind: Kind,
+    fmt: FloatFormat,
+    exponent: int,
+    *,
+    log: bool = True,
+    window: Window | None = None,
 ) -> Picture:
-    """Layers × exponents with the format's window."""
+    """Layers × exponents with the format's range."""
     frame = tables.exponent_frame(layers)
     names = [str(name) for name in layers.names]
     return Picture(
         "heat-map",
         f"Where the {KIND_NAMES[kind]} lie, layer by layer",
-        f"Each cell is a power of two of one layer, coloured by what {fmt.label} makes of it at this "
-        "loss scale; the stronger the colour, the more values. A larger scale moves the window left.",
+        f"Each cell is a power of two of one layer {_when(window)}, coloured by what {fmt.label} makes "
+        f"of it {_at(exponent)}; the stronger the colour, the more values. A larger scale moves the "
+        "format's range left.",
         figure.heat_map(frame, names, fmt, exponent, log=log),
         frame,
-        receipt.exponents(run, kind),
+        receipt.exponents(run, kind, window),
     )
 
 
@@ -51,6 +61,7 @@ def one_histogram(
     *,
     layer: str | None = None,
     log: bool = True,
+    window: Window | None = None,
 ) -> Picture:
     """One layer's histogram, or all layers' together, each bar by its fate."""
     if layer is not None:
@@ -61,24 +72,33 @@ def one_histogram(
     return Picture(
         "histogram",
         f"{KIND_NAMES[kind].capitalize()} of {whose}",
-        "Counts per power of two; values that are exactly 0 are drawn apart at the left.",
+        f"Counts per power of two {_when(window)}, coloured by what {fmt.label} makes of them "
+        f"{_at(exponent)}; values that are exactly 0 are drawn apart at the left.",
         figure.histogram(frame, zeros, fmt, exponent, log=log),
         frame,
-        receipt.totals(run, kind, layer),
+        receipt.totals(run, kind, layer, window),
     )
 
 
-def consequences(run: str, layers: Layers, kind: Kind, fmt: FloatFormat, exponent: int) -> Picture:
-    """What each layer loses at a loss scale."""
+def consequences(
+    run: str,
+    layers: Layers,
+    kind: Kind,
+    fmt: FloatFormat,
+    exponent: int,
+    *,
+    window: Window | None = None,
+) -> Picture:
+    """What each layer loses at a loss scale, in some steps."""
     frame = tables.scale_frame(layers, fmt, exponent)
     return Picture(
         "consequences",
-        f"What {fmt.label} loses at this loss scale",
-        "The layers with the largest loss. Σ|x| is the share of the gradient's sum that is lost, "
-        "an estimate within a few percent; the share of values is exact.",
+        f"What {fmt.label} loses {_at(exponent)}, {_when(window)}",
+        "The layers with the largest loss. Σ|x| is the share of the layer's sum that is lost, an "
+        "estimate within a few percent; the share of values is exact.",
         figure.consequences(frame),
         frame,
-        receipt.losses_at_scale(run, kind, fmt, exponent),
+        receipt.losses_at_scale(run, kind, fmt, exponent, window),
     )
 
 
@@ -91,18 +111,35 @@ def every_scale(
     scale: LossScalePlan,
     *,
     frame: pd.DataFrame | None = None,
+    window: Window | None = None,
+    whole: Layers | None = None,
 ) -> Picture:
-    """What is lost at every loss scale; ``frame`` is its table, if it is known already."""
+    """What is lost at every loss scale.
+
+    Args:
+        run: The run folder.
+        layers: Histograms of the steps whose losses are drawn.
+        kind: Their kind.
+        fmt: The format.
+        exponent: log2 of the selected scale.
+        scale: The plan's.
+        frame: The table, if it is known already.
+        window: The steps; None for all that were recorded.
+        whole: The layers over all recorded steps, in any of which they may overflow.
+    """
     if frame is None:
-        frame = tables.every_scale_frame(layers, fmt)
+        frame = tables.every_scale_frame(layers, fmt, whole)
     recommended = int(np.log2(scale.recommended))
     return Picture(
         "every-scale",
         "Every loss scale at once",
-        "Red: the selected scale; dashed: the recommended one; shaded: sufficient and admissible.",
+        f"Losses {_when(window)}; crosses: a layer overflows in a recorded step. Red line: the selected "
+        f"scale, {scale_text(2.0**exponent)}; dashed: the recommended one, "
+        f"{scale_text(scale.recommended)}; shaded: the interval that is sufficient in each late part of "
+        "the training and admissible in every recorded step.",
         figure.every_scale(frame, exponent, tables.recommended_interval(scale), recommended),
         frame,
-        receipt.every_scale(run, kind, fmt),
+        receipt.every_scale(run, kind, fmt, window),
     )
 
 
@@ -121,7 +158,7 @@ def over_time(
     return Picture(
         "over-time",
         f"{layer_name(layer)} over time",
-        f"Each column is a recorded step; between the lines lies {fmt.label}'s window.",
+        f"Each column is a recorded step; between the lines lies {fmt.label}'s range {_at(exponent)}.",
         figure.over_time(frame, fmt, exponent, log=log),
         frame,
         receipt.over_time(run, kind, layer),
@@ -129,7 +166,7 @@ def over_time(
 
 
 def reported(contents: RunContents) -> Iterator[Picture]:
-    """What the HTML report shows: activation gradients at the recommended scale."""
+    """What the HTML report shows: where values lie, and what is lost where it decides the scale."""
     analysis, run = contents.analysis, str(contents.folder)
     plan = analysis.plan.loss_scale
     exponent = int(np.log2(plan.recommended))
@@ -137,8 +174,18 @@ def reported(contents: RunContents) -> Iterator[Picture]:
     layers = tables.in_model_order(analysis.layers.of_kind(kind), contents.modules)
     if len(layers):
         yield heat_map(run, layers, kind, FP16, exponent)
-        yield every_scale(run, layers, kind, FP16, exponent, plan)
-        yield consequences(run, layers, kind, FP16, 0)
+        window = analysis.loss_scale.window
+        late = tables.in_model_order(analysis.loss_scale.late, contents.modules)
+        yield every_scale(run, late, kind, FP16, exponent, plan, window=window, whole=layers)
+        yield consequences(run, late, kind, FP16, 0, window=window)
+
+
+def _when(window: Window | None) -> str:
+    return "over all recorded steps" if window is None else window.words
+
+
+def _at(exponent: int) -> str:
+    return at_scale(2.0**exponent)
 
 
 VIEW = View("gradients", "Gradients", "equalizer", reported)

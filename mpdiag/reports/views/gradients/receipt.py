@@ -10,17 +10,22 @@ from mpdiag.reports.receipts import BINS, FACT, counted_rows, grouped_bins
 from mpdiag.reports.views.gradients.frame import SCALES
 
 if TYPE_CHECKING:
+    from mpdiag.analysis.scaling.windows import Window
     from mpdiag.numerics.formats import FloatFormat
 
 
-def exponents(run: str, kind: str) -> str:
+_LARGEST = 'absmax = (rows["absmax"] / rows["scale"]).groupby(rows["name"]).max()\n'
+
+
+def exponents(run: str, kind: str, window: Window | None = None) -> str:
     """Receipt of ``exponent_frame``."""
-    return counted_rows(run, kind) + BINS + grouped_bins(["name", "exponent"], {"name": "layer"})
+    grouped = grouped_bins(["name", "exponent"], {"name": "layer"})
+    return counted_rows(run, kind, None, window) + BINS + grouped
 
 
-def totals(run: str, kind: str, layer: str | None = None) -> str:
+def totals(run: str, kind: str, layer: str | None = None, window: Window | None = None) -> str:
     """Receipt of ``total_frame``, of all layers or of one."""
-    return counted_rows(run, kind, layer) + BINS + grouped_bins(["exponent"])
+    return counted_rows(run, kind, layer, window) + BINS + grouped_bins(["exponent"])
 
 
 def over_time(run: str, kind: str, layer: str) -> str:
@@ -28,7 +33,9 @@ def over_time(run: str, kind: str, layer: str) -> str:
     return counted_rows(run, kind, layer) + BINS + grouped_bins(["step", "exponent"])
 
 
-def losses_at_scale(run: str, kind: str, fmt: FloatFormat, exponent: int) -> str:
+def losses_at_scale(
+    run: str, kind: str, fmt: FloatFormat, exponent: int, window: Window | None = None
+) -> str:
     """Receipt of ``scale_frame``: counts and shares; all but Σ|x|."""
     mantissa, top = math.frexp(fmt.overflow_threshold)
     holding = (top - 2 if mantissa == 0.5 else top - 1) - exponent
@@ -48,7 +55,7 @@ def losses_at_scale(run: str, kind: str, fmt: FloatFormat, exponent: int) -> str
             f"over.clip(lower=1))"
         )
     return (
-        counted_rows(run, kind)
+        counted_rows(run, kind, None, window)
         + BINS
         + f"""\
 by_layer = rows.groupby("name")
@@ -66,16 +73,22 @@ frame = pd.DataFrame({{
     )
 
 
-def every_scale(run: str, kind: str, fmt: FloatFormat) -> str:
-    """Receipt of ``every_scale_frame``: all but Σ|x|."""
+def every_scale(run: str, kind: str, fmt: FloatFormat, window: Window | None = None) -> str:
+    """Receipt of ``every_scale_frame``: losses of the window, overflow of all steps; all but Σ|x|."""
     reached = ">=" if fmt.tie_overflows else ">"
     deep = fmt.zero_exponent - SCALES[-1] < -126
     note = "  # subnormals are left out where FP32's own reach below: a lower bound" if deep else ""
+    chosen = ""
+    if window is not None:
+        chosen = (
+            f'rows = rows[(rows["step"] >= {window.first:g}) & (rows["step"] < {window.end:g})]\n'
+        )
     return (
         counted_rows(run, kind)
+        + _LARGEST
+        + chosen
         + BINS
         + f"""\
-absmax = (rows["absmax"] / rows["scale"]).groupby(rows["name"]).max()
 nonzero = bins["counts"].sum() + rows["subnormals"].sum()
 table = []
 for k in range({SCALES[0]}, {SCALES[-1] + 1}):
