@@ -7,6 +7,7 @@ import run_folder
 import streamlit as st
 import widgets
 
+from mpdiag.analysis.comparison.half_precision import refuse_unused_precision
 from mpdiag.analysis.comparison.models import relate_models
 from mpdiag.display.wording import KIND_NAMES, in_markdown
 from mpdiag.reports.views.compare import apart, comparison_frame, side_by_side
@@ -30,6 +31,8 @@ if a is None or b is None:
         "only if you choose both."
     )
     st.stop()
+for side in (a, b):  # as mpdiag compare does
+    refuse_unused_precision(side.folder)
 relation = relate_models(run_cache.model(a), run_cache.model(b))
 if relation is not None and relation.different:
     st.warning(in_markdown(f"These are two different models: {relation.words}."))

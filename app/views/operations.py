@@ -7,6 +7,7 @@ import run_folder
 import streamlit as st
 import widgets
 
+from mpdiag.analysis.figures.figure import at_scale
 from mpdiag.reports.views import operations, sensitivity
 
 chosen = run_folder.current()
@@ -34,5 +35,8 @@ widgets.show(sensitivity.sensitivity(run, found))
 widgets.table(sensitivity.shown(found))
 widgets.show(operations.output_ranges(run, run_cache.layers(chosen, "activation")))
 st.subheader("The narrowest format that would hold each layer", anchor=False)
-st.caption("It keeps 99 % of Σ|x| and does not overflow; gradients at the recommended loss scale.")
+scaled = at_scale(analysis.plan.loss_scale.recommended)
+st.caption(
+    f"It keeps 99 % of Σ|x| over all recorded steps and does not overflow; gradients {scaled}."
+)
 widgets.table(operations.layer_formats_frame(analysis))

@@ -7,8 +7,9 @@ import run_folder
 import streamlit as st
 import widgets
 
+from mpdiag.analysis.comparison.half_precision import unused_precision
 from mpdiag.analysis.scaling.replay import replay_run
-from mpdiag.display.wording import in_markdown
+from mpdiag.display.wording import in_markdown, scale_text
 from mpdiag.numerics.loss_scalers import SCALERS, Backoff, scaler_class
 from mpdiag.reports.views import training
 from mpdiag.reports.views.replay import replayed
@@ -28,6 +29,11 @@ with curves:
         bind="query-params",
     )
     logs = {name: run_cache.log(logged[name]) for name in names}
+    for name in names:
+        unused = unused_precision(run_folder.opened(logged[name]).meta)
+        if unused:
+            words = f"{name} {unused}: beside FP32 its curve says nothing of half precision."
+            st.error(in_markdown(words), icon=":material/error:")
     if logs:
         left, right = st.columns(2, vertical_alignment="bottom")
         window = left.slider(
@@ -91,5 +97,5 @@ with replays:
         )
         left, right = st.columns(2)
         left.metric("Recorded steps skipped", f"{played.skips} of {len(played.steps)}", border=True)
-        right.metric("Scale at the end", f"{played.final_scale:g}", border=True)
+        right.metric("Scale at the end", scale_text(played.final_scale), border=True)
         widgets.show(replayed(run, played, f"--scaler {scaler} {words}"))

@@ -43,7 +43,7 @@ from mpdiag.analysis.shapes import advise_shapes, shape_findings
 from mpdiag.analysis.streaming import read_statistics
 from mpdiag.analysis.verdict.evidence import narrowed
 from mpdiag.analysis.verdict.extent import extent_of
-from mpdiag.analysis.verdict.judgement import Case, judge
+from mpdiag.analysis.verdict.judgement import Case, judge, unanswered
 from mpdiag.analysis.verdict.probe import probe_findings, with_probe
 from mpdiag.analysis.verdict.training_checks import training_findings
 from mpdiag.analysis.weight_updates import analyze_weight_updates
@@ -83,6 +83,7 @@ class Analysis:
             policy does not cover come first. Empty if none needs it or none were recorded.
         probe: A short training by the plan, where one was made.
         figures: Every figure that a claim is made with: sentences and reports take them from here.
+        unanswered: Why the recording allows no answer, as a sentence; empty if it allows one.
     """
 
     run: Run
@@ -95,6 +96,7 @@ class Analysis:
     operations: tuple[OperationFinding, ...] = ()
     probe: Probe | None = None
     figures: FigureTable = EMPTY
+    unanswered: str = ""
 
     @property
     def concluded(self) -> bool:
@@ -210,10 +212,15 @@ def analyze(run: str | os.PathLike[str] | Run, target: str = FP16.name) -> Analy
         model=opened.model_fingerprint(),
     )
     extent = extent_of(opened, statistics.step_maxima()[0])
-    plan = replace(plan, verdict=_judged(opened, fmt, scale, len(modules), findings, extent, plan))
+    case = _case(opened, fmt, scale, len(modules), findings, extent, plan)
+    plan = replace(plan, verdict=judge(case))
     formats = summarise_formats(layers, exponent)
     figures = scale.figures + update_figures(masters, whole_window(statistics.steps()))
-    return Analysis(*(opened, fmt, layers, scale, formats, findings, plan, proven), figures=figures)
+    return Analysis(
+        *(opened, fmt, layers, scale, formats, findings, plan, proven),
+        figures=figures,
+        unanswered=unanswered(case),
+    )
 
 
 def _has_gradients(layers: Layers) -> bool:
@@ -253,9 +260,14 @@ def _nothing_concluded(
         model=run.model_fingerprint(),
     )
     extent = extent_of(run, statistics.step_maxima()[0])
-    plan = replace(plan, verdict=_judged(run, target, scale, 0, findings, extent, plan))
+    case = _case(run, target, scale, 0, findings, extent, plan)
+    plan = replace(plan, verdict=judge(case))
     formats = summarise_formats(layers, 0)
-    return Analysis(*(run, target, layers, scale, formats, findings, plan), figures=scale.figures)
+    return Analysis(
+        *(run, target, layers, scale, formats, findings, plan),
+        figures=scale.figures,
+        unanswered=unanswered(case),
+    )
 
 
 def _findings(
@@ -279,7 +291,7 @@ def _findings(
     )
 
 
-def _judged(
+def _case(
     run: Run,
     target: FloatFormat,
     scale: LossScaleAnalysis,
@@ -287,13 +299,11 @@ def _judged(
     findings: tuple[Finding, ...],
     extent: Extent,
     plan: PrecisionPlan,
-) -> Verdict:
-    """The verdict; what a comparison left in the run counts if it was of this very plan."""
+) -> Case:
+    """What the verdict is judged by; a comparison in the run counts if it was of this very plan."""
     compared = read_comparison(run.folder)
     trained = compared if compared and compared.decisions == plan.digest() else None
-    return judge(
-        Case(
-            *(run, target, scale, fp32_modules, findings, extent, trained),
-            superseded=compared is not None and trained is None,
-        )
+    return Case(
+        *(run, target, scale, fp32_modules, findings, extent, trained),
+        superseded=compared is not None and trained is None,
     )

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from mpdiag.analysis.findings import Finding
+from mpdiag.display.wording import scale_text
 from mpdiag.errors import InputError, UsageError
 from mpdiag.numerics.formats import FORMATS
 from mpdiag.plan import NO_SCALE
@@ -55,12 +56,13 @@ class PlanCheck:
         }
 
 
-def check_plan(plan: PrecisionPlan, now: PrecisionPlan) -> PlanCheck:
+def check_plan(plan: PrecisionPlan, now: PrecisionPlan, unanswered: str = "") -> PlanCheck:
     """Check a stored plan against the plan of a new recording.
 
     Args:
         plan: The stored plan, which trainings use.
         now: The plan of the new recording.
+        unanswered: Why that recording allows no answer, as a sentence; empty if it allows one.
 
     Raises:
         UsageError: If they are for different formats.
@@ -71,6 +73,7 @@ def check_plan(plan: PrecisionPlan, now: PrecisionPlan) -> PlanCheck:
         message = f"the stored plan is for {name}: analyze with --target {plan.target}"
         raise UsageError(message)
     found = [
+        *_unanswered(now, unanswered),
         *_scale(plan.loss_scale, now.loss_scale),
         *_operations(plan, now),
         *_masters(plan, now),
@@ -121,37 +124,46 @@ def _model(plan: PrecisionPlan, now: PrecisionPlan) -> Iterator[Finding]:
     )
 
 
-def _scale(plan: LossScalePlan, now: LossScalePlan) -> Iterator[Finding]:
-    """Compare the scales that the plan can use with those that this run allows."""
-    if now.need == "unknown":
+def _unanswered(now: PrecisionPlan, why: str) -> Iterator[Finding]:
+    """That the new recording cannot tell: one without an optimizer, say, confirms no plan."""
+    if now.loss_scale.need == "unknown":
+        why = now.loss_scale.reason
+    if why:
         yield Finding(
             severity="error",
             code="plan-not-checked",
-            message=f"this run cannot tell whether the plan holds: {now.reason}",
-            fix="record an FP32 training that goes well, and check again",
+            message=f"this run cannot tell whether the plan holds: {why.rstrip('.')}",
+            evidence={"level": now.verdict.level},
+            fix="record an FP32 training that goes well, with its optimizer, and check again",
         )
+
+
+def _scale(plan: LossScalePlan, now: LossScalePlan) -> Iterator[Finding]:
+    """Compare the scales that the plan can use with those that this run allows."""
+    if now.need == "unknown":  # which the verdict says
         return
     if plan.adaptive:
         lowest, highest = plan.min_scale, plan.max_scale
     else:
         lowest = highest = plan.recommended
-    has = "no loss scale" if plan.method == NO_SCALE else f"a loss scale of {highest:g}"
+    has = "no loss scale" if plan.method == NO_SCALE else f"a loss scale of {scale_text(highest)}"
+    lower, recommended = scale_text(now.lower), scale_text(now.recommended)
     limits = {"lower": now.lower, "upper": now.upper, "plan": plan.recommended}
     if highest < now.lower and now.need != "not needed":
         yield Finding(
             severity="error" if now.needed else "warning",
             code="plan-scale-too-small",
-            message=f"the plan has {has}, but this run needs {now.lower:g} or more: {now.reason}",
+            message=f"the plan has {has}, but this run needs {lower} or more: {now.reason}",
             evidence=limits,
-            fix=f"scale the loss by {now.recommended:g}, or find what made the gradients smaller",
+            fix=f"scale the loss by {recommended}, or find what made the gradients smaller",
         )
     elif now.upper is not None and lowest > now.upper:
         yield Finding(
             severity="error",
             code="plan-scale-too-large",
-            message=f"the plan has {has}, but this run overflows from {now.upper:g} on",
+            message=f"the plan has {has}, but this run overflows above {scale_text(now.upper)}",
             evidence=limits,
-            fix=f"scale the loss by {now.recommended:g}, or find what made the gradients larger",
+            fix=f"scale the loss by {recommended}, or find what made the gradients larger",
         )
 
 

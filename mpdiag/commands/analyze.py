@@ -57,7 +57,7 @@ def analyze(
     analysis = analyze_run(run, target=target)
     if probe or script:
         analysis = _probed(analysis, script, probe=probe)
-    check = None if stored is None else check_plan(stored, analysis.plan)
+    check = None if stored is None else check_plan(stored, analysis.plan, analysis.unanswered)
     if output is not None:
         with writing(output):
             analysis.plan.save(output)

@@ -126,7 +126,9 @@ def test_many_small_pushes_that_are_all_lost_are_an_alarm(tmp_path, weight, need
     rows = [(s, "activation_grad", "layer", g) for s in range(30)]
     analysis = analyze(write_run(tmp_path / "run", rows))
     assert analysis.plan.loss_scale.need == need
-    assert ("99.00 % of the gradient's values" in analysis.plan.loss_scale.reason) == (need == "needed")
+    assert ("99.00 % of the gradient's values" in analysis.plan.loss_scale.reason) == (
+        need == "needed"
+    )
     assert lost_by_scale(analysis.loss_scale.late)[:, 0].max() == pytest.approx(weight, rel=0.1)
 
 

@@ -158,7 +158,7 @@ def test_every_view_without_an_error(page, address, run):
 
 
 def test_the_slider_moves_the_numbers_and_its_link_reopens_them(page, address, runs):
-    layers = analyze(runs / "ssd").layers.of_kind("activation_grad")
+    layers = analyze(runs / "ssd").loss_scale.late
 
     def expected(exponent):
         return percent(summary(scale_frame(layers, FP16, exponent)).lost_share)

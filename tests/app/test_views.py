@@ -28,6 +28,7 @@ VIEWS = (
     "compare",
 )
 RUNS = ("ssd", "ssd-2", "ssd-fp16-plan", "digits", "denoiser")
+ALL = "over all recorded steps"
 SAYS_WHY = "is a training by a plan"
 pytestmark = pytest.mark.filterwarnings("default")  # Streamlit's own, of being run bare
 
@@ -111,7 +112,13 @@ def test_the_slider_shows_what_the_library_computes(opened, root):
 
 def test_a_link_reopens_its_view(opened, root):
     test = opened(
-        view="gradients", run="ssd", scale="5", format="E4M3", find="trunk", tab="One layer"
+        view="gradients",
+        run="ssd",
+        scale="5",
+        format="E4M3",
+        find="trunk",
+        tab="One layer",
+        steps=ALL,
     )
     assert test.slider(key="scale").value == 5
     assert test.text_input(key="find").value == "trunk"
@@ -222,7 +229,7 @@ def test_a_run_that_is_still_recording_grows(opened, root, tmp_path):
         (run / "meta.json").write_text(json.dumps({**meta, "updated": moment, **facts}))
 
     write(state="recording", steps_recorded=20, steps_seen=20)
-    test = opened(tmp_path, "gradients")
+    test = opened(tmp_path, "gradients", steps=ALL)
     assert "recording, last written" in words(test)
     before = test.dataframe[0].value["nonzero"].sum()
     parts[-1].write_bytes(later)
@@ -230,6 +237,23 @@ def test_a_run_that_is_still_recording_grows(opened, root, tmp_path):
     test.run()
     assert "34 of 300 steps recorded" in words(test)
     assert test.dataframe[0].value["nonzero"].sum() > before
+
+
+def test_trainings_that_claim_half_precision_and_ran_in_none_are_no_comparison(
+    opened, root, tmp_path
+):
+    for name in ("ssd", "ssd-2"):
+        shutil.copytree(root / "sample_runs" / name, tmp_path / name)
+    meta = json.loads((tmp_path / "ssd-2" / "meta.json").read_text())
+    training = {"dtype": "float16", "level": "O1"}
+    claims = {**meta, "training": training, "half_precision_flops": 0.0}
+    (tmp_path / "ssd-2" / "meta.json").write_text(json.dumps(claims))
+    test = opened(tmp_path, "compare", run="ssd", a="ssd", b="ssd-2")
+    assert not test.exception
+    assert "claims float16, and none of its matrix products ran in it" in test.error[0].value
+    assert not test.get("plotly_chart")
+    test = opened(tmp_path, "training", run="ssd-2", trainings="ssd-2")
+    assert "none of its matrix products ran in it" in test.error[0].value
 
 
 def test_a_receipt_stands_beside_each_figure(opened):

@@ -32,14 +32,25 @@ def refuse_unused_precision(path: str | os.PathLike[str]) -> None:
     else:
         runs = [item.run for item in list_runs(where) if item.run is not None]
     for run in runs:
-        claimed = _claimed(run.meta)
-        if claimed and run.meta.get("half_precision_flops") == 0:
+        unused = unused_precision(run.meta)
+        if unused:
             message = (
-                f"{run.folder} claims {claimed}, and none of its matrix products ran in it, so this "
-                "would compare FP32 with FP32: train it again, with the model's computation where "
-                "mpdiag train or mp.autocast() can cast it"
+                f"{run.folder} {unused}, so this would compare FP32 with FP32: train it again, with the "
+                "model's computation where mpdiag train or mp.autocast() can cast it"
             )
             raise InputError(message)
+
+
+def unused_precision(meta: Mapping[str, Any]) -> str:
+    """That a run claims half precision, and that nothing of it ran in it; empty if neither is known.
+
+    Args:
+        meta: The run's ``meta.json``.
+    """
+    claimed = _claimed(meta)
+    if not claimed or meta.get("half_precision_flops") != 0:
+        return ""
+    return f"claims {claimed}, and none of its matrix products ran in it"
 
 
 def _claimed(meta: Mapping[str, Any]) -> str:

@@ -67,7 +67,7 @@ def judge(case: Case) -> Verdict:
         )
     )
     trained = case.trained
-    unfit = next(_why_unfit(case), None)
+    unfit = unanswered(case) or None
     if unfit is None and trained is not None and trained.verdict == "equivalent":
         text = f"Shown by training: {_how(case)}; {_ended(trained)}, equivalent to FP32."
         return Verdict("shown", text, evidence, open_questions)
@@ -78,6 +78,11 @@ def judge(case: Case) -> Verdict:
     if trained is not None:
         text += f" A training by this plan was compared: {_ended(trained)}, which is inconclusive."
     return Verdict("expected", _failed_first(case, text), evidence, open_questions)
+
+
+def unanswered(case: Case) -> str:
+    """Why the recording allows no answer, as a sentence; empty if it allows one."""
+    return next(_why_unfit(case), "")
 
 
 def _why_unfit(case: Case) -> Iterator[str]:

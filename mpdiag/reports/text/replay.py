@@ -8,7 +8,7 @@ from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
-from mpdiag.display.wording import magnitude, percent
+from mpdiag.display.wording import counted, magnitude, percent, scale_text
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -20,8 +20,8 @@ def replay_text(played: Replay) -> RenderableType:
     """The report of ``mpdiag replay``."""
     document: dict[str, Any] = played.to_json()
     steps = document["steps"]
-    table = Table()
-    columns = ["step", "scale", "|g| max", "lost"]
+    table = Table(caption="lost: of all activation gradients' values in FP16, at the step's scale")
+    columns = ["step", "scale", "|g| max", "values lost"]
     if document["skips"]:
         columns.append("")
     for column in columns:
@@ -32,11 +32,13 @@ def replay_text(played: Replay) -> RenderableType:
             table.add_row("…")
         cells = (
             str(row["step"]),
-            f"{row['scale']:g}",
+            scale_text(row["scale"]),
             "not finite" if row["absmax"] is None else magnitude(row["absmax"]),
             percent(row["lost"]),
             "skipped" if row["overflow"] else "",
         )
         table.add_row(*cells[: len(columns)])
     title = Text("Loss-scale replay over the recorded steps", style="bold")
-    return Group(title, table, f"{document['skips']} of {len(steps)} steps skipped")
+    return Group(
+        title, table, f"{document['skips']} of {counted(len(steps), 'recorded step')} skipped"
+    )

@@ -77,8 +77,9 @@ def replayed(run: str, played: Replay, arguments: str) -> Picture:
     return Picture(
         "replay",
         "Loss-scale replay",
-        "What this scaler would have done with the recorded gradients. Exact for recorded steps; "
-        "those between are taken to repeat the one before.",
+        "What this scaler would have done with the recorded gradients. Exact for recorded steps; those "
+        "between two of them are taken to reach the smaller of their maxima. Lost: share of all "
+        "activation gradients' values in FP16, at the scale of each step.",
         replay_figure(frame),
         frame,
         command(f"mpdiag replay {run} {arguments} --json"),

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import pandas as pd
 
+from mpdiag.analysis.figures.figure import at_scale
 from mpdiag.analysis.operations.rounding_error import operation_errors, rounding_error
 from mpdiag.display.wording import in_figure, layer_name
 from mpdiag.numerics.autocast_lists import CALLED_AS, LISTS, policy_name
@@ -420,13 +421,14 @@ def _decided(trained: pd.Series[str]) -> str:
 def sensitivity(run: str, found: Ranking) -> Picture:
     """Operations by how sensitive they are, each beside what the plan does with it."""
     label = FORMATS[found.format].label if found.format in FORMATS else found.format
+    scaled = at_scale(1.0 if found.scale is None else found.scale)
     caption = {
-        "measured": f"Measured: each operation ran once in {label}, everything else in FP32.",
+        "measured": f"Measured: each operation ran once in {label}, everything else in FP32, {scaled}.",
         "searched": "Estimated from one backward pass: what rounding each result changes, times "
         f"its adjoint. {_decided(found.frame['trained'])}",
         "recorded": f"Estimated from the recorded values alone: what storing a result in {label} "
-        "moves, gradients at the recommended loss scale. It does not tell how much the loss depends "
-        "on it: mpdiag search and mpdiag.measure_sensitivity do.",
+        f"moves, gradients {scaled}. It does not tell how much the loss depends on it: "
+        "mpdiag search and mpdiag.measure_sensitivity do.",
     }[found.source]
     return Picture(
         "sensitivity",

@@ -100,6 +100,10 @@ def test_what_is_no_recording_of_an_fp32_training_gets_no_positive_verdict(tmp_p
     analysis = analyze(record(tmp_path / "run", **meta))
     assert analysis.verdict.level == "cannot"
     assert words in analysis.verdict.text
+    found = check_plan(PrecisionPlan(), analysis.plan, analysis.unanswered).findings
+    (finding,) = (f for f in found if f.severity != "info")
+    assert (finding.severity, finding.code) == ("error", "plan-not-checked")
+    assert words in finding.message
     if "precision" in meta:  # its advice would be circular
         assert analysis.plan.loss_scale.need == "unknown"
         assert not check_plan(PrecisionPlan(), analysis.plan).holds
