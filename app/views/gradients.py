@@ -14,11 +14,11 @@ from mpdiag.analysis.figures.figure import at_scale
 from mpdiag.display.wording import (
     KIND_NAMES,
     in_markdown,
-    layer_name,
     percent,
     power,
     scale_text,
     sentence,
+    spoken_layer,
 )
 from mpdiag.numerics.formats import FORMATS, FP16, TARGETS
 from mpdiag.reports.views.gradients import pictures
@@ -145,7 +145,7 @@ def _numbers(
     overflow = str(all_steps.overflow_layers) if all_steps.overflow_layers else "none"
     cells[2].metric("Layers that overflow", overflow, border=True)
     cells[3].metric("Selected loss scale", power(exponent), border=True)
-    worst = layer_name(shown.worst_layer)
+    worst = spoken_layer(shown.worst_layer)
     words = "inside" if inside else "outside"
     upper = "no limit" if plan.upper is None else scale_text(plan.upper)
     when = "over all recorded steps" if window is None else window.words

@@ -47,6 +47,13 @@ def layer_name(name: str | None) -> str:
     return name or MODEL
 
 
+def spoken_layer(name: str | None) -> str:
+    """A module's or parameter's name within a sentence, where a bare number would be misread."""
+    if not name:
+        return "the model"
+    return f"layer {name}" if name.isdecimal() else name
+
+
 def percent(fraction: float) -> str:
     """A share between 0 and 1 in percent; a dash for NaN, which is not known."""
     if math.isnan(fraction):

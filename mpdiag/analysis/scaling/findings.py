@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from mpdiag.analysis.findings import Finding
-from mpdiag.display.wording import counted, layer_name, scale_text
+from mpdiag.display.wording import counted, scale_text, spoken_layer
 
 if TYPE_CHECKING:
     from mpdiag.analysis.layers import Layers
@@ -82,14 +82,14 @@ def _scale_findings(target: FloatFormat, scale: LossScaleAnalysis) -> list[Findi
                 severity="error",
                 code="no-loss-scale-fits",
                 message=f"no loss scale fits {target.label}: {_lower_end(scale)} "
-                f"needs at least {scale_text(plan.lower)}, {layer_name(scale.limiting_layer)} allows at "
-                f"most {scale_text(plan.upper)}",
+                f"needs at least {scale_text(plan.lower)}, {spoken_layer(scale.limiting_layer)} allows "
+                f"at most {scale_text(plan.upper)}",
                 evidence={
                     "lower": plan.lower,
                     "upper": plan.upper,
                     "layer": scale.limiting_layer,
                 },
-                fix=f"train in BF16, or keep {layer_name(scale.limiting_layer)} in FP32",
+                fix=f"train in BF16, or keep {spoken_layer(scale.limiting_layer)} in FP32",
             )
         ]
     if scale.tight:
@@ -115,7 +115,7 @@ def _tight(target: FloatFormat, scale: LossScaleAnalysis) -> Finding:
         severity="warning",
         code="loss-scale-tight",
         message=f"{_lower_end(scale)} needs a loss scale of {scale_text(plan.lower)} to lose "
-        f"nothing in {target.label} that may matter, and {layer_name(scale.limiting_layer)} allows at "
+        f"nothing in {target.label} that may matter, and {spoken_layer(scale.limiting_layer)} allows at "
         f"most {scale_text(plan.upper)}; trainings that lost as much as it does there reached the same "
         "result",
         evidence={"lower": plan.lower, "upper": plan.upper, "layer": scale.limiting_layer},
@@ -126,4 +126,4 @@ def _tight(target: FloatFormat, scale: LossScaleAnalysis) -> Finding:
 def _lower_end(scale: LossScaleAnalysis) -> str:
     """The layer that sets the smallest scale, and when."""
     found = scale.figures.find("scale-lower")
-    return layer_name(scale.deciding_layer) if found is None else layer_name(found.layer)
+    return spoken_layer(scale.deciding_layer) if found is None else spoken_layer(found.layer)

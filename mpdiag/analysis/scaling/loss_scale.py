@@ -36,7 +36,7 @@ from mpdiag.analysis.scaling.necessity import (
 )
 from mpdiag.analysis.scaling.replay import play
 from mpdiag.analysis.scaling.windows import whole_window
-from mpdiag.display.wording import layer_name
+from mpdiag.display.wording import spoken_layer
 from mpdiag.files.documents import finite
 from mpdiag.numerics.formats import FP16, FloatFormat
 from mpdiag.numerics.loss_scalers import LARGEST_SCALE, ScaleRange
@@ -341,7 +341,7 @@ def _why_diverging(recorded: _Recorded) -> str:
         first = int(recorded.steps[np.argmax(~np.isfinite(recorded.maxima))])
         return f"the FP32 training diverges: its gradients are infinite or NaN from step {first} on"
     if recorded.upper < SMALLEST_EXPONENT:
-        where = layer_name(recorded.limiting_layer)
+        where = spoken_layer(recorded.limiting_layer)
         return f"the FP32 training diverges: its gradients reach {recorded.absmax:.1e} in {where}"
     return ""
 

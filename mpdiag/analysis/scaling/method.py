@@ -16,7 +16,7 @@ import numpy as np
 from mpdiag.analysis.layers import share
 from mpdiag.analysis.scaling.replay import play
 from mpdiag.analysis.scaling.windows import late_windows
-from mpdiag.display.wording import counted, layer_name, percent, scale_text
+from mpdiag.display.wording import counted, percent, scale_text, spoken_layer
 from mpdiag.numerics.loss_scalers import SCALERS, ConstantScale
 from mpdiag.plan import NO_SCALE
 
@@ -265,7 +265,7 @@ def _loses(candidate: ScalingCandidate) -> str:
     if candidate.layer is None or candidate.window is None:
         return ""
     return (
-        f" and loses {percent(candidate.lost)} of a step's sum in {layer_name(candidate.layer)} on "
+        f" and loses {percent(candidate.lost)} of a step's sum in {spoken_layer(candidate.layer)} on "
         f"average {candidate.window.when}"
     )
 

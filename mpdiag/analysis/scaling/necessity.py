@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mpdiag.analysis.layers import Layers, share
-from mpdiag.display.wording import layer_name
+from mpdiag.display.wording import spoken_layer
 from mpdiag.numerics.formats import FP16, FloatFormat
 from mpdiag.numerics.loss_scalers import LARGEST_SCALE
 
@@ -228,7 +228,7 @@ def describe_necessity(necessity: Necessity, figures: FigureTable, target: Float
     found = figures.find("layer-sum", necessity.layer)
     if found is None:
         return "no activation gradient was recorded late in the training"
-    lost, where = found.said, f"{layer_name(found.layer)} {found.window.when}"
+    lost, where = found.said, f"{spoken_layer(found.layer)} {found.window.when}"
     if necessity.values_lost is not None:
         return (
             f"without a scale {target.label} loses {figures.said('layer-values', necessity.layer)} of "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mpdiag.display.wording import counted, layer_name, scale_text
+from mpdiag.display.wording import counted, scale_text, spoken_layer
 from mpdiag.plan import NO_SCALE
 
 if TYPE_CHECKING:
@@ -52,12 +52,12 @@ def _losses(scale: LossScaleAnalysis) -> Iterator[str]:
         yield f"{lost.at_scale} no layer loses any of its gradient's sum {lost.where}"
     elif lost.layer == figures.layers()[0]:
         yield (
-            f"{lost.at_scale} {layer_name(lost.layer)} loses most: {lost.said} of its gradient's sum "
+            f"{lost.at_scale} {spoken_layer(lost.layer)} loses most: {lost.said} of its gradient's sum "
             f"{lost.where}"
         )
     else:
         yield (
-            f"{lost.at_scale} {layer_name(lost.layer)} loses "
+            f"{lost.at_scale} {spoken_layer(lost.layer)} loses "
             f"{figures.said('layer-values', lost.layer)} of its gradient's values, and {lost.said} of "
             f"their sum, {lost.where}"
         )

@@ -7,26 +7,24 @@ from typing import TYPE_CHECKING
 
 from rich.console import Group
 from rich.markup import escape
-from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from mpdiag.analysis.figures.figure import at_scale
-from mpdiag.display.wording import counted, layer_name, magnitude, percent, scale_text
+from mpdiag.display.wording import counted, layer_name, magnitude, percent, scale_text, spoken_layer
 from mpdiag.numerics.formats import BF16, FORMATS, FP16
 from mpdiag.reports import next_commands
 from mpdiag.reports.text.charts import Histogram
+from mpdiag.reports.text.findings import finding_lines
 from mpdiag.reports.text.tables import Fitted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
     from pathlib import Path
 
     from rich.console import RenderableType
 
     from mpdiag.analysis.analyzer import Analysis
     from mpdiag.analysis.figures.figure import FigureTable
-    from mpdiag.analysis.findings import Finding
     from mpdiag.analysis.plan_check import PlanCheck
     from mpdiag.analysis.scaling.loss_scale import LossScaleAnalysis
     from mpdiag.files.paths import AnyPath
@@ -35,7 +33,6 @@ if TYPE_CHECKING:
 
 TOP = 8
 SHOWN_SHAPES = 10
-_COLOURS = {"error": "bold red", "warning": "yellow", "info": "cyan"}
 
 
 def analysis_text(analysis: Analysis) -> RenderableType:
@@ -46,10 +43,10 @@ def analysis_text(analysis: Analysis) -> RenderableType:
     verdict = Text(analysis.verdict.text, style=tone)
     parts: list[RenderableType] = [verdict, _provenance(analysis), Text("")]
     if not analysis.concluded:  # nothing below would be true of another training
-        return Group(*parts, *_finding_lines(analysis.findings), *_grounds(analysis))
+        return Group(*parts, *finding_lines(analysis.findings), *_grounds(analysis))
     parts += [_facts(analysis), Text("")]
     if analysis.findings:
-        parts += _finding_lines(analysis.findings)
+        parts += finding_lines(analysis.findings)
     parts += [*_grounds(analysis), Text("")]
     parts += [_deciding_layers(analysis), Text(""), *_gradients(analysis), Text("")]
     if analysis.operations:
@@ -65,7 +62,7 @@ def analysis_text(analysis: Analysis) -> RenderableType:
 def check_text(check: PlanCheck) -> RenderableType:
     """Whether a stored plan holds, and where not."""
     head = Text(check.verdict, style="bold green" if check.holds else "bold red")
-    return Group(head, *_finding_lines(check.findings))
+    return Group(head, *finding_lines(check.findings))
 
 
 def shapes_table(plan: PrecisionPlan) -> RenderableType:
@@ -197,8 +194,8 @@ def _admissible(scale: LossScaleAnalysis) -> str:
         return ""
     upper = "no limit" if plan.upper is None else scale_text(plan.upper)
     lower, end = scale_text(plan.lower), scale.figures.find("scale-lower")
-    lowest = (scale.deciding_layer if end is None else end.layer) or "the model"
-    highest = scale.limiting_layer or "the model"
+    lowest = spoken_layer(scale.deciding_layer if end is None else end.layer)
+    highest = spoken_layer(scale.limiting_layer)
     if not scale.fits or scale.tight:
         return f"; none fits all: {lowest} needs at least {lower}, {highest} at most {upper}"
     return (
@@ -207,15 +204,6 @@ def _admissible(scale: LossScaleAnalysis) -> str:
         if plan.lower > 1
         else f"; any scale up to {upper} works (above: {highest} overflows)"
     )
-
-
-def _finding_lines(findings: Iterable[Finding]) -> list[RenderableType]:
-    lines: list[RenderableType] = []
-    for f in findings:
-        head = Text.assemble((f"{f.severity}: ", _COLOURS[f.severity]), f.message)
-        fix = Text(f"{f.fix}  [{f.code}]", style="dim")
-        lines += [head, Padding(fix, (0, 0, 0, 2))]
-    return lines
 
 
 def _deciding_layers(analysis: Analysis) -> RenderableType:

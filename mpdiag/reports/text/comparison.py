@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mpdiag.analysis.comparison.comparison_findings import rate_words
+from mpdiag.reports.text.findings import finding_lines
 from mpdiag.reports.text.tables import Fitted
 
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from mpdiag.analysis.comparison.parts import MetricComparison
 
 _STYLES = {"equivalent": "bold green", "different": "bold red", "inconclusive": "bold yellow"}
-_COLOURS = {"error": "bold red", "warning": "yellow", "info": "cyan"}
 _KINDS = {
     "score": "a score",
     "error rate": "an error rate",
@@ -60,17 +60,17 @@ def comparison_text(comparison: Comparison) -> RenderableType:
         parts += [Text(""), _shifts(comparison)]
     if comparison.findings:
         parts.append(Text(""))
-    for f in comparison.findings[comparison.different_models :]:
-        parts.append(Text.assemble((f"{f.severity}: ", _COLOURS[f.severity]), f.message))
-        parts.append(Text(f"  {f.fix}  [{f.code}]", style="dim"))
+    parts += finding_lines(comparison.findings[comparison.different_models :])
     return Group(*parts)
 
 
 def _metrics(comparison: Comparison) -> Fitted:
     numbers = ("reference", "candidate", "difference", "margin")
+    interval = "interval, margin in brackets"
     table = Fitted(
-        ("metric", "verdict", *numbers, "interval, margin in brackets"),
+        ("metric", "verdict", *numbers, interval),
         right=frozenset(numbers),
+        charts=frozenset({interval}),
         lead=2,
     )
     for m in comparison.metrics:

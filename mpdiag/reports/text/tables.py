@@ -30,6 +30,7 @@ class Fitted:
         title, caption: Above and below.
         sentences: Headings of columns whose cells may wrap.
         right: Headings of columns of numbers.
+        charts: Headings of columns that get a line of their own where rows become lines.
         spare: Headings of columns that may be left out, the least important first.
         lead: How many columns make up a row's first line where rows become lines.
         boxed: Whether the table has lines.
@@ -41,6 +42,7 @@ class Fitted:
     caption: str = ""
     sentences: frozenset[str] = frozenset()
     right: frozenset[str] = frozenset()
+    charts: frozenset[str] = frozenset()
     spare: tuple[str, ...] = ()
     lead: int = 1
     boxed: bool = True
@@ -120,12 +122,12 @@ class Fitted:
             facts = [
                 Text.assemble((f"{name} ", "dim"), cell)
                 for name, cell in zip(self.columns[self.lead :], row[self.lead :], strict=True)
-                if cell.plain and name not in self.sentences
+                if cell.plain and name not in self.sentences | self.charts
             ]
             if facts:
                 yield Padding(Text(", ").join(facts), (0, 0, 0, 4))
             for name, cell in zip(self.columns[self.lead :], row[self.lead :], strict=True):
-                if cell.plain and name in self.sentences:
+                if cell.plain and name in self.sentences | self.charts:
                     yield Padding(Text.assemble((f"{name}: ", "dim"), cell), (0, 0, 0, 4))
         if self.caption:
             yield Text(self.caption, "dim")

@@ -28,11 +28,11 @@ from mpdiag.runs.writer import RunWriter
 
 SHARE = r"(< 0\.01 %|[\d.]+ %)"
 CLAIMS = (
-    (rf"loses {SHARE} of the gradient's sum in (\S+) ", "layer-sum"),
+    (rf"loses {SHARE} of the gradient's sum in (the model|\S+) ", "layer-sum"),
     (rf"loses most: {SHARE} of its gradient's sum", "layer-sum"),
     (rf"loses {SHARE} of its gradients' sum", "layer-sum"),
-    (rf"loses {SHARE} of the gradient's values in (\S+) ", "layer-values"),
-    (rf"loses {SHARE} of a step's sum in (\S+) ", "replayed-sum"),
+    (rf"loses {SHARE} of the gradient's values in (the model|\S+) ", "layer-values"),
+    (rf"loses {SHARE} of a step's sum in (the model|\S+) ", "replayed-sum"),
     (rf"allows up to {SHARE} of all", "overflow-bound"),
     (rf"{SHARE} of all activation gradients' values over all", "all-values"),
     (rf"{SHARE} of the recorded updates", "updates-swallowed"),
@@ -131,7 +131,7 @@ def check_claims(analysis, text):
             layer = found[2] if found.re.groups > 1 else None
             if layer is None and key.startswith("layer-"):
                 layer = analysis.figures.deciding
-            figure = analysis.figures.find(key, "" if layer == MODEL else layer)
+            figure = analysis.figures.find(key, "" if layer == "the model" else layer)
             assert figure is not None, (key, found[0])
             assert found[1] == figure.said, (key, found[0])
             seen.add(key)

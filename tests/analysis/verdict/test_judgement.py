@@ -6,9 +6,11 @@ import json
 
 import pytest
 from judged_runs import parameter, record
+from typer.testing import CliRunner
 
 from mpdiag.analysis.analyzer import analyze
 from mpdiag.analysis.plan_check import check_plan
+from mpdiag.cli import app
 from mpdiag.plan import LossScalePlan, PrecisionPlan
 from mpdiag.runs.stored_comparison import FILE, StoredComparison, read_comparison, write_comparison
 from mpdiag.runs.training_log import RECORDED
@@ -104,6 +106,9 @@ def test_what_is_no_recording_of_an_fp32_training_gets_no_positive_verdict(tmp_p
     (finding,) = (f for f in found if f.severity != "info")
     assert (finding.severity, finding.code) == ("error", "plan-not-checked")
     assert words in finding.message
+    PrecisionPlan().save(tmp_path / "plan.json")
+    call = ["analyze", str(tmp_path / "run"), "--strict", "--against", str(tmp_path / "plan.json")]
+    assert CliRunner().invoke(app, call).exit_code == 1
     if "precision" in meta:  # its advice would be circular
         assert analysis.plan.loss_scale.need == "unknown"
         assert not check_plan(PrecisionPlan(), analysis.plan).holds

@@ -8,7 +8,8 @@ import pytest
 from receipt_checks import same_numbers
 
 from mpdiag.analysis.analyzer import analyze
-from mpdiag.analysis.layers import Layers
+from mpdiag.analysis.layers import Layers, merge_layers
+from mpdiag.analysis.scaling.windows import late_windows
 from mpdiag.numerics.formats import BF16, FP8_E4M3, FP8_E5M2, FP16
 from mpdiag.reports.views import operations, updates
 from mpdiag.reports.views.gradients import frame as gradients
@@ -82,6 +83,31 @@ def test_every_scale_and_its_receipt(analysis):
     assert list(line.y) == list(picture.frame["lost_share"])
     at = picture.frame.set_index("scale_exponent").loc[int(np.log2(plan.recommended))]
     assert at["lost_share"] == pytest.approx(analysis.loss_scale.underflow_after)
+
+
+def test_a_part_of_the_training_and_its_receipts(analysis):
+    """What is drawn of some steps alone says which, and its receipt takes the same ones."""
+    kind, run = "activation_grad", str(analysis.run.folder)
+    window, late = analysis.loss_scale.window, analysis.loss_scale.late
+    whole = layers_of(analysis, kind)
+    if window is None:
+        window = late_windows(analysis.run.records.step.astype(np.int64))[0]
+        rows = analysis.run.records.of_kind(kind) & window.holds(analysis.run.records.step)
+        late = merge_layers(analysis.run.records, rows)
+    assert late.histograms.counts.sum() < whole.histograms.counts.sum()
+    shown = (run, late, kind, FP16, 3)
+    heat = pictures.heat_map(*shown, window=window)
+    same_numbers(heat, needed=["layer", "exponent", "count"])
+    same_numbers(pictures.one_histogram(*shown, window=window), needed=["exponent", "count"])
+    lost = pictures.consequences(*shown, window=window)
+    same_numbers(lost, needed=["layer", "lost", "lost_share", "overflow", "absmax"])
+    scale = analysis.plan.loss_scale
+    every = pictures.every_scale(*shown, scale, window=window, whole=whole)
+    same_numbers(every, needed=["scale_exponent", "lost_share", "overflow_layers"])
+    for words in (heat.caption, lost.title, every.caption):
+        assert window.words in words
+    for words in (heat.caption, lost.title):
+        assert "at a loss scale of 8" in words
 
 
 def test_a_histogram_with_its_zeros(analysis):
