@@ -147,7 +147,7 @@ def _numbers(
     cells[3].metric("Selected loss scale", power(exponent), border=True)
     worst = spoken_layer(shown.worst_layer)
     words = "inside" if inside else "outside"
-    upper = "no limit" if plan.upper is None else scale_text(plan.upper)
+    upper = scale_text(plan.upper)
     when = "over all recorded steps" if window is None else window.words
     lost = (
         f"{when}, {at_scale(2.0**exponent)}, {fmt.label} loses {percent(shown.worst_sum_share)} of the "

@@ -63,8 +63,10 @@ def percent(fraction: float) -> str:
     return f"{100 * fraction:.2f} %" if fraction >= 1e-4 else "< 0.01 %"
 
 
-def scale_text(scale: float) -> str:
-    """A loss scale with all its digits, as a power of two where these are many: ``2^-20``."""
+def scale_text(scale: float | None) -> str:
+    """A loss scale with all its digits, as a power of two where these are many; None is no limit."""
+    if scale is None:
+        return "no limit"
     mantissa, exponent = math.frexp(scale)
     if mantissa == 0.5 and not -12 <= exponent - 1 <= 24:
         return f"2^{exponent - 1}"

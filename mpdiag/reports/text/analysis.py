@@ -192,7 +192,7 @@ def _admissible(scale: LossScaleAnalysis) -> str:
     plan = scale.plan
     if scale.deciding_layer is None and scale.limiting_layer is None:
         return ""
-    upper = "no limit" if plan.upper is None else scale_text(plan.upper)
+    upper = scale_text(plan.upper)
     lower, end = scale_text(plan.lower), scale.figures.find("scale-lower")
     lowest = spoken_layer(scale.deciding_layer if end is None else end.layer)
     highest = spoken_layer(scale.limiting_layer)

@@ -44,7 +44,7 @@ def facts(analysis: Analysis) -> tuple[Fact, ...]:
     """Four figures that decide: the scale, its interval, what is lost, the masters."""
     scale, plan = analysis.loss_scale, analysis.plan.loss_scale
     known = plan.need != "unknown"
-    upper = "no limit" if plan.upper is None else scale_text(plan.upper)
+    upper = scale_text(plan.upper)
     scale_at = at_scale(plan.recommended)
     label = half_of(analysis.target).label
     before = analysis.figures.find("all-values")
