@@ -29,13 +29,13 @@ class Progress:
         scaler: The loss scaler's state.
         steps: Calls of ``step``.
         skipped: How many were skipped.
-        in_a_row: How many of the last ones, without a gap.
+        skips: How many of the last ones, without a gap, as ``SkipLedger.to_plain`` gives them.
     """
 
     scaler: Scaler
     steps: int
     skipped: int
-    in_a_row: int
+    skips: list[dict[str, Any]]
 
 
 def save(
@@ -49,7 +49,8 @@ def save(
         "scaler": _scaler_state(progress.scaler),
         "steps": progress.steps,
         "skipped": progress.skipped,
-        "in_a_row": progress.in_a_row,
+        "in_a_row": max((row["in_a_row"] for row in progress.skips), default=0),
+        "skips_in_a_row": progress.skips,
         "models": [m.state_dict() for m in wrapped.models],
         "masters": [
             {
@@ -107,7 +108,7 @@ def load(
     torch.set_rng_state(state["random"]["cpu"].cpu())
     if state["random"]["cuda"] and torch.cuda.is_available():
         torch.cuda.set_rng_state_all([s.cpu() for s in state["random"]["cuda"]])
-    return Progress(scaler, state["steps"], state["skipped"], state["in_a_row"])
+    return Progress(scaler, state["steps"], state["skipped"], state.get("skips_in_a_row", []))
 
 
 def _plain(precision: Precision) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from mpdiag.tracing.nonfinite import find_nonfinite
 from mpdiag.training import setup, stepping
 from mpdiag.training.casting import widened
 from mpdiag.training.gradients.scaling import parameters_of
+from mpdiag.training.loops import closures
 from mpdiag.training.options import TrainerOptions
 from mpdiag.training.script_gradients import ScriptGradients
 from mpdiag.training.weights.wrapping import names_in
@@ -158,12 +159,11 @@ class ScriptTrainer:
         module = wrapped.models[0] if module is None else module
         if torch.is_grad_enabled():
             self._stepped.clear()
+        if module.training or torch.is_grad_enabled():
+            wrapped.start.forward_began(grad=torch.is_grad_enabled())
         if not module.training:
             return
-        if wrapped.fresh:
-            wrapped.fresh = False
-            wrapped.buffers.save()
-        if self.context.monitor.in_a_row and self._trace is None:
+        if self.context.monitor.skips.in_a_row and self._trace is None:
             # The step before was skipped. One skip alone is how a dynamic scale finds its value; if
             # this one fails, too, the operation at fault is worth knowing.
             self._trace = find_nonfinite(wrapped.models)
@@ -201,7 +201,7 @@ class ScriptTrainer:
         nested = gradients.within_pass  # begun by a hook of the script
         if not nested and gradients.were_cleared():  # a step that the script has skipped itself
             self.context.wrapped.buffers.restore()
-            scaling.note_skipped()
+            scaling.note_skipped([])
         scale = scaling.scale
         receiving = gradients.receiving(reached, inputs)
         if not nested:
@@ -304,17 +304,17 @@ class ScriptTrainer:
         """An optimizer that evaluates its closure again and again: any overflow undoes the step."""
         losses: list[Any] = []
 
-        def evaluate(*args: Any, **kwargs: Any) -> stepping.Evaluation:
+        def evaluate(*args: Any, **kwargs: Any) -> closures.Evaluation:
             torch.clear_autocast_cache()  # the optimizer has moved the weights
             losses.append(closure(*args, **kwargs))
             last = self.context.scaling.loss
-            return stepping.Evaluation(
+            return closures.Evaluation(
                 losses[-1],
                 None if last is None else float(last),
                 known_bad=self.gradients.were_nonfinite(optimizer),
             )
 
-        result, returned = stepping.step_with_closure(self.context, optimizer, plain, evaluate)
+        result, returned = closures.step_with_closure(self.context, optimizer, plain, evaluate)
         if result is None:
             return returned
         self._note_step(optimizer, result)
@@ -326,7 +326,7 @@ class ScriptTrainer:
             reason = f"{result.reason}; {operation}"
             result = replace(result, operation=operation, reason=reason)
         self.gradients.forget(optimizer)
-        self.context.scaling.take_loss()
+        self.context.scaling.forget_losses()
         shares_step = bool(self._stepped) and id(optimizer) not in self._stepped
         self._stepped.add(id(optimizer))
         stepping.note_step(self.context, [optimizer], result, shares_step=shares_step)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import functools
 import weakref
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,6 +29,9 @@ from mpdiag.training import arguments, checkpoint, setup, stepping
 from mpdiag.training.gradients.judgement import Clip
 from mpdiag.training.gradients.reduction import apply_reduction
 from mpdiag.training.gradients.scaling import parameters_of
+from mpdiag.training.loops import closures
+from mpdiag.training.loops.guard import StepGuard
+from mpdiag.training.loops.scaler import LoopScaler
 from mpdiag.training.options import (
     AS_PLANNED,
     DEFAULT_OPTIONS,
@@ -38,8 +42,7 @@ from mpdiag.training.skips.capsule_writer import CapsuleWriter
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Mapping, Sequence
-    from contextlib import AbstractContextManager
+    from collections.abc import Callable, Iterator, Mapping, Sequence
 
     from mpdiag.numerics.loss_scalers import Scaler
     from mpdiag.training.monitor import Alarm
@@ -111,7 +114,8 @@ class MixedPrecision:
         self.context = parts.context
         self.run_log = parts.context.monitor.log
         self._regularizers: list[Regularizer] = []
-        self._guard = stepping.StepGuard(optimizers)
+        self._guard = StepGuard(optimizers)
+        self._loop_scaler = LoopScaler(self.context, self._guard, self._regularizers)
         self._capsules = CapsuleWriter(
             self.run_log,
             self.context.wrapped,
@@ -131,6 +135,11 @@ class MixedPrecision:
             f"scale {self.loss_scale:g}, {self.steps} steps, {self.skipped} of them skipped>"
         )
 
+    def __reduce__(self) -> Any:
+        """Refuse to be pickled or copied: the models would be held twice."""
+        message = "a MixedPrecision cannot be pickled or copied: save mp.state_dict()"
+        raise TypeError(message)
+
     # -- state -------------------------------------------------------------------------------------
 
     @property
@@ -149,7 +158,7 @@ class MixedPrecision:
         return self.context.scaling.scale
 
     @property
-    def scaler(self) -> Scaler:
+    def loss_scaler(self) -> Scaler:
         """The loss scaler's present state."""
         return self.context.scaling.scaler
 
@@ -166,9 +175,24 @@ class MixedPrecision:
 
     # -- forward and backward ----------------------------------------------------------------------
 
-    def autocast(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def autocast(self) -> Iterator[None]:
         """A context for the forward pass and the loss."""
-        return self.context.casting.forward()
+        self._forget_abandoned()
+        start = self.context.wrapped.start
+        around = start.enter(grad=torch.is_grad_enabled())
+        try:
+            with self.context.casting.forward():
+                yield
+        finally:
+            start.leave(around)
+
+    def _forget_abandoned(self) -> None:
+        """Gradients that the loop has cleared without a step wait for none."""
+        context = self.context
+        if context.scaling.waiting and not stepping.gradients_wait(context.wrapped):
+            context.scaling.forget_all()
+            context.wrapped.start.ended()
 
     def scale(self, loss: Tensor) -> Tensor:
         """The loss times the scale, in FP32: an FP16 loss could not hold the product."""
@@ -209,6 +233,13 @@ class MixedPrecision:
             raise UsageError(message)
         apply_reduction([model], self.plan.reduction)
 
+    def scaler(self) -> LoopScaler:
+        """For loops written for ``torch.amp.GradScaler``: scale, unscale_, step and update as theirs.
+
+        The same one each time; see ``training/loops/scaler.py``.
+        """
+        return self._loop_scaler
+
     # -- the step ----------------------------------------------------------------------------------
 
     def unscale(self, optimizer: Optimizer | None = None) -> None:
@@ -216,7 +247,7 @@ class MixedPrecision:
 
         After this they are found as ``parameter.grad`` of what the optimizer holds.
         """
-        for one in self._chosen(optimizer):
+        for one in self.context.chosen(optimizer):
             stepping.unscale_gradients(self.context, one)
 
     def step(
@@ -252,7 +283,7 @@ class MixedPrecision:
             UsageError: If there is no gradient, or an argument makes no sense.
         """
         clip = Clip(clip_norm, clip_value)
-        chosen = self._chosen(optimizer)
+        chosen = self.context.chosen(optimizer)
         context = self.context
         if batch is not None:
             self._capsules.check(batch)
@@ -285,7 +316,7 @@ class MixedPrecision:
         context = self.context
         masters = context.wrapped.masters
 
-        def evaluate() -> stepping.Evaluation:
+        def evaluate() -> closures.Evaluation:
             # The optimizer has moved its masters; the model must see them.
             masters.give_weights(parameters_of(optimizer))
             torch.clear_autocast_cache()
@@ -294,10 +325,10 @@ class MixedPrecision:
             self.backward(loss)
             carried = stepping.prepare_gradients(context, chosen, self._regularizers)
             value = float(loss.detach())
-            return stepping.Evaluation(value, value, carried)
+            return closures.Evaluation(value, value, carried)
 
         with self._guard.within():
-            result, _ = stepping.step_with_closure(
+            result, _ = closures.step_with_closure(
                 context, optimizer, optimizer.step, evaluate, clip=clip
             )
         masters.give_weights(parameters_of(optimizer))
@@ -305,17 +336,6 @@ class MixedPrecision:
             message = "step(closure=…) found no gradient: the closure must return the loss"
             raise UsageError(message)
         return result
-
-    def _chosen(self, optimizer: Optimizer | None) -> list[Optimizer]:
-        held = self.context.wrapped.optimizers
-        if optimizer is None:
-            return held
-        if not any(optimizer is o for o in held):
-            message = (
-                "optimizer= is not one that MixedPrecision was given: pass it to the constructor"
-            )
-            raise UsageError(message)
-        return [optimizer]
 
     # -- life --------------------------------------------------------------------------------------
 
@@ -350,14 +370,16 @@ class MixedPrecision:
 
         Plain values and tensors: ``torch.load(weights_only=True)`` reads it.
         """
-        if self.context.scaling.waiting:
+        self._forget_abandoned()
+        if self.context.scaling.waiting and stepping.gradients_matter(self.context.wrapped):
             message = (
-                "state_dict() in the middle of an accumulation would lose its gradients: step first"
+                "state_dict() in the middle of an accumulation would lose its gradients: step first, "
+                "or clear them with zero_grad()"
             )
             raise UsageError(message)
         monitor = self.context.monitor
         progress = checkpoint.Progress(
-            self.scaler, monitor.steps, monitor.skipped, monitor.in_a_row
+            self.loss_scaler, monitor.steps, monitor.skipped, monitor.skips.to_plain()
         )
         return checkpoint.save(self.plan, self.precision, progress, self.context.wrapped)
 
@@ -369,9 +391,9 @@ class MixedPrecision:
         """
         loaded = checkpoint.load(state, self.plan, self.precision, self.context.wrapped)
         self.resume(loaded.scaler, steps=loaded.steps, skipped=loaded.skipped)
-        self.context.monitor.in_a_row = loaded.in_a_row
+        self.context.monitor.skips.restore(loaded.skips)
         self.context.scaling.forget_all()
-        self.context.wrapped.fresh = True
+        self.context.wrapped.start.ended()
 
     def resume(self, scaler: Scaler, *, steps: int, skipped: int) -> None:
         """Go on from a saved scaler and its counts; models and optimizers are the caller's to load."""
@@ -388,6 +410,6 @@ class MixedPrecision:
         return wrapped.fp32_state(wrapped.models[0] if model is None else model)
 
 
-def _release(parts: setup.Setup, guard: stepping.StepGuard) -> None:
+def _release(parts: setup.Setup, guard: StepGuard) -> None:
     guard.release()
     parts.release()

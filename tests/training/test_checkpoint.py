@@ -37,7 +37,7 @@ def advance(model, mp, first, last):
 
 def final(model, mp):
     state = mp.state_dict()
-    return [*state["models"][0].values(), *state["masters"][0].values()], mp.scaler
+    return [*state["models"][0].values(), *state["masters"][0].values()], mp.loss_scaler
 
 
 @pytest.mark.parametrize("level", ["O0", "O1", "O2"])

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from mpdiag.emulation import policy
 from mpdiag.errors import UsageError
 from mpdiag.numerics.autocast_lists import CALLED_AS, LISTS
-from mpdiag.training.skips.random_state import capture_random
+from mpdiag.training.skips.step_start import StepStart
 from mpdiag.training.weights import fp32_regions, masters
 from mpdiag.training.weights.buffers import BufferGuard
 from mpdiag.training.weights.masters import Masters
@@ -39,10 +39,10 @@ class Wrapped:
         masters: FP32 masters, if the level keeps them.
         buffers: Guards the models' buffers.
         switch: Off: models behave as if they were not wrapped.
+        half_outputs: Whether a model that holds half-precision weights returns half precision.
         fp32_inside: By id of a module: the operations that are FP32 because of a module around it, or of
             itself; None: all are.
-        fresh: Whether the next forward pass is the first of a step.
-        random: Torch's random state before that pass.
+        start: Knows when a step begins, and saves then what it may have to undo.
     """
 
     def __init__(
@@ -52,6 +52,8 @@ class Wrapped:
         precision: Precision,
         device_type: str,
         names: Sequence[str] = (),
+        *,
+        half_outputs: bool = False,
     ) -> None:
         self._prefixes = list(names) or [""] * len(models)
         self.models = list(models)
@@ -62,9 +64,9 @@ class Wrapped:
         self.masters = Masters(self.optimizers)
         self.buffers = BufferGuard(self.models)
         self.switch = fp32_regions.Switch()
+        self.half_outputs = half_outputs
         self.fp32_inside: dict[int, frozenset[str] | None] = {}
-        self.fresh = True
-        self.random: dict[str, Tensor] = {}
+        self.start = StepStart(self.buffers)
         self._undo: list[Callable[[], Any]] = []
 
     def apply(
@@ -115,13 +117,6 @@ class Wrapped:
         for name, parameter in model.named_parameters(remove_duplicate=False):
             state[name] = self.masters.master(parameter).detach().float().clone()
         return state
-
-    def begin_step(self) -> None:
-        """Save what a step may change, before the first of its forward passes."""
-        if self.fresh:
-            self.fresh = False
-            self.buffers.save()
-            self.random = capture_random()
 
     def _choose(
         self,
@@ -181,7 +176,11 @@ class Wrapped:
         ]
         for model in self.models:
             masters.cast_model(model, precision, fp32)
-            self._hooks(fp32_regions.cast_boundary(model, precision.dtype, self.switch))
+            self._hooks(
+                fp32_regions.cast_boundary(
+                    model, precision.dtype, self.switch, half_outputs=self.half_outputs
+                )
+            )
         self._add(lambda: _widen(parameters, buffers))
         if precision.master_weights:
             self.masters.adopt(originals)
@@ -222,7 +221,7 @@ def _first_forward(wrapped: weakref.ref[Wrapped]) -> Callable[[], None]:
     def call() -> None:
         held = wrapped()
         if held is not None:
-            held.begin_step()
+            held.start.forward_began(grad=torch.is_grad_enabled())
 
     return call
 
