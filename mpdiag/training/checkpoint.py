@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
+import warnings
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mpdiag.errors import StateMismatch, UsageError
+from mpdiag.errors import DamagedPlan, StateMismatch, UsageError
 from mpdiag.numerics.loss_scalers import SCALERS, Scaler
+from mpdiag.numerics.loss_scalers.resuming import resumed
+from mpdiag.plan import PrecisionPlan
+from mpdiag.training.callers import loop_stacklevel
+from mpdiag.training.skips.random_state import dump_other_random, load_other_random
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from mpdiag.plan import PrecisionPlan
     from mpdiag.training.levels import Precision
     from mpdiag.training.weights.wrapping import Wrapped
 
@@ -64,17 +68,31 @@ def save(
         "random": {
             "cpu": torch.get_rng_state(),
             "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+            **dump_other_random(),
         },
     }
 
 
 def load(
-    state: Mapping[str, Any], plan: PrecisionPlan, precision: Precision, wrapped: Wrapped
+    state: Mapping[str, Any],
+    plan: PrecisionPlan,
+    precision: Precision,
+    wrapped: Wrapped,
+    scaler: Scaler,
 ) -> Progress:
-    """Restore models, masters, optimizers and torch's random state.
+    """Restore models, masters, optimizers and the random state of torch, NumPy and Python.
+
+    A plan that was edited since is obeyed from here on, and a warning says what differs.
+
+    Args:
+        state: What ``save`` returned.
+        plan: Today's plan.
+        precision: Today's level.
+        wrapped: What receives the state.
+        scaler: Today's loss scaler, whose settings hold.
 
     Raises:
-        StateMismatch: If the state belongs to another plan, level or model.
+        StateMismatch: If the state belongs to another level or model.
     """
     version = state.get("version") if hasattr(state, "get") else None
     if version != VERSION:
@@ -83,7 +101,6 @@ def load(
         )
         raise StateMismatch(message)
     _refuse_other(state["precision"], _plain(precision), "level")
-    _refuse_other(state["plan"], plan.to_json(), "plan")
     counts = (len(state["models"]), len(state["optimizers"]))
     if counts != (len(wrapped.models), len(wrapped.optimizers)):
         message = (
@@ -91,7 +108,8 @@ def load(
             f"{len(wrapped.models)} and {len(wrapped.optimizers)}"
         )
         raise StateMismatch(message)
-    scaler = _scaler_from(state["scaler"])
+    going_on, changed = resumed(_scaler_from(state["scaler"]), scaler)
+    changed = [f"loss_scale.{name}" for name in changed] + _other_choices(state["plan"], plan)
     try:
         for model, saved in zip(wrapped.models, state["models"], strict=True):
             model.load_state_dict(saved)
@@ -108,11 +126,38 @@ def load(
     torch.set_rng_state(state["random"]["cpu"].cpu())
     if state["random"]["cuda"] and torch.cuda.is_available():
         torch.cuda.set_rng_state_all([s.cpu() for s in state["random"]["cuda"]])
-    return Progress(scaler, state["steps"], state["skipped"], state.get("skips_in_a_row", []))
+    load_other_random(state["random"])
+    if changed:
+        warnings.warn(
+            f"the state was saved under another plan: {', '.join(changed)}; training goes on by today's",
+            RuntimeWarning,
+            stacklevel=loop_stacklevel(),
+        )
+    return Progress(going_on, state["steps"], state["skipped"], state.get("skips_in_a_row", []))
 
 
 def _plain(precision: Precision) -> dict[str, Any]:
     return {**dataclasses.asdict(precision), "dtype": precision.format}
+
+
+def _other_choices(saved: Any, plan: PrecisionPlan) -> list[str]:
+    """Which choices of two plans differ, beside the loss scale and the level.
+
+    Raises:
+        StateMismatch: If the saved plan cannot be read.
+    """
+    try:
+        before = PrecisionPlan.from_json(saved).decisions()
+    except DamagedPlan as error:
+        message = f"the state's plan cannot be read: {error}"
+        raise StateMismatch(message) from error
+    now = plan.decisions()
+    names = ("fp32_operations", "fp32_modules", "reduction")
+    return [
+        f"{name} ({_short(before[name])} → {_short(now[name])})"
+        for name in names
+        if before[name] != now[name]
+    ]
 
 
 def _refuse_other(saved: Mapping[str, Any], own: Mapping[str, Any], what: str) -> None:

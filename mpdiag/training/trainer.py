@@ -384,12 +384,14 @@ class MixedPrecision:
         return checkpoint.save(self.plan, self.precision, progress, self.context.wrapped)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state.
+        """Go on from a state; a plan that was edited since is obeyed from here on, and said.
 
         Raises:
-            StateMismatch: If it belongs to another plan, level or model.
+            StateMismatch: If it belongs to another level or model.
         """
-        loaded = checkpoint.load(state, self.plan, self.precision, self.context.wrapped)
+        loaded = checkpoint.load(
+            state, self.plan, self.precision, self.context.wrapped, self.loss_scaler
+        )
         self.resume(loaded.scaler, steps=loaded.steps, skipped=loaded.skipped)
         self.context.monitor.skips.restore(loaded.skips)
         self.context.scaling.forget_all()

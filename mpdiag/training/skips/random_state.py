@@ -1,16 +1,17 @@
-"""Torch's random state: saved before a step, so that the step can be repeated exactly."""
+"""Random state: torch's before a step, so that it can be repeated; NumPy's and Python's for checkpoints."""
 
 from __future__ import annotations
 
+import random
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
-
-    from torch import Tensor
 
 
 def capture_random() -> dict[str, Tensor]:
@@ -38,3 +39,31 @@ def random_as_before(states: Mapping[str, Tensor]) -> Iterator[None]:
             if f"cuda.{i}" in states:
                 torch.cuda.set_rng_state(states[f"cuda.{i}"], i)
         yield
+
+
+def dump_other_random() -> dict[str, Any]:
+    """The state of NumPy's and Python's global generators, as plain values and tensors."""
+    version, words, gauss = random.getstate()
+    states: dict[str, Any] = {
+        "python": {"version": version, "words": torch.tensor(words), "gauss": gauss}
+    }
+    numpy = np.random.get_state(legacy=False)
+    if isinstance(numpy, dict) and numpy.get("bit_generator") == "MT19937":
+        states["numpy"] = {
+            "key": torch.tensor(numpy["state"]["key"].astype(np.int64)),
+            "pos": int(numpy["state"]["pos"]),
+            "has_gauss": int(numpy["has_gauss"]),
+            "gauss": float(numpy["gauss"]),
+        }
+    return states
+
+
+def load_other_random(states: Mapping[str, Any]) -> None:
+    """Restore what ``dump_other_random`` gave; states without it leave the generators alone."""
+    if "python" in states:
+        saved = states["python"]
+        random.setstate((saved["version"], tuple(saved["words"].tolist()), saved["gauss"]))
+    if "numpy" in states:
+        saved = states["numpy"]
+        key = np.array(saved["key"].tolist(), dtype=np.uint32)
+        np.random.set_state(("MT19937", key, saved["pos"], saved["has_gauss"], saved["gauss"]))

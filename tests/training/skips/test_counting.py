@@ -66,7 +66,7 @@ def test_a_scale_that_tolerates_as_many_skips_is_told_to_fall_sooner():
 def test_a_floor_above_one_is_named_as_what_to_lower():
     model = Steep(7000.0)
     mp = trainer(model, backoff(64.0, min_scale=32.0))
-    with pytest.raises(TrainingDiverged, match="floor of 32, where 8 .* allow smaller scales"):
+    with pytest.raises(TrainingDiverged, match=r"floor of 32, where 8 .* allow smaller scales"):
         for _ in range(9):
             step(mp, model)
     assert mp.steps == 9

@@ -19,7 +19,7 @@ LEVELS = ["O0", "O1", "O2", "O3"]
 
 
 def plan():
-    chosen = PrecisionPlan(
+    return PrecisionPlan(
         loss_scale=backoff().loss_scale,
         fp32_modules=(Fp32Choice("Linear", "4", "tested", {}),),
         fp32_operations=(
@@ -27,7 +27,6 @@ def plan():
             Fp32Choice("conv2d", "0", "tested", {}),
         ),
     )
-    return chosen
 
 
 def wrapped(level):
