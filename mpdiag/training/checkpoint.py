@@ -14,7 +14,7 @@ from mpdiag.numerics.loss_scalers import SCALERS, Scaler
 from mpdiag.numerics.loss_scalers.resuming import resumed
 from mpdiag.plan import PrecisionPlan
 from mpdiag.training.callers import loop_stacklevel
-from mpdiag.training.skips.random_state import dump_other_random, load_other_random
+from mpdiag.training.skips.random_state import dump_random, load_random
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -65,11 +65,7 @@ def save(
             for m in wrapped.models
         ],
         "optimizers": [o.state_dict() for o in wrapped.optimizers],
-        "random": {
-            "cpu": torch.get_rng_state(),
-            "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
-            **dump_other_random(),
-        },
+        "random": dump_random(),
     }
 
 
@@ -123,10 +119,7 @@ def load(
             for name, parameter in model.named_parameters():
                 if name in saved:
                     wrapped.masters.master(parameter).copy_(saved[name])
-    torch.set_rng_state(state["random"]["cpu"].cpu())
-    if state["random"]["cuda"] and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all([s.cpu() for s in state["random"]["cuda"]])
-    load_other_random(state["random"])
+    load_random(state["random"])
     if changed:
         warnings.warn(
             f"the state was saved under another plan: {', '.join(changed)}; training goes on by today's",

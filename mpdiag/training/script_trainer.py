@@ -20,10 +20,12 @@ from mpdiag.tracing.loss_value import loss_of
 from mpdiag.tracing.nonfinite import find_nonfinite
 from mpdiag.training import setup, stepping
 from mpdiag.training.casting import widened
+from mpdiag.training.gradients.judgement import judge_without_gradients, world_size
 from mpdiag.training.gradients.scaling import parameters_of
 from mpdiag.training.loops import closures
 from mpdiag.training.options import TrainerOptions
 from mpdiag.training.script_gradients import ScriptGradients
+from mpdiag.training.skips.diagnosis import FailedStep
 from mpdiag.training.weights.wrapping import names_in
 
 if TYPE_CHECKING:
@@ -283,7 +285,7 @@ class ScriptTrainer:
     def _step_once(self, optimizer: Optimizer, plain: Callable[[], Any]) -> Any:
         context = self.context
         if all(p.grad is None for p in parameters_of(optimizer)):
-            return plain()
+            return self._step_without_gradients(optimizer, plain)
         returned: Any = None
 
         def update(_held: Sequence[Tensor]) -> None:
@@ -295,6 +297,26 @@ class ScriptTrainer:
         stepping.collect_gradients(context.wrapped, optimizer)
         known_bad = self.gradients.were_nonfinite(optimizer)
         result = stepping.take_step(context, [optimizer], update, carried=1.0, known_bad=known_bad)
+        self._note_step(optimizer, result)
+        return returned
+
+    def _step_without_gradients(self, optimizer: Optimizer, plain: Callable[[], Any]) -> Any:
+        """As plain torch does; other ranks, which may have gradients, wait for an answer of this one."""
+        context = self.context
+        if world_size(context.group) == 1:
+            return plain()
+        scale, loss = context.scaling.begun_at(optimizer), context.scaling.loss
+        judged = judge_without_gradients(scale, context.device, context.group)
+        if judged is None:
+            return plain()
+        if judged.finite:
+            returned = plain()
+            context.scaling.note_taken([optimizer], judged.absmax, scale)
+            result = stepping.taken_step(context, scale, loss, judged.norm)
+        else:
+            returned = None
+            failed = FailedStep([], scale, loss, bad_ranks=judged.bad_ranks)
+            result = stepping.skip_step(context, [optimizer], failed, judged)
         self._note_step(optimizer, result)
         return returned
 

@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from mpdiag.errors import TrainingDiverged, UsageError
+from mpdiag.training.arguments import inside
 from mpdiag.training.gradients.judgement import (
     NO_CLIP,
     Clip,
@@ -348,7 +349,8 @@ def note_step(
     context.wrapped.start.ended()
     context.scaling.root = None
     if result.skipped:
-        for optimizer in chosen:  # a scheduler stepped after a skip must not complain of the order
+        for optimizer in (one for o in chosen for one in inside(o)):
+            # A scheduler stepped after a skip must not complain of the order.
             optimizer._opt_called = True  # type: ignore[attr-defined]
     context.scaling.forget_losses()
     context.monitor.note_step(

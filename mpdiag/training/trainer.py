@@ -21,7 +21,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from mpdiag.errors import UsageError
 from mpdiag.plan import PrecisionPlan
@@ -43,6 +42,8 @@ from mpdiag.training.skips.capsule_writer import CapsuleWriter
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from torch.optim import Optimizer
 
     from mpdiag.numerics.loss_scalers import Scaler
     from mpdiag.training.monitor import Alarm
@@ -66,7 +67,7 @@ class MixedPrecision:
 
     Args:
         model: A module or a list of them; they are changed in place, and ``close`` undoes it.
-        optimizer: An optimizer or a list of them.
+        optimizer: An optimizer or a list of them; or what wraps one and steps as one does.
         plan: A plan, or the path of one.
         level: O0 to O3; default: the plan's.
         backend: ``native`` is the device's own arithmetic; ``emulated`` stores the same tensors and
@@ -95,7 +96,7 @@ class MixedPrecision:
     ) -> None:
         self.plan = plan if isinstance(plan, PrecisionPlan) else PrecisionPlan.load(plan)
         models = arguments.listed(model, nn.Module, "model")
-        optimizers = arguments.listed(optimizer, Optimizer, "optimizer")
+        optimizers = arguments.listed_optimizers(optimizer)
         arguments.check_type(overrides, PrecisionOverrides, "overrides")
         arguments.check_type(options, TrainerOptions, "options")
         parts = setup.set_up(

@@ -133,7 +133,7 @@ def judge_gradients(
     finite = math.isfinite(found.norm) and norm <= LARGEST and not known_bad
     verdict = Verdict.FINITE if finite else Verdict.GRADIENTS
     verdicts = agree(verdict if fine else Verdict.FORWARD, scale, device, group)
-    bad_ranks = [i for i, v in enumerate(verdicts) if v is not Verdict.FINITE]
+    bad_ranks = [i for i, v in enumerate(verdicts) if v.bad]
     if not bad_ranks:
         if inspect is not None:
             unscale(gradients, carried)
@@ -143,6 +143,22 @@ def judge_gradients(
     return JudgedGradients(
         not bad_ranks, norm, largest, tuple(bad_ranks), Verdict.FORWARD in verdicts
     )
+
+
+def judge_without_gradients(
+    scale: float, device: torch.device, group: Any = None
+) -> JudgedGradients | None:
+    """Learn what the other ranks say of a step for which this one has no gradient.
+
+    Returns:
+        None if no rank has any.
+    """
+    verdicts = agree(Verdict.ABSTAINS, scale, device, group)
+    if all(v is Verdict.ABSTAINS for v in verdicts):
+        return None
+    bad_ranks = tuple(i for i, v in enumerate(verdicts) if v.bad)
+    norm = math.nan if bad_ranks else 0.0
+    return JudgedGradients(not bad_ranks, norm, 0.0, bad_ranks, Verdict.FORWARD in verdicts)
 
 
 def _unscale_and_clip(gradients: Sequence[Tensor], carried: float, norm: float, clip: Clip) -> None:
@@ -182,6 +198,13 @@ class Verdict(IntEnum):
     FORWARD = 2
     """The loss or a buffer is not finite."""
     NO_GRADIENT = 3
+    ABSTAINS = 4
+    """It has no gradient, which others may have."""
+
+    @property
+    def bad(self) -> bool:
+        """Whether no rank may step."""
+        return self in (Verdict.GRADIENTS, Verdict.FORWARD)
 
 
 def agree(verdict: Verdict, scale: float, device: torch.device, group: Any = None) -> list[Verdict]:

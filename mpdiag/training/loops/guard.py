@@ -6,6 +6,7 @@ import warnings
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from mpdiag.training.arguments import inside
 from mpdiag.training.callers import loop_stacklevel
 
 if TYPE_CHECKING:
@@ -23,7 +24,9 @@ class StepGuard:
 
     def __init__(self, optimizers: Sequence[Optimizer]) -> None:
         self._inside = self._said = False
-        self._handles = [o.register_step_pre_hook(self._before) for o in optimizers]
+        self._handles = [
+            one.register_step_pre_hook(self._before) for o in optimizers for one in inside(o)
+        ]
 
     @contextmanager
     def within(self) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""Random state: torch's before a step, so that it can be repeated; NumPy's and Python's for checkpoints."""
+"""Random state: torch's, before a step that may be repeated; everybody's, for checkpoints."""
 
 from __future__ import annotations
 
@@ -41,13 +41,16 @@ def random_as_before(states: Mapping[str, Tensor]) -> Iterator[None]:
         yield
 
 
-def dump_other_random() -> dict[str, Any]:
-    """The state of NumPy's and Python's global generators, as plain values and tensors."""
+def dump_random() -> dict[str, Any]:
+    """The state of torch's, NumPy's and Python's global generators, as plain values and tensors."""
     version, words, gauss = random.getstate()
     states: dict[str, Any] = {
-        "python": {"version": version, "words": torch.tensor(words), "gauss": gauss}
+        "cpu": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
+        "python": {"version": version, "words": torch.tensor(words), "gauss": gauss},
     }
-    numpy = np.random.get_state(legacy=False)
+    # The global generator is what scripts draw from.
+    numpy = np.random.get_state(legacy=False)  # noqa: NPY002
     if isinstance(numpy, dict) and numpy.get("bit_generator") == "MT19937":
         states["numpy"] = {
             "key": torch.tensor(numpy["state"]["key"].astype(np.int64)),
@@ -58,12 +61,16 @@ def dump_other_random() -> dict[str, Any]:
     return states
 
 
-def load_other_random(states: Mapping[str, Any]) -> None:
-    """Restore what ``dump_other_random`` gave; states without it leave the generators alone."""
+def load_random(states: Mapping[str, Any]) -> None:
+    """Restore what ``dump_random`` gave; a generator that is not there is left alone."""
+    torch.set_rng_state(states["cpu"].cpu())
+    if states["cuda"] and torch.cuda.is_available():
+        torch.cuda.set_rng_state_all([s.cpu() for s in states["cuda"]])
     if "python" in states:
         saved = states["python"]
         random.setstate((saved["version"], tuple(saved["words"].tolist()), saved["gauss"]))
     if "numpy" in states:
         saved = states["numpy"]
         key = np.array(saved["key"].tolist(), dtype=np.uint32)
-        np.random.set_state(("MT19937", key, saved["pos"], saved["has_gauss"], saved["gauss"]))
+        state = ("MT19937", key, saved["pos"], saved["has_gauss"], saved["gauss"])
+        np.random.set_state(state)  # noqa: NPY002
