@@ -209,12 +209,29 @@ class MixedPrecision:
             raise UsageError(message)
         apply_reduction([model], self.plan.reduction)
 
+    def master_parameters(self) -> list[Tensor]:
+        """What the optimizers step, each tensor once: what ``clip_grad_norm_`` takes.
+
+        At O2 these are FP32 masters of the model's half-precision weights, at every other level the
+        model's own parameters. Gradients that wait for a step are unscaled first, as by ``unscale``,
+        so ``.grad`` is what the optimizer will use. A value written into a master is seen by the
+        model in its next forward pass.
+        """
+        if self.context.scaling.waiting:
+            self.unscale()
+        wrapped = self.context.wrapped
+        if wrapped.precision.master_weights:
+            wrapped.masters.adopt()
+        held = (p for o in wrapped.optimizers for p in parameters_of(o))
+        return list(dict.fromkeys(held))
+
     # -- the step ----------------------------------------------------------------------------------
 
     def unscale(self, optimizer: Optimizer | None = None) -> None:
         """Divide the gradients by their scale now, to look at or to change them before ``step``.
 
-        After this they are found as ``parameter.grad`` of what the optimizer holds.
+        After this they are found as ``parameter.grad`` of the model's parameters and of what the
+        optimizer holds (``master_parameters``), in FP32.
         """
         for one in self._chosen(optimizer):
             stepping.unscale_gradients(self.context, one)
@@ -284,6 +301,8 @@ class MixedPrecision:
         (optimizer,) = chosen
         context = self.context
         masters = context.wrapped.masters
+        masters.begin_update(chosen)
+        masters.end_comparison(chosen)
 
         def evaluate() -> stepping.Evaluation:
             # The optimizer has moved its masters; the model must see them.

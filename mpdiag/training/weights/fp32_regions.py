@@ -130,7 +130,6 @@ def cast_boundary(module: nn.Module, dtype: torch.dtype, switch: Switch) -> list
 
     def after(_module: nn.Module, _args: Any, output: Any) -> Any:
         return cast_floats(output, torch.float32) if switch.on else None
-
     return [
         module.register_forward_pre_hook(before, prepend=True, with_kwargs=True),
         module.register_forward_hook(after),
@@ -146,3 +145,4 @@ def before_forward(module: nn.Module, call: Callable[[], None]) -> RemovableHand
 
     hook = torch.compiler.disable(before)
     return module.register_forward_pre_hook(hook, prepend=True)
+
