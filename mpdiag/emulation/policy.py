@@ -107,30 +107,45 @@ class Policy:
         return self.overrides.get(operation) or LISTS.get(operation)
 
 
+_KEY = "mpdiag.emulation.policies"
 _everywhere: list[Policy] = []
-_here = threading.local()
 
 
 @contextmanager
 def in_force(policy: Policy) -> Iterator[None]:
     """Make our kernels follow this policy inside the context.
 
-    It applies to this thread and to threads without a policy of their own: a checkpointed forward
-    pass is recomputed in autograd's thread.
+    It applies to this thread, to autograd's threads while they work for it (a checkpointed forward
+    pass is recomputed there), for torch hands them this thread's objects, and to ``DataParallel``'s.
     """
-    stacks = (_everywhere, vars(_here).setdefault("policies", []))
-    for stack in stacks:
-        stack.append(policy)
+    before = _of_this_thread()
+    _everywhere.append(policy)
+    torch._C._stash_obj_in_tls(_KEY, (*before, policy))
     try:
         yield
     finally:
-        for stack in stacks:
-            stack.remove(policy)
+        torch._C._stash_obj_in_tls(_KEY, before)
+        _everywhere.remove(policy)
+
+
+def _of_this_thread() -> tuple[Policy, ...]:
+    if not torch._C._is_key_in_tls(_KEY):
+        return ()
+    found: tuple[Policy, ...] = torch._C._get_obj_in_tls(_KEY)
+    return found
 
 
 def _policy_in_force() -> Policy | None:
-    policies = vars(_here).get("policies") or _everywhere
+    policies = _of_this_thread()
+    if not policies and _everywhere and _is_data_parallel(threading.current_thread()):
+        return _everywhere[-1]
     return policies[-1] if policies else None
+
+
+def _is_data_parallel(thread: threading.Thread) -> bool:
+    """Whether a thread is one of those in which ``nn.DataParallel`` calls a model's replicas."""
+    work = getattr(thread, "_target", None)
+    return getattr(work, "__module__", "") == "torch.nn.parallel.parallel_apply"
 
 
 # -- kernels ---------------------------------------------------------------------------------------

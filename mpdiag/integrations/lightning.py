@@ -111,9 +111,6 @@ class PlanPrecision(Precision):
         if self.mp is None:
             yield
             return
-        wrapped = self.mp.context.wrapped
-        if wrapped.models[0].training:
-            wrapped.begin_step()  # the model itself is not called, so its hook would run too late
         with self.mp.autocast():
             yield
 

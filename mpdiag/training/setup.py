@@ -112,7 +112,14 @@ def set_up(
     if options.fp16_accumulation and chosen != "emulated":
         message = "fp16_accumulation is emulated: it needs FP16 and backend='emulated'"
         raise UsageError(message)
-    wrapped = Wrapped(models, optimizers, precision, device.type, options.names)
+    wrapped = Wrapped(
+        models,
+        optimizers,
+        precision,
+        device.type,
+        options.names,
+        half_outputs=options.half_outputs,
+    )
     try:
         wrapped.apply(plan, overrides.fp32_modules, rules)
         apply_reduction(models, plan.reduction)

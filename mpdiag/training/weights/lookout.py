@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
 from mpdiag.tracing.dispatch import in_backward
+from mpdiag.training.weights.fp32_regions import IN_FULL
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
-    from torch import Tensor, nn
+    from torch import Tensor
     from torch.utils.hooks import RemovableHandle
+
+
+_LOW = (torch.float16, torch.bfloat16)
 
 
 class Additions:
@@ -97,7 +103,9 @@ class _BeforeCall(_Inert):
     """Called before a model; where the model is copied, its copy is told to be FP32."""
 
     def __init__(
-        self, call: Callable[[], None] | None, copied: Callable[[dict[int, Any]], None] | None = None
+        self,
+        call: Callable[[], None] | None,
+        copied: Callable[[dict[int, Any]], None] | None = None,
     ) -> None:
         super().__init__(call)
         self._copied = copied
@@ -109,7 +117,14 @@ class _BeforeCall(_Inert):
 
     def __call__(self, _module: nn.Module, _args: Any) -> None:
         if self._call is not None and not in_backward():
-            torch.compiler.disable(self._call)()
+            _outside_of_graphs()(self._call)
+
+
+@functools.cache
+def _outside_of_graphs() -> Callable[..., None]:
+    """Calls what it is given, which no compiler traces; made late, for torch loads its compiler."""
+    outside: Callable[..., None] = torch.compiler.disable(lambda call: call())
+    return outside
 
 
 class _BeforeLoad(_Inert):

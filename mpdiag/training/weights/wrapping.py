@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
 from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from mpdiag.emulation import policy
 from mpdiag.emulation.mode import suspended
 from mpdiag.errors import UsageError
 from mpdiag.numerics.autocast_lists import CALLED_AS, LISTS
-from mpdiag.training.skips.random_state import capture_random
+from mpdiag.training.skips.step_start import StepStart
 from mpdiag.training.weights import averages, fp32_regions, lookout, masters, optimizer_state
 from mpdiag.training.weights.buffers import BufferGuard
 from mpdiag.training.weights.held import drop_own_gradient
@@ -42,10 +43,10 @@ class Wrapped:
         masters: FP32 masters, if the level keeps them.
         buffers: Guards the models' buffers.
         switch: Off: models behave as if they were not wrapped.
+        half_outputs: Whether a model that holds half-precision weights returns half precision.
         fp32_inside: By id of a module: the operations that are FP32 because of a module around it, or of
             itself; None: all are.
-        fresh: Whether the next forward pass is the first of a step.
-        random: Torch's random state before that pass.
+        start: Knows when a step begins, and saves then what it may have to undo.
     """
 
     def __init__(
@@ -55,6 +56,8 @@ class Wrapped:
         precision: Precision,
         device_type: str,
         names: Sequence[str] = (),
+        *,
+        half_outputs: bool = False,
     ) -> None:
         self._prefixes = list(names) or [""] * len(models)
         self.models = list(models)
@@ -65,9 +68,9 @@ class Wrapped:
         self.masters = Masters(self.optimizers)
         self.buffers = BufferGuard(self.models)
         self.switch = fp32_regions.Switch()
+        self.half_outputs = half_outputs
         self.fp32_inside: dict[int, frozenset[str] | None] = {}
-        self.fresh = True
-        self.random: dict[str, Tensor] = {}
+        self.start = StepStart(self.buffers)
         self._additions: lookout.Additions | None = None
         self._looked = False
         self._undo: list[Callable[[], Any]] = []
@@ -144,13 +147,6 @@ class Wrapped:
         finally:
             self._looked = False
 
-    def begin_step(self) -> None:
-        """Save what a step may change, before the first of its forward passes."""
-        if self.fresh:
-            self.fresh = False
-            self.buffers.save()
-            self.random = capture_random()
-
     def _choose(
         self,
         choice: Fp32Choice,
@@ -209,7 +205,11 @@ class Wrapped:
         ]
         for model in self.models:
             masters.cast_model(model, precision, fp32)
-            self._hooks(fp32_regions.cast_boundary(model, precision.dtype, self.switch))
+            self._hooks(
+                fp32_regions.cast_boundary(
+                    model, precision.dtype, self.switch, half_outputs=self.half_outputs
+                )
+            )
         if not precision.master_weights:
             self._add(lambda: optimizer_state.follow_weights(self.optimizers))
         self._add(lambda: _widen(self.models, parameters, buffers))
@@ -243,7 +243,9 @@ class Wrapped:
         self._additions = lookout.Additions(
             castable, self.precision.dtype, note, lambda *found: buffers.append(found)
         )
-        self._hooks(lookout.before_calls(self.models, _look(weakref.ref(self))))
+        for model in self.models:
+            copied = functools.partial(lookout.copy_in_full, model, in_full=averages.in_full)
+            self._hooks([lookout.before_calls(model, _look(weakref.ref(self)), copied)])
         self._hooks(lookout.before_loads(self.models, self.masters.note_wide))
 
     def _clear_both(self, optimizer: Optimizer) -> None:
@@ -279,7 +281,7 @@ def _first_forward(wrapped: weakref.ref[Wrapped]) -> Callable[[], None]:
     def call() -> None:
         held = wrapped()
         if held is not None:
-            held.begin_step()
+            held.start.forward_began(grad=torch.is_grad_enabled())
 
     return call
 
