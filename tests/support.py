@@ -63,15 +63,11 @@ def trainer(
     model: nn.Module, optimizer: torch.optim.Optimizer, level: str, dtype: str | None, **options
 ) -> mpdiag.MixedPrecision:
     """A trainer at a level, at a constant scale."""
-    overrides = mpdiag.PrecisionOverrides(dtype=dtype, loss_scale=1.0 if level == "O3" else 8.0)
-    return mpdiag.MixedPrecision(
-        model,
-        optimizer,
-        constant(),
-        level=level,
-        overrides=overrides if dtype else mpdiag.PrecisionOverrides(),
-        **options,
-    )
+    scale = 1.0 if level == "O3" else 8.0
+    plain = mpdiag.PrecisionOverrides()
+    usual = mpdiag.PrecisionOverrides(dtype=dtype, loss_scale=scale) if dtype else plain
+    options.setdefault("overrides", usual)
+    return mpdiag.MixedPrecision(model, optimizer, constant(), level=level, **options)
 
 
 def take_step(model: nn.Module, mp: mpdiag.MixedPrecision, seed: int = 0, **options):

@@ -305,16 +305,17 @@ class MixedPrecision:
         context = self.context
         if batch is not None:
             self._capsules.check(batch)
-        if closure is not None:
-            result = self._step_with_closure(chosen, closure, clip)
-        else:
-            if loss is not None:
-                self.backward(loss)
-            carried = stepping.prepare_gradients(context, chosen, self._regularizers)
-            update = functools.partial(stepping.update_weights, context, chosen, self._guard)
-            result = stepping.take_step(
-                context, chosen, update, carried=carried, clip=clip, replay=replay
-            )
+        with context.wrapped.masters.updating(chosen):
+            if closure is not None:
+                result = self._step_with_closure(chosen, closure, clip)
+            else:
+                if loss is not None:
+                    self.backward(loss)
+                carried = stepping.prepare_gradients(context, chosen, self._regularizers)
+                update = functools.partial(stepping.update_weights, context, chosen, self._guard)
+                result = stepping.take_step(
+                    context, chosen, update, carried=carried, clip=clip, replay=replay
+                )
         if result.skipped and batch is not None:
             self._capsules.write(batch, result)
         for one in chosen:

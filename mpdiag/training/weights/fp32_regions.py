@@ -1,8 +1,8 @@
 """Modules in FP32, operations in FP32 inside one module, and the casts around a whole model.
 
 All by forward hooks, which are removed without a trace. None of them refers to a trainer: a model
-that outlives its trainer, is copied for an average of weights, pickled or sent to another process
-computes there as it does here, and takes nothing else along.
+that outlives its trainer, is pickled or sent to another process computes there as it does here, and
+takes nothing else along. A deep copy of a model in half precision is of FP32 weights, without casts.
 """
 
 from __future__ import annotations

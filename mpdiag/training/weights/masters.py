@@ -8,6 +8,7 @@ the master, too: 1e-4 · 1e-4 is zero in FP16.
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import torch
@@ -230,6 +231,21 @@ class Masters:
         """Masters and model were loaded together: what the model holds was given to it."""
         self._wide.clear()
         self._bundle()
+
+    @contextmanager
+    def updating(self, optimizers: Sequence[Optimizer]) -> Iterator[None]:
+        """A step of some optimizers; one that raises on its way leaves all as the loop expects it.
+
+        What is written after it is noticed, and ``model.zero_grad()`` clears what has moved to masters.
+        """
+        try:
+            yield
+        except BaseException:
+            self.remember(optimizers)
+            for optimizer in optimizers:
+                for group in optimizer.param_groups:
+                    self.show_gradients(group["params"])
+            raise
 
     def settle(self) -> None:
         """Adopt what others have written into the model, element by element; waits for the device."""

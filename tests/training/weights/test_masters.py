@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import copy
 import io
+import json
 
 import pytest
 import torch
 from support import PRECISIONS, perceptron, take_step, trainer
 from torch import nn
 from torch.nn.utils import parametrizations, prune
+
+import mpdiag
+from mpdiag.errors import StateMismatch
 
 LOW = {"fp16": torch.float16, "bf16": torch.bfloat16}
 every_level = pytest.mark.parametrize(("level", "dtype"), PRECISIONS)
@@ -258,6 +262,46 @@ def test_weights_large_enough_to_be_looked_at_alone():
     assert all(torch.equal(a, b) for a, b in zip(before, full(mp, model), strict=True))
 
 
+@pytest.mark.parametrize("run", [False, True])
+def test_it_is_logged_once_that_weights_were_written(tmp_path, caplog, run):
+    model, _, mp = build("O2", "bf16", **({"run": tmp_path / "run"} if run else {}))
+    with caplog.at_level("INFO", logger="mpdiag"):
+        for step in range(3):
+            take_step(model, mp, step)
+            model[2].bias.data[1] = step
+    mp.close()
+    said = [r.message for r in caplog.records if "written" in r.message]
+    assert said == [
+        "weights were written into the model (2.bias) before step 1: what was written is in the FP32 "
+        "masters now, as BF16 holds it"
+    ]
+    if run:
+        text = (tmp_path / "run" / "training.jsonl").read_text(encoding="utf-8")
+        lines = [json.loads(line) for line in text.splitlines()]
+        assert [line["written"] for line in lines if "written" in line] == [["2.bias"]]
+        assert len(mpdiag.Run.open(tmp_path / "run").training.steps) == 3
+
+
+@every_level
+def test_what_is_written_after_a_step_that_raised_is_kept(level, dtype):
+    model, optimizer, mp = build(level, dtype, lr=0.0)
+    take_step(model, mp)
+    plain, optimizer.step = optimizer.step, fail
+    with pytest.raises(ZeroDivisionError):
+        take_step(model, mp)
+    optimizer.step = plain
+    model[2].bias.data[1] = 0.5
+    model.zero_grad()
+    assert all(p.grad is None for p in mp.master_parameters())
+    take_step(model, mp)
+    assert float(full(mp, model)[3][1]) == 0.5
+    mp.close()
+
+
+def fail(*_args):
+    raise ZeroDivisionError
+
+
 # -- written into the masters ----------------------------------------------------------------------
 
 
@@ -466,7 +510,7 @@ def test_a_refused_checkpoint_has_changed_nothing(level, dtype):
     shorter = copy.deepcopy(state)
     shorter["optimizers"][0]["param_groups"][0]["params"].pop()
     for bad in (damaged, shorter):
-        with pytest.raises(mpdiag_errors().StateMismatch):
+        with pytest.raises(StateMismatch):
             mp.load_state_dict(bad)
         assert all(torch.equal(a, b) for a, b in zip(before, full(mp, model), strict=True))
         for a, s in zip(moments, optimizer.state.values(), strict=True):
@@ -474,8 +518,3 @@ def test_a_refused_checkpoint_has_changed_nothing(level, dtype):
         for p, b in zip(model.parameters(), before, strict=True):
             assert torch.equal(p.detach(), b.to(p.dtype))
 
-
-def mpdiag_errors():
-    from mpdiag import errors
-
-    return errors
