@@ -22,6 +22,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_map_only, tree_unflatten
 
+from mpdiag.emulation import onednn
 from mpdiag.emulation.accumulation import accumulates, product, reduces, reduction
 from mpdiag.tracing.storages import WeakStorages
 
@@ -90,18 +91,16 @@ class Emulation(TorchDispatchMode):
 
     def __enter__(self) -> Emulation:  # noqa: PYI034 - typing.Self is Python 3.11's
         """Start emulating on this thread."""
-        entered = bool(self._onednn)
-        self._onednn.append(self._onednn[-1] if entered else torch._C._get_mkldnn_enabled())
-        torch._C._set_mkldnn_enabled(False)
+        self._onednn.append(onednn.switch_off())
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *exception: object) -> None:
         """Stop emulating, and restore oneDNN's setting."""
         super().__exit__(*exception)  # type: ignore[no-untyped-call]
-        before = self._onednn.pop()
+        self._onednn.pop()
+        onednn.give_back()
         if not self._onednn:
-            torch._C._set_mkldnn_enabled(before)
             self._copies.clear()
             self._copied.clear()
             self._seen.clear()
@@ -247,13 +246,8 @@ def suspended() -> Iterator[None]:
     """Suspend the emulation, for FP32 work inside an emulated region; what it writes, no mode sees."""
     global _suspensions  # noqa: PLW0603
     _suspensions += 1
-    with torch.utils._python_dispatch._disable_current_modes():
-        before = torch._C._get_mkldnn_enabled()
-        torch._C._set_mkldnn_enabled(True)
-        try:
-            yield
-        finally:
-            torch._C._set_mkldnn_enabled(before)
+    with torch.utils._python_dispatch._disable_current_modes(), onednn.on():
+        yield
 
 
 def _form(spec: Any) -> Any:

@@ -19,7 +19,7 @@ from __future__ import annotations
 import difflib
 import threading
 import warnings
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,7 @@ import torch
 from torch.library import Library
 from torch.utils._pytree import tree_map
 
-from mpdiag.emulation import recurrent
+from mpdiag.emulation import onednn, recurrent
 from mpdiag.errors import UsageError
 from mpdiag.numerics.autocast_lists import BANNED, FP32, LISTS, LOW, PROMOTE, RECURRENT, Rule
 
@@ -224,15 +224,11 @@ def _kernel(op: Any, name: str, key: str, *, replaces: bool) -> Callable[..., An
         if recurrent.applies(op, args):
             with torch._C._ExcludeDispatchKeyGuard(autocast):
                 return recurrent.lstm(*args)
-        onednn = torch._C._get_mkldnn_enabled()
-        if name in RECURRENT and rule == "low" and low == torch.float16:
-            # oneDNN has no FP16 LSTM on most CPUs; ATen's own takes it step by step.
-            torch._C._set_mkldnn_enabled(False)
-        try:
-            with torch._C._ExcludeDispatchKeyGuard(autocast):
-                return op(*args, **kwargs)
-        finally:
-            torch._C._set_mkldnn_enabled(onednn)
+        # oneDNN has no FP16 LSTM on most CPUs; ATen's own takes it step by step.
+        stepwise = name in RECURRENT and rule == "low" and low == torch.float16
+        switched = onednn.off() if stepwise else nullcontext()
+        with switched, torch._C._ExcludeDispatchKeyGuard(autocast):
+            return op(*args, **kwargs)
 
     return kernel
 

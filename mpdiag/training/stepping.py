@@ -113,7 +113,7 @@ def note_loss(context: StepContext, loss: Tensor) -> None:
     scaling, wrapped = context.scaling, context.wrapped
     for optimizer in wrapped.optimizers:
         scaling.align(optimizer, lambda o=optimizer: _waiting_gradients(wrapped, o))  # type: ignore[misc]
-    scaling.note_loss(loss, adds=gradients_wait(wrapped))
+    scaling.note_loss(loss, adds=bool(scaling.noted) and gradients_wait(wrapped))
 
 
 def gradients_matter(wrapped: Wrapped) -> bool:

@@ -218,6 +218,23 @@ class MixedPrecision:
         """
         self._regularizers.append(function)
 
+    def add_optimizer(self, optimizer: Optimizer) -> None:
+        """Take in an optimizer that was made later, at the levels with FP32 weights (O0, O1).
+
+        Raises:
+            UsageError: At O2 and O3, or if it is no optimizer.
+        """
+        if self.precision.low_precision_model:
+            message = (
+                f"level {self.precision.level} casts what optimizers hold: give all optimizers to "
+                "MixedPrecision when it is made"
+            )
+            raise UsageError(message)
+        added = arguments.listed_optimizers(optimizer)
+        held = self.context.wrapped.optimizers
+        held += [one for one in added if not any(one is o for o in held)]
+        self._guard.watch(added)
+
     def apply_reduction(self, model: nn.Module) -> None:
         """Reduce the gradients of a model that was wrapped in DDP only now as the plan says.
 

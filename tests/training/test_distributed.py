@@ -72,6 +72,13 @@ def test_infinity_on_one_rank_skips_on_all_with_ddp(run, level):
             assert result.skipped == (step == 1), result
             print(result.next_scale, result.reason)
         assert all(same_everywhere(p) for p in net.parameters())
+        # torch.amp: DDP's sum carries the infinity to every rank.
+        net = nn.parallel.DistributedDataParallel(model())
+        theirs, sgd = torch.amp.GradScaler("cpu"), torch.optim.SGD(net.parameters(), 0.1)
+        theirs.scale(net(rows(0, bad=1)).square().mean()).backward()
+        theirs.step(sgd)
+        theirs.update()
+        assert theirs.get_scale() == 2.0**15
         """,
         level,
     )
@@ -90,6 +97,12 @@ def test_infinity_on_one_rank_of_a_model_without_ddp_skips_on_all_and_names_the_
         result = mp.step()
         assert result.skipped and result.rank == rank
         print(result.reason)
+        net = model()  # torch.amp without DDP: each rank for itself
+        theirs, sgd = torch.amp.GradScaler("cpu"), torch.optim.SGD(net.parameters(), 0.1)
+        theirs.scale(net(rows(0, bad=1)).square().mean()).backward()
+        theirs.step(sgd)
+        theirs.update()
+        assert theirs.get_scale() == 2.0 ** (16 - rank)
         """,
         "O1",
     )

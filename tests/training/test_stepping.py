@@ -8,6 +8,7 @@ import pytest
 import torch
 from support import batch, constant, network
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 import mpdiag
 from mpdiag.errors import UsageError
@@ -173,3 +174,63 @@ def test_both_parts_of_complex_gradients_are_clipped():
     mp.backward((w * torch.tensor([3.0 - 0.25j, -1.0 - 9.0j])).sum().real)
     mp.step(clip_value=0.5)
     assert w.tolist() == [-0.5 - 0.25j, 0.5 - 0.5j]
+
+
+class Waits(TorchFunctionMode):
+    """Counts the calls that wait for a device: those that give Python a value of a tensor."""
+
+    names = frozenset(
+        {"item", "tolist", "__bool__", "__float__", "__int__", "cpu", "numpy", "equal"}
+    )
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if getattr(func, "__name__", "") in self.names:
+            self.seen.append(func.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("level", ["O0", "O1"])
+def test_a_step_waits_for_the_device_once_as_torch_amp_does(level):
+    x, y = batch()
+
+    def by_hand():
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        scaler = torch.amp.GradScaler("cpu")
+
+        def take():
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = nn.functional.cross_entropy(model(x), y)
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+
+        return take
+
+    def planned():
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        overrides = mpdiag.PrecisionOverrides(dtype=None if level == "O0" else "bf16")
+        mp = mpdiag.MixedPrecision(
+            model, optimizer, constant(8.0), level=level, backend="native", overrides=overrides
+        )
+
+        def take():
+            with mp.autocast():
+                loss = nn.functional.cross_entropy(model(x), y)
+            assert mp.step(loss, clip_norm=1.0).loss > 0
+
+        return take
+
+    counts = []
+    for make in (by_hand, planned):
+        take = make()
+        take()
+        with Waits() as waits:
+            take()
+        counts.append(len(waits.seen))
+    assert counts == [1, 1]

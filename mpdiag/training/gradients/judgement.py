@@ -260,7 +260,7 @@ class Sweep:
         norm: Euclidean norm over all gradients; infinite or NaN where one is, or where it leaves
             FP32's range.
         absmax: Largest |gradient|; NaN if it was not asked for.
-        others: The sum of the other sizes.
+        others: The sum of the other sizes; not finite where one of them is not.
         losses: The values of the losses.
     """
 
@@ -272,6 +272,8 @@ class Sweep:
 
 def values_of(gradient: Tensor) -> Tensor:
     """The values a gradient stores on this rank: dense, of sparse and distributed ones too."""
+    if type(gradient) is Tensor and gradient.layout is torch.strided:
+        return gradient
     distributed = sys.modules.get("torch.distributed.tensor")
     if distributed is not None and isinstance(gradient, distributed.DTensor):
         gradient = gradient.to_local()
@@ -307,23 +309,21 @@ def sweep(
     values = [values_of(g) for g in gradients]
     parts = norms(values, 2.0)
     device = parts[0].device
-    found = [_total(gradients, parts).float()]
+    found = [_total(gradients, parts)]
     if absmax:
-        found.append(torch.stack([m.to(device) for m in norms(values, math.inf)]).max().float())
-    if others:
-        found.append(torch.stack([n.to(device, torch.float32) for n in others]).sum())
+        found.append(torch.stack([m.to(device) for m in norms(values, math.inf)]).max())
+    first = len(found)
+    found = [f if f.dtype == torch.float32 else f.float() for f in found]
+    found += [f if f.device == device else f.to(device) for f in others]
     found += [loss.reshape(()).to(device) for loss in losses]
-    wide = torch.float64 if any(f.dtype == torch.float64 for f in found) else torch.float32
-    read = (
-        torch.stack([f.to(wide) for f in found]).tolist() if len(found) > 1 else [float(found[0])]
-    )
-    rest = iter(read[1:])
-    return Sweep(
-        read[0],
-        next(rest) if absmax else math.nan,
-        next(rest) if others else 0.0,
-        tuple(rest),
-    )
+    kinds = {f.dtype for f in found}
+    if len(kinds) > 1:
+        wide = torch.float64 if torch.float64 in kinds else torch.float32
+        found = [f.to(wide) for f in found]
+    read = torch.stack(found).tolist() if len(found) > 1 else [float(found[0])]
+    end = first + len(others)
+    # A sum is infinite or NaN where one of them is.
+    return Sweep(read[0], read[1] if absmax else math.nan, sum(read[first:end]), tuple(read[end:]))
 
 
 def _total(gradients: Sequence[Tensor], parts: Sequence[Tensor]) -> Tensor:
@@ -331,7 +331,7 @@ def _total(gradients: Sequence[Tensor], parts: Sequence[Tensor]) -> Tensor:
     device = parts[0].device
     groups: dict[Any, list[Tensor]] = {}
     if "torch.distributed.tensor" not in sys.modules:
-        groups[()] = [part.to(device) for part in parts]
+        groups[()] = [part if part.device == device else part.to(device) for part in parts]
     else:
         for gradient, part in zip(gradients, parts, strict=True):
             groups.setdefault(sharded_group(gradient), []).append(part.to(device))

@@ -84,6 +84,11 @@ class GradientScaling:
         self._losses.append(value)
 
     @property
+    def noted(self) -> int:
+        """How many losses there are behind the gradients that wait."""
+        return len(self._losses)
+
+    @property
     def losses(self) -> list[Tensor]:
         """The losses behind the gradients that wait, those that are still on a device."""
         return [value for value in self._losses if isinstance(value, Tensor)]

@@ -24,7 +24,12 @@ class StepGuard:
 
     def __init__(self, optimizers: Sequence[Optimizer]) -> None:
         self._inside = self._said = False
-        self._handles = [
+        self._handles: list[Any] = []
+        self.watch(optimizers)
+
+    def watch(self, optimizers: Sequence[Optimizer]) -> None:
+        """Watch these, too."""
+        self._handles += [
             one.register_step_pre_hook(self._before) for o in optimizers for one in inside(o)
         ]
 

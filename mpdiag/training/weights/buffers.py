@@ -9,6 +9,7 @@ in code that people write. So every buffer is copied when a step begins, and com
 from __future__ import annotations
 
 import math
+import operator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -18,7 +19,7 @@ from torch import Tensor
 from mpdiag.training.gradients.judgement import norms, values_of
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
     from torch import nn
 
@@ -31,6 +32,45 @@ class _Saved:
     copy: Tensor
 
 
+@dataclass(frozen=True, eq=False)
+class _Layout:
+    """The modules of some models and their buffers, as they were at one moment.
+
+    Attributes:
+        modules: Every module, once.
+        children: What their ``_modules`` hold, one after another.
+        names: The names of each module's buffers.
+        buffers: The buffers, one after another.
+    """
+
+    modules: list[nn.Module]
+    children: list[nn.Module | None]
+    names: list[tuple[str, ...]]
+    buffers: list[Tensor | None]
+
+    def holds(self) -> bool:
+        """Whether the models have the same modules and buffers still."""
+        modules = self.modules
+        children = [child for m in modules for child in m._modules.values()]
+        return _identical(children, self.children) and _identical(
+            [buffer for m in modules for buffer in m._buffers.values()], self.buffers
+        )
+
+
+def _layout(models: Sequence[nn.Module]) -> _Layout:
+    modules = list(dict.fromkeys(module for model in models for module in model.modules()))
+    return _Layout(
+        modules,
+        [child for m in modules for child in m._modules.values()],
+        [tuple(m._buffers) for m in modules],
+        [buffer for m in modules for buffer in m._buffers.values()],
+    )
+
+
+def _identical(a: Sequence[object], b: Sequence[object]) -> bool:
+    return len(a) == len(b) and all(map(operator.is_, a, b))
+
+
 class BufferGuard:
     """Saves and restores the buffers of some models.
 
@@ -39,8 +79,10 @@ class BufferGuard:
 
     def __init__(self, models: Sequence[nn.Module]) -> None:
         self._models = models
-        self._modules: list[tuple[nn.Module, dict[str, Tensor | None]]] = []
+        self._layout: _Layout | None = None
         self._saved: dict[int, _Saved] = {}  # by id of the buffer, which it keeps alive
+        self._groups: list[list[_Saved]] = []  # those that are copied together
+        self._floats: list[Tensor] = []  # those whose values may be infinite
         self._bad_before: set[int] = set()  # buffers that were not finite before a step
 
     @torch.no_grad()
@@ -51,43 +93,57 @@ class BufferGuard:
             unless_spoiled: Keep the copy of a buffer that was finite when it was last saved and is
                 not now; nobody waits for the device to learn which.
         """
-        before, self._saved = self._saved, {}
-        self._modules = [
-            (module, dict(module._buffers)) for model in self._models for module in model.modules()
-        ]
-        kept: dict[tuple[torch.device, torch.dtype], list[_Saved]] = {}
-        for _, buffers in self._modules:
-            for buffer in buffers.values():
-                if buffer is None or buffer.is_meta or id(buffer) in self._saved:
-                    continue
-                saved = before.get(id(buffer))
-                if saved is None or not _holds(saved, buffer):
-                    saved = _Saved(buffer, buffer if _overlaps(buffer) else buffer.detach().clone())
-                elif saved.copy is not buffer:
-                    kept.setdefault((buffer.device, buffer.dtype), []).append(saved)
-                self._saved[id(buffer)] = saved
-        self._bad_before &= self._saved.keys()
-        for group in kept.values():
+        same = self._layout is not None and self._layout.holds()
+        if not same or not all(_alike(s.copy, s.buffer) for s in self._saved.values()):
+            self._look()
+        for group in self._groups:
             now = [_unspoiled(saved) if unless_spoiled else saved.buffer for saved in group]
             torch._foreach_copy_([saved.copy for saved in group], now)
+        for saved in self._saved.values():
+            if not _is_plain(saved.buffer) and saved.copy is not saved.buffer:
+                self._saved[id(saved.buffer)] = _Saved(saved.buffer, saved.buffer.detach().clone())
 
-    def _pairs(self) -> Iterator[tuple[Tensor, _Saved | None]]:
+    def _look(self) -> None:
+        """Find the buffers; what is new, or of another size, gets memory for its copy."""
+        before, self._saved = self._saved, {}
+        self._layout = _layout(self._models)
+        groups: dict[tuple[torch.device, torch.dtype], list[_Saved]] = {}
+        for buffer in self._layout.buffers:
+            if buffer is None or buffer.is_meta or id(buffer) in self._saved:
+                continue
+            saved = before.get(id(buffer))
+            if saved is None or not _alike(saved.copy, buffer):
+                saved = _Saved(buffer, buffer if _overlaps(buffer) else buffer.detach().clone())
+            if saved.copy is not buffer and _is_plain(buffer):
+                groups.setdefault((buffer.device, buffer.dtype), []).append(saved)
+            self._saved[id(buffer)] = saved
+        self._groups = list(groups.values())
+        self._floats = [s.buffer for s in self._saved.values() if _may_be_infinite(s.buffer)]
+        self._bad_before &= self._saved.keys()
+
+    def _pairs(self) -> list[tuple[Tensor, _Saved | None]]:
         """Each floating-point buffer there is now, and what was in its place before."""
-        seen: set[int] = set()
-        for module, before in self._modules:
+        if self._layout is None:
+            return []
+        found: dict[int, tuple[Tensor, _Saved | None]] = {}
+        before = iter(self._layout.buffers)
+        for module, names in zip(self._layout.modules, self._layout.names, strict=True):
+            old = {name: next(before) for name in names}
             for name, buffer in module._buffers.items():
-                if buffer is None or buffer.is_meta or id(buffer) in seen:
-                    continue
-                seen.add(id(buffer))
-                if buffer.is_floating_point() or buffer.is_complex():
-                    yield buffer, self._saved.get(id(before.get(name)))
+                if buffer is not None and not buffer.is_meta and _may_be_infinite(buffer):
+                    found.setdefault(id(buffer), (buffer, self._saved.get(id(old.get(name)))))
+        return list(found.values())
 
     def sizes(self) -> list[Tensor]:
         """A norm of each floating-point buffer, on its device; of what was not finite before, 0.
 
         A mask of minus infinities is no fault of the step.
         """
-        pairs = list(self._pairs())
+        if self._layout is None:
+            return []
+        if not self._bad_before and self._layout.holds():
+            return norms([values_of(buffer) for buffer in self._floats], 2.0)
+        pairs = self._pairs()
         found = norms([values_of(buffer) for buffer, _ in pairs], 2.0)
         for i, (_, saved) in enumerate(pairs):
             if saved is not None and id(saved.buffer) in self._bad_before:
@@ -115,19 +171,24 @@ class BufferGuard:
     @torch.no_grad()
     def restore(self) -> None:
         """Every buffer as it was saved; those that the step has made are taken away."""
-        for module, buffers in self._modules:
-            for name in [n for n in module._buffers if n not in buffers]:
+        if self._layout is None:
+            return
+        before = iter(self._layout.buffers)
+        for module, names in zip(self._layout.modules, self._layout.names, strict=True):
+            for name in [n for n in module._buffers if n not in names]:
                 del module._buffers[name]
-            module._buffers.update(buffers)
+            module._buffers.update({name: next(before) for name in names})
         for saved in self._saved.values():
             if saved.copy is not saved.buffer and not _same(saved.buffer, saved.copy):
                 saved.buffer.copy_(saved.copy)
 
 
-def _holds(saved: _Saved, buffer: Tensor) -> bool:
-    """Whether the copy's memory can take the buffer's values again."""
-    plain = type(buffer) is Tensor and buffer.layout == torch.strided
-    return plain and _alike(saved.copy, buffer)
+def _is_plain(buffer: Tensor) -> bool:
+    return type(buffer) is Tensor and buffer.layout == torch.strided
+
+
+def _may_be_infinite(buffer: Tensor) -> bool:
+    return buffer.is_floating_point() or buffer.is_complex()
 
 
 def _alike(a: Tensor, b: Tensor) -> bool:
@@ -143,7 +204,7 @@ def _overlaps(tensor: Tensor) -> bool:
 
 def _unspoiled(saved: _Saved) -> Tensor:
     """The buffer, or its copy where that was finite and the buffer is not."""
-    if not (saved.buffer.is_floating_point() or saved.buffer.is_complex()):
+    if not _may_be_infinite(saved.buffer):
         return saved.buffer
     keep = torch.isfinite(saved.buffer).all() | ~torch.isfinite(saved.copy).all()
     return torch.where(keep, saved.buffer, saved.copy)

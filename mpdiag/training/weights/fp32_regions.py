@@ -211,8 +211,12 @@ class _BeforeForward:
         self._call = call
 
     def __call__(self, called: nn.Module, _args: Any) -> None:
-        if self._call is not None:
+        if self._call is None:
+            return
+        if torch.compiler.is_compiling():
             _outside_of_graphs()(self._call, called)
+        else:
+            _notice(self._call, called)
 
     def __reduce__(self) -> Any:
         return _BeforeForward, (None,)
