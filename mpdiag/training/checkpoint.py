@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import warnings
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +19,9 @@ from mpdiag.training.callers import loop_stacklevel
 from mpdiag.training.skips.random_state import dump_random, load_random
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
+
+    from torch import Tensor
 
     from mpdiag.training.levels import Precision
     from mpdiag.training.weights.wrapping import Wrapped
@@ -58,7 +62,7 @@ def save(
         "models": [m.state_dict() for m in wrapped.models],
         "masters": [
             {
-                n: wrapped.masters.master(p).detach()
+                n: wrapped.masters.value(p)
                 for n, p in m.named_parameters()
                 if wrapped.masters.master(p) is not p
             }
@@ -107,19 +111,12 @@ def load(
     going_on, changed = resumed(_scaler_from(state["scaler"]), scaler)
     changed = [f"loss_scale.{name}" for name in changed] + _other_choices(state["plan"], plan)
     try:
-        for model, saved in zip(wrapped.models, state["models"], strict=True):
-            model.load_state_dict(saved)
-        for optimizer, saved in zip(wrapped.optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(saved)
+        with _all_or_nothing(wrapped):
+            _restore(state, wrapped)
     except (RuntimeError, ValueError, KeyError) as error:
         message = f"the state is of another model or optimizer ({str(error).splitlines()[0]})"
         raise StateMismatch(message) from error
-    with torch.no_grad():
-        for model, saved in zip(wrapped.models, state["masters"], strict=True):
-            for name, parameter in model.named_parameters():
-                if name in saved:
-                    wrapped.masters.master(parameter).copy_(saved[name])
-    load_random(state["random"])
+    wrapped.masters.restart()
     if changed:
         warnings.warn(
             f"the state was saved under another plan: {', '.join(changed)}; training goes on by today's",
@@ -127,6 +124,41 @@ def load(
             stacklevel=loop_stacklevel(),
         )
     return Progress(going_on, state["steps"], state["skipped"], state.get("skips_in_a_row", []))
+
+
+@contextmanager
+def _all_or_nothing(wrapped: Wrapped) -> Iterator[None]:
+    """Undo what was loaded into models and optimizers if loading fails on its way."""
+    models = [copy.deepcopy(m.state_dict()) for m in wrapped.models]
+    optimizers = [(o.state, o.param_groups) for o in wrapped.optimizers]
+    try:
+        yield
+    except BaseException:
+        for model, before in zip(wrapped.models, models, strict=True):
+            model.load_state_dict(before)
+        for optimizer, (held, groups) in zip(wrapped.optimizers, optimizers, strict=True):
+            optimizer.state, optimizer.param_groups = held, groups
+        raise
+
+
+def _restore(state: Mapping[str, Any], wrapped: Wrapped) -> None:
+    """Load models, optimizers, random state and masters; masters last, all of them or none."""
+    for model, saved in zip(wrapped.models, state["models"], strict=True):
+        model.load_state_dict(saved)
+    for optimizer, saved in zip(wrapped.optimizers, state["optimizers"], strict=True):
+        optimizer.load_state_dict(saved)
+    masters: list[tuple[Tensor, Tensor]] = []
+    for model, saved in zip(wrapped.models, state["masters"], strict=True):
+        for name, parameter in model.named_parameters():
+            if name in saved:
+                masters.append((wrapped.masters.master(parameter), saved[name]))
+                if masters[-1][0].shape != saved[name].shape:
+                    message = f"the master of {name!r} has another shape"
+                    raise ValueError(message)
+    load_random(state["random"])
+    with torch.no_grad():
+        for master, value in masters:
+            master.copy_(value)
 
 
 def _plain(precision: Precision) -> dict[str, Any]:

@@ -134,13 +134,10 @@ def gradients_wait(wrapped: Wrapped) -> bool:
 
 def _waiting_gradients(wrapped: Wrapped, optimizer: Optimizer) -> list[Tensor]:
     """Gradients of an optimizer's parameters, on the masters or still on the model."""
-    found = []
-    for held in parameters_of(optimizer):
-        own = held.grad
-        gradient = own if own is not None else wrapped.masters.model_parameter(held).grad
-        if gradient is not None:
-            found.append(gradient)
-    return found
+    earlier = wrapped.optimizers[: wrapped.optimizers.index(optimizer)]
+    seen = {id(p) for o in earlier for p in parameters_of(o)}  # a parameter may be in several
+    held = [p for p in parameters_of(optimizer) if id(p) not in seen]
+    return [g for p in held for g in wrapped.masters.gradients_of(p)]
 
 
 def collect_gradients(wrapped: Wrapped, optimizer: Optimizer) -> list[Tensor]:
@@ -160,15 +157,22 @@ def unscale_gradients(context: StepContext, optimizer: Optimizer) -> None:
     if context.scaling.is_unscaled(optimizer):
         return
     held = collect_gradients(context.wrapped, optimizer)
+    for other in context.wrapped.optimizers:  # a parameter may be in several
+        if other is not optimizer and context.scaling.is_unscaled(other):
+            done = {id(p) for p in parameters_of(other)}
+            held = [p for p in held if id(p) not in done]
     unscale([p.grad for p in held if p.grad is not None], context.scaling.carried(optimizer))
     context.scaling.note_unscaled(optimizer)
+    context.wrapped.masters.show_gradients(parameters_of(optimizer))
 
 
 def prepare_gradients(
     context: StepContext, chosen: Sequence[Optimizer], regularizers: Sequence[Regularizer]
 ) -> float:
     """Collect gradients and add regularisers; returns the scale still on the gradients."""
-    held = [p for o in chosen for p in collect_gradients(context.wrapped, o)]
+    context.wrapped.masters.begin_update(chosen)
+    found = [p for o in chosen for p in collect_gradients(context.wrapped, o)]
+    held = list(dict.fromkeys(found))
     scales = {context.scaling.carried(o) for o in chosen}
     if len(scales) == 1 and not regularizers:
         return scales.pop()
@@ -225,7 +229,8 @@ def take_step(
     """
     scaling = context.scaling
     scale = scaling.begun_at(chosen[0])
-    held = [p for o in chosen for p in parameters_of(o) if p.grad is not None]
+    found = (p for o in chosen for p in parameters_of(o) if p.grad is not None)
+    held = list(dict.fromkeys(found))  # a parameter may be in several optimizers
     judged = judge(
         context,
         held,
@@ -347,6 +352,7 @@ def note_step(
         TrainingDiverged: If too many steps in a row were skipped.
     """
     context.wrapped.start.ended()
+    context.wrapped.masters.remember(chosen)
     context.scaling.root = None
     if result.skipped:
         for optimizer in (one for o in chosen for one in inside(o)):
@@ -386,6 +392,7 @@ def update_weights(
     wrapped, precision = context.wrapped, context.wrapped.precision
     low = precision.low_precision_model and not precision.master_weights
     undo = Transaction(chosen) if low else None
+    wrapped.masters.end_comparison(chosen)
     with context.casting.update():
         for optimizer in chosen:
             with guard.within():

@@ -258,12 +258,29 @@ class MixedPrecision:
         """
         return self._loop_scaler
 
+    def master_parameters(self) -> list[Tensor]:
+        """What the optimizers step, each tensor once: what ``clip_grad_norm_`` takes.
+
+        At O2 these are FP32 masters of the model's half-precision weights, at every other level the
+        model's own parameters. Gradients that wait for a step are unscaled first, as by ``unscale``,
+        so ``.grad`` is what the optimizer will use. A value written into a master is seen by the
+        model in its next forward pass.
+        """
+        if self.context.scaling.waiting:
+            self.unscale()
+        wrapped = self.context.wrapped
+        if wrapped.precision.master_weights:
+            wrapped.masters.adopt()
+        held = (p for o in wrapped.optimizers for p in parameters_of(o))
+        return list(dict.fromkeys(held))
+
     # -- the step ----------------------------------------------------------------------------------
 
     def unscale(self, optimizer: Optimizer | None = None) -> None:
         """Divide the gradients by their scale now, to look at or to change them before ``step``.
 
-        After this they are found as ``parameter.grad`` of what the optimizer holds.
+        After this they are found as ``parameter.grad`` of the model's parameters and of what the
+        optimizer holds (``master_parameters``), in FP32.
         """
         for one in self.context.chosen(optimizer):
             stepping.unscale_gradients(self.context, one)
@@ -305,16 +322,17 @@ class MixedPrecision:
         context = self.context
         if batch is not None:
             self._capsules.check(batch)
-        if closure is not None:
-            result = self._step_with_closure(chosen, closure, clip)
-        else:
-            if loss is not None:
-                self.backward(loss)
-            carried = stepping.prepare_gradients(context, chosen, self._regularizers)
-            update = functools.partial(stepping.update_weights, context, chosen, self._guard)
-            result = stepping.take_step(
-                context, chosen, update, carried=carried, clip=clip, replay=replay
-            )
+        with context.wrapped.masters.updating(chosen):
+            if closure is not None:
+                result = self._step_with_closure(chosen, closure, clip)
+            else:
+                if loss is not None:
+                    self.backward(loss)
+                carried = stepping.prepare_gradients(context, chosen, self._regularizers)
+                update = functools.partial(stepping.update_weights, context, chosen, self._guard)
+                result = stepping.take_step(
+                    context, chosen, update, carried=carried, clip=clip, replay=replay
+                )
         if result.skipped and batch is not None:
             self._capsules.write(batch, result)
         for one in chosen:
@@ -333,6 +351,8 @@ class MixedPrecision:
         (optimizer,) = chosen
         context = self.context
         masters = context.wrapped.masters
+        masters.begin_update(chosen)
+        masters.end_comparison(chosen)
 
         def evaluate() -> closures.Evaluation:
             # The optimizer has moved its masters; the model must see them.

@@ -109,11 +109,11 @@ class LoopScaler:
         if id(chosen[0]) in self._stepped:
             message = "step() was called for this optimizer since the last update()"
             raise UsageError(message)
-        carried = stepping.prepare_gradients(context, chosen, self._regularizers)
         update = functools.partial(
             stepping.update_weights, context, chosen, self._guard, options=options
         )
-        with self._until_update():
+        with self._until_update(), context.wrapped.masters.updating(chosen):
+            carried = stepping.prepare_gradients(context, chosen, self._regularizers)
             result = stepping.take_step(context, chosen, update, carried=carried, clip=NO_CLIP)
         self._stepped.add(id(chosen[0]))
         if context.wrapped.precision.master_weights:  # of which the loop may know nothing

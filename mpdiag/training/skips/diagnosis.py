@@ -255,7 +255,7 @@ def run_again(
     """
     wrapped.start.hold()
     parameters = list({p: None for m in wrapped.models for p in m.parameters()})
-    values = [p.data for p in parameters]
+    values = [(p.data, p.grad) for p in parameters]
     try:
         mixed = run_trial(wrapped.models, loss_of, backward, wrapped.start.random)
         wrapped.switch.on = False
@@ -265,8 +265,9 @@ def run_again(
         plain = run_trial(wrapped.models, loss_of, _plain_backward, wrapped.start.random)
     finally:
         wrapped.switch.on = True
-        for p, value in zip(parameters, values, strict=True):
-            p.data = value
+        for p, (value, gradient) in zip(parameters, values, strict=True):
+            p.data, p.grad = value, None
+            p.grad = gradient
         wrapped.buffers.restore()
     if not plain.finite:
         return "model", plain.found

@@ -1,8 +1,8 @@
 """Modules in FP32, operations in FP32 inside one module, and the casts around a whole model.
 
 All by forward hooks, which are removed without a trace. None of them refers to a trainer: a model
-that outlives its trainer, is copied for an average of weights, pickled or sent to another process
-computes there as it does here, and takes nothing else along.
+that outlives its trainer, is pickled or sent to another process computes there as it does here, and
+takes nothing else along. A deep copy of a model in half precision is of FP32 weights, without casts.
 """
 
 from __future__ import annotations
@@ -45,6 +45,10 @@ def cast_floats(value: Any, dtype: torch.dtype) -> Any:
     return tree_map(cast, value)
 
 
+IN_FULL = object()
+"""Stands in the memo of ``copy.deepcopy`` while a model is copied with FP32 weights."""
+
+
 class _Shared:
     """A hook that belongs to its trainer: a copy of the model shares it, as it would a function."""
 
@@ -75,6 +79,11 @@ class _Fp32Module(_Shared):
             if self.back is not None:
                 return cast_floats(output, self.back)
         return None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Fp32Module:
+        if id(IN_FULL) in memo:
+            return _Fp32Module(self.device_type, None, self.switch)
+        return self
 
     def __reduce__(self) -> Any:
         return type(self), (self.device_type, self.back, self.switch)
@@ -171,6 +180,12 @@ class _Boundary(_Shared):
         if not self.switch.on:
             return None
         return cast_floats(args, self.dtype), cast_floats(kwargs, self.dtype)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Boundary:
+        """A copy of the model is FP32: see ``lookout.copy_in_full``."""
+        off = Switch()
+        off.on = False
+        return _Boundary(self.dtype, self.half_outputs, off)
 
     def after(self, _module: nn.Module, _args: Any, output: Any) -> Any:
         if not self.switch.on:

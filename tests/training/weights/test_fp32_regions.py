@@ -52,7 +52,6 @@ def test_a_wrapped_model_is_pickled_saved_and_copied(level):
     copies = [
         pickle.loads(pickle.dumps(model)),
         torch.load(file, weights_only=False),
-        copy.deepcopy(model),
     ]
     for other in copies:
         assert torch.equal(other(x), expected)
@@ -60,10 +59,16 @@ def test_a_wrapped_model_is_pickled_saved_and_copied(level):
         assert all(
             torch.equal(a, b) for a, b in zip(other.parameters(), model.parameters(), strict=True)
         )
+    twin = copy.deepcopy(model)  # of half-precision weights it has what they stand for, in FP32
+    full = mp.fp32_state_dict()
+    assert {p.dtype for p in twin.parameters()} == {torch.float32}
+    assert all(torch.equal(p, full[n]) for n, p in twin.named_parameters())
+    tolerance = 0.0 if level in ("O0", "O1") else 1e-2
+    torch.testing.assert_close(twin(x), expected, rtol=tolerance, atol=tolerance)
     again = pickle.loads(pickle.dumps(optimizer))
     assert again.param_groups[0]["momentum"] == 0.9
     mp.close()
-    for other in copies[1:]:  # they live on
+    for other in (copies[1], twin):  # they live on
         assert torch.isfinite(other(x)).all()
 
 
