@@ -271,10 +271,11 @@ def test_it_is_logged_once_that_weights_were_written(tmp_path, caplog, run):
             model[2].bias.data[1] = step
     mp.close()
     said = [r.message for r in caplog.records if "written" in r.message]
-    assert said == [
+    wanted = (
         "weights were written into the model (2.bias) before step 1: what was written is in the FP32 "
         "masters now, as BF16 holds it"
-    ]
+    )
+    assert said == [wanted]
     if run:
         text = (tmp_path / "run" / "training.jsonl").read_text(encoding="utf-8")
         lines = [json.loads(line) for line in text.splitlines()]
@@ -460,6 +461,16 @@ def test_a_mask_of_pruning_in_force_while_training(level, dtype):
     assert int(zeros.sum()) == 12
     mp.close()
     assert torch.equal(model[0].weight == 0, zeros)
+
+
+@with_masters
+def test_a_weight_that_no_optimizer_holds_comes_back_as_the_level_held_it(dtype):
+    model = perceptron()
+    frozen = model[2].weight.detach().clone()
+    mp = trainer(model, torch.optim.SGD(model[0].parameters(), 0.1), "O2", dtype)
+    take_step(model, mp)
+    mp.close()
+    assert torch.equal(model[2].weight.detach(), frozen.to(LOW[dtype]).float())
 
 
 # -- several optimizers, and checkpoints that are refused ------------------------------------------
