@@ -14,6 +14,7 @@ from mpdiag.analysis.level_advice import advise_levels
 from mpdiag.analysis.notebook import analysis_html
 from mpdiag.analysis.operations.choice import (
     activation_findings,
+    beyond_any_plan,
     choose_fp32_operations,
     proven_modules,
     proven_operations,
@@ -204,7 +205,11 @@ def analyze(run: str | os.PathLike[str] | Run, target: str = FP16.name) -> Analy
         model=opened.model_fingerprint(),
     )
     extent = extent_of(opened, statistics.step_maxima()[0])
-    plan = replace(plan, verdict=_judged(opened, fmt, scale, len(modules), findings, extent, plan))
+    unmended = beyond_any_plan(proven)
+    plan = replace(
+        plan,
+        verdict=_judged(opened, fmt, scale, len(modules), findings, extent, plan, unmended),
+    )
     formats = summarise_formats(layers, exponent)
     return Analysis(opened, fmt, layers, scale, formats, findings, plan, proven)
 
@@ -278,6 +283,7 @@ def _judged(
     findings: tuple[Finding, ...],
     extent: Extent,
     plan: PrecisionPlan,
+    unmended: tuple[OperationFinding, ...] = (),
 ) -> Verdict:
     """The verdict; what a comparison left in the run counts if it was of this very plan."""
     compared = read_comparison(run.folder)
@@ -286,5 +292,6 @@ def _judged(
         Case(
             *(run, target, scale, fp32_modules, findings, extent, trained),
             superseded=compared is not None and trained is None,
+            unmended=unmended,
         )
     )
