@@ -241,7 +241,7 @@ def _needed(
                     for index, finding in rule(graph, low, target, policy)
                     if index not in found
                 }
-        new = _not_in_place(graph, low, _at_the_source(graph, low, new, found))
+        new = _at_the_source(graph, low, _not_in_place(graph, low, new), found)
         if not new:
             for index, finding in gradients(graph, low, target, scale):
                 found.setdefault(index, finding)
