@@ -22,6 +22,7 @@ from mpdiag.analysis.operations.choice import (
 from mpdiag.analysis.operations.detection import (
     bf16_findings,
     find_operations,
+    is_low,
     operation_findings,
 )
 from mpdiag.analysis.rank_checks import rank_findings
@@ -173,7 +174,7 @@ def analyze(run: str | os.PathLike[str] | Run, target: str = FP16.name) -> Analy
         return _nothing_concluded(opened, fmt, layers, scale, statistics)
     by_kind = choose_fp32_operations(layers, opened.modules(), gradient_format)
     recorded = opened.operations()
-    proven = find_operations(recorded, gradient_format, scale.plan.recommended)
+    scale, proven = _with_operations(opened, statistics, scale, gradient_format)
     modules = tuple(c for c in by_kind if c.evidence.get("overflow"))
     operations = by_kind
     if recorded:
@@ -230,6 +231,25 @@ def _scale(
         *(layers, non_finite, f"this is not a recording of an FP32 training: {narrow}", target),
         diverges=maxima.size > 0 and not np.isfinite(maxima[-1]),
     )
+
+
+def _with_operations(
+    run: Run, statistics: RunStatistics, scale: LossScaleAnalysis, target: FloatFormat
+) -> tuple[LossScaleAnalysis, tuple[OperationFinding, ...]]:
+    """The operations that need FP32, and the loss scale of a training that keeps them there.
+
+    A product in FP32 computes the gradients of its weights in FP32: these limit no scale.
+    """
+    recorded = run.operations()
+    found = find_operations(recorded, target, scale.plan.recommended)
+    wide = frozenset(f.module for f in found if f.module and not f.covered and is_low(f.op))
+    if (scale.limiting_layer or "").rpartition(".")[0] not in wide:
+        return scale, found
+    rest = statistics.without_weight_gradients(wide)
+    again = _scale(run, rest, rest.layers(), target)
+    if again.void:
+        return scale, found
+    return again, find_operations(recorded, target, again.plan.recommended)
 
 
 def _nothing_concluded(

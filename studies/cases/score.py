@@ -10,11 +10,12 @@ each question the analysis' answer is held against ``truth/HALF.json``:
 * *plan fails*: the plan is trained (emulated, two seeds and a third where they disagree); foretold is a
   verdict of ``cannot``.
 * *operation needs FP32*, by what the advice does. Recall is over cases: those in which FP16 fails at
-  every scale, so that some operation must leave it; found is one whose plan names operations beyond
-  autocast's own lists and trains as FP32 does. Precision is over the operations that plans name: they
-  are left out one at a time, in the plan's order, as long as training without them holds; what is left
-  was needed (``advice.needed``). Where the plan fails, one counts as right that fails alone, or with
-  others, by the truth. So of two operations of which either would do, one is right and one is false.
+  every scale, and the rest of the operations holds in FP16 once those are FP32 that fail alone, or in a
+  group; found is one whose plan names operations beyond autocast's own lists and trains as FP32 does.
+  Precision is over the operations that plans name: they are left out one at a time, in the plan's
+  order, as long as training without them holds; what is left was needed (``advice.needed``). Where the
+  plan fails, one counts as right that fails alone, or with others, by the truth. So of two operations
+  of which either would do, one is right and one is false.
 * *BF16 fails*, as autocast trains it: foretold is ``cannot``, or operations that stay in FP32, in the
   analysis for BF16.
 * *FP16 fails as it is*, by autocast alone: foretold is ``cannot``, a scale that is needed, or operations
@@ -208,7 +209,7 @@ def _truth(known: dict[str, Any]) -> dict[str, Any]:
     return {
         "needs_scale": known["needs_scale"],
         "needs_masters": known["needs_masters"],
-        "needs_operations": not known["fp16_trains"],
+        "needs_operations": not known["fp16_trains"] and known.get("rest_trains", False),
         "operations": known["operations"],
         "together": known.get("together", []),
         "plan_fails": None,

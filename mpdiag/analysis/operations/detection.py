@@ -24,7 +24,7 @@ from mpdiag.analysis.operations.precision_rules import RULES as PRECISION_RULES
 from mpdiag.analysis.operations.rules import RULES, called, finding_of, gradients
 from mpdiag.analysis.operations.sources import without_followers, written_in_place
 from mpdiag.display.wording import counted
-from mpdiag.numerics.autocast_lists import LISTS, policy_name
+from mpdiag.numerics.autocast_lists import COMPOSITES, LISTS, policy_name
 from mpdiag.numerics.formats import BF16
 
 if TYPE_CHECKING:
@@ -193,6 +193,11 @@ def bf16_findings(operations: Iterable[Operation], target: FloatFormat) -> list[
             fix="analyze with --target bf16 for a plan of its own",
         )
     ]
+
+
+def is_low(op: str) -> bool:
+    """Whether the policy computes an operation, as a plan names it, in the low format."""
+    return LISTS.get(policy_name(op)) == "low" or op in COMPOSITES
 
 
 def _size(found: OperationFinding) -> float:

@@ -273,6 +273,31 @@ def test_factors_that_vanish_are_told(size, needed, tmp_path):
     assert error_by(model, analysis.plan, lambda m: m(batch())) < 0.05
 
 
+def test_weight_gradients_of_a_product_in_fp32_limit_no_scale(tmp_path):
+    x = 5000 + torch.arange(64.0)[:, None] * torch.ones(1, 2)
+
+    def loss(model):
+        return torch.sin(model(x)).square().sum()
+
+    run = recorded(OfData(), loss, tmp_path / "run")
+    analysis = mpdiag.analyze(run)
+    assert {(f.op, f.module) for f in analysis.operations if not f.covered} == {("addmm", "body")}
+    h = analysis.layers.of_kind("weight_grad").histograms
+    assert h.absmax.max() > 65504
+    assert analysis.loss_scale.limiting_layer == "body"
+    assert not analysis.plan.loss_scale.needed
+    streamed = mpdiag.analysis.streaming.StreamedStatistics(run)
+    held = mpdiag.analysis.streaming.read_statistics(run)
+    for statistics in (streamed, held):
+        rest = statistics.without_weight_gradients({"body"})
+        assert len(rest.layers().of_kind("weight_grad")) == 0
+        assert rest.step_maxima()[1].max() == h_of(statistics, "activation_grad")
+
+
+def h_of(statistics, kind):
+    return statistics.layers().of_kind(kind).histograms.absmax.max()
+
+
 # -- data ------------------------------------------------------------------------------------------
 
 
