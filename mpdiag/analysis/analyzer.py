@@ -168,7 +168,7 @@ def analyze(run: str | os.PathLike[str] | Run, target: str = FP16.name) -> Analy
     require_finite_gradients(opened, layers)
     gradient_format = half_of(fmt)
     scale = _scale(opened, statistics, layers, gradient_format)
-    masters = analyze_weight_updates(statistics, fmt)
+    masters = analyze_weight_updates(statistics, fmt, layers)
     if scale.void and _has_gradients(layers):
         # What overflows or is lost there says nothing of an FP32 training that goes well.
         return _nothing_concluded(opened, fmt, layers, scale, statistics)
