@@ -30,6 +30,7 @@ by the next call, and by ``--quick`` not at all. A half that is scored whole lea
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import json
 import math
@@ -129,10 +130,11 @@ def share(count: int, of: int) -> dict[str, float] | None:
 # -- recording and analysis ------------------------------------------------------------------------
 
 
-def record(case: Case, kept: Path = KEPT) -> Path:
+def record(case: Case, kept: Path = KEPT, tick: Callable[[], None] = lambda: None) -> Path:
     """The case's recording, made unless there is one of this source and this recorder."""
     run = kept / "recordings" / f"{case.name}-{collection.fingerprint(case)}-{_recorder()}"
     if not (run / "done").is_file():
+        tick()
         torch.manual_seed(0)
         training = case.build(0)
         with mpdiag.record(training.model, training.optimizer, run, overwrite=True, budget=None):
@@ -167,28 +169,18 @@ def examine(
     trainings: advice.PlanTrainings | None,
     tick: Callable[[], None],
 ) -> dict[str, Any]:
-    """What is said of a case, and what is so.
-
-    Raises:
-        OutOfTime: If a training was cut short; those before it are kept.
-    """
-    bench = truth.Bench(case, entry["trainings"])
+    """What is said of a case, and what is so; without what only trainings say that are left."""
     analysis, bf16 = mpdiag.analyze(run), mpdiag.analyze(run, "bf16")
     plan = analysis.plan
     said, cannot = advice.named(plan), analysis.verdict.level == "cannot"
     is_so = _truth(entry["truth"])
     if trainings is not None:
-
-        def fails(plan: PrecisionPlan) -> bool:
-            return advice.fails(plan, case, bench, trainings, tick)
-
-        is_so["plan_fails"] = fails(plan)
-        is_so["metrics"] = dict(trainings.metrics(case, plan))
-        is_so["named_and_needed"] = (
-            [o for o in said if any(advice.means(o, n) for n in _alone_or_together(is_so))]
-            if is_so["plan_fails"]
-            else advice.needed(plan, said, lambda p: not fails(p))
-        )
+        bench = truth.Bench(case, entry["trainings"])
+        with contextlib.suppress(truth.OutOfTime):
+            is_so |= _by_training(
+                plan, is_so, lambda p: advice.fails(p, case, bench, trainings, tick)
+            )
+            is_so["metrics"] = dict(trainings.metrics(case, plan))
     return {
         "said": {
             "level": analysis.verdict.level,
@@ -202,6 +194,22 @@ def examine(
         },
         "is_so": is_so,
     }
+
+
+def _by_training(
+    plan: PrecisionPlan, is_so: dict[str, Any], fails: Callable[[PrecisionPlan], bool]
+) -> dict[str, Any]:
+    """What trainings by a plan say of it, and of the operations that it names.
+
+    Raises:
+        OutOfTime: If a training was cut short; those before it are kept.
+    """
+    said = advice.named(plan)
+    if fails(plan):
+        needed = [o for o in said if any(advice.means(o, n) for n in _alone_or_together(is_so))]
+        return {"plan_fails": True, "named_and_needed": needed}
+    needed = advice.needed(plan, said, lambda p: not fails(p))
+    return {"plan_fails": False, "named_and_needed": needed}
 
 
 def _truth(known: dict[str, Any]) -> dict[str, Any]:
@@ -288,10 +296,13 @@ def score(
             print(f"{name}: no truth", file=sys.stderr)
             continue
         try:
-            tick()
-            cases[name] = examine(case, entry, record(case, kept), trainings, tick)
-            print(f"{name}: {json.dumps(cases[name])}", file=sys.stderr, flush=True)
+            run = record(case, kept, tick)
         except truth.OutOfTime:
+            left.append(name)
+            continue
+        cases[name] = examine(case, entry, run, trainings, tick)
+        print(f"{name}: {json.dumps(cases[name])}", file=sys.stderr, flush=True)
+        if trainings is not None and cases[name]["is_so"]["plan_fails"] is None:
             left.append(name)
     known = collection.load(half)
     return {
@@ -327,7 +338,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="NAME")
     parser.add_argument("--half", choices=collection.HALVES, required=True)
-    parser.add_argument("--minutes", type=float, default=3.5, help="Train no plan after this.")
+    parser.add_argument("--minutes", type=float, default=3.5, help="Train nothing after this.")
     parser.add_argument("--quick", action="store_true", help="Train no plan at all.")
     parser.add_argument("--kept", type=Path, default=KEPT, help="Recordings and trainings.")
     parser.add_argument("--docs", action="store_true", help="Print the table of the documentation.")
