@@ -16,6 +16,7 @@ from mpdiag.analysis.level_advice import advise_levels
 from mpdiag.analysis.notebook import analysis_html
 from mpdiag.analysis.operations.choice import (
     activation_findings,
+    beyond_any_plan,
     choose_fp32_operations,
     proven_modules,
     proven_operations,
@@ -23,6 +24,7 @@ from mpdiag.analysis.operations.choice import (
 from mpdiag.analysis.operations.detection import (
     bf16_findings,
     find_operations,
+    is_low,
     operation_findings,
 )
 from mpdiag.analysis.rank_checks import rank_findings
@@ -174,13 +176,13 @@ def analyze(run: str | os.PathLike[str] | Run, target: str = FP16.name) -> Analy
     require_finite_gradients(opened, layers)
     gradient_format = half_of(fmt)
     scale = _scale(opened, statistics, layers, gradient_format)
-    masters = analyze_weight_updates(statistics, fmt)
+    masters = analyze_weight_updates(statistics, fmt, layers)
     if scale.void and _has_gradients(layers):
         # What overflows or is lost there says nothing of an FP32 training that goes well.
         return _nothing_concluded(opened, fmt, layers, scale, statistics)
     by_kind = choose_fp32_operations(layers, opened.modules(), gradient_format)
     recorded = opened.operations()
-    proven = find_operations(recorded, gradient_format, scale.plan.recommended)
+    scale, proven = _with_operations(opened, statistics, scale, gradient_format)
     modules = tuple(c for c in by_kind if c.evidence.get("overflow"))
     operations = by_kind
     if recorded:
@@ -212,7 +214,8 @@ def analyze(run: str | os.PathLike[str] | Run, target: str = FP16.name) -> Analy
         model=opened.model_fingerprint(),
     )
     extent = extent_of(opened, statistics.step_maxima()[0])
-    case = _case(opened, fmt, scale, len(modules), findings, extent, plan)
+    unmended = beyond_any_plan(proven)
+    case = _case(opened, fmt, scale, len(modules), findings, extent, plan, unmended)
     plan = replace(plan, verdict=judge(case))
     formats = summarise_formats(layers, exponent)
     figures = scale.figures + update_figures(masters, whole_window(statistics.steps()))
@@ -240,6 +243,25 @@ def _scale(
         steps=statistics.steps(),
         diverges=maxima.size > 0 and not np.isfinite(maxima[-1]),
     )
+
+
+def _with_operations(
+    run: Run, statistics: RunStatistics, scale: LossScaleAnalysis, target: FloatFormat
+) -> tuple[LossScaleAnalysis, tuple[OperationFinding, ...]]:
+    """The operations that need FP32, and the loss scale of a training that keeps them there.
+
+    A product in FP32 computes the gradients of its weights in FP32: these limit no scale.
+    """
+    recorded = run.operations()
+    found = find_operations(recorded, target, scale.plan.recommended)
+    wide = frozenset(f.module for f in found if f.module and not f.covered and is_low(f.op))
+    if (scale.limiting_layer or "").rpartition(".")[0] not in wide:
+        return scale, found
+    rest = statistics.without_weight_gradients(wide)
+    again = _scale(run, rest, rest.layers(), target)
+    if again.void:
+        return scale, found
+    return again, find_operations(recorded, target, again.plan.recommended)
 
 
 def _nothing_concluded(
@@ -299,6 +321,7 @@ def _case(
     findings: tuple[Finding, ...],
     extent: Extent,
     plan: PrecisionPlan,
+    unmended: tuple[OperationFinding, ...] = (),
 ) -> Case:
     """What the verdict is judged by; a comparison in the run counts if it was of this very plan."""
     compared = read_comparison(run.folder)
@@ -306,4 +329,5 @@ def _case(
     return Case(
         *(run, target, scale, fp32_modules, findings, extent, trained),
         superseded=compared is not None and trained is None,
+        unmended=unmended,
     )

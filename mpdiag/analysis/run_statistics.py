@@ -8,7 +8,7 @@ the bit.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -68,6 +68,9 @@ class RunStatistics(Protocol):
 
     def activations(self, leaves: Collection[str]) -> tuple[int, int]:
         """How many values the modules of these names put out, and in how many steps of ranks."""
+
+    def without_weight_gradients(self, modules: Collection[str]) -> RunStatistics:
+        """The same without the gradients of some modules' own weights."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,6 +135,20 @@ class InMemoryStatistics:
         codes = [i for i, name in enumerate(records.words["name"]) if name in wanted]
         rows = records.of_kind("activation") & np.isin(records.name, codes)
         return int(records.numel[rows].sum()), len(steps_of_ranks(records, rows))
+
+    def without_weight_gradients(self, modules: Collection[str]) -> InMemoryStatistics:
+        """The same without the gradients of some modules' own weights."""
+        gone = weight_gradients_of(self.records, modules)
+        return replace(self, records=self.records.select(~gone))
+
+
+def weight_gradients_of(records: Records, modules: Collection[str]) -> NDArray[np.bool_]:
+    """The rows of gradients of some modules' own weights."""
+    wanted = set(modules)
+    names = records.words["name"]
+    codes = [i for i, name in enumerate(names) if name.rpartition(".")[0] in wanted]
+    rows: NDArray[np.bool_] = records.of_kind("weight_grad") & np.isin(records.name, codes)
+    return rows
 
 
 def steps_of_ranks(records: Records, rows: NDArray[np.bool_]) -> set[tuple[int, int]]:

@@ -28,6 +28,7 @@ from mpdiag.analysis.run_statistics import (
     steps_of_ranks,
     sum_paths,
     sum_updates,
+    weight_gradients_of,
 )
 from mpdiag.analysis.scaling.maxima import step_maxima
 from mpdiag.analysis.scaling.windows import late_windows
@@ -91,14 +92,17 @@ class _Overview:
 class StreamedStatistics:
     """Rows that are read part by part: of the parts there are when it is made."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: Run, without: Collection[str] = ()) -> None:
         self._run = run
+        self._without = without
         self._parts = run.parts()
         self._vocabulary = _Vocabulary()
         self._merged: tuple[Layers, list[tuple[Window, Layers]]] | None = None
 
     def _pieces(self, *, histograms: bool = True) -> Iterator[Records]:
         for piece in self._run.pieces(histograms=histograms, parts=self._parts):
+            if self._without:
+                piece = piece.select(~weight_gradients_of(piece, self._without))
             yield self._vocabulary.recode(piece)
 
     @cached_property
@@ -203,6 +207,10 @@ class StreamedStatistics:
             numel += int(piece.numel[rows].sum())
             steps |= steps_of_ranks(piece, rows)
         return numel, len(steps)
+
+    def without_weight_gradients(self, modules: Collection[str]) -> StreamedStatistics:
+        """The same without the gradients of some modules' own weights, read anew."""
+        return StreamedStatistics(self._run, frozenset(modules))
 
 
 class _LayerSums:

@@ -13,6 +13,7 @@ from mpdiag.numerics.formats import BF16, FP16, HALVES
 from mpdiag.plan import MasterWeightsPlan
 
 if TYPE_CHECKING:
+    from mpdiag.analysis.layers import Layers
     from mpdiag.analysis.run_statistics import RunStatistics
     from mpdiag.numerics.formats import FloatFormat
 
@@ -29,12 +30,23 @@ this way: trainings that end in a fine fit, which rounded weights cannot hold th
 """
 
 
-def analyze_weight_updates(evidence: RunStatistics, target: FloatFormat) -> MasterWeightsPlan:
-    """Decide on FP32 master weights from the measured updates.
+HELD = 0.25
+"""Share of a parameter's Σ|w| that a format makes 0, from which it does not hold the parameter."""
+
+
+def analyze_weight_updates(
+    evidence: RunStatistics, target: FloatFormat, layers: Layers | None = None
+) -> MasterWeightsPlan:
+    """Decide on FP32 master weights from the measured updates, and from the weights themselves.
 
     A weight in a format swallows an update if Δw ≠ 0 and r(r(w) + r(Δw)) = r(w), where r rounds to
     the format. A parameter's path is its Σ|Δw|; it is stalled in a fifth of the training in which at
     least ``STALLED`` of its path is swallowed.
+
+    Args:
+        evidence: The run's rows.
+        target: The format to train in.
+        layers: The same, merged; without them the weights are not looked at.
     """
     names, sums = evidence.updates()
     known = dict(zip(UPDATE_FIGURES, sums, strict=True))
@@ -53,20 +65,22 @@ def analyze_weight_updates(evidence: RunStatistics, target: FloatFormat) -> Mast
     standing = float(share(stalled.sum(), whole.sum()))
     worst = int(np.argmax(stalled.sum(axis=0))) if standing else int(np.argmax(fractions))
     fraction = float(share(swallowed.sum(), changed.sum()))
-    needed = standing >= NEEDED
+    gone, parameter = _vanished(layers, held)
+    needed = standing >= NEEDED or gone >= HELD
     verdict = (
         "FP32 masters are needed"
         if needed
         else "FP32 masters are not needed for the updates; how fine a fit such weights can hold was not "
         "judged"
     )
+    told = f"{held.label} makes {percent(gone)} of the sum of {parameter} 0" if gone >= HELD else ""
     return MasterWeightsPlan(
         needed=needed,
         swallowed_fraction=fraction,
-        worst_parameter=names[worst],
-        reason=f"{percent(fraction)} of the recorded updates would be rounded away by {held.label} "
-        f"weights, and {percent(standing)} of the way that weights go lies where these would stand "
-        f"still: {verdict}",
+        worst_parameter=parameter if told else names[worst],
+        reason=f"{f'{told}; ' if told else ''}{percent(fraction)} of the recorded updates would be "
+        f"rounded away by {held.label} weights, and {percent(standing)} of the way that weights go "
+        f"lies where these would stand still: {verdict}",
         evidence={
             "format": held.name,
             "changed": int(changed.sum()),
@@ -76,5 +90,18 @@ def analyze_weight_updates(evidence: RunStatistics, target: FloatFormat) -> Mast
             "path_swallowed": float(share(lost.sum(), whole.sum())),
             "path_stalled": standing,
             "threshold": NEEDED,
+            "weights_vanished": gone,
+            "vanishing_parameter": parameter if told else None,
         },
     )
+
+
+def _vanished(layers: Layers | None, held: FloatFormat) -> tuple[float, str]:
+    """The largest share of a parameter's Σ|w| that a format makes 0, and its name."""
+    weights = None if layers is None else layers.of_kind("weight")
+    if weights is None or len(weights) == 0:
+        return 0.0, ""
+    h = weights.histograms
+    lost = share(h.abs_sum(held.zero_exponent).value, h.abs_sum().value)
+    worst = int(np.argmax(lost))
+    return float(lost[worst]), str(weights.names[worst])

@@ -151,12 +151,19 @@ class Narrow(Sites):
         return func(*args, **kwargs)
 
 
+_COMPARISONS = frozenset("ge gt le lt eq ne".split())
+"""They convert a number to the dtype of the tensor beside it; ``add`` and its kind do not."""
+
+
 def _narrow(func: Any, args: Any, kwargs: Any) -> Any:
     """Run one operation on rounded values, and round what it stores."""
+    compares = func.overloadpacket.__name__ in _COMPARISONS
 
     def rounded(x: Any) -> Any:
         if isinstance(x, torch.Tensor) and x.dtype == torch.float32:
             return x.half().float()
+        if compares and isinstance(x, float):
+            return float(torch.tensor(x).half())
         return x
 
     if func._schema.is_mutable:  # what it writes to must stay the same tensor

@@ -7,23 +7,30 @@ each question the analysis' answer is held against ``truth/HALF.json``:
 
 * *needs a scale*: ``plan.loss_scale.needed``.
 * *needs masters*: ``plan.master_weights.needed``.
-* *operation needs FP32*, operation by operation: those that the plan puts into FP32 beyond autocast's
-  own lists. One that fails alone in FP16 counts as found if it does not run in FP16 under the plan; one
-  that is named counts as right if it fails alone, or with others.
 * *plan fails*: the plan is trained (emulated, two seeds and a third where they disagree); foretold is a
   verdict of ``cannot``.
+* *operation needs FP32*, by what the advice does. Recall is over cases: those in which FP16 fails at
+  every scale, and the rest of the operations holds in FP16 once those are FP32 that fail alone, or in a
+  group; found is one whose plan names operations beyond autocast's own lists and trains as FP32 does.
+  Precision is over the operations that plans name: they are left out one at a time, in the plan's
+  order, as long as training without them holds; what is left was needed (``advice.needed``). Where the
+  plan fails, one counts as right that fails alone, or with others, by the truth. So of two operations
+  of which either would do, one is right and one is false.
 * *BF16 fails*, as autocast trains it: foretold is ``cannot``, or operations that stay in FP32, in the
   analysis for BF16.
 * *FP16 fails as it is*, by autocast alone: foretold is ``cannot``, a scale that is needed, or operations
   that must stay in FP32.
 
-Whatever else is said counts as a no, so abstaining is a miss. Recordings and trainings of plans are kept
-in ``runs/cases``; what has not been trained when the time is up is trained by the next call.
+Whatever else is said counts as a no, so abstaining is a miss. Recordings and trainings of plans are
+kept (``--kept``, by default in ``runs/cases``); what has not been trained when the time is up is trained
+by the next call, and by ``--quick`` not at all. A half that is scored whole leaves
+``results/cases-HALF.json`` and, for the documentation, its table beside it.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import hashlib
 import json
 import math
@@ -39,17 +46,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import torch
 
 import mpdiag
-from cases import collection, truth
-from cases.arithmetic import FirstSteps
-from mpdiag.errors import TrainingDiverged, UsageError
-from mpdiag.numerics.autocast_lists import CALLED_AS, LISTS, policy_name
+from cases import advice, collection, truth
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable
 
-    from cases.arithmetic import Operation
     from cases.case import Case
-    from mpdiag.analysis.analyzer import Analysis
     from mpdiag.plan import PrecisionPlan
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -74,6 +76,7 @@ class Tally:
 
     Attributes:
         found, missed, false, rest: True positives, false negatives, false positives, true negatives.
+        right: What was rightly said, where that is counted apart from what was found.
         mistakes: Where, in words.
     """
 
@@ -81,6 +84,7 @@ class Tally:
     missed: int = 0
     false: int = 0
     rest: int = 0
+    right: int | None = None
     mistakes: list[str] = field(default_factory=list)
 
     def add(self, where: str, *, is_so: bool, said: bool) -> None:
@@ -94,13 +98,15 @@ class Tally:
 
     def to_json(self) -> dict[str, Any]:
         """The counts, precision and recall with their intervals."""
+        right = self.found if self.right is None else self.right
         return {
             "positives": self.found + self.missed,
             "negatives": self.false + self.rest,
             "found": self.found,
             "missed": self.missed,
+            "said": right + self.false,
             "false": self.false,
-            "precision": share(self.found, self.found + self.false),
+            "precision": share(right, right + self.false),
             "recall": share(self.found, self.found + self.missed),
             "mistakes": self.mistakes,
         }
@@ -124,10 +130,11 @@ def share(count: int, of: int) -> dict[str, float] | None:
 # -- recording and analysis ------------------------------------------------------------------------
 
 
-def record(case: Case) -> Path:
+def record(case: Case, kept: Path = KEPT, tick: Callable[[], None] = lambda: None) -> Path:
     """The case's recording, made unless there is one of this source and this recorder."""
-    run = KEPT / "recordings" / f"{case.name}-{collection.fingerprint(case)}-{_recorder()}"
+    run = kept / "recordings" / f"{case.name}-{collection.fingerprint(case)}-{_recorder()}"
     if not (run / "done").is_file():
+        tick()
         torch.manual_seed(0)
         training = case.build(0)
         with mpdiag.record(training.model, training.optimizer, run, overwrite=True, budget=None):
@@ -152,180 +159,77 @@ def _recorder() -> str:
     return digest.hexdigest()[:8]
 
 
-def level(analysis: Analysis) -> str:
-    """The verdict's level; of an older verdict, which is a sentence, by its beginning."""
-    verdict: Any = analysis.verdict
-    if isinstance(verdict, str):
-        can = verdict.startswith("This can train")
-        return "expected" if can else "cannot"
-    return str(verdict.level)
-
-
-def chosen(plan: PrecisionPlan) -> list[Operation]:
-    """What a plan puts into FP32 beyond autocast's lists; whole modules without an operation."""
-    found = {
-        (c.module, c.op)
-        for c in plan.fp32_operations
-        if not c.evidence.get("policy") and LISTS.get(policy_name(c.op)) != "fp32"
-    }
-    return sorted(found | {(c.module, "") for c in plan.fp32_modules})
-
-
-def names(op: str) -> set[str]:
-    """The names under which a plan's operation may be met."""
-    return {op, policy_name(op), *CALLED_AS.get(op, ())}
-
-
-def means(said: Operation, operation: Operation) -> bool:
-    """Whether a plan's choice is this operation, or a module around it."""
-    module, op = operation
-    if not said[1]:
-        return said[0] == module or module.startswith(f"{said[0]}.") or not said[0]
-    return said[0] == module and op in names(said[1])
-
-
-# -- training by the plan --------------------------------------------------------------------------
-
-
-class PlanTrainings:
-    """Metrics of trainings by a plan, kept by a hash of case and plan."""
-
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self._known: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
-
-    def entry(self, case: Case, plan: PrecisionPlan) -> dict[str, Any]:
-        """What is known of a plan's trainings of a case."""
-        text = json.dumps([collection.fingerprint(case), case.name, _essence(plan)], sort_keys=True)
-        return self._known.setdefault(hashlib.sha256(text.encode()).hexdigest()[:16], {})
-
-    def save(self) -> None:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._path.write_text(json.dumps(self._known, indent=1) + "\n")
-
-
-def _essence(plan: PrecisionPlan) -> Any:
-    """What of a plan decides its training."""
-    scale = plan.loss_scale.to_json() if hasattr(plan.loss_scale, "to_json") else None
-    scale = scale or plan.to_json()["loss_scale"]
-    left_out = ("reason", "evidence", "need", "recommended", "lower", "upper")
-    return [
-        plan.level,
-        plan.target,
-        sorted((c.module, c.op) for c in plan.fp32_operations),
-        sorted(c.module for c in plan.fp32_modules),
-        {k: v for k, v in scale.items() if k not in left_out},
-    ]
-
-
-def train_by(plan: PrecisionPlan, case: Case, seed: int, tick: Callable[[], None]) -> float:
-    """The metric of a training by the plan; NaN if it diverged or was refused."""
-    torch.manual_seed(seed)
-    training = case.build(seed)
-    try:
-        with mpdiag.MixedPrecision(
-            training.model, training.optimizer, plan, backend="emulated"
-        ) as trainer:
-            for step in range(case.steps):
-                tick()
-                if training.schedule is not None:
-                    training.schedule(step)
-                with trainer.autocast():
-                    loss = training.loss(step)
-                trainer.step(loss, clip_norm=training.clip_norm)
-    except (TrainingDiverged, UsageError):
-        return math.nan
-    except RuntimeError as error:
-        if "without overflow" in str(error):
-            return math.nan
-        raise
-    with torch.no_grad():
-        metric = float(training.evaluate())
-    return metric if math.isfinite(metric) else math.nan
-
-
-def narrow_under(plan: PrecisionPlan, case: Case) -> list[list[str]]:
-    """The operations that read or store FP16 in the first steps of a training by the plan."""
-    training = case.build(0)
-    notes = FirstSteps(training.model)
-    try:
-        with mpdiag.MixedPrecision(
-            training.model, training.optimizer, plan, backend="emulated"
-        ) as trainer:
-            for step in range(min(case.steps, FirstSteps.COUNT)):
-                with trainer.autocast(), notes.forward():
-                    loss = training.loss(step)
-                trainer.step(loss)
-    except (TrainingDiverged, UsageError, RuntimeError):
-        pass
-    return [list(o) for o in notes.found]
-
-
-def plan_fails(
-    plan: PrecisionPlan,
-    case: Case,
-    bench: truth.Bench,
-    kept: dict[str, Any],
-    tick: Callable[[], None],
-) -> bool:
-    """Whether most seeds are worse than FP32."""
-    bound, count = bench.tolerance(), 0
-    metrics = kept.setdefault("metrics", {})
-    for i, seed in enumerate(truth.SEEDS):
-        if str(seed) not in metrics:
-            value = train_by(plan, case, seed, tick)
-            metrics[str(seed)] = value if math.isfinite(value) else None
-        value = metrics[str(seed)]
-        count += bench.is_worse(math.nan if value is None else value, seed, bound)
-        if i == 1 and count != 1:
-            break
-    return count >= 2
-
-
 # -- one case --------------------------------------------------------------------------------------
 
 
 def examine(
-    case: Case, entry: dict[str, Any], kept: PlanTrainings, tick: Callable[[], None]
-) -> Any:
-    """What is said of a case, and what is so."""
-    bench = truth.Bench(case, entry["trainings"])
-    known = entry["truth"]
-    run = record(case)
-    tick()
+    case: Case,
+    entry: dict[str, Any],
+    run: Path,
+    trainings: advice.PlanTrainings | None,
+    tick: Callable[[], None],
+) -> dict[str, Any]:
+    """What is said of a case, and what is so; without what only trainings say that are left."""
     analysis, bf16 = mpdiag.analyze(run), mpdiag.analyze(run, "bf16")
     plan = analysis.plan
-    trained = kept.entry(case, plan)
-    try:
-        fails = plan_fails(plan, case, bench, trained, tick)
-        if known["operations"] and "narrow" not in trained:
-            trained["narrow"] = narrow_under(plan, case)
-    finally:
-        kept.save()
-    said = chosen(plan)
-    cannot = level(analysis) == "cannot"
+    said, cannot = advice.named(plan), analysis.verdict.level == "cannot"
+    is_so = _truth(entry["truth"])
+    if trainings is not None:
+        bench = truth.Bench(case, entry["trainings"])
+        with contextlib.suppress(truth.OutOfTime):
+            is_so |= _by_training(
+                plan, is_so, lambda p: advice.fails(p, case, bench, trainings, tick)
+            )
+            is_so["metrics"] = dict(trainings.metrics(case, plan))
     return {
         "said": {
-            "level": level(analysis),
+            "level": analysis.verdict.level,
             "needs_scale": plan.loss_scale.needed,
             "needs_masters": plan.master_weights.needed,
             "operations": said,
             "plan_fails": cannot,
-            "bf16_fails": level(bf16) == "cannot" or bool(chosen(bf16.plan)),
+            "bf16_fails": bf16.verdict.level == "cannot" or bool(advice.named(bf16.plan)),
             "fp16_fails": cannot or plan.loss_scale.needed or bool(said),
             "scale": f"{plan.loss_scale.method} {plan.loss_scale.init_scale:g}",
         },
-        "is_so": {
-            "needs_scale": known["needs_scale"],
-            "needs_masters": known["needs_masters"],
-            "operations": known["operations"],
-            "together": known.get("together", []),
-            "still_narrow": trained.get("narrow", []),
-            "plan_fails": fails,
-            "bf16_fails": not known["bf16_trains"],
-            "fp16_fails": known["fp16_fails_without_scale"],
-        },
+        "is_so": is_so,
     }
+
+
+def _by_training(
+    plan: PrecisionPlan, is_so: dict[str, Any], fails: Callable[[PrecisionPlan], bool]
+) -> dict[str, Any]:
+    """What trainings by a plan say of it, and of the operations that it names.
+
+    Raises:
+        OutOfTime: If a training was cut short; those before it are kept.
+    """
+    said = advice.named(plan)
+    if fails(plan):
+        needed = [o for o in said if any(advice.means(o, n) for n in _alone_or_together(is_so))]
+        return {"plan_fails": True, "named_and_needed": needed}
+    needed = advice.needed(plan, said, lambda p: not fails(p))
+    return {"plan_fails": False, "named_and_needed": needed}
+
+
+def _truth(known: dict[str, Any]) -> dict[str, Any]:
+    """A settled truth by the questions; what only trainings by a plan say is missing."""
+    return {
+        "needs_scale": known["needs_scale"],
+        "needs_masters": known["needs_masters"],
+        "needs_operations": not known["fp16_trains"] and known.get("rest_trains", False),
+        "operations": known["operations"],
+        "together": known.get("together", []),
+        "plan_fails": None,
+        "named_and_needed": None,
+        "bf16_fails": not known["bf16_trains"],
+        "fp16_fails": known["fp16_fails_without_scale"],
+    }
+
+
+def _alone_or_together(is_so: dict[str, Any]) -> list[tuple[str, str]]:
+    """The operations that fail in FP16 alone, or in a group."""
+    return [tuple(o) for o in (*is_so["operations"], *(o for g in is_so["together"] for o in g))]
 
 
 def tallies(cases: dict[str, Any]) -> dict[str, Tally]:
@@ -342,14 +246,19 @@ def tallies(cases: dict[str, Any]) -> dict[str, Tally]:
 
 
 def _count_operations(tally: Tally, name: str, said: Any, is_so: Any) -> None:
-    needed = [tuple(o) for o in is_so["operations"]]
-    joint = [tuple(o) for group in is_so["together"] for o in group]
-    narrow = {tuple(o) for o in is_so["still_narrow"]}
-    for module, op in needed:
-        covered = (module, op) not in narrow
-        tally.add(f"{name} {module or '(root)'}:{op}", is_so=True, said=covered)
+    if is_so["named_and_needed"] is None:
+        return
+    tally.right = tally.right or 0
+    holds = bool(said["operations"]) and not is_so["plan_fails"]
+    if is_so["needs_operations"]:
+        tally.add(name, is_so=True, said=holds)
+    elif not said["operations"]:
+        tally.rest += 1
+    right = [tuple(o) for o in is_so["named_and_needed"]]
     for one in map(tuple, said["operations"]):
-        if not any(means(one, o) for o in (*needed, *joint)):
+        if one in right:
+            tally.right += 1
+        else:
             tally.add(f"{name} {one[0] or '(root)'}:{one[1]}", is_so=False, said=True)
 
 
@@ -367,10 +276,12 @@ def docs_table(results: dict[str, Any]) -> str:
     return "\n".join(rows)
 
 
-def score(half: str, only: Iterable[str], minutes: float) -> dict[str, Any]:
+def score(
+    half: str, only: Iterable[str], minutes: float, kept: Path, *, quick: bool
+) -> dict[str, Any]:
     """Score a half; prints each case."""
     file = truth.TruthFile(half)
-    kept = PlanTrainings(KEPT / f"{half}-plans.json")
+    trainings = None if quick else advice.PlanTrainings(kept / f"{half}-plans.json")
     until = time.monotonic() + 60 * minutes
 
     def tick() -> None:
@@ -382,34 +293,30 @@ def score(half: str, only: Iterable[str], minutes: float) -> dict[str, Any]:
     for name, case in collection.load(half, list(only)).items():
         entry = file.entry(case)
         if entry["truth"] is None:
-            print(f"{name}: no truth yet", file=sys.stderr)
-            left.append(name)
+            print(f"{name}: no truth", file=sys.stderr)
             continue
         try:
-            cases[name] = examine(case, entry, kept, tick)
-            print(f"{name}: {json.dumps(cases[name])}", file=sys.stderr)
+            run = record(case, kept, tick)
         except truth.OutOfTime:
             left.append(name)
-    found = {q: t.to_json() for q, t in tallies(cases).items()}
-    return {"half": half, "left": left, "questions": found, "cases": cases}
+            continue
+        cases[name] = examine(case, entry, run, trainings, tick)
+        print(f"{name}: {json.dumps(cases[name])}", file=sys.stderr, flush=True)
+        if trainings is not None and cases[name]["is_so"]["plan_fails"] is None:
+            left.append(name)
+    known = collection.load(half)
+    return {
+        "half": half,
+        "left": left,
+        "without_truth": [n for n, c in known.items() if file.entry(c)["truth"] is None],
+        "by_an_older_rule": [n for n, c in known.items() if file.is_old(c)],
+        "questions": {q: t.to_json() for q, t in tallies(cases).items()},
+        "cases": cases,
+    }
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("names", nargs="*", metavar="NAME")
-    parser.add_argument("--half", choices=collection.HALVES, required=True)
-    parser.add_argument("--minutes", type=float, default=3.5, help="Train no plan after this.")
-    parser.add_argument("--docs", action="store_true", help="Print the table of the documentation.")
-    options = parser.parse_args()
-    torch.set_num_threads(1)
-    warnings.simplefilter("ignore")
-    results = score(options.half, options.names, options.minutes)
-    if not options.names:
-        path = RESULTS / f"cases-{options.half}.json"
-        path.write_text(json.dumps(results, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    if options.docs:
-        print(docs_table(results))
-        return
+def tell(results: dict[str, Any]) -> None:
+    """Print the score, question by question."""
     for question, tally in results["questions"].items():
         print(f"{question}: {tally['positives']} yes, {tally['negatives']} no")
         for what in ("precision", "recall"):
@@ -418,8 +325,35 @@ def main() -> None:
             print(f"    {what} {told}")
         for mistake in tally["mistakes"]:
             print(f"    {mistake}")
-    if results["left"]:
-        print(f"call again: {len(results['left'])} left ({', '.join(results['left'])})")
+    for key, what in (
+        ("without_truth", "have no truth"),
+        ("by_an_older_rule", "were settled by an older rule"),
+        ("left", "are left: call again"),
+    ):
+        if results[key]:
+            print(f"{len(results[key])} {what} ({', '.join(results[key])})")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", metavar="NAME")
+    parser.add_argument("--half", choices=collection.HALVES, required=True)
+    parser.add_argument("--minutes", type=float, default=3.5, help="Train nothing after this.")
+    parser.add_argument("--quick", action="store_true", help="Train no plan at all.")
+    parser.add_argument("--kept", type=Path, default=KEPT, help="Recordings and trainings.")
+    parser.add_argument("--docs", action="store_true", help="Print the table of the documentation.")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    results = score(options.half, options.names, options.minutes, options.kept, quick=options.quick)
+    if not (options.names or options.quick):
+        path = RESULTS / f"cases-{options.half}.json"
+        path.write_text(json.dumps(results, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        path.with_suffix(".md").write_text(docs_table(results) + "\n", encoding="utf-8")
+    if options.docs:
+        print(docs_table(results))
+    else:
+        tell(results)
 
 
 if __name__ == "__main__":

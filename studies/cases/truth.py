@@ -17,7 +17,8 @@ change of the initial weights by 2^-17 does to FP32 training, or is not finite.
   operations but these in FP16, without a scale and with one: whether the rest needs one.
 
 Results go into ``truth/HALF.json``, training by training: what is known is not trained again as long as
-the case's source stays the same.
+the case's source stays the same. Each truth has the number of the rule that it was settled by;
+``--renew`` settles those of an older one again.
 """
 
 from __future__ import annotations
@@ -49,6 +50,11 @@ SEEDS = (0, 1, 2)
 CONSTANT_SCALES = (2.0**10, 2.0**4, 2.0**-6)
 SPREADS = 2.0
 """A way's loss must exceed the effect of the perturbation by this factor."""
+RULE = 2
+"""The rule of failure and its arithmetic. 2: losses that stay non-finite end a training at every scale,
+and a bound that a narrow operation compares with is rounded as its tensor is. It concerns `_SCALED`."""
+_SCALED = ("fp16 dynamic", "fp16 scale", "narrow")
+"""Beginnings of the ways that are trained with a scale, or one operation at a time."""
 
 
 class OutOfTime(Exception):
@@ -230,6 +236,7 @@ class TruthFile:
     def __init__(self, half: str) -> None:
         self.path = FOLDER / f"{half}.json"
         self.cases: dict[str, Any] = {}
+        self._names: frozenset[str] = frozenset()
         if self.path.is_file():
             self.cases = json.loads(self.path.read_text(encoding="utf-8"))["cases"]
 
@@ -238,11 +245,25 @@ class TruthFile:
         key = collection.fingerprint(case)
         known = self.cases.get(case.name)
         if known is None or known["source"] != key:
-            known = self.cases[case.name] = {"source": key, "truth": None, "trainings": {}}
+            empty = {"source": key, "rule": RULE, "truth": None, "trainings": {}}
+            known = self.cases[case.name] = empty
         return known
+
+    def is_old(self, case: Case) -> bool:
+        """Whether a case was settled by an older rule."""
+        known = self.entry(case)
+        return known["truth"] is not None and known.get("rule", 1) < RULE
+
+    def renew(self, case: Case) -> None:
+        """Forget a truth of an older rule, and the trainings that the rule concerns."""
+        known = self.entry(case)
+        if known.get("rule", 1) < RULE:
+            kept = {w: m for w, m in known["trainings"].items() if not w.startswith(_SCALED)}
+            self.cases[case.name] = {**known, "rule": RULE, "truth": None, "trainings": kept}
 
     def drop_all_but(self, names: Collection[str]) -> None:
         """Forget cases that are no more."""
+        self._names = frozenset(names)
         self.cases = {n: self.cases[n] for n in sorted(names) if n in self.cases}
 
     def _take_over(self) -> None:
@@ -251,7 +272,14 @@ class TruthFile:
             return
         for name, theirs in json.loads(self.path.read_text(encoding="utf-8"))["cases"].items():
             ours = self.cases.get(name)
-            if ours is not None and ours["source"] == theirs["source"]:
+            if ours is None:
+                if name in self._names:
+                    self.cases[name] = theirs
+            elif ours["source"] != theirs["source"] or ours.get("rule", 1) > theirs.get("rule", 1):
+                continue
+            elif ours.get("rule", 1) < theirs.get("rule", 1):
+                self.cases[name] = theirs
+            else:
                 ours["truth"] = ours["truth"] or theirs["truth"]
                 for way, metrics in theirs["trainings"].items():
                     ours["trainings"][way] = metrics | ours["trainings"].get(way, {})
@@ -301,6 +329,9 @@ def main() -> None:
     parser.add_argument("--half", choices=collection.HALVES, required=True)
     parser.add_argument("--limit", type=float, default=150, help="Seconds a case and call.")
     parser.add_argument("--minutes", type=float, default=3.5, help="Start no case after this.")
+    parser.add_argument(
+        "--renew", action="store_true", help="Settle truths of an older rule again."
+    )
     parser.add_argument("--show", action="store_true", help="Train nothing, show what is known.")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -311,6 +342,8 @@ def main() -> None:
     until = time.monotonic() + 60 * options.minutes
     left = 0
     for i, (name, case) in enumerate(cases.items()):
+        if options.renew:
+            file.renew(case)
         began, settled = time.monotonic(), file.entry(case)["truth"] is not None
 
         def tell(what: str, i: int = i, name: str = name) -> None:
@@ -337,6 +370,9 @@ def main() -> None:
     if not options.show:
         file.save()
     print(f"{len(cases) - left} of {len(cases)} settled" + (", call again" if left else ""))
+    old = [name for name, case in cases.items() if file.is_old(case)]
+    if old:
+        print(f"by an older rule (--renew): {', '.join(old)}")
 
 
 if __name__ == "__main__":

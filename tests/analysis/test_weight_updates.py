@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+import torch
 from row_buffer import RowBuffer, UpdateCounts
+from torch import nn
 
+import mpdiag
 from mpdiag.analysis.run_statistics import InMemoryStatistics
 from mpdiag.analysis.weight_updates import NEEDED, analyze_weight_updates
 from mpdiag.numerics.formats import FP16
@@ -50,6 +53,32 @@ def test_many_tiny_updates_beside_few_that_count_need_none():
     masters = masters_of([(step, "w", spread, 600) for step in range(STEPS)])
     assert masters.swallowed_fraction == 0.6
     assert not masters.needed
+
+
+@pytest.mark.parametrize(("size", "needed"), [(1e-9, True), (1e-3, False)])
+def test_weights_that_vanish_need_masters(size, needed, tmp_path):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 1))
+    with torch.no_grad():
+        model[0].weight.mul_(size)
+    optimizer = torch.optim.SGD(
+        [
+            {"params": model[0].parameters(), "lr": 0.01 * size**2},
+            {"params": model[1].parameters()},
+        ],
+        lr=0.05,
+    )
+    with mpdiag.record(model, optimizer, tmp_path / "run"):
+        for _ in range(3):
+            optimizer.zero_grad()
+            model(torch.ones(4, 8) / size).square().mean().backward()
+            optimizer.step()
+    masters = mpdiag.analyze(tmp_path / "run").plan.master_weights
+    assert (masters.evidence["weights_vanished"] > 0.9) == needed
+    if needed:
+        assert masters.needed
+        assert masters.worst_parameter == "0.weight"
+        assert masters.reason.startswith("FP16 makes 100 % of the sum of 0.weight 0; ")
 
 
 def test_a_schedule_that_ends_in_nothing_needs_none():

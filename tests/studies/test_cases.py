@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 import math
 import sys
 
 import pytest
 import torch
 from torch import nn
+
+from mpdiag.plan import Fp32Choice, PrecisionPlan
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -138,16 +141,96 @@ def test_answers_are_counted_and_bounded():
     assert score.share(0, 0) is None
 
 
-def test_an_operation_counts_as_found_if_the_plan_keeps_it_out_of_fp16():
+def test_operations_are_counted_by_what_the_advice_does():
     from cases import score
 
-    said = {"operations": [("a", "mul"), ("b", "")]}
-    is_so = {
-        "operations": [["a", "mul"], ["a", "add"], ["b.inner", "sin"]],
-        "together": [],
-        "still_narrow": [["a", "add"]],
-    }
+    def case(needs, said, needed, *, fails=False):
+        is_so = {"needs_operations": needs, "named_and_needed": needed, "plan_fails": fails}
+        return {"operations": said}, is_so
+
     tally = score.Tally()
-    score._count_operations(tally, "case", said, is_so)
-    assert (tally.found, tally.missed, tally.false) == (2, 1, 0)
-    assert math.isclose(tally.to_json()["precision"]["share"], 1.0)
+    for name, (said, is_so) in {
+        "held, one too many": case(True, [("a", "mul"), ("b", "sin")], [("b", "sin")]),
+        "named, and fails": case(True, [("c", "mm")], [["c", "mm"]], fails=True),
+        "not named": case(True, [], []),
+        "needless": case(False, [("d", "exp")], []),
+        "nothing": case(False, [], []),
+        "not trained": case(True, [("e", "mm")], None),
+    }.items():
+        score._count_operations(tally, name, said, is_so)
+    counted = tally.to_json()
+    assert (counted["found"], counted["missed"], counted["negatives"]) == (1, 2, 3)
+    assert (counted["said"], counted["false"]) == (4, 2)
+    assert counted["precision"]["share"] == 0.5
+    assert math.isclose(counted["recall"]["share"], 1 / 3, abs_tol=1e-4)
+    assert counted["mistakes"] == [
+        "false: held, one too many a:mul", "missed: named, and fails", "missed: not named",
+        "false: needless d:exp",
+    ]  # fmt: skip
+
+
+def test_a_smallest_set_of_a_plans_operations_is_needed():
+    from cases import advice
+
+    choices = [Fp32Choice(op, "m") for op in ("first", "either", "or", "alone")]
+    whole = Fp32Choice("Linear", "body", evidence={"type": "Linear"})
+    by_policy = Fp32Choice("exp", "m", evidence={"policy": True})
+    plan = PrecisionPlan(fp32_operations=(whole, *choices, by_policy), fp32_modules=(whole,))
+    named = advice.named(plan)
+    assert named == [("body", ""), *((c.module, c.op) for c in choices)]
+
+    def holds(changed):
+        left = {(c.module, c.op) for c in changed.fp32_operations}
+        wide = bool(changed.fp32_modules) and ("body", "Linear") in left
+        return wide and ("m", "alone") in left and {("m", "either"), ("m", "or")} & left
+
+    assert advice.needed(plan, named, holds) == [("body", ""), ("m", "or"), ("m", "alone")]
+    assert advice.means(("body", ""), ("body.0", "linear"))
+    assert advice.means(("m", "addmm"), ("m", "linear"))
+    assert not advice.means(("m", "mul"), ("n", "mul"))
+
+
+def test_truths_of_an_older_rule_are_known_and_renewed(tmp_path, monkeypatch):
+    from cases import collection, truth
+
+    monkeypatch.setattr(truth, "FOLDER", tmp_path)
+    case = tiny(squares(1.0))
+    trainings = {"fp32": {"0": 1.0}, "fp16 dynamic": {"0": 2.0}, "narrow a": {"0": 3.0}}
+    old = {"source": collection.fingerprint(case), "truth": {"x": 1}, "trainings": trainings}
+    file = truth.TruthFile("tuning")
+    file.cases["tiny"] = dict(old)
+    assert file.is_old(case)
+    file.save()
+    file.renew(case)
+    assert file.entry(case)["truth"] is None
+    assert set(file.entry(case)["trainings"]) == {"fp32"}
+    file.save()  # what lies there is older
+    again = truth.TruthFile("tuning").entry(case)
+    assert (again["rule"], again["truth"]) == (truth.RULE, None)
+
+
+def test_a_comparison_rounds_its_number_and_a_sum_does_not():
+    from cases import arithmetic
+
+    one, bound = torch.ones(1), 1 - 1e-6
+    assert arithmetic._narrow(torch.ops.aten.le.Scalar, (one, bound), {})
+    assert float(arithmetic._narrow(torch.ops.aten.sub.Tensor, (one, bound), {})) > 0
+
+
+def test_a_threshold_is_chosen_without_the_family_it_is_judged_on():
+    from cases import curves
+
+    families = {"a": "one", "b": "one", "c": "two"}
+    by_value = {
+        0.1: {"a": (True, True), "b": (True, True), "c": (False, True)},
+        0.2: {"a": (True, False), "b": (True, False), "c": (False, False)},
+    }
+    answered, values = curves.chosen_without_each(by_value, families, 0.1)
+    assert values == {"one": 0.2, "two": 0.1}
+    assert dict(curves.counts(answered)) == {"missed": 2, "false": 1}
+    threshold = curves.THRESHOLDS["wrong"]
+    rules = importlib.import_module("mpdiag.analysis.operations.rules")
+    before = rules.WRONG
+    with curves._set(threshold, 0.5):
+        assert rules.WRONG == 0.5
+    assert before == rules.WRONG

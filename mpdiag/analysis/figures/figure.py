@@ -34,9 +34,10 @@ Key = Literal[
     "scale-upper",
     "updates-swallowed",
     "path-stalled",
+    "weights-vanished",
 ]
 """What a figure stands for; ``docs/analysis.md`` explains each."""
-Counted = Literal["sum", "values", "steps", "updates", "path", "loss scale"]
+Counted = Literal["sum", "values", "steps", "updates", "path", "weights", "loss scale"]
 LISTED = 8
 """Layers that ``analyze --json`` lists in the table, those that lose most; ``why`` has any other."""
 
@@ -49,7 +50,7 @@ class Figure:
         key: What it stands for.
         value: A share from 0 to 1; of ``loss scale`` a scale.
         counted: What it is a share of: a gradient's sum Σ|g|, its non-zero values, recorded steps,
-            changed weights (``updates``), Σ|Δw| (``path``).
+            changed weights (``updates``), Σ|Δw| (``path``), a parameter's Σ|w| (``weights``).
         window: The steps it is of.
         format: The format that loses it.
         scale: The loss scale; None where none applies, or it changes from step to step.

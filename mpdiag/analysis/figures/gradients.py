@@ -94,5 +94,21 @@ def update_figures(masters: MasterWeightsPlan, window: Window) -> FigureTable:
                 of=known["changed"],
             ),
             Figure("path-stalled", known["path_stalled"], "path", window, held, kind="update"),
+            *_vanished_weights(masters, window, held),
         )
     )
+
+
+def _vanished_weights(masters: MasterWeightsPlan, window: Window, held: str) -> Iterator[Figure]:
+    """The share of a parameter that a format makes 0, where masters are needed for it."""
+    parameter = masters.evidence.get("vanishing_parameter")
+    if parameter is not None:
+        yield Figure(
+            "weights-vanished",
+            masters.evidence["weights_vanished"],
+            "weights",
+            window,
+            held,
+            layer=parameter,
+            kind="weight",
+        )

@@ -11,7 +11,7 @@ from mpdiag.display.wording import counted
 from mpdiag.plan import Fp32Choice
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from mpdiag.analysis.layers import Layers
     from mpdiag.analysis.operations.rules import OperationFinding
@@ -93,14 +93,10 @@ def proven_operations(findings: Sequence[OperationFinding]) -> tuple[Fp32Choice,
     """
     choices: dict[tuple[str, str], Fp32Choice] = {}
     for f in findings:
-        if f.covered_by == "neighbours":
-            continue
-        if f.op == "_to_copy":  # a conversion in the code: no policy changes it
+        if f.covered_by == "neighbours" or not _can_be_kept(f):
             continue
         op = "" if f.op.endswith("_") else f.op
         module = f.module or ""
-        if not op and not module:
-            continue
         evidence = {
             **f.evidence,
             "rule": f.code,
@@ -114,6 +110,19 @@ def proven_operations(findings: Sequence[OperationFinding]) -> tuple[Fp32Choice,
         }
         choices.setdefault((op, module), Fp32Choice(op, module, f.reason, evidence))
     return tuple(choices.values())
+
+
+def beyond_any_plan(findings: Iterable[OperationFinding]) -> tuple[OperationFinding, ...]:
+    """Findings that no plan mends: only the training's own code can."""
+    return tuple(f for f in findings if not f.covered and not _can_be_kept(f))
+
+
+def _can_be_kept(f: OperationFinding) -> bool:
+    """Whether a policy can keep an operation in FP32.
+
+    Not a conversion in the code, and not a write in place outside of every submodule.
+    """
+    return f.op != "_to_copy" and (not f.op.endswith("_") or bool(f.module))
 
 
 def activation_findings(

@@ -22,8 +22,9 @@ from mpdiag.analysis.operations.graph import (
 from mpdiag.analysis.operations.precision_rules import PERSISTENT
 from mpdiag.analysis.operations.precision_rules import RULES as PRECISION_RULES
 from mpdiag.analysis.operations.rules import RULES, called, finding_of, gradients
+from mpdiag.analysis.operations.sources import without_followers, written_in_place
 from mpdiag.display.wording import counted
-from mpdiag.numerics.autocast_lists import LISTS, policy_name
+from mpdiag.numerics.autocast_lists import COMPOSITES, LISTS, policy_name
 from mpdiag.numerics.formats import BF16
 
 if TYPE_CHECKING:
@@ -126,6 +127,30 @@ def _at_the_source(
     return result
 
 
+def _not_in_place(
+    graph: StepGraph, low: dict[int, bool], new: dict[int, OperationFinding]
+) -> dict[int, OperationFinding]:
+    """Findings about writes in place outside of submodules, moved to what made the tensors narrow.
+
+    Nothing can keep ``x *= y`` wide but an FP32 ``x``; in a submodule the whole module is.
+    """
+    result: dict[int, OperationFinding] = {}
+    for index, finding in new.items():
+        makers = [] if finding.module else written_in_place(graph, low, graph.operations[index])
+        for one in makers:
+            result.setdefault(one.index, _in_place(one, finding))
+        if not makers:
+            result.setdefault(index, finding)
+    return result
+
+
+def _in_place(op: Operation, finding: OperationFinding) -> OperationFinding:
+    """A finding about a write in place, as one about what made the tensor."""
+    told = f"it makes what {finding.op} at {finding.where} writes to in place: {finding.reason}"
+    fix = f"{called(op)} in FP32, or {finding.op.rstrip('_')} into a new tensor"
+    return finding_of(op, finding.code, told, fix, finding.without, finding.evidence)
+
+
 def operation_findings(operations: Iterable[OperationFinding]) -> list[Finding]:
     """One finding for each rule and line of code that the operation policy does not cover."""
     found: dict[tuple[str, str, str], Finding] = {}
@@ -168,6 +193,11 @@ def bf16_findings(operations: Iterable[Operation], target: FloatFormat) -> list[
             fix="analyze with --target bf16 for a plan of its own",
         )
     ]
+
+
+def is_low(op: str) -> bool:
+    """Whether the policy computes an operation, as a plan names it, in the low format."""
+    return LISTS.get(policy_name(op)) == "low" or op in COMPOSITES
 
 
 def _size(found: OperationFinding) -> float:
@@ -216,11 +246,14 @@ def _needed(
                     for index, finding in rule(graph, low, target, policy)
                     if index not in found
                 }
-        new = _at_the_source(graph, low, new, found)
+        new = _at_the_source(graph, low, _not_in_place(graph, low, new), found)
         if not new:
             for index, finding in gradients(graph, low, target, scale):
                 found.setdefault(index, finding)
-            return found
+            if not policy:
+                return found
+            alone = without_followers(graph, found)
+            return {index: f for index, f in found.items() if index in alone}
         first = min(new)  # fixing it may fix the operations that read its result
         found[first] = new[first]
         found.update({i: f for i, f in new.items() if f.code != "overflow"})

@@ -11,6 +11,8 @@ the format, and which operations made it so?
 * ``diverging``: rounding an input makes a finite result infinite, or its slope: ``logit`` of 1 − 1e-6.
 * ``vanishing``: results become 0 where their inputs are rounded, and are divided by, or their
   logarithm is taken, in FP32 or not: ``log(1 - p)``, the root of a sum of squares.
+* ``underflow``: the factors of a product are so small that the format makes them 0: a conductance of
+  1e-9.
 * ``no-half-kernel``: PyTorch has no kernel for the format on CUDA; emulation computes it all the same.
 """
 
@@ -20,6 +22,7 @@ from typing import TYPE_CHECKING
 
 from mpdiag.analysis.operations.graph import low_composite
 from mpdiag.analysis.operations.rules import WRONG, finding_of, singular_argument
+from mpdiag.analysis.operations.sources import is_product
 from mpdiag.numerics.autocast_lists import LISTS, NO_BF16, NO_HALF, policy_name
 
 if TYPE_CHECKING:
@@ -30,8 +33,10 @@ if TYPE_CHECKING:
     from mpdiag.numerics.formats import FloatFormat
     from mpdiag.runs.operations import Operation, TensorRecord
 
-NOISE = 0.1
+NOISE = 0.05
 """Rounding error beside a feature's spread from which the feature counts as destroyed."""
+FAINT = 0.25
+"""Share of Σ|x| of a factor that becomes 0 from which a product counts as lost."""
 CHANGED = 0.01
 """Share of integers and truth values that rounding changes from which they count as wrong."""
 _DEPTH = 8
@@ -85,7 +90,7 @@ def indistinct(
     for op in graph.operations:
         if op.node:
             continue
-        product = bool(low_composite(op)) or LISTS.get(policy_name(op.op)) == "low"
+        product = is_product(op)
         for t in op.inputs:
             noise = _effect(op, "noise", t, target)
             if noise < NOISE:
@@ -190,6 +195,36 @@ def hollow(
                 },
                 itself=op,
             )
+
+
+def underflow(
+    graph: StepGraph, low: Mapping[int, bool], target: FloatFormat, policy: bool
+) -> Iterator[IndexedFinding]:
+    """Find products of factors that the format makes 0."""
+    for op in graph.operations:
+        if op.node or not is_product(op):
+            continue
+        for t in op.inputs:
+            added = t.argument == "self" and op.op in ("addmm", "baddbmm")
+            if added or not t.counted or not (policy or low[t.tensor]):
+                continue
+            lost = _share_lost(t, target)
+            if lost < FAINT:
+                continue
+            told = f"it reads values of which {target.label} makes {lost:.0%} of the sum 0"
+            made = f"its values are read by {op.op}, and {target.label} makes {lost:.0%} of their sum 0"
+            evidence = {"lost_sum": lost, "absmax": t.absmax}
+            without = "what they contribute is lost in every step"
+            fix = f"measure in another unit, or {op.op} in FP32"
+            yield op.index, finding_of(op, "underflow", told, fix, without, evidence)
+            if low[t.tensor]:
+                yield from _blamed(graph, low, t, op, "underflow", made, without, evidence)
+
+
+def _share_lost(t: TensorRecord, target: FloatFormat) -> float:
+    """Share of Σ|x| that a format makes 0."""
+    whole = float(t.histogram.abs_sum().value)
+    return float(t.histogram.abs_sum(target.zero_exponent).value) / whole if whole else 0.0
 
 
 def without_kernel(
@@ -308,8 +343,8 @@ def _blamed(
         )
 
 
-RULES = (imprecise, indistinct, diverging, hollow, without_kernel)
+RULES = (imprecise, indistinct, diverging, hollow, underflow, without_kernel)
 """The rules of precision; they do not depend on the loss scale."""
-PERSISTENT = frozenset({"imprecise", "indistinct"})
+PERSISTENT = frozenset({"imprecise", "indistinct", "underflow"})
 """Rules whose findings count only where every recorded step shows them: what a training grows out of, or
 what becomes exact as it converges, needs no FP32."""

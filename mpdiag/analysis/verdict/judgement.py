@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from mpdiag.analysis.findings import Finding
+    from mpdiag.analysis.operations.rules import OperationFinding
     from mpdiag.analysis.scaling.loss_scale import LossScaleAnalysis
     from mpdiag.analysis.verdict.extent import Extent
     from mpdiag.numerics.formats import FloatFormat
@@ -40,6 +41,7 @@ class Case:
         extent: What was recorded.
         trained: What a comparison said of trainings by this very plan; None without one.
         superseded: Whether a comparison is in the run, but of another plan.
+        unmended: Operations that go wrong and that no plan can keep in FP32.
     """
 
     run: Run
@@ -50,6 +52,7 @@ class Case:
     extent: Extent
     trained: StoredComparison | None = None
     superseded: bool = False
+    unmended: tuple[OperationFinding, ...] = ()
 
     @property
     def codes(self) -> frozenset[str]:
@@ -109,6 +112,11 @@ def _why_not(case: Case) -> Iterator[str]:
     if not case.scale.fits:
         suits = case.target.name != "bf16" and "bf16-precision" not in case.codes
         yield f"This cannot train in {fmt} with any loss scale{'; try BF16' if suits else ''}."
+    for f in case.unmended[:1]:
+        yield (
+            f"This cannot train in {fmt} as it is written, and no plan can change that: {f.op} at "
+            f"{f.where or f.place}: {f.reason}. {f.fix[:1].upper()}{f.fix[1:]}."
+        )
 
 
 def _not_a_training_in_fp32(case: Case) -> Iterator[str]:

@@ -156,6 +156,148 @@ def test_flags_are_true_and_the_plan_mends_them(case, tmp_path):
     assert error_by(model, plan, lambda m: m(batch())) < 0.05
 
 
+# -- what makes a value narrow ---------------------------------------------------------------------
+
+
+class Outside(nn.Module):
+    """Writes in place outside of every submodule."""
+
+    def __init__(self, function) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Linear(16, 16)
+        self.function = function
+
+    def forward(self, x):
+        h = self.body(x)
+        return self.function(h)
+
+
+def squared_in_place(h):
+    power = (h * 400).clone()
+    power *= h * 400
+    return power.log1p()
+
+
+def masked_in_place(h):
+    scores = h @ h.T
+    scores.masked_fill_(torch.ones(8, 8, dtype=torch.bool).triu(1), -1e9)
+    return scores.softmax(-1)
+
+
+def summed_in_place(h):
+    loud = (h * 30000).relu()
+    total = loud.new_zeros(2, 16)
+    total.index_add_(0, torch.zeros(8, dtype=torch.long), loud)
+    return total / 30000
+
+
+IN_PLACE = {
+    "a square": (squared_in_place, "overflow", {"mul"}),
+    "a mask": (masked_in_place, "mask-fill", {"mm"}),
+    "a sum": (summed_in_place, "overflow", {"relu"}),
+}
+
+
+@pytest.mark.parametrize("case", IN_PLACE)
+def test_a_write_in_place_is_kept_wide_where_its_tensor_was_made(case, tmp_path):
+    function, code, kept = IN_PLACE[case]
+    model = Outside(function)
+    run = recorded(model, lambda m: weighed(m(batch())), tmp_path / "run")
+    analysis = mpdiag.analyze(run)
+    found = [f for f in analysis.operations if not f.covered]
+    assert {(f.code, f.op) for f in found} == {(code, op) for op in kept}
+    assert all("in place" in f.reason and "test_precision_rules.py" in f.reason for f in found)
+    assert analysis.verdict.level == "expected"
+    assert error_by(model, analysis.plan, lambda m: m(batch())) < 0.05
+
+
+def test_one_of_a_chain_is_enough(tmp_path):
+    def cosines(z):
+        return torch.cos(z * 3000).abs() * 2
+
+    run = recorded(Net(cosines), lambda m: weighed(m(batch())), tmp_path / "run")
+    found = [f for f in find_operations(run.operations(), FP16) if not f.covered]
+    assert [(f.op, f.module) for f in found] == [("addmm", "body")]
+
+
+class Slope(nn.Module):
+    """The difference quotient of a network."""
+
+    def __init__(self, step) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.step = step
+        self.first, self.body = nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def value(self, x):
+        return self.body(torch.tanh(self.first(x)))
+
+    def forward(self, x):
+        return (self.value(x + self.step) - self.value(x)) / self.step
+
+
+@pytest.mark.parametrize(("step", "modules"), [(1e-4, {"first", "body"}), (3e-3, {"body"})])
+def test_layers_before_a_difference_count_where_it_is_smaller_than_rounding(
+    step, modules, tmp_path
+):
+    run = recorded(Slope(step), lambda m: weighed(m(batch())), tmp_path / "run")
+    found = [f for f in find_operations(run.operations(), FP16) if not f.covered]
+    assert {f.module for f in found} == modules
+    assert {f.code for f in found} == {"cancellation"}
+
+
+def test_what_both_sides_of_a_difference_come_from_is_not_blamed(tmp_path):
+    def variance(z):
+        h = z + 30
+        return (h * h).mean(-1) - h.mean(-1) ** 2
+
+    run = recorded(Net(variance), lambda m: weighed(m(batch())), tmp_path / "run")
+    found = [f for f in find_operations(run.operations(), FP16) if not f.covered]
+    assert {f.code for f in found} == {"cancellation"}
+    assert "body" not in {f.module for f in found}
+
+
+@pytest.mark.parametrize(("size", "needed"), [(1e-9, True), (1e-4, False)])
+def test_factors_that_vanish_are_told(size, needed, tmp_path):
+    model = Net(lambda x: torch.tanh(x / size))
+    with torch.no_grad():
+        model.body.weight.mul_(size)
+        model.body.bias.mul_(size)
+    run = recorded(model, lambda m: weighed(m(batch())), tmp_path / "run")
+    analysis = mpdiag.analyze(run)
+    found = [f for f in analysis.operations if not f.covered]
+    assert {(f.code, f.op, f.module) for f in found} == (
+        {("underflow", "addmm", "body")} if needed else set()
+    )
+    assert error_by(model, analysis.plan, lambda m: m(batch())) < 0.05
+
+
+def test_weight_gradients_of_a_product_in_fp32_limit_no_scale(tmp_path):
+    x = 5000 + torch.arange(64.0)[:, None] * torch.ones(1, 2)
+
+    def loss(model):
+        return torch.sin(model(x)).square().sum()
+
+    run = recorded(OfData(), loss, tmp_path / "run")
+    analysis = mpdiag.analyze(run)
+    assert {(f.op, f.module) for f in analysis.operations if not f.covered} == {("addmm", "body")}
+    h = analysis.layers.of_kind("weight_grad").histograms
+    assert h.absmax.max() > 65504
+    assert analysis.loss_scale.limiting_layer == "body"
+    assert not analysis.plan.loss_scale.needed
+    streamed = mpdiag.analysis.streaming.StreamedStatistics(run)
+    held = mpdiag.analysis.streaming.read_statistics(run)
+    for statistics in (streamed, held):
+        rest = statistics.without_weight_gradients({"body"})
+        assert len(rest.layers().of_kind("weight_grad")) == 0
+        assert rest.step_maxima()[1].max() == h_of(statistics, "activation_grad")
+
+
+def h_of(statistics, kind):
+    return statistics.layers().of_kind(kind).histograms.absmax.max()
+
+
 # -- data ------------------------------------------------------------------------------------------
 
 

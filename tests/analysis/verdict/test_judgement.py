@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 from judged_runs import parameter, record
 from typer.testing import CliRunner
 
 from mpdiag.analysis.analyzer import analyze
+from mpdiag.analysis.operations.rules import OperationFinding
 from mpdiag.analysis.plan_check import check_plan
 from mpdiag.cli import app
 from mpdiag.plan import LossScalePlan, PrecisionPlan
@@ -56,6 +58,22 @@ def test_only_a_comparison_of_this_plan_shows_anything(tmp_path, found, level, w
     other = compared(tmp_path / "run", found, PrecisionPlan(target="bf16"))
     assert other.level == "expected"
     assert any("followed another plan" in clause for clause in other.not_examined)
+
+
+def test_what_no_plan_can_keep_in_fp32_is_said(tmp_path, monkeypatch):
+    places = {"op": "mul_", "aten": "mul_", "where": "train.py:7", "text": "x *= y"}
+    told = {"reason": "its result reaches 1e+06", "fix": "multiply in FP32", "without": "NaN"}
+    found = OperationFinding("overflow", module=None, **places, **told)
+    monkeypatch.setattr("mpdiag.analysis.analyzer.find_operations", lambda *_: (found,))
+    verdict = analyze(record(tmp_path / "run")).verdict
+    assert verdict.level == "cannot"
+    assert verdict.text == (
+        "This cannot train in FP16 as it is written, and no plan can change that: mul_ at train.py:7: "
+        "its result reaches 1e+06. Multiply in FP32."
+    )
+    in_a_module = replace(found, module="body")
+    monkeypatch.setattr("mpdiag.analysis.analyzer.find_operations", lambda *_: (in_a_module,))
+    assert analyze(tmp_path / "run").verdict.level == "expected"
 
 
 def test_what_was_shown_goes_before_what_the_recording_says_and_not_before_its_faults(tmp_path):
