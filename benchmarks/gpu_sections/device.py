@@ -88,11 +88,12 @@ def load(ctx: Context) -> None:
         words = [throttling(1 << bit) for bit in range(8)]
         ctx.check("f-throttling", sum(map(bool, words)) == 6, "no load without a GPU")
         return
-    if not has("pynvml"):
-        ctx.skip("nvidia-ml-py is not installed", "f-throttling")
+    problem = read_nvml().problem
+    if problem is not None or not has("pynvml"):
+        ctx.skip(problem or "nvidia-ml-py is not installed", "f-throttling")
         return
     a, b = (torch.randn(8192, 8192, device="cuda", dtype=torch.bfloat16) for _ in range(2))
-    seconds = min(6.0 if not ctx.quick else 2.0, ctx.left)
+    seconds = min(4.0 if not ctx.quick else 2.0, ctx.left)
     began, samples, said, missed = time.monotonic(), 0, set(), set()
     clocks, powers, heat = [], [], []
     while time.monotonic() - began < seconds:

@@ -67,6 +67,7 @@ def predict(size: models.Size, device: str, run: Path) -> dict[str, Any]:
 def measure(ctx: Context, size: models.Size, level: str, samples: int | None = None) -> int:
     """Most bytes allocated in three steps; of FP16, and of FP32 at O0."""
     with peak(ctx.device) as most:
+        before = torch.cuda.memory_allocated() if ctx.cuda else 0
         if level == "O0":
             trainee: Any = Trainee(size, ctx.device)
         else:
@@ -75,4 +76,4 @@ def measure(ctx: Context, size: models.Size, level: str, samples: int | None = N
             trainee.x, trainee.y = size.batch(ctx.device, samples)
         for _ in range(3):
             trainee.step()
-        return most()
+        return most() - before

@@ -277,7 +277,7 @@ def test_a_python_without_torch_is_told_so(tmp_path):
 
 # -- real sections, the cheap ones, in this process ------------------------------------------------
 
-CHEAP = ("h-fp8", "e-verdicts", "e-counters", "d-compile")
+CHEAP = ("h-fp8", "e-verdicts", "e-counters")
 
 
 @pytest.mark.parametrize("key", CHEAP)
