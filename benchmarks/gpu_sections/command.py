@@ -17,13 +17,12 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpu_sections import document, files, markdown, parts, runner
+from gpu_sections import document, files, markdown, page, parts, runner
 from gpu_sections.promises import of_part
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-RESULTS = runner.BENCHMARKS / "results"
 FACTS_SECONDS = 120
 REHEARSED = 4
 """How many times longer a part may take in a rehearsal: the machine may be busy and slow."""
@@ -42,7 +41,8 @@ def parser() -> argparse.ArgumentParser:
     )
     found.add_argument("--resume", action="store_true", help="run what an earlier pass left")
     found.add_argument("--minutes", type=float, help="of the whole pass; the parts' limits follow")
-    found.add_argument("--out", type=Path, default=RESULTS, help="where results are written")
+    found.add_argument("--out", type=Path, default=page.RESULTS, help="where results are written")
+    found.add_argument("--docs", action="store_true", help="renew docs/gpu.md, run nothing")
     found.add_argument("--list", action="store_true", help="list parts and promises, run nothing")
     return found
 
@@ -55,6 +55,9 @@ def main(words: Sequence[str] | None = None) -> int:
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2
+    if options.docs:
+        page.renew()
+        return 0
     if options.list:
         _list(wanted)
         return 0

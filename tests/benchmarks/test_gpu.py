@@ -15,7 +15,16 @@ import pytest
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 sys.path.append(str(BENCHMARKS))
 
-from gpu_sections import command, document, files, markdown, parts, promises, runner  # noqa: E402
+from gpu_sections import (  # noqa: E402
+    command,
+    document,
+    files,
+    markdown,
+    page,
+    parts,
+    promises,
+    runner,
+)
 from gpu_sections.child import Context, Hopeless  # noqa: E402
 
 PART = parts.PARTS[0]
@@ -273,6 +282,25 @@ def test_a_python_without_torch_is_told_so(tmp_path):
     assert "PyTorch is not installed" in child.stderr
     assert len(child.stderr.splitlines()) == 1
     assert list(tmp_path.iterdir()) == []
+
+
+# -- what is committed ------------------------------------------------------------------------------
+
+
+def test_the_page_shows_the_last_pass():
+    """After a pass: ``python benchmarks/gpu.py --docs``."""
+    result = page.last_pass()
+    assert result is not None
+    text = page.PAGE.read_text(encoding="utf-8")
+    assert text == page.filled(text, result)
+    assert set(result["promises"]) == {p.id for p in promises.PROMISES}
+
+
+def test_a_card_comes_before_a_rehearsal(tmp_path):
+    for name, mode, date in (("a", "full", "2026-01-01"), ("rehearsal", "rehearsal", "2026-02-02")):
+        made = document.new(mode, {**FACTS, "date": date}, {})
+        document.save(tmp_path / f"gpu-{name}.json", made)
+    assert page.last_pass(tmp_path)["mode"] == "full"
 
 
 # -- real sections, the cheap ones, in this process ------------------------------------------------
