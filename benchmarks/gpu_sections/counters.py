@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 import sys
 from typing import TYPE_CHECKING, Any
 
+from gpu_sections import programs
 from mpdiag.errors import MpdiagError
 from mpdiag.tensorcores import kernel_evidence
 from mpdiag.tensorcores.trace_analysis import profile_trace
@@ -70,16 +70,16 @@ def capture(ctx: Context, program: str, metrics: str, path: Path) -> str:
         str(path),
     ]
     words += [sys.executable, "-m", "gpu_sections.matrix_cases", "once"]
-    try:
-        child = subprocess.run(
-            words, capture_output=True, text=True, check=False, timeout=max(5.0, ctx.left - 2)
-        )
-        said = child.stdout + child.stderr
-    except subprocess.TimeoutExpired:
+    ran = programs.run(words, ctx.left - 2)
+    if ran.code is None:
         return "it did not end in time"
     log = path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""
-    complaints = [line for line in (said + log).splitlines() if "ERROR" in line or "Error" in line]
-    return " ".join(complaints[-2:])[:300] or f"exit code {child.returncode}"
+    complaints = [
+        line
+        for line in (ran.out + ran.err + log).splitlines()
+        if "ERROR" in line or "Error" in line
+    ]
+    return " ".join(complaints[-2:])[:300] or f"exit code {ran.code}"
 
 
 def check(ctx: Context, path: Path) -> None:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from typing import TYPE_CHECKING, Any
 
+from gpu_sections import programs
 from gpu_sections.promises import of_part
 from gpu_sections.runner import has
 
@@ -39,19 +38,15 @@ def demonstrate(ctx: Context, promise: str, name: str, folder: Path) -> None:
     """Run the command, and compare the metrics in the runs it leaves."""
     from mpdiag import workloads
 
-    words = [sys.executable, "-m", "mpdiag", "demo", name, "--folder", str(folder)]
-    words += ["--size", ctx.sized("large", "large", "small"), "--device", ctx.device]
-    words += ["--steps", str(STEPS[name] if ctx.cuda else 2)]
-    limit = ctx.left if not ctx.cuda else max(12.0, SHARE * ctx.left)
-    try:
-        child = subprocess.run(
-            words, capture_output=True, text=True, check=False, timeout=limit, cwd=folder
-        )
-    except subprocess.TimeoutExpired:
-        ctx.skip(f"{STEPS[name]} steps of each training took longer than {limit:.0f} s", promise)
+    size = ctx.sized("large", "large", "small")
+    steps = STEPS[name] if ctx.cuda else 2
+    options = ("--folder", folder, "--size", size, "--device", ctx.device, "--steps", steps)
+    limit = max(12.0, SHARE * ctx.left) if ctx.cuda else ctx.left
+    ran = programs.run(programs.mpdiag("demo", name, *options), limit, folder)
+    if ran.code is None:
+        ctx.skip(f"three trainings of {steps} steps took longer than {limit:.0f} s", promise)
         return
-    if child.returncode:
-        raise RuntimeError(f"exit code {child.returncode}: {child.stderr[-300:]}")  # noqa: EM102
+    ran.expect_success()
     found = {run.name: metric_of(run) for run in sorted(folder.iterdir()) if run.is_dir()}
     fp32, plan = found.get(name), found.get(f"{name}-fp16-plan")
     bare = found.get(f"{name}-fp16-no-scale")
@@ -61,7 +56,7 @@ def demonstrate(ctx: Context, promise: str, name: str, folder: Path) -> None:
         raise RuntimeError(message)
     held = abs(fp32 - plan) <= margin
     figure = f"FP32 {fp32:.4g}, by the plan {plan:.4g}, without a scale {bare or float('nan'):.4g}"
-    figures: dict[str, Any] = {"steps": STEPS[name], "margin": margin, "metrics": found}
+    figures: dict[str, Any] = {"steps": steps, "margin": margin, "metrics": found}
     ctx.check(promise, held, f"{figure}; margin {margin:g}", **figures)
 
 

@@ -46,7 +46,7 @@ def facts(document: dict[str, Any]) -> list[str]:
 def table(document: dict[str, Any]) -> list[str]:
     """The promises with their states, a table for each section."""
     rehearsed = document["mode"] == "rehearsal"
-    state = "rehearsal" if rehearsed else "state"
+    state = "state; rehearsal" if rehearsed else "state"
     lines: list[str] = []
     for letter, name in SECTIONS.items():
         rows = [p for p in document["promises"].values() if p["section"] == letter]
@@ -57,9 +57,13 @@ def table(document: dict[str, Any]) -> list[str]:
 
 
 def _row(promise: dict[str, Any], *, rehearsed: bool) -> str:
-    said = promise["rehearsal"] if rehearsed else MARKS[promise["state"]]
-    reason = "" if rehearsed and promise["rehearsal"] == "ran" else promise["reason"]
-    figure = "; ".join(text for text in (promise["figure"], reason) if text)
+    said = MARKS[promise["state"]]
+    shown = [promise["figure"], promise["reason"]]
+    if rehearsed:
+        said += f"; {promise['rehearsal']}"
+        if promise["rehearsal"] == "ran":  # on small sizes: a figure would say nothing
+            shown = []
+    figure = "; ".join(text for text in shown if text)
     cells = (promise["sentence"], promise["shown_by"], said, figure)
     return "| " + " | ".join(_cell(cell) for cell in cells) + " |"
 

@@ -43,7 +43,7 @@ PARTS: tuple[Part, ...] = (
     Part("a-counting", "counting", "count", 75, 30, wants=("triton",)),
     Part("b-identity", "recording", "compare_bits", 45, 18, _RUNS, deterministic=True),
     Part("d-equality", "equality", "compare_bits", 50, 20, _RUNS, deterministic=True),
-    Part("e-verdicts", "tensor_cores", "judge", 45, 20, _BASE),
+    Part("e-verdicts", "tensor_cores", "judge", 55, 20, _BASE),
     Part("b-steps", "recording", "time_steps", 75, 22, _RUNS, wants=("tensorboard",)),
     Part("d-steps", "training", "time_steps", 60, 20, _BASE),
     Part("h-fp8", "fp8", "compare", 25, 15, _BASE, wants=("triton",)),

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +11,7 @@ import torch
 from torch import nn
 
 import mpdiag
-from gpu_sections import matrix_cases
+from gpu_sections import matrix_cases, programs
 from gpu_sections.measuring import kernel_seconds, ratio, seconds_of, tf32
 from mpdiag.hardware.devices import DeviceFacts
 from mpdiag.plan import Fp32Choice, PrecisionPlan
@@ -25,6 +23,8 @@ if TYPE_CHECKING:
 MARGIN = 1.1
 """So much faster than CUDA cores can be is proof; see ``mpdiag.tensorcores.kernel_evidence``."""
 LINKED = 0.9
+RESERVED = 8.0
+"""Seconds of the part that are kept for what follows the verdicts."""
 TRACE_BYTES = 3_000_000
 
 
@@ -78,7 +78,7 @@ def compare_verdicts(ctx: Context) -> None:
     facts = device_facts(ctx)
     rows, wrong, unknown = [], [], []
     for case in matrix_cases.cases(ctx.device, ctx.sized("full", "full", "tiny")):
-        if ctx.left < 2:
+        if ctx.left < ctx.sized(RESERVED, RESERVED / 2, 0):
             ctx.note(f"verdicts: no time left from {case.name} on")
             break
         try:
@@ -211,28 +211,15 @@ def run_command(ctx: Context) -> None:
     """``mpdiag profile -- script.py`` on an unmodified training; its trace is kept where it is small."""
     with ctx.settling("e-command"), ctx.folder() as folder:
         script = Path(matrix_cases.__file__).with_name("script.py")
-        words = [
-            sys.executable,
-            "-m",
-            "mpdiag",
-            "profile",
-            "--json",
-            "--steps",
-            "1",
-            "--warmup",
-            "3",
-        ]
-        child = subprocess.run(
-            [*words, "--", str(script), ctx.device],
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=max(5.0, ctx.left),
-            cwd=folder,
+        options = ("--json", "--steps", 1, "--warmup", 3)
+        ran = programs.run(
+            programs.mpdiag("profile", *options, "--", script, ctx.device), ctx.left, folder
         )
-        if child.returncode:
-            raise RuntimeError(f"exit code {child.returncode}: {child.stderr[-300:]}")  # noqa: EM102
-        document = json.loads(child.stdout)
+        if ran.code is None:
+            ctx.skip("the command did not end in time", "e-command")
+            return
+        ran.expect_success()
+        document = json.loads(ran.out)
         if not ctx.cuda:
             ctx.check("e-command", True, f"{document['source']} captured")
         else:
