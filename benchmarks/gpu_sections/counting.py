@@ -160,7 +160,13 @@ def compare_tallies(ctx: Context) -> None:
         for tally in (triton_tally, torch_tally):
             counts = torch.zeros(layout.RAW, dtype=torch.int64, device=device)
             extremes = torch.tensor([0.0, torch.inf], dtype=torch.float64, device=device)
-            tally(values, counts, extremes)
+            try:
+                tally(values, counts, extremes)
+            except Exception as error:
+                if type(error).__name__ != "InterpreterError":
+                    raise
+                ctx.skip(f"Triton's interpreter fails: {error}", "a-triton")
+                return
             results.append((counts.cpu(), extremes.cpu()))
         if not all(torch.equal(a, b) for a, b in zip(*results, strict=True)):
             wrong.append(f"{size:,} values")

@@ -88,8 +88,8 @@ def compare_instructions(ctx: Context) -> None:
     if not has("triton"):
         ctx.skip("Triton is not installed", "h-hardware")
         return
-    if ctx.cuda and torch.cuda.get_device_capability() < (8, 9):
-        ctx.skip("this card has no FP8 instructions", "h-hardware")
+    if not ctx.cuda or torch.cuda.get_device_capability() < (8, 9):
+        ctx.skip("there are no FP8 instructions here", "h-hardware")
         return
     from gpu_sections.fp8_kernel import cast
 
