@@ -16,6 +16,9 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+LEAST = 5.0
+"""Seconds that a program is given at least."""
+
 
 @dataclass(frozen=True)
 class Ran:
@@ -49,7 +52,7 @@ def run(words: Sequence[object], seconds: float, folder: Path | None = None) -> 
             streams = {"stdout": first, "stderr": second, "stdin": subprocess.DEVNULL}
             child = subprocess.Popen([str(w) for w in words], cwd=folder, **streams)
             try:
-                code: int | None = child.wait(max(5.0, seconds))
+                code: int | None = child.wait(max(LEAST, seconds))
             except subprocess.TimeoutExpired:
                 child.kill()
                 child.wait()

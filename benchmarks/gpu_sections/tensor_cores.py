@@ -93,23 +93,26 @@ def compare_verdicts(ctx: Context) -> None:
             continue
         row = verdict_of(case, rate, document, facts)
         rows.append(row)
-        if row["agrees"] is None:
+        if row["said"] in ("unknown", "none"):
             unknown.append(case.name)
-        elif not row["agrees"]:
+        elif row["agrees"] is False:
             wrong.append(f"{case.name} ({row['said']}, {row['tflops']:g} TFLOP/s)")
     proven = sum(row["proof"] is not None for row in rows)
     agreed = sum(bool(row["agrees"]) for row in rows)
-    figure = f"{agreed} of {len(rows)} agree, {proven} proven by rate, {len(unknown)} unknown"
+    figure = f"{agreed} of {proven} proven cases agree, {len(unknown)} of all {len(rows)} unknown"
     reason = "; ".join([*wrong[:6], *([f"unknown: {', '.join(unknown)}"] if unknown else [])])
     if facts.peaks is None and ctx.cuda:
         reason += f"; no peak rates are known for {facts.name}"
-    ctx.check("e-verdicts", bool(rows) and not wrong, figure, reason=reason, cases=rows)
+    ctx.check("e-verdicts", agreed > 0 and not wrong, figure, reason=reason, cases=rows)
 
 
 def verdict_of(
     case: matrix_cases.Case, rate: float, document: dict[str, Any], facts: DeviceFacts
 ) -> dict[str, Any]:
-    """One case: ``proof`` by its rate or its flags, what the profile ``said``, whether both agree."""
+    """One case: ``proof`` by its rate or its flags, what the profile ``said``, whether both agree.
+
+    ``agrees`` is None where nothing is proved, or the profile does not say.
+    """
     said = _largest(document, "")
     if said == "unknown":
         said = _largest(document, "_witnessed")
@@ -120,11 +123,7 @@ def verdict_of(
         proof = "tensor_core"
     elif case.never:
         proof = "cuda_core"
-    agrees: bool | None = True
-    if said == "unknown":
-        agrees = None
-    elif proof is not None:
-        agrees = said == proof
+    agrees = None if proof is None or said in ("unknown", "none") else said == proof
     row = {"case": case.name, "tflops": round(rate / 1e12, 2), "said": said, "proof": proof}
     return row | {"agrees": agrees, "kernels": by_name}
 
@@ -136,7 +135,7 @@ def _largest(document: dict[str, Any], ending: str) -> str:
         "cuda_core": document[f"matrix_cuda_core_fraction{ending}"],
         "unknown": document[f"unknown_fraction{ending}"],
     }
-    return max(shares, key=lambda k: shares[k])
+    return max(shares, key=lambda k: shares[k]) if any(shares.values()) else "none"
 
 
 def pad(ctx: Context) -> None:

@@ -22,6 +22,7 @@ from gpu_sections import (  # noqa: E402
     markdown,
     page,
     parts,
+    programs,
     promises,
     runner,
 )
@@ -189,6 +190,65 @@ def test_a_rehearsal_holds_and_breaks_nothing():
     assert states == {"exact": "failed", "aim": "ran"}
     assert set(document.counts(found).items()) >= {("held", 0), ("broken", 0)}
     assert document.verdict(found) == 1
+
+
+def test_a_rehearsal_shows_no_figures_of_what_ran():
+    found = document.new("rehearsal", FACTS, {})
+    ended = {"state": document.FINISHED, "seconds": 1.0, "limit": 2.0}
+    document.enter(
+        found, "a-counting", ended, [{"promise": "a-speed", "held": False, "figure": "0.01"}]
+    )
+    rows = [row for row in markdown.table(found) if "copy bandwidth" in row]
+    assert [row.split("|")[3:5] for row in rows] == [[" not testable; ran ", "  "]]
+
+
+# -- programs and verdicts -------------------------------------------------------------------------
+
+
+def test_a_program_is_ended_at_its_limit_though_its_child_holds_its_output(monkeypatch):
+    monkeypatch.setattr(programs, "LEAST", 1.0)
+    code = "import subprocess,time;print('begun',flush=True);"
+    code += "subprocess.Popen(['sleep','20']);time.sleep(20)"
+    began = time.monotonic()
+    ran = programs.run([sys.executable, "-c", code], 0.0)
+    assert time.monotonic() - began < 15
+    assert (ran.code, ran.out) == (None, "begun\n")
+
+
+def test_a_program_that_fails_says_why():
+    ran = programs.run([sys.executable, "-c", "raise SystemExit('no such device')"], 20)
+    with pytest.raises(RuntimeError, match="exit code 1: no such device"):
+        ran.expect_success()
+
+
+@pytest.mark.parametrize(
+    ("tflops", "never", "by_name", "proof", "agrees"),
+    [
+        (700, False, "tensor_core", "tensor_core", True),
+        (700, False, "cuda_core", "tensor_core", False),
+        (700, False, "unknown", "tensor_core", None),
+        (20, False, "cuda_core", None, None),
+        (20, True, "cuda_core", "cuda_core", True),
+        (20, True, "tensor_core", "cuda_core", False),
+        (20, True, "none", "cuda_core", None),
+    ],
+)
+def test_a_verdict_is_held_against_what_the_rate_proves(tflops, never, by_name, proof, agrees):
+    from gpu_sections.matrix_cases import Case
+    from gpu_sections.tensor_cores import verdict_of
+
+    from mpdiag.hardware.devices import DeviceFacts
+
+    case = Case("product", "fp16", 1.0, lambda: lambda: None, never)
+    shares = {"tensor_core": "tensor_core", "cuda_core": "matrix_cuda_core", "unknown": "unknown"}
+    found = {
+        f"{name}_fraction{ending}": float(key == by_name)
+        for key, name in shares.items()
+        for ending in ("", "_witnessed")
+    }
+    facts = DeviceFacts("NVIDIA H100 80GB HBM3", (9, 0))
+    row = verdict_of(case, tflops * 1e12, {**found, "kernels": []}, facts)
+    assert (row["proof"], row["agrees"]) == (proof, agrees)
 
 
 # -- files -----------------------------------------------------------------------------------------
