@@ -45,9 +45,13 @@ format: $(READY)-dev ## let ruff fix what it can
 
 .PHONY: bench
 bench: $(READY)-bench ## run every benchmark; each prints ratios
-	@for script in $(wildcard benchmarks/[a-z]*.py); do \
+	@for script in $(filter-out %/gpu.py,$(wildcard benchmarks/[a-z]*.py)); do \
 		echo "== $$script"; $(BIN)/python $$script || exit 1; \
 	done
+
+.PHONY: gpu
+gpu: ## settle on a GPU what only a GPU can settle; needs no .venv (ARGS="--quick")
+	@$(PYTHON) benchmarks/gpu.py $(ARGS)
 
 .PHONY: studies
 studies: $(READY)-bench ## run every study of correctness: hours

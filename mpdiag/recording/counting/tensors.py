@@ -188,5 +188,6 @@ def flat_values(tensor: torch.Tensor) -> tuple[torch.Tensor, int]:
         return tensor.as_strided((expected,), (1,)), repeat
     if repeat > 1:
         narrow = tuple(0 if stride == 0 else slice(None) for stride in tensor.stride())
-        return tensor[narrow].reshape(-1), repeat
-    return tensor.reshape(-1), 1
+        return tensor[narrow].reshape(-1).contiguous(), repeat
+    # Of one dimension ``reshape`` returns the tensor as it is, gaps included.
+    return tensor.reshape(-1).contiguous(), 1

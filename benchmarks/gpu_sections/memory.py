@@ -1,0 +1,79 @@
+"""(g) Memory: what the plan predicts for each level against what is allocated."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+import mpdiag
+from gpu_sections import models
+from gpu_sections.measuring import free, mib, peak, ratio, tf32
+from gpu_sections.recording import Trainee
+from gpu_sections.training import Ours
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from gpu_sections.child import Context
+
+OFF, FITS = 0.3, 1.1
+
+
+def compare(ctx: Context) -> None:
+    """Both promises of both models."""
+    sizes = ctx.sized(models.FULL, models.SMALL, models.TINY)
+    tf32(on=True)
+    for name in ("gpt", "cnn"):
+        with ctx.settling(f"g-memory-{name}", f"g-batch-{name}"), ctx.folder() as folder:
+            compare_model(ctx, name, sizes[name], folder)
+        free(ctx.device)
+
+
+def compare_model(ctx: Context, name: str, size: models.Size, folder: Path) -> None:
+    """Predicted from two recorded steps; measured at every level, and with the larger batch."""
+    advice = predict(size, ctx.device, folder / name)
+    measured = {level: measure(ctx, size, level) for level in advice}
+    ratios = {k: measured[k] / max(advice[k].memory_bytes, 1) for k in advice}
+    figure = ", ".join(
+        f"{k} {mib(advice[k].memory_bytes)} predicted, {mib(measured[k])} measured" for k in advice
+    )
+    held = all(abs(v - 1) <= OFF for v in ratios.values())
+    ctx.check(f"g-memory-{name}", held, figure, over_predicted=ratios)
+    said, fits = [], True
+    for level in ("O1", "O2"):
+        factor = advice[level].batch_factor
+        samples = max(1, int(size.shape[0] * factor))
+        if ctx.left < 5:
+            said.append(f"{level}: no time left")
+            continue
+        used = measure(ctx, size, level, samples) / max(measured["O0"], 1)
+        fits = fits and used <= FITS
+        said.append(f"{level}: {samples} for {size.shape[0]}, {ratio(used)} of O0's peak")
+    ctx.check(f"g-batch-{name}", fits, "; ".join(said))
+
+
+def predict(size: models.Size, device: str, run: Path) -> dict[str, Any]:
+    """The plan's advice by level."""
+    trainee = Trainee(size, device)
+    with mpdiag.record(trainee.model, trainee.optimizer, run, every=1, operations=0):
+        trainee.step()
+        trainee.step()
+    del trainee
+    free(device)
+    return {advice.level: advice for advice in mpdiag.analyze(run).plan.levels}
+
+
+def measure(ctx: Context, size: models.Size, level: str, samples: int | None = None) -> int:
+    """Most bytes allocated in three steps; of FP16, and of FP32 at O0."""
+    with peak(ctx.device) as most:
+        before = torch.cuda.memory_allocated() if ctx.cuda else 0
+        if level == "O0":
+            trainee: Any = Trainee(size, ctx.device)
+        else:
+            trainee = Ours(size, ctx.device, torch.float16, level, eps=1e-4)
+        if samples is not None:
+            trainee.x, trainee.y = size.batch(ctx.device, samples)
+        for _ in range(3):
+            trainee.step()
+        return most() - before

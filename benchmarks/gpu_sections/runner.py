@@ -1,0 +1,168 @@
+"""Starts a part's child process, waits for it no longer than it may take, and reads its report."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gpu_sections.document import FINISHED
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from gpu_sections.parts import Part
+
+BENCHMARKS = Path(__file__).resolve().parent.parent
+TAIL = 15
+"""Lines of a failed part's output that are kept."""
+GRACE = 5.0
+"""Seconds beyond its own limit after which a part is ended."""
+
+
+def has(package: str) -> bool:
+    """Whether a package is there to be imported; it is not imported."""
+    try:
+        return importlib.util.find_spec(package) is not None
+    except (ImportError, ValueError, AttributeError):
+        return False
+
+
+def missing(parts: Iterable[Part]) -> dict[str, list[str]]:
+    """By package that is not installed, the parts that need or want it."""
+    found: dict[str, list[str]] = {}
+    for part in parts:
+        for package in (*part.needs, *part.wants):
+            if not has(package):
+                found.setdefault(package, []).append(part.key)
+    return found
+
+
+def environment(part: Part, cache: Path) -> dict[str, str]:
+    """The environment of a part: this checkout's package, and caches that outlive no pass."""
+    path = [str(BENCHMARKS.parent), str(BENCHMARKS)]
+    path += [p for p in [os.environ.get("PYTHONPATH", "")] if p]
+    made = {
+        "PYTHONPATH": os.pathsep.join(path),
+        "PYTHONUNBUFFERED": "1",
+        "PYTHONFAULTHANDLER": "1",
+        "TRITON_CACHE_DIR": str(cache / "triton"),
+        "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"),
+        "COLUMNS": "120",
+    }
+    if part.deterministic:
+        made["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+    return {**os.environ, **made}
+
+
+def command(part: Part, device: str, pace: str, seconds: float, report: Path, keep: Path) -> list:
+    """The words that start a part."""
+    words = [sys.executable, "-m", "gpu_sections.child", part.key, device, pace, f"{seconds:.0f}"]
+    return [*words, str(report), str(keep)]
+
+
+def run(
+    part: Part,
+    *,
+    device: str,
+    quick: bool,
+    seconds: float,
+    keep: Path,
+    cache: Path,
+    words: Sequence[str] | None = None,
+) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """Run a part to its end, its failure or its limit.
+
+    Args:
+        part: What to run.
+        device: ``cpu`` or ``cuda``.
+        quick: Whether to do less.
+        seconds: Its limit.
+        keep: Takes files that outlive the pass.
+        cache: Takes compiled kernels.
+        words: What to start instead of the part's own process.
+
+    Returns:
+        How it ended, and the lines of its report; see ``document.enter``.
+    """
+    lacking = [p for p in part.needs if not has(p)]
+    ended: dict[str, Any] = {"state": FINISHED, "seconds": 0.0, "limit": seconds}
+    if lacking:
+        reason = f"needs {', '.join(lacking)}, which this Python lacks"
+        return ended | {"state": "not run", "reason": reason}, []
+    with tempfile.TemporaryDirectory(prefix="mpdiag-gpu-") as name:
+        report, output = Path(name) / "report.jsonl", Path(name) / "output.txt"
+        pace = "quick" if quick else "full"
+        started = words or command(part, device, pace, seconds, report, keep)
+        began = time.monotonic()
+        with output.open("wb") as file:
+            child = subprocess.Popen(
+                [word.replace("REPORT", str(report)) for word in started],
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                env=environment(part, cache),
+                cwd=name,
+                start_new_session=True,
+            )
+            code = _wait(child, seconds + GRACE)
+        ended["seconds"] = round(time.monotonic() - began, 1)
+        ended |= _ended(code, seconds)
+        if ended["state"] != FINISHED:
+            ended["tail"] = tail(output)
+        return ended, lines(report)
+
+
+def _wait(child: subprocess.Popen[bytes], seconds: float) -> int | None:
+    """The exit code; None if the child, and whatever it started, was ended at the limit."""
+    try:
+        return child.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        _end_group(child)
+
+
+def _end_group(child: subprocess.Popen[bytes]) -> None:
+    """End what is left of the session that the child began."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(child.pid, signal.SIGKILL)
+    child.wait()
+
+
+def _ended(code: int | None, seconds: float) -> dict[str, Any]:
+    if code == 0:
+        return {}
+    if code is None:
+        return {"state": "timed out", "reason": f"was ended at its limit of {seconds:.0f} s"}
+    if code < 0:
+        return {"state": "crashed", "reason": f"was ended by {signal.Signals(-code).name}"}
+    return {"state": "crashed", "reason": f"ended with exit code {code}"}
+
+
+def tail(output: Path) -> list[str]:
+    """The last lines of a part's output, each cut to a width that can be read."""
+    text = output.read_bytes()[-20_000:].decode("utf-8", "replace")
+    text = text.replace(str(BENCHMARKS.parent) + os.sep, "")
+    return [line[:300] for line in text.splitlines() if line.strip()][-TAIL:]
+
+
+def lines(report: Path) -> list[dict[str, Any]]:
+    """The whole lines of a report; the last may be cut off."""
+    if not report.exists():
+        return []
+    found = []
+    for line in report.read_text(encoding="utf-8").splitlines():
+        try:
+            found.append(json.loads(line))
+        except ValueError:
+            continue
+    return [line for line in found if isinstance(line, dict)]
