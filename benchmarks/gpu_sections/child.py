@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
+import signal
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from contextlib import contextmanager
@@ -137,8 +140,22 @@ class Context:
             yield Path(name)
 
 
+def end_with_parent() -> None:
+    """End this process, and what it started, once the process that started it is gone."""
+    parent = os.getppid()
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(1)
+        os.killpg(os.getpgrp(), signal.SIGKILL)
+
+    if os.getpgrp() == os.getpid():  # a group of its own: nobody else is in it
+        threading.Thread(target=watch, daemon=True).start()
+
+
 def main(words: list[str]) -> int:
     """Run a part: its key, the device, ``quick`` or ``full``, its seconds, and two paths."""
+    end_with_parent()
     key, device, pace, seconds, report, keep = words
     part = next(p for p in PARTS if p.key == key)
     context = Context(

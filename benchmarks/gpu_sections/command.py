@@ -21,7 +21,7 @@ from gpu_sections import document, files, markdown, page, parts, runner
 from gpu_sections.promises import of_part
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 FACTS_SECONDS = 120
 REHEARSED = 4
@@ -143,16 +143,32 @@ class Pass:
         with tempfile.TemporaryDirectory(prefix="mpdiag-gpu-") as name:
             keep = Path(name) / "keep"
             keep.mkdir()
-            with ThreadPoolExecutor(2 if self.mode == "rehearsal" else 1) as pool:
-                waiting = [pool.submit(self._run, part, keep) for part in self._due(wanted)]
-                for done in as_completed(waiting):
-                    self._enter(*done.result())
+            stopped = False
+            try:
+                for part, ended, lines in self._results(self._due(wanted), keep):
+                    self._enter(part, ended, lines)
                     self._save(keep)
+            except KeyboardInterrupt:
+                stopped = True
+                print("stopped; go on with --resume", file=sys.stderr)
             self._save(keep)
         print(f"\n{self.path}\n{self.path.with_suffix('.md')}")
         found = document.counts(self.document)
         print(", ".join(f"{count} {state}" for state, count in found.items()))
-        return document.verdict(self.document)
+        return int(stopped) or document.verdict(self.document)
+
+    def _results(self, due: Sequence[parts.Part], keep: Path) -> Iterator[tuple[Any, ...]]:
+        """Each part with how it ended and what it reported, as it ends."""
+        if self.mode != "rehearsal":
+            for part in due:
+                yield self._run(part, keep)
+            return
+        pool = ThreadPoolExecutor(2)
+        try:
+            for done in as_completed([pool.submit(self._run, part, keep) for part in due]):
+                yield done.result()
+        finally:
+            pool.shutdown(wait=True, cancel_futures=True)
 
     def _due(self, wanted: Sequence[parts.Part]) -> list[parts.Part]:
         """The parts to run now."""

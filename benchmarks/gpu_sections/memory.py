@@ -25,6 +25,9 @@ def compare(ctx: Context) -> None:
     sizes = ctx.sized(models.FULL, models.SMALL, models.TINY)
     tf32(on=True)
     for name in ("gpt", "cnn"):
+        if not ctx.cuda and name == "cnn":
+            ctx.skip("a rehearsal measures one model", f"g-memory-{name}", f"g-batch-{name}")
+            continue
         with ctx.settling(f"g-memory-{name}", f"g-batch-{name}"), ctx.folder() as folder:
             compare_model(ctx, name, sizes[name], folder)
         free(ctx.device)
