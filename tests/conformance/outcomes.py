@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import TYPE_CHECKING, Literal
 
+import pytest
 import torch
 
 if TYPE_CHECKING:
@@ -95,7 +96,7 @@ def outcome_of(behaviour: Behaviour, subject: Subject) -> Outcome:
             behaviour.check(subject)
     except NotApplicable as reason:
         return Outcome("not applicable", str(reason))
-    except Exception as error:  # noqa: BLE001 - whatever a subject raises is what came of it
+    except (Exception, pytest.fail.Exception) as error:  # noqa: BLE001 - what came of it
         text = str(error).strip().splitlines()
         place = traceback.extract_tb(error.__traceback__)[-1]
         said = f"{type(error).__name__}: {text[0] if text else ''}"

@@ -117,7 +117,12 @@ def both(x: Tensor) -> list[Tensor]:
     return [x, x.to(HALF)]
 
 
-@CHAPTER.behaviour(f"{APEX}/test_basic_casts.py, test_linear_is_half, test_matmul_op_is_half; {TORCH}")
+@CHAPTER.behaviour(
+    f"{APEX}/test_basic_casts.py, test_linear_is_half, test_matmul_op_is_half; {TORCH}",
+    instead=dict.fromkeys(
+        ("torch.amp", "Accelerate", "Lightning"), "torch's lists for CPUs lack the product with a vector"
+    ),
+)
 def products_are_half(subject: Subject) -> None:
     """Matrix products are half, whatever their inputs."""
     for x in both(SQUARE):
@@ -158,7 +163,7 @@ def normalisations_are_fp32(subject: Subject) -> None:
         expect(subject, NORMS, x, torch.float32)
 
 
-@CHAPTER.behaviour(f"{APEX}/test_basic_casts.py, test_mse_loss_is_float; {TORCH}", instead=LEFT)
+@CHAPTER.behaviour(f"{APEX}/test_basic_casts.py, test_mse_loss_is_float; {TORCH}")
 def losses_are_fp32(subject: Subject) -> None:
     """Losses are FP32."""
     for x in both(SQUARE):
@@ -243,7 +248,7 @@ def banned(subject: Subject) -> None:
     needs_casts(subject)
     with begun(subject) as training:
         for x in both(SQUARE / 4):
-            with training.autocast(), pytest.raises(RuntimeError, match="with_logits"):
+            with training.autocast(), pytest.raises(Exception, match="with_logits"):
                 F.binary_cross_entropy(x, torch.ones(4, 4))
 
 
@@ -300,7 +305,7 @@ def gradients_have_their_tensors_dtype(subject: Subject) -> None:
     """A gradient has the dtype of its tensor: FP32 for FP32 inputs and weights, half for half ones."""
     needs_casts(subject)
     with begun(subject) as training:
-        for operation in (*list(PRODUCTS.values())[:4], torch.exp, F.relu):
+        for operation in (*list(PRODUCTS.values())[:3], torch.exp, F.relu):
             for x in both(SQUARE):
                 leaf = x.clone().requires_grad_()
                 with training.autocast():

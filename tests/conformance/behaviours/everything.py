@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
-from conformance.behaviours import casts, loops, loss_scale, scalers
+from conformance.behaviours import casts, checkpoints, forward, loops, loss_scale, scalers, weights
 
-CHAPTERS = tuple(module.CHAPTER for module in (loss_scale, scalers, loops, casts))
+CHAPTERS = tuple(
+    module.CHAPTER
+    for module in (loss_scale, scalers, loops, forward, weights, checkpoints, casts)
+)

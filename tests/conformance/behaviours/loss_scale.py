@@ -177,7 +177,7 @@ def sparse_duplicates(subject: Subject) -> None:
     """Entries of a sparse gradient whose sum overflows never make a weight infinite."""
     model = torch.nn.Embedding(3, 2, sparse=True)
     with subject.training(model, scale=Scale(1.0)) as training:
-        output = training.forward(torch.tensor([1, 1, 1]))
+        output = training.forward(torch.tensor([1, 1, 1, 1, 1]))
         training.backward(poisoned(output, 2.0**127).sum())
         training.step()
         assert bool(torch.isfinite(training.weights()["weight"]).all())
@@ -270,9 +270,14 @@ def the_state_round_trips(subject: Subject) -> None:
         assert training.scale == 64
 
 
-@CHAPTER.behaviour(f"{APEX}/test_checkpointing.py, test_loss_scale_decrease")
+@CHAPTER.behaviour(
+    f"{APEX}/test_checkpointing.py, test_loss_scale_decrease",
+    awaited=dict.fromkeys(("O1", "O2", "O3"), "training ends after eight skips of a falling scale"),
+)
 def the_first_steps_may_overflow(subject: Subject) -> None:
     """From 2^16, a scale that has to fall to 2^4 gets there, and then trains."""
+    if subject.level == "O0":
+        raise NotApplicable("an overflow in FP32 is the model's")
     with subject.training(Weighted(), scale=Scale(2.0**16)) as training:
         taken = []
         for _ in range(14):
