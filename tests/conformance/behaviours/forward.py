@@ -40,13 +40,7 @@ def evaluation_between_steps(subject: Subject) -> None:
     assert same(*found)
 
 
-CACHED = "the cached cast has no gradient: the weights receive none"
-
-
-@CHAPTER.behaviour(
-    f"{LIGHTNING}, test_amp_with_no_grad, test_amp_with_inference_mode",
-    instead={"torch.amp": CACHED, "Accelerate": CACHED},
-)
+@CHAPTER.behaviour(f"{LIGHTNING}, test_amp_with_no_grad, test_amp_with_inference_mode")
 def evaluation_in_the_same_context(subject: Subject) -> None:
     """A forward pass under ``no_grad`` or ``inference_mode`` in the context of the training one."""
     for quiet in (torch.no_grad, torch.inference_mode):
@@ -125,10 +119,7 @@ class Casts(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@CHAPTER.behaviour(
-    "torch: test/test_autocast.py, test_cast_cache_is_global",
-    instead={"Lightning": "its public context has the cache off"},
-)
+@CHAPTER.behaviour("torch: test/test_autocast.py, test_cast_cache_is_global")
 def a_weight_is_cast_once(subject: Subject) -> None:
     """A weight that is used three times in one context is cast once."""
     if not subject.casts_operations:
@@ -263,7 +254,7 @@ def module_hooks(subject: Subject) -> None:
     model.register_forward_hook(lambda *_: calls.append("forward"))
     model.register_full_backward_hook(lambda *_: calls.append("backward"))
     with subject.training(model) as training:
-        training.train(ONE)
+        training.train(ONE.clone().requires_grad_())
         assert calls == ["pre", "forward", "backward"]
         assert values(training.weights()) == [0, 1]
 
@@ -325,7 +316,7 @@ class OwnNorm(nn.Module):
 @CHAPTER.behaviour(
     "pytorch issues 88474, 90342 and 115500",
     instead=STAYS,
-    awaited=dict.fromkeys(("O0", "O1", "O2", "O3"), "only torch's own classes are restored"),
+    awaited=dict.fromkeys(("O0", "O1"), "only torch's own classes are restored"),
 )
 def own_batch_norm_after_a_skip(subject: Subject) -> None:
     """So does batch norm written by hand on buffers of the model."""
@@ -342,7 +333,7 @@ def own_batch_norm_after_a_skip(subject: Subject) -> None:
 
 @CHAPTER.behaviour("torch: test/test_nn.py, batch norm")
 def batch_norm_statistics(subject: Subject) -> None:
-    """Batch norm's running statistics are FP32's to three digits."""
+    """Batch norm's running statistics agree with FP32's."""
     plain = nn.BatchNorm1d(4)
     model = nn.BatchNorm1d(4)
     for i in range(3):
@@ -352,11 +343,12 @@ def batch_norm_statistics(subject: Subject) -> None:
             training.train(rows(i))
         for name in ("running_mean", "running_var"):
             found, expected = getattr(model, name).float(), getattr(plain, name)
-            assert torch.allclose(found, expected, rtol=1e-3, atol=1e-3), name
+            tolerance = 1e-2 if subject.level == "O3" else 1e-3  # statistics in FP16
+            assert torch.allclose(found, expected, rtol=tolerance, atol=tolerance), name
         assert int(model.num_batches_tracked) == 3
 
 
-@CHAPTER.behaviour("torch: docs, torch.amp", instead={})
+@CHAPTER.behaviour("torch: docs, torch.amp")
 def a_loss_that_is_not_finite(subject: Subject) -> None:
     """A NaN in the inputs skips the step, and training goes on with the next batch."""
     with subject.training(Weighted()) as training:
