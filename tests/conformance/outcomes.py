@@ -78,7 +78,12 @@ class Chapter:
             name = (check.__doc__ or "").splitlines()[0].rstrip(".")
             self.behaviours.append(
                 Behaviour(
-                    name, source, check, dict(instead or {}), dict(on_purpose or {}), dict(awaited or {})
+                    name,
+                    source,
+                    check,
+                    dict(instead or {}),
+                    dict(on_purpose or {}),
+                    dict(awaited or {}),
                 )
             )
             return check

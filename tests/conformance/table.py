@@ -39,7 +39,11 @@ def peer_cell(behaviour: Behaviour, subject: Subject, outcome: Outcome) -> str:
     """What the table says of a peer."""
     if outcome.kind == "not applicable":
         return NONE
-    return YES if outcome.kind == "holds" else f"{NO}: {behaviour.instead[subject.name]}"
+    return (
+        YES
+        if outcome.kind == "holds"
+        else f"{NO}: {behaviour.instead.get(subject.name, outcome.note)}"
+    )
 
 
 def our_cell(behaviour: Behaviour, outcomes: Sequence[tuple[Subject, Outcome]]) -> str:
@@ -52,7 +56,11 @@ def our_cell(behaviour: Behaviour, outcomes: Sequence[tuple[Subject, Outcome]]) 
         if outcome.kind == "fails":
             level = subject.level
             reason = behaviour.on_purpose.get(level)
-            word = f"{NO}, on purpose: {reason}" if reason else f"not yet: {behaviour.awaited[level]}"
+            word = (
+                f"{NO}, on purpose: {reason}"
+                if reason
+                else f"not yet: {behaviour.awaited.get(level, outcome.note)}"
+            )
         by_word.setdefault(word, []).append(subject.level)
     if not by_word:
         return NONE

@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import os
+
 import pytest
 import torch
 from conformance import matrix
 from conformance.matrix import LEVELS, OPTIMIZERS, SCENARIOS
 
+FULL = bool(os.environ.get("MPDIAG_FULL_MATRIX"))
+FEW = ("SGD", "Adam", "Adagrad", "LBFGS", "SparseAdam")
+"""What emulated FP16, which is slow, is resumed with unless the whole product is asked for."""
+
 NO_CLIP = {"SparseAdam"}
 """torch's own ``clip_grad_norm_`` takes no sparse gradients."""
 
-AWAITED = {("O2", "load in the middle"): (set(OPTIMIZERS), "the next step overwrites what was loaded")}
+AWAITED = {
+    ("O2", "load in the middle"): (set(OPTIMIZERS), "the next step overwrites what was loaded")
+}
 STATE = "the state that Adagrad makes when it is built stays FP32"
 AWAITED |= {("O3", s): ({"Adagrad"}, STATE) for s in (*SCENARIOS, "resume")}
-AWAITED.pop(("O3", "load in the middle"), None)
+for scenario in ("load in the middle", "clip"):
+    AWAITED.pop(("O3", scenario), None)
 """By level and scenario: the optimizers for which it fails until that is repaired, and what is wrong."""
 
 
@@ -34,10 +43,12 @@ def test_as_a_loop_by_hand(level, scenario):
 
 
 @pytest.mark.parametrize(
-    ("level", "target"), [*((level, "bf16") for level in LEVELS), ("O1", "fp16"), ("O2", "fp16"), ("O3", "fp16")]
+    ("level", "target"),
+    [*((level, "bf16") for level in LEVELS), ("O1", "fp16"), ("O2", "fp16"), ("O3", "fp16")],
 )
 def test_resumed_bit_for_bit(level, target):
-    wrong = [found for name in OPTIMIZERS if (found := matrix.resumes(level, name, target))]
+    names = OPTIMIZERS if FULL or target == "bf16" else FEW
+    wrong = [found for name in names if (found := matrix.resumes(level, name, target))]
     judge(level, "resume", wrong)
 
 

@@ -31,16 +31,20 @@ def needs_casts(subject: Subject) -> None:
 
 def begun(subject: Subject, model: nn.Module | None = None):
     """A training in BF16 of a model that matters little."""
-    return subject.training(model or Weighted(), format="bf16", scale=Scale(1.0))
+    return subject.training(model or Weighted(), target="bf16", scale=Scale(1.0))
 
 
-def dtypes(training: Training, operations: dict[str, Operation], x: Tensor) -> dict[str, torch.dtype]:
+def dtypes(
+    training: Training, operations: dict[str, Operation], x: Tensor
+) -> dict[str, torch.dtype]:
     """What each operation returns inside the context."""
     with training.autocast():
         return {name: operation(x).dtype for name, operation in operations.items()}
 
 
-def expect(subject: Subject, operations: dict[str, Operation], x: Tensor, dtype: torch.dtype) -> None:
+def expect(
+    subject: Subject, operations: dict[str, Operation], x: Tensor, dtype: torch.dtype
+) -> None:
     """Every operation returns this dtype."""
     needs_casts(subject)
     with begun(subject) as training:
@@ -62,7 +66,9 @@ PRODUCTS: dict[str, Operation] = {
     "einsum": lambda x: torch.einsum("ij,jk->ik", x, SQUARE),
     "chain_matmul": lambda x: torch.linalg.multi_dot([x, SQUARE, SQUARE]),
     "linear": lambda x: F.linear(x, SQUARE),
-    "attention": lambda x: F.scaled_dot_product_attention(x[None, None], x[None, None], x[None, None]),
+    "attention": lambda x: F.scaled_dot_product_attention(
+        x[None, None], x[None, None], x[None, None]
+    ),
 }
 CONVOLUTIONS: dict[str, Operation] = {
     "conv1d": lambda x: F.conv1d(x[:, :, 0], torch.ones(2, 3, 3)),
@@ -120,7 +126,8 @@ def both(x: Tensor) -> list[Tensor]:
 @CHAPTER.behaviour(
     f"{APEX}/test_basic_casts.py, test_linear_is_half, test_matmul_op_is_half; {TORCH}",
     instead=dict.fromkeys(
-        ("torch.amp", "Accelerate", "Lightning"), "torch's lists for CPUs lack the product with a vector"
+        ("torch.amp", "Accelerate", "Lightning"),
+        "torch's lists for CPUs lack the product with a vector",
     ),
 )
 def products_are_half(subject: Subject) -> None:
@@ -187,9 +194,12 @@ def batch_norm_follows_its_input(subject: Subject) -> None:
             model.train(mode)
             for x in both(IMAGE):
                 with training.autocast():
-                    assert F.batch_norm(
-                        x, model.running_mean, model.running_var, model.weight, model.bias, mode
-                    ).dtype == x.dtype
+                    assert (
+                        F.batch_norm(
+                            x, model.running_mean, model.running_var, model.weight, model.bias, mode
+                        ).dtype
+                        == x.dtype
+                    )
         assert model.running_mean.dtype == torch.float32
 
 
@@ -202,6 +212,16 @@ PROMOTING: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "index_put": lambda a, b: a.clone().index_put((torch.tensor([0]),), b[0]),
     "scatter_add": lambda a, b: a.scatter_add(0, torch.zeros(1, 4, dtype=torch.long), b),
 }  # fmt: skip
+
+
+def result_type(
+    operation: Callable[[Tensor, Tensor], Tensor], a: Tensor, b: Tensor
+) -> torch.dtype | None:
+    """What an operation returns; None where it raises."""
+    try:
+        return operation(a, b).dtype
+    except RuntimeError:
+        return None
 
 
 @CHAPTER.behaviour(
@@ -218,10 +238,7 @@ def several_inputs_promote(subject: Subject) -> None:
     with begun(subject) as training, training.autocast():
         for name, operation in PROMOTING.items():
             for a, b in ((SQUARE, SQUARE.to(HALF)), (SQUARE.to(HALF), SQUARE)):
-                try:
-                    if operation(a, b).dtype != torch.float32:
-                        wrong.append(name)
-                except RuntimeError:
+                if result_type(operation, a, b) != torch.float32:
                     wrong.append(name)
     assert not wrong, f"not in the widest dtype: {', '.join(wrong)}"
 
@@ -341,7 +358,8 @@ def recurrent_cells_are_half(subject: Subject) -> None:
 @CHAPTER.behaviour(
     f"{APEX}/test_rnn.py, test_rnn_is_half, test_lstm_is_half, test_rnn_packed_sequence",
     instead=dict.fromkeys(
-        ("torch.amp", "Accelerate", "Lightning"), "raises, or returns FP32, for some of them on a CPU"
+        ("torch.amp", "Accelerate", "Lightning"),
+        "raises, or returns FP32, for some of them on a CPU",
     ),
 )
 def recurrent_layers_are_half(subject: Subject) -> None:

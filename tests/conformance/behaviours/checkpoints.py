@@ -94,7 +94,9 @@ def saved_after_an_abandoned_accumulation(subject: Subject) -> None:
     instead=dict.fromkeys(
         ("torch.amp", "Accelerate", "Lightning"), "the model is loaded before the optimizer refuses"
     ),
-    awaited=dict.fromkeys(("O0", "O1", "O2", "O3"), "the model is changed before the state is refused"),
+    awaited=dict.fromkeys(
+        ("O0", "O1", "O2", "O3"), "the model is changed before the state is refused"
+    ),
 )
 def a_refused_state_changes_nothing(subject: Subject) -> None:
     """A state whose optimizer does not fit is refused, and the model stays as it was."""
@@ -105,7 +107,7 @@ def a_refused_state_changes_nothing(subject: Subject) -> None:
     state["optimizers"][0]["param_groups"] = []
     model = Weighted(7.0, 8.0)
     with subject.training(model, adam(model)) as training:
-        with pytest.raises(Exception, match="."):
+        with pytest.raises(Exception, match=r"."):
             training.load(state)
         assert values(training.weights()) == [7, 8]
         assert model.weight.tolist() == [7, 8]

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
-from conformance.behaviours import casts, checkpoints, forward, loops, loss_scale, scalers, weights
+from conformance.behaviours import (
+    casts,
+    checkpoints,
+    forward,
+    loops,
+    loss_scale,
+    scalers,
+    steppers,
+    weights,
+)
 
 CHAPTERS = tuple(
     module.CHAPTER
-    for module in (loss_scale, scalers, loops, forward, weights, checkpoints, casts)
+    for module in (loss_scale, scalers, loops, steppers, forward, weights, checkpoints, casts)
 )

@@ -130,10 +130,12 @@ def deepspeed_all_overflow(subject: Subject) -> None:
 @CHAPTER.behaviour("DeepSpeed: runtime/fp16/loss_scaler.py; fairseq: optim/dynamic_loss_scaler.py")
 def overflow_at_the_smallest_scale(subject: Subject) -> None:
     """Overflow after overflow at the smallest scale ends the training with the reason."""
-    with subject.training(Weighted(), scale=Scale(4.0, least=2.0)) as training:
-        with pytest.raises(Exception, match="overflow|diverges"):
-            for _ in range(16):
-                overflow(training)
+    with (
+        subject.training(Weighted(), scale=Scale(4.0, least=2.0)) as training,
+        pytest.raises(Exception, match=r"overflow|diverges"),
+    ):
+        for _ in range(16):
+            overflow(training)
 
 
 @CHAPTER.behaviour(f"{DEEPSPEED}, test_some_overflow")
@@ -144,7 +146,9 @@ def deepspeed_some_overflow(subject: Subject) -> None:
 
 @CHAPTER.behaviour(
     f"{DEEPSPEED}, test_hysteresis; Apex: test_update_scale_hysteresis.py",
-    awaited=dict.fromkeys(("O0", "O1", "O2", "O3"), "each fall of the scale refills the hysteresis"),
+    awaited=dict.fromkeys(
+        ("O0", "O1", "O2", "O3"), "each fall of the scale refills the hysteresis"
+    ),
 )
 def hysteresis(subject: Subject) -> None:
     """A hysteresis of 3 absorbs two overflows; from the third on each one halves the scale."""

@@ -13,6 +13,8 @@ from conformance.subjects.protocol import Subject, Training
 from torch import nn
 from torch.nn.utils import parametrizations, prune
 
+from mpdiag.errors import UsageError
+
 CHAPTER = Chapter("Weights that a loop changes")
 
 ONE = torch.ones(2)
@@ -35,7 +37,9 @@ def load_state_dict(subject: Subject) -> None:
         assert changed(training) == [5, 6]
 
 
-@CHAPTER.behaviour("Hugging Face: load_best_model_at_end", awaited={"O2": "closing brings the last weights back"})
+@CHAPTER.behaviour(
+    "Hugging Face: load_best_model_at_end", awaited={"O2": "closing brings the last weights back"}
+)
 def load_the_best_at_the_end(subject: Subject) -> None:
     """The best weights, loaded after the last step, are still there when training is closed."""
     model = Weighted()
@@ -151,8 +155,7 @@ def averaged_model(subject: Subject) -> None:
             for _ in range(4):
                 training.train(ONE)
                 average.update_parameters(model)
-        except Exception as error:  # noqa: BLE001 - a refusal is an answer, too
-            assert "half" in str(error) or "FP32" in str(error)
+        except UsageError:
             return
         if subject.level == "O3":
             raise NotApplicable("weights are half: such steps are lost before any average")
@@ -162,7 +165,9 @@ def averaged_model(subject: Subject) -> None:
 
 @CHAPTER.behaviour(
     "torch: torch/optim/swa_utils.py, update_bn",
-    awaited=dict.fromkeys(("O0", "O1", "O2"), "a skip restores the statistics from before update_bn"),
+    awaited=dict.fromkeys(
+        ("O0", "O1", "O2", "O3"), "a skip restores the statistics from before update_bn"
+    ),
 )
 def update_bn(subject: Subject) -> None:
     """Batch norm's statistics set by ``update_bn`` between steps are not rolled back."""
@@ -174,6 +179,7 @@ def update_bn(subject: Subject) -> None:
         with training.autocast():
             torch.optim.swa_utils.update_bn(batches, training.model)
         expected = inner[0].running_mean.float().clone()
+        assert expected.any()
         training.backward(poisoned(training.forward(rows(1))).sum())
         model.eval()
         assert not training.step()
@@ -222,10 +228,10 @@ def pruned(subject: Subject) -> None:
         assert int((model.weight == 0).sum()) == 4
 
 
-@CHAPTER.behaviour("torch: test/nn/test_pruning.py")
+@CHAPTER.behaviour("torch: test/nn/test_pruning.py", awaited=LOST)
 def pruned_in_the_middle(subject: Subject) -> None:
     """A mask applied by hand after each step leaves its zeros in place."""
-    model = Weighted(1.0, 2.0)
+    model = Weighted(3.0, 2.0)
     mask = torch.tensor([0.0, 1.0])
     with subject.training(model) as training:
         for _ in range(2):
@@ -259,17 +265,21 @@ def lazy_modules(subject: Subject) -> None:
         assert training.train(rows(1))
 
 
-@CHAPTER.behaviour("torch: docs, torch.nn")
+@CHAPTER.behaviour(
+    "torch: docs, torch.nn",
+    awaited=dict.fromkeys(("O2", "O3"), "ends in torch's own error about dtypes"),
+)
 def a_layer_added(subject: Subject) -> None:
     """A layer added to the model and to the optimizer in the middle of a training is trained."""
     model = nn.Sequential(Weighted(1.0, 1.0))
     with subject.training(model) as training:
         training.train(ONE)
-        added = Weighted(1.0, 1.0)
+        added = nn.Linear(2, 2, bias=False)
+        nn.init.ones_(added.weight)
         model.append(added)
         training.optimizer.add_param_group({"params": list(added.parameters())})
         training.train(ONE)
-        assert added.weight.detach().float().tolist() == [0.75, 0.75]
+        assert added.weight.detach().float().flatten().tolist() == [0.75] * 4
 
 
 # -- copies ----------------------------------------------------------------------------------------

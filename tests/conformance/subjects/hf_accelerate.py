@@ -18,13 +18,13 @@ from torch.optim import Optimizer
 class AccelerateTraining(Training):
     """A loop as Accelerate's documentation writes it."""
 
-    def __init__(self, models: list, optimizers: list, scaler: Any, format: str) -> None:
+    def __init__(self, models: list, optimizers: list, scaler: Any, target: str) -> None:
         from accelerate import Accelerator
         from accelerate.state import AcceleratorState
 
         AcceleratorState._reset_state(reset_partial_state=True)
-        self.accelerator = Accelerator(cpu=True, mixed_precision=format)
-        if format == "fp16":
+        self.accelerator = Accelerator(cpu=True, mixed_precision=target)
+        if target == "fp16":
             self.accelerator.native_amp = True
             self.accelerator.scaler = scaler
         prepared = self.accelerator.prepare(*models, *optimizers)
@@ -102,6 +102,6 @@ class Accelerate(Subject):
     package = "accelerate"
 
     def begin(
-        self, models: list[nn.Module], optimizers: list[Optimizer], scale: Scale, format: str
+        self, models: list[nn.Module], optimizers: list[Optimizer], scale: Scale, target: str
     ) -> AccelerateTraining:
-        return AccelerateTraining(models, optimizers, grad_scaler(scale), format)
+        return AccelerateTraining(models, optimizers, grad_scaler(scale), target)

@@ -14,12 +14,12 @@ from torch.optim import Optimizer
 class FabricTraining(Training):
     """A loop as Fabric's documentation writes it."""
 
-    def __init__(self, models: list, optimizers: list, scaler: Any, format: str) -> None:
+    def __init__(self, models: list, optimizers: list, scaler: Any, target: str) -> None:
         from lightning.fabric import Fabric
         from lightning.fabric.plugins import MixedPrecision
 
-        precision = {"fp16": "16-mixed", "bf16": "bf16-mixed"}[format]
-        self.plugin = MixedPrecision(precision, "cpu", scaler if format == "fp16" else None)
+        precision = {"fp16": "16-mixed", "bf16": "bf16-mixed"}[target]
+        self.plugin = MixedPrecision(precision, "cpu", scaler if target == "fp16" else None)
         self.fabric = Fabric(accelerator="cpu", devices=1, plugins=self.plugin)
         if len(models) == 1:
             first, *steppers = self.fabric.setup(models[0], *optimizers)
@@ -99,6 +99,6 @@ class Lightning(Subject):
     package = "lightning"
 
     def begin(
-        self, models: list[nn.Module], optimizers: list[Optimizer], scale: Scale, format: str
+        self, models: list[nn.Module], optimizers: list[Optimizer], scale: Scale, target: str
     ) -> FabricTraining:
-        return FabricTraining(models, optimizers, grad_scaler(scale), format)
+        return FabricTraining(models, optimizers, grad_scaler(scale), target)

@@ -88,11 +88,9 @@ class Ours(Subject):
         self.low_model = level in ("O2", "O3")
 
     def begin(
-        self, models: list[nn.Module], optimizers: list[Optimizer], scale: Scale, format: str
+        self, models: list[nn.Module], optimizers: list[Optimizer], scale: Scale, target: str
     ) -> OurTraining:
-        plan = PrecisionPlan(target=format)
+        plan = PrecisionPlan(target=target)
         overrides = PrecisionOverrides(loss_scale=scaler(scale))
-        mp = mpdiag.MixedPrecision(
-            models, optimizers, plan, level=self.level, overrides=overrides
-        )
+        mp = mpdiag.MixedPrecision(models, optimizers, plan, level=self.level, overrides=overrides)
         return OurTraining(models, optimizers, mp)

@@ -104,6 +104,7 @@ class Training(ABC):
         chosen = self.model if model is None else model
         return {n: p.detach().float().clone() for n, p in chosen.named_parameters()}
 
+    @abstractmethod
     def close(self) -> None:
         """Undo what the subject has done to models and optimizers."""
 
@@ -145,7 +146,7 @@ class Subject(ABC):
 
     @abstractmethod
     def begin(
-        self, models: list[nn.Module], optimizers: list[Optimizer], scale: Scale, format: str
+        self, models: list[nn.Module], optimizers: list[Optimizer], scale: Scale, target: str
     ) -> Training:
         """Begin a training.
 
@@ -153,7 +154,7 @@ class Subject(ABC):
             models: FP32 models.
             optimizers: What steps them.
             scale: The loss scale.
-            format: ``fp16`` or ``bf16``.
+            target: ``fp16`` or ``bf16``.
         """
 
     @contextmanager
@@ -163,7 +164,7 @@ class Subject(ABC):
         optimizers: Optimizer | Sequence[Optimizer] | None = None,
         scale: Scale | None = None,
         *,
-        format: str = "fp16",
+        target: str = "fp16",
         rate: float = 0.5,
     ) -> Iterator[Training]:
         """A training of one or several models; by default with plain SGD on each."""
@@ -171,7 +172,7 @@ class Subject(ABC):
         if optimizers is None:
             optimizers = [torch.optim.SGD(m.parameters(), rate) for m in several]
         steppers = [optimizers] if isinstance(optimizers, Optimizer) else list(optimizers)
-        training = self.begin(several, steppers, scale or Scale(), format)
+        training = self.begin(several, steppers, scale or Scale(), target)
         try:
             yield training
         finally:

@@ -109,6 +109,6 @@ class TorchAmp(Subject):
     name = "torch.amp"
 
     def begin(
-        self, models: list[nn.Module], optimizers: list[Optimizer], scale: Scale, format: str
+        self, models: list[nn.Module], optimizers: list[Optimizer], scale: Scale, target: str
     ) -> AmpTraining:
-        return AmpTraining(models, optimizers, grad_scaler(scale), DTYPES[format])
+        return AmpTraining(models, optimizers, grad_scaler(scale), DTYPES[target])
