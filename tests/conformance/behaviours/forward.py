@@ -1,0 +1,411 @@
+"""Forward passes: caches of casts, evaluation, custom functions, checkpointing, buffers."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from conformance.models import INF, Weighted, close, perceptron, poisoned, rows, same, values
+from conformance.outcomes import Chapter, NotApplicable
+from conformance.subjects.protocol import Subject
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.checkpoint import checkpoint
+
+CHAPTER = Chapter("Forward passes and buffers")
+
+ONE = torch.ones(2)
+LIGHTNING = "Lightning: tests/tests_pytorch/plugins/precision/test_amp.py"
+PEERS = ("torch.amp", "Accelerate", "Lightning")
+
+
+# -- evaluation and the cache of casts -------------------------------------------------------------
+
+
+@CHAPTER.behaviour("Apex: tests/L0/run_amp/test_cache.py")
+def evaluation_between_steps(subject: Subject) -> None:
+    """An evaluation without gradients between two steps leaves the second one right."""
+    found = []
+    for evaluate in (False, True):
+        model = perceptron()
+        with subject.training(model, rate=0.1) as training:
+            for i in range(2):
+                training.train(rows(i))
+                if evaluate:
+                    with torch.no_grad():
+                        training.forward(rows(5))
+            found.append(training.weights())
+    assert same(*found)
+
+
+@CHAPTER.behaviour(f"{LIGHTNING}, test_amp_with_no_grad, test_amp_with_inference_mode")
+def evaluation_in_the_same_context(subject: Subject) -> None:
+    """A forward pass under ``no_grad`` or ``inference_mode`` in the context of the training one."""
+    for quiet in (torch.no_grad, torch.inference_mode):
+        model = perceptron()
+        with subject.training(model, rate=0.1, target="bf16") as training:
+            before = training.weights()
+            with training.autocast():
+                with quiet():
+                    training.model(rows(0))
+                output = training.model(rows(1))
+            assert output.requires_grad, quiet.__name__
+            training.backward(output.float().sum())
+            training.step()
+            after = training.weights()
+            assert not any(torch.equal(before[n], after[n]) for n in before), quiet.__name__
+
+
+@CHAPTER.behaviour("torch: docs, Typical Mixed Precision Training")
+def evaluation_sees_new_weights(subject: Subject) -> None:
+    """A forward pass after a step computes with the new weights."""
+    with subject.training(Weighted()) as training:
+        training.train(ONE)
+        with torch.no_grad():
+            assert training.forward(ONE).tolist() == [0.5, 1.5]
+        training.model.eval()
+        assert training.forward(ONE).tolist() == [0.5, 1.5]
+
+
+@CHAPTER.behaviour(
+    "torch: docs, Typical Mixed Precision Training",
+    instead={
+        "torch.amp": "computes with the casts of the old weights",
+        "Accelerate": "computes with the casts of the old weights",
+        "Lightning": "computes with the casts of the old weights",
+    },
+)
+def a_step_inside_the_context(subject: Subject) -> None:
+    """A step inside the context for forward passes: the next pass computes with the new weights."""
+    model = nn.Linear(256, 64, bias=False)
+    nn.init.ones_(model.weight)
+    with subject.training(model, rate=0.5, target="bf16") as training, training.autocast():
+        x = torch.ones(1, 256)
+        training.backward(training.model(x).float().sum())
+        training.step()
+        assert training.model(x).float().mean().item() == 128.0
+
+
+@CHAPTER.behaviour(
+    "torch: docs, Typical Mixed Precision Training",
+    awaited={"O2": "the forward pass of large weights in emulated FP16 stands still"},
+)
+def an_fp16_step_inside_the_context(subject: Subject) -> None:
+    """The same in FP16, with a weight of 2^14 elements."""
+    if not subject.ours:
+        raise NotApplicable("see the row above")
+    model = nn.Linear(256, 64, bias=False)
+    nn.init.ones_(model.weight)
+    with subject.training(model, rate=0.5) as training, training.autocast():
+        x = torch.ones(1, 256)
+        for expected in (128.0, 0.0):
+            training.backward(training.model(x).float().sum())
+            training.step()
+            assert training.model(x).float().mean().item() == expected
+
+
+class Casts(TorchDispatchMode):
+    """Counts the casts of one tensor to half."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        super().__init__()
+        self.tensor, self.count = tensor, 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._to_copy.default and args[0] is self.tensor:
+            self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+@CHAPTER.behaviour("torch: test/test_autocast.py, test_cast_cache_is_global")
+def a_weight_is_cast_once(subject: Subject) -> None:
+    """A weight that is used three times in one context is cast once."""
+    if not subject.casts_operations:
+        raise NotApplicable("this level casts no operations")
+    model = nn.Linear(4, 4)
+    with subject.training(model, target="bf16") as training:
+        with Casts(model.weight) as casts, training.autocast():
+            for _ in range(3):
+                F.linear(torch.ones(1, 4), model.weight)
+        assert casts.count == 1
+        with Casts(model.weight) as casts, training.autocast():
+            F.linear(torch.ones(1, 4), model.weight)
+        assert casts.count == 1, "the cache outlived its context"
+
+
+# -- custom functions, checkpointing ---------------------------------------------------------------
+
+
+class Product(torch.autograd.Function):
+    """A matrix product that says in which dtype its own code ran."""
+
+    dtypes: list[torch.dtype]
+
+    @staticmethod
+    @torch.amp.custom_fwd(device_type="cpu")
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return x.mm(weight.t())
+
+    @staticmethod
+    @torch.amp.custom_bwd(device_type="cpu")
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, Tensor]:
+        x, weight = ctx.saved_tensors
+        return gradient.mm(weight), gradient.t().mm(x)
+
+
+class FP32Exp(torch.autograd.Function):
+    """Asks for FP32 inputs."""
+
+    seen: list[torch.dtype]
+
+    @staticmethod
+    @torch.amp.custom_fwd(device_type="cpu", cast_inputs=torch.float32)
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        FP32Exp.seen.append(x.dtype)
+        result = x.exp()
+        ctx.save_for_backward(result)
+        return result
+
+    @staticmethod
+    @torch.amp.custom_bwd(device_type="cpu")
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        (result,) = ctx.saved_tensors
+        return gradient * result
+
+
+class WithFunctions(nn.Module):
+    """Uses both."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.weight = nn.Parameter(torch.randn(3, 4) / 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return FP32Exp.apply(Product.apply(x, self.weight))
+
+
+@CHAPTER.behaviour("torch: test/test_cuda.py, test_autocast_custom_enabled, _custom_cast_inputs")
+def custom_functions(subject: Subject) -> None:
+    """A ``custom_fwd`` function trains; with ``cast_inputs`` its inputs are FP32."""
+    plain = WithFunctions()
+    FP32Exp.seen = []
+    plain(rows(0)).sum().backward()
+    with subject.training(WithFunctions(), rate=0.1) as training:
+        before = training.weights()["weight"]
+        FP32Exp.seen = []
+        training.train(rows(0))
+        moved = (before - training.weights()["weight"]) / 0.1
+        assert torch.allclose(moved, plain.weight.grad, rtol=0.02, atol=0.02)
+        if subject.casts_operations:
+            assert FP32Exp.seen == [torch.float32]
+
+
+class Checkpointed(nn.Module):
+    """Computes its inner part again in the backward pass."""
+
+    def __init__(self, reentrant: bool | None) -> None:
+        super().__init__()
+        self.inner, self.reentrant = perceptron(), reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.reentrant is None:
+            return self.inner(x)
+        result: Tensor = checkpoint(self.inner, x, use_reentrant=self.reentrant)
+        return result
+
+
+@CHAPTER.behaviour("torch: test/test_cuda.py, test_autocast_checkpointing")
+def activation_checkpointing(subject: Subject) -> None:
+    """Activation checkpointing changes no bit of the weights."""
+    found = []
+    for reentrant in (None, False, True):
+        with subject.training(Checkpointed(reentrant), rate=0.1) as training:
+            for i in range(2):
+                training.train(rows(i).requires_grad_())
+            found.append(training.weights())
+    assert same(found[0], found[1])
+    assert same(found[0], found[2])
+
+
+@CHAPTER.behaviour("torch: docs, Reproducibility")
+def dropout_is_repeatable(subject: Subject) -> None:
+    """The same seed gives the same training with dropout."""
+    found = []
+    for _ in range(2):
+        torch.manual_seed(5)
+        model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 1))
+        with subject.training(model, rate=0.1) as training:
+            for i in range(2):
+                training.train(rows(i))
+            found.append(training.weights())
+    assert same(*found)
+
+
+@CHAPTER.behaviour("torch: test/nn/test_module_hooks.py")
+def module_hooks(subject: Subject) -> None:
+    """Forward hooks and full backward hooks of modules run, and what they return counts."""
+    model = Weighted()
+    calls: list[str] = []
+    model.register_forward_pre_hook(lambda _m, args: calls.append("pre") or (args[0] * 2,))
+    model.register_forward_hook(lambda *_: calls.append("forward"))
+    model.register_full_backward_hook(lambda *_: calls.append("backward"))
+    with subject.training(model) as training:
+        training.train(ONE.clone().requires_grad_())
+        assert calls == ["pre", "forward", "backward"]
+        assert values(training.weights()) == [0, 1]
+
+
+@CHAPTER.behaviour("torch: docs, nested outputs")
+def nested_inputs_and_outputs(subject: Subject) -> None:
+    """Models with dicts, lists and None among inputs and outputs train."""
+
+    class Nested(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = Weighted()
+
+        def forward(self, batch: dict[str, Any], *, scale: Tensor, nothing: None = None) -> Any:
+            return {"out": [self.inner(batch["x"][0]) * scale, nothing], "n": 3}
+
+    with subject.training(Nested()) as training:
+        with training.autocast():
+            result = training.model({"x": [ONE, "text"]}, scale=torch.tensor(2.0))
+        assert result["n"] == 3
+        assert result["out"][1] is None
+        training.backward(result["out"][0].float().sum())
+        training.step()
+        assert values(training.weights()) == [0, 1]
+
+
+# -- buffers ---------------------------------------------------------------------------------------
+
+STILL = "statistics in FP16 never move under emulation"
+STAYS = dict.fromkeys(PEERS, "the statistics stay infinite or NaN")
+
+
+@CHAPTER.behaviour("pytorch issues 88474, 90342 and 115500", instead=STAYS)
+def batch_norm_after_a_skip(subject: Subject) -> None:
+    """A skipped step leaves batch norm's running statistics as they were."""
+    model = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 1))
+    with subject.training(model, rate=0.01) as training:
+        training.train(rows(0))
+        before = {n: b.clone() for n, b in model.named_buffers()}
+        x = rows(1)
+        x[0, 0] = INF
+        training.backward(training.forward(x).sum())
+        assert not training.step()
+        assert all(torch.equal(b, before[n]) for n, b in model.named_buffers())
+
+
+class OwnNorm(nn.Module):
+    """Batch normalisation by ``F.batch_norm`` on buffers of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(4))
+        self.register_buffer("variance", torch.ones(4))
+        self.linear = nn.Linear(4, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.linear(F.batch_norm(x, self.mean, self.variance, training=self.training))
+
+
+@CHAPTER.behaviour(
+    "pytorch issues 88474, 90342 and 115500",
+    instead=STAYS,
+    awaited={
+        **dict.fromkeys(("O0", "O1"), "only torch's own classes are restored"),
+        **dict.fromkeys(("O2", "O3"), STILL),
+    },
+)
+def own_batch_norm_after_a_skip(subject: Subject) -> None:
+    """So does batch norm written by hand on buffers of the model."""
+    model = OwnNorm()
+    with subject.training(model, rate=0.01) as training:
+        training.train(rows(0))
+        before = {n: b.clone() for n, b in model.named_buffers()}
+        assert before["mean"].any()
+        x = rows(1)
+        x[0, 0] = INF
+        training.backward(training.forward(x).sum())
+        training.step()
+        assert all(torch.equal(b, before[n]) for n, b in model.named_buffers())
+
+
+@CHAPTER.behaviour("torch: test/test_nn.py, batch norm", awaited={"O3": STILL})
+def batch_norm_statistics(subject: Subject) -> None:
+    """Batch norm's running statistics agree with FP32's."""
+    plain = nn.BatchNorm1d(4)
+    model = nn.BatchNorm1d(4)
+    for i in range(3):
+        plain(rows(i))
+    with subject.training(model, rate=0.0) as training:
+        for i in range(3):
+            training.train(rows(i))
+        for name in ("running_mean", "running_var"):
+            found, expected = getattr(model, name).float(), getattr(plain, name)
+            tolerance = 1e-2 if subject.level == "O3" else 1e-3  # statistics in FP16
+            assert torch.allclose(found, expected, rtol=tolerance, atol=tolerance), name
+        assert int(model.num_batches_tracked) == 3
+
+
+@CHAPTER.behaviour("torch: docs, torch.amp")
+def a_loss_that_is_not_finite(subject: Subject) -> None:
+    """A NaN in the inputs skips the step, and training goes on with the next batch."""
+    with subject.training(Weighted()) as training:
+        training.backward(training.forward(torch.tensor([1.0, math.nan])).sum())
+        assert not training.step()
+        assert training.train(ONE)
+        assert values(training.weights()) == [0.5, 1.5]
+
+
+@CHAPTER.behaviour(
+    "torch: torch/amp/grad_scaler.py",
+    instead=dict.fromkeys(PEERS, "the step is taken"),
+    awaited=dict.fromkeys(("O0", "O1", "O2", "O3"), "the step is taken"),
+)
+def a_nan_loss_with_finite_gradients(subject: Subject) -> None:
+    """A loss that is NaN skips the step, even where its gradients are finite."""
+    with subject.training(Weighted()) as training:
+        output = training.forward(ONE)
+        training.backward(output.sum() + math.nan)
+        assert not training.step()
+
+
+@CHAPTER.behaviour("torch: test/test_torch.py, test_grad_scaling_autocast")
+def two_batches_of_other_shapes(subject: Subject) -> None:
+    """Batches of other sizes, an empty one among them, train."""
+    with subject.training(perceptron(), rate=0.1) as training:
+        for count in (8, 3, 0, 1):
+            assert training.train(rows(0, count)) or count == 0
+        assert all(bool(torch.isfinite(w).all()) for w in training.weights().values())
+
+
+@CHAPTER.behaviour("torch: test/test_autograd.py")
+def gradients_of_inputs(subject: Subject) -> None:
+    """Gradients of inputs carry the scale and are those of FP32 otherwise."""
+    plain, x = perceptron(), rows(0).requires_grad_()
+    plain(x).sum().backward()
+    with subject.training(perceptron()) as training:
+        y = rows(0).requires_grad_()
+        training.backward(training.forward(y).sum())
+        found = {"x": y.grad / training.scale}
+    assert close(found, {"x": x.grad}, 5e-3)
+
+
+@CHAPTER.behaviour("torch: docs, Autograd mechanics")
+def an_abandoned_pass(subject: Subject) -> None:
+    """A forward pass that is thrown away without a backward pass leaves nothing behind."""
+    found = []
+    for abandon in (False, True):
+        with subject.training(perceptron(), rate=0.1) as training:
+            training.train(rows(0))
+            if abandon:
+                poisoned(training.forward(rows(5)))
+            training.train(rows(1))
+            found.append(training.weights())
+    assert same(*found)

@@ -1,0 +1,409 @@
+"""Closures, second backward passes, schedulers, hooks, groups and unusual optimizers."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from conformance.models import INF, Weighted, close, perceptron, poisoned, rows, same, values
+from conformance.outcomes import Chapter, NotApplicable
+from conformance.subjects.protocol import Scale, Subject
+from torch import nn
+
+CHAPTER = Chapter("Optimizers, hooks and closures", about_loops=True)
+
+TORCH = "torch: test/test_torch.py"
+APEX = "Apex: tests/L0/run_amp"
+ONE = torch.ones(2)
+PEERS = ("torch.amp", "Accelerate", "Lightning")
+
+
+# -- closures and double backward ------------------------------------------------------------------
+
+
+@CHAPTER.behaviour(
+    "torch: torch/amp/grad_scaler.py, step; Lightning: plugins/precision/test_amp.py",
+    instead={
+        "torch.amp": "raises: closures are not supported",
+        "Accelerate": "raises: closures are not supported",
+        "Lightning": "raises: AMP and LBFGS are not compatible",
+    },
+)
+def lbfgs(subject: Subject) -> None:
+    """LBFGS with a closure trains, as in FP32."""
+    model = Weighted(3.0, 4.0)
+    optimizer = torch.optim.LBFGS(model.parameters(), 0.5, max_iter=3)
+    with subject.training(model, optimizer) as training:
+        x = torch.tensor([1.0, 0.5])
+
+        def closure() -> torch.Tensor:
+            return (training.model(x).float() - 1.0).square().sum()
+
+        before = float(closure().detach())
+        assert training.step_with(closure)
+        assert float(closure().detach()) < before / 4
+
+
+@CHAPTER.behaviour(
+    f"{TORCH}, test_grad_scaling_penalty",
+    instead={"Lightning": "Fabric raises where torch.autograd.grad passes through a model"},
+)
+def a_gradient_penalty(subject: Subject) -> None:
+    """A penalty on the gradients' norm, by a second backward pass, is that of FP32."""
+    model = Weighted(0.5, 0.5)
+    with subject.training(model, scale=Scale(64.0)) as training:
+        x = torch.ones(2, requires_grad=True)
+        loss = training.forward(x).square().sum()
+        (gradient,) = torch.autograd.grad(loss, x, create_graph=True)  # 2 w² x
+        training.backward(loss + gradient.float().square().sum())  # w² + 4 w⁴
+        assert training.step()
+        # 2 w + 16 w³ = 1 + 2
+        assert values(training.weights()) == [-1, -1]
+
+
+@CHAPTER.behaviour("Apex: issue 654; torch: docs, Gradient penalty")
+def retained_graphs(subject: Subject) -> None:
+    """Two backward passes through one graph with ``retain_graph`` add up."""
+    with subject.training(Weighted()) as training:
+        loss = training.forward(ONE).sum()
+        training.backward(loss, retain_graph=True)
+        training.backward(loss)
+        assert training.step()
+        assert values(training.weights()) == [0, 1]
+
+
+# -- schedulers, hooks, groups ---------------------------------------------------------------------
+
+
+@CHAPTER.behaviour(
+    "pytorch issues 44511 and 55585; Lightning issue 21339",
+    instead=dict.fromkeys(PEERS, "torch warns of lr_scheduler.step() before optimizer.step()"),
+)
+def a_scheduler_after_a_skip(subject: Subject) -> None:
+    """A scheduler stepped after a first step that was skipped does not warn."""
+    with subject.training(Weighted()) as training:
+        inner = getattr(training.optimizer, "optimizer", training.optimizer)
+        scheduler = torch.optim.lr_scheduler.StepLR(inner, 1, 0.5)
+        training.backward(poisoned(training.forward(ONE)).sum())
+        training.step()
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            scheduler.step()
+
+
+@CHAPTER.behaviour(
+    "accelerate: tests/test_optimizer.py, test_accelerated_optimizer_step_was_skipped"
+)
+def a_skip_is_told(subject: Subject) -> None:
+    """The loop can learn whether a step was skipped: taken, skipped, skipped, taken."""
+    told = {
+        "torch.amp": lambda t, before: t.scale < before,  # all that torch shows
+        "Accelerate": lambda t, _: t.optimizer.step_was_skipped,
+        "Lightning": lambda t, before: t.scale < before,
+        "mpdiag": lambda t, _: t.last.skipped,
+    }[subject.name]
+    with subject.training(Weighted()) as training:
+        seen = []
+        for value in (1.0, INF, INF, 1.0):
+            before = training.scale
+            training.backward(poisoned(training.forward(ONE), value).sum())
+            training.step()
+            seen.append(bool(told(training, before)))
+        assert seen == [False, True, True, False]
+
+
+@CHAPTER.behaviour("torch: test/test_optim.py, step hooks")
+def step_hooks(subject: Subject) -> None:
+    """Hooks of the optimizer run around a step that is taken, and not around a skipped one."""
+    calls: list[str] = []
+    with subject.training(Weighted()) as training:
+        inner = getattr(training.optimizer, "optimizer", training.optimizer)
+        inner.register_step_pre_hook(lambda *_: calls.append("before"))
+        inner.register_step_post_hook(lambda *_: calls.append("after"))
+        training.train(ONE)
+        assert calls == ["before", "after"]
+        training.backward(poisoned(training.forward(ONE)).sum())
+        training.step()
+        assert calls == ["before", "after"]
+
+
+@CHAPTER.behaviour("torch: test/test_autograd.py, tensor hooks")
+def parameter_hooks(subject: Subject) -> None:
+    """Hooks on parameters run once in each backward pass, and what they return counts."""
+    model, seen = Weighted(), []
+    model.weight.register_hook(lambda g: seen.append(1) or g * 2)
+    with subject.training(model) as training:
+        training.train(ONE)
+        assert seen == [1]
+        assert values(training.weights()) == [0, 1]
+
+
+@CHAPTER.behaviour("torch: test/test_autograd.py, post-accumulate hooks")
+def post_accumulate_hooks(subject: Subject) -> None:
+    """Hooks after the accumulation of a parameter's gradient find it in ``.grad``."""
+    model, seen = Weighted(), []
+    model.weight.register_post_accumulate_grad_hook(lambda p: seen.append(p.grad is not None))
+    with subject.training(model) as training:
+        training.train(ONE)
+        assert seen == [True]
+
+
+@CHAPTER.behaviour(f"{APEX}/test_add_param_group.py, test_add_param_group")
+def a_group_added_later(subject: Subject) -> None:
+    """A parameter group added after some steps is trained with its own learning rate."""
+    first, second = Weighted(1.0, 1.0), Weighted(1.0, 1.0)
+    optimizer = torch.optim.SGD(first.parameters(), 0.5)
+    both = nn.Sequential(first, second)
+    with subject.training(both, optimizer) as training:
+        assert training.train(ONE)
+        training.model.zero_grad()
+        training.optimizer.add_param_group({"params": list(second.parameters()), "lr": 0.25})
+        assert training.train(ONE)
+        assert values(training.weights()) == [0, 0, 0.875, 0.875]
+
+
+@CHAPTER.behaviour("torch: docs, transfer learning")
+def frozen_and_thawed(subject: Subject) -> None:
+    """A layer frozen with ``requires_grad_(False)`` stands still, and moves again once it is thawed."""
+    first, second = Weighted(1.0, 1.0), Weighted(1.0, 1.0)
+    with subject.training(nn.Sequential(first, second)) as training:
+        first.requires_grad_(False)
+        training.train(ONE)
+        assert values(training.weights()) == [1, 1, 0.5, 0.5]
+        first.requires_grad_(True)
+        training.train(ONE)
+        assert values(training.weights()) == [0.75, 0.75, 0, 0]
+
+
+@CHAPTER.behaviour(
+    f"{TORCH}, test_grad_scaling_autocast_fused",
+    awaited={"O3": "the state that Adagrad makes when it is built stays FP32"},
+)
+def fused_optimizers(subject: Subject) -> None:
+    """Fused Adam, AdamW, SGD and Adagrad train as the plain ones do, and skip what is not finite."""
+    for kind in (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD, torch.optim.Adagrad):
+        found = []
+        for fused in (False, True):
+            model = perceptron()
+            options: dict[str, Any] = {"fused": fused}
+            if "Ada" in kind.__name__:
+                options["eps"] = 0.1
+            optimizer = kind(model.parameters(), 0.01, **options)
+            with subject.training(model, optimizer) as training:
+                for i in range(3):
+                    output = training.forward(rows(i))
+                    training.backward(poisoned(output, INF if i == 1 else 1.0).sum())
+                    training.step()
+                found.append(training.weights())
+        assert close(*found, tolerance=2e-3 if subject.low_model else 1e-6), kind.__name__
+
+
+@CHAPTER.behaviour(
+    f"{APEX}/test_larc.py, test_larc_mixed_precision",
+    awaited=dict.fromkeys(("O0", "O1", "O2", "O3"), "is refused: it is no torch.optim.Optimizer"),
+)
+def an_optimizer_around_an_optimizer(subject: Subject) -> None:
+    """A wrapper that rescales gradients in its ``step`` (LARC) is stepped on unscaled gradients."""
+    if subject.name in ("Accelerate", "Lightning"):
+        raise NotApplicable("takes torch's optimizers alone")
+    model = Weighted()
+    optimizer = Halving(torch.optim.SGD(model.parameters(), 0.5))
+    with subject.training(model, [optimizer], scale=Scale(64.0)) as training:
+        training.backward(training.forward(ONE).sum())
+        assert training.step()
+        assert values(training.weights()) == [0.75, 1.75]
+
+
+class Halving:
+    """Halves gradients before the optimizer inside steps; is no ``Optimizer`` itself."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        self.optim = inner
+        self.param_groups = inner.param_groups
+
+    def zero_grad(self, *args: Any, **kwargs: Any) -> None:
+        self.optim.zero_grad(*args, **kwargs)
+
+    def register_step_post_hook(self, hook: Any) -> Any:
+        return self.optim.register_step_post_hook(hook)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.optim.state_dict()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.optim.load_state_dict(state)
+
+    def step(self) -> None:
+        for group in self.param_groups:
+            for held in group["params"]:
+                if held.grad is not None:
+                    held.grad.mul_(0.5)
+        self.optim.step()
+
+
+@CHAPTER.behaviour(
+    "torch: torch/amp/grad_scaler.py, step",
+    awaited=dict.fromkeys(("O0", "O1", "O2", "O3"), "the gradients are divided twice"),
+)
+def a_step_that_raised_is_tried_again(subject: Subject) -> None:
+    """A step tried again after ``optimizer.step()`` raised once unscales once."""
+    model = Weighted()
+    optimizer = Failing(model.parameters(), 0.5)
+    with subject.training(model, optimizer, scale=Scale(64.0)) as training:
+        training.backward(training.forward(ONE).sum())
+        with pytest.raises(RuntimeError, match="once"):
+            training.step()
+        assert training.step()
+        assert values(training.weights()) == [0.5, 1.5]
+
+
+class Failing(torch.optim.SGD):
+    """Raises at its first step, before anything has changed."""
+
+    failed = False
+
+    def step(self, closure: Any = None) -> Any:
+        if not self.failed:
+            self.failed = True
+            raise RuntimeError("failed once")
+        return super().step(closure)
+
+
+@CHAPTER.behaviour("torch: docs, Adam with several groups")
+def groups_with_options_of_their_own(subject: Subject) -> None:
+    """Groups keep their own learning rate and weight decay, and the loop may change them."""
+    model = nn.Sequential(Weighted(1.0, 1.0), Weighted(1.0, 1.0))
+    groups = [
+        {"params": model[0].parameters(), "lr": 0.5},
+        {"params": model[1].parameters(), "lr": 0.25, "weight_decay": 1.0},
+    ]
+    with subject.training(model, torch.optim.SGD(groups, 0.1)) as training:
+        training.train(ONE)
+        assert values(training.weights()) == [0.5, 0.5, 0.5, 0.5]
+        training.optimizer.param_groups[0]["lr"] = 0.0
+        training.train(ONE)
+        assert values(training.weights())[:2] == [0.5, 0.5]
+
+
+@CHAPTER.behaviour("Lightning: plugins/precision/test_amp_integration.py")
+def a_loop_may_leave_a_step_out(subject: Subject) -> None:
+    """A batch that the loop leaves out, without a backward pass, counts neither way."""
+    with subject.training(Weighted(), scale=Scale(64.0, interval=2)) as training:
+        training.train(ONE)
+        training.forward(ONE)  # this batch is left out
+        assert training.scale == 64
+        training.train(ONE)
+        assert training.scale == 128
+
+
+@CHAPTER.behaviour("Apex: tests/L1/cross_product")
+def as_the_same_loop_in_fp32(subject: Subject) -> None:
+    """Twenty steps on a small network end near those in FP32."""
+    plain = perceptron()
+    optimizer = torch.optim.SGD(plain.parameters(), 0.05)
+    for i in range(20):
+        plain(rows(i)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    expected = {n: p.detach() for n, p in plain.named_parameters()}
+    with subject.training(perceptron(), rate=0.05) as training:
+        for i in range(20):
+            training.backward(training.forward(rows(i)).square().mean())
+            training.step()
+        assert close(training.weights(), expected, 5e-3)
+        if subject.level == "O0":
+            assert same(training.weights(), expected)
+
+
+# -- unusual parameters ----------------------------------------------------------------------------
+
+
+@CHAPTER.behaviour(
+    "torch: torch/amp/grad_scaler.py, unscale_",
+    instead=dict.fromkeys(PEERS, "divides the gradients once for each optimizer"),
+    awaited=dict.fromkeys(
+        ("O0", "O1", "O2", "O3"), "divides the gradients once for each optimizer"
+    ),
+)
+def one_parameter_in_two_optimizers(subject: Subject) -> None:
+    """A parameter that two optimizers hold is stepped by both, on gradients unscaled once."""
+    model = Weighted()
+    optimizers = [torch.optim.SGD(model.parameters(), rate) for rate in (0.5, 0.25)]
+    with subject.training(model, optimizers, scale=Scale(64.0)) as training:
+        training.backward(training.forward(ONE).sum())
+        assert training.step()
+        assert values(training.weights()) == [0.25, 1.25]
+
+
+class Rotated(nn.Module):
+    """The real part of the product of input and a complex weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor([1 + 1j, 2 - 1j]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.weight * x).real
+
+
+@CHAPTER.behaviour(
+    "torch: test/test_optim.py, complex parameters",
+    instead=dict.fromkeys(PEERS, "raises: its kernel for CPUs takes no complex numbers"),
+)
+def complex_parameters(subject: Subject) -> None:
+    """Complex parameters are unscaled, checked and stepped."""
+    model = Rotated()
+    with subject.training(model, scale=Scale(64.0)) as training:
+        training.backward(training.forward(ONE).sum())
+        assert training.step()
+        assert model.weight.tolist() == [0.5 + 1j, 1.5 - 1j]
+        training.backward(poisoned(training.forward(ONE)).sum())
+        assert not training.step()
+        assert model.weight.tolist() == [0.5 + 1j, 1.5 - 1j]
+
+
+@CHAPTER.behaviour("torch: test/test_torch.py, test_grad_scaling_unscale")
+def double_parameters(subject: Subject) -> None:
+    """A double parameter beside FP32 ones keeps its precision."""
+    model = Weighted()
+    model.shift = nn.Parameter(torch.zeros(2, dtype=torch.float64))
+    plain = model.forward
+    model.forward = lambda x: plain(x) + model.shift  # type: ignore[method-assign]
+    with subject.training(model, rate=2.0**-40) as training:
+        assert training.train(ONE)
+        assert model.shift.dtype == torch.float64
+        assert model.shift.tolist() == [-(2.0**-40)] * 2
+
+
+class Swapping(torch.optim.SGD):
+    """Evaluates at half of the weights it trains, as schedule-free optimizers swap theirs."""
+
+    def eval(self) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.data.mul_(0.5)
+
+    def train(self) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.data.mul_(2.0)
+
+
+@CHAPTER.behaviour(
+    "schedule-free optimizers; accelerate: optimizer.eval()",
+    awaited={"O2": "the model does not see what the optimizer writes into its masters"},
+)
+def an_optimizer_that_swaps_weights(subject: Subject) -> None:
+    """Weights that an optimizer swaps in ``eval()`` and back in ``train()`` are what the model uses."""
+    model = Weighted()
+    with subject.training(model, Swapping(model.parameters(), 0.5)) as training:
+        training.train(ONE)
+        inner = getattr(training.optimizer, "optimizer", training.optimizer)
+        inner.eval()
+        with torch.no_grad():
+            assert training.forward(ONE).tolist() == [0.25, 0.75]
+        inner.train()
+        training.train(ONE)
+        assert values(training.weights()) == [0, 1]

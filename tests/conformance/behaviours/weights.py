@@ -1,0 +1,354 @@
+"""What people do to a model's weights between steps: nothing of it may be lost."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+
+import torch
+from conformance.models import Weighted, perceptron, poisoned, rows, same, values
+from conformance.outcomes import Chapter, NotApplicable
+from conformance.subjects.protocol import Subject, Training
+from torch import nn
+from torch.nn.utils import parametrizations, prune
+
+from mpdiag.errors import UsageError
+
+CHAPTER = Chapter("Weights that a loop changes")
+
+ONE = torch.ones(2)
+LOST = {"O2": "what was written is overwritten by the next step"}
+
+
+def changed(training: Training) -> list[float]:
+    """The weights after a step that adds nothing to them."""
+    training.train(torch.zeros(2))
+    return values(training.weights())
+
+
+@CHAPTER.behaviour("torch: docs, Saving and Loading Models", awaited=LOST)
+def load_state_dict(subject: Subject) -> None:
+    """``model.load_state_dict`` in the middle of a training is what training goes on from."""
+    model = Weighted()
+    with subject.training(model) as training:
+        training.train(ONE)
+        model.load_state_dict({"weight": torch.tensor([5.0, 6.0])})
+        assert changed(training) == [5, 6]
+
+
+@CHAPTER.behaviour(
+    "Hugging Face: load_best_model_at_end", awaited={"O2": "closing brings the last weights back"}
+)
+def load_the_best_at_the_end(subject: Subject) -> None:
+    """The best weights, loaded after the last step, are still there when training is closed."""
+    model = Weighted()
+    with subject.training(model) as training:
+        best = copy.deepcopy(model.state_dict())
+        training.train(ONE)
+        model.load_state_dict(best)
+    assert model.weight.tolist() == [1, 2]
+
+
+@CHAPTER.behaviour("WGAN's reference code", awaited=LOST)
+def clamped_by_data(subject: Subject) -> None:
+    """``p.data.clamp_`` after each step, as a WGAN does, holds."""
+    model = Weighted()
+    with subject.training(model) as training:
+        training.train(ONE)
+        model.weight.data.clamp_(-0.25, 0.25)
+        assert changed(training) == [0.25, 0.25]
+
+
+@CHAPTER.behaviour("torch: docs, torch.nn.init", awaited=LOST)
+def written_without_gradients(subject: Subject) -> None:
+    """What is written in place under ``no_grad`` holds."""
+    model = Weighted()
+    with subject.training(model) as training:
+        training.train(ONE)
+        with torch.no_grad():
+            model.weight.mul_(0.5)
+            nn.init.ones_(model.weight[:1])
+        assert changed(training) == [1, 0.75]
+
+
+@CHAPTER.behaviour("torch: docs, torch.nn", awaited=LOST)
+def data_assigned(subject: Subject) -> None:
+    """A tensor assigned to ``p.data`` holds."""
+    model = Weighted()
+    with subject.training(model) as training:
+        training.train(ONE)
+        model.weight.data = torch.tensor([3.0, 4.0]).to(model.weight.dtype)
+        assert changed(training) == [3, 4]
+
+
+@CHAPTER.behaviour("torch: docs, reset_parameters", awaited=LOST)
+def reset_parameters(subject: Subject) -> None:
+    """``reset_parameters`` of a layer in the middle of a training holds."""
+    model = nn.Linear(2, 1, bias=False)
+    with subject.training(model) as training:
+        training.train(ONE)
+        torch.manual_seed(1)
+        model.reset_parameters()
+        expected = model.weight.detach().float().clone()
+        training.train(torch.zeros(2))
+        assert torch.equal(training.weights()["weight"], expected)
+
+
+@CHAPTER.behaviour("torch: docs, multi-tensor kernels", awaited=LOST)
+def written_by_a_foreach_kernel(subject: Subject) -> None:
+    """What ``torch._foreach_copy_`` writes, past version counters, holds."""
+    model = Weighted()
+    with subject.training(model) as training:
+        training.train(ONE)
+        with torch.no_grad():
+            torch._foreach_copy_([model.weight.data], [torch.tensor([7.0, 8.0])])
+        assert changed(training) == [7, 8]
+
+
+@CHAPTER.behaviour("torch: docs, torch.nn.utils.vector_to_parameters", awaited=LOST)
+def vector_to_parameters(subject: Subject) -> None:
+    """``vector_to_parameters`` holds."""
+    model = Weighted()
+    with subject.training(model) as training:
+        training.train(ONE)
+        vector = torch.tensor([2.0, 3.0]).to(model.weight.dtype)
+        nn.utils.vector_to_parameters(vector, model.parameters())
+        assert changed(training) == [2, 3]
+
+
+@CHAPTER.behaviour("an average of weights in many scripts")
+def an_average_swapped_in_and_out(subject: Subject) -> None:
+    """Averaged weights swapped in for an evaluation and out again leave training as it was."""
+    with subject.training(perceptron(), rate=0.1) as training:
+        for i in range(2):
+            training.train(rows(i))
+        plain = training.weights()
+    found = []
+    for swap in (False, True):
+        model = perceptron()
+        with subject.training(model, rate=0.1) as training:
+            training.train(rows(0))
+            if swap:
+                kept = [p.detach().clone() for p in model.parameters()]
+                for p in model.parameters():
+                    p.data.mul_(0.5)
+                training.forward(rows(3))
+                for p, before in zip(model.parameters(), kept, strict=True):
+                    p.data.copy_(before)
+            training.train(rows(1))
+            found.append(training.weights())
+    assert same(found[0], plain)
+    assert same(found[0], found[1])
+
+
+@CHAPTER.behaviour(
+    "torch: test/test_optim.py, AveragedModel",
+    awaited={"O2": "averages half weights, which never move"},
+)
+def averaged_model(subject: Subject) -> None:
+    """``swa_utils.AveragedModel`` averages what the optimizer steps, or is refused."""
+    model = Weighted(1.0, 1.0)
+    with subject.training(model, rate=2.0**-13) as training:
+        try:
+            average = torch.optim.swa_utils.AveragedModel(model)
+            for _ in range(4):
+                training.train(ONE)
+                average.update_parameters(model)
+        except UsageError:
+            return
+        if subject.level == "O3":
+            raise NotApplicable("weights are half: such steps are lost before any average")
+        expected = sum(1 - 2.0**-13 * n for n in (1, 2, 3, 4)) / 4
+        assert average.module.weight.float().tolist() == [expected] * 2
+
+
+@CHAPTER.behaviour(
+    "torch: torch/optim/swa_utils.py, update_bn",
+    awaited=dict.fromkeys(
+        ("O0", "O1", "O2", "O3"), "a skip restores the statistics from before update_bn"
+    ),
+)
+def update_bn(subject: Subject) -> None:
+    """Batch norm's statistics set by ``update_bn`` between steps are not rolled back."""
+    model = nn.Sequential(nn.BatchNorm1d(4), nn.Linear(4, 2))
+    with subject.training(model, rate=0.01) as training:
+        training.train(rows(0))
+        inner = getattr(training.model, "module", training.model)
+        batches = [rows(7).to(inner[1].weight.dtype if subject.level == "O3" else torch.float32)]
+        with training.autocast():
+            torch.optim.swa_utils.update_bn(batches, training.model)
+        expected = inner[0].running_mean.float().clone()
+        assert expected.any()
+        training.backward(poisoned(training.forward(rows(1))).sum())
+        model.eval()
+        assert not training.step()
+        model.train()
+        if subject.name == "mpdiag":
+            assert torch.equal(inner[0].running_mean.float(), expected)
+        else:
+            raise NotApplicable("a skipped step leaves statistics changed in any case")
+
+
+@CHAPTER.behaviour("torch: docs, weight tying")
+def tied_before(subject: Subject) -> None:
+    """Weights tied before wrapping stay one, and receive both gradients."""
+    first, second = Weighted(1.0, 1.0), Weighted(1.0, 1.0)
+    second.weight = first.weight
+    model = nn.Sequential(first, second)
+    with subject.training(model) as training:
+        training.train(ONE)
+        assert first.weight is second.weight
+        assert first.weight.tolist() == [0, 0]
+
+
+@CHAPTER.behaviour("torch: docs, weight tying")
+def tied_by_assignment(subject: Subject) -> None:
+    """Weights tied by assignment in the middle of a training are one from then on."""
+    first, second = Weighted(1.0, 1.0), Weighted(0.5, 0.5)
+    model = nn.Sequential(first, second)
+    with subject.training(model, rate=0.25) as training:
+        training.train(ONE)  # first: 1 - 1/8, second: 1/2 - 1/4
+        second.weight = first.weight
+        training.optimizer.zero_grad()
+        training.train(ONE)  # 7/8 - 1/4 · 2 · 7/8
+        assert first.weight.tolist() == [0.4375, 0.4375]
+        assert second.weight is first.weight
+
+
+@CHAPTER.behaviour("torch: test/nn/test_pruning.py")
+def pruned(subject: Subject) -> None:
+    """A layer pruned before training trains, with its mask in force."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 2)
+    prune.l1_unstructured(model, "weight", amount=0.5)
+    with subject.training(model, rate=0.1) as training:
+        for i in range(2):
+            training.train(rows(i))
+        assert int((model.weight == 0).sum()) == 4
+
+
+@CHAPTER.behaviour("torch: test/nn/test_pruning.py", awaited=LOST)
+def pruned_in_the_middle(subject: Subject) -> None:
+    """A mask applied by hand after each step leaves its zeros in place."""
+    model = Weighted(3.0, 2.0)
+    mask = torch.tensor([0.0, 1.0])
+    with subject.training(model) as training:
+        for _ in range(2):
+            training.train(ONE)
+            model.weight.data.mul_(mask.to(model.weight.dtype))
+            assert model.weight.tolist()[0] == 0
+    assert model.weight.tolist() == [0, 1]
+
+
+@CHAPTER.behaviour("torch: test/nn/test_parametrization.py")
+def weight_norm(subject: Subject) -> None:
+    """Weight and spectral normalisation train, and their weights stay finite."""
+    for kind in (parametrizations.weight_norm, parametrizations.spectral_norm):
+        torch.manual_seed(0)
+        model = kind(nn.Linear(4, 2))
+        with subject.training(model, rate=0.01) as training:
+            before = training.weights()
+            for i in range(2):
+                assert training.train(rows(i))
+            after = training.weights()
+            assert not same(before, after)
+            assert all(bool(torch.isfinite(w).all()) for w in after.values())
+
+
+@CHAPTER.behaviour("torch: test/nn/test_lazy_modules.py")
+def lazy_modules(subject: Subject) -> None:
+    """A lazy module that was initialised by a first call trains."""
+    model = nn.Sequential(nn.LazyLinear(3), nn.Linear(3, 1))
+    model(rows(0))
+    with subject.training(model, rate=0.01) as training:
+        assert training.train(rows(1))
+
+
+@CHAPTER.behaviour(
+    "torch: docs, torch.nn",
+    awaited=dict.fromkeys(("O2", "O3"), "ends in torch's own error about dtypes"),
+)
+def a_layer_added(subject: Subject) -> None:
+    """A layer added to the model and to the optimizer in the middle of a training is trained."""
+    model = nn.Sequential(Weighted(1.0, 1.0))
+    with subject.training(model) as training:
+        training.train(ONE)
+        added = nn.Linear(2, 2, bias=False)
+        nn.init.ones_(added.weight)
+        model.append(added)
+        training.optimizer.add_param_group({"params": list(added.parameters())})
+        training.train(ONE)
+        assert added.weight.detach().float().flatten().tolist() == [0.75] * 4
+
+
+# -- copies ----------------------------------------------------------------------------------------
+
+
+@CHAPTER.behaviour("torch: docs, copy.deepcopy of modules")
+def deepcopy(subject: Subject) -> None:
+    """``copy.deepcopy(model)`` computes by itself, and training leaves it alone."""
+    model = Weighted()
+    with subject.training(model) as training:
+        training.train(ONE)
+        other = copy.deepcopy(model)
+        training.train(ONE)
+        assert other.weight.detach().float().tolist() == [0.5, 1.5]
+        assert other(ONE.to(other.weight.dtype)).float().tolist() == [0.5, 1.5]
+
+
+@CHAPTER.behaviour(
+    "accelerate: tests/test_optimizer.py, test_accelerated_optimizer_pickling; torch.save(model)",
+    awaited=dict.fromkeys(("O0", "O1", "O2", "O3"), "hooks in the model cannot be pickled"),
+)
+def pickled(subject: Subject) -> None:
+    """A model can be pickled and saved whole while it is trained."""
+    model = Weighted()
+    with subject.training(model) as training:
+        training.train(ONE)
+        again = pickle.loads(pickle.dumps(model))
+        assert again.weight.detach().float().tolist() == [0.5, 1.5]
+        file = io.BytesIO()
+        torch.save(model, file)
+        file.seek(0)
+        loaded = torch.load(file, weights_only=False)
+        assert loaded.weight.detach().float().tolist() == [0.5, 1.5]
+
+
+HELD = "it holds the model's own half weights; mp.fp32_state_dict() has them in full"
+
+
+@CHAPTER.behaviour(
+    "Apex: tests/L0/run_amp/test_checkpointing.py, test_state_dict",
+    on_purpose={"O2": HELD, "O3": HELD},
+)
+def state_dict_in_fp32(subject: Subject) -> None:
+    """``model.state_dict()`` is FP32 while the model is trained."""
+    model = perceptron()
+    with subject.training(model, rate=0.01) as training:
+        training.train(rows(0))
+        assert all(v.dtype == torch.float32 for v in model.state_dict().values())
+
+
+@CHAPTER.behaviour("Apex: tests/L0/run_amp/test_checkpointing.py, test_state_dict")
+def full_weights_can_be_read(subject: Subject) -> None:
+    """Weights can be read in full: small steps that half precision cannot hold are in them."""
+    if subject.level == "O3":
+        raise NotApplicable("there are no full weights")
+    model = Weighted(1.0, 1.0)
+    with subject.training(model, rate=2.0**-14) as training:
+        training.train(ONE)
+        assert values(training.weights()) == [1 - 2.0**-14] * 2
+    assert model.weight.tolist() == [1 - 2.0**-14] * 2
+
+
+@CHAPTER.behaviour("torch: docs, Optimizer")
+def parameters_keep_their_identity(subject: Subject) -> None:
+    """The model's parameters are the same objects before, during and after training."""
+    model = perceptron()
+    before = list(model.parameters())
+    with subject.training(model, rate=0.01) as training:
+        training.train(rows(0))
+        assert all(a is b for a, b in zip(before, model.parameters(), strict=True))
+    assert all(a is b for a, b in zip(before, model.parameters(), strict=True))
+    assert all(p.dtype == torch.float32 for p in before)

@@ -1,0 +1,125 @@
+"""What a behaviour is, and what came of it when a subject was asked for it."""
+
+from __future__ import annotations
+
+import traceback
+import warnings
+from dataclasses import dataclass, field
+from functools import cache
+from typing import TYPE_CHECKING, Literal
+
+import pytest
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from conformance.subjects.protocol import Subject
+
+Kind = Literal["holds", "fails", "not applicable"]
+
+
+class NotApplicable(Exception):
+    """A subject has nothing that the behaviour is about; the text says what is missing."""
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What came of a behaviour.
+
+    Attributes:
+        kind: Whether it holds.
+        note: What failed, or why it does not apply.
+    """
+
+    kind: Kind
+    note: str = ""
+
+
+@dataclass(frozen=True, eq=False)
+class Behaviour:
+    """One thing that a mixed-precision trainer should do.
+
+    Attributes:
+        name: One line.
+        source: The project and the test file that describe it; the code here is our own.
+        check: Asserts it of a subject; raises ``NotApplicable`` where it cannot be asked.
+        instead: What a peer does where the behaviour does not hold for it, by the peer's name.
+        on_purpose: Why it does not hold for ours, by level or label; it must fail there.
+        awaited: What is wrong with ours, by level or label; it must fail there until it is repaired.
+    """
+
+    name: str
+    source: str
+    check: Callable[[Subject], None]
+    instead: Mapping[str, str] = field(default_factory=dict)
+    on_purpose: Mapping[str, str] = field(default_factory=dict)
+    awaited: Mapping[str, str] = field(default_factory=dict)
+
+    def purpose(self, subject: Subject) -> str:
+        """Why it does not hold for one of ours; empty if it should."""
+        return self.on_purpose.get(subject.label) or self.on_purpose.get(subject.level, "")
+
+    def missing(self, subject: Subject) -> str:
+        """What is wrong with one of ours; empty if nothing is known to be."""
+        return self.awaited.get(subject.label) or self.awaited.get(subject.level, "")
+
+
+@dataclass(frozen=True)
+class Chapter:
+    """Behaviours of one kind, in the order of their definition.
+
+    Attributes:
+        title: What the table calls it.
+        about_loops: Whether it matters how the trainer is driven.
+    """
+
+    title: str
+    about_loops: bool = False
+    behaviours: list[Behaviour] = field(default_factory=list)
+
+    def behaviour(
+        self,
+        source: str,
+        *,
+        instead: Mapping[str, str] | None = None,
+        on_purpose: Mapping[str, str] | None = None,
+        awaited: Mapping[str, str] | None = None,
+    ) -> Callable[[Callable[[Subject], None]], Callable[[Subject], None]]:
+        """Add a function as a behaviour; the first line of its docstring is the name."""
+
+        def add(check: Callable[[Subject], None]) -> Callable[[Subject], None]:
+            name = (check.__doc__ or "").splitlines()[0].rstrip(".")
+            self.behaviours.append(
+                Behaviour(
+                    name,
+                    source,
+                    check,
+                    dict(instead or {}),
+                    dict(on_purpose or {}),
+                    dict(awaited or {}),
+                )
+            )
+            return check
+
+        return add
+
+
+@cache
+def outcome_of(behaviour: Behaviour, subject: Subject) -> Outcome:
+    """Ask a subject for a behaviour, once in a process."""
+    torch.manual_seed(0)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error" if subject.ours else "ignore")
+            behaviour.check(subject)
+    except NotApplicable as reason:
+        return Outcome("not applicable", str(reason))
+    except (Exception, pytest.fail.Exception) as error:  # noqa: BLE001 - what came of it
+        text = str(error).strip().splitlines()
+        place = traceback.extract_tb(error.__traceback__)[-1]
+        said = f"{type(error).__name__}: {text[0] if text else ''}"
+        return Outcome("fails", f"{said} ({place.name}, line {place.lineno}: {place.line})")
+    finally:
+        torch.clear_autocast_cache()
+    return Outcome("holds")

@@ -1,0 +1,60 @@
+"""Every behaviour, of every subject that is installed; and the table made of them."""
+
+from __future__ import annotations
+
+import pytest
+from conformance import table
+from conformance.behaviours.everything import CHAPTERS
+from conformance.outcomes import Behaviour, outcome_of
+from conformance.subjects.everyone import LEVELS, PEERS, ours
+from conformance.subjects.protocol import Subject
+
+BEHAVIOURS = [b for chapter in CHAPTERS for b in chapter.behaviours]
+
+
+def of_ours():
+    for chapter in CHAPTERS:
+        for behaviour in chapter.behaviours:
+            for subject in ours(chapter):
+                awaited = behaviour.missing(subject)
+                marks = [pytest.mark.xfail(strict=True, reason=awaited)] if awaited else []
+                name = f"{behaviour.check.__name__}-{subject.label}"
+                yield pytest.param(behaviour, subject, id=name, marks=marks)
+
+
+@pytest.mark.parametrize(("behaviour", "subject"), list(of_ours()))
+def test_ours(behaviour: Behaviour, subject: Subject):
+    outcome = outcome_of(behaviour, subject)
+    if behaviour.purpose(subject):
+        assert outcome.kind == "fails", "it holds: it differs on purpose no more"
+    else:
+        assert outcome.kind != "fails", outcome.note
+
+
+@pytest.mark.parametrize("subject", PEERS, ids=str)
+@pytest.mark.parametrize("behaviour", BEHAVIOURS, ids=lambda b: b.check.__name__)
+def test_peers(behaviour: Behaviour, subject: Subject):
+    known = table.VERSIONS[subject.package]
+    if table.installed(subject) != known:
+        pytest.skip(f"what is said of {subject} was seen with {subject.package} {known}")
+    outcome = outcome_of(behaviour, subject)
+    if subject.name in behaviour.instead:
+        assert outcome.kind == "fails", f"it is said to differ, and {outcome.kind}"
+    else:
+        assert outcome.kind != "fails", outcome.note
+
+
+def test_names_are_unlike_and_deviations_are_of_known_subjects():
+    names = [b.name for b in BEHAVIOURS]
+    assert len(set(names)) == len(names)
+    for behaviour in BEHAVIOURS:
+        assert behaviour.instead.keys() <= {s.name for s in PEERS}
+        said = {name.split()[0] for name in (*behaviour.on_purpose, *behaviour.awaited)}
+        assert said <= {s.level for s in LEVELS}
+        assert not behaviour.on_purpose.keys() & behaviour.awaited.keys()
+
+
+def test_the_table_in_the_documentation_is_up_to_date():
+    if any(table.installed(s) != table.VERSIONS[s.package] for s in PEERS):
+        pytest.skip("the table was made with other versions")
+    assert table.written() == table.table(), "run python tests/conformance/table.py"
