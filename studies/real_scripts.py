@@ -258,9 +258,17 @@ class Study:
         return self._once("train", seed, lambda: run_mpdiag(words + self._arguments("train", seed)))
 
     def analyze(self) -> dict[str, Any]:
-        """The analysis of the first recording, with its plan in a file; {} if it failed."""
+        """The analysis of the first recording, with its plan in a file; {} if it failed.
+
+        Made once, before anything was trained by the plan: later ones would know of the comparison.
+        """
         words = ["analyze", "fp32/seed0", "--json", "-o", "plan.json"]
-        done = in_a_child(lambda: run_mpdiag(words), self.place, "analyze")
+        kept = self.place / "analyze.json"
+        if kept.exists():
+            done = Outcome(**json.loads(kept.read_text()))
+        else:
+            done = in_a_child(lambda: run_mpdiag(words), self.place, "analyze")
+            kept.write_text(json.dumps(vars(done)))
         return self._document("analyze", done)
 
     def compare(self) -> dict[str, Any]:
@@ -352,7 +360,7 @@ def carry_out(study: Study, seeds: int, tick: Callable[[str], None]) -> dict[str
         **_advice(analysis),
         "compare": comparison.get("verdict"),
         "different_models": comparison.get("different_models"),
-        "warnings": _warnings(fp32[:1] + plan[:1]),
+        "said": _said(fp32[:1] + plan[:1]),
         "failures": study.failures,
         "measured": date.today().isoformat(),
     }
@@ -392,10 +400,10 @@ def _steps(place: Path, seeds: int) -> dict[str, Any]:
     }
 
 
-def _warnings(outcomes: Sequence[Outcome]) -> list[str]:
-    """What mpdiag says on stderr beside its last lines."""
+def _said(outcomes: Sequence[Outcome]) -> list[str]:
+    """What mpdiag says on stderr beside the command that it names next."""
     lines = [line for done in outcomes for line in done.err.splitlines()]
-    return [line for line in lines if line.startswith("mpdiag") or "warning" in line.lower()]
+    return [line for line in lines if line.startswith(("mpdiag:", "note:", "warning:"))]
 
 
 # -- the table -------------------------------------------------------------------------------------
@@ -476,15 +484,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("names", nargs="*", metavar="NAME", help="all that begin so; default: all")
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help="all that begin so, in this order; default: all"
+    )
     parser.add_argument("--only", action="append", default=[], metavar="NAME", help="the same")
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--renew", action="store_true", help="run what is known, too")
     parser.add_argument("--markdown", action="store_true", help="print the table of what is known")
     parser.add_argument("--list", action="store_true", help="name the scripts")
     options = parser.parse_args()
-    wanted = options.names + options.only
-    chosen = [name for name in CATALOG if not wanted or name.startswith(tuple(wanted))]
+    wanted = options.names + options.only or [""]
+    chosen = list(dict.fromkeys(n for begin in wanted for n in CATALOG if n.startswith(begin)))
     rows = load()
     if options.list:
         print("\n".join(chosen))

@@ -13,7 +13,7 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--epochs", type=int, default=8)
+parser.add_argument("--epochs", type=int, default=6)
 parser.add_argument("--batch_size", type=int, default=32)
 parser.add_argument("--head_lr", type=float, default=2e-3)
 parser.add_argument("--image_encoder_lr", type=float, default=2e-3)

@@ -12,9 +12,9 @@ import torch.nn as nn
 from sklearn.datasets import load_digits
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--total_steps", type=int, default=1200)
+parser.add_argument("--total_steps", type=int, default=700)
 parser.add_argument("--batch_size", type=int, default=64)
-parser.add_argument("--lr", type=float, default=2e-3)
+parser.add_argument("--lr", type=float, default=3e-3)
 parser.add_argument("--warmup", type=int, default=100)
 parser.add_argument("--grad_clip", type=float, default=1.0)
 parser.add_argument("--ema_decay", type=float, default=0.99)

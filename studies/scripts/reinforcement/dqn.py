@@ -16,17 +16,17 @@ import torch.optim as optim
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--seed", type=int, default=1)
-parser.add_argument("--total-timesteps", type=int, default=10000)
-parser.add_argument("--learning-rate", type=float, default=1e-3)
+parser.add_argument("--total-timesteps", type=int, default=8000)
+parser.add_argument("--learning-rate", type=float, default=2e-3)
 parser.add_argument("--gamma", type=float, default=0.98)
 parser.add_argument("--tau", type=float, default=1.0)
-parser.add_argument("--target-network-frequency", type=int, default=200)
+parser.add_argument("--target-network-frequency", type=int, default=140)
 parser.add_argument("--batch-size", type=int, default=64)
 parser.add_argument("--start-e", type=float, default=1.0)
 parser.add_argument("--end-e", type=float, default=0.05)
 parser.add_argument("--exploration-fraction", type=float, default=0.3)
 parser.add_argument("--learning-starts", type=int, default=1000)
-parser.add_argument("--train-frequency", type=int, default=4)
+parser.add_argument("--train-frequency", type=int, default=7)
 parser.add_argument("--save", default="")
 
 

@@ -18,7 +18,7 @@ from torch.distributions.categorical import Categorical
 def parse_args():
     parser = argparse.ArgumentParser()
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--total-timesteps", type=int, default=16384)
+    parser.add_argument("--total-timesteps", type=int, default=12288)
     parser.add_argument("--learning-rate", type=float, default=1e-3)
     parser.add_argument("--num-envs", type=int, default=8)
     parser.add_argument("--num-steps", type=int, default=128)

@@ -15,11 +15,11 @@ import torch.optim as optim
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--seed", type=int, default=1)
-parser.add_argument("--total-timesteps", type=int, default=1800)
+parser.add_argument("--total-timesteps", type=int, default=1100)
 parser.add_argument("--gamma", type=float, default=0.97)
 parser.add_argument("--tau", type=float, default=0.02)
 parser.add_argument("--batch-size", type=int, default=64)
-parser.add_argument("--learning-starts", type=int, default=300)
+parser.add_argument("--learning-starts", type=int, default=200)
 parser.add_argument("--policy-lr", type=float, default=2e-3)
 parser.add_argument("--q-lr", type=float, default=2e-3)
 parser.add_argument("--policy-frequency", type=int, default=2)
