@@ -176,6 +176,19 @@ class Subjects:
             wrapper: What stands around it (DDP, ``torch.compile``) and gives no names.
         """
         self.roots = (*self.roots, model)
+        self._take_in(prefix, model, wrapper, aliases=True)
+
+    def grow(self) -> None:
+        """Take in what was added to the models since: adapters, parametrisations, new heads.
+
+        What is known keeps the names that it has, even where it has moved.
+        """
+        for root in self.roots:
+            self._take_in(self.names.get(id(root), ""), root, None, aliases=False)
+
+    def _take_in(
+        self, prefix: str, model: nn.Module, wrapper: nn.Module | None, *, aliases: bool
+    ) -> None:
         for walk in (model.named_modules, model.named_parameters, model.named_buffers):
             self.names.update(
                 {id(x): _join(prefix, n) for n, x in walk() if id(x) not in self.names}
@@ -187,7 +200,7 @@ class Subjects:
                 continue
             known = self.modules.get(id(module))
             if known is not None:
-                known.aliases += (full,)
+                known.aliases += (full,) if aliases else ()
                 continue
             self.modules[id(module)] = NamedModule(
                 full, module, (), root=module is model, reason=covered.get(id(module))
@@ -198,7 +211,7 @@ class Subjects:
                 continue
             earlier = self.parameters.get(id(parameter))
             if earlier is not None:
-                earlier.aliases += (full,)
+                earlier.aliases += (full,) if aliases else ()
                 continue
             self.parameters[id(parameter)] = NamedParameter(full, parameter, (), None)
 
