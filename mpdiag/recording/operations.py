@@ -30,7 +30,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from mpdiag.emulation.rounding_effect import measure_rounding
 from mpdiag.numerics.autocast_lists import COMPOSITES
 from mpdiag.recording import operation_facts
-from mpdiag.recording.counting.tensors import tensors_in
 from mpdiag.recording.operation_tensors import OperationTensors, SeenTensor
 from mpdiag.recording.step_clock import StepListener
 from mpdiag.runs.operations import NONE, Operation, Phase, encode
@@ -268,11 +267,8 @@ class OperationWatch:
             self._mode.on = False
             return None
         named = by_name(func, args, kwargs)
-        inputs = [
-            (name, self._tensors.read(t))
-            for name, value in named.items()
-            for t in ([value] if isinstance(value, torch.Tensor) else tensors_in(value))
-        ]
+        operands = operation_facts.operands(named)
+        inputs = [(name, self._tensors.read(tensor)) for name, tensor in operands]
         fields = self._fields(packet, func._overloadname, line, node)
         fields["phase"] = "backward" if in_backward() else "forward"
         fields["scalars"] = {n: v for n, v in named.items() if operation_facts.is_json(v)}
@@ -293,7 +289,7 @@ class OperationWatch:
         result: Any,
     ) -> None:
         op, index = draft.fields["op"], draft.fields["index"]
-        found = list(tensors_in(result))
+        found = operation_facts.results(op, result)
         if func._schema.is_mutable:
             found += [t for t in written(func, args, kwargs) if all(t is not f for f in found)]
         same = draft.inputs[0][1].number if op in _COPIES and draft.inputs else None
