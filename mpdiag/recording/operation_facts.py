@@ -53,6 +53,8 @@ _RESULTS = {
     "mkldnn_rnn_layer": 3,
 }
 _SCRATCH = frozenset({"log_alpha", "reserve", "workspace"})
+ANOTHER_BACKWARD = frozenset({"prod", "cumprod"})
+"""Autograd takes another formula for their gradients, with other last bits, while a mode looks on."""
 
 _NEGLIGIBLE = 2.0**-9
 """Effects of rounding below this are what any rounding to BF16 does, and are not kept."""

@@ -149,6 +149,7 @@ class OperationWatch:
     def _forget(self) -> None:
         self._step = 0
         self._drafts: list[_Draft] = []
+        self._avoids_backward = False
         self._lines = SourceLines(self._modules)
         self._tensors.clear()
 
@@ -196,6 +197,11 @@ class OperationWatch:
             take_off(self._mode)
             conversions.take_off(self._conversions)
             self._thread = None
+
+    def backward_began(self) -> None:
+        """Leave a backward pass alone that would compute other bits while the mode looks on."""
+        if self._avoids_backward:
+            self.pause()
 
     @contextmanager
     def quiet(self) -> Iterator[None]:
@@ -267,8 +273,8 @@ class OperationWatch:
             self._mode.on = False
             return None
         named = by_name(func, args, kwargs)
-        operands = operation_facts.operands(named)
-        inputs = [(name, self._tensors.read(tensor)) for name, tensor in operands]
+        self._avoids_backward |= packet in operation_facts.ANOTHER_BACKWARD
+        inputs = [(n, self._tensors.read(t)) for n, t in operation_facts.operands(named)]
         fields = self._fields(packet, func._overloadname, line, node)
         fields["phase"] = "backward" if in_backward() else "forward"
         fields["scalars"] = {n: v for n, v in named.items() if operation_facts.is_json(v)}
@@ -276,9 +282,8 @@ class OperationWatch:
         if not node:
             measured = operation_facts.measure(packet, named)
             measured |= measure_rounding(func, named, with_gradients=gradients)
-        draft = _Draft(fields, measured, inputs, [])
-        self._drafts.append(draft)
-        return draft
+        self._drafts.append(_Draft(fields, measured, inputs, []))
+        return self._drafts[-1]
 
     def _complete(
         self,
