@@ -342,7 +342,7 @@ def carry_out(study: Study, seeds: int, tick: Callable[[str], None]) -> dict[str
         tick(f"train by the plan, seed {seed}")
         plan.append(study.train(seed))
     tick("compare")
-    comparison = study.compare() if plan else {}
+    comparison = study.compare() if plan and not any(done.code for done in plan) else {}
     return {
         "script": study.name,
         "source": source_of(study.script),
@@ -446,7 +446,7 @@ def markdown(rows: Sequence[dict[str, Any]]) -> str:
         better = "more" if row["higher_is_better"] else "less"
         cells = [
             f"`{row['script']}`",
-            f"{repository}, `{file}`",
+            f"{repository}: {file}",
             _or_dash(row["steps"]),
             "yes" if row["identical"] else "**no**",
             row["verdict"]["level"] if row["verdict"] else "–",

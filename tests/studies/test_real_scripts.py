@@ -106,7 +106,7 @@ def test_the_table_has_a_line_for_each_script(done):
     lines = called.out.splitlines()
     assert len(lines) == 4
     assert lines[0].count("|") == lines[1].count("|") == lines[2].count("|")
-    assert "| somebody/some-lines, `train.py` |" in lines[2]
+    assert "| somebody/some-lines: train.py |" in lines[2]
 
 
 def test_every_script_has_a_catalog_entry_and_names_its_repository(tool, root):
