@@ -220,7 +220,8 @@ class Governor:
         return (
             f"a recorded step costs as much as {last['cost']:.2g} steps, so from step "
             f"{first['step']} on fewer were recorded, at last one in {last['every']}; recording "
-            f"took {share:.1%} of the time (budget={self._budget:g}; every=N is never thinned)"
+            f"took at least {share:.1%} of the time, the first step and those with all operations "
+            f"included (budget={self._budget:g}; every=N is never thinned)"
         )
 
     # -- deciding ----------------------------------------------------------------------------------

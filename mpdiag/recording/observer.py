@@ -186,6 +186,7 @@ class Observer(StepListener):
             if not recomputing:
                 self._note_tensor("activation", [named], self._clock.micro, tensor)
             if tensor.requires_grad:
+                named.differentiated = True
                 self._watch(named, tensor)
 
     # -- gradients of activations ------------------------------------------------------------------

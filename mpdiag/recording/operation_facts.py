@@ -25,7 +25,7 @@ from mpdiag.numerics.formats import HALVES
 from mpdiag.recording.counting.tensors import tensors_in
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
 SUMS = frozenset({"add", "add_", "sub", "sub_", "rsub"})
 SOFTMAX = frozenset({"_softmax", "_log_softmax", "_safe_softmax"})
@@ -40,6 +40,21 @@ _REDUCTIONS = frozenset(
     cumsum cumprod
     """.split()
 )
+
+# How many of an operation's results are values; the rest is scratch memory for its own backward
+# pass, parts of which may never be written.
+_RESULTS = {
+    "_ctc_loss": 1,
+    "_cudnn_ctc_loss": 1,
+    "_thnn_fused_gru_cell": 1,
+    "_thnn_fused_lstm_cell": 2,
+    "_cudnn_rnn": 3,
+    "miopen_rnn": 3,
+    "mkldnn_rnn_layer": 3,
+}
+_SCRATCH = frozenset({"log_alpha", "reserve", "workspace"})
+ANOTHER_BACKWARD = frozenset({"prod", "cumprod"})
+"""Autograd takes another formula for their gradients, with other last bits, while a mode looks on."""
 
 _NEGLIGIBLE = 2.0**-9
 """Effects of rounding below this are what any rounding to BF16 does, and are not kept."""
@@ -66,6 +81,19 @@ def measure(op: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         rows = x.amax(int(arguments.get("dim", -1)))
         return {"highest": rows.max(), "lowest_row_maximum": rows.min()}
     return {}
+
+
+def results(op: str, result: Any) -> list[torch.Tensor]:
+    """The tensors of an operation's result that hold values, without scratch memory."""
+    return list(tensors_in(result))[: _RESULTS.get(op)]
+
+
+def operands(arguments: Mapping[str, Any]) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors among an operation's arguments, by name, without scratch memory."""
+    for name, value in arguments.items():
+        if name not in _SCRATCH:
+            for tensor in [value] if isinstance(value, torch.Tensor) else tensors_in(value):
+                yield name, tensor
 
 
 def _of_sum(op: str, x: torch.Tensor, arguments: Mapping[str, Any]) -> dict[str, Any]:

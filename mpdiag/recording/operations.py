@@ -30,7 +30,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from mpdiag.emulation.rounding_effect import measure_rounding
 from mpdiag.numerics.autocast_lists import COMPOSITES
 from mpdiag.recording import operation_facts
-from mpdiag.recording.counting.tensors import tensors_in
 from mpdiag.recording.operation_tensors import OperationTensors, SeenTensor
 from mpdiag.recording.step_clock import StepListener
 from mpdiag.runs.operations import NONE, Operation, Phase, encode
@@ -150,6 +149,7 @@ class OperationWatch:
     def _forget(self) -> None:
         self._step = 0
         self._drafts: list[_Draft] = []
+        self._avoids_backward = False
         self._lines = SourceLines(self._modules)
         self._tensors.clear()
 
@@ -197,6 +197,11 @@ class OperationWatch:
             take_off(self._mode)
             conversions.take_off(self._conversions)
             self._thread = None
+
+    def backward_began(self) -> None:
+        """Leave a backward pass alone that would compute other bits while the mode looks on."""
+        if self._avoids_backward:
+            self.pause()
 
     @contextmanager
     def quiet(self) -> Iterator[None]:
@@ -268,11 +273,8 @@ class OperationWatch:
             self._mode.on = False
             return None
         named = by_name(func, args, kwargs)
-        inputs = [
-            (name, self._tensors.read(t))
-            for name, value in named.items()
-            for t in ([value] if isinstance(value, torch.Tensor) else tensors_in(value))
-        ]
+        self._avoids_backward |= packet in operation_facts.ANOTHER_BACKWARD
+        inputs = [(n, self._tensors.read(t)) for n, t in operation_facts.operands(named)]
         fields = self._fields(packet, func._overloadname, line, node)
         fields["phase"] = "backward" if in_backward() else "forward"
         fields["scalars"] = {n: v for n, v in named.items() if operation_facts.is_json(v)}
@@ -280,9 +282,8 @@ class OperationWatch:
         if not node:
             measured = operation_facts.measure(packet, named)
             measured |= measure_rounding(func, named, with_gradients=gradients)
-        draft = _Draft(fields, measured, inputs, [])
-        self._drafts.append(draft)
-        return draft
+        self._drafts.append(_Draft(fields, measured, inputs, []))
+        return self._drafts[-1]
 
     def _complete(
         self,
@@ -293,7 +294,7 @@ class OperationWatch:
         result: Any,
     ) -> None:
         op, index = draft.fields["op"], draft.fields["index"]
-        found = list(tensors_in(result))
+        found = operation_facts.results(op, result)
         if func._schema.is_mutable:
             found += [t for t in written(func, args, kwargs) if all(t is not f for f in found)]
         same = draft.inputs[0][1].number if op in _COPIES and draft.inputs else None

@@ -185,7 +185,7 @@ class Recorder:
         self._failures = Failures(folder, self._clock)
         names = self._subjects.names
         watch = OperationWatch(names, names, rank, self._failures.note)
-        loop = _Loop(self._clock, optimizers)
+        loop = _Loop(self._clock, optimizers, watch)
         self._losses = LossLog(folder, watch.quiet, self._failures.note, loop, active=rank == 0)
         self._parts: _Parts | None = None
         precision = precision or PrecisionWatch()
@@ -375,11 +375,15 @@ class Recorder:
 class _Loop(Loop):
     """What the log of losses learns of the training, and tells the clock."""
 
-    def __init__(self, clock: StepClock, optimizers: Sequence[Optimizer]) -> None:
+    def __init__(
+        self, clock: StepClock, optimizers: Sequence[Optimizer], operations: OperationWatch
+    ) -> None:
         self._clock = clock
         self._optimizers = optimizers
+        self._operations = operations
 
     def backward_began(self) -> None:
+        self._operations.backward_began()
         if self._clock.active:
             self._clock.backward_began()
 

@@ -94,6 +94,7 @@ class WeightObserver(StepListener):
         self._optimizers: list[Optimizer] = []
         self._handles: list[Any] = []
         self._contributions: list[Any] = []  # hooks of this step
+        self._left_out: set[int] = set()  # parameters that the names to record leave out
         self._unstepped: dict[int, Any] = {}  # hooks of parameters that no optimizer steps
         self._before: dict[int, list[tuple[NamedParameter, Countable]]] = {}
 
@@ -130,13 +131,24 @@ class WeightObserver(StepListener):
                         handle.remove()
 
     def _adopt_strays(self, i: int, optimizer: Optimizer) -> None:
-        """Parameters of an optimizer that no model holds get names of their own."""
-        known = {id(p) for root in self._subjects.roots for p in root.parameters()}
-        known.update(self._subjects.parameters)
-        for g, group in enumerate(optimizer.param_groups):
-            for p, parameter in enumerate(group["params"]):
-                if id(parameter) not in known:
-                    self._subjects.add_stray(parameter, f"optimizer{i}.group{g}.{p}")
+        """Take in parameters that are not known: a model has grown, or no model holds them.
+
+        Those that no model holds get names of their own.
+        """
+        held = [
+            (f"optimizer{i}.group{g}.{p}", parameter)
+            for g, group in enumerate(optimizer.param_groups)
+            for p, parameter in enumerate(group["params"])
+        ]
+        known = self._subjects.parameters
+        if all(id(parameter) in known or id(parameter) in self._left_out for _, parameter in held):
+            return
+        self._subjects.grow()
+        inside = {id(p) for root in self._subjects.roots for p in root.parameters()}
+        for name, parameter in held:
+            if id(parameter) not in known and id(parameter) not in inside:
+                self._subjects.add_stray(parameter, name)
+        self._left_out = {id(parameter) for _, parameter in held} - set(known) | self._left_out
 
     def _watch_unstepped(self, among: Container[int]) -> None:
         stepped = {id(p) for o in self._optimizers for g in o.param_groups for p in g["params"]}
@@ -203,6 +215,8 @@ class WeightObserver(StepListener):
 
     @guarded("an optimizer hook")
     def _note_before_step(self, optimizer: Optimizer, closure: bool) -> None:
+        place = next((i for i, o in enumerate(self._optimizers) if o is optimizer), 0)
+        self._adopt_strays(place, optimizer)  # groups may have been added
         kept = self._before[id(optimizer)] = []
         for named in self._parameters_of(optimizer):
             parameter = named.parameter

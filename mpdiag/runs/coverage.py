@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 FROZEN = "frozen: it has neither gradient nor update"
 """Why a parameter that needs no gradient has none."""
+UNTRAINED = "its output needs no gradient: nothing before it is trained"
+"""Why a module whose output needs no gradient has none."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,8 @@ class Coverage:
         gradients_seen: Of these, elements of parameters whose gradient was counted.
         modules: Modules of the models.
         modules_seen: Of these, those with a counted activation or gradient.
-        activation_gradients: Modules with a counted activation.
+        activation_gradients: Modules with a counted activation that has a gradient: something before
+            it is trained.
         activation_gradients_seen: Of these, those whose output's gradient was counted, too.
     """
 
@@ -82,7 +85,9 @@ def _from_table(
     modules = [r for r in rows if r["what"] == "module"]
     trained = [r for r in parameters if r["reason"] != FROZEN]
     seen = [r for r in modules if r["recorded"]]
-    without = {i.get("name") for i in not_recorded if i.get("what") == "activation_grad"}
+    items = [i for i in not_recorded if i.get("what") == "activation_grad"]
+    without = {i.get("name") for i in items}
+    untrained = {i.get("name") for i in items if i.get("reason") == UNTRAINED}
     return Coverage(
         parameters=_elements(parameters),
         parameters_seen=_elements(r for r in parameters if r["recorded"]),
@@ -90,7 +95,7 @@ def _from_table(
         gradients_seen=_elements(r for r in trained if not r["reason"]),
         modules=len(modules),
         modules_seen=len(seen),
-        activation_gradients=len(seen),
+        activation_gradients=sum(r["name"] not in untrained for r in seen),
         activation_gradients_seen=sum(r["name"] not in without for r in seen),
     )
 

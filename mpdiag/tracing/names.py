@@ -57,6 +57,7 @@ class NamedModule:
         root: Whether it is one of the models themselves.
         reason: Why it cannot be recorded; None where it can.
         seen: Kinds recorded so far.
+        differentiated: Whether an output of a recorded call required a gradient.
         input_shapes, output_shapes: Of its first recorded call, None before.
         script_name: What the script calls it, where it was found in one.
     """
@@ -67,6 +68,7 @@ class NamedModule:
     root: bool
     reason: str | None
     seen: set[str] = field(default_factory=set)
+    differentiated: bool = False
     input_shapes: list[list[int]] | None = None
     output_shapes: list[list[int]] | None = None
     script_name: str | None = None
@@ -96,6 +98,16 @@ class NamedModule:
             "output_shapes": _json(self.output_shapes),
             "settings": json.dumps({k: v for k, v in settings.items() if v is not None}),
         }
+
+    def has_gradient(self) -> bool:
+        """Whether there is a gradient of its output, seen or not."""
+        return self.differentiated or "activation_grad" in self.seen
+
+    def why_without_gradient(self) -> str:
+        """Why no gradient of its output was recorded, though its output was."""
+        if not self.has_gradient():
+            return "its output needs no gradient: nothing before it is trained"
+        return "no gradient of its output arrived in a recorded step"
 
 
 @dataclass(eq=False)
@@ -164,6 +176,19 @@ class Subjects:
             wrapper: What stands around it (DDP, ``torch.compile``) and gives no names.
         """
         self.roots = (*self.roots, model)
+        self._take_in(prefix, model, wrapper, aliases=True)
+
+    def grow(self) -> None:
+        """Take in what was added to the models since: adapters, parametrisations, new heads.
+
+        What is known keeps the names that it has, even where it has moved.
+        """
+        for root in self.roots:
+            self._take_in(self.names.get(id(root), ""), root, None, aliases=False)
+
+    def _take_in(
+        self, prefix: str, model: nn.Module, wrapper: nn.Module | None, *, aliases: bool
+    ) -> None:
         for walk in (model.named_modules, model.named_parameters, model.named_buffers):
             self.names.update(
                 {id(x): _join(prefix, n) for n, x in walk() if id(x) not in self.names}
@@ -175,7 +200,7 @@ class Subjects:
                 continue
             known = self.modules.get(id(module))
             if known is not None:
-                known.aliases += (full,)
+                known.aliases += (full,) if aliases else ()
                 continue
             self.modules[id(module)] = NamedModule(
                 full, module, (), root=module is model, reason=covered.get(id(module))
@@ -186,7 +211,7 @@ class Subjects:
                 continue
             earlier = self.parameters.get(id(parameter))
             if earlier is not None:
-                earlier.aliases += (full,)
+                earlier.aliases += (full,) if aliases else ()
                 continue
             self.parameters[id(parameter)] = NamedParameter(full, parameter, (), None)
 
@@ -219,9 +244,8 @@ class Subjects:
             for r in rows
             if r["reason"]
         ]
-        reason = "no gradient of its output arrived in a recorded step"
         not_recorded += [
-            {"name": m.name, "what": "activation_grad", "reason": reason}
+            {"name": m.name, "what": "activation_grad", "reason": m.why_without_gradient()}
             for m in self.modules.values()
             if m.seen and "activation_grad" not in m.seen
         ]
@@ -262,7 +286,7 @@ class Subjects:
             ),
             "modules": len(every_module | set(self.modules)),
             "modules_seen": sum(bool(m.seen) for m in modules),
-            "activation_gradients": sum(bool(m.seen) for m in modules),
+            "activation_gradients": sum(bool(m.seen) and m.has_gradient() for m in modules),
             "activation_gradients_seen": sum("activation_grad" in m.seen for m in modules),
         }
 

@@ -34,6 +34,16 @@ class Wrapped(nn.Module):
         return self._forward(self.body, x)
 
 
+def areas(body: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """Boxes' areas, as detectors multiply them."""
+    return body(x).exp().view(-1, 3, 3).prod(2)
+
+
+def shares(body: nn.Module, x: torch.Tensor) -> torch.Tensor:
+    """What is left after each of several cuts, as in volume rendering."""
+    return body(x).sigmoid().cumprod(-1)
+
+
 class Tied(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -258,6 +268,8 @@ ARCHITECTURES: dict[str, tuple[Callable[[], nn.Module], Callable[[], torch.Tenso
     "prelu": (lambda: Sequential(nn.Linear(8, 8), nn.PReLU()), floats(5, 8)),
     "checkpoint, reentrant": (lambda: Checkpointed(True), floats(5, 8)),
     "checkpoint, not reentrant": (lambda: Checkpointed(False), floats(5, 8)),
+    "products": (lambda: Wrapped(nn.Linear(9, 9), areas), floats(50, 9)),
+    "running products": (lambda: Wrapped(nn.Linear(9, 9), shares), floats(50, 9)),
     "tied": (Tied, ints(20, 3, 5)),
     "reused": (Reused, floats(5, 8)),
     "dict": (lambda: Structured("dict"), floats(5, 8)),

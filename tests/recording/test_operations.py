@@ -184,3 +184,26 @@ def test_parts_that_the_loop_calls_alone_are_recorded_too(tmp_path):
         "inner.0",
     ]
     assert {o.phase for o in operations} == {"forward", "backward"}
+
+
+class Spelling(nn.Module):
+    """Its loss keeps a table for its backward pass, of which short targets leave a part unwritten."""
+
+    def __init__(self):
+        super().__init__()
+        self.letters = nn.Linear(8, 5)
+
+    def forward(self, x):
+        odds = self.letters(x).log_softmax(-1)
+        sizes = torch.tensor([6, 2])
+        loss = F.ctc_loss(odds, torch.tensor([[1, 2, 3], [4, 0, 0]]), sizes, torch.tensor([3, 1]))
+        return loss.expand(4, 6)
+
+
+def test_scratch_memory_of_an_operation_is_no_result(tmp_path):
+    run, _ = recorded(tmp_path / "run", Spelling(), steps=1, x=torch.randn(6, 2, 8))
+    by_op = {o.op: o for o in run.operations() if "ctc" in o.op}
+    (loss,) = by_op["_ctc_loss"].outputs
+    assert loss.shape == (2,)  # one for each of the batch, and no table
+    backward = by_op["_ctc_loss_backward"]
+    assert "log_alpha" not in {record.argument for record in backward.inputs}

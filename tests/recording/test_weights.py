@@ -7,6 +7,7 @@ import pytest
 import torch
 from recorded import assert_same_histogram, model_and_optimizer, not_recorded, rows
 from torch import nn
+from torch.nn.utils import parametrize
 
 import mpdiag
 from mpdiag.numerics.histograms import ExponentHistogram
@@ -125,3 +126,62 @@ def test_update_facts_equal_casts_done_one_by_one(tmp_path):
     first = int(row["ratio_first_exponent"])
     expected = torch.bincount(exponents - exponents.min()).tolist()
     assert (first, list(row["ratio_counts"])) == (exponents.min().item(), expected)
+
+
+def names_of(folder, kind):
+    return set(rows(folder, kind=kind)["name"])
+
+
+def test_what_a_model_gains_while_it_trains_is_recorded(tmp_path):
+    model, optimizer = model_and_optimizer()
+    with mpdiag.record(model, optimizer, tmp_path / "run", every=1) as recorder:
+        model(torch.randn(4, 8)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        model.add_module("head", nn.Linear(model[-1].out_features, 2))
+        optimizer.add_param_group({"params": model.head.parameters()})
+        for _ in range(2):
+            model(torch.randn(4, 8)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        parametrize.register_parametrization(model.head, "bias", Factor())
+        factors = torch.optim.SGD(model.head.parametrizations.bias[0].parameters(), 0.1)
+        recorder.adopt({}, [factors])
+        for _ in range(2):
+            model(torch.randn(4, 8)).square().mean().backward()
+            factors.step()
+    added = {"head.weight", "head.bias", "head.parametrizations.bias.0.factor"}
+    assert added <= names_of(tmp_path / "run", "weight_grad")
+    assert added <= names_of(tmp_path / "run", "update")
+    assert "head" in names_of(tmp_path / "run", "activation_grad")
+    run = mpdiag.open_run(tmp_path / "run")
+    assert {"head.weight", "head.parametrizations.bias.0"} <= {row["name"] for row in run.modules()}
+    aliases = {row["name"]: row["aliases"] for row in run.modules()}
+    assert not any(aliases.values())  # what has moved is not tied
+    seen = run.meta["coverage"]["seen"]
+    assert (
+        seen["parameters"] == seen["parameters_seen"] == sum(p.numel() for p in model.parameters())
+    )
+
+
+class Factor(nn.Module):
+    """Adds a factor to a parameter, as adapters do."""
+
+    def __init__(self):
+        super().__init__()
+        self.factor = nn.Parameter(torch.tensor(0.5))
+
+    def forward(self, bias):
+        return bias + self.factor
+
+
+def test_what_the_names_leave_out_stays_out_when_a_model_grows(tmp_path):
+    model, optimizer = model_and_optimizer()
+    with mpdiag.record(model, optimizer, tmp_path / "run", every=1, exclude="head"):
+        model.add_module("head", nn.Linear(model[-1].out_features, 2))
+        optimizer.add_param_group({"params": model.head.parameters()})
+        for _ in range(2):
+            model(torch.randn(4, 8)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert not any("head" in name for name in names_of(tmp_path / "run", "weight_grad"))

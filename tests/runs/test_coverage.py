@@ -10,7 +10,7 @@ from recorded import model_and_optimizer, step
 from torch import nn
 
 import mpdiag
-from mpdiag.runs.coverage import FROZEN, Coverage, coverage_of
+from mpdiag.runs.coverage import FROZEN, UNTRAINED, Coverage, coverage_of
 from mpdiag.tracing.names import NamedParameter
 
 
@@ -56,6 +56,42 @@ def test_what_a_filter_leaves_out_is_unseen(tmp_path):
     assert (coverage.parameters, coverage.parameters_seen) == (92, 36)
     assert (coverage.modules, coverage.modules_seen) == (4, 1)
     assert coverage.parameters_unseen == pytest.approx(56 / 92)
+
+
+class Encoded(nn.Module):
+    """A frozen encoder and an encoding of positions, before the layer that is trained."""
+
+    def __init__(self):
+        super().__init__()
+        self.encoder, self.position, self.last = nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 4)
+        self.encoder.requires_grad_(False)
+
+    def forward(self, x):
+        positions = torch.arange(8.0)
+        return self.last(self.encoder(x) + self.position(positions))
+
+
+def test_what_nothing_trained_goes_into_has_no_gradient_that_could_be_missed(tmp_path):
+    model = Encoded()
+    optimizer = torch.optim.SGD(model.last.parameters(), 0.1)
+    with mpdiag.record(model, optimizer, tmp_path / "run"):
+        step(model, optimizer)
+    run = mpdiag.open_run(tmp_path / "run")
+    stated = coverage_of(run)
+    assert (stated.activation_gradients, stated.activation_gradients_seen) == (2, 2)
+    reasons = {
+        item["name"]: item["reason"]
+        for item in run.meta["coverage"]["not_recorded"]
+        if item["what"] == "activation_grad"
+    }
+    assert reasons == {"encoder": UNTRAINED, "position": UNTRAINED}
+    verdict = mpdiag.analyze(run).verdict
+    assert not any("output gradients" in clause for clause in verdict.not_examined)
+    path = tmp_path / "run" / "meta.json"
+    meta = json.loads(path.read_text(encoding="utf-8"))
+    del meta["coverage"]["seen"]
+    path.write_text(json.dumps(meta), encoding="utf-8")
+    assert coverage_of(mpdiag.open_run(tmp_path / "run")) == stated
 
 
 def test_of_an_earlier_recording_it_is_worked_out_from_the_table(tmp_path):

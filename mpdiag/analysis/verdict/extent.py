@@ -97,6 +97,7 @@ def _reasons(run: Run) -> tuple[tuple[str, int], ...]:
     found: dict[str, int] = {}
     for item in (run.meta.get("coverage") or {}).get("not_recorded") or []:
         reason = str(item.get("reason") or "")
-        if item.get("what") in ("parameter", "activation_grad") and reason != coverage.FROZEN:
+        needed = reason not in (coverage.FROZEN, coverage.UNTRAINED)
+        if item.get("what") in ("parameter", "activation_grad") and needed:
             found[reason] = found.get(reason, 0) + 1
     return tuple(sorted(found.items(), key=lambda pair: -pair[1]))
