@@ -12,6 +12,8 @@ import torch
 from sklearn import datasets
 from torch import Tensor, nn
 
+from cases.case import Training
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -160,3 +162,37 @@ def cosine(
             group["lr"] = peak * ((index + 1) / warm if index < warm else down)
 
     return schedule
+
+
+def fitted(
+    model: nn.Module,
+    batch: Callable[[torch.Generator, int], tuple[Tensor, Tensor]],
+    seed: int,
+    *,
+    optimizer: torch.optim.Optimizer,
+    size: int,
+    steps: int,
+    peak: float,
+    clip_norm: float | None = None,
+) -> Training:
+    """A regression by the mean square error; the metric is the error over the targets' deviation."""
+
+    def loss(index: int) -> Tensor:
+        x, y = batch(draws(seed, index), size)
+        return nn.functional.mse_loss(model(x), y)
+
+    x, y = batch(fixed(101), 1000)
+    measure = rmse(model, x, y)
+
+    def evaluate() -> float:
+        model.eval()
+        return measure() / float(y.std())
+
+    return Training(
+        model,
+        optimizer,
+        loss,
+        evaluate,
+        clip_norm=clip_norm,
+        schedule=cosine(optimizer, peak, steps),
+    )
