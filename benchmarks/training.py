@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import platform
 import statistics
 import subprocess
@@ -135,6 +136,48 @@ def measure_steps(workload: str, device: str, steps: int) -> dict[str, float]:
     }
 
 
+class Tiny(Trainee):
+    """A model so small that a step is the trainer's own work."""
+
+    def __init__(self, device: str, **options: Any) -> None:
+        torch.manual_seed(0)
+        layers = [m for _ in range(4) for m in (nn.Linear(32, 32), nn.BatchNorm1d(32), nn.ReLU())]
+        self.model = nn.Sequential(*layers).to(device)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), 1e-3)
+        self.x = self.y = torch.randn(16, 32, device=device)
+        self.device = device
+        self.prepare(**options)
+
+    def loss(self) -> torch.Tensor:
+        return self.model(self.x).float().square().mean()
+
+
+class TinyByHand(Tiny, ByHand):
+    """With torch.amp."""
+
+
+class TinyOurs(Tiny, Ours):
+    """With MixedPrecision."""
+
+
+def measure_fixed_cost(device: str, steps: int) -> dict[str, float]:
+    """What a step costs whatever the model: ours over torch.amp's, side by side."""
+    native = torch.bfloat16 if device == "cpu" else torch.float16
+    trainees: dict[str, Trainee] = {
+        "fp32": Tiny(device),
+        "by hand": TinyByHand(device, dtype=native),
+        "o1": TinyOurs(device, dtype=native, level="O1"),
+        "o2": TinyOurs(device, dtype=native, level="O2"),
+    }
+    t = medians(trainees, steps)
+    return {
+        "a tiny step, O1 / autocast + GradScaler by hand": t["o1"] / t["by hand"],
+        "a tiny step, O2 / autocast + GradScaler by hand": t["o2"] / t["by hand"],
+        "a tiny step by hand, microseconds": 1e6 * t["by hand"],
+        "a tiny step, O1, microseconds": 1e6 * t["o1"],
+    }
+
+
 def measure_sweep(device: str, rounds: int) -> dict[str, float]:  # noqa: C901 - a function a way
     """Check and unscale, against GradScaler's, on the same gradients."""
     torch.manual_seed(0)
@@ -157,7 +200,7 @@ def measure_sweep(device: str, rounds: int) -> dict[str, float]:  # noqa: C901 -
     grads = [p.grad for p in parameters if p.grad is not None]
 
     def ours() -> None:
-        assert judgement.sweep(grads).finite
+        assert math.isfinite(judgement.sweep(grads).norm)
         judgement.unscale(grads, 2.0)
         judgement.unscale(grads, 0.5)  # the same size again, for the next round
 
@@ -240,7 +283,9 @@ def main() -> None:
         "device": torch.cuda.get_device_name() if device != "cpu" else platform.machine(),
         "threads": torch.get_num_threads(),
         "sweep": measure_sweep(device, options.steps),
+        "fixed": measure_fixed_cost(device, 20 * options.steps),
     }
+    show("a step's fixed cost", results["fixed"])
     show("24 M gradients", results["sweep"])
     for workload in options.workload:
         results[workload] = measure_steps(workload, device, options.steps)

@@ -41,6 +41,43 @@ def batch(seed: int = 1, size: int = 8) -> tuple[torch.Tensor, torch.Tensor]:
     return x, torch.randint(0, 10, (size,), generator=generator)
 
 
+PRECISIONS = [
+    ("O0", None),
+    ("O1", "fp16"),
+    ("O1", "bf16"),
+    ("O2", "fp16"),
+    ("O2", "bf16"),
+    ("O3", "fp16"),
+    ("O3", "bf16"),
+]
+"""Every level, in FP16 (emulated on a CPU) and in BF16."""
+
+
+def perceptron(seed: int = 0) -> nn.Module:
+    """Two layers, small enough for many trainings."""
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(4, 6), nn.Tanh(), nn.Linear(6, 3))
+
+
+def trainer(
+    model: nn.Module, optimizer: torch.optim.Optimizer, level: str, dtype: str | None, **options
+) -> mpdiag.MixedPrecision:
+    """A trainer at a level, at a constant scale."""
+    scale = 1.0 if level == "O3" else 8.0
+    plain = mpdiag.PrecisionOverrides()
+    usual = mpdiag.PrecisionOverrides(dtype=dtype, loss_scale=scale) if dtype else plain
+    options.setdefault("overrides", usual)
+    return mpdiag.MixedPrecision(model, optimizer, constant(), level=level, **options)
+
+
+def take_step(model: nn.Module, mp: mpdiag.MixedPrecision, seed: int = 0, **options):
+    """One step of a ``perceptron``."""
+    x = torch.randn(5, 4, generator=torch.Generator().manual_seed(seed))
+    with mp.autocast():
+        loss = model(x).square().mean()
+    return mp.step(loss, **options)
+
+
 @pytest.fixture(autouse=True)
 def one_thread():
     """Imported by the conftest of folders whose tests want one thread."""

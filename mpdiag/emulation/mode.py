@@ -22,6 +22,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_map_only, tree_unflatten
 
+from mpdiag.emulation import onednn
 from mpdiag.emulation.accumulation import accumulates, product, reduces, reduction
 from mpdiag.tracing.storages import WeakStorages
 
@@ -82,25 +83,26 @@ class Emulation(TorchDispatchMode):
         self._low_sums = low_sums
         self._native: dict[Any, bool] = {}
         self._results: dict[Any, Dtypes | None] = {}
-        self._copies: WeakStorages[tuple[int, torch.Tensor]] = WeakStorages()
+        self._copies: WeakStorages[tuple[tuple[int, int], torch.Tensor]] = WeakStorages()
+        self._copied: dict[int, list[Any]] = {}  # keys of copies, by their storage
+        self._writes: dict[Any, bool] = {}
         self._seen: set[Any] = set()
         self._onednn: list[bool] = []
 
     def __enter__(self) -> Emulation:  # noqa: PYI034 - typing.Self is Python 3.11's
         """Start emulating on this thread."""
-        entered = bool(self._onednn)
-        self._onednn.append(self._onednn[-1] if entered else torch._C._get_mkldnn_enabled())
-        torch._C._set_mkldnn_enabled(False)
+        self._onednn.append(onednn.switch_off())
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
     def __exit__(self, *exception: object) -> None:
         """Stop emulating, and restore oneDNN's setting."""
         super().__exit__(*exception)  # type: ignore[no-untyped-call]
-        before = self._onednn.pop()
+        self._onednn.pop()
+        onednn.give_back()
         if not self._onednn:
-            torch._C._set_mkldnn_enabled(before)
             self._copies.clear()
+            self._copied.clear()
             self._seen.clear()
 
     def __torch_dispatch__(
@@ -114,6 +116,8 @@ class Emulation(TorchDispatchMode):
         kwargs = kwargs or {}
         torch._C._set_mkldnn_enabled(self._onednn[-1])
         try:
+            if self._copied and self._is_write(func):
+                self._note_write(func, args, kwargs)
             if self._low_sums and reduces(func, args):
                 with self:  # the sums inside are dispatched as operations
                     return reduction(func, args, kwargs)
@@ -187,7 +191,12 @@ class Emulation(TorchDispatchMode):
         )
 
     def _wide(self, x: Any, *, keep: bool = True) -> Any:
-        """A tensor in FP32; for one that is read repeatedly (a weight), the copy made before."""
+        """A tensor in FP32; for one that is read repeatedly (a weight), the copy made before.
+
+        Version counters alone do not tell whether it still holds: ``torch._foreach_*``, fused kernels
+        and writes through ``.data`` do not raise them here. Their operations pass through this mode,
+        which drops the copies of what they write.
+        """
         if isinstance(x, torch.dtype):
             return torch.float32 if x in LOW else x
         if not isinstance(x, torch.Tensor) or x.dtype not in LOW:
@@ -197,13 +206,29 @@ class Emulation(TorchDispatchMode):
         storage = x.untyped_storage()
         key = (storage._cdata, x.storage_offset(), x.shape, x.stride())
         kept = self._copies.get(key)
-        if kept is not None and kept[0] == x._version:
+        version = (x._version, _suspensions)
+        if kept is not None and kept[0] == version:
             return kept[1]
         copy = x.float()
         if key in self._seen:
-            self._copies.put(key, storage, (x._version, copy))
+            self._copies.put(key, storage, (version, copy))
+            self._copied.setdefault(storage._cdata, []).append(key)
         self._seen.add(key)
         return copy
+
+    def _is_write(self, func: Any) -> bool:
+        known = self._writes.get(func)
+        if known is None:
+            known = self._writes[func] = bool(func._schema.is_mutable)
+        return known
+
+    def _note_write(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Drop the copies of what an operation writes to."""
+        for to, _ in _written(func, (args, kwargs), (args, kwargs)):
+            if to.layout == torch.strided and not to.is_nested:
+                for key in self._copied.pop(to.untyped_storage()._cdata, ()):
+                    self._copies.drop(key)
+                    self._seen.discard(key)
 
     def _rounded(self, value: Any, dtype: torch.dtype | None) -> Any:
         if dtype is None or not isinstance(value, torch.Tensor) or not value.is_floating_point():
@@ -213,16 +238,16 @@ class Emulation(TorchDispatchMode):
         return value.to(dtype)
 
 
+_suspensions = 0  # how often emulations were suspended
+
+
 @contextmanager
 def suspended() -> Iterator[None]:
-    """Suspend the emulation, for FP32 work inside an emulated region."""
-    with torch.utils._python_dispatch._disable_current_modes():
-        before = torch._C._get_mkldnn_enabled()
-        torch._C._set_mkldnn_enabled(True)
-        try:
-            yield
-        finally:
-            torch._C._set_mkldnn_enabled(before)
+    """Suspend the emulation, for FP32 work inside an emulated region; what it writes, no mode sees."""
+    global _suspensions  # noqa: PLW0603
+    _suspensions += 1
+    with torch.utils._python_dispatch._disable_current_modes(), onednn.on():
+        yield
 
 
 def _form(spec: Any) -> Any:
@@ -250,10 +275,10 @@ def _is_plain(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 def _has_memory(x: torch.Tensor) -> bool:
     """Whether a tensor is one piece of memory with a version, by which a copy of it can be known.
 
-    Sparse and nested tensors, fake ones and other subclasses are not; one made in inference mode has
-    no version.
+    Sparse and nested tensors, fake ones and other subclasses with operations of their own are not;
+    one made in inference mode has no version.
     """
-    known = type(x) is torch.Tensor or type(x) is torch.nn.Parameter
+    known = type(x).__torch_dispatch__ is torch._C._disabled_torch_dispatch_impl
     return known and x.layout == torch.strided and not x.is_nested and not x.is_inference()
 
 

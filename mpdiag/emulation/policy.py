@@ -19,7 +19,7 @@ from __future__ import annotations
 import difflib
 import threading
 import warnings
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,7 @@ import torch
 from torch.library import Library
 from torch.utils._pytree import tree_map
 
-from mpdiag.emulation import recurrent
+from mpdiag.emulation import onednn, recurrent
 from mpdiag.errors import UsageError
 from mpdiag.numerics.autocast_lists import BANNED, FP32, LISTS, LOW, PROMOTE, RECURRENT, Rule
 
@@ -107,30 +107,45 @@ class Policy:
         return self.overrides.get(operation) or LISTS.get(operation)
 
 
+_KEY = "mpdiag.emulation.policies"
 _everywhere: list[Policy] = []
-_here = threading.local()
 
 
 @contextmanager
 def in_force(policy: Policy) -> Iterator[None]:
     """Make our kernels follow this policy inside the context.
 
-    It applies to this thread and to threads without a policy of their own: a checkpointed forward
-    pass is recomputed in autograd's thread.
+    It applies to this thread, to autograd's threads while they work for it (a checkpointed forward
+    pass is recomputed there), for torch hands them this thread's objects, and to ``DataParallel``'s.
     """
-    stacks = (_everywhere, vars(_here).setdefault("policies", []))
-    for stack in stacks:
-        stack.append(policy)
+    before = _of_this_thread()
+    _everywhere.append(policy)
+    torch._C._stash_obj_in_tls(_KEY, (*before, policy))
     try:
         yield
     finally:
-        for stack in stacks:
-            stack.remove(policy)
+        torch._C._stash_obj_in_tls(_KEY, before)
+        _everywhere.remove(policy)
+
+
+def _of_this_thread() -> tuple[Policy, ...]:
+    if not torch._C._is_key_in_tls(_KEY):
+        return ()
+    found: tuple[Policy, ...] = torch._C._get_obj_in_tls(_KEY)
+    return found
 
 
 def _policy_in_force() -> Policy | None:
-    policies = vars(_here).get("policies") or _everywhere
+    policies = _of_this_thread()
+    if not policies and _everywhere and _is_data_parallel(threading.current_thread()):
+        return _everywhere[-1]
     return policies[-1] if policies else None
+
+
+def _is_data_parallel(thread: threading.Thread) -> bool:
+    """Whether a thread is one of those in which ``nn.DataParallel`` calls a model's replicas."""
+    work = getattr(thread, "_target", None)
+    return getattr(work, "__module__", "") == "torch.nn.parallel.parallel_apply"
 
 
 # -- kernels ---------------------------------------------------------------------------------------
@@ -209,15 +224,11 @@ def _kernel(op: Any, name: str, key: str, *, replaces: bool) -> Callable[..., An
         if recurrent.applies(op, args):
             with torch._C._ExcludeDispatchKeyGuard(autocast):
                 return recurrent.lstm(*args)
-        onednn = torch._C._get_mkldnn_enabled()
-        if name in RECURRENT and rule == "low" and low == torch.float16:
-            # oneDNN has no FP16 LSTM on most CPUs; ATen's own takes it step by step.
-            torch._C._set_mkldnn_enabled(False)
-        try:
-            with torch._C._ExcludeDispatchKeyGuard(autocast):
-                return op(*args, **kwargs)
-        finally:
-            torch._C._set_mkldnn_enabled(onednn)
+        # oneDNN has no FP16 LSTM on most CPUs; ATen's own takes it step by step.
+        stepwise = name in RECURRENT and rule == "low" and low == torch.float16
+        switched = onednn.off() if stepwise else nullcontext()
+        with switched, torch._C._ExcludeDispatchKeyGuard(autocast):
+            return op(*args, **kwargs)
 
     return kernel
 

@@ -4,6 +4,7 @@
 
     lightning.Trainer(callbacks=RecordCallback("runs/mine"))
     lightning.Trainer(plugins=PlanPrecision("plan.json"))
+    lightning.Fabric(plugins=PlanPrecision("plan.json"))
 
 Lightning calls ``training_step``, not the module, so what is recorded are the modules inside it,
 under the names they have there, and the plan's level must be O1 (or O0).
@@ -14,13 +15,14 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from torch.optim import LBFGS, Optimizer
+from torch.optim import LBFGS, SGD, Optimizer
 
 from mpdiag.errors import UsageError
 from mpdiag.installation.extras import EXTRAS
 from mpdiag.integrations.recording_callback import Recording
 from mpdiag.integrations.scaler_state import ScalerState
 from mpdiag.plan import PrecisionPlan
+from mpdiag.training.casting import widened
 from mpdiag.training.trainer import MixedPrecision
 
 with EXTRAS["lightning"].imports("mpdiag.integrations.lightning"):
@@ -62,6 +64,9 @@ def _trained(module: nn.Module) -> nn.Module | dict[str, nn.Module]:
 class PlanPrecision(Precision):
     """Trains by a plan; gradient clipping, accumulation and manual optimization work as in Lightning.
 
+    Under Fabric all modules are set up before the first of them is called, and an optimizer comes under
+    the plan with its first step.
+
     Attributes:
         mp: The ``MixedPrecision`` at work, once training has begun.
         last: The result of the last step.
@@ -89,12 +94,23 @@ class PlanPrecision(Precision):
         self.mp: MixedPrecision | None = None
         self.last: StepResult | None = None
         self._waiting: Mapping[str, Any] | None = None
+        self._modules: list[nn.Module] = []  # of Fabric, which shows the plugin no optimizers
+        self._nobody: Optimizer | None = None  # stands in until the first of them steps
+
+    def convert_module(self, module: nn.Module) -> nn.Module:
+        """Note a module that Fabric sets up."""
+        if self.mp is not None and self._nobody is not None:
+            message = "set up all modules with Fabric before the first of them is called"
+            raise UsageError(message)
+        self._modules.append(module)
+        return module
 
     def connect(
         self, model: nn.Module, optimizers: list[Optimizer], lr_schedulers: list[Any]
     ) -> tuple[nn.Module, list[Optimizer], list[Any]]:
         """Wrap the model, once there are optimizers."""
         self.teardown()
+        self._modules = []
         if optimizers:
             if any(isinstance(optimizer, LBFGS) for optimizer in optimizers):
                 message = "PlanPrecision cannot step LBFGS: write its loop with MixedPrecision"
@@ -107,38 +123,87 @@ class PlanPrecision(Precision):
 
     @contextmanager
     def forward_context(self) -> Iterator[None]:
-        """Around training, validation and test steps."""
+        """Around training, validation and test steps; under Fabric, around each call of a module."""
+        if self.mp is None and self._modules:
+            weights = [p for m in self._modules for p in m.parameters() if p.requires_grad]
+            if weights:
+                self._nobody = SGD(weights, lr=0.0)
+                self.mp = MixedPrecision(self._modules, self._nobody, self.plan, **self.options)
         if self.mp is None:
             yield
             return
-        wrapped = self.mp.context.wrapped
-        if wrapped.models[0].training:
-            wrapped.begin_step()  # the model itself is not called, so its hook would run too late
         with self.mp.autocast():
             yield
 
-    def backward(
-        self, tensor: Tensor, model: Any, optimizer: Any, *args: Any, **kwargs: Any
-    ) -> None:
-        """Scale, and run backward."""
-        if self.mp is None:
-            super().backward(tensor, model, optimizer, *args, **kwargs)
-        else:
+    def convert_output(self, data: Any) -> Any:
+        """What a module returns under Fabric, in FP32, as Fabric's own mixed precision does."""
+        return widened(data)
+
+    def pre_backward(self, tensor: Tensor, module: Any) -> Any:
+        """A ``Trainer``'s callbacks; Fabric has none."""
+        return tensor if self._modules else super().pre_backward(tensor, module)
+
+    def post_backward(self, tensor: Tensor, module: Any) -> Any:
+        """Likewise."""
+        return tensor if self._modules else super().post_backward(tensor, module)
+
+    def backward(self, tensor: Tensor, model: Any, *args: Any, **kwargs: Any) -> None:
+        """Scale, and run backward.
+
+        Args:
+            tensor: The loss.
+            model: What Lightning gives.
+            args: The optimizer, from a ``Trainer``.
+            kwargs: As for ``Tensor.backward``.
+        """
+        if self.mp is not None:
             self.mp.backward(tensor, **kwargs)
+        elif self._modules:
+            tensor.backward(*args, **kwargs)
+        else:
+            super().backward(tensor, model, *(args or (None,)), **kwargs)
+
+    def unscale_gradients(self, optimizer: Optimizer) -> None:
+        """Divide gradients by their scale, before Fabric clips them."""
+        if self.mp is not None:
+            self._adopt(optimizer)
+            self.mp.unscale(optimizer)
 
     def optimizer_step(
-        self, optimizer: Any, model: Any, closure: Callable[[], Any], **kwargs: Any
+        self,
+        optimizer: Any,
+        model: Any = None,
+        closure: Callable[[], Any] | None = None,
+        **kwargs: Any,
     ) -> Any:
         """Forward and backward by the closure, hooks and clipping on unscaled gradients, step."""
+        if self.mp is None and self._modules:
+            return optimizer.step(closure, **kwargs) if closure else optimizer.step(**kwargs)
         if self.mp is None:
             return super().optimizer_step(optimizer, model, closure, **kwargs)
-        result = closure()
-        if result is None and model.automatic_optimization:
-            return result  # training_step returned None: there is nothing to apply
-        self.mp.unscale(optimizer)
-        self._after_closure(model, optimizer)
+        result = None if closure is None else closure()
+        if self._nobody is None:
+            if result is None and model.automatic_optimization:
+                return result  # training_step returned None: there is nothing to apply
+            self.mp.unscale(optimizer)
+            self._after_closure(model, optimizer)
+        else:
+            self._adopt(optimizer)
         self.last = self.mp.step(optimizer=optimizer)
         return result
+
+    def _adopt(self, optimizer: Optimizer) -> None:
+        """Put an optimizer of Fabric's under the plan."""
+        if self.mp is None or self._nobody is None:
+            return
+        held = self.mp.context.wrapped.optimizers
+        if any(optimizer is o for o in held):
+            return
+        if isinstance(optimizer, LBFGS):
+            message = "PlanPrecision cannot step LBFGS: write its loop with MixedPrecision"
+            raise UsageError(message)
+        self.mp.add_optimizer(optimizer)
+        held[:] = [o for o in held if o is not self._nobody]
 
     def state_dict(self) -> dict[str, Any]:
         """The loss scaler's."""
@@ -155,4 +220,4 @@ class PlanPrecision(Precision):
         """Give the model back in FP32."""
         if self.mp is not None:
             self.mp.close()
-            self.mp = None
+            self.mp = self._nobody = None

@@ -61,7 +61,7 @@ class ScalerState:
     def state_dict(self) -> dict[str, Any]:
         """The scaler, and the steps so far."""
         mp = self._mp
-        return {"scaler": dump_scaler(mp.scaler), "steps": mp.steps, "skipped": mp.skipped}
+        return {"scaler": dump_scaler(mp.loss_scaler), "steps": mp.steps, "skipped": mp.skipped}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a state.
@@ -69,5 +69,5 @@ class ScalerState:
         Raises:
             StateMismatch: If it is the state of another scaler.
         """
-        scaler = load_scaler(self._mp.scaler, state["scaler"])
+        scaler = load_scaler(self._mp.loss_scaler, state["scaler"])
         self._mp.resume(scaler, steps=int(state["steps"]), skipped=int(state["skipped"]))

@@ -30,11 +30,15 @@ class WeakStorages(Generic[Known]):
 
     def put(self, key: Any, storage: torch.UntypedStorage, value: Known) -> None:
         """Note something of a storage, in place of what was noted under this key."""
-        earlier = self._known.pop(key, None)
-        if earlier is not None:
-            torch.UntypedStorage._free_weak_ref(earlier[0])
+        self.drop(key)
         reference: Any = storage._weak_ref()  # an address, whatever the annotation says
         self._known[key] = reference, value
+
+    def drop(self, key: Any) -> None:
+        """Forget what is known under this key, if anything is."""
+        known = self._known.pop(key, None)
+        if known is not None:
+            torch.UntypedStorage._free_weak_ref(known[0])
 
     def clear(self) -> None:
         """Forget all storages."""

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.optim import Optimizer
 
 from mpdiag.emulation import policy
 from mpdiag.errors import UsageError
@@ -28,6 +29,36 @@ def listed(value: Any, kind: type, name: str) -> list[Any]:
         message = f"{name} must be a {kind.__name__} or a list of them, not {type(value).__name__}"
         raise UsageError(message)
     return list({id(v): v for v in found}.values())
+
+
+_STEPS = ("param_groups", "state", "step", "zero_grad", "state_dict", "load_state_dict")
+
+
+def listed_optimizers(value: Any) -> list[Optimizer]:
+    """One optimizer or several; also objects that wrap one and are none themselves, as LARC does.
+
+    Raises:
+        UsageError: If something lacks what an optimizer has.
+    """
+    found = list(value) if isinstance(value, Sequence) else [value]
+    for one in found:
+        missing = [name for name in _STEPS if not hasattr(one, name)]
+        if missing:
+            message = (
+                f"optimizer must be an Optimizer or a list of them, not {type(one).__name__} (it has "
+                f"no {missing[0]})"
+            )
+            raise UsageError(message)
+    if not found:
+        message = "optimizer must be an Optimizer or a list of them, not an empty list"
+        raise UsageError(message)
+    return list({id(one): one for one in found}.values())
+
+
+def inside(optimizer: Any) -> list[Optimizer]:
+    """The optimizer, and those it holds, that are ``torch.optim.Optimizer``."""
+    held = [optimizer, *vars(optimizer).values()]
+    return [one for one in held if isinstance(one, Optimizer)]
 
 
 def check_type(value: Any, kind: type, name: str) -> None:

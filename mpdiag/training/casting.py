@@ -43,6 +43,7 @@ class Casting:
         """Forward passes and losses: operations are cast by the policy."""
         precision = self._precision
         with ExitStack() as stack:
+            stack.enter_context(self._wrapped.looked())
             if self._wrapped.switch.on and precision.level != "O0":
                 if self._emulation is not None:
                     stack.enter_context(self._emulation)

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
+import warnings
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mpdiag.errors import StateMismatch, UsageError
+from mpdiag.errors import DamagedPlan, StateMismatch, UsageError
 from mpdiag.numerics.loss_scalers import SCALERS, Scaler
+from mpdiag.numerics.loss_scalers.resuming import resumed
+from mpdiag.plan import PrecisionPlan
+from mpdiag.training.callers import loop_stacklevel
+from mpdiag.training.skips.random_state import dump_random, load_random
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
-    from mpdiag.plan import PrecisionPlan
+    from torch import Tensor
+
     from mpdiag.training.levels import Precision
     from mpdiag.training.weights.wrapping import Wrapped
 
@@ -29,13 +37,13 @@ class Progress:
         scaler: The loss scaler's state.
         steps: Calls of ``step``.
         skipped: How many were skipped.
-        in_a_row: How many of the last ones, without a gap.
+        skips: How many of the last ones, without a gap, as ``SkipLedger.to_plain`` gives them.
     """
 
     scaler: Scaler
     steps: int
     skipped: int
-    in_a_row: int
+    skips: list[dict[str, Any]]
 
 
 def save(
@@ -49,31 +57,42 @@ def save(
         "scaler": _scaler_state(progress.scaler),
         "steps": progress.steps,
         "skipped": progress.skipped,
-        "in_a_row": progress.in_a_row,
+        "in_a_row": max((row["in_a_row"] for row in progress.skips), default=0),
+        "skips_in_a_row": progress.skips,
         "models": [m.state_dict() for m in wrapped.models],
         "masters": [
             {
-                n: wrapped.masters.master(p).detach()
+                n: wrapped.masters.value(p)
                 for n, p in m.named_parameters()
                 if wrapped.masters.master(p) is not p
             }
             for m in wrapped.models
         ],
         "optimizers": [o.state_dict() for o in wrapped.optimizers],
-        "random": {
-            "cpu": torch.get_rng_state(),
-            "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else [],
-        },
+        "random": dump_random(),
     }
 
 
 def load(
-    state: Mapping[str, Any], plan: PrecisionPlan, precision: Precision, wrapped: Wrapped
+    state: Mapping[str, Any],
+    plan: PrecisionPlan,
+    precision: Precision,
+    wrapped: Wrapped,
+    scaler: Scaler,
 ) -> Progress:
-    """Restore models, masters, optimizers and torch's random state.
+    """Restore models, masters, optimizers and the random state of torch, NumPy and Python.
+
+    A plan that was edited since is obeyed from here on, and a warning says what differs.
+
+    Args:
+        state: What ``save`` returned.
+        plan: Today's plan.
+        precision: Today's level.
+        wrapped: What receives the state.
+        scaler: Today's loss scaler, whose settings hold.
 
     Raises:
-        StateMismatch: If the state belongs to another plan, level or model.
+        StateMismatch: If the state belongs to another level or model.
     """
     version = state.get("version") if hasattr(state, "get") else None
     if version != VERSION:
@@ -82,7 +101,6 @@ def load(
         )
         raise StateMismatch(message)
     _refuse_other(state["precision"], _plain(precision), "level")
-    _refuse_other(state["plan"], plan.to_json(), "plan")
     counts = (len(state["models"]), len(state["optimizers"]))
     if counts != (len(wrapped.models), len(wrapped.optimizers)):
         message = (
@@ -90,28 +108,81 @@ def load(
             f"{len(wrapped.models)} and {len(wrapped.optimizers)}"
         )
         raise StateMismatch(message)
-    scaler = _scaler_from(state["scaler"])
+    going_on, changed = resumed(_scaler_from(state["scaler"]), scaler)
+    changed = [f"loss_scale.{name}" for name in changed] + _other_choices(state["plan"], plan)
     try:
-        for model, saved in zip(wrapped.models, state["models"], strict=True):
-            model.load_state_dict(saved)
-        for optimizer, saved in zip(wrapped.optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(saved)
+        with _all_or_nothing(wrapped):
+            _restore(state, wrapped)
     except (RuntimeError, ValueError, KeyError) as error:
         message = f"the state is of another model or optimizer ({str(error).splitlines()[0]})"
         raise StateMismatch(message) from error
+    wrapped.masters.restart()
+    if changed:
+        warnings.warn(
+            f"the state was saved under another plan: {', '.join(changed)}; training goes on by today's",
+            RuntimeWarning,
+            stacklevel=loop_stacklevel(),
+        )
+    return Progress(going_on, state["steps"], state["skipped"], state.get("skips_in_a_row", []))
+
+
+@contextmanager
+def _all_or_nothing(wrapped: Wrapped) -> Iterator[None]:
+    """Undo what was loaded into models and optimizers if loading fails on its way."""
+    models = [copy.deepcopy(m.state_dict()) for m in wrapped.models]
+    optimizers = [(o.state, o.param_groups) for o in wrapped.optimizers]
+    try:
+        yield
+    except BaseException:
+        for model, before in zip(wrapped.models, models, strict=True):
+            model.load_state_dict(before)
+        for optimizer, (held, groups) in zip(wrapped.optimizers, optimizers, strict=True):
+            optimizer.state, optimizer.param_groups = held, groups
+        raise
+
+
+def _restore(state: Mapping[str, Any], wrapped: Wrapped) -> None:
+    """Load models, optimizers, random state and masters; masters last, all of them or none."""
+    for model, saved in zip(wrapped.models, state["models"], strict=True):
+        model.load_state_dict(saved)
+    for optimizer, saved in zip(wrapped.optimizers, state["optimizers"], strict=True):
+        optimizer.load_state_dict(saved)
+    masters: list[tuple[Tensor, Tensor]] = []
+    for model, saved in zip(wrapped.models, state["masters"], strict=True):
+        for name, parameter in model.named_parameters():
+            if name in saved:
+                masters.append((wrapped.masters.master(parameter), saved[name]))
+                if masters[-1][0].shape != saved[name].shape:
+                    message = f"the master of {name!r} has another shape"
+                    raise ValueError(message)
+    load_random(state["random"])
     with torch.no_grad():
-        for model, saved in zip(wrapped.models, state["masters"], strict=True):
-            for name, parameter in model.named_parameters():
-                if name in saved:
-                    wrapped.masters.master(parameter).copy_(saved[name])
-    torch.set_rng_state(state["random"]["cpu"].cpu())
-    if state["random"]["cuda"] and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all([s.cpu() for s in state["random"]["cuda"]])
-    return Progress(scaler, state["steps"], state["skipped"], state["in_a_row"])
+        for master, value in masters:
+            master.copy_(value)
 
 
 def _plain(precision: Precision) -> dict[str, Any]:
     return {**dataclasses.asdict(precision), "dtype": precision.format}
+
+
+def _other_choices(saved: Any, plan: PrecisionPlan) -> list[str]:
+    """Which choices of two plans differ, beside the loss scale and the level.
+
+    Raises:
+        StateMismatch: If the saved plan cannot be read.
+    """
+    try:
+        before = PrecisionPlan.from_json(saved).decisions()
+    except DamagedPlan as error:
+        message = f"the state's plan cannot be read: {error}"
+        raise StateMismatch(message) from error
+    now = plan.decisions()
+    names = ("fp32_operations", "fp32_modules", "reduction")
+    return [
+        f"{name} ({_short(before[name])} → {_short(now[name])})"
+        for name in names
+        if before[name] != now[name]
+    ]
 
 
 def _refuse_other(saved: Mapping[str, Any], own: Mapping[str, Any], what: str) -> None:

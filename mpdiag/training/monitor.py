@@ -17,6 +17,7 @@ import torch
 from mpdiag.errors import TrainingDiverged
 from mpdiag.training.callers import loop_stacklevel
 from mpdiag.training.gradients.judgement import norms, values_of
+from mpdiag.training.skips.counting import SkipLedger
 from mpdiag.training.skips.diagnosis import stop_message
 
 if TYPE_CHECKING:
@@ -147,7 +148,7 @@ class StepMonitor:
     Attributes:
         steps: Steps so far, skipped ones included.
         skipped: How many of them were skipped.
-        in_a_row: How many of the last ones were skipped, without a gap.
+        skips: How many of the last ones were skipped, without a gap, and which of these count.
         log: The run's log, if the training has a run folder.
         check: Whether Tensor Cores are in use; None where there is nothing to check.
         share: Which share of the FLOPs runs in half precision.
@@ -158,7 +159,8 @@ class StepMonitor:
         log: See above.
         check: See above.
         share: See above.
-        max_skips: How many skips in a row end the training.
+        max_skips: How many skips in a row end the training: at an unchanged scale, or with a loss or
+            a forward pass that was not finite.
         advice: How to learn the cause of a skip, for the message where it is unknown.
         first_step: The first step's number.
     """
@@ -174,7 +176,8 @@ class StepMonitor:
         advice: str,
         first_step: int = 0,
     ) -> None:
-        self.steps, self.skipped, self.in_a_row = first_step, 0, 0
+        self.steps, self.skipped = first_step, 0
+        self.skips = SkipLedger()
         self._result: StepResult | None = None  # of the last step
         self.drift = drift
         self.log = log
@@ -196,7 +199,12 @@ class StepMonitor:
             self.log.note(alarm.to_json())
 
     def note_step(
-        self, result: StepResult, floor: float | None, *, shares_step: bool = False
+        self,
+        result: StepResult,
+        floor: float | None,
+        *,
+        stepped: Sequence[int] = (0,),
+        shares_step: bool = False,
     ) -> None:
         """Count a step and write it down.
 
@@ -206,6 +214,7 @@ class StepMonitor:
         Args:
             result: The step.
             floor: The smallest scale of the loss scaler, if it has one.
+            stepped: Which optimizers stepped, by their place in the trainer's list.
             shares_step: Whether another optimizer has taken this step before. It is counted once, and
                 written again if it was skipped now.
 
@@ -226,16 +235,12 @@ class StepMonitor:
         if use is not None and self.log is not None:
             self.log.note(use.to_json())
         self._note_alarm(self.drift.note_skip(result.step, result.skipped))
+        counts = self.skips.note(stepped, result)
         if not result.skipped:
-            self.in_a_row = 0
             return
         self.skipped += first or before is None or not before.skipped
-        self.in_a_row += 1
-        at_floor = self.in_a_row > 1 and floor == result.scale and result.cause != "model"
-        if self.in_a_row >= self._max_skips or at_floor:
-            raise TrainingDiverged(
-                stop_message(result, self.in_a_row, self._advice, at_floor=at_floor)
-            )
+        if counts.end_training(self._max_skips):
+            raise TrainingDiverged(stop_message(result, counts, floor, self._advice))
 
 
 def _warn(message: str) -> None:

@@ -59,6 +59,8 @@ class StepResult:
         rank: The process that saw it.
         operation: After a second skip in a row, and with ``replay``: the first operation that
             produced an infinity or a NaN, with its module, its line and what it was given.
+        at_any_scale: Whether the loss or a buffer was not finite, on any rank, or an update did not
+            fit the weights' format: no loss scale changes these.
     """
 
     skipped: bool
@@ -72,6 +74,7 @@ class StepResult:
     cause: SkipCause | None = None
     rank: int = 0
     operation: Producer | None = None
+    at_any_scale: bool = False
 
     @property
     def first(self) -> NonFinite | None:

@@ -20,9 +20,12 @@ from mpdiag.tracing.loss_value import loss_of
 from mpdiag.tracing.nonfinite import find_nonfinite
 from mpdiag.training import setup, stepping
 from mpdiag.training.casting import widened
+from mpdiag.training.gradients.judgement import judge_without_gradients, world_size
 from mpdiag.training.gradients.scaling import parameters_of
+from mpdiag.training.loops import closures
 from mpdiag.training.options import TrainerOptions
 from mpdiag.training.script_gradients import ScriptGradients
+from mpdiag.training.skips.diagnosis import FailedStep
 from mpdiag.training.weights.wrapping import names_in
 
 if TYPE_CHECKING:
@@ -158,12 +161,11 @@ class ScriptTrainer:
         module = wrapped.models[0] if module is None else module
         if torch.is_grad_enabled():
             self._stepped.clear()
+        if module.training or torch.is_grad_enabled():
+            wrapped.start.forward_began(grad=torch.is_grad_enabled())
         if not module.training:
             return
-        if wrapped.fresh:
-            wrapped.fresh = False
-            wrapped.buffers.save()
-        if self.context.monitor.in_a_row and self._trace is None:
+        if self.context.monitor.skips.in_a_row and self._trace is None:
             # The step before was skipped. One skip alone is how a dynamic scale finds its value; if
             # this one fails, too, the operation at fault is worth knowing.
             self._trace = find_nonfinite(wrapped.models)
@@ -201,7 +203,7 @@ class ScriptTrainer:
         nested = gradients.within_pass  # begun by a hook of the script
         if not nested and gradients.were_cleared():  # a step that the script has skipped itself
             self.context.wrapped.buffers.restore()
-            scaling.note_skipped()
+            scaling.note_skipped([])
         scale = scaling.scale
         receiving = gradients.receiving(reached, inputs)
         if not nested:
@@ -283,7 +285,7 @@ class ScriptTrainer:
     def _step_once(self, optimizer: Optimizer, plain: Callable[[], Any]) -> Any:
         context = self.context
         if all(p.grad is None for p in parameters_of(optimizer)):
-            return plain()
+            return self._step_without_gradients(optimizer, plain)
         returned: Any = None
 
         def update(_held: Sequence[Tensor]) -> None:
@@ -298,23 +300,43 @@ class ScriptTrainer:
         self._note_step(optimizer, result)
         return returned
 
+    def _step_without_gradients(self, optimizer: Optimizer, plain: Callable[[], Any]) -> Any:
+        """As plain torch does; other ranks, which may have gradients, wait for an answer of this one."""
+        context = self.context
+        if world_size(context.group) == 1:
+            return plain()
+        scale, loss = context.scaling.begun_at(optimizer), context.scaling.loss
+        judged = judge_without_gradients(scale, context.device, context.group)
+        if judged is None:
+            return plain()
+        if judged.finite:
+            returned = plain()
+            context.scaling.note_taken([optimizer], judged.absmax, scale)
+            result = stepping.taken_step(context, scale, loss, judged.norm)
+        else:
+            returned = None
+            failed = FailedStep([], scale, loss, bad_ranks=judged.bad_ranks)
+            result = stepping.skip_step(context, [optimizer], failed, judged)
+        self._note_step(optimizer, result)
+        return returned
+
     def _step_often(
         self, optimizer: Optimizer, plain: Callable[..., Any], closure: Callable[[], Any]
     ) -> Any:
         """An optimizer that evaluates its closure again and again: any overflow undoes the step."""
         losses: list[Any] = []
 
-        def evaluate(*args: Any, **kwargs: Any) -> stepping.Evaluation:
+        def evaluate(*args: Any, **kwargs: Any) -> closures.Evaluation:
             torch.clear_autocast_cache()  # the optimizer has moved the weights
             losses.append(closure(*args, **kwargs))
             last = self.context.scaling.loss
-            return stepping.Evaluation(
+            return closures.Evaluation(
                 losses[-1],
                 None if last is None else float(last),
                 known_bad=self.gradients.were_nonfinite(optimizer),
             )
 
-        result, returned = stepping.step_with_closure(self.context, optimizer, plain, evaluate)
+        result, returned = closures.step_with_closure(self.context, optimizer, plain, evaluate)
         if result is None:
             return returned
         self._note_step(optimizer, result)
@@ -326,7 +348,7 @@ class ScriptTrainer:
             reason = f"{result.reason}; {operation}"
             result = replace(result, operation=operation, reason=reason)
         self.gradients.forget(optimizer)
-        self.context.scaling.take_loss()
+        self.context.scaling.forget_losses()
         shares_step = bool(self._stepped) and id(optimizer) not in self._stepped
         self._stepped.add(id(optimizer))
         stepping.note_step(self.context, [optimizer], result, shares_step=shares_step)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 import warnings
 import weakref
 from dataclasses import dataclass
@@ -31,13 +33,15 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Sequence
 
-    from torch import nn
+    from torch import Tensor, nn
     from torch.optim import Optimizer
 
     from mpdiag.plan import PrecisionPlan
     from mpdiag.tracing.fingerprint import ModelFingerprint
     from mpdiag.training.levels import Precision
     from mpdiag.training.options import PrecisionOverrides, TrainerOptions
+
+logger = logging.getLogger("mpdiag")
 
 _holders: weakref.WeakKeyDictionary[nn.Module, weakref.ref[object]] = weakref.WeakKeyDictionary()
 
@@ -112,7 +116,14 @@ def set_up(
     if options.fp16_accumulation and chosen != "emulated":
         message = "fp16_accumulation is emulated: it needs FP16 and backend='emulated'"
         raise UsageError(message)
-    wrapped = Wrapped(models, optimizers, precision, device.type, options.names)
+    wrapped = Wrapped(
+        models,
+        optimizers,
+        precision,
+        device.type,
+        options.names,
+        half_outputs=options.half_outputs,
+    )
     try:
         wrapped.apply(plan, overrides.fp32_modules, rules)
         apply_reduction(models, plan.reduction)
@@ -145,7 +156,21 @@ def set_up(
         device,
         options.process_group,
     )
+    wrapped.masters.note_written = functools.partial(_note_written, wrapped, monitor)
     return Setup(plan, precision, chosen, context)
+
+
+def _note_written(wrapped: Wrapped, monitor: StepMonitor, parameters: Sequence[Tensor]) -> None:
+    """Say once in the log that a script writes into half-precision weights."""
+    wrapped.masters.note_written = lambda _parameters: None
+    names = wrapped.names_of([wrapped.masters.master(p) for p in parameters])
+    message = (
+        f"weights were written into the model ({some_of(names)}) before step {monitor.steps}: what "
+        f"was written is in the FP32 masters now, as {wrapped.precision.format.upper()} holds it"
+    )
+    logger.info("%s", message)
+    if monitor.log is not None:
+        monitor.log.note({"written": names, "before_step": monitor.steps, "message": message})
 
 
 # -- whether the plan is of this model -------------------------------------------------------------

@@ -6,32 +6,34 @@
     judge: finite on all ranks? → unscale → clip → optimizer step, or skip and restore →
     adjust the scale
 
-Functions over a ``StepContext``, the parts that a trainer is made of. ``take_step`` and
-``step_with_closure`` serve ``MixedPrecision`` and ``ScriptTrainer`` alike; what differs between the
-two, how an optimizer is stepped and where gradients come from, is handed in.
+Functions over a ``StepContext``, the parts that a trainer is made of. ``take_step`` and, in
+``loops.closures``, ``step_with_closure`` serve ``MixedPrecision`` and ``ScriptTrainer`` alike; what
+differs between the two, how an optimizer is stepped and where gradients come from, is handed in.
 """
 
 from __future__ import annotations
 
-import math
-import warnings
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from mpdiag.errors import TrainingDiverged, UsageError
-from mpdiag.training.callers import loop_stacklevel
+from mpdiag.training.arguments import inside
 from mpdiag.training.gradients.judgement import (
     NO_CLIP,
     Clip,
+    ForwardPass,
     JudgedGradients,
     judge_gradients,
+    norms,
     rank,
     unscale,
+    values_of,
 )
 from mpdiag.training.gradients.scaling import parameters_of
 from mpdiag.training.results import NonFinite, StepResult
@@ -39,18 +41,19 @@ from mpdiag.training.skips.diagnosis import FailedStep, diagnose, non_finite
 from mpdiag.training.weights.transaction import Transaction
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     from torch.optim import Optimizer
 
     from mpdiag.training.casting import Casting
     from mpdiag.training.gradients.scaling import GradientScaling
+    from mpdiag.training.loops.guard import StepGuard
     from mpdiag.training.monitor import StepMonitor
     from mpdiag.training.weights.wrapping import Wrapped
 
 Regularizer = Callable[[Mapping[str, Tensor]], Tensor]
 Update = Callable[[Sequence[Tensor]], NonFinite | None]
 """Steps optimizers, given the parameters that have gradients; returns what did not fit its format."""
+
+NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True, eq=False)
@@ -73,13 +76,26 @@ class StepContext:
     device: torch.device
     group: Any = None
 
+    def chosen(self, optimizer: Optimizer | None) -> list[Optimizer]:
+        """The optimizers that are meant: one of the trainer's, or all.
 
-class _EvaluationSkipped(Exception):
-    """Leaves an optimizer's step from inside a closure."""
+        Raises:
+            UsageError: If it is none of them.
+        """
+        held = self.wrapped.optimizers
+        if optimizer is None:
+            return held
+        if not any(optimizer is o for o in held):
+            message = (
+                "optimizer= is not one that MixedPrecision was given: pass it to the constructor"
+            )
+            raise UsageError(message)
+        return [optimizer]
 
-    def __init__(self, result: StepResult) -> None:
-        super().__init__(result.reason)
-        self.result = result
+    def places(self, chosen: Sequence[Optimizer]) -> tuple[int, ...]:
+        """Where some optimizers stand in the trainer's list."""
+        held = self.wrapped.optimizers
+        return tuple(i for i, o in enumerate(held) if any(o is c for c in chosen))
 
 
 # -- gradients before a step -----------------------------------------------------------------------
@@ -87,24 +103,41 @@ class _EvaluationSkipped(Exception):
 
 def run_backward(context: StepContext, loss: Tensor, **options: Any) -> None:
     """Scale a loss and run its backward pass; gradients that wait are brought to the same scale."""
+    note_loss(context, loss)
+    with context.casting.backward():
+        context.scaling.scaled(loss).backward(**options)
+
+
+def note_loss(context: StepContext, loss: Tensor) -> None:
+    """Make ready for the backward pass of a loss at today's scale."""
     scaling, wrapped = context.scaling, context.wrapped
     for optimizer in wrapped.optimizers:
         scaling.align(optimizer, lambda o=optimizer: _waiting_gradients(wrapped, o))  # type: ignore[misc]
-    adds = any(_waiting_gradients(wrapped, o) for o in wrapped.optimizers)
-    scaling.note_loss(loss, adds=adds)
-    with context.casting.backward():
-        scaling.scaled(loss).backward(**options)
+    scaling.note_loss(loss, adds=bool(scaling.noted) and gradients_wait(wrapped))
+
+
+def gradients_matter(wrapped: Wrapped) -> bool:
+    """Whether any of them is not zero; waits for the device."""
+    found = [g for o in wrapped.optimizers for g in _waiting_gradients(wrapped, o)]
+    return bool(found) and any(bool(n != 0) for n in norms([values_of(g) for g in found], 2.0))
+
+
+def gradients_wait(wrapped: Wrapped) -> bool:
+    """Whether any parameter of the optimizers has a gradient."""
+    model_side = wrapped.masters.model_parameter
+    return any(
+        p.grad is not None or model_side(p).grad is not None
+        for o in wrapped.optimizers
+        for p in parameters_of(o)
+    )
 
 
 def _waiting_gradients(wrapped: Wrapped, optimizer: Optimizer) -> list[Tensor]:
     """Gradients of an optimizer's parameters, on the masters or still on the model."""
-    found = []
-    for held in parameters_of(optimizer):
-        own = held.grad
-        gradient = own if own is not None else wrapped.masters.model_parameter(held).grad
-        if gradient is not None:
-            found.append(gradient)
-    return found
+    earlier = wrapped.optimizers[: wrapped.optimizers.index(optimizer)]
+    seen = {id(p) for o in earlier for p in parameters_of(o)}  # a parameter may be in several
+    held = [p for p in parameters_of(optimizer) if id(p) not in seen]
+    return [g for p in held for g in wrapped.masters.gradients_of(p)]
 
 
 def collect_gradients(wrapped: Wrapped, optimizer: Optimizer) -> list[Tensor]:
@@ -124,21 +157,29 @@ def unscale_gradients(context: StepContext, optimizer: Optimizer) -> None:
     if context.scaling.is_unscaled(optimizer):
         return
     held = collect_gradients(context.wrapped, optimizer)
+    for other in context.wrapped.optimizers:  # a parameter may be in several
+        if other is not optimizer and context.scaling.is_unscaled(other):
+            done = {id(p) for p in parameters_of(other)}
+            held = [p for p in held if id(p) not in done]
     unscale([p.grad for p in held if p.grad is not None], context.scaling.carried(optimizer))
     context.scaling.note_unscaled(optimizer)
+    context.wrapped.masters.show_gradients(parameters_of(optimizer))
 
 
 def prepare_gradients(
     context: StepContext, chosen: Sequence[Optimizer], regularizers: Sequence[Regularizer]
 ) -> float:
     """Collect gradients and add regularisers; returns the scale still on the gradients."""
-    held = [p for o in chosen for p in collect_gradients(context.wrapped, o)]
+    context.wrapped.masters.begin_update(chosen)
+    found = [p for o in chosen for p in collect_gradients(context.wrapped, o)]
+    held = list(dict.fromkeys(found))
     scales = {context.scaling.carried(o) for o in chosen}
     if len(scales) == 1 and not regularizers:
         return scales.pop()
     for optimizer in chosen:
         unscale_gradients(context, optimizer)
-    if regularizers:
+    if regularizers and not context.scaling.are_penalized(chosen):
+        context.scaling.note_penalized(chosen)  # a step that raises may be called again
         _add_penalties(context, held, regularizers)
     return 1.0
 
@@ -188,35 +229,52 @@ def take_step(
     """
     scaling = context.scaling
     scale = scaling.begun_at(chosen[0])
-    held = [p for o in chosen for p in parameters_of(o) if p.grad is not None]
-    judged = _judge(context, held, carried, scale, clip, known_bad, context.monitor.inspect)
-    loss = scaling.take_loss()
+    found = (p for o in chosen for p in parameters_of(o) if p.grad is not None)
+    held = list(dict.fromkeys(found))  # a parameter may be in several optimizers
+    judged = judge(
+        context,
+        held,
+        _forward_pass(context, scaling.losses),
+        carried=carried,
+        scale=scale,
+        clip=clip,
+        known_bad=known_bad,
+        inspect=context.monitor.inspect,
+    )
+    loss = scaling.loss
     if not judged.finite:
         failed = FailedStep(held, scale, loss, scaling.root, judged.bad_ranks)
-        return skip_step(context, failed, judged.norm, replay)
+        return skip_step(context, chosen, failed, judged, replay)
+    for optimizer in chosen:  # a step that raises on its way may be called again
+        scaling.note_unscaled(optimizer)
     misfit = update(held)
     if misfit is not None:
-        return skip_step(context, FailedStep(held, scale, loss, misfit=misfit), judged.norm)
-    scaling.note_taken(judged.absmax, scale)
-    return _taken(context, scale, loss, judged.norm)
+        return skip_step(context, chosen, FailedStep(held, scale, loss, misfit=misfit), judged)
+    scaling.note_taken(chosen, judged.absmax, scale)
+    return taken_step(context, scale, loss, judged.norm)
 
 
-def _judge(
+def _forward_pass(context: StepContext, losses: Sequence[Tensor] = ()) -> ForwardPass:
+    buffers, scaling = context.wrapped.buffers, context.scaling
+    forward = ForwardPass(sizes=buffers.sizes(), spoiled=lambda: bool(buffers.spoiled()))
+    return replace(forward, losses=losses, note_losses=scaling.note_values) if losses else forward
+
+
+def judge(
     context: StepContext,
     held: Sequence[Tensor],
+    forward: ForwardPass | None = None,
+    *,
     carried: float,
     scale: float,
     clip: Clip,
     known_bad: bool,
     inspect: Callable[[Sequence[Tensor]], None] | None = None,
 ) -> JudgedGradients:
-    gradients = [p.grad for p in held if p.grad is not None]
-    if not gradients:
-        message = "step() found no gradient: call step(loss), or backward(loss) first"
-        raise UsageError(message)
+    """Judge the gradients of some parameters, and the buffers; see ``judge_gradients``."""
     return judge_gradients(
-        gradients,
-        context.wrapped.buffers.changed(),
+        [p.grad for p in held if p.grad is not None],
+        forward or _forward_pass(context),
         carried=carried,
         scale=scale,
         device=context.device,
@@ -228,13 +286,14 @@ def _judge(
     )
 
 
-def _taken(context: StepContext, scale: float, loss: float | None, norm: float) -> StepResult:
+def taken_step(context: StepContext, scale: float, loss: float | None, norm: float) -> StepResult:
+    """The result of a step that was taken."""
     return StepResult(
         skipped=False,
         reason="",
         step=context.monitor.steps,
         scale=scale,
-        next_scale=context.scaling.scale,
+        next_scale=context.scaling.next_scale,
         loss=loss,
         gradient_norm=norm,
         rank=rank(),
@@ -243,8 +302,9 @@ def _taken(context: StepContext, scale: float, loss: float | None, norm: float) 
 
 def skip_step(
     context: StepContext,
+    chosen: Sequence[Optimizer],
     failed: FailedStep,
-    norm: float,
+    judged: JudgedGradients,
     replay: Callable[[], Tensor] | None = None,
 ) -> StepResult:
     """Restore buffers, find the cause and adjust the scale.
@@ -253,23 +313,23 @@ def skip_step(
     the second skip in a row on.
     """
     monitor = context.monitor
+    again = monitor.skips.in_a_row_of(context.places(chosen)) > 0
     with monitor.share.paused():
-        diagnosis = diagnose(
-            context.wrapped, context.casting, failed, replay, locate=monitor.in_a_row > 0
-        )
-    context.scaling.note_skipped()
+        diagnosis = diagnose(context.wrapped, context.casting, failed, replay, locate=again)
+    context.scaling.note_skipped(chosen)
     return StepResult(
         skipped=True,
         reason=diagnosis.reason,
         operation=diagnosis.operation,
         step=monitor.steps,
         scale=failed.scale,
-        next_scale=context.scaling.scale,
+        next_scale=context.scaling.next_scale,
         loss=failed.loss,
-        gradient_norm=norm,
+        gradient_norm=judged.norm,
         non_finite=diagnosis.found,
         cause=diagnosis.cause,
         rank=rank(),
+        at_any_scale=judged.forward_failed or failed.misfit is not None,
     )
 
 
@@ -291,22 +351,40 @@ def note_step(
     Raises:
         TrainingDiverged: If too many steps in a row were skipped.
     """
-    context.wrapped.fresh = True
+    context.wrapped.start.ended()
+    context.wrapped.masters.remember(chosen)
     context.scaling.root = None
     if result.skipped:
-        for optimizer in chosen:  # a scheduler stepped after a skip must not complain of the order
+        for optimizer in (one for o in chosen for one in inside(o)):
+            # A scheduler stepped after a skip must not complain of the order.
             optimizer._opt_called = True  # type: ignore[attr-defined]
-    floor = context.scaling.scaler.floor
-    context.monitor.note_step(result, floor, shares_step=shares_step)
+    context.scaling.forget_losses()
+    context.monitor.note_step(
+        result,
+        context.scaling.scaler.floor,
+        stepped=context.places(chosen),
+        shares_step=shares_step,
+    )
 
 
 # -- updates ---------------------------------------------------------------------------------------
 
 
 def update_weights(
-    context: StepContext, chosen: Sequence[Optimizer], guard: StepGuard, held: Sequence[Tensor]
+    context: StepContext,
+    chosen: Sequence[Optimizer],
+    guard: StepGuard,
+    held: Sequence[Tensor],
+    options: Mapping[str, Any] = NO_OPTIONS,
 ) -> NonFinite | None:
     """Step the optimizers; an update that does not fit the weights' format is undone and named.
+
+    Args:
+        context: The trainer's parts.
+        chosen: The optimizers.
+        guard: Knows that the trainer steps them.
+        held: What they update.
+        options: What their ``step`` is given.
 
     Raises:
         TrainingDiverged: If a master grew beyond what the model can hold.
@@ -314,12 +392,13 @@ def update_weights(
     wrapped, precision = context.wrapped, context.wrapped.precision
     low = precision.low_precision_model and not precision.master_weights
     undo = Transaction(chosen) if low else None
+    wrapped.masters.end_comparison(chosen)
     with context.casting.update():
         for optimizer in chosen:
             with guard.within():
-                optimizer.step()
+                optimizer.step(**options)
     torch.clear_autocast_cache()
-    if undo is not None:
+    if undo is not None and not _fits(chosen, held):
         bad = non_finite(wrapped.names_of(held), [p.detach() for p in held])
         bad = bad or undo.non_finite_state(wrapped.names_of)
         if bad:
@@ -337,118 +416,14 @@ def update_weights(
     return None
 
 
-class StepGuard:
-    """Warns once if a loop steps a trainer's optimizer itself, which nothing else would show.
-
-    Args:
-        optimizers: The trainer's.
-    """
-
-    def __init__(self, optimizers: Sequence[Optimizer]) -> None:
-        self._inside = self._said = False
-        self._handles = [o.register_step_pre_hook(self._before) for o in optimizers]
-
-    @contextmanager
-    def within(self) -> Iterator[None]:
-        """Steps inside this context are the trainer's own."""
-        before, self._inside = self._inside, True
-        try:
-            yield
-        finally:
-            self._inside = before
-
-    def release(self) -> None:
-        """Remove the hooks; a second call does nothing."""
-        handles, self._handles = self._handles, []
-        for handle in handles:
-            handle.remove()
-
-    def _before(self, _optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-        if self._inside or self._said:
-            return
-        self._said = True
-        warnings.warn(
-            "optimizer.step() was called past MixedPrecision: nothing was scaled, checked or logged; "
-            "put mp.step(loss) in place of loss.backward() and optimizer.step()",
-            RuntimeWarning,
-            stacklevel=loop_stacklevel(),
-        )
-
-
-# -- closures --------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, eq=False)
-class Evaluation:
-    """One call of a closure, which has left gradients.
-
-    Attributes:
-        returned: What the optimizer is given.
-        loss: The unscaled loss; None if it is not known.
-        carried: The scale that is still on the gradients.
-        known_bad: Whether gradients were seen earlier that were not finite.
-    """
-
-    returned: Any
-    loss: float | None
-    carried: float = 1.0
-    known_bad: bool = False
-
-
-def step_with_closure(
-    context: StepContext,
-    optimizer: Optimizer,
-    step: Callable[[Callable[..., Any]], Any],
-    evaluate: Callable[..., Evaluation],
-    *,
-    clip: Clip = NO_CLIP,
-) -> tuple[StepResult | None, Any]:
-    """A step of an optimizer that evaluates its loss again and again, such as LBFGS.
-
-    Every evaluation's gradients are judged before the optimizer sees them; what is not finite undoes
-    the whole step. The scaler learns of the largest gradient of all evaluations.
-
-    Args:
-        context: The trainer's parts.
-        optimizer: The optimizer.
-        step: Its ``step``, taking a closure.
-        evaluate: Runs forward and backward passes once.
-        clip: Limits on the gradients of each evaluation.
-
-    Returns:
-        The result, None if the closure was never called or left no gradient; and what ``step``
-        returned, None if it was left on the way.
-    """
-    scaling = context.scaling
-    undo = Transaction([optimizer])
-    taken: list[tuple[float | None, JudgedGradients]] = []
-
-    def closure(*args: Any, **kwargs: Any) -> Any:
-        evaluation = evaluate(*args, **kwargs)
-        held = [p for p in parameters_of(optimizer) if p.grad is not None]
-        if not held:
-            return evaluation.returned
-        scale = scaling.scale
-        judged = _judge(context, held, evaluation.carried, scale, clip, evaluation.known_bad)
-        if not judged.finite:
-            undo.restore()
-            failed = FailedStep(held, scale, evaluation.loss, scaling.root, judged.bad_ranks)
-            raise _EvaluationSkipped(skip_step(context, failed, judged.norm))
-        scaling.note_unscaled(optimizer)
-        taken.append((evaluation.loss, judged))
-        return evaluation.returned
-
-    returned: Any = None
-    try:
-        with context.casting.off():
-            returned = step(closure)
-    except _EvaluationSkipped as skip:
-        return skip.result, None
-    if not taken:
-        return None, returned
-    (loss, judged), scale = taken[0], scaling.scale
-    if not all(bool(torch.isfinite(p).all()) for p in parameters_of(optimizer)):
-        undo.restore()
-        return skip_step(context, FailedStep([], scale, loss), math.nan), returned
-    scaling.note_taken(max(j.absmax for _, j in taken), scale)
-    return _taken(context, scale, loss, judged.norm), returned
+def _fits(chosen: Sequence[Optimizer], held: Sequence[Tensor]) -> bool:
+    """Whether weights and states are finite, as far as a norm of each shows; waits once."""
+    states = [
+        value
+        for optimizer in chosen
+        for state in optimizer.state.values()
+        for value in tree_leaves(dict(state))
+        if isinstance(value, Tensor) and value.is_floating_point()
+    ]
+    sizes = norms([values_of(t.detach()) for t in (*held, *states)], 2.0)
+    return bool(torch.isfinite(torch.stack([n.to(sizes[0].device) for n in sizes])).all())

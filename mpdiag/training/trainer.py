@@ -16,11 +16,11 @@ from __future__ import annotations
 
 import functools
 import weakref
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
 from mpdiag.errors import UsageError
 from mpdiag.plan import PrecisionPlan
@@ -28,6 +28,9 @@ from mpdiag.training import arguments, checkpoint, setup, stepping
 from mpdiag.training.gradients.judgement import Clip
 from mpdiag.training.gradients.reduction import apply_reduction
 from mpdiag.training.gradients.scaling import parameters_of
+from mpdiag.training.loops import closures
+from mpdiag.training.loops.guard import StepGuard
+from mpdiag.training.loops.scaler import LoopScaler
 from mpdiag.training.options import (
     AS_PLANNED,
     DEFAULT_OPTIONS,
@@ -38,8 +41,9 @@ from mpdiag.training.skips.capsule_writer import CapsuleWriter
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Callable, Mapping, Sequence
-    from contextlib import AbstractContextManager
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from torch.optim import Optimizer
 
     from mpdiag.numerics.loss_scalers import Scaler
     from mpdiag.training.monitor import Alarm
@@ -63,7 +67,7 @@ class MixedPrecision:
 
     Args:
         model: A module or a list of them; they are changed in place, and ``close`` undoes it.
-        optimizer: An optimizer or a list of them.
+        optimizer: An optimizer or a list of them; or what wraps one and steps as one does.
         plan: A plan, or the path of one.
         level: O0 to O3; default: the plan's.
         backend: ``native`` is the device's own arithmetic; ``emulated`` stores the same tensors and
@@ -92,7 +96,7 @@ class MixedPrecision:
     ) -> None:
         self.plan = plan if isinstance(plan, PrecisionPlan) else PrecisionPlan.load(plan)
         models = arguments.listed(model, nn.Module, "model")
-        optimizers = arguments.listed(optimizer, Optimizer, "optimizer")
+        optimizers = arguments.listed_optimizers(optimizer)
         arguments.check_type(overrides, PrecisionOverrides, "overrides")
         arguments.check_type(options, TrainerOptions, "options")
         parts = setup.set_up(
@@ -111,7 +115,8 @@ class MixedPrecision:
         self.context = parts.context
         self.run_log = parts.context.monitor.log
         self._regularizers: list[Regularizer] = []
-        self._guard = stepping.StepGuard(optimizers)
+        self._guard = StepGuard(optimizers)
+        self._loop_scaler = LoopScaler(self.context, self._guard, self._regularizers)
         self._capsules = CapsuleWriter(
             self.run_log,
             self.context.wrapped,
@@ -131,6 +136,11 @@ class MixedPrecision:
             f"scale {self.loss_scale:g}, {self.steps} steps, {self.skipped} of them skipped>"
         )
 
+    def __reduce__(self) -> Any:
+        """Refuse to be pickled or copied: the models would be held twice."""
+        message = "a MixedPrecision cannot be pickled or copied: save mp.state_dict()"
+        raise TypeError(message)
+
     # -- state -------------------------------------------------------------------------------------
 
     @property
@@ -149,7 +159,7 @@ class MixedPrecision:
         return self.context.scaling.scale
 
     @property
-    def scaler(self) -> Scaler:
+    def loss_scaler(self) -> Scaler:
         """The loss scaler's present state."""
         return self.context.scaling.scaler
 
@@ -166,9 +176,24 @@ class MixedPrecision:
 
     # -- forward and backward ----------------------------------------------------------------------
 
-    def autocast(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def autocast(self) -> Iterator[None]:
         """A context for the forward pass and the loss."""
-        return self.context.casting.forward()
+        self._forget_abandoned()
+        start = self.context.wrapped.start
+        around = start.enter(grad=torch.is_grad_enabled())
+        try:
+            with self.context.casting.forward():
+                yield
+        finally:
+            start.leave(around)
+
+    def _forget_abandoned(self) -> None:
+        """Gradients that the loop has cleared without a step wait for none."""
+        context = self.context
+        if context.scaling.waiting and not stepping.gradients_wait(context.wrapped):
+            context.scaling.forget_all()
+            context.wrapped.start.ended()
 
     def scale(self, loss: Tensor) -> Tensor:
         """The loss times the scale, in FP32: an FP16 loss could not hold the product."""
@@ -193,6 +218,23 @@ class MixedPrecision:
         """
         self._regularizers.append(function)
 
+    def add_optimizer(self, optimizer: Optimizer) -> None:
+        """Take in an optimizer that was made later, at the levels with FP32 weights (O0, O1).
+
+        Raises:
+            UsageError: At O2 and O3, or if it is no optimizer.
+        """
+        if self.precision.low_precision_model:
+            message = (
+                f"level {self.precision.level} casts what optimizers hold: give all optimizers to "
+                "MixedPrecision when it is made"
+            )
+            raise UsageError(message)
+        added = arguments.listed_optimizers(optimizer)
+        held = self.context.wrapped.optimizers
+        held += [one for one in added if not any(one is o for o in held)]
+        self._guard.watch(added)
+
     def apply_reduction(self, model: nn.Module) -> None:
         """Reduce the gradients of a model that was wrapped in DDP only now as the plan says.
 
@@ -209,14 +251,38 @@ class MixedPrecision:
             raise UsageError(message)
         apply_reduction([model], self.plan.reduction)
 
+    def scaler(self) -> LoopScaler:
+        """For loops written for ``torch.amp.GradScaler``: scale, unscale_, step and update as theirs.
+
+        The same one each time; see ``training/loops/scaler.py``.
+        """
+        return self._loop_scaler
+
+    def master_parameters(self) -> list[Tensor]:
+        """What the optimizers step, each tensor once: what ``clip_grad_norm_`` takes.
+
+        At O2 these are FP32 masters of the model's half-precision weights, at every other level the
+        model's own parameters. Gradients that wait for a step are unscaled first, as by ``unscale``,
+        so ``.grad`` is what the optimizer will use. A value written into a master is seen by the
+        model in its next forward pass.
+        """
+        if self.context.scaling.waiting:
+            self.unscale()
+        wrapped = self.context.wrapped
+        if wrapped.precision.master_weights:
+            wrapped.masters.adopt()
+        held = (p for o in wrapped.optimizers for p in parameters_of(o))
+        return list(dict.fromkeys(held))
+
     # -- the step ----------------------------------------------------------------------------------
 
     def unscale(self, optimizer: Optimizer | None = None) -> None:
         """Divide the gradients by their scale now, to look at or to change them before ``step``.
 
-        After this they are found as ``parameter.grad`` of what the optimizer holds.
+        After this they are found as ``parameter.grad`` of the model's parameters and of what the
+        optimizer holds (``master_parameters``), in FP32.
         """
-        for one in self._chosen(optimizer):
+        for one in self.context.chosen(optimizer):
             stepping.unscale_gradients(self.context, one)
 
     def step(
@@ -252,20 +318,21 @@ class MixedPrecision:
             UsageError: If there is no gradient, or an argument makes no sense.
         """
         clip = Clip(clip_norm, clip_value)
-        chosen = self._chosen(optimizer)
+        chosen = self.context.chosen(optimizer)
         context = self.context
         if batch is not None:
             self._capsules.check(batch)
-        if closure is not None:
-            result = self._step_with_closure(chosen, closure, clip)
-        else:
-            if loss is not None:
-                self.backward(loss)
-            carried = stepping.prepare_gradients(context, chosen, self._regularizers)
-            update = functools.partial(stepping.update_weights, context, chosen, self._guard)
-            result = stepping.take_step(
-                context, chosen, update, carried=carried, clip=clip, replay=replay
-            )
+        with context.wrapped.masters.updating(chosen):
+            if closure is not None:
+                result = self._step_with_closure(chosen, closure, clip)
+            else:
+                if loss is not None:
+                    self.backward(loss)
+                carried = stepping.prepare_gradients(context, chosen, self._regularizers)
+                update = functools.partial(stepping.update_weights, context, chosen, self._guard)
+                result = stepping.take_step(
+                    context, chosen, update, carried=carried, clip=clip, replay=replay
+                )
         if result.skipped and batch is not None:
             self._capsules.write(batch, result)
         for one in chosen:
@@ -284,8 +351,10 @@ class MixedPrecision:
         (optimizer,) = chosen
         context = self.context
         masters = context.wrapped.masters
+        masters.begin_update(chosen)
+        masters.end_comparison(chosen)
 
-        def evaluate() -> stepping.Evaluation:
+        def evaluate() -> closures.Evaluation:
             # The optimizer has moved its masters; the model must see them.
             masters.give_weights(parameters_of(optimizer))
             torch.clear_autocast_cache()
@@ -294,10 +363,10 @@ class MixedPrecision:
             self.backward(loss)
             carried = stepping.prepare_gradients(context, chosen, self._regularizers)
             value = float(loss.detach())
-            return stepping.Evaluation(value, value, carried)
+            return closures.Evaluation(value, value, carried)
 
         with self._guard.within():
-            result, _ = stepping.step_with_closure(
+            result, _ = closures.step_with_closure(
                 context, optimizer, optimizer.step, evaluate, clip=clip
             )
         masters.give_weights(parameters_of(optimizer))
@@ -305,17 +374,6 @@ class MixedPrecision:
             message = "step(closure=…) found no gradient: the closure must return the loss"
             raise UsageError(message)
         return result
-
-    def _chosen(self, optimizer: Optimizer | None) -> list[Optimizer]:
-        held = self.context.wrapped.optimizers
-        if optimizer is None:
-            return held
-        if not any(optimizer is o for o in held):
-            message = (
-                "optimizer= is not one that MixedPrecision was given: pass it to the constructor"
-            )
-            raise UsageError(message)
-        return [optimizer]
 
     # -- life --------------------------------------------------------------------------------------
 
@@ -350,28 +408,32 @@ class MixedPrecision:
 
         Plain values and tensors: ``torch.load(weights_only=True)`` reads it.
         """
-        if self.context.scaling.waiting:
+        self._forget_abandoned()
+        if self.context.scaling.waiting and stepping.gradients_matter(self.context.wrapped):
             message = (
-                "state_dict() in the middle of an accumulation would lose its gradients: step first"
+                "state_dict() in the middle of an accumulation would lose its gradients: step first, "
+                "or clear them with zero_grad()"
             )
             raise UsageError(message)
         monitor = self.context.monitor
         progress = checkpoint.Progress(
-            self.scaler, monitor.steps, monitor.skipped, monitor.in_a_row
+            self.loss_scaler, monitor.steps, monitor.skipped, monitor.skips.to_plain()
         )
         return checkpoint.save(self.plan, self.precision, progress, self.context.wrapped)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state.
+        """Go on from a state; a plan that was edited since is obeyed from here on, and said.
 
         Raises:
-            StateMismatch: If it belongs to another plan, level or model.
+            StateMismatch: If it belongs to another level or model.
         """
-        loaded = checkpoint.load(state, self.plan, self.precision, self.context.wrapped)
+        loaded = checkpoint.load(
+            state, self.plan, self.precision, self.context.wrapped, self.loss_scaler
+        )
         self.resume(loaded.scaler, steps=loaded.steps, skipped=loaded.skipped)
-        self.context.monitor.in_a_row = loaded.in_a_row
+        self.context.monitor.skips.restore(loaded.skips)
         self.context.scaling.forget_all()
-        self.context.wrapped.fresh = True
+        self.context.wrapped.start.ended()
 
     def resume(self, scaler: Scaler, *, steps: int, skipped: int) -> None:
         """Go on from a saved scaler and its counts; models and optimizers are the caller's to load."""
@@ -388,6 +450,6 @@ class MixedPrecision:
         return wrapped.fp32_state(wrapped.models[0] if model is None else model)
 
 
-def _release(parts: setup.Setup, guard: stepping.StepGuard) -> None:
+def _release(parts: setup.Setup, guard: StepGuard) -> None:
     guard.release()
     parts.release()

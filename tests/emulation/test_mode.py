@@ -411,3 +411,63 @@ def test_a_graph_network_with_a_large_adjacency_trains(layout):
             loss = (adjacency @ model(x)).square().mean()
         assert not mp.step(loss).skipped
     mp.close()
+
+
+def _write_in_place(p):
+    p.mul_(2)
+
+
+def _write_data(p):
+    p.data.mul_(2)
+
+
+def _write_foreach(p):
+    torch._foreach_mul_([p], 2.0)
+
+
+def _write_foreach_copy(p):
+    torch._foreach_copy_([p], [p.detach().float() * 2])
+
+
+def _write_part(p):
+    p.data[:].add_(p.data.clone())
+
+
+def _write_fused(p):
+    p.grad = -p.detach().clone()
+    torch.optim.SGD([p], 1.0, fused=True).step()
+
+
+def _write_suspended(p):
+    with suspended():
+        p.data.mul_(2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize(
+    "write",
+    [
+        _write_in_place, _write_data, _write_foreach, _write_foreach_copy, _write_part, _write_fused,
+        _write_suspended,
+    ],
+)  # fmt: skip
+def test_a_weight_written_between_two_reads_is_read_anew(dtype, write):
+    """Whatever writes it: most of these raise no version counter that this mode could see."""
+    torch.manual_seed(0)
+    p = torch.nn.Parameter(torch.randn(128, 128).to(dtype))
+    x = torch.eye(128, dtype=dtype)
+    with torch.no_grad(), Emulation():
+        for _ in range(4):  # from the third reading on, a copy is kept
+            assert torch.equal(torch.mm(x, p), p)
+            write(p)
+        assert torch.equal(torch.mm(x, p), p)
+
+
+def test_what_is_written_elsewhere_leaves_a_copy_in_force():
+    """A recurrent loop reads its weight again and again, and writes to its state."""
+    p = torch.randn(128, 128).half()
+    state = torch.zeros(128, 128).half()
+    with Emulation() as emulation:
+        for _ in range(4):
+            state.add_(torch.mm(p, p), alpha=0.5)
+        assert p.untyped_storage()._cdata in emulation._copied

@@ -208,3 +208,61 @@ def test_checkpoints_keep_the_scale(tmp_path):
 def test_levels_that_cast_weights_are_refused():
     with pytest.raises(UsageError, match="level='O1'"):
         bridge.PlanPrecision(PrecisionPlan(level="O2"))
+
+
+# -- Fabric ----------------------------------------------------------------------------------------
+
+
+def fabric_loop(plan, poison=None, clip=None, every=1, **options):
+    """Fabric's own loop, and what it leaves: the model, the plugin and whether steps were skipped."""
+    precision = bridge.PlanPrecision(plan, **options)
+    fabric = lightning.Fabric(accelerator="cpu", devices=1, plugins=precision)
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
+    model, optimizer = fabric.setup(model, optimizer)
+    skipped = []
+    for i, (x, y) in enumerate(BATCHES):
+        output = model(x * float("inf") if i == poison else x)
+        assert output.dtype == torch.float32
+        with fabric.autocast():
+            loss = nn.functional.cross_entropy(output, y) / every
+        fabric.backward(loss)
+        if (i + 1) % every == 0:
+            if clip is not None:
+                fabric.clip_gradients(model, optimizer, max_norm=clip)
+            optimizer.step()
+            optimizer.zero_grad()
+            skipped.append(precision.last.skipped)
+    return model, precision, skipped
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"clip": 0.1}, {"every": 2}], ids=["plain", "clip", "accumulate"]
+)
+def test_fabric_trains_as_a_loop_by_hand_does(options):
+    model, precision, skipped = fabric_loop(backoff(64.0, growth_interval=2), **options)
+    expected = by_hand(backoff(64.0, growth_interval=2), **options)
+    assert not any(skipped)
+    assert precision.mp.steps == len(skipped)
+    for a, b in zip(model.parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_fabric_skips_what_is_not_finite_and_gives_the_model_back():
+    model, precision, skipped = fabric_loop(backoff(64.0), poison=2)
+    assert skipped == [i == 2 for i in range(6)]
+    assert all(torch.isfinite(b).all() for b in model.buffers())
+    assert precision.mp.loss_scale == 32.0
+    precision.teardown()
+    assert precision.mp is None
+    with torch.no_grad():
+        assert model.module(BATCHES[0][0]).dtype == torch.float32
+
+
+def test_fabric_is_told_what_it_cannot_do():
+    precision = bridge.PlanPrecision(backoff())
+    fabric = lightning.Fabric(accelerator="cpu", devices=1, plugins=precision)
+    net = fabric.setup_module(network())
+    net(BATCHES[0][0])
+    with pytest.raises(UsageError, match="all modules"):
+        fabric.setup_module(network())

@@ -214,12 +214,12 @@ def test_it_trains_and_is_told_the_true_maximum():
     results, largest = train(mp, model)
     assert not any(r.skipped for r in results)
     assert results[0].scale == 256.0
-    assert isinstance(mp.scaler, PeakHold)
-    assert mp.scaler.peak == pytest.approx(max(largest), rel=1e-6)
+    assert isinstance(mp.loss_scaler, PeakHold)
+    assert mp.loss_scaler.peak == pytest.approx(max(largest), rel=1e-6)
     assert (
         results[-1].next_scale
-        == mp.scaler.scale
-        == 2.0 ** math.floor(math.log2(65504 / mp.scaler.peak) - 4)
+        == mp.loss_scaler.scale
+        == 2.0 ** math.floor(math.log2(65504 / mp.loss_scaler.peak) - 4)
     )
     assert any(not torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
 
@@ -229,7 +229,7 @@ def test_it_trains_and_is_told_the_true_maximum():
 )
 def test_it_can_be_asked_for_in_place_of_the_plans(override):
     mp = trainer(network(), plan=constant(8.0), overrides=PrecisionOverrides(loss_scale=override))
-    assert isinstance(mp.scaler, PeakHold)
+    assert isinstance(mp.loss_scaler, PeakHold)
 
 
 def test_an_object_that_is_no_scaler_is_refused():
@@ -249,12 +249,12 @@ def test_its_state_is_saved_and_loaded_again():
     train(mp, model)
     again = trainer(network(), plan=plan(256.0))
     again.load_state_dict(mp.state_dict())
-    assert again.scaler == mp.scaler
+    assert again.loss_scaler == mp.loss_scaler
     other = trainer(network(), plan=plan(256.0))
     ScalerState(other).load_state_dict(json.loads(json.dumps(ScalerState(mp).state_dict())))
-    assert (other.scaler, other.steps) == (mp.scaler, 3)
+    assert (other.loss_scaler, other.steps) == (mp.loss_scaler, 3)
     with pytest.raises(StateMismatch, match="PeakHold, but the plan scales by LogNormal"):
-        load_scaler(LogNormal(), dump_scaler(mp.scaler))
+        load_scaler(LogNormal(), dump_scaler(mp.loss_scaler))
     with pytest.raises(StateMismatch, match="'pike'"):
         load_scaler(PeakHold(), {"kind": "PeakHold", "pike": 1.0})
 

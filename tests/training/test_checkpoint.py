@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import io
+import random
 import signal
 import textwrap
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
-from support import backoff, batch, network
+from support import backoff, batch, constant, network
 from torch import nn
 
 import mpdiag
 from mpdiag.errors import StateMismatch, UsageError
+from mpdiag.plan import Fp32Choice
 
 STEPS = 6
 
@@ -37,7 +41,7 @@ def advance(model, mp, first, last):
 
 def final(model, mp):
     state = mp.state_dict()
-    return [*state["models"][0].values(), *state["masters"][0].values()], mp.scaler
+    return [*state["models"][0].values(), *state["masters"][0].values()], mp.loss_scaler
 
 
 @pytest.mark.parametrize("level", ["O0", "O1", "O2"])
@@ -74,6 +78,72 @@ def test_a_state_in_the_middle_of_an_accumulation_is_refused():
     mp.state_dict()
 
 
+@pytest.mark.parametrize("set_to_none", [True, False])
+def test_gradients_that_the_loop_threw_away_wait_for_no_step(set_to_none):
+    model, mp = build("O2")
+    x, y = batch()
+    with mp.autocast():
+        loss = nn.functional.cross_entropy(model(x), y)
+    mp.backward(loss)
+    for optimizer in mp.context.wrapped.optimizers:
+        optimizer.zero_grad(set_to_none=set_to_none)
+    assert mp.state_dict()["steps"] == 0
+
+
+def resumed(plan, edited):
+    _, mp = build("O1", plan)
+    advance(mp.context.wrapped.models[0], mp, 0, 3)
+    state = mp.state_dict()
+    mp.close()
+    _, again = build("O1", edited)
+    with pytest.warns(RuntimeWarning, match="under another plan") as caught:
+        again.load_state_dict(state)
+    assert again.steps == 3
+    return again, str(caught[0].message)
+
+
+def test_a_training_goes_on_under_an_edited_plan_and_says_what_differs():
+    plan = backoff(64.0, growth_interval=2)
+    mp, said = resumed(plan, backoff(128.0, growth_interval=2))
+    assert (mp.loss_scale, mp.loss_scaler.quiet) == (128.0, 0)
+    assert "loss_scale.init_scale (64 → 128); training goes on by today's" in said
+    mp, said = resumed(plan, backoff(64.0, growth_interval=500))
+    assert (mp.loss_scale, mp.loss_scaler.growth_interval) == (64.0, 500)  # grown once, and skipped
+    assert mp.loss_scaler.current == 64.0
+    assert "growth_interval (2 → 500)" in said
+    mp, said = resumed(plan, constant(8.0))
+    assert mp.loss_scale == 8.0
+    assert "loss_scale.method (backoff → constant)" in said
+    kept = replace(plan, fp32_modules=(Fp32Choice("Linear", "0.4", "asked for", {}),))
+    assert "fp32_modules ([] → [['0.4', 'Linear']])" in resumed(plan, kept)[1]
+    reworded = replace(plan, run="elsewhere", shapes=())
+    _, mp = build("O1", plan)
+    state = mp.state_dict()
+    mp.close()
+    build("O1", reworded)[1].load_state_dict(state)  # decides the same
+
+
+def test_numpys_and_pythons_random_numbers_go_on_too():
+    _, mp = build("O1")
+    np.random.normal()  # noqa: NPY002 - one of a pair: the other waits in the generator
+    file = io.BytesIO()
+    torch.save(mp.state_dict(), file)
+
+    def draw():
+        numbers = (np.random.rand(), np.random.normal(), random.random(), random.gauss(0, 1))  # noqa: NPY002
+        return (*numbers, torch.rand(()).item())
+
+    expected = draw()
+    file.seek(0)
+    state = torch.load(file, weights_only=True)
+    mp.load_state_dict(state)
+    assert draw() == expected
+    for name in ("numpy", "python"):
+        del state["random"][name]
+    mp.load_state_dict(state)  # of an earlier version
+    assert draw()[:4] != expected[:4]
+
+
 def test_a_damaged_state_is_refused_in_a_sentence():
     _, mp = build("O1")
     state = mp.state_dict()
@@ -88,7 +158,7 @@ def test_a_damaged_state_is_refused_in_a_sentence():
 SCRIPT = """
 import os, signal, sys, torch
 sys.path.insert(0, {tests!r})
-from support import backoff, batch, network
+from support import backoff, batch, constant, network
 from torch import nn
 import mpdiag
 torch.set_num_threads(1)

@@ -72,6 +72,13 @@ def test_infinity_on_one_rank_skips_on_all_with_ddp(run, level):
             assert result.skipped == (step == 1), result
             print(result.next_scale, result.reason)
         assert all(same_everywhere(p) for p in net.parameters())
+        # torch.amp: DDP's sum carries the infinity to every rank.
+        net = nn.parallel.DistributedDataParallel(model())
+        theirs, sgd = torch.amp.GradScaler("cpu"), torch.optim.SGD(net.parameters(), 0.1)
+        theirs.scale(net(rows(0, bad=1)).square().mean()).backward()
+        theirs.step(sgd)
+        theirs.update()
+        assert theirs.get_scale() == 2.0**15
         """,
         level,
     )
@@ -90,6 +97,12 @@ def test_infinity_on_one_rank_of_a_model_without_ddp_skips_on_all_and_names_the_
         result = mp.step()
         assert result.skipped and result.rank == rank
         print(result.reason)
+        net = model()  # torch.amp without DDP: each rank for itself
+        theirs, sgd = torch.amp.GradScaler("cpu"), torch.optim.SGD(net.parameters(), 0.1)
+        theirs.scale(net(rows(0, bad=1)).square().mean()).backward()
+        theirs.step(sgd)
+        theirs.update()
+        assert theirs.get_scale() == 2.0 ** (16 - rank)
         """,
         "O1",
     )
@@ -198,3 +211,72 @@ def test_fsdp2_clips_by_the_norm_of_whole_gradients(run, level):
         """,
         level,
     )
+
+
+def test_a_rank_without_gradients_keeps_no_other_waiting(run):
+    """Without DDP only the trainers exchange anything; every rank learns what is wrong, and goes on."""
+    outputs = run(
+        """
+        net = model()
+        mp = mpdiag.MixedPrecision(net, torch.optim.SGD(net.parameters(), 0.1), plan(), level=level)
+        before = net[0].weight.detach().clone()
+        for step in range(3):
+            if rank == 0 or step != 1:
+                mp.backward(net(rows(step)).float().square().mean())
+            try:
+                mp.step()
+            except mpdiag.errors.UsageError as error:
+                print(step, error)
+                for optimizer in mp.context.wrapped.optimizers:
+                    optimizer.zero_grad()
+        try:
+            mp.step()
+        except mpdiag.errors.UsageError as error:
+            print(error)
+        print(mp.steps)
+        """,
+        "O1",
+    )
+    for out in outputs:
+        lines = out.splitlines()
+        assert lines[0].startswith("1 rank 1 has no gradient, others have: no rank steps")
+        assert lines[1].startswith("step() found no gradient")
+        assert lines[2] == "2"
+
+
+def test_a_forward_pass_that_is_not_finite_ends_every_rank_and_a_script_may_abstain(run):
+    outputs = run(
+        """
+        from mpdiag.training.gradients.judgement import judge_without_gradients
+        net = model()
+        mp = mpdiag.MixedPrecision(
+            net, torch.optim.SGD(net.parameters(), 0.1), plan(scale=2.0**16), level=level,
+            options=mpdiag.TrainerOptions(max_skips=3),
+        )
+        try:
+            while True:
+                with mp.autocast():
+                    loss = net(rows(0, bad=1)).float().square().mean()
+                mp.step(loss)
+        except mpdiag.errors.TrainingDiverged as error:
+            print(mp.steps, mp.loss_scale, error)
+        cpu = torch.device("cpu")
+        print(judge_without_gradients(1.0, cpu))
+        if rank == 0:
+            print(judge_without_gradients(64.0, cpu))
+        else:
+            mp = mpdiag.MixedPrecision(
+                other := model(), torch.optim.SGD(other.parameters(), 0.1), plan(), level=level
+            )
+            print(mp.step(other(rows(0)).float().square().mean()).skipped)
+        """,
+        "O1",
+    )
+    for out in outputs:
+        lines = out.splitlines()
+        assert lines[0].startswith(
+            "3 8192.0 training stopped at step 2: 3 steps in a row had a loss"
+        )
+        assert lines[1] == "None"
+    assert "finite=True" in outputs[0].splitlines()[2]
+    assert outputs[1].splitlines()[2] == "False"

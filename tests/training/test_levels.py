@@ -80,7 +80,7 @@ def test_o3_is_low_precision_throughout_at_scale_1(dtype):
     with wrap(model, level="O3", overrides=mpdiag.PrecisionOverrides(dtype=dtype)) as mp:
         results, _ = train(mp, model)
         assert len(set(dtypes(model).values())) == 1
-        assert mp.scaler == ConstantScale(1.0)
+        assert mp.loss_scaler == ConstantScale(1.0)
         assert not any(r.skipped for r in results)
 
 
@@ -157,7 +157,8 @@ def test_a_plan_for_fp8_is_refused():
 )
 def test_the_loss_scale_can_be_overridden(override, expected):
     assert (
-        wrap(network(), overrides=mpdiag.PrecisionOverrides(loss_scale=override)).scaler == expected
+        wrap(network(), overrides=mpdiag.PrecisionOverrides(loss_scale=override)).loss_scaler
+        == expected
     )
 
 
@@ -168,7 +169,7 @@ def test_dynamic_takes_the_plans_own_numbers():
             backoff(64.0),
             level="O3",
             overrides=mpdiag.PrecisionOverrides(loss_scale="dynamic"),
-        ).scaler.scale
+        ).loss_scaler.scale
         == 64.0
     )
 

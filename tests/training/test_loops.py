@@ -144,7 +144,7 @@ def test_lognormal_learns_the_largest_gradient_of_all_evaluations(level):
     result, calls = evaluations_of(mp, model, lbfgs, 4.0)
     assert not result.skipped
     assert calls > 1
-    assert mp.scaler == start.adjust(4.0)
+    assert mp.loss_scaler == start.adjust(4.0)
     assert result.next_scale == mp.loss_scale
 
 
@@ -153,7 +153,7 @@ def test_scalers_that_need_no_maximum_are_told_zero_under_closures():
     lbfgs = torch.optim.LBFGS(model.parameters(), lr=1e-3, max_iter=3)
     mp = wrap(model, lbfgs, backoff(8.0, growth_interval=2))
     evaluations_of(mp, model, lbfgs, 4.0)
-    assert mp.scaler == Backoff(8.0, growth_interval=2).adjust(0.0)
+    assert mp.loss_scaler == Backoff(8.0, growth_interval=2).adjust(0.0)
 
 
 def test_a_closure_that_leaves_no_gradient_is_refused():

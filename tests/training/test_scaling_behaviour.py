@@ -415,11 +415,10 @@ def test_a_scale_at_its_floor_stops_with_an_error():
     """apex#318 and many more: scale 1e-20, 1e-40, 0, and no word."""
     model = nn.Linear(4, 1)
     mp = trainer(model, backoff(4.0))
-    x = torch.full((1, 4), 60000.0)
-    with pytest.raises(TrainingDiverged, match="floor"):
-        for _ in range(6):
+    with pytest.raises(TrainingDiverged, match="floor of 1, where 8 steps"):
+        for _ in range(12):
             with mp.autocast():
-                loss = (model(x) * 100.0).float().square().sum() * 1e3
+                loss = model(torch.ones(1, 4)).float().sum() * 1e6
             mp.step(loss)
     assert mp.loss_scale == 1.0
 
@@ -477,20 +476,18 @@ def test_the_state_round_trips_every_field():
     other = Linear()
     again = trainer(other, mp.plan)
     again.load_state_dict(state)
-    assert again.scaler == mp.scaler
+    assert again.loss_scaler == mp.loss_scaler
     assert (again.steps, again.skipped) == (4, 1)
     assert torch.equal(other.w, model.w)
 
 
-def test_a_state_of_another_plan_or_level_is_refused():
+def test_a_state_of_another_level_or_model_is_refused():
     model = Linear()
     mp = trainer(model, backoff(64.0))
     state = mp.state_dict()
     mp.close()
     with pytest.raises(StateMismatch, match="level"):
         trainer(model, backoff(64.0), level="O2").load_state_dict(state)
-    with pytest.raises(StateMismatch, match="plan"):
-        trainer(Linear(), backoff(32.0)).load_state_dict(state)
     with pytest.raises(StateMismatch):
         trainer(nn.Linear(3, 3), backoff(64.0)).load_state_dict(state)
     with pytest.raises(StateMismatch):
@@ -548,4 +545,4 @@ def test_the_plan_sets_every_setting_of_the_scaler():
         )
     )  # fmt: skip
     mp = trainer(Linear(), plan)
-    assert mp.scaler == Backoff(64.0, 4.0, 0.25, 5, 2, 2.0, 4096.0)
+    assert mp.loss_scaler == Backoff(64.0, 4.0, 0.25, 5, 2, 2.0, 4096.0)

@@ -8,8 +8,10 @@ import pytest
 import torch
 from support import batch, constant, network
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 import mpdiag
+from mpdiag.errors import UsageError
 
 
 def trainer():
@@ -50,3 +52,185 @@ def test_a_misspelt_name_is_met_with_the_right_one():
     with pytest.raises(AttributeError) as raised:
         mpdiag.analyse  # noqa: B018
     assert (raised.value.name, raised.value.obj) == ("analyse", mpdiag)
+
+
+class Failing(torch.optim.SGD):
+    """Raises at its first step, as where a disk or another process fails."""
+
+    failed = False
+
+    def step(self, closure=None):
+        if not self.failed:
+            self.failed = True
+            raise OSError("once")
+        return super().step(closure)
+
+
+@pytest.mark.parametrize("level", ["O0", "O1", "O2", "O3"])
+def test_a_step_that_raised_may_be_called_again(level):
+    weights, losses, norms = [], [], []
+    for kind in (torch.optim.SGD, Failing):
+        model = network()
+        optimizer = kind(model.parameters(), 0.1)
+        mp = mpdiag.MixedPrecision(model, optimizer, constant(64.0), level=level)
+        mp.add_regularizer(
+            lambda named: 1e-2 * sum(p.float().square().sum() for p in named.values())
+        )
+        x, y = batch()
+        with mp.autocast():
+            loss = nn.functional.cross_entropy(model(x), y)
+        mp.backward(loss)
+        if kind is Failing:
+            with pytest.raises(OSError, match="once"):
+                mp.step(clip_value=0.01)
+        result = mp.step(clip_value=0.01)
+        losses.append(result.loss)
+        norms.append(result.gradient_norm)
+        weights.append([p.detach().clone() for p in model.parameters()])
+    assert losses[0] == losses[1]
+    assert all(torch.equal(a, b) for a, b in zip(*weights, strict=True))
+
+
+@pytest.mark.parametrize("level", ["O0", "O1", "O2"])
+def test_a_loss_that_is_not_finite_is_not_stepped_though_its_gradients_are(level):
+    model = network()
+    mp = mpdiag.MixedPrecision(
+        model, torch.optim.SGD(model.parameters(), 0.1), constant(8.0), level=level
+    )
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    x, y = batch()
+    with mp.autocast():
+        loss = nn.functional.cross_entropy(model(x), y) + torch.tensor(float("inf"))
+    result = mp.step(loss)
+    assert (result.skipped, result.at_any_scale) == (True, True)
+    assert result.reason.startswith("Inf in the forward pass: the loss")
+    assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
+    for factor in (1.0, float("-inf")):  # one of two micro-batches
+        with mp.autocast():
+            loss = nn.functional.cross_entropy(model(x), y)
+        mp.backward(loss.detach() * 0 + loss + (0.0 if factor == 1.0 else factor))
+    assert mp.step().skipped
+
+
+class Wrapper:
+    """Scales gradients layer by layer and steps the optimizer inside, as Apex's LARC: no Optimizer."""
+
+    def __init__(self, optimizer):
+        self.optim = optimizer
+
+    state = property(lambda self: self.optim.state)
+    param_groups = property(lambda self: self.optim.param_groups)
+
+    def state_dict(self):
+        return self.optim.state_dict()
+
+    def load_state_dict(self, state):
+        self.optim.load_state_dict(state)
+
+    def zero_grad(self, set_to_none=True):
+        self.optim.zero_grad(set_to_none)
+
+    def step(self):
+        for group in self.param_groups:
+            for p in group["params"]:
+                if p.grad is not None:
+                    p.grad.mul_(0.5)
+        self.optim.step()
+
+
+@pytest.mark.parametrize("level", ["O0", "O1", "O2", "O3"])
+def test_an_optimizer_that_wraps_one_and_is_none_steps(level, recwarn):
+    model, plain = network(), network()
+    inner = torch.optim.SGD(model.parameters(), 0.1)
+    larc = Wrapper(inner)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(inner, 1.0)
+    mp = mpdiag.MixedPrecision(model, larc, constant(8.0), level=level)
+    half = torch.optim.SGD(plain.parameters(), 0.05)
+    other = mpdiag.MixedPrecision(plain, half, constant(8.0), level=level)
+    for i in range(3):
+        x, y = batch(i)
+        factor = float("nan") if i == 0 else 1.0
+        for net, trainer_ in ((model, mp), (plain, other)):
+            with trainer_.autocast():
+                loss = nn.functional.cross_entropy(net(x), y) * factor
+            assert trainer_.step(loss).skipped == (i == 0)
+        scheduler.step()
+    state = mp.state_dict()
+    mp.load_state_dict(state)
+    if level != "O3":  # where 0.5 * 0.1 rounds
+        for a, b in zip(model.parameters(), plain.parameters(), strict=True):
+            torch.testing.assert_close(a, b)
+    mp.close()
+    assert not [w for w in recwarn.list if "past MixedPrecision" in str(w.message)]
+    with pytest.raises(UsageError, match="has no param_groups"):
+        mpdiag.MixedPrecision(model, [object()], constant(8.0))
+
+
+def test_both_parts_of_complex_gradients_are_clipped():
+    w = nn.Parameter(torch.zeros(2, dtype=torch.complex64))
+    model = nn.Module()
+    model.w = w
+    mp = mpdiag.MixedPrecision(model, torch.optim.SGD([w], 1.0), constant(1.0), level="O0")
+    mp.backward((w * torch.tensor([3.0 - 0.25j, -1.0 - 9.0j])).sum().real)
+    mp.step(clip_value=0.5)
+    assert w.tolist() == [-0.5 - 0.25j, 0.5 - 0.5j]
+
+
+class Waits(TorchFunctionMode):
+    """Counts the calls that wait for a device: those that give Python a value of a tensor."""
+
+    names = frozenset(
+        {"item", "tolist", "__bool__", "__float__", "__int__", "cpu", "numpy", "equal"}
+    )
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if getattr(func, "__name__", "") in self.names:
+            self.seen.append(func.__name__)
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("level", ["O0", "O1"])
+def test_a_step_waits_for_the_device_once_as_torch_amp_does(level):
+    x, y = batch()
+
+    def by_hand():
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        scaler = torch.amp.GradScaler("cpu")
+
+        def take():
+            with torch.autocast("cpu", torch.bfloat16):
+                loss = nn.functional.cross_entropy(model(x), y)
+            scaler.scale(loss).backward()
+            scaler.step(optimizer)
+            scaler.update()
+
+        return take
+
+    def planned():
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        overrides = mpdiag.PrecisionOverrides(dtype=None if level == "O0" else "bf16")
+        mp = mpdiag.MixedPrecision(
+            model, optimizer, constant(8.0), level=level, backend="native", overrides=overrides
+        )
+
+        def take():
+            with mp.autocast():
+                loss = nn.functional.cross_entropy(model(x), y)
+            assert mp.step(loss, clip_norm=1.0).loss > 0
+
+        return take
+
+    counts = []
+    for make in (by_hand, planned):
+        take = make()
+        take()
+        with Waits() as waits:
+            take()
+        counts.append(len(waits.seen))
+    assert counts == [1, 1]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import sys
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -55,18 +56,41 @@ class JudgedGradients:
         norm: Euclidean norm of this rank's, unscaled and before clipping; infinite or NaN where one
             of them is.
         absmax: Largest |gradient|, likewise; NaN if it was not asked for.
-        bad_ranks: The ranks whose gradients are not finite.
+        bad_ranks: The ranks whose gradients, or whose forward passes, are not finite.
+        forward_failed: Whether a forward pass was not finite on any rank, which no scale changes.
     """
 
     finite: bool
     norm: float
     absmax: float
     bad_ranks: tuple[int, ...]
+    forward_failed: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class ForwardPass:
+    """What of a forward pass must be finite, beside the gradients.
+
+    Attributes:
+        losses: One number each, on their devices.
+        sizes: Norms of buffers, on their devices.
+        spoiled: Whether the step made a buffer infinite, asked where a size is not finite: it may have
+            been so before.
+        note_losses: Called with the values of the losses, once they are known.
+    """
+
+    losses: Sequence[Tensor] = ()
+    sizes: Sequence[Tensor] = ()
+    spoiled: Callable[[], bool] = lambda: True
+    note_losses: Callable[[Sequence[float]], None] = lambda _values: None
+
+
+NOTHING_ELSE = ForwardPass()
 
 
 def judge_gradients(
     gradients: Sequence[Tensor],
-    buffers: Sequence[Tensor] = (),
+    forward: ForwardPass = NOTHING_ELSE,
     *,
     carried: float,
     scale: float,
@@ -83,8 +107,9 @@ def judge_gradients(
     a step that may not be taken are left as they are, for a diagnosis.
 
     Args:
-        gradients: At least one; of sharded ones every rank must call.
-        buffers: What else must be finite.
+        gradients: Of sharded ones every rank must call. None at all is an error, which every rank
+            of a group must learn.
+        forward: What else must be finite.
         carried: The scale that is still on the gradients.
         scale: The loss scale of the step, which must be the same on every rank.
         device: Where ranks exchange their answers, if their backend can.
@@ -95,20 +120,45 @@ def judge_gradients(
         inspect: Called with the unscaled gradients before they are clipped.
 
     Raises:
-        UsageError: If ranks scale their losses differently.
+        UsageError: If ranks scale their losses differently, or one has no gradient.
     """
-    found = sweep(gradients, buffers, absmax=absmax)
+    if not gradients:
+        agree(Verdict.NO_GRADIENT, scale, device, group)
+    found = sweep(gradients, forward.sizes, forward.losses, absmax=absmax)
+    forward.note_losses(found.losses)
     norm, largest = found.norm / carried, found.absmax / carried
+    fine = all(map(math.isfinite, found.losses))
+    fine = fine and (math.isfinite(found.others) or not forward.spoiled())
     # Scales below 1 enlarge gradients: what was finite before they are taken off may not be after.
-    finite = found.finite and norm <= LARGEST and not known_bad
-    finite, bad_ranks = agree(finite, scale, device, group)
-    if finite:
+    finite = math.isfinite(found.norm) and norm <= LARGEST and not known_bad
+    verdict = Verdict.FINITE if finite else Verdict.GRADIENTS
+    verdicts = agree(verdict if fine else Verdict.FORWARD, scale, device, group)
+    bad_ranks = [i for i, v in enumerate(verdicts) if v.bad]
+    if not bad_ranks:
         if inspect is not None:
             unscale(gradients, carried)
             carried = 1.0
             inspect(gradients)
         _unscale_and_clip(gradients, carried, norm, clip)
-    return JudgedGradients(finite, norm, largest, tuple(bad_ranks))
+    return JudgedGradients(
+        not bad_ranks, norm, largest, tuple(bad_ranks), Verdict.FORWARD in verdicts
+    )
+
+
+def judge_without_gradients(
+    scale: float, device: torch.device, group: Any = None
+) -> JudgedGradients | None:
+    """Learn what the other ranks say of a step for which this one has no gradient.
+
+    Returns:
+        None if no rank has any.
+    """
+    verdicts = agree(Verdict.ABSTAINS, scale, device, group)
+    if all(v is Verdict.ABSTAINS for v in verdicts):
+        return None
+    bad_ranks = tuple(i for i, v in enumerate(verdicts) if v.bad)
+    norm = math.nan if bad_ranks else 0.0
+    return JudgedGradients(not bad_ranks, norm, 0.0, bad_ranks, Verdict.FORWARD in verdicts)
 
 
 def _unscale_and_clip(gradients: Sequence[Tensor], carried: float, norm: float, clip: Clip) -> None:
@@ -139,23 +189,52 @@ def rank() -> int:
     return distributed.get_rank()
 
 
-def agree(
-    finite: bool, scale: float, device: torch.device, group: Any = None
-) -> tuple[bool, list[int]]:
-    """Whether every rank's gradients are finite, and the ranks whose gradients are not.
+class Verdict(IntEnum):
+    """What one rank says of a step."""
+
+    FINITE = 0
+    GRADIENTS = 1
+    """A gradient is not finite."""
+    FORWARD = 2
+    """The loss or a buffer is not finite."""
+    NO_GRADIENT = 3
+    ABSTAINS = 4
+    """It has no gradient, which others may have."""
+
+    @property
+    def bad(self) -> bool:
+        """Whether no rank may step."""
+        return self in (Verdict.GRADIENTS, Verdict.FORWARD)
+
+
+def agree(verdict: Verdict, scale: float, device: torch.device, group: Any = None) -> list[Verdict]:
+    """What every rank of a group says of a step; one process alone stands at its own place.
 
     Raises:
-        UsageError: If ranks scale their losses differently: their gradients could not be summed.
+        UsageError: On every rank, if they scale their losses differently, so that gradients could not
+            be summed, or if one has no gradient.
     """
     size = world_size(group)
     if size == 1:
-        return finite, [] if finite else [rank()]
+        if verdict is Verdict.NO_GRADIENT:
+            raise UsageError(_NO_GRADIENT)
+        return [Verdict.FINITE] * rank() + [verdict]
     if distributed.get_backend(group) == "gloo":
         device = torch.device("cpu")
-    mine = torch.tensor([0.0 if finite else 1.0, math.log2(scale)], device=device)
+    mine = torch.tensor([float(verdict), math.log2(scale)], device=device)
     all_ranks = [torch.empty_like(mine) for _ in range(size)]
     distributed.all_gather(all_ranks, mine, group=group)
     table = torch.stack(all_ranks).tolist()
+    verdicts = [Verdict(int(row[0])) for row in table]
+    if Verdict.NO_GRADIENT in verdicts:
+        without = [i for i, v in enumerate(verdicts) if v is Verdict.NO_GRADIENT]
+        if len(without) == size:
+            raise UsageError(_NO_GRADIENT)
+        message = (
+            f"rank {', '.join(map(str, without))} has no gradient, others have: no rank steps; call "
+            "backward() on every rank before step()"
+        )
+        raise UsageError(message)
     scales = [row[1] for row in table]
     if min(scales) != max(scales):
         at = scales.index(next(s for s in scales if s != scales[0]))
@@ -164,8 +243,10 @@ def agree(
             "the same state on every rank and call step() equally often"
         )
         raise UsageError(message)
-    bad = [i for i, row in enumerate(table) if row[0]]
-    return not bad, bad
+    return verdicts
+
+
+_NO_GRADIENT = "step() found no gradient: call step(loss), or backward(loss) first"
 
 
 # -- one reading -----------------------------------------------------------------------------------
@@ -179,21 +260,20 @@ class Sweep:
         norm: Euclidean norm over all gradients; infinite or NaN where one is, or where it leaves
             FP32's range.
         absmax: Largest |gradient|; NaN if it was not asked for.
-        others: Norm of what else was looked at (buffers).
+        others: The sum of the other sizes; not finite where one of them is not.
+        losses: The values of the losses.
     """
 
     norm: float
     absmax: float = math.nan
     others: float = 0.0
-
-    @property
-    def finite(self) -> bool:
-        """Whether an optimizer may see these gradients."""
-        return math.isfinite(self.norm) and math.isfinite(self.others)
+    losses: tuple[float, ...] = ()
 
 
 def values_of(gradient: Tensor) -> Tensor:
     """The values a gradient stores on this rank: dense, of sparse and distributed ones too."""
+    if type(gradient) is Tensor and gradient.layout is torch.strided:
+        return gradient
     distributed = sys.modules.get("torch.distributed.tensor")
     if distributed is not None and isinstance(gradient, distributed.DTensor):
         gradient = gradient.to_local()
@@ -212,21 +292,49 @@ def sharded_group(gradient: Tensor) -> Any:
 
 
 def sweep(
-    gradients: Sequence[Tensor], others: Sequence[Tensor] = (), *, absmax: bool = False
+    gradients: Sequence[Tensor],
+    others: Sequence[Tensor] = (),
+    losses: Sequence[Tensor] = (),
+    *,
+    absmax: bool = False,
 ) -> Sweep:
     """Read all gradients once (twice with ``absmax``); one synchronisation with the device.
 
     Args:
         gradients: At least one; of sharded ones every rank must call, for the norm is of the whole.
-        others: Further tensors that must be finite, and do not count into the norm.
+        others: Further sizes, one number each.
+        losses: One number each.
         absmax: Whether the largest |gradient| is wanted.
     """
     values = [values_of(g) for g in gradients]
     parts = norms(values, 2.0)
     device = parts[0].device
+    found = [_total(gradients, parts)]
+    if absmax:
+        found.append(torch.stack([m.to(device) for m in norms(values, math.inf)]).max())
+    first = len(found)
+    found = [f if f.dtype == torch.float32 else f.float() for f in found]
+    found += [f if f.device == device else f.to(device) for f in others]
+    found += [loss.reshape(()).to(device) for loss in losses]
+    kinds = {f.dtype for f in found}
+    if len(kinds) > 1:
+        wide = torch.float64 if torch.float64 in kinds else torch.float32
+        found = [f.to(wide) for f in found]
+    read = torch.stack(found).tolist() if len(found) > 1 else [float(found[0])]
+    end = first + len(others)
+    # A sum is infinite or NaN where one of them is.
+    return Sweep(read[0], read[1] if absmax else math.nan, sum(read[first:end]), tuple(read[end:]))
+
+
+def _total(gradients: Sequence[Tensor], parts: Sequence[Tensor]) -> Tensor:
+    """The norm of all gradients, from that of each; of sharded ones, over all shards."""
+    device = parts[0].device
     groups: dict[Any, list[Tensor]] = {}
-    for gradient, part in zip(gradients, parts, strict=True):
-        groups.setdefault(sharded_group(gradient), []).append(part.to(device))
+    if "torch.distributed.tensor" not in sys.modules:
+        groups[()] = [part if part.device == device else part.to(device) for part in parts]
+    else:
+        for gradient, part in zip(gradients, parts, strict=True):
+            groups.setdefault(sharded_group(gradient), []).append(part.to(device))
     totals = []
     for group, members in groups.items():
         total = torch.linalg.vector_norm(torch.stack(members))
@@ -236,14 +344,7 @@ def sweep(
                 torch.distributed.all_reduce(total, group=process_group)
             total = total.sqrt()
         totals.append(total)
-    norm = totals[0] if len(totals) == 1 else torch.linalg.vector_norm(torch.stack(totals))
-    found = [norm, norm.new_zeros(()), norm.new_zeros(())]
-    if absmax:
-        found[1] = torch.stack([m.to(device) for m in norms(values, math.inf)]).max()
-    if others:
-        found[2] = torch.stack([n.to(device) for n in norms(others, 2.0)]).sum()
-    size, largest, rest = torch.stack([f.float() for f in found]).tolist()
-    return Sweep(size, largest if absmax else math.nan, rest)
+    return totals[0] if len(totals) == 1 else torch.linalg.vector_norm(torch.stack(totals))
 
 
 def norms(values: Sequence[Tensor], order: float) -> list[Tensor]:
@@ -290,9 +391,12 @@ def clip_factor(norm: float, limit: float) -> float:
 
 
 def clamp(gradients: Sequence[Tensor], limit: float) -> None:
-    """Bring every gradient into [-limit, limit], in place."""
+    """Bring every gradient into [-limit, limit], in place; of complex ones, both parts."""
     for gradient in gradients:
-        values_of(gradient).clamp_(-limit, limit)
+        values = values_of(gradient)
+        if values.is_complex():  # as optimizers see it: two real numbers
+            values = torch.view_as_real(values)
+        values.clamp_(-limit, limit)
 
 
 def unscale(gradients: Sequence[Tensor], scale: float) -> None:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
 
 from mpdiag.numerics.formats import FP16
 from mpdiag.training.gradients.judgement import multiply
@@ -11,7 +14,6 @@ from mpdiag.training.gradients.judgement import multiply
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
-    from torch import Tensor
     from torch.optim import Optimizer
 
     from mpdiag.numerics.loss_scalers import Scaler
@@ -26,21 +28,33 @@ class GradientScaling:
     """Scales losses, and remembers at which scale each optimizer's gradients are.
 
     Attributes:
-        scaler: The loss scaler's state.
         root: The ``grad_fn`` of the last loss, which holds the order of its backward pass.
+        waits_for_update: Whether the scale changes in ``end_round`` alone.
     """
 
     def __init__(self, scaler: Scaler) -> None:
-        self.scaler = scaler
+        self._scaler = scaler
+        self._round: _Round | None = None
+        self.waits_for_update = False
         self._losses: list[Tensor | float | None] = []  # of the backward passes since the last step
         self.root: Any = None
         self._carried: dict[int, float] = {}  # by id of the optimizer whose gradients wait
         self._unscaled: set[int] = set()
+        self._penalized: set[int] = set()
+
+    @property
+    def scaler(self) -> Scaler:
+        """The loss scaler's state."""
+        return self._scaler
+
+    @scaler.setter
+    def scaler(self, scaler: Scaler) -> None:
+        self._scaler, self._round = scaler, None
 
     @property
     def scale(self) -> float:
         """The scale in force."""
-        return self.scaler.scale
+        return self._scaler.scale
 
     @property
     def waiting(self) -> bool:
@@ -70,15 +84,31 @@ class GradientScaling:
         self._losses.append(value)
 
     @property
+    def noted(self) -> int:
+        """How many losses there are behind the gradients that wait."""
+        return len(self._losses)
+
+    @property
+    def losses(self) -> list[Tensor]:
+        """The losses behind the gradients that wait, those that are still on a device."""
+        return [value for value in self._losses if isinstance(value, Tensor)]
+
+    def note_values(self, values: Sequence[float]) -> None:
+        """What ``losses`` are, read from the device; nobody waits for it again."""
+        rest = iter(values)
+        self._losses = [
+            next(rest) if isinstance(value, Tensor) else value for value in self._losses
+        ]
+
+    @property
     def loss(self) -> float | None:
         """The sum of the losses behind the gradients that wait; None if one was no single number."""
         known = [float(value) for value in self._losses if value is not None]
         return sum(known) if known and len(known) == len(self._losses) else None
 
-    def take_loss(self) -> float | None:
-        """The same; it is then forgotten."""
-        loss, self._losses = self.loss, []
-        return loss
+    def forget_losses(self) -> None:
+        """Their step is over."""
+        self._losses = []
 
     # -- by optimizer ------------------------------------------------------------------------------
 
@@ -98,6 +128,14 @@ class GradientScaling:
         """Its gradients carry no scale any more."""
         self._unscaled.add(id(optimizer))
 
+    def are_penalized(self, optimizers: Iterable[Optimizer]) -> bool:
+        """Whether regularisers are in their gradients already."""
+        return all(id(o) in self._penalized for o in optimizers)
+
+    def note_penalized(self, optimizers: Iterable[Optimizer]) -> None:
+        """Regularisers are in their gradients now."""
+        self._penalized.update(id(o) for o in optimizers)
+
     def align(self, optimizer: Optimizer, gradients_of: Callable[[], Sequence[Tensor]]) -> None:
         """Bring gradients that wait for their step to today's scale, so that sums stay right."""
         key, scale = id(optimizer), self.scale
@@ -114,25 +152,71 @@ class GradientScaling:
         for optimizer in optimizers:
             self._carried.pop(id(optimizer), None)
             self._unscaled.discard(id(optimizer))
+            self._penalized.discard(id(optimizer))
 
     def forget_all(self) -> None:
         """No gradients wait any more."""
         self._losses = []
         self._carried.clear()
+        self._penalized.clear()
         self._unscaled.clear()
 
     # -- after a step ------------------------------------------------------------------------------
 
-    def note_taken(self, absmax: float, scale: float) -> None:
+    def note_taken(self, optimizers: Sequence[Optimizer], absmax: float, scale: float) -> None:
         """Adjust the scale after a step that was taken.
 
         Args:
+            optimizers: What stepped.
             absmax: The largest unscaled |gradient| of the step, if the scaler needs it.
             scale: The step's scale.
         """
-        seen = min(absmax, FP16.max / scale) if self.scaler.needs_absmax else 0.0
-        self.scaler = self.scaler.adjust(seen)
+        seen = min(absmax, FP16.max / scale) if self._scaler.needs_absmax else 0.0
+        self._note(optimizers, seen)
 
-    def note_skipped(self) -> None:
+    def note_skipped(self, optimizers: Sequence[Optimizer]) -> None:
         """Adjust the scale after a step whose gradients were not finite."""
-        self.scaler = self.scaler.adjust(math.inf)
+        self._note(optimizers, math.inf)
+
+    def _note(self, optimizers: Sequence[Optimizer], absmax: float) -> None:
+        """Let the scaler see the round's largest gradient so far.
+
+        A round is a step of each optimizer: one that steps again begins the next. So the scale grows
+        and falls once for all of them, as with one ``GradScaler.update`` in each iteration.
+        """
+        stepped = frozenset(id(o) for o in optimizers)
+        begun = self._round
+        if begun is None or begun.stepped & stepped or not stepped:
+            begun = _Round(self._scaler, 0.0, frozenset())
+        self._round = _Round(begun.before, max(begun.absmax, absmax), begun.stepped | stepped)
+        if not self.waits_for_update:
+            self._scaler = self._round.after()
+
+    @property
+    def next_scale(self) -> float:
+        """The scale of the next step, as far as it is known."""
+        return (self._scaler if self._round is None else self._round.after()).scale
+
+    def end_round(self) -> None:
+        """Adjust the scale by the steps of this round; the next begins a new one."""
+        if self._round is not None:
+            self.scaler = self._round.after()
+
+
+@dataclass(frozen=True)
+class _Round:
+    """Steps that adjust the scale together.
+
+    Attributes:
+        before: The scaler as it was before the first of them.
+        absmax: Their largest |gradient|; infinite where one was skipped.
+        stepped: Their optimizers, by id.
+    """
+
+    before: Scaler
+    absmax: float
+    stepped: frozenset[int]
+
+    def after(self) -> Scaler:
+        """The scaler after them."""
+        return self.before.adjust(self.absmax)

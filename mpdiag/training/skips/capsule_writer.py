@@ -63,7 +63,7 @@ class CapsuleWriter:
             save_capsule(
                 folder,
                 weights=self._wrapped.fp32_state(model),
-                random=self._wrapped.random,
+                random=self._wrapped.start.random,
                 batch=batch,
                 facts={
                     "step": result.step,

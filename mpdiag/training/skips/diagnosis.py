@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from mpdiag.tracing.nonfinite import Producer
     from mpdiag.training.casting import Casting
+    from mpdiag.training.skips.counting import SkipCounts
     from mpdiag.training.weights.wrapping import Wrapped
 
 
@@ -117,7 +118,7 @@ def find_nonfinite_parts(wrapped: Wrapped, failed: FailedStep) -> list[NonFinite
     loss, held = failed.loss, failed.held
     if loss is not None and not math.isfinite(loss):
         found.append(NonFinite("the loss", "NaN" if math.isnan(loss) else "Inf", "forward"))
-    buffers = wrapped.buffers.changed()
+    buffers = wrapped.buffers.spoiled()
     for name, kind in non_finite(wrapped.buffers.names_of(buffers), buffers):
         found.append(NonFinite(name, kind, "buffers"))
     order = backward_order(failed.root) if failed.root is not None else {}
@@ -201,16 +202,36 @@ def reason_of(found: Sequence[NonFinite], scale: float, cause: SkipCause, precis
     return f"{what}{at}{why}"
 
 
-def stop_message(result: StepResult, in_a_row: int, unknown: str, *, at_floor: bool) -> str:
-    """Why training stops, and what to do; ``unknown``: what helps to learn the cause."""
-    why = (
-        f"the loss scale is at its floor of {result.scale:g} and gradients still overflow"
-        if at_floor
-        else f"{in_a_row} steps in a row were skipped"
-    )
+def stop_message(result: StepResult, counts: SkipCounts, floor: float | None, unknown: str) -> str:
+    """Why training stops, and what to do.
+
+    Args:
+        result: The last step.
+        counts: The skips that led here.
+        floor: The smallest scale of the loss scaler, if it has one.
+        unknown: What helps to learn the cause.
+    """
+    at_floor = floor is not None and result.scale <= floor
+    if counts.at_any_scale >= counts.at_scale:
+        why = (
+            f"{counts.at_any_scale} steps in a row had a loss or a forward pass that was not finite, "
+            "which no loss scale changes"
+        )
+    elif at_floor:
+        why = (
+            f"the loss scale is at its floor of {result.scale:g}, where {counts.at_scale} steps in a "
+            "row were skipped"
+        )
+    else:
+        why = f"{counts.at_scale} steps in a row were skipped at a loss scale of {result.scale:g}"
+    smaller = "choose a smaller scale, or one that falls (loss_scale='dynamic')"
+    if floor is not None:
+        smaller = "let the scale fall sooner (hysteresis, tolerance)"
+    if at_floor:
+        smaller = "allow smaller scales (min_scale) or analyze a new recording"
     advice = {
         "model": "the model itself diverges: look at the data, the learning rate, the loss",
-        "scale": "allow smaller scales (min_scale) or analyze a new recording",
+        "scale": smaller,
         "format": "keep that layer in FP32 (fp32_modules) or train in BF16",
         "unknown": unknown,
     }[result.cause or "unknown"]
@@ -232,20 +253,21 @@ def run_again(
     Returns:
         The cause, and what was not finite first in the forward and in the backward pass.
     """
-    wrapped.fresh = False
+    wrapped.start.hold()
     parameters = list({p: None for m in wrapped.models for p in m.parameters()})
-    values = [p.data for p in parameters]
+    values = [(p.data, p.grad) for p in parameters]
     try:
-        mixed = run_trial(wrapped.models, loss_of, backward, wrapped.random)
+        mixed = run_trial(wrapped.models, loss_of, backward, wrapped.start.random)
         wrapped.switch.on = False
         for p in parameters:
             p.grad = None
             p.data = wrapped.masters.master(p).detach().float()
-        plain = run_trial(wrapped.models, loss_of, _plain_backward, wrapped.random)
+        plain = run_trial(wrapped.models, loss_of, _plain_backward, wrapped.start.random)
     finally:
         wrapped.switch.on = True
-        for p, value in zip(parameters, values, strict=True):
-            p.data = value
+        for p, (value, gradient) in zip(parameters, values, strict=True):
+            p.data, p.grad = value, None
+            p.grad = gradient
         wrapped.buffers.restore()
     if not plain.finite:
         return "model", plain.found
@@ -263,10 +285,10 @@ def find_operation(
         backward: Runs a backward pass in mixed precision, with the loss scale.
     """
     trace = find_nonfinite(wrapped.models)
-    wrapped.fresh = False
+    wrapped.start.hold()
     try:
         with trace:
-            run_trial(wrapped.models, loss_of, backward, wrapped.random)
+            run_trial(wrapped.models, loss_of, backward, wrapped.start.random)
     finally:
         wrapped.buffers.restore()
     return trace.first

@@ -12,6 +12,7 @@ from torch.utils._pytree import tree_leaves
 
 from mpdiag.training.results import NonFinite, NonFiniteKind
 from mpdiag.training.skips.random_state import random_as_before
+from mpdiag.training.weights.held import HeldParameter
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -109,6 +110,7 @@ def run_trial(
         finally:
             for p, gradient in zip(named, before, strict=True):
                 p.grad = None
-                if gradient is not None and gradient.dtype == p.dtype:
+                fits = gradient is not None and gradient.dtype == p.dtype
+                if fits or isinstance(p, HeldParameter):
                     p.grad = gradient
     return Trial(watch.first.get("forward"), watch.first.get("backward"))

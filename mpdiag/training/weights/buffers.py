@@ -1,83 +1,167 @@
 """Buffers as they were before a step, restored when it is skipped.
 
-A forward pass changes buffers long before it is known whether the step will be taken: batch
-norm's running statistics of an overflowing batch stay infinite. The guard copies the
-buffers that training changes, at the first forward pass of each step.
+A forward pass changes buffers long before it is known whether the step will be taken: running
+statistics of an overflowing batch stay infinite. Version counters do not show every change: kernels of
+batch norm, ``torch._foreach_*`` and writes through ``.data`` go round them, in torch's own modules and
+in code that people write. So every buffer is copied when a step begins, and compared by its values.
 """
 
 from __future__ import annotations
 
+import math
+import operator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
+
+from mpdiag.training.gradients.judgement import norms, values_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from torch import nn
 
-_NORMS = (nn.modules.batchnorm._NormBase,)
 
-
-@dataclass
+@dataclass(frozen=True, eq=False)
 class _Saved:
-    """A buffer of a module, and what it held."""
+    """A buffer and its copy; both are one tensor where nothing can write to it in place."""
 
-    module: nn.Module
-    name: str
     buffer: Tensor
-    version: int
     copy: Tensor
 
-    @property
-    def now(self) -> Tensor | None:
-        """The buffer of that name today; code may put another tensor in its place."""
-        return self.module._buffers.get(self.name)
 
-    @property
-    def changed(self) -> bool:
-        """Whether it may differ from the copy.
+@dataclass(frozen=True, eq=False)
+class _Layout:
+    """The modules of some models and their buffers, as they were at one moment.
 
-        A version counter shows it, except for running statistics: their kernels do not count writes.
-        """
-        silent = isinstance(self.module, _NORMS) and self.module.training
-        return silent or self.now is not self.buffer or self.buffer._version != self.version
+    Attributes:
+        modules: Every module, once.
+        children: What their ``_modules`` hold, one after another.
+        names: The names of each module's buffers.
+        buffers: The buffers, one after another.
+    """
+
+    modules: list[nn.Module]
+    children: list[nn.Module | None]
+    names: list[tuple[str, ...]]
+    buffers: list[Tensor | None]
+
+    def holds(self) -> bool:
+        """Whether the models have the same modules and buffers still."""
+        modules = self.modules
+        children = [child for m in modules for child in m._modules.values()]
+        return _identical(children, self.children) and _identical(
+            [buffer for m in modules for buffer in m._buffers.values()], self.buffers
+        )
+
+
+def _layout(models: Sequence[nn.Module]) -> _Layout:
+    modules = list(dict.fromkeys(module for model in models for module in model.modules()))
+    return _Layout(
+        modules,
+        [child for m in modules for child in m._modules.values()],
+        [tuple(m._buffers) for m in modules],
+        [buffer for m in modules for buffer in m._buffers.values()],
+    )
+
+
+def _identical(a: Sequence[object], b: Sequence[object]) -> bool:
+    return len(a) == len(b) and all(map(operator.is_, a, b))
 
 
 class BufferGuard:
     """Saves and restores the buffers of some models.
 
-    Every buffer is copied in the first step; afterwards only those that have changed since, so a
-    large mask that never changes costs its copy once.
+    The copies keep their memory from step to step.
     """
 
     def __init__(self, models: Sequence[nn.Module]) -> None:
         self._models = models
-        self._saved: dict[tuple[int, str], _Saved] = {}
+        self._layout: _Layout | None = None
+        self._saved: dict[int, _Saved] = {}  # by id of the buffer, which it keeps alive
+        self._groups: list[list[_Saved]] = []  # those that are copied together
+        self._floats: list[Tensor] = []  # those whose values may be infinite
+        self._bad_before: set[int] = set()  # buffers that were not finite before a step
 
-    def save(self) -> None:
-        """Copy the buffers as they are now."""
+    @torch.no_grad()
+    def save(self, *, unless_spoiled: bool = False) -> None:
+        """Copy the buffers as they are now.
+
+        Args:
+            unless_spoiled: Keep the copy of a buffer that was finite when it was last saved and is
+                not now; nobody waits for the device to learn which.
+        """
+        same = self._layout is not None and self._layout.holds()
+        if not same or not all(_alike(s.copy, s.buffer) for s in self._saved.values()):
+            self._look()
+        for group in self._groups:
+            now = [_unspoiled(saved) if unless_spoiled else saved.buffer for saved in group]
+            torch._foreach_copy_([saved.copy for saved in group], now)
+        for saved in self._saved.values():
+            if not _is_plain(saved.buffer) and saved.copy is not saved.buffer:
+                self._saved[id(saved.buffer)] = _Saved(saved.buffer, saved.buffer.detach().clone())
+
+    def _look(self) -> None:
+        """Find the buffers; what is new, or of another size, gets memory for its copy."""
         before, self._saved = self._saved, {}
-        for model in self._models:
-            for module in model.modules():
-                for name, buffer in module._buffers.items():
-                    if buffer is None or buffer.is_meta:
-                        continue
-                    key = (id(module), name)
-                    old = before.get(key)
-                    if old is None or old.changed:
-                        copy = buffer.detach().clone()
-                        old = _Saved(module, name, buffer, buffer._version, copy)
-                    self._saved[key] = old
+        self._layout = _layout(self._models)
+        groups: dict[tuple[torch.device, torch.dtype], list[_Saved]] = {}
+        for buffer in self._layout.buffers:
+            if buffer is None or buffer.is_meta or id(buffer) in self._saved:
+                continue
+            saved = before.get(id(buffer))
+            if saved is None or not _alike(saved.copy, buffer):
+                saved = _Saved(buffer, buffer if _overlaps(buffer) else buffer.detach().clone())
+            if saved.copy is not buffer and _is_plain(buffer):
+                groups.setdefault((buffer.device, buffer.dtype), []).append(saved)
+            self._saved[id(buffer)] = saved
+        self._groups = list(groups.values())
+        self._floats = [s.buffer for s in self._saved.values() if _may_be_infinite(s.buffer)]
+        self._bad_before &= self._saved.keys()
 
-    def changed(self) -> list[Tensor]:
-        """Floating-point buffers that may have changed since they were saved."""
-        return [
-            now
-            for old in self._saved.values()
-            if old.changed and (now := old.now) is not None and now.is_floating_point()
-        ]
+    def _pairs(self) -> list[tuple[Tensor, _Saved | None]]:
+        """Each floating-point buffer there is now, and what was in its place before."""
+        if self._layout is None:
+            return []
+        found: dict[int, tuple[Tensor, _Saved | None]] = {}
+        before = iter(self._layout.buffers)
+        for module, names in zip(self._layout.modules, self._layout.names, strict=True):
+            old = {name: next(before) for name in names}
+            for name, buffer in module._buffers.items():
+                if buffer is not None and not buffer.is_meta and _may_be_infinite(buffer):
+                    found.setdefault(id(buffer), (buffer, self._saved.get(id(old.get(name)))))
+        return list(found.values())
+
+    def sizes(self) -> list[Tensor]:
+        """A norm of each floating-point buffer, on its device; of what was not finite before, 0.
+
+        A mask of minus infinities is no fault of the step.
+        """
+        if self._layout is None:
+            return []
+        if not self._bad_before and self._layout.holds():
+            return norms([values_of(buffer) for buffer in self._floats], 2.0)
+        pairs = self._pairs()
+        found = norms([values_of(buffer) for buffer, _ in pairs], 2.0)
+        for i, (_, saved) in enumerate(pairs):
+            if saved is not None and id(saved.buffer) in self._bad_before:
+                (before,) = norms([values_of(saved.copy)], 2.0)
+                found[i] = torch.where(torch.isfinite(before), found[i], 0.0)
+        return found
+
+    def spoiled(self) -> list[Tensor]:
+        """Buffers that are not finite now and were before the step; waits for the device."""
+        found = []
+        for buffer, saved in self._pairs():
+            if math.isfinite(_norm(buffer)):
+                continue
+            if not _finite(buffer) and (saved is None or _finite(saved.copy)):
+                found.append(buffer)
+            elif saved is not None:  # large, or not finite before: seldom worth another look
+                self._bad_before.add(id(saved.buffer))
+        return found
 
     def names_of(self, buffers: Sequence[Tensor]) -> list[str]:
         """Their names as PyTorch gives them."""
@@ -86,9 +170,56 @@ class BufferGuard:
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Restore every buffer that may have changed."""
-        for old in self._saved.values():
-            if old.changed:
-                old.buffer.copy_(old.copy)
-                old.module._buffers[old.name] = old.buffer
-                old.version = old.buffer._version
+        """Every buffer as it was saved; those that the step has made are taken away."""
+        if self._layout is None:
+            return
+        before = iter(self._layout.buffers)
+        for module, names in zip(self._layout.modules, self._layout.names, strict=True):
+            for name in [n for n in module._buffers if n not in names]:
+                del module._buffers[name]
+            module._buffers.update({name: next(before) for name in names})
+        for saved in self._saved.values():
+            if saved.copy is not saved.buffer and not _same(saved.buffer, saved.copy):
+                saved.buffer.copy_(saved.copy)
+
+
+def _is_plain(buffer: Tensor) -> bool:
+    return type(buffer) is Tensor and buffer.layout == torch.strided
+
+
+def _may_be_infinite(buffer: Tensor) -> bool:
+    return buffer.is_floating_point() or buffer.is_complex()
+
+
+def _alike(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and a.dtype == b.dtype and a.device == b.device
+
+
+def _overlaps(tensor: Tensor) -> bool:
+    """Whether several of its elements are one place in memory: torch refuses to write to it."""
+    return tensor.layout == torch.strided and any(
+        stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True)
+    )
+
+
+def _unspoiled(saved: _Saved) -> Tensor:
+    """The buffer, or its copy where that was finite and the buffer is not."""
+    if not _may_be_infinite(saved.buffer):
+        return saved.buffer
+    keep = torch.isfinite(saved.buffer).all() | ~torch.isfinite(saved.copy).all()
+    return torch.where(keep, saved.buffer, saved.copy)
+
+
+def _finite(tensor: Tensor) -> bool:
+    return bool(torch.isfinite(values_of(tensor)).all())
+
+
+def _norm(tensor: Tensor) -> float:
+    return float(norms([values_of(tensor)], 2.0)[0])
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors hold the same, NaN counted as itself."""
+    if not _alike(a, b):
+        return False
+    return bool(((a == b) | ((a != a) & (b != b))).all())

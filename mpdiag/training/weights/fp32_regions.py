@@ -1,12 +1,14 @@
 """Modules in FP32, operations in FP32 inside one module, and the casts around a whole model.
 
 All by forward hooks, which are removed without a trace. None of them refers to a trainer: a model
-that outlives its trainer, is copied for an average of weights or is sent to another process takes
-only plain functions along.
+that outlives its trainer, is pickled or sent to another process computes there as it does here, and
+takes nothing else along. A deep copy of a model in half precision is of FP32 weights, without casts.
 """
 
 from __future__ import annotations
 
+import functools
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -43,6 +45,50 @@ def cast_floats(value: Any, dtype: torch.dtype) -> Any:
     return tree_map(cast, value)
 
 
+IN_FULL = object()
+"""Stands in the memo of ``copy.deepcopy`` while a model is copied with FP32 weights."""
+
+
+class _Shared:
+    """A hook that belongs to its trainer: a copy of the model shares it, as it would a function."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Shared:
+        return self
+
+
+@dataclass(eq=False)
+class _Fp32Module(_Shared):
+    """Runs a module in FP32."""
+
+    device_type: str
+    back: torch.dtype | None
+    switch: Switch
+    entered: list[Any] = field(default_factory=list)
+
+    def before(self, _module: nn.Module, args: Any, kwargs: Any) -> Any:
+        if not self.switch.on:
+            return None
+        context = torch.autocast(self.device_type, enabled=False)
+        context.__enter__()
+        self.entered.append(context)
+        return cast_floats(args, torch.float32), cast_floats(kwargs, torch.float32)
+
+    def after(self, _module: nn.Module, _args: Any, output: Any) -> Any:
+        if self.entered:
+            self.entered.pop().__exit__(None, None, None)
+            if self.back is not None:
+                return cast_floats(output, self.back)
+        return None
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Fp32Module:
+        if id(IN_FULL) in memo:
+            return _Fp32Module(self.device_type, None, self.switch)
+        return self
+
+    def __reduce__(self) -> Any:
+        return type(self), (self.device_type, self.back, self.switch)
+
+
 def fp32_module(
     module: nn.Module, device_type: str, back: torch.dtype | None, switch: Switch
 ) -> list[RemovableHandle]:
@@ -54,95 +100,140 @@ def fp32_module(
         back: The dtype its outputs are cast to; None leaves them in FP32.
         switch: Off: the hooks do nothing.
     """
-    entered: list[Any] = []
-
-    def before(_module: nn.Module, args: Any, kwargs: Any) -> Any:
-        if not switch.on:
-            return None
-        context = torch.autocast(device_type, enabled=False)
-        context.__enter__()
-        entered.append(context)
-        return cast_floats(args, torch.float32), cast_floats(kwargs, torch.float32)
-
-    def after(_module: nn.Module, _args: Any, output: Any) -> Any:
-        if entered:
-            entered.pop().__exit__(None, None, None)
-            if back is not None:
-                return cast_floats(output, back)
-        return None
-
+    hook = _Fp32Module(device_type, back, switch)
     return [
-        module.register_forward_pre_hook(before, prepend=True, with_kwargs=True),
-        module.register_forward_hook(after, always_call=True),
+        module.register_forward_pre_hook(hook.before, prepend=True, with_kwargs=True),
+        module.register_forward_hook(hook.after, always_call=True),
     ]
+
+
+@dataclass(eq=False)
+class _Fp32Operations(_Shared):
+    """Lets the policy run some operations in FP32 while a module is being called."""
+
+    operations: frozenset[str]
+    policy: Policy
+    switch: Switch
+    pushed: list[frozenset[str]] = field(default_factory=list)
+
+    def before(self, _module: nn.Module, _args: Any) -> None:
+        if self.switch.on:
+            stack = self.policy.in_module
+            outer = stack[-1] if stack else frozenset()
+            self.pushed.append(outer | self.operations)
+            stack.append(self.pushed[-1])
+
+    def after(self, _module: nn.Module, _args: Any, _output: Any) -> None:
+        if self.pushed:
+            self.pushed.pop()
+            self.policy.in_module.pop()
 
 
 def fp32_operations(
     module: nn.Module, operations: frozenset[str], policy: Policy, switch: Switch
 ) -> list[RemovableHandle]:
     """Let the policy run some operations in FP32 while a module is being called."""
-    pushed: list[frozenset[str]] = []
-
-    def before(_module: nn.Module, _args: Any) -> None:
-        if switch.on:
-            outer = policy.in_module[-1] if policy.in_module else frozenset()
-            pushed.append(outer | operations)
-            policy.in_module.append(pushed[-1])
-
-    def after(_module: nn.Module, _args: Any, _output: Any) -> None:
-        if pushed:
-            pushed.pop()
-            policy.in_module.pop()
-
+    hook = _Fp32Operations(operations, policy, switch)
     return [
-        module.register_forward_pre_hook(before, prepend=True),
-        module.register_forward_hook(after, always_call=True),
+        module.register_forward_pre_hook(hook.before, prepend=True),
+        module.register_forward_hook(hook.after, always_call=True),
     ]
+
+
+@dataclass(eq=False)
+class _Depth(_Shared):
+    """Tells the policy while a submodule is being called."""
+
+    policy: Policy
+    switch: Switch
+    entered: list[None] = field(default_factory=list)
+
+    def before(self, _module: nn.Module, _args: Any) -> None:
+        if self.switch.on:
+            self.entered.append(None)
+            self.policy.depth += 1
+
+    def after(self, _module: nn.Module, _args: Any, _output: Any) -> None:
+        if self.entered:
+            self.entered.pop()
+            self.policy.depth -= 1
 
 
 def count_depth(module: nn.Module, policy: Policy, switch: Switch) -> list[RemovableHandle]:
     """Tell the policy while a submodule is being called, for what is FP32 outside of all."""
-    entered: list[None] = []
-
-    def before(_module: nn.Module, _args: Any) -> None:
-        if switch.on:
-            entered.append(None)
-            policy.depth += 1
-
-    def after(_module: nn.Module, _args: Any, _output: Any) -> None:
-        if entered:
-            entered.pop()
-            policy.depth -= 1
-
+    hook = _Depth(policy, switch)
     return [
-        module.register_forward_pre_hook(before, prepend=True),
-        module.register_forward_hook(after, always_call=True),
+        module.register_forward_pre_hook(hook.before, prepend=True),
+        module.register_forward_hook(hook.after, always_call=True),
     ]
 
 
-def cast_boundary(module: nn.Module, dtype: torch.dtype, switch: Switch) -> list[RemovableHandle]:
-    """Cast a model's inputs to its own precision and its outputs to FP32."""
+@dataclass(eq=False)
+class _Boundary(_Shared):
+    """Casts a model's inputs to its own precision and its outputs to FP32."""
 
-    def before(_module: nn.Module, args: Any, kwargs: Any) -> Any:
-        if not switch.on:
+    dtype: torch.dtype
+    half_outputs: bool
+    switch: Switch
+
+    def before(self, _module: nn.Module, args: Any, kwargs: Any) -> Any:
+        if not self.switch.on:
             return None
-        return cast_floats(args, dtype), cast_floats(kwargs, dtype)
+        return cast_floats(args, self.dtype), cast_floats(kwargs, self.dtype)
 
-    def after(_module: nn.Module, _args: Any, output: Any) -> Any:
-        return cast_floats(output, torch.float32) if switch.on else None
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Boundary:
+        """A copy of the model is FP32: see ``lookout.copy_in_full``."""
+        off = Switch()
+        off.on = False
+        return _Boundary(self.dtype, self.half_outputs, off)
 
+    def after(self, _module: nn.Module, _args: Any, output: Any) -> Any:
+        if not self.switch.on:
+            return None
+        return cast_floats(output, self.dtype if self.half_outputs else torch.float32)
+
+
+def cast_boundary(
+    module: nn.Module, dtype: torch.dtype, switch: Switch, *, half_outputs: bool = False
+) -> list[RemovableHandle]:
+    """Cast a model's inputs to its own precision and its outputs to FP32, or leave these half."""
+    hook = _Boundary(dtype, half_outputs, switch)
     return [
-        module.register_forward_pre_hook(before, prepend=True, with_kwargs=True),
-        module.register_forward_hook(after),
+        module.register_forward_pre_hook(hook.before, prepend=True, with_kwargs=True),
+        module.register_forward_hook(hook.after),
     ]
+
+
+class _BeforeForward:
+    """Calls something before forward passes of a model; copies of the model call nothing."""
+
+    def __init__(self, call: Callable[[], None] | None) -> None:
+        self._call = call
+
+    def __call__(self, called: nn.Module, _args: Any) -> None:
+        if self._call is None:
+            return
+        if torch.compiler.is_compiling():
+            _outside_of_graphs()(self._call, called)
+        else:
+            _notice(self._call, called)
+
+    def __reduce__(self) -> Any:
+        return _BeforeForward, (None,)
+
+
+def _notice(call: Callable[[], None], called: nn.Module) -> None:
+    if (called.training or torch.is_grad_enabled()) and not in_backward():
+        call()
+
+
+@functools.cache
+def _outside_of_graphs() -> Callable[..., None]:
+    """``_notice``, which no compiler traces; made late, for torch loads its compiler for it."""
+    outside: Callable[..., None] = torch.compiler.disable(_notice)
+    return outside
 
 
 def before_forward(module: nn.Module, call: Callable[[], None]) -> RemovableHandle:
-    """Call something before each training forward pass of a model."""
-
-    def before(called: nn.Module, _args: Any) -> None:
-        if called.training and not in_backward():
-            call()
-
-    hook = torch.compiler.disable(before)
-    return module.register_forward_pre_hook(hook, prepend=True)
+    """Call something before each forward pass of a model that may belong to a step."""
+    return module.register_forward_pre_hook(_BeforeForward(call), prepend=True)

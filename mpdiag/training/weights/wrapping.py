@@ -2,22 +2,26 @@
 
 from __future__ import annotations
 
+import functools
 import weakref
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from mpdiag.emulation import policy
+from mpdiag.emulation.mode import suspended
 from mpdiag.errors import UsageError
 from mpdiag.numerics.autocast_lists import CALLED_AS, LISTS
-from mpdiag.training.skips.random_state import capture_random
-from mpdiag.training.weights import fp32_regions, masters
+from mpdiag.training.skips.step_start import StepStart
+from mpdiag.training.weights import averages, fp32_regions, lookout, masters, optimizer_state
 from mpdiag.training.weights.buffers import BufferGuard
+from mpdiag.training.weights.held import drop_own_gradient
 from mpdiag.training.weights.masters import Masters
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
     from torch.optim import Optimizer
 
@@ -39,10 +43,10 @@ class Wrapped:
         masters: FP32 masters, if the level keeps them.
         buffers: Guards the models' buffers.
         switch: Off: models behave as if they were not wrapped.
+        half_outputs: Whether a model that holds half-precision weights returns half precision.
         fp32_inside: By id of a module: the operations that are FP32 because of a module around it, or of
             itself; None: all are.
-        fresh: Whether the next forward pass is the first of a step.
-        random: Torch's random state before that pass.
+        start: Knows when a step begins, and saves then what it may have to undo.
     """
 
     def __init__(
@@ -52,6 +56,8 @@ class Wrapped:
         precision: Precision,
         device_type: str,
         names: Sequence[str] = (),
+        *,
+        half_outputs: bool = False,
     ) -> None:
         self._prefixes = list(names) or [""] * len(models)
         self.models = list(models)
@@ -62,9 +68,11 @@ class Wrapped:
         self.masters = Masters(self.optimizers)
         self.buffers = BufferGuard(self.models)
         self.switch = fp32_regions.Switch()
+        self.half_outputs = half_outputs
         self.fp32_inside: dict[int, frozenset[str] | None] = {}
-        self.fresh = True
-        self.random: dict[str, Tensor] = {}
+        self.start = StepStart(self.buffers)
+        self._additions: lookout.Additions | None = None
+        self._looked = False
         self._undo: list[Callable[[], Any]] = []
 
     def apply(
@@ -113,15 +121,31 @@ class Wrapped:
         """A model's state dict with its full FP32 weights, whatever the level holds."""
         state = dict(model.state_dict())
         for name, parameter in model.named_parameters(remove_duplicate=False):
-            state[name] = self.masters.master(parameter).detach().float().clone()
+            state[name] = self.masters.value(parameter).float().clone()
         return state
 
-    def begin_step(self) -> None:
-        """Save what a step may change, before the first of its forward passes."""
-        if self.fresh:
-            self.fresh = False
-            self.buffers.save()
-            self.random = capture_random()
+    def look(self) -> None:
+        """Before a forward pass, let half-precision models have what others have changed since.
+
+        That is what was written into the masters, dtypes of weights, and new layers.
+        """
+        looked, self._looked = self._looked, False
+        if self._additions is None or not self.switch.on or looked:
+            return
+        modes = torch._C._len_torch_dispatch_stack() > 0  # the emulation, and what counts FLOPs
+        with suspended() if modes else nullcontext():
+            self.masters.refresh()
+            self._additions.look()
+
+    @contextmanager
+    def looked(self) -> Iterator[None]:
+        """Look now, for parts of models may be called inside that no hook sees."""
+        self.look()
+        self._looked = True
+        try:
+            yield
+        finally:
+            self._looked = False
 
     def _choose(
         self,
@@ -181,8 +205,15 @@ class Wrapped:
         ]
         for model in self.models:
             masters.cast_model(model, precision, fp32)
-            self._hooks(fp32_regions.cast_boundary(model, precision.dtype, self.switch))
-        self._add(lambda: _widen(parameters, buffers))
+            self._hooks(
+                fp32_regions.cast_boundary(
+                    model, precision.dtype, self.switch, half_outputs=self.half_outputs
+                )
+            )
+        if not precision.master_weights:
+            self._add(lambda: optimizer_state.follow_weights(self.optimizers))
+        self._add(lambda: _widen(self.models, parameters, buffers))
+        self._watch(fp32, parameters, buffers)
         if precision.master_weights:
             self.masters.adopt(originals)
             self._add(self.masters.release)
@@ -190,6 +221,32 @@ class Wrapped:
                 self._clear_both(optimizer)
         else:
             masters.refuse_vanishing_eps(self.optimizers, precision.dtype)
+            optimizer_state.follow_weights(self.optimizers)
+        self._add(averages.read_masters(self.models, self.masters))
+
+    def _watch(
+        self,
+        fp32: frozenset[nn.Module],
+        parameters: set[Tensor],
+        buffers: list[tuple[nn.Module, str, Tensor | None]],
+    ) -> None:
+        """Notice what a script adds to the models, and values that they are given in FP32."""
+
+        def castable() -> Iterator[nn.Module]:
+            return (c for m in self.models for c in masters.castable(m, self.precision, fp32))
+
+        def note(parameter: Tensor, value: Tensor) -> None:
+            parameters.add(parameter)
+            if self.precision.master_weights:
+                self.masters.note_original(parameter, value)
+
+        self._additions = lookout.Additions(
+            castable, self.precision.dtype, note, lambda *found: buffers.append(found)
+        )
+        for model in self.models:
+            copied = functools.partial(lookout.copy_in_full, model, in_full=averages.in_full)
+            self._hooks([lookout.before_calls(model, _look(weakref.ref(self)), copied)])
+        self._hooks(lookout.before_loads(self.models, self.masters.note_wide))
 
     def _clear_both(self, optimizer: Optimizer) -> None:
         """Let ``zero_grad`` of an optimizer that holds masters clear the model's gradients too."""
@@ -200,7 +257,9 @@ class Wrapped:
             plain(set_to_none)
             for group in optimizer.param_groups:
                 for master in group["params"]:
-                    held.model_parameter(master).grad = None
+                    drop_own_gradient(held.model_parameter(master))
+            if set_to_none:
+                held.hide_gradients()
 
         optimizer.zero_grad = zero_grad  # type: ignore[method-assign]
         self._add(lambda: optimizer.__dict__.pop("zero_grad", None))
@@ -222,23 +281,36 @@ def _first_forward(wrapped: weakref.ref[Wrapped]) -> Callable[[], None]:
     def call() -> None:
         held = wrapped()
         if held is not None:
-            held.begin_step()
+            held.start.forward_began(grad=torch.is_grad_enabled())
+
+    return call
+
+
+def _look(wrapped: weakref.ref[Wrapped]) -> Callable[[], None]:
+    def call() -> None:
+        held = wrapped()
+        if held is not None:
+            held.look()
 
     return call
 
 
 def _widen(
-    parameters: set[Tensor], buffers: Sequence[tuple[nn.Module, str, Tensor | None]]
+    models: Sequence[nn.Module],
+    parameters: set[Tensor],
+    buffers: Sequence[tuple[nn.Module, str, Tensor | None]],
 ) -> None:
+    """Everything in FP32 that was, and what has come since; half-precision buffers of before stay."""
     low = (torch.float16, torch.bfloat16)
-    for parameter in parameters:
+    for parameter in parameters.union(*(m.parameters() for m in models)):
         if parameter.dtype in low:
             parameter.data = parameter.data.float()
             parameter.grad = None
-    for module, name, before in buffers:
-        now = module._buffers.get(name)
-        if before is not None and now is not None and now.dtype in low:
-            module._buffers[name] = now.to(before.dtype)
+    dtypes = {(m, n): torch.float32 if b is None else b.dtype for m, n, b in buffers}
+    for module in {m: None for model in models for m in model.modules()}:
+        for name, now in module._buffers.items():
+            if now is not None and now.dtype in low:
+                module._buffers[name] = now.to(dtypes.get((module, name), torch.float32))
 
 
 def names_in(prefixes: Sequence[str], models: Sequence[nn.Module]) -> dict[str, nn.Module]:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mpdiag.errors import UsageError
-from mpdiag.training.gradients.judgement import Clip, judge_gradients
+from mpdiag.training.gradients.judgement import Clip, ForwardPass, judge_gradients
 
 CPU = torch.device("cpu")
 
@@ -43,8 +43,28 @@ def test_gradients_of_a_step_that_cannot_be_taken_stay_as_they_are():
 
 
 def test_a_buffer_or_an_earlier_overflow_is_enough():
-    assert not judge([torch.ones(2)], buffers=[torch.tensor([math.nan])]).finite
-    assert not judge([torch.ones(2)], known_bad=True).finite
+    spoiled = ForwardPass(sizes=[torch.tensor(math.nan)])
+    judged = judge([torch.ones(2)], forward=spoiled)
+    assert (judged.finite, judged.forward_failed) == (False, True)
+    was_so_before = ForwardPass(sizes=[torch.tensor(math.nan)], spoiled=lambda: False)
+    assert judge([torch.ones(2)], forward=was_so_before).finite
+    judged = judge([torch.ones(2)], known_bad=True)
+    assert (judged.finite, judged.forward_failed) == (False, False)
+
+
+def test_a_loss_that_is_not_finite_is_enough_and_losses_keep_their_digits():
+    seen = []
+    losses = [torch.tensor(1.0, dtype=torch.float16), torch.tensor(0.1, dtype=torch.float64)]
+    assert judge([torch.ones(2)], forward=ForwardPass(losses, note_losses=seen.extend)).finite
+    assert seen == [1.0, 0.1]
+    judged = judge([torch.ones(2)], forward=ForwardPass([*losses, torch.tensor(-math.inf)]))
+    assert (judged.finite, judged.forward_failed) == (False, True)
+
+
+def test_both_parts_of_complex_gradients_are_clipped_by_value():
+    gradients = [torch.tensor([3.0 - 0.25j, -1.0 - 9.0j])]
+    judge(gradients, clip=Clip(value=0.5))
+    assert gradients[0].tolist() == [0.5 - 0.25j, -0.5 - 0.5j]
 
 
 def test_the_largest_is_read_only_where_it_is_wanted():

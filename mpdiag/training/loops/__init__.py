@@ -1,0 +1,1 @@
+"""Forms of loops: closures, loops written for ``GradScaler``, and steps past the trainer."""

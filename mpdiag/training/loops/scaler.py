@@ -1,0 +1,240 @@
+"""``mp.scaler()``: loops that are written for ``torch.amp.GradScaler``, under the plan.
+
+::
+
+    scaler = mp.scaler()
+    for x, y in loader:
+        optimizer.zero_grad()
+        with mp.autocast():
+            loss = loss_fn(model(x), y)
+        scaler.scale(loss).backward()
+        scaler.unscale_(optimizer)                                      # only to look or to clip
+        torch.nn.utils.clip_grad_norm_(mp.master_parameters(), 1.0)
+        scaler.step(optimizer)
+        scaler.update()
+
+The calls are torch's; what they do is what ``mp.backward`` and ``mp.step`` do: the same scale, judge,
+skips, log and diagnosis. Gradients are cleared by the loop, as it does with torch's; at level O2 the
+step takes them.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from contextlib import contextmanager
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from mpdiag.errors import StateMismatch, UsageError
+from mpdiag.training import stepping
+from mpdiag.training.gradients.judgement import NO_CLIP
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from torch.optim import Optimizer
+
+    from mpdiag.numerics.loss_scalers import Scaler
+    from mpdiag.training.casting import Casting
+    from mpdiag.training.loops.guard import StepGuard
+    from mpdiag.training.results import StepResult
+    from mpdiag.training.stepping import Regularizer, StepContext
+
+
+class LoopScaler:
+    """Scales, unscales, steps and updates as ``GradScaler`` does; made by ``MixedPrecision.scaler``.
+
+    Attributes:
+        last: The result of the last step.
+    """
+
+    def __init__(
+        self, context: StepContext, guard: StepGuard, regularizers: Sequence[Regularizer]
+    ) -> None:
+        self._context = context
+        self._guard = guard
+        self._regularizers = regularizers
+        self._stepped: set[int] = set()  # optimizers since the last update, by id
+        self._unscaled: set[int] = set()
+        self._kind = _scaled_kind(context.casting)
+        self.last: StepResult | None = None
+
+    def scale(self, outputs: Any) -> Any:
+        """A loss, or a nest of lists and tuples of them, times the scale, in FP32.
+
+        The backward pass of what it returns runs in the plan's arithmetic.
+        """
+        if isinstance(outputs, Tensor):
+            stepping.note_loss(self._context, outputs)
+            scaled = self._context.scaling.scaled(outputs)
+            return scaled.as_subclass(self._kind)
+        if isinstance(outputs, (list, tuple)):
+            return type(outputs)([self.scale(one) for one in outputs])
+        message = f"scale() takes a tensor or a list of tensors, not {type(outputs).__name__}"
+        raise UsageError(message)
+
+    def unscale_(self, optimizer: Optimizer) -> None:
+        """Divide an optimizer's gradients by their scale ahead of its step.
+
+        Raises:
+            UsageError: If it was called since the last ``update``, as torch refuses it.
+        """
+        (found,) = self._context.chosen(optimizer)
+        if id(found) in self._unscaled | self._stepped:
+            message = "unscale_() or step() was called for this optimizer since the last update()"
+            raise UsageError(message)
+        self._unscaled.add(id(found))
+        stepping.unscale_gradients(self._context, found)
+
+    def step(self, optimizer: Optimizer, **options: Any) -> StepResult:
+        """Step an optimizer, or skip it with a reason.
+
+        Args:
+            optimizer: One that ``MixedPrecision`` was given.
+            options: What its ``step`` takes; no closure.
+
+        Raises:
+            TrainingDiverged: As for ``MixedPrecision.step``.
+            UsageError: If there is no gradient, or it was stepped since the last ``update``.
+        """
+        context = self._context
+        if "closure" in options:
+            message = "scaler.step() takes no closure: mp.step(optimizer=…, closure=…) does"
+            raise UsageError(message)
+        chosen = context.chosen(optimizer)
+        if id(chosen[0]) in self._stepped:
+            message = "step() was called for this optimizer since the last update()"
+            raise UsageError(message)
+        update = functools.partial(
+            stepping.update_weights, context, chosen, self._guard, options=options
+        )
+        with self._until_update(), context.wrapped.masters.updating(chosen):
+            carried = stepping.prepare_gradients(context, chosen, self._regularizers)
+            result = stepping.take_step(context, chosen, update, carried=carried, clip=NO_CLIP)
+        self._stepped.add(id(chosen[0]))
+        if context.wrapped.precision.master_weights:  # of which the loop may know nothing
+            chosen[0].zero_grad()
+        context.scaling.forget(chosen)
+        self.last = result
+        stepping.note_step(context, chosen, result)
+        return result
+
+    @contextmanager
+    def _until_update(self) -> Iterator[None]:
+        """Steps inside adjust the scale only when ``update`` is called."""
+        scaling = self._context.scaling
+        scaling.waits_for_update = True
+        try:
+            yield
+        finally:
+            scaling.waits_for_update = False
+
+    def update(self, new_scale: float | Tensor | None = None) -> None:
+        """Adjust the scale once for all steps since the last call.
+
+        Args:
+            new_scale: The scale to go on with, instead.
+
+        Raises:
+            UsageError: If there was no step, or the plan's scale cannot be set.
+        """
+        scaling = self._context.scaling
+        if new_scale is not None:
+            scaling.scaler = _at(scaling.scaler, float(new_scale))
+        elif not self._stepped:
+            message = "update() found no step since the last one: call step(optimizer) first"
+            raise UsageError(message)
+        else:
+            scaling.end_round()
+        self._stepped.clear()
+        self._unscaled.clear()
+
+    def get_scale(self) -> float:
+        """The scale in force."""
+        return self._context.scaling.scale
+
+    def is_enabled(self) -> bool:
+        """True: steps are judged whatever the scale."""
+        return True
+
+    def state_dict(self) -> dict[str, Any]:
+        """The scale and what moves it, as plain values; ``mp.state_dict()`` holds everything."""
+        scaler = self._context.scaling.scaler
+        return {
+            "scale": scaler.scale,
+            "_growth_tracker": getattr(scaler, "quiet", 0),
+            "method": scaler.name,
+            "scaler": {f.name: getattr(scaler, f.name) for f in fields(scaler)},
+        }
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on from a state, one of ``GradScaler``'s among them.
+
+        Raises:
+            StateMismatch: If the plan scales by another method.
+        """
+        scaling = self._context.scaling
+        state = dict(state_dict)
+        if "scale" not in state:
+            message = "this is no scaler's state: pass what state_dict() returned"
+            raise StateMismatch(message)
+        if state.get("method", scaling.scaler.name) != scaling.scaler.name:
+            message = (
+                f"the state is of a {state['method']} scale, the plan's is {scaling.scaler.name}: "
+                "load it with the plan it was trained by"
+            )
+            raise StateMismatch(message)
+        if "scaler" in state:
+            scaling.scaler = replace(scaling.scaler, **state["scaler"])
+        elif float(state["scale"]) != scaling.scale or hasattr(scaling.scaler, "quiet"):
+            scaling.scaler = _at(
+                scaling.scaler, float(state["scale"]), int(state.get("_growth_tracker", 0))
+            )
+        self._stepped.clear()
+        self._unscaled.clear()
+
+
+def _at(scaler: Scaler, scale: float, quiet: int = 0) -> Scaler:
+    """A scaler at another scale."""
+    known = {f.name for f in fields(scaler)}
+    if "current" in known:
+        return replace(scaler, current=scale, quiet=quiet)
+    message = (
+        f"a {scaler.name} scale cannot be set to {scale:g}: set init_scale in the plan, or choose "
+        "loss_scale='dynamic'"
+    )
+    raise UsageError(message)
+
+
+class ScaledLoss(Tensor):
+    """A scaled loss, whose backward pass runs in the arithmetic of its trainer."""
+
+    casting: weakref.ref[Casting]
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Any,
+        args: Any = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        """Run a function of such a loss; what is computed from it is one, too."""
+        kwargs = kwargs or {}
+        casting = cls.casting()
+        if casting is None or func not in _BACKWARD:
+            return super().__torch_function__(func, types, args, kwargs)
+        with casting.backward(), torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **kwargs)
+
+
+_BACKWARD = (Tensor.backward, torch.autograd.grad, torch.autograd.backward)
+
+
+def _scaled_kind(casting: Casting) -> type[ScaledLoss]:
+    """The class of losses scaled by one trainer."""
+    return type("ScaledLoss", (ScaledLoss,), {"casting": weakref.ref(casting)})

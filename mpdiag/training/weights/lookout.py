@@ -1,0 +1,187 @@
+"""Looks at models in half precision before they are called and before they load a state."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+from torch.nn.parameter import UninitializedParameter
+
+from mpdiag.tracing.dispatch import in_backward
+from mpdiag.training.weights.fp32_regions import IN_FULL
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping, Sequence
+
+    from torch import Tensor
+    from torch.utils.hooks import RemovableHandle
+
+
+_LOW = (torch.float16, torch.bfloat16)
+
+
+class Additions:
+    """Casts what a script adds to models that hold half-precision weights.
+
+    A new layer, or a parameter put in the place of another, is FP32, which fits no input that is not.
+
+    Args:
+        castable: Yields the modules whose weights are of half precision.
+        dtype: That precision.
+        note_parameter: Called with a parameter that was cast, and what it was in FP32.
+        note_buffer: Called with a module, a buffer's name and what it was in FP32.
+    """
+
+    def __init__(
+        self,
+        castable: Callable[[], Iterator[nn.Module]],
+        dtype: torch.dtype,
+        note_parameter: Callable[[Tensor, Tensor], None],
+        note_buffer: Callable[[nn.Module, str, Tensor], None],
+    ) -> None:
+        self._castable = castable
+        self._dtype = dtype
+        self._note_parameter = note_parameter
+        self._note_buffer = note_buffer
+        self._known: dict[nn.Module, tuple[nn.Module | None, ...]] = {}
+        self._learn()
+
+    def look(self) -> None:
+        """Cast what is FP32 and should not be."""
+        grown = False
+        for module, children in self._known.items():
+            for parameter in module._parameters.values():
+                if parameter is not None and parameter.dtype is torch.float32:
+                    self._cast(parameter)
+            inside = module._modules
+            if len(inside) != len(children) or any(
+                a is not b for a, b in zip(inside.values(), children, strict=True)
+            ):
+                grown = True
+        if grown:
+            for module in self._learn():
+                self._cast_module(module)
+
+    def _learn(self) -> list[nn.Module]:
+        """Note which modules there are; returns those that are new."""
+        before = self._known
+        self._known = {m: tuple(m._modules.values()) for m in self._castable()}
+        return [m for m in self._known if m not in before]
+
+    def _cast_module(self, module: nn.Module) -> None:
+        for parameter in module._parameters.values():
+            if parameter is not None and parameter.dtype is torch.float32:
+                self._cast(parameter)
+        for name, buffer in module._buffers.items():
+            if buffer is not None and buffer.dtype is torch.float32:
+                module._buffers[name] = buffer.to(self._dtype)
+                self._note_buffer(module, name, buffer)
+
+    def _cast(self, parameter: Tensor) -> None:
+        if isinstance(parameter, UninitializedParameter):
+            return
+        value = parameter.data
+        parameter.data = value.to(self._dtype)
+        if parameter.grad is not None and parameter.grad.dtype != self._dtype:
+            parameter.grad = None
+        self._note_parameter(parameter, value)
+
+
+class _Inert:
+    """A hook that belongs to one model: copies of the model call nothing."""
+
+    def __init__(self, call: Callable[..., None] | None) -> None:
+        self._call = call
+
+    def __reduce__(self) -> Any:
+        return type(self), (None,)
+
+
+class _BeforeCall(_Inert):
+    """Called before a model; where the model is copied, its copy is told to be FP32."""
+
+    def __init__(
+        self,
+        call: Callable[[], None] | None,
+        copied: Callable[[dict[int, Any]], None] | None = None,
+    ) -> None:
+        super().__init__(call)
+        self._copied = copied
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _BeforeCall:
+        if self._copied is not None:
+            self._copied(memo)
+        return _BeforeCall(None)
+
+    def __call__(self, _module: nn.Module, _args: Any) -> None:
+        if self._call is not None and not in_backward():
+            _outside_of_graphs()(self._call)
+
+
+@functools.cache
+def _outside_of_graphs() -> Callable[..., None]:
+    """Calls what it is given, which no compiler traces; made late, for torch loads its compiler."""
+    outside: Callable[..., None] = torch.compiler.disable(lambda call: call())
+    return outside
+
+
+class _BeforeLoad(_Inert):
+    def __call__(
+        self, module: nn.Module, state: Mapping[str, Any], prefix: str, *_others: Any
+    ) -> None:
+        if self._call is None:
+            return
+        for name, parameter in module.named_parameters():
+            value = state.get(prefix + name)
+            if isinstance(value, torch.Tensor) and value.dtype == torch.float32:
+                self._call(parameter, value)
+
+
+def before_calls(
+    model: nn.Module, call: Callable[[], None], copied: Callable[[dict[int, Any]], None]
+) -> RemovableHandle:
+    """Call something before each forward pass of a model, and while it is copied.
+
+    Args:
+        model: The model.
+        call: Called before a pass.
+        copied: Called with the memo of ``copy.deepcopy``, before most of the model is copied.
+    """
+    return model.register_forward_pre_hook(_BeforeCall(call, copied), prepend=True)
+
+
+def copy_in_full(
+    model: nn.Module, memo: dict[int, Any], in_full: Callable[[Tensor], Tensor]
+) -> None:
+    """Let a deep copy that is under way have FP32 weights and buffers.
+
+    Half-precision copies would swallow what an average of weights adds to them.
+
+    Args:
+        model: What is being copied.
+        memo: What was copied already, by the id of the original.
+        in_full: The FP32 value of a parameter or a buffer.
+    """
+    memo[id(IN_FULL)] = IN_FULL
+    for parameter in model.parameters():
+        if parameter.dtype in _LOW:
+            value = in_full(parameter).detach().clone()
+            if id(parameter) in memo:
+                memo[id(parameter)].data = value
+            else:
+                memo[id(parameter)] = nn.Parameter(value, parameter.requires_grad)
+    for buffer in model.buffers():
+        if buffer.dtype in _LOW:
+            if id(buffer) in memo:
+                memo[id(buffer)].data = buffer.float()
+            else:
+                memo[id(buffer)] = buffer.float()
+
+
+def before_loads(
+    models: Sequence[nn.Module], note: Callable[[Tensor, Tensor], None]
+) -> list[RemovableHandle]:
+    """Note each parameter that is about to load an FP32 value, with the value."""
+    return [m.register_load_state_dict_pre_hook(_BeforeLoad(note)) for m in models]

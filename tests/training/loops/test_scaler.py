@@ -1,0 +1,206 @@
+"""``mp.scaler()`` reads as ``GradScaler`` does, and trains as ``mp.step`` does."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from support import backoff, batch, constant, network
+from torch import nn
+
+import mpdiag
+from mpdiag.errors import StateMismatch, TrainingDiverged, UsageError
+from mpdiag.runs.training_log import read_log
+
+LEVELS = ["O0", "O1", "O2", "O3"]
+
+
+def build(plan=None, **options):
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
+    return model, optimizer, mpdiag.MixedPrecision(model, optimizer, plan or backoff(), **options)
+
+
+def loss_of(model, mp, i, factor=1.0):
+    x, y = batch(i)
+    with mp.autocast():
+        return nn.functional.cross_entropy(model(x), y) * factor
+
+
+def masters(mp):
+    return [p for o in mp.context.wrapped.optimizers for g in o.param_groups for p in g["params"]]
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_it_trains_bit_for_bit_as_step_does(level, tmp_path):
+    plan = backoff(2.0**10, growth_interval=2)
+    model, _, mp = build(plan, level=level, run=tmp_path / "step")
+    other, optimizer, by_loop = build(plan, level=level, run=tmp_path / "loop")
+    scaler = by_loop.scaler()
+    for i in range(6):
+        factor = float("inf") if i == 3 else 1.0
+        half = level == "O3"  # where torch's own clipping rounds otherwise
+        taken = mp.step(loss_of(model, mp, i, factor), clip_norm=None if half else 0.5)
+        optimizer.zero_grad()
+        scaler.scale(loss_of(other, by_loop, i, factor)).backward()
+        scaler.unscale_(optimizer)
+        if not half:
+            nn.utils.clip_grad_norm_(masters(by_loop), 0.5)
+        result = scaler.step(optimizer)
+        assert scaler.get_scale() == taken.scale  # until update(), as torch's
+        scaler.update()
+        assert (result.skipped, result.reason) == (taken.skipped, taken.reason)
+        assert scaler.get_scale() == taken.next_scale == mp.loss_scale
+    for a, b in zip(model.state_dict().values(), other.state_dict().values(), strict=True):
+        assert torch.equal(a, b)
+    assert (by_loop.steps, by_loop.skipped) == (mp.steps, mp.skipped) == (6, 1)
+    for trainer in (mp, by_loop):
+        trainer.close()
+    ours, theirs = (read_log(tmp_path / name).steps for name in ("step", "loop"))
+    assert [(s.scale, s.loss, s.skipped, s.reason) for s in ours] == [
+        (s.scale, s.loss, s.skipped, s.reason) for s in theirs
+    ]
+
+
+def test_the_scale_moves_as_torchs_own_with_two_optimizers():
+    """Losses of both are in one backward pass; update() is called once in each iteration."""
+    settings = {"init_scale": 64.0, "growth_interval": 3}
+    plan = backoff(settings["init_scale"], growth_interval=settings["growth_interval"])
+    models = [nn.Linear(2, 1), nn.Linear(2, 1)]
+    optimizers = [torch.optim.SGD(m.parameters(), 0.01) for m in models]
+    mp = mpdiag.MixedPrecision(models, optimizers, plan, level="O1")
+    plain = [nn.Linear(2, 1), nn.Linear(2, 1)]
+    sgds = [torch.optim.SGD(m.parameters(), 0.01) for m in plain]
+    scaler, theirs = mp.scaler(), torch.amp.GradScaler("cpu", **settings)
+    for i in range(9):
+        x = torch.ones(1, 2) * (float("inf") if i == 4 else 1.0)
+        for one, nets, steppers in ((scaler, models, optimizers), (theirs, plain, sgds)):
+            for stepper in steppers:
+                stepper.zero_grad()
+            one.scale(nets[0](x).sum() + nets[1](x).sum()).backward()
+            for stepper in steppers:
+                one.step(stepper)
+            one.update()
+        assert scaler.get_scale() == theirs.get_scale(), i
+
+
+def test_two_optimizers_that_step_one_after_another_grow_the_scale_as_torchs():
+    models = [nn.Linear(2, 1), nn.Linear(2, 1)]
+    optimizers = [torch.optim.SGD(m.parameters(), 0.01) for m in models]
+    mp = mpdiag.MixedPrecision(models, optimizers, backoff(64.0, growth_interval=3), level="O1")
+    scales = []
+    for i in range(7):
+        x = torch.ones(1, 2) * (float("inf") if i == 4 else 1.0)
+        for model, optimizer in zip(models, optimizers, strict=True):
+            mp.step(model(x).sum(), optimizer=optimizer)
+        scales.append(mp.loss_scale)
+    assert scales == [64, 64, 128, 128, 64, 64, 64]
+
+
+@pytest.mark.parametrize("backend", ["emulated", "native"])
+def test_the_backward_pass_runs_in_the_plans_arithmetic(backend):
+    overrides = mpdiag.PrecisionOverrides(dtype="bf16")
+    grads = {}
+    for way in ("step", "loop", "sum", "grad"):
+        model, _, mp = build(constant(8.0), backend=backend, overrides=overrides)
+        loss = loss_of(model, mp, 0)
+        weights = list(model.parameters())
+        if way == "step":
+            mp.backward(loss)
+        elif way == "loop":
+            mp.scaler().scale(loss).backward()
+        elif way == "sum":
+            ((mp.scaler().scale(loss) + 0.0) * 1.0).backward()
+        else:
+            scaled = mp.scaler().scale(loss)
+            for p, g in zip(weights, torch.autograd.grad(scaled, weights), strict=True):
+                p.grad = g
+        grads[way] = [p.grad for p in weights]
+    for way in ("loop", "sum", "grad"):
+        assert all(torch.equal(a, b) for a, b in zip(grads["step"], grads[way], strict=True)), way
+        assert all(type(g) is torch.Tensor for g in grads[way])
+
+
+def test_gradients_add_up_until_the_step():
+    model, optimizer, mp = build(constant(8.0), level="O2")
+    other, _, whole = build(constant(8.0), level="O2")
+    scaler = mp.scaler()
+    for i in range(2):
+        scaler.scale(loss_of(model, mp, i, 0.5)).backward()
+        whole.backward(loss_of(other, whole, i, 0.5))
+    assert scaler.step(optimizer).loss == whole.step().loss
+    scaler.update()
+    assert all(torch.equal(a, b) for a, b in zip(masters(mp), masters(whole), strict=True))
+
+
+def test_what_torch_refuses_is_refused():
+    model, optimizer, mp = build()
+    scaler = mp.scaler()
+    with pytest.raises(UsageError, match="no step"):
+        scaler.update()
+    with pytest.raises(UsageError, match="no gradient"):
+        scaler.step(optimizer)
+    scaler.scale(loss_of(model, mp, 0)).backward()
+    scaler.unscale_(optimizer)
+    with pytest.raises(UsageError, match="since the last update"):
+        scaler.unscale_(optimizer)
+    with pytest.raises(UsageError, match="closure"):
+        scaler.step(optimizer, closure=lambda: None)
+    scaler.step(optimizer)
+    for call in (scaler.step, scaler.unscale_):
+        with pytest.raises(UsageError, match="since the last update"):
+            call(optimizer)
+    with pytest.raises(UsageError, match="not one that"):
+        scaler.step(torch.optim.SGD(model.parameters(), 0.1))
+    with pytest.raises(UsageError, match="list of tensors"):
+        scaler.scale(1.0)
+    losses = scaler.scale([torch.ones(()), (torch.ones(()),)])
+    assert [type(losses), type(losses[1])] == [list, tuple]
+
+
+def test_eight_skips_without_hope_end_it_and_a_searching_scale_does_not():
+    model, optimizer, mp = build(backoff(2.0**40, max_scale=2.0**40))
+    scaler = mp.scaler()
+    skipped = 0
+    for i in range(40):
+        optimizer.zero_grad()
+        scaler.scale(loss_of(model, mp, i)).backward()
+        skipped += scaler.step(optimizer).skipped
+        scaler.update()
+    assert skipped > 8
+    with pytest.raises(TrainingDiverged):
+        for i in range(8):
+            optimizer.zero_grad()
+            scaler.scale(loss_of(model, mp, i, float("nan"))).backward()
+            scaler.step(optimizer)
+            scaler.update()
+
+
+def test_the_state_goes_round_and_torchs_own_is_taken():
+    plan = backoff(64.0, growth_interval=3)
+    model, optimizer, mp = build(plan)
+    scaler = mp.scaler()
+    assert scaler is mp.scaler()
+    for i in range(4):
+        optimizer.zero_grad()
+        scaler.scale(loss_of(model, mp, i)).backward()
+        scaler.step(optimizer)
+        scaler.update()
+    state = scaler.state_dict()
+    assert (state["scale"], state["_growth_tracker"]) == (128.0, 1)
+    _, _, other = build(plan)
+    other.scaler().load_state_dict(state)
+    assert other.loss_scaler == mp.loss_scaler
+    theirs = torch.amp.GradScaler("cpu", init_scale=512.0)
+    theirs.scale(torch.ones(()))
+    other.scaler().load_state_dict(theirs.state_dict())
+    assert other.loss_scale == 512.0
+    _, _, fixed = build(constant(8.0))
+    with pytest.raises(StateMismatch, match="backoff"):
+        fixed.scaler().load_state_dict(state)
+    with pytest.raises(StateMismatch, match="no scaler's state"):
+        fixed.scaler().load_state_dict({})
+    with pytest.raises(UsageError, match="cannot be set"):
+        fixed.scaler().update(4.0)
+    other.scaler().update(256.0)
+    assert other.scaler().get_scale() == 256.0
+    assert other.scaler().is_enabled()

@@ -1,0 +1,89 @@
+"""Two trainings in one process, in turns and in threads, are what each is by itself."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+from support import backoff, batch, network
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import mpdiag
+from mpdiag.emulation import policy
+
+KINDS = {
+    "fp16": {"level": "O1", "overrides": {"dtype": "fp16", "fp32_operations": ["conv2d"]}},
+    "bf16": {"level": "O1", "overrides": {"dtype": "bf16", "low_operations": ["cross_entropy"]}},
+    "masters": {"level": "O2", "overrides": {"dtype": "bf16"}},
+    "plain": {"level": "O0", "overrides": {}},
+}
+
+
+def train(kind, model, after_step=lambda: None):
+    """Four steps; yields control in each, and returns the weights at last."""
+    options = KINDS[kind]
+    overrides = mpdiag.PrecisionOverrides(**options["overrides"])
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with mpdiag.MixedPrecision(
+        model, optimizer, backoff(64.0), level=options["level"], overrides=overrides
+    ) as mp:
+        for i in range(4):
+            x, y = batch(i)
+            with mp.autocast():
+                half = options["level"] == "O2"  # which casts at the whole model's edge
+                hidden = x if half else checkpoint(model[:3], x, use_reentrant=False)
+                loss = nn.functional.cross_entropy((model if half else model[3:])(hidden), y)
+            after_step()
+            mp.step(loss)
+            after_step()
+        return {name: value.clone() for name, value in mp.fp32_state_dict().items()}
+
+
+@pytest.mark.parametrize("pair", [("fp16", "bf16"), ("masters", "bf16"), ("bf16", "plain")])
+def test_two_trainings_in_threads_do_not_see_each_other(pair):
+    torch.set_num_threads(1)
+    alone = {kind: train(kind, network()) for kind in pair}
+    models = {kind: network() for kind in pair}
+    together, turn = {}, threading.Barrier(2, timeout=60)
+
+    def run(kind):
+        torch.set_num_threads(1)
+        try:
+            together[kind] = train(kind, models[kind], turn.wait)
+        except BaseException:
+            turn.abort()
+            raise
+
+    threads = [threading.Thread(target=run, args=(kind,)) for kind in pair]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for kind in pair:
+        for name, value in alone[kind].items():
+            if "fp16" in pair:  # emulation switches oneDNN, for every thread
+                torch.testing.assert_close(value, together[kind][name], rtol=1e-2, atol=1e-3)
+            else:
+                assert torch.equal(value, together[kind][name]), (kind, name)
+    assert torch._C._get_mkldnn_enabled()
+
+
+def test_a_thread_of_its_own_follows_no_other_threads_policy():
+    policy.install("cpu", frozenset({"softmax"}))
+    rules = policy.Policy(torch.bfloat16, {"softmax": "fp32"})
+    x = torch.randn(2, 2).bfloat16()
+    seen = []
+
+    def look():
+        with torch.autocast("cpu", torch.bfloat16):
+            seen.append(torch.softmax(x, 0).dtype)
+
+    thread = threading.Thread(target=look)
+    with policy.in_force(rules), torch.autocast("cpu", torch.bfloat16):
+        thread.start()
+        thread.join()
+        assert torch.softmax(x, 0).dtype == torch.float32
+    look()
+    assert seen[0] == seen[1]

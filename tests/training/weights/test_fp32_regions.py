@@ -1,0 +1,104 @@
+"""A wrapped model is copied, pickled and sent to other processes as any other."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from multiprocessing.reduction import ForkingPickler
+
+import pytest
+import torch
+from support import backoff, batch, network
+from torch import nn
+
+import mpdiag
+from mpdiag.plan import Fp32Choice, PrecisionPlan
+
+LEVELS = ["O0", "O1", "O2", "O3"]
+
+
+def plan():
+    return PrecisionPlan(
+        loss_scale=backoff().loss_scale,
+        fp32_modules=(Fp32Choice("Linear", "4", "tested", {}),),
+        fp32_operations=(
+            Fp32Choice("relu", "", "tested", {}),
+            Fp32Choice("conv2d", "0", "tested", {}),
+        ),
+    )
+
+
+def wrapped(level):
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1, momentum=0.9)
+    mp = mpdiag.MixedPrecision(model, optimizer, plan(), level=level)
+    x, y = batch()
+    with mp.autocast():
+        loss = nn.functional.cross_entropy(model(x).float(), y)
+    mp.step(loss)
+    model.eval()
+    return model, optimizer, mp
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_wrapped_model_is_pickled_saved_and_copied(level):
+    model, optimizer, mp = wrapped(level)
+    file = io.BytesIO()
+    torch.save(model, file)
+    file.seek(0)
+    x, _ = batch()
+    expected = model(x)
+    copies = [
+        pickle.loads(pickle.dumps(model)),
+        torch.load(file, weights_only=False),
+    ]
+    for other in copies:
+        assert torch.equal(other(x), expected)
+        assert [p.dtype for p in other.parameters()] == [p.dtype for p in model.parameters()]
+        assert all(
+            torch.equal(a, b) for a, b in zip(other.parameters(), model.parameters(), strict=True)
+        )
+    twin = copy.deepcopy(model)  # of half-precision weights it has what they stand for, in FP32
+    full = mp.fp32_state_dict()
+    assert {p.dtype for p in twin.parameters()} == {torch.float32}
+    assert all(torch.equal(p, full[n]) for n, p in twin.named_parameters())
+    tolerance = 0.0 if level in ("O0", "O1") else 1e-2
+    torch.testing.assert_close(twin(x), expected, rtol=tolerance, atol=tolerance)
+    again = pickle.loads(pickle.dumps(optimizer))
+    assert again.param_groups[0]["momentum"] == 0.9
+    mp.close()
+    for other in (copies[1], twin):  # they live on
+        assert torch.isfinite(other(x)).all()
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_wrapped_model_is_sent_to_another_process_as_mp_spawn_sends_it(level):
+    model, _, _ = wrapped(level)
+    x, _ = batch()
+    received = pickle.loads(ForkingPickler.dumps(model))
+    assert torch.equal(received(x), model(x))
+    assert received[0].weight.is_shared()  # as torch's own reductions make it
+
+
+def test_a_trainer_itself_is_not_pickled():
+    _, _, mp = wrapped("O1")
+    with pytest.raises(TypeError, match="state_dict"):
+        pickle.dumps(mp)
+
+
+@pytest.mark.parametrize("level", ["O2", "O3"])
+def test_half_outputs_on_request(level):
+    x, y = batch()
+    outputs = {}
+    for half in (False, True):
+        model = network()
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        options = mpdiag.TrainerOptions(half_outputs=half)
+        with mpdiag.MixedPrecision(model, optimizer, backoff(), level=level, options=options) as mp:
+            with mp.autocast():
+                outputs[half] = model(x)
+                loss = nn.functional.cross_entropy(outputs[half].float(), y)
+            assert not mp.step(loss).skipped
+    assert (outputs[False].dtype, outputs[True].dtype) == (torch.float32, torch.float16)
+    assert torch.equal(outputs[True].float(), outputs[False])

@@ -1,0 +1,81 @@
+"""What is added to a model, and copies of it."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+
+import pytest
+import torch
+from support import PRECISIONS, perceptron, take_step, trainer
+from torch import nn
+
+import mpdiag
+
+LOW = [row for row in PRECISIONS if row[0] in ("O2", "O3")]
+
+
+class Tower(nn.Module):
+    """A parameter and a buffer of its own beside a layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.gain = nn.Parameter(torch.full((3,), 1.1))
+        self.register_buffer("shift", torch.full((3,), 0.3))
+        self.body = perceptron()
+
+    def forward(self, x):
+        return self.body(x) * self.gain + self.shift
+
+
+@pytest.mark.parametrize("keep_fp32", [(), ("body.0",)])
+@pytest.mark.parametrize(("level", "dtype"), PRECISIONS)
+def test_a_deep_copy_has_fp32_weights_wherever_they_stand(level, dtype, keep_fp32):
+    model = Tower()
+    overrides = mpdiag.PrecisionOverrides(dtype=dtype, fp32_modules=keep_fp32)
+    mp = trainer(model, torch.optim.SGD(model.parameters(), 0.1), level, dtype, overrides=overrides)
+    take_step(model, mp)
+    outer = nn.ModuleDict({"model": model})
+    plain = Tower()
+    plain.load_state_dict(mp.fp32_state_dict())
+    x = torch.randn(3, 4)
+    for twin in (copy.deepcopy(model), copy.deepcopy(outer)["model"]):
+        assert {p.dtype for p in twin.parameters()} == {torch.float32}
+        assert torch.equal(twin(x), plain(x))
+        assert twin.gain is not model.gain
+        loss = twin(x).sum()
+        loss.backward()  # it can be trained on
+        assert twin.gain.grad.dtype == torch.float32
+    assert [p.dtype for p in model.parameters()] == [
+        p.dtype for p in pickle.loads(pickle.dumps(model)).parameters()
+    ]
+
+
+@pytest.mark.parametrize(("level", "dtype"), LOW)
+def test_an_average_written_by_hand_over_a_deep_copy_moves(level, dtype):
+    model = perceptron()
+    mp = trainer(model, torch.optim.SGD(model.parameters(), 0.1), level, dtype)
+    average = copy.deepcopy(model)
+    before = copy.deepcopy(average.state_dict())
+    take_step(model, mp)
+    with torch.no_grad():
+        for mean, now in zip(average.parameters(), model.parameters(), strict=True):
+            mean.mul_(0.9999).add_(now, alpha=1e-4)
+    assert all(not torch.equal(v, before[n]) for n, v in average.state_dict().items())
+
+
+@pytest.mark.parametrize(("level", "dtype"), LOW)
+def test_a_model_of_eager_dtypes_is_back_in_fp32_when_it_is_closed(level, dtype):
+    model = Tower()
+    model.register_buffer("narrow", torch.zeros(2, dtype=torch.float16))
+    mp = trainer(model, torch.optim.SGD(model.parameters(), 0.1), level, dtype)
+    model.register_buffer("late", torch.zeros(2, dtype=model.gain.dtype))
+    model.late_gain = nn.Parameter(torch.ones(3, dtype=model.gain.dtype))
+    take_step(model, mp)
+    mp.close()
+    assert {p.dtype for p in model.parameters()} == {torch.float32}
+    assert {n: b.dtype for n, b in model.named_buffers()} == {
+        "shift": torch.float32,
+        "narrow": torch.float16,
+        "late": torch.float32,
+    }
