@@ -45,8 +45,8 @@ class Behaviour:
         source: The project and the test file that describe it; the code here is our own.
         check: Asserts it of a subject; raises ``NotApplicable`` where it cannot be asked.
         instead: What a peer does where the behaviour does not hold for it, by the peer's name.
-        on_purpose: Why it does not hold for ours, by level; it must fail there.
-        awaited: What is wrong with ours, by level; it must fail there until that is repaired.
+        on_purpose: Why it does not hold for ours, by level or label; it must fail there.
+        awaited: What is wrong with ours, by level or label; it must fail there until it is repaired.
     """
 
     name: str
@@ -56,12 +56,26 @@ class Behaviour:
     on_purpose: Mapping[str, str] = field(default_factory=dict)
     awaited: Mapping[str, str] = field(default_factory=dict)
 
+    def purpose(self, subject: Subject) -> str:
+        """Why it does not hold for one of ours; empty if it should."""
+        return self.on_purpose.get(subject.label) or self.on_purpose.get(subject.level, "")
+
+    def missing(self, subject: Subject) -> str:
+        """What is wrong with one of ours; empty if nothing is known to be."""
+        return self.awaited.get(subject.label) or self.awaited.get(subject.level, "")
+
 
 @dataclass(frozen=True)
 class Chapter:
-    """Behaviours of one kind, in the order of their definition."""
+    """Behaviours of one kind, in the order of their definition.
+
+    Attributes:
+        title: What the table calls it.
+        about_loops: Whether it matters how the trainer is driven.
+    """
 
     title: str
+    about_loops: bool = False
     behaviours: list[Behaviour] = field(default_factory=list)
 
     def behaviour(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
@@ -15,8 +15,8 @@ if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from conformance.behaviours.everything import CHAPTERS
-from conformance.outcomes import Behaviour, Outcome, outcome_of
-from conformance.subjects.everyone import OURS, PEERS
+from conformance.outcomes import Behaviour, Chapter, Outcome, outcome_of
+from conformance.subjects.everyone import PEERS, ours
 from conformance.subjects.protocol import Subject
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "conformance.md"
@@ -47,39 +47,32 @@ def peer_cell(behaviour: Behaviour, subject: Subject, outcome: Outcome) -> str:
 
 
 def our_cell(behaviour: Behaviour, outcomes: Sequence[tuple[Subject, Outcome]]) -> str:
-    """What the table says of ours, all levels together."""
+    """What the table says of ours: one word where all levels agree, else each with its word."""
     by_word: dict[str, list[str]] = {}
     for subject, outcome in outcomes:
         if outcome.kind == "not applicable":
             continue
         word = YES
         if outcome.kind == "fails":
-            level = subject.level
-            reason = behaviour.on_purpose.get(level)
-            word = (
-                f"{NO}, on purpose: {reason}"
-                if reason
-                else f"not yet: {behaviour.awaited.get(level, outcome.note)}"
-            )
-        by_word.setdefault(word, []).append(subject.level)
-    if not by_word:
-        return NONE
-    parts = [f"{spans(levels)} {word}" for word, levels in by_word.items()]
-    return "; ".join(parts)
+            reason = behaviour.purpose(subject)
+            word = f"{NO}, on purpose: {reason}"
+            if not reason:
+                word = f"not yet: {behaviour.missing(subject) or outcome.note}"
+        by_word.setdefault(word, []).append(subject.label)
+    asked = sum(map(len, by_word.values()))
+    if asked == len(outcomes) and len(by_word) == 1:
+        return next(iter(by_word))
+    return "; ".join(f"{', '.join(names)}: {word}" for word, names in by_word.items()) or NONE
 
 
-def spans(levels: Sequence[str]) -> str:
-    """``O0``–``O3`` for all four, else the levels one by one."""
-    return "O0–O3" if len(levels) == len(OURS) else ", ".join(levels)
-
-
-def rows(behaviours: Iterable[Behaviour]) -> list[str]:
+def rows(chapter: Chapter) -> list[str]:
     """A line of the table for each behaviour."""
     result = []
-    for behaviour in behaviours:
+    for behaviour in chapter.behaviours:
         peers = [peer_cell(behaviour, s, outcome_of(behaviour, s)) for s in PEERS]
-        ours = our_cell(behaviour, [(s, outcome_of(behaviour, s)) for s in OURS])
-        cells = " | ".join((behaviour.name, *peers, ours, behaviour.source))
+        own = our_cell(behaviour, [(s, outcome_of(behaviour, s)) for s in ours(chapter)])
+        name = behaviour.name.replace("``", "`")
+        cells = " | ".join((name, *peers, own, behaviour.source))
         result.append(f"| {cells} |")
     return result
 
@@ -91,7 +84,7 @@ def table() -> str:
     lines: list[str] = []
     for chapter in CHAPTERS:
         lines += [f"### {chapter.title}", "", f"| {head} |", "|---" * (len(names) + 3) + "|"]
-        lines += [*rows(chapter.behaviours), ""]
+        lines += [*rows(chapter), ""]
     return "\n".join(lines).rstrip()
 
 

@@ -9,7 +9,7 @@ from conformance.outcomes import Chapter
 from conformance.subjects.protocol import Scale, Subject
 from torch import nn
 
-CHAPTER = Chapter("Training loops")
+CHAPTER = Chapter("Training loops", about_loops=True)
 
 TORCH = "torch: test/test_torch.py"
 APEX = "Apex: tests/L0/run_amp"

@@ -9,7 +9,7 @@ from conformance.models import INF, NAN, Weighted, poisoned, values
 from conformance.outcomes import Chapter, NotApplicable
 from conformance.subjects.protocol import Scale, Subject, Training
 
-CHAPTER = Chapter("Loss scale")
+CHAPTER = Chapter("Loss scale", about_loops=True)
 
 TORCH = "torch: test/test_torch.py"
 APEX = "Apex: tests/L0/run_amp"
@@ -190,6 +190,9 @@ def sparse_duplicates(subject: Subject) -> None:
         "Accelerate": "raises an error",
         "Lightning": "raises an error",
     },
+    on_purpose=dict.fromkeys(
+        ("O1 by mp.scaler()", "O2 by mp.scaler()"), "raises an error, as GradScaler does"
+    ),
 )
 def unscaling_twice(subject: Subject) -> None:
     """Unscaling twice divides once."""

@@ -12,7 +12,7 @@ from conformance.outcomes import Chapter, NotApplicable
 from conformance.subjects.protocol import Scale, Subject
 from torch import nn
 
-CHAPTER = Chapter("Optimizers, hooks and closures")
+CHAPTER = Chapter("Optimizers, hooks and closures", about_loops=True)
 
 TORCH = "torch: test/test_torch.py"
 APEX = "Apex: tests/L0/run_amp"

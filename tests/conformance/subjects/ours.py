@@ -76,14 +76,36 @@ class OurTraining(Training):
         self.mp.close()
 
 
+class DropInTraining(OurTraining):
+    """A loop written for ``torch.amp.GradScaler``, by ``mp.scaler()``."""
+
+    def backward(self, loss: Tensor, **options: Any) -> None:
+        self.mp.scaler().scale(loss).backward(**options)
+
+    def unscale(self, *optimizers: Optimizer) -> None:
+        for optimizer in optimizers or self.optimizers:
+            self.mp.scaler().unscale_(optimizer)
+
+    def step(self, *optimizers: Optimizer) -> bool:
+        chosen = optimizers or self.optimizers
+        scaler = self.mp.scaler()
+        results = [scaler.step(optimizer) for optimizer in chosen]
+        scaler.update()
+        for optimizer in chosen:
+            optimizer.zero_grad()
+        self.last = results[-1]
+        return not any(result.skipped for result in results)
+
+
 class Ours(Subject):
     """``mpdiag.MixedPrecision`` at one level."""
 
     name = "mpdiag"
     ours = True
 
-    def __init__(self, level: str) -> None:
-        self.level = level
+    def __init__(self, level: str, *, drop_in: bool = False) -> None:
+        self.level, self.drop_in = level, drop_in
+        self.label = f"{level} by mp.scaler()" if drop_in else level
         self.casts_operations = level == "O1"
         self.low_model = level in ("O2", "O3")
 
@@ -93,4 +115,4 @@ class Ours(Subject):
         plan = PrecisionPlan(target=target)
         overrides = PrecisionOverrides(loss_scale=scaler(scale))
         mp = mpdiag.MixedPrecision(models, optimizers, plan, level=self.level, overrides=overrides)
-        return OurTraining(models, optimizers, mp)
+        return (DropInTraining if self.drop_in else OurTraining)(models, optimizers, mp)

@@ -128,6 +128,8 @@ class Subject(ABC):
     Attributes:
         name: What the table calls it.
         level: Ours: its level.
+        label: Ours: its level, and how it is driven.
+        drop_in: Ours: whether it is driven by ``mp.scaler()``.
         ours: Whether it is this project's.
         casts_operations: Whether operations are cast one by one.
         low_model: Whether the model itself holds half-precision weights.
@@ -136,13 +138,15 @@ class Subject(ABC):
 
     name: str
     level: str = ""
+    label: str = ""
+    drop_in: bool = False
     ours: bool = False
     casts_operations: bool = True
     low_model: bool = False
     package: str = "torch"
 
     def __repr__(self) -> str:
-        return f"{self.name} {self.level}".strip()
+        return f"{self.name} {self.label}".strip()
 
     @abstractmethod
     def begin(
