@@ -315,3 +315,95 @@ def as_the_same_loop_in_fp32(subject: Subject) -> None:
         assert close(training.weights(), expected, 5e-3)
         if subject.level == "O0":
             assert same(training.weights(), expected)
+
+
+# -- unusual parameters ----------------------------------------------------------------------------
+
+
+@CHAPTER.behaviour(
+    "torch: torch/amp/grad_scaler.py, unscale_",
+    instead=dict.fromkeys(PEERS, "divides the gradients once for each optimizer"),
+    awaited=dict.fromkeys(
+        ("O0", "O1", "O2", "O3"), "divides the gradients once for each optimizer"
+    ),
+)
+def one_parameter_in_two_optimizers(subject: Subject) -> None:
+    """A parameter that two optimizers hold is stepped by both, on gradients unscaled once."""
+    model = Weighted()
+    optimizers = [torch.optim.SGD(model.parameters(), rate) for rate in (0.5, 0.25)]
+    with subject.training(model, optimizers, scale=Scale(64.0)) as training:
+        training.backward(training.forward(ONE).sum())
+        assert training.step()
+        assert values(training.weights()) == [0.25, 1.25]
+
+
+class Rotated(nn.Module):
+    """The real part of the product of input and a complex weight."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.tensor([1 + 1j, 2 - 1j]))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return (self.weight * x).real
+
+
+@CHAPTER.behaviour(
+    "torch: test/test_optim.py, complex parameters",
+    instead=dict.fromkeys(PEERS, "raises: its kernel for CPUs takes no complex numbers"),
+)
+def complex_parameters(subject: Subject) -> None:
+    """Complex parameters are unscaled, checked and stepped."""
+    model = Rotated()
+    with subject.training(model, scale=Scale(64.0)) as training:
+        training.backward(training.forward(ONE).sum())
+        assert training.step()
+        assert model.weight.tolist() == [0.5 + 1j, 1.5 - 1j]
+        training.backward(poisoned(training.forward(ONE)).sum())
+        assert not training.step()
+        assert model.weight.tolist() == [0.5 + 1j, 1.5 - 1j]
+
+
+@CHAPTER.behaviour("torch: test/test_torch.py, test_grad_scaling_unscale")
+def double_parameters(subject: Subject) -> None:
+    """A double parameter beside FP32 ones keeps its precision."""
+    model = Weighted()
+    model.shift = nn.Parameter(torch.zeros(2, dtype=torch.float64))
+    plain = model.forward
+    model.forward = lambda x: plain(x) + model.shift  # type: ignore[method-assign]
+    with subject.training(model, rate=2.0**-40) as training:
+        assert training.train(ONE)
+        assert model.shift.dtype == torch.float64
+        assert model.shift.tolist() == [-(2.0**-40)] * 2
+
+
+class Swapping(torch.optim.SGD):
+    """Evaluates at half of the weights it trains, as schedule-free optimizers swap theirs."""
+
+    def eval(self) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.data.mul_(0.5)
+
+    def train(self) -> None:
+        for group in self.param_groups:
+            for p in group["params"]:
+                p.data.mul_(2.0)
+
+
+@CHAPTER.behaviour(
+    "schedule-free optimizers; accelerate: optimizer.eval()",
+    awaited={"O2": "the model does not see what the optimizer writes into its masters"},
+)
+def an_optimizer_that_swaps_weights(subject: Subject) -> None:
+    """Weights that an optimizer swaps in ``eval()`` and back in ``train()`` are what the model uses."""
+    model = Weighted()
+    with subject.training(model, Swapping(model.parameters(), 0.5)) as training:
+        training.train(ONE)
+        inner = getattr(training.optimizer, "optimizer", training.optimizer)
+        inner.eval()
+        with torch.no_grad():
+            assert training.forward(ONE).tolist() == [0.25, 0.75]
+        inner.train()
+        training.train(ONE)
+        assert values(training.weights()) == [0, 1]
