@@ -9,7 +9,7 @@ microseconds each, so it is at work in the first steps and then in one step of e
 from __future__ import annotations
 
 import zlib
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -21,6 +21,7 @@ from mpdiag.tracing.precision import HALF
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
+    from contextlib import AbstractContextManager
 
 DENSE = 8
 """Every one of the first steps is counted."""
@@ -123,13 +124,9 @@ class PrecisionShare:
         elif not push_lowest(self._everywhere):
             self.stop("the script traces its steps, which shows no operations")
 
-    @contextmanager
-    def counting(self) -> Iterator[None]:
+    def counting(self) -> AbstractContextManager[object]:
         """Count what runs here, above every other mode: before emulation widens it."""
-        with ExitStack() as stack:
-            if self._active:
-                stack.enter_context(_Counting(self))
-            yield
+        return _Counting(self) if self._active else nullcontext()
 
     @contextmanager
     def paused(self) -> Iterator[None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from mpdiag.emulation.mode import Emulation
     from mpdiag.tracing.precision_share import PrecisionShare
     from mpdiag.training.weights.wrapping import Wrapped
+
+
+_NOTHING = nullcontext()
 
 
 class Casting:
@@ -42,28 +45,28 @@ class Casting:
     def forward(self) -> Iterator[None]:
         """Forward passes and losses: operations are cast by the policy."""
         precision = self._precision
-        with ExitStack() as stack:
-            stack.enter_context(self._wrapped.looked())
-            if self._wrapped.switch.on and precision.level != "O0":
-                if self._emulation is not None:
-                    stack.enter_context(self._emulation)
-                if precision.operation_casts:
-                    stack.enter_context(policy.in_force(self._wrapped.policy))
-                    stack.enter_context(torch.autocast(self._device_type, precision.dtype))
-            stack.enter_context(self._share.counting())
+        low = self._wrapped.switch.on and precision.level != "O0"
+        casts = low and precision.operation_casts
+        with (
+            self._wrapped.looked(),
+            self._emulation if low and self._emulation is not None else _NOTHING,
+            policy.in_force(self._wrapped.policy) if casts else _NOTHING,
+            torch.autocast(self._device_type, precision.dtype) if casts else _NOTHING,
+            self._share.counting(),
+        ):
             yield
 
     @contextmanager
     def backward(self) -> Iterator[None]:
         """Backward passes: the same arithmetic, with autocast off."""
-        with ExitStack() as stack:
-            stack.enter_context(self.off())
-            if self._wrapped.switch.on:
-                if self._emulation is not None:
-                    stack.enter_context(self._emulation)
-                if self._precision.operation_casts:  # for what is computed again in backward
-                    stack.enter_context(policy.in_force(self._wrapped.policy))
-            stack.enter_context(self._share.counting())
+        low = self._wrapped.switch.on
+        casts = low and self._precision.operation_casts  # for what is computed again in backward
+        with (
+            self.off(),
+            self._emulation if low and self._emulation is not None else _NOTHING,
+            policy.in_force(self._wrapped.policy) if casts else _NOTHING,
+            self._share.counting(),
+        ):
             yield
 
     @contextmanager

@@ -344,13 +344,18 @@ def _total(gradients: Sequence[Tensor], parts: Sequence[Tensor]) -> Tensor:
                 torch.distributed.all_reduce(total, group=process_group)
             total = total.sqrt()
         totals.append(total)
-    return totals[0] if len(totals) == 1 else torch.linalg.vector_norm(torch.stack(totals))
+    if len(totals) == 1:
+        return totals[0]
+    whole: Tensor = torch.linalg.vector_norm(torch.stack(totals))
+    return whole
 
 
 def norms(values: Sequence[Tensor], order: float) -> list[Tensor]:
     """A norm of each tensor, on its device, in FP32; 0 for an empty one."""
     if order == math.inf and any(v.numel() == 0 for v in values):
         return [_norm(v, order) for v in values]
+    if _are_fp32_in_one_place(values):
+        return list(torch._foreach_norm(values, order))
     by_kind: dict[tuple[torch.device, torch.dtype], list[int]] = {}
     for i, value in enumerate(values):
         by_kind.setdefault((value.device, value.dtype), []).append(i)
@@ -366,6 +371,14 @@ def norms(values: Sequence[Tensor], order: float) -> list[Tensor]:
     return [r for r in result if r is not None]
 
 
+def _are_fp32_in_one_place(values: Sequence[Tensor]) -> bool:
+    """Whether all are FP32 on one device, as nearly always."""
+    device = values[0].device if values else None
+    return device is not None and all(
+        v.dtype is torch.float32 and v.device == device for v in values
+    )
+
+
 def _norm(value: Tensor, order: float) -> Tensor:
     if value.numel() == 0:
         return torch.zeros((), device=value.device)
@@ -378,6 +391,9 @@ def multiply(gradients: Sequence[Tensor], factor: float) -> None:
     if factor == 1.0 or not gradients:
         return
     dense = [values_of(g) for g in gradients]
+    if _are_fp32_in_one_place(dense):
+        torch._foreach_mul_(dense, factor)
+        return
     by_kind: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     for gradient in dense:
         by_kind.setdefault((gradient.device, gradient.dtype), []).append(gradient)

@@ -50,8 +50,8 @@ def dump_random() -> dict[str, Any]:
         "python": {"version": version, "words": torch.tensor(words), "gauss": gauss},
     }
     # The global generator is what scripts draw from.
-    numpy = np.random.get_state(legacy=False)  # noqa: NPY002
-    if isinstance(numpy, dict) and numpy.get("bit_generator") == "MT19937":
+    numpy: Any = np.random.get_state(legacy=False)  # noqa: NPY002
+    if numpy["bit_generator"] == "MT19937":
         states["numpy"] = {
             "key": torch.tensor(numpy["state"]["key"].astype(np.int64)),
             "pos": int(numpy["state"]["pos"]),

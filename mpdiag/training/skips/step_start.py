@@ -29,7 +29,7 @@ class StepStart:
     """Saves buffers and random state when a step begins.
 
     Attributes:
-        random: Torch's random state at the beginning of the step.
+        random: Torch's random state before the step's first forward pass; empty where no hook saw one.
     """
 
     def __init__(self, buffers: BufferGuard) -> None:
@@ -83,15 +83,14 @@ class StepStart:
         saved_here = self._context != 0 and self._saved_in == self._context
         if self._phase is _Phase.BETWEEN or (grad and not saved_here):
             self._save()
-        elif not self._drawn:  # random numbers may have been drawn since
+        if not self._drawn:
             self.random = capture_random()
-        self._drawn = True
+            self._drawn = True
         if grad:
             self._phase = _Phase.BEGUN
 
     def _save(self) -> None:
         # What spoils a buffer is no purpose of a script.
         self._buffers.save(unless_spoiled=self._phase is _Phase.PERHAPS)
-        self.random = capture_random()
-        self._drawn = False
+        self.random, self._drawn = {}, False
         self._saved_in, self._phase = self._context, _Phase.PERHAPS

@@ -7,7 +7,6 @@ takes nothing else along. A deep copy of a model in half precision is of FP32 we
 
 from __future__ import annotations
 
-import functools
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -214,7 +213,7 @@ class _BeforeForward:
         if self._call is None:
             return
         if torch.compiler.is_compiling():
-            _outside_of_graphs()(self._call, called)
+            _uncompiled[0](self._call, called)
         else:
             _notice(self._call, called)
 
@@ -227,13 +226,12 @@ def _notice(call: Callable[[], None], called: nn.Module) -> None:
         call()
 
 
-@functools.cache
-def _outside_of_graphs() -> Callable[..., None]:
-    """``_notice``, which no compiler traces; made late, for torch loads its compiler for it."""
-    outside: Callable[..., None] = torch.compiler.disable(_notice)
-    return outside
+_uncompiled: list[Callable[..., None]] = []
+"""``_notice``, which no compiler traces; made with the first hook, for torch loads its compiler."""
 
 
 def before_forward(module: nn.Module, call: Callable[[], None]) -> RemovableHandle:
     """Call something before each forward pass of a model that may belong to a step."""
+    if not _uncompiled:
+        _uncompiled.append(torch.compiler.disable(_notice))
     return module.register_forward_pre_hook(_BeforeForward(call), prepend=True)

@@ -38,7 +38,7 @@ class HeldParameter(nn.Parameter):
     def grad(self) -> None:
         self.grad = None
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> nn.Parameter:  # type: ignore[override]
+    def __deepcopy__(self, memo: dict[int, Any]) -> nn.Parameter:
         """A plain parameter."""
         if id(self) not in memo:
             memo[id(self)] = nn.Parameter(self.data.clone(), self.requires_grad)
@@ -76,5 +76,5 @@ def hold(parameter: Tensor, master: Tensor) -> bool:
 def let_go(parameter: Tensor) -> None:
     """Make it a plain parameter again."""
     if type(parameter) is HeldParameter:
-        parameter.__class__ = nn.Parameter
+        parameter.__class__ = nn.Parameter  # type: ignore[assignment]
         del parameter._master

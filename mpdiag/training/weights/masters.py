@@ -334,7 +334,7 @@ class Masters:
             for master in [m for m in optimizer.state if m in self._model]:
                 optimizer.state[self._model[master]] = optimizer.state.pop(master)
         for known in (self._master, self._model, self._dtype, self._wide, self._bundle_of):
-            known.clear()  # type: ignore[attr-defined]
+            known.clear()
         self._bundles.clear()
 
 

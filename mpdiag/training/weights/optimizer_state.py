@@ -23,7 +23,7 @@ def follow_weights(optimizers: Sequence[Optimizer]) -> None:
     """
     for optimizer in optimizers:
         for parameter, state in optimizer.state.items():
-            if isinstance(parameter, torch.Tensor) and parameter.dtype in _CAST:
+            if parameter.dtype in _CAST:
                 for key in state:
                     if key != "step":
                         state[key] = _cast(state[key], parameter.dtype)

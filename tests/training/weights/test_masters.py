@@ -271,10 +271,11 @@ def test_it_is_logged_once_that_weights_were_written(tmp_path, caplog, run):
             model[2].bias.data[1] = step
     mp.close()
     said = [r.message for r in caplog.records if "written" in r.message]
-    assert said == [
+    wanted = (
         "weights were written into the model (2.bias) before step 1: what was written is in the FP32 "
         "masters now, as BF16 holds it"
-    ]
+    )
+    assert said == [wanted]
     if run:
         text = (tmp_path / "run" / "training.jsonl").read_text(encoding="utf-8")
         lines = [json.loads(line) for line in text.splitlines()]
