@@ -9,7 +9,10 @@ from torch import nn
 
 import mpdiag
 
-pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # inductor's own imports
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # inductor's own imports
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor"),  # while torch traces
+]
 
 
 def train(level, compiled, backend="inductor"):
