@@ -378,7 +378,11 @@ class MixedPrecision:
     # -- life --------------------------------------------------------------------------------------
 
     def close(self) -> None:
-        """Give models and optimizers back in FP32, with full weights; a second call does nothing."""
+        """Give models and optimizers back in FP32, with the masters' bits; a second call does nothing.
+
+        What was written into the model since its last step is kept. A weight that was cast and that no
+        optimizer holds has no master: it comes back as half precision holds it.
+        """
         setup.let_go(self.context.wrapped.models, self)
         if self.context.monitor.check is not None:
             self.context.monitor.check.close()
@@ -441,7 +445,9 @@ class MixedPrecision:
         self.context.monitor.steps, self.context.monitor.skipped = steps, skipped
 
     def fp32_state_dict(self, model: nn.Module | None = None) -> dict[str, Tensor]:
-        """A model's state dict with its full FP32 weights, whatever the level holds.
+        """A model's state dict in FP32, with all bits of its masters, whatever the level holds.
+
+        What was written into the model since its last step is in it.
 
         Args:
             model: Which model; default: the first.

@@ -463,6 +463,16 @@ def test_a_mask_of_pruning_in_force_while_training(level, dtype):
     assert torch.equal(model[0].weight == 0, zeros)
 
 
+@with_masters
+def test_a_weight_that_no_optimizer_holds_comes_back_as_the_level_held_it(dtype):
+    model = perceptron()
+    frozen = model[2].weight.detach().clone()
+    mp = trainer(model, torch.optim.SGD(model[0].parameters(), 0.1), "O2", dtype)
+    take_step(model, mp)
+    mp.close()
+    assert torch.equal(model[2].weight.detach(), frozen.to(LOW[dtype]).float())
+
+
 # -- several optimizers, and checkpoints that are refused ------------------------------------------
 
 
