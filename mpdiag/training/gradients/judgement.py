@@ -335,7 +335,7 @@ def _total(gradients: Sequence[Tensor], parts: Sequence[Tensor]) -> Tensor:
     else:
         for gradient, part in zip(gradients, parts, strict=True):
             groups.setdefault(sharded_group(gradient), []).append(part.to(device))
-    totals = []
+    totals: list[Tensor] = []
     for group, members in groups.items():
         total = torch.linalg.vector_norm(torch.stack(members))
         if group:
@@ -355,7 +355,7 @@ def norms(values: Sequence[Tensor], order: float) -> list[Tensor]:
     if order == math.inf and any(v.numel() == 0 for v in values):
         return [_norm(v, order) for v in values]
     if _are_fp32_in_one_place(values):
-        return list(torch._foreach_norm(values, order))
+        return list(torch._foreach_norm(list(values), order))
     by_kind: dict[tuple[torch.device, torch.dtype], list[int]] = {}
     for i, value in enumerate(values):
         by_kind.setdefault((value.device, value.dtype), []).append(i)

@@ -202,7 +202,8 @@ def _at(scaler: Scaler, scale: float, quiet: int = 0) -> Scaler:
     """A scaler at another scale."""
     known = {f.name for f in fields(scaler)}
     if "current" in known:
-        return replace(scaler, current=scale, quiet=quiet)
+        changed: dict[str, Any] = {"current": scale, "quiet": quiet}
+        return replace(scaler, **changed)
     message = (
         f"a {scaler.name} scale cannot be set to {scale:g}: set init_scale in the plan, or choose "
         "loss_scale='dynamic'"
@@ -227,7 +228,8 @@ class ScaledLoss(Tensor):
         kwargs = kwargs or {}
         casting = cls.casting()
         if casting is None or func not in _BACKWARD:
-            return super().__torch_function__(func, types, args, kwargs)
+            plain: Any = super().__torch_function__
+            return plain(func, types, args, kwargs)
         with casting.backward(), torch._C.DisableTorchFunctionSubclass():
             return func(*args, **kwargs)
 
