@@ -16,13 +16,7 @@ FEW = ("SGD", "Adam", "Adagrad", "LBFGS", "SparseAdam")
 NO_CLIP = {"SparseAdam"}
 """torch's own ``clip_grad_norm_`` takes no sparse gradients."""
 
-AWAITED = {
-    ("O2", "load in the middle"): (set(OPTIMIZERS), "the next step overwrites what was loaded")
-}
-STATE = "the state that Adagrad makes when it is built stays FP32"
-AWAITED |= {("O3", s): ({"Adagrad"}, STATE) for s in (*SCENARIOS, "resume")}
-for scenario in ("load in the middle", "clip"):
-    AWAITED.pop(("O3", scenario), None)
+AWAITED: dict[tuple[str, str], tuple[set[str], str]] = {}
 """By level and scenario: the optimizers for which it fails until that is repaired, and what is wrong."""
 
 

@@ -90,7 +90,6 @@ def a_step_inside_the_context(subject: Subject) -> None:
 
 @CHAPTER.behaviour(
     "torch: docs, Typical Mixed Precision Training",
-    awaited={"O2": "the forward pass of large weights in emulated FP16 stands still"},
 )
 def an_fp16_step_inside_the_context(subject: Subject) -> None:
     """The same in FP16, with a weight of 2^14 elements."""
@@ -317,10 +316,7 @@ class OwnNorm(nn.Module):
 @CHAPTER.behaviour(
     "pytorch issues 88474, 90342 and 115500",
     instead=STAYS,
-    awaited={
-        **dict.fromkeys(("O0", "O1"), "only torch's own classes are restored"),
-        **dict.fromkeys(("O2", "O3"), STILL),
-    },
+    awaited=dict.fromkeys(("O2", "O3"), STILL),
 )
 def own_batch_norm_after_a_skip(subject: Subject) -> None:
     """So does batch norm written by hand on buffers of the model."""
@@ -366,7 +362,6 @@ def a_loss_that_is_not_finite(subject: Subject) -> None:
 @CHAPTER.behaviour(
     "torch: torch/amp/grad_scaler.py",
     instead=dict.fromkeys(PEERS, "the step is taken"),
-    awaited=dict.fromkeys(("O0", "O1", "O2", "O3"), "the step is taken"),
 )
 def a_nan_loss_with_finite_gradients(subject: Subject) -> None:
     """A loss that is NaN skips the step, even where its gradients are finite."""

@@ -18,7 +18,6 @@ from mpdiag.errors import UsageError
 CHAPTER = Chapter("Weights that a loop changes")
 
 ONE = torch.ones(2)
-LOST = {"O2": "what was written is overwritten by the next step"}
 
 
 def changed(training: Training) -> list[float]:
@@ -27,7 +26,7 @@ def changed(training: Training) -> list[float]:
     return values(training.weights())
 
 
-@CHAPTER.behaviour("torch: docs, Saving and Loading Models", awaited=LOST)
+@CHAPTER.behaviour("torch: docs, Saving and Loading Models")
 def load_state_dict(subject: Subject) -> None:
     """``model.load_state_dict`` in the middle of a training is what training goes on from."""
     model = Weighted()
@@ -37,9 +36,7 @@ def load_state_dict(subject: Subject) -> None:
         assert changed(training) == [5, 6]
 
 
-@CHAPTER.behaviour(
-    "Hugging Face: load_best_model_at_end", awaited={"O2": "closing brings the last weights back"}
-)
+@CHAPTER.behaviour("Hugging Face: load_best_model_at_end")
 def load_the_best_at_the_end(subject: Subject) -> None:
     """The best weights, loaded after the last step, are still there when training is closed."""
     model = Weighted()
@@ -50,7 +47,7 @@ def load_the_best_at_the_end(subject: Subject) -> None:
     assert model.weight.tolist() == [1, 2]
 
 
-@CHAPTER.behaviour("WGAN's reference code", awaited=LOST)
+@CHAPTER.behaviour("WGAN's reference code")
 def clamped_by_data(subject: Subject) -> None:
     """``p.data.clamp_`` after each step, as a WGAN does, holds."""
     model = Weighted()
@@ -60,7 +57,7 @@ def clamped_by_data(subject: Subject) -> None:
         assert changed(training) == [0.25, 0.25]
 
 
-@CHAPTER.behaviour("torch: docs, torch.nn.init", awaited=LOST)
+@CHAPTER.behaviour("torch: docs, torch.nn.init")
 def written_without_gradients(subject: Subject) -> None:
     """What is written in place under ``no_grad`` holds."""
     model = Weighted()
@@ -72,7 +69,7 @@ def written_without_gradients(subject: Subject) -> None:
         assert changed(training) == [1, 0.75]
 
 
-@CHAPTER.behaviour("torch: docs, torch.nn", awaited=LOST)
+@CHAPTER.behaviour("torch: docs, torch.nn")
 def data_assigned(subject: Subject) -> None:
     """A tensor assigned to ``p.data`` holds."""
     model = Weighted()
@@ -82,7 +79,7 @@ def data_assigned(subject: Subject) -> None:
         assert changed(training) == [3, 4]
 
 
-@CHAPTER.behaviour("torch: docs, reset_parameters", awaited=LOST)
+@CHAPTER.behaviour("torch: docs, reset_parameters")
 def reset_parameters(subject: Subject) -> None:
     """``reset_parameters`` of a layer in the middle of a training holds."""
     model = nn.Linear(2, 1, bias=False)
@@ -95,7 +92,7 @@ def reset_parameters(subject: Subject) -> None:
         assert torch.equal(training.weights()["weight"], expected)
 
 
-@CHAPTER.behaviour("torch: docs, multi-tensor kernels", awaited=LOST)
+@CHAPTER.behaviour("torch: docs, multi-tensor kernels")
 def written_by_a_foreach_kernel(subject: Subject) -> None:
     """What ``torch._foreach_copy_`` writes, past version counters, holds."""
     model = Weighted()
@@ -106,7 +103,7 @@ def written_by_a_foreach_kernel(subject: Subject) -> None:
         assert changed(training) == [7, 8]
 
 
-@CHAPTER.behaviour("torch: docs, torch.nn.utils.vector_to_parameters", awaited=LOST)
+@CHAPTER.behaviour("torch: docs, torch.nn.utils.vector_to_parameters")
 def vector_to_parameters(subject: Subject) -> None:
     """``vector_to_parameters`` holds."""
     model = Weighted()
@@ -144,7 +141,6 @@ def an_average_swapped_in_and_out(subject: Subject) -> None:
 
 @CHAPTER.behaviour(
     "torch: test/test_optim.py, AveragedModel",
-    awaited={"O2": "averages half weights, which never move"},
 )
 def averaged_model(subject: Subject) -> None:
     """``swa_utils.AveragedModel`` averages what the optimizer steps, or is refused."""
@@ -165,9 +161,7 @@ def averaged_model(subject: Subject) -> None:
 
 @CHAPTER.behaviour(
     "torch: torch/optim/swa_utils.py, update_bn",
-    awaited=dict.fromkeys(
-        ("O0", "O1", "O2", "O3"), "a skip restores the statistics from before update_bn"
-    ),
+    awaited={"O3": "statistics in FP16 never move under emulation"},
 )
 def update_bn(subject: Subject) -> None:
     """Batch norm's statistics set by ``update_bn`` between steps are not rolled back."""
@@ -228,7 +222,7 @@ def pruned(subject: Subject) -> None:
         assert int((model.weight == 0).sum()) == 4
 
 
-@CHAPTER.behaviour("torch: test/nn/test_pruning.py", awaited=LOST)
+@CHAPTER.behaviour("torch: test/nn/test_pruning.py")
 def pruned_in_the_middle(subject: Subject) -> None:
     """A mask applied by hand after each step leaves its zeros in place."""
     model = Weighted(3.0, 2.0)
@@ -267,7 +261,6 @@ def lazy_modules(subject: Subject) -> None:
 
 @CHAPTER.behaviour(
     "torch: docs, torch.nn",
-    awaited=dict.fromkeys(("O2", "O3"), "ends in torch's own error about dtypes"),
 )
 def a_layer_added(subject: Subject) -> None:
     """A layer added to the model and to the optimizer in the middle of a training is trained."""
@@ -299,7 +292,6 @@ def deepcopy(subject: Subject) -> None:
 
 @CHAPTER.behaviour(
     "accelerate: tests/test_optimizer.py, test_accelerated_optimizer_pickling; torch.save(model)",
-    awaited=dict.fromkeys(("O0", "O1", "O2", "O3"), "hooks in the model cannot be pickled"),
 )
 def pickled(subject: Subject) -> None:
     """A model can be pickled and saved whole while it is trained."""
