@@ -125,6 +125,7 @@ class OperationWatch:
     Attributes:
         wanted: Whether the present step's operations are recorded.
         usable: Whether any step's can be.
+        left_backward: Whether a backward pass of the step was left alone.
     """
 
     def __init__(
@@ -149,7 +150,7 @@ class OperationWatch:
     def _forget(self) -> None:
         self._step = 0
         self._drafts: list[_Draft] = []
-        self._avoids_backward = False
+        self._avoids_backward = self.left_backward = False
         self._lines = SourceLines(self._modules)
         self._tensors.clear()
 
@@ -201,6 +202,7 @@ class OperationWatch:
     def backward_began(self) -> None:
         """Leave a backward pass alone that would compute other bits while the mode looks on."""
         if self._avoids_backward:
+            self.left_backward = self.wanted
             self.pause()
 
     @contextmanager
@@ -385,10 +387,8 @@ class OperationWatch:
 
     def _finished(self) -> list[Operation]:
         self._tensors.drain(at_least=1)
-        last = max(
-            (d.fields["index"] for d in self._drafts if d.fields["phase"] == "backward"),
-            default=len(self._drafts),
-        )
+        backward = [d.fields["index"] for d in self._drafts if d.fields["phase"] == "backward"]
+        last = max(backward, default=len(self._drafts))
         measured = operation_facts.read_back([d.facts for d in self._drafts])
         operations = []
         for draft, known in zip(self._drafts, measured, strict=True):
@@ -472,8 +472,8 @@ class OperationSteps(StepListener):
         if not self._watch.wanted:
             return
         try:
-            found = self._watch.end()
-            if any(o.phase == "backward" for o in found):
+            left_alone, found = self._watch.left_backward, self._watch.end()
+            if found and (left_alone or any(o.phase == "backward" for o in found)):
                 self._writer.append_operations(encode(found))
                 self.steps.append(step.number)
                 self._note_written()

@@ -207,3 +207,20 @@ def test_scratch_memory_of_an_operation_is_no_result(tmp_path):
     assert loss.shape == (2,)  # one for each of the batch, and no table
     backward = by_op["_ctc_loss_backward"]
     assert "log_alpha" not in {record.argument for record in backward.inputs}
+
+
+class Areas(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.sides = nn.Linear(8, 12)
+
+    def forward(self, x):
+        return self.sides(x).view(4, 6, 2).prod(2)
+
+
+def test_a_backward_pass_that_would_compute_otherwise_is_left_alone(tmp_path):
+    run, _ = recorded(tmp_path / "run", Areas(), steps=1)
+    assert run.meta["operations"]["steps"] == [0]
+    operations = run.operations()
+    assert "prod" in {o.op for o in operations}
+    assert {o.phase for o in operations} == {"forward"}
