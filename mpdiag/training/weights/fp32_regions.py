@@ -206,23 +206,39 @@ def cast_boundary(
 class _BeforeForward:
     """Calls something before forward passes of a model; copies of the model call nothing."""
 
-    def __init__(self, call: Callable[[], None] | None) -> None:
+    def __init__(
+        self,
+        call: Callable[[], None] | None,
+        look: Callable[[], None] | None = None,
+        copied: Callable[[dict[int, Any]], None] | None = None,
+    ) -> None:
         self._call = call
+        self._look = look
+        self._copied = copied
 
     def __call__(self, called: nn.Module, _args: Any) -> None:
         if self._call is None:
             return
         if torch.compiler.is_compiling():
-            _uncompiled[0](self._call, called)
+            _uncompiled[0](self._call, self._look, called)
         else:
-            _notice(self._call, called)
+            _notice(self._call, self._look, called)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _BeforeForward:
+        if self._copied is not None:
+            self._copied(memo)
+        return _BeforeForward(None)
 
     def __reduce__(self) -> Any:
         return _BeforeForward, (None,)
 
 
-def _notice(call: Callable[[], None], called: nn.Module) -> None:
-    if (called.training or torch.is_grad_enabled()) and not in_backward():
+def _notice(call: Callable[[], None], look: Callable[[], None] | None, called: nn.Module) -> None:
+    if in_backward():
+        return
+    if look is not None:
+        look()
+    if called.training or torch.is_grad_enabled():
         call()
 
 
@@ -230,8 +246,21 @@ _uncompiled: list[Callable[..., None]] = []
 """``_notice``, which no compiler traces; made with the first hook, for torch loads its compiler."""
 
 
-def before_forward(module: nn.Module, call: Callable[[], None]) -> RemovableHandle:
-    """Call something before each forward pass of a model that may belong to a step."""
+def before_forward(
+    module: nn.Module,
+    call: Callable[[], None],
+    look: Callable[[], None] | None = None,
+    copied: Callable[[dict[int, Any]], None] | None = None,
+) -> RemovableHandle:
+    """Call something before forward passes of a model.
+
+    Args:
+        module: The model.
+        call: Called before each pass that may belong to a step.
+        look: Called before every pass.
+        copied: Called with the memo of ``copy.deepcopy`` while the model is copied, before most of it.
+    """
     if not _uncompiled:
         _uncompiled.append(torch.compiler.disable(_notice))
-    return module.register_forward_pre_hook(_BeforeForward(call), prepend=True)
+    hook = _BeforeForward(call, look, copied)
+    return module.register_forward_pre_hook(hook, prepend=True)

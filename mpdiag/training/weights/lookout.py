@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.nn.parameter import UninitializedParameter
 
-from mpdiag.tracing.dispatch import in_backward
 from mpdiag.training.weights.fp32_regions import IN_FULL
 
 if TYPE_CHECKING:
@@ -99,34 +97,6 @@ class _Inert:
         return type(self), (None,)
 
 
-class _BeforeCall(_Inert):
-    """Called before a model; where the model is copied, its copy is told to be FP32."""
-
-    def __init__(
-        self,
-        call: Callable[[], None] | None,
-        copied: Callable[[dict[int, Any]], None] | None = None,
-    ) -> None:
-        super().__init__(call)
-        self._copied = copied
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> _BeforeCall:
-        if self._copied is not None:
-            self._copied(memo)
-        return _BeforeCall(None)
-
-    def __call__(self, _module: nn.Module, _args: Any) -> None:
-        if self._call is not None and not in_backward():
-            _outside_of_graphs()(self._call)
-
-
-@functools.cache
-def _outside_of_graphs() -> Callable[..., None]:
-    """Calls what it is given, which no compiler traces; made late, for torch loads its compiler."""
-    outside: Callable[..., None] = torch.compiler.disable(lambda call: call())
-    return outside
-
-
 class _BeforeLoad(_Inert):
     def __call__(
         self, module: nn.Module, state: Mapping[str, Any], prefix: str, *_others: Any
@@ -137,19 +107,6 @@ class _BeforeLoad(_Inert):
             value = state.get(prefix + name)
             if isinstance(value, torch.Tensor) and value.dtype == torch.float32:
                 self._call(parameter, value)
-
-
-def before_calls(
-    model: nn.Module, call: Callable[[], None], copied: Callable[[dict[int, Any]], None]
-) -> RemovableHandle:
-    """Call something before each forward pass of a model, and while it is copied.
-
-    Args:
-        model: The model.
-        call: Called before a pass.
-        copied: Called with the memo of ``copy.deepcopy``, before most of the model is copied.
-    """
-    return model.register_forward_pre_hook(_BeforeCall(call, copied), prepend=True)
 
 
 def copy_in_full(

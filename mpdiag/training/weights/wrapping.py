@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from torch.optim import Optimizer
+    from torch.utils.hooks import RemovableHandle
 
     from mpdiag.numerics.autocast_lists import Rule
     from mpdiag.plan import Fp32Choice, PrecisionPlan
@@ -93,7 +94,7 @@ class Wrapped:
             if choice.module not in whole:
                 self._choose(choice, names, whole, inner)
         for model in self.models:
-            self._add(fp32_regions.before_forward(model, _first_forward(weakref.ref(self))).remove)
+            self._add(self._before_forward(model).remove)
         if self.precision.level == "O0":
             return
         if self.precision.low_precision_model:
@@ -107,6 +108,13 @@ class Wrapped:
         for module in whole.values():
             self.fp32_inside.update((id(inside), None) for inside in module.modules())
             self._hooks(fp32_regions.fp32_module(module, self.device_type, back, self.switch))
+
+    def _before_forward(self, model: nn.Module) -> RemovableHandle:
+        this = weakref.ref(self)
+        if not self.precision.low_precision_model:
+            return fp32_regions.before_forward(model, _first_forward(this))
+        copied = functools.partial(lookout.copy_in_full, model, in_full=averages.in_full)
+        return fp32_regions.before_forward(model, _first_forward(this), _look(this), copied)
 
     def names_of(self, parameters: Sequence[Tensor]) -> list[str]:
         """Names of parameters as the optimizers hold them; of several models, by their number."""
@@ -243,9 +251,6 @@ class Wrapped:
         self._additions = lookout.Additions(
             castable, self.precision.dtype, note, lambda *found: buffers.append(found)
         )
-        for model in self.models:
-            copied = functools.partial(lookout.copy_in_full, model, in_full=averages.in_full)
-            self._hooks([lookout.before_calls(model, _look(weakref.ref(self)), copied)])
         self._hooks(lookout.before_loads(self.models, self.masters.note_wide))
 
     def _clear_both(self, optimizer: Optimizer) -> None:
