@@ -16,18 +16,19 @@ they are rounded), and what fused kernels keep in registers.
 from __future__ import annotations
 
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_map_only, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
 
 from mpdiag.emulation import onednn
 from mpdiag.emulation.accumulation import accumulates, product, reduces, reduction
 from mpdiag.tracing.storages import WeakStorages
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
 LOW = frozenset({torch.float16, torch.bfloat16})
 Dtypes = tuple[torch.dtype | None, ...]
@@ -139,7 +140,7 @@ class Emulation(TorchDispatchMode):
     def _compute(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run in FP32 if any argument is of half precision, and round the results."""
         signature = tuple([x.dtype if isinstance(x, torch.Tensor) else type(x) for x in args])
-        if kwargs or not _NESTED.isdisjoint(signature) or func._schema.is_mutable:
+        if kwargs or not _NESTED.isdisjoint(signature) or self._is_write(func):
             return self._compute_nested(func, args, kwargs)
         if LOW.isdisjoint(signature):
             return func(*args)
@@ -158,7 +159,7 @@ class Emulation(TorchDispatchMode):
         dtypes = self._result_dtypes(func, key, args, kwargs)
         if dtypes is None:
             return func(*args, **kwargs)
-        mutable = func._schema.is_mutable
+        mutable = self._is_write(func)
         wide = [self._wide(x, keep=not mutable) for x in leaves]
         wide_args, wide_kwargs = tree_unflatten(wide, spec)
         result = func(*wide_args, **wide_kwargs)
@@ -170,7 +171,7 @@ class Emulation(TorchDispatchMode):
             if source is not to:
                 to.copy_(source)
                 self.roundings += 1
-        return tree_map(lambda r: back.get(id(r), r), result)
+        return self._narrowed(result, dtypes, back)
 
     def _result_dtypes(
         self, func: Any, signature: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -180,14 +181,24 @@ class Emulation(TorchDispatchMode):
             self._results[key] = _result_dtypes(func, args, kwargs)
         return self._results[key]
 
-    def _narrowed(self, result: Any, dtypes: Dtypes) -> Any:
-        if type(result) is torch.Tensor:
+    def _narrowed(
+        self,
+        result: Any,
+        dtypes: Dtypes,
+        written: Mapping[int, torch.Tensor] = MappingProxyType({}),
+    ) -> Any:
+        """The results in their dtypes; for FP32 versions of what was written to, the originals."""
+        if type(result) is torch.Tensor and not written:
             return self._rounded(result, dtypes[0])
         flat, form = tree_flatten(result)
         if len(dtypes) != len(flat):
             dtypes = dtypes[:1] * len(flat)
         return tree_unflatten(
-            [self._rounded(r, d) for r, d in zip(flat, dtypes, strict=True)], form
+            [
+                written[id(r)] if id(r) in written else self._rounded(r, d)
+                for r, d in zip(flat, dtypes, strict=True)
+            ],
+            form,
         )
 
     def _wide(self, x: Any, *, keep: bool = True) -> Any:
@@ -219,7 +230,7 @@ class Emulation(TorchDispatchMode):
     def _is_write(self, func: Any) -> bool:
         known = self._writes.get(func)
         if known is None:
-            known = self._writes[func] = bool(func._schema.is_mutable)
+            known = self._writes[func] = any(_is_written(func, a) for a in func._schema.arguments)
         return known
 
     def _note_write(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -282,10 +293,24 @@ def _has_memory(x: torch.Tensor) -> bool:
     return known and x.layout == torch.strided and not x.is_nested and not x.is_inference()
 
 
+def _is_written(func: Any, argument: Any) -> bool:
+    """Whether an operation writes to an argument.
+
+    Batch normalisation (``native_batch_norm``, ``cudnn_batch_norm``, ``batch_norm_gather_stats`` …)
+    writes to its running statistics, and its schema does not say so.
+    """
+    if argument.alias_info is not None:
+        return bool(argument.alias_info.is_write)
+    name = func.overloadpacket.__name__
+    return argument.name in ("running_mean", "running_var") and not name.endswith(
+        ("backward", "functional")
+    )
+
+
 def _written(func: Any, given: Any, wide: Any) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """The tensors an operation writes to: the originals, and their FP32 versions."""
     for i, argument in enumerate(func._schema.arguments):
-        if argument.alias_info is None or not argument.alias_info.is_write:
+        if not _is_written(func, argument):
             continue
         pair = [
             args[i] if i < len(args) else kwargs.get(argument.name)

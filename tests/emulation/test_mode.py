@@ -471,3 +471,45 @@ def test_what_is_written_elsewhere_leaves_a_copy_in_force():
         for _ in range(4):
             state.add_(torch.mm(p, p), alpha=0.5)
         assert p.untyped_storage()._cdata in emulation._copied
+
+
+@pytest.mark.parametrize("dtype", sorted(LOW, key=str))
+@pytest.mark.parametrize("momentum", [0.1, None])
+def test_running_statistics_in_half_precision_move_as_fp32_ones_rounded(dtype, momentum):
+    """Batch normalisation writes to them, though its schema does not say so."""
+    low = torch.nn.BatchNorm2d(4, momentum=momentum).to(dtype)
+    wide = torch.nn.BatchNorm2d(4, momentum=momentum)
+    for _ in range(3):
+        x = (3 * torch.randn(8, 4, 5, 5) + 5).to(dtype)
+        with Emulation():
+            y = low(x.requires_grad_())
+            y.float().square().sum().backward()
+        assert y.dtype == dtype
+        wide(x.detach().float())
+        for name in ("running_mean", "running_var"):
+            statistic = getattr(wide, name)
+            statistic.copy_(statistic.to(dtype))
+            assert torch.equal(getattr(low, name).float(), statistic)
+    assert low.running_mean.min() > 0
+
+
+@pytest.mark.parametrize("size", [8, 1 << 15])
+def test_running_statistics_of_an_instance_norm_move(size):
+    """Large ones, too, of which a copy may be kept."""
+    low = torch.nn.InstanceNorm1d(size, track_running_stats=True).half()
+    for _ in range(3):
+        with Emulation():
+            low(torch.full((2, size, 2), 4.0).half())
+    assert torch.all((low.running_mean.float() - 4 * (1 - 0.9**3)).abs() < 0.01)
+
+
+def test_what_an_operation_returns_beside_what_it_writes_to_is_rounded():
+    mean, variance = torch.zeros(4).half(), torch.ones(4).half()
+    x, noise = torch.randn(8, 4).half(), torch.zeros(8, 4).half()
+    with Emulation():
+        legit = torch.ops.aten._native_batch_norm_legit
+        normal = legit(x, None, None, mean, variance, True, 0.1, 1e-5)[0]
+        leaky = torch.ops.aten.rrelu_with_noise(x, noise, 0.1, 0.3, True)
+    assert normal.dtype == leaky.dtype == torch.float16
+    assert mean.any()
+    assert noise.all()
