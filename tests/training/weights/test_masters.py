@@ -303,6 +303,22 @@ def fail(*_args):
     raise ZeroDivisionError
 
 
+@with_masters
+def test_steps_taken_inside_autocast_are_in_the_next_forward_pass(dtype):
+    torch.manual_seed(0)
+    model = nn.Linear(128, 128, bias=False)  # large enough for emulation to keep a copy of
+    mp = trainer(model, torch.optim.SGD(model.parameters(), 1.0), "O2", dtype)
+    x, seen, held = torch.eye(128), [], []
+    with mp.autocast():
+        for _ in range(4):
+            out = model(x)
+            seen.append(out.detach().clone())
+            held.append(model.weight.detach().clone())
+            mp.step(out.sum())
+    assert all(torch.equal(a, b.float().t()) for a, b in zip(seen, held, strict=True))
+    assert not torch.equal(seen[0], seen[-1])
+
+
 # -- written into the masters ----------------------------------------------------------------------
 
 
