@@ -30,7 +30,7 @@ from mpdiag.training.gradients.reduction import apply_reduction
 from mpdiag.training.gradients.scaling import parameters_of
 from mpdiag.training.loops import closures
 from mpdiag.training.loops.guard import StepGuard
-from mpdiag.training.loops.scaler import LoopScaler
+from mpdiag.training.loops.scaler import LoopScaler, refuse_shared_parameters
 from mpdiag.training.options import (
     AS_PLANNED,
     DEFAULT_OPTIONS,
@@ -255,7 +255,11 @@ class MixedPrecision:
         """For loops written for ``torch.amp.GradScaler``: scale, unscale_, step and update as theirs.
 
         The same one each time; see ``training/loops/scaler.py``.
+
+        Raises:
+            UsageError: If two optimizers hold the same parameter, see ``refuse_shared_parameters``.
         """
+        refuse_shared_parameters(self.context.wrapped.optimizers)
         return self._loop_scaler
 
     def master_parameters(self) -> list[Tensor]:

@@ -312,7 +312,7 @@ def equal(a: list[Tensor], b: list[Tensor]) -> bool:
 
 
 def nearly(level: str, scenario: str, found: list[Tensor], expected: list[Tensor]) -> bool:
-    """Clipping half gradients: torch's foreach kernels round the factor to the gradients' format."""
+    """Clipping half gradients by hand: torch's foreach kernels round the factor to their format."""
     if (level, scenario) != ("O3", "clip"):
         return False
     return all(

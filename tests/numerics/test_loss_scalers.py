@@ -40,6 +40,23 @@ def test_hysteresis_tolerates_and_bounds_hold():
     assert s.adjust(1.0).adjust(1.0).adjust(1.0).adjust(1.0).scale == 16
 
 
+@pytest.mark.parametrize(
+    ("overflows", "scales"),
+    [
+        ("xxxx", [256, 256, 128, 64]),
+        ("xx.x", [256, 256, 256, 128]),
+        ("xxx..xx", [256, 256, 128, 128, 256, 256, 256]),
+    ],
+)
+def test_used_up_hysteresis_is_refilled_by_growth_alone(overflows, scales):
+    """As DeepSpeed, Apex and Megatron count it."""
+    s, seen = Backoff(256.0, hysteresis=3, growth_interval=2), []
+    for overflow in overflows:
+        s = s.adjust(math.inf if overflow == "x" else 0.0)
+        seen.append(s.scale)
+    assert seen == scales
+
+
 @given(st.lists(st.sampled_from([0.0, 1e-30, 1e-3, 1.0, 1e30, math.inf, math.nan]), max_size=50))
 def test_lognormal_always_has_a_sound_scale(maxima):
     s = LogNormal()

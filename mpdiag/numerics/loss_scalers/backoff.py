@@ -34,12 +34,12 @@ class Backoff(Scaler):
     ::
 
         overflow: quiet = 0; if the share of overflows since the last change of scale is above
-                  tolerance: hysteresis -= 1; at 0: scale = max(min_scale, scale * backoff_factor),
-                  refilled
+                  tolerance: hysteresis -= 1; from 0 on: scale = max(min_scale, scale * backoff_factor)
         else:     quiet += 1; at growth_interval: scale = min(max_scale, scale * growth_factor)
                   quiet = 0, hysteresis refilled
 
-    With the defaults this is ``torch.amp.GradScaler``, bounded.
+    With the defaults this is ``torch.amp.GradScaler``, bounded; hysteresis is DeepSpeed's, Apex' and
+    Megatron's: once it is used up, each overflow lowers the scale, until a growth refills it.
     """
 
     name: ClassVar[str] = "backoff"
@@ -107,7 +107,8 @@ class Backoff(Scaler):
                     steps_since=steps,
                     overflows_since=count,
                 )
-            return self._rescaled(max(self.min_scale, self.scale * self.backoff_factor))
+            lower = max(self.min_scale, self.scale * self.backoff_factor)
+            return replace(self._rescaled(lower), tolerated=self.tolerated)
         if self.quiet + 1 < self.growth_interval:
             return replace(self, quiet=self.quiet + 1, steps_since=steps)
         return self._rescaled(min(self.max_scale, self.scale * self.growth_factor))

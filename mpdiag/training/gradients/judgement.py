@@ -397,8 +397,12 @@ def multiply(gradients: Sequence[Tensor], factor: float) -> None:
     by_kind: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     for gradient in dense:
         by_kind.setdefault((gradient.device, gradient.dtype), []).append(gradient)
-    for group in by_kind.values():
-        torch._foreach_mul_(group, factor)
+    for (device, dtype), group in by_kind.items():
+        if device.type == "cpu" and dtype.itemsize < torch.float32.itemsize:
+            for gradient in group:  # there, foreach rounds the factor to the gradients' precision
+                gradient.mul_(factor)
+        else:
+            torch._foreach_mul_(group, factor)
 
 
 def clip_factor(norm: float, limit: float) -> float:

@@ -45,6 +45,22 @@ if TYPE_CHECKING:
     from mpdiag.training.stepping import Regularizer, StepContext
 
 
+def refuse_shared_parameters(optimizers: Sequence[Optimizer]) -> None:
+    """Refuse a parameter of two optimizers, whose gradient a loop would unscale once for each.
+
+    Raises:
+        UsageError: If there is one.
+    """
+    held = [{id(p) for group in o.param_groups for p in group["params"]} for o in optimizers]
+    shared = sum(map(len, held)) - len(set().union(*held))
+    if shared:
+        message = (
+            f"mp.scaler() unscales for one optimizer after the other, and {shared} of the parameters "
+            "are in two: mp.backward(loss) and mp.step() step them all on gradients unscaled once"
+        )
+        raise UsageError(message)
+
+
 class LoopScaler:
     """Scales, unscales, steps and updates as ``GradScaler`` does; made by ``MixedPrecision.scaler``.
 

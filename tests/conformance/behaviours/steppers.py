@@ -320,10 +320,9 @@ def as_the_same_loop_in_fp32(subject: Subject) -> None:
 @CHAPTER.behaviour(
     "torch: torch/amp/grad_scaler.py, unscale_",
     instead=dict.fromkeys(PEERS, "divides the gradients once for each optimizer"),
-    awaited={
-        "O1 by mp.scaler()": "divides the gradients once for each optimizer",
-        "O2 by mp.scaler()": "raises an error",
-    },
+    on_purpose=dict.fromkeys(
+        ("O1 by mp.scaler()", "O2 by mp.scaler()"), "refused: mp.step() steps both at once"
+    ),
 )
 def one_parameter_in_two_optimizers(subject: Subject) -> None:
     """A parameter that two optimizers hold is stepped by both, on gradients unscaled once."""

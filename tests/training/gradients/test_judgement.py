@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mpdiag.errors import UsageError
-from mpdiag.training.gradients.judgement import Clip, ForwardPass, judge_gradients
+from mpdiag.training.gradients.judgement import Clip, ForwardPass, judge_gradients, multiply
 
 CPU = torch.device("cpu")
 
@@ -91,3 +91,15 @@ def test_inspection_sees_gradients_unscaled_and_not_yet_clipped():
 def test_limits_that_make_no_sense_are_refused(limits):
     with pytest.raises(UsageError, match="above 0"):
         Clip(**limits)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_half_gradients_are_multiplied_by_a_factor_that_is_not_rounded(dtype):
+    values = torch.randn(4096, generator=torch.Generator().manual_seed(0)).to(dtype)
+    expected = [(values.double() * factor).float().to(dtype) for factor in (0.7, 0.337891234)]
+    for factor, right in zip((0.7, 0.337891234), expected, strict=True):
+        found = [values.clone(), values.clone().view(64, 64)]
+        multiply(found, factor)
+        for gradient in found:
+            exact = (gradient.flatten() == right).float().mean()
+            assert exact > 0.999  # FP32 arithmetic, rounded once more

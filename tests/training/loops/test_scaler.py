@@ -204,3 +204,13 @@ def test_the_state_goes_round_and_torchs_own_is_taken():
     other.scaler().update(256.0)
     assert other.scaler().get_scale() == 256.0
     assert other.scaler().is_enabled()
+
+
+@pytest.mark.parametrize("level", LEVELS)
+def test_a_parameter_of_two_optimizers_is_refused_and_stepped_by_both_by_step(level):
+    model = network()
+    optimizers = [torch.optim.SGD(model.parameters(), rate) for rate in (0.1, 0.01)]
+    with mpdiag.MixedPrecision(model, optimizers, constant(8.0), level=level) as mp:
+        with pytest.raises(UsageError, match=r"are in two: mp.backward\(loss\) and mp.step\(\)"):
+            mp.scaler()
+        assert not mp.step(loss_of(model, mp, 0)).skipped
