@@ -19,6 +19,7 @@ from __future__ import annotations
 import difflib
 import threading
 import warnings
+import weakref
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -150,44 +151,66 @@ def _is_data_parallel(thread: threading.Thread) -> bool:
 
 # -- kernels ---------------------------------------------------------------------------------------
 
-_libraries: list[Library] = []
+_libraries: list[Library] = []  # with kernels that torch lacks; they stay
 _installed: set[tuple[str, str]] = set()
+_replacing: weakref.WeakValueDictionary[tuple[str, str], Library] = weakref.WeakValueDictionary()
 
 
-def install(device_type: str, operations: frozenset[str] = frozenset()) -> None:
+def install(device_type: str, operations: frozenset[str] = frozenset()) -> list[Library]:
     """Register the autocast kernels that a device lacks for our lists, and for these operations.
 
     An operation that torch's autocast on that device treats as our lists do is left to torch,
     unless it is named in ``operations``.
+
+    Returns:
+        What holds the kernels that replace torch's own: these are in force until nobody holds it. A
+        plain ``torch.autocast`` casts a weight once with torch's kernels, and at each use with ours.
     """
+    held = []
     key = f"Autocast{device_type.upper()}"
     if device_type == "cpu":
         operations |= BANNED  # torch bans them on CUDA only
-    for name in sorted({*LISTS, *operations}):
+    for name, full, op in _castable(frozenset(LISTS) | operations):
+        known = torch._C._dispatch_has_kernel_for_dispatch_key(full, key)
+        if (full, key) in _installed or (known and name not in operations):
+            continue
+        if known:
+            held.append(_replaced(op, full, key, name))
+        elif device_type == "cpu" or name in operations:  # CUDA's own lists are the same as ours
+            if not _libraries:
+                _libraries.append(Library("aten", "IMPL"))
+            _register(_libraries[0], op, full, key, name, replaces=False)
+            _installed.add((full, key))
+    return held
+
+
+def _castable(names: frozenset[str]) -> Iterator[tuple[str, str, Any]]:
+    """The overloads of some operations that take tensors: each name, the full one, and the overload."""
+    for name in sorted(names):
         if not hasattr(torch.ops.aten, name):
             continue  # a name of another torch version
         packet = getattr(torch.ops.aten, name)
         for overload in packet.overloads():
             op = getattr(packet, overload)
             full = f"aten::{name}" + ("" if overload == "default" else f".{overload}")
-            if "out" in overload or "Dimname" in str(op._schema) or (full, key) in _installed:
+            if "out" in overload or "Dimname" in str(op._schema):
                 continue
             if not any("Tensor" in str(a.type) for a in op._schema.arguments):
                 continue
-            if not torch._C._dispatch_has_kernel(full):
-                continue  # exists for TorchScript only
-            known = torch._C._dispatch_has_kernel_for_dispatch_key(full, key)
-            if known and name not in operations:
-                continue
-            if not known and device_type != "cpu" and name not in operations:
-                continue  # CUDA's own lists are the same as ours
-            _register(op, full, key, name, replaces=known)
-            _installed.add((full, key))
+            if torch._C._dispatch_has_kernel(full):  # else it exists for TorchScript only
+                yield name, full, op
 
 
-def _register(op: Any, full: str, key: str, name: str, *, replaces: bool) -> None:
-    if not _libraries:
-        _libraries.append(Library("aten", "IMPL"))
+def _replaced(op: Any, full: str, key: str, name: str) -> Library:
+    """What holds our kernel in the place of torch's; torch's is back once it is gone."""
+    library = _replacing.get((full, key))
+    if library is None:
+        library = _replacing[full, key] = Library("aten", "IMPL")
+        _register(library, op, full, key, name, replaces=True)
+    return library
+
+
+def _register(library: Library, op: Any, full: str, key: str, name: str, *, replaces: bool) -> None:
     kernel = _kernel(op, name, key, replaces=replaces)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Warning only once for all operators")
@@ -195,7 +218,7 @@ def _register(op: Any, full: str, key: str, name: str, *, replaces: bool) -> Non
         options = {"with_keyset": True}
         if replaces and "allow_override" in Library.impl.__code__.co_varnames:
             options["allow_override"] = True
-        _libraries[0].impl(full.removeprefix("aten::"), kernel, key, **options)
+        library.impl(full.removeprefix("aten::"), kernel, key, **options)
 
 
 def _kernel(op: Any, name: str, key: str, *, replaces: bool) -> Callable[..., Any]:

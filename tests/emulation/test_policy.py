@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import os
 import threading
 
@@ -11,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from support import constant
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import mpdiag
 from mpdiag.emulation import policy
@@ -340,3 +342,42 @@ def test_a_forked_child_follows_the_policy_too():
             finally:
                 os._exit(code)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+class _Casts(TorchDispatchMode):
+    """Counts the casts of one tensor."""
+
+    def __init__(self, tensor):
+        super().__init__()
+        self.tensor, self.count = tensor, 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.aten._to_copy.default and args[0] is self.tensor:
+            self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def _casts_of_a_weight():
+    layer = torch.nn.Linear(4, 4)
+    with _Casts(layer.weight) as casts, torch.autocast("cpu", torch.bfloat16):
+        for _ in range(3):
+            layer(torch.ones(2, 4))
+    return casts.count
+
+
+@pytest.mark.parametrize("ending", ["closed", "dropped"])
+def test_after_a_training_torchs_own_kernels_are_in_force_again(ending):
+    """They cast a weight once in a context; ours, which replace them for a while, at each use."""
+    assert _casts_of_a_weight() == 1
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4))
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    plan = dataclasses.replace(constant(1.0), fp32_operations=(Fp32Choice("linear", "0"),))
+    mp = mpdiag.MixedPrecision(model, optimizer, plan, level="O1")
+    with mp.autocast():
+        assert model(torch.ones(2, 4)).dtype == torch.float32
+    if ending == "closed":
+        mp.close()
+    else:
+        del mp, model, optimizer
+        gc.collect()
+    assert _casts_of_a_weight() == 1

@@ -100,7 +100,8 @@ class Wrapped:
         if self.precision.low_precision_model:
             self._cast(frozenset(whole.values()))
         if self.precision.operation_casts:
-            policy.install(self.device_type, self._uncommon(inner, overrides))
+            kernels = policy.install(self.device_type, self._uncommon(inner, overrides))
+            self._add(kernels.clear)  # torch's own are in force again
             self._keep_outside(names, frozenset(inner.pop("", ())))
             for name, operations in inner.items():
                 self._keep_inside(_find(names, name), frozenset(operations))
