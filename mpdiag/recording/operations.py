@@ -275,10 +275,7 @@ class OperationWatch:
             self._mode.on = False
             return None
         named = by_name(func, args, kwargs)
-        if packet in operation_facts.ANOTHER_BACKWARD:  # the sizes of a mesh are multiplied, too
-            self._avoids_backward |= any(
-                t.requires_grad for _, t in operation_facts.operands(named)
-            )
+        self._avoids_backward |= operation_facts.has_another_backward(packet, named)
         inputs = [(n, self._tensors.read(t)) for n, t in operation_facts.operands(named)]
         fields = self._fields(packet, func._overloadname, line, node)
         fields["phase"] = "backward" if in_backward() else "forward"

@@ -123,7 +123,7 @@ def judge_gradients(
         UsageError: If ranks scale their losses differently, or one has no gradient.
     """
     if not gradients:
-        agree(Verdict.NO_GRADIENT, scale, device, group)
+        agree(RankVerdict.NO_GRADIENT, scale, device, group)
     found = sweep(gradients, forward.sizes, forward.losses, absmax=absmax)
     forward.note_losses(found.losses)
     norm, largest = found.norm / carried, found.absmax / carried
@@ -131,8 +131,8 @@ def judge_gradients(
     fine = fine and (math.isfinite(found.others) or not forward.spoiled())
     # Scales below 1 enlarge gradients: what was finite before they are taken off may not be after.
     finite = math.isfinite(found.norm) and norm <= LARGEST and not known_bad
-    verdict = Verdict.FINITE if finite else Verdict.GRADIENTS
-    verdicts = agree(verdict if fine else Verdict.FORWARD, scale, device, group)
+    verdict = RankVerdict.FINITE if finite else RankVerdict.GRADIENTS
+    verdicts = agree(verdict if fine else RankVerdict.FORWARD, scale, device, group)
     bad_ranks = [i for i, v in enumerate(verdicts) if v.bad]
     if not bad_ranks:
         if inspect is not None:
@@ -141,7 +141,7 @@ def judge_gradients(
             inspect(gradients)
         _unscale_and_clip(gradients, carried, norm, clip)
     return JudgedGradients(
-        not bad_ranks, norm, largest, tuple(bad_ranks), Verdict.FORWARD in verdicts
+        not bad_ranks, norm, largest, tuple(bad_ranks), RankVerdict.FORWARD in verdicts
     )
 
 
@@ -153,12 +153,12 @@ def judge_without_gradients(
     Returns:
         None if no rank has any.
     """
-    verdicts = agree(Verdict.ABSTAINS, scale, device, group)
-    if all(v is Verdict.ABSTAINS for v in verdicts):
+    verdicts = agree(RankVerdict.ABSTAINS, scale, device, group)
+    if all(v is RankVerdict.ABSTAINS for v in verdicts):
         return None
     bad_ranks = tuple(i for i, v in enumerate(verdicts) if v.bad)
     norm = math.nan if bad_ranks else 0.0
-    return JudgedGradients(not bad_ranks, norm, 0.0, bad_ranks, Verdict.FORWARD in verdicts)
+    return JudgedGradients(not bad_ranks, norm, 0.0, bad_ranks, RankVerdict.FORWARD in verdicts)
 
 
 def _unscale_and_clip(gradients: Sequence[Tensor], carried: float, norm: float, clip: Clip) -> None:
@@ -189,7 +189,7 @@ def rank() -> int:
     return distributed.get_rank()
 
 
-class Verdict(IntEnum):
+class RankVerdict(IntEnum):
     """What one rank says of a step."""
 
     FINITE = 0
@@ -204,10 +204,12 @@ class Verdict(IntEnum):
     @property
     def bad(self) -> bool:
         """Whether no rank may step."""
-        return self in (Verdict.GRADIENTS, Verdict.FORWARD)
+        return self in (RankVerdict.GRADIENTS, RankVerdict.FORWARD)
 
 
-def agree(verdict: Verdict, scale: float, device: torch.device, group: Any = None) -> list[Verdict]:
+def agree(
+    verdict: RankVerdict, scale: float, device: torch.device, group: Any = None
+) -> list[RankVerdict]:
     """What every rank of a group says of a step; one process alone stands at its own place.
 
     Raises:
@@ -216,18 +218,18 @@ def agree(verdict: Verdict, scale: float, device: torch.device, group: Any = Non
     """
     size = world_size(group)
     if size == 1:
-        if verdict is Verdict.NO_GRADIENT:
+        if verdict is RankVerdict.NO_GRADIENT:
             raise UsageError(_NO_GRADIENT)
-        return [Verdict.FINITE] * rank() + [verdict]
+        return [RankVerdict.FINITE] * rank() + [verdict]
     if distributed.get_backend(group) == "gloo":
         device = torch.device("cpu")
     mine = torch.tensor([float(verdict), math.log2(scale)], device=device)
     all_ranks = [torch.empty_like(mine) for _ in range(size)]
     distributed.all_gather(all_ranks, mine, group=group)
     table = torch.stack(all_ranks).tolist()
-    verdicts = [Verdict(int(row[0])) for row in table]
-    if Verdict.NO_GRADIENT in verdicts:
-        without = [i for i, v in enumerate(verdicts) if v is Verdict.NO_GRADIENT]
+    verdicts = [RankVerdict(int(row[0])) for row in table]
+    if RankVerdict.NO_GRADIENT in verdicts:
+        without = [i for i, v in enumerate(verdicts) if v is RankVerdict.NO_GRADIENT]
         if len(without) == size:
             raise UsageError(_NO_GRADIENT)
         message = (
