@@ -9,13 +9,14 @@ from __future__ import annotations
 from typing import Any
 
 from conformance.outcomes import NotApplicable
-from conformance.subjects.protocol import Scale, Subject, Training
+from conformance.subjects.prepared import PreparedTraining
+from conformance.subjects.protocol import Scale, Subject
 from conformance.subjects.torch_amp import Counter, grad_scaler
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 
-class AccelerateTraining(Training):
+class AccelerateTraining(PreparedTraining):
     """A loop as Accelerate's documentation writes it."""
 
     def __init__(self, models: list, optimizers: list, scaler: Any, target: str) -> None:
@@ -51,25 +52,6 @@ class AccelerateTraining(Training):
 
     def clip(self, limit: float) -> float:
         return float(self.accelerator.clip_grad_norm_(self.model.parameters(), limit))
-
-    def step(self, *optimizers: Optimizer) -> bool:
-        chosen = optimizers or self.optimizers
-        before = [self.counters[id(o)].taken for o in chosen]
-        for optimizer in chosen:
-            optimizer.step()
-        for optimizer in chosen:
-            optimizer.zero_grad()
-        return all(self.counters[id(o)].taken > n for o, n in zip(chosen, before, strict=True))
-
-    def step_with(self, closure: Any) -> bool:
-        def evaluate() -> Tensor:
-            self.optimizer.zero_grad()
-            loss = closure()
-            self.backward(loss)
-            return loss
-
-        self.optimizer.step(evaluate)
-        return True
 
     def state(self) -> dict[str, Any]:
         scaler = self.accelerator.scaler

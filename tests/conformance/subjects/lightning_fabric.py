@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 from conformance.outcomes import NotApplicable
-from conformance.subjects.protocol import Scale, Subject, Training
+from conformance.subjects.prepared import PreparedTraining
+from conformance.subjects.protocol import Scale, Subject
 from conformance.subjects.torch_amp import Counter, grad_scaler
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
 
-class FabricTraining(Training):
+class FabricTraining(PreparedTraining):
     """A loop as Fabric's documentation writes it."""
 
     def __init__(self, models: list, optimizers: list, scaler: Any, target: str) -> None:
@@ -48,25 +49,6 @@ class FabricTraining(Training):
     def clip(self, limit: float) -> float:
         norm = self.fabric.clip_gradients(self.model, self.optimizer, max_norm=limit)
         return float(norm)
-
-    def step(self, *optimizers: Optimizer) -> bool:
-        chosen = optimizers or self.optimizers
-        before = [self.counters[id(o)].taken for o in chosen]
-        for optimizer in chosen:
-            optimizer.step()
-        for optimizer in chosen:
-            optimizer.zero_grad()
-        return all(self.counters[id(o)].taken > n for o, n in zip(chosen, before, strict=True))
-
-    def step_with(self, closure: Any) -> bool:
-        def evaluate() -> Tensor:
-            self.optimizer.zero_grad()
-            loss = closure()
-            self.backward(loss)
-            return loss
-
-        self.optimizer.step(evaluate)
-        return True
 
     def state(self) -> dict[str, Any]:
         return {
