@@ -12,7 +12,8 @@ from types import CodeType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 FOLDER = Path(__file__).resolve().parent
-HALVES = ("tuning", "unseen")
+HALVES = ("tuning", "opened", "unseen")
+"""``opened`` was unseen until it was scored; rules may be set by it since."""
 
 for folder in (
     FOLDER.parent,

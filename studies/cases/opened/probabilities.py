@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cases.case import Case, Training
-from cases.unseen._shared import accuracy, cosine, draws, fixed, perceptron, rows, table
+from cases.opened._shared import accuracy, cosine, draws, fixed, perceptron, rows, table
 
 
 class HiddenMarkov(nn.Module):

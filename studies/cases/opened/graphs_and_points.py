@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cases.case import Case, Training
-from cases.unseen._shared import accuracy, cosine, draws, fixed, perceptron
+from cases.opened._shared import accuracy, cosine, draws, fixed, perceptron
 
 
 class GraphConvolution(nn.Module):

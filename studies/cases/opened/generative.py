@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cases.case import Case, Training
-from cases.unseen._shared import cosine, digits, draws, fixed, perceptron, photograph, rmse, rows
+from cases.opened._shared import cosine, digits, draws, fixed, perceptron, photograph, rmse, rows
 
 
 class Variational(nn.Module):

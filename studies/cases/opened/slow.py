@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cases.case import Case, Training
-from cases.unseen._shared import accuracy, cosine, digits, draws, fixed, rmse, rows
+from cases.opened._shared import accuracy, cosine, digits, draws, fixed, rmse, rows
 
 
 class Normed(nn.Module):

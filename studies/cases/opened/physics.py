@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cases.case import Case, Training
-from cases.unseen._shared import InUnits, cosine, draws, fixed, perceptron, rmse
+from cases.opened._shared import InUnits, cosine, draws, fixed, perceptron, rmse
 
 if TYPE_CHECKING:
     from collections.abc import Callable

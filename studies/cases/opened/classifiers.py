@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cases.case import Case, Training
-from cases.unseen._shared import (
+from cases.opened._shared import (
     accuracy,
     cosine,
     cross_entropy,

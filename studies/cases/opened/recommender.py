@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cases.case import Case, Training
-from cases.unseen._shared import fixed, rmse, rows
+from cases.opened._shared import fixed, rmse, rows
 
 USERS, THINGS = 200, 100
 

@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from cases.case import Case, Training
-from cases.unseen._shared import accuracy, digits, draws, perceptron, rows, table
+from cases.opened._shared import accuracy, digits, draws, perceptron, rows, table
 
 
 class Tied(nn.Module):
