@@ -7,6 +7,8 @@ atomics or sorts of indices, so results do not depend on the order of execution.
 from __future__ import annotations
 
 import functools
+import importlib.util
+import logging
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,6 +19,10 @@ from mpdiag.recording.counting.rows import RawRows
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    Tally = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]
+
+logger = logging.getLogger("mpdiag")
 
 _PORTION = 1 << 24
 """Weight updates are compared in portions, so that temporaries stay small."""
@@ -35,7 +41,7 @@ class DeviceRows:
         self,
         device: torch.device,
         capacity: int = 256,
-        tally: Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None] | None = None,
+        tally: Tally | None = None,
     ) -> None:
         self.device = device
         self._tally = tally or best_tally(device)
@@ -204,15 +210,36 @@ def torch_tally(values: torch.Tensor, counts: torch.Tensor, extremes: torch.Tens
 
 
 @functools.cache
-def best_tally(device: torch.device) -> Callable[[torch.Tensor, torch.Tensor, torch.Tensor], None]:
-    """Triton on CUDA where it is installed, torch operations otherwise."""
-    if device.type == "cuda":
-        try:
-            from mpdiag.recording.counting.triton_kernel import triton_tally
-        except ImportError:
-            return torch_tally
-        return triton_tally
-    return torch_tally
+def best_tally(device: torch.device) -> Tally:
+    """Triton on CUDA where it works, torch operations otherwise."""
+    if device.type != "cuda" or why_not_triton(device):
+        return torch_tally
+    from mpdiag.recording.counting.triton_kernel import triton_tally
+
+    return triton_tally
+
+
+@functools.cache
+def why_not_triton(device: torch.device) -> str:
+    """Why Triton cannot count on a device; empty if it can.
+
+    Triton needs a C compiler and Python's headers at its first launch, which a container may lack though
+    Triton is installed: so one value is counted. Nobody waits for the result.
+    """
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed"
+    try:
+        from mpdiag.recording.counting.triton_kernel import triton_tally
+
+        one = torch.ones(1, device=device)
+        counts = torch.zeros(layout.RAW, dtype=torch.int64, device=device)
+        triton_tally(one, counts, torch.zeros(2, dtype=torch.float64, device=device))
+    except Exception as error:  # noqa: BLE001 - whatever it is, torch can count
+        reason = " ".join(str(error).split())[:300]
+        said = f"Triton does not work here ({type(error).__name__}: {reason})"
+        logger.warning("%s: torch operations count instead, which takes longer", said)
+        return said
+    return ""
 
 
 def _ratio_bins(raw: np.ndarray) -> np.ndarray:
