@@ -5,6 +5,7 @@ Every check is written to a file as it is made, so what a part found before it w
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -112,6 +113,8 @@ class Context:
     def settling(self, *promises: str) -> Iterator[None]:
         """Around checks: an exception settles those that were not reached, and goes no farther.
 
+        Too little memory, or no C compiler for Triton and torch.compile, breaks no promise.
+
         Raises:
             Hopeless: After an error of CUDA, from which no later call recovers.
         """
@@ -123,12 +126,14 @@ class Context:
             traceback.print_exc()
             text = " ".join(str(error).split())[:300]
             reason = f"the check raised {type(error).__name__}: {text}"
-            lack = isinstance(error, torch.OutOfMemoryError)
+            lack = isinstance(error, torch.OutOfMemoryError) or "C compiler" in text
             for promise in promises:
                 if promise not in self.settled:
                     self.check(promise, None if lack else False, "", reason=reason, raised=not lack)
             if lack:
                 error.__traceback__ = None  # its frames hold the tensors
+                error.__context__ = error.__cause__ = None
+                gc.collect()
                 torch.cuda.empty_cache()
             elif self.cuda and ("CUDA error" in text or "AcceleratorError" in type(error).__name__):
                 raise Hopeless(reason) from error

@@ -8,16 +8,19 @@ from __future__ import annotations
 import argparse
 import json
 import re
+import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from gpu_sections import document, files, markdown, page, parts, runner
+from gpu_sections import document, files, forks, markdown, page, parts, runner
 from gpu_sections.promises import of_part
 
 if TYPE_CHECKING:
@@ -85,7 +88,6 @@ def _list(wanted: Sequence[parts.Part]) -> None:
 def machine(device: str) -> dict[str, Any]:
     """Date, device and versions, found by a child; or the ``problem``."""
     code = f"from gpu_sections.facts import show; show({device!r})"
-    first = parts.PARTS[0]
     with tempfile.TemporaryDirectory(prefix="mpdiag-gpu-") as cache:
         try:
             child = subprocess.run(
@@ -94,7 +96,7 @@ def machine(device: str) -> dict[str, Any]:
                 text=True,
                 check=False,
                 timeout=FACTS_SECONDS,
-                env=runner.environment(first, Path(cache)),
+                env=runner.environment(None, Path(cache), device),
             )
         except subprocess.TimeoutExpired:
             return {"problem": f"PyTorch did not answer within {FACTS_SECONDS} s"}
@@ -121,12 +123,11 @@ class Pass:
         self.seconds = 60 * options.minutes if options.minutes else base
         self.stretch = max(1.0, self.seconds / base)
         name = "rehearsal" if rehearsal else slug(facts["device"]["name"])
-        self.path = options.out / f"gpu-{name}.json"
+        ending = "-quick" if self.mode == "quick" else ""  # it must not replace a full pass
+        self.path = options.out / f"gpu-{name}{ending}.json"
         missing = runner.missing(parts.PARTS)
         stored = document.load(self.path)
-        goes_on = stored is not None and document.same_pass(
-            stored, self.mode, facts["device"]["name"]
-        )
+        goes_on = stored is not None and document.same_pass(stored, self.mode, facts)
         if stored is not None and goes_on and (options.resume or options.only):
             self.document = stored | facts | {"missing": missing}
         else:
@@ -140,7 +141,10 @@ class Pass:
         self._ends = time.monotonic() + self.seconds
         for package, keys in self.document["missing"].items():
             print(f"missing: {package}, which {', '.join(keys)} would use", flush=True)
-        with tempfile.TemporaryDirectory(prefix="mpdiag-gpu-") as name:
+        with (
+            _ending_as_by_ctrl_c(),
+            tempfile.TemporaryDirectory(prefix="mpdiag-gpu-", ignore_cleanup_errors=True) as name,
+        ):
             keep = Path(name) / "keep"
             keep.mkdir()
             stopped = False
@@ -148,6 +152,8 @@ class Pass:
                 for part, ended, lines in self._results(self._due(wanted), keep):
                     self._enter(part, ended, lines)
                     self._save(keep)
+                    if ended["state"] == runner.STOPPED:
+                        raise KeyboardInterrupt
             except KeyboardInterrupt:
                 stopped = True
                 print("stopped; go on with --resume", file=sys.stderr)
@@ -163,12 +169,15 @@ class Pass:
             for part in due:
                 yield self._run(part, keep)
             return
-        pool = ThreadPoolExecutor(2)
-        try:
-            for done in as_completed([pool.submit(self._run, part, keep) for part in due]):
-                yield done.result()
-        finally:
-            pool.shutdown(wait=True, cancel_futures=True)
+        made = runner.environment(None, keep.parent / "cache", self.options.device)
+        with forks.serving(made) as server, ThreadPoolExecutor(2) as pool:
+            # The last first, for they take the longest.
+            waiting = [pool.submit(self._run, part, keep, server) for part in reversed(due)]
+            try:
+                for done in as_completed(waiting):
+                    yield done.result()
+            finally:
+                pool.shutdown(wait=False, cancel_futures=True)
 
     def _due(self, wanted: Sequence[parts.Part]) -> list[parts.Part]:
         """The parts to run now."""
@@ -179,7 +188,9 @@ class Pass:
             print(f"{part.key}: finished in an earlier pass", flush=True)
         return [part for part in wanted if part not in earlier]
 
-    def _run(self, part: parts.Part, keep: Path) -> tuple[parts.Part, dict[str, Any], list[Any]]:
+    def _run(
+        self, part: parts.Part, keep: Path, server: str | None = None
+    ) -> tuple[parts.Part, dict[str, Any], list[Any]]:
         """Run one part within its limit and the time that is left; see ``runner.run``."""
         slower = REHEARSED if self.mode == "rehearsal" else 1
         limit = slower * self.stretch * (part.quick if self.options.quick else part.seconds)
@@ -197,6 +208,7 @@ class Pass:
             seconds=min(limit, left),
             keep=keep,
             cache=keep.parent / "cache",
+            server=server,
         )
 
     def _enter(self, part: parts.Part, ended: dict[str, Any], lines: list[Any]) -> None:
@@ -215,6 +227,23 @@ class Pass:
         self.document["files"] = files.publish(keep, stem)
         document.save(self.path, self.document)
         document.write(self.path.with_suffix(".md"), markdown.report(self.document))
+
+
+@contextmanager
+def _ending_as_by_ctrl_c() -> Iterator[None]:
+    """A polite end from outside (``timeout``, a scheduler) keeps what Ctrl-C keeps."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def slug(name: str) -> str:

@@ -151,6 +151,9 @@ def compare_tallies(ctx: Context) -> None:
     from mpdiag.recording.counting.triton_kernel import triton_tally
 
     device = torch.device(ctx.device)
+    if ctx.cuda and on_device.why_not_triton(device):
+        ctx.skip(f"{on_device.why_not_triton(device)}, so plain torch operations count", "a-triton")
+        return
     used = on_device.best_tally(device).__name__
     wrong = []
     sizes = (1, 4095, 4096, 4097, ctx.sized(1 << 24, 1 << 22, 9000) + 17)

@@ -107,12 +107,13 @@ def done(document: dict[str, Any], part: str) -> bool:
     return document["parts"].get(part, {}).get("state") == FINISHED
 
 
-def same_pass(document: dict[str, Any], mode: str, device: str) -> bool:
-    """Whether a stored document can be gone on with."""
+def same_pass(document: dict[str, Any], mode: str, facts: dict[str, Any]) -> bool:
+    """Whether a stored document can be gone on with: of the same device, with the same versions."""
     return (
         document.get("schema_version") == SCHEMA_VERSION
         and document.get("mode") == mode
-        and document.get("device", {}).get("name") == device
+        and document.get("device", {}).get("name") == facts["device"]["name"]
+        and document.get("versions") == facts["versions"]
     )
 
 

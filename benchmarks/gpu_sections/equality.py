@@ -12,7 +12,7 @@ from torch import nn
 
 import mpdiag
 from gpu_sections import models
-from gpu_sections.measuring import deterministic, free, tf32
+from gpu_sections.measuring import deterministic, free, tf32, wait
 from gpu_sections.training import QUIET, SCALE, ByHand, Ours, plan
 
 if TYPE_CHECKING:
@@ -56,7 +56,10 @@ def compare(ctx: Context, promise: str, size: models.Size, dtype: torch.dtype) -
         return
     what = difference(theirs, run(Ours(size, ctx.device, dtype), steps))
     figure = f"{steps} steps and {len(theirs[1])} weights equal" if what is None else what
-    ctx.check(promise, what is None, figure)
+    # Whatever dtype autocast is given, it computes cuDNN's LSTMs in FP16.
+    lstm = ctx.cuda and dtype == torch.bfloat16 and promise.endswith("-lstm")
+    reason = "torch.autocast itself computes a GPU's LSTMs in FP16" if lstm else ""
+    ctx.check(promise, what is None, figure, reason=reason)
 
 
 def run(trainee: Plain, steps: int) -> tuple[list[float], dict[str, torch.Tensor]]:
@@ -115,7 +118,7 @@ def skip_a_step(ctx: Context) -> None:
 
 def compare_optimizers(ctx: Context) -> None:
     """AdamW in its three implementations, ten steps at O1 and O2."""
-    worst, skipped = 0.0, []
+    apart, skipped = [], []
     size = models.TINY["gpt"]
     dtype = torch.float16
     for level in ("O1", "O2"):
@@ -123,7 +126,7 @@ def compare_optimizers(ctx: Context) -> None:
         for title in ("fused", "foreach", "plain"):
             options = {"fused": title == "fused", "foreach": title == "foreach"}
             trainee = Ours(size, ctx.device, dtype, level, **options)
-            for _ in range(10):
+            for _ in range(ctx.sized(10, 10, 3)):
                 trainee.step()
             if trainee.mp.skipped:
                 skipped.append(f"{title} at {level}")
@@ -133,7 +136,8 @@ def compare_optimizers(ctx: Context) -> None:
             )
             trainee.mp.close()
         norm = float(weights[-1].norm())
-        worst = max(worst, *(float((w - weights[-1]).norm()) / norm for w in weights[:-1]))
+        apart += [float((w - weights[-1]).norm()) / norm for w in weights[:-1]]
+    worst = max(x if math.isfinite(x) else math.inf for x in apart)
     held = worst <= ALIKE and not skipped
     reason = f"skipped steps: {', '.join(skipped)}" if skipped else ""
     ctx.check("d-optimizers", held, f"apart by {worst:.1e} of the weights", reason=reason)
@@ -173,7 +177,13 @@ def train_distributed(ctx: Context, folder: Path) -> None:
         port = free_port.getsockname()[1]
     place = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "RANK": "0", "WORLD_SIZE": "1"}
     os.environ.update(place)
-    dist.init_process_group(backend, rank=0, world_size=1)
+    try:
+        dist.init_process_group(backend, rank=0, world_size=1)
+        dist.all_reduce(torch.ones(1, device=ctx.device))
+        wait(ctx.device)
+    except Exception as error:  # noqa: BLE001 - a container without shared memory, or interfaces
+        ctx.skip(f"{backend} does not start here: {' '.join(str(error).split())[:200]}", "d-nccl")
+        return
     try:
         losses, skips, recorded = [], [], []
         for wrapped in (False, True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import statistics
 import time
 from contextlib import contextmanager
@@ -34,11 +35,17 @@ def seconds_of(step: Callable[[], object], count: int, device: str) -> float:
 
 
 def in_turns(
-    ctx: Context, steps: Mapping[str, Callable[[], object]], *, rounds: int, count: int, warm: int
+    ctx: Context,
+    steps: Mapping[str, Callable[[], object]],
+    *,
+    rounds: int,
+    count: int,
+    warm: int,
+    seconds: float = math.inf,
 ) -> dict[str, float]:
     """Median seconds of a step of each variant; the variants take turns, some steps each.
 
-    Rounds that no longer fit into the part's time are left out.
+    Rounds that no longer fit into the part's time, or into ``seconds``, are left out.
     """
     for step in steps.values():
         for _ in range(warm):
@@ -46,7 +53,8 @@ def in_turns(
     times: dict[str, list[float]] = {name: [] for name in steps}
     began = time.monotonic()
     for done in range(rounds):
-        if done and (time.monotonic() - began) / done > ctx.left:
+        taken = time.monotonic() - began
+        if done and taken / done > min(ctx.left, seconds - taken):
             break
         for name, step in steps.items():
             times[name].append(seconds_of(step, count, ctx.device))

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from gpu_sections.child import Context
 
+NAMES = ("gpt", "cnn", "lstm")
 EVERY, DEFAULT = 1.05, 1.01
 MEMORY = 256 * 2**20
 PERIOD = 20
@@ -54,7 +55,7 @@ def compare_bits(ctx: Context) -> None:
     """Training with and without a recorder, to the bit; and the operations it records."""
     sizes = models.SMALL if ctx.cuda else models.TINY
     tf32(on=True)
-    for name in ("gpt", "cnn", "lstm"):
+    for name in NAMES:
         with ctx.settling(f"b-identical-{name}"), deterministic(), ctx.folder() as folder:
             compare_model(ctx, name, sizes[name], folder)
         free(ctx.device)
@@ -143,11 +144,17 @@ def time_steps(ctx: Context) -> None:
     sizes = ctx.sized(models.FULL, models.SMALL, models.TINY)
     tf32(on=True)
     torch.backends.cudnn.benchmark = True
-    for name in ("gpt", "cnn", "lstm"):
-        promises = [f"b-{what}-{name}" for what in ("every", "default", "peers", "memory")]
+    for name in NAMES:
+        promises = [f"b-{what}-{name}" for what in ("every", "default", "memory")]
         with ctx.settling(*promises), ctx.folder() as folder:
             trainee = Trainee(sizes[name], ctx.device)
             time_model(ctx, name, trainee, folder, count=ctx.sized(8, 4, 1))
+            del trainee
+        free(ctx.device)
+    for name in NAMES:  # last, for others' habits take the longest
+        with ctx.settling(f"b-peers-{name}"), ctx.folder() as folder:
+            trainee = Trainee(sizes[name], ctx.device)
+            trainee.step()
             time_peers(ctx, name, trainee, folder)
             del trainee
         free(ctx.device)

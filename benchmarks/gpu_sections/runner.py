@@ -14,6 +14,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from gpu_sections import forks
 from gpu_sections.document import FINISHED
 
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ TAIL = 15
 """Lines of a failed part's output that are kept."""
 GRACE = 5.0
 """Seconds beyond its own limit after which a part is ended."""
+STOPPED = "stopped"
+"""How a part ended that Ctrl-C broke off."""
 
 
 def has(package: str) -> bool:
@@ -46,7 +49,7 @@ def missing(parts: Iterable[Part]) -> dict[str, list[str]]:
     return found
 
 
-def environment(part: Part, cache: Path) -> dict[str, str]:
+def environment(part: Part | None, cache: Path, device: str) -> dict[str, str]:
     """The environment of a part: this checkout's package, and caches that outlive no pass."""
     path = [str(BENCHMARKS.parent), str(BENCHMARKS)]
     path += [p for p in [os.environ.get("PYTHONPATH", "")] if p]
@@ -58,8 +61,12 @@ def environment(part: Part, cache: Path) -> dict[str, str]:
         "TORCHINDUCTOR_CACHE_DIR": str(cache / "inductor"),
         "COLUMNS": "120",
     }
-    if part.deterministic:
-        made["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+    if device == "cpu":
+        # Two parts at a time, and perhaps others beside them: one thread each, which sleeps while it
+        # waits. Triton's own functions are interpreted only if it is imported that way.
+        made |= {"OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "TRITON_INTERPRET": "1"}
+    if part is not None and part.deterministic:
+        made["CUBLAS_WORKSPACE_CONFIG"] = ":16:8"  # the one that cuBLAS and cuDNN's LSTM both take
     return {**os.environ, **made}
 
 
@@ -78,6 +85,7 @@ def run(
     keep: Path,
     cache: Path,
     words: Sequence[str] | None = None,
+    server: str | None = None,
 ) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     """Run a part to its end, its failure or its limit.
 
@@ -89,50 +97,68 @@ def run(
         keep: Takes files that outlive the pass.
         cache: Takes compiled kernels.
         words: What to start instead of the part's own process.
+        server: The socket of a process to copy; without one, the part's process starts anew.
 
     Returns:
-        How it ended, and the lines of its report; see ``document.enter``.
+        How it ended, and the lines of its report; see ``document.enter``. After Ctrl-C the part is
+        ``stopped``: what it had reported is kept, and it is run again with ``--resume``.
     """
     lacking = [p for p in part.needs if not has(p)]
     ended: dict[str, Any] = {"state": FINISHED, "seconds": 0.0, "limit": seconds}
     if lacking:
         reason = f"needs {', '.join(lacking)}, which this Python lacks"
         return ended | {"state": "not run", "reason": reason}, []
-    with tempfile.TemporaryDirectory(prefix="mpdiag-gpu-") as name:
+    with tempfile.TemporaryDirectory(prefix="mpdiag-gpu-", ignore_cleanup_errors=True) as name:
         report, output = Path(name) / "report.jsonl", Path(name) / "output.txt"
         pace = "quick" if quick else "full"
         started = words or command(part, device, pace, seconds, report, keep)
+        started = [word.replace("REPORT", str(report)) for word in started]
         began = time.monotonic()
-        with output.open("wb") as file:
-            child = subprocess.Popen(
-                [word.replace("REPORT", str(report)) for word in started],
-                stdout=file,
-                stderr=subprocess.STDOUT,
-                stdin=subprocess.DEVNULL,
-                env=environment(part, cache),
-                cwd=name,
-                start_new_session=True,
-            )
-            code = _wait(child, seconds + GRACE)
+        try:
+            child = _start(started, environment(part, cache, device), output, server)
+            ended |= _ended(_wait(child, seconds + GRACE), seconds)
+        except KeyboardInterrupt:
+            ended |= {"state": STOPPED, "reason": "was stopped"}
         ended["seconds"] = round(time.monotonic() - began, 1)
-        ended |= _ended(code, seconds)
         if ended["state"] != FINISHED:
             ended["tail"] = tail(output)
         return ended, lines(report)
 
 
-def _wait(child: subprocess.Popen[bytes], seconds: float) -> int | None:
+Process = subprocess.Popen[bytes] | forks.Fork
+
+
+def _start(words: list[str], made: dict[str, str], output: Path, server: str | None) -> Process:
+    """A process in a group of its own, whose output goes to a file."""
+    folder = output.parent
+    if server is not None:
+        order = {"words": words[2:], "environment": {**made, forks.SOCKET: server}, "group": 0}
+        places = {"folder": str(folder), "out": str(output), "err": str(output)}
+        return forks.Fork(server, {**order, **places})
+    with output.open("wb") as file:
+        return subprocess.Popen(
+            words,
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            env=made,
+            cwd=folder,
+            start_new_session=True,
+        )
+
+
+def _wait(child: Process, seconds: float) -> int | None:
     """The exit code; None if the child, and whatever it started, was ended at the limit."""
     try:
         return child.wait(seconds)
-    except subprocess.TimeoutExpired:
+    except (subprocess.TimeoutExpired, TimeoutError):
         return None
     finally:
         _end_group(child)
 
 
-def _end_group(child: subprocess.Popen[bytes]) -> None:
-    """End what is left of the session that the child began."""
+def _end_group(child: Process) -> None:
+    """End what is left of the group that the child began."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(child.pid, signal.SIGKILL)
     child.wait()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -103,22 +104,31 @@ class Ours(Plain):
 
 
 def time_steps(ctx: Context) -> None:
-    """Step times of all variants in turns, model by model."""
+    """Step times of all variants in turns, model by model; none takes the time of the next."""
     sizes = ctx.sized(models.FULL, models.SMALL, models.TINY)
     tf32(on=True)
     torch.backends.cudnn.benchmark = True
-    for name in ("gpt", "cnn", "lstm"):
+    names = ("gpt", "cnn", "lstm")
+    for i, name in enumerate(names):
         promises = [f"d-{what}-{name}" for what in ("ratio-fp16", "ratio-bf16", "levels")]
         if not ctx.cuda and name == "lstm":
             ctx.skip("a CPU's autocast has no LSTM", *promises)
             continue
         with ctx.settling(*promises):
-            time_model(ctx, name, sizes[name])
+            time_model(ctx, name, sizes[name], ctx.left / (len(names) - i))
         free(ctx.device)
 
 
-def time_model(ctx: Context, name: str, size: models.Size) -> None:
-    """A model in every variant."""
+def time_model(ctx: Context, name: str, size: models.Size, seconds: float) -> None:
+    """A model at O1 beside the loops written by hand, and then at the other levels.
+
+    Args:
+        ctx: The part's.
+        name: The model's.
+        size: It, and its batch.
+        seconds: What it may take, about.
+    """
+    ends = time.monotonic() + seconds
     fp16, bf16 = torch.float16, torch.bfloat16
     variants: dict[str, Plain] = {
         "FP32": Plain(size, ctx.device),
@@ -127,31 +137,63 @@ def time_model(ctx: Context, name: str, size: models.Size) -> None:
         "by hand BF16": ByHand(size, ctx.device, bf16),
         "O1 BF16": Ours(size, ctx.device, bf16),
     }
-    if not ctx.quick:
+    t, gone = timed(ctx, name, variants, seconds / 2)
+    milliseconds = {k: round(1e3 * v, 3) for k, v in t.items()}
+    for title in ("FP16", "BF16"):
+        promise = f"d-ratio-{title.lower()}-{name}"
+        if f"O1 {title}" not in t:
+            ctx.check(promise, False, "", reason="; ".join(gone))
+            continue
+        ours, theirs = t[f"O1 {title}"], t[f"by hand {title}"]
+        figure = f"{ratio(ours / theirs)} ({1e3 * ours:.2f} ms; FP32 {1e3 * t['FP32']:.2f} ms)"
+        ctx.check(promise, ours / theirs <= NO_SLOWER, figure, ratio=ours / theirs, ms=milliseconds)
+    over = {k: v / t["FP32"] for k, v in t.items() if k[0] == "O"}
+    kept: dict[str, Plain] = {"FP32": variants["FP32"]}
+    for key in [k for k in variants if k != "FP32"]:
+        gone += said_of_skips(key, variants.pop(key))
+    free(ctx.device)
+    absent = ctx.quick or time.monotonic() > ends - seconds / 4
+    if not absent:
         for level in ("O2", "O3"):
             # Adam's eps is zero in FP16, so O3 trains with one that is not.
             eps = {"eps": 1e-4} if level == "O3" else {}
             for title, dtype in (("FP16", fp16), ("BF16", bf16)):
-                variants[f"{level} {title}"] = Ours(size, ctx.device, dtype, level, **eps)
+                kept[f"{level} {title}"] = Ours(size, ctx.device, dtype, level, **eps)
+        t, others = timed(ctx, name, kept, ends - time.monotonic())
+        over |= {k: v / t["FP32"] for k, v in t.items() if k[0] == "O"}
+        gone += [*others, *(said for k, v in kept.items() for said in said_of_skips(k, v))]
+    report_levels(ctx, name, over, gone, absent=absent)
+
+
+def report_levels(
+    ctx: Context, name: str, over: dict[str, float], said: list[str], *, absent: bool
+) -> None:
+    """Levels against FP32; ``absent``: whether O2 and O3 were left out, so that nothing is held."""
+    figure = ", ".join(f"{k} {ratio(v)}" for k, v in over.items())
+    held: bool | None = all(v < 1 for v in over.values()) and not any("diverged" in x for x in said)
+    if absent:
+        held = None if held else False
+        said = [*said, "no time for O2 and O3"]
+    ctx.check(f"d-levels-{name}", held, figure, reason="; ".join(said), over_fp32=over)
+
+
+def timed(
+    ctx: Context, name: str, variants: dict[str, Plain], seconds: float
+) -> tuple[dict[str, float], list[str]]:
+    """Seconds of a step of each variant, and what was said of those that were taken out."""
     # The trainer counts what runs in half precision in its first 8 steps.
     gone = warm_up(variants, ctx.sized(10, 9, 1))
     for text in gone:
         ctx.note(f"{name}: {text}")
     steps = {k: v.step for k, v in variants.items()}
-    t = in_turns(ctx, steps, rounds=ctx.sized(5, 3, 1), count=ctx.sized(5, 3, 1), warm=0)
-    milliseconds = {k: round(1e3 * v, 3) for k, v in t.items()}
-    for title in ("FP16", "BF16"):
-        ours, theirs = t[f"O1 {title}"], t[f"by hand {title}"]
-        figure = f"{ratio(ours / theirs)} ({1e3 * ours:.2f} ms; FP32 {1e3 * t['FP32']:.2f} ms)"
-        promise = f"d-ratio-{title.lower()}-{name}"
-        ctx.check(promise, ours / theirs <= NO_SLOWER, figure, ratio=ours / theirs, ms=milliseconds)
-    levels = {k: t[k] / t["FP32"] for k in t if k[0] == "O"}
-    figure = ", ".join(f"{k} {ratio(v)}" for k, v in levels.items())
-    skipped = [k for k, v in variants.items() if isinstance(v, Ours) and v.mp.skipped]
-    reason = f"skipped steps: {', '.join(skipped)}" if skipped else ""
-    held = all(v < 1 for v in levels.values()) and not gone
-    reason = "; ".join(t for t in (reason, *gone) if t)
-    ctx.check(f"d-levels-{name}", held, figure, reason=reason, over_fp32=levels)
+    count = ctx.sized(5, 3, 1)
+    return in_turns(ctx, steps, rounds=count, count=count, warm=0, seconds=seconds), gone
+
+
+def said_of_skips(name: str, trainee: Plain) -> list[str]:
+    """Whether a trainer skipped steps, which take less time."""
+    skipped = isinstance(trainee, Ours) and trainee.mp.skipped
+    return [f"{name} skipped {skipped} steps"] if skipped else []
 
 
 def warm_up(variants: dict[str, Plain], steps: int) -> list[str]:
