@@ -43,17 +43,31 @@ def compare_model(ctx: Context, name: str, size: models.Size, folder: Path) -> N
     )
     held = all(abs(v - 1) <= OFF for v in ratios.values())
     ctx.check(f"g-memory-{name}", held, figure, over_predicted=ratios)
-    said, fits = [], True
+    said, used = [], []
     for level in ("O1", "O2"):
-        factor = advice[level].batch_factor
-        samples = max(1, int(size.shape[0] * factor))
+        samples = max(1, int(size.shape[0] * advice[level].batch_factor))
         if ctx.left < 5:
             said.append(f"{level}: no time left")
             continue
-        used = measure(ctx, size, level, samples) / max(measured["O0"], 1)
-        fits = fits and used <= FITS
-        said.append(f"{level}: {samples} for {size.shape[0]}, {ratio(used)} of O0's peak")
-    ctx.check(f"g-batch-{name}", fits, "; ".join(said))
+        used.append(measure(ctx, size, level, samples) / max(measured["O0"], 1))
+        said.append(f"{level}: {samples} for {size.shape[0]}, {ratio(used[-1])} of O0's peak")
+    report_batches(ctx, f"g-batch-{name}", used, said)
+
+
+def report_batches(ctx: Context, promise: str, used: list[float], said: list[str]) -> None:
+    """One batch that does not fit breaks the promise; both have to fit for it to hold.
+
+    Args:
+        ctx: Takes the check.
+        promise: Its id.
+        used: The peaks that were measured, as shares of O0's.
+        said: A few words on each level.
+    """
+    broken = any(share > FITS for share in used)
+    if not broken and len(used) < len(said):
+        ctx.check(promise, None, "; ".join(said), reason="not every level was measured")
+        return
+    ctx.check(promise, not broken, "; ".join(said), shares=used)
 
 
 def predict(size: models.Size, device: str, run: Path) -> dict[str, Any]:
