@@ -10,6 +10,7 @@ import torch
 
 from gpu_sections import programs
 from mpdiag.hardware.devices import read_nvml, throttling
+from mpdiag.hardware.peaks import has_tensor_cores
 
 if TYPE_CHECKING:
     from gpu_sections.child import Context
@@ -136,7 +137,11 @@ def abilities_fit(said: list[dict[str, Any]]) -> bool:
     """Whether doctor grants the first device the formats that its capability has, and no others."""
     own = {a["format"]: a["how"] for a in said if a["device"] == torch.cuda.get_device_name(0)}
     here = torch.cuda.get_device_capability(0)
-    return all((own.get(k) == "tensor cores") == (here >= first) for k, first in FORMATS.items())
+    without = has_tensor_cores(torch.cuda.get_device_name(0), here) is False
+    return all(
+        (own.get(k) == "tensor cores") == (here >= first and not without)
+        for k, first in FORMATS.items()
+    )
 
 
 def load(ctx: Context) -> None:

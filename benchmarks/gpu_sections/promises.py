@@ -71,7 +71,7 @@ PROMISES: tuple[Promise, ...] = (
         "a-counts", "a-counting", "exact",
         "Counting on the device gives the CPU's counts, extremes and special values, in FP32, BF16, "
         "FP16 and float64, in every layout.",
-        "row by row against the counter of the CPU",
+        "row by row against the counter of the CPU, in twelve layouts",
     ),
     Promise(
         "a-updates", "a-counting", "exact",
@@ -101,7 +101,7 @@ PROMISES: tuple[Promise, ...] = (
     Promise(
         "a-launches", "a-counting", "aim",
         "A counted FP32 tensor takes at most 16 kernel launches.",
-        "kernels seen by torch.profiler",
+        "kernels, fills and copies seen by torch.profiler",
     ),
     # -- b -----------------------------------------------------------------------------------------
     *_models(
@@ -112,7 +112,7 @@ PROMISES: tuple[Promise, ...] = (
     Promise(
         "b-operations", "b-identity", "exact",
         "The operations of a step are recorded with their modules and lines, as on a CPU.",
-        "the modules of recorded operations, here and on the CPU",
+        "the modules of recorded operations, here and on the CPU; nine tenths with a line",
     ),
     *_models(
         "b-every", "b-steps", _SMALL, "aim",
@@ -126,8 +126,9 @@ PROMISES: tuple[Promise, ...] = (
     ),
     *_models(
         "b-peers", "b-steps", _SMALL, "aim",
-        "Recording every step of {} is cheaper than what people write by hand.",
-        "hooks with torch.histc, and SummaryWriter.add_histogram, in turns",
+        "Recording every step of {} is cheaper than histograms written by hand.",
+        "hooks with torch.histc, and SummaryWriter.add_histogram where its step is no longer than 12 s, "
+        "one after another on the same model",
     ),
     *_models(
         "b-memory", "b-steps", _SMALL, "aim",
@@ -166,7 +167,7 @@ PROMISES: tuple[Promise, ...] = (
             ),
             (
                 "curves", "card",
-                "By the plan, the loss curve of {} in native FP16 is the one of emulated FP16.",
+                "By the plan, the loss curve of {} in native FP16 follows the one of emulated FP16.",
                 "loss of the first 30 steps, on average at most 5 % apart; skipped steps alike",
             ),
             (
