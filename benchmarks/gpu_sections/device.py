@@ -154,6 +154,9 @@ def load(ctx: Context) -> None:
     if problem is not None:
         ctx.skip(problem, "f-throttling")
         return
+    if ctx.left < 1:
+        ctx.skip("no time was left for a load", "f-throttling")
+        return
     index, handle = own_handle(torch.cuda.get_device_properties(0))
     if index is None:
         ctx.skip(UNLISTED, "f-throttling")

@@ -101,7 +101,7 @@ def compare_verdicts(ctx: Context) -> None:
     facts = device_facts(ctx)
     rows, wrong, unknown = [], [], []
     for case in matrix_cases.cases(ctx.device, ctx.sized("full", "full", "tiny")):
-        if ctx.left < ctx.sized(RESERVED, RESERVED / 2, 0):
+        if ctx.left < ctx.sized(RESERVED, RESERVED, 0):
             ctx.note(f"verdicts: no time left from {case.name} on")
             break
         try:

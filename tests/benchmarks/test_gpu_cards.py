@@ -268,6 +268,22 @@ def test_a_batch_that_was_not_tried_is_not_said_to_fit(tmp_path, used, held):
     assert said(context)["g-batch-gpt"]["held"] is held
 
 
+@pytest.mark.parametrize(
+    ("measured", "held"),
+    [
+        ({"O0": 100}, None),
+        ({"O0": 100, "O1": 75}, True),
+        ({"O0": 100, "O1": 120}, False),
+        ({"O0": 150}, False),
+    ],
+)
+def test_levels_that_were_not_measured_are_not_said_to_be_near(tmp_path, measured, held):
+    context = card("g-memory", tmp_path)
+    advice = {"O0": SimpleNamespace(memory_bytes=110), "O1": SimpleNamespace(memory_bytes=80)}
+    memory.report_levels(context, "g-memory-gpt", advice, measured)
+    assert said(context)["g-memory-gpt"]["held"] is held
+
+
 def log(metric: float, loss: float, stopped: str = "") -> families.Log:
     return families.Log(metric, (9.0, 9.0, 9.0, 9.0, loss), stopped)
 
