@@ -42,8 +42,11 @@ def publish(keep: Path, stem: Path) -> list[str]:
         target = stem.with_name(f"{stem.name}-{path.name}")
         shutil.copyfile(path, target)
         said.append(target.name)
-    earlier = stem.parent.glob(f"{stem.name}-*")
-    return sorted({*said, *(p.name for p in earlier if p.is_file())})
+    # A quick pass, and a card whose name begins alike, have results of their own.
+    others = [p.stem for p in stem.parent.glob(f"{stem.name}-*.json")]
+    earlier = [p.name for p in stem.parent.glob(f"{stem.name}-*") if p.is_file()]
+    own = (name for name in earlier if not any(name.startswith(other) for other in others))
+    return sorted({*said, *own})
 
 
 def _archive(folder: Path, target: Path) -> None:

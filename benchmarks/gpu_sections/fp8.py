@@ -91,8 +91,12 @@ def compare_instructions(ctx: Context) -> None:
     if not ctx.cuda or torch.cuda.get_device_capability() < (8, 9):
         ctx.skip("there are no FP8 instructions here", "h-hardware")
         return
-    from gpu_sections.fp8_kernel import cast
+    from gpu_sections.fp8_kernel import cast, refusal
 
+    reason = refusal(ctx.device)
+    if reason:
+        ctx.skip(f"Triton compiles nothing here: {reason}", "h-hardware")
+        return
     wrong = {}
     for name, fmt in FORMATS.items():
         values = patterns(fmt, ctx.device, 1 << 14)

@@ -1,6 +1,6 @@
 """The cases of section (e): matrix products, convolutions, LSTMs and attention, with their FLOP.
 
-As a program it runs them for ncu: ``python -m gpu_sections.matrix_cases full``.
+As a program it runs them for ncu: ``python -m gpu_sections.matrix_cases once``.
 """
 
 from __future__ import annotations
@@ -124,7 +124,8 @@ def cases(device: str, size: str) -> Iterator[Case]:
 
     Args:
         device: Where it runs.
-        size: ``full``, ``tiny``, or ``once`` (for ncu, which repeats each kernel).
+        size: ``full``, ``tiny``, or ``once`` (for ncu, which repeats each kernel: a few steps of an
+            LSTM).
     """
     side, count, channels, image = (64, 2, 16, 8) if size == "tiny" else (4096, 32, 256, 56)
     half = [(FP16, "FP16"), (BF16, "BF16")]
@@ -152,6 +153,7 @@ def cases(device: str, size: str) -> Iterator[Case]:
             name = f"convolution {title}{said}"
             yield Case(name, _NAMES[dtype], flops, make, never, dense=False)
     batch, steps, hidden = (2, 3, 16) if size == "tiny" else (256, 32, 1024)
+    steps = min(steps, 4) if size == "once" else steps
     for dtype, title, tf32 in kinds:
         flops = 2.0 * batch * steps * 8 * hidden * hidden
         make = _lstm(device, dtype, batch, steps, hidden, tf32=tf32)

@@ -16,10 +16,11 @@ BEGIN, END = "<!-- promises -->", "<!-- end of promises -->"
 
 
 def last_pass(folder: Path = RESULTS) -> dict[str, Any] | None:
-    """The newest pass on a card; without any, the rehearsal."""
+    """The newest full pass on a card, else the newest quick one; without any, the rehearsal."""
     found = [document.load(path) for path in sorted(folder.glob("gpu-*.json"))]
     known = [d for d in found if d and d.get("schema_version") == document.SCHEMA_VERSION]
-    return max(known, key=lambda d: (d["mode"] != "rehearsal", d["date"]), default=None)
+    order = ("rehearsal", "quick", "full")
+    return max(known, key=lambda d: (order.index(d["mode"]), d["date"]), default=None)
 
 
 def filled(text: str, result: dict[str, Any]) -> str:

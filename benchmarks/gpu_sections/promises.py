@@ -71,7 +71,7 @@ PROMISES: tuple[Promise, ...] = (
         "a-counts", "a-counting", "exact",
         "Counting on the device gives the CPU's counts, extremes and special values, in FP32, BF16, "
         "FP16 and float64, in every layout.",
-        "row by row against the counter of the CPU",
+        "row by row against the counter of the CPU, in twelve layouts",
     ),
     Promise(
         "a-updates", "a-counting", "exact",
@@ -101,7 +101,7 @@ PROMISES: tuple[Promise, ...] = (
     Promise(
         "a-launches", "a-counting", "aim",
         "A counted FP32 tensor takes at most 16 kernel launches.",
-        "kernels seen by torch.profiler",
+        "kernels, fills and copies seen by torch.profiler",
     ),
     # -- b -----------------------------------------------------------------------------------------
     *_models(
@@ -112,7 +112,7 @@ PROMISES: tuple[Promise, ...] = (
     Promise(
         "b-operations", "b-identity", "exact",
         "The operations of a step are recorded with their modules and lines, as on a CPU.",
-        "the modules of recorded operations, here and on the CPU",
+        "the modules of recorded operations, here and on the CPU; nine tenths with a line",
     ),
     *_models(
         "b-every", "b-steps", _SMALL, "aim",
@@ -126,8 +126,9 @@ PROMISES: tuple[Promise, ...] = (
     ),
     *_models(
         "b-peers", "b-steps", _SMALL, "aim",
-        "Recording every step of {} is cheaper than what people write by hand.",
-        "hooks with torch.histc, and SummaryWriter.add_histogram, in turns",
+        "Recording every step of {} is cheaper than histograms written by hand.",
+        "hooks with torch.histc, and SummaryWriter.add_histogram where its step is no longer than 12 s, "
+        "one after another on the same model",
     ),
     *_models(
         "b-memory", "b-steps", _SMALL, "aim",
@@ -166,7 +167,7 @@ PROMISES: tuple[Promise, ...] = (
             ),
             (
                 "curves", "card",
-                "By the plan, the loss curve of {} in native FP16 is the one of emulated FP16.",
+                "By the plan, the loss curve of {} in native FP16 follows the one of emulated FP16.",
                 "loss of the first 30 steps, on average at most 5 % apart; skipped steps alike",
             ),
             (
@@ -236,22 +237,22 @@ PROMISES: tuple[Promise, ...] = (
     # -- e -----------------------------------------------------------------------------------------
     Promise(
         "e-verdicts", "e-verdicts", "card",
-        "The verdict on matrix products, convolutions, LSTMs and attention agrees with the rate "
-        "measured, whatever the dtype and the alignment.",
+        "No verdict on a matrix product, a convolution, an LSTM or an attention contradicts what the "
+        "measured rate proves, whatever the dtype and the alignment.",
         "mpdiag.profile of each case against CUDA events: what multiplies faster than CUDA cores "
-        "can ran on Tensor Cores; FP32 with TF32 off did not",
+        "can ran on Tensor Cores; FP32 with TF32 off did not; at least half of the proven cases named",
     ),
     Promise(
         "e-padding", "e-verdicts", "aim",
-        "The gain predicted for padding a misaligned layer is an upper bound, and half of it or more "
-        "is there.",
-        "the profile's bound against the step measured with padded sizes",
+        "Padding a misaligned layer gains no more than the profile's bound, and half of the gain it "
+        "estimates or more.",
+        "Amdahl bound and estimate of the profile against step times with odd and with padded sizes",
     ),
     Promise(
         "e-trainer", "e-verdicts", "card",
         "The trainer says after its first steps whether Tensor Cores are in use, and names the cause "
         "where they are not.",
-        "FP16, and FP32 forced on every module with TF32 off",
+        "in use in FP16; not in use, and TF32 named, where FP32 is forced on every module with TF32 off",
     ),
     Promise(
         "e-command", "e-command", "card",
@@ -261,30 +262,31 @@ PROMISES: tuple[Promise, ...] = (
     ),
     Promise(
         "e-counters", "e-counters", "card",
-        "Hardware counters agree with the kernels' names.",
-        "ncu's counts of Tensor Core instructions, kernel by kernel",
+        "Hardware counters contradict no kernel's name.",
+        "ncu's counts of Tensor Core instructions, kernel by kernel; unknown names are counted apart",
     ),
     # -- f -----------------------------------------------------------------------------------------
     Promise(
         "f-nvml", "f-device", "card",
         "NVML's facts are read, and agree with torch's.",
-        "name, compute capability and memory; driver, clocks, power and temperature present",
+        "name, compute capability and memory; driver, clocks, power and temperature unless NVML "
+        "itself refuses them",
     ),
     Promise(
         "f-doctor", "f-device", "exact",
-        "`mpdiag doctor` names every device and what it computes in each format.",
-        "the command's JSON against torch's devices",
+        "`mpdiag doctor` names every device that torch has, and the formats of its Tensor Cores.",
+        "the command's JSON against torch's devices and their compute capability",
     ),
     Promise(
         "f-throttling", "f-device", "card",
-        "Under load every reason for lower clocks that NVML gives is reported in words.",
-        "products for some seconds; NVML's bits against the words",
+        "Every reason for lower clocks that NVML gives under load is reported in words.",
+        "products for some seconds; NVML's bits against the words; not testable if it gives none",
     ),
     # -- g -----------------------------------------------------------------------------------------
     *_models(
         "g-memory", "g-memory", ("cnn", "gpt"), "aim",
-        "The memory predicted for O0 to O3 of {} is within 30 % of what is allocated.",
-        "the plan's figures against torch.cuda.max_memory_allocated",
+        "The memory predicted for O0 to O3 of {} is within 30 % of the most that is allocated.",
+        "the plan's figures against torch.cuda.max_memory_allocated, in FP16 from O1 on",
     ),
     *_models(
         "g-batch", "g-memory", ("cnn", "gpt"), "aim",
@@ -295,7 +297,8 @@ PROMISES: tuple[Promise, ...] = (
     *(
         Promise(
             f"h-{name}", "h-fp8", "exact",
-            f"FP8 {title}: our rounding is the device's, bit by bit.",
+            f"FP8 {title}: within its range our rounding is that of torch's casts on the device, bit by "
+            "bit.",
             "every FP16 value, every tie and random FP32 patterns, against Tensor.to; what torch "
             "makes of values out of range is reported apart",
         )
@@ -303,13 +306,13 @@ PROMISES: tuple[Promise, ...] = (
     ),
     Promise(
         "h-hardware", "h-fp8", "card",
-        "The card's own conversion instructions round as we do.",
-        "a Triton kernel that casts to FP8, on values within the format's range",
+        "The card's own conversion instructions round to FP8 as we do, within the format's range.",
+        "a Triton kernel that casts to E4M3 and E5M2",
     ),
     Promise(
         "h-product", "h-fp8", "card",
-        "torch._scaled_mm multiplies the values that our rounding predicts.",
-        "against a float64 product of them: within 2^-10 of the sum of |a||b|",
+        "torch._scaled_mm multiplies the values that our rounding to E4M3 predicts.",
+        "against a float64 product of them: within 2^-10 of the sum of |a||b|, fast accumulation off",
     ),
     Promise(
         "h-blocks", "h-fp8", "exact",
@@ -321,7 +324,8 @@ PROMISES: tuple[Promise, ...] = (
         Promise(
             f"i-{name}", "i-families", "aim",
             f"`mpdiag demo {name} --size large --device cuda` trains by its plan as in FP32.",
-            "the metric, no farther from FP32's than the workload's margin; few steps",
+            "few steps; the mean loss of the last fifth at most 10 % off FP32's, or the metric within "
+            "the workload's margin",
         )
         for name in ("language_model", "ssd", "gpt", "digits", "vit")
     ),

@@ -1,7 +1,8 @@
 """Which level to try first, the memory each takes, and how much larger a batch it allows.
 
 The estimate counts bytes: a recording knows the size of every weight and of every module's output, but
-not what the allocator adds or which outputs autograd keeps. A benchmark measures how far off it is.
+not what the allocator adds, nor what autograd keeps of plain functions. A benchmark measures how far off
+it is.
 """
 
 from __future__ import annotations
@@ -22,6 +23,9 @@ DEFAULT_STATES = 2
 # Bytes per weight: (model, masters and casts; gradients), and bytes per stored activation.
 _WEIGHTS = {"O0": (4, 4), "O1": (4 + 2, 4), "O2": (2 + 4, 2 + 4), "O3": (2, 2)}
 _ACTIVATION = {"O0": 4, "O1": 2, "O2": 2, "O3": 2}
+KEEP_NOTHING_MORE = {"ReLU", "Identity", "Flatten", "Unflatten"}
+"""Modules that add nothing to what autograd keeps: the output of a ReLU takes the place of its input,
+which nobody else keeps; the others return their input's own memory."""
 
 
 def advise_levels(
@@ -76,9 +80,10 @@ def activations_per_step(run: Run, evidence: RunStatistics) -> int:
 
     This is about what autograd keeps on a device; with accumulation, it covers all micro-batches.
     """
-    names = {str(m["name"]) for m in run.modules() if m["what"] == "module"}
-    parents = {name.rpartition(".")[0] for name in names if name}
-    numel, steps = evidence.activations(names - parents)
+    modules = {str(m["name"]): m for m in run.modules() if m["what"] == "module"}
+    parents = {name.rpartition(".")[0] for name in modules if name}
+    leaves = {name for name, m in modules.items() if m.get("type") not in KEEP_NOTHING_MORE}
+    numel, steps = evidence.activations(leaves - parents)
     return numel // steps if steps else 0
 
 

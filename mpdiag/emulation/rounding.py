@@ -28,13 +28,24 @@ def round_to(values: Tensor, fmt: FloatFormat) -> Tensor:
     cast = _CASTS.get(fmt.name)
     if cast is not None:
         return values.to(cast).to(values.dtype)
-    magnitude = values.abs()
+    whole = values if values.dtype == torch.float64 else values.float()
+    magnitude = whole.abs()
     _, exponent = torch.frexp(magnitude)  # |x| in [2^(e-1), 2^e)
     least = torch.full_like(exponent, fmt.min_exponent)
     quantum = torch.maximum(exponent - 1, least) - fmt.mantissa_bits
     # Multiplying by powers of two is exact; torch.round takes ties to even.
-    rounded = torch.ldexp(torch.round(torch.ldexp(magnitude, -quantum)), quantum)
+    rounded = torch.round(magnitude * _power_of_two(-quantum)) * _power_of_two(quantum)
     rounded = torch.where(rounded > fmt.max, torch.full_like(rounded, fmt.beyond), rounded)
-    rounded = torch.copysign(rounded, values)
-    infinite = torch.full_like(values, fmt.beyond).copysign(values)
-    return torch.where(values.isfinite(), rounded, torch.where(values.isnan(), values, infinite))
+    rounded = torch.copysign(rounded, whole)
+    infinite = torch.full_like(whole, fmt.beyond).copysign(whole)
+    found = torch.where(whole.isfinite(), rounded, torch.where(whole.isnan(), whole, infinite))
+    return found.to(values.dtype)
+
+
+def _power_of_two(exponents: Tensor) -> Tensor:
+    """2 to the power of int32 exponents, as float32; those of no normal number are clamped.
+
+    Made of bits: ``torch.ldexp`` and ``torch.pow`` call the device's power function, which on a GPU
+    need not be exact.
+    """
+    return ((exponents.clamp(-126, 127) + 127) << 23).view(torch.float32)

@@ -16,7 +16,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-TABLE_VERSION = 1
+TABLE_VERSION = 2
 """Incremented whenever a rule changes a verdict."""
 
 
@@ -277,7 +277,7 @@ _OTHERS = (
     _other("batch norm", r"\bbn_(?:fw|bw)|batch_norm|batchnorm|BatchNorm|bnFw|bnBw", "cuDNN"),
     _other("layer norm", r"(?:layer|rms|group|instance)_?[nN]orm|LayerNorm|RMSNorm|RmsNorm|GroupNorm|Rmsnorm2d|Layernorm2d|ln_(?:fwd|bwd|parallel)|rms_norm|cuComputeGradInput|cuApplyLayerNorm|cuComputePartGradGammaBeta", ""),
     _other("pooling", r"pooling_(?:fw|bw)|max_?pool|avg_?pool|average_pool|adaptive_\w*pool|MaxPool|AvgPool"),
-    _other("cuDNN elementwise", r"(?:^|::)op_(?:generic_)?tensor|OpTensor|add_tensor|scale_tensor|activation_(?:fw|bw)|elementWise|setTensor|LSTM_elementWise|GRU_elementWise|RNN_elementWise|dropout_(?:fp|bp|fw|bw)|cudnn::reduction|softmax_(?:fw|bw)|scalePackedTensor|kern_precompute", "cuDNN"),
+    _other("cuDNN elementwise", r"(?:^|::)op_(?:generic_)?tensor|OpTensor|add_tensor|scale_tensor|activation_(?:fw|bw)|elementWise|setTensor|LSTM_elementWise|GRU_elementWise|RNN_elementWise|dropout_(?:fp|bp|fw|bw)|cudnn::reduction|softmax_(?:fw|bw)|scalePackedTensor|kern_precompute|elemWiseRNNcell", "cuDNN"),
     _other("CUB and Thrust", r"^(?:at_cuda_detail::)?cub::|thrust::|at_cuda_detail|hipcub::|rocprim::|DeviceScan|DeviceReduce|DeviceRadixSort|CUDAFunctor", "CUB"),
     _other("vLLM elementwise", r"vllm::(?:rotary_embedding|rms_norm|fused_add_rms|act_and_mul|silu|gelu|moe::topk|moe::moe_|scaled_fp8|dynamic_|static_|per_token|convert_|copy_|concat_and_cache|batched_rotary|topk|apply_repetition)", "vLLM"),
     _other("MoE routing", r"^_(?:combined_routing|topk_forward|topk_backward|sum_bitmatrix|routing_|compute_(?:writeback|expt)|expt_data|masked_compaction)|moe_topk|topkGating|moe_softmax|sampling|TopK|topk_"),
