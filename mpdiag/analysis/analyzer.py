@@ -41,7 +41,7 @@ from mpdiag.analysis.scaling.loss_scale import (
     nothing_concluded,
 )
 from mpdiag.analysis.scaling.windows import whole_window
-from mpdiag.analysis.shapes import advise_shapes, shape_findings
+from mpdiag.analysis.shapes.advice import advise_shapes, shape_findings
 from mpdiag.analysis.streaming import read_statistics
 from mpdiag.analysis.verdict.evidence import narrowed
 from mpdiag.analysis.verdict.extent import extent_of

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import mpdiag
-from mpdiag.analysis.shapes import advise, recorded_generation
+from mpdiag.analysis.shapes.advice import advise, recorded_generation
 from mpdiag.plan import PrecisionPlan
 from mpdiag.reports.text.analysis import analysis_text
 from mpdiag.tensorcores.work.model import model_work
