@@ -195,7 +195,7 @@ def views(tensors: Iterable[torch.Tensor]) -> list[list[int]]:
         if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
             continue
         if tensor.storage_offset() or not tensor.is_contiguous():
-            found.append([i, tensor.storage_offset(), *tensor.stride()])
+            found.append([i, int(tensor.storage_offset()), *map(int, tensor.stride())])
     return found
 
 

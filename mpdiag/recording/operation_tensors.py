@@ -112,7 +112,7 @@ class OperationTensors:
         return SeenTensor(number, NONE, shape, dtype, name)
 
     def parts_of_parameters(self, tensors: Sequence[torch.Tensor]) -> dict[str, Any]:
-        """``parts``: number, parameter, offset in it and strides of the tensors that are views of one."""
+        """``parts``: number, parameter, offset and strides of the tensors that are views of one."""
         found = []
         for i, tensor in enumerate(tensors):
             base = tensor._base if tensor.layout == torch.strided else None

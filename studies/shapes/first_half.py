@@ -53,6 +53,8 @@ class Tokens(Model):
 
 
 class GroupedCnn(Images):
+    """Groups, and a group norm after them."""
+
     def __init__(self) -> None:
         super().__init__()
         self.stem = nn.Conv2d(3, 36, 3, padding=1)
@@ -66,6 +68,8 @@ class GroupedCnn(Images):
 
 
 class DepthwiseCnn(Images):
+    """Depthwise convolutions, one with two outputs a channel."""
+
     def __init__(self) -> None:
         super().__init__()
         self.stem = nn.Conv2d(3, 20, 3, stride=2)
@@ -82,6 +86,8 @@ class DepthwiseCnn(Images):
 
 
 class Upsampler(Images):
+    """A transposed convolution with groups."""
+
     def __init__(self) -> None:
         super().__init__()
         self.down = nn.Conv2d(3, 18, 4, stride=2, padding=1)
@@ -98,6 +104,8 @@ class Upsampler(Images):
 
 
 class ModuleAttention(Tokens):
+    """``MultiheadAttention`` with seven heads of nine."""
+
     def __init__(self) -> None:
         super().__init__()
         self.words = nn.Embedding(37, 63)
@@ -112,6 +120,8 @@ class ModuleAttention(Tokens):
 
 
 class PackedAttention(Tokens):
+    """Queries, keys and values in one projection."""
+
     def __init__(self) -> None:
         super().__init__()
         self.heads = 6
@@ -130,6 +140,8 @@ class PackedAttention(Tokens):
 
 
 class GroupedQueries(Tokens):
+    """Fewer heads of keys and values, all in one projection."""
+
     def __init__(self) -> None:
         super().__init__()
         self.heads, self.shared = 6, 2
@@ -151,6 +163,8 @@ class GroupedQueries(Tokens):
 
 
 class TiedLanguageModel(Tokens):
+    """One weight is embedding and output."""
+
     def __init__(self) -> None:
         super().__init__()
         self.words = nn.Embedding(61, 28)
@@ -164,6 +178,8 @@ class TiedLanguageModel(Tokens):
 
 
 class UNet(Images):
+    """A concatenation of two branches."""
+
     def __init__(self) -> None:
         super().__init__()
         self.first = nn.Conv2d(3, 12, 3, padding=1)
@@ -185,6 +201,8 @@ class UNet(Images):
 
 
 class Residual(Images):
+    """Residual sums, batch norms and a flattened head."""
+
     def __init__(self) -> None:
         super().__init__()
         self.stem = nn.Conv2d(3, 20, 3, padding=1, bias=False)
@@ -205,6 +223,8 @@ class Residual(Images):
 
 
 class Mixer(Images):
+    """Products along tokens and along channels."""
+
     def __init__(self) -> None:
         super().__init__()
         self.patch = nn.Conv2d(3, 30, 4, stride=4)
@@ -222,6 +242,8 @@ class Mixer(Images):
 
 
 class Recurrent(Model):
+    """A bidirectional LSTM of two layers."""
+
     def __init__(self) -> None:
         super().__init__()
         self.rnn = nn.LSTM(13, 22, num_layers=2, bidirectional=True, batch_first=True)
@@ -236,6 +258,8 @@ class Recurrent(Model):
 
 
 class Audio(Model):
+    """One-dimensional convolutions."""
+
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.Sequential(
@@ -254,6 +278,8 @@ class Audio(Model):
 
 
 class Recommender(Model):
+    """Embeddings of two widths, joined and multiplied."""
+
     def __init__(self) -> None:
         super().__init__()
         self.user, self.item = nn.Embedding(51, 18), nn.Embedding(43, 22)
@@ -280,6 +306,8 @@ class Recommender(Model):
 
 
 class Variational(Images):
+    """Two heads that make one sample."""
+
     def __init__(self) -> None:
         super().__init__()
         self.conv = nn.Conv2d(1, 18, 4, stride=4)
@@ -301,6 +329,8 @@ class Variational(Images):
 
 
 class VisionTransformer(Images):
+    """A token before nine patches."""
+
     def __init__(self) -> None:
         super().__init__()
         self.patch = nn.Conv2d(3, 42, 4, stride=4)

@@ -13,6 +13,8 @@ from studies.shapes.first_half import Images, Model, Tokens
 
 
 class TabularAutoencoder(Model):
+    """Its output is its input."""
+
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.Sequential(
@@ -33,6 +35,8 @@ class TabularAutoencoder(Model):
 
 
 class Graph(Model):
+    """Rows gathered from and added to nodes."""
+
     def __init__(self) -> None:
         super().__init__()
         self.first, self.own = nn.Linear(14, 26, bias=False), nn.Linear(14, 26)
@@ -51,6 +55,8 @@ class Graph(Model):
 
 
 class Siamese(Images):
+    """One body called twice."""
+
     def __init__(self) -> None:
         super().__init__()
         self.body = nn.Sequential(
@@ -70,6 +76,8 @@ class Siamese(Images):
 
 
 class Volumes(Model):
+    """Three-dimensional convolutions."""
+
     def __init__(self) -> None:
         super().__init__()
         self.first = nn.Conv3d(2, 14, 3, padding=1)
@@ -88,6 +96,8 @@ class Volumes(Model):
 
 
 class BilinearMatch(Model):
+    """A bilinear layer."""
+
     def __init__(self) -> None:
         super().__init__()
         self.left, self.right = nn.Linear(12, 21), nn.Linear(10, 27)
@@ -107,6 +117,8 @@ class BilinearMatch(Model):
 
 
 class ManyTasks(Images):
+    """Several heads of few outputs."""
+
     def __init__(self) -> None:
         super().__init__()
         self.body = nn.Conv2d(3, 38, 3)
@@ -127,6 +139,8 @@ class ManyTasks(Images):
 
 
 class Shuffling(Images):
+    """Channels shuffled between groups."""
+
     def __init__(self) -> None:
         super().__init__()
         self.groups = 3
@@ -146,6 +160,8 @@ class Shuffling(Images):
 
 
 class Dense(Images):
+    """Each layer reads all before it."""
+
     def __init__(self) -> None:
         super().__init__()
         self.stem = nn.Conv2d(3, 13, 3, padding=1)
@@ -162,6 +178,8 @@ class Dense(Images):
 
 
 class Translator(Tokens):
+    """Recurrent cells with attention."""
+
     def __init__(self) -> None:
         super().__init__()
         self.source, self.target = nn.Embedding(37, 18), nn.Embedding(37, 26)
@@ -184,6 +202,8 @@ class Translator(Tokens):
 
 
 class SqueezeExcite(Images):
+    """Channels multiplied by gates."""
+
     def __init__(self) -> None:
         super().__init__()
         self.grow = nn.Conv2d(3, 52, 1)
@@ -201,6 +221,8 @@ class SqueezeExcite(Images):
 
 
 class PositionedEncoder(Tokens):
+    """Learned positions, a slice of a parameter."""
+
     def __init__(self) -> None:
         super().__init__()
         self.words = nn.Embedding(37, 54)
@@ -217,6 +239,8 @@ class PositionedEncoder(Tokens):
 
 
 class GatedExperts(Model):
+    """Experts in one parameter, with gates."""
+
     def __init__(self) -> None:
         super().__init__()
         self.enter = nn.Linear(20, 46)
@@ -238,6 +262,8 @@ class GatedExperts(Model):
 
 
 class SuperResolution(Images):
+    """Pixels made of channels."""
+
     def __init__(self) -> None:
         super().__init__()
         self.first = nn.Conv2d(3, 26, 3, padding=1)
@@ -287,6 +313,8 @@ class RotaryWindows(Tokens):
 
 
 class ProjectedGenerator(Model):
+    """An LSTM with projection, before transposed convolutions."""
+
     def __init__(self) -> None:
         super().__init__()
         self.rnn = nn.LSTM(9, 30, proj_size=14, batch_first=True)

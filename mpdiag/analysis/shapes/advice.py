@@ -17,13 +17,12 @@ from mpdiag.analysis.shapes.rules import (
     BATCH_NORM,
     CLASSES,
     KEYS,
-    LOOKED_UP,
     NORM,
     REDUCED,
     SOFTMAX,
     TRANSPOSED,
 )
-from mpdiag.analysis.shapes.solution import Solved, Wanted, solve_sizes
+from mpdiag.analysis.shapes.solution import Solved, Wanted, misaligned, solve_sizes
 from mpdiag.analysis.shapes.tensors import COMPUTED, DATA, MADE
 from mpdiag.display.wording import counted
 from mpdiag.hardware.alignment import (
@@ -83,9 +82,14 @@ def shape_findings(run: Run, target: str) -> list[Finding]:
                 fix="use model.to(memory_format=torch.channels_last), and the same for the images",
             )
         )
-    odd = advise_shapes(run, target)
-    touched = {a.module for a in odd if a.module}
-    share = sum(w.flops for w in works if w.module in touched) / whole
+    solved = solve_run(run, Wanted(target, recorded_generation(run.meta)))
+    shares = solved.shares() | {w.module: w.flops / whole for w in works if w.works}
+    touched = {
+        s.module
+        for s in solved.model.sizes
+        if s.module and solved.new(s.size) != solved.old(s.size)
+    }
+    share = sum(shares.get(name, 0.0) for name in touched)
     if touched and share >= _WORTH:
         found.append(
             Finding(
@@ -94,11 +98,64 @@ def shape_findings(run: Run, target: str) -> list[Finding]:
                 message=f"{counted(len(touched), 'layer')} ({_percent(share)} of the matrix work) "
                 f"{'has' if len(touched) == 1 else 'have'} sizes that Tensor Cores cannot read at "
                 "full width",
-                evidence={"share_of_flops": share, "modules": sorted(touched)},
-                fix="pad them as plan.shapes says",
+                evidence={
+                    "share_of_flops": share,
+                    "modules": sorted(touched),
+                    "added_flops": solved.cost,
+                    "expected_time": solved.expected_time,
+                },
+                fix="pad them as plan.shapes says, all of them: the sizes fit together",
             )
         )
-    return found
+    return [*found, *_left_alone(solved, shares)]
+
+
+def _left_alone(solved: Solved, shares: Mapping[str, float]) -> list[Finding]:
+    """The sizes that no padding is advised for, if much of the work has them."""
+    left = misaligned(solved)
+    share = sum(shares.get(name, 0.0) for name in {name for name, _ in left})
+    if not left or share < _WORTH:
+        return []
+    multiple = solved.wanted.multiple
+    sizes = [
+        {
+            "module": name,
+            "size": (now := solved.new(size)),
+            "padded": padded(now, multiple),
+            "growth": padded(now, multiple) / now - 1,
+            "reason": solved.why_left(size),
+        }
+        for name, size in left
+    ]
+    return [
+        Finding(
+            severity="info",
+            code="shapes-left-alone",
+            message=f"{counted(len(sizes), 'size')} that {'is no' if len(sizes) == 1 else 'are no'} "
+            f"{'multiple' if len(sizes) == 1 else 'multiples'} of {multiple} should stay: to pad "
+            "costs more work than it is expected to save, or other sizes do not allow it",
+            evidence={"share_of_flops": share, "sizes": sizes},
+            fix=_other_heads(solved),
+        )
+    ]
+
+
+def _other_heads(solved: Solved) -> str:
+    """Another number of heads where attention keeps an odd head size; "" where there is none."""
+    multiple = solved.wanted.multiple
+    for size in solved.model.sizes:
+        width = solved.new(size.size)
+        count = int(size.parts.split()[0]) if "heads" in size.parts else 0
+        if not count or width // count % multiple == 0:
+            continue
+        old = width // count
+        heads = (multiple * n for n in range(1, 1 + 2 * old // multiple + 1))
+        wide, head = min((padded(width, h), abs(h - old), h)[::2] for h in heads)
+        return (
+            f"{size.module or 'the model'}: {wide // head} heads of {head} need {size.dimension} "
+            f"{wide} alone, in place of {count} heads of {old}"
+        )
+    return ""
 
 
 def recorded_generation(meta: Mapping[str, Any]) -> str | None:
@@ -167,7 +224,7 @@ def _one(solved: Solved, size: ModelSize, share: float) -> ShapeAdvice:
     notes = unknowns.notes_of(size.size)
     proved = solved.model.proved and COMPUTED not in notes
     together = _together(solved, size)
-    care = _care(size, notes, proved=proved, followed=solved.model.proved)
+    care = _care(size, notes, followed=solved.model.proved)
     evidence = {
         "format": wanted.target,
         "generation": wanted.generation,
@@ -179,6 +236,7 @@ def _one(solved: Solved, size: ModelSize, share: float) -> ShapeAdvice:
         "values_at_once_after": after,
         "padded_int8": padded(old, alignment(_EIGHT_BIT, wanted.generation).good),
         "padded_best": padded(old, _best(wanted)),
+        **_by_format(size, old, wanted.shards),
         "parts": parts,
         "together_with": together,
         "proved": proved,
@@ -186,7 +244,7 @@ def _one(solved: Solved, size: ModelSize, share: float) -> ShapeAdvice:
         "model_cost_flops": solved.cost,
         "model_expected_time": solved.expected_time,
     }
-    reason = _why(size.dimension, old, new, wanted, tied=CLASSES in notes or LOOKED_UP in notes)
+    reason = _why(size.dimension, old, new, wanted)
     clauses = [reason, parts, _price(growth, before, after), *care]
     return ShapeAdvice(
         size.module, size.dimension, old, new, "; ".join(c for c in clauses if c), evidence
@@ -201,6 +259,16 @@ def _best(wanted: Wanted) -> int:
     if wanted.target not in BYTES:
         return wanted.multiple
     return alignment(wanted.target, wanted.generation).best
+
+
+def _by_format(size: ModelSize, old: int, shards: int) -> dict[str, int]:
+    """The size in formats of eight bits and fewer, each part and shard a multiple of the block."""
+    parts = int(size.parts.split()[0]) if size.parts else 1
+    formats = ("fp8_e4m3", "mxfp8", "nvfp4", "fp8_128x128")
+    return {
+        f"padded_{name}": parts * padded(old // parts, multiple_for(name, None) * shards)
+        for name in formats
+    }
 
 
 def _parts(size: ModelSize, old: int, new: int) -> str:
@@ -221,28 +289,28 @@ def _together(solved: Solved, size: ModelSize) -> list[str]:
     ]
 
 
-def _care(size: ModelSize, notes: frozenset[str], *, proved: bool, followed: bool) -> list[str]:
+_CARE = (
+    (TRANSPOSED, "slice off added channels where a transposed convolution makes the result"),
+    (NORM, "a layer or group norm counts the added values: train with them, or mask them"),
+    (BATCH_NORM, "batch norm treats added channels by themselves: nothing to mask there"),
+    (REDUCED, "a sum or mean over it counts the added values: slice them off before it"),
+    (MADE, "the script makes tensors of this size"),
+)
+
+
+def _care(size: ModelSize, notes: frozenset[str], *, followed: bool) -> list[str]:
     """What must be masked, sliced or checked where a size is padded, in clauses."""
     found = []
-    if KEYS in notes and DATA in notes:
+    if {KEYS, DATA} <= notes:
         found.append("mask the added positions in attention and leave them out of the loss")
     elif {CLASSES, SOFTMAX} & notes and size.dimension != "num_embeddings":
         found.append("mask the added classes with −inf before softmax and loss, or slice them off")
-    if TRANSPOSED in notes:
-        found.append("slice off added channels where a transposed convolution makes the result")
-    if NORM in notes:
-        found.append("a layer or group norm counts the added values: train with them, or mask them")
-    if BATCH_NORM in notes:
-        found.append("batch norm treats added channels by themselves: nothing to mask there")
-    if REDUCED in notes:
-        found.append("a sum or mean over it counts the added values: slice them off before it")
     if DATA in notes and KEYS not in notes:
         found.append("the data has this size: fill it up with zeros")
-    if MADE in notes:
-        found.append("the script makes tensors of this size")
+    found += [words for note, words in _CARE if note in notes]
     if not followed:
         found.append("not proved: sizes of the same number are taken to be the same")
-    elif not proved:
+    elif COMPUTED in notes:
         found.append(
             "not proved: the script splits this size (view, reshape, chunk), and must compute the "
             "parts from it"
@@ -269,7 +337,7 @@ def _vocabulary(works: Sequence[ModuleWork], rows: Sequence[Mapping[str, Any]]) 
     }
 
 
-def _why(dimension: str, old: int, new: int, wanted: Wanted, *, tied: bool) -> str:
+def _why(dimension: str, old: int, new: int, wanted: Wanted) -> str:
     multiple, gpu, target = wanted.multiple, wanted.generation, wanted.target
     if dimension == "num_embeddings":
         return "the vocabulary is also the width of the output layer: pad both, and mask the added words"

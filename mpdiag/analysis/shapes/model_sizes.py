@@ -91,7 +91,7 @@ def _take_in(
     named: set[str],
     hidden: set[str],
 ) -> None:
-    name, kind, settings = str(row.get("name")), str(row.get("type")), _settings(row)
+    name, kind, settings = str(row.get("name")), str(row.get("type")), settings_of(row)
     if any(name.startswith(f"{h}.") for h in hidden):
         return
     named.add(name)
@@ -104,27 +104,40 @@ def _take_in(
         sizes = _recurrent(name, kind, settings, found, unknowns)
     elif weight is None:
         named.discard(name)
-    elif {"in_features", "out_features"} <= settings.keys() and len(weight) == 2:
-        sizes = (("out_features", weight[0], ""), ("in_features", weight[1], ""))
     elif {"in_channels", "out_channels"} <= settings.keys() and len(weight) > 2:
         sizes = _convolution(name, kind, settings, weight, found, unknowns)
-    elif {"num_embeddings", "embedding_dim"} <= settings.keys() and len(weight) == 2:
-        sizes = (("num_embeddings", weight[0], ""), ("embedding_dim", weight[1], ""))
-    elif "Bilinear" in kind and len(weight) == 3:
-        names = ("out_features", "in1_features", "in2_features")
-        sizes = ((n, d, "") for n, d in zip(names, weight, strict=True))
     elif "num_groups" in settings:
         groups = found.groups[name] = int(settings["num_groups"])
         part = unknowns.new(unknowns.value(weight[0]) // groups)
         unknowns.equate(weight[0], number(groups) * part)
         sizes = (("num_channels", weight[0], f"{groups} groups of {{}}"),)
-    elif "num_features" in settings:
-        sizes = (("num_features", weight[0], ""),)
-    elif "normalized_shape" in settings:
-        sizes = (("normalized_shape", d, "") for d in weight)
     else:
-        named.discard(name)
+        sizes = _of_weight(kind, settings, weight)
+        if not sizes:
+            named.discard(name)
     found.sizes += [ModelSize(name, n, size, parts) for n, size, parts in sizes]
+
+
+_OF_WEIGHT = (
+    ("in_features", ("out_features", "in_features")),
+    ("num_embeddings", ("num_embeddings", "embedding_dim")),
+    ("num_features", ("num_features",)),
+)
+_BILINEAR = ("out_features", "in1_features", "in2_features")
+
+
+def _of_weight(
+    kind: str, settings: Mapping[str, Any], weight: Dims
+) -> tuple[tuple[str, Size, str], ...]:
+    """The sizes of a module whose weight has them as they are; () for any other."""
+    names = next((n for setting, n in _OF_WEIGHT if setting in settings), ())
+    if "normalized_shape" in settings:
+        names = ("normalized_shape",) * len(weight)
+    elif "Bilinear" in kind:
+        names = _BILINEAR
+    if len(names) != len(weight):
+        return ()
+    return tuple((n, d, "") for n, d in zip(names, weight, strict=True))
 
 
 def _convolution(
@@ -230,7 +243,8 @@ def _recurrent(
         yield ("proj_size", leaving, "")
 
 
-def _settings(row: Mapping[str, Any]) -> dict[str, Any]:
+def settings_of(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A module's settings; none where they cannot be read."""
     try:
         read = json.loads(row.get("settings") or "{}")
     except (TypeError, ValueError):

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from mpdiag.analysis.shapes.model_sizes import ModelSize, model_sizes
+from mpdiag.analysis.shapes.model_sizes import ModelSize, model_sizes, settings_of
+from mpdiag.analysis.shapes.other_rules import OTHER_RULES
+from mpdiag.analysis.shapes.product_rules import PRODUCT_RULES
 from mpdiag.analysis.shapes.rules import KEYS, LOOKED_UP, SOFTMAX, Rules, SizedProduct
 from mpdiag.analysis.shapes.solution import SizedModel
 from mpdiag.analysis.shapes.tensors import COMPUTED, DATA, Tensors
@@ -37,23 +39,38 @@ def from_operations(
         return None
     unknowns = Unknowns()
     known = model_sizes(rows, unknowns)
-    rules = Rules(Tensors(unknowns, known.parameters))
+    rules = Rules(Tensors(unknowns, known.parameters), PRODUCT_RULES | OTHER_RULES)
     for op in forward:
         rules.follow(op)
     rules.tensors.join_slices()
-    sizes = list(known.sizes)
-    named = {s.module for s in sizes}
-    for row in rows:  # norms without parameters
-        name = str(row.get("name"))
-        if row.get("what") == "module" and name in rules.normed and name not in named:
-            setting = "num_features" if "Norm" in str(row.get("type")) else "normalized_shape"
-            sizes.append(ModelSize(name, setting, rules.normed[name]))
+    sizes = [*known.sizes, *_plain_norms(rows, rules, {s.module for s in known.sizes})]
     _one_number(rules.products, unknowns)
     sizes += _sequences(rules.products, unknowns)
     for a, b in unknowns.refused:  # something of the model was misunderstood there
         unknowns.fix(a)
         unknowns.fix(b)
     return SizedModel(unknowns, tuple(sizes), tuple(rules.products), proved=True)
+
+
+def _plain_norms(
+    rows: Sequence[Mapping[str, Any]], rules: Rules, known: set[str]
+) -> Iterable[ModelSize]:
+    """The sizes of normalisations without parameters, which only their inputs show."""
+    value = rules.tensors.unknowns.value
+    for row in rows:
+        name, settings = str(row.get("name")), settings_of(row)
+        size = rules.normed.get(name)
+        if row.get("what") != "module" or size is None or name in known:
+            continue
+        if "num_features" in settings:
+            width = int(settings["num_features"])
+            count = value(size) // max(1, width)  # instance norm has a channel for each image's
+            if count * width == value(size):
+                yield ModelSize(name, "num_features", rules.tensors.split(size, [count, width])[-1])
+        elif "normalized_shape" in settings:
+            yield ModelSize(name, "normalized_shape", size)
+        elif "num_groups" in settings:
+            yield ModelSize(name, "num_channels", size)
 
 
 def _one_number(products: Iterable[SizedProduct], unknowns: Unknowns) -> None:
@@ -77,7 +94,9 @@ def _sequences(products: Iterable[SizedProduct], unknowns: Unknowns) -> list[Mod
     for product in products:
         for _, size in product.aligned:
             resolved = unknowns.resolve(size)
-            if resolved.unknown is not None and {DATA, SOFTMAX} <= unknowns.notes_of(resolved):
+            notes = unknowns.notes_of(resolved)
+            computed = COMPUTED in notes  # as windows are, whose number the script computes
+            if resolved.unknown is not None and {DATA, SOFTMAX} <= notes and not computed:
                 unknowns.note(resolved, KEYS)
                 found.setdefault(resolved, ModelSize(product.module, "sequence", resolved))
     return list(found.values())

@@ -157,19 +157,16 @@ def solve_sizes(model: SizedModel, wanted: Wanted) -> Solved:
         )
         for p in model.products
     ]
-    used: set[int] = set()
-    for p in products:
-        used |= {u for s in (*p.grows, *(t.size for t in p.targets)) for u in s.unknowns}
+    # What no size of the model shows cannot be advised, and so must not change.
+    shown = frozenset().union(*(unknowns.resolve(s.size).unknowns for s in model.sizes))
     equations = tuple(unknowns.remaining())
-    for a, b in equations:
-        used |= a.unknowns | b.unknowns
     problem = Problem(
         dict(enumerate(unknowns.values)),
         products,
         equations,
         wanted.slowdown,
         EFFORT if wanted.worthwhile else 0.0,
-        fixed=frozenset(range(len(unknowns.values))) - used,
+        fixed=frozenset(range(len(unknowns.values))) - shown,
         penalty=None if wanted.worthwhile else lambda lacking: 1e3 * math.log2(lacking),
     )
     return Solved(model, wanted, problem, solve(problem))

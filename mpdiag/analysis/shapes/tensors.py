@@ -36,7 +36,8 @@ class Made:
         number: Of the tensor in the step.
         sizes, strides, offset: How it lies in memory.
         dims: Its sizes in unknowns.
-        slices: For a dimension the parts that views take of it: where each begins and its size.
+        slices: For a size of its dimensions the parts that views take of it, by where each begins
+            and its present size.
     """
 
     number: int
@@ -44,7 +45,7 @@ class Made:
     strides: tuple[int, ...]
     offset: int
     dims: Dims
-    slices: dict[int, dict[tuple[int, int], Size]] = field(default_factory=dict)
+    slices: dict[Size, dict[tuple[int, int], Size]] = field(default_factory=dict)
 
 
 @dataclass
@@ -205,27 +206,39 @@ class Tensors:
         """The size of every part of the tensor's dimensions that a view has."""
         sizes: dict[Part, Size] = {}
         for k, dim in enumerate(base.dims):
-            mine = sorted({p for parts in found.parts for p in parts if p.dimension == k},
-                          key=lambda p: p.step)  # fmt: skip
-            if not mine:
-                continue
-            expected = 1
-            whole = True
-            for part in mine:
-                whole = whole and part.step == expected
-                expected = part.step * part.size
-            if not whole:  # every n-th of it
-                self.unknowns.fix(dim)
-                sizes.update({p: number(p.size) for p in mine})
-                continue
-            if expected < base.sizes[k]:
-                dim = self._slice(base, k, found.offsets[k], expected)
-            factors = self.split(dim, [p.size for p in reversed(mine)])
-            sizes.update(zip(reversed(mine), factors, strict=True))
+            mine = {p for parts in found.parts for p in parts if p.dimension == k}
+            steps = [(p.step, p) for p in sorted(mine, key=lambda p: p.step)]
+            sizes.update(self._divided(base, dim, base.sizes[k], steps, found.offsets[k]))
         return sizes
 
-    def _slice(self, base: Made, k: int, start: int, size: int) -> Size:
-        taken = base.slices.setdefault(k, {})
+    def _divided(
+        self, base: Made, dim: Size, whole: int, steps: Sequence[tuple[int, Part]], start: int
+    ) -> dict[Part, Size]:
+        """The parts of one dimension; ``steps`` are their steps in it, smallest first."""
+        if not steps:
+            return {}
+        expected = 1
+        for i, (step, part) in enumerate(steps):
+            if step == expected:
+                expected = step * part.size
+                continue
+            # Of each group of ``step`` values those before this part take only some.
+            if step % expected or whole % step:
+                self.unknowns.fix(dim)
+                return {p: number(p.size) for _, p in steps}
+            outer, inner = self.split(dim, [whole // step, step])
+            rest = [(s // step, p) for s, p in steps[i:]]
+            return {
+                **self._divided(base, inner, step, steps[:i], start % step),
+                **self._divided(base, outer, whole // step, rest, start // step),
+            }
+        if expected < whole:
+            dim = self._slice(base, dim, start, expected)
+        parts = [p for _, p in reversed(steps)]
+        return dict(zip(parts, self.split(dim, [p.size for p in parts]), strict=True))
+
+    def _slice(self, base: Made, dim: Size, start: int, size: int) -> Size:
+        taken = base.slices.setdefault(self.unknowns.resolve(dim), {})
         if (start, size) not in taken:
             taken[start, size] = self.unknowns.new(size)
         return taken[start, size]
@@ -266,16 +279,22 @@ class Tensors:
     def join_slices(self) -> None:
         """Say what the slices of a dimension are of the whole, now that all are known."""
         for made in self._all:
-            for k, taken in made.slices.items():
-                self._join(made, k, taken)
+            merged: dict[Size, dict[tuple[int, int], Size]] = {}
+            for dim, taken in made.slices.items():
+                same = merged.setdefault(self.unknowns.resolve(dim), {})
+                for place, size in taken.items():
+                    if same.setdefault(place, size) != size:
+                        self.unknowns.equate(same[place], size)
+            for dim, taken in merged.items():
+                self._join(dim, taken)
 
-    def _join(self, made: Made, k: int, taken: Mapping[tuple[int, int], Size]) -> None:
+    def _join(self, dim: Size, taken: Mapping[tuple[int, int], Size]) -> None:
         places = sorted(taken)
         end = 0
         for start, size in places:
             end = start + size if start == end else -1
         lengths = {size for _, size in places}
-        whole = made.sizes[k]
+        whole = self.unknowns.value(dim)
         length = min(lengths)
         chunks = len(lengths) == 1 and whole % length == 0
         if chunks and all(start % length == 0 for start, _ in places):
@@ -283,16 +302,16 @@ class Tensors:
             for other in taken.values():
                 self.unknowns.equate(first, other)
             self.unknowns.note(first, COMPUTED)
-            self.unknowns.equate(made.dims[k], number(whole // length) * first)
+            self.unknowns.equate(dim, number(whole // length) * first)
         elif end == whole:
             total = number(0)
             for place in places:
                 total = total + taken[place]
             self.unknowns.note(total, COMPUTED)
-            self.unknowns.equate(made.dims[k], total)
+            self.unknowns.equate(dim, total)
         else:
-            for size in (made.dims[k], *taken.values()):
-                self.unknowns.fix(size)
+            for fixed in (dim, *taken.values()):
+                self.unknowns.fix(fixed)
 
 
 def _lies(op: Operation) -> list[tuple[int, ...]]:
