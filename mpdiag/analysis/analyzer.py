@@ -41,7 +41,7 @@ from mpdiag.analysis.scaling.loss_scale import (
     nothing_concluded,
 )
 from mpdiag.analysis.scaling.windows import whole_window
-from mpdiag.analysis.shapes import advise_shapes, shape_findings
+from mpdiag.analysis.shapes.advice import advise_shapes, shape_findings
 from mpdiag.analysis.streaming import read_statistics
 from mpdiag.analysis.verdict.evidence import narrowed
 from mpdiag.analysis.verdict.extent import extent_of
@@ -158,12 +158,16 @@ class Analysis:
         } | ({} if self.probe is None else {"probe": self.probe.to_json()})
 
 
-def analyze(run: str | os.PathLike[str] | Run, target: str = FP16.name) -> Analysis:
+def analyze(
+    run: str | os.PathLike[str] | Run, target: str = FP16.name, *, shards: int = 1
+) -> Analysis:
     """Analyze a recorded run.
 
     Args:
         run: A run folder, or an opened run.
         target: The format to train in: ``fp16``, ``bf16``, ``fp8_e4m3`` or ``fp8_e5m2``.
+        shards: Into how many parts tensor parallelism will cut weights: shapes are advised so that
+            each part fits.
 
     Raises:
         InputError: If the run is missing, damaged, empty, of a newer schema, or has only NaN gradients.
@@ -209,7 +213,7 @@ def analyze(run: str | os.PathLike[str] | Run, target: str = FP16.name) -> Analy
             layers, scale.plan.recommended, int(opened.meta.get("world_size") or 1)
         ),
         levels=advise_levels(opened, statistics, masters),
-        shapes=advise_shapes(opened, fmt.name),
+        shapes=advise_shapes(opened, fmt.name, shards=shards),
         layer_formats=advise_layers(layers, exponent),
         model=opened.model_fingerprint(),
     )

@@ -37,6 +37,9 @@ def analyze(
         ),
     ] = None,
     target: Annotated[Target, typer.Option(help="The format to train in.")] = "fp16",
+    shards: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Advise shapes for N tensor-parallel parts.")
+    ] = 1,
     probe: Annotated[
         bool, typer.Option("--probe", help="Train the script's first steps by the plan, too.")
     ] = False,
@@ -54,7 +57,7 @@ def analyze(
         refuse_suffix(output, "a plan", (".json",))
         refuse_trained(output)
     stored = None if against is None else PrecisionPlan.load(against)
-    analysis = analyze_run(run, target=target)
+    analysis = analyze_run(run, target=target, shards=shards)
     if probe or script:
         analysis = _probed(analysis, script, probe=probe)
     check = None if stored is None else check_plan(stored, analysis.plan, analysis.unanswered)

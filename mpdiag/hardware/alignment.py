@@ -174,6 +174,28 @@ def alignment(dtype: str, gpu: str | None, *, old_libraries: bool = False) -> Al
     )
 
 
+_BLOCKS = (
+    ("mxfp", 32),
+    ("nvfp4", 16),
+    ("fp8_1x128", 128),
+    ("fp8_128x128", 128),
+    ("fp8-block", 128),
+)
+"""Values that share a scale, by the beginning of a format's name."""
+
+
+def multiple_for(target: str, gpu: str | None) -> int:
+    """The multiple that the sizes of matrix products should be of in a format.
+
+    16 bytes, and whole blocks where values share a scale: 32 in MXFP8, MXFP6 and MXFP4 (OCP
+    Microscaling Formats 1.0), 16 in NVFP4, 128 where FP8 has one scale for each 128 values.
+    """
+    for begins, block in _BLOCKS:
+        if target.startswith(begins):
+            return block
+    return alignment(target, gpu).good
+
+
 def padded(size: int, multiple: int) -> int:
     """The smallest multiple that is at least ``size``."""
     return -(-size // multiple) * multiple

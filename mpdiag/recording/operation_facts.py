@@ -25,7 +25,7 @@ from mpdiag.numerics.formats import HALVES
 from mpdiag.recording.counting.tensors import tensors_in
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 SUMS = frozenset({"add", "add_", "sub", "sub_", "rsub"})
 SOFTMAX = frozenset({"_softmax", "_log_softmax", "_safe_softmax"})
@@ -181,6 +181,22 @@ def is_json(value: Any) -> bool:
     if isinstance(value, float):
         return value == value and abs(value) != float("inf")
     return isinstance(value, (bool, int, str))
+
+
+def views(tensors: Iterable[torch.Tensor]) -> list[list[int]]:
+    """How tensors lie in memory: number, offset and strides of those that are not plainly dense.
+
+    A view leaves no other trace in the record; shape rules read from it what was split or joined.
+    """
+    found = []
+    for i, tensor in enumerate(tensors):
+        if tensor.layout != torch.strided or tensor.is_nested:
+            continue
+        if type(tensor) not in (torch.Tensor, torch.nn.Parameter):
+            continue
+        if tensor.storage_offset() or not tensor.is_contiguous():
+            found.append([i, int(tensor.storage_offset()), *map(int, tensor.stride())])
+    return found
 
 
 # -- cost ------------------------------------------------------------------------------------------

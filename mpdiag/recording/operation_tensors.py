@@ -19,7 +19,7 @@ from mpdiag.runs.operations import NONE, TensorRecord
 from mpdiag.tracing.storages import WeakStorages
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from mpdiag.numerics.histograms import ExponentHistogram
     from mpdiag.recording.counting.rows import Rows
@@ -110,6 +110,17 @@ class OperationTensors:
         number = self._count(_ready(tensor))
         self._remember(tensor, _Memory(version, tensor.numel(), number, NONE))
         return SeenTensor(number, NONE, shape, dtype, name)
+
+    def parts_of_parameters(self, tensors: Sequence[torch.Tensor]) -> dict[str, Any]:
+        """``parts``: number, parameter, offset and strides of the tensors that are views of one."""
+        found = []
+        for i, tensor in enumerate(tensors):
+            base = tensor._base if tensor.layout == torch.strided else None
+            name = "" if base is None else self._parameters.get(id(base), "")
+            if name and base is not None and base.is_contiguous() and not tensor.is_nested:
+                offset = tensor.storage_offset() - base.storage_offset()
+                found.append([i, name, offset, *tensor.stride()])
+        return {"parts": found} if found else {}
 
     def wrote(self, tensor: torch.Tensor, index: int, same: int | None) -> SeenTensor:
         """An operation has written a tensor.

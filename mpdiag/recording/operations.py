@@ -280,6 +280,9 @@ class OperationWatch:
         fields = self._fields(packet, func._overloadname, line, node)
         fields["phase"] = "backward" if in_backward() else "forward"
         fields["scalars"] = {n: v for n, v in named.items() if operation_facts.is_json(v)}
+        operands = [t for _, t in operation_facts.operands(named)]
+        fields["scalars"]["views"] = operation_facts.views(operands)
+        fields["scalars"] |= self._tensors.parts_of_parameters(operands)
         measured = {}
         if not node:
             measured = operation_facts.measure(packet, named)
@@ -302,6 +305,9 @@ class OperationWatch:
         same = draft.inputs[0][1].number if op in _COPIES and draft.inputs else None
         for tensor in found:
             draft.outputs.append(("out", self._tensors.wrote(tensor, index, same)))
+        laid = operation_facts.views(found)
+        if laid:
+            draft.fields["scalars"]["laid"] = laid
         draft.fields |= operation_facts.cost(func, args, kwargs, result)
         self._tensors.drain()
 

@@ -228,7 +228,7 @@ def decode(table: pa.Table) -> list[Operation]:
         ValueError: If a column holds what it should not.
     """
     result = []
-    tensors: dict[tuple[int, int, int, int, str], TensorRecord] = {}
+    tensors: dict[tuple[Any, ...], TensorRecord] = {}
     for row in table.select(schema().names).cast(schema()).to_pylist():
         _refuse_nonsense(row)
         place = (row["rank"], row["step"])
@@ -240,7 +240,9 @@ def decode(table: pa.Table) -> list[Operation]:
         for name in ("inputs", "outputs"):
             found = []
             for t in row[name]:
-                key = (*place, t["tensor"], t["producer"], t["argument"])
+                # A view has its tensor's number, but a shape of its own.
+                seen_as = (t["argument"], t["parameter"], *t["shape"])
+                key = (*place, t["tensor"], t["producer"], *seen_as)
                 known = tensors.get(key)
                 if known is None:
                     known = tensors[key] = _tensor_record(t)

@@ -22,7 +22,7 @@ The causes, in the order in which they are checked:
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from mpdiag.files.documents import finite
@@ -37,7 +37,7 @@ from mpdiag.tensorcores.roofline import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from mpdiag.hardware.alignment import Fault
     from mpdiag.hardware.devices import DeviceFacts
@@ -190,7 +190,8 @@ def judge(
     """
     measured = list(operations)
     whole = sum(o.time_us for o in measured) if total_us is None else total_us
-    judged = [_judge_one(o, device, whole) for o in measured]
+    together = _multiples(measured, device)
+    judged = [_judge_one(o, device, whole, together) for o in measured]
     return sorted(judged, key=lambda j: (_to_win(j), j.operation.time_us), reverse=True)
 
 
@@ -222,11 +223,29 @@ def _to_win(judged: JudgedOperation) -> float:
 # -- one operation ---------------------------------------------------------------------------------
 
 
-def _judge_one(o: OperationTime, device: DeviceFacts | None, whole: float) -> JudgedOperation:
+def _multiples(
+    operations: Sequence[OperationTime], device: DeviceFacts | None
+) -> Mapping[int, int]:
+    """For each size the multiple that all operations with it want, so that none contradicts another."""
+    generation = device.generation if device is not None else None
+    found: dict[int, int] = {}
+    for o in operations:
+        for fault in _alignment(o, _target_dtype(o, generation), generation)[0]:
+            found[fault.size] = math.lcm(found.get(fault.size, 1), fault.multiple)
+    return found
+
+
+def _judge_one(
+    o: OperationTime, device: DeviceFacts | None, whole: float, together: Mapping[int, int]
+) -> JudgedOperation:
     generation = device.generation if device is not None else None
     peaks = device.peaks if device is not None else None
     dtype = _target_dtype(o, generation)
-    faults, aligned = _alignment(o, dtype, generation)
+    alone, aligned = _alignment(o, dtype, generation)
+    faults = tuple(
+        replace(f, multiple=m, padded=shapes.padded(f.size, m))
+        for f, m in ((f, together.get(f.size, f.multiple)) for f in alone)
+    )
     cause = _cause(o, device, peaks, faults, dtype)
     placement = (
         roofline_point(o.work, peaks, dtype) if o.work is not None and peaks is not None else None
@@ -271,7 +290,7 @@ def misaligned(work: MatrixWork, dtype: str, generation: str | None) -> tuple[Fa
 
     Where strides are known, M counts only if a row of A or C begins at a multiple of it, that is,
     if A is transposed. A leading dimension that is not one of the sizes (a view into something
-    wider) counts as well.
+    wider) counts as well. In a convolution with groups each group's channels count.
     """
     sizes = list(work.sizes)
     if work.leading:
@@ -282,7 +301,14 @@ def misaligned(work: MatrixWork, dtype: str, generation: str | None) -> tuple[Fa
             for letter, s in zip("ABC", work.leading, strict=True)
             if s > 1 and s not in known
         ]
-    return shapes.faults(sizes, dtype, generation)
+    if work.groups == 1 or work.depthwise:
+        return shapes.faults(sizes, dtype, generation)
+    each = shapes.faults([(n, s // work.groups) for n, s in sizes], dtype, generation)
+    count = work.groups
+    return tuple(
+        shapes.Fault(f.dimension, count * f.size, count * f.multiple, count * f.padded)
+        for f in each
+    )
 
 
 def _cause(
@@ -299,15 +325,17 @@ def _cause(
     if o.unknown_us > max(o.tensor_core_us, o.cuda_core_us):
         return "unknown"
     if o.tensor_core_us > 0 and o.tensor_core_us >= o.cuda_core_us:
-        return _cause_on_tensor_cores(o, faults, dtype)
+        return _cause_on_tensor_cores(o, device, faults, dtype)
     return _cause_of_size(o, device, peaks, dtype) or _cause_of_dtype(o, device, faults)
 
 
-def _cause_on_tensor_cores(o: OperationTime, faults: tuple[Fault, ...], dtype: str) -> CauseCode:
+def _cause_on_tensor_cores(
+    o: OperationTime, device: DeviceFacts | None, faults: tuple[Fault, ...], dtype: str
+) -> CauseCode:
     if o.kernel_alignment is not None:
         good = shapes.alignment(dtype, None).good
         if o.kernel_alignment < good and (faults or o.work is None):
-            return "alignment"
+            return "latency_limited" if _is_too_small(o, device) else "alignment"
     return "layout" if o.layout_us > LAYOUT_SHARE * o.time_us else "none"
 
 
@@ -322,14 +350,25 @@ def _cause_of_size(
         return "depthwise"
     if work.kind == "matmul" and min(work.m, work.n) == 1:
         return "matrix_vector"
-    processors = (device.processors if device else None) or (peaks.processors if peaks else None)
-    tiles = work.batch * math.ceil(work.m / TILE) * math.ceil(work.n / TILE)
-    short = o.calls > 0 and o.time_us / o.calls < SHORT_US
-    if processors is not None and 0 < tiles < processors / 2 and short:
+    if _is_too_small(o, device):
         return "latency_limited"
     if peaks is not None and memory_bound_anyway(work, peaks, dtype):
         return "memory_bound"
     return None
+
+
+def _is_too_small(o: OperationTime, device: DeviceFacts | None) -> bool:
+    """Whether calls are about as short as a launch and leave most of the device idle.
+
+    Where the device is not known: whether all is in one tile, which no device shares out.
+    """
+    work = o.work
+    if work is None or not o.calls or o.time_us / o.calls >= SHORT_US:
+        return False
+    tiles = work.batch * math.ceil(work.m / TILE) * math.ceil(work.n / TILE)
+    peaks = device.peaks if device is not None else None
+    processors = (device.processors if device else None) or (peaks.processors if peaks else None)
+    return 0 < tiles < processors / 2 if processors is not None else tiles == 1
 
 
 def _cause_of_dtype(

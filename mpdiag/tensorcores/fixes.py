@@ -29,7 +29,7 @@ _PLAIN = {
 def fix_for(cause: str, o: OperationTime, faults: tuple[Fault, ...], generation: str | None) -> str:
     """The fix of a cause for an operation on a GPU generation; "" if there is nothing to do."""
     if cause == "alignment":
-        return _padding(faults) or _unnamed(o)
+        return _padding(faults, o) or _unnamed(o)
     if is_collective(o.op):
         return ""
     if cause == "dtype":
@@ -59,10 +59,16 @@ def _unnamed(o: OperationTime) -> str:
     return "a view starts at an unaligned address: pad the tensor it is cut from"
 
 
-def _padding(faults: tuple[Fault, ...]) -> str:
-    return (
-        "pad " + ", ".join(f"{f.dimension} {f.size} → {f.padded}" for f in faults) if faults else ""
-    )
+def _padding(faults: tuple[Fault, ...], o: OperationTime) -> str:
+    groups = o.work.groups if o.work is not None and not o.work.depthwise else 1
+    return "pad " + ", ".join(_padded(f, groups) for f in faults) if faults else ""
+
+
+def _padded(fault: Fault, groups: int) -> str:
+    words = f"{fault.dimension} {fault.size} → {fault.padded}"
+    if groups == 1 or fault.padded % groups:
+        return words
+    return f"{words} ({fault.size // groups} → {fault.padded // groups} in each of {groups} groups)"
 
 
 def _other_dtype(o: OperationTime, generation: str | None) -> str:

@@ -10,9 +10,10 @@ from mpdiag.tensorcores.amdahl import speedup
 from mpdiag.tensorcores.causes import TF32
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from mpdiag.hardware.devices import DeviceFacts
+    from mpdiag.tensorcores.causes import JudgedOperation
     from mpdiag.tensorcores.events import TraceReader
     from mpdiag.tensorcores.kernel_linking import Linked
     from mpdiag.tensorcores.kernel_times import KernelTimes
@@ -49,6 +50,24 @@ def profile_findings(
         *_device_findings(trace, device),
     ]
     return tuple(sorted(found, key=lambda f: f["severity"] == "info"))
+
+
+def padding_findings(judged: Sequence[JudgedOperation]) -> tuple[dict[str, Any], ...]:
+    """What padding sizes read from a trace does not prove, if padding is advised at all."""
+    odd = [j for j in judged if j.cause == "alignment"]
+    if not odd:
+        return ()
+    return (
+        _note(
+            "info",
+            "padding-not-proved",
+            "a trace shows sizes of single products: that the padded sizes fit together (heads, "
+            "weights with several users, sums, concatenations) is not proved",
+            "record a few steps (mpdiag record) and analyze them: that gives one set of sizes for the "
+            "model",
+            operations=sorted({j.operation.module or j.operation.op for j in odd}),
+        ),
+    )
 
 
 def _note(severity: str, code: str, message: str, fix: str, **evidence: Any) -> dict[str, Any]:

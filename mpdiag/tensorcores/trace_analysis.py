@@ -18,7 +18,7 @@ from mpdiag.tensorcores.causes import judge, worth
 from mpdiag.tensorcores.kernel_linking import link
 from mpdiag.tensorcores.kernel_times import KernelTime, KernelTimes
 from mpdiag.tensorcores.profile_comparison import ProfileComparison, compare_profiles
-from mpdiag.tensorcores.profile_findings import profile_findings
+from mpdiag.tensorcores.profile_findings import padding_findings, profile_findings
 from mpdiag.tensorcores.readers.recognition import read
 from mpdiag.tensorcores.trace_profile import Profile
 from mpdiag.tensorcores.work.traced_operation import OperationTime, matrix_work
@@ -122,7 +122,10 @@ def _profile(trace: TraceReader, linked: Linked, path: str) -> Profile:
         graph_fraction=linked.graph_fraction,
         native_generation_fraction=native,
         tensor_active=trace.tensor_active,
-        findings=profile_findings(trace, times, device, linked=linked, native_fraction=native),
+        findings=(
+            *profile_findings(trace, times, device, linked=linked, native_fraction=native),
+            *padding_findings(judged),
+        ),
     )
 
 

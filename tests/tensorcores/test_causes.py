@@ -118,6 +118,25 @@ def test_the_fix_names_the_padded_size():
     )
 
 
+def test_tiny_products_are_too_small_not_misaligned():
+    tiny = product(m=5, n=5, k=64)
+    for device in (H100, None):
+        slow = measured(tiny, us=3.0, on="tensor_core_us", kernel_alignment=1)
+        assert cause_of(slow, device) == "latency_limited"
+        assert cause_of(measured(tiny, us=3.0), device) == "latency_limited"
+
+
+def test_groups_are_padded_each_and_no_advice_contradicts_another():
+    grouped = measured(convolution(8, (36, 36), 9, (196, 196), groups=3, dtype="fp16"))
+    same = measured(product(n=36))
+    judged = judge([grouped, same], V100)
+    assert {j.cause for j in judged} == {"alignment"}
+    assert {f.padded for j in judged for f in j.faults if f.size == 36} == {48}
+    fixes = " ".join(j.fix for j in judged)
+    assert "input channels 36 → 48 (12 → 16 in each of 3 groups)" in fixes
+    assert "N 36 → 48" in fixes
+
+
 def test_strides_count_and_rows_that_begin_nowhere_do_not():
     plain = product(m=33, n=64, k=64)
     assert [f.dimension for f in misaligned(plain, "fp16", None)] == ["M"]

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.flop_counter import FlopCounterMode
 
 import mpdiag
-from mpdiag.analysis.shapes import advise, recorded_generation
+from mpdiag.analysis.shapes.advice import advise, recorded_generation
 from mpdiag.plan import PrecisionPlan
 from mpdiag.reports.text.analysis import analysis_text
 from mpdiag.tensorcores.work.model import model_work
@@ -138,7 +138,11 @@ def test_the_vocabulary_is_padded_where_it_is_an_output_too(language):
 def test_images_are_padded_to_four_channels(pictures):
     advice = {(a.module, a.dimension): a for a in mpdiag.analyze(pictures, "bf16").plan.shapes}
     assert (advice["first", "in_channels"].size, advice["first", "in_channels"].padded) == (3, 4)
-    assert ("depth", "in_channels") not in advice
+    # Two groups of 12 become groups of 16; what follows has the same channels, and as many groups.
+    assert "2 groups of 12 → 16" in advice["deep", "out_channels"].reason
+    follow = [("deep", "out_channels"), ("depth", "in_channels"), ("depth", "out_channels"),
+              ("depth", "groups"), ("up", "in_channels")]  # fmt: skip
+    assert {advice[place].padded for place in follow} == {32}
     assert advice["up", "out_channels"].padded == advice["head", "in_features"].padded == 16
     assert advice["head", "out_features"].padded == 16
     assert advice["", "batch"].padded == 8
@@ -161,7 +165,9 @@ def test_what_is_worth_a_finding(pictures, language):
     layout = found["channels-last"]
     assert layout.evidence["modules"] == ["first", "deep", "depth"]
     assert layout.evidence["share_of_flops"] > 0.5
-    assert set(found["shapes-to-pad"].evidence["modules"]) == {"first", "up", "head"}
+    assert set(found["shapes-to-pad"].evidence["modules"]) == {
+        "first", "deep", "depth", "up", "head",
+    }  # fmt: skip
     codes = {f.code for f in mpdiag.analyze(language).findings}
     assert "channels-last" not in codes
     assert "shapes-to-pad" in codes

@@ -1,0 +1,1 @@
+"""Which sizes of a recorded model to pad: one set for the whole model."""
