@@ -29,7 +29,9 @@ _FLOATS = frozenset({"float16", "bfloat16", "float32"})
 _PASSING = frozenset(
     "clone _unsafe_view alias_copy copy_ contiguous constant_pad_nd add add_ cat dropout".split()
 )
-_SELECTING = frozenset("threshold_backward hardtanh_backward where masked_fill masked_fill_".split())
+_SELECTING = frozenset(
+    "threshold_backward hardtanh_backward where masked_fill masked_fill_".split()
+)
 # Composites whose parts run in FP32 and that no Python function of torch announces.
 _COMPOSITE = re.compile(r"\b(cosine_similarity|rms_norm|kl_div|cdist|pdist|renorm)\s*\(")
 _LOW_COMPOSITE = re.compile(r"\b(einsum)\s*\(")

@@ -59,7 +59,7 @@ class LossCurve:
         return None if loss is None else abs(loss)
 
     def movement(self, step: int) -> float | None:
-        """Mean |change of the loss| from a step to the next, near a step; None if there is no such pair."""
+        """Mean |change of the loss| from one step to the next, near a step; None without any."""
         near = range(step - NEARBY, step + NEARBY + 1)
         moved = [
             abs(self.losses[k + 1] - self.losses[k])

@@ -54,7 +54,7 @@ agree (``studies/cases``): differences that move it by up to 0.5 took no harm in
 30 nearly all did.
 """
 PART_FELT = 0.5
-"""The same of one operation of several whose errors make up such an error: four of a half make a whole."""
+"""The same of one operation among several: the errors of four that do half make a whole."""
 SWALLOWED = 0.5
 """Share of additions without effect from which a running sum counts as stuck."""
 RUNNING = 8
