@@ -102,8 +102,8 @@ def not_examined_in(
         )
         yield f"a training by this plan{another}"
         yield (
-            f"what rounding inside {target.label}'s range adds up to: a recording does not foretell it, a "
-            "training by this plan shows it"
+            f"what rounding inside {target.label}'s range adds up to: a recording does not foretell it, "
+            "a training by this plan shows it"
         )
     if not (run.meta.get("operations") or {}).get("steps"):
         yield "the values inside operations: none were recorded"
