@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 
@@ -26,11 +26,10 @@ from mpdiag.errors import MpdiagError
 from mpdiag.runs.training_log import is_recorded, read_log
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from numpy.typing import NDArray
 
-    from mpdiag.analysis.operations.graph import StepGraph
     from mpdiag.numerics.formats import FloatFormat
     from mpdiag.numerics.histograms import ExponentHistogram
     from mpdiag.runs.operations import Operation, TensorRecord
@@ -59,14 +58,17 @@ class LossCurve:
         return None if loss is None else abs(loss)
 
     def movement(self, step: int) -> float | None:
-        """Mean |change of the loss| from one step to the next, near a step; None without any."""
+        """Mean |change of the loss| from one step to the next, near a step.
+
+        None where two losses in a row were not recorded, or all are the same: that is no training.
+        """
         near = range(step - NEARBY, step + NEARBY + 1)
         moved = [
             abs(self.losses[k + 1] - self.losses[k])
             for k in near
             if k in self.losses and k + 1 in self.losses
         ]
-        return sum(moved) / len(moved) if moved else None
+        return sum(moved) / len(moved) if any(moved) else None
 
 
 NO_CURVE = LossCurve()
@@ -83,6 +85,22 @@ def loss_curve(run: Run) -> LossCurve:
     )
 
 
+class Step(Protocol):
+    """The operations of a step, as ``StepGraph`` has them."""
+
+    @property
+    def operations(self) -> Sequence[Operation]:
+        """In order."""
+
+    @property
+    def readers(self) -> Mapping[int, Sequence[Operation]]:
+        """The forward operations that read each operation's results, by its index."""
+
+    @property
+    def backward(self) -> Mapping[int, Sequence[Operation]]:
+        """The backward operations of each forward one, by its index."""
+
+
 @dataclass(frozen=True, eq=False)
 class LossChange:
     """What errors of a step's results do to its loss.
@@ -92,7 +110,7 @@ class LossChange:
         curve: The losses around it.
     """
 
-    graph: StepGraph
+    graph: Step
     curve: LossCurve
     _found: dict[int, TensorRecord | None] = field(default_factory=dict, repr=False)
 
@@ -164,7 +182,7 @@ class LossChange:
         shape = op.outputs[0].shape
         change = math.sqrt(squared)
         samples = math.sqrt(shape[0]) if shape else 1.0
-        return change / max(movement, 1e-300), samples * change / max(size, 1e-300)
+        return change / movement, samples * change / max(size, 1e-300)
 
 
 def least_product(

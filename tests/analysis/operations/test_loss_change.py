@@ -102,6 +102,7 @@ def test_a_curve_tells_its_size_and_how_far_it_moves():
     assert curve.size(3) is None
     assert curve.movement(0) == pytest.approx((6.0 + 0.5) / 2)
     assert curve.movement(40) is None
+    assert LossCurve({0: 1.0, 1: 1.0, 2: 1.0}).movement(1) is None
 
 
 class Silence(nn.Module):
