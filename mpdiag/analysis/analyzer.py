@@ -27,6 +27,7 @@ from mpdiag.analysis.operations.detection import (
     is_low,
     operation_findings,
 )
+from mpdiag.analysis.operations.loss_change import loss_curve
 from mpdiag.analysis.rank_checks import rank_findings
 from mpdiag.analysis.recording_checks import (
     period_findings,
@@ -197,7 +198,7 @@ def analyze(
     findings = by_severity(
         [
             *findings,
-            *bf16_findings(recorded, fmt),
+            *bf16_findings(recorded, fmt, loss_curve(opened)),
             *period_findings(opened, statistics.steps().tolist()),
         ]
     )
@@ -257,7 +258,8 @@ def _with_operations(
     A product in FP32 computes the gradients of its weights in FP32: these limit no scale.
     """
     recorded = run.operations()
-    found = find_operations(recorded, target, scale.plan.recommended)
+    curve = loss_curve(run)
+    found = find_operations(recorded, target, scale.plan.recommended, curve)
     wide = frozenset(f.module for f in found if f.module and not f.covered and is_low(f.op))
     if (scale.limiting_layer or "").rpartition(".")[0] not in wide:
         return scale, found
@@ -265,7 +267,7 @@ def _with_operations(
     again = _scale(run, rest, rest.layers(), target)
     if again.void:
         return scale, found
-    return again, find_operations(recorded, target, again.plan.recommended)
+    return again, find_operations(recorded, target, again.plan.recommended, curve)
 
 
 def _nothing_concluded(

@@ -52,7 +52,7 @@ class RunStatistics(Protocol):
         """Numbers of the recorded steps, ascending: those that any row speaks of."""
 
     def late_gradients(self) -> list[tuple[Window, Layers]]:
-        """Activation gradients of each late part of the training, merged by name."""
+        """All gradients of each late part of the training, merged by kind and name."""
 
     def step_maxima(self) -> tuple[NDArray[np.int64], NDArray[np.float64], int]:
         """As ``maxima.step_maxima``."""
@@ -94,8 +94,8 @@ class InMemoryStatistics:
         return np.unique(self.records.step).astype(np.int64)
 
     def late_gradients(self) -> list[tuple[Window, Layers]]:
-        """Activation gradients of each late part of the training, merged by name."""
-        gradients = self.records.of_kind("activation_grad")
+        """All gradients of each late part of the training, merged by kind and name."""
+        gradients = self.records.of_kind("activation_grad") | self.records.of_kind("weight_grad")
         return [
             (window, merge_layers(self.records, gradients & window.holds(self.records.step)))
             for window in late_windows(self.step_maxima()[0], self.length)

@@ -141,7 +141,7 @@ class StreamedStatistics:
         return self._merge()[0]
 
     def late_gradients(self) -> list[tuple[Window, Layers]]:
-        """Activation gradients of each late part of the training, merged by name."""
+        """All gradients of each late part of the training, merged by kind and name."""
         return self._merge()[1]
 
     def _merge(self) -> tuple[Layers, list[tuple[Window, Layers]]]:
@@ -156,7 +156,7 @@ class StreamedStatistics:
                 keep = countable_rows(piece, self._overview.counting)
                 keys = piece.kind.astype(np.int64) * width + piece.name
                 everything.add(piece, keys, keep)
-                keep &= piece.of_kind("activation_grad")
+                keep &= piece.of_kind("activation_grad") | piece.of_kind("weight_grad")
                 for window, sums in zip(windows, late, strict=True):
                     sums.add(piece, keys, keep & window.holds(piece.step))
             names = np.array(list(self._vocabulary.words["name"]), dtype=object)

@@ -65,6 +65,8 @@ THRESHOLDS = {
     "wrong-bf16": Threshold((_RULES, _PRECISION), "WRONG", _SHARES, "bf16", "bf16_fails"),
     "noise": Threshold((_PRECISION,), "NOISE", _SHARES, "fp16", "operations"),
     "noise-bf16": Threshold((_PRECISION,), "NOISE", _SHARES, "bf16", "bf16_fails"),
+    "felt": Threshold((_RULES,), "FELT", (0.25, 0.5, 1.0, 2.0, 4.0), "fp16", "operations"),
+    "felt-bf16": Threshold((_RULES,), "FELT", (0.25, 0.5, 1.0, 2.0, 4.0), "bf16", "bf16_fails"),
     "swallowed": Threshold((_RULES,), "SWALLOWED", (0.1, 0.25, 0.5, 0.75), "fp16", "operations"),
     "swallowed-bf16": Threshold(
         (_RULES,), "SWALLOWED", (0.1, 0.25, 0.5, 0.75), "bf16", "bf16_fails"

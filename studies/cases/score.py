@@ -293,7 +293,7 @@ def score(
     for name, case in collection.load(half, list(only)).items():
         entry = file.entry(case)
         if entry["truth"] is None:
-            print(f"{name}: no truth", file=sys.stderr)
+            print(f"{name}: {truth.words(entry)}", file=sys.stderr)
             continue
         try:
             run = record(case, kept, tick)
@@ -308,7 +308,12 @@ def score(
     return {
         "half": half,
         "left": left,
-        "without_truth": [n for n, c in known.items() if file.entry(c)["truth"] is None],
+        "without_truth": [
+            n
+            for n, c in known.items()
+            if file.entry(c)["truth"] is None and "unusable" not in file.entry(c)
+        ],
+        "unusable": [n for n, c in known.items() if "unusable" in file.entry(c)],
         "by_an_older_rule": [n for n, c in known.items() if file.is_old(c)],
         "questions": {q: t.to_json() for q, t in tallies(cases).items()},
         "cases": cases,
@@ -327,6 +332,7 @@ def tell(results: dict[str, Any]) -> None:
             print(f"    {mistake}")
     for key, what in (
         ("without_truth", "have no truth"),
+        ("unusable", "are no cases: they diverge in FP32"),
         ("by_an_older_rule", "were settled by an older rule"),
         ("left", "are left: call again"),
     ):

@@ -61,6 +61,10 @@ class OutOfTime(Exception):
     """The case's time is up, or the command's."""
 
 
+class UnusableCase(Exception):
+    """Nothing can be held against this case: it diverges in FP32."""
+
+
 @dataclass
 class Bench:
     """Trains one case and remembers every result.
@@ -104,8 +108,8 @@ class Bench:
             abs(self.metric("fp32 perturbed", s, perturbed=True) - self.fp32(s)) for s in SEEDS
         ]
         if not all(map(math.isfinite, moved)):
-            message = f"{self.case.name} diverges in FP32: it is no case"
-            raise SystemExit(message)
+            message = "it diverges in FP32"
+            raise UnusableCase(message)
         return max(self.case.margin, SPREADS * max(moved))
 
     def fails(self, way: str, **options: Any) -> bool:
@@ -147,6 +151,7 @@ def examine(bench: Bench) -> dict[str, Any]:
 
     Raises:
         OutOfTime: If its time is up; what is known so far is saved.
+        UnusableCase: If it diverges in FP32.
     """
     found: dict[str, Any] = {"tolerance": float(f"{bench.tolerance():.6g}")}
     unscaled = bench.fails("fp16", arithmetic=fp16)
@@ -255,11 +260,15 @@ class TruthFile:
         return known["truth"] is not None and known.get("rule", 1) < RULE
 
     def renew(self, case: Case) -> None:
-        """Forget a truth of an older rule, and the trainings that the rule concerns."""
+        """Settle a truth of an older rule anew: it stays until the new one is known.
+
+        The trainings that the rule does not concern are kept.
+        """
         known = self.entry(case)
-        if known.get("rule", 1) < RULE:
-            kept = {w: m for w, m in known["trainings"].items() if not w.startswith(_SCALED)}
-            self.cases[case.name] = {**known, "rule": RULE, "truth": None, "trainings": kept}
+        if self.is_old(case) and "renewing" not in known:
+            known["renewing"] = {
+                w: m for w, m in known["trainings"].items() if not w.startswith(_SCALED)
+            }
 
     def drop_all_but(self, names: Collection[str]) -> None:
         """Forget cases that are no more."""
@@ -281,6 +290,8 @@ class TruthFile:
                 self.cases[name] = theirs
             else:
                 ours["truth"] = ours["truth"] or theirs["truth"]
+                if "unusable" in theirs:
+                    ours["unusable"] = theirs["unusable"]
                 for way, metrics in theirs["trainings"].items():
                     ours["trainings"][way] = metrics | ours["trainings"].get(way, {})
 
@@ -297,20 +308,28 @@ class TruthFile:
 def settle(
     case: Case, file: TruthFile, limit: float, until: float, tell: Callable[..., None]
 ) -> None:
-    """Find a case's truth unless it is known."""
+    """Find a case's truth unless it is known, or that it has none."""
     entry = file.entry(case)
-    if entry["truth"] is not None:
+    renewing = entry.get("renewing")
+    if "unusable" in entry or (entry["truth"] is not None and renewing is None):
         return
     stop = min(until, time.monotonic() + limit)
-    bench = Bench(case, entry["trainings"], stop, file.save, tell)
-    entry["truth"] = examine(bench)
+    trainings = entry["trainings"] if renewing is None else renewing
+    try:
+        truth = examine(Bench(case, trainings, stop, file.save, tell))
+    except UnusableCase as error:
+        truth, entry["unusable"] = None, str(error)
+    if renewing is not None:
+        entry |= {"rule": RULE, "trainings": entry.pop("renewing")}
+    entry["truth"] = truth
     file.save()
 
 
-def words(truth: dict[str, Any] | None) -> str:
+def words(entry: dict[str, Any]) -> str:
     """A truth in a line."""
+    truth = entry["truth"]
     if truth is None:
-        return "not settled"
+        return f"unusable: {entry['unusable']}" if "unusable" in entry else "not settled"
     told = {True: "yes", False: "no", None: "?"}
     said = (
         f"fp16 {told[truth['fp16_trains']]} (scale {truth['scale'] or '-'}), "
@@ -344,7 +363,7 @@ def main() -> None:
     for i, (name, case) in enumerate(cases.items()):
         if options.renew:
             file.renew(case)
-        began, settled = time.monotonic(), file.entry(case)["truth"] is not None
+        began = time.monotonic()
 
         def tell(what: str, i: int = i, name: str = name) -> None:
             if sys.stderr.isatty():
@@ -356,17 +375,17 @@ def main() -> None:
                 )
 
         note = ""
-        if not options.show and not settled and began < until:
+        if not options.show and began < until:
             try:
                 settle(case, file, options.limit, until, tell)
             except OutOfTime:
                 note = "; out of time, call again to go on"
-        truth = file.entry(case)["truth"]
-        left += truth is None
+        entry = file.entry(case)
+        left += "renewing" in entry or (entry["truth"] is None and "unusable" not in entry)
         took = time.monotonic() - began
         clear = "\r\x1b[K" if sys.stderr.isatty() else ""
         print(clear, end="", file=sys.stderr)
-        print(f"[{i + 1}/{len(cases)}] {name}: {words(truth)}{note}  [{took:.0f} s]", flush=True)
+        print(f"[{i + 1}/{len(cases)}] {name}: {words(entry)}{note}  [{took:.0f} s]", flush=True)
     if not options.show:
         file.save()
     print(f"{len(cases) - left} of {len(cases)} settled" + (", call again" if left else ""))

@@ -201,12 +201,33 @@ def test_truths_of_an_older_rule_are_known_and_renewed(tmp_path, monkeypatch):
     file.cases["tiny"] = dict(old)
     assert file.is_old(case)
     file.save()
-    file.renew(case)
-    assert file.entry(case)["truth"] is None
-    assert set(file.entry(case)["trainings"]) == {"fp32"}
-    file.save()  # what lies there is older
+    file.renew(case)  # the old truth stays until there is a new one
+    known = file.entry(case)
+    assert known["truth"] == {"x": 1}
+    assert set(known["renewing"]) == {"fp32"}
+    with pytest.raises(truth.OutOfTime):
+        truth.settle(case, file, 0.0, math.inf, lambda _: None)
+    assert file.entry(case)["truth"] == {"x": 1}
+    monkeypatch.setattr(truth, "examine", lambda bench: {"x": 2})
+    monkeypatch.setattr(file, "save", lambda: None)
+    truth.settle(case, file, math.inf, math.inf, lambda _: None)
+    known = file.entry(case)
+    assert (known["rule"], known["truth"]) == (truth.RULE, {"x": 2})
+    assert {"fp16 dynamic", "narrow a", "renewing"}.isdisjoint({*known, *known["trainings"]})
+    assert not file.is_old(case)
+
+
+def test_a_case_that_diverges_in_fp32_is_settled_as_unusable(tmp_path, monkeypatch):
+    from cases import truth
+
+    monkeypatch.setattr(truth, "FOLDER", tmp_path)
+    case = tiny(squares(1e30), steps=3)
+    file = truth.TruthFile("tuning")
+    file.drop_all_but(["tiny"])
+    truth.settle(case, file, math.inf, math.inf, lambda _: None)
     again = truth.TruthFile("tuning").entry(case)
-    assert (again["rule"], again["truth"]) == (truth.RULE, None)
+    assert again["truth"] is None
+    assert truth.words(again) == "unusable: it diverges in FP32"
 
 
 def test_a_comparison_rounds_its_number_and_a_sum_does_not():

@@ -26,6 +26,7 @@ Key = Literal[
     "layer-values-scaled",
     "all-values",
     "all-values-scaled",
+    "all-weights-sum",
     "replayed-sum",
     "overflowing-steps",
     "overflowing-unscaled",

@@ -19,6 +19,7 @@ from mpdiag.analysis.operations.graph import (
     split,
     stored_low,
 )
+from mpdiag.analysis.operations.loss_change import NO_CURVE
 from mpdiag.analysis.operations.precision_rules import PERSISTENT
 from mpdiag.analysis.operations.precision_rules import RULES as PRECISION_RULES
 from mpdiag.analysis.operations.rules import RULES, called, finding_of, gradients
@@ -28,8 +29,9 @@ from mpdiag.numerics.autocast_lists import COMPOSITES, LISTS, policy_name
 from mpdiag.numerics.formats import BF16
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from mpdiag.analysis.operations.loss_change import LossCurve
     from mpdiag.analysis.operations.rules import CoveredBy, OperationFinding
     from mpdiag.numerics.formats import FloatFormat
     from mpdiag.runs.operations import Operation
@@ -40,7 +42,10 @@ _WARNINGS = frozenset({"cancellation", "swallowed", "imprecise", "indistinct"})
 
 
 def find_operations(
-    operations: Iterable[Operation], target: FloatFormat, scale: float = 1.0
+    operations: Iterable[Operation],
+    target: FloatFormat,
+    scale: float = 1.0,
+    curve: LossCurve = NO_CURVE,
 ) -> tuple[OperationFinding, ...]:
     """The operations that cannot be stored in a format; those the policy does not cover come first.
 
@@ -48,8 +53,9 @@ def find_operations(
         operations: Of one or more recorded steps, as ``Run.operations()`` gives them.
         target: The format tensors are stored in.
         scale: The loss scale that gradients will carry.
+        curve: The losses of the training, where they were recorded.
     """
-    graphs = split(operations)
+    graphs = split(operations, curve)
     sites = [{_site(op) for op in graph.operations if not op.node} for graph in graphs]
     seen: dict[tuple[Any, ...], list[tuple[int, OperationFinding]]] = defaultdict(list)
     for number, graph in enumerate(graphs):
@@ -62,6 +68,7 @@ def find_operations(
             if kept and len({number for number, _ in kept}) >= steps:
                 merged.append(max((f for _, f in kept), key=_size))
                 break
+    merged = _without_followers(graphs, merged)
     return tuple(
         sorted(merged, key=lambda f: (f.covered, -f.bytes_share - f.flops_share, f.op, f.where))
     )
@@ -82,6 +89,18 @@ def _judged(graph: StepGraph, target: FloatFormat, scale: float) -> Iterator[Ope
             flops_share=flops,
             bytes_share=moved,
         )
+
+
+def _without_followers(
+    graphs: Sequence[StepGraph], merged: list[OperationFinding]
+) -> list[OperationFinding]:
+    """Without what is FP32 in every step anyway, once the findings of the other steps are."""
+    sites = {(f.op, f.module, f.where) for f in merged if not f.covered}
+    alone: set[tuple[str, str | None, str]] = set()
+    for graph in graphs:
+        found = [op.index for op in graph.operations if not op.node and _site(op) in sites]
+        alone |= {_site(graph.operations[i]) for i in without_followers(graph, found)}
+    return [f for f in merged if f.covered or (f.op, f.module, f.where) in alone]
 
 
 def _site(op: Operation) -> tuple[str, str | None, str]:
@@ -171,11 +190,13 @@ def operation_findings(operations: Iterable[OperationFinding]) -> list[Finding]:
     return list(found.values())
 
 
-def bf16_findings(operations: Iterable[Operation], target: FloatFormat) -> list[Finding]:
+def bf16_findings(
+    operations: Iterable[Operation], target: FloatFormat, curve: LossCurve = NO_CURVE
+) -> list[Finding]:
     """What BF16, with 8 significant bits, would lose where another format is the target."""
     if target == BF16:
         return []
-    found = [f for f in find_operations(operations, BF16) if not f.covered]
+    found = [f for f in find_operations(operations, BF16, curve=curve) if not f.covered]
     if not found:
         return []
     first = found[0]

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING
 
+from mpdiag.analysis.operations.loss_change import NO_CURVE, LossChange, LossCurve
 from mpdiag.numerics.autocast_lists import COMPOSITES, FP32, LISTS, policy_name
 from mpdiag.runs.operations import NONE
 
@@ -27,6 +28,9 @@ if TYPE_CHECKING:
 _FLOATS = frozenset({"float16", "bfloat16", "float32"})
 _PASSING = frozenset(
     "clone _unsafe_view alias_copy copy_ contiguous constant_pad_nd add add_ cat dropout".split()
+)
+_SELECTING = frozenset(
+    "threshold_backward hardtanh_backward where masked_fill masked_fill_".split()
 )
 # Composites whose parts run in FP32 and that no Python function of torch announces.
 _COMPOSITE = re.compile(r"\b(cosine_similarity|rms_norm|kl_div|cdist|pdist|renorm)\s*\(")
@@ -44,9 +48,11 @@ class StepGraph:
 
     Attributes:
         operations: In order; ``operations[i].index == i``.
+        curve: The losses of the training, where they were recorded.
     """
 
     operations: Sequence[Operation]
+    curve: LossCurve = NO_CURVE
     _figures: dict[tuple[str, int, str], int] = field(default_factory=dict, repr=False)
 
     @cached_property
@@ -67,6 +73,11 @@ class StepGraph:
             if op.node and op.forward != NONE:
                 found[op.forward].append(op)
         return found
+
+    @cached_property
+    def loss_change(self) -> LossChange:
+        """What errors of this step's results do to its loss."""
+        return LossChange(self, self.curve)
 
     @cached_property
     def gradients(self) -> frozenset[int]:
@@ -129,6 +140,33 @@ class StepGraph:
         return True
 
     @cached_property
+    def _backward_readers(self) -> dict[int, list[Operation]]:
+        """The backward operations that read each tensor, by its number."""
+        found: dict[int, list[Operation]] = defaultdict(list)
+        for op in self.operations:
+            if op.node:
+                for number in {t.tensor for t in op.inputs}:
+                    found[number].append(op)
+        return found
+
+    def is_masked(self, gradient: TensorRecord, largest: float, depth: int = 6) -> bool:
+        """Whether a gradient's values beyond a number reach nothing: ``relu`` passes on none of them.
+
+        What selects values (and does not multiply by a mask, for 0 · ∞ is NaN) drops them.
+        """
+        readers = self._backward_readers.get(gradient.tensor, [])
+        if not readers or depth == 0:
+            return False
+        for op in readers:
+            selects = op.op in _SELECTING and all(t.absmax <= largest for t in op.outputs)
+            adds = op.op in ("add", "add_")
+            if not selects and not (
+                adds and all(self.is_masked(t, largest, depth - 1) for t in op.outputs)
+            ):
+                return False
+        return True
+
+    @cached_property
     def followed(self) -> dict[int, int]:
         """For a mask converted to another tensor's dtype: the tensor it is combined with.
 
@@ -165,12 +203,12 @@ def _floats(op: Operation) -> list[TensorRecord]:
     return [t for t in op.inputs if t.dtype in _FLOATS]
 
 
-def split(operations: Iterable[Operation]) -> list[StepGraph]:
+def split(operations: Iterable[Operation], curve: LossCurve = NO_CURVE) -> list[StepGraph]:
     """One graph per recorded step and rank."""
     steps: dict[tuple[int, int], list[Operation]] = defaultdict(list)
     for op in operations:
         steps[op.rank, op.step].append(op)
-    return [StepGraph(found) for found in steps.values()]
+    return [StepGraph(found, curve) for found in steps.values()]
 
 
 def in_fp32(op: Operation) -> bool:

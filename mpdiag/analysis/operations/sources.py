@@ -12,7 +12,7 @@ from mpdiag.analysis.operations.graph import low_composite, stored_low
 from mpdiag.numerics.autocast_lists import LISTS, policy_name
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from mpdiag.analysis.operations.graph import StepGraph
     from mpdiag.runs.operations import Operation, TensorRecord
@@ -41,33 +41,37 @@ def before_difference(
     low: Mapping[int, bool],
     error: float,
     wrong: float,
+    felt: Callable[[Operation], bool | None],
 ) -> list[Operation]:
     """The operations whose rounding makes a difference wrong.
 
-    Small addends of a sum contribute small errors: a value whose rounding error is less than ``wrong``
-    of the result is not followed. The way back ends at a product, unless rounding is larger than the
-    whole difference: then that of the layers before is too large, too. It ends in any case at what both
-    operands come from: that is rounded once, and the rounding cancels with the values.
+    Where it is known whether the loss feels an operation's rounding, it decides. Else small addends of a
+    sum contribute small errors: a value whose rounding error is less than ``wrong`` of the result is not
+    followed, and the way back ends at a product, unless rounding is larger than the whole difference:
+    then that of the layers before is too large, too. It ends in any case at what both operands come
+    from: that is rounded once, and the rounding cancels with the values.
     """
     found: dict[int, Operation] = {}
     size = max(t.absmax for t in operands)
     shared = _shared(graph, operands)
     beyond = error >= 1.0
-    waiting = [(t, t.absmax) for t in operands]
+    waiting = [(t, t.absmax, False) for t in operands]
     while waiting and (beyond or len(found) < _DEPTH):
-        t, reaches = waiting.pop()
+        t, reaches, behind_product = waiting.pop()
         before = graph.producer(t)
         if before is None or before.node or before.index in found or not low[t.tensor]:
             continue
-        if before.index in shared or min(1.0, error) * reaches < wrong * size:
+        known = felt(before)
+        negligible = min(1.0, error) * reaches < wrong * size or (behind_product and not beyond)
+        if before.index in shared or not (known or (known is None and not negligible)):
             continue
         found[before.index] = before
-        if is_product(before) and not beyond:
-            continue
+        behind = behind_product or is_product(before)
         for i in before.inputs:
             if i.counted:
                 small = before.op in _SUMS and t.absmax > 0
-                waiting.append((i, reaches * min(1.0, i.absmax / t.absmax) if small else reaches))
+                share = min(1.0, i.absmax / t.absmax) if small else 1.0
+                waiting.append((i, reaches * share, behind))
     return list(found.values())
 
 

@@ -33,6 +33,7 @@ from mpdiag.analysis.scaling.necessity import (
     Necessity,
     deciding_part,
     describe_necessity,
+    weights_lost,
 )
 from mpdiag.analysis.scaling.replay import play
 from mpdiag.analysis.scaling.windows import whole_window
@@ -168,7 +169,9 @@ def analyze_loss_scale(
     if len(gradients) == 0 or _finite(maxima).size == 0:
         none = "no finite gradient was recorded"
         return nothing_concluded(layers, non_finite, none, target, statistics.steps())
-    recorded = _recorded(gradients, steps, maxima, statistics.late_gradients(), target)
+    parts = statistics.late_gradients()
+    late = [(window, part.of_kind("activation_grad")) for window, part in parts]
+    recorded = _recorded(gradients, steps, maxima, late, target)
     diverges = _why_diverging(recorded)
     if diverges:
         return nothing_concluded(
@@ -179,14 +182,16 @@ def analyze_loss_scale(
     if overflowing:
         known = int(np.isfinite(maxima).sum())
         necessity = replace(necessity, need="needed", overflowing=overflowing, steps=known)
+    elif necessity.need != "needed" and (gone := weights_lost(parts, target)):
+        recorded = replace(recorded, lower=max(recorded.lower, gone.keeps))
+        necessity = replace(necessity, need="needed", weights=gone)
     # "none" would not even check for the infinities that this training makes by itself.
     scaled = necessity.wanted or non_finite > 0
     choice = _choose(recorded, necessity, statistics, target, scaled=scaled)
     chosen = choice.chosen
     over, known = _overflowing(recorded, chosen, target)
-    figures = FigureTable(
-        tuple(_figures(recorded, layers, statistics.steps(), choice, part, target)), necessity.layer
-    )
+    told = _figures(recorded, layers, statistics.steps(), choice, part, target, necessity)
+    figures = FigureTable(tuple(told), necessity.layer)
     before = figures.find("all-values")
     after = figures.find("all-values-scaled") or before
     sufficient = recorded.lower <= recorded.upper or (chosen.scaler.adaptive and chosen.fits)
@@ -224,6 +229,7 @@ def _figures(
     choice: MethodChoice,
     part: int,
     target: FloatFormat,
+    necessity: Necessity,
 ) -> Iterator[Figure]:
     """The figures that claims about the scale are made with.
 
@@ -234,6 +240,7 @@ def _figures(
         choice: The method.
         part: The late part of the training that decides; -1 without any.
         target: The format.
+        necessity: Whether a scale is needed.
     """
     chosen, whole, fmt = choice.chosen, whole_window(steps), target.name
     exponent = _exponent(chosen)
@@ -241,6 +248,10 @@ def _figures(
         window, late = recorded.late[part]
         yield from layer_figures(late, window, target, exponent)
     yield pooled_figure(layers, whole, target, 0)
+    if (gone := necessity.weights) is not None:
+        yield Figure(
+            "all-weights-sum", gone.share, "sum", gone.window, fmt, 1.0, kind="weight_grad"
+        )
     if exponent:
         yield pooled_figure(layers, whole, target, exponent)
     scale = None if chosen.scaler.adaptive else math.ldexp(1.0, exponent)

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from mpdiag.analysis.figures.figure import FigureTable
     from mpdiag.analysis.scaling.windows import Window
+    from mpdiag.numerics.histograms import ExponentHistogram
     from mpdiag.plan import LossScaleNeed
 
 NEEDED = 0.25
@@ -116,6 +117,21 @@ class Losses:
 
 
 @dataclass(frozen=True)
+class WeightsLost:
+    """What all gradients of weights together lose to zero.
+
+    Attributes:
+        share: Of their Σ|g|, at scale 1.
+        window: The late part of the training that loses most.
+        keeps: log2 of the smallest scale at which no late part loses more than ``NEGLIGIBLE``.
+    """
+
+    share: float
+    window: Window
+    keeps: int
+
+
+@dataclass(frozen=True)
 class Necessity:
     """How sure it is that a scale is needed, and the layer that decides it.
 
@@ -127,6 +143,7 @@ class Necessity:
         overflowing: In how many of ``steps`` recorded steps a gradient overflows at scale 1.
         steps: How many steps with finite gradients were recorded.
         when: The part of the training that decides, as a phrase; empty if it is not known.
+        weights: What all weights' gradients together lose, where this decides.
     """
 
     need: LossScaleNeed
@@ -136,11 +153,36 @@ class Necessity:
     overflowing: int = 0
     steps: int = 0
     when: str = ""
+    weights: WeightsLost | None = None
 
     @property
     def wanted(self) -> bool:
         """Whether a scale is at least advisable."""
         return self.need != "not needed"
+
+
+def weights_lost(late: Sequence[tuple[Window, Layers]], target: FloatFormat) -> WeightsLost | None:
+    """What all gradients of weights together lose without a scale, where it makes one needed.
+
+    A layer's own gradients hide it where a step has two backward passes, as for the gradient of a
+    gradient: those of the first may be the larger ones, and only those of the second change weights.
+
+    Args:
+        late: Gradients of late parts of a training.
+        target: The format.
+    """
+    parts = [(window, layers.of_kind("weight_grad").histograms) for window, layers in late]
+
+    def lost(h: ExponentHistogram, exponent: int) -> float:
+        gone = h.abs_sum(target.zero_exponent - exponent).value.sum()
+        return float(share(gone, h.abs_sum().value.sum()))
+
+    worst = max(parts, key=lambda part: lost(part[1], 0), default=None)
+    if worst is None or lost(worst[1], 0) < NEEDED:
+        return None
+    exponents = range(LARGEST_EXPONENT + 1)
+    keeps = [k for k in exponents if all(lost(h, k) <= NEGLIGIBLE for _, h in parts)]
+    return WeightsLost(lost(worst[1], 0), worst[0], min(keeps, default=LARGEST_EXPONENT))
 
 
 def lost_by_scale(
@@ -224,6 +266,12 @@ def describe_necessity(necessity: Necessity, figures: FigureTable, target: Float
         return (
             f"without a scale gradients overflow {target.label} in {necessity.overflowing:,} of "
             f"{necessity.steps:,} recorded steps"
+        )
+    gone = figures.find("all-weights-sum")
+    if gone is not None:
+        return (
+            f"without a scale {target.label} loses {gone.said} of the sum of all weights' gradients "
+            f"{gone.window.when}: trainings that lost as much failed"
         )
     found = figures.find("layer-sum", necessity.layer)
     if found is None:

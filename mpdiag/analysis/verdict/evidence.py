@@ -101,7 +101,10 @@ def not_examined_in(
             ": the one that is compared in the run followed another plan" if superseded else ""
         )
         yield f"a training by this plan{another}"
-        yield f"what rounding inside {target.label}'s range does to the result"
+        yield (
+            f"what rounding inside {target.label}'s range adds up to: a recording does not foretell it, "
+            "a training by this plan shows it"
+        )
     if not (run.meta.get("operations") or {}).get("steps"):
         yield "the values inside operations: none were recorded"
     precision = run.meta.get("precision")

@@ -37,6 +37,7 @@ CLAIMS = (
     (rf"{SHARE} of all activation gradients' values over all", "all-values"),
     (rf"{SHARE} of the recorded updates", "updates-swallowed"),
     (rf"{SHARE} of the way that weights go", "path-stalled"),
+    (rf"loses {SHARE} of the sum of all weights' gradients", "all-weights-sum"),
     (rf"makes {SHARE} of the sum of (\S+) 0", "weights-vanished"),
 )
 UNNAMED = re.compile(

@@ -34,7 +34,10 @@ def test_a_recording_alone_gives_an_expectation_with_what_was_not_looked_at(tmp_
     assert verdict.evidence[0] == "30 of 400 steps recorded, from step 0 to step 29"
     assert "370 of 400 steps" in verdict.not_examined
     assert "a training by this plan" in verdict.not_examined
-    assert "what rounding inside FP16's range does to the result" in verdict.not_examined
+    assert any(
+        "rounding inside FP16's range" in q and "does not foretell it" in q
+        for q in verdict.not_examined
+    )
     assert "the later half of the training: no step of it was recorded" in verdict.not_examined
     document = json.loads(json.dumps(analyze(tmp_path / "run").to_json(), allow_nan=False))
     assert set(document["verdict"]) == {"level", "text", "evidence", "not_examined"}

@@ -1,0 +1,237 @@
+"""How far rounding a result moves the loss, beside how far a training step moves it.
+
+To first order, an error δ of a result changes the loss by Σ g·δ, where g is the loss's gradient with
+respect to it. Rounding errors are as good as independent of each other, so the change is about
+√Σ g²δ². Both factors are recorded: g of a backward pass, and the values whose rounding gives δ. How
+they are paired is not recorded; taken is the least that any pairing gives.
+
+A change of the loss means little by itself. Two things are moved anyway:
+
+* the loss, from one step to the next (another batch, other weights): noise that is smaller is one more
+  random gradient among larger ones;
+* the loss of each sample, by what is left of it: a residual is not known better than by its own size.
+  With n samples this is √n·√Σ g²δ² beside the loss.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+
+from mpdiag.errors import MpdiagError
+from mpdiag.runs.training_log import is_recorded, read_log
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from mpdiag.numerics.formats import FloatFormat
+    from mpdiag.numerics.histograms import ExponentHistogram
+    from mpdiag.runs.operations import Operation, TensorRecord
+    from mpdiag.runs.run import Run
+
+NEARBY = 10
+"""Steps before and after one whose losses say how far the loss moves from step to step."""
+_DEPTH = 6
+_PASSES_GRADIENT = frozenset({"add", "add_", "sub", "sub_", "rsub", "neg", "clone", "_unsafe_view"})
+"""Operations whose gradient is that of their result, up to its sign or a number."""
+
+
+@dataclass(frozen=True)
+class LossCurve:
+    """The losses of a training, by step.
+
+    Attributes:
+        losses: Where they were recorded and finite.
+    """
+
+    losses: Mapping[int, float] = field(default_factory=dict)
+
+    def size(self, step: int) -> float | None:
+        """|loss| of a step, None where it was not recorded."""
+        loss = self.losses.get(step)
+        return None if loss is None else abs(loss)
+
+    def movement(self, step: int) -> float | None:
+        """Mean |change of the loss| from one step to the next, near a step.
+
+        None where two losses in a row were not recorded, or all are the same: that is no training.
+        """
+        near = range(step - NEARBY, step + NEARBY + 1)
+        moved = [
+            abs(self.losses[k + 1] - self.losses[k])
+            for k in near
+            if k in self.losses and k + 1 in self.losses
+        ]
+        return sum(moved) / len(moved) if any(moved) else None
+
+
+NO_CURVE = LossCurve()
+
+
+def loss_curve(run: Run) -> LossCurve:
+    """The losses that a recording logged; none where it logged none, or its log cannot be read."""
+    try:
+        steps = read_log(run.folder).steps if is_recorded(run.folder) else ()
+    except MpdiagError:  # other commands say what is wrong with the log
+        return NO_CURVE
+    return LossCurve(
+        {s.step: s.loss for s in steps if s.loss is not None and math.isfinite(s.loss)}
+    )
+
+
+class Step(Protocol):
+    """The operations of a step, as ``StepGraph`` has them."""
+
+    @property
+    def operations(self) -> Sequence[Operation]:
+        """In order."""
+
+    @property
+    def readers(self) -> Mapping[int, Sequence[Operation]]:
+        """The forward operations that read each operation's results, by its index."""
+
+    @property
+    def backward(self) -> Mapping[int, Sequence[Operation]]:
+        """The backward operations of each forward one, by its index."""
+
+
+@dataclass(frozen=True, eq=False)
+class LossChange:
+    """What errors of a step's results do to its loss.
+
+    Attributes:
+        graph: The step.
+        curve: The losses around it.
+    """
+
+    graph: Step
+    curve: LossCurve
+    _found: dict[int, TensorRecord | None] = field(default_factory=dict, repr=False)
+
+    @cached_property
+    def _carriers(self) -> frozenset[int]:
+        """Operations whose results carry the gradient of the step's last loss, its seed among them."""
+        operations = self.graph.operations
+        seeds = [
+            i
+            for i, op in enumerate(operations[:-1])
+            if op.op == "ones_like" and operations[i + 1].node
+        ]
+        found = set(seeds[-1:])
+        for op in operations[seeds[-1] + 1 :] if seeds else ():
+            if op.node and any(t.producer in found for t in op.inputs):
+                found.add(op.index)
+        return frozenset(found)
+
+    def gradient(self, op: Operation, depth: int = _DEPTH) -> TensorRecord | None:
+        """The loss's gradient with respect to a result; None where it was not recorded."""
+        if op.index not in self._found:
+            self._found[op.index] = self._gradient(op, depth) if op.outputs else None
+        return self._found[op.index]
+
+    def _gradient(self, op: Operation, depth: int) -> TensorRecord | None:
+        numel, own = op.outputs[0].numel, self.graph.backward.get(op.index, [])
+        inside = {b.index for b in own}
+        for b in own:
+            for t in b.inputs:
+                fits = t.numel == numel and t.counted and t.producer not in inside
+                if fits and t.producer in self._carriers:
+                    return t
+        found: list[TensorRecord] = []
+        for reader in self.graph.readers.get(op.index, []):
+            behind = self.graph.backward.get(reader.index, [])
+            back = [t for b in behind if b.index in self._carriers for t in b.outputs]
+            known = [t for t in back if t.counted]
+            found += [t for t in known if t.numel == numel and t.shape == op.outputs[0].shape]
+            through = reader.op in _PASSES_GRADIENT and reader.outputs[0].numel == numel
+            if not known and through and depth:
+                passed = self.gradient(reader, depth - 1)
+                found += [] if passed is None else [passed]
+        return max(found, key=_energy, default=None)
+
+    def of_error(self, op: Operation, error: float) -> tuple[float, float] | None:
+        """What an error of a result does, beside a step's movement and beside what is left of the loss.
+
+        Args:
+            op: A forward operation.
+            error: Root mean square of the error of its result, the same for all its values.
+
+        Returns:
+            None where the gradient, or the losses, were not recorded.
+        """
+        gradient = self.gradient(op)
+        return None if gradient is None else self._beside(op, _energy(gradient) * error * error)
+
+    def of_rounding(self, op: Operation, target: FloatFormat) -> tuple[float, float] | None:
+        """What storing a result in a format does at least; as ``of_error``."""
+        gradient = self.gradient(op)
+        if gradient is None or not op.outputs[0].counted:
+            return None
+        return self._beside(op, least_product(gradient.histogram, op.outputs[0].histogram, target))
+
+    def _beside(self, op: Operation, squared: float) -> tuple[float, float] | None:
+        movement, size = self.curve.movement(op.step), self.curve.size(op.step)
+        if movement is None or size is None:
+            return None
+        shape = op.outputs[0].shape
+        change = math.sqrt(squared)
+        samples = math.sqrt(shape[0]) if shape else 1.0
+        return change / movement, samples * change / max(size, 1e-300)
+
+
+def least_product(
+    gradient: ExponentHistogram, values: ExponentHistogram, target: FloatFormat
+) -> float:
+    """The least Σ g²δ² that any pairing of gradients with values' rounding errors gives.
+
+    The largest gradients are paired with the smallest errors; within a power of two all are alike.
+
+    Args:
+        gradient: Of batch shape ().
+        values: As many, of batch shape ().
+        target: The format that values are rounded to.
+    """
+    falling = _squares(gradient)[::-1]
+    rising = _errors(values, target)
+    total, taken, at = 0.0, 0.0, 0
+    for square, count in falling:
+        left = float(count)
+        while left > 0 and at < len(rising):
+            error, available = rising[at]
+            used = min(left, available - taken)
+            total += used * square * error
+            left, taken = left - used, taken + used
+            if taken >= available:
+                at, taken = at + 1, 0.0
+    return total
+
+
+def _squares(h: ExponentHistogram) -> list[tuple[float, float]]:
+    """Mean x² and count of each power of two, rising."""
+    counts: NDArray[np.float64] = np.asarray(h.counts, np.float64)
+    used = np.flatnonzero(counts > 0)
+    means = h.sums[used] / counts[used]
+    return list(zip((means * means).tolist(), counts[used].tolist(), strict=True))
+
+
+def _errors(h: ExponentHistogram, target: FloatFormat) -> list[tuple[float, float]]:
+    """Mean square rounding error and count of each power of two, rising, zeros first."""
+    counts: NDArray[np.float64] = np.asarray(h.counts, np.float64)
+    used = np.flatnonzero(counts > 0)
+    exponents = np.asarray(h.exponents)[used]
+    spacing = np.maximum(exponents, target.min_exponent) - target.mantissa_bits
+    means = h.sums[used] / counts[used]
+    kept = np.exp2(2.0 * spacing) / 12
+    moved = np.where(exponents >= target.zero_exponent, kept, means * means)
+    zeros = [(0.0, float(h.zeros))] if float(h.zeros) else []
+    return sorted([*zeros, *zip(moved.tolist(), counts[used].tolist(), strict=True)])
+
+
+def _energy(t: TensorRecord) -> float:
+    return float(t.histogram.energy().value) if t.counted else 0.0
