@@ -20,6 +20,7 @@ from cases.unseen.shared import (
     root_mse,
     share_unexplained,
     standard,
+    times,
 )
 
 
@@ -303,7 +304,7 @@ def two_views(seed: int) -> Training:
 
     def views(n: int, g: torch.Generator) -> tuple[Tensor, Tensor]:
         thing = torch.randn(n, 4, generator=g)
-        return tuple(thing @ lens + 0.8 * torch.randn(n, 10, generator=g) for _ in range(2))
+        return tuple(times(thing, lens) + 0.8 * torch.randn(n, 10, generator=g) for _ in range(2))
 
     def logits(pair: tuple[Tensor, Tensor]) -> Tensor:
         return model(pair[0]) @ model(pair[1]).T / 0.1
@@ -341,7 +342,7 @@ def choosing_arms(seed: int) -> Training:
     def loss(step: int) -> Tensor:
         g = draw(seed, step)
         x, arm = torch.randn(128, 5, generator=g), torch.randint(0, 4, (128, 1), generator=g)
-        gain = (x @ worth).gather(1, arm)
+        gain = times(x, worth).gather(1, arm)
         gain = (gain - gain.mean()) / gain.std()
         ratio = torch.exp(model(x).gather(1, arm) - torch.log(torch.tensor(0.25)))
         return -torch.min(ratio * gain, ratio.clamp(0.2, 3.0) * gain).mean()

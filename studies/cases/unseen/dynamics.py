@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cases.case import Case, Training
-from cases.unseen.shared import decay, dense, draw, fit, root_mse, share_unexplained
+from cases.unseen.shared import decay, dense, draw, fit, root_mse, share_unexplained, times
 
 
 class Orbit(nn.Module):
@@ -403,7 +403,7 @@ def epidemic(seed: int) -> Training:
         rate = 0.5 * torch.sigmoid(measures.sum(-1, keepdim=True) + 1.0)
         ill, days = torch.full((n, 3), 200.0), []
         for _ in range(24):
-            ill = 0.9 * ill + rate * F.linear(ill, model.mix.weight) * 1.5
+            ill = 0.9 * ill + rate * times(ill, model.mix.weight.T) * 1.5
             days.append(ill.sum(-1))
         return measures, torch.log(torch.stack(days, 1))
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cases.case import Case, Training
-from cases.unseen.shared import HELD_OUT, dense, draw, fit, of_table, share_unexplained
+from cases.unseen.shared import HELD_OUT, dense, draw, fit, of_table, share_unexplained, times
 
 
 class Values(nn.Module):
@@ -163,8 +163,8 @@ def two_pictures(seed: int) -> Training:
     def pairs(n: int, g: torch.Generator) -> tuple[tuple[Tensor, Tensor], Tensor]:
         place, speed = torch.randn(2, n, 2, generator=g)
         return (
-            torch.sin(0.3 * place @ lens),
-            torch.sin(0.3 * (place + 1e-3 * speed) @ lens),
+            torch.sin(0.3 * times(place, lens)),
+            torch.sin(0.3 * times(place + 1e-3 * speed, lens)),
         ), speed
 
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)

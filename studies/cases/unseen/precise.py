@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cases.case import Case, Training
-from cases.unseen.shared import decay, dense, draw, fit, hits, root_mse, share_unexplained
+from cases.unseen.shared import decay, dense, draw, fit, hits, root_mse, share_unexplained, times
 
 
 class Energy(nn.Module):
@@ -35,7 +35,7 @@ def molecules(seed: int) -> Training:
     def atoms(n: int, g: torch.Generator) -> tuple[tuple[Tensor, Tensor], Tensor]:
         x = torch.randn(n, 8, 6, generator=g)
         kind = torch.randint(0, 3, (n, 8), generator=g)
-        each = torch.tanh(x @ effect) * 0.3 + model.element
+        each = torch.tanh(times(x, effect)) * 0.3 + model.element
         return (x, kind), (each * F.one_hot(kind, 3)).sum((1, 2))
 
     def error(out: Tensor, y: Tensor) -> float:
@@ -131,7 +131,7 @@ def mirror(seed: int) -> Training:
         x = 2 * torch.rand(n, 2, generator=g) - 1
         a, b = x[:, 0], x[:, 1]
         terms = torch.stack([a, b, a * a, b * b, a * b, a * a * a], -1)
-        return terms, (terms @ shape)[:, None]
+        return terms, times(terms, shape[:, None])
 
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-1)
     return fit(

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cases.case import Case, Training
-from cases.unseen.shared import decay, dense, draw, fit, hits, share_unexplained
+from cases.unseen.shared import decay, dense, draw, fit, hits, share_unexplained, times
 
 DAY = 86_400.0
 
@@ -225,7 +225,7 @@ def matched_clouds(seed: int) -> Training:
     def clouds(n: int, g: torch.Generator) -> tuple[tuple[Tensor, Tensor], Tensor]:
         a = torch.randn(n, 10, 2, generator=g)
         order = torch.rand(n, 10, generator=g).argsort(-1)
-        b = (a @ turn).gather(1, order[..., None].expand(-1, -1, 2))
+        b = times(a, turn).gather(1, order[..., None].expand(-1, -1, 2))
         return (a, b), order
 
     def missed(plan: Tensor, order: Tensor) -> Tensor:
@@ -320,7 +320,7 @@ def exchange_rates(seed: int) -> Training:
 
     def days(n: int, g: torch.Generator) -> tuple[Tensor, Tensor]:
         squares = 4e-7 * torch.randn(n, 5, generator=g).square()
-        spread = (squares @ taken + 2e-8).sqrt()
+        spread = (times(squares, taken[:, None])[:, 0] + 2e-8).sqrt()
         return squares, (spread * torch.randn(n, generator=g))[:, None]
 
     def likelihood(variance: Tensor, change: Tensor) -> Tensor:

@@ -57,6 +57,16 @@ def fit(
     return Training(model, optimizer, loss, evaluate, **options)
 
 
+def times(x: Tensor, matrix: Tensor) -> Tensor:
+    """``x @ matrix`` for data, which no autocast rounds.
+
+    Args:
+        x: Rows (n, k).
+        matrix: (k, m).
+    """
+    return (x[..., None] * matrix).sum(-2)
+
+
 def root_mse(out: Tensor, y: Tensor) -> float:
     return float(F.mse_loss(out, y).sqrt())
 

@@ -17,6 +17,7 @@ from cases.unseen.shared import (
     root_mse,
     share_unexplained,
     standard,
+    times,
 )
 
 
@@ -32,7 +33,7 @@ def moved_calibration(seed: int) -> Training:
 
     def rows(n: int, g: torch.Generator) -> tuple[Tensor, Tensor]:
         x = torch.randn(n, 30, generator=g)
-        return x, (x @ new)[:, None]
+        return x, times(x, new[:, None])
 
     optimizer = torch.optim.Adam(model.parameters(), lr=3e-4)
     return fit(model, optimizer, seed, rows, F.mse_loss, root_mse, 128)
@@ -206,7 +207,7 @@ def mixed_isotopes(seed: int) -> Training:
 
     def counts(n: int, g: torch.Generator) -> tuple[Tensor, Tensor]:
         t = 4 * torch.rand(n, generator=g).square()
-        return t, torch.exp(-t[:, None] * model.rate) @ share[:, None]
+        return t, times(torch.exp(-t[:, None] * model.rate), share[:, None])
 
     optimizer = torch.optim.NAdam(model.parameters(), lr=1.5e-2)
     return fit(model, optimizer, seed, counts, F.mse_loss, root_mse)

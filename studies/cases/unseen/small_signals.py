@@ -17,6 +17,7 @@ from cases.unseen.shared import (
     root_mse,
     share_unexplained,
     standard,
+    times,
 )
 
 
@@ -37,7 +38,7 @@ def concentration(seed: int) -> Training:
 
     def spectra(n: int, g: torch.Generator) -> tuple[Tensor, Tensor]:
         x = torch.randn(n, 8, generator=g)
-        return x, 1e-4 * torch.tanh(x @ mix / 3)[:, None]
+        return x, 1e-4 * torch.tanh(times(x, mix[:, None]) / 3)
 
     model = InMoles()
     optimizer = torch.optim.Adam(model.parameters(), lr=5e-3, eps=1e-16)
@@ -97,7 +98,7 @@ def hourly_growth(seed: int) -> Training:
 
     def hours(n: int, g: torch.Generator) -> tuple[Tensor, Tensor]:
         x = torch.randn(n, 12, generator=g)
-        return x, 1e-4 * (x @ effect + 0.5 * torch.randn(n, 6, generator=g))
+        return x, 1e-4 * (times(x, effect) + 0.5 * torch.randn(n, 6, generator=g))
 
     def growth(shares: Tensor, returns: Tensor) -> Tensor:
         return -torch.log1p((shares * returns).sum(-1)).mean()
@@ -147,7 +148,7 @@ def soft_teacher(seed: int) -> Training:
 
     def rows(n: int, g: torch.Generator) -> tuple[Tensor, Tensor]:
         x = torch.randn(n, 20, generator=g)
-        return x, x @ teacher
+        return x, times(x, teacher)
 
     def divergence(out: Tensor, wanted: Tensor) -> Tensor:
         hot = 10.0
@@ -187,7 +188,7 @@ def millimetres(seed: int) -> Training:
 
     def beams(n: int, g: torch.Generator) -> tuple[Tensor, Tensor]:
         x = torch.randn(n, 3, generator=g)
-        return x, 1e-3 * torch.sin(x @ turn)
+        return x, 1e-3 * torch.sin(times(x, turn))
 
     optimizer = torch.optim.SGD(
         [
