@@ -371,32 +371,6 @@ def classes_by_clamped_log(seed: int) -> Training:
     return fit(model, optimizer, seed, points, by_hand, hits)
 
 
-class Gate(nn.Module):
-    """Raw readings of up to 20,000 decide on a gate alone; the answer comes from others."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.gate, self.body = nn.Linear(2, 8), nn.Linear(5, 8)
-        self.out = nn.Linear(8, 1)
-
-    def forward(self, batch: tuple[Tensor, Tensor]) -> Tensor:
-        raw, x = batch
-        return self.out(torch.sigmoid(self.gate(raw)) * torch.tanh(self.body(x)))
-
-
-def gated_by_raw(seed: int) -> Training:
-    torch.manual_seed(seed)
-    model = Gate()
-
-    def rows(n: int, g: torch.Generator) -> tuple[tuple[Tensor, Tensor], Tensor]:
-        raw = 20_000 * (2 * torch.rand(n, 2, generator=g) - 1)
-        x = torch.randn(n, 5, generator=g)
-        return (raw, x), torch.tanh(x[:, :1]) * (raw[:, :1] > 0) + torch.tanh(x[:, 1:2])
-
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
-    return fit(model, optimizer, seed, rows, F.mse_loss, share_unexplained)
-
-
 class Molecule(nn.Module):
     """Messages between bonded atoms, in means."""
 
@@ -507,7 +481,6 @@ CASES = (
     Case("two_views", "Views.", 80, two_views, "cross-entropy", False, 0.05),
     Case("choosing_arms", "A bandit.", 80, choosing_arms, "reward", True, 0.05),
     Case("classes_by_clamped_log", "By hand.", 80, classes_by_clamped_log, "accuracy", True, 0.03),
-    Case("gated_by_raw", "A gate.", 120, gated_by_raw, "unexplained", False, 0.05),
     Case("molecule_messages", "Graphs.", 80, molecule_messages, "unexplained", False, 0.05),
     Case("resting_state", "An equilibrium.", 60, resting_state, "accuracy", True, 0.05),
     Case("diabetes_ridge", "Diabetes.", 100, diabetes_ridge, "RMSE", False, 0.03),

@@ -123,9 +123,36 @@ def warming(seed: int) -> Training:
     return fit(model, optimizer, seed, years, F.mse_loss, share_unexplained)
 
 
+class Gate(nn.Module):
+    """Raw readings of up to 20,000 decide on a gate alone; the answer comes from others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.body = nn.Linear(2, 8), nn.Linear(5, 8)
+        self.out = nn.Linear(8, 1)
+
+    def forward(self, batch: tuple[Tensor, Tensor]) -> Tensor:
+        raw, x = batch
+        return self.out(torch.sigmoid(self.gate(raw)) * torch.tanh(self.body(x)))
+
+
+def gated_by_raw(seed: int) -> Training:
+    torch.manual_seed(seed)
+    model = Gate()
+
+    def rows(n: int, g: torch.Generator) -> tuple[tuple[Tensor, Tensor], Tensor]:
+        raw = 20_000 * (2 * torch.rand(n, 2, generator=g) - 1)
+        x = torch.randn(n, 5, generator=g)
+        return (raw, x), torch.tanh(x[:, :1]) * (raw[:, :1] > 0) + torch.tanh(x[:, 1:2])
+
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
+    return fit(model, optimizer, seed, rows, F.mse_loss, share_unexplained)
+
+
 CASES = (
     Case("quarters_of_town", "Degrees.", 100, quarters_of_town, "accuracy", True, 0.05),
     Case("sales_by_date", "Days.", 100, sales_by_date, "unexplained", False, 0.05),
     Case("mass_peaks", "Masses.", 100, mass_peaks, "accuracy", True, 0.05),
     Case("warming", "Years.", 120, warming, "unexplained", False, 0.05),
+    Case("gated_by_raw", "A gate.", 120, gated_by_raw, "unexplained", False, 0.05),
 )
