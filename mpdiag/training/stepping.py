@@ -264,6 +264,9 @@ def take_step(
         known_bad=known_bad,
         inspect=context.monitor.inspect,
     )
+    if context.wrapped.precision.master_weights:  # an accelerator has been waited for just now
+        step, misfits = context.wrapped.masters.late_misfits()
+        _stop_at(context.wrapped, misfits, step)
     loss = scaling.loss
     if not judged.finite:
         failed = FailedStep(held, scale, loss, scaling.root, judged.bad_ranks)
@@ -292,7 +295,7 @@ def judge(
     buffers = context.wrapped.buffers
     return judge_gradients(
         gradients,
-        ForwardPass(losses, buffers.sizes(), buffers.are_spoiled, context.scaling.note_values),
+        ForwardPass(losses, *buffers.sizes(), buffers.are_spoiled, context.scaling.note_values),
         carried=carried,
         scale=scale,
         device=context.device,
@@ -419,7 +422,8 @@ def update_weights(
         options: What their ``step`` is given.
 
     Raises:
-        TrainingDiverged: If a master grew beyond what the model can hold.
+        TrainingDiverged: If a master grew beyond what the model can hold; on an accelerator, one that
+            does is found in the next step, which waits for the device anyway.
     """
     wrapped, precision = context.wrapped, context.wrapped.precision
     low = precision.low_precision_model and not precision.master_weights
@@ -437,16 +441,21 @@ def update_weights(
         if bad:
             undo.restore()
             return NonFinite(bad[0][0], bad[0][1], "weights")
-    misfits = wrapped.masters.give_weights(held) if precision.master_weights else []
+    if precision.master_weights:
+        step = context.monitor.steps
+        _stop_at(wrapped, wrapped.masters.give_weights_later_checked(held, step), step)
+    return None
+
+
+def _stop_at(wrapped: Wrapped, misfits: Sequence[Tensor], step: int) -> None:
+    """End the training if masters do not fit the model's format."""
     if misfits:
         name = wrapped.names_of(misfits)[0]
         message = (
-            f"weight {name!r} grew beyond {precision.format.upper()}'s range at step "
-            f"{context.monitor.steps}: train it in FP32 (fp32_modules), lower the learning rate, or "
-            "use BF16"
+            f"weight {name!r} grew beyond {wrapped.precision.format.upper()}'s range at step {step}: "
+            "train it in FP32 (fp32_modules), lower the learning rate, or use BF16"
         )
         raise TrainingDiverged(message)
-    return None
 
 
 def _fits(chosen: Sequence[Optimizer], held: Sequence[Tensor]) -> bool:

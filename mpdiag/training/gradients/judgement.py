@@ -78,13 +78,15 @@ class ForwardPass:
 
     Attributes:
         losses: One number each, on their devices.
-        sizes: Norms of buffers, on their devices.
+        buffers: Dense FP32 tensors of one device.
+        sizes: Norms of other buffers, on their devices.
         spoiled: Whether the step made a buffer infinite, asked where a size is not finite: it may have
             been so before.
         note_losses: Called with the values of the losses, once they are known.
     """
 
     losses: Sequence[Tensor] = ()
+    buffers: Sequence[Tensor] = ()
     sizes: Sequence[Tensor] = ()
     spoiled: Callable[[], bool] = lambda: True
     note_losses: Callable[[Sequence[float]], None] = lambda _values: None
@@ -131,7 +133,8 @@ def judge_gradients(
         agree(RankVerdict.NO_GRADIENT, scale, device, group)
     apart = absmax or clip.norm is not None
     plain = are_plain(gradients)
-    found = sweep(gradients, forward.sizes, forward.losses, absmax=absmax, apart=apart, plain=plain)
+    how = {"absmax": absmax, "apart": apart, "plain": plain}
+    found = sweep(gradients, forward.sizes, forward.losses, forward.buffers, **how)
     if found.losses:
         forward.note_losses(found.losses)
     norm, largest = found.norm / carried, found.absmax / carried
@@ -307,6 +310,7 @@ def sweep(
     gradients: Sequence[Tensor],
     others: Sequence[Tensor] = (),
     losses: Sequence[Tensor] = (),
+    beside: Sequence[Tensor] = (),
     *,
     absmax: bool = False,
     apart: bool = True,
@@ -318,52 +322,53 @@ def sweep(
         gradients: At least one; of sharded ones every rank must call, for the norm is of the whole.
         others: Further sizes, one number each.
         losses: One number each.
+        beside: Dense FP32 tensors of one device, whose norm is another size.
         absmax: Whether the largest |gradient| is wanted.
         apart: Whether the norm must have the bits of ``clip_grad_norm_``, a norm of the norms of each;
             without, its last bits may be others.
         plain: What ``are_plain`` says of the gradients, if it is known.
     """
+    values = gradients
     if are_plain(gradients) if plain is None else plain:
-        values = gradients
-        found = [_plain_norm(gradients, apart=apart)]
+        joined = None if apart else _joined_norms(gradients, beside)
+        if joined is not None:
+            found, *sizes = joined
+            others, beside = [*others, *sizes], ()
+        else:
+            found = torch.linalg.vector_norm(torch.stack(norms(gradients, 2.0)))
     else:
         values = [values_of(g) for g in gradients]
-        found = [_total(gradients, norms(values, 2.0))]
-    device = found[0].device
+        found = _total(gradients, norms(values, 2.0))
+    if beside:
+        others = [*others, torch.linalg.vector_norm(torch.stack(norms(beside, 2.0)))]
+    device, first = found.device, [found]
     if absmax:
-        found.append(torch.stack([m.to(device) for m in norms(values, math.inf)]).max())
-    first = len(found)
-    found = [f if f.dtype == torch.float32 else f.float() for f in found]
-    found += [f if f.device == device else f.to(device) for f in others]
-    losses = [loss if loss.dim() == 0 else loss.reshape(()) for loss in losses]
-    found += [loss if loss.device == device else loss.to(device) for loss in losses]
-    kinds = {f.dtype for f in found}
+        first.append(torch.stack([m.to(device) for m in norms(values, math.inf)]).max())
+    sizes = [f if f.dtype == torch.float32 else f.float() for f in first]
+    sizes += [f if f.device == device else f.to(device) for f in others]
+    sizes += [
+        f if f.dim() == 0 and f.device == device else f.reshape(()).to(device) for f in losses
+    ]
+    kinds = {f.dtype for f in sizes}
     if len(kinds) > 1:
         wide = torch.float64 if torch.float64 in kinds else torch.float32
-        found = [f.to(wide) for f in found]
-    read = torch.stack(found).tolist() if len(found) > 1 else [float(found[0])]
-    end = first + len(others)
+        sizes = [f.to(wide) for f in sizes]
+    read = torch.stack(sizes).tolist()
+    begin, end = len(first), len(first) + len(others)
     # A sum is infinite or NaN where one of them is.
-    return Sweep(read[0], read[1] if absmax else math.nan, sum(read[first:end]), tuple(read[end:]))
+    return Sweep(read[0], read[1] if absmax else math.nan, sum(read[begin:end]), tuple(read[end:]))
 
 
-def size_of(values: Sequence[Tensor]) -> Tensor:
-    """One norm over dense FP32 tensors of one device (``are_plain``), on it; see ``_plain_norm``."""
-    return _plain_norm(values, apart=False)
+def _joined_norms(*groups: Sequence[Tensor]) -> list[Tensor] | None:
+    """One norm over each group of dense FP32 tensors that is not empty, from one copy of all.
 
-
-def _plain_norm(values: Sequence[Tensor], *, apart: bool) -> Tensor:
-    """The norm of all of some dense FP32 tensors of one device; for ``apart`` see ``sweep``."""
-    parts: Sequence[Tensor]
-    few = values[0].device.type == "cpu" and sum(map(Tensor.numel, values)) <= JOINED
-    if few and not apart:
-        parts = [v if v.dim() == 1 else v.reshape(-1) for v in values]
-        joined = torch.cat(parts) if len(parts) > 1 else parts[0]
-    else:
-        parts = torch._foreach_norm(list(values), 2.0)
-        joined = torch.stack(parts)
-    norm: Tensor = torch.linalg.vector_norm(joined)
-    return norm
+    None where the copy would cost more than a norm of each: off a CPU, and of many elements.
+    """
+    sizes = [sum(map(Tensor.numel, values)) for values in groups if values]
+    if sum(sizes) > JOINED or any(v and v[0].device.type != "cpu" for v in groups):
+        return None
+    joined = torch.cat([v if v.dim() == 1 else v.reshape(-1) for vs in groups for v in vs])
+    return [torch.linalg.vector_norm(part) for part in joined.split(sizes)]
 
 
 def _total(gradients: Sequence[Tensor], parts: Sequence[Tensor]) -> Tensor:

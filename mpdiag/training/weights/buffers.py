@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from mpdiag.training.gradients.judgement import are_plain, norms, size_of, values_of
+from mpdiag.training.gradients.judgement import are_plain, norms, values_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -104,6 +104,8 @@ class BufferGuard:
         same = self._layout is not None and self._layout.holds()
         if not same or list(map(_KIND, self._buffers)) != self._kinds:
             self._look()
+        if not self._buffers:
+            return
         grad = torch.is_grad_enabled()
         torch._C._set_grad_enabled(False)  # as ``torch.no_grad`` does, sooner
         try:
@@ -159,24 +161,24 @@ class BufferGuard:
                     found.setdefault(id(buffer), (buffer, self._saved.get(id(old.get(name)))))
         return list(found.values())
 
-    def sizes(self) -> list[Tensor]:
-        """Norms of all floating-point buffers, on their devices; of what was not finite before, 0.
+    def sizes(self) -> tuple[list[Tensor], list[Tensor]]:
+        """Floating-point buffers that can be read as one, and norms of the others, on their devices.
 
-        A mask of minus infinities is no fault of the step.
+        Of what was not finite before, the norm is 0: a mask of minus infinities is no fault of the step.
         """
         if self._layout is None:
-            return []
+            return [], []
         if not self._bad_before and self._layout.holds():
             if self._is_plain:
-                return [size_of(self._floats)]
-            return norms([values_of(buffer) for buffer in self._floats], 2.0)
+                return self._floats, []
+            return [], norms([values_of(buffer) for buffer in self._floats], 2.0)
         pairs = self._pairs()
         found = norms([values_of(buffer) for buffer, _ in pairs], 2.0)
         for i, (_, saved) in enumerate(pairs):
             if saved is not None and id(saved.buffer) in self._bad_before:
                 (before,) = norms([values_of(saved.copy)], 2.0)
                 found[i] = torch.where(torch.isfinite(before), found[i], 0.0)
-        return found
+        return [], found
 
     def spoiled(self) -> list[Tensor]:
         """Buffers that are not finite now and were before the step; waits for the device."""
