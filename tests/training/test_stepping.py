@@ -14,6 +14,8 @@ import mpdiag
 from mpdiag.errors import TrainingDiverged, UsageError
 from mpdiag.training.weights import given, masters
 
+BF16 = mpdiag.PrecisionOverrides(dtype="bf16")
+
 
 def trainer():
     model = network()
@@ -305,7 +307,7 @@ def test_a_loss_that_is_a_view_of_a_weight_leaves_the_scale_as_it_is():
     model = nn.Module()
     model.w = nn.Parameter(torch.ones(1))
     optimizer = torch.optim.SGD(model.parameters(), 0.25)
-    mp = mpdiag.MixedPrecision(model, optimizer, constant(8.0), level="O0")
+    mp = mpdiag.MixedPrecision(model, optimizer, constant(8.0), overrides=BF16)
     norms = [mp.step(model.w.view(())).gradient_norm for _ in range(3)]
     assert (norms, model.w.item()) == ([1.0, 1.0, 1.0], 0.25)
 
@@ -318,7 +320,7 @@ def test_a_scaled_backward_pass_has_the_bits_of_a_scaled_loss(loss_shape):
         torch.manual_seed(0)
         model = network()
         mp = mpdiag.MixedPrecision(
-            model, torch.optim.SGD(model.parameters(), 0.1), constant(1000.1), level="O0"
+            model, torch.optim.SGD(model.parameters(), 0.1), constant(1000.1), overrides=BF16
         )
         seen = []
         loss = nn.functional.cross_entropy(model(x), y).reshape(loss_shape)
@@ -354,7 +356,7 @@ def test_the_norm_of_gradients_is_the_same_with_and_without_a_limit(size):
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(size, size), nn.BatchNorm1d(size), nn.Linear(size, 1))
     mp = mpdiag.MixedPrecision(
-        model, torch.optim.SGD(model.parameters(), 0.0), constant(1024.0), level="O0"
+        model, torch.optim.SGD(model.parameters(), 0.0), constant(1024.0), overrides=BF16
     )
     x = torch.randn(8, size)
     norms = [mp.step(model(x).square().mean(), clip_norm=c).gradient_norm for c in (None, 1e-3)]
