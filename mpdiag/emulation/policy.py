@@ -20,7 +20,7 @@ import difflib
 import threading
 import warnings
 import weakref
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -33,7 +33,7 @@ from mpdiag.errors import UsageError
 from mpdiag.numerics.autocast_lists import BANNED, FP32, LISTS, LOW, PROMOTE, RECURRENT, Rule
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
 __all__ = [
     "BANNED", "FP32", "LISTS", "LOW", "MODULE_OPERATIONS", "PROMOTE", "RECURRENT", "Policy", "Rule",
@@ -112,21 +112,24 @@ _KEY = "mpdiag.emulation.policies"
 _everywhere: list[Policy] = []
 
 
-@contextmanager
-def in_force(policy: Policy) -> Iterator[None]:
+class in_force:  # noqa: N801 - it reads as a function, and is faster than one
     """Make our kernels follow this policy inside the context.
 
     It applies to this thread, to autograd's threads while they work for it (a checkpointed forward
     pass is recomputed there), for torch hands them this thread's objects, and to ``DataParallel``'s.
     """
-    before = _of_this_thread()
-    _everywhere.append(policy)
-    torch._C._stash_obj_in_tls(_KEY, (*before, policy))
-    try:
-        yield
-    finally:
-        torch._C._stash_obj_in_tls(_KEY, before)
-        _everywhere.remove(policy)
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+
+    def __enter__(self) -> None:
+        self._before = _of_this_thread()
+        _everywhere.append(self._policy)
+        torch._C._stash_obj_in_tls(_KEY, (*self._before, self._policy))
+
+    def __exit__(self, *_exception: object) -> None:
+        torch._C._stash_obj_in_tls(_KEY, self._before)
+        _everywhere.remove(self._policy)
 
 
 def _of_this_thread() -> tuple[Policy, ...]:
@@ -241,6 +244,9 @@ def _kernel(op: Any, name: str, key: str, *, replaces: bool) -> Callable[..., An
             return op.redispatch(keyset & below, *args, **kwargs)
         if rule == "banned":
             raise UsageError(_BANNED)
+        if rule == "fp32" and _is_wide(args) and _is_wide(kwargs.values()):
+            with torch._C._ExcludeDispatchKeyGuard(autocast):
+                return op(*args, **kwargs)
         low = torch.get_autocast_dtype(device_type)
         cast = _cast_to(rule, low, args, kwargs)
         args, kwargs = tree_map(cast, (args, kwargs))
@@ -254,6 +260,17 @@ def _kernel(op: Any, name: str, key: str, *, replaces: bool) -> Callable[..., An
             return op(*args, **kwargs)
 
     return kernel
+
+
+_WIDE_KINDS = (int, float, complex, type(None))
+
+
+def _is_wide(values: Iterable[Any]) -> bool:
+    """Whether FP32 changes nothing: all are numbers, or tensors of FP32; seen sooner than cast."""
+    return all(
+        isinstance(x, _WIDE_KINDS) or (isinstance(x, torch.Tensor) and x.dtype is torch.float32)
+        for x in values
+    )
 
 
 def _has_plain_numbers(op: Any, args: tuple[Any, ...]) -> bool:

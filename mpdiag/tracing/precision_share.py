@@ -61,6 +61,11 @@ class PrecisionShare:
         self._active = False
 
     @property
+    def is_active(self) -> bool:
+        """Whether the present step is counted."""
+        return self._active
+
+    @property
     def share(self) -> float | None:
         """Share of FLOPs in half precision, 0 to 1; None where it is not known."""
         return None if self.unknown or not self.flops else self.low_flops / self.flops

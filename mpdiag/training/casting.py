@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import sys
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,8 @@ from mpdiag.tracing.precision import HALF
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from contextlib import AbstractContextManager
+    from types import TracebackType
 
     from mpdiag.emulation.mode import Emulation
     from mpdiag.tracing.precision_share import PrecisionShare
@@ -21,6 +24,38 @@ if TYPE_CHECKING:
 
 
 _NOTHING = nullcontext()
+
+
+class _Nested:
+    """Contexts inside one another, the first outermost; ``contextmanager`` costs more than they do.
+
+    Those that do nothing are left out.
+    """
+
+    def __init__(self, *contexts: AbstractContextManager[object]) -> None:
+        self._contexts = [c for c in contexts if c is not _NOTHING]
+        self._entered: list[AbstractContextManager[object]] = []
+
+    def __enter__(self) -> None:
+        try:
+            for context in self._contexts:
+                context.__enter__()
+                self._entered.append(context)
+        except BaseException:
+            self.__exit__(*sys.exc_info())
+            raise
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if self._entered:
+            try:
+                self._entered.pop().__exit__(kind, error, trace)
+            finally:
+                self.__exit__(kind, error, trace)
 
 
 class Casting:
@@ -41,33 +76,29 @@ class Casting:
         self._precision = wrapped.precision
         self._device_type = wrapped.device_type
 
-    @contextmanager
-    def forward(self) -> Iterator[None]:
+    def forward(self) -> AbstractContextManager[object]:
         """Forward passes and losses: operations are cast by the policy."""
         precision = self._precision
         low = self._wrapped.switch.on and precision.level != "O0"
         casts = low and precision.operation_casts
-        with (
-            self._wrapped.looked(),
+        return _Nested(
+            self._wrapped.looked() if precision.low_precision_model else _NOTHING,
             self._emulation if low and self._emulation is not None else _NOTHING,
             policy.in_force(self._wrapped.policy) if casts else _NOTHING,
             torch.autocast(self._device_type, precision.dtype) if casts else _NOTHING,
-            self._share.counting(),
-        ):
-            yield
+            self._share.counting() if self._share.is_active else _NOTHING,
+        )
 
-    @contextmanager
-    def backward(self) -> Iterator[None]:
+    def backward(self) -> AbstractContextManager[object]:
         """Backward passes: the same arithmetic, with autocast off."""
         low = self._wrapped.switch.on
         casts = low and self._precision.operation_casts  # for what is computed again in backward
-        with (
+        return _Nested(
             self.off(),
             self._emulation if low and self._emulation is not None else _NOTHING,
             policy.in_force(self._wrapped.policy) if casts else _NOTHING,
-            self._share.counting(),
-        ):
-            yield
+            self._share.counting() if self._share.is_active else _NOTHING,
+        )
 
     @contextmanager
     def recomputation(self) -> Iterator[None]:
@@ -77,16 +108,16 @@ class Casting:
                 stack.enter_context(torch.autocast(self._device_type, self._precision.dtype))
             yield
 
-    @contextmanager
-    def update(self) -> Iterator[None]:
+    def update(self) -> AbstractContextManager[object]:
         """Updates of weights; FP32 ones need no emulation, which looks at every small operation."""
         low = self._precision.low_precision_model and not self._precision.master_weights
-        with self.backward() if low else self.off():
-            yield
+        return self.backward() if low else self.off()
 
-    def off(self) -> torch.autocast:
+    def off(self) -> AbstractContextManager[object]:
         """No casts of any kind."""
-        return torch.autocast(self._device_type, enabled=False)
+        if torch.is_autocast_enabled(self._device_type):
+            return torch.autocast(self._device_type, enabled=False)
+        return _NOTHING
 
 
 def widened(output: Any) -> Any:

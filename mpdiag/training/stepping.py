@@ -14,12 +14,13 @@ differs between the two, how an optimizer is stepped and where gradients come fr
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
 from mpdiag.errors import TrainingDiverged, UsageError
@@ -30,6 +31,7 @@ from mpdiag.training.gradients.judgement import (
     ForwardPass,
     JudgedGradients,
     judge_gradients,
+    multiply,
     norms,
     rank,
     unscale,
@@ -41,8 +43,6 @@ from mpdiag.training.skips.diagnosis import FailedStep, diagnose, non_finite
 from mpdiag.training.weights.transaction import Transaction
 
 if TYPE_CHECKING:
-    from torch.optim import Optimizer
-
     from mpdiag.training.casting import Casting
     from mpdiag.training.gradients.scaling import GradientScaling
     from mpdiag.training.loops.guard import StepGuard
@@ -52,6 +52,8 @@ if TYPE_CHECKING:
 Regularizer = Callable[[Mapping[str, Tensor]], Tensor]
 Update = Callable[[Sequence[Tensor]], NonFinite | None]
 """Steps optimizers, given the parameters that have gradients; returns what did not fit its format."""
+
+_ZERO_GRAD = Optimizer.zero_grad
 
 NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
 
@@ -95,6 +97,8 @@ class StepContext:
     def places(self, chosen: Sequence[Optimizer]) -> tuple[int, ...]:
         """Where some optimizers stand in the trainer's list."""
         held = self.wrapped.optimizers
+        if chosen is held:
+            return tuple(range(len(held)))
         return tuple(i for i, o in enumerate(held) if any(o is c for c in chosen))
 
 
@@ -105,14 +109,16 @@ def run_backward(context: StepContext, loss: Tensor, **options: Any) -> None:
     """Scale a loss and run its backward pass; gradients that wait are brought to the same scale."""
     note_loss(context, loss)
     with context.casting.backward():
-        context.scaling.scaled(loss).backward(**options)
+        context.scaling.run_backward(loss, options)
 
 
 def note_loss(context: StepContext, loss: Tensor) -> None:
     """Make ready for the backward pass of a loss at today's scale."""
     scaling, wrapped = context.scaling, context.wrapped
     for optimizer in wrapped.optimizers:
-        scaling.align(optimizer, lambda o=optimizer: _waiting_gradients(wrapped, o))  # type: ignore[misc]
+        factor = scaling.align(optimizer)
+        if factor != 1.0:
+            multiply(_waiting_gradients(wrapped, optimizer), factor)
     scaling.note_loss(loss, adds=bool(scaling.noted) and gradients_wait(wrapped))
 
 
@@ -145,11 +151,28 @@ def collect_gradients(wrapped: Wrapped, optimizer: Optimizer) -> list[Tensor]:
     if wrapped.precision.master_weights:
         wrapped.masters.adopt()
         wrapped.masters.take_gradients(parameters_of(optimizer))
-    held = parameters_of(optimizer)
-    for p in held:  # entries that stand for one value twice have no norm yet
-        if p.grad is not None and p.grad.layout == torch.sparse_coo:
-            p.grad = p.grad.coalesce()
-    return held
+    return parameters_of(optimizer)
+
+
+def gradients_held(parameters: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+    """Those of some parameters that have gradients, and these."""
+    held, gradients = [], []
+    for p in parameters:
+        gradient = p.grad
+        if gradient is None:
+            continue
+        if gradient.layout is torch.sparse_coo and not gradient.is_coalesced():
+            # Entries that stand for one value twice have no norm yet.
+            p.grad = gradient = gradient.coalesce()
+        held.append(p)
+        gradients.append(gradient)
+    return held, gradients
+
+
+def _parameters_of_all(optimizers: Sequence[Optimizer]) -> list[Tensor]:
+    """What some optimizers update, each once: a parameter may be in several."""
+    found = [p for o in optimizers for p in parameters_of(o)]
+    return found if len(set(map(id, found))) == len(found) else list(dict.fromkeys(found))
 
 
 def unscale_gradients(context: StepContext, optimizer: Optimizer) -> None:
@@ -161,7 +184,7 @@ def unscale_gradients(context: StepContext, optimizer: Optimizer) -> None:
         if other is not optimizer and context.scaling.is_unscaled(other):
             done = {id(p) for p in parameters_of(other)}
             held = [p for p in held if id(p) not in done]
-    unscale([p.grad for p in held if p.grad is not None], context.scaling.carried(optimizer))
+    unscale(gradients_held(held)[1], context.scaling.carried(optimizer))
     context.scaling.note_unscaled(optimizer)
     context.wrapped.masters.show_gradients(parameters_of(optimizer))
 
@@ -170,9 +193,10 @@ def prepare_gradients(
     context: StepContext, chosen: Sequence[Optimizer], regularizers: Sequence[Regularizer]
 ) -> float:
     """Collect gradients and add regularisers; returns the scale still on the gradients."""
-    context.wrapped.masters.begin_update(chosen)
-    found = [p for o in chosen for p in collect_gradients(context.wrapped, o)]
-    held = list(dict.fromkeys(found))
+    if context.wrapped.precision.master_weights:
+        context.wrapped.masters.begin_update(chosen)
+        for optimizer in chosen:
+            collect_gradients(context.wrapped, optimizer)
     scales = {context.scaling.carried(o) for o in chosen}
     if len(scales) == 1 and not regularizers:
         return scales.pop()
@@ -180,7 +204,7 @@ def prepare_gradients(
         unscale_gradients(context, optimizer)
     if regularizers and not context.scaling.are_penalized(chosen):
         context.scaling.note_penalized(chosen)  # a step that raises may be called again
-        _add_penalties(context, held, regularizers)
+        _add_penalties(context, _parameters_of_all(chosen), regularizers)
     return 1.0
 
 
@@ -229,18 +253,20 @@ def take_step(
     """
     scaling = context.scaling
     scale = scaling.begun_at(chosen[0])
-    found = (p for o in chosen for p in parameters_of(o) if p.grad is not None)
-    held = list(dict.fromkeys(found))  # a parameter may be in several optimizers
+    held, gradients = gradients_held(_parameters_of_all(chosen))
     judged = judge(
         context,
-        held,
-        _forward_pass(context, scaling.losses),
+        gradients,
+        scaling.losses,
         carried=carried,
         scale=scale,
         clip=clip,
         known_bad=known_bad,
         inspect=context.monitor.inspect,
     )
+    if context.wrapped.precision.master_weights:  # an accelerator has been waited for just now
+        step, misfits = context.wrapped.masters.late_misfits()
+        _stop_at(context.wrapped, misfits, step)
     loss = scaling.loss
     if not judged.finite:
         failed = FailedStep(held, scale, loss, scaling.root, judged.bad_ranks)
@@ -254,16 +280,10 @@ def take_step(
     return taken_step(context, scale, loss, judged.norm)
 
 
-def _forward_pass(context: StepContext, losses: Sequence[Tensor] = ()) -> ForwardPass:
-    buffers, scaling = context.wrapped.buffers, context.scaling
-    forward = ForwardPass(sizes=buffers.sizes(), spoiled=lambda: bool(buffers.spoiled()))
-    return replace(forward, losses=losses, note_losses=scaling.note_values) if losses else forward
-
-
 def judge(
     context: StepContext,
-    held: Sequence[Tensor],
-    forward: ForwardPass | None = None,
+    gradients: Sequence[Tensor],
+    losses: Sequence[Tensor] = (),
     *,
     carried: float,
     scale: float,
@@ -271,10 +291,11 @@ def judge(
     known_bad: bool,
     inspect: Callable[[Sequence[Tensor]], None] | None = None,
 ) -> JudgedGradients:
-    """Judge the gradients of some parameters, and the buffers; see ``judge_gradients``."""
+    """Judge some gradients, the losses behind them and the buffers; see ``judge_gradients``."""
+    buffers = context.wrapped.buffers
     return judge_gradients(
-        [p.grad for p in held if p.grad is not None],
-        forward or _forward_pass(context),
+        gradients,
+        ForwardPass(losses, *buffers.sizes(), buffers.are_spoiled, context.scaling.note_values),
         carried=carried,
         scale=scale,
         device=context.device,
@@ -352,7 +373,8 @@ def note_step(
         TrainingDiverged: If too many steps in a row were skipped.
     """
     context.wrapped.start.ended()
-    context.wrapped.masters.remember(chosen)
+    if context.wrapped.precision.master_weights:
+        context.wrapped.masters.remember(chosen)
     context.scaling.root = None
     if result.skipped:
         for optimizer in (one for o in chosen for one in inside(o)):
@@ -365,6 +387,19 @@ def note_step(
         stepped=context.places(chosen),
         shares_step=shares_step,
     )
+
+
+def clear_gradients(optimizer: Optimizer) -> None:
+    """As ``optimizer.zero_grad()`` does: one of its own is called, torch's is spelled out.
+
+    What torch's notes for a profiler costs more than all it does.
+    """
+    own = "zero_grad" in optimizer.__dict__ or type(optimizer).zero_grad is not _ZERO_GRAD
+    if own:
+        optimizer.zero_grad()
+        return
+    for parameter in parameters_of(optimizer):
+        parameter.grad = None
 
 
 # -- updates ---------------------------------------------------------------------------------------
@@ -387,12 +422,14 @@ def update_weights(
         options: What their ``step`` is given.
 
     Raises:
-        TrainingDiverged: If a master grew beyond what the model can hold.
+        TrainingDiverged: If a master grew beyond what the model can hold; on an accelerator, one that
+            does is found in the next step, which waits for the device anyway.
     """
     wrapped, precision = context.wrapped, context.wrapped.precision
     low = precision.low_precision_model and not precision.master_weights
     undo = Transaction(chosen) if low else None
-    wrapped.masters.end_comparison(chosen)
+    if precision.master_weights:
+        wrapped.masters.end_comparison(chosen)
     with context.casting.update():
         for optimizer in chosen:
             with guard.within():
@@ -404,16 +441,21 @@ def update_weights(
         if bad:
             undo.restore()
             return NonFinite(bad[0][0], bad[0][1], "weights")
-    misfits = wrapped.masters.give_weights(held) if precision.master_weights else []
+    if precision.master_weights:
+        step = context.monitor.steps
+        _stop_at(wrapped, wrapped.masters.give_weights_later_checked(held, step), step)
+    return None
+
+
+def _stop_at(wrapped: Wrapped, misfits: Sequence[Tensor], step: int) -> None:
+    """End the training if masters do not fit the model's format."""
     if misfits:
         name = wrapped.names_of(misfits)[0]
         message = (
-            f"weight {name!r} grew beyond {precision.format.upper()}'s range at step "
-            f"{context.monitor.steps}: train it in FP32 (fp32_modules), lower the learning rate, or "
-            "use BF16"
+            f"weight {name!r} grew beyond {wrapped.precision.format.upper()}'s range at step {step}: "
+            "train it in FP32 (fp32_modules), lower the learning rate, or use BF16"
         )
         raise TrainingDiverged(message)
-    return None
 
 
 def _fits(chosen: Sequence[Optimizer], held: Sequence[Tensor]) -> bool:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from mpdiag.errors import UsageError
 from mpdiag.plan import PrecisionPlan
 from mpdiag.training import arguments, checkpoint, setup, stepping
-from mpdiag.training.gradients.judgement import Clip
+from mpdiag.training.gradients.judgement import NO_CLIP, Clip
 from mpdiag.training.gradients.reduction import apply_reduction
 from mpdiag.training.gradients.scaling import parameters_of
 from mpdiag.training.loops import closures
@@ -321,12 +321,13 @@ class MixedPrecision:
             TrainingDiverged: If too many steps in a row were skipped, or a weight left the format.
             UsageError: If there is no gradient, or an argument makes no sense.
         """
-        clip = Clip(clip_norm, clip_value)
+        clip = NO_CLIP if clip_norm is clip_value is None else Clip(clip_norm, clip_value)
         chosen = self.context.chosen(optimizer)
         context = self.context
         if batch is not None:
             self._capsules.check(batch)
-        with context.wrapped.masters.updating(chosen):
+        masters = context.wrapped.masters
+        with masters.updating(chosen) if self.precision.master_weights else nullcontext():
             if closure is not None:
                 result = self._step_with_closure(chosen, closure, clip)
             else:
@@ -340,7 +341,7 @@ class MixedPrecision:
         if result.skipped and batch is not None:
             self._capsules.write(batch, result)
         for one in chosen:
-            one.zero_grad()
+            stepping.clear_gradients(one)
         context.scaling.forget(chosen)
         stepping.note_step(context, chosen, result)
         return result

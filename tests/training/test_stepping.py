@@ -11,7 +11,10 @@ from torch import nn
 from torch.overrides import TorchFunctionMode
 
 import mpdiag
-from mpdiag.errors import UsageError
+from mpdiag.errors import TrainingDiverged, UsageError
+from mpdiag.training.weights import given, masters
+
+BF16 = mpdiag.PrecisionOverrides(dtype="bf16")
 
 
 def trainer():
@@ -234,3 +237,129 @@ def test_a_step_waits_for_the_device_once_as_torch_amp_does(level):
             take()
         counts.append(len(waits.seen))
     assert counts == [1, 1]
+
+
+class Answers(Waits):
+    """Waits, without the values that were copied to this side before something was waited for."""
+
+    def __init__(self):
+        super().__init__()
+        self.copies = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if getattr(func, "__name__", "") == "copy_":
+            self.copies.append(args[0])
+        if any(args and args[0] is copy for copy in self.copies):
+            return func(*args, **(kwargs or {}))
+        return super().__torch_function__(func, types, args, kwargs)
+
+
+def as_on_an_accelerator(monkeypatch):
+    """Let a step at O2 treat the CPU as a device that must be waited for."""
+    monkeypatch.setattr(masters, "_answers_late", lambda _device: True)
+    plain = given.Bundle.__init__
+
+    def made(bundle, pairs):
+        plain(bundle, pairs)
+        bundle.on_cpu = False
+
+    monkeypatch.setattr(given.Bundle, "__init__", made)
+
+
+def test_a_step_with_masters_waits_for_an_accelerator_once(monkeypatch):
+    as_on_an_accelerator(monkeypatch)
+    x, y = batch()
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    overrides = mpdiag.PrecisionOverrides(dtype="bf16")
+    mp = mpdiag.MixedPrecision(model, optimizer, constant(8.0), level="O2", overrides=overrides)
+    waits = Answers()
+    for _ in range(2):
+        waits.seen.clear()
+        with waits, mp.autocast():
+            loss = nn.functional.cross_entropy(model(x), y)
+        with waits:
+            assert not mp.step(loss).skipped
+    assert waits.seen == ["tolist"]
+
+
+def test_a_weight_beyond_the_format_ends_training_when_an_accelerator_has_answered(monkeypatch):
+    as_on_an_accelerator(monkeypatch)
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.ones_(model.weight)
+    optimizer = torch.optim.SGD(model.parameters(), 1e5)
+    mp = mpdiag.MixedPrecision(model, optimizer, constant(1.0), level="O2", backend="emulated")
+
+    def take():
+        with mp.autocast():
+            loss = model(torch.ones(1, 1)).sum()
+        return mp.step(loss)
+
+    assert not take().skipped  # -1e5 does not fit FP16
+    with pytest.raises(
+        TrainingDiverged, match=r"weight 'weight' grew beyond FP16's range at step 0:"
+    ):
+        take()
+    assert mp.fp32_state_dict()["weight"].item() == 1 - 1e5
+
+
+def test_a_loss_that_is_a_view_of_a_weight_leaves_the_scale_as_it_is():
+    model = nn.Module()
+    model.w = nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD(model.parameters(), 0.25)
+    mp = mpdiag.MixedPrecision(model, optimizer, constant(8.0), overrides=BF16)
+    norms = [mp.step(model.w.view(())).gradient_norm for _ in range(3)]
+    assert (norms, model.w.item()) == ([1.0, 1.0, 1.0], 0.25)
+
+
+@pytest.mark.parametrize("loss_shape", [(), (1,)])
+def test_a_scaled_backward_pass_has_the_bits_of_a_scaled_loss(loss_shape):
+    x, y = batch()
+    found = []
+    for by_hand in (True, False):
+        torch.manual_seed(0)
+        model = network()
+        mp = mpdiag.MixedPrecision(
+            model, torch.optim.SGD(model.parameters(), 0.1), constant(1000.1), overrides=BF16
+        )
+        seen = []
+        loss = nn.functional.cross_entropy(model(x), y).reshape(loss_shape)
+        loss.register_hook(seen.append)
+        if by_hand:
+            (loss * 1000.1).backward()
+        else:
+            mp.backward(loss)
+        assert seen[0].shape == loss_shape
+        found.append([*seen, *(p.grad for p in model.parameters())])
+    assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
+
+
+def test_a_zero_grad_of_an_optimizer_itself_is_called():
+    class Counting(torch.optim.SGD):
+        cleared = 0
+
+        def zero_grad(self, set_to_none=True):
+            self.cleared += 1
+            super().zero_grad(set_to_none)
+
+    model = network()
+    optimizer = Counting(model.parameters(), 0.1)
+    x, y = batch()
+    with mpdiag.MixedPrecision(model, optimizer, constant(8.0), level="O0") as mp:
+        mp.step(nn.functional.cross_entropy(model(x), y))
+    assert optimizer.cleared == 1
+    assert all(p.grad is None for p in model.parameters())
+
+
+@pytest.mark.parametrize("size", [4, 200])  # one copy of all gradients, or a norm of each
+def test_the_norm_of_gradients_is_the_same_with_and_without_a_limit(size):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(size, size), nn.BatchNorm1d(size), nn.Linear(size, 1))
+    mp = mpdiag.MixedPrecision(
+        model, torch.optim.SGD(model.parameters(), 0.0), constant(1024.0), overrides=BF16
+    )
+    x = torch.randn(8, size)
+    norms = [mp.step(model(x).square().mean(), clip_norm=c).gradient_norm for c in (None, 1e-3)]
+    model(x).square().mean().backward()
+    exact = torch.cat([p.grad.double().flatten() for p in model.parameters()]).norm().item()
+    assert norms == pytest.approx([exact, exact], rel=1e-6)

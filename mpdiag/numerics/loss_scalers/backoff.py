@@ -6,7 +6,7 @@ Sources: NVIDIA, *Training with Mixed Precision User Guide* (dynamic scaling); O
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from mpdiag.errors import UsageError
@@ -95,26 +95,25 @@ class Backoff(Scaler):
     def adjust(self, absmax: float) -> Backoff:
         """Count the step, and back off or grow where a count is full."""
         steps = self.steps_since + 1
-        if overflows(absmax, self.scale):
+        if absmax and overflows(absmax, self.scale):  # nothing is asked of the many steps with 0
             count = self.overflows_since + 1
             if count / steps <= self.tolerance:
-                return replace(self, quiet=0, steps_since=steps, overflows_since=count)
+                return self.moved(quiet=0, steps_since=steps, overflows_since=count)
             if self.tolerated + 1 < self.hysteresis:
-                return replace(
-                    self,
+                return self.moved(
                     quiet=0,
                     tolerated=self.tolerated + 1,
                     steps_since=steps,
                     overflows_since=count,
                 )
             lower = max(self.min_scale, self.scale * self.backoff_factor)
-            return replace(self._rescaled(lower), tolerated=self.tolerated)
+            return self._rescaled(lower).moved(tolerated=self.tolerated)
         if self.quiet + 1 < self.growth_interval:
-            return replace(self, quiet=self.quiet + 1, steps_since=steps)
+            return self.moved(quiet=self.quiet + 1, steps_since=steps)
         return self._rescaled(min(self.max_scale, self.scale * self.growth_factor))
 
     def _rescaled(self, scale: float) -> Backoff:
-        return replace(self, current=scale, quiet=0, tolerated=0, steps_since=0, overflows_since=0)
+        return self.moved(current=scale, quiet=0, tolerated=0, steps_since=0, overflows_since=0)
 
     @classmethod
     def proposals(cls, found: ScaleRange) -> Iterator[Backoff]:

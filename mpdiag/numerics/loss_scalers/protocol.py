@@ -90,6 +90,12 @@ class Scaler(ABC):
         """The smallest scale it can fall to; None: it does not fall."""
         return None
 
+    def moved(self, **state: Any) -> Self:
+        """Itself in another state; settings were checked when it was made, and are not again."""
+        other = object.__new__(type(self))
+        other.__dict__.update(self.__dict__, **state)
+        return other
+
     @classmethod
     def setting_names(cls) -> tuple[str, ...]:
         """Its fields without its state."""

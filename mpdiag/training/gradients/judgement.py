@@ -8,13 +8,16 @@ squares of such gradients would be infinite in an optimizer's state.
 from __future__ import annotations
 
 import math
+import operator
 import sys
 from dataclasses import dataclass
 from enum import IntEnum
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, distributed
+from torch.utils._python_dispatch import _disable_current_modes
 
 from mpdiag.errors import UsageError
 
@@ -22,6 +25,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
 
 LARGEST = torch.finfo(torch.float32).max
+JOINED = 1 << 14
+"""Elements on a CPU up to which one norm of all, copied together, costs less than a norm of each."""
 
 
 @dataclass(frozen=True)
@@ -73,13 +78,15 @@ class ForwardPass:
 
     Attributes:
         losses: One number each, on their devices.
-        sizes: Norms of buffers, on their devices.
+        buffers: Dense FP32 tensors of one device.
+        sizes: Norms of other buffers, on their devices.
         spoiled: Whether the step made a buffer infinite, asked where a size is not finite: it may have
             been so before.
         note_losses: Called with the values of the losses, once they are known.
     """
 
     losses: Sequence[Tensor] = ()
+    buffers: Sequence[Tensor] = ()
     sizes: Sequence[Tensor] = ()
     spoiled: Callable[[], bool] = lambda: True
     note_losses: Callable[[Sequence[float]], None] = lambda _values: None
@@ -124,8 +131,12 @@ def judge_gradients(
     """
     if not gradients:
         agree(RankVerdict.NO_GRADIENT, scale, device, group)
-    found = sweep(gradients, forward.sizes, forward.losses, absmax=absmax)
-    forward.note_losses(found.losses)
+    apart = absmax or clip.norm is not None
+    plain = are_plain(gradients)
+    how = {"absmax": absmax, "apart": apart, "plain": plain}
+    found = sweep(gradients, forward.sizes, forward.losses, forward.buffers, **how)
+    if found.losses:
+        forward.note_losses(found.losses)
     norm, largest = found.norm / carried, found.absmax / carried
     fine = all(map(math.isfinite, found.losses))
     fine = fine and (math.isfinite(found.others) or not forward.spoiled())
@@ -139,7 +150,7 @@ def judge_gradients(
             unscale(gradients, carried)
             carried = 1.0
             inspect(gradients)
-        _unscale_and_clip(gradients, carried, norm, clip)
+        _unscale_and_clip(gradients, carried, norm, clip, plain=plain)
     return JudgedGradients(
         not bad_ranks, norm, largest, tuple(bad_ranks), RankVerdict.FORWARD in verdicts
     )
@@ -161,13 +172,15 @@ def judge_without_gradients(
     return JudgedGradients(not bad_ranks, norm, 0.0, bad_ranks, RankVerdict.FORWARD in verdicts)
 
 
-def _unscale_and_clip(gradients: Sequence[Tensor], carried: float, norm: float, clip: Clip) -> None:
+def _unscale_and_clip(
+    gradients: Sequence[Tensor], carried: float, norm: float, clip: Clip, *, plain: bool
+) -> None:
     factor = 1.0 if clip.norm is None else clip_factor(norm, clip.norm)
     if factor < 1.0 and math.frexp(carried)[0] == 0.5:  # powers of two: one pass, the same bits
-        multiply(gradients, factor / carried)
+        multiply(gradients, factor / carried, plain=plain)
     else:
-        unscale(gradients, carried)
-        multiply(gradients, factor)
+        unscale(gradients, carried, plain=plain)
+        multiply(gradients, factor, plain=plain)
     if clip.value is not None:
         clamp(gradients, clip.value)
 
@@ -297,8 +310,11 @@ def sweep(
     gradients: Sequence[Tensor],
     others: Sequence[Tensor] = (),
     losses: Sequence[Tensor] = (),
+    beside: Sequence[Tensor] = (),
     *,
     absmax: bool = False,
+    apart: bool = True,
+    plain: bool | None = None,
 ) -> Sweep:
     """Read all gradients once (twice with ``absmax``); one synchronisation with the device.
 
@@ -306,26 +322,53 @@ def sweep(
         gradients: At least one; of sharded ones every rank must call, for the norm is of the whole.
         others: Further sizes, one number each.
         losses: One number each.
+        beside: Dense FP32 tensors of one device, whose norm is another size.
         absmax: Whether the largest |gradient| is wanted.
+        apart: Whether the norm must have the bits of ``clip_grad_norm_``, a norm of the norms of each;
+            without, its last bits may be others.
+        plain: What ``are_plain`` says of the gradients, if it is known.
     """
-    values = [values_of(g) for g in gradients]
-    parts = norms(values, 2.0)
-    device = parts[0].device
-    found = [_total(gradients, parts)]
+    values = gradients
+    if are_plain(gradients) if plain is None else plain:
+        joined = None if apart else _joined_norms(gradients, beside)
+        if joined is not None:
+            found, *sizes = joined
+            others, beside = [*others, *sizes], ()
+        else:
+            found = torch.linalg.vector_norm(torch.stack(norms(gradients, 2.0)))
+    else:
+        values = [values_of(g) for g in gradients]
+        found = _total(gradients, norms(values, 2.0))
+    if beside:
+        others = [*others, torch.linalg.vector_norm(torch.stack(norms(beside, 2.0)))]
+    device, first = found.device, [found]
     if absmax:
-        found.append(torch.stack([m.to(device) for m in norms(values, math.inf)]).max())
-    first = len(found)
-    found = [f if f.dtype == torch.float32 else f.float() for f in found]
-    found += [f if f.device == device else f.to(device) for f in others]
-    found += [loss.reshape(()).to(device) for loss in losses]
-    kinds = {f.dtype for f in found}
+        first.append(torch.stack([m.to(device) for m in norms(values, math.inf)]).max())
+    sizes = [f if f.dtype == torch.float32 else f.float() for f in first]
+    sizes += [f if f.device == device else f.to(device) for f in others]
+    sizes += [
+        f if f.dim() == 0 and f.device == device else f.reshape(()).to(device) for f in losses
+    ]
+    kinds = {f.dtype for f in sizes}
     if len(kinds) > 1:
         wide = torch.float64 if torch.float64 in kinds else torch.float32
-        found = [f.to(wide) for f in found]
-    read = torch.stack(found).tolist() if len(found) > 1 else [float(found[0])]
-    end = first + len(others)
+        sizes = [f.to(wide) for f in sizes]
+    read = torch.stack(sizes).tolist()
+    begin, end = len(first), len(first) + len(others)
     # A sum is infinite or NaN where one of them is.
-    return Sweep(read[0], read[1] if absmax else math.nan, sum(read[first:end]), tuple(read[end:]))
+    return Sweep(read[0], read[1] if absmax else math.nan, sum(read[begin:end]), tuple(read[end:]))
+
+
+def _joined_norms(*groups: Sequence[Tensor]) -> list[Tensor] | None:
+    """One norm over each group of dense FP32 tensors that is not empty, from one copy of all.
+
+    None where the copy would cost more than a norm of each: off a CPU, and of many elements.
+    """
+    sizes = [sum(map(Tensor.numel, values)) for values in groups if values]
+    if sum(sizes) > JOINED or any(v and v[0].device.type != "cpu" for v in groups):
+        return None
+    joined = torch.cat([v if v.dim() == 1 else v.reshape(-1) for vs in groups for v in vs])
+    return [torch.linalg.vector_norm(part) for part in joined.split(sizes)]
 
 
 def _total(gradients: Sequence[Tensor], parts: Sequence[Tensor]) -> Tensor:
@@ -356,7 +399,7 @@ def norms(values: Sequence[Tensor], order: float) -> list[Tensor]:
     """A norm of each tensor, on its device, in FP32; 0 for an empty one."""
     if order == math.inf and any(v.numel() == 0 for v in values):
         return [_norm(v, order) for v in values]
-    if _are_fp32_in_one_place(values):
+    if are_plain(values):
         return list(torch._foreach_norm(list(values), order))
     by_kind: dict[tuple[torch.device, torch.dtype], list[int]] = {}
     for i, value in enumerate(values):
@@ -373,12 +416,16 @@ def norms(values: Sequence[Tensor], order: float) -> list[Tensor]:
     return [r for r in result if r is not None]
 
 
-def _are_fp32_in_one_place(values: Sequence[Tensor]) -> bool:
-    """Whether all are FP32 on one device, as nearly always."""
-    device = values[0].device if values else None
-    return device is not None and all(
-        v.dtype is torch.float32 and v.device == device for v in values
-    )
+_KIND = operator.attrgetter("__class__", "dtype", "layout", "device")
+
+
+def are_plain(values: Sequence[Tensor]) -> bool:
+    """Whether all are dense FP32 tensors on one device, as nearly always; False for none."""
+    kinds = set(map(_KIND, values))
+    if len(kinds) != 1:
+        return False
+    kind, dtype, layout, _ = kinds.pop()
+    return kind is Tensor and dtype is torch.float32 and layout is torch.strided
 
 
 def _norm(value: Tensor, order: float) -> Tensor:
@@ -388,14 +435,15 @@ def _norm(value: Tensor, order: float) -> Tensor:
     return norm.float()
 
 
-def multiply(gradients: Sequence[Tensor], factor: float) -> None:
-    """Multiply gradients in place."""
+def multiply(gradients: Sequence[Tensor], factor: float, *, plain: bool | None = None) -> None:
+    """Multiply gradients in place; ``plain`` is what ``are_plain`` says of them, if it is known."""
     if factor == 1.0 or not gradients:
         return
-    dense = [values_of(g) for g in gradients]
-    if _are_fp32_in_one_place(dense):
-        torch._foreach_mul_(dense, factor)
+    if are_plain(gradients) if plain is None else plain:
+        on_cpu = gradients[0].device.type == "cpu"
+        torch._foreach_mul_(list(gradients), number(factor) if on_cpu else factor)
         return
+    dense = [values_of(g) for g in gradients]
     by_kind: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     for gradient in dense:
         by_kind.setdefault((gradient.device, gradient.dtype), []).append(gradient)
@@ -405,6 +453,16 @@ def multiply(gradients: Sequence[Tensor], factor: float) -> None:
                 gradient.mul_(factor)
         else:
             torch._foreach_mul_(group, factor)
+
+
+@lru_cache(maxsize=8)
+def number(value: float) -> Tensor:
+    """A number as an FP32 tensor of no dimension on the CPU, where torch multiplies by it sooner.
+
+    By a Python number it multiplies no other way, but makes it a tensor first, for each tensor anew.
+    """
+    with torch.inference_mode(mode=False), _disable_current_modes():
+        return torch.tensor(value, dtype=torch.float32, device="cpu")
 
 
 def clip_factor(norm: float, limit: float) -> float:
@@ -421,8 +479,8 @@ def clamp(gradients: Sequence[Tensor], limit: float) -> None:
         values.clamp_(-limit, limit)
 
 
-def unscale(gradients: Sequence[Tensor], scale: float) -> None:
-    """Divide gradients by the loss scale, in place.
+def unscale(gradients: Sequence[Tensor], scale: float, *, plain: bool | None = None) -> None:
+    """Divide gradients by the loss scale, in place; for ``plain`` see ``multiply``.
 
     The reciprocal of a power of two is exact; of scales so small that it would be infinite, the
     division itself is used.
@@ -430,8 +488,8 @@ def unscale(gradients: Sequence[Tensor], scale: float) -> None:
     if scale == 1.0:
         return
     inverse = 1.0 / scale
-    if math.isfinite(inverse) and inverse < torch.finfo(torch.float32).max:
-        multiply(gradients, inverse)
+    if math.isfinite(inverse) and inverse < LARGEST:
+        multiply(gradients, inverse, plain=plain)
     else:
         for gradient in gradients:
             values_of(gradient).div_(scale)

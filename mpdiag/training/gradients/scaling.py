@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from mpdiag.numerics.formats import FP16
-from mpdiag.training.gradients.judgement import multiply
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from torch.optim import Optimizer
 
@@ -63,8 +62,22 @@ class GradientScaling:
 
     def scaled(self, loss: Tensor) -> Tensor:
         """The loss times the scale, in FP32: an FP16 loss could not hold the product."""
-        factor = self.scale
+        factor = self._scaler.scale
         return loss if factor == 1.0 else loss.float() * factor
+
+    def run_backward(self, loss: Tensor, options: Mapping[str, Any]) -> None:
+        """Run the backward pass of a loss at the scale.
+
+        The gradient of a scaled loss by the loss is the scale, so a pass that begins with it has the
+        same bits, without the product, its own backward formula and the 1 that torch begins with.
+        """
+        factor = self._scaler.scale
+        plain = type(loss) is Tensor and loss.dtype is torch.float32 and loss.numel() == 1
+        if factor != 1.0 and plain and "gradient" not in options:
+            # Made anew: of a loss that is a view of a weight it becomes that weight's gradient.
+            loss.backward(torch.full_like(loss, factor), **options)
+        else:
+            self.scaled(loss).backward(**options)
 
     def note_loss(self, loss: Tensor, *, adds: bool = False) -> None:
         """Remember a loss whose backward pass is about to run; for ``adds`` see ``add_loss``."""
@@ -136,16 +149,19 @@ class GradientScaling:
         """Regularisers are in their gradients now."""
         self._penalized.update(id(o) for o in optimizers)
 
-    def align(self, optimizer: Optimizer, gradients_of: Callable[[], Sequence[Tensor]]) -> None:
-        """Bring gradients that wait for their step to today's scale, so that sums stay right."""
-        key, scale = id(optimizer), self.scale
+    def align(self, optimizer: Optimizer) -> float:
+        """Bring gradients that wait for their step to today's scale, so that sums stay right.
+
+        Returns:
+            By what the caller must multiply them.
+        """
+        key, scale = id(optimizer), self._scaler.scale
         before = self._carried.get(key, scale)
         if key in self._unscaled:
             before = 1.0
             self._unscaled.discard(key)
-        if before != scale:
-            multiply(gradients_of(), scale / before)
         self._carried[key] = scale
+        return scale / before
 
     def forget(self, optimizers: Iterable[Optimizer]) -> None:
         """Their gradients were used, or thrown away."""
@@ -184,39 +200,38 @@ class GradientScaling:
         A round is a step of each optimizer: one that steps again begins the next. So the scale grows
         and falls once for all of them, as with one ``GradScaler.update`` in each iteration.
         """
-        stepped = frozenset(id(o) for o in optimizers)
+        stepped = frozenset(map(id, optimizers))
         begun = self._round
-        if begun is None or begun.stepped & stepped or not stepped:
-            begun = _Round(self._scaler, 0.0, frozenset())
-        self._round = _Round(begun.before, max(begun.absmax, absmax), begun.stepped | stepped)
+        before, largest = self._scaler, max(0.0, absmax)
+        if begun is not None and stepped and begun.stepped.isdisjoint(stepped):
+            before, largest = begun.before, max(begun.absmax, absmax)
+            stepped |= begun.stepped
+        self._round = _Round(before, largest, stepped, before.adjust(largest))
         if not self.waits_for_update:
-            self._scaler = self._round.after()
+            self._scaler = self._round.after
 
     @property
     def next_scale(self) -> float:
         """The scale of the next step, as far as it is known."""
-        return (self._scaler if self._round is None else self._round.after()).scale
+        return (self._scaler if self._round is None else self._round.after).scale
 
     def end_round(self) -> None:
         """Adjust the scale by the steps of this round; the next begins a new one."""
         if self._round is not None:
-            self.scaler = self._round.after()
+            self.scaler = self._round.after
 
 
-@dataclass(frozen=True)
-class _Round:
+class _Round(NamedTuple):
     """Steps that adjust the scale together.
 
     Attributes:
         before: The scaler as it was before the first of them.
         absmax: Their largest |gradient|; infinite where one was skipped.
         stepped: Their optimizers, by id.
+        after: The scaler after them.
     """
 
     before: Scaler
     absmax: float
     stepped: frozenset[int]
-
-    def after(self) -> Scaler:
-        """The scaler after them."""
-        return self.before.adjust(self.absmax)
+    after: Scaler

@@ -11,7 +11,7 @@ import torch
 from mpdiag.training.gradients.judgement import NO_CLIP, Clip, JudgedGradients
 from mpdiag.training.gradients.scaling import parameters_of
 from mpdiag.training.skips.diagnosis import FailedStep
-from mpdiag.training.stepping import judge, skip_step, taken_step
+from mpdiag.training.stepping import gradients_held, judge, skip_step, taken_step
 from mpdiag.training.weights.transaction import Transaction
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ def step_with_closure(
 
     def closure(*args: Any, **kwargs: Any) -> Any:
         evaluation = evaluate(*args, **kwargs)
-        held = [p for p in parameters_of(optimizer) if p.grad is not None]
+        held, gradients = gradients_held(parameters_of(optimizer))
         if not held:
             return evaluation.returned
         scale = scaling.scale
@@ -86,7 +86,7 @@ def step_with_closure(
         bad = not taken and loss is not None and not math.isfinite(loss)
         judged = judge(
             context,
-            held,
+            gradients,
             carried=evaluation.carried,
             scale=scale,
             clip=clip,

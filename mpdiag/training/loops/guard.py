@@ -3,16 +3,33 @@
 from __future__ import annotations
 
 import warnings
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from mpdiag.training.arguments import inside
 from mpdiag.training.callers import loop_stacklevel
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
+    from contextlib import AbstractContextManager
 
     from torch.optim import Optimizer
+
+
+class _Within:
+    """A context that may be entered inside itself; a generator would cost more than the rest.
+
+    Attributes:
+        depth: How often it was.
+    """
+
+    def __init__(self) -> None:
+        self.depth = 0
+
+    def __enter__(self) -> None:
+        self.depth += 1
+
+    def __exit__(self, *_exception: object) -> None:
+        self.depth -= 1
 
 
 class StepGuard:
@@ -23,7 +40,8 @@ class StepGuard:
     """
 
     def __init__(self, optimizers: Sequence[Optimizer]) -> None:
-        self._inside = self._said = False
+        self._said = False
+        self._within = _Within()
         self._handles: list[Any] = []
         self.watch(optimizers)
 
@@ -33,14 +51,9 @@ class StepGuard:
             one.register_step_pre_hook(self._before) for o in optimizers for one in inside(o)
         ]
 
-    @contextmanager
-    def within(self) -> Iterator[None]:
+    def within(self) -> AbstractContextManager[None]:
         """Steps inside this context are the trainer's own."""
-        before, self._inside = self._inside, True
-        try:
-            yield
-        finally:
-            self._inside = before
+        return self._within
 
     def release(self) -> None:
         """Remove the hooks; a second call does nothing."""
@@ -49,7 +62,7 @@ class StepGuard:
             handle.remove()
 
     def _before(self, _optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-        if self._inside or self._said:
+        if self._within.depth or self._said:
             return
         self._said = True
         warnings.warn(

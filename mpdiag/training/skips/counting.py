@@ -32,7 +32,7 @@ class SkipCounts:
     def after(self, result: StepResult) -> SkipCounts:
         """The counts with one more step."""
         if not result.skipped:
-            return SkipCounts()
+            return _NONE
         falling = result.next_scale < result.scale
         return SkipCounts(
             in_a_row=self.in_a_row + 1,
@@ -43,6 +43,9 @@ class SkipCounts:
     def end_training(self, limit: int) -> bool:
         """Whether so many skips end it."""
         return max(self.at_scale, self.at_any_scale) >= limit
+
+
+_NONE = SkipCounts()
 
 
 class SkipLedger:
@@ -67,13 +70,13 @@ class SkipLedger:
             result: Whether the step was taken.
         """
         key = tuple(stepped)
-        counts = self._counts.get(key, SkipCounts()).after(result)
+        counts = self._counts.get(key, _NONE).after(result)
         self._counts[key] = counts
         return counts
 
     def in_a_row_of(self, stepped: Iterable[int]) -> int:
         """How often these were skipped in a row."""
-        return self._counts.get(tuple(stepped), SkipCounts()).in_a_row
+        return self._counts.get(tuple(stepped), _NONE).in_a_row
 
     def to_plain(self) -> list[dict[str, Any]]:
         """The counts as plain values, for a checkpoint."""

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def capture_random() -> dict[str, Tensor]:
     """Torch's random state, uint8 by generator (``cpu``, ``cuda.0`` …); some kilobytes."""
-    states = {"cpu": torch.get_rng_state()}
+    states = {"cpu": torch.default_generator.get_state()}
     if torch.cuda.is_initialized():
         states |= {f"cuda.{i}": s for i, s in enumerate(torch.cuda.get_rng_state_all())}
     return states

@@ -11,12 +11,13 @@ from __future__ import annotations
 import math
 import operator
 from dataclasses import dataclass
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
-from mpdiag.training.gradients.judgement import norms, values_of
+from mpdiag.training.gradients.judgement import are_plain, norms, values_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -38,37 +39,40 @@ class _Layout:
 
     Attributes:
         modules: Every module, once.
-        children: What their ``_modules`` hold, one after another.
+        parts: What their ``_modules`` and ``_buffers`` hold, one after another.
         names: The names of each module's buffers.
         buffers: The buffers, one after another.
     """
 
     modules: list[nn.Module]
-    children: list[nn.Module | None]
+    parts: list[nn.Module | Tensor | None]
     names: list[tuple[str, ...]]
     buffers: list[Tensor | None]
 
     def holds(self) -> bool:
         """Whether the models have the same modules and buffers still."""
-        modules = self.modules
-        children = [child for m in modules for child in m._modules.values()]
-        return _identical(children, self.children) and _identical(
-            [buffer for m in modules for buffer in m._buffers.values()], self.buffers
-        )
+        parts = _parts(self.modules)
+        return len(parts) == len(self.parts) and all(map(operator.is_, parts, self.parts))
 
 
 def _layout(models: Sequence[nn.Module]) -> _Layout:
     modules = list(dict.fromkeys(module for model in models for module in model.modules()))
     return _Layout(
         modules,
-        [child for m in modules for child in m._modules.values()],
+        _parts(modules),
         [tuple(m._buffers) for m in modules],
         [buffer for m in modules for buffer in m._buffers.values()],
     )
 
 
-def _identical(a: Sequence[object], b: Sequence[object]) -> bool:
-    return len(a) == len(b) and all(map(operator.is_, a, b))
+def _parts(modules: Sequence[nn.Module]) -> list[nn.Module | Tensor | None]:
+    """What some modules hold; asked twice in each step, of every module, so without a Python loop."""
+    tables = chain.from_iterable(map(_TABLES, map(vars, modules)))
+    return list(chain.from_iterable(map(_VALUES, tables)))
+
+
+_TABLES = operator.itemgetter("_modules", "_buffers")
+_VALUES = operator.methodcaller("values")
 
 
 class BufferGuard:
@@ -82,10 +86,14 @@ class BufferGuard:
         self._layout: _Layout | None = None
         self._saved: dict[int, _Saved] = {}  # by id of the buffer, which it keeps alive
         self._groups: list[list[_Saved]] = []  # those that are copied together
+        self._copied: list[tuple[list[Tensor], list[Tensor]]] = []  # their copies, and they
+        self._odd: list[_Saved] = []  # those that are copied one by one
+        self._kinds: list[object] = []  # shape, dtype and device of each
+        self._buffers: list[Tensor] = []  # all that are saved
         self._floats: list[Tensor] = []  # those whose values may be infinite
+        self._is_plain = False  # whether these can be read as one
         self._bad_before: set[int] = set()  # buffers that were not finite before a step
 
-    @torch.no_grad()
     def save(self, *, unless_spoiled: bool = False) -> None:
         """Copy the buffers as they are now.
 
@@ -94,14 +102,26 @@ class BufferGuard:
                 not now; nobody waits for the device to learn which.
         """
         same = self._layout is not None and self._layout.holds()
-        if not same or not all(_alike(s.copy, s.buffer) for s in self._saved.values()):
+        if not same or list(map(_KIND, self._buffers)) != self._kinds:
             self._look()
-        for group in self._groups:
-            now = [_unspoiled(saved) if unless_spoiled else saved.buffer for saved in group]
-            torch._foreach_copy_([saved.copy for saved in group], now)
-        for saved in self._saved.values():
-            if not _is_plain(saved.buffer) and saved.copy is not saved.buffer:
-                self._saved[id(saved.buffer)] = _Saved(saved.buffer, saved.buffer.detach().clone())
+        if not self._buffers:
+            return
+        grad = torch.is_grad_enabled()
+        torch._C._set_grad_enabled(False)  # as ``torch.no_grad`` does, sooner
+        try:
+            self._copy(unless_spoiled=unless_spoiled)
+        finally:
+            torch._C._set_grad_enabled(grad)
+
+    def _copy(self, *, unless_spoiled: bool) -> None:
+        if unless_spoiled:
+            for group in self._groups:
+                torch._foreach_copy_([s.copy for s in group], [_unspoiled(s) for s in group])
+        else:
+            for copies, buffers in self._copied:
+                torch._foreach_copy_(copies, buffers)
+        for saved in self._odd:
+            self._saved[id(saved.buffer)] = _Saved(saved.buffer, saved.buffer.detach().clone())
 
     def _look(self) -> None:
         """Find the buffers; what is new, or of another size, gets memory for its copy."""
@@ -118,7 +138,14 @@ class BufferGuard:
                 groups.setdefault((buffer.device, buffer.dtype), []).append(saved)
             self._saved[id(buffer)] = saved
         self._groups = list(groups.values())
-        self._floats = [s.buffer for s in self._saved.values() if _may_be_infinite(s.buffer)]
+        self._copied = [([s.copy for s in g], [s.buffer for s in g]) for g in self._groups]
+        self._buffers = [s.buffer for s in self._saved.values()]
+        self._kinds = list(map(_KIND, self._buffers))
+        self._odd = [
+            s for s in self._saved.values() if not _is_plain(s.buffer) and s.copy is not s.buffer
+        ]
+        self._floats = [buffer for buffer in self._buffers if _may_be_infinite(buffer)]
+        self._is_plain = are_plain(self._floats)
         self._bad_before &= self._saved.keys()
 
     def _pairs(self) -> list[tuple[Tensor, _Saved | None]]:
@@ -134,22 +161,24 @@ class BufferGuard:
                     found.setdefault(id(buffer), (buffer, self._saved.get(id(old.get(name)))))
         return list(found.values())
 
-    def sizes(self) -> list[Tensor]:
-        """A norm of each floating-point buffer, on its device; of what was not finite before, 0.
+    def sizes(self) -> tuple[list[Tensor], list[Tensor]]:
+        """Floating-point buffers that can be read as one, and norms of the others, on their devices.
 
-        A mask of minus infinities is no fault of the step.
+        Of what was not finite before, the norm is 0: a mask of minus infinities is no fault of the step.
         """
         if self._layout is None:
-            return []
+            return [], []
         if not self._bad_before and self._layout.holds():
-            return norms([values_of(buffer) for buffer in self._floats], 2.0)
+            if self._is_plain:
+                return self._floats, []
+            return [], norms([values_of(buffer) for buffer in self._floats], 2.0)
         pairs = self._pairs()
         found = norms([values_of(buffer) for buffer, _ in pairs], 2.0)
         for i, (_, saved) in enumerate(pairs):
             if saved is not None and id(saved.buffer) in self._bad_before:
                 (before,) = norms([values_of(saved.copy)], 2.0)
                 found[i] = torch.where(torch.isfinite(before), found[i], 0.0)
-        return found
+        return [], found
 
     def spoiled(self) -> list[Tensor]:
         """Buffers that are not finite now and were before the step; waits for the device."""
@@ -162,6 +191,10 @@ class BufferGuard:
             elif saved is not None:  # large, or not finite before: seldom worth another look
                 self._bad_before.add(id(saved.buffer))
         return found
+
+    def are_spoiled(self) -> bool:
+        """Whether there are such."""
+        return bool(self.spoiled())
 
     def names_of(self, buffers: Sequence[Tensor]) -> list[str]:
         """Their names as PyTorch gives them."""
@@ -181,6 +214,9 @@ class BufferGuard:
         for saved in self._saved.values():
             if saved.copy is not saved.buffer and not _same(saved.buffer, saved.copy):
                 saved.buffer.copy_(saved.copy)
+
+
+_KIND = operator.attrgetter("shape", "dtype", "device")
 
 
 def _is_plain(buffer: Tensor) -> bool:

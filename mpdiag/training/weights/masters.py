@@ -81,6 +81,9 @@ class Masters:
         self._shown: list[Tensor] = []  # parameters that show their masters' gradients
         self._bundles: dict[int, list[Bundle]] = {}  # by id of the optimizer
         self._bundle_of: dict[Tensor, Bundle] = {}
+        self._asked: list[
+            tuple[int, Tensor, list[Tensor]]
+        ] = []  # step, beyond the format?, masters
         self.note_written: Callable[[Sequence[Tensor]], None] = lambda _parameters: None
 
     def adopt(self, originals: dict[Tensor, Tensor] | None = None) -> None:
@@ -229,6 +232,7 @@ class Masters:
 
     def restart(self) -> None:
         """Masters and model were loaded together: what the model holds was given to it."""
+        self._asked.clear()
         self._wide.clear()
         self._bundle()
 
@@ -320,6 +324,43 @@ class Masters:
         return misfits
 
     @torch.no_grad()
+    def give_weights_later_checked(self, masters: Sequence[Tensor], step: int) -> list[Tensor]:
+        """As ``give_weights``, without waiting for an accelerator: ``late_misfits`` has its answer.
+
+        Until then the model holds infinities for what does not fit.
+
+        Args:
+            masters: What was updated.
+            step: In which step.
+
+        Returns:
+            What does not fit, where that is known now.
+        """
+        pairs = [(self._model[m], m) for m in masters if m in self._model]
+        devices = {m.device for _, m in pairs}
+        if len(devices) != 1 or not _answers_late(devices.pop()):
+            return self.give_weights(masters)
+        torch._foreach_copy_([p for p, _ in pairs], [m for _, m in pairs])
+        sizes = [torch.linalg.vector_norm(m, torch.inf) for _, m in pairs]
+        limits = {p.dtype: torch.finfo(p.dtype).max for p, _ in pairs}
+        beyond = torch.stack(
+            [~(size <= limits[p.dtype]) for size, (p, _) in zip(sizes, pairs, strict=True)]
+        )
+        answer = torch.empty(len(pairs), dtype=torch.bool, pin_memory=beyond.is_cuda)
+        answer.copy_(beyond, non_blocking=beyond.is_cuda)
+        self._asked.append((step, answer, [m for _, m in pairs]))
+        return []
+
+    def late_misfits(self) -> tuple[int, list[Tensor]]:
+        """A step before this one and what did not fit after it, once the device was waited for."""
+        asked, self._asked = self._asked, []
+        for step, answer, masters in asked:
+            misfits = [m for m, beyond in zip(masters, answer.tolist(), strict=True) if beyond]
+            if misfits:
+                return step, misfits
+        return 0, []
+
+    @torch.no_grad()
     def release(self) -> None:
         """Hand the optimizers the model's own parameters again, in FP32 and with full values."""
         self.settle()
@@ -336,6 +377,11 @@ class Masters:
         for known in (self._master, self._model, self._dtype, self._wide, self._bundle_of):
             known.clear()
         self._bundles.clear()
+
+
+def _answers_late(device: torch.device) -> bool:
+    """Whether Python would have to wait for what a device has computed."""
+    return device.type != "cpu"
 
 
 def _refresh(optimizer: Optimizer) -> None:
