@@ -253,7 +253,8 @@ def _kernel(op: Any, name: str, key: str, *, replaces: bool) -> Callable[..., An
         with switched, torch._C._ExcludeDispatchKeyGuard(autocast):
             return op(*args, **kwargs)
 
-    return kernel
+    # Where a whole step is compiled, torch would compile what runs between its graphs, and this.
+    return torch.compiler.disable(kernel)
 
 
 def _has_plain_numbers(op: Any, args: tuple[Any, ...]) -> bool:

@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from mpdiag.errors import UsageError
 from mpdiag.plan import PrecisionPlan
+from mpdiag.tracing.uncompiled import UncompiledContext, uncompiled
 from mpdiag.training import arguments, checkpoint, setup, stepping
 from mpdiag.training.gradients.judgement import Clip
 from mpdiag.training.gradients.reduction import apply_reduction
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
 _ADVICE = "pass replay= to step() to learn whether the scale or the model is at fault"
 
 
+@uncompiled("scale", "backward", "unscale", "step", "master_parameters", "close")
 class MixedPrecision:
     """Trains models in the precision a plan asks for.
 
@@ -176,9 +178,12 @@ class MixedPrecision:
 
     # -- forward and backward ----------------------------------------------------------------------
 
-    @contextmanager
-    def autocast(self) -> Iterator[None]:
+    def autocast(self) -> UncompiledContext:
         """A context for the forward pass and the loss."""
+        return UncompiledContext(self._autocast)
+
+    @contextmanager
+    def _autocast(self) -> Iterator[None]:
         self._forget_abandoned()
         start = self.context.wrapped.start
         around = start.enter(grad=torch.is_grad_enabled())
