@@ -254,7 +254,8 @@ def _kernel(op: Any, name: str, key: str, *, replaces: bool) -> Callable[..., An
             return op(*args, **kwargs)
 
     # Where a whole step is compiled, torch would compile what runs between its graphs, and this.
-    return torch.compiler.disable(kernel)
+    left_alone: Callable[..., Any] = torch.compiler.disable(kernel)
+    return left_alone
 
 
 def _has_plain_numbers(op: Any, args: tuple[Any, ...]) -> bool:

@@ -212,7 +212,7 @@ def _ready(tensor: torch.Tensor) -> Countable | None:
 
 def _place(tensor: torch.Tensor, ready: Countable | None) -> tuple[int, int, bool]:
     """Which part of its memory a tensor is, and whether its elements lie side by side."""
-    offset = 0 if tensor.is_nested else tensor.storage_offset()
+    offset = 0 if tensor.is_nested else int(tensor.storage_offset())
     return offset, tensor.numel(), ready is not None and ready.shared
 
 

@@ -18,8 +18,8 @@ _waiting: list[tuple[type, str]] = []
 def uncompiled(*names: str) -> Callable[[Class], Class]:
     """Decorate a class whose methods of these names run as they are where a compiler meets them.
 
-    ``torch.compiler.disable`` does it; it loads the compiler, which takes seconds, so ``prepare`` applies
-    it. What they call may be compiled for itself.
+    ``torch.compiler.disable`` does it, applied by ``prepare``: loading the compiler takes seconds.
+    What they call may be compiled for itself.
     """
 
     def note(owner: Class) -> Class:

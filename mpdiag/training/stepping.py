@@ -23,6 +23,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
 from mpdiag.errors import TrainingDiverged, UsageError
+from mpdiag.tracing.capture import refuse_capture
 from mpdiag.training.arguments import inside
 from mpdiag.training.gradients.judgement import (
     NO_CLIP,
@@ -110,6 +111,7 @@ def run_backward(context: StepContext, loss: Tensor, **options: Any) -> None:
 
 def note_loss(context: StepContext, loss: Tensor) -> None:
     """Make ready for the backward pass of a loss at today's scale."""
+    refuse_capture()
     scaling, wrapped = context.scaling, context.wrapped
     for optimizer in wrapped.optimizers:
         scaling.align(optimizer, lambda o=optimizer: _waiting_gradients(wrapped, o))  # type: ignore[misc]
@@ -154,6 +156,7 @@ def collect_gradients(wrapped: Wrapped, optimizer: Optimizer) -> list[Tensor]:
 
 def unscale_gradients(context: StepContext, optimizer: Optimizer) -> None:
     """Divide an optimizer's gradients by their scale ahead of the step."""
+    refuse_capture()
     if context.scaling.is_unscaled(optimizer):
         return
     held = collect_gradients(context.wrapped, optimizer)
@@ -227,6 +230,7 @@ def take_step(
         UsageError: If there is no gradient, or ranks disagree on the scale.
         TrainingDiverged: If a weight left the format.
     """
+    refuse_capture()
     scaling = context.scaling
     scale = scaling.begun_at(chosen[0])
     found = (p for o in chosen for p in parameters_of(o) if p.grad is not None)
