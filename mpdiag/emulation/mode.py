@@ -117,7 +117,7 @@ class Emulation(TorchDispatchMode):
         kwargs = kwargs or {}
         torch._C._set_mkldnn_enabled(self._onednn[-1])
         try:
-            if self._copied and self._is_write(func):
+            if self._copied and (func.namespace != "aten" or self._is_write(func)):
                 self._note_write(func, args, kwargs)
             if self._low_sums and reduces(func, args):
                 with self:  # the sums inside are dispatched as operations
@@ -206,7 +206,9 @@ class Emulation(TorchDispatchMode):
 
         Version counters alone do not tell whether it still holds: ``torch._foreach_*``, fused kernels
         and writes through ``.data`` do not raise them here. Their operations pass through this mode,
-        which drops the copies of what they write.
+        which drops the copies of what they write, and of whatever an operation that is not torch's own
+        is given. Memory that NumPy has is not kept. Elsewhere than on a CPU nothing is: a kernel that is
+        given an address (Triton) passes no mode, and copying costs little there.
         """
         if isinstance(x, torch.dtype):
             return torch.float32 if x in LOW else x
@@ -234,8 +236,12 @@ class Emulation(TorchDispatchMode):
         return known
 
     def _note_write(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Drop the copies of what an operation writes to."""
-        for to, _ in _written(func, (args, kwargs), (args, kwargs)):
+        """Drop the copies of what an operation writes to, or may write to, whatever its schema says."""
+        if func.namespace == "aten":
+            given = [to for to, _ in _written(func, (args, kwargs), (args, kwargs))]
+        else:
+            given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
+        for to in given:
             if to.layout == torch.strided and not to.is_nested:
                 for key in self._copied.pop(to.untyped_storage()._cdata, ()):
                     self._copies.drop(key)
@@ -284,13 +290,14 @@ def _is_plain(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
 
 
 def _has_memory(x: torch.Tensor) -> bool:
-    """Whether a tensor is one piece of memory with a version, by which a copy of it can be known.
+    """Whether a tensor is one piece of memory all writes to which are seen, so that a copy can be kept.
 
     Sparse and nested tensors, fake ones and other subclasses with operations of their own are not;
-    one made in inference mode has no version.
+    one made in inference mode has no version; a storage that NumPy shares cannot be resized.
     """
     known = type(x).__torch_dispatch__ is torch._C._disabled_torch_dispatch_impl
-    return known and x.layout == torch.strided and not x.is_nested and not x.is_inference()
+    plain = known and x.layout == torch.strided and not x.is_nested and not x.is_inference()
+    return plain and x.device.type == "cpu" and x.untyped_storage().resizable()
 
 
 def _is_written(func: Any, argument: Any) -> bool:

@@ -259,7 +259,9 @@ def _kernel(op: Any, name: str, key: str, *, replaces: bool) -> Callable[..., An
         with switched, torch._C._ExcludeDispatchKeyGuard(autocast):
             return op(*args, **kwargs)
 
-    return kernel
+    # Where a whole step is compiled, torch would compile what runs between its graphs, and this.
+    left_alone: Callable[..., Any] = torch.compiler.disable(kernel)
+    return left_alone
 
 
 _WIDE_KINDS = (int, float, complex, type(None))

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from mpdiag.plan import PrecisionPlan
 
 _WINDOW = ("growth_interval", "hysteresis", "min_scale", "checks")
+_CONSECUTIVE = "consecutive_hysteresis"
 
 
 def deepspeed(plan: PrecisionPlan) -> Export:
@@ -25,7 +26,8 @@ def deepspeed(plan: PrecisionPlan) -> Export:
     DeepSpeed holds FP16 weights with FP32 masters, which is level O2. A dynamic scale is
     ``loss_scale`` 0.
     """
-    support = Support("DeepSpeed", settings=_WINDOW, levels=("O0", "O2"), reduction=True)
+    settings = (*_WINDOW, _CONSECUTIVE)
+    support = Support("DeepSpeed", settings=settings, levels=("O0", "O2"), reduction=True)
     chosen, scaling, scale = format_of(plan, support), scaling_of(plan), plan.loss_scale
     document: dict[str, Any] = {}
     extra = []
@@ -47,6 +49,8 @@ def deepspeed(plan: PrecisionPlan) -> Export:
                 "hysteresis": scale.hysteresis,
                 "min_loss_scale": scale.min_scale,
             }
+            if _CONSECUTIVE in scale.settings:
+                fp16[_CONSECUTIVE] = scale.settings[_CONSECUTIVE]
         else:
             fp16["loss_scale"] = scaling.scale
         document["fp16"] = fp16

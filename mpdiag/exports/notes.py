@@ -109,7 +109,8 @@ def _of_scale(plan: PrecisionPlan, support: Support) -> Iterator[str]:
     if scale.method not in support.methods:
         yield _of_another_scaler(scale, support)
     for name, value in scale.settings.items():
-        yield f"{name} is {value} in the plan; it cannot be set here."
+        if name not in support.settings:
+            yield f"{name} is {value} in the plan; it cannot be set here."
     if scale.adaptive and Backoff.name in support.methods:
         yield from _of_settings(scale, support)
     elif "checks" not in support.settings:

@@ -20,7 +20,7 @@ import torch
 from torch.nn.modules import module as torch_modules
 from torch.nn.parallel import DistributedDataParallel
 
-from mpdiag.recording.counting.tensors import countable, tensors_in
+from mpdiag.recording.counting.tensors import countable, sum_of_bits, tensors_in
 from mpdiag.recording.failures import guarded
 from mpdiag.recording.step_clock import StepListener
 from mpdiag.tracing.dispatch import in_backward, is_traced
@@ -76,7 +76,7 @@ class Observer(StepListener):
         self._handles: list[Any] = []
         self._counted: WeakStorages[Count] = WeakStorages()
         self._watched: dict[
-            tuple[int, int], tuple[weakref.ref[torch.Tensor], list[NamedModule]]
+            tuple[int, int, int], tuple[weakref.ref[torch.Tensor], list[NamedModule]]
         ] = {}
         self._outliving: set[int] = set()  # modules whose graph was seen to outlive its step, by id
 
@@ -192,9 +192,11 @@ class Observer(StepListener):
     # -- gradients of activations ------------------------------------------------------------------
 
     def _watch(self, named: NamedModule, tensor: torch.Tensor) -> None:
-        """Hook a tensor once for each of its versions; modules that pass it on share the hook."""
-        version = 0 if tensor.is_inference() else tensor._version
-        key = (id(tensor), version)
+        """Hook a tensor once for each node that made it; modules that pass it on share the hook."""
+        # A hook belongs to the node. What torch writes in place gives the tensor another one; what goes
+        # round autograd (``.data``, a raw kernel) does not, and the same gradient comes back.
+        node = tensor.grad_fn
+        key = (id(tensor), -1 if node is None else node._sequence_nr(), tensor.output_nr)
         watched = self._watched.get(key)
         if watched is not None and watched[0]() is tensor:
             if named not in watched[1]:
@@ -251,11 +253,17 @@ class Observer(StepListener):
             named.reason = None
 
     def _count_once(self, ready: Countable) -> Count:
-        """Count memory of the same version once: an output is often its successor's output, too."""
+        """Count the same memory once: an output is often its successor's output, too.
+
+        A version counter alone does not show that memory still holds the same (``.data``, fused and raw
+        kernels do not raise it). On a CPU a sum of all bits does; elsewhere the answer would have to be
+        waited for.
+        """
         if not ready.shared or ready.version is None:
             return self._ledger.count(ready)
         values = ready.values
-        key = (values.data_ptr(), values.numel(), ready.repeat, values.dtype, ready.version)
+        place = (values.data_ptr(), values.numel(), ready.repeat, values.dtype)
+        key = (*place, ready.version, sum_of_bits(values))
         # The storage must still be the same one, not a new one at an address that was freed.
         known = self._counted.get(key)
         if known is not None:

@@ -27,6 +27,8 @@ from mpdiag.recording.counting.tensors import tensors_in
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+# What moves values without computing: their results have the histogram of what they were given.
+COPIES = frozenset({"clone", "_unsafe_view", "alias_copy", "contiguous", "lift_fresh"})
 SUMS = frozenset({"add", "add_", "sub", "sub_", "rsub"})
 SOFTMAX = frozenset({"_softmax", "_log_softmax", "_safe_softmax"})
 EXPONENTIALS = frozenset({"exp", "exp_", "expm1", "sinh", "cosh"})

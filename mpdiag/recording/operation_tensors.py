@@ -14,8 +14,9 @@ import numpy as np
 import torch
 
 from mpdiag.recording.counting.host import rows_on
-from mpdiag.recording.counting.tensors import Countable, countable
+from mpdiag.recording.counting.tensors import Countable, countable, sum_of_bits
 from mpdiag.runs.operations import NONE, TensorRecord
+from mpdiag.tracing.dispatch import tensors_of
 from mpdiag.tracing.storages import WeakStorages
 
 if TYPE_CHECKING:
@@ -47,10 +48,17 @@ class SeenTensor(NamedTuple):
 
 @dataclass
 class _Memory:
-    """A storage seen in this step: the tensor that it was last, and the operation that wrote it."""
+    """A storage seen in this step: the tensor that it was last, and the operation that wrote it.
+
+    Versions show less than what was written (``.data``, fused and raw kernels), so on a CPU the sum of
+    all bits is kept beside. Torch raises the version of what an operation writes in place after the
+    operation was seen: ``raised`` is one more than ``version`` then.
+    """
 
     version: int
-    numel: int
+    raised: int
+    bits: int | None
+    place: tuple[int, int, bool]
     tensor: int
     producer: int
 
@@ -103,12 +111,15 @@ class OperationTensors:
         if version is None:
             return SeenTensor(self._count(None), NONE, shape, dtype, name)
         memory = self._memory.get(tensor.untyped_storage()._cdata)
-        if memory is not None and version - memory.version in (0, 1):
-            same = memory.numel == tensor.numel()
-            number = memory.tensor if same else self._count(_ready(tensor))
-            return SeenTensor(number, memory.producer, shape, dtype, name)
-        number = self._count(_ready(tensor))
-        self._remember(tensor, _Memory(version, tensor.numel(), number, NONE))
+        ready = _ready(tensor)
+        place, bits = _place(tensor, ready), _bits(ready)
+        if memory is not None and memory.version <= version <= memory.raised:
+            if memory.place != place:
+                return SeenTensor(self._count(ready), memory.producer, shape, dtype, name)
+            if memory.bits == bits:
+                return SeenTensor(memory.tensor, memory.producer, shape, dtype, name)
+        number = self._count(ready)
+        self._remember(tensor, _Memory(version, version, bits, place, number, NONE))
         return SeenTensor(number, NONE, shape, dtype, name)
 
     def parts_of_parameters(self, tensors: Sequence[torch.Tensor]) -> dict[str, Any]:
@@ -122,20 +133,32 @@ class OperationTensors:
                 found.append([i, name, offset, *tensor.stride()])
         return {"parts": found} if found else {}
 
-    def wrote(self, tensor: torch.Tensor, index: int, same: int | None) -> SeenTensor:
+    def wrote(
+        self, tensor: torch.Tensor, index: int, same: int | None, *, in_place: bool = False
+    ) -> SeenTensor:
         """An operation has written a tensor.
 
         Args:
             tensor: The tensor.
             index: The operation's number.
             same: Number of a tensor with the same values, which needs no count.
+            in_place: Whether the operation was given the tensor to write to.
         """
         name = self._parameters.get(id(tensor), "")
-        number = self._count(_ready(tensor)) if same is None else same
+        ready = _ready(tensor)
+        number = self._count(ready) if same is None else same
         version = _version(tensor)
         if version is not None:
-            self._remember(tensor, _Memory(version, tensor.numel(), number, index))
+            place, bits = _place(tensor, ready), _bits(ready)
+            known = _Memory(version, version + in_place, bits, place, number, index)
+            self._remember(tensor, known)
         return SeenTensor(number, index, _shape(tensor), tensor.dtype, name)
+
+    def forget(self, arguments: Any) -> None:
+        """An operation that is not torch's own may write to what it is given, whatever it says."""
+        for tensor in tensors_of(arguments):
+            if _version(tensor) is not None:
+                self._memory.drop(tensor.untyped_storage()._cdata)
 
     def drain(self, at_least: int = _DRAIN_ROWS) -> None:
         """Read counts back from their devices, if there are so many."""
@@ -196,6 +219,16 @@ def _version(tensor: torch.Tensor) -> int | None:
 def _ready(tensor: torch.Tensor) -> Countable | None:
     ready = countable(tensor)
     return None if isinstance(ready, str) else ready
+
+
+def _place(tensor: torch.Tensor, ready: Countable | None) -> tuple[int, int, bool]:
+    """Which part of its memory a tensor is, and whether its elements lie side by side."""
+    offset = 0 if tensor.is_nested else int(tensor.storage_offset())
+    return offset, tensor.numel(), ready is not None and ready.shared
+
+
+def _bits(ready: Countable | None) -> int | None:
+    return None if ready is None or not ready.shared else sum_of_bits(ready.values)
 
 
 def _compact(h: ExponentHistogram) -> dict[str, Any]:

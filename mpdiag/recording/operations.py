@@ -51,8 +51,6 @@ DEFAULT = 3
 _FIRST, _GROWTH = 10, 10
 _MAX_OPERATIONS = 50_000
 
-# What moves values without computing: their results have the histogram of what they were given.
-_COPIES = frozenset({"clone", "_unsafe_view", "alias_copy", "contiguous", "lift_fresh"})
 # What neither reads nor writes a value worth a record.
 _IGNORED = frozenset(
     """
@@ -269,6 +267,8 @@ class OperationWatch:
     ) -> _Draft | None:
         line, node = self._lines.line(len(self._drafts))
         packet = func.overloadpacket.__name__
+        if func.namespace != "aten":
+            self._tensors.forget((args, kwargs))
         if func.is_view or func.namespace != "aten" or packet in _IGNORED:
             return None
         if len(self._drafts) >= _MAX_OPERATIONS:
@@ -299,12 +299,12 @@ class OperationWatch:
         result: Any,
     ) -> None:
         op, index = draft.fields["op"], draft.fields["index"]
-        found = operation_facts.results(op, result)
-        if func._schema.is_mutable:
-            found += [t for t in written(func, args, kwargs) if all(t is not f for f in found)]
-        same = draft.inputs[0][1].number if op in _COPIES and draft.inputs else None
+        own, found = written(func, args, kwargs), operation_facts.results(op, result)
+        found += [t for t in own if all(t is not f for f in found)]
+        same = draft.inputs[0][1].number if op in operation_facts.COPIES and draft.inputs else None
         for tensor in found:
-            draft.outputs.append(("out", self._tensors.wrote(tensor, index, same)))
+            seen = self._tensors.wrote(tensor, index, same, in_place=any(tensor is t for t in own))
+            draft.outputs.append(("out", seen))
         laid = operation_facts.views(found)
         if laid:
             draft.fields["scalars"]["laid"] = laid

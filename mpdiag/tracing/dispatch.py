@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -26,6 +27,13 @@ def after_backward(call: Callable[[], None]) -> None:
 def is_traced() -> bool:
     """Whether a call is being compiled or traced (``torch.jit.trace``), and our own code with it."""
     return torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None
+
+
+def compiler_in_use() -> bool:
+    """Whether anything in this process is compiled; under a dispatch mode it would run eagerly."""
+    frames = sys.modules.get("torch._dynamo.eval_frame")
+    known = getattr(frames, "cached_backends", {})  # of what only disables the compiler: None
+    return any(backend is not None for backend in known.values())
 
 
 def push_lowest(mode: TorchDispatchMode) -> bool:

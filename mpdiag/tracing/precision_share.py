@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
 
-from mpdiag.tracing.dispatch import in_backward, push_lowest, take_off, tensors_of
+from mpdiag.tracing.dispatch import compiler_in_use, in_backward, push_lowest, take_off, tensors_of
 from mpdiag.tracing.precision import HALF
 
 if TYPE_CHECKING:
@@ -103,6 +103,7 @@ class PrecisionShare:
         self._step += 1
         if self._active or is_counted(self._step):
             self._switch()
+        self._yield_to_compiler()
 
     def stop(self, unknown: str = "") -> None:
         """Count no more.
@@ -129,8 +130,14 @@ class PrecisionShare:
         elif not push_lowest(self._everywhere):
             self.stop("the script traces its steps, which shows no operations")
 
+    def _yield_to_compiler(self) -> None:
+        """Under a mode torch runs compiled code eagerly, and without one nothing is seen of it."""
+        if self._active and compiler_in_use():
+            self.stop("torch.compile is in use, and compiled code shows no operations")
+
     def counting(self) -> AbstractContextManager[object]:
         """Count what runs here, above every other mode: before emulation widens it."""
+        self._yield_to_compiler()
         return _Counting(self) if self._active else nullcontext()
 
     @contextmanager

@@ -11,6 +11,7 @@ import torch
 from torch.utils._pytree import tree_map
 
 from mpdiag.emulation import policy
+from mpdiag.tracing.capture import refuse_capture
 from mpdiag.tracing.precision import HALF
 
 if TYPE_CHECKING:
@@ -91,6 +92,7 @@ class Casting:
 
     def backward(self) -> AbstractContextManager[object]:
         """Backward passes: the same arithmetic, with autocast off."""
+        refuse_capture()
         low = self._wrapped.switch.on
         casts = low and self._precision.operation_casts  # for what is computed again in backward
         return _Nested(

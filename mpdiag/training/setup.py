@@ -15,6 +15,7 @@ from mpdiag.emulation.mode import Emulation
 from mpdiag.errors import UsageError
 from mpdiag.tracing.fingerprint import compare_models, fingerprint, other_model, some_of
 from mpdiag.tracing.precision_share import PrecisionShare
+from mpdiag.tracing.uncompiled import prepare
 from mpdiag.training import arguments, levels
 from mpdiag.training.callers import loop_stacklevel
 from mpdiag.training.casting import Casting
@@ -156,6 +157,7 @@ def set_up(
         device,
         options.process_group,
     )
+    prepare()
     wrapped.masters.note_written = functools.partial(_note_written, wrapped, monitor)
     return Setup(plan, precision, chosen, context)
 

@@ -24,6 +24,7 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves
 
 from mpdiag.errors import TrainingDiverged, UsageError
+from mpdiag.tracing.capture import refuse_capture
 from mpdiag.training.arguments import inside
 from mpdiag.training.gradients.judgement import (
     NO_CLIP,
@@ -114,6 +115,7 @@ def run_backward(context: StepContext, loss: Tensor, **options: Any) -> None:
 
 def note_loss(context: StepContext, loss: Tensor) -> None:
     """Make ready for the backward pass of a loss at today's scale."""
+    refuse_capture()
     scaling, wrapped = context.scaling, context.wrapped
     for optimizer in wrapped.optimizers:
         factor = scaling.align(optimizer)
@@ -177,6 +179,7 @@ def _parameters_of_all(optimizers: Sequence[Optimizer]) -> list[Tensor]:
 
 def unscale_gradients(context: StepContext, optimizer: Optimizer) -> None:
     """Divide an optimizer's gradients by their scale ahead of the step."""
+    refuse_capture()
     if context.scaling.is_unscaled(optimizer):
         return
     held = collect_gradients(context.wrapped, optimizer)
@@ -251,6 +254,7 @@ def take_step(
         UsageError: If there is no gradient, or ranks disagree on the scale.
         TrainingDiverged: If a weight left the format.
     """
+    refuse_capture()
     scaling = context.scaling
     scale = scaling.begun_at(chosen[0])
     held, gradients = gradients_held(_parameters_of_all(chosen))

@@ -24,6 +24,8 @@ from torch import Tensor, nn
 
 from mpdiag.errors import UsageError
 from mpdiag.plan import PrecisionPlan
+from mpdiag.tracing.capture import refuse_capture
+from mpdiag.tracing.uncompiled import UncompiledContext, uncompiled
 from mpdiag.training import arguments, checkpoint, setup, stepping
 from mpdiag.training.gradients.judgement import NO_CLIP, Clip
 from mpdiag.training.gradients.reduction import apply_reduction
@@ -42,6 +44,7 @@ from mpdiag.training.skips.capsule_writer import CapsuleWriter
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     from torch.optim import Optimizer
 
@@ -55,6 +58,7 @@ if TYPE_CHECKING:
 _ADVICE = "pass replay= to step() to learn whether the scale or the model is at fault"
 
 
+@uncompiled("scale", "backward", "unscale", "step", "master_parameters", "close")
 class MixedPrecision:
     """Trains models in the precision a plan asks for.
 
@@ -176,9 +180,14 @@ class MixedPrecision:
 
     # -- forward and backward ----------------------------------------------------------------------
 
-    @contextmanager
-    def autocast(self) -> Iterator[None]:
+    def autocast(self) -> AbstractContextManager[None]:
         """A context for the forward pass and the loss."""
+        return UncompiledContext(self._autocast)
+
+    @contextmanager
+    def _autocast(self) -> Iterator[None]:
+        if torch.is_grad_enabled():
+            refuse_capture()
         self._forget_abandoned()
         start = self.context.wrapped.start
         around = start.enter(grad=torch.is_grad_enabled())
@@ -321,6 +330,7 @@ class MixedPrecision:
             TrainingDiverged: If too many steps in a row were skipped, or a weight left the format.
             UsageError: If there is no gradient, or an argument makes no sense.
         """
+        refuse_capture()
         clip = NO_CLIP if clip_norm is clip_value is None else Clip(clip_norm, clip_value)
         chosen = self.context.chosen(optimizer)
         context = self.context

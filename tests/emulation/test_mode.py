@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -443,12 +444,24 @@ def _write_suspended(p):
         p.data.mul_(2)
 
 
+def _write_numpy(p):
+    bits = p.detach().view(torch.int16).numpy()
+    bits ^= np.int16(-32768)
+
+
+@torch.library.custom_op("mpdiag_tests::silently_double", mutates_args=())
+def _silently_double(p: torch.Tensor) -> torch.Tensor:
+    """Writes to what it says it only reads."""
+    p.data.mul_(2)
+    return p.new_zeros(1)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 @pytest.mark.parametrize(
     "write",
     [
         _write_in_place, _write_data, _write_foreach, _write_foreach_copy, _write_part, _write_fused,
-        _write_suspended,
+        _write_suspended, _write_numpy, _silently_double,
     ],
 )  # fmt: skip
 def test_a_weight_written_between_two_reads_is_read_anew(dtype, write):

@@ -276,9 +276,22 @@ def test_deepspeed():
     assert export_plan(replace(FULL, level="O0", reduction=None), "deepspeed").settings == {}
 
 
+CONSECUTIVE = replace(
+    FULL, loss_scale=replace(FULL.loss_scale, settings={"consecutive_hysteresis": True})
+)
+
+
+def test_a_setting_that_deepspeed_alone_has():
+    assert export_plan(CONSECUTIVE, "deepspeed").settings["fp16"]["consecutive_hysteresis"] is True
+    assert "consecutive" not in export_plan(CONSECUTIVE, "deepspeed").text.partition("{")[0]
+    told = export_plan(CONSECUTIVE, "megatron").text
+    assert "consecutive_hysteresis is True in the plan; it cannot be set here" in told
+
+
 def test_deepspeed_reads_it():
     config = pytest.importorskip("deepspeed.runtime.precision_config")
-    read = config.get_float16_config(dict(export_plan(FULL, "deepspeed").settings))
+    read = config.get_float16_config(dict(export_plan(CONSECUTIVE, "deepspeed").settings))
+    assert read.consecutive_hysteresis
     assert read.enabled
     assert read.dynamic_loss_scale_args()["init_scale"] == 128
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from support import backoff
 from torch import nn
 
@@ -21,8 +22,10 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # Transformers', about pinned
 @pytest.fixture(autouse=True)
 def fresh():
     accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+    accelerate.state.GradientState._reset_state()
     yield
     accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+    accelerate.state.GradientState._reset_state()
 
 
 class Model(nn.Module):
@@ -46,21 +49,20 @@ def data(n=48):
 
 
 def make(tmp_path, kind=transformers.Trainer, model=None, settings=None, **options):
-    arguments = transformers.TrainingArguments(
-        str(tmp_path / "out"),
-        num_train_epochs=1,
-        per_device_train_batch_size=8,
-        learning_rate=0.05,
-        max_grad_norm=1.0,
-        optim="sgd",
-        lr_scheduler_type="constant",
-        use_cpu=True,
-        report_to="none",
-        disable_tqdm=True,
-        save_strategy="no",
-        logging_strategy="no",
-        **(settings or {}),
-    )
+    chosen = {
+        "num_train_epochs": 1,
+        "per_device_train_batch_size": 8,
+        "learning_rate": 0.05,
+        "max_grad_norm": 1.0,
+        "optim": "sgd",
+        "lr_scheduler_type": "constant",
+        "use_cpu": True,
+        "report_to": "none",
+        "disable_tqdm": True,
+        "save_strategy": "no",
+        "logging_strategy": "no",
+    }
+    arguments = transformers.TrainingArguments(str(tmp_path / "out"), **chosen | (settings or {}))
     return kind(model or Model(), arguments, train_dataset=data(), **options)
 
 
@@ -151,3 +153,42 @@ def test_evaluations_of_both_sides_can_be_compared(tmp_path):
     compared = mpdiag.compare(tmp_path / "fp32", tmp_path / "fp16", metric="eval_loss")
     assert not compared.metrics[0].higher_is_better
     assert abs(compared.metrics[0].result.difference) < 0.05
+
+
+@pytest.mark.parametrize("level", ["O1", "O2"])
+def test_the_best_model_is_loaded_at_the_end_and_stays(tmp_path, level):
+    """``load_best_model_at_end`` writes into the model after the last step; nothing undoes it."""
+    seen = {}
+
+    class Worse(transformers.TrainerCallback):
+        """Evaluations after the first one are made worse; notes the weights of each."""
+
+        def on_save(self, args, state, control, model=None, **kwargs):
+            path = f"{args.output_dir}/checkpoint-{state.global_step}"
+            seen[path] = load_file(f"{path}/model.safetensors")
+
+        def on_step_end(self, args, state, control, model=None, **kwargs):
+            if state.global_step > 2:
+                with torch.no_grad():
+                    model.body[2].weight.mul_(-1.5)
+
+    settings = {
+        "eval_strategy": "steps", "eval_steps": 2, "save_strategy": "steps", "save_steps": 2,
+        "load_best_model_at_end": True, "metric_for_best_model": "loss", "max_steps": 6,
+        "gradient_accumulation_steps": 2, "num_train_epochs": 3,
+    }  # fmt: skip
+    trainer = make(
+        tmp_path,
+        bridge.PlanTrainer,
+        plan=backoff(),
+        plan_options={"level": level},
+        settings=settings,
+        eval_dataset=data(8),
+        callbacks=[Worse()],
+    )
+    trainer.train()
+    best = seen[f"{trainer.args.output_dir}/checkpoint-2"]
+    assert trainer.state.best_model_checkpoint.endswith("checkpoint-2")
+    for name, value in trainer.model.state_dict().items():
+        assert value.dtype == torch.float32
+        assert torch.equal(value, best[name].float())

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from mpdiag.errors import UsageError
 from mpdiag.numerics.loss_scalers import Backoff, ConstantScale, LogNormal, overflows, scaler_named
+from mpdiag.plan import LossScalePlan
 
 
 @given(pattern=st.lists(st.booleans(), max_size=60), interval=st.integers(1, 5))
@@ -57,6 +58,26 @@ def test_used_up_hysteresis_is_refilled_by_growth_alone(overflows, scales):
     assert seen == scales
 
 
+@pytest.mark.parametrize(
+    ("overflows", "scales"),
+    [
+        ("xx.xx.", [256] * 6),
+        ("xx.xxx", [256, 256, 256, 256, 256, 128]),
+    ],
+)
+def test_consecutive_hysteresis_is_refilled_by_every_finite_step(overflows, scales):
+    """As DeepSpeed's ``consecutive_hysteresis``."""
+    plan = LossScalePlan().with_scaler(
+        Backoff(256.0, hysteresis=3, growth_interval=9, consecutive_hysteresis=True)
+    )
+    assert plan.settings == {"consecutive_hysteresis": True}
+    s, seen = plan.scaler(), []
+    for overflow in overflows:
+        s = s.adjust(math.inf if overflow == "x" else 0.0)
+        seen.append(s.scale)
+    assert seen == scales
+
+
 @given(st.lists(st.sampled_from([0.0, 1e-30, 1e-3, 1.0, 1e30, math.inf, math.nan]), max_size=50))
 def test_lognormal_always_has_a_sound_scale(maxima):
     s = LogNormal()
@@ -93,6 +114,7 @@ def test_lognormal_overflows_about_as_rarely_as_promised_and_recovers():
         ("backoff", {"growth_factor": 1.0}),
         ("backoff", {"backoff_factor": 1.0}),
         ("backoff", {"hysteresis": 0}),
+        ("backoff", {"consecutive_hysteresis": 1}),
         ("backoff", {"bogus": 1}),
         ("lognormal", {"beta1": 1.0}),
         ("lognormal", {"quantile": math.inf}),

@@ -227,3 +227,66 @@ def test_a_forward_that_fails_is_followed_by_good_records(tmp_path):
     for name in ("", "inner"):
         found = rows(tmp_path / "run", kind="activation", name=name)
         assert found["numel"].tolist() == [40, 40]
+
+
+def _write_data(x):
+    x.data.mul_(2)
+
+
+def _write_numpy(x):
+    x.detach().numpy()[...] *= 2
+
+
+def _write_fused(x):
+    """Subtracts twice itself; fused kernels raise no counter."""
+    held = torch.nn.Parameter(x.detach())
+    held.data = x.detach()
+    held.grad = x.detach().clone()
+    torch.optim.SGD([held], lr=3.0, fused=True).step()
+
+
+@pytest.mark.parametrize("write", [_write_data, _write_numpy, _write_fused])
+def test_memory_written_past_its_version_counter_is_counted_anew(tmp_path, write):
+    """Two modules return one tensor; between them it was doubled."""
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(8, 8)
+
+        def forward(self, x):
+            y = self.inner(x)
+            version = y._version
+            write(y)
+            assert y._version == version
+            return y
+
+    model = Model()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with mpdiag.record(model, optimizer, tmp_path / "run", every=1, operations=0):
+        step(model, optimizer)
+    inner, root = (rows(tmp_path / "run", kind="activation", name=n) for n in ("inner", ""))
+    assert root["absmax"].item() == 2 * inner["absmax"].item()
+
+
+def test_a_tensor_with_another_node_has_another_gradient(tmp_path):
+    """A hook belongs to the node that made a tensor, whatever its version counter says."""
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = nn.Linear(8, 8)
+
+        def forward(self, x):
+            y = self.inner(x)
+            version = y._version
+            y.mul_(4)
+            torch._C._autograd._unsafe_set_version_counter((y,), (version,))
+            return y
+
+    model = Model()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with mpdiag.record(model, optimizer, tmp_path / "run", every=1, operations=0):
+        step(model, optimizer)
+    inner, root = (rows(tmp_path / "run", kind="activation_grad", name=n) for n in ("inner", ""))
+    assert inner["absmax"].item() == 4 * root["absmax"].item()

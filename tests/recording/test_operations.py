@@ -224,3 +224,53 @@ def test_a_backward_pass_that_would_compute_otherwise_is_left_alone(tmp_path):
     operations = run.operations()
     assert "prod" in {o.op for o in operations}
     assert {o.phase for o in operations} == {"forward"}
+
+
+@torch.library.custom_op("mpdiag_tests::double", mutates_args=("x",))
+def _double(x: torch.Tensor) -> None:
+    x.mul_(2)
+
+
+def _numpy_double(x):
+    x.numpy()[...] *= 2
+
+
+@pytest.mark.parametrize("write", [_double, _numpy_double])
+def test_what_a_kernel_of_the_scripts_own_writes_is_another_tensor(tmp_path, write):
+    """It is no operation of torch: who wrote the tensor that is read next is not known."""
+
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(8, 6)
+
+        def forward(self, x):
+            scale = torch.ones(6) + 0.5
+            with torch.no_grad():
+                write(scale)
+            return self.layer(x) * scale
+
+    run, _ = recorded(tmp_path / "run", Model(), steps=1)
+    operations = run.operations()
+    read = next(o for o in operations if o.op == "mul" and o.phase == "forward").inputs[1]
+    assert read.histogram.absmax == 3.0
+    assert read.producer == -1
+
+
+def test_what_torch_writes_in_place_is_known_by_its_writer(tmp_path):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(8, 6)
+
+        def forward(self, x):
+            scale = torch.ones(6) + 0.5
+            scale.data.mul_(2)
+            torch._foreach_add_([scale], 1.0)
+            return self.layer(x) * scale
+
+    run, _ = recorded(tmp_path / "run", Model(), steps=1)
+    operations = run.operations()
+    read = next(o for o in operations if o.op == "mul" and o.phase == "forward").inputs[1]
+    assert read.histogram.absmax == 4.0
+    assert operations[read.producer].op == "_foreach_add_"

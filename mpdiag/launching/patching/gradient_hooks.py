@@ -22,6 +22,7 @@ from torch.nn.modules import module as torch_modules
 
 from mpdiag.tracing.precision import HALF
 from mpdiag.training.casting import widened
+from mpdiag.training.weights.given import same
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -86,21 +87,21 @@ class TrueGradients:
             return self.hook(*args)
         scale = state.loss_scale
         shown = _shown(args, scale)
-        versions = [(t, t._version) for t in _tensors(shown)]
+        versions = [t._version for t in _tensors(shown)]
         with state.script_code():
             result = self.hook(*shown)
-        changed = [t for t, version in versions if t._version != version]
         at = self.replaces
         replaced = [] if at is None else _tensors(shown[at])
-        passed_on = [*replaced, *_tensors(args)]
-        if any(all(t is not p for p in passed_on) for t in changed):
+        pairs = list(zip(_tensors(args), _tensors(shown), versions, strict=True))
+        differs = [(s, _differs(o, s, version, scale)) for o, s, version in pairs]
+        if any(known and all(s is not r for r in replaced) for s, known in differs):
             state.refuse("a hook changes a gradient in place; let it return the new one")
-        if at is None or (result is None and not any(s is t for s in replaced for t in changed)):
+        edited = any(known is not False and s is r for s, known in differs for r in replaced)
+        if at is None or (result is None and not edited):
             return result
         for gradient in _tensors(args[at]):
             state.note_seen(gradient)
-        result = shown[at] if result is None else result
-        return _scaled(result, args[at], shown[at], changed, scale)
+        return _scaled(shown[at] if result is None else result, args[at], shown[at], scale)
 
     def __reduce__(self) -> Any:
         """Pickled, a hook is what the script wrote."""
@@ -251,7 +252,6 @@ def call_backward(plain: Callable[..., Any], state: PassState, node: Any, args: 
         return plain(node, *args)
     scale = state.loss_scale
     shown = _shown(args, scale)
-    versions = [t._version for t in _tensors(shown)]
     try:
         with state.script_code():
             result = plain(node, *shown)
@@ -263,9 +263,14 @@ def call_backward(plain: Callable[..., Any], state: PassState, node: Any, args: 
         return result
     for gradient in _tensors(args):
         state.note_seen(gradient)
-    handed = zip(_tensors(shown), _tensors(args), versions, strict=True)
-    given = {id(s): a for s, a, version in handed if s._version == version}
-    return _map(lambda r: given.get(id(r), r if scale == 1.0 else r * scale), result)
+    handed = {id(s): a for s, a in zip(_tensors(shown), _tensors(args), strict=True)}
+
+    def passed_on(r: Tensor) -> Tensor:
+        if id(r) in handed:
+            return _kept(handed[id(r)], r, scale)
+        return r if scale == 1.0 else r * scale
+
+    return _map(passed_on, result)
 
 
 # -- tensors in tuples -----------------------------------------------------------------------------
@@ -288,31 +293,61 @@ def _tensors(value: Any) -> list[Tensor]:
 
 def _shown(args: Any, scale: float) -> Any:
     """Gradients as a script may see them: FP32 at least, without the scale."""
-
-    def show(gradient: Tensor) -> Tensor:
-        if not (gradient.is_floating_point() or gradient.is_complex()):
-            return gradient
-        wide = gradient.float() if gradient.dtype in HALF else gradient
-        return wide if scale == 1.0 else wide / scale
-
-    return _map(show, args)
+    return _map(lambda gradient: _true(gradient, scale), args)
 
 
-def _scaled(result: Any, original: Any, shown: Any, changed: list[Tensor], scale: float) -> Any:
+def _true(gradient: Tensor, scale: float) -> Tensor:
+    if not (gradient.is_floating_point() or gradient.is_complex()):
+        return gradient
+    wide = gradient.float() if gradient.dtype in HALF else gradient
+    return wide if scale == 1.0 else wide / scale
+
+
+def _differs(original: Tensor, shown: Tensor, version: int | None, scale: float) -> bool | None:
+    """Whether code of the script has changed a gradient that it was shown a copy of; None: not known.
+
+    Version counters show too little: ``.data`` and fused kernels do not raise them. A CPU compares the
+    values; elsewhere the answer would have to be waited for.
+    """
+    if shown is original:
+        return False
+    if shown.shape != original.shape or (version is not None and shown._version != version):
+        return True
+    if shown.device.type != "cpu":
+        return None
+    now, then = _stored(shown), _stored(_true(original, scale))
+    return not torch.equal(now, then) and not bool(same(now, then).all())
+
+
+def _kept(original: Tensor, shown: Tensor, scale: float) -> Tensor:
+    """A gradient that code of the script was shown: what it wrote is scaled, the rest keeps its bits."""
+    if _differs(original, shown, None, scale) is False:
+        return original
+    scaled = (shown if scale == 1.0 else shown * scale).to(original.dtype)
+    if shown.layout != torch.strided or shown.shape != original.shape:
+        return scaled
+    return torch.where(same(shown, _true(original, scale)), original, scaled)
+
+
+def _stored(tensor: Tensor) -> Tensor:
+    return tensor._values() if tensor.is_sparse else tensor
+
+
+def _scaled(result: Any, original: Any, shown: Any, scale: float) -> Any:
     """What a hook returned, at the scale and in the dtype of what it replaces."""
     if isinstance(result, Tensor):
         if isinstance(original, (tuple, list)):  # a hook may return the only one without its tuple
             original = next(iter(original), None)
             shown = next(iter(shown), None)
-        if result is shown and not any(result is c for c in changed):
-            return original
+        if result is shown and isinstance(original, Tensor):
+            return _kept(original, result, scale)
         wide = result if scale == 1.0 else result * scale
         return wide.to(original.dtype) if isinstance(original, Tensor) else wide
     if isinstance(result, (tuple, list)):
         alike = isinstance(original, (tuple, list)) and len(original) == len(result)
         pairs = zip(original, shown, strict=True) if alike else [(None, None)] * len(result)
         return type(result)(
-            _scaled(r, o, s, changed, scale) for r, (o, s) in zip(result, pairs, strict=True)
+            _scaled(r, o, s, scale) for r, (o, s) in zip(result, pairs, strict=True)
         )
     return result
 

@@ -39,7 +39,9 @@ class Backoff(Scaler):
                   quiet = 0, hysteresis refilled
 
     With the defaults this is ``torch.amp.GradScaler``, bounded; hysteresis is DeepSpeed's, Apex' and
-    Megatron's: once it is used up, each overflow lowers the scale, until a growth refills it.
+    Megatron's: once it is used up, each overflow lowers the scale, until a growth refills it. With
+    ``consecutive_hysteresis``, DeepSpeed's, every finite step refills it: rare single overflows skip
+    their steps and never lower the scale.
     """
 
     name: ClassVar[str] = "backoff"
@@ -54,6 +56,7 @@ class Backoff(Scaler):
     min_scale: float = 1.0
     max_scale: float = LARGEST_SCALE
     tolerance: float = 0.0
+    consecutive_hysteresis: bool = False
     current: float | None = state(None)
     quiet: int = state(0)
     tolerated: int = state(0)
@@ -68,6 +71,10 @@ class Backoff(Scaler):
         check_whole(self, "growth_interval", "hysteresis")
         if isinstance(self.tolerance, bool) or not 0 <= self.tolerance < 1:
             message = f"tolerance must be a share from 0 to below 1, not {self.tolerance!r}"
+            raise UsageError(message)
+        refill: object = self.consecutive_hysteresis  # a plan may hold anything
+        if not isinstance(refill, bool):
+            message = f"consecutive_hysteresis must be true or false, not {refill!r}"
             raise UsageError(message)
         if self.growth_factor <= 1:
             message = f"growth_factor must be above 1, not {self.growth_factor!r}"
@@ -109,7 +116,8 @@ class Backoff(Scaler):
             lower = max(self.min_scale, self.scale * self.backoff_factor)
             return self._rescaled(lower).moved(tolerated=self.tolerated)
         if self.quiet + 1 < self.growth_interval:
-            return self.moved(quiet=self.quiet + 1, steps_since=steps)
+            tolerated = 0 if self.consecutive_hysteresis else self.tolerated
+            return self.moved(quiet=self.quiet + 1, tolerated=tolerated, steps_since=steps)
         return self._rescaled(min(self.max_scale, self.scale * self.growth_factor))
 
     def _rescaled(self, scale: float) -> Backoff:

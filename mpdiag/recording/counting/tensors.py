@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from mpdiag.runs.schema import Placement
 
 _MAX_DEPTH = 16
+_BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclass(frozen=True, eq=False)
@@ -83,6 +84,24 @@ def countable(tensor: torch.Tensor) -> Countable | str:
     values, repeat = flat_values(dense)
     shared = values.numel() > 0 and values.data_ptr() == _address(local)
     return Countable(values, repeat, implicit, dtype, placement, shared, version)
+
+
+def sum_of_bits(values: torch.Tensor) -> int | None:
+    """A sum by which it is seen that memory was written since; None off the CPU.
+
+    Values in another order have the same sum, and the same count.
+
+    Args:
+        values: Flat and dense, as ``Countable`` has them.
+    """
+    if values.device.type != "cpu":
+        return None
+    size = values.element_size()
+    whole = values.numel() * size // 8 * (8 // size)
+    if values.storage_offset() * size % 8:
+        whole = 0
+    longs = int(values[:whole].view(torch.int64).sum()) if whole else 0
+    return longs + int(values[whole:].view(_BITS[size]).sum())
 
 
 def _refusal(tensor: torch.Tensor) -> str | None:

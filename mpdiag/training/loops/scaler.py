@@ -30,6 +30,7 @@ import torch
 from torch import Tensor
 
 from mpdiag.errors import StateMismatch, UsageError
+from mpdiag.tracing.uncompiled import uncompiled
 from mpdiag.training import stepping
 from mpdiag.training.gradients.judgement import NO_CLIP
 
@@ -61,6 +62,7 @@ def refuse_shared_parameters(optimizers: Sequence[Optimizer]) -> None:
         raise UsageError(message)
 
 
+@uncompiled("scale", "unscale_", "step", "update")
 class LoopScaler:
     """Scales, unscales, steps and updates as ``GradScaler`` does; made by ``MixedPrecision.scaler``.
 

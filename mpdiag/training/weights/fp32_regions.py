@@ -14,6 +14,7 @@ import torch
 from torch.utils._pytree import tree_map
 
 from mpdiag.tracing.dispatch import in_backward
+from mpdiag.tracing.uncompiled import prepare, uncompiled
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -203,6 +204,7 @@ def cast_boundary(
     ]
 
 
+@uncompiled("_notice")
 class _BeforeForward:
     """Calls something before forward passes of a model; copies of the model call nothing."""
 
@@ -217,12 +219,16 @@ class _BeforeForward:
         self._copied = copied
 
     def __call__(self, called: nn.Module, _args: Any) -> None:
-        if self._call is None:
+        if self._call is not None:
+            self._notice(self._call, called)
+
+    def _notice(self, call: Callable[[], None], called: nn.Module) -> None:
+        if in_backward():
             return
-        if torch.compiler.is_compiling():
-            _uncompiled[0](self._call, self._look, called)
-        else:
-            _notice(self._call, self._look, called)
+        if self._look is not None:
+            self._look()
+        if called.training or torch.is_grad_enabled():
+            call()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _BeforeForward:
         if self._copied is not None:
@@ -231,19 +237,6 @@ class _BeforeForward:
 
     def __reduce__(self) -> Any:
         return _BeforeForward, (None,)
-
-
-def _notice(call: Callable[[], None], look: Callable[[], None] | None, called: nn.Module) -> None:
-    if in_backward():
-        return
-    if look is not None:
-        look()
-    if called.training or torch.is_grad_enabled():
-        call()
-
-
-_uncompiled: list[Callable[..., None]] = []
-"""``_notice``, which no compiler traces; made with the first hook, for torch loads its compiler."""
 
 
 def before_forward(
@@ -260,7 +253,6 @@ def before_forward(
         look: Called before every pass.
         copied: Called with the memo of ``copy.deepcopy`` while the model is copied, before most of it.
     """
-    if not _uncompiled:
-        _uncompiled.append(torch.compiler.disable(_notice))
+    prepare()
     hook = _BeforeForward(call, look, copied)
     return module.register_forward_pre_hook(hook, prepend=True)

@@ -14,6 +14,7 @@ from mpdiag.emulation import policy
 from mpdiag.emulation.mode import suspended
 from mpdiag.errors import UsageError
 from mpdiag.numerics.autocast_lists import CALLED_AS, LISTS
+from mpdiag.tracing.capture import is_captured, refuse_capture, refuse_captured
 from mpdiag.training.skips.step_start import StepStart
 from mpdiag.training.weights import averages, fp32_regions, lookout, masters, optimizer_state
 from mpdiag.training.weights.buffers import BufferGuard
@@ -202,6 +203,7 @@ class Wrapped:
     def _cast(self, fp32: frozenset[nn.Module]) -> None:
         precision = self.precision
         masters.refuse_distributed(self.models)
+        refuse_captured(pair for model in self.models for pair in model.named_modules())
         parameters = {p for o in self.optimizers for g in o.param_groups for p in g["params"]} | {
             p for m in self.models for p in m.parameters()
         }
@@ -286,7 +288,11 @@ class Wrapped:
 def _first_forward(wrapped: weakref.ref[Wrapped]) -> Callable[[], None]:
     def call() -> None:
         held = wrapped()
-        if held is not None:
+        if held is None:
+            return
+        if torch.is_grad_enabled():
+            refuse_capture()
+        if not is_captured():  # else random state cannot be read
             held.start.forward_began(grad=torch.is_grad_enabled())
 
     return call

@@ -163,16 +163,11 @@ def hysteresis_is_refilled_by_growth(subject: Subject) -> None:
     assert scales(subject, Scale(256.0, interval=2, hysteresis=2), "x..xx") == expected
 
 
-NO_SETTING = "there is no such setting"
-
-
-@CHAPTER.behaviour(
-    f"{DEEPSPEED}, test_consecutive_hysteresis",
-    on_purpose=dict.fromkeys(("O0", "O1", "O2", "O3"), NO_SETTING),
-)
+@CHAPTER.behaviour(f"{DEEPSPEED}, test_consecutive_hysteresis")
 def consecutive_hysteresis(subject: Subject) -> None:
     """With DeepSpeed's ``consecutive_hysteresis`` a finite step refills the hysteresis."""
-    assert scales(subject, Scale(256.0, hysteresis=2), "x.x.x.") == [256] * 6
+    scale = Scale(256.0, hysteresis=2, consecutive=True)
+    assert scales(subject, scale, "x.x.x.") == [256] * 6
 
 
 @CHAPTER.behaviour(f"{DEEPSPEED}, test_hysteresis_survives_a_checkpoint")

@@ -25,6 +25,7 @@ def scaler(scale: Scale) -> Backoff | ConstantScale:
         backoff_factor=scale.backoff,
         growth_interval=scale.interval,
         hysteresis=scale.hysteresis,
+        consecutive_hysteresis=scale.consecutive,
         **{name: value for name, value in bounds.items() if value is not None},
     )
 

@@ -23,6 +23,7 @@ class Scale:
     Attributes:
         init, growth, backoff, interval: The settings of ``GradScaler``.
         hysteresis: Overflows before the scale falls; 1: the first.
+        consecutive: Whether every finite step refills the hysteresis.
         least, most: Bounds; None: the subject's own.
         constant: The scale never changes.
     """
@@ -32,6 +33,7 @@ class Scale:
     backoff: float = 0.5
     interval: int = 2000
     hysteresis: int = 1
+    consecutive: bool = False
     least: float | None = None
     most: float | None = None
     constant: bool = False

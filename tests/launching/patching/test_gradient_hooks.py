@@ -69,6 +69,46 @@ def test_what_a_hook_leaves_alone_keeps_every_bit():
     assert changed.tolist() == [16.0]
 
 
+def _clamp_data(gradient):
+    gradient.data.clamp_(max=1.5)
+
+
+def _clamp_numpy(gradient):
+    gradient.numpy().clip(max=1.5, out=gradient.numpy())
+
+
+@pytest.mark.parametrize("write", [_clamp_data, _clamp_numpy])
+def test_what_a_hook_writes_past_version_counters_counts(write):
+    """In the elements that it wrote; the others keep every bit, which a scale of 3 would not leave."""
+    state = Pass()
+    state.loss_scale = 3.0
+    gradient = torch.tensor([1 / 3, 24.0, float("nan")])
+    result = TrueGradients(write, state)(gradient)
+    assert result[:2].tolist() == [gradient[0].item(), 4.5]
+    assert result[2].isnan()
+    assert state.finite == [False]
+    with pytest.raises(AssertionError, match="in place"):
+        TrueGradients(lambda gradients: write(gradients[0]), Pass(), None)([gradient])
+
+
+def test_what_a_function_writes_past_version_counters_counts():
+    class Straight(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            gradient.data.clamp_(max=1.5)
+            return gradient
+
+    node = Straight.apply(torch.zeros(2, requires_grad=True)).grad_fn
+    gradient = torch.tensor([8.0, 16.0], dtype=torch.float16)
+    result = call_backward(type(node).apply, Pass(), node, (gradient,))
+    assert result.tolist() == [8.0, 12.0]
+    assert result.dtype == torch.float16
+
+
 def test_what_a_result_cannot_replace_must_not_change():
     hook = TrueGradients(lambda gradients: gradients[0].zero_(), Pass(), None)
     with pytest.raises(AssertionError, match="in place"):

@@ -1,0 +1,52 @@
+"""CUDA graphs: what runs while one is captured runs on the host once, and never again."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+from mpdiag.errors import UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+_WITH_CUDA = torch.backends.cuda.is_built()  # torch without it raises where it is asked
+
+_STEP = (
+    "a training step cannot be captured in a CUDA graph: whether its gradients are finite is read on "
+    "the host, and a replay would keep the loss scale of the capture; capture parts of the model with "
+    "torch.cuda.make_graphed_callables, or compile it with mode='reduce-overhead'"
+)
+
+
+def is_captured() -> bool:
+    """Whether the current stream is captured in a CUDA graph."""
+    return _WITH_CUDA and torch.cuda.is_current_stream_capturing()
+
+
+def refuse_capture() -> None:
+    """Refuse to go on while the current stream is captured in a CUDA graph.
+
+    Raises:
+        UsageError: If it is.
+    """
+    if is_captured():
+        raise UsageError(_STEP)
+
+
+def refuse_captured(names: Iterable[tuple[str, torch.nn.Module]]) -> None:
+    """Refuse modules whose forward pass is a CUDA graph, where their weights are to be cast.
+
+    Raises:
+        UsageError: Naming the first of them.
+    """
+    for name, module in names:
+        forward = vars(module).get("forward")
+        if getattr(forward, "__module__", None) == "torch.cuda.graphs":
+            message = (
+                f"module {name or type(module).__name__!r} was captured in a CUDA graph, which reads "
+                "weights where they were in FP32, and the level casts them: capture it after the model "
+                "is wrapped, or choose O1"
+            )
+            raise UsageError(message)

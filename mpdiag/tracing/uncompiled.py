@@ -1,0 +1,60 @@
+"""Methods that no compiler looks into: steps and casts hold state that a graph cannot."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, ContextDecorator
+from typing import TYPE_CHECKING, TypeVar
+
+import torch
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+Class = TypeVar("Class", bound=type)
+
+_waiting: list[tuple[type, str]] = []
+
+
+def uncompiled(*names: str) -> Callable[[Class], Class]:
+    """Decorate a class whose methods of these names run as they are where a compiler meets them.
+
+    ``torch.compiler.disable`` does it, applied by ``prepare``: loading the compiler takes seconds.
+    What they call may be compiled for itself.
+    """
+
+    def note(owner: Class) -> Class:
+        _waiting.extend((owner, name) for name in names)
+        return owner
+
+    return note
+
+
+def prepare() -> None:
+    """Make the methods ready to be met by a compiler; a second call does nothing."""
+    while _waiting:
+        owner, name = _waiting.pop()
+        setattr(owner, name, torch.compiler.disable(vars(owner)[name]))
+
+
+@uncompiled("__enter__", "__exit__")
+class UncompiledContext(ContextDecorator):
+    """A context whose beginning and end no compiler looks into; what runs inside may be compiled.
+
+    Args:
+        make: Makes the context, anew each time it is entered.
+    """
+
+    def __init__(self, make: Callable[[], AbstractContextManager[None]]) -> None:
+        self._make = make
+        self._entered: list[AbstractContextManager[None]] = []
+
+    def __enter__(self) -> None:
+        """Enter it."""
+        context = self._make()
+        context.__enter__()
+        self._entered.append(context)
+
+    def __exit__(self, *exception: object) -> bool | None:
+        """Leave it."""
+        leave: Callable[..., bool | None] = self._entered.pop().__exit__
+        return leave(*exception)

@@ -1,0 +1,110 @@
+"""A step under capture in a CUDA graph, which a stand-in for the stream's answer plays."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from support import backoff
+from torch import nn
+
+import mpdiag
+from mpdiag.errors import UsageError
+from mpdiag.tracing import capture
+
+
+def begin_capture(monkeypatch):
+    monkeypatch.setattr(capture, "_WITH_CUDA", True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+
+
+def trained(level):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    optimizer = torch.optim.Adam(model.parameters(), 0.05)
+    overrides = mpdiag.PrecisionOverrides(dtype="bf16")
+    mp = mpdiag.MixedPrecision(model, optimizer, backoff(64.0), level=level, overrides=overrides)
+    with mp.autocast():
+        loss = model(torch.randn(8, 4)).square().mean()
+    mp.step(loss)
+    return model, optimizer, mp
+
+
+@pytest.mark.parametrize("level", ["O1", "O2"])
+def test_a_step_under_capture_is_refused_before_anything_is_read_or_changed(level, monkeypatch):
+    model, optimizer, mp = trained(level)
+    scaler = mp.scaler()
+    with mp.autocast():
+        loss = model(torch.randn(8, 4)).square().mean()
+    begin_capture(monkeypatch)
+    before = {k: v.clone() for k, v in model.state_dict().items()}
+    calls = {
+        "autocast": lambda: mp.autocast().__enter__(),
+        "a forward pass alone": lambda: model(torch.randn(8, 4)),
+        "backward": lambda: mp.backward(loss),
+        "step(loss)": lambda: mp.step(loss),
+        "step": mp.step,
+        "unscale": mp.unscale,
+        "scaler.scale": lambda: scaler.scale(loss),
+        "scaler.unscale_": lambda: scaler.unscale_(optimizer),
+        "scaler.step": lambda: scaler.step(optimizer),
+    }
+    for name, call in calls.items():
+        with pytest.raises(UsageError, match="cannot be captured in a CUDA graph"):
+            call()
+            pytest.fail(name)
+    assert all(torch.equal(v, before[k]) for k, v in model.state_dict().items())
+    assert mp.steps == 1
+    mp.close()
+
+
+@pytest.mark.parametrize("level", ["O1", "O2"])
+def test_an_evaluation_may_be_captured(level, monkeypatch):
+    model, _, mp = trained(level)
+    expected = model.eval()(x := torch.randn(8, 4)).detach()
+
+    def random_state(*_args):
+        raise AssertionError("random state cannot be read under capture")
+
+    monkeypatch.setattr("mpdiag.training.skips.step_start.capture_random", random_state)
+    begin_capture(monkeypatch)
+    with torch.no_grad(), mp.autocast():
+        found = model(x)
+    assert torch.allclose(found.float(), expected.float(), atol=0.05)
+    mp.close()
+
+
+def test_training_goes_on_after_a_refused_capture(monkeypatch):
+    model, _, mp = trained("O1")
+    with monkeypatch.context() as inside:
+        begin_capture(inside)
+        with pytest.raises(UsageError):
+            mp.autocast().__enter__()
+    with mp.autocast():
+        loss = model(torch.randn(8, 4)).square().mean()
+    assert not mp.step(loss).skipped
+    mp.close()
+
+
+@pytest.mark.parametrize("level", ["O1", "O2"])
+def test_a_module_captured_before_it_is_wrapped(level):
+    """As ``torch.cuda.make_graphed_callables`` leaves it: its graph reads the weights where they are."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
+
+    def new_fwd(x):
+        return nn.functional.linear(x, model[0].weight, model[0].bias)
+
+    new_fwd.__module__ = "torch.cuda.graphs"
+    model[0].forward = new_fwd
+    optimizer = torch.optim.SGD(model.parameters(), 0.05)
+    overrides = mpdiag.PrecisionOverrides(dtype="bf16")
+    if level == "O2":
+        with pytest.raises(UsageError, match="module '0' was captured in a CUDA graph"):
+            mpdiag.MixedPrecision(model, optimizer, backoff(64.0), level=level, overrides=overrides)
+        assert model[1].weight.dtype == torch.float32
+        return
+    with mpdiag.MixedPrecision(
+        model, optimizer, backoff(64.0), level=level, overrides=overrides
+    ) as mp:
+        with mp.autocast():
+            loss = model(torch.randn(8, 4)).square().mean()
+        assert not mp.step(loss).skipped
