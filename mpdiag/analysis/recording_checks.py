@@ -8,6 +8,7 @@ from mpdiag.analysis.findings import Finding
 from mpdiag.display.wording import counted
 from mpdiag.errors import DamagedRun
 from mpdiag.numerics.periods import unseen_periods
+from mpdiag.runs.coverage import stepped_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -62,20 +63,17 @@ def _loop_findings(run: Run, layers: Layers) -> list[Finding]:
                 fix="call optimizer.step() after backward(), and record again",
             )
         )
-    unseen = [
-        o.get("type")
-        for o in run.meta.get("optimizers") or []
-        if o.get("steps_taken") and o.get("steps_recorded") == 0
-    ]
+    unseen = [optimizer.kind for optimizer in stepped_in(run) if optimizer.unseen]
     if unseen:
         found.append(
             Finding(
                 severity="warning",
                 code="optimizer-not-recorded",
-                message=f"no step of {counted(len(unseen), 'optimizer')} was recorded: the recorded "
-                "steps are all steps of others",
+                message=f"no step of {counted(len(unseen), 'optimizer')} was recorded "
+                f"({' and '.join(unseen)}): the recorded steps are all steps of others",
                 evidence={"optimizers": unseen},
-                fix="record with another --every: optimizers that step in turn have steps of their own",
+                fix="record without --every and --max-steps, or with another --every: the first steps "
+                "of each optimizer are recorded, and those that step in turn have steps of their own",
             )
         )
     return found

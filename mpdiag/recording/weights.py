@@ -18,9 +18,10 @@ from mpdiag.recording.counting.tensors import Countable, beside_sharded, countab
 from mpdiag.recording.failures import guarded
 from mpdiag.recording.step_clock import StepListener
 from mpdiag.runs.schema import TOTAL
+from mpdiag.tracing.dispatch import is_traced
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Sequence
+    from collections.abc import Callable, Container, Iterable, Sequence
 
     from torch.optim import Optimizer
 
@@ -205,13 +206,35 @@ class WeightObserver(StepListener):
 
     # -- an optimizer's step -----------------------------------------------------------------------
 
-    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         self._operations.pause()
-        closure = _closure(args, kwargs) is not None
+        closure = _closure(args, kwargs)
         if self._clock.active:
-            self._clock.optimizer_begins(optimizer, evaluates=closure)
+            self._clock.optimizer_begins(optimizer, evaluates=closure is not None)
         if self._clock.recording:
-            self._note_before_step(optimizer, closure)
+            self._note_before_step(optimizer, closure is not None)
+        if closure is None or is_traced():
+            return None
+        told = self._told(optimizer, closure)
+        return (
+            tuple(told if a is closure else a for a in args),
+            {name: told if a is closure else a for name, a in kwargs.items()},
+        )
+
+    def _told(self, optimizer: Optimizer, closure: Callable[..., Any]) -> Callable[..., Any]:
+        """A closure that tells the clock of each time it is evaluated."""
+
+        @functools.wraps(closure)
+        def evaluate(*args: Any, **kwargs: Any) -> Any:
+            if not self._clock.active:
+                return closure(*args, **kwargs)
+            self._clock.evaluation_began(optimizer)
+            try:
+                return closure(*args, **kwargs)
+            finally:
+                self._clock.evaluation_ended()
+
+        return evaluate
 
     @guarded("an optimizer hook")
     def _note_before_step(self, optimizer: Optimizer, closure: bool) -> None:
