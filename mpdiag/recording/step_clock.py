@@ -39,8 +39,8 @@ _LONGEST_ROUND = 8
 """Steps after which an optimizer is not waited for: a critic often has five to its generator's one."""
 MOST_PHASES = 8
 """Phases whose first steps the pace is asked for: some loops make an optimizer in every turn."""
-_APART = 20
-"""Rounds from one phase to the next at least."""
+_APART = 10
+"""Rounds from one phase to the next at least; the training itself is the first one."""
 
 
 @dataclass(frozen=True)
@@ -230,10 +230,9 @@ class StepClock:
         self._reconsider()
 
     def _begin_phase(self) -> None:
-        """Note that something new is stepped from here on, unless it is the beginning of it all."""
-        if self.number == 0 or len(self._phases) >= MOST_PHASES:
-            return
-        if not self._phases or self.round - self._phases[-1] >= _APART:
+        """Note that something new is stepped from here on, unless a phase has just begun."""
+        last = self._phases[-1] if self._phases else 0
+        if self.round - last >= _APART and len(self._phases) < MOST_PHASES:
             self._phases.append(self.round)
             self._phase_waits = True
 

@@ -195,6 +195,26 @@ def bf16_findings(operations: Iterable[Operation], target: FloatFormat) -> list[
     ]
 
 
+def refused_findings(operations: Sequence[Operation]) -> list[Finding]:
+    """Losses on probabilities, at which torch's autocast ends a training on CUDA.
+
+    Whatever dtype they read: where autocast is on, the call alone raises.
+    """
+    found = {o.where or o.module: o for o in operations if not o.node and policy_name(o.op) in BANNED}
+    return [
+        Finding(
+            severity="warning",
+            code="refused-by-autocast",
+            message=f"torch.autocast refuses {op.op} on CUDA (at {place}): a training that calls it "
+            "there, where autocast is on, ends with an error",
+            evidence={"op": op.op, "where": op.where, "module": op.module},
+            fix="leave out the sigmoid and call binary_cross_entropy_with_logits, or call it outside "
+            "autocast, on FP32",
+        )
+        for place, op in found.items()
+    ]
+
+
 def is_low(op: str) -> bool:
     """Whether the policy computes an operation, as a plan names it, in the low format."""
     return LISTS.get(policy_name(op)) == "low" or op in COMPOSITES

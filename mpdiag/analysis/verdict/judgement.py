@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mpdiag.analysis.recording_checks import FEW_STEPS
+from mpdiag.analysis.recording_checks import FEW_STEPS, NOT_FP32, WIDER_THAN_FP32
 from mpdiag.analysis.verdict.evidence import evidence_of, failure_of, narrowed, not_examined_in
 from mpdiag.display.wording import counted, scale_text
 from mpdiag.plan import NO_SCALE, Verdict
@@ -131,8 +131,15 @@ def _why_not(case: Case) -> Iterator[str]:
 
 def _not_a_training_in_fp32(case: Case) -> Iterator[str]:
     fmt, codes = case.target.label, case.codes
-    narrow = narrowed(case.run) or ("its weights are not FP32" if "not-fp32" in codes else "")
-    if narrow:
+    weights = next((f for f in case.findings if f.code == NOT_FP32), None)
+    dtypes = frozenset(weights.evidence.get("dtypes") or ()) if weights is not None else frozenset()
+    narrow = narrowed(case.run) or ("its weights are not FP32" if weights is not None else "")
+    if dtypes and dtypes <= WIDER_THAN_FP32:
+        yield (
+            f"This is a recording of a training in {' and '.join(sorted(dtypes))}: whether it trains in "
+            f"FP32 was not seen, and so not whether it would in {fmt}."
+        )
+    elif narrow:
         yield (
             f"This is not a recording of an FP32 training ({narrow}), so it cannot show what {fmt} "
             "would lose."
