@@ -26,6 +26,7 @@ from mpdiag.analysis.operations.detection import (
     find_operations,
     is_low,
     operation_findings,
+    refused_findings,
 )
 from mpdiag.analysis.rank_checks import rank_findings
 from mpdiag.analysis.recording_checks import (
@@ -194,6 +195,7 @@ def analyze(run: str | os.PathLike[str] | Run, target: str = FP16.name) -> Analy
         [
             *findings,
             *bf16_findings(recorded, fmt),
+            *refused_findings(recorded),
             *period_findings(opened, statistics.steps().tolist()),
         ]
     )

@@ -316,7 +316,7 @@ class ScriptRecording:
         if self._compiles.seen:
             self._forgo_operations()
         self._recorder.start()
-        self._begun = True
+        self._begun = found.called is not None  # if in an optimizer's step, hooks see the next call
         if threading.current_thread() is threading.main_thread():
             self._finish_on_termination()
 

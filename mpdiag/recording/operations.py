@@ -28,7 +28,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mpdiag.emulation.rounding_effect import measure_rounding
-from mpdiag.numerics.autocast_lists import COMPOSITES
+from mpdiag.numerics.autocast_lists import COMPOSITES, NO_HALF_FUNCTIONS
 from mpdiag.recording import operation_facts
 from mpdiag.recording.operation_tensors import OperationTensors, SeenTensor
 from mpdiag.runs.operations import NONE, Operation, Phase
@@ -389,7 +389,7 @@ class OperationWatch:
     def _composite(self) -> str:
         """The function being called where torch casts it by its own name, not by its parts'."""
         name = self._conversions.function
-        return name if name in COMPOSITES else ""
+        return name if name in COMPOSITES or name in NO_HALF_FUNCTIONS else ""
 
     # -- the end of a step -------------------------------------------------------------------------
 

@@ -273,11 +273,12 @@ class StepClock:
     def optimizer_begins(self, optimizer: object, *, evaluates: bool) -> None:
         """An optimizer is about to step.
 
-        A second step of the same one is no part of the present step; nor is one that evaluates the
-        loss itself (``evaluates``), for it begins with a forward pass.
+        A second step of the same one is no part of the present step. One that evaluates the loss
+        itself (``evaluates``) begins a step with its forward pass; some are given a closure that does
+        nothing, as by Lightning where the loop calls ``backward()``.
         """
         self._look_at(optimizer)
-        if self.due and (evaluates or id(optimizer) in self._stepped):
+        if self.due and id(optimizer) in self._stepped:
             self.end_step()
         self.evaluating = evaluates
         if evaluates:

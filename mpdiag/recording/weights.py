@@ -97,6 +97,7 @@ class WeightObserver(StepListener):
         self._contributions: list[Any] = []  # hooks of this step
         self._left_out: set[int] = set()  # parameters that the names to record leave out
         self._unstepped: dict[int, Any] = {}  # hooks of parameters that no optimizer steps
+        self._evaluating: Optimizer | None = None  # steps, and calls a closure
         self._before: dict[int, list[tuple[NamedParameter, Countable]]] = {}
 
     # -- hooks come and go -------------------------------------------------------------------------
@@ -164,6 +165,8 @@ class WeightObserver(StepListener):
     def step_began(self, step: Step) -> None:
         """Hook parameters if each backward pass's contribution to their gradients is wanted."""
         self._before.clear()
+        if step.recorded and self._evaluating is not None:  # its closure has begun this step
+            self._note_before_step(self._evaluating, closure=True)
         for handle in self._contributions:
             handle.remove()
         self._contributions = []
@@ -215,6 +218,7 @@ class WeightObserver(StepListener):
             self._note_before_step(optimizer, closure is not None)
         if closure is None or is_traced():
             return None
+        self._evaluating = optimizer
         told = self._told(optimizer, closure)
         return (
             tuple(told if a is closure else a for a in args),
@@ -256,6 +260,7 @@ class WeightObserver(StepListener):
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._operations.pause()  # a closure may have run forward passes
+        self._evaluating = None
         if self._clock.recording:
             self._note_after_step(optimizer, _closure(args, kwargs) is not None)
         if self._clock.active:

@@ -260,8 +260,9 @@ def test_an_optimizer_that_evaluates_the_loss_itself_begins_a_step():
     one_pass(clock)
     clock.optimizer_stepped("sgd")
     clock.optimizer_begins("lbfgs", evaluates=True)
-    assert (diary.ends, clock.evaluating) == ([0], True)
+    assert (diary.ends, clock.evaluating) == ([], True)
     one_pass(clock)
+    assert (diary.ends, clock.evaluating) == ([0], True)
     clock.optimizer_stepped("lbfgs")
     assert not clock.evaluating
     assert ("stepped lbfgs", 1) in diary.heard
@@ -650,6 +651,22 @@ def test_alternating_optimizers_lose_no_step_of_either(tmp_path):
         found = rows(tmp_path / "run", kind="update", name=f"{name}.weight").sort_values("step")
         assert (found["tensors"] == 1).all()
         assert found["absmax"].tolist() == expected
+
+
+@pytest.mark.parametrize("closure", [None, lambda: None])
+def test_closures_that_do_nothing_begin_no_step(tmp_path, model, closure):
+    """Lightning's manual optimization gives each optimizer a closure, after the one ``backward()``."""
+    optimizers = [torch.optim.SGD(part.parameters(), 0.1) for part in (model[0], model[2])]
+    with mpdiag.record(model, optimizers, tmp_path / "run", every=1) as recorder:
+        for _ in range(3):
+            model(torch.randn(5, 4)).square().mean().backward()
+            for optimizer in optimizers:
+                optimizer.step(closure)
+            model.zero_grad()
+    assert (recorder.step, recorder.failures) == (3, [])
+    updates = rows(tmp_path / "run", kind="update")
+    assert sorted(updates.step[updates.name == "2.weight"]) == [0, 1, 2]
+    assert sorted(updates.step[updates.name == "0.weight"]) == [0, 1, 2]
 
 
 def test_optimizer_in_backward(tmp_path):

@@ -24,7 +24,7 @@ from mpdiag.analysis.operations.precision_rules import RULES as PRECISION_RULES
 from mpdiag.analysis.operations.rules import RULES, called, finding_of, gradients
 from mpdiag.analysis.operations.sources import without_followers, written_in_place
 from mpdiag.display.wording import counted
-from mpdiag.numerics.autocast_lists import COMPOSITES, LISTS, policy_name
+from mpdiag.numerics.autocast_lists import BANNED, COMPOSITES, LISTS, policy_name
 from mpdiag.numerics.formats import BF16
 
 if TYPE_CHECKING:
@@ -195,12 +195,14 @@ def bf16_findings(operations: Iterable[Operation], target: FloatFormat) -> list[
     ]
 
 
-def refused_findings(operations: Sequence[Operation]) -> list[Finding]:
+def refused_findings(operations: Iterable[Operation]) -> list[Finding]:
     """Losses on probabilities, at which torch's autocast ends a training on CUDA.
 
     Whatever dtype they read: where autocast is on, the call alone raises.
     """
-    found = {o.where or o.module: o for o in operations if not o.node and policy_name(o.op) in BANNED}
+    found = {
+        o.where or o.module: o for o in operations if not o.node and policy_name(o.op) in BANNED
+    }
     return [
         Finding(
             severity="warning",
