@@ -15,6 +15,9 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+_AUTOGRAD: Any = torch.autograd  # its backward() and grad() look the engine up by this name
+
+
 def leaves_of(tensors: Iterable[Tensor]) -> tuple[dict[int, Tensor], bool]:
     """The leaf tensors that a backward pass from some tensors gives gradients to.
 
@@ -88,7 +91,7 @@ class BackwardPasses:
         """Begin; a second call does nothing."""
         if self._wrapped is not None:
             return
-        plain: Any = torch.autograd._engine_run_backward  # type: ignore[attr-defined]
+        plain = _AUTOGRAD._engine_run_backward
 
         @functools.wraps(plain)
         def run(outputs: Any, *args: Any, **kwargs: Any) -> Any:
@@ -98,10 +101,10 @@ class BackwardPasses:
                 return plain(outputs, *args, **kwargs)
 
         self._plain, self._wrapped = plain, run
-        torch.autograd._engine_run_backward = run  # type: ignore[attr-defined]
+        _AUTOGRAD._engine_run_backward = run
 
     def detach(self) -> None:
         """End; torch's function is put back, unless it has been wrapped again since."""
-        if torch.autograd._engine_run_backward is self._wrapped:  # type: ignore[attr-defined]
-            torch.autograd._engine_run_backward = self._plain  # type: ignore[attr-defined]
+        if _AUTOGRAD._engine_run_backward is self._wrapped:
+            _AUTOGRAD._engine_run_backward = self._plain
         self._plain = self._wrapped = None
