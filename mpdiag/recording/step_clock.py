@@ -201,7 +201,12 @@ class StepClock:
             listener.step_began(step)
 
     def _is_wanted(self) -> bool:
-        """Whether the pace wants the present step."""
+        """Whether the pace wants the present step.
+
+        A phase begins with the first step that can be recorded: a thin pace must not miss its only one.
+        """
+        if self._phase_waits:
+            self._phases[-1] = self.round
         since = self.round - self._phases[-1] if self._phases else None
         return self._pace.wants(self.round) or (
             since is not None and self._pace.wants_in_phase(since)

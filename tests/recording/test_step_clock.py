@@ -407,6 +407,20 @@ def test_one_that_evaluates_the_loss_itself_has_its_very_first_step_recorded():
     assert clock.steps_of("lbfgs").evaluations == 1
 
 
+def test_the_first_step_of_a_phase_is_recorded_however_thin_the_pace_is():
+    class Thin(Started):
+        def wants_in_phase(self, rounds):
+            return rounds % 8 == 0
+
+    clock, diary, _ = started("adam", "lbfgs")
+    clock.attach([diary], Thin())
+    steps(clock, "adam", 30)
+    clock.optimizer_begins("lbfgs", evaluates=True)
+    one_pass(clock)  # its closure's: it ends the step that was due
+    clock.optimizer_stepped("lbfgs")
+    assert clock.steps_of("lbfgs") == OptimizerSteps(1, 1)
+
+
 def test_parameters_that_are_added_begin_a_phase():
     optimizer = Grown()
     clock, recorded = with_phases(optimizer)
