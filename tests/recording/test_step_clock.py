@@ -427,7 +427,7 @@ def test_parameters_that_are_added_begin_a_phase():
     steps(clock, optimizer, 30)
     optimizer.param_groups.append({"params": [2, 3]})
     steps(clock, optimizer, 10)
-    assert recorded() == [31]
+    assert recorded() == [31, 32]
 
 
 def test_phases_are_bounded():
