@@ -26,6 +26,7 @@ from mpdiag.analysis.operations.detection import (
     find_operations,
     is_low,
     operation_findings,
+    refused_findings,
 )
 from mpdiag.analysis.operations.loss_change import loss_curve
 from mpdiag.analysis.rank_checks import rank_findings
@@ -199,6 +200,7 @@ def analyze(
         [
             *findings,
             *bf16_findings(recorded, fmt, loss_curve(opened)),
+            *refused_findings(recorded),
             *period_findings(opened, statistics.steps().tolist()),
         ]
     )

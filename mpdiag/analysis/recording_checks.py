@@ -8,6 +8,7 @@ from mpdiag.analysis.findings import Finding
 from mpdiag.display.wording import counted
 from mpdiag.errors import DamagedRun
 from mpdiag.numerics.periods import unseen_periods
+from mpdiag.runs.coverage import stepped_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -17,6 +18,8 @@ if TYPE_CHECKING:
 
 NOT_FP32 = "not-fp32"
 """The code of each finding that says that a recording is not of FP32 training."""
+WIDER_THAN_FP32 = frozenset({"float64", "complex128"})
+"""Dtypes that hold more than FP32 does."""
 FEW_STEPS = 20
 """Recorded steps below which an analysis says that it rests on few."""
 
@@ -62,20 +65,17 @@ def _loop_findings(run: Run, layers: Layers) -> list[Finding]:
                 fix="call optimizer.step() after backward(), and record again",
             )
         )
-    unseen = [
-        o.get("type")
-        for o in run.meta.get("optimizers") or []
-        if o.get("steps_taken") and o.get("steps_recorded") == 0
-    ]
+    unseen = [optimizer.kind for optimizer in stepped_in(run) if optimizer.unseen]
     if unseen:
         found.append(
             Finding(
                 severity="warning",
                 code="optimizer-not-recorded",
-                message=f"no step of {counted(len(unseen), 'optimizer')} was recorded: the recorded "
-                "steps are all steps of others",
+                message=f"no step of {counted(len(unseen), 'optimizer')} was recorded "
+                f"({' and '.join(unseen)}): the recorded steps are all steps of others",
                 evidence={"optimizers": unseen},
-                fix="record with another --every: optimizers that step in turn have steps of their own",
+                fix="record without --every and --max-steps, or with another --every: the first steps "
+                "of each optimizer are recorded, and those that step in turn have steps of their own",
             )
         )
     return found
@@ -114,14 +114,18 @@ def _narrow_weights(run: Run) -> list[Finding]:
     dtypes = " and ".join(kinds)
     share = sum(sizes[kind] for kind in kinds) / max(1, sum(sizes.values()))
     which = "the weights" if share == 1 else f"{share:.1%} of the weights"
+    missing = f"it cannot show what {dtypes} rounded away or could not represent"
+    fix = "record the model in FP32: model.float()"
+    if not halves and set(kinds) <= WIDER_THAN_FP32:
+        missing = "whether FP32 suffices for it was not seen, and no plan trains it as it is"
+        fix = "make model and inputs FP32, see that it still trains, and record that"
     return [
         Finding(
             severity="warning",
             code=NOT_FP32,
-            message=f"{which} are {dtypes}, so this is not a recording of FP32 training: "
-            f"it cannot show what {dtypes} rounded away or could not represent",
+            message=f"{which} are {dtypes}, so this is not a recording of FP32 training: {missing}",
             evidence={"dtypes": kinds, "share": share},
-            fix="record the model in FP32: model.float()",
+            fix=fix,
         )
     ]
 

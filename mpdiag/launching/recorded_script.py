@@ -193,8 +193,13 @@ class ScriptRecording:
         self._recorder = None
 
     def finish(self, state: str) -> None:
-        """Stop and finish the run folder; of several calls the first one counts."""
+        """Stop and finish the run folder; of several calls the first one counts.
+
+        One before the script's end leaves the script's autocast switched off, where it is: a training
+        that went on in half precision from there would be neither.
+        """
         if self._state is not None:
+            self._autocast_as_it_was()
             return
         try:
             carry_through(lambda _again: self._finish(state))
@@ -214,6 +219,9 @@ class ScriptRecording:
         if self._discovery is not None:
             self._discovery.detach()
         self._compiles.detach()
+        self._autocast_as_it_was()
+
+    def _autocast_as_it_was(self) -> None:
         if self._precision is not None:
             self._precision.detach()
 
@@ -257,8 +265,10 @@ class ScriptRecording:
             self._begun = False
             recorder.call_began(module, args)
         limit = self.settings.options.max_steps
-        if limit is not None and recorder.steps_recorded >= limit:
+        if limit is not None and self._state is None and recorder.steps_recorded >= limit:
             self.finish("complete")
+            if self._precision is not None and self._precision.off:
+                self._precision.attach()  # until the script ends
 
     def _forgo_operations(self) -> None:
         """Record no operations any more: the script compiles something from now on."""
@@ -306,7 +316,7 @@ class ScriptRecording:
         if self._compiles.seen:
             self._forgo_operations()
         self._recorder.start()
-        self._begun = True
+        self._begun = found.called is not None  # if in an optimizer's step, hooks see the next call
         if threading.current_thread() is threading.main_thread():
             self._finish_on_termination()
 

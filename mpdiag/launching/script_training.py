@@ -122,9 +122,9 @@ class ScriptTraining:
         """What was done, in a sentence."""
         if not self.trainers:
             return ""
-        last = self.trainers[-1]
+        last = max(self.trainers, key=lambda trainer: trainer.steps)  # all share one count of steps
         skipped = sum(trainer.skipped for trainer in self.trainers)
-        several = len(last.context.wrapped.optimizers)
+        several = sum(len(trainer.context.wrapped.optimizers) for trainer in self.trainers)
         of = f" of {several} optimizers" if several > 1 else ""
         rest = f"{skipped} skipped, loss scale {last.loss_scale:g} at the end"
         if self._share is None or last.precision.level == "O0":
@@ -363,6 +363,7 @@ class ScriptTraining:
                 "its gradients do not come from backward(), so the loss was never scaled; use "
                 "mpdiag.MixedPrecision in it"
             )
+        trainer.count_on(max(other.steps for other in self.trainers))
         off = self._products.off() if self._products and closure is None else nullcontext()
         try:
             with off:

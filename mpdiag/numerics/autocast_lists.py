@@ -71,11 +71,18 @@ NO_HALF = frozenset(
     special_laguerre_polynomial_l special_legendre_polynomial_p special_log_ndtr
     special_modified_bessel_i0 special_modified_bessel_i1 special_modified_bessel_k0
     special_modified_bessel_k1 special_ndtri special_scaled_modified_bessel_k0
-    special_scaled_modified_bessel_k1 special_spherical_bessel_j0 special_zeta
+    special_scaled_modified_bessel_k1 special_shifted_chebyshev_polynomial_t
+    special_shifted_chebyshev_polynomial_u special_shifted_chebyshev_polynomial_v
+    special_shifted_chebyshev_polynomial_w special_spherical_bessel_j0 special_zeta
+    sparse_sampled_addmm
     """.split()
 )
-NO_BF16 = frozenset({"_fft_r2c", "_fft_c2c", "_fft_c2r", "complex"})
-"""The same, of BF16 alone; an FFT in FP16 takes lengths that are powers of two."""
+FFT = frozenset({"_fft_r2c", "_fft_c2c", "_fft_c2r"})
+"""Transforms, ``stft`` among them: in FP16 they take lengths that are powers of two, in BF16 none."""
+NO_BF16 = FFT | {"complex", "view_as_complex"}
+"""The same as ``NO_HALF``, of BF16 alone."""
+# Functions made of several operations that refuse half precision by their own name, before any of them.
+NO_HALF_FUNCTIONS = frozenset({"quantile", "nanquantile", "linalg_matrix_power", "matrix_power"})
 
 # ATen's names below autograd -> the name the policy knows them by.
 _KNOWN_AS = {

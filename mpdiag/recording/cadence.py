@@ -1,11 +1,12 @@
 """Which steps are recorded, and how much rarer they become when recording costs too much.
 
-After the dense beginning one step in each stratum of ``SPARSE_EVERY`` steps is recorded, at an offset
-hashed from the stratum's number. Equal distances would hide what a training does in turn: of two tasks
-that alternate, every 20th step shows one. The offsets depend on nothing but the step, so a recording
-can be repeated and ranks agree, and no random state is touched. Offsets are hashed for a block of
-strata at once, and hashed again until the block holds every phase of every period of up to 16 steps.
-Any 2,000 steps hold a whole block of 1,000, so they hold every such phase, too.
+After the dense beginning, of the training and of each phase in it, one step in each stratum of
+``SPARSE_EVERY`` steps is recorded, at an offset hashed from the stratum's number. Equal distances
+would hide what a training does in turn: of two tasks that alternate, every 20th step shows one. The
+offsets depend on nothing but the step, so a recording can be repeated and ranks agree, and no random
+state is touched. Offsets are hashed for a block of strata at once, and hashed again until the block
+holds every phase of every period of up to 16 steps. Any 2,000 steps hold a whole block of 1,000, so
+they hold every such phase, too.
 
 A recorded step costs its own time c, an ordinary one takes p. With one step in n recorded the share
 is c / (n p), so a budget b asks for n ≥ c / (b p). The cadence is thinned by powers of two alone:
@@ -28,14 +29,18 @@ from typing import TYPE_CHECKING, Any
 
 from mpdiag.errors import UsageError
 from mpdiag.numerics.periods import covers_periods
-from mpdiag.recording.step_clock import Pace
+from mpdiag.recording.step_clock import Pace, StepListener
+from mpdiag.runs.operations import encode
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterator, Sequence
+
+    from torch.optim import Optimizer
 
     from mpdiag.recording.ledger import Ledger
     from mpdiag.recording.operations import OperationWatch
     from mpdiag.recording.step_clock import Step
+    from mpdiag.runs.writer import RunWriter
 
     Seconds = Callable[[], float]
 
@@ -49,6 +54,7 @@ ALLOWANCE = 10.0
 _WINDOW = 8
 _PLAIN_WINDOW = 32
 _LARGEST = 1 << 20
+_FIRST_OPERATIONS, _GROWTH = 10, 10
 
 
 @dataclass(frozen=True)
@@ -57,7 +63,8 @@ class Cadence:
 
     Attributes:
         every: Record exactly the steps divisible by this. None: the first ``DENSE_STEPS`` steps,
-            where training changes most, then one in each stratum of ``SPARSE_EVERY`` steps.
+            where training changes most, then one in each stratum of ``SPARSE_EVERY`` steps; and the
+            first of each phase that begins later.
         max_steps: Stop after so many recorded steps; None: never.
         budget: Share of step time that recording may take before steps are left out; None: any.
             With ``every`` it does not apply.
@@ -80,6 +87,18 @@ class Cadence:
         ):
             message = f"budget must be a share of step time, over 0 and up to 1, not {budget!r}"
             raise UsageError(message)
+
+    def records_in_phase(self, rounds: int, recorded: int, thin: int = 1) -> bool:
+        """Whether to record a step so many rounds after a phase began, whatever its number is.
+
+        Args:
+            rounds: How many, from 0.
+            recorded: How many steps were recorded before.
+            thin: As for ``records``.
+        """
+        if self.every is not None or (self.max_steps is not None and recorded >= self.max_steps):
+            return False
+        return 0 <= rounds <= DENSE_STEPS and rounds % thin == 0
 
     def records(self, step: int, recorded: int, thin: int = 1) -> bool:
         """Whether to record this step (0 is the first), after ``recorded`` recorded ones.
@@ -267,6 +286,12 @@ class GovernedPace(Pace):
         """Whether to record the step of this number."""
         return self._cadence.records(step, self._ledger.steps_closed, self._governor.thin)
 
+    def wants_in_phase(self, rounds: int) -> bool:
+        """Whether to record the step of this number in a phase."""
+        return self._cadence.records_in_phase(
+            rounds, self._ledger.steps_closed, self._governor.thin
+        )
+
     @contextmanager
     def turn(self, ended: Step) -> Iterator[None]:
         """Measure what it costs to end a step and to begin the next one."""
@@ -279,3 +304,122 @@ class GovernedPace(Pace):
             ordinary=ordinary,
             waits=self._ledger.on_host,
         )
+
+
+def planned(count: int, index: int, step: int) -> bool:
+    """Whether the next operation record is due: at steps 0, 10, 100, 1000 …, ``count`` in all.
+
+    Early steps show what initial weights do, later ones what training has made of them.
+
+    Args:
+        count: In how many steps operations are recorded.
+        index: In how many they were.
+        step: The present step.
+    """
+    return index < count and step >= (
+        0 if index == 0 else _FIRST_OPERATIONS * _GROWTH ** (index - 1)
+    )
+
+
+class OperationSteps(StepListener):
+    """Picks the steps whose operations are recorded, and writes them.
+
+    Where optimizers step one at a time, as in a GAN, a step of one shows a part of the training: each
+    time operations are due, they are recorded until every optimizer has stepped. Those of the first
+    step of a phase are recorded beside the planned ones.
+
+    Args:
+        watch: Records them.
+        count: How many times to record so.
+        writer: Writes them.
+        failed: Told what failed.
+        optimizers: All of the training; the list may grow.
+
+    Attributes:
+        steps: Those written.
+        reason: Why none, or no more, are recorded; empty if there is no reason.
+    """
+
+    def __init__(
+        self,
+        watch: OperationWatch,
+        count: int,
+        writer: RunWriter,
+        failed: Callable[[str, Exception], None],
+        optimizers: Sequence[Optimizer] = (),
+    ) -> None:
+        self.steps: list[int] = []
+        self.reason = ""
+        self._watch = watch
+        self._count = count
+        self._writer = writer
+        self._failed = failed
+        self._optimizers = optimizers
+        self._done = 0  # of ``count``
+        self._tries = 0  # steps recorded since then
+        self._opening = False  # the first step of a phase is still to be recorded
+        self._missing: set[int] = set()  # optimizers that have not stepped since then
+        watch.usable = count > 0
+
+    def refuse(self, reason: str) -> None:
+        """Record none at all, for this reason."""
+        if self._count > 0:
+            self.reason, self._watch.usable = reason, False
+
+    def forgo(self, reason: str) -> None:
+        """Record none from now on; those of earlier steps stay."""
+        if self._count == 0:
+            return
+        self._count, self.reason = 0, reason
+        self._watch.stop()
+
+    def step_began(self, step: Step) -> None:
+        """Whether this step's operations are recorded."""
+        self._opening |= step.opens
+        due = self._opening or self._tries > 0 or planned(self._count, self._done, step.number)
+        self._watch.begin(step.number, step.recorded and due and self._count > 0)
+        if self._tries == 0:
+            self._missing = {id(o) for o in self._optimizers}
+
+    def forward_began(self) -> None:
+        """Record from here on."""
+        self._watch.resume()
+
+    def evaluation_ended(self) -> None:
+        """One evaluation of a closure shows what the others do; a search along a line makes dozens."""
+        self._watch.rest()
+
+    def step_ended(self, step: Step) -> None:
+        """Write the operations of the step, if they were recorded."""
+        if not self._watch.wanted:
+            return
+        try:
+            left_alone, found = self._watch.left_backward, self._watch.end()
+            if found and (left_alone or any(o.phase == "backward" for o in found)):
+                self._writer.append_operations(encode(found))
+                self.steps.append(step.number)
+                self._note_written()
+        except Exception as error:  # noqa: BLE001 - training goes on, and so does the recording
+            self._failed("writing operations", error)
+
+    def optimizer_stepped(self, optimizer: Optimizer) -> None:
+        """One optimizer less to wait for."""
+        if self._watch.wanted:
+            self._missing.discard(id(optimizer))
+
+    def _note_written(self) -> None:
+        """Wait for further optimizers, but not for one that hardly ever steps."""
+        if self._opening:
+            self._opening = False
+            return
+        self._tries += 1
+        if not self._missing or self._tries >= len(self._optimizers):
+            self._done, self._tries = self._done + 1, 0
+
+    def stopped(self) -> None:
+        """Record no operations any more."""
+        self._watch.stop()
+
+    def to_json(self) -> dict[str, Any]:
+        """For ``meta.json``: the steps, and why there are no others."""
+        return {"steps": self.steps, "reason": self.reason}

@@ -55,6 +55,10 @@ class Loop:
         """Whether an optimizer evaluates a closure."""
         return False
 
+    def evaluation(self) -> int:
+        """Which evaluation of a closure is under way, from 1; 0 where none is."""
+        return 0
+
     def holds_gradients(self) -> bool:
         """Whether a gradient of an earlier backward pass is there, to which the next one adds."""
         return True
@@ -136,6 +140,8 @@ class LossLog:
             self._failed("noting the loss", error)
 
     def _note(self, tensors: Any, weights: Any) -> None:
+        if self._loop.evaluation() > 1:
+            return
         if self._parts and not self._loop.holds_gradients():
             self._complete = self._loop.evaluates()
             self._parts = self._parts if self._complete else []

@@ -28,27 +28,22 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mpdiag.emulation.rounding_effect import measure_rounding
-from mpdiag.numerics.autocast_lists import COMPOSITES
+from mpdiag.numerics.autocast_lists import COMPOSITES, NO_HALF_FUNCTIONS
 from mpdiag.recording import operation_facts
 from mpdiag.recording.operation_tensors import OperationTensors, SeenTensor
-from mpdiag.recording.step_clock import StepListener
-from mpdiag.runs.operations import NONE, Operation, Phase, encode
+from mpdiag.runs.operations import NONE, Operation, Phase
 from mpdiag.tracing import conversions
+from mpdiag.tracing.autograd_graph import BackwardPasses, holds_any
 from mpdiag.tracing.dispatch import by_name, in_backward, is_traced, push_lowest, take_off, written
 from mpdiag.tracing.source_lines import SourceLine, SourceLines
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping
     from types import FrameType
 
     from torch import nn
-    from torch.optim import Optimizer
-
-    from mpdiag.recording.step_clock import Step
-    from mpdiag.runs.writer import RunWriter
 
 DEFAULT = 3
-_FIRST, _GROWTH = 10, 10
 _MAX_OPERATIONS = 50_000
 
 # What neither reads nor writes a value worth a record.
@@ -59,19 +54,6 @@ _IGNORED = frozenset(
     _has_compatible_shallow_copy_type is_same_size item
     """.split()
 )
-
-
-def planned(count: int, index: int, step: int) -> bool:
-    """Whether the next operation record is due: at steps 0, 10, 100, 1000 …, ``count`` in all.
-
-    Early steps show what initial weights do, later ones what training has made of them.
-
-    Args:
-        count: In how many steps operations are recorded.
-        index: In how many they were.
-        step: The present step.
-    """
-    return index < count and step >= (0 if index == 0 else _FIRST * _GROWTH ** (index - 1))
 
 
 @dataclass
@@ -123,7 +105,6 @@ class OperationWatch:
     Attributes:
         wanted: Whether the present step's operations are recorded.
         usable: Whether any step's can be.
-        left_backward: Whether a backward pass of the step was left alone.
     """
 
     def __init__(
@@ -140,6 +121,7 @@ class OperationWatch:
         self._failed = failed
         self._mode = _OperationMode(self)
         self._conversions = conversions.Conversions(self)
+        self._passes = BackwardPasses(self.backward_pass)
         self._thread: int | None = None  # where the mode lies on the stack
         self._lock = threading.RLock()
         self._tensors = OperationTensors(parameters)
@@ -148,7 +130,8 @@ class OperationWatch:
     def _forget(self) -> None:
         self._step = 0
         self._drafts: list[_Draft] = []
-        self._avoids_backward = self.left_backward = False
+        self._left_at: int | None = None
+        self._rests = False
         self._lines = SourceLines(self._modules)
         self._tensors.clear()
 
@@ -159,6 +142,11 @@ class OperationWatch:
         """Whether operations are being recorded right now."""
         return self._mode.on
 
+    @property
+    def left_backward(self) -> bool:
+        """Whether a backward pass of the step was left alone."""
+        return self._left_at is not None
+
     def begin(self, step: int, wanted: bool) -> None:
         """A new step begins; nothing is recorded before ``resume``."""
         self.pause()
@@ -166,12 +154,15 @@ class OperationWatch:
         self._forget()
         self._step = step
         self.wanted = wanted and self.usable
-        if self.wanted:
+        if not self.wanted:
+            self._passes.detach()
+        else:
+            self._passes.attach()
             self._lines.take_over(earlier)  # its graph may outlive the step before, if that was one
 
     def resume(self) -> None:
         """Record from here on, if this step is wanted. Called outside backward passes."""
-        if not self.wanted:
+        if not self.wanted or self._rests:
             self.pause()
             return
         if self._mode.on and self._thread == threading.get_ident():
@@ -197,11 +188,43 @@ class OperationWatch:
             conversions.take_off(self._conversions)
             self._thread = None
 
-    def backward_began(self) -> None:
-        """Leave a backward pass alone that would compute other bits while the mode looks on."""
-        if self._avoids_backward:
-            self.left_backward = self.wanted
-            self.pause()
+    def rest(self) -> None:
+        """Record no more operations of this step; those that were recorded stay."""
+        self.pause()
+        self._rests = self.wanted
+
+    @contextmanager
+    def backward_pass(self, outputs: Iterable[Any]) -> Iterator[None]:
+        """Leave a backward pass alone that would compute other bits while the mode looks on.
+
+        Args:
+            outputs: The tensors, or edges of the graph, from which it runs.
+        """
+        if not self._changes(outputs):
+            yield
+            return
+        on, drafts = self._mode.on, self._drafts
+        self._mode.on = False
+        take_off(self._mode)
+        try:
+            yield
+        finally:
+            if self._thread == threading.get_ident():  # nobody has taken it off meanwhile
+                push_lowest(self._mode)
+                self._mode.on = on and self._conversions.on
+            if self._drafts is drafts:
+                self._left_at = len(drafts)
+
+    def _changes(self, outputs: Iterable[Any]) -> bool:
+        """Whether a backward pass from these would compute other bits under the mode."""
+        if self._thread != threading.get_ident() or is_traced():
+            return False  # the mode does not lie on this thread's stack
+        try:
+            with torch._C.DisableTorchFunction():
+                return holds_any(outputs, operation_facts.ANOTHER_BACKWARD)
+        except Exception as error:  # noqa: BLE001 - whatever it is, training goes on
+            self._give_up(error)
+        return True
 
     @contextmanager
     def quiet(self) -> Iterator[None]:
@@ -275,7 +298,6 @@ class OperationWatch:
             self._mode.on = False
             return None
         named = by_name(func, args, kwargs)
-        self._avoids_backward |= operation_facts.has_another_backward(packet, named)
         inputs = [(n, self._tensors.read(t)) for n, t in operation_facts.operands(named)]
         fields = self._fields(packet, func._overloadname, line, node)
         fields["phase"] = "backward" if in_backward() else "forward"
@@ -373,7 +395,7 @@ class OperationWatch:
     def _composite(self) -> str:
         """The function being called where torch casts it by its own name, not by its parts'."""
         name = self._conversions.function
-        return name if name in COMPOSITES else ""
+        return name if name in COMPOSITES or name in NO_HALF_FUNCTIONS else ""
 
     # -- the end of a step -------------------------------------------------------------------------
 
@@ -394,6 +416,7 @@ class OperationWatch:
     def _finished(self) -> list[Operation]:
         self._tensors.drain(at_least=1)
         backward = [d.fields["index"] for d in self._drafts if d.fields["phase"] == "backward"]
+        backward += [] if self._left_at is None else [self._left_at - 1]
         last = max(backward, default=len(self._drafts))
         measured = operation_facts.read_back([d.facts for d in self._drafts])
         operations = []
@@ -410,97 +433,3 @@ class OperationWatch:
                 )
             )
         return operations
-
-
-class OperationSteps(StepListener):
-    """Picks the steps whose operations are recorded, and writes them.
-
-    Where optimizers step one at a time, as in a GAN, a step of one shows a part of the training: each
-    time operations are due, they are recorded until every optimizer has stepped.
-
-    Args:
-        watch: Records them.
-        count: How many times to record so.
-        writer: Writes them.
-        failed: Told what failed.
-        optimizers: All of the training; the list may grow.
-
-    Attributes:
-        steps: Those written.
-        reason: Why none, or no more, are recorded; empty if there is no reason.
-    """
-
-    def __init__(
-        self,
-        watch: OperationWatch,
-        count: int,
-        writer: RunWriter,
-        failed: Callable[[str, Exception], None],
-        optimizers: Sequence[Optimizer] = (),
-    ) -> None:
-        self.steps: list[int] = []
-        self.reason = ""
-        self._watch = watch
-        self._count = count
-        self._writer = writer
-        self._failed = failed
-        self._optimizers = optimizers
-        self._done = 0  # of ``count``
-        self._tries = 0  # steps recorded since then
-        self._missing: set[int] = set()  # optimizers that have not stepped since then
-        watch.usable = count > 0
-
-    def refuse(self, reason: str) -> None:
-        """Record none at all, for this reason."""
-        if self._count > 0:
-            self.reason, self._watch.usable = reason, False
-
-    def forgo(self, reason: str) -> None:
-        """Record none from now on; those of earlier steps stay."""
-        if self._count == 0:
-            return
-        self._count, self.reason = 0, reason
-        self._watch.stop()
-
-    def step_began(self, step: Step) -> None:
-        """Whether this step's operations are recorded."""
-        due = self._tries > 0 or planned(self._count, self._done, step.number)
-        self._watch.begin(step.number, step.recorded and due and self._count > 0)
-        if self._tries == 0:
-            self._missing = {id(o) for o in self._optimizers}
-
-    def forward_began(self) -> None:
-        """Record from here on."""
-        self._watch.resume()
-
-    def step_ended(self, step: Step) -> None:
-        """Write the operations of the step, if they were recorded."""
-        if not self._watch.wanted:
-            return
-        try:
-            left_alone, found = self._watch.left_backward, self._watch.end()
-            if found and (left_alone or any(o.phase == "backward" for o in found)):
-                self._writer.append_operations(encode(found))
-                self.steps.append(step.number)
-                self._note_written()
-        except Exception as error:  # noqa: BLE001 - training goes on, and so does the recording
-            self._failed("writing operations", error)
-
-    def optimizer_stepped(self, optimizer: Optimizer) -> None:
-        """One optimizer less to wait for."""
-        if self._watch.wanted:
-            self._missing.discard(id(optimizer))
-
-    def _note_written(self) -> None:
-        """Wait for further optimizers, but not for one that hardly ever steps."""
-        self._tries += 1
-        if not self._missing or self._tries >= len(self._optimizers):
-            self._done, self._tries = self._done + 1, 0
-
-    def stopped(self) -> None:
-        """Record no operations any more."""
-        self._watch.stop()
-
-    def to_json(self) -> dict[str, Any]:
-        """For ``meta.json``: the steps, and why there are no others."""
-        return {"steps": self.steps, "reason": self.reason}

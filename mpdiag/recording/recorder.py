@@ -26,14 +26,21 @@ from torch.optim import Optimizer
 
 from mpdiag.errors import RunExists, UsageError
 from mpdiag.files.paths import place
-from mpdiag.recording.cadence import BUDGET, SPARSE_EVERY, Cadence, GovernedPace, Governor
+from mpdiag.recording.cadence import (
+    BUDGET,
+    SPARSE_EVERY,
+    Cadence,
+    GovernedPace,
+    Governor,
+    OperationSteps,
+)
 from mpdiag.recording.failures import Failures, HookGuard
 from mpdiag.recording.grad_scaler import ScalerWatch
 from mpdiag.recording.ledger import Ledger
 from mpdiag.recording.lifecycle import carry_through, live
 from mpdiag.recording.losses import Loop, LossLog
 from mpdiag.recording.observer import Observer
-from mpdiag.recording.operations import DEFAULT, OperationSteps, OperationWatch
+from mpdiag.recording.operations import DEFAULT, OperationWatch
 from mpdiag.recording.run_folder import Described, RunFolder
 from mpdiag.recording.step_clock import StepClock
 from mpdiag.recording.weights import CopiedParameters, WeightObserver
@@ -81,7 +88,8 @@ def record(
         model: A module, a list of modules, or a mapping of names to modules.
         optimizer: The optimizer, a list of them, or None where there is none.
         run: The run folder to write, a path or a URL that fsspec knows.
-        every: Record each step divisible by this; default: the first 20, then one in each 20.
+        every: Record each step divisible by this; default: the first 20, then one in each 20, and
+            20 more from where an optimizer joins, steps first or is given parameters.
         include: Regular expression: record only modules and parameters whose name it matches.
         exclude: Regular expression: leave out those whose name it matches.
         max_steps: Record so many steps, then let training go on alone.
@@ -90,7 +98,8 @@ def record(
             None, or with ``every``, no step is left out.
         operations: In so many of the recorded steps (the first ones from steps 0, 10, 100 … on),
             record every operation too: what it reads and writes, its module, its line of code.
-            Where several optimizers step one at a time, so many of each.
+            Where several optimizers step one at a time, so many of each, and the first step from
+            where one joins. Of a closure, its first evaluation is recorded.
         overwrite: Replace a run that lies in the folder already.
         fp32: Switch the training's own ``torch.autocast`` off while it is recorded. With it on, the
             recording is none of FP32 training, and says so.
@@ -342,13 +351,13 @@ class Recorder:
         try:
             for prefix, (model, wrapper) in models.items():
                 self._subjects.adopt(prefix, model, wrapper)
-            self._clock.adopt(optimizers)
             self._optimizers.extend(optimizers)
             parts.scalers.adopt(optimizers)
             roots = [model for model, _ in models.values()]
             parts.observer.adopt(roots)
             parts.copied.search(roots)
             parts.weights.adopt(roots, optimizers)
+            self._clock.adopt(optimizers)  # which may begin the step again, recorded
         except Exception as error:  # noqa: BLE001 - whatever it is, training goes on
             self._failures.note("watching another model", error)
 
@@ -383,12 +392,14 @@ class _Loop(Loop):
         self._operations = operations
 
     def backward_began(self) -> None:
-        self._operations.backward_began()
         if self._clock.active:
             self._clock.backward_began()
 
     def evaluates(self) -> bool:
         return self._clock.evaluating
+
+    def evaluation(self) -> int:
+        return self._clock.evaluation if self._clock.evaluating else 0
 
     def holds_gradients(self) -> bool:
         parameters = [p for o in self._optimizers for g in o.param_groups for p in g["params"]]

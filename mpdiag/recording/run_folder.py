@@ -24,12 +24,11 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from mpdiag.files.paths import AnyPath
-    from mpdiag.recording.cadence import Cadence, Governor
+    from mpdiag.recording.cadence import Cadence, Governor, OperationSteps
     from mpdiag.recording.failures import Failures
     from mpdiag.recording.grad_scaler import ScalerWatch
     from mpdiag.recording.ledger import Ledger
     from mpdiag.recording.losses import LossLog
-    from mpdiag.recording.operations import OperationSteps
     from mpdiag.recording.step_clock import Step, StepClock
     from mpdiag.runs.writer import RunWriter
     from mpdiag.tracing.names import Subjects
@@ -217,12 +216,13 @@ class RunFolder(StepListener):
             self._table = rows
 
     def _describe(self, optimizer: Optimizer) -> dict[str, Any]:
-        """An optimizer, how often it stepped, and how often in a recorded step."""
+        """An optimizer, how often it stepped, in a recorded step too, and evaluated a closure."""
         steps = self._clock.steps_of(optimizer)
         return {
             **describe_optimizer(optimizer),
             "steps_taken": steps.taken,
             "steps_recorded": steps.recorded,
+            "evaluations": steps.evaluations,
         }
 
 

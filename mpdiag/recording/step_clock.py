@@ -19,13 +19,16 @@ when a model is called again. ``mpdiag train`` counts alike (``training.monitor`
 Whether to record is decided for a *round*: the steps in which each optimizer that takes part has stepped
 once. If it were decided for a step, ``every=2`` would show one half of a GAN.
 
+A *phase* begins, after the first step, where an optimizer joins, steps for the first time or is given
+further parameters, as in fine-tuning. The pace is asked for its first steps, too.
+
 Nothing here needs torch: what to ask about backward passes is handed in.
 """
 
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -34,6 +37,10 @@ if TYPE_CHECKING:
 
 _LONGEST_ROUND = 8
 """Steps after which an optimizer is not waited for: a critic often has five to its generator's one."""
+MOST_PHASES = 8
+"""Phases whose first steps the pace is asked for: some loops make an optimizer in every turn."""
+_APART = 10
+"""Rounds from one phase to the next at least; the training itself is the first one."""
 
 
 @dataclass(frozen=True)
@@ -44,19 +51,29 @@ class Step:
         number: From 0.
         recorded: Whether it is recorded.
         accumulating: Whether steps consist of several backward passes, as the last recorded one did.
+        opens: Whether it is the first recorded one of a phase that began after the first step.
     """
 
     number: int
     recorded: bool
     accumulating: bool
+    opens: bool = False
 
 
 @dataclass
 class OptimizerSteps:
-    """How often an optimizer has stepped, and how often in a recorded step."""
+    """How often an optimizer has stepped, and how often in a recorded step.
+
+    Attributes:
+        taken, recorded: See above.
+        evaluations: How often it has evaluated a closure.
+        size: How many parameters it steps; 0 where that is not known.
+    """
 
     taken: int = 0
     recorded: int = 0
+    evaluations: int = field(default=0, compare=False)
+    size: int = field(default=0, compare=False)
 
 
 class StepListener:
@@ -70,6 +87,9 @@ class StepListener:
 
     def backward_reached(self) -> None:
         """A gradient arrived in a recorded step."""
+
+    def evaluation_ended(self) -> None:
+        """An optimizer has evaluated its closure, perhaps not for the last time in this step."""
 
     def optimizer_stepped(self, optimizer: Any) -> None:
         """An optimizer stepped, or a scaler skipped its step; the step has not ended yet."""
@@ -92,6 +112,11 @@ class Pace:
         """
         del step
         return True
+
+    def wants_in_phase(self, rounds: int) -> bool:
+        """Whether to record a step in any case, so many rounds after a phase began."""
+        del rounds
+        return False
 
     def turn(self, ended: Step) -> AbstractContextManager[None]:
         """A context in which listeners hear that a step has ended and the next one has begun."""
@@ -116,6 +141,8 @@ class StepClock:
         due: Whether the present step ends with the next forward or backward pass.
         micro: Number of the present forward pass of a model within the step.
         evaluating: Whether an optimizer evaluates a closure.
+        evaluation: Which evaluation of its closure is under way or was the last one, from 1; 0 where
+            there was none.
     """
 
     def __init__(
@@ -128,6 +155,7 @@ class StepClock:
         self.recording = self.active = self.running = self.due = False
         self.micro = 0
         self.evaluating = False
+        self.evaluation = 0
         self._in_backward = in_backward
         self._after_backward = after_backward
         self._pace = Pace()
@@ -139,6 +167,8 @@ class StepClock:
         self._steps_of_round = 0
         self._last_round: set[int] = set()  # optimizers that have stepped in the round before
         self._patience = _LONGEST_ROUND
+        self._phases: list[int] = []  # rounds in which phases began
+        self._phase_waits = self._opens = False
         self._calls: dict[int, int] = {}  # of each model in this step
         self._forwards = 0
         self._backwards: set[int] = set()  # forward passes that a gradient followed
@@ -164,10 +194,23 @@ class StepClock:
         self._stepped.clear()
         self.micro = 0
         self.due = False
-        self.recording = self.active and self._pace.wants(self.round)
+        self.recording = self.active and self._is_wanted()
+        self._opens = self.recording and self._phase_waits
         step = self.present
         for listener in self._listeners:
             listener.step_began(step)
+
+    def _is_wanted(self) -> bool:
+        """Whether the pace wants the present step.
+
+        A phase begins with the first step that can be recorded: a thin pace must not miss its only one.
+        """
+        if self._phase_waits:
+            self._phases[-1] = self.round
+        since = self.round - self._phases[-1] if self._phases else None
+        return self._pace.wants(self.round) or (
+            since is not None and self._pace.wants_in_phase(since)
+        )
 
     def mute(self) -> None:
         """Record nothing any more; hooks stay where they are and do nothing."""
@@ -188,6 +231,21 @@ class StepClock:
         for optimizer in optimizers:
             self._optimizers.setdefault(id(optimizer), OptimizerSteps())
             self._taking_part.add(id(optimizer))
+        self._begin_phase()
+        self._reconsider()
+
+    def _begin_phase(self) -> None:
+        """Note that something new is stepped from here on, unless a phase has just begun."""
+        last = self._phases[-1] if self._phases else 0
+        if self.round - last >= _APART and len(self._phases) < MOST_PHASES:
+            self._phases.append(self.round)
+            self._phase_waits = True
+
+    def _reconsider(self) -> None:
+        """Record the present step after all, if it is wanted now and nothing has happened in it."""
+        untouched = not (self._forwards or self._backwards or self._stepped or self.due)
+        if self.active and self.running and not self.recording and untouched and self._is_wanted():
+            self.begin()
 
     # -- what happens in training ------------------------------------------------------------------
 
@@ -220,12 +278,35 @@ class StepClock:
     def optimizer_begins(self, optimizer: object, *, evaluates: bool) -> None:
         """An optimizer is about to step.
 
-        A second step of the same one is no part of the present step; nor is one that evaluates the
-        loss itself (``evaluates``), for it begins with a forward pass.
+        A second step of the same one is no part of the present step. One that evaluates the loss
+        itself (``evaluates``) begins a step with its forward pass; some are given a closure that does
+        nothing, as by Lightning where the loop calls ``backward()``.
         """
-        if self.due and (evaluates or id(optimizer) in self._stepped):
+        self._look_at(optimizer)
+        if self.due and id(optimizer) in self._stepped:
             self.end_step()
         self.evaluating = evaluates
+        if evaluates:
+            self.evaluation = 0
+            self._reconsider()
+
+    def _look_at(self, optimizer: object) -> None:
+        """Whether a phase begins with this step of an optimizer."""
+        steps = self._optimizers.setdefault(id(optimizer), OptimizerSteps())
+        groups = getattr(optimizer, "param_groups", ())
+        before, steps.size = steps.size, sum(len(group["params"]) for group in groups)
+        if steps.taken == 0 or steps.size > before:
+            self._begin_phase()
+
+    def evaluation_began(self, optimizer: object) -> None:
+        """An optimizer calls the closure that it was given."""
+        self.evaluation += 1
+        self._optimizers.setdefault(id(optimizer), OptimizerSteps()).evaluations += 1
+
+    def evaluation_ended(self) -> None:
+        """The closure has returned."""
+        for listener in self._listeners:
+            listener.evaluation_ended()
 
     def optimizer_stepped(self, optimizer: object) -> None:
         """An optimizer stepped, or a scaler skipped its step."""
@@ -256,6 +337,7 @@ class StepClock:
                 listener.step_ended(ended)
             if ended.recorded:
                 self._accumulating = len(self._backwards) > 1
+            self._phase_waits = self._phase_waits and not self._opens
             self.number += 1
             self._count_rounds()
             self.begin()
@@ -281,7 +363,7 @@ class StepClock:
     @property
     def present(self) -> Step:
         """The present step, as listeners hear of it."""
-        return Step(self.number, self.recording, self._accumulating)
+        return Step(self.number, self.recording, self._accumulating, self._opens)
 
     def steps_of(self, optimizer: object) -> OptimizerSteps:
         """How often an optimizer has stepped."""

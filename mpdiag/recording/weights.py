@@ -18,9 +18,10 @@ from mpdiag.recording.counting.tensors import Countable, beside_sharded, countab
 from mpdiag.recording.failures import guarded
 from mpdiag.recording.step_clock import StepListener
 from mpdiag.runs.schema import TOTAL
+from mpdiag.tracing.dispatch import is_traced
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Iterable, Sequence
+    from collections.abc import Callable, Container, Iterable, Sequence
 
     from torch.optim import Optimizer
 
@@ -96,6 +97,7 @@ class WeightObserver(StepListener):
         self._contributions: list[Any] = []  # hooks of this step
         self._left_out: set[int] = set()  # parameters that the names to record leave out
         self._unstepped: dict[int, Any] = {}  # hooks of parameters that no optimizer steps
+        self._evaluating: Optimizer | None = None  # steps, and calls a closure
         self._before: dict[int, list[tuple[NamedParameter, Countable]]] = {}
 
     # -- hooks come and go -------------------------------------------------------------------------
@@ -163,6 +165,8 @@ class WeightObserver(StepListener):
     def step_began(self, step: Step) -> None:
         """Hook parameters if each backward pass's contribution to their gradients is wanted."""
         self._before.clear()
+        if step.recorded and self._evaluating is not None:  # its closure has begun this step
+            self._note_before_step(self._evaluating, closure=True)
         for handle in self._contributions:
             handle.remove()
         self._contributions = []
@@ -205,13 +209,36 @@ class WeightObserver(StepListener):
 
     # -- an optimizer's step -----------------------------------------------------------------------
 
-    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         self._operations.pause()
-        closure = _closure(args, kwargs) is not None
+        closure = _closure(args, kwargs)
         if self._clock.active:
-            self._clock.optimizer_begins(optimizer, evaluates=closure)
+            self._clock.optimizer_begins(optimizer, evaluates=closure is not None)
         if self._clock.recording:
-            self._note_before_step(optimizer, closure)
+            self._note_before_step(optimizer, closure is not None)
+        if closure is None or is_traced():
+            return None
+        self._evaluating = optimizer
+        told = self._told(optimizer, closure)
+        return (
+            tuple(told if a is closure else a for a in args),
+            {name: told if a is closure else a for name, a in kwargs.items()},
+        )
+
+    def _told(self, optimizer: Optimizer, closure: Callable[..., Any]) -> Callable[..., Any]:
+        """A closure that tells the clock of each time it is evaluated."""
+
+        @functools.wraps(closure)
+        def evaluate(*args: Any, **kwargs: Any) -> Any:
+            if not self._clock.active:
+                return closure(*args, **kwargs)
+            self._clock.evaluation_began(optimizer)
+            try:
+                return closure(*args, **kwargs)
+            finally:
+                self._clock.evaluation_ended()
+
+        return evaluate
 
     @guarded("an optimizer hook")
     def _note_before_step(self, optimizer: Optimizer, closure: bool) -> None:
@@ -233,6 +260,7 @@ class WeightObserver(StepListener):
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._operations.pause()  # a closure may have run forward passes
+        self._evaluating = None
         if self._clock.recording:
             self._note_after_step(optimizer, _closure(args, kwargs) is not None)
         if self._clock.active:

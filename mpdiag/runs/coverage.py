@@ -1,4 +1,4 @@
-"""How much of a model a recording saw: shares of its parameters, gradients and modules.
+"""How much of a training a recording saw: shares of parameters, gradients and modules, and steps.
 
 A statement about a training rests on the tensors that were counted. These figures say how many of
 all there are: counted in elements for parameters and their gradients, in modules for the gradients
@@ -19,6 +19,8 @@ FROZEN = "frozen: it has neither gradient nor update"
 """Why a parameter that needs no gradient has none."""
 UNTRAINED = "its output needs no gradient: nothing before it is trained"
 """Why a module whose output needs no gradient has none."""
+_SEARCHES = 2
+"""Evaluations in a step beyond which an optimizer searches; sharpness-aware ones make two."""
 
 
 @dataclass(frozen=True)
@@ -106,3 +108,44 @@ def _elements(rows: Iterable[Mapping[str, Any]]) -> int:
 
 def _unseen(seen: int, of: int) -> float:
     return 1.0 - seen / of if of else 0.0
+
+
+@dataclass(frozen=True)
+class Stepped:
+    """An optimizer that has stepped.
+
+    Attributes:
+        kind: Its type.
+        taken: Its steps.
+        recorded: Those of them that were recorded; None where the run does not say.
+        evaluations: How often it evaluated a closure; 0 where the run does not say.
+    """
+
+    kind: str
+    taken: int
+    recorded: int | None
+    evaluations: int
+
+    @property
+    def unseen(self) -> bool:
+        """Whether none of its steps was recorded."""
+        return self.recorded == 0
+
+    @property
+    def searches(self) -> bool:
+        """Whether it goes by differences between evaluations of its loss, as L-BFGS does."""
+        return self.evaluations > _SEARCHES * self.taken
+
+
+def stepped_in(run: Run) -> tuple[Stepped, ...]:
+    """The optimizers of a run that have stepped, as ``meta.json`` lists them."""
+    return tuple(
+        Stepped(
+            kind=str(o.get("type") or "an optimizer"),
+            taken=int(o["steps_taken"]),
+            recorded=None if o.get("steps_recorded") is None else int(o["steps_recorded"]),
+            evaluations=int(o.get("evaluations") or 0),
+        )
+        for o in run.meta.get("optimizers") or []
+        if o.get("steps_taken")
+    )

@@ -29,7 +29,9 @@ _META: dict[str, Any] = {
     "versions": {},
     "seeds": {"torch": int},
     "model": {"type": str, "parameters": COUNT},
-    "optimizers": [{"type": str}],
+    "optimizers": [
+        {"type": str, **dict.fromkeys(("steps_taken", "steps_recorded", "evaluations"), COUNT)}
+    ],
     "cadence": {"every": COUNT, "max_steps": COUNT, "include": str, "exclude": str},
     "operations": {"steps": [COUNT], "reason": str},
     "coverage": {"not_recorded": [{}], "seen": dict.fromkeys(_SEEN, COUNT)},

@@ -1,15 +1,21 @@
-"""Which leaf tensors a backward pass will reach."""
+"""What a backward pass will reach: leaf tensors, and operations."""
 
 from __future__ import annotations
 
+import functools
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch.autograd.function import BackwardCFunction
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Container, Iterable
+    from contextlib import AbstractContextManager
 
     from torch import Tensor
+
+
+_AUTOGRAD: Any = torch.autograd  # its backward() and grad() look the engine up by this name
 
 
 def leaves_of(tensors: Iterable[Tensor]) -> tuple[dict[int, Tensor], bool]:
@@ -40,3 +46,65 @@ def leaves_of(tensors: Iterable[Tensor]) -> tuple[dict[int, Tensor], bool]:
                 seen.add(child)
                 stack.append(child)
     return leaves, opaque
+
+
+def holds_any(outputs: Iterable[Any], operations: Container[str]) -> bool:
+    """Whether a backward pass from some outputs runs the backward of one of these operations.
+
+    Args:
+        outputs: Tensors, or edges of the graph.
+        operations: Names of nodes, with or (for all overloads) without number: ``ProdBackward``.
+    """
+    stack = [
+        getattr(output, "grad_fn", None) or getattr(output, "node", None) for output in outputs
+    ]
+    seen = set(stack)
+    while stack:
+        node = stack.pop()
+        if node is None:
+            continue
+        name = node.name()
+        if name in operations or name.rstrip("0123456789") in operations:
+            return True
+        fresh = {child for child, _ in node.next_functions} - seen
+        seen |= fresh
+        stack.extend(fresh)
+    return False
+
+
+class BackwardPasses:
+    """Puts a context around each backward pass of the process, however it is asked for.
+
+    ``Tensor.backward``, ``torch.autograd.backward`` and ``torch.autograd.grad`` look the engine's
+    function up where it is replaced here, also where a script has imported them by name before.
+
+    Args:
+        around: Makes the context, from the outputs where the pass begins.
+    """
+
+    def __init__(self, around: Callable[[Iterable[Any]], AbstractContextManager[None]]) -> None:
+        self._around = around
+        self._plain: Any = None
+        self._wrapped: Any = None
+
+    def attach(self) -> None:
+        """Begin; a second call does nothing."""
+        if self._wrapped is not None:
+            return
+        plain = _AUTOGRAD._engine_run_backward
+
+        @functools.wraps(plain)
+        def run(outputs: Any, *args: Any, **kwargs: Any) -> Any:
+            if self._wrapped is not run:  # detached, and wrapped by somebody else since
+                return plain(outputs, *args, **kwargs)
+            with self._around(outputs):
+                return plain(outputs, *args, **kwargs)
+
+        self._plain, self._wrapped = plain, run
+        _AUTOGRAD._engine_run_backward = run
+
+    def detach(self) -> None:
+        """End; torch's function is put back, unless it has been wrapped again since."""
+        if _AUTOGRAD._engine_run_backward is self._wrapped:
+            _AUTOGRAD._engine_run_backward = self._plain
+        self._plain = self._wrapped = None

@@ -73,10 +73,14 @@ class Conversions(TorchFunctionMode):
         self.compiled = _compiled()
         self._listener = listener
         self._asked: dict[int, tuple[CodeType, int, int]] = {}
+        self._stored: dict[
+            str, int
+        ] = {}  # by the name of the attribute that keeps a tensor's dtype
 
     def restart(self) -> None:
         """Forget whose dtypes were asked for."""
         self._asked.clear()
+        self._stored.clear()
         self.function = ""
 
     def __torch_function__(
@@ -111,6 +115,15 @@ class Conversions(TorchFunctionMode):
             self._asked.clear()
         number = self._listener.asked(tensor)
         self._asked[id(frame)] = frame.f_code, frame.f_lineno, number
+        stored = _stored_as(frame.f_code.co_filename, frame.f_lineno)
+        if stored:
+            self._stored[stored] = number
+        asker: FrameType | None = frame
+        for _ in range(_CALLERS):  # a property that gives a parameter's dtype, as of a whole model
+            if asker is not None and asker.f_code.co_name == "dtype" and asker.f_back is not None:
+                caller = asker.f_back
+                self._asked[id(caller)] = caller.f_code, caller.f_lineno, number
+            asker = None if asker is None else asker.f_back
 
     def _wanted(
         self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any], frame: FrameType
@@ -130,7 +143,13 @@ class Conversions(TorchFunctionMode):
         if how == "float32":
             return (None,)
         number = self._number(how, frame)
+        if number is None and how == "attribute" and not self._has_asked(frame):
+            # No tensor's: what was kept in an attribute, or a constant, which stays FP32.
+            return (self._stored.get(_attribute(frame.f_code, frame.f_lasti)),)
         return None if number is None else (number,)
+
+    def _has_asked(self, frame: FrameType) -> bool:
+        return self._asked.get(id(frame), (None,))[0] is frame.f_code
 
     def _number(self, how: Argument, frame: FrameType) -> int | None:
         """Whose dtype it is: asked for on this line, or before by this function or its callers."""
@@ -172,18 +191,35 @@ def written_as(code: CodeType, instruction: int, line: int) -> Argument:
         _kind(node)
         for node in [*call.args, *(k.value for k in call.keywords if k.arg in ("dtype", None))]
     ]
-    return next((kind for kind in found if kind in ("float32", "attribute")), _last(found))
+    ranks: tuple[Argument, ...] = ("float32", "attribute", "name")
+    return next((kind for kind in ranks if kind in found), "other")
 
 
-def _last(found: list[Argument]) -> Argument:
-    return "name" if "name" in found else "other"
+@lru_cache(maxsize=4096)
+def _attribute(code: CodeType, instruction: int) -> str:
+    """The attribute that a call passes as dtype: ``kept`` of ``x.to(self.kept)``; empty if unknown."""
+    call = _call(code, instruction)
+    if call is None:
+        return ""
+    given = [*call.args, *(k.value for k in call.keywords if k.arg in ("dtype", None))]
+    return next(
+        (n.attr for n in given if _kind(n) == "attribute" and isinstance(n, ast.Attribute)), ""
+    )
+
+
+@lru_cache(maxsize=4096)
+def _stored_as(file: str, line: int) -> str:
+    """The attribute that a statement assigns to: ``kept`` of ``self.kept = z.dtype``; else empty."""
+    statement = statement_at(file, line)[1]
+    targets = statement.targets if isinstance(statement, ast.Assign) else []
+    return next((t.attr for t in targets if isinstance(t, ast.Attribute)), "")
 
 
 def _kind(node: ast.expr) -> Argument:
     if isinstance(node, ast.Attribute):
         if node.attr in ("float32", "float"):
             return "float32"
-        return "attribute" if node.attr == "dtype" else "other"
+        return "other" if node.attr == "device" else "attribute"
     return "name" if isinstance(node, ast.Name) else "other"
 
 

@@ -104,3 +104,19 @@ def test_an_optimizer_that_was_seen_or_never_stepped_is_not(run, optimizers):
 
 def test_a_recording_of_an_earlier_version_says_nothing_of_autocast(run):
     assert "not-fp32" not in run(precision=None)
+
+
+def test_a_double_precision_recording_says_what_it_does_not_show(tmp_path):
+    torch.manual_seed(0)
+    model = torch.nn.Linear(8, 4).double()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with mpdiag.record(model, optimizer, tmp_path / "run", every=1):
+        for _ in range(3):
+            step(model, optimizer, torch.randn(5, 8, dtype=torch.float64))
+    analysis = mpdiag.analyze(tmp_path / "run")
+    finding = next(f for f in analysis.findings if f.code == "not-fp32")
+    assert finding.message.startswith("the weights are float64")
+    assert "whether FP32 suffices for it was not seen" in finding.message
+    assert "rounded away" not in finding.message  # it holds more than FP32, and not less
+    assert analysis.verdict.level == "cannot"
+    assert "a training in float64: whether it trains in FP32 was not seen" in analysis.verdict.text

@@ -160,3 +160,116 @@ def test_a_step_that_one_of_two_optimizers_skips_is_one_skipped_step(tmp_path):
     assert all(s.loss is not None for s in steps)
     (trainer,) = watch.trainers
     assert (trainer.steps, trainer.skipped) == (4, 1)
+
+
+def in_turn():
+    """One training begins, then a second one beside it: eight steps, three of them in turn."""
+    torch.manual_seed(0)
+    pairs = []
+    for rounds in (2, 3):
+        model = nn.Linear(4, 1)
+        pairs.append((model, torch.optim.SGD(model.parameters(), 0.01)))
+        for _ in range(rounds):
+            for model, optimizer in pairs:
+                optimizer.zero_grad()
+                model(torch.randn(8, 4)).square().mean().backward()
+                optimizer.step()
+
+
+def test_two_trainings_in_turn_count_their_steps_together(tmp_path):
+    with loops.recording(tmp_path / "run"):
+        in_turn()
+    with loops.training(tmp_path / "trained", constant(64.0)) as watch:
+        in_turn()
+    assert len(watch.trainers) == 2
+    for folder in ("run", "trained"):
+        assert [s.step for s in read_log(tmp_path / folder).steps] == list(range(8))
+    assert watch.summary().startswith("8 steps of 2 optimizers in ")
+
+
+def test_autocast_stays_off_until_the_script_ends_though_recording_has(tmp_path):
+    """A script with autocast of its own, recorded with --fp32 in its first steps alone."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    dtypes = set()
+    with loops.recording(tmp_path / "run", fp32=True, max_steps=2):
+        for _ in range(5):
+            with torch.autocast("cpu", torch.bfloat16):
+                y = model(torch.randn(8, 4))
+            dtypes.add(y.dtype)
+            y.float().square().mean().backward()
+            optimizer.step()
+    assert dtypes == {torch.float32}
+    assert mpdiag.open_run(tmp_path / "run").meta["steps_recorded"] == 2
+    with torch.autocast("cpu", torch.bfloat16):  # and is back afterwards
+        assert model(torch.randn(8, 4)).dtype == torch.bfloat16
+
+
+def test_a_phase_that_begins_late_has_its_first_steps_recorded(tmp_path):
+    """Fine-tuning: a head is trained, then an optimizer is made for all of it."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 1))
+    with loops.recording(tmp_path / "run"):
+        for parameters in (model[2].parameters(), model.parameters()):
+            optimizer = torch.optim.SGD(parameters, 0.1)
+            for _ in range(60):
+                optimizer.zero_grad()
+                model(torch.randn(8, 4)).square().mean().backward()
+                optimizer.step()
+    frame = mpdiag.open_run(tmp_path / "run").frame()
+    assert set(range(60, 80)) <= set(frame.step)
+    assert set(range(60, 80)) <= set(
+        frame.step[(frame.kind == "update") & (frame.name == "0.weight")]
+    )
+    assert len(set(frame.step)) < 50
+
+
+def test_a_recording_that_begins_in_an_optimizers_step_sees_every_forward_pass(tmp_path):
+    """The first forward pass lies in the closure, as where L-BFGS alone trains."""
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1)
+    with loops.recording(tmp_path / "run"):
+        lbfgs = torch.optim.LBFGS(model.parameters(), max_iter=3)
+
+        def closure():
+            lbfgs.zero_grad()
+            loss = model(torch.ones(8, 4)).square().mean()
+            loss.backward()
+            return loss
+
+        for _ in range(12):
+            lbfgs.step(closure)
+    run = mpdiag.open_run(tmp_path / "run")
+    assert run.meta["operations"]["steps"] == [0, 10]
+    frame = run.frame()
+    passes = frame[(frame.kind == "activation") & (frame.step == 0)].micro
+    assert sorted(passes) == list(range(len(passes)))
+    assert len(passes) > 1
+
+
+def test_the_one_step_of_lbfgs_after_adam_is_recorded(tmp_path):
+    """As in a network that solves an equation: both optimizers are there from the beginning."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+    x = torch.randn(8, 4)
+
+    def closure():
+        lbfgs.zero_grad()
+        loss = model(x).square().mean()
+        loss.backward()
+        return loss
+
+    with loops.recording(tmp_path / "run"):
+        adam = torch.optim.Adam(model.parameters())
+        lbfgs = torch.optim.LBFGS(model.parameters(), max_iter=5)
+        for _ in range(60):
+            adam.zero_grad()
+            model(x).square().mean().backward()
+            adam.step()
+        lbfgs.step(closure)
+    run = mpdiag.open_run(tmp_path / "run")
+    assert [o["steps_recorded"] > 0 for o in run.meta["optimizers"]] == [True, True]
+    assert 60 in set(run.frame().step)
+    assert 60 in run.meta["operations"]["steps"]
+    assert mpdiag.analyze(run).verdict.level == "cannot"  # a search cannot be foretold

@@ -113,6 +113,15 @@ def test_an_explicit_every_is_exact():
 # -- the budget ------------------------------------------------------------------------------------
 
 
+def test_the_first_steps_of_a_phase_are_recorded_as_those_of_the_training_are():
+    free, every, few = Cadence(), Cadence(every=7), Cadence(max_steps=30)
+    assert all(free.records_in_phase(n, 25) for n in range(DENSE_STEPS))
+    assert not free.records_in_phase(DENSE_STEPS + 1, 25)
+    assert [n for n in range(DENSE_STEPS) if free.records_in_phase(n, 25, 8)] == [0, 8, 16]
+    assert not any(every.records_in_phase(n, 25) for n in range(DENSE_STEPS))  # it is exact
+    assert not few.records_in_phase(0, 30)
+
+
 def test_a_cheap_recording_is_not_thinned():
     governor, recorded = govern(lambda step: 0.39, 2_000)
     assert recorded == usual(2_000)

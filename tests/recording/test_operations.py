@@ -6,9 +6,12 @@ records operations in its first step.
 
 from __future__ import annotations
 
+import contextlib
+
 import pytest
 import torch
 from torch import nn
+from torch.autograd import grad as grad_by_name
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
@@ -16,8 +19,10 @@ from torch.utils.flop_counter import FlopCounterMode
 import mpdiag
 from mpdiag.errors import UsageError
 from mpdiag.numerics.histograms import ExponentHistogram
-from mpdiag.recording.operations import OperationWatch, planned
+from mpdiag.recording.cadence import planned
+from mpdiag.recording.operations import OperationWatch
 from mpdiag.runs.run import open_run
+from mpdiag.runs.training_log import read_log
 
 
 class Net(nn.Module):
@@ -223,7 +228,7 @@ def test_a_backward_pass_that_would_compute_otherwise_is_left_alone(tmp_path):
     assert run.meta["operations"]["steps"] == [0]
     operations = run.operations()
     assert "prod" in {o.op for o in operations}
-    assert {o.phase for o in operations} == {"forward"}
+    assert "backward" not in {o.phase for o in operations}
 
 
 @torch.library.custom_op("mpdiag_tests::double", mutates_args=("x",))
@@ -274,3 +279,127 @@ def test_what_torch_writes_in_place_is_known_by_its_writer(tmp_path):
     read = next(o for o in operations if o.op == "mul" and o.phase == "forward").inputs[1]
     assert read.histogram.absmax == 4.0
     assert operations[read.producer].op == "_foreach_add_"
+
+
+def trained_bits(folder, step, steps=2):
+    """Weights of a small model after some steps, recorded or (without a folder) alone."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(9, 27), nn.Sigmoid())
+    optimizer = torch.optim.SGD(model.parameters(), 0.5)
+    record = mpdiag.record(model, optimizer, folder) if folder else contextlib.nullcontext()
+    with record as recorder:
+        for _ in range(steps):
+            optimizer.zero_grad()
+            step(model, torch.randn(50, 9))
+            optimizer.step()
+    assert recorder is None or recorder.failures == []
+    return [p.detach().clone() for p in model.parameters()]
+
+
+def by_grad(model, x):
+    """The gradients come from ``torch.autograd.grad``, whose name the script has imported."""
+    loss = model(x).view(-1, 9, 3).prod(2).mean()
+    for parameter, gradient in zip(
+        model.parameters(), grad_by_name(loss, list(model.parameters())), strict=True
+    ):
+        parameter.grad = gradient
+
+
+def by_penalty(model, x):
+    """A gradient's norm belongs to the loss, and the products lie in both passes."""
+    x.requires_grad_()
+    loss = model(x).view(-1, 9, 3).prod(2).mean()
+    (slope,) = torch.autograd.grad(loss, x, create_graph=True)
+    (loss + slope.square().sum()).backward()
+
+
+def by_product_made_before(model, x):
+    """The product is there before the model is called, and the recorder sees operations."""
+    size = (model[0].weight + 1).view(-1, 3).prod(1).mean()
+    (size + model(x).mean()).backward()
+
+
+def by_checkpoint(model, x):
+    """The product lies in a part that is computed again within the backward pass."""
+    y = checkpoint(lambda a: a.view(-1, 9, 3).prod(2), model(x), use_reentrant=True)
+    y.mean().backward()
+
+
+def by_filling(model, x):
+    """What is filled in is trained: its gradient is a sum over what was masked."""
+    y = model(x)
+    filled = y.masked_fill(x.repeat(1, 3) > 0, model[0].bias[0])
+    (filled * torch.randn(50, 27)).square().mean().backward()
+
+
+STEPS = [by_grad, by_penalty, by_product_made_before, by_checkpoint, by_filling]
+
+
+@pytest.mark.parametrize("step", STEPS, ids=lambda s: s.__name__)
+def test_no_backward_pass_computes_other_bits(tmp_path, step):
+    engine = torch.autograd._engine_run_backward
+    plain, watched = trained_bits(None, step), trained_bits(tmp_path / "run", step)
+    assert all(map(torch.equal, plain, watched))
+    assert torch.autograd._engine_run_backward is engine  # put back
+    assert open_run(tmp_path / "run").meta["operations"]["steps"] == [0]
+
+
+def test_operations_after_a_pass_left_alone_are_seen_again(tmp_path):
+    def step(model, x):
+        by_penalty(model, x)
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+
+    trained_bits(tmp_path / "run", step, steps=1)
+    operations = open_run(tmp_path / "run").operations()
+    by_op = {o.op: o.phase for o in operations}
+    assert by_op["prod"] == "forward"
+    assert by_op["pow"] == "forward"  # of the penalty, between the passes
+    assert by_op["linalg_vector_norm"] == by_op["stack"] == "update"
+    assert "update" not in {o.phase for o in operations if o.op in ("addmm", "prod", "pow")}
+
+
+def test_of_a_closure_the_first_evaluation_is_recorded(tmp_path):
+    model = Net()
+    optimizer = torch.optim.LBFGS(model.parameters(), 0.1, max_iter=5)
+    x, calls = torch.randn(4, 8), []
+
+    def closure():
+        optimizer.zero_grad(set_to_none=False)
+        loss = model(x).square().mean()
+        loss.backward()
+        calls.append(loss.item())
+        return loss
+
+    with mpdiag.record(model, optimizer, tmp_path / "run") as recorder:
+        for _ in range(2):
+            optimizer.step(closure)
+    assert recorder.failures == []
+    assert len(calls) > 4
+    run = open_run(tmp_path / "run")
+    operations = run.operations()
+    assert run.meta["operations"]["steps"] == [0]
+    assert sum(o.op == "addmm" for o in operations) == 2  # one forward pass
+    assert {o.phase for o in operations} == {"forward", "backward"}  # and no search along a line
+    (described,) = run.meta["optimizers"]
+    assert described["steps_taken"] == 2  # a step of the optimizer is one, whatever it evaluates
+    assert described["evaluations"] == len(calls)
+    first = read_log(tmp_path / "run").steps[0].loss
+    assert first == pytest.approx(calls[0])  # and no sum over the evaluations
+
+
+def test_the_operations_of_a_phase_that_begins_later_are_recorded(tmp_path):
+    model = Net()
+    x = torch.randn(4, 8)
+    with mpdiag.record(model, torch.optim.SGD(model.parameters(), 0.1), tmp_path / "run") as r:
+        train(model, r._optimizers[0], x, 40)
+        late = torch.optim.SGD(model.inner.parameters(), 0.1)
+        r.adopt({}, [late])
+        train(model, late, x, 5)
+    assert open_run(tmp_path / "run").meta["operations"]["steps"] == [0, 10, 40]
+
+
+def train(model, optimizer, x, steps):
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(x).square().mean().backward()
+        optimizer.step()

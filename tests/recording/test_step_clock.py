@@ -12,7 +12,14 @@ from recorded import model_and_optimizer, rows, step
 from torch import nn
 
 import mpdiag
-from mpdiag.recording.step_clock import OptimizerSteps, Pace, Step, StepClock, StepListener
+from mpdiag.recording.step_clock import (
+    MOST_PHASES,
+    OptimizerSteps,
+    Pace,
+    Step,
+    StepClock,
+    StepListener,
+)
 from mpdiag.runs.run import open_run
 
 MODEL, OTHER = 1, 2  # models, by ``id``
@@ -253,8 +260,9 @@ def test_an_optimizer_that_evaluates_the_loss_itself_begins_a_step():
     one_pass(clock)
     clock.optimizer_stepped("sgd")
     clock.optimizer_begins("lbfgs", evaluates=True)
-    assert (diary.ends, clock.evaluating) == ([0], True)
+    assert (diary.ends, clock.evaluating) == ([], True)
     one_pass(clock)
+    assert (diary.ends, clock.evaluating) == ([0], True)
     clock.optimizer_stepped("lbfgs")
     assert not clock.evaluating
     assert ("stepped lbfgs", 1) in diary.heard
@@ -328,6 +336,118 @@ def test_an_optimizer_that_joins_later_is_waited_for_from_then_on():
     clock.optimizer_stepped("b")
     one_pass(clock)
     assert diary.ends == [0, 1, 2, 3]
+
+
+class Started(Every):
+    """Records the first round, and the first two of each phase."""
+
+    def wants(self, step):
+        return step == 0
+
+    def wants_in_phase(self, rounds):
+        return rounds < 2
+
+
+class Grown:
+    """An optimizer whose groups can be added to."""
+
+    def __init__(self):
+        self.param_groups = [{"params": [1]}]
+
+
+def with_phases(*optimizers):
+    clock, diary, _ = started(*optimizers)
+    clock.attach([diary], Started())
+    return clock, lambda: [n for word, n in diary.heard if word == "began recorded" and n > 9]
+
+
+def steps(clock, optimizer, count):
+    for _ in range(count):
+        one_pass(clock)
+        clock.optimizer_begins(optimizer, evaluates=False)
+        clock.optimizer_stepped(optimizer)
+
+
+def test_an_optimizer_that_joins_late_begins_a_phase_with_the_step_at_hand():
+    clock, recorded = with_phases("a")
+    steps(clock, "a", 30)
+    clock.adopt(["b"])
+    steps(clock, "b", 30)
+    assert recorded() == [30, 31]
+
+
+def test_an_optimizer_that_joins_in_the_middle_of_a_step_leaves_that_step_alone():
+    clock, recorded = with_phases("a")
+    steps(clock, "a", 30)
+    one_pass(clock)
+    clock.adopt(["b"])
+    clock.optimizer_stepped("b")
+    assert 30 not in recorded()
+    steps(clock, "b", 5)
+    assert 31 in recorded()
+
+
+def test_an_optimizer_that_waited_begins_a_phase_when_it_steps_first():
+    clock, recorded = with_phases("a", "b")
+    steps(clock, "a", 30)
+    steps(clock, "b", 5)  # which of them steps is known only at the end of the first one
+    assert recorded()[:1] == [31]
+
+
+def test_one_that_evaluates_the_loss_itself_has_its_very_first_step_recorded():
+    clock, recorded = with_phases("adam", "lbfgs")
+    steps(clock, "adam", 30)
+    clock.optimizer_begins("lbfgs", evaluates=True)
+    clock.evaluation_began("lbfgs")
+    one_pass(clock)
+    clock.evaluation_ended()
+    clock.optimizer_stepped("lbfgs")
+    assert recorded() == [30]
+    assert clock.steps_of("lbfgs") == OptimizerSteps(1, 1)
+    assert clock.steps_of("lbfgs").evaluations == 1
+
+
+def test_the_first_step_of_a_phase_is_recorded_however_thin_the_pace_is():
+    class Thin(Started):
+        def wants_in_phase(self, rounds):
+            return rounds % 8 == 0
+
+    clock, diary, _ = started("adam", "lbfgs")
+    clock.attach([diary], Thin())
+    steps(clock, "adam", 30)
+    clock.optimizer_begins("lbfgs", evaluates=True)
+    one_pass(clock)  # its closure's: it ends the step that was due
+    clock.optimizer_stepped("lbfgs")
+    assert clock.steps_of("lbfgs") == OptimizerSteps(1, 1)
+
+
+def test_parameters_that_are_added_begin_a_phase():
+    optimizer = Grown()
+    clock, recorded = with_phases(optimizer)
+    steps(clock, optimizer, 30)
+    optimizer.param_groups.append({"params": [2, 3]})
+    steps(clock, optimizer, 10)
+    assert recorded() == [31, 32]
+
+
+def test_phases_are_bounded():
+    clock, recorded = with_phases("first")
+    for turn in range(30):  # an optimizer for each task
+        clock.adopt([turn])
+        steps(clock, turn, 25)
+    assert len(recorded()) <= 2 * MOST_PHASES
+    assert clock.number + clock.due == 750
+
+
+def test_the_first_recorded_step_of_a_phase_opens_it():
+    clock, diary, _ = started("a")
+    pace = Started()
+    clock.attach([diary], pace)
+    steps(clock, "a", 30)
+    clock.adopt(["b"])
+    steps(clock, "b", 5)
+    clock.end_step()
+    assert [step.number for step in pace.turns if step.opens] == [30]
 
 
 def test_muted_it_counts_steps_and_records_none():
@@ -545,6 +665,22 @@ def test_alternating_optimizers_lose_no_step_of_either(tmp_path):
         found = rows(tmp_path / "run", kind="update", name=f"{name}.weight").sort_values("step")
         assert (found["tensors"] == 1).all()
         assert found["absmax"].tolist() == expected
+
+
+@pytest.mark.parametrize("closure", [None, lambda: None])
+def test_closures_that_do_nothing_begin_no_step(tmp_path, model, closure):
+    """Lightning's manual optimization gives each optimizer a closure, after the one ``backward()``."""
+    optimizers = [torch.optim.SGD(part.parameters(), 0.1) for part in (model[0], model[2])]
+    with mpdiag.record(model, optimizers, tmp_path / "run", every=1) as recorder:
+        for _ in range(3):
+            model(torch.randn(5, 4)).square().mean().backward()
+            for optimizer in optimizers:
+                optimizer.step(closure)
+            model.zero_grad()
+    assert (recorder.step, recorder.failures) == (3, [])
+    updates = rows(tmp_path / "run", kind="update")
+    assert sorted(updates.step[updates.name == "2.weight"]) == [0, 1, 2]
+    assert sorted(updates.step[updates.name == "0.weight"]) == [0, 1, 2]
 
 
 def test_optimizer_in_backward(tmp_path):

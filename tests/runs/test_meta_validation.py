@@ -22,3 +22,12 @@ def test_a_list_with_a_hole_is_no_meta(tmp_path, field):
     assert "\n" not in message
     assert "meta.json" in message
     assert field in message
+
+
+def test_a_step_count_that_is_none_is_no_meta(tmp_path):
+    run = write_run(tmp_path / "run")
+    meta = json.loads((run / "meta.json").read_text(encoding="utf-8"))
+    odd = {**meta, "optimizers": [{"type": "SGD", "steps_taken": "many"}]}
+    (run / "meta.json").write_text(json.dumps(odd), encoding="utf-8")
+    with pytest.raises(DamagedRun, match="optimizers"):
+        open_run(run)

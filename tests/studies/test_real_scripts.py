@@ -49,8 +49,14 @@ def tool(root):
     module = importlib.util.module_from_spec(spec)
     with pytest.MonkeyPatch.context() as patch:
         patch.setitem(__import__("sys").modules, "real_scripts", module)
+        patch.syspath_prepend(str(root / "studies"))
         spec.loader.exec_module(module)
         yield module
+
+
+@pytest.fixture(scope="module")
+def processes(tool):
+    return importlib.import_module("real.processes")
 
 
 @pytest.fixture(scope="module")
@@ -116,24 +122,24 @@ def test_every_script_has_a_catalog_entry_and_names_its_repository(tool, root):
     ]
     assert names == sorted(tool.CATALOG)
     for path in files:
-        assert "/" in tool.source_of(path)
+        assert "/" in importlib.import_module("real.one_script").source_of(path)
         assert "mpdiag" not in path.read_text(encoding="utf-8")
 
 
-def test_a_digest_sees_every_tensor(tool, tmp_path):
+def test_a_digest_sees_every_tensor(processes, tmp_path):
     import torch
 
     def digest(values):
         torch.save({"a": torch.zeros(3), "b": torch.tensor(values)}, tmp_path / "x.pt")
-        return tool.tensors_digest(tmp_path / "x.pt")
+        return processes.tensors_digest(tmp_path / "x.pt")
 
     assert digest([1.0, 2.0]) == digest([1.0, 2.0]) != digest([1.0, 2.5])
-    assert tool.tensors_digest(tmp_path / "none.pt") is None
+    assert processes.tensors_digest(tmp_path / "none.pt") is None
 
 
-def test_the_metric_is_the_last_line_of_its_form(tool):
-    said = tool.Outcome(
+def test_the_metric_is_the_last_line_of_its_form(processes):
+    said = processes.Outcome(
         0, 1.0, "step: 3\nEpoch: 4 loss 2\nval loss: 1.5\nrelative error: 2e-05\nbye", ""
     )
     assert said.metric == ("relative error", 2e-05)
-    assert tool.Outcome(0, 1.0, "nothing", "").metric is None
+    assert processes.Outcome(0, 1.0, "nothing", "").metric is None

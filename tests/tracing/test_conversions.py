@@ -62,6 +62,48 @@ def unknown(x, _z):
     return x.to(STORED)
 
 
+class Holder:
+    """A module that keeps a dtype, or gives that of a tensor of its own."""
+
+    def __init__(self, z) -> None:
+        self.fixed = torch.float32
+        self.kept = None
+        self.weight = z
+
+    @property
+    def dtype(self):
+        return first_dtype([self.weight])
+
+
+def first_dtype(tensors):
+    return next(t.dtype for t in tensors)
+
+
+def by_fixed_attribute(x, z):
+    holder = Holder(z)
+    return x.to(holder.fixed)
+
+
+def by_kept_attribute(x, z):
+    holder = Holder(z)
+    holder.kept = z.dtype
+    y = x + 1
+    return read_back(holder, y)
+
+
+def read_back(holder, y):
+    return y.to(holder.kept)
+
+
+def by_property(x, z):
+    holder = Holder(z)
+    return x.to(dtype=holder.dtype)
+
+
+def by_device_and_dtype(x, z):
+    return x.to(x.device, torch.float32)
+
+
 STORED = torch.float32
 
 CASES = {
@@ -77,6 +119,10 @@ CASES = {
         lambda x, z: torch.softmax(x, -1, dtype=torch.float32).to(z.dtype),
         [None, 1],
     ),
+    "an attribute that is fixed": (by_fixed_attribute, [None]),
+    "an attribute that keeps another's": (by_kept_attribute, [1]),
+    "a property that gives a parameter's": (by_property, [1]),
+    "a device and FP32": (by_device_and_dtype, [None]),
     "to(device)": (lambda x, z: x.to("cpu"), []),
     "a constant of the module": (unknown, []),
 }

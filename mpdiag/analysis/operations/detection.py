@@ -25,7 +25,7 @@ from mpdiag.analysis.operations.precision_rules import RULES as PRECISION_RULES
 from mpdiag.analysis.operations.rules import RULES, called, finding_of, gradients
 from mpdiag.analysis.operations.sources import without_followers, written_in_place
 from mpdiag.display.wording import counted
-from mpdiag.numerics.autocast_lists import COMPOSITES, LISTS, policy_name
+from mpdiag.numerics.autocast_lists import BANNED, COMPOSITES, LISTS, policy_name
 from mpdiag.numerics.formats import BF16
 
 if TYPE_CHECKING:
@@ -213,6 +213,28 @@ def bf16_findings(
             },
             fix="analyze with --target bf16 for a plan of its own",
         )
+    ]
+
+
+def refused_findings(operations: Iterable[Operation]) -> list[Finding]:
+    """Losses on probabilities, at which torch's autocast ends a training on CUDA.
+
+    Whatever dtype they read: where autocast is on, the call alone raises.
+    """
+    found = {
+        o.where or o.module: o for o in operations if not o.node and policy_name(o.op) in BANNED
+    }
+    return [
+        Finding(
+            severity="warning",
+            code="refused-by-autocast",
+            message=f"torch.autocast refuses {op.op} on CUDA (at {place}): a training that calls it "
+            "there, where autocast is on, ends with an error",
+            evidence={"op": op.op, "where": op.where, "module": op.module},
+            fix="leave out the sigmoid and call binary_cross_entropy_with_logits, or call it outside "
+            "autocast, on FP32",
+        )
+        for place, op in found.items()
     ]
 
 

@@ -23,7 +23,14 @@ from typing import TYPE_CHECKING
 from mpdiag.analysis.operations.graph import low_composite
 from mpdiag.analysis.operations.rules import WRONG, finding_of, singular_argument
 from mpdiag.analysis.operations.sources import is_product
-from mpdiag.numerics.autocast_lists import LISTS, NO_BF16, NO_HALF, policy_name
+from mpdiag.numerics.autocast_lists import (
+    FFT,
+    LISTS,
+    NO_BF16,
+    NO_HALF,
+    NO_HALF_FUNCTIONS,
+    policy_name,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -231,22 +238,48 @@ def without_kernel(
     graph: StepGraph, low: Mapping[int, bool], target: FloatFormat, _policy: bool
 ) -> Iterator[IndexedFinding]:
     """Find operations that raise on a GPU because there is no kernel for what they read."""
-    missing = NO_HALF | NO_BF16 if target.name == "bf16" else NO_HALF
     for op in graph.operations:
-        if op.node or op.op not in missing or not any(low[t.tensor] for t in op.inputs):
+        if op.node or not any(low[t.tensor] for t in op.inputs):
             continue
+        missing = _missing_kernel(op, target)
+        if not missing:
+            continue
+        name = op.function if op.function in NO_HALF_FUNCTIONS else op.op
         yield (
             op.index,
             finding_of(
                 op,
                 "no-half-kernel",
-                f"PyTorch has no {target.label} kernel of {op.op} on CUDA, and autocast does not cast "
-                "it (CPU emulation hides this)",
-                f"{op.op} in FP32: call .float() on its input",
+                f"{missing} on CUDA, and autocast does not cast it (CPU emulation hides this)",
+                f"{name} in FP32: call .float() on its input",
                 "the training raises an error on a GPU",
                 {"absmax": max((t.absmax for t in op.inputs), default=0.0)},
             ),
         )
+
+
+def _missing_kernel(op: Operation, target: FloatFormat) -> str:
+    """Why an operation raises on a GPU where its input is in the format, as a clause; empty if not."""
+    if op.function in NO_HALF_FUNCTIONS:
+        return f"torch.{op.function} refuses {target.label}"
+    if op.op in NO_HALF or (target.name == "bf16" and op.op in NO_BF16):
+        return f"PyTorch has no {target.label} kernel of {op.op}"
+    if op.op in FFT and target.name == "fp16":
+        odd = [n for n in _transformed(op) if n & (n - 1)]
+        if odd:
+            return f"{op.op} in FP16 takes lengths that are powers of two alone, and not {odd[0]},"
+    return ""
+
+
+def _transformed(op: Operation) -> Iterator[int]:
+    """The lengths that a Fourier transform works on."""
+    dims = op.scalars.get("dim")
+    shape = op.inputs[0].shape if op.inputs else ()
+    lengths = {d: shape[d] for d in dims if -len(shape) <= d < len(shape)} if dims else {}
+    last = op.scalars.get("last_dim_size")
+    if lengths and isinstance(last, int):  # of the result, where it is real
+        lengths[list(dims)[-1]] = last
+    return iter(lengths.values())
 
 
 def _effect(op: Operation, figure: str, t: TensorRecord, target: FloatFormat) -> float:

@@ -24,7 +24,7 @@ import numpy as np
 
 from mpdiag.analysis.operations.graph import FP32_LIMIT, StepGraph, low_composite
 from mpdiag.analysis.operations.sources import before_difference
-from mpdiag.numerics.autocast_lists import LISTS, policy_name
+from mpdiag.numerics.autocast_lists import LISTS, NO_HALF_FUNCTIONS, policy_name
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -454,7 +454,7 @@ def called(op: Operation) -> str:
 
     A part of ``einsum`` is called ``einsum``: that is where autocast casts.
     """
-    composite = low_composite(op)
+    composite = op.function if op.function in NO_HALF_FUNCTIONS else low_composite(op)
     if composite:
         return composite
     return policy_name(op.op) if not op.op.endswith("_") else op.op

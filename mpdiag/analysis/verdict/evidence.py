@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from mpdiag.display.wording import counted, scale_text, spoken_layer
 from mpdiag.plan import NO_SCALE
+from mpdiag.runs.coverage import stepped_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -90,6 +91,7 @@ def not_examined_in(
         yield f"{extent.seen - extent.recorded:,} of {extent.seen:,} steps"
     for name in extent.unseen_parts:
         yield f"{name}: no step of it was recorded"
+    yield from _not_examined_of_optimizers(run, target)
     state = run.meta.get("state")
     if state in ("recording", "interrupted", "failed"):
         ended = {"recording": "has not ended", "interrupted": "was interrupted"}
@@ -115,6 +117,14 @@ def not_examined_in(
     unseen = extent.unseen_of_the_model()
     if unseen:
         yield unseen
+
+
+def _not_examined_of_optimizers(run: Run, target: FloatFormat) -> Iterator[str]:
+    for optimizer in stepped_in(run):
+        if optimizer.unseen:
+            yield f"{counted(optimizer.taken, 'step')} of {optimizer.kind}: none was recorded"
+        if optimizer.searches:
+            yield f"where the search of {optimizer.kind} would end in {target.label}"
 
 
 def failure_of(run: Run) -> str:

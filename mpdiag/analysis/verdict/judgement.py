@@ -11,10 +11,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from mpdiag.analysis.recording_checks import FEW_STEPS
+from mpdiag.analysis.recording_checks import FEW_STEPS, NOT_FP32, WIDER_THAN_FP32
 from mpdiag.analysis.verdict.evidence import evidence_of, failure_of, narrowed, not_examined_in
 from mpdiag.display.wording import counted, scale_text
 from mpdiag.plan import NO_SCALE, Verdict
+from mpdiag.runs.coverage import stepped_in
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -99,6 +100,8 @@ def _why_unfit(case: Case) -> Iterator[str]:
     if "no-activation-gradients" in codes:
         yield "No gradients were recorded, so mixed precision cannot be assessed."
     yield from _not_a_training_in_fp32(case)
+    if case.trained is None or case.trained.verdict != "equivalent":
+        yield from _unseen_optimizers(case)
 
 
 def _why_not(case: Case) -> Iterator[str]:
@@ -117,12 +120,26 @@ def _why_not(case: Case) -> Iterator[str]:
             f"This cannot train in {fmt} as it is written, and no plan can change that: {f.op} at "
             f"{f.where or f.place}: {f.reason}. {f.fix[:1].upper()}{f.fix[1:]}."
         )
+    for optimizer in stepped_in(case.run):
+        if optimizer.searches:
+            yield (
+                f"{optimizer.kind} goes by differences between {optimizer.evaluations:,} evaluations of "
+                f"its loss, which {fmt} rounds: no recording of FP32 says where its search would end. "
+                "Train by the plan, and compare."
+            )
 
 
 def _not_a_training_in_fp32(case: Case) -> Iterator[str]:
     fmt, codes = case.target.label, case.codes
-    narrow = narrowed(case.run) or ("its weights are not FP32" if "not-fp32" in codes else "")
-    if narrow:
+    weights = next((f for f in case.findings if f.code == NOT_FP32), None)
+    dtypes = frozenset(weights.evidence.get("dtypes") or ()) if weights is not None else frozenset()
+    narrow = narrowed(case.run) or ("its weights are not FP32" if weights is not None else "")
+    if dtypes and dtypes <= WIDER_THAN_FP32:
+        yield (
+            f"This is a recording of a training in {' and '.join(sorted(dtypes))}: whether it trains in "
+            f"FP32 was not seen, and so not whether it would in {fmt}."
+        )
+    elif narrow:
         yield (
             f"This is not a recording of an FP32 training ({narrow}), so it cannot show what {fmt} "
             "would lose."
@@ -137,6 +154,16 @@ def _not_a_training_in_fp32(case: Case) -> Iterator[str]:
             "No optimizer step was seen, so no training was recorded: this cannot say whether one "
             f"in {fmt} would work."
         )
+
+
+def _unseen_optimizers(case: Case) -> Iterator[str]:
+    for optimizer in stepped_in(case.run):
+        if optimizer.unseen:
+            yield (
+                f"No step of {optimizer.kind} was recorded ({counted(optimizer.taken, 'step')} of "
+                f"{case.extent.seen:,}), so this cannot say whether the training would work in "
+                f"{case.target.label}."
+            )
 
 
 def _failed_first(case: Case, text: str) -> str:

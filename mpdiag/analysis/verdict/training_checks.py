@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from mpdiag.analysis.findings import Finding
 from mpdiag.display.wording import counted
 from mpdiag.errors import MpdiagError
+from mpdiag.runs.coverage import stepped_in
 from mpdiag.runs.training_log import is_recorded, read_log
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 def training_findings(run: Run, layers: Layers) -> list[Finding]:
     """A recording without an optimizer, and one whose losses stop being finite."""
-    return [*_optimizer_findings(run, layers), *_loss_findings(run)]
+    return [*_optimizer_findings(run, layers), *_search_findings(run), *_loss_findings(run)]
 
 
 def _optimizer_findings(run: Run, layers: Layers) -> list[Finding]:
@@ -31,6 +32,27 @@ def _optimizer_findings(run: Run, layers: Layers) -> list[Finding]:
             evidence={"optimizers": 0},
             fix="hand the optimizer to mpdiag.record, too, and record again",
         )
+    ]
+
+
+def _search_findings(run: Run) -> list[Finding]:
+    """Optimizers that go by differences which a recording of FP32 does not show rounded."""
+    return [
+        Finding(
+            severity="warning",
+            code="optimizer-searches",
+            message=f"{one.kind} evaluated its loss {counted(one.evaluations, 'time')} in "
+            f"{counted(one.taken, 'step')}, and goes by differences between the evaluations: where its "
+            "search ends in half precision, which rounds them, cannot be seen here",
+            evidence={
+                "optimizer": one.kind,
+                "steps": one.taken,
+                "evaluations": one.evaluations,
+            },
+            fix="train by the plan and compare with FP32, or train this phase in FP32",
+        )
+        for one in stepped_in(run)
+        if one.searches
     ]
 
 

@@ -379,6 +379,59 @@ def test_an_operation_without_a_half_kernel_is_told(tmp_path):
     assert "no-half-kernel" not in {f.code for f in find_operations(run.operations(), FP16)}
 
 
+def middle(x):
+    """A median, as of robust losses."""
+    return torch.quantile(x, 0.5, dim=1)
+
+
+def powers(x):
+    return torch.linalg.matrix_power(x.view(-1, 4, 4), 3).sum((1, 2))
+
+
+@pytest.mark.parametrize(
+    ("function", "name"), [(middle, "quantile"), (powers, "linalg_matrix_power")]
+)
+def test_a_function_that_refuses_half_precision_is_told_by_its_own_name(tmp_path, function, name):
+    run = recorded(Net(function), lambda m: weighed(m(batch())), tmp_path / "run")
+    found = [f for f in find_operations(run.operations(), FP16) if f.code == "no-half-kernel"]
+    assert {f.op for f in found} == {name}
+    assert f"torch.{name} refuses FP16 on CUDA" in found[0].reason
+    plan = mpdiag.analyze(run).plan
+    assert name in {c.op for c in plan.fp32_operations}
+    assert error_by(Net(function), plan, lambda m: m(batch())) < 0.05
+
+
+@pytest.mark.parametrize(("length", "told"), [(16, False), (12, True)])
+def test_a_fourier_transform_in_fp16_takes_powers_of_two(tmp_path, length, told):
+    def spectrum(x):
+        return torch.fft.rfft(x[:, :length]).abs().sum(1)
+
+    run = recorded(Net(spectrum), lambda m: weighed(m(batch())), tmp_path / "run")
+    found = [f for f in find_operations(run.operations(), FP16) if f.code == "no-half-kernel"]
+    assert [f.aten for f in found] == ["_fft_r2c"] * told
+    assert all("powers of two alone, and not 12" in f.reason for f in found)
+    assert {f.aten for f in find_operations(run.operations(), BF16)} >= {"_fft_r2c"}
+
+
+def test_a_loss_that_autocast_refuses_is_told(tmp_path):
+    def loss(m):
+        chances = m(batch()).sigmoid()
+        return nn.functional.binary_cross_entropy(chances, torch.full_like(chances, 0.5))
+
+    run = recorded(Net(lambda x: x), loss, tmp_path / "run")
+    (finding,) = (f for f in mpdiag.analyze(run).findings if f.code == "refused-by-autocast")
+    assert "torch.autocast refuses binary_cross_entropy on CUDA" in finding.message
+    assert (
+        finding.evidence["where"].startswith("test_precision_rules.py") or finding.evidence["where"]
+    )
+    run = recorded(
+        Net(lambda x: x),
+        lambda m: nn.functional.binary_cross_entropy_with_logits(m(batch()), torch.ones(8, 16)),
+        tmp_path / "logits",
+    )
+    assert "refused-by-autocast" not in {f.code for f in mpdiag.analyze(run).findings}
+
+
 # -- ordinary networks -----------------------------------------------------------------------------
 
 

@@ -169,6 +169,42 @@ def test_a_recording_that_never_ended_says_so_first(tmp_path):
     assert verdict.text.startswith("The recording has not ended")
 
 
+# -- optimizers ------------------------------------------------------------------------------------
+
+SEEN = {"type": "Adam", "steps_taken": 300, "steps_recorded": 30}
+
+
+def test_nothing_positive_is_said_where_no_step_of_an_optimizer_was_recorded(tmp_path):
+    missed = {"type": "LBFGS", "steps_taken": 1, "steps_recorded": 0, "evaluations": 1}
+    folder = record(tmp_path / "run", steps_seen=301, optimizers=[SEEN, missed])
+    analysis = analyze(folder)
+    assert analysis.verdict.level == "cannot"
+    assert "No step of LBFGS was recorded (1 step of 301)" in analysis.verdict.text
+    assert "1 step of LBFGS: none was recorded" in analysis.verdict.not_examined
+    assert "No step of LBFGS" in analysis.unanswered  # and no gate passes by it
+    assert compared(folder, "equivalent", analysis.plan).level == "shown"
+
+
+def test_a_search_that_goes_by_differences_is_not_foretold(tmp_path):
+    searching = {"type": "LBFGS", "steps_taken": 3, "steps_recorded": 3, "evaluations": 61}
+    folder = record(tmp_path / "run", optimizers=[SEEN, searching])
+    analysis = analyze(folder)
+    assert analysis.verdict.level == "cannot"
+    assert "LBFGS goes by differences between 61 evaluations" in analysis.verdict.text
+    assert "where the search of LBFGS would end in FP16" in analysis.verdict.not_examined
+    assert "optimizer-searches" in {f.code for f in analysis.findings}
+    assert not analysis.unanswered  # what was recorded of it can still be held against a plan
+    assert compared(folder, "equivalent", analysis.plan).level == "shown"
+
+
+def test_a_closure_that_is_evaluated_once_in_a_step_is_no_search(tmp_path):
+    once = {"type": "SGD", "steps_taken": 30, "steps_recorded": 30, "evaluations": 30}
+    sharpness_aware = {"type": "SAM", "steps_taken": 30, "steps_recorded": 30, "evaluations": 60}
+    analysis = analyze(record(tmp_path / "run", optimizers=[once, sharpness_aware]))
+    assert analysis.verdict.level == "expected"
+    assert "optimizer-searches" not in {f.code for f in analysis.findings}
+
+
 # -- coverage --------------------------------------------------------------------------------------
 
 

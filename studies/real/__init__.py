@@ -1,0 +1,1 @@
+"""The parts of ``studies/real_scripts.py``."""
