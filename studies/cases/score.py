@@ -262,6 +262,17 @@ def _count_operations(tally: Tally, name: str, said: Any, is_so: Any) -> None:
             tally.add(f"{name} {one[0] or '(root)'}:{one[1]}", is_so=False, said=True)
 
 
+def expected_plans(cases: dict[str, Any]) -> dict[str, Any]:
+    """How many trained plans of the verdict *expected* failed, with the interval of their share."""
+    known = [c for c in cases.values() if c["is_so"]["plan_fails"] is not None]
+    expected = [c["is_so"]["plan_fails"] for c in known if c["said"]["level"] == "expected"]
+    return {
+        "trained": len(expected),
+        "failed": sum(expected),
+        "share": share(sum(expected), len(expected)),
+    }
+
+
 def docs_table(results: dict[str, Any]) -> str:
     """The score as a table of the documentation."""
 
@@ -316,6 +327,7 @@ def score(
         "unusable": [n for n, c in known.items() if "unusable" in file.entry(c)],
         "by_an_older_rule": [n for n, c in known.items() if file.is_old(c)],
         "questions": {q: t.to_json() for q, t in tallies(cases).items()},
+        "expected_plans": expected_plans(cases),
         "cases": cases,
     }
 
@@ -330,6 +342,8 @@ def tell(results: dict[str, Any]) -> None:
             print(f"    {what} {told}")
         for mistake in tally["mistakes"]:
             print(f"    {mistake}")
+    plans = results["expected_plans"]
+    print(f"plans of the verdict 'expected': {plans['failed']} of {plans['trained']} fail")
     for key, what in (
         ("without_truth", "have no truth"),
         ("unusable", "are no cases: they diverge in FP32"),

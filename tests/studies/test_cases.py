@@ -190,6 +190,17 @@ def test_a_smallest_set_of_a_plans_operations_is_needed():
     assert not advice.means(("m", "mul"), ("n", "mul"))
 
 
+def test_plans_that_are_expected_to_train_are_counted_with_those_that_do_not():
+    from cases import score
+
+    def case(level, fails):
+        return {"said": {"level": level}, "is_so": {"plan_fails": fails}}
+
+    cases = [case("expected", False), case("expected", True), case("cannot", True)]
+    found = score.expected_plans(dict(enumerate([*cases, case("expected", None)])))
+    assert (found["trained"], found["failed"], found["share"]["share"]) == (2, 1, 0.5)
+
+
 def test_truths_of_an_older_rule_are_known_and_renewed(tmp_path, monkeypatch):
     from cases import collection, truth
 
