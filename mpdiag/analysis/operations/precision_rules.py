@@ -273,12 +273,12 @@ def _missing_kernel(op: Operation, target: FloatFormat) -> str:
 
 def _transformed(op: Operation) -> Iterator[int]:
     """The lengths that a Fourier transform works on."""
-    dims = op.scalars.get("dim")
+    dims = list(op.scalars.get("dim") or ())
     shape = op.inputs[0].shape if op.inputs else ()
-    lengths = {d: shape[d] for d in dims if -len(shape) <= d < len(shape)} if dims else {}
+    lengths = {d: shape[d] for d in dims if -len(shape) <= d < len(shape)}
     last = op.scalars.get("last_dim_size")
     if lengths and isinstance(last, int):  # of the result, where it is real
-        lengths[list(dims)[-1]] = last
+        lengths[dims[-1]] = last
     return iter(lengths.values())
 
 
