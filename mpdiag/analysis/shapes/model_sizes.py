@@ -118,7 +118,7 @@ def _take_in(
     found.sizes += [ModelSize(name, n, size, parts) for n, size, parts in sizes]
 
 
-_OF_WEIGHT = (
+_OF_WEIGHT: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("in_features", ("out_features", "in_features")),
     ("num_embeddings", ("num_embeddings", "embedding_dim")),
     ("num_features", ("num_features",)),
@@ -130,7 +130,7 @@ def _of_weight(
     kind: str, settings: Mapping[str, Any], weight: Dims
 ) -> tuple[tuple[str, Size, str], ...]:
     """The sizes of a module whose weight has them as they are; () for any other."""
-    names = next((n for setting, n in _OF_WEIGHT if setting in settings), ())
+    names: tuple[str, ...] = next((n for setting, n in _OF_WEIGHT if setting in settings), ())
     if "normalized_shape" in settings:
         names = ("normalized_shape",) * len(weight)
     elif "Bilinear" in kind:
