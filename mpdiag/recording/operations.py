@@ -342,7 +342,7 @@ class OperationWatch:
     def asked(self, tensor: torch.Tensor) -> int:
         """The number of a tensor whose dtype is asked for."""
         try:
-            with self._lock, torch.no_grad():
+            with self._lock, self.quiet(), torch.no_grad():
                 return self._tensors.read(tensor).number
         except Exception as error:  # noqa: BLE001
             self._give_up(error)
@@ -353,7 +353,7 @@ class OperationWatch:
     ) -> None:
         """A tensor was given another's dtype, or FP32; with or without an operation of its own."""
         try:
-            with self._lock, torch.no_grad():
+            with self._lock, self.quiet(), torch.no_grad():
                 fact = {"wide": 1} if follows is None else {"follows": follows}
                 seen = self._tensors.read(tensor)
                 if seen.producer >= since:

@@ -77,7 +77,7 @@ def ran(page: str) -> Ran:
 def training() -> tuple[dict[str, Any], list[tuple[Any, ...]]]:
     """A small training under the names that the blocks use."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 2))
+    model = nn.Sequential(nn.Linear(8, 14), nn.Tanh(), nn.Linear(14, 2))
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     pushes = torch.logspace(-34, -20, 128, base=2).view(64, 2)  # around FP16's lower end
 

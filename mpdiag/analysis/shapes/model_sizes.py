@@ -118,7 +118,7 @@ def _take_in(
     found.sizes += [ModelSize(name, n, size, parts) for n, size, parts in sizes]
 
 
-_OF_WEIGHT = (
+_OF_WEIGHT: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("in_features", ("out_features", "in_features")),
     ("num_embeddings", ("num_embeddings", "embedding_dim")),
     ("num_features", ("num_features",)),

@@ -144,7 +144,7 @@ def test_images_are_padded_to_four_channels(pictures):
               ("depth", "groups"), ("up", "in_channels")]  # fmt: skip
     assert {advice[place].padded for place in follow} == {32}
     assert advice["up", "out_channels"].padded == advice["head", "in_features"].padded == 16
-    assert advice["head", "out_features"].padded == 16
+    assert ("head", "out_features") not in advice  # ten classes: a thousandth of the work
     assert advice["", "batch"].padded == 8
 
 
