@@ -147,8 +147,7 @@ class ByHand:
             self.clip(clip)
             return float(loss.detach())
 
-        with torch.autocast("cpu", enabled=False):  # all losses of a closure share their casts
-            self.optimizer.step(closure)
+        self.optimizer.step(closure)
         self.give()
         self.optimizer.zero_grad()
 
