@@ -18,7 +18,7 @@ import torch
 
 from mpdiag.errors import UsageError
 from mpdiag.installation.extras import EXTRAS
-from mpdiag.integrations.scaler_state import ScalerState
+from mpdiag.integrations.training_state import TrainingState
 from mpdiag.plan import PrecisionPlan
 from mpdiag.training.trainer import MixedPrecision
 
@@ -123,7 +123,7 @@ class PlanAccelerator(Accelerator):
                 self.plan,
                 **self.plan_options,
             )
-            self.register_for_checkpointing(ScalerState(self.mp))
+            self.register_for_checkpointing(TrainingState(self.mp))
         elif self.mp is not None:
             held = len(self.mp.context.wrapped.optimizers)
             if len(self._optimizers) > held:
@@ -175,6 +175,16 @@ class PlanAccelerator(Accelerator):
             return given
         self.unscale_gradients()
         return [self.mp.context.wrapped.masters.master(parameter) for parameter in given]
+
+    def save_state(self, *args: Any, **kwargs: Any) -> Any:
+        """Save as ``Accelerator`` does; the masters of half-precision weights are saved, too."""
+        self.complete_model()
+        return super().save_state(*args, **kwargs)
+
+    def complete_model(self) -> None:
+        """Let the model have what was written into its masters since its last forward pass."""
+        if self.mp is not None:
+            self.mp.context.wrapped.look()
 
     def end_plan(self) -> None:
         """Give models and optimizers back in FP32."""

@@ -11,10 +11,14 @@
 from __future__ import annotations
 
 import weakref
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from mpdiag.installation.extras import EXTRAS
 from mpdiag.integrations.recording_callback import Recording
+from mpdiag.integrations.training_state import TrainingState
 from mpdiag.recording.recorder import Recorder
 from mpdiag.runs.training_log import log_metric
 
@@ -29,6 +33,9 @@ if TYPE_CHECKING:
 
     from mpdiag.plan import PrecisionPlan
     from mpdiag.training.trainer import MixedPrecision
+
+STATE_FILE = "mpdiag.pt"
+"""In a checkpoint of ``PlanTrainer``: loss scale, counts and FP32 masters."""
 
 
 class RecordCallback(Recording, TrainerCallback):
@@ -100,6 +107,27 @@ class PlanTrainer(Trainer):
             for name, value, higher in _figures(metrics, self.args):
                 log_metric(name, value, higher_is_better=higher)
         return metrics
+
+    def save_model(self, *args: Any, **kwargs: Any) -> None:
+        """Save as ``Trainer`` does: while it trains, the weights as the level holds them."""
+        if isinstance(self.accelerator, PlanAccelerator):
+            self.accelerator.complete_model()
+        super().save_model(*args, **kwargs)
+
+    def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
+        """Save them, and beside them what ``Trainer`` does not know: scale, counts and masters."""
+        super()._save_optimizer_and_scheduler(output_dir)
+        if self.mp is not None and self.args.should_save:
+            torch.save(TrainingState(self.mp).state_dict(), Path(output_dir) / STATE_FILE)
+
+    def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
+        """Load them, and go on at a checkpoint's scale and from its masters, if it has them."""
+        super()._load_optimizer_and_scheduler(checkpoint)
+        if self.mp is not None and checkpoint is not None:
+            path = Path(checkpoint) / STATE_FILE
+            if path.exists():
+                state = torch.load(path, map_location="cpu", weights_only=True)
+                TrainingState(self.mp).load_state_dict(state)
 
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """Train; afterwards the model has its full FP32 weights."""

@@ -20,7 +20,7 @@ from torch.optim import LBFGS, SGD, Optimizer
 from mpdiag.errors import UsageError
 from mpdiag.installation.extras import EXTRAS
 from mpdiag.integrations.recording_callback import Recording
-from mpdiag.integrations.scaler_state import ScalerState
+from mpdiag.integrations.training_state import TrainingState
 from mpdiag.plan import PrecisionPlan
 from mpdiag.training.casting import widened
 from mpdiag.training.trainer import MixedPrecision
@@ -117,7 +117,7 @@ class PlanPrecision(Precision):
                 raise UsageError(message)
             self.mp = MixedPrecision(model, optimizers, self.plan, **self.options)
             if self._waiting is not None:
-                ScalerState(self.mp).load_state_dict(self._waiting)
+                TrainingState(self.mp).load_state_dict(self._waiting)
                 self._waiting = None
         return model, optimizers, lr_schedulers
 
@@ -206,13 +206,13 @@ class PlanPrecision(Precision):
         held[:] = [o for o in held if o is not self._nobody]
 
     def state_dict(self) -> dict[str, Any]:
-        """The loss scaler's."""
-        return ScalerState(self.mp).state_dict() if self.mp is not None else {}
+        """The loss scaler's, and the counts of steps and skips."""
+        return TrainingState(self.mp).state_dict() if self.mp is not None else {}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from a checkpoint's scale."""
         if self.mp is not None:
-            ScalerState(self.mp).load_state_dict(state_dict)
+            TrainingState(self.mp).load_state_dict(state_dict)
         else:
             self._waiting = state_dict
 

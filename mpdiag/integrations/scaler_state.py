@@ -1,7 +1,4 @@
-"""A loss scaler's state as plain values, for the checkpoints of other libraries.
-
-They save models and optimizers themselves; what they lack of a training by a plan is its scale.
-"""
+"""A loss scaler's state as plain values, for the checkpoints of other libraries."""
 
 from __future__ import annotations
 
@@ -14,7 +11,6 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from mpdiag.numerics.loss_scalers import Scaler
-    from mpdiag.training.trainer import MixedPrecision
 
 
 def dump_scaler(scaler: Scaler) -> dict[str, Any]:
@@ -50,24 +46,3 @@ def load_scaler(scaler: Scaler, state: Mapping[str, Any]) -> Scaler:
     except (TypeError, UsageError) as error:
         message = f"the checkpoint's loss scaler cannot be read: {error}"
         raise StateMismatch(message) from error
-
-
-class ScalerState:
-    """The scaler of a ``MixedPrecision`` as an object with ``state_dict``."""
-
-    def __init__(self, mp: MixedPrecision) -> None:
-        self._mp = mp
-
-    def state_dict(self) -> dict[str, Any]:
-        """The scaler, and the steps so far."""
-        mp = self._mp
-        return {"scaler": dump_scaler(mp.loss_scaler), "steps": mp.steps, "skipped": mp.skipped}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from a state.
-
-        Raises:
-            StateMismatch: If it is the state of another scaler.
-        """
-        scaler = load_scaler(self._mp.loss_scaler, state["scaler"])
-        self._mp.resume(scaler, steps=int(state["steps"]), skipped=int(state["skipped"]))

@@ -17,9 +17,10 @@ from mpdiag.numerics.loss_scalers.resuming import resumed
 from mpdiag.plan import PrecisionPlan
 from mpdiag.training.callers import loop_stacklevel
 from mpdiag.training.skips.random_state import dump_random, load_random
+from mpdiag.training.weights.given import same
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from torch import Tensor
 
@@ -50,6 +51,7 @@ def save(
     plan: PrecisionPlan, precision: Precision, progress: Progress, wrapped: Wrapped
 ) -> dict[str, Any]:
     """The state of a trainer between two steps."""
+    wrapped.look()
     return {
         "version": VERSION,
         "plan": plan.to_json(),
@@ -60,14 +62,7 @@ def save(
         "in_a_row": max((row["in_a_row"] for row in progress.skips), default=0),
         "skips_in_a_row": progress.skips,
         "models": [m.state_dict() for m in wrapped.models],
-        "masters": [
-            {
-                n: wrapped.masters.value(p)
-                for n, p in m.named_parameters()
-                if wrapped.masters.master(p) is not p
-            }
-            for m in wrapped.models
-        ],
+        "masters": masters_of(wrapped),
         "optimizers": [o.state_dict() for o in wrapped.optimizers],
         "random": dump_random(),
     }
@@ -124,6 +119,53 @@ def load(
             stacklevel=loop_stacklevel(),
         )
     return Progress(going_on, state["steps"], state["skipped"], state.get("skips_in_a_row", []))
+
+
+def masters_of(wrapped: Wrapped) -> list[dict[str, Tensor]]:
+    """The FP32 masters of each model, by the names of their parameters."""
+    return [
+        {n: wrapped.masters.value(p) for n, p in m.named_parameters() if p in wrapped.masters}
+        for m in wrapped.models
+    ]
+
+
+def load_masters(saved: Sequence[Mapping[str, Tensor]], wrapped: Wrapped) -> None:
+    """Give masters the bits that rounding hides; models and optimizers were loaded before.
+
+    Element by element: what a model holds that is no saved master, rounded, was given to it by
+    someone else, and stays.
+
+    Args:
+        saved: What ``masters_of`` returned, on any device.
+        wrapped: What receives them.
+
+    Raises:
+        StateMismatch: If they are of other models.
+    """
+    held = wrapped.masters
+    if not len(held):
+        return
+    if len(saved) != len(wrapped.models):
+        message = f"the state is of {len(saved)} models, the trainer has {len(wrapped.models)}"
+        raise StateMismatch(message)
+    pairs: list[tuple[Tensor, Tensor]] = []
+    for model, masters in zip(wrapped.models, saved, strict=True):
+        for name, parameter in model.named_parameters():
+            if name in masters and parameter in held:
+                pairs.append((parameter, masters[name]))
+                if masters[name].shape != parameter.shape:
+                    message = (
+                        f"the state is of another model (the master of {name!r} has another shape)"
+                    )
+                    raise StateMismatch(message)
+    with torch.no_grad():
+        held.settle()
+        for weight, value in pairs:
+            master = held.master(weight)
+            full = value.to(master.device, torch.float32)
+            rounds = same(full.to(weight.dtype), weight.detach())
+            master.copy_(torch.where(rounds, full, master))
+    held.restart()
 
 
 @contextmanager

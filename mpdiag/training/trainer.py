@@ -449,15 +449,16 @@ class MixedPrecision:
         loaded = checkpoint.load(
             state, self.plan, self.precision, self.context.wrapped, self.loss_scaler
         )
-        self.resume(loaded.scaler, steps=loaded.steps, skipped=loaded.skipped)
-        self.context.monitor.skips.restore(loaded.skips)
+        self.resume(loaded)
+
+    def resume(self, progress: checkpoint.Progress) -> None:
+        """Go on from where a training had got; models and optimizers are the caller's to load."""
+        monitor = self.context.monitor
+        monitor.steps, monitor.skipped = progress.steps, progress.skipped
+        monitor.skips.restore(progress.skips)
+        self.context.scaling.scaler = progress.scaler
         self.context.scaling.forget_all()
         self.context.wrapped.start.ended()
-
-    def resume(self, scaler: Scaler, *, steps: int, skipped: int) -> None:
-        """Go on from a saved scaler and its counts; models and optimizers are the caller's to load."""
-        self.context.scaling.scaler = scaler
-        self.context.monitor.steps, self.context.monitor.skipped = steps, skipped
 
     def fp32_state_dict(self, model: nn.Module | None = None) -> dict[str, Tensor]:
         """A model's state dict in FP32, with all bits of its masters, whatever the level holds.

@@ -133,10 +133,10 @@ def test_its_state_is_saved_with_the_accelerators(tmp_path):
     assert again.mp.steps == 4
 
 
-@pytest.mark.parametrize("level", ["O1", "O2"])
+@pytest.mark.parametrize("level", ["O1", "O2", "O3"])
 @pytest.mark.parametrize("into", ["a new training", "the same one"])
 def test_a_training_resumed_from_a_saved_state_is_the_uninterrupted_one(tmp_path, level, into):
-    """Bit for bit, where weights are not cast; at O2 from the halves that ``save_state`` has saved."""
+    """Bit for bit, masters and counts too; at O2 ``save_state`` itself saves the model's halves."""
 
     def make():
         accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
@@ -154,23 +154,69 @@ def test_a_training_resumed_from_a_saved_state_is_the_uninterrupted_one(tmp_path
             optimizer.step()
             optimizer.zero_grad()
 
+    def reached(accelerator, model, optimizer):
+        mp = accelerator.mp
+        assert optimizer.state_dict()["param_groups"]
+        full = {k: v.clone() for k, v in mp.fp32_state_dict(model).items()}
+        return full, (mp.loss_scaler, mp.steps, mp.skipped, mp.context.monitor.skips.to_plain())
+
+    spoiled = (BATCHES[2][0] * float("inf"), BATCHES[2][1])
     parts = make()
-    train_on(*parts, BATCHES[:3])
+    train_on(*parts, [*BATCHES[:3], spoiled])
     parts[0].save_state(str(tmp_path))
+    at_save = reached(*parts)
+    assert at_save[1][3][0]["in_a_row"] == 1
     train_on(*parts, BATCHES[3:])
-    whole = {k: v.clone() for k, v in parts[1].state_dict().items()}
+    whole = reached(*parts)
     if into == "a new training":
         parts[0].end_plan()
         parts = make()
     parts[0].load_state(str(tmp_path))
-    train_on(*parts, BATCHES[3:])
-    found = parts[1].state_dict()
-    for name, value in whole.items():
-        if level == "O1":
-            assert torch.equal(found[name], value), name
-        else:
-            torch.testing.assert_close(found[name], value, rtol=0.02, atol=2e-3)
+    for then, more in ((at_save, []), (whole, BATCHES[3:])):
+        train_on(*parts, more)
+        weights, counts = reached(*parts)
+        assert counts == then[1]
+        for name, value in then[0].items():
+            assert torch.equal(weights[name], value), name
     parts[0].end_plan()
+
+
+def test_a_state_saved_right_after_a_master_was_written_is_whole(tmp_path):
+    """The model itself has the value in its next forward pass, which a resumed training must see."""
+
+    def make():
+        accelerate.state.AcceleratorState._reset_state(reset_partial_state=True)
+        accelerator = bridge.apply_plan(accelerate.Accelerator(cpu=True), backoff(), level="O2")
+        model = network()
+        return accelerator, *accelerator.prepare(model, torch.optim.SGD(model.parameters(), 0.05))
+
+    accelerator, model, _ = make()
+    with torch.no_grad():
+        accelerator.mp.master_parameters()[0].add_(0.123)
+    accelerator.save_state(str(tmp_path))
+    before = accelerator.mp.fp32_state_dict(model), model(BATCHES[0][0])
+    accelerator.end_plan()
+    accelerator, model, _ = make()
+    accelerator.load_state(str(tmp_path))
+    assert torch.equal(model(BATCHES[0][0]), before[1])
+    for name, value in accelerator.mp.fp32_state_dict(model).items():
+        assert torch.equal(value, before[0][name]), name
+    accelerator.end_plan()
+
+
+def test_a_state_without_masters_goes_on_from_the_models_weights(tmp_path):
+    accelerator = bridge.apply_plan(accelerate.Accelerator(cpu=True), backoff(), level="O2")
+    model = network()
+    accelerator.prepare(model, torch.optim.SGD(model.parameters(), 0.05))
+    (held,) = accelerator._custom_objects
+    state = held.state_dict()
+    del state["masters"], state["skips_in_a_row"]
+    with torch.no_grad():
+        model[0].weight.fill_(0.1)
+    held.load_state_dict(state)
+    full = accelerator.mp.fp32_state_dict(model)
+    assert torch.equal(full["0.weight"], model[0].weight.detach().float())
+    accelerator.end_plan()
 
 
 def test_a_mixed_precision_of_its_own_is_refused():

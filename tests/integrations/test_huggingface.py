@@ -156,6 +156,34 @@ def test_evaluations_of_both_sides_can_be_compared(tmp_path):
 
 
 @pytest.mark.parametrize("level", ["O1", "O2"])
+def test_a_training_resumed_from_a_checkpoint_is_the_uninterrupted_one(tmp_path, level):
+    """Bit for bit: weights, masters, and the scale, which has grown before and grows after it."""
+
+    def trained(resume):
+        trainer = make(
+            tmp_path,
+            bridge.PlanTrainer,
+            plan=backoff(64.0, growth_interval=2),
+            plan_options={"level": level, "run": tmp_path / f"run-{resume is not None}"},
+            settings={
+                "save_strategy": "steps",
+                "save_steps": 3,
+                "optim": "adamw_torch",
+                "learning_rate": 0.003,
+            },
+        )
+        trainer.train(resume_from_checkpoint=resume)
+        scales = [step.scale for step in read_log(trainer.plan_options["run"]).steps]
+        return trainer, scales
+
+    whole, scales = trained(None)
+    found, resumed = trained(f"{whole.args.output_dir}/checkpoint-3")
+    assert scales == [64.0, 64.0, 128.0, 128.0, 256.0, 256.0]
+    assert resumed == scales[3:]
+    assert same(whole.model, found.model)
+
+
+@pytest.mark.parametrize("level", ["O1", "O2"])
 def test_the_best_model_is_loaded_at_the_end_and_stays(tmp_path, level):
     """``load_best_model_at_end`` writes into the model after the last step; nothing undoes it."""
     seen = {}

@@ -21,8 +21,9 @@ from mpdiag.analysis.scaling.replay import replay_run
 from mpdiag.cli import app
 from mpdiag.errors import DamagedPlan, StateMismatch, UsageError
 from mpdiag.exports.registry import EXPORTERS, export_plan
-from mpdiag.integrations.scaler_state import ScalerState, dump_scaler, load_scaler
+from mpdiag.integrations.scaler_state import dump_scaler, load_scaler
 from mpdiag.integrations.torch_amp import grad_scaler
+from mpdiag.integrations.training_state import TrainingState
 from mpdiag.numerics.formats import FP16
 from mpdiag.numerics.loss_scalers import (
     SCALERS,
@@ -249,7 +250,7 @@ def test_its_state_is_saved_and_loaded_again():
     again.load_state_dict(mp.state_dict())
     assert again.loss_scaler == mp.loss_scaler
     other = trainer(network(), plan=plan(256.0))
-    ScalerState(other).load_state_dict(json.loads(json.dumps(ScalerState(mp).state_dict())))
+    TrainingState(other).load_state_dict(json.loads(json.dumps(TrainingState(mp).state_dict())))
     assert (other.loss_scaler, other.steps) == (mp.loss_scaler, 3)
     with pytest.raises(StateMismatch, match="PeakHold, but the plan scales by LogNormal"):
         load_scaler(LogNormal(), dump_scaler(mp.loss_scaler))

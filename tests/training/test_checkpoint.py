@@ -17,6 +17,7 @@ from torch import nn
 import mpdiag
 from mpdiag.errors import StateMismatch, UsageError
 from mpdiag.plan import Fp32Choice
+from mpdiag.training.checkpoint import load_masters, masters_of
 
 STEPS = 6
 
@@ -142,6 +143,53 @@ def test_numpys_and_pythons_random_numbers_go_on_too():
         del state["random"][name]
     mp.load_state_dict(state)  # of an earlier version
     assert draw()[:4] != expected[:4]
+
+
+def test_masters_alone_are_taken_element_by_element():
+    """What a model was given since stays; so does what the state does not know."""
+    model, mp = build("O2")
+    advance(model, mp, 0, 2)
+    saved = [{n: m.clone() for n, m in masters_of(mp.context.wrapped)[0].items()}]
+    weight = model[0][0].weight
+    full = saved[0]["0.0.weight"]
+    unknown = mp.master_parameters()[1].detach().clone()
+    del saved[0]["0.0.bias"]
+    advance(model, mp, 3, 5)
+    with torch.no_grad():
+        weight.copy_(full)
+        weight.view(-1)[0] = 0.5
+    kept = masters_of(mp.context.wrapped)[0]["0.0.bias"].clone()
+    load_masters(saved, mp.context.wrapped)
+    found = masters_of(mp.context.wrapped)[0]
+    assert found["0.0.weight"].flatten()[0] == 0.5
+    assert torch.equal(found["0.0.weight"].flatten()[1:], full.flatten()[1:])
+    assert torch.equal(found["0.0.bias"], kept)
+    assert not torch.equal(kept, unknown)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda saved: saved.append({}), "of 2 models, the trainer has 1"),
+        (lambda saved: saved[0].update({"0.0.weight": torch.zeros(2)}), "'0.0.weight'"),
+    ],
+)
+def test_masters_of_another_model_change_nothing(change, said):
+    _, mp = build("O2")
+    before = [m.clone() for m in mp.master_parameters()]
+    saved = masters_of(mp.context.wrapped)
+    saved = [{n: m + 1 for n, m in saved[0].items()}]
+    change(saved)
+    with pytest.raises(StateMismatch, match=said):
+        load_masters(saved, mp.context.wrapped)
+    assert all(map(torch.equal, before, mp.master_parameters()))
+
+
+def test_a_value_written_into_a_master_is_in_the_state_of_the_model_too():
+    _, mp = build("O2")
+    with torch.no_grad():
+        mp.master_parameters()[0].fill_(0.25)
+    assert (mp.state_dict()["models"][0]["0.0.weight"] == 0.25).all()
 
 
 def test_a_damaged_state_is_refused_in_a_sentence():

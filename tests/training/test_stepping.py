@@ -303,6 +303,31 @@ def test_a_weight_beyond_the_format_ends_training_when_an_accelerator_has_answer
     assert mp.fp32_state_dict()["weight"].item() == 1 - 1e5
 
 
+def test_a_step_without_masters_waits_a_second_time_to_undo_what_does_not_fit():
+    """Whether the update fits is in the result of the same step, and the old weights are back."""
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.ones_(model.weight)
+    optimizer = torch.optim.SGD(model.parameters(), 1.0, momentum=0.5)
+    mp = mpdiag.MixedPrecision(model, optimizer, constant(1.0), level="O3", backend="emulated")
+
+    def take(size):
+        with mp.autocast():
+            loss = model(torch.full((1, 1), size)).sum()
+        with Waits() as waits:
+            result = mp.step(loss)
+        return result.skipped, waits.seen
+
+    assert take(2.0) == (False, ["tolist", "__bool__"])
+    before = model.weight.item(), optimizer.state[model.weight]["momentum_buffer"].item()
+    assert before == (-1.0, 2.0)
+    optimizer.param_groups[0]["lr"] = 1e5
+    skipped, seen = take(4.0)
+    assert skipped
+    assert seen[:2] == ["tolist", "__bool__"]
+    after = model.weight.item(), optimizer.state[model.weight]["momentum_buffer"].item()
+    assert after == before
+
+
 def test_a_loss_that_is_a_view_of_a_weight_leaves_the_scale_as_it_is():
     model = nn.Module()
     model.w = nn.Parameter(torch.ones(1))
