@@ -51,7 +51,7 @@ FELT = 1.0
 It is where theory puts it: errors that move the loss less than a step does are one more noise below the
 noise of batches, and such below what is left of the loss are below each sample's own residual. Trainings
 agree (``studies/cases``, both open sets): of differences whose FP16 error moves it by 0.6 or less none
-did harm, of those from 2.7 all did, and at 1.5 one stayed within its margin; in BF16 0.5 and 1.9 are the
+did harm, of those from 2.6 all did, and at 1.5 one stayed within its margin; in BF16 0.5 and 1.9 are the
 nearest.
 """
 PART_FELT = 0.5
