@@ -45,6 +45,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA device; torch finds none here"))
 
 
+@pytest.fixture(autouse=True)
+def _nothing_compiled() -> Iterator[None]:
+    """What a test compiles is in use no longer when the next one asks whether anything is."""
+    yield
+    compiler = sys.modules.get("torch._dynamo.eval_frame")
+    if compiler is not None and compiler.cached_backends:
+        sys.modules["torch._dynamo"].reset()
+
+
 @pytest.fixture(scope="session")
 def root() -> Path:
     """The checkout."""

@@ -7,7 +7,7 @@ output of an earlier operation, its producer. Counts lie on the device until ``d
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
@@ -153,6 +153,18 @@ class OperationTensors:
             known = _Memory(version, version + in_place, bits, place, number, index)
             self._remember(tensor, known)
         return SeenTensor(number, index, _shape(tensor), tensor.dtype, name)
+
+    def turned(self, tensor: torch.Tensor) -> None:
+        """An operation is about to change how a tensor lies (``transpose_``), and no value of it.
+
+        It raises the version, as a write does.
+        """
+        version = _version(tensor)
+        if version is None:
+            return
+        memory = self._memory.get(tensor.untyped_storage()._cdata)
+        if memory is not None and memory.version <= version <= memory.raised:
+            self._remember(tensor, replace(memory, raised=version + 1))
 
     def forget(self, arguments: Any) -> None:
         """An operation that is not torch's own may write to what it is given, whatever it says."""

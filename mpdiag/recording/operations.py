@@ -292,6 +292,8 @@ class OperationWatch:
         packet = func.overloadpacket.__name__
         if func.namespace != "aten":
             self._tensors.forget((args, kwargs))
+        elif torch.Tag.inplace_view in func.tags:
+            self._tensors.turned(args[0])
         if func.is_view or func.namespace != "aten" or packet in _IGNORED:
             return None
         if len(self._drafts) >= _MAX_OPERATIONS:

@@ -403,3 +403,18 @@ def train(model, optimizer, x, steps):
         optimizer.zero_grad()
         model(x).square().mean().backward()
         optimizer.step()
+
+
+def test_a_tensor_turned_in_place_is_still_known_by_its_writer(tmp_path):
+    class Model(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(8, 6)
+
+        def forward(self, x):
+            return self.layer(x).transpose_(0, 1).unsqueeze_(0).sum(0).t()
+
+    run, _ = recorded(tmp_path / "run", Model(), steps=1)
+    operations = run.operations()
+    read = next(o for o in operations if o.op == "sum" and o.phase == "forward").inputs[0]
+    assert operations[read.producer].op == "addmm"
