@@ -1,14 +1,12 @@
-"""The command for GPUs: its runner on made-up sections, and a rehearsal of the real ones."""
+"""The command for GPUs: its runner, its table and its files, on made-up sections."""
 
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
 import time
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +19,6 @@ from gpu_sections import (  # noqa: E402
     command,
     document,
     files,
-    forks,
     markdown,
     page,
     parts,
@@ -421,155 +418,3 @@ def test_a_card_comes_before_a_rehearsal(tmp_path):
         made = document.new(mode, {**FACTS, "date": date}, {})
         document.save(tmp_path / f"gpu-{name}.json", made)
     assert page.last_pass(tmp_path)["mode"] == "full"
-
-
-# -- the whole command, rehearsed ------------------------------------------------------------------
-
-NEEDS_A_GPU = {"a-launches", "d-graphs", *(f"c-{x}-ssd" for x in ("histograms", "predicted"))}
-NEEDS_A_GPU |= {"c-curves-ssd", "c-plan-ssd", "g-memory-cnn", "g-batch-cnn", "h-blocks"}
-NEEDS_A_GPU |= {f"d-{x}-lstm" for x in ("equal-fp16", "equal-bf16", "ratio-fp16", "ratio-bf16")}
-NEEDS_A_GPU |= {"d-levels-lstm", *(f"i-{x}" for x in ("language_model", "ssd", "digits", "vit"))}
-NEEDS_TRITON = {"a-triton", "h-hardware"}
-
-
-@pytest.fixture(scope="module")
-def server(tmp_path_factory):
-    """A process with torch imported, which parts are copies of."""
-    if not hasattr(os, "fork"):
-        pytest.skip("this system cannot fork")
-    folder = tmp_path_factory.mktemp("forks")
-    with forks.serving(runner.environment(None, folder, "cpu")) as path:
-        assert path is not None
-        yield path
-
-
-@pytest.fixture(scope="module")
-def rehearsal(server, tmp_path_factory):
-    """The exit code and the results of ``gpu.py --device cpu``."""
-    out = tmp_path_factory.mktemp("rehearsal")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(forks, "serving", lambda *_: nullcontext(server))
-        code = command.main(["--device", "cpu", "--out", str(out)])
-    return code, document.load(out / "gpu-rehearsal.json")
-
-
-def test_the_whole_command_is_rehearsed(rehearsal):
-    """Every line that prepares, compares and reports, so that no minute on a card is lost to one."""
-    code, result = rehearsal
-    ends = {key: (part["state"], part.get("tail")) for key, part in result["parts"].items()}
-    assert ends == {part.key: (document.FINISHED, None) for part in parts.PARTS}
-    failed = {k: p["reason"] for k, p in result["promises"].items() if p["rehearsal"] == "failed"}
-    assert not failed
-    assert code == 0
-
-
-def test_a_rehearsal_says_why_a_check_did_not_run(rehearsal):
-    _, result = rehearsal
-    left = {k: p["reason"] for k, p in result["promises"].items() if p["rehearsal"] == "not run"}
-    assert set(left) - NEEDS_TRITON == NEEDS_A_GPU
-    assert all(left.values())
-
-
-# -- copies of a process that has torch ------------------------------------------------------------
-
-
-def copied(server, tmp_path, *words, seconds: float = 60.0):
-    part_words = [sys.executable, "-m", *words]
-    places = {"keep": tmp_path, "cache": tmp_path / "cache"}
-    options = {"device": "cpu", "quick": False, "seconds": seconds}
-    return runner.run(PART, words=part_words, server=server, **options, **places)
-
-
-def test_a_copy_that_raises_is_a_crash_with_its_last_lines(server, tmp_path):
-    ended, lines = copied(server, tmp_path, "gpu_sections.child", "no such part")
-    assert (ended["state"], ended["reason"]) == ("crashed", "ended with exit code 1")
-    assert ended["tail"][-1].startswith("ValueError: not enough values to unpack")
-    assert lines == []
-
-
-def test_a_copy_is_ended_at_its_limit(server, tmp_path, monkeypatch):
-    monkeypatch.setattr(runner, "GRACE", 0.0)
-    began = time.monotonic()
-    words = ("gpu_sections.child", "i-families", "cpu", "full", "60", "REPORT", str(tmp_path))
-    ended, _ = copied(server, tmp_path, *words, seconds=0.2)
-    assert ended["state"] == "timed out"
-    assert time.monotonic() - began < 20
-
-
-def test_a_program_of_a_copy_is_a_copy(server, tmp_path, monkeypatch):
-    monkeypatch.setenv(forks.SOCKET, server)
-    ran = programs.run(programs.mpdiag("--version"), 60, tmp_path)
-    assert (ran.code, ran.err) == (0, "")
-    assert ran.out.startswith("mpdiag ")
-    refused = programs.run(programs.mpdiag("demo", "no_such_workload"), 60, tmp_path)
-    assert refused.code == 2
-    assert "no_such_workload" in refused.err
-
-
-# -- logic on what a card would say ----------------------------------------------------------------
-
-
-def test_losses_that_are_no_numbers_are_far_apart():
-    from gpu_sections.compiled import furthest
-
-    assert furthest([1.0, 2.2], [1.0, 2.0]) == pytest.approx(0.1)
-    assert furthest([1.0, float("nan")], [1.0, 2.0]) == float("inf")
-
-
-def reported(context):
-    return {x["promise"]: x for x in runner.lines(context.report) if "promise" in x}
-
-
-def part_context(key: str, tmp_path, *, quick: bool = False) -> Context:
-    return Context(key, "cuda", quick, tmp_path / "r.jsonl", tmp_path, time.monotonic() + 60)
-
-
-@pytest.mark.parametrize(
-    ("over", "said", "absent", "held"),
-    [
-        ({"O1 FP16": 0.5, "O2 FP16": 0.4}, [], False, True),
-        ({"O1 FP16": 0.5, "O2 FP16": 1.1}, [], False, False),
-        ({"O1 FP16": 0.5}, ["O3 FP16 diverged: at step 3"], False, False),
-        ({"O1 FP16": 0.5}, ["O1 FP16 skipped 1 steps"], False, True),
-        ({"O1 FP16": 0.5}, [], True, None),
-        ({"O1 FP16": 1.5}, [], True, False),
-    ],
-)
-def test_levels_that_were_not_timed_hold_nothing(over, said, absent, held, tmp_path):
-    from gpu_sections.training import report_levels
-
-    context = part_context("d-steps", tmp_path)
-    report_levels(context, "gpt", over, said, absent=absent)
-    assert reported(context)["d-levels-gpt"]["held"] is held
-
-
-@pytest.mark.parametrize(("scale", "held"), [(8.0, True), (1.0, None)])
-def test_a_plan_without_a_scale_is_no_test_of_one(scale, held, tmp_path):
-    from gpu_sections.native import Trained, compare_endings
-
-    from mpdiag.plan import LossScalePlan, PrecisionPlan
-
-    method = "constant" if scale > 1 else "none"
-    plan = PrecisionPlan(loss_scale=LossScalePlan(method=method, init_scale=scale))
-    native, bare = (Trained([x] * 10, [scale] * 10, 0, None, "") for x in (1.01, 1.2))
-    context = part_context("c-ssd", tmp_path)
-    compare_endings(context, "ssd", [1.0] * 10, native, bare, plan)
-    assert reported(context)["c-plan-ssd"]["held"] is held
-
-
-def test_without_a_c_compiler_nothing_is_broken(context):
-    with context.settling(OWN[0]):
-        raise RuntimeError("Failed to find C compiler. Please specify via CC environment variable")
-    found = runner.lines(context.report)[0]
-    assert found["held"] is None
-    assert "C compiler" in found["reason"]
-
-
-def test_variants_take_turns_only_as_long_as_they_may(context):
-    from gpu_sections.measuring import in_turns
-
-    calls = []
-    here = replace(context, device="cpu")
-    steps = {"one": lambda: calls.append(1) or time.sleep(0.02)}
-    in_turns(here, steps, rounds=50, count=1, warm=0, seconds=0.1)
-    assert 1 <= len(calls) <= 5

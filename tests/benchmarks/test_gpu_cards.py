@@ -6,6 +6,7 @@ import json
 import math
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -330,3 +331,65 @@ def test_files_of_another_pass_are_not_listed(tmp_path):
         (tmp_path / name).write_text("")
     (tmp_path / "keep").mkdir()
     assert files.publish(tmp_path / "keep", tmp_path / "gpu-card") == ["gpu-card-runs.zip"]
+
+
+# -- (a) to (d) -------------------------------------------------------------------------------------
+
+
+def test_losses_that_are_no_numbers_are_far_apart():
+    from gpu_sections.compiled import furthest
+
+    assert furthest([1.0, 2.2], [1.0, 2.0]) == pytest.approx(0.1)
+    assert furthest([1.0, float("nan")], [1.0, 2.0]) == float("inf")
+
+
+@pytest.mark.parametrize(
+    ("over", "notes", "absent", "held"),
+    [
+        ({"O1 FP16": 0.5, "O2 FP16": 0.4}, [], False, True),
+        ({"O1 FP16": 0.5, "O2 FP16": 1.1}, [], False, False),
+        ({"O1 FP16": 0.5}, ["O3 FP16 diverged: at step 3"], False, False),
+        ({"O1 FP16": 0.5}, ["O1 FP16 skipped 1 steps"], False, True),
+        ({"O1 FP16": 0.5}, [], True, None),
+        ({"O1 FP16": 1.5}, [], True, False),
+    ],
+)
+def test_levels_that_were_not_timed_hold_nothing(over, notes, absent, held, tmp_path):
+    from gpu_sections.training import report_levels
+
+    context = card("d-steps", tmp_path)
+    report_levels(context, "gpt", over, notes, absent=absent)
+    assert said(context)["d-levels-gpt"]["held"] is held
+
+
+@pytest.mark.parametrize(("scale", "held"), [(8.0, True), (1.0, None)])
+def test_a_plan_without_a_scale_is_no_test_of_one(scale, held, tmp_path):
+    from gpu_sections.native import Trained, compare_endings
+
+    from mpdiag.plan import LossScalePlan, PrecisionPlan
+
+    method = "constant" if scale > 1 else "none"
+    plan = PrecisionPlan(loss_scale=LossScalePlan(method=method, init_scale=scale))
+    native, bare = (Trained([x] * 10, [scale] * 10, 0, None, "") for x in (1.01, 1.2))
+    context = card("c-ssd", tmp_path)
+    compare_endings(context, "ssd", [1.0] * 10, native, bare, plan)
+    assert said(context)["c-plan-ssd"]["held"] is held
+
+
+def test_without_a_c_compiler_nothing_is_broken(tmp_path):
+    context = card("a-counting", tmp_path)
+    with context.settling("a-counts"):
+        raise RuntimeError("Failed to find C compiler. Please specify via CC environment variable")
+    found = said(context)["a-counts"]
+    assert found["held"] is None
+    assert "C compiler" in found["reason"]
+
+
+def test_variants_take_turns_only_as_long_as_they_may(tmp_path):
+    from gpu_sections.measuring import in_turns
+
+    calls = []
+    here = replace(card("b-steps", tmp_path), device="cpu")
+    steps = {"one": lambda: calls.append(1) or time.sleep(0.02)}
+    in_turns(here, steps, rounds=50, count=1, warm=0, seconds=0.1)
+    assert 1 <= len(calls) <= 5
