@@ -9,7 +9,7 @@ import torch
 from torch.autograd.function import BackwardCFunction
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Container, Iterable
+    from collections.abc import Callable, Container, Iterable, Iterator
     from contextlib import AbstractContextManager
 
     from torch import Tensor
@@ -27,24 +27,17 @@ def leaves_of(tensors: Iterable[Tensor]) -> tuple[dict[int, Tensor], bool]:
     """
     leaves: dict[int, Tensor] = {}
     opaque = False
-    stack: list[Any] = []
+    roots = []
     for tensor in tensors:
         if tensor.grad_fn is not None:
-            stack.append(tensor.grad_fn)
+            roots.append(tensor.grad_fn)
         elif tensor.requires_grad:
             leaves[id(tensor)] = tensor
-    seen = set(stack)
-    while stack:
-        node = stack.pop()
+    for node in _nodes(roots):
         variable = getattr(node, "variable", None)
         if variable is not None:
             leaves[id(variable)] = variable
-            continue
         opaque = opaque or isinstance(node, BackwardCFunction)
-        for child, _ in node.next_functions:
-            if child is not None and child not in seen:
-                seen.add(child)
-                stack.append(child)
     return leaves, opaque
 
 
@@ -55,21 +48,24 @@ def holds_any(outputs: Iterable[Any], operations: Container[str]) -> bool:
         outputs: Tensors, or edges of the graph.
         operations: Names of nodes, with or (for all overloads) without number: ``ProdBackward``.
     """
-    stack = [
-        getattr(output, "grad_fn", None) or getattr(output, "node", None) for output in outputs
-    ]
-    seen = set(stack)
-    while stack:
-        node = stack.pop()
-        if node is None:
-            continue
+    roots = (getattr(o, "grad_fn", None) or getattr(o, "node", None) for o in outputs)
+    for node in _nodes(root for root in roots if root is not None):
         name = node.name()
         if name in operations or name.rstrip("0123456789") in operations:
             return True
-        fresh = {child for child, _ in node.next_functions} - seen
+    return False
+
+
+def _nodes(roots: Iterable[Any]) -> Iterator[Any]:
+    """The nodes of a graph that a backward pass from some of them runs, each once."""
+    stack = list(roots)
+    seen = set(stack)
+    while stack:
+        node = stack.pop()
+        yield node
+        fresh = {child for child, _ in node.next_functions if child is not None} - seen
         seen |= fresh
         stack.extend(fresh)
-    return False
 
 
 class BackwardPasses:
