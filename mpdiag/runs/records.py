@@ -7,11 +7,13 @@ of integers: neither the portions nor the order of rows, parts or ranks changes 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mpdiag.files.arrow_columns import array_of, numbers
 from mpdiag.numerics.formats import FORMATS, FP16
 from mpdiag.numerics.histograms import BINS, MAX_EXPONENT, MIN_EXPONENT, ExponentHistogram
 from mpdiag.runs.row_validation import refuse_nonsense
@@ -101,13 +103,13 @@ class Records:
             if not hasattr(column.type, "value_type"):
                 column = column.dictionary_encode()
             merged = _one_array(column.unify_dictionaries())
-            columns[name] = _numpy(merged.indices.fill_null(-1), np.int32)
+            columns[name] = numbers(merged.indices, np.int32, -1)
             words[name] = tuple(merged.dictionary.to_pylist())
         for name, kind in (*INTEGERS.items(), *UPDATE_INTEGERS.items()):
-            columns[name] = _numpy(table.column(name).fill_null(0), kind)
+            columns[name] = numbers(table.column(name), kind)
         for name in FLOATS:
-            columns[name] = _numpy(table.column(name), np.float64)
-        columns["skipped"] = _numpy(table.column("skipped"), np.bool_)
+            columns[name] = numbers(table.column(name), np.float64, math.nan)
+        columns["skipped"] = numbers(table.column("skipped"), np.bool_)
         columns["offsets"], columns["counts"] = _lists(table.column("counts"))
         columns["ratio_offsets"], columns["ratio_counts"] = _lists(table.column("ratio_counts"))
         columns["facts"] = _facts(table.column("formats"))
@@ -317,10 +319,6 @@ _COUNTED = ("zeros", "subnormals", "infs", "nans", "fp16_overflow")
 _NOT_PER_ROW = {"words", "offsets", "counts", "means", "ratio_offsets", "ratio_counts", "facts"}
 
 
-def _numpy(column: Any, dtype: Any) -> NDArray[Any]:
-    return np.asarray(column.to_numpy(zero_copy_only=False)).astype(dtype, copy=False)
-
-
 def _one_array(column: Any) -> Any:
     """A chunked column as one array, whatever the version of Arrow makes of it."""
     merged = column.combine_chunks()
@@ -328,7 +326,7 @@ def _one_array(column: Any) -> Any:
         return merged
     import pyarrow as pa
 
-    return merged.chunk(0) if merged.num_chunks else pa.array([], column.type)
+    return merged.chunk(0) if merged.num_chunks else pa.nulls(0, column.type)
 
 
 def _union(vocabularies: Any) -> tuple[str, ...]:
@@ -340,8 +338,8 @@ def _lists(column: Any) -> tuple[NDArray[np.int64], NDArray[Any]]:
     """Offsets and flat values of a list column, as narrow as fits; a null is an empty list."""
     import pyarrow.compute as pc
 
-    lengths = _numpy(pc.fill_null(pc.list_value_length(column), 0), np.int64)
-    values = _numpy(pc.list_flatten(column), np.int64)
+    lengths = numbers(pc.list_value_length(column), np.int64)
+    values = numbers(pc.list_flatten(column), np.int64)
     if values.size == 0 or (values.min() >= 0 and values.max() < 2**32):
         values = values.astype(np.uint32)
     return np.concatenate([[0], np.cumsum(lengths)]), values
@@ -354,10 +352,10 @@ def _facts(column: Any) -> dict[tuple[str, str], NDArray[np.int64]]:
         ValueError: If a row names a format twice.
     """
     array = _one_array(column)
-    offsets = array.offsets.to_numpy()
+    offsets = numbers(array.offsets, np.int64)
     first, length = int(offsets[0]), int(offsets[-1] - offsets[0])
     keys = array.keys.slice(first, length).dictionary_encode()
-    words, codes = keys.dictionary.to_pylist(), _numpy(keys.indices, np.int32)
+    words, codes = keys.dictionary.to_pylist(), numbers(keys.indices, np.int32)
     rows = np.repeat(np.arange(len(array)), np.diff(offsets))
     items = array.items.slice(first, length)
     columns = dict(zip(FACTS, items.flatten(), strict=True))
@@ -368,10 +366,10 @@ def _facts(column: Any) -> dict[tuple[str, str], NDArray[np.int64]]:
             message = f"formats names {words[code]} twice in a row"
             raise ValueError(message)
         for fact, values in columns.items():
-            some = values if len(mine) == len(codes) else values.take(mine)
+            some = values if len(mine) == len(codes) else values.take(array_of(mine))
             if some.null_count < len(some):
                 found[fact, words[code]] = np.zeros(len(array), np.int64)
-                found[fact, words[code]][rows[mine]] = _numpy(some.fill_null(0), np.int64)
+                found[fact, words[code]][rows[mine]] = numbers(some, np.int64)
     return found
 
 
@@ -379,7 +377,7 @@ def _bytes(column: Any) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """A binary column's bytes, one row's after another's, and the length of each row."""
     import pyarrow.compute as pc
 
-    lengths = _numpy(pc.fill_null(pc.binary_length(column), 0), np.int64)
+    lengths = numbers(pc.binary_length(column), np.int64)
     array = _one_array(column)
     _, offsets, data = array.buffers()
     if data is None:

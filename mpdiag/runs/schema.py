@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from mpdiag.files.arrow_columns import array_of, numbers
 from mpdiag.numerics.formats import BF16, FP16
 
 if TYPE_CHECKING:
@@ -261,12 +262,23 @@ def _map_array(columns: _Columns, n: int) -> Any:
     values = facts[known]
     offsets = np.concatenate([[0], np.cumsum(known.sum(1))])
     keys = pa.DictionaryArray.from_arrays(
-        pa.array(np.broadcast_to(np.arange(len(names)), known.shape)[known], pa.int32()), names
+        array_of(np.broadcast_to(np.arange(len(names), dtype=np.int32), known.shape)[known]),
+        _strings(names),
     )
     items = pa.StructArray.from_arrays(
-        [pa.array(column, pa.int64(), mask=column < 0) for column in values.T], list(FACTS)
+        [array_of(column, mask=column < 0) for column in values.T], list(FACTS)
     )
-    return pa.MapArray.from_arrays(pa.array(offsets, pa.int32()), keys.cast(pa.string()), items)
+    keys = keys.cast(pa.string())
+    return pa.MapArray.from_arrays(array_of(offsets.astype(np.int32)), keys, items)
+
+
+def _strings(words: list[str]) -> Any:
+    import pyarrow as pa
+
+    data = [word.encode() for word in words]
+    ends = np.cumsum([0, *map(len, data)], dtype=np.int32)
+    buffers = [None, pa.py_buffer(ends), pa.py_buffer(b"".join(data))]
+    return pa.Array.from_buffers(pa.string(), len(words), buffers)
 
 
 @cache
@@ -282,13 +294,11 @@ def repeating_columns() -> list[str]:
 
 def upgraded(table: pa.Table) -> pa.Table:
     """A table of any earlier schema as one of today's; columns that were not read stay away."""
-    import pyarrow.compute as pc
-
     earlier = [name for name in _EARLIER if name in table.column_names]
     if not earlier:
         return table
     columns: _Columns = {
-        _EARLIER[name]: pc.fill_null(table.column(name), -1).to_numpy() for name in earlier
+        _EARLIER[name]: numbers(table.column(name), np.int64, -1) for name in earlier
     }
     formats = _map_array(columns, len(table))
     return table.drop_columns(earlier).append_column("formats", formats)

@@ -1,0 +1,91 @@
+"""Arrow columns as NumPy arrays and back: equal to Arrow's own conversions, without pandas."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpdiag.files.arrow_columns import array_of, numbers
+
+_TYPES = {
+    "int16": st.integers(-(2**15), 2**15 - 1),
+    "int32": st.integers(-(2**31), 2**31 - 1),
+    "int64": st.integers(-(2**63), 2**63 - 1),
+    "float64": st.floats(allow_nan=False),
+    "bool": st.booleans(),
+}
+
+
+@st.composite
+def _chunked(draw: st.DrawFn) -> tuple[pa.ChunkedArray, str]:
+    """A column in slices of several chunks, with nulls, so that offsets lie within a byte."""
+    kind = draw(st.sampled_from(sorted(_TYPES)))
+    values = st.lists(st.none() | _TYPES[kind], max_size=40)
+    arrow = pa.bool_() if kind == "bool" else pa.type_for_alias(kind)
+    chunks = []
+    for chunk in draw(st.lists(values, max_size=3)):
+        array = pa.array(chunk, arrow)
+        first = draw(st.integers(0, len(array)))
+        chunks.append(array.slice(first, draw(st.integers(0, len(array) - first))))
+    return pa.chunked_array(chunks, arrow), kind
+
+
+@given(_chunked())
+def test_numbers_are_those_of_arrow(made: tuple[pa.ChunkedArray, str]) -> None:
+    column, kind = made
+    wanted = [0 if value is None else value for value in column.to_pylist()]
+
+    found = numbers(column, kind)
+
+    assert found.dtype == np.dtype(kind)
+    assert found.tolist() == wanted
+
+
+@given(_chunked())
+def test_a_missing_value_has_the_stand_in_that_was_asked_for(
+    made: tuple[pa.ChunkedArray, str],
+) -> None:
+    column, kind = made
+    if kind == "bool":
+        return
+    wanted = [-1 if value is None else value for value in column.to_pylist()]
+    assert numbers(column, kind, -1).tolist() == wanted
+
+
+def test_a_missing_float_can_be_nan() -> None:
+    found = numbers(pa.array([1.5, None]), np.float64, np.nan)
+    assert found[0] == 1.5
+    assert np.isnan(found[1])
+
+
+def test_text_is_refused() -> None:
+    with pytest.raises(ValueError, match="a column holds string, not numbers"):
+        numbers(pa.array(["a"]), np.int64)
+
+
+@given(st.lists(st.tuples(st.integers(-(2**63), 2**63 - 1), st.booleans()), max_size=40))
+def test_an_array_is_what_arrow_makes_of_it(rows: list[tuple[int, bool]]) -> None:
+    values = np.array([value for value, _ in rows], np.int64)
+    mask = np.array([null for _, null in rows], bool)
+
+    made = array_of(values, mask)
+
+    made.validate(full=True)
+    assert made.equals(pa.array(values, pa.int64(), mask=mask))
+    assert array_of(values).equals(pa.array(values, pa.int64()))
+
+
+def test_reading_a_run_does_not_import_pandas(root: Path) -> None:
+    script = (
+        "import sys; from mpdiag.runs.run import open_run; run = open_run(sys.argv[1]);"
+        "assert len(run.records.step); assert 'pandas' not in sys.modules"
+    )
+    run = root / "sample_runs" / "ssd"
+    subprocess.run([sys.executable, "-c", script, str(run)], check=True, cwd=root)
