@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
+from mpdiag.files.arrow_columns import array_from
 from mpdiag.numerics.histograms import BINS, MIN_EXPONENT, ExponentHistogram
 
 if TYPE_CHECKING:
@@ -213,10 +214,7 @@ def encode(operations: Iterable[Operation]) -> pa.Table:
             values = [json.dumps(v) for v in values]
         elif column.name in ("inputs", "outputs"):
             values = [[_tensor_row(t) for t in tensors] for tensors in values]
-        if column.name in _TEXT:
-            arrays.append(pa.array(values, pa.string()).dictionary_encode())
-        else:
-            arrays.append(pa.array(values, column.type))
+        arrays.append(array_from(values, column.type))
     return pa.table(arrays, schema=expected)
 
 

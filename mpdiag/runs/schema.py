@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from mpdiag.files.arrow_columns import array_of, numbers
+from mpdiag.files.arrow_columns import array_from, array_of, numbers
 from mpdiag.numerics.formats import BF16, FP16
 
 if TYPE_CHECKING:
@@ -162,12 +162,12 @@ def encode(
     arrays = []
     for field in expected:
         values = columns[field.name]
-        if field.name in TEXT:
-            arrays.append(pa.array(values, pa.string()).dictionary_encode())
-        elif isinstance(values, pa.Array):
+        if isinstance(values, pa.Array):
             arrays.append(values)
+        elif isinstance(values, np.ndarray) and field.name not in TEXT:
+            arrays.append(array_of(values.astype(field.type.to_pandas_dtype())))
         else:
-            arrays.append(pa.array(values, field.type))
+            arrays.append(array_from(values, field.type))
     return pa.table(arrays, schema=expected)
 
 
@@ -188,10 +188,9 @@ def _trimmed(
 def _list_array(offsets: NDArray[np.int64], values: NDArray[np.int64], mask: Any = None) -> Any:
     import pyarrow as pa
 
-    nulls = None if mask is None else pa.array(mask)
-    return pa.ListArray.from_arrays(
-        pa.array(offsets, pa.int32()), pa.array(values, pa.int64()), mask=nulls
-    )
+    nulls = None if mask is None else array_of(mask)
+    edges, inner = array_of(offsets.astype(np.int32)), array_of(values.astype(np.int64))
+    return pa.ListArray.from_arrays(edges, inner, mask=nulls)
 
 
 def _binary_array(offsets: NDArray[np.int64], data: NDArray[np.uint8]) -> Any:
@@ -220,7 +219,8 @@ def _update_columns(n: int, updates: UpdateStack | None) -> dict[str, Any]:
     for name in UPDATE_INTEGERS:
         values = np.zeros(n, np.int64)
         values[updates.rows] = known[name]
-        columns[name] = pa.array(values, types.field(name).type, mask=absent)
+        kind = types.field(name).type.to_pandas_dtype()
+        columns[name] = array_of(values.astype(kind), mask=absent)
     lengths = np.zeros(n, np.int64)
     lengths[updates.rows] = np.diff(lengths_offsets)
     order = np.argsort(updates.rows, kind="stable")
@@ -263,22 +263,13 @@ def _map_array(columns: _Columns, n: int) -> Any:
     offsets = np.concatenate([[0], np.cumsum(known.sum(1))])
     keys = pa.DictionaryArray.from_arrays(
         array_of(np.broadcast_to(np.arange(len(names), dtype=np.int32), known.shape)[known]),
-        _strings(names),
+        array_from(names, pa.string()),
     )
     items = pa.StructArray.from_arrays(
         [array_of(column, mask=column < 0) for column in values.T], list(FACTS)
     )
     keys = keys.cast(pa.string())
     return pa.MapArray.from_arrays(array_of(offsets.astype(np.int32)), keys, items)
-
-
-def _strings(words: list[str]) -> Any:
-    import pyarrow as pa
-
-    data = [word.encode() for word in words]
-    ends = np.cumsum([0, *map(len, data)], dtype=np.int32)
-    buffers = [None, pa.py_buffer(ends), pa.py_buffer(b"".join(data))]
-    return pa.Array.from_buffers(pa.string(), len(words), buffers)
 
 
 @cache

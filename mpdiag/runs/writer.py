@@ -7,6 +7,7 @@ import re
 from typing import TYPE_CHECKING, Any
 
 from mpdiag.errors import RunExists
+from mpdiag.files.arrow_columns import array_from
 from mpdiag.files.atomic import atomic_path, json_text, write_json
 from mpdiag.files.paths import is_remote, place
 from mpdiag.runs.run import META, SCHEMA_VERSION, modules_schema
@@ -104,7 +105,9 @@ class RunWriter:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        table = pa.Table.from_pylist([dict(row) for row in rows], schema=modules_schema())
+        schema = modules_schema()
+        columns = array_from([dict(row) for row in rows], pa.struct(list(schema))).flatten()
+        table = pa.Table.from_arrays(columns, schema=schema)
         with atomic_path(self.folder / "modules" / f"rank{self.rank:05d}.parquet") as path:
             pq.write_table(table, path, compression="zstd")
 

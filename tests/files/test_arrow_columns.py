@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpdiag.files.arrow_columns import array_of, numbers
+from mpdiag.files.arrow_columns import array_from, array_of, numbers
 
 _TYPES = {
     "int16": st.integers(-(2**15), 2**15 - 1),
@@ -80,6 +80,67 @@ def test_an_array_is_what_arrow_makes_of_it(rows: list[tuple[int, bool]]) -> Non
     made.validate(full=True)
     assert made.equals(pa.array(values, pa.int64(), mask=mask))
     assert array_of(values).equals(pa.array(values, pa.int64()))
+
+
+_KINDS = st.recursive(
+    st.sampled_from(
+        [
+            (pa.int16(), st.integers(-(2**15), 2**15 - 1)),
+            (pa.int64(), st.integers(-(2**63), 2**63 - 1)),
+            (pa.float64(), st.floats(allow_nan=False)),
+            (pa.bool_(), st.booleans()),
+            (pa.string(), st.text(max_size=4)),
+            (pa.binary(), st.binary(max_size=4)),
+        ]
+    ),
+    lambda inner: st.one_of(
+        inner.map(lambda made: (pa.list_(made[0]), st.lists(st.none() | made[1], max_size=3))),
+        st.lists(inner, min_size=1, max_size=3).map(
+            lambda fields: (
+                pa.struct([(f"f{i}", kind) for i, (kind, _) in enumerate(fields)]),
+                st.fixed_dictionaries(
+                    {}, optional={f"f{i}": st.none() | v for i, (_, v) in enumerate(fields)}
+                ),
+            )
+        ),
+    ),
+    max_leaves=5,
+)
+
+
+@given(st.data())
+def test_python_values_become_what_arrow_makes_of_them(data: st.DataObject) -> None:
+    kind, values = data.draw(_KINDS)
+    rows = data.draw(st.lists(st.none() | values, max_size=6))
+
+    made = array_from(rows, kind)
+
+    made.validate(full=True)
+    assert made.equals(pa.array(rows, kind))
+
+
+@given(st.lists(st.none() | st.sampled_from(["a", "bé", ""]), max_size=9))
+def test_words_are_stored_once(rows: list[str | None]) -> None:
+    made = array_from(rows, pa.dictionary(pa.int32(), pa.string()))
+
+    made.validate(full=True)
+    assert made.to_pylist() == rows
+    assert len(made.dictionary) == len({word for word in rows if word is not None})
+
+
+@pytest.mark.parametrize(
+    ("value", "kind", "error"),
+    [
+        (1.5, pa.int64(), TypeError),
+        ("1", pa.int64(), TypeError),
+        (2**64, pa.int64(), TypeError),
+        (2**15, pa.int16(), OverflowError),
+        (1, pa.bool_(), TypeError),
+    ],
+)
+def test_nothing_is_rounded_or_wrapped(value: object, kind: pa.DataType, error: type) -> None:
+    with pytest.raises(error):
+        array_from([value], kind)
 
 
 def test_reading_a_run_does_not_import_pandas(root: Path) -> None:
