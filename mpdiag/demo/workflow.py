@@ -18,9 +18,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from mpdiag import workloads
 from mpdiag.analysis.analyzer import analyze
 from mpdiag.demo.outcomes import Outcome, demo_text
+from mpdiag.demo.side_by_side import train_at_once
 from mpdiag.errors import TrainingDiverged, UsageError
 from mpdiag.recording.recorder import record
 from mpdiag.reports import terminal
+from mpdiag.reports.machine import processor_cores
 from mpdiag.reports.text.analysis import after_analysis, analysis_text
 from mpdiag.runs.run import free_name
 from mpdiag.runs.training_log import LogWriter, Metric, TrainingStep
@@ -32,8 +34,13 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
     from pathlib import Path
 
+    from mpdiag.demo.side_by_side import Bars
     from mpdiag.plan import PrecisionPlan
     from mpdiag.workloads.protocol import Session, Workload
+
+
+_WORTH_PROCESSES = 10.0
+"""Seconds of a training from which starting a process, some seconds itself, pays."""
 
 
 @dataclass(frozen=True)
@@ -117,15 +124,25 @@ def run_demo(
         analysis = analyze(run)
         analysis.plan.save(run / "plan.json")
         variants = [] if record_only else [NO_SCALE, BY_PLAN, *([NO_MASTERS] if no_masters else [])]
-        outcomes = [fp32]
-        for variant in variants:
-            place = free_name(folder, f"{run.name}-{variant.suffix}")
-            outcomes.append(train_variant(setting, place, analysis.plan, variant, progress))
+        trainings = [
+            (setting, free_name(folder, f"{run.name}-{variant.suffix}"), analysis.plan, variant)
+            for variant in variants
+        ]
+        if len(trainings) > 1 and fp32.seconds >= _WORTH_PROCESSES and _is_free(device):
+            trained = train_at_once(train_variant, trainings, progress)
+        else:
+            trained = [train_variant(*training, progress) for training in trainings]
+        outcomes = [fp32, *trained]
     terminal.show(analysis_text(analysis))
     if variants:
         terminal.show("", demo_text(workload.metric, workload.higher_is_better, outcomes, analysis))
     terminal.name_next(*after_analysis(analysis, run))
     return run
+
+
+def _is_free(device: str) -> bool:
+    """Whether several trainings can run at the same time without waiting for one another."""
+    return device == "cpu" and processor_cores() > 1
 
 
 def require_device(device: str) -> None:
@@ -143,7 +160,7 @@ def require_device(device: str) -> None:
 
 
 def record_fp32(
-    setting: Setting, run: Path, progress: Progress, title: str = "FP32, recording"
+    setting: Setting, run: Path, progress: Bars, title: str = "FP32, recording"
 ) -> Outcome:
     """The FP32 training, with a recorder attached."""
     session, workload = setting.start(), setting.workload
@@ -170,7 +187,7 @@ def train_variant(
     run: Path,
     plan: PrecisionPlan,
     variant: Variant,
-    progress: Progress,
+    progress: Bars,
     *,
     observed: bool = False,
 ) -> Outcome:

@@ -124,7 +124,7 @@ def examine() -> Environment:
         mpdiag=__version__,
         python=platform.python_version(),
         platform=f"{platform.system()} {platform.machine()}",
-        cpus=_cpus(),
+        cpus=processor_cores(),
         threads=torch.get_num_threads() if torch else None,
         cpu_capability=torch.backends.cpu.get_cpu_capability() if torch else None,
         packages=packages,
@@ -190,7 +190,8 @@ def _installed(name: str) -> str | None:
         return None
 
 
-def _cpus() -> int:
+def processor_cores() -> int:
+    """How many this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
