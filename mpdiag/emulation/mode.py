@@ -21,10 +21,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only
 
 from mpdiag.emulation import onednn
 from mpdiag.emulation.accumulation import accumulates, product, reduces, reduction
+from mpdiag.emulation.arguments import flattened, hashable, items, joined
 from mpdiag.tracing.storages import WeakStorages
 
 if TYPE_CHECKING:
@@ -151,17 +152,17 @@ class Emulation(TorchDispatchMode):
 
     def _compute_nested(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The same for tensors in lists or keywords, and for tensors that are written to."""
-        leaves, spec = tree_flatten((args, kwargs))
+        leaves, form = flattened(args, kwargs)
         signature = tuple([x.dtype if isinstance(x, torch.Tensor) else type(x) for x in leaves])
         if LOW.isdisjoint(signature):
             return func(*args, **kwargs)
-        key = (*signature, _form(spec), *[x for x in leaves if isinstance(x, torch.dtype)])
+        key = (*signature, hashable(form), *[x for x in leaves if isinstance(x, torch.dtype)])
         dtypes = self._result_dtypes(func, key, args, kwargs)
         if dtypes is None:
             return func(*args, **kwargs)
         mutable = self._is_write(func)
         wide = [self._wide(x, keep=not mutable) for x in leaves]
-        wide_args, wide_kwargs = tree_unflatten(wide, spec)
+        wide_args, wide_kwargs = joined(wide, form)
         result = func(*wide_args, **wide_kwargs)
         if not mutable:
             return self._narrowed(result, dtypes)
@@ -190,16 +191,15 @@ class Emulation(TorchDispatchMode):
         """The results in their dtypes; for FP32 versions of what was written to, the originals."""
         if type(result) is torch.Tensor and not written:
             return self._rounded(result, dtypes[0])
-        flat, form = tree_flatten(result)
+        flat, form = flattened((result,), {})
         if len(dtypes) != len(flat):
             dtypes = dtypes[:1] * len(flat)
-        return tree_unflatten(
-            [
-                written[id(r)] if id(r) in written else self._rounded(r, d)
-                for r, d in zip(flat, dtypes, strict=True)
-            ],
-            form,
-        )
+        rounded = [
+            written[id(r)] if id(r) in written else self._rounded(r, d)
+            for r, d in zip(flat, dtypes, strict=True)
+        ]
+        (made,), _ = joined(rounded, form)
+        return made if type(made) is type(result) else type(result)(made)
 
     def _wide(self, x: Any, *, keep: bool = True) -> Any:
         """A tensor in FP32; for one that is read repeatedly (a weight), the copy made before.
@@ -267,15 +267,6 @@ def suspended() -> Iterator[None]:
         yield
 
 
-def _form(spec: Any) -> Any:
-    """A hashable form of nested arguments; torch 2.6 has none for dicts."""
-    try:
-        hash(spec)
-    except TypeError:
-        return repr(spec)
-    return spec
-
-
 def _is_native(func: Any) -> bool:
     if func.is_view or func.namespace != "aten":
         return True
@@ -323,7 +314,7 @@ def _written(func: Any, given: Any, wide: Any) -> Iterator[tuple[torch.Tensor, t
             args[i] if i < len(args) else kwargs.get(argument.name)
             for args, kwargs in (given, wide)
         ]
-        for to, source in zip(*map(tree_leaves, pair), strict=True):
+        for to, source in zip(*map(items, pair), strict=True):
             if isinstance(to, torch.Tensor):
                 yield to, source
 
