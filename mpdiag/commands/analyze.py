@@ -26,6 +26,9 @@ if TYPE_CHECKING:
 def analyze(
     run: RunArgument,
     as_json: JsonOption = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Also layers, histogram, formats, shapes.")
+    ] = False,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="PLAN", help="Write the plan here.")
     ] = None,
@@ -52,6 +55,7 @@ def analyze(
     from mpdiag.plan import PrecisionPlan
     from mpdiag.reports import next_commands, terminal
     from mpdiag.reports.text.analysis import after_analysis, analysis_text, check_text
+    from mpdiag.reports.text.summary import summary_text
 
     if output is not None:
         refuse_suffix(output, "a plan", (".json",))
@@ -71,7 +75,7 @@ def analyze(
     else:
         if check is not None:
             terminal.show(check_text(check), "")
-        terminal.show(analysis_text(analysis))
+        terminal.show(*([analysis_text(analysis)] if verbose else summary_text(analysis)))
         broken = check is not None and not check.holds
         if kept is not None:
             terminal.remark(kept)

@@ -23,7 +23,8 @@ from mpdiag.errors import TrainingDiverged, UsageError
 from mpdiag.recording.recorder import record
 from mpdiag.reports import terminal
 from mpdiag.reports.machine import processor_cores
-from mpdiag.reports.text.analysis import after_analysis, analysis_text
+from mpdiag.reports.text.analysis import after_analysis
+from mpdiag.reports.text.summary import summary_text
 from mpdiag.runs.run import free_name
 from mpdiag.runs.training_log import LogWriter, Metric, TrainingStep
 from mpdiag.training.options import PrecisionOverrides
@@ -133,7 +134,7 @@ def run_demo(
         else:
             trained = [train_variant(*training, progress) for training in trainings]
         outcomes = [fp32, *trained]
-    terminal.show(analysis_text(analysis))
+    terminal.show(*summary_text(analysis))
     if variants:
         terminal.show("", demo_text(workload.metric, workload.higher_is_better, outcomes, analysis))
     terminal.name_next(*after_analysis(analysis, run))

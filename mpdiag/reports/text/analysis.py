@@ -174,7 +174,7 @@ def _facts(analysis: Analysis) -> Table:
     if known:
         grid.add_row("Lost to zero", _lost(analysis.figures))
     grid.add_row("Master weights", escape(plan.master_weights.reason))
-    grid.add_row("Stay in FP32", _kept(analysis))
+    grid.add_row("Stay in FP32", kept_in_fp32(analysis))
     return grid
 
 
@@ -253,7 +253,8 @@ def _gradients(analysis: Analysis) -> list[RenderableType]:
 _NOTHING_MORE = "nothing beyond the operation policy"
 
 
-def _kept(analysis: Analysis) -> str:
+def kept_in_fp32(analysis: Analysis) -> str:
+    """How much stays in FP32, in words."""
     plan = analysis.plan
     if not analysis.run.meta.get("operations", {}).get("steps"):
         kept = len(plan.fp32_operations)

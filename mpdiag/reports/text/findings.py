@@ -14,14 +14,14 @@ if TYPE_CHECKING:
 
     from mpdiag.analysis.findings import Finding
 
-_COLOURS = {"error": "bold red", "warning": "yellow", "info": "cyan"}
+COLOURS = {"error": "bold red", "warning": "yellow", "info": "cyan"}
 
 
 def finding_lines(findings: Sequence[Finding]) -> list[RenderableType]:
     """Findings in order; a fix that several in a row share is said once, after the last of them."""
     lines: list[RenderableType] = []
     for i, f in enumerate(findings):
-        lines.append(Text.assemble((f"{f.severity}: ", _COLOURS[f.severity]), f.message))
+        lines.append(Text.assemble((f"{f.severity}: ", COLOURS[f.severity]), f.message))
         following = findings[i + 1] if i + 1 < len(findings) else None
         if following is None or (following.fix, following.code) != (f.fix, f.code):
             fix = Text(f"{f.fix}  [{f.code}]", style="dim")

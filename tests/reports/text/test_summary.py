@@ -1,0 +1,60 @@
+"""The first screen of ``analyze``: everything that decides, within 80 by 24."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+from rich.text import Text
+
+from mpdiag.analysis.analyzer import analyze
+from mpdiag.reports.text.summary import FINDINGS, Clipped, summary_text
+
+_RUNS = ("ssd", "gpt", "digits", "speech", "dcgan", "translation")
+
+
+def _printed(*renderables, width=80):
+    console = Console(width=width, file=io.StringIO())
+    for renderable in renderables:
+        console.print(renderable)
+    return console.file.getvalue()
+
+
+@pytest.mark.parametrize("name", _RUNS)
+def test_it_leaves_room_for_the_next_command_and_the_prompt(root: Path, name: str):
+    analysis = analyze(root / "sample_runs" / name)
+    lines = _printed(*summary_text(analysis)).splitlines()
+    assert len(lines) <= 22
+    assert max(map(len, lines)) <= 80
+
+
+def test_it_says_what_decides_and_what_bounds_it(root: Path):
+    analysis = analyze(root / "sample_runs" / "ssd")
+    said = " ".join(_printed(*summary_text(analysis), width=400).split())
+    assert analysis.verdict.text in said
+    assert "64 (constant), needed; any from 16 to 131072 works" in said
+    assert f"not needed: {analysis.plan.master_weights.reason}" in said
+    assert "nothing beyond the operation policy" in said
+    for finding in analysis.findings[:FINDINGS]:
+        assert f"{finding.severity} {finding.message} → {finding.fix}" in said
+    assert analysis.findings[FINDINGS].message not in said
+    assert "and 1 finding more: -v" in said
+    assert "; ".join(analysis.verdict.not_examined) in said
+    assert "To settle it mpdiag search ssd" in said
+
+
+@given(st.lists(st.text("abc", min_size=1, max_size=12)), st.integers(1, 3), st.integers(14, 40))
+def test_clipped_text_is_a_beginning_of_the_whole(words: list[str], lines: int, width: int):
+    text = " ".join(words)
+    shown = _printed(Clipped(Text(text), lines), width=width).splitlines()
+    assert len(shown) <= max(1, lines)
+    assert all(len(line) <= width for line in shown)
+    said = " ".join(" ".join(shown).split())
+    if said.endswith("…"):
+        assert text.startswith(said.removesuffix(" …"))
+    else:
+        assert said == " ".join(text.split())
