@@ -21,6 +21,7 @@ from mpdiag.commands import (
     dashboard,
     demo,
     doctor,
+    explain,
     export,
     profile,
     record,
@@ -143,6 +144,7 @@ app.command(context_settings=SCRIPT_SETTINGS)(train.train)
 app.command(cls=profile.ProfileCommand)(profile.profile)
 app.command()(analyze.analyze)
 app.command()(why.why)
+app.command()(explain.explain)
 app.command()(replay.replay)
 app.command()(compare.compare)
 app.command()(report.report)

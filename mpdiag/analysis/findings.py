@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
+from mpdiag.display.explanations import command_for
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
@@ -38,6 +40,7 @@ class Finding:
             "message": self.message,
             "evidence": dict(self.evidence),
             "fix": self.fix,
+            "explained": command_for(self.code),
         }
 
 

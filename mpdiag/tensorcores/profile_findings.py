@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from mpdiag.display.explanations import command_for
 from mpdiag.files.documents import finite
 from mpdiag.tensorcores import kernel_evidence
 from mpdiag.tensorcores.amdahl import speedup
@@ -77,6 +78,7 @@ def _note(severity: str, code: str, message: str, fix: str, **evidence: Any) -> 
         "message": message,
         "evidence": evidence,
         "fix": fix,
+        "explained": command_for(code),
     }
 
 

@@ -15,7 +15,7 @@ from mpdiag.display.wording import counted, layer_name, magnitude, percent, scal
 from mpdiag.numerics.formats import BF16, FORMATS, FP16
 from mpdiag.reports import next_commands
 from mpdiag.reports.text.charts import Histogram
-from mpdiag.reports.text.findings import finding_lines
+from mpdiag.reports.text.findings import EXPLAIN, finding_lines
 from mpdiag.reports.text.tables import Fitted
 
 if TYPE_CHECKING:
@@ -43,10 +43,11 @@ def analysis_text(analysis: Analysis) -> RenderableType:
     verdict = Text(analysis.verdict.text, style=tone)
     parts: list[RenderableType] = [verdict, _provenance(analysis), Text("")]
     if not analysis.concluded:  # nothing below would be true of another training
-        return Group(*parts, *finding_lines(analysis.findings), *_grounds(analysis))
+        told = [*finding_lines(analysis.findings), Text(EXPLAIN, "dim")]
+        return Group(*parts, *told, *_grounds(analysis))
     parts += [_facts(analysis), Text("")]
     if analysis.findings:
-        parts += finding_lines(analysis.findings)
+        parts += [*finding_lines(analysis.findings), Text(EXPLAIN, "dim")]
     parts += [*_grounds(analysis), Text("")]
     parts += [_deciding_layers(analysis), Text(""), *_gradients(analysis), Text("")]
     if analysis.operations:

@@ -11,7 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mpdiag.analysis.comparison.comparison_findings import rate_words
-from mpdiag.reports.text.findings import finding_lines
+from mpdiag.reports.text.findings import EXPLAIN, finding_lines
 from mpdiag.reports.text.tables import Fitted
 
 if TYPE_CHECKING:
@@ -61,6 +61,8 @@ def comparison_text(comparison: Comparison) -> RenderableType:
     if comparison.findings:
         parts.append(Text(""))
     parts += finding_lines(comparison.findings[comparison.different_models :])
+    if comparison.findings:
+        parts.append(Text(EXPLAIN, "dim"))
     return Group(*parts)
 
 

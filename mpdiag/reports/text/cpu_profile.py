@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from rich.console import Group
 from rich.text import Text
 
+from mpdiag.reports.text.findings import EXPLAIN
 from mpdiag.reports.text.tables import Fitted
 
 if TYPE_CHECKING:
@@ -35,9 +36,13 @@ def cpu_profile_text(profile: CpuProfile) -> RenderableType:
         ),
     ]
     parts += [
-        Text.assemble((f"{f['severity']}: ", "yellow"), f"{f['message']}: {f['fix']}")
+        Text.assemble(
+            (f"{f['severity']}: ", "yellow"), f"{f['message']}: {f['fix']}", (f"  [{f['code']}]", "dim")
+        )
         for f in profile.findings
     ]
+    if profile.findings:
+        parts.append(Text(EXPLAIN, style="dim"))
     table = Fitted(
         ("operation", "module", "M × N × K", "dtype", "time", "where", "what to do"),
         "Operations by time",

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     from mpdiag.analysis.findings import Finding
 
 COLOURS = {"error": "bold red", "warning": "yellow", "info": "cyan"}
+EXPLAIN = "what a finding means: mpdiag explain CODE"
+"""The line below findings whose codes are shown."""
 
 
 def finding_lines(findings: Sequence[Finding]) -> list[RenderableType]:

@@ -8,6 +8,7 @@ from rich.console import Group
 from rich.text import Text
 
 from mpdiag.display.wording import beginning, kernel_label
+from mpdiag.reports.text.findings import EXPLAIN
 from mpdiag.reports.text.tables import Fitted
 from mpdiag.tensorcores.amdahl import speedup
 
@@ -52,6 +53,8 @@ def profile_text(profile: Profile) -> RenderableType:
         head = (f"{finding['severity']}: ", _COLOURS[finding["severity"]])
         parts.append(Text.assemble(head, finding["message"]))
         parts.append(Text(f"  {finding['fix']}  [{finding['code']}]", style="dim"))
+    if profile.findings:
+        parts.append(Text(EXPLAIN, style="dim"))
     if profile.operations:
         parts += [Text(""), _operations(profile)]
     return Group(*parts, Text(""), _kernels(profile))

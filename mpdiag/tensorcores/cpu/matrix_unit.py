@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mpdiag.display.explanations import command_for
 from mpdiag.display.wording import counted
 from mpdiag.tensorcores.amdahl import speedup
 from mpdiag.tensorcores.cpu.onednn import OnednnLog
@@ -298,6 +299,7 @@ def _findings(
                 "message": message,
                 "evidence": evidence,
                 "fix": fix,
+                "explained": command_for(code),
             }
         )
 
