@@ -8,6 +8,7 @@ import run_cache
 import run_folder
 import streamlit as st
 
+from mpdiag.display.explanations import explanation
 from mpdiag.display.wording import in_markdown, layer_name
 from mpdiag.reports.csv_text import csv_text
 from mpdiag.reports.views.training import family
@@ -104,6 +105,16 @@ def show(picture: Picture) -> None:
             key=f"html-{picture.key}",
             on_click="ignore",
         )
+
+
+def explain(code: str) -> None:
+    """What a finding means, folded away below it; nothing for a code that no finding has."""
+    page = explanation(code)
+    if page is None:
+        return
+    with st.expander(f"What {code} means", icon=":material/help:"):
+        for title, content in page.sections.items():
+            st.markdown(f"**{title}**\n\n{content}")
 
 
 def table(frame: pd.DataFrame) -> None:

@@ -1,7 +1,8 @@
 """What the site computes as it is built: options of commands, and output of examples.
 
 ``<!-- options: NAME -->`` becomes the table of a command's options, taken from the command itself.
-``<!-- output -->`` after a shell block becomes what its commands print.
+``<!-- output -->`` after a shell block becomes what its commands print. ``<!-- findings -->`` becomes
+the table of all findings, and each of them gets a page, the one that ``mpdiag explain`` prints.
 """
 
 from __future__ import annotations
@@ -19,12 +20,60 @@ if TYPE_CHECKING:
 
 ROOT = Path(__file__).parent.parent
 _OPTIONS = re.compile(r"^<!-- options: (\w+) -->$", re.MULTILINE)
+_FINDINGS = "<!-- findings -->"
 _POWER = re.compile(r"\b([0-9a-z])\^(?:\((.+?)\)|([-−]?\w+(?:\.\d+)?))")
 _OUTPUT = re.compile(r"^```shell\n((?:.*\n)+?)```\n<!-- output -->$", re.MULTILINE)
 
 
+def on_files(files: Any, config: Any) -> Any:
+    """Add the page of each finding; called by mkdocs."""
+    from mkdocs.structure.files import File
+
+    from mpdiag.display.explanations import codes
+
+    for code in codes():
+        address = f"findings/{code}.md"
+        files.append(File.generated(config, address, content=finding_page(code)))
+    return files
+
+
+def finding_page(code: str) -> str:
+    """A finding's page, with links where ``mpdiag explain`` prints names."""
+    from mpdiag.display.explanations import SECTIONS, codes, explanation
+
+    page = explanation(code)
+    if page is None:
+        message = f"there is no finding {code}"
+        raise KeyError(message)
+    command = page.command.split()[1]
+    link = f"[`{page.command}`](../commands/{command}.md)"
+    facts = f"**{page.severity}** · {page.about} · printed by {link}"
+    parts = [f"# {code}", facts, page.summary]
+    for title in SECTIONS:
+        text = page.sections[title]
+        if title == SECTIONS[-1]:
+            text = re.sub(
+                r"`([\w-]+)`", lambda m: f"[{m[0]}]({m[1]}.md)" if m[1] in codes() else m[0], text
+            )
+        parts += [f"## {title}", text]
+    return "\n\n".join(parts) + "\n"
+
+
+def findings_table() -> str:
+    """All findings as tables of Markdown, one for each thing that they are about."""
+    from mpdiag.display.explanations import listing
+
+    parts = []
+    for group, pages in listing().items():
+        rows = [f"| [`{p.code}`]({p.code}.md) | {p.severity} | {p.summary} |" for p in pages]
+        parts += [f"## {group}", "\n".join(["| finding | severity | |", "|---|---|---|", *rows])]
+    return "\n\n".join(parts)
+
+
 def on_page_markdown(markdown: str, **_: Any) -> str:
     """Fill in a page before it becomes HTML; called by mkdocs."""
+    if _FINDINGS in markdown:
+        markdown = markdown.replace(_FINDINGS, findings_table())
     markdown = _OPTIONS.sub(lambda match: options_table(match[1]), markdown)
     return _OUTPUT.sub(lambda match: with_output(match[1]), markdown)
 

@@ -32,6 +32,7 @@ from mpdiag.commands import (
     train,
     why,
 )
+from mpdiag.commands.shared.examples import epilog
 from mpdiag.commands.shared.failures import asked_for_json, error_document, value_sentence
 from mpdiag.commands.shared.scripts import SCRIPT_SETTINGS
 from mpdiag.errors import ExitCode, MpdiagError
@@ -137,22 +138,22 @@ def _root(
 
 
 # The help lists the commands in this order.
-app.command()(demo.demo)
-app.command()(search.search)
-app.command(context_settings=SCRIPT_SETTINGS)(record.record)
-app.command(context_settings=SCRIPT_SETTINGS)(train.train)
-app.command(cls=profile.ProfileCommand)(profile.profile)
-app.command()(analyze.analyze)
-app.command()(why.why)
-app.command()(explain.explain)
-app.command()(replay.replay)
-app.command()(compare.compare)
-app.command()(report.report)
-app.command()(dashboard.dashboard)
-app.command()(runs.runs)
-app.command()(doctor.doctor)
-app.command()(export.export)
-app.command()(board.board)
+app.command(epilog=epilog("demo"))(demo.demo)
+app.command(epilog=epilog("search"))(search.search)
+app.command(context_settings=SCRIPT_SETTINGS, epilog=epilog("record"))(record.record)
+app.command(context_settings=SCRIPT_SETTINGS, epilog=epilog("train"))(train.train)
+app.command(cls=profile.ProfileCommand, epilog=epilog("profile"))(profile.profile)
+app.command(epilog=epilog("analyze"))(analyze.analyze)
+app.command(epilog=epilog("why"))(why.why)
+app.command(epilog=epilog("explain"))(explain.explain)
+app.command(epilog=epilog("replay"))(replay.replay)
+app.command(epilog=epilog("compare"))(compare.compare)
+app.command(epilog=epilog("report"))(report.report)
+app.command(epilog=epilog("dashboard"))(dashboard.dashboard)
+app.command(epilog=epilog("runs"))(runs.runs)
+app.command(epilog=epilog("doctor"))(doctor.doctor)
+app.command(epilog=epilog("export"))(export.export)
+app.command(epilog=epilog("board"))(board.board)
 
 
 def main() -> None:

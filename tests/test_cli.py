@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pkgutil
 import subprocess
 import sys
 
@@ -71,8 +72,8 @@ def test_the_module_is_the_command():
 def test_each_command_is_a_function_in_a_file_of_its_name(root):
     homes = {name: command.callback.__module__ for name, command in COMMANDS.items()}
     assert homes == {name: f"mpdiag.commands.{name}" for name in COMMANDS}
-    files = {path.stem for path in (root / "mpdiag" / "commands").glob("*.py")}
-    assert files == {"__init__", *COMMANDS}
+    places = [root / "mpdiag" / "commands"]
+    assert {m.name for m in pkgutil.iter_modules(map(str, places))} == {"shared", *COMMANDS}
 
 
 # -- exit codes ------------------------------------------------------------------------------------

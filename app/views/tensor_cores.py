@@ -67,4 +67,5 @@ for finding in profile.get("findings", []):
     parts = (str(finding.get("message") or ""), str(finding.get("fix") or ""))
     show = st.warning if finding.get("severity") in ("warning", "error") else st.info
     show("  \n→ ".join(in_markdown(sentence(part)) for part in parts if part))
+    widgets.explain(str(finding.get("code") or ""))
 st.caption(in_markdown(f"Source: {layer_name(str(profile.get('source') or 'unknown'))}"))

@@ -59,6 +59,7 @@ with right:
     for finding in analysis.findings:
         show = {"error": st.error, "warning": st.warning, "info": st.info}[finding.severity]
         show(f"{in_markdown(sentence(finding.message))}  \n→ {in_markdown(sentence(finding.fix))}")
+        widgets.explain(finding.code)
 
 st.subheader("Memory saved", anchor=False)
 st.caption("Predicted by counting: weights, gradients, optimizer state and stored activations.")

@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from mpdiag.commands.shared.examples import WORKLOADS
 from mpdiag.commands.shared.options import JsonOption, given_words, refuse_file
 from mpdiag.errors import UsageError
 
@@ -39,7 +40,10 @@ def _refuse_strangers(context: typer.Context, everything: bool) -> None:
 
 def demo(
     context: typer.Context,
-    workload: Annotated[str, typer.Argument(help="The workload to train.")] = "ssd",
+    workload: Annotated[
+        str,
+        typer.Argument(autocompletion=lambda: list(WORKLOADS), help="The workload to train."),
+    ] = "ssd",
     folder: Annotated[Path, typer.Option(help="Where runs are kept.")] = Path("runs"),
     seed: Annotated[int, typer.Option(help="Decides weights and batches.")] = 0,
     steps: Annotated[

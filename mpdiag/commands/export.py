@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from mpdiag.commands.shared.examples import FRAMEWORKS
 from mpdiag.commands.shared.options import JsonOption
 from mpdiag.errors import UsageError
 from mpdiag.files.atomic import writing
@@ -15,7 +16,15 @@ from mpdiag.files.atomic import writing
 
 def export(
     plan: Annotated[Path, typer.Argument(metavar="PLAN", help="A plan, or the run it lies in.")],
-    to: Annotated[str, typer.Option("--to", metavar="NAME", help="The framework to write for.")],
+    to: Annotated[
+        str,
+        typer.Option(
+            "--to",
+            metavar="NAME",
+            autocompletion=lambda: list(FRAMEWORKS),
+            help="The framework to write for; the names are listed below.",
+        ),
+    ],
     output: Annotated[
         Path | None, typer.Option("--output", "-o", metavar="FILE", help="Write it here.")
     ] = None,

@@ -7,12 +7,18 @@ from typing import Annotated
 
 import typer
 
+from mpdiag.commands.shared.examples import WORKLOADS
 from mpdiag.commands.shared.options import JsonOption, refuse_file
 from mpdiag.files.paths import place
 
 
 def search(
-    workload: Annotated[str, typer.Argument(help="A built-in workload, or gallery/NAME.")],
+    workload: Annotated[
+        str,
+        typer.Argument(
+            autocompletion=lambda: list(WORKLOADS), help="A built-in workload, or gallery/NAME."
+        ),
+    ],
     run: Annotated[
         Path | None,
         typer.Option(parser=place, help="Where the search is kept; the same again goes on."),

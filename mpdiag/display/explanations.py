@@ -86,6 +86,12 @@ def explanation(code: str) -> Explanation | None:
     return parse(code, (FOLDER / f"{code}.md").read_text(encoding="utf-8"))
 
 
+def meaning_of(code: str) -> str:
+    """What a finding means, as plain text in one paragraph; "" for a code that no finding has."""
+    page = explanation(code)
+    return "" if page is None else " ".join(page.sections[SECTIONS[0]].replace("`", "").split())
+
+
 def listing() -> dict[str, list[Explanation]]:
     """All pages by what they are about, in the order of ``GROUPS``."""
     found: dict[str, list[Explanation]] = {group: [] for group in GROUPS}

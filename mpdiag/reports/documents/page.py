@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mpdiag.display.explanations import meaning_of
 from mpdiag.display.rendering import render
 from mpdiag.display.wording import sentence
 from mpdiag.files.atomic import atomic_path, writing
@@ -78,7 +79,13 @@ def findings(found: Iterable[tuple[str, str, str, str]]) -> list[dict[str, str]]
         found: Severity, message, fix and code of each.
     """
     return [
-        {"severity": severity, "message": sentence(message), "fix": sentence(fix), "code": code}
+        {
+            "severity": severity,
+            "message": sentence(message),
+            "fix": sentence(fix),
+            "code": code,
+            "meaning": meaning_of(code),
+        }
         for severity, message, fix, code in found
     ]
 

@@ -37,7 +37,9 @@ def cpu_profile_text(profile: CpuProfile) -> RenderableType:
     ]
     parts += [
         Text.assemble(
-            (f"{f['severity']}: ", "yellow"), f"{f['message']}: {f['fix']}", (f"  [{f['code']}]", "dim")
+            (f"{f['severity']}: ", "yellow"),
+            f"{f['message']}: {f['fix']}",
+            (f"  [{f['code']}]", "dim"),
         )
         for f in profile.findings
     ]

@@ -68,7 +68,9 @@ def summary_text(analysis: Analysis) -> Iterator[RenderableType]:
         rows.add_row("", Text(f"and {counted(more, 'finding')} more: -v", "dim"))
     if analysis.findings:
         codes = dict.fromkeys(f.code for f in analysis.findings[:FINDINGS])
-        rows.add_row(Text("mpdiag explain", "not bold dim"), Clipped(Text(" | ".join(codes), "dim"), 1))
+        rows.add_row(
+            Text("mpdiag explain", "not bold dim"), Clipped(Text(" | ".join(codes), "dim"), 1)
+        )
     bounds = analysis.verdict.not_examined
     if bounds:
         rows.add_row("", "")
