@@ -51,6 +51,7 @@ NEEDS = {
     "tf32": FormatRequirement((8, 0), (11, 0), (8, 0), (450, 36)),
     "bf16": FormatRequirement((8, 0), (11, 0), (8, 0), (450, 36)),
     "fp8": FormatRequirement((8, 9), (11, 8), (8, 6), (520, 61)),
+    "fp4": FormatRequirement((10, 0), (12, 8), (9, 7), (570, 26)),
 }
 """By format, oldest first; for NVIDIA's GPUs."""
 _FP8_ON_ADA = (12, 1)
@@ -71,7 +72,7 @@ class FormatSupport:
 
     Attributes:
         device: Its name.
-        format: ``fp16``, ``bf16``, ``tf32``, ``fp8``, ``int8``.
+        format: ``fp16``, ``bf16``, ``tf32``, ``fp8``, ``int8``, ``fp4``.
         how: Where matrix products in it are computed.
         reason: Why, or why not, in one sentence.
         needs: Its requirements on Tensor Cores.
@@ -103,8 +104,9 @@ def _gpu_support(
 def _on_gpu(
     device: DeviceFacts, software: Software, name: str, need: FormatRequirement
 ) -> tuple[How, str]:
-    if is_amd(device.name):
-        rates = device.peaks.tensor if device.peaks is not None else {}
+    if device.generation == "cdna" or is_amd(device.name):
+        known = device.peaks_at_most
+        rates = known.tensor if known is not None and device.has_tensor_cores else {}
         if name in rates:
             return "tensor cores", "supported by its matrix cores (MFMA)"
         return "no", "not known for this GPU" if not rates else "not supported by its matrix cores"

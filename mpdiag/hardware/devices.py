@@ -78,28 +78,36 @@ class DeviceFacts:
         return peaks.peaks_of(self.name)
 
     @property
+    def peaks_at_most(self) -> peaks.Peaks | None:
+        """Its own rates, or upper bounds over all published devices of its capability."""
+        return peaks.peaks_at_most(self.name, self.capability, self.processors)
+
+    @property
     def has_tensor_cores(self) -> bool | None:
         """Whether it has Tensor Cores; None where that is not known."""
         return peaks.has_tensor_cores(self.name, self.capability)
 
     def to_json(self) -> dict[str, Any]:
         """The fields as plain values, with the published rates of its model."""
-        known = self.peaks
+        known, most = self.peaks, self.peaks_at_most
         document = asdict(self)
         document["capability"] = None if self.capability is None else list(self.capability)
         document["throttling"] = list(self.throttling)
         return document | {
             "generation": self.generation,
             "has_tensor_cores": self.has_tensor_cores,
-            "peaks": None
-            if known is None
-            else {
-                "tensor_tflops": dict(known.tensor),
-                "cuda_tflops": dict(known.cuda),
-                "bandwidth_gbps": known.bandwidth,
-                "source": known.source,
-            },
+            "peaks": None if known is None else _rates(known),
+            "peaks_at_most": None if known is not None or most is None else _rates(most),
         }
+
+
+def _rates(known: peaks.Peaks) -> dict[str, Any]:
+    return {
+        "tensor_tflops": dict(known.tensor),
+        "cuda_tflops": dict(known.cuda),
+        "bandwidth_gbps": known.bandwidth,
+        "source": known.source,
+    }
 
 
 @dataclass(frozen=True)

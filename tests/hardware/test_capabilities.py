@@ -18,7 +18,7 @@ from mpdiag.hardware.capabilities import (
 from mpdiag.hardware.devices import DeviceFacts
 from mpdiag.hardware.flags import read_flags
 
-NEW = Software(cuda=(12, 6), cudnn=(9, 1, 0), driver=(560, 35))
+NEW = Software(cuda=(12, 8), cudnn=(9, 7, 0), driver=(570, 86))
 
 
 def able(name, capability, software=NEW):
@@ -40,6 +40,9 @@ def able(name, capability, software=NEW):
         ("AMD Instinct MI210", (9, 0), {"fp16", "int8", "bf16"}),
         ("AMD Instinct MI300X", (9, 4), {"fp16", "int8", "bf16", "tf32", "fp8"}),
         ("AMD Radeon RX 6600", (10, 3), set()),
+        ("NVIDIA GeForce RTX 5090", (12, 0), {"fp16", "int8", "bf16", "tf32", "fp8", "fp4"}),
+        ("AMD Instinct MI355X", (9, 5), {"fp16", "int8", "bf16", "fp8", "fp4"}),
+        ("AMD Radeon Graphics", (9, 4), {"fp16", "int8", "bf16", "tf32", "fp8"}),
     ],
 )
 def test_formats_of_a_gpu(name, capability, expected):
