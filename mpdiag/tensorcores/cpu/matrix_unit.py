@@ -13,12 +13,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mpdiag.display.wording import counted
+from mpdiag.hardware.cpu_instructions import read_instructions
+from mpdiag.hardware.flags import CONVOLUTION, IN_BF16, MEDIUM, RECURRENT
 from mpdiag.tensorcores.amdahl import speedup
 from mpdiag.tensorcores.cpu.onednn import OnednnLog
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from mpdiag.hardware.cpu_instructions import CpuInstructions
     from mpdiag.tensorcores.cpu.onednn import Primitive
     from mpdiag.tensorcores.cpu.operators import OperatorTime
     from mpdiag.tensorcores.work.traced_operation import MatrixWork
@@ -29,6 +32,20 @@ NO_LOG = OnednnLog(None, None, (), 0)
 AMX_DTYPES = frozenset({"bf16", "fp16", "int8"})
 """Dtypes of Intel's AMX: AMX-BF16 and AMX-INT8 since Sapphire Rapids, AMX-FP16 since Granite."""
 
+UNITS = {
+    "tensor_core": "matrix unit",
+    "cuda_core": "vector unit",
+    "unknown": "unknown",
+    "layout": "layout conversion",
+    "other": "not matrix work",
+}
+"""What the verdicts of a profile mean on a CPU."""
+_BF16_LINES = {
+    "matmul": MEDIUM,
+    "attention": MEDIUM,
+    "convolution": CONVOLUTION,
+    "rnn": RECURRENT,
+}
 _VERDICT = {"matrix": "tensor_core", "vector": "cuda_core", "unknown": "unknown"}
 
 
@@ -42,6 +59,7 @@ class CpuFacts:
         isa: The instruction set that oneDNN detected, in its own words.
         onednn: oneDNN's version.
         threads: Number of threads that torch computes with.
+        instructions: All that is known of its instructions; None where nobody asked.
     """
 
     name: str
@@ -50,6 +68,20 @@ class CpuFacts:
     isa: str | None = None
     onednn: str | None = None
     threads: int | None = None
+    instructions: CpuInstructions | None = None
+
+    @property
+    def unit_dtypes(self) -> frozenset[str]:
+        """Dtypes that its AMX multiplies; all that any AMX does where that is not known."""
+        known = self.instructions.unit_dtypes if self.instructions is not None else None
+        return known or AMX_DTYPES
+
+    @property
+    def other_unit(self) -> str:
+        """A matrix unit beside AMX, of which neither torch nor oneDNN says whether it is used."""
+        if self.instructions is None:
+            return ""
+        return "Apple's" if self.instructions.apple else "SME" * bool(self.instructions.has("sme"))
 
 
 @dataclass(frozen=True)
@@ -80,6 +112,7 @@ class CpuOperation:
             "bytes": work.bytes or None if work and work.dtype else None,
             "aligned": None,
             "verdict": self.verdict,
+            "unit": UNITS[self.verdict],
             "evidence": self.evidence,
             "cause": self.cause,
             "fix": self.fix,
@@ -128,6 +161,11 @@ class CpuProfile:
         """The shares of operator time, in one sentence."""
         share = f"{self.tensor_core_fraction:.1%}".replace("%", " %")
         vector = f"{self.fraction('cuda_core'):.1%}".replace("%", " %")
+        if self.device.has_amx is False and self.device.other_unit:
+            return (
+                f"Whether this CPU's matrix unit ({self.device.other_unit}) was used is not known; "
+                f"{vector} of operator time is matrix work on its vector unit for certain."
+            )
         if self.device.has_amx is False:
             return (
                 f"No matrix unit: this CPU has no AMX; {vector} of operator time is matrix work on "
@@ -157,12 +195,17 @@ class CpuProfile:
                 "isa": self.device.isa,
                 "onednn": self.device.onednn,
                 "threads": self.device.threads,
+                "instructions": None
+                if self.device.instructions is None or self.device.instructions.names is None
+                else sorted(self.device.instructions.names),
             },
             "steps": self.steps,
             "kernel_time_us": whole,
             "tensor_core_fraction": self.tensor_core_fraction,
             "matrix_cuda_core_fraction": self.fraction("cuda_core"),
             "layout_fraction": min(1.0, reorders / whole) if whole else 0.0,
+            "matrix_unit_fraction": self.tensor_core_fraction,
+            "vector_unit_fraction": self.fraction("cuda_core"),
             "unknown_fraction": self.fraction("unknown"),
             "native_generation_fraction": self.tensor_core_fraction,
             "linked_fraction": seen / matrix_us if matrix_us else 0.0,
@@ -204,6 +247,7 @@ def cpu_facts(log: OnednnLog) -> CpuFacts:
         isa=log.isa,
         onednn=log.version,
         threads=torch.get_num_threads(),
+        instructions=read_instructions(torch),
     )
 
 
@@ -259,10 +303,14 @@ def _verdict(o: OperatorTime, known: dict[_Key, Primitive], device: CpuFacts) ->
         return "other", "no matrix work"
     primitive = _primitive_of(o.work, known)
     if primitive is not None:
-        return _VERDICT[primitive.unit], f"onednn: {primitive.implementation}"
+        read = primitive.reduced
+        note = f", FP32 multiplied in {read.upper()}" if read else ""
+        return _VERDICT[primitive.unit], f"onednn: {primitive.implementation}{note}"
+    if device.has_amx is False and device.other_unit:
+        return "unknown", f"not in oneDNN's log; {device.other_unit} matrix unit is not reported"
     if device.has_amx is False:
         return "cuda_core", "this CPU has no matrix unit"
-    if o.work.dtype is not None and o.work.dtype not in AMX_DTYPES:
+    if o.work.dtype is not None and o.work.dtype not in device.unit_dtypes:
         return "cuda_core", f"AMX has no {o.work.dtype.upper()}; not in oneDNN's log"
     return "unknown", "not in oneDNN's log"
 
@@ -273,16 +321,32 @@ def _cause(o: OperatorTime, verdict: str, device: CpuFacts) -> tuple[str, str]:
     if verdict in {"tensor_core", "unknown"}:
         known = "" if verdict == "tensor_core" else "oneDNN's log does not mention this operation"
         return ("none" if verdict == "tensor_core" else "unknown"), known
-    if device.has_amx is False:
+    if device.has_amx is False and not device.other_unit:
         better = ""
         if device.has_avx512_bf16 and o.work is not None and o.work.dtype == "fp32":
             better = "; BF16 still doubles the throughput of its AVX-512 unit"
         return "no_tensor_cores", f"this CPU has no matrix unit{better}"
-    if o.work is not None and o.work.dtype not in AMX_DTYPES:
-        return "dtype", "run it in BF16 (torch.autocast): AMX multiplies BF16, FP16 and INT8"
+    if o.work is not None and o.work.dtype not in device.unit_dtypes:
+        return "dtype", _to_bf16(o.work, device)
     if o.work is not None and min(o.work.m, o.work.n) == 1:
         return "matrix_vector", "take several vectors at once: a larger batch"
     return "library_choice", "oneDNN chose its vector unit: try a larger batch or wider layers"
+
+
+def _to_bf16(work: MatrixWork, device: CpuFacts) -> str:
+    """The line that brings an operation onto AMX.
+
+    The script stays in FP32: ``"high"`` changes nothing here, and training in BF16 changes more than
+    the products.
+    """
+    line = _BF16_LINES.get(work.kind)
+    if work.dtype == "fp32" and line is not None and "bf16" in device.unit_dtypes:
+        return f"{line} {IN_BF16}; {_JUDGED}"
+    has = ", ".join(sorted(d.upper() for d in device.unit_dtypes))
+    return f"run it in BF16 (torch.autocast): AMX multiplies {has}"
+
+
+_JUDGED = "mpdiag analyze RUN --target bf16 says what BF16 loses"
 
 
 def _findings(
@@ -301,7 +365,7 @@ def _findings(
             }
         )
 
-    if device.has_amx is False:
+    if device.has_amx is False and not device.other_unit:
         message = f"{device.name} has no matrix unit (AMX)"
         note(
             "info",
@@ -319,7 +383,20 @@ def _findings(
             "warning",
             "matrix-unit-idle",
             message,
-            "train in BF16: mpdiag analyze RUN --target bf16",
+            could[0].fix,  # of the one that takes most time
+            lines=sorted({_BF16_LINES.get(o.time.work.kind, "") for o in could if o.time.work}),
+        )
+    reduced = [p for p in log.primitives if p.reduced is not None]
+    if reduced:
+        formats = sorted({str(p.reduced).upper() for p in reduced})
+        message = f"FP32 products are multiplied in {' and '.join(formats)} by a setting of torch"
+        note(
+            "info",
+            "fp32-multiplied-lower",
+            message,
+            _JUDGED,
+            formats=formats,
+            time_us=sum(p.time_us for p in reduced),
         )
     if not log.primitives:
         message = "oneDNN logged nothing in these steps"
@@ -336,20 +413,23 @@ def _kernels(primitives: Sequence[Primitive]) -> list[dict[str, Any]]:
     for p in primitives:
         shape = "" if p.work is None else f"{p.work.m}x{p.work.n}x{p.work.k}"
         groups.setdefault((p.kind, p.implementation, p.dtype, shape), []).append(p)
-    rows = [
-        {
-            "name": f"{kind} {implementation}",
-            "calls": len(members),
-            "time_us": sum(p.time_us for p in members),
-            "verdict": "layout" if kind == "reorder" else _VERDICT[members[0].unit],
-            "instruction": "AMX" if members[0].unit == "matrix" else None,
-            "dtype": dtype,
-            "evidence": f"onednn: {implementation}",
-            "alignment": None,
-            "op": None,
-            "module": None,
-            "shapes": shape or None,
-        }
-        for (kind, implementation, dtype, shape), members in groups.items()
-    ]
+    rows = []
+    for (kind, implementation, dtype, shape), members in groups.items():
+        verdict = "layout" if kind == "reorder" else _VERDICT[members[0].unit]
+        rows.append(
+            {
+                "name": f"{kind} {implementation}",
+                "calls": len(members),
+                "time_us": sum(p.time_us for p in members),
+                "verdict": verdict,
+                "unit": UNITS[verdict],
+                "instruction": "AMX" if members[0].unit == "matrix" else None,
+                "dtype": dtype,
+                "evidence": f"onednn: {implementation}",
+                "alignment": None,
+                "op": None,
+                "module": None,
+                "shapes": shape or None,
+            }
+        )
     return sorted(rows, key=lambda row: -float(str(row["time_us"])))
