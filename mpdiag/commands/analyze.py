@@ -40,6 +40,9 @@ def analyze(
     shards: Annotated[
         int, typer.Option(min=1, metavar="N", help="Advise shapes for N tensor-parallel parts.")
     ] = 1,
+    verbose: Annotated[
+        bool, typer.Option("-v", "--verbose", help="Say of each size to pad why.")
+    ] = False,
     probe: Annotated[
         bool, typer.Option("--probe", help="Train the script's first steps by the plan, too.")
     ] = False,
@@ -71,7 +74,7 @@ def analyze(
     else:
         if check is not None:
             terminal.show(check_text(check), "")
-        terminal.show(analysis_text(analysis))
+        terminal.show(analysis_text(analysis, verbose=verbose))
         broken = check is not None and not check.holds
         if kept is not None:
             terminal.remark(kept)
