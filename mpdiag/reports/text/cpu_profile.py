@@ -8,7 +8,7 @@ from rich.console import Group
 from rich.text import Text
 
 from mpdiag.reports.text.tables import Fitted
-from mpdiag.tensorcores.cpu.matrix_unit import UNITS
+from mpdiag.tensorcores.cpu.operation import UNITS
 
 if TYPE_CHECKING:
     from rich.console import RenderableType

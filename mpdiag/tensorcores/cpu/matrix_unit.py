@@ -8,20 +8,20 @@ unknown, unless the matrix unit cannot have computed it: FP32 products go to MKL
 from __future__ import annotations
 
 import platform
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mpdiag.display.wording import counted
 from mpdiag.hardware.cpu_instructions import read_instructions
-from mpdiag.hardware.flags import CONVOLUTION, IN_BF16, MEDIUM, RECURRENT
 from mpdiag.tensorcores.amdahl import speedup
+from mpdiag.tensorcores.cpu.advice import findings, to_bf16
 from mpdiag.tensorcores.cpu.onednn import OnednnLog
+from mpdiag.tensorcores.cpu.operation import UNITS, CpuFacts, CpuOperation
+from mpdiag.tensorcores.cpu.padding import paddings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from mpdiag.hardware.cpu_instructions import CpuInstructions
     from mpdiag.tensorcores.cpu.onednn import Primitive
     from mpdiag.tensorcores.cpu.operators import OperatorTime
     from mpdiag.tensorcores.work.traced_operation import MatrixWork
@@ -29,97 +29,7 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 1
 NO_LOG = OnednnLog(None, None, (), 0)
 """An empty log."""
-AMX_DTYPES = frozenset({"bf16", "fp16", "int8"})
-"""Dtypes of Intel's AMX: AMX-BF16 and AMX-INT8 since Sapphire Rapids, AMX-FP16 since Granite."""
-
-UNITS = {
-    "tensor_core": "matrix unit",
-    "cuda_core": "vector unit",
-    "unknown": "unknown",
-    "layout": "layout conversion",
-    "other": "not matrix work",
-}
-"""What the verdicts of a profile mean on a CPU."""
-_BF16_LINES = {
-    "matmul": MEDIUM,
-    "attention": MEDIUM,
-    "convolution": CONVOLUTION,
-    "rnn": RECURRENT,
-}
 _VERDICT = {"matrix": "tensor_core", "vector": "cuda_core", "unknown": "unknown"}
-
-
-@dataclass(frozen=True)
-class CpuFacts:
-    """What is known of the CPU.
-
-    Attributes:
-        name: Its model.
-        has_amx, has_avx512_bf16: Its instruction sets; None where torch does not say.
-        isa: The instruction set that oneDNN detected, in its own words.
-        onednn: oneDNN's version.
-        threads: Number of threads that torch computes with.
-        instructions: All that is known of its instructions; None where nobody asked.
-    """
-
-    name: str
-    has_amx: bool | None
-    has_avx512_bf16: bool | None
-    isa: str | None = None
-    onednn: str | None = None
-    threads: int | None = None
-    instructions: CpuInstructions | None = None
-
-    @property
-    def unit_dtypes(self) -> frozenset[str]:
-        """Dtypes that its AMX multiplies; all that any AMX does where that is not known."""
-        known = self.instructions.unit_dtypes if self.instructions is not None else None
-        return known or AMX_DTYPES
-
-    @property
-    def other_unit(self) -> str:
-        """A matrix unit beside AMX, of which neither torch nor oneDNN says whether it is used."""
-        if self.instructions is None:
-            return ""
-        return "Apple's" if self.instructions.apple else "SME" * bool(self.instructions.has("sme"))
-
-
-@dataclass(frozen=True)
-class CpuOperation:
-    """An operation with its verdict, in the terms of a GPU profile."""
-
-    time: OperatorTime
-    verdict: str
-    evidence: str
-    cause: str
-    fix: str
-    amdahl_bound: float
-
-    def to_json(self) -> dict[str, Any]:
-        """An entry of ``operations``."""
-        o, work = self.time, self.time.work
-        return {
-            "op": o.op,
-            "module": o.module,
-            "phase": o.phase,
-            "kind": work.kind if work else None,
-            "m": work.m if work else None,
-            "n": work.n if work else None,
-            "k": work.k if work else None,
-            "batch": work.batch if work else None,
-            "dtype": work.dtype if work else None,
-            "flops": work.flops or None if work else None,
-            "bytes": work.bytes or None if work and work.dtype else None,
-            "aligned": None,
-            "verdict": self.verdict,
-            "unit": UNITS[self.verdict],
-            "evidence": self.evidence,
-            "cause": self.cause,
-            "fix": self.fix,
-            "calls": o.calls,
-            "time_us": o.time_us,
-            "amdahl_bound": self.amdahl_bound if self.amdahl_bound < float("inf") else None,
-        }
 
 
 @dataclass(frozen=True)
@@ -228,8 +138,12 @@ def join(
     """
     known = _by_shape(log.primitives)
     whole = sum(t.time_us for t in times) or 1.0
-    judged = tuple(_judge(t, known, device, whole) for t in times)
-    return CpuProfile(device, judged, log.primitives, steps, tuple(_findings(judged, log, device)))
+    pad = paddings(t.work for t in times)
+    judged = tuple(
+        replace(_judge(t, known, device, whole), faults=pad.get(t.work) if t.work else None)
+        for t in times
+    )
+    return CpuProfile(device, judged, log.primitives, steps, findings(judged, log, device))
 
 
 def cpu_facts(log: OnednnLog) -> CpuFacts:
@@ -327,84 +241,10 @@ def _cause(o: OperatorTime, verdict: str, device: CpuFacts) -> tuple[str, str]:
             better = "; BF16 still doubles the throughput of its AVX-512 unit"
         return "no_tensor_cores", f"this CPU has no matrix unit{better}"
     if o.work is not None and o.work.dtype not in device.unit_dtypes:
-        return "dtype", _to_bf16(o.work, device)
+        return "dtype", to_bf16(o.work, device.unit_dtypes)
     if o.work is not None and min(o.work.m, o.work.n) == 1:
         return "matrix_vector", "take several vectors at once: a larger batch"
     return "library_choice", "oneDNN chose its vector unit: try a larger batch or wider layers"
-
-
-def _to_bf16(work: MatrixWork, device: CpuFacts) -> str:
-    """The line that brings an operation onto AMX.
-
-    The script stays in FP32: ``"high"`` changes nothing here, and training in BF16 changes more than
-    the products.
-    """
-    line = _BF16_LINES.get(work.kind)
-    if work.dtype == "fp32" and line is not None and "bf16" in device.unit_dtypes:
-        return f"{line} {IN_BF16}; {_JUDGED}"
-    has = ", ".join(sorted(d.upper() for d in device.unit_dtypes))
-    return f"run it in BF16 (torch.autocast): AMX multiplies {has}"
-
-
-_JUDGED = "mpdiag analyze RUN --target bf16 says what BF16 loses"
-
-
-def _findings(
-    judged: Sequence[CpuOperation], log: OnednnLog, device: CpuFacts
-) -> list[dict[str, Any]]:
-    found = []
-
-    def note(severity: str, code: str, message: str, fix: str, **evidence: Any) -> None:
-        found.append(
-            {
-                "severity": severity,
-                "code": code,
-                "message": message,
-                "evidence": evidence,
-                "fix": fix,
-            }
-        )
-
-    if device.has_amx is False and not device.other_unit:
-        message = f"{device.name} has no matrix unit (AMX)"
-        note(
-            "info",
-            "no-matrix-unit",
-            message,
-            "train in mixed precision on a GPU, or a Xeon with AMX",
-        )
-    used = any(o.verdict == "tensor_core" for o in judged)
-    could = [o for o in judged if o.cause == "dtype"]
-    if device.has_amx and not used and could:
-        message = (
-            f"{counted(len(could), 'matrix operation')} ran in a dtype that the matrix unit lacks"
-        )
-        note(
-            "warning",
-            "matrix-unit-idle",
-            message,
-            could[0].fix,  # of the one that takes most time
-            lines=sorted({_BF16_LINES.get(o.time.work.kind, "") for o in could if o.time.work}),
-        )
-    reduced = [p for p in log.primitives if p.reduced is not None]
-    if reduced:
-        formats = sorted({str(p.reduced).upper() for p in reduced})
-        message = f"FP32 products are multiplied in {' and '.join(formats)} by a setting of torch"
-        note(
-            "info",
-            "fp32-multiplied-lower",
-            message,
-            _JUDGED,
-            formats=formats,
-            time_us=sum(p.time_us for p in reduced),
-        )
-    if not log.primitives:
-        message = "oneDNN logged nothing in these steps"
-        note("info", "no-log", message, "check torch.backends.mkldnn.is_available()")
-    if log.damaged:
-        message = f"{log.damaged} lines of oneDNN's log could not be read"
-        note("info", "log-damaged", message, "report the line", lines=log.damaged)
-    return found
 
 
 def _kernels(primitives: Sequence[Primitive]) -> list[dict[str, Any]]:

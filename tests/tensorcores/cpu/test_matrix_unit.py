@@ -7,8 +7,9 @@ import json
 import pytest
 
 from mpdiag.hardware.cpu_instructions import CpuInstructions
-from mpdiag.tensorcores.cpu.matrix_unit import CpuFacts, join
+from mpdiag.tensorcores.cpu.matrix_unit import join
 from mpdiag.tensorcores.cpu.onednn import read_log
+from mpdiag.tensorcores.cpu.operation import CpuFacts
 from mpdiag.tensorcores.cpu.operators import OperatorTime, operator_times
 from mpdiag.tensorcores.work.products import convolution, matmul, recurrent
 
@@ -295,3 +296,22 @@ def test_a_cpu_without_a_matrix_unit_says_so():
     assert profile.tensor_core_fraction == 0
     assert {f["code"] for f in profile.findings} == {"no-matrix-unit", "no-log"}
     assert join([], log_of(), NONE).to_json()["kernel_time_us"] == 0
+
+
+def test_sizes_that_tensor_cores_could_not_read():
+    """One padded size wherever a size occurs: the one that a group of four needs holds for all."""
+    grouped = convolution(8, (36, 36), 9, (196, 144), groups=3, dtype="fp32")
+    linear = matmul(128, 36, 64, dtype="fp32")
+    tiny, vector = matmul(5, 5, 63, dtype="fp32"), matmul(1, 1001, 63, dtype="fp32")
+    times = [time_of(w) for w in (grouped, linear, tiny, vector, matmul(128, 64, 64, dtype="fp32"))]
+    document = join(times, log_of(), NONE).to_json()
+    padded = [{p["size"]: p["padded"] for p in o["padded"]} for o in document["operations"]]
+    assert padded == [{36: 48}, {36: 48}, {}, {}, {}]
+    assert [o["aligned"] for o in document["operations"]] == [False, False, None, None, True]
+    (finding,) = [f for f in document["findings"] if f["code"] == "shapes-for-tensor-cores"]
+    assert finding["evidence"]["sizes"] == [{"size": 36, "padded": 48}]
+    assert "2 products (40" in finding["message"]
+    assert "36 → 48" in finding["message"]
+    few = [time_of(linear, 1.0), time_of(matmul(128, 64, 64, dtype="fp32"), 1000.0)]
+    codes = {f["code"] for f in join(few, log_of(), NONE).findings}
+    assert "shapes-for-tensor-cores" not in codes
