@@ -16,6 +16,8 @@ from mpdiag.hardware import alignment, peaks
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from mpdiag.hardware.peaks import Peaks
+
 _THROTTLE = (
     # (bit, its meaning in words); bits as in nvml.h, nvmlClocksEventReason*
     (0x0000000000000004, "the software power cap holds clocks down"),
@@ -73,12 +75,12 @@ class DeviceFacts:
         return known.generation if known is not None else None
 
     @property
-    def peaks(self) -> peaks.Peaks | None:
+    def peaks(self) -> Peaks | None:
         """Its published peak rates; None if the device is not known, never a guess."""
         return peaks.peaks_of(self.name)
 
     @property
-    def peaks_at_most(self) -> peaks.Peaks | None:
+    def peaks_at_most(self) -> Peaks | None:
         """Its own rates, or upper bounds over all published devices of its capability."""
         return peaks.peaks_at_most(self.name, self.capability, self.processors)
 
@@ -101,7 +103,7 @@ class DeviceFacts:
         }
 
 
-def _rates(known: peaks.Peaks) -> dict[str, Any]:
+def _rates(known: Peaks) -> dict[str, Any]:
     return {
         "tensor_tflops": dict(known.tensor),
         "cuda_tflops": dict(known.cuda),

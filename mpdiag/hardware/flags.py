@@ -133,7 +133,8 @@ def _matmul_precision(value: Any) -> Flag:
 
 
 def _has_gpu(torch: Any) -> bool | None:
-    return _ask(lambda: bool(torch.cuda.is_available()))
+    found = _ask(lambda: torch.cuda.is_available())  # noqa: PLW0108 - a torch may lack it
+    return None if found is None else bool(found)
 
 
 def _on_cpu(value: Any, cpu: CpuInstructions) -> Flag:

@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 
 from mpdiag.hardware.peaks import _TABLE, has_tensor_cores, peaks_at_most, peaks_of
+from mpdiag.tensorcores.kernel_evidence import by_rate
+from mpdiag.tensorcores.work.products import matmul
+from mpdiag.tensorcores.work.traced_operation import OperationTime
 
 ROWS = [p for _, p in _TABLE]
 # What a multiprocessor does in a clock, FP16 with FP32 accumulation; from the makers' architecture
@@ -247,3 +250,24 @@ def test_a_bound_where_nothing_is_known():
     assert not peaks_at_most("Tesla T4", (7, 5)).bound
     amd = peaks_at_most("AMD Instinct MI250X HPE", (9, 0))
     assert amd.generation == "cdna"
+
+
+def proof(dtype, teraflops, peaks):
+    """Whether a product of a thousand cubed that ran at a rate proves Tensor Cores."""
+    work = matmul(1000, 1000, 1000, dtype=dtype)
+    took = work.flops / (teraflops * 1e6)
+    return by_rate(OperationTime("aten::mm", "", work, dtype, 1, took), peaks) is not None
+
+
+def test_what_a_rate_proves():
+    """Above what the ordinary cores can, whether the device is named or known by its kind alone."""
+    named, nameless = peaks_of("AMD Instinct MI300X"), peaks_at_most("", (9, 4), 304)
+    for peaks in (named, nameless):
+        assert proof("bf16", 300, peaks)
+        assert not proof("bf16", 160, peaks)
+    assert not proof("bf16", 1000, None)
+    # dp4a: 4 times FP32 on ordinary cores, and so twice FP16 on a T4.
+    assert not proof("int8", 32, peaks_of("Tesla T4"))
+    assert proof("int8", 60, peaks_of("Tesla T4"))
+    assert proof("fp16", 32, peaks_of("Tesla T4"))
+    assert proof("fp8_e4m3", 200, peaks_of("NVIDIA H100 PCIe"))
