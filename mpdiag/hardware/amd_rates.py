@@ -60,13 +60,13 @@ AMD: tuple[tuple[str, Peaks], ...] = (
     (r"mi210", _instinct(
         "MI210", 0, (104, 1700, 1638), _matrix(181, 45.3, int8=181, fp64=45.3),
         (22.6, 45.3), _CDNA2)),
-    (r"mi250", _instinct(
-        "MI250, one die", 0, (104, 1700, 1638), _matrix(181, 45.3, int8=181, fp64=45.3),
-        (22.6, 45.3), _CDNA2 + _GCD)),
-    # The driver uses one name for both; the larger is the safer denominator.
+    # The driver uses one name for both; the larger is the safer denominator, and so the first.
     (r"mi250x( mi250)?", _instinct(
         "MI250X, one die", 0, (110, 1700, 1638), _matrix(191.5, 47.9, int8=191.5, fp64=47.9),
         (23.9, 47.9), _CDNA2 + _GCD)),
+    (r"(mi250x )?mi250", _instinct(
+        "MI250, one die", 0, (104, 1700, 1638), _matrix(181, 45.3, int8=181, fp64=45.3),
+        (22.6, 45.3), _CDNA2 + _GCD)),
     (r"mi300x.*", _instinct(
         "MI300X", 4, (304, 2100, 5300), _MI300X, (81.7, 163.4), _CDNA3)),
     (r"mi300a", _instinct(

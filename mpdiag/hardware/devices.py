@@ -77,7 +77,7 @@ class DeviceFacts:
     @property
     def peaks(self) -> Peaks | None:
         """Its published peak rates; None if the device is not known, never a guess."""
-        return peaks.peaks_of(self.name)
+        return peaks.peaks_of(self.name, self.processors)
 
     @property
     def peaks_at_most(self) -> Peaks | None:

@@ -23,14 +23,25 @@ _TABLE = NVIDIA + AMD
 _DTYPES = ("fp64", "fp32", "fp16", "bf16", "int8")
 
 
-def peaks_of(name: str) -> Peaks | None:
+def peaks_of(name: str, processors: int | None = None) -> Peaks | None:
     """The figures of a device by its driver's name for it; None where it is not known.
 
     Laptop versions, slices (MIG) and cards that merely resemble a known one are not known.
+
+    Args:
+        name: As the driver reports it.
+        processors: How many it has, where known. One with another number than is published has the
+            name of another card (RTX 3080 with 12 GB), or is a part of it (a partition of MI300X).
     """
     plain = re.sub(r"\b(nvidia|tesla|quadro|geforce|amd|instinct)\b", " ", name.lower())
     plain = " ".join(re.sub(r"[-_/]", " ", plain).split())
-    return next((p for pattern, p in _TABLE if re.fullmatch(pattern, plain)), None)
+    found = (p for pattern, p in _TABLE if re.fullmatch(pattern, plain))
+    return next((p for p in found if _has(p, processors)), None)
+
+
+def _has(peaks: Peaks, processors: int | None) -> bool:
+    published = peaks.clock_mhz is not None  # else neither clock nor processors are
+    return processors is None or not published or peaks.processors == processors
 
 
 def peaks_at_most(
@@ -47,7 +58,7 @@ def peaks_at_most(
         None where neither the name nor the capability is known. ``bound`` says which of the two
         it is; a bound has no clock, and its bandwidth is the largest.
     """
-    known = peaks_of(name)
+    known = peaks_of(name, processors)
     if known is not None or capability is None:
         return known
     rows = [p for _, p in _TABLE if p.capability == capability]

@@ -140,6 +140,19 @@ def test_what_merely_resembles_a_known_device_is_refused(name):
     assert peaks_of(name) is None
 
 
+def test_another_number_of_processors_is_another_device():
+    """Names are shared: by two cards, by a whole GPU and a part of it."""
+    assert peaks_of("AMD Instinct MI250X/MI250", 104).name == "MI250, one die"
+    assert peaks_of("AMD Instinct MI250X/MI250", 110).name == "MI250X, one die"
+    assert peaks_of("NVIDIA GeForce RTX 3080", 68).name == "RTX 3080"
+    assert peaks_of("NVIDIA GeForce RTX 3080", 70) is None
+    assert peaks_of("AMD Instinct MI300X", 38) is None  # one of eight partitions
+    part = peaks_at_most("AMD Instinct MI300X", (9, 4), 38)
+    assert part.bound
+    assert part.cuda_rate("bf16") == pytest.approx(163.4e12 / 8, rel=0.01)
+    assert peaks_of("NVIDIA GB200", 152).name == "GB200"  # how many it has is not published
+
+
 @pytest.mark.parametrize(
     ("name", "capability", "expected"),
     [
