@@ -20,13 +20,15 @@ if TYPE_CHECKING:
     from mpdiag.tensorcores.work.traced_operation import MatrixWork
 
 _FORMAT = "fp16"
+_MOST_GROWTH = 2.0
+"""Padding that makes a size larger than that costs more than it is expected to save: 3 channels to 8."""
 
 
 def paddings(works: Iterable[MatrixWork | None]) -> dict[MatrixWork, tuple[Fault, ...]]:
     """What to pad in each product, so that none contradicts another; empty for those that fit.
 
     Products of one vector, depthwise convolutions and products of a single tile are left out:
-    alignment is not what keeps these from Tensor Cores.
+    alignment is not what keeps these from Tensor Cores. So are those for which padding costs too much.
     """
     alone = {
         work: misaligned(work, _FORMAT, None)
@@ -37,13 +39,16 @@ def paddings(works: Iterable[MatrixWork | None]) -> dict[MatrixWork, tuple[Fault
     for faults in alone.values():
         for fault in faults:
             multiples[fault.size] = math.lcm(multiples.get(fault.size, 1), fault.multiple)
-    return {
-        work: tuple(
+    found = {}
+    for work, faults in alone.items():
+        each = (
             replace(f, multiple=multiples[f.size], padded=padded(f.size, multiples[f.size]))
             for f in faults
         )
-        for work, faults in alone.items()
-    }
+        worth = tuple(f for f in each if f.growth <= _MOST_GROWTH)
+        if worth or not faults:
+            found[work] = worth
+    return found
 
 
 def _counts(work: MatrixWork) -> bool:

@@ -312,6 +312,9 @@ def test_sizes_that_tensor_cores_could_not_read():
     assert finding["evidence"]["sizes"] == [{"size": 36, "padded": 48}]
     assert "2 products (40" in finding["message"]
     assert "36 → 48" in finding["message"]
+    image = [time_of(convolution(8, (3, 64), 9, (196, 144), dtype="fp32"))]
+    first = join(image, log_of(), NONE).to_json()["operations"][0]
+    assert (first["padded"], first["aligned"]) == ([], None)  # 3 → 8 is 167 % more work
     few = [time_of(linear, 1.0), time_of(matmul(128, 64, 64, dtype="fp32"), 1000.0)]
     codes = {f["code"] for f in join(few, log_of(), NONE).findings}
     assert "shapes-for-tensor-cores" not in codes
