@@ -60,7 +60,7 @@ else:
 widgets.show(roofline(run, profile, tensor_cores.unit_names(profile)))
 widgets.show(tensor_cores.kernels(run, profile))
 kernels = tensor_cores.kernel_frame(profile)
-widgets.table(kernels)
+widgets.table(kernels.drop(columns="verdict"))  # in words, as ``unit``
 with st.expander(f"All {len(operations)} matrix operations"):
     widgets.table(operations.drop(columns=["m", "n", "k"]))
 for finding in profile.get("findings", []):

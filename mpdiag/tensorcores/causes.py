@@ -273,7 +273,7 @@ def _target_dtype(o: OperationTime, generation: str | None) -> str:
     dtype = o.dtype or (o.work.dtype if o.work is not None else None) or "fp32"
     if dtype == "fp32":
         return "tf32" if generation in TF32 else "fp16"
-    return dtype if dtype in shapes.BYTES else "fp16"
+    return dtype if shapes.is_sized(dtype) else "fp16"
 
 
 def _alignment(

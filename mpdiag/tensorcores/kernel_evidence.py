@@ -83,13 +83,19 @@ def by_rate(operation: OperationTime, peaks: Peaks | None) -> KernelEvidence | N
 
     Only matrix products count: Winograd and FFT convolutions do less arithmetic than their shapes
     imply.
+
+    Args:
+        operation: What ran.
+        peaks: The device's rates, or upper bounds of them: a bound proves as well.
     """
     work = operation.work
     if peaks is None or work is None or work.kind != "matmul" or operation.time_us <= 0:
         return None
     dtype = work.dtype or operation.dtype
-    if dtype is None or dtype.startswith(("fp8", "int", "fp4")):
-        dtype = "fp16"
+    if dtype is None or dtype.startswith(("fp8", "fp6", "fp4")):
+        dtype = "fp16"  # ordinary cores convert these first
+    elif dtype.startswith("int"):
+        dtype = "int8"  # they have dot products of integers, faster than FP16
     rate = work.flops * operation.calls / operation.time_us * 1e6
     limit = peaks.cuda_rate(dtype)
     return KernelEvidence("rate", True, _rates(rate, limit)) if rate > MARGIN * limit else None

@@ -267,7 +267,7 @@ def _operations(
         found.add(name, facts, runs.time_us)
         found.origins.add(origin)
         found.runs += runs.calls
-    peaks = device.peaks if device else None
+    peaks = device.peaks_at_most if device else None
     operations: list[OperationTime] = []
     rates: dict[KernelOrigin, KernelEvidence] = {}
     for (op, module, phase, signature), found in sums.items():

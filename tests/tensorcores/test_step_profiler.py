@@ -67,6 +67,50 @@ def test_this_machine_says_what_ran_where(dtype):
         assert document["matrix_cuda_core_fraction"] > 0
 
 
+HAS_AMX = torch.cpu._is_amx_tile_supported()
+_NO_AMX = pytest.mark.skipif(not HAS_AMX, reason="this CPU has no AMX: nothing can run on it")
+
+
+@_NO_AMX
+@pytest.mark.parametrize("kind", ["lstm", "depthwise"])
+def test_what_amx_does_with_layers_that_are_no_plain_products(kind):
+    """Whatever it is, it is told: oneDNN's log names the implementation of both."""
+    layers = {
+        "lstm": lambda: nn.LSTM(64, 64),
+        "depthwise": lambda: nn.Conv2d(64, 64, 3, groups=64),
+    }
+    model = layers[kind]()
+    x = torch.randn(8, 16, 64) if kind == "lstm" else torch.randn(4, 64, 16, 16)
+    with torch.no_grad(), mpdiag.profile(model, steps=1, warmup=1) as p:
+        while not p.done:
+            with torch.autocast("cpu", torch.bfloat16):
+                model(x)
+            p.step()
+    matrix = [o for o in p.result.operations if o.time.work is not None]
+    assert any(o.evidence.startswith("onednn: ") for o in matrix)
+    assert all(o.verdict != "unknown" for o in matrix)
+
+
+@_NO_AMX
+def test_medium_brings_fp32_products_onto_amx():
+    before = torch.get_float32_matmul_precision()
+    model = nn.Linear(256, 256)
+    shares = {}
+    try:
+        for precision in ("highest", "medium"):
+            torch.set_float32_matmul_precision(precision)
+            with torch.no_grad(), mpdiag.profile(model, steps=1, warmup=1) as p:
+                while not p.done:
+                    model(torch.randn(256, 256))
+                    p.step()
+            shares[precision] = p.result.tensor_core_fraction
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert shares["highest"] == 0 < shares["medium"]
+    codes = {f["code"] for f in p.result.findings}
+    assert "fp32-multiplied-lower" in codes
+
+
 def test_nothing_is_left_behind(capfd):
     with mpdiag.profile(steps=1, warmup=0):
         train(2, after=lambda: print("mine"))

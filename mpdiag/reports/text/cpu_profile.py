@@ -8,6 +8,7 @@ from rich.console import Group
 from rich.text import Text
 
 from mpdiag.reports.text.tables import Fitted
+from mpdiag.tensorcores.cpu.operation import UNITS
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -15,12 +16,6 @@ if TYPE_CHECKING:
     from mpdiag.tensorcores.cpu.matrix_unit import CpuProfile
 
 SHOWN = 10
-_WORDS = {
-    "tensor_core": "matrix unit",
-    "cuda_core": "vector unit",
-    "unknown": "unknown",
-    "other": "not matrix work",
-}
 
 
 def cpu_profile_text(profile: CpuProfile) -> RenderableType:
@@ -54,7 +49,7 @@ def cpu_profile_text(profile: CpuProfile) -> RenderableType:
             f"{work.m} × {work.n} × {work.k}" if work else "",
             (work.dtype or "") if work else "",
             f"{o.time_us / whole:.1%}".replace("%", " %"),
-            _WORDS[operation.verdict],
+            UNITS[operation.verdict],
             operation.fix,
         )
     return Group(*parts, table)

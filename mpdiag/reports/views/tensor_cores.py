@@ -33,8 +33,13 @@ _OPERATIONS = [
 
 
 def kernel_frame(profile: Mapping[str, Any]) -> pd.DataFrame:
-    """The kernels, longest first, each with its ``share`` of the time of all kernels."""
+    """The kernels, longest first, each with its ``share`` of the time of all kernels.
+
+    ``unit`` is where it ran, in the words of the device: a CPU has no CUDA cores.
+    """
     frame = _table(profile.get("kernels", []), _KERNELS)
+    words = unit_names(profile)
+    frame.insert(3, "unit", [words.get(str(v), str(v)) for v in frame["verdict"]])
     frame["time_us"] = _numbers(frame["time_us"])
     whole = frame["time_us"].sum()
     frame["share"] = frame["time_us"] / whole if whole else 0.0
@@ -127,9 +132,18 @@ def is_cpu(profile: Mapping[str, Any]) -> bool:
     return isinstance(device, dict) and device.get("type") == "cpu"
 
 
+def _is_amd(profile: Mapping[str, Any]) -> bool:
+    device = profile.get("device")
+    return isinstance(device, dict) and device.get("generation") == "cdna"
+
+
 def unit_names(profile: Mapping[str, Any]) -> dict[str, str]:
     """What each verdict is called on a profile's device."""
-    fast, plain = ("AMX", "vector units") if is_cpu(profile) else ("Tensor Cores", "CUDA cores")
+    fast, plain = "Tensor Cores", "CUDA cores"
+    if is_cpu(profile):
+        fast, plain = "AMX", "vector units"
+    elif _is_amd(profile):
+        fast, plain = "matrix cores", "vector units"
     rest = {"helper": "helpers", "layout": "layout conversion", "other": "not matrix work"}
     return {"tensor_core": fast, "cuda_core": plain, **rest, "unknown": "unknown"}
 
