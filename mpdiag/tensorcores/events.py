@@ -92,7 +92,8 @@ class TraceReader(Protocol):
     """A trace that is read while it is iterated; its attributes are complete at the end.
 
     Attributes:
-        source: The program that wrote it: ``"torch.profiler"``, ``"nsys"``, ``"ncu"`` or ``"nvprof"``.
+        source: The program that wrote it: ``"torch.profiler"``, ``"xla"`` (JAX, TensorFlow), ``"nsys"``,
+            ``"nsys stats"``, ``"ncu"``, ``"nvprof"``, ``"rocprofv3"`` or ``"rocprof"``.
         devices: The GPUs it describes, by index.
         tensor_active: Mean sampled share of time that the Tensor pipe was active; None if it was
             not sampled.

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sqlite3
-from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from mpdiag.display.wording import counted
 from mpdiag.errors import DamagedTrace
 from mpdiag.hardware.devices import DeviceFacts
 from mpdiag.tensorcores.events import Event, Kernel, Launch
+from mpdiag.tensorcores.readers.formats.sqlite_file import columns_of, opened, tables_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,8 +19,6 @@ _KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
 _RUNTIME = "CUPTI_ACTIVITY_KIND_RUNTIME"
 # Each id only once: repeated ids would multiply the rows they are joined to.
 _NAMES = "(SELECT id, value FROM StringIds GROUP BY id)"
-_LONGEST = 1 << 24
-"""The longest value, in bytes; anything longer counts as damaged."""
 
 
 class NsysTrace:
@@ -35,19 +33,15 @@ class NsysTrace:
         self.problems: list[str] = []
 
     def __iter__(self) -> Iterator[Event]:
-        place = self._path.resolve().as_uri() + "?mode=ro"
         try:
-            with closing(sqlite3.connect(place, uri=True)) as base:
-                # Bytes that are not valid text must not stop the reading.
-                base.text_factory = lambda raw: raw.decode("utf-8", "replace")
-                _confine(base)
+            with opened(self._path) as base:
                 yield from self._read(base)
         except (sqlite3.Error, UnicodeError) as error:
             message = f"{self._path} cannot be read as an nsys export ({error}): export it again"
             raise DamagedTrace(message) from error
 
     def _read(self, base: sqlite3.Connection) -> Iterator[Event]:
-        tables = _tables(base)
+        tables = tables_of(base)
         if _KERNELS not in tables or "StringIds" not in tables:
             message = (
                 f"{self._path} holds no kernels: record with nsys profile --trace=cuda, "
@@ -56,7 +50,7 @@ class NsysTrace:
             raise DamagedTrace(message)
         self.devices = _devices(base, tables)
         self.tensor_active = _tensor_active(base, tables)
-        columns = _columns(base, _KERNELS)
+        columns = columns_of(base, _KERNELS)
         node = "k.graphNodeId" if "graphNodeId" in columns else "NULL"
         # shortName lacks the template arguments, which say what ran.
         query = (  # our own words alone
@@ -85,13 +79,6 @@ class NsysTrace:
             yield from _launches(base)
 
 
-def _confine(base: sqlite3.Connection) -> None:
-    """Protect against hostile files: code in the schema, values of a gigabyte."""
-    base.execute("PRAGMA trusted_schema = OFF")
-    if hasattr(base, "setlimit"):  # Python 3.11
-        base.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST)
-
-
 def _launches(base: sqlite3.Connection) -> Iterator[Launch]:
     query = (  # our own words alone
         "SELECT r.correlationId, r.start, r.globalTid, s.value FROM CUPTI_ACTIVITY_KIND_RUNTIME r "  # noqa: S608
@@ -103,15 +90,6 @@ def _launches(base: sqlite3.Connection) -> Iterator[Launch]:
             yield Launch(correlation, start / 1000, place, "GraphLaunch" in str(name))
 
 
-def _tables(base: sqlite3.Connection) -> set[str]:
-    """Real tables only: reading a view or a virtual table may never end."""
-    query = (
-        "SELECT name FROM sqlite_master WHERE type = 'table' "
-        "AND sql LIKE 'CREATE TABLE%' AND rootpage > 0"
-    )
-    return {name for (name,) in base.execute(query)}
-
-
 def _label(value: Any) -> int | str | None:
     return value if isinstance(value, int | str) else None
 
@@ -120,14 +98,10 @@ def _whole(value: Any) -> int | None:
     return value if isinstance(value, int) else None
 
 
-def _columns(base: sqlite3.Connection, table: str) -> set[str]:
-    return {row[1] for row in base.execute(f"PRAGMA table_info({table})")}
-
-
 def _devices(base: sqlite3.Connection, tables: set[str]) -> dict[int, DeviceFacts]:
     if "TARGET_INFO_GPU" not in tables:
         return {}
-    known = _columns(base, "TARGET_INFO_GPU")
+    known = columns_of(base, "TARGET_INFO_GPU")
 
     def column(*names: str) -> str:
         return next((n for n in names if n in known), "NULL")

@@ -1,5 +1,7 @@
 """Traces of torch.profiler: Chrome's JSON, plain or compressed, of every version since 2021.
 
+JAX and TensorFlow write the same format (``trace.json.gz``) with other words; see ``xla_runs``.
+
 The file is read in one pass, event by event. Of the top level only ``deviceProperties`` is read: the
 rest may hold a dump of the environment, which is never kept and never shown.
 ``External id`` is not used because it is wrong in real traces.
@@ -9,6 +11,7 @@ from __future__ import annotations
 
 import gzip
 import io
+import math
 import re
 from typing import TYPE_CHECKING, Any, cast
 
@@ -16,7 +19,8 @@ from mpdiag.display.wording import counted
 from mpdiag.errors import DamagedTrace
 from mpdiag.hardware.devices import DeviceFacts
 from mpdiag.tensorcores.events import Event, HostOperation, Kernel, Launch, ModuleSpan
-from mpdiag.tensorcores.readers.json_stream import Damaged, JsonStream
+from mpdiag.tensorcores.readers.formats.json_stream import Damaged, JsonStream
+from mpdiag.tensorcores.readers.xla_runs import XlaLines
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -25,6 +29,14 @@ if TYPE_CHECKING:
 MODULE = "nn.Module: "
 LARGEST = 1e18
 """The largest plausible time, in microseconds."""
+MANY = 20_000
+"""After so many events of other programs, and none of ours, the rest is not read."""
+FAR = 1 << 25
+"""Characters without an event of ours after which the rest is not read."""
+_OURS = re.compile(
+    r"(?:gpu|user|cpu|cuda|hip|xpu)_|overhead|Trace|Kernel|Memcpy|Memset", re.IGNORECASE
+)
+"""Categories of torch.profiler that are not kept."""
 _START = re.compile(r'\{\s*"ph"\s*:')
 # Events that need no decoding: arrows from launch to kernel, Python frames that are not modules, and
 # runtime calls that launch nothing. A brace in a string only costs the decoding after all.
@@ -39,7 +51,7 @@ _SKIPPED = re.compile(
 class TorchTrace:
     """A trace of torch.profiler; see ``events.TraceReader``."""
 
-    source = "torch.profiler"
+    source: str = "torch.profiler"
     tensor_active: float | None = None
 
     def __init__(self, path: Path) -> None:
@@ -48,6 +60,8 @@ class TorchTrace:
         self.problems: list[str] = []
         self._damaged = 0
         self._seen = 0
+        self._kept = False
+        self._xla = XlaLines()
 
     def __iter__(self) -> Iterator[Event]:
         with self._path.open("rb") as file:
@@ -79,7 +93,7 @@ class TorchTrace:
                 if self._seen:
                     self.problems.append("the trace is damaged after its last event")
                     return
-                if not stream.find(_EVENTS):
+                if not stream.find(_EVENTS, FAR):
                     break
                 continue
             if key == "deviceProperties":
@@ -115,18 +129,33 @@ class TorchTrace:
                 raw = stream.value()
             except Damaged:
                 self._damaged += 1
-                stream.find(_START)
+                if not stream.find(_START, math.inf if self._kept else FAR) and not self._kept:
+                    raise DamagedTrace(self._no_trace()) from None
                 continue
             self._seen += 1
             event = _event(raw)
             if event is not None:
+                self._kept = True
                 yield event
-            elif _lost(raw):
-                self._damaged += 1
+                continue
+            yield from self._other(raw)
+
+    def _other(self, raw: Any) -> Iterator[Event]:
+        """What is no event of torch.profiler that is kept."""
+        if _lost(raw):
+            self._damaged += 1
+        elif "cat" not in raw:
+            yield from self._xla.take(raw, _time(raw.get("ts")), _time(raw.get("dur", 0)))
+            if self._xla.found:
+                self.source, self._kept = "xla", True
+        elif isinstance(raw["cat"], str) and _OURS.match(raw["cat"]):
+            self._kept = True
+        if not self._kept and self._seen > MANY:
+            raise DamagedTrace(self._no_trace())
 
     def _no_trace(self) -> str:
         return (
-            f"{self._path} holds no torch.profiler events: name the file that "
+            f"{self._path} holds no events of torch.profiler or JAX: name the file that "
             "export_chrome_trace wrote"
         )
 
