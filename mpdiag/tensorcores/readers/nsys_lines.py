@@ -77,7 +77,8 @@ class NsysLinesTrace:
         start, end = int(cuda["startNs"]), int(cuda["endNs"])
         if end < start:
             raise ValueError
-        number = next(int(cuda["kernel"][n]) for n in _NAMES if n in cuda["kernel"])
+        numbers = [int(cuda["kernel"][n]) for n in _NAMES if n in cuda["kernel"]]
+        number = numbers[0]
         name = self._strings[number] if 0 <= number < len(self._strings) else None
         shown = name if isinstance(name, str) else "(unnamed kernel)"
         device, stream = cuda.get("deviceId"), cuda.get("streamId")

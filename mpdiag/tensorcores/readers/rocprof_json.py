@@ -124,7 +124,7 @@ class RocprofJsonTrace:
             record = stream.value()
             try:
                 into(record, process)
-            except (TypeError, KeyError, AttributeError, ValueError, OverflowError):
+            except (LookupError, TypeError, AttributeError, ValueError, OverflowError):
                 self._damaged += 1
         if not stream.peek():
             raise Damaged
@@ -191,7 +191,8 @@ def amd_device(gfx: Any, product: Any, units: Any) -> DeviceFacts:
 
 
 def _symbol(raw: Any, process: _Process) -> None:
-    name = next(raw[n] for n in _NAMES if isinstance(raw.get(n), str) and raw[n])
+    said = [raw[n] for n in _NAMES if isinstance(raw.get(n), str) and raw[n]]
+    name: str = said[0]
     process.names[raw["kernel_id"]] = name.removesuffix(".kd")
 
 

@@ -99,6 +99,12 @@ def test_damaged_records_are_counted(tmp_path, record):
     assert trace.problems == ["left out 1 damaged record of the trace"]
 
 
+def test_kernels_without_names_are_numbered(tmp_path):
+    trace = read(written(tmp_path / "a.json", tool(kernel_symbols=[{"kernel_id": 4}, 7])))
+    assert [k.name for k in trace] == ["(kernel 4)", "(kernel 5)"]
+    assert trace.problems == ["left out 2 damaged records of the trace"]
+
+
 @pytest.mark.parametrize(
     "document", [tool(buffer_records={}, callback_records={}), {"rocprofiler-sdk-tool": 5}]
 )
