@@ -28,7 +28,7 @@ def profile(
         Path | None,
         typer.Argument(
             metavar="[TRACE]",
-            help="Of torch.profiler, nsys (sqlite), ncu or nvprof (CSV); - for stdin.",
+            help="Of torch.profiler, JAX, nsys, ncu, nvprof, rocprofv3 or rocprof; - for stdin.",
         ),
     ] = None,
     arguments: Annotated[

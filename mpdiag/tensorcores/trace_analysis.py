@@ -38,7 +38,7 @@ STDIN = "-"
 
 
 def profile_trace(path: str | os.PathLike[str]) -> Profile:
-    """Read a trace of torch.profiler, nsys, ncu or nvprof and judge it.
+    """Read a trace of a profiler, of any kind that ``readers.recognition`` knows, and judge it.
 
     Args:
         path: The file; ``-`` for standard input. A pipe is read to its end first.

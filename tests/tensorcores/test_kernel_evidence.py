@@ -8,6 +8,7 @@ from mpdiag.hardware.kernels import KernelFacts, classify
 from mpdiag.tensorcores.events import Kernel
 from mpdiag.tensorcores.kernel_evidence import by_counters, contradicts, measured_verdict
 from mpdiag.tensorcores.kernel_times import KernelTime
+from mpdiag.tensorcores.trace_analysis import profile_trace
 
 PIPE = "sm__inst_executed_pipe_tensor"
 CYCLES = "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active"
@@ -88,3 +89,57 @@ def test_a_pipe_that_may_have_run_something_else_overrules_less():
     turing = by_counters([Kernel("k", 0, 1, counters={f"{PIPE}.sum": 9.0})], (7, 5))
     assert measured_verdict(addition, turing) == "tensor_core"
     assert contradicts(addition, turing)
+
+
+# -- from a file to the document -------------------------------------------------------------------
+
+
+FLASHINFER = "void flashinfer::BatchDecodeWithPagedKVCacheKernel<1, 128, 8>(Params)"
+FLASH = "void flash_fwd_splitkv_kernel<Flash_fwd_kernel_traits<128, 64, 128, 4, cutlass::bfloat16_t>>(P)"
+
+
+def ncu_document(path, cc, name, **metrics):
+    columns = ["ID", "Kernel Name", "CC", "gpu__time_duration.sum", *metrics]
+    units = ["", "", "", "us", *("%" for _ in metrics)]
+    row = ["0", name, cc, "5.0", *map(str, metrics.values())]
+    lines = (",".join(f'"{cell}"' for cell in cells) for cells in (columns, units, row))
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return profile_trace(path).to_json()
+
+
+def test_a_decode_on_blackwell_without_tensor_work_is_resolved(tmp_path, monkeypatch):
+    monkeypatch.setattr("mpdiag.tensorcores.trace_analysis.classify", lambda name: UNKNOWN)
+    document = ncu_document(tmp_path / "a.csv", "10.0", FLASHINFER, **{CYCLES: 0, TC: 0})
+    assert document["unknown_fraction"] == 1  # by its name
+    assert document["unknown_fraction_witnessed"] == 0
+    assert document["matrix_cuda_core_fraction_witnessed"] == 1
+    assert document["kernels"][0]["witness"] == f"counters: {CYCLES} = 0"
+
+
+def test_the_tcgen05_pipe_alone_denies_nothing(tmp_path):
+    document = ncu_document(tmp_path / "a.csv", "10.0", FLASH, **{TC: 0})
+    assert document["tensor_core_fraction_witnessed"] == 1
+    assert document["kernels"][0]["witness"] is None
+    assert "contradiction" not in codes(document)
+    document = ncu_document(tmp_path / "a.csv", "10.0", FLASH, **{TC: 0, CYCLES: 79})
+    assert document["kernels"][0]["witness"] == f"counters: {CYCLES} = 79"
+    document = ncu_document(tmp_path / "a.csv", "10.0", FLASH, **{TC: 0, CYCLES: 0})
+    assert document["tensor_core_fraction_witnessed"] == 0
+    assert "contradiction" in codes(document)
+
+
+def codes(document):
+    return {finding["code"] for finding in document["findings"]}
+
+
+def test_counters_of_amd_resolve_triton_kernels(tmp_path):
+    path = tmp_path / "pmc_perf.csv"
+    path.write_text(
+        "Dispatch_ID,Kernel_Name,GPU_ID,Start_Timestamp,End_Timestamp,SQ_VALU_MFMA_BUSY_CYCLES,"
+        "SQ_INSTS_VALU_MFMA_MOPS_F16\n0,my_fwd,4,1000,4000,900.0,512.0\n1,my_sum,4,5000,6000,0.0,0.0\n",
+        encoding="utf-8",
+    )
+    document = profile_trace(path).to_json()
+    assert document["tensor_core_fraction_witnessed"] == 0.75
+    assert [k["verdict_witnessed"] for k in document["kernels"]] == ["tensor_core", "other"]
+    assert document["kernels"][0]["dtype_witnessed"] == "fp16"

@@ -27,6 +27,10 @@ _TEXTS = (
     (re.compile(rb'"?Kind"?,"?Direction"?'), f"is a trace of copies by rocprofv3: {_ROCPROF}"),
     (re.compile(rb'"Agent_Type"'), f"is a list of devices by rocprofv3: {_ROCPROF}"),
     (
+        re.compile(rb'"?Invocations"?,"?Metric Name"?'),
+        "is a table of nvprof's metrics, which has no times: record with nvprof --csv",
+    ),
+    (
         re.compile(rb'"?Address"?,"?Source"?'),
         "is the source page of ncu: export the raw page with ncu --import FILE --page raw --csv",
     ),

@@ -37,7 +37,9 @@ if TYPE_CHECKING:
 
     from mpdiag.tensorcores.events import TraceReader
 
-HEAD = 1 << 20
+HEAD = 1 << 16
+"""Bytes that tell most kinds of file."""
+TABLE = 1 << 20
 """Bytes within which the header of a table must be."""
 CANDIDATES = 2000
 """Lines of a head that may be the header of a table; a program may have printed some before it."""
@@ -115,6 +117,7 @@ def _by_content(place: Path, head: bytes, rest: BufferedReader) -> TraceReader |
             return found
     if is_xspace(head) or (head and place.name.endswith((".xplane.pb", ".xplane.pb.gz"))):
         return XplaneTrace(place)
+    head += _portion(rest, TABLE - len(head))
     return _table(place, head.decode(encoding(head), "replace"))
 
 
@@ -126,7 +129,7 @@ def _json(place: Path, text: bytes, rest: BufferedReader) -> TraceReader | None:
     if _NSYS_LINES.search(text):
         return NsysLinesTrace(place)
     searched = len(text)
-    while searched < SEARCHED and (more := _portion(rest, HEAD)):
+    while searched < SEARCHED and (more := _portion(rest, TABLE)):
         text = text[-64:] + more
         if _EVENTS.search(text):
             return TorchTrace(place)

@@ -137,8 +137,10 @@ class TorchTrace:
             if event is not None:
                 self._kept = True
                 yield event
-                continue
-            yield from self._other(raw)
+            elif self._kept and type(raw) is dict and "cat" in raw:  # the usual case
+                self._damaged += _lost(raw)
+            else:
+                yield from self._other(raw)
 
     def _other(self, raw: Any) -> Iterator[Event]:
         """What is no event of torch.profiler that is kept."""

@@ -32,6 +32,8 @@ STACKS = "train.py(10): <module>;train.py(5): step;aten_mm 120\ntrain.py(10): <m
         ("Time (%)  Total Time (ns)  Instances  Name\n 90  100  5  gemm\n", "--format csv"),
         ('"Domain","Function","Process_Id"\n"HIP","hipMalloc",5\n', "kernel_trace.csv"),
         ('"Kind","Direction","Source_Agent_Id"\n"MEMORY_COPY","H2D",5\n', "kernel_trace.csv"),
+        ('"Device","Kernel","Invocations","Metric Name","Min"\n"V100","k",1,"x",0\n', "no times"),
+        ('[{"Time (%)": 9, "Total Time (ns)": 9, "Name": "k"}]', "--format csv"),
         ('"#","Address","Source","Live Registers"\n1,0,"MOV",5\n', "source page of ncu"),
         ('{"nbformat": 4, "cells": []}', "is JSON but no trace"),
         ("[1, 2, 3]", "is JSON but no trace"),
@@ -76,6 +78,7 @@ def test_a_large_file_is_refused_in_under_a_second(tmp_path, start, part):
 
 def test_events_behind_a_long_beginning_are_found(tmp_path, monkeypatch):
     monkeypatch.setattr(recognition, "HEAD", 100)
+    monkeypatch.setattr(recognition, "TABLE", 100)
     monkeypatch.setattr(recognition, "SEARCHED", 5000)
     path = tmp_path / "a.json"
     event = '{"ph": "X", "cat": "kernel", "name": "k", "ts": 1, "dur": 2}'
