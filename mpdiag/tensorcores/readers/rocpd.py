@@ -81,7 +81,9 @@ class RocpdTrace:
         query = (  # our own words, and names that are quoted
             "SELECT k.kernel_id, k.agent_id, COALESCE(s.display_name, s.kernel_name), COUNT(*), "  # noqa: S608
             'SUM(k."end" - k.start), SUM(k."end" < k.start OR typeof(k."end" - k.start) != \'integer\') '
-            f"FROM {dispatch} k LEFT JOIN {symbol} s ON s.id = k.kernel_id "
+            # Each id only once: repeated ids would multiply the rows they are joined to.
+            f"FROM {dispatch} k LEFT JOIN (SELECT id, display_name, kernel_name FROM {symbol} "
+            "GROUP BY id) s ON s.id = k.kernel_id "
             "GROUP BY k.kernel_id, k.agent_id"
         )
         for kernel, agent, name, calls, spent, wrong in base.execute(query):
@@ -104,8 +106,10 @@ def _measured(
     query = (  # our own words, and names that are quoted
         "SELECT kernel_id, agent_id, name, MAX(total) FROM ("  # noqa: S608
         "SELECT k.kernel_id, k.agent_id, p.name, SUM(v.value) AS total "
-        f"FROM {quoted(DISPATCH + process)} k JOIN {quoted(events)} v ON v.event_id = k.event_id "
-        f"JOIN {quoted(names)} p ON p.id = v.pmc_id GROUP BY k.id, p.name) "
+        f"FROM (SELECT kernel_id, agent_id, event_id FROM {quoted(DISPATCH + process)} "
+        f"GROUP BY event_id) k JOIN {quoted(events)} v ON v.event_id = k.event_id "
+        f"JOIN (SELECT id, name FROM {quoted(names)} GROUP BY id) p ON p.id = v.pmc_id "
+        "GROUP BY k.event_id, p.name) "
         "GROUP BY kernel_id, agent_id, name"
     )
     found: dict[tuple[Any, Any], dict[str, float]] = {}

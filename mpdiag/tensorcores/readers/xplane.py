@@ -12,9 +12,10 @@ from __future__ import annotations
 
 import gzip
 import mmap
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from tempfile import TemporaryFile
+from typing import IO, TYPE_CHECKING
 
 from mpdiag.errors import DamagedTrace
 from mpdiag.hardware.devices import DeviceFacts
@@ -46,6 +47,8 @@ _KEY, _VALUE = 1, 2
 _NAME = 2
 _STAT_ID, _UNSIGNED, _SIGNED, _TEXT, _REFERENCE = 1, 3, 4, 5, 7
 
+LONGEST = 1 << 31
+"""Bytes to which a profile may be unpacked: the longest message of Protocol Buffers."""
 _HEAD = 512
 """Bytes of a plane within which its name must be."""
 
@@ -111,34 +114,34 @@ _NO_GPU = "holds no GPU's kernels: profile a run on a GPU"
 
 @contextmanager
 def _contents(path: Path, problems: list[str]) -> Iterator[memoryview]:
-    """The bytes of a file, plain or gzip; a plain one stays on disk."""
-    with path.open("rb") as file:
+    """The bytes of a file, plain or unpacked: on disk, so that they take no memory."""
+    with ExitStack() as stack:
+        file: IO[bytes] = stack.enter_context(path.open("rb"))
         if file.read(2) == GZIP:
             file.seek(0)
-            yield memoryview(_unpacked(file, problems))
-            return
+            file = _unpacked(file, stack.enter_context(TemporaryFile()), problems)
         if not file.seek(0, 2):
             yield memoryview(b"")
             return
-        with closing(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)) as mapped:
-            view = memoryview(mapped)
-            try:
-                yield view
-            finally:
-                view.release()
+        mapped = stack.enter_context(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+        yield stack.enter_context(memoryview(mapped))
 
 
-def _unpacked(file: object, problems: list[str]) -> bytes:
-    pieces: list[bytes] = []
+def _unpacked(file: IO[bytes], into: IO[bytes], problems: list[str]) -> IO[bytes]:
+    left = LONGEST
     try:
-        with gzip.GzipFile(fileobj=file) as packed:  # type: ignore[call-overload]
-            while piece := packed.read(1 << 20):
-                pieces.append(piece)
+        with gzip.GzipFile(fileobj=file) as packed:
+            while left > 0 and (piece := packed.read1(1 << 20)):
+                left -= len(piece)
+                into.write(piece)
     except Exception as error:  # zlib.error is not an OSError
         if not isinstance(error, OSError | EOFError) and type(error).__name__ != "error":
             raise
         problems.append("the profile is damaged or cut off")
-    return b"".join(pieces)
+    if left <= 0:
+        problems.append(f"the profile is longer than {LONGEST >> 20} MB: the rest is left out")
+    into.flush()
+    return into
 
 
 def is_xspace(head: bytes) -> bool:
