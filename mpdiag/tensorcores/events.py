@@ -52,6 +52,19 @@ class Launch(NamedTuple):
     of_graph: bool = False
 
 
+class Placement(NamedTuple):
+    """The operation that a kernel belongs to, where a trace names it and not when it was launched.
+
+    Attributes:
+        correlation: The id it shares with the kernel.
+        start_us, thread: A moment within the spans of the operation and its module.
+    """
+
+    correlation: int
+    start_us: float
+    thread: Thread
+
+
 class HostOperation(NamedTuple):
     """A call of an operation on the host, such as ``aten::addmm``.
 
@@ -85,7 +98,7 @@ class ModuleSpan(NamedTuple):
     thread: Thread
 
 
-Event = Kernel | Launch | HostOperation | ModuleSpan
+Event = Kernel | Launch | Placement | HostOperation | ModuleSpan
 
 
 class TraceReader(Protocol):

@@ -48,6 +48,7 @@ class KernelColumns:
         source: The program that wrote it.
         name, device, calls: The kernel, its device, and the number of runs in one row.
         spent, unit: Its time, and the unit of that.
+        start, start_unit: When it started, beside its time.
         begin, end: Start and end in nanoseconds, instead.
         category: Whether the row is a kernel at all.
         dispatch: The number of the run.
@@ -61,6 +62,8 @@ class KernelColumns:
     calls: int | None
     spent: int | None
     unit: str
+    start: int | None
+    start_unit: str
     begin: int | None
     end: int | None
     category: int | None
@@ -80,6 +83,7 @@ def columns(header: Sequence[str]) -> KernelColumns | None:
         return next((plain.index(n) for n in names if n in plain), None)
 
     name, spent, begin, end = (find(n) for n in (_NAME, _SPENT, _BEGIN, _END))
+    start = find(("start",))
     calls, counter, value = find(_CALLS), find(("countername",)), find(("countervalue",))
     of_kernels = "kernelname" in plain
     unit = "" if spent is None else _unit(header[spent])
@@ -100,9 +104,22 @@ def columns(header: Sequence[str]) -> KernelColumns | None:
     if plain[name] == "operation" and category is None:  # copies, in nsys stats
         return None
     return KernelColumns(
-        _source(plain), name, find(_DEVICE), calls, spent if timed else None, unit,
-        begin, end, category, find(_DISPATCH), counter, value, tuple(measured),
-    )  # fmt: skip
+        source=_source(plain),
+        name=name,
+        device=find(_DEVICE),
+        calls=calls,
+        spent=spent if timed else None,
+        unit=unit,
+        start=start,
+        start_unit="" if start is None else _unit(header[start]),
+        begin=begin,
+        end=end,
+        category=category,
+        dispatch=find(_DISPATCH),
+        counter=counter,
+        value=value,
+        counters=tuple(measured),
+    )
 
 
 def named_device(cell: str, devices: dict[int, DeviceFacts]) -> int | str:
@@ -219,7 +236,7 @@ class KernelTableTrace:
         for row, name, spent in self._good(table, at, width):
             calls = 1 if at.calls is None else number(row[at.calls])
             device = None if at.device is None else named_device(row[at.device], self.devices)
-            yield Kernel(name, 0.0, spent, device, calls=int(calls or 1))
+            yield Kernel(name, _start(row, at), spent, device, calls=int(calls or 1))
 
     def _summed(
         self, table: Iterator[list[str]], at: KernelColumns, width: int
@@ -265,6 +282,15 @@ def _spent(row: Sequence[str], at: KernelColumns) -> float | None:
     if at.spent is None:
         return None
     return microseconds(row[at.spent], at.unit)
+
+
+def _start(row: Sequence[str], at: KernelColumns) -> float:
+    """When a row's kernel started, in microseconds; 0 where the table does not say."""
+    if at.begin is not None:
+        begin = number(row[at.begin])
+        return 0.0 if begin is None else begin / 1000
+    found = None if at.start is None else microseconds(row[at.start], at.start_unit)
+    return found or 0.0
 
 
 def _kernel(name: str, found: _KernelSum) -> Kernel:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from mpdiag.tensorcores.events import Event, HostOperation, Kernel, Launch, ModuleSpan
+from mpdiag.tensorcores.events import Event, HostOperation, Kernel, ModuleSpan, Placement
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -61,7 +61,7 @@ def run_events(run: XlaRun, device: int, stream: str, number: int) -> Iterator[E
         yield ModuleSpan(path, run.start_us, end, thread)
     backward = "transpose(" in path
     yield HostOperation(operation, run.start_us, end, thread, backward=backward)
-    yield Launch(number, run.start_us, thread)
+    yield Placement(number, run.start_us, thread)
     yield Kernel(run.name, run.start_us, run.duration_us, device, stream, number)
 
 

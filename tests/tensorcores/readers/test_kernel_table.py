@@ -142,12 +142,15 @@ def test_counters_are_read_by_row_and_by_column(tmp_path):
     assert set(softmax.counters.values()) == {0}
 
 
-def test_the_device_is_named(tmp_path):
+def test_the_device_is_named_and_starts_are_kept(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text(NSYS_TRACE, encoding="utf-8")
     trace = read(path)
     (only,) = trace
     assert (only.device, trace.devices[0].name) == (0, "NVIDIA H100")
+    assert only.start_us == pytest.approx(9693.095)
+    path.write_text(ROCPROFV3_TRACE, encoding="utf-8")
+    assert [k.start_us for k in read(path)] == [1551401624448.0, 1551401624460.0]
 
 
 def test_a_table_without_times_says_so(tmp_path):

@@ -8,7 +8,7 @@ import struct
 import pytest
 
 from mpdiag.errors import DamagedTrace
-from mpdiag.tensorcores.events import HostOperation, Kernel, Launch, ModuleSpan
+from mpdiag.tensorcores.events import HostOperation, Kernel, ModuleSpan, Placement
 from mpdiag.tensorcores.readers.formats.protobuf_wire import CutOff, fields
 from mpdiag.tensorcores.readers.recognition import read
 from mpdiag.tensorcores.trace_analysis import profile_trace
@@ -106,7 +106,7 @@ def test_kernels_of_streams_with_their_operations(tmp_path, pack):
     operation, named_by_reference = (e for e in events if isinstance(e, HostOperation))
     assert (module.name, operation.name) == ("jit(step)/layer/transpose(jvp)", "dot_general")
     assert (operation.backward, named_by_reference.name) == (True, "tf_op")
-    assert [e.correlation for e in events if isinstance(e, Launch)] == [1, 2]
+    assert [e.correlation for e in events if isinstance(e, Placement)] == [1, 2]
     device = trace.devices[0]
     assert (device.name, device.capability, device.processors) == (
         "NVIDIA A100-SXM4-80GB", (8, 0), 108,
