@@ -73,15 +73,21 @@ class Profile:
 
     @property
     def verdict(self) -> str:
-        """The shares of kernel time, in one sentence."""
-        shares = [(self.fraction("tensor_core"), "of kernel time ran on Tensor Cores")]
-        shares += [
-            (self.fraction("cuda_core"), "is matrix work on CUDA cores"),
-            (self.fraction("unknown"), "is unknown"),
+        """The shares of kernel time, in one sentence; of what was measured where names say less."""
+        measured = any(k.measured_verdict != k.facts.verdict for k in self.kernels)
+        tensor = self.fraction("tensor_core", measured=measured)
+        shares = [
+            (tensor, "of kernel time ran on Tensor Cores"),
+            (self.fraction("cuda_core", measured=measured), "is matrix work on CUDA cores"),
+            (self.fraction("unknown", measured=measured), "is unknown"),
         ]
         parts = [f"{100 * share:.1f} % {words}" for share, words in shares if share > 0]
-        if not self.fraction("tensor_core"):
+        if not tensor:
             parts.insert(0, "no kernel is known to have run on Tensor Cores")
+        if measured:
+            by_name = self.fraction("tensor_core"), self.fraction("unknown")
+            on_cores, unknown = (f"{100 * share:.1f} %" for share in by_name)
+            parts.append(f"as measured (by name: {on_cores} on Tensor Cores, {unknown} unknown)")
         return ", ".join(parts)
 
     def to_json(self) -> dict[str, Any]:
