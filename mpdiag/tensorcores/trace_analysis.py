@@ -110,7 +110,7 @@ def _profile(trace: TraceReader, linked: Linked, path: str) -> Profile:
     operations, rates = _operations(linked, works, device)
     judged = judge(operations, device or _assumed_device(linked), total_us=linked.total_us)
     times = _kernel_times(linked, device, rates)
-    native = _native_fraction(times, device)
+    native = _native_generations(times, device)
     return Profile(
         source=trace.source,
         path=path,
@@ -120,10 +120,10 @@ def _profile(trace: TraceReader, linked: Linked, path: str) -> Profile:
         worth=tuple(worth(judged, linked.total_us)),
         linked_fraction=linked.linked_fraction,
         graph_fraction=linked.graph_fraction,
-        native_generation_fraction=native,
+        native_generation_fraction=times.native_fraction(native) if native else None,
         tensor_active=trace.tensor_active,
         findings=(
-            *profile_findings(trace, times, device, linked=linked, native_fraction=native),
+            *profile_findings(trace, times, device, linked=linked, native=native),
             *padding_findings(judged),
         ),
     )
@@ -154,13 +154,12 @@ def _assumed_device(linked: Linked) -> DeviceFacts | None:
     return DeviceFacts(name="", capability=divmod(newest[0], 10))
 
 
-def _native_fraction(times: KernelTimes, device: DeviceFacts | None) -> float | None:
-    """Share of kernel time in Tensor Core kernels written for the device's own generation."""
+def _native_generations(times: KernelTimes, device: DeviceFacts | None) -> tuple[str, ...]:
+    """The generations whose kernels use the device's own instructions; () where it is not known."""
     if device is None or device.capability is None or not times.total_us:
-        return None
+        return ()
     amd = any(k.facts.generation.startswith("gfx") for k in times.kernels)
-    generations = native_generations(device.capability, amd=amd)
-    return times.native_fraction(generations) if generations else None
+    return native_generations(device.capability, amd=amd)
 
 
 # -- kernels ---------------------------------------------------------------------------------------
