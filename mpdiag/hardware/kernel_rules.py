@@ -2,9 +2,9 @@
 
 To add a kernel, add one line at the right place of its subject in ``kernel_names/``, and its name with
 the expected verdict to ``tests/hardware/kernel_names/``. A rule's pattern is searched in the name
-without its argument list. Order matters: names that only *sound* like matrix math come first, then matrix
-math on CUDA cores, then Tensor Cores, then names that do not say what they run, then all others, and
-last what the words of a name say that no rule knows.
+without its argument list. Order matters: names that only *sound* like matrix math come first, then
+matrix math on CUDA cores, then Tensor Cores, then names that do not say what they run, then all others,
+and last what the words of a name say that no rule knows.
 
 Sources: names in public traces of torch.profiler, nsys and ncu; NVIDIA's PyProf, kineto's and
 xprof's lists, except where real traces prove them wrong; the sources of PyTorch, CUTLASS,

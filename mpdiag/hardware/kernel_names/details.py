@@ -142,8 +142,7 @@ _DTYPES = tuple(
         ),
         (
             "fp16",
-            r"(?:^|_|[^bn])f16|\bDF16|F16F16|hgemm|[fF]p16|FP16|__half|_Float16|\b[hH]alf\b|half_t|_hmma_|_HMMA"
-            r"|_half(?=_|\d|$)|half2|float16",
+            r"(?:^|_|[^bn])f16|\bDF16|F16F16|hgemm|[fF]p16|FP16|half(?:_t|2|(?=_|\W|$))|_hmma_|_HMMA|[fF]loat16",
         ),
         ("int8", r"i8i8|(?:^|_)[isu]8(?=_|i32|x)|int8|INT8|_I8|signed char|[wW]8[aA]8"),
         ("int4", r"(?:^|_)[su]4(?=_)"),
