@@ -38,7 +38,7 @@ class KernelTime:
     @property
     def measured_verdict(self) -> KernelVerdict:
         """The verdict by the strongest evidence: counters, then rates, then the name."""
-        return kernel_evidence.measured_verdict(self.facts, self.measured)
+        return kernel_evidence.measured_verdict(self.facts, self.measured, f"{self.op} {self.name}")
 
     def to_json(self) -> dict[str, Any]:
         """An entry of ``kernels``."""
@@ -52,7 +52,9 @@ class KernelTime:
             "verdict": self.facts.verdict,
             "verdict_witnessed": self.measured_verdict,
             "instruction": self.facts.instruction or None,
+            "instruction_witnessed": (self.measured.instruction if self.measured else "") or None,
             "dtype": self.facts.dtype or None,
+            "dtype_witnessed": (self.measured.dtype if self.measured else "") or None,
             "accumulator": self.facts.accumulator or None,
             "generation": self.facts.generation or None,
             "alignment": self.facts.alignment,

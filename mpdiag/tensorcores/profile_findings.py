@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from mpdiag.files.documents import finite
+from mpdiag.hardware.counters import ADVICE
 from mpdiag.tensorcores import kernel_evidence
 from mpdiag.tensorcores.amdahl import speedup
 from mpdiag.tensorcores.causes import TF32
@@ -12,6 +13,7 @@ from mpdiag.tensorcores.causes import TF32
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from mpdiag.hardware.counters import Vendor
     from mpdiag.hardware.devices import DeviceFacts
     from mpdiag.tensorcores.causes import JudgedOperation
     from mpdiag.tensorcores.events import TraceReader
@@ -124,13 +126,13 @@ def _kernel_findings(times: KernelTimes, native: tuple[str, ...]) -> Iterator[di
     unknown = times.fraction("unknown", measured=True)
     if unknown >= MUCH:
         largest = next(k.name for k in times.kernels if k.measured_verdict == "unknown")
+        amd = any(k.facts.generation.startswith("gfx") for k in times.kernels)
+        vendor: Vendor = "amd" if amd else "nvidia"
         yield _note(
             "warning",
             "unknown-kernels",
             f"{_percent(unknown)} of kernel time is in kernels whose names do not say what ran",
-            "measure them with rocprofv3, counter SQ_INSTS_VALU_MFMA"
-            if any(k.facts.generation.startswith("gfx") for k in times.kernels)
-            else "measure them with ncu --csv --metrics sm__inst_executed_pipe_tensor.sum",
+            f"measure them with {ADVICE[vendor]}",
             fraction=unknown,
             largest=largest[:200],
         )

@@ -182,7 +182,8 @@ def _evidence(
     """The strongest evidence besides the name: counters, else the measured rate, else a rate."""
     counted = None
     if measured:
-        counted = kernel_evidence.by_counters(measured)
+        capability = device.capability if device else None
+        counted = kernel_evidence.by_counters(measured, capability)
         counted = counted or kernel_evidence.by_measured_rate(measured, device)
     return counted or rate
 
