@@ -17,10 +17,10 @@ from mpdiag.hardware.kernel_names.cuda_cores import CUDA_CORES
 from mpdiag.hardware.kernel_names.helpers import HELPERS
 from mpdiag.hardware.kernel_names.inference import INFERENCE
 from mpdiag.hardware.kernel_names.nvidia import CUTLASS, NVJET
-from mpdiag.hardware.kernel_names.opaque import OPAQUE, WORDS
+from mpdiag.hardware.kernel_names.opaque import HOW, OPAQUE, WORDS
 from mpdiag.hardware.kernel_names.others import BEFORE_OPAQUE, OTHERS
 from mpdiag.hardware.kernel_names.rule import KernelRule
-from mpdiag.hardware.kernel_names.triton import TRITON
+from mpdiag.hardware.kernel_names.triton import KNOWN, TRITON
 
 TABLE_VERSION = 3
 """Incremented whenever a rule changes a verdict."""
@@ -30,6 +30,6 @@ TENSOR_CORES: tuple[KernelRule, ...] = NVJET + ATTENTION + INFERENCE + CUTLASS +
 
 # Elementwise kernels of PyTorch and collectives precede the opaque names, whose patterns are wide.
 RULES: tuple[KernelRule, ...] = (
-    HELPERS + CUDA_CORES + TENSOR_CORES + BEFORE_OPAQUE + OPAQUE + OTHERS + WORDS
+    KNOWN + HELPERS + CUDA_CORES + TENSOR_CORES + BEFORE_OPAQUE + HOW + OPAQUE + OTHERS + WORDS
 )
 """The whole table, in the order in which it is tried."""

@@ -12,7 +12,7 @@ ATTENTION = (
     tensor("FlashInfer MLA", r"BatchMLAPage[d]?Attention(?:Kernel|RunKernel)", "FlashInfer", "HMMA.16816", sm="sm80"),
     tensor("FlashAttention 2", r"flash_fwd_(?:splitkv_)?(?:block_|sparse_)?kernel|flash_bwd_(?:dq_dk_dv_loop|kernel|dq_dk_dv|block_kernel|sparse)|flash_fwd_sparse|Flash_(?:fwd|bwd)_kernel_traits", "FlashAttention 2", "HMMA.16816", sm="sm80"),
     tensor("FlashAttention 1", r"fmha_(?:fprop|dgrad|bprop)_fp16_\w*sm(?:70|75|80)|fmha_(?:block_)?(?:f|d)(?:prop|grad).*_kernel<.*[kK]ernel_traits|fmha::(?:device|FMHA_kernel_traits)|FMHA_kernel_traits", "FlashAttention 1", sm="sm80"),
-    tensor("FlashInfer prefill", r"(?:Batch|Single)Prefill\w*Kernel|BatchPODWith\w*Kernel|PODWithKVCache\w*Kernel|BatchDecode\w*TensorCore\w*|BatchAttention\w*(?:Persistent)?Kernel|PersistentKernelTemplate<.*BlockBatchPagedAttention", "FlashInfer", "HMMA.16816", sm="sm80"),
+    tensor("FlashInfer prefill", r"(?:Batch|Single)Prefill\w*Kernel|BatchPODWith\w*Kernel|PODWithKVCache\w*Kernel|BatchDecode\w*(?:TensorCore|CuteSM80)\w*|BatchAttention\w*(?:Persistent)?Kernel|PersistentKernelTemplate<.*BlockBatchPagedAttention", "FlashInfer", "HMMA.16816", sm="sm80"),
     tensor("trtllm-gen attention FP8", r"fmhaSm1\d\d\w*_QkvE4m3|fmhaSm1\d\d\w*_QE4m3", "TensorRT-LLM", "UTCQMMA", "fp8_e4m3"),
     tensor("trtllm-gen attention", r"fmhaSm1\d\d\w*Kernel", "TensorRT-LLM", "UTCHMMA"),
     tensor("TensorRT-LLM XQA Hopper", r"xqa_kernel\w*_sm_?90|kernel_mha_sm90|xqa\w*_sm90", "TensorRT-LLM", "HGMMA", sm="sm90"),

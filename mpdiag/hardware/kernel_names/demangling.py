@@ -30,13 +30,20 @@ def _by_library(name: str) -> str:
         return ""
 
 
-_TYPES = {"f": "float", "d": "double", "i": "int", "a": "signed char", "h": "unsigned char"}
+_TYPES = {
+    "f": "float",
+    "d": "double",
+    "i": "int",
+    "a": "signed char",
+    "h": "unsigned char",
+    "t": "unsigned short",
+}
 _PIECE = re.compile(
     r"(?P<length>[1-9]\d*)"
     r"|DF16(?P<half>[_b])"
     r"|L[a-z](?P<value>n?\d+)E"
     r"|S[0-9A-Z]*_|S[tasbiod]|T[0-9]*_|[NKPRO]"
-    r"|(?P<open>I)|(?P<close>E)|(?P<type>[fdiah])"
+    r"|(?P<open>I)|(?P<close>E)|(?P<type>[fdiaht])"
 )
 
 

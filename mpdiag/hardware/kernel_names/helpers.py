@@ -1,14 +1,15 @@
 """Kernels that serve matrix kernels, and conversions of layout: gemm, conv and flash mislead here."""
 
-from mpdiag.hardware.kernel_names.rule import helper, layout
+from mpdiag.hardware.kernel_names.rule import helper, layout, other_words
 
 HELPERS = (
+    other_words("words: weights laid out anew", r"_(?:repack|prepack|interleave|unswizzle|make_sequential|reorder|rearrange)_"),
     helper("split-k reduction", r"split_?[kK]_?[rR]educ|ReduceSplitK|splitk_reduce|SplitKReduc|reduce_?split_?k|GemmSplitKReduce|gemmk1_reduce|reduce_partials_kernel", "cuBLAS"),
     helper("cuDNN reduction", r"reduce_1Block_kernel|reduce_wgrad_nchw_helper", "cuDNN"),
     helper("Winograd transform", r"winograd(?:_nonfused)?::|generateWinogradTiles|winograd(?:Forward|Wgrad)(?:Data|Filter|Output|Delta)", "cuDNN"),
     helper("MIOpen Winograd transform", r"^gcnAsm.*Winograd.*[xX]form|Winograd.*[xX]form|^miopenGcnAsmMPBidirectWinograd.*[xX]form", "MIOpen"),
     helper("FFT transform", r"\bfft[12]d_[rc]2[rc]|\bfft2d_|flip_filter|fft_?shift_filter", "cuDNN"),
-    helper("im2col", r"[iI]m2(?:d_)?[cC]ol|[cC]ol2[iI]m|vol2col|col2vol|Im2Col|Col2Im|im2row|im3d2col"),
+    helper("im2col", r"[iI]m(?:\dd)?2(?:d_)?[cC]ol|[cC]ol2[iI]m|vol2col|col2vol|Im2Col|Col2Im|im2row|im3d2col"),
     helper("offsets", r"compute(?:Wgrad)?(?:SplitK|B)?OffsetsKernel|compute_gemm_pointers|computeGroupedGemmOffsets|get_group_gemm|setGroupedGemm", "cuDNN"),
     helper("cuBLASLt epilogue", r"epilogue::impl::globalKernel", "cuBLASLt"),
     helper("tensor maps", r"fill_tensormaps?_kernel|prepare_grouped_gemm|get_grouped_mm_|get_group_gemm_starts|set_smem_size_|computeStridesTmaWarpSpecialized"),
@@ -25,6 +26,6 @@ HELPERS = (
     helper("CUTLASS reduction", r"cutlass::reduction::|cutlass_reduce|(?:cutlass|reduction)::kernel::(?:Reduce|TensorReduce)", "CUTLASS"),
     layout("nchw/nhwc", r"nchwToNhwc|nhwcToNchw|NchwToNhwc|NhwcToNchw|nhwcAddPadding|nchwAddPadding|nhwcToFoldedNhwc|foldedNhwcToNhwc|nchwToNchw|nhwcToNhwc|(?:^|::)nchw2nhwc|(?:^|::)nhwc2nchw|nchw_to_nhwc|nhwc_to_nchw|NCHWToNHWC|NHWCToNCHW|SwapDimension\w*TensorUsingTiles|kern_\w*nchw\w*nhwc", "cuDNN"),
     layout("cuDNN tensor transform", r"op_tensor_(?:layout|transform)|tensorTransform(?:Generic)?|transformTensor|cudnn::ops::transform|convertTensor_kernel|convertTensorLayout", "cuDNN"),
-    layout("MIOpen transpose", r"^batched_transpose_\d+x\d+|^transpose_(?:NCHW|NHWC)|^general_2d_perm|^Tensor_reorder", "MIOpen"),
+    layout("MIOpen transpose", r"^batched_transpose_\d+x\d+|^transpose_[NCDHW]+2?[NCDHW]*_|^transpose_(?:NCHW|NHWC)|^general_2d_perm|^Tensor_reorder", "MIOpen"),
     layout("TensorRT reformat", r"genericReformat|[cC]opyPackedKernel|[cC]opyVectorizedKernel|cuInt8::(?:nchw|ncxhw|nhwc|nc)\w*To\w*|(?:nchw|nhwc|ncxhw\d*|chw\d*|nc\d+hw)To(?:nchw|nhwc|ncxhw\d*|chw\d*|nc\d+hw)|permutationKernelPLC|reformat", "TensorRT"),
 )  # fmt: skip

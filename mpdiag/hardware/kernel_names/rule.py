@@ -63,6 +63,21 @@ def other_words(name: str, pattern: str) -> KernelRule:
     return KernelRule(name, re.compile(pattern), "other", of_words=True)
 
 
+def cuda_words(name: str, pattern: str) -> KernelRule:
+    """Matrix math on CUDA cores, by the words of its name."""
+    return KernelRule(name, re.compile(pattern), "cuda_core", of_words=True)
+
+
+def helper_words(name: str, pattern: str) -> KernelRule:
+    """It serves a matrix kernel, by the words of its name."""
+    return KernelRule(name, re.compile(pattern), "helper", of_words=True)
+
+
+def tensor_words(name: str, pattern: str, library: str) -> KernelRule:
+    """Matrix math on Tensor Cores, by the words of its name."""
+    return KernelRule(name, re.compile(pattern), "tensor_core", library, of_words=True)
+
+
 def opaque(name: str, pattern: str, library: str = "") -> KernelRule:
     """The name does not say what it runs."""
     return KernelRule(name, re.compile(pattern), "unknown", library)
@@ -79,7 +94,12 @@ _HUMPS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|[^A-Za-z0-
 def words(head: str) -> str:
     """The words of a function's own name, lower case, between single underscores.
 
+    A name that begins with an underscore begins with two: so do Triton's, which are Python's, but
+    hardly any of C++.
+
     Args:
         head: The name without its arguments; template arguments are left out.
     """
-    return f"_{_HUMPS.sub('_', head.partition('<')[0]).strip('_').lower()}_"
+    own = head.partition("<")[0]
+    private = "_" if own.startswith("_") else ""
+    return f"{private}_{_HUMPS.sub('_', own).strip('_').lower()}_"

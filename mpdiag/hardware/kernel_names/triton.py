@@ -5,7 +5,23 @@
 off, as Inductor's templates do, stay unknown.
 """
 
-from mpdiag.hardware.kernel_names.rule import tensor
+from collections.abc import Iterable
+
+from mpdiag.hardware.kernel_names.rule import cuda, other, tensor, tensor_words
+from mpdiag.hardware.kernel_names.triton_names import DOTS, NO_PRODUCTS, SUMS
+
+
+def _any_of(names: Iterable[str]) -> str:
+    """A pattern of these names, with the settings that a kernel's ``repr`` appends to its name."""
+    return rf"^(?:{'|'.join(sorted(names))})(?:_[A-Z][A-Z0-9_]+_\w+|_\d+d\w*)?$"
+
+
+KNOWN = (
+    cuda("Triton without dots", _any_of(SUMS), "Triton"),
+    other("Triton without a product", _any_of(NO_PRODUCTS), "Triton"),
+    tensor("Triton dots", _any_of(DOTS), "Triton", ""),
+)
+"""Kernels that were looked up by their names; before any other rule."""
 
 TRITON = (
     tensor("Triton matmul_ogs", r"^_?(?:p_)?matmul_ogs(?:_|$)|^_(?:p_)?matmul_[NT]{3}_", "Triton", ""),
@@ -20,4 +36,5 @@ TRITON = (
     tensor("linear attention chunks", r"^(?:chunk_(?:\w*_)?(?:fwd|bwd)_kernel_(?:h|o|dh|dv|dqkw?g?|dqkwg|A|h_blockdim64|dhu|dv_local|intra\w*)\w*|chunk_\w*delta_rule_(?:fwd|bwd)_kernel_\w*|chunk_scaled_dot_kkt_fwd_kernel|recompute_w_u_fwd_kernel|(?:fwd|bwd)_(?:recompute|prepare)_w\w*_kernel|merge_\d+x\d+_to_\d+x\d+_inverse_kernel|prepare_wy_repr_(?:fwd|bwd)_kernel\w*|parallel_(?:\w*_)?attn_(?:fwd|bwd)_kernel\w*|parallel_\w*(?:fwd|bwd)_kernel(?:_dq|_dkv)?|chunk_gla_(?:fwd|bwd)\w*kernel\w*|chunk_kda_\w*)", "flash-linear-attention", ""),
     tensor("grouped products", r"^_?grouped_(?:gemm|matmul)(?:_fp8|_masked|_contiguous)?(?:_rowwise)?_kernel\w*|^_fbgemm_grouped_gemm\w*|^_cg_grouped_gemm\w*|^_m_grouped_gemm\w*|^_grouped_gemm_(?:forward|dX|dW)_kernel\w*|^_k_grouped\w*", "Triton", ""),
     tensor("XLA's Triton products", r"^_?(?:wrapped_)?(?:triton_)?gemm_fusion(?:_dot)?(?:_general)?[_.\d]*\w*|^triton_gemm_\w*|^_?nested_gemm_fusion\w*", "XLA", ""),
+    tensor_words("Triton product", r"^__(?=\w*_(?:\w*gemm\w*|\w*matmul\w*|mm|bmm|conv\dd)_)(?!\w*_(?:reduce\w*|reduction|quant\w*|quantize\w*|\w*quant|copy\w*|scatter\w*|gather\w*|schedule|metadata|masked?|transform|offsets?|indices|index|norm|rmsnorm|softmax|preprocess|pad\w*)_)", "Triton"),
 )  # fmt: skip
