@@ -141,6 +141,8 @@ def _facts(rule: KernelRule, match: re.Match[str], head: str) -> KernelFacts:
         return KernelFacts(verdict, library=rule.library, rule=rule.name, token=match.group())
     shape = SHAPE.search(head)
     instruction, dtype = rule.instruction, rule.dtype or dtype_of(head)
+    if verdict == "tensor_core" and dtype == "fp32" and instruction not in ("MFMA", "WMMA", ""):
+        dtype = "tf32"  # NVIDIA's Tensor Cores multiply no FP32
     accumulator = "fp32" if verdict == "tensor_core" else dtype
     if verdict == "tensor_core" and shape:
         instruction, dtype, accumulator = from_shape(shape, instruction, dtype)

@@ -23,7 +23,7 @@ _MMA = re.compile(
 # Wide instructions of CUTLASS 3: s64x128x16gemm, h64x64x16spgemm, i64x128x32gemm.
 _WIDE = re.compile(r"(?:^|_)(?P<acc>[shdicz])\d+x\d+x\d+(?P<fast>tf32|bf16|f16)?(?:sp)?gemm")
 _FAST = {"tf32": "tf32", "bf16": "bf16", "f16": "fp16"}
-NAMED_BY_SHAPE = ("fp16", "bf16", "fp8_e4m3", "fp8_e5m2", "tf32")
+NAMED_BY_SHAPE = ("fp16", "bf16", "fp8_e4m3", "fp8_e5m2", "tf32", "fp4")
 
 
 def from_shape(shape: re.Match[str], instruction: str, dtype: str) -> tuple[str, str, str]:
@@ -109,7 +109,7 @@ _CONVENTIONS = (
     re.compile(r"SM1\d\d_MMA_(?P<operand>TF32|S8)_"),
     # CUTLASS: the first type after gemm is that of A.
     re.compile(
-        r"tensorop_\w*\d(?:sp)?gemm_(?:block_scaled_)?(?:ue\d\dm\dx?|ue\dm\dx|)?"
+        r"tensorop_\w*\d(?:sp)?gemm_(?:block_scaled_ue\dm\dx)?"
         r"(?P<operand>tf32|bf16|f16|e4m3|e5m2|e2m1|f8|f4|s8|u8|s4|u4|b1)(?=_|x)"
     ),
     # Triton's matmul_ogs: result x left x right; the left one is multiplied.
@@ -142,14 +142,14 @@ _DTYPES = tuple(
         ),
         (
             "fp16",
-            r"(?:^|_|[^bn])f16|\bDF16|F16F16|hgemm|[fF]p16|FP16|half(?:_t|2|(?=_|\W|$))|_hmma_|_HMMA|[fF]loat16",
+            r"(?:^|_|[^bn])f16|\bDF16|F16F16|[hH]gemm|[fF]p16|FP16|half(?:_t|2|(?=_|\W|$))|_hmma_|_HMMA|[fF]loat16",
         ),
         ("int8", r"i8i8|(?:^|_)[isu]8(?=_|i32|x)|int8|INT8|_I8|signed char|[wW]8[aA]8"),
         ("int4", r"(?:^|_)[su]4(?=_)"),
-        ("fp64", r"f64|(?<!float_)double|dgemm|fp64"),
-        ("complex64", r"cgemm|gcgemm|complex<float>"),
-        ("complex128", r"zgemm|complex<double>"),
-        ("fp32", r"f32|fp32|float|sgemm|scudnn|FP32"),
+        ("fp64", r"f64|(?<!float_)double|[dD]gemm|fp64"),
+        ("complex64", r"[cC]gemm|complex<float>"),
+        ("complex128", r"[zZ]gemm|complex<double>"),
+        ("fp32", r"f32|fp32|float|[sS]gemm|scudnn|FP32"),
     )
 )
 # Types that are no operand: of a paged cache, of a scale, of the choice between 16-bit formats.

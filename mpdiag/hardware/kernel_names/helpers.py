@@ -9,6 +9,7 @@ HELPERS = (
     helper("Winograd transform", r"winograd(?:_nonfused)?::|generateWinogradTiles|winograd(?:Forward|Wgrad)(?:Data|Filter|Output|Delta)", "cuDNN"),
     helper("MIOpen Winograd transform", r"^gcnAsm.*Winograd.*[xX]form|Winograd.*[xX]form|^miopenGcnAsmMPBidirectWinograd.*[xX]form", "MIOpen"),
     helper("FFT transform", r"\bfft[12]d_[rc]2[rc]|\bfft2d_|flip_filter|fft_?shift_filter", "cuDNN"),
+    helper("INT8 results", r"kdequant_mm|dequant_mm_int32", "bitsandbytes"),
     helper("im2col", r"[iI]m(?:\dd)?2(?:d_)?[cC]ol|[cC]ol2[iI]m|vol2col|col2vol|Im2Col|Col2Im|im2row|im3d2col"),
     helper("offsets", r"compute(?:Wgrad)?(?:SplitK|B)?OffsetsKernel|compute_gemm_pointers|computeGroupedGemmOffsets|get_group_gemm|setGroupedGemm", "cuDNN"),
     helper("cuBLASLt epilogue", r"epilogue::impl::globalKernel", "cuBLASLt"),

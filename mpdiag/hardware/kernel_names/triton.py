@@ -24,6 +24,7 @@ KNOWN = (
 """Kernels that were looked up by their names; before any other rule."""
 
 TRITON = (
+    tensor("GPTQ's Triton products", r"^(?:transpose_)?(?:quant_)?matmul_?(?:4|248)_kernel|^quant_fused_matmul_248_kernel|^fusedmatmul_248_kernel", "GPTQ", ""),
     tensor("Triton matmul_ogs", r"^_?(?:p_)?matmul_ogs(?:_|$)|^_(?:p_)?matmul_[NT]{3}_", "Triton", ""),
     tensor("Mamba-2 chunks", r"^_(?:bmm_chunk_(?:fwd|bwd)|chunk_state_(?:fwd|bwd_d[bx]|bwd_ddAcs_stable|varlen)|chunk_scan_(?:fwd|bwd_d(?:states|c|cb|x)|bwd_ddAcs_(?:stable|prev)|chunk_state_bwd_dx))\w*", "Mamba", ""),
     tensor("Triton unified attention", r"^kernel_unified_attention_\dd|^kernel_paged_attention_2d|^_?fwd_grouped_kernel_stage1|^_fwd_grouped_kernel_stage1|^_fwd_kernel_ep_gemm", "Triton", ""),
