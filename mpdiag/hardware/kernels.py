@@ -47,7 +47,7 @@ _NATIVE_AMD = {
     (9, 4): ("gfx942", "gfx940", "gfx941"),
     (9, 5): ("gfx950",),
 }
-LONGEST = 16_384
+LONGEST = 8_192
 """Characters of a name that are read; longer names are cut."""
 
 

@@ -3,8 +3,8 @@
 from mpdiag.hardware.kernel_names.rule import cuda
 
 CUDA_CORES = (
-    cuda("xmma FFMA", r"xmma_.*(?:_ffma_|_ffma$|_dfma_|_hfma2?_|_imad?_|_dp4a_|_idp4a?_)", "cuBLAS"),
-    cuda("xmma SIMT", r"xmma_.*simt", "cuBLAS"),
+    cuda("xmma FFMA", r"xmma_.{0,200}?(?:_ffma_|_ffma$|_dfma_|_hfma2?_|_imad?_|_dp4a_|_idp4a?_)", "cuBLAS"),
+    cuda("xmma SIMT", r"xmma_.{0,200}?simt", "cuBLAS"),
     cuda("CUTLASS SIMT", r"cutlass.*_simt_|OpClassSimt|MmaSimt(?!\w)|cutlass_simt_|DefaultMmaSimt|MainloopSm\d+Simt|MmaUniversalOp|UniversalFMA", "CUTLASS"),
     cuda("half storage sgemm", r"(?:volta|turing|ampere|maxwell|pascal)_(?:fp16|bf16)_[sh]gemm_", "cuBLAS"),
     cuda("integer dot", r"(?:maxwell|pascal|volta|turing|ampere|hopper)_(?:int8|s8|fp32_i)\w*_(?:i?gemm|icudnn|igemm|dp4a)|(?:maxwell|pascal|volta|turing|ampere)_(?:fp32_)?(?:int8x4_)?(?:icudnn|igemm)_|_dp4a_|\bigemm_int8", "cuBLAS", "int8", "IDP4A"),
@@ -38,7 +38,7 @@ CUDA_CORES = (
     cuda("MIOpen naive", r"naive_conv_", "MIOpen", instruction="V_FMA"),
     cuda("MIOpen direct", r"^MIOpenConv|^MIOpenCvD3x3|^MIOpenCvBwd|^gcnAsmConv|^conv1x1u|gridwise_convolution_\w*_dlops|^igemm_v4r1_\w*|^MIOpenCDFGen|^gcnAsmConv\w*|miopenGcnAsmConv", "MIOpen", instruction="V_FMA"),
     cuda("MIOpen Winograd", r"^miopenSp3AsmConv(?!.*(?:mfma))|^miopenGcnAsmWino|^sp3AsmConv", "MIOpen", instruction="V_FMA"),
-    cuda("CK without matrix cores", r"ck::\S*(?:_dl_|Dl<|_dlops|Dlops|DeviceGemmDl|kernel_gemm_dl|gemm_dl_)|kernel_gemm_dl\w*|GridwiseGemmDl\w*", "Composable Kernel", instruction="V_DOT"),
+    cuda("CK without matrix cores", r"ck::\S{0,300}?(?:_dl_|Dl<|_dlops|Dlops|DeviceGemmDl|kernel_gemm_dl|gemm_dl_)|kernel_gemm_dl\w*|GridwiseGemmDl\w*", "Composable Kernel", instruction="V_DOT"),
     cuda("RNN persist FP32", r"RNN_blockPersist\w*(?:LSTM|GRU|RNN)(?!\w*HMMA)", "cuDNN"),
     cuda("exllama", r"q4_matmul(?:_recons)?_kernel|gemm_half_q_half(?:_gptq)?(?:_alt)?(?:_\dbit)?\w*_kernel|gemm_half_q_half|h_gemm_(?:tall|wide)_kernel|half_matmul_(?:small_)?kernel|^gemm_half_q4|VecQuant\dMatMul\w*|vecquant\dmatmul\w*", "ExLlama", "fp16", "HFMA2"),
     cuda("bitsandbytes 4-bit naive", r"kgemm_4bit_inference_naive", "bitsandbytes"),

@@ -97,7 +97,7 @@ DTYPES_OF_TOKENS = {
 _TOKENS = "tf32|bf16|f16|f32|f64|e4m3|e5m2|e2m1|i8|u8|i4|u4|b1"
 # xmma: what is stored, then what is multiplied and accumulated: f32f32_tf32f32_f32, i8f32_i8i32_f32.
 _XMMA = re.compile(
-    rf"xmma_\w*?_(?:{_TOKENS}|i32)+_(?P<operand>{_TOKENS})(?P<acc>f32|f16|i32|f64)(?=_)"
+    rf"xmma_\w{{0,60}}?_(?:{_TOKENS}|i32)+_(?P<operand>{_TOKENS})(?P<acc>f32|f16|i32|f64)(?=_)"
 )
 _CONVENTIONS = (
     _XMMA,
@@ -109,13 +109,15 @@ _CONVENTIONS = (
     re.compile(r"SM1\d\d_MMA_(?P<operand>TF32|S8)_"),
     # CUTLASS: the first type after gemm is that of A.
     re.compile(
-        r"tensorop_\w*\d(?:sp)?gemm_(?:block_scaled_ue\dm\dx)?"
+        r"tensorop_\w{0,60}?\d(?:sp)?gemm_(?:block_scaled_ue\dm\dx)?"
         r"(?P<operand>tf32|bf16|f16|e4m3|e5m2|e2m1|f8|f4|s8|u8|s4|u4|b1)(?=_|x)"
     ),
     # Triton's matmul_ogs: result x left x right; the left one is multiplied.
-    re.compile(r"_matmul(?:_ogs)?_[NT]{3}_\w+?x(?P<operand>mxfp4|[a-wyz0-9]+)x\w+?_\d+x\d+"),
+    re.compile(r"_matmul(?:_ogs)?_[NT]{3}_\w{1,20}?x(?P<operand>mxfp4|[a-wyz0-9]+)x\w+?_\d+x\d+"),
     # TensorRT-LLM's generated kernels: result_left right_accumulator.
-    re.compile(r"(?:bmm|gemm)_(?:Mx)?[A-Z]\w*?_(?P<operand>Bfloat16|Fp16)(?:Bfloat16|Fp16)?_Fp32"),
+    re.compile(
+        r"(?:bmm|gemm)_(?:Mx)?[A-Z]\w{0,60}?_(?P<operand>Bfloat16|Fp16)(?:Bfloat16|Fp16)?_Fp32"
+    ),
 )
 _TENSILE = re.compile(
     r"Cij[a-z]*_A[a-zA-Z]+_B[a-zA-Z]+_"

@@ -19,7 +19,7 @@ HELPERS = (
     helper("flash combine", r"flash_fwd_splitkv_combine|FlashAttnFwdCombine|flash_fwd_(?:mla_)?combine|FlashAttentionForwardCombine|flash_attn_combine_results|flash_attn_stream_k_fixup|mul_mat_q_stream_k_fixup|mha_combine|flash_attn_mask_to_KV_max|smxay_combine", "FlashAttention"),
     helper("flash pre/post", r"FlashAttnBwd(?:Pre|Post)process|FlashAttentionBackward(?:Pre|Post)process|_attn_bwd_preprocess|^_?bwd_preprocess|^_bwd_preprocess_do_o_dot|_flash_attn.*preprocess|attn_bwd_preprocess|bwd_kernel_(?:pre|post)process", "FlashAttention 3"),
     helper("flash bookkeeping", r"prepare_varlen_num_blocks|(?:::|^)reshape_and_cache(?:_flash)?_kernel|get_mla_metadata|Prepare(?:Varlen)?Sched"),
-    helper("cuDNN attention helper", r"cudnn_generated_.*sdpa.*(?:reduce|convert|dot_do_o)|^compute_dot_do_o", "cuDNN"),
+    helper("cuDNN attention helper", r"\bcudnn_generated_.{0,60}?sdpa.{0,120}?(?:reduce|convert|dot_do_o)|^compute_dot_do_o", "cuDNN"),
     helper("attention segments", r"^_?reduce_segments|paged_attention_.*reduce_kernel|merge_attn_states|_fwd_kernel_stage2|MergeStates?(?:InPlace)?Kernel|MergeStatesKernel|VariableLengthMergeStates|_flash_decoding?_?(?:fwd_)?reduce|_splitK_reduce|kn_mla_reduce|mla_reduce|BatchAttention\w*Reduction|fmha_?[rR]eduction|fmhaReductionKernel|_merge_state"),
     helper("MIOpen cast", r"SubTensorOpWith(?:Scalar|CastTensor|SubTensor|Transform)\d?d?", "MIOpen"),
     helper("Tensile helper", r"^Cij.*(?:PostGSU|GSUA?MBBeta|BiasS_.*PostGSU|_Beta)|^Cij[a-z]*_[A-Z]\w{0,2}_(?:GG|GB|Bias|Grad|Aux|DBias|FD)?|^D[ijkl]+_Reduction|^[SDHB]_?\w*_Reduction_Kernel|^Cij\w*_(?:GB|GA)$", "Tensile"),

@@ -3,8 +3,8 @@
 from mpdiag.hardware.kernel_names.rule import tensor
 
 INFERENCE = (
-    tensor("trtllm-gen FP4", r"(?:bmm|gemm)_\w*E2m1\w*_Fp32", "TensorRT-LLM", "UTCQMMA", "fp4", "sm100"),
-    tensor("trtllm-gen FP8", r"(?:bmm|gemm)_\w*E4m3\w*_Fp32", "TensorRT-LLM", "UTCQMMA", "fp8_e4m3", "sm100"),
+    tensor("trtllm-gen FP4", r"\b(?:bmm|gemm)_\w*?E2m1\w*?_Fp32", "TensorRT-LLM", "UTCQMMA", "fp4", "sm100"),
+    tensor("trtllm-gen FP8", r"\b(?:bmm|gemm)_\w*?E4m3\w*?_Fp32", "TensorRT-LLM", "UTCQMMA", "fp8_e4m3", "sm100"),
     tensor("trtllm-gen BF16", r"(?:bmm|gemm)_Bfloat16_\w*_Fp32", "TensorRT-LLM", "UTCHMMA", "bf16", "sm100"),
     tensor("trtllm-gen FP16", r"(?:bmm|gemm)_Fp16_\w*_Fp32", "TensorRT-LLM", "UTCHMMA", "fp16", "sm100"),
     tensor("DeepGEMM sm100 BF16", r"deep_gemm::sm100_bf16|sm100_bf16_gemm", "DeepGEMM", "UTCHMMA", "bf16", sm="sm100"),

@@ -8,12 +8,12 @@ from mpdiag.hardware.kernel_names.rule import KernelRule, tensor
 # r e5m2, o e2m1, b int8); A and B share one letter where they are alike. Older names leave the
 # generation out: tcgen05 pairs two CTAs and scales blocks by UE8M0 or UE4M3; mma is Blackwell's
 # for desktops; the rest is Hopper.
-_J100 = r"nvjet_(?:sm1[01]\d_|(?!sm\d)(?=\w*(?:_2cta|UE[48]M[03])))"
-_J120 = r"nvjet_(?:sm12\d_|(?!sm\d)(?=\w*_mma_))"
-_J90 = r"nvjet_(?:sm90_|(?!sm\d))"
+_J100 = r"\bnvjet_(?:sm1[01]\d_|(?!sm\d)(?=\w*(?:_2cta|UE[48]M[03])))"
+_J120 = r"\bnvjet_(?:sm12\d_|(?!sm\d)(?=\w*_mma_))"
+_J90 = r"\bnvjet_(?:sm90_|(?!sm\d))"
 
 NVJET = (
-    KernelRule("nvjet FP16 accumulator", re.compile(r"nvjet_(?:sm90_)?hhh_(?!\w*_2cta)"), "tensor_core", "cuBLASLt", "HGMMA", "fp16", "sm90", "fp16"),
+    KernelRule("nvjet FP16 accumulator", re.compile(r"\bnvjet_(?:sm90_)?hhh_(?!\w*_2cta)"), "tensor_core", "cuBLASLt", "HGMMA", "fp16", "sm90", "fp16"),
     tensor("nvjet sm100 TF32", _J100 + r"\w*tf32", "cuBLASLt", "UTCHMMA", "tf32", "sm100"),
     tensor("nvjet sm100 BF16", _J100 + r"t\w{2,4}_", "cuBLASLt", "UTCHMMA", "bf16", "sm100"),
     tensor("nvjet sm100 FP16", _J100 + r"h\w{2,4}_", "cuBLASLt", "UTCHMMA", "fp16", "sm100"),
@@ -47,8 +47,8 @@ CUTLASS = (
     tensor("CUTLASS sm90", r"cutlass3x_sm90_(?:sp)?tensorop", "CUTLASS", "HGMMA"),
     tensor("CUTLASS wmma", r"cutlass_\w*wmma_tensorop", "cuBLAS"),
     tensor("CUTLASS tensorop", r"cutlass_(?:\d\d_)?(?:sp)?tensorop", "cuBLAS"),
-    tensor("xmma warpgroup", r"xmma_\w*_warpgroupsize", "cuBLAS", "HGMMA"),
-    tensor("xmma tensor tile", r"xmma_\w*_tensor\d+x\d+x\d+", "cuBLAS"),
+    tensor("xmma warpgroup", r"xmma_\w{0,200}?_warpgroupsize", "cuBLAS", "HGMMA"),
+    tensor("xmma tensor tile", r"xmma_\w{0,200}?_tensor\d+x\d+x\d+", "cuBLAS"),
     tensor("xmma traits", r"xmma(?:_new)?::.*(?:hmma|imma|hgmma|gmma|qmma|dmma)\w*_traits", "cuDNN"),
     tensor("arch integer", r"(?:turing|ampere|hopper)_\w*_i(?:8816|16832|8832|16864)(?:gemm|cudnn)", "cuBLAS", ""),
     tensor("arch 16816", r"(?:volta|turing|ampere|ada|hopper)_\w*168(?:16|32)(?:gemm|cudnn)", "cuBLAS"),
@@ -68,13 +68,13 @@ CUTLASS = (
     tensor("CuTe sm75 atom", r"SM75_16x8x8_|SM75_8x8x16_", "CUTLASS", "HMMA.1688", sm="sm75"),
     tensor("CuTe sm70 atom", r"SM70_8x8x4_", "CUTLASS", "HMMA.884", "fp16", "sm70"),
     tensor("CUTLASS class", r"OpClassTensorOp|OpClassWmmaTensorOp|(?<!\w)(?:Sparse|Mixed\w*|Complex|Gaussian\w*)?MmaTensorOp|MmaTensorOp(?:Policy|FragmentIterator|TileIterator)?\b|DefaultMmaTensorOp|MmaVoltaTensorOp|VoltaTensorOp|TensorOpMultiplicand|TileIteratorTensorOp|WmmaTensorOp", "CUTLASS"),
-    tensor("CuTe DSL Blackwell", r"kernel_cutlass_\w*?(?:[sS][mM]1[01]\d|Blackwell)\w*?(?:Gemm|GEMM|gemm|MultiHeadAttention|Attention|FMHA|fmha|MLA|flash_fwd|flash_bwd|Conv)", "CuTe DSL", "UTCHMMA", sm="sm100"),
-    tensor("CuTe DSL Blackwell desktop", r"kernel_cutlass_\w*?(?:[sS][mM]12\d)\w*?(?:Gemm|GEMM|gemm|Attn|Attention|FMHA|fmha|flash_fwd)", "CuTe DSL", "HMMA", sm="sm120"),
-    tensor("CuTe DSL Hopper", r"kernel_cutlass_\w*?(?:[sS][mM]90|Hopper)\w*?(?:Gemm|GEMM|gemm|Attention|Attn|FMHA|fmha|flash_fwd|flash_bwd|Conv)", "CuTe DSL", "HGMMA", sm="sm90"),
-    tensor("CuTe DSL Ampere", r"kernel_cutlass_\w*?(?:[sS][mM]8\d|Ampere|TensorOpGemm)\w*?(?:Gemm|GEMM|gemm|Attention|Attn|flash_fwd)|kernel_cutlass_\w*TensorOpGemm|kernel_cutlass_\w*MMAAtom_ThrID321_ShapeMNK168(?:16|8|32)", "CuTe DSL", "HMMA.16816", sm="sm80"),
+    tensor("CuTe DSL Blackwell", r"^kernel_cutlass_\w{0,160}?(?:[sS][mM]1[01]\d|Blackwell)\w{0,60}?(?:Gemm|GEMM|gemm|MultiHeadAttention|Attention|FMHA|fmha|MLA|flash_fwd|flash_bwd|Conv)", "CuTe DSL", "UTCHMMA", sm="sm100"),
+    tensor("CuTe DSL Blackwell desktop", r"^kernel_cutlass_\w{0,160}?(?:[sS][mM]12\d)\w{0,60}?(?:Gemm|GEMM|gemm|Attn|Attention|FMHA|fmha|flash_fwd)", "CuTe DSL", "HMMA", sm="sm120"),
+    tensor("CuTe DSL Hopper", r"^kernel_cutlass_\w{0,160}?(?:[sS][mM]90|Hopper)\w{0,60}?(?:Gemm|GEMM|gemm|Attention|Attn|FMHA|fmha|flash_fwd|flash_bwd|Conv)", "CuTe DSL", "HGMMA", sm="sm90"),
+    tensor("CuTe DSL Ampere", r"^kernel_cutlass_\w{0,160}?(?:[sS][mM]8\d|Ampere|TensorOpGemm)\w{0,60}?(?:Gemm|GEMM|gemm|Attention|Attn|flash_fwd)|^kernel_cutlass_\w{0,160}?TensorOpGemm|^kernel_cutlass_\w{0,400}?MMAAtom_ThrID321_ShapeMNK168(?:16|8|32)", "CuTe DSL", "HMMA.16816", sm="sm80"),
     tensor("CuTe DSL tcgen05 atom", r"MMAAtom_ThrID(?:10|21)_ShapeMNK(?:128|256|64)\d", "CuTe DSL", "UTCHMMA", sm="sm100"),
     tensor("CuTe DSL wgmma atom", r"MMAAtom_ThrID1281_ShapeMNK64\d", "CuTe DSL", "HGMMA", sm="sm90"),
-    tensor("CuTe DSL dense GEMM", r"kernel_cutlass_\w*PersistentDenseGemm", "CuTe DSL", "UTCHMMA", sm="sm100"),
+    tensor("CuTe DSL dense GEMM", r"^kernel_cutlass_\w{0,160}?PersistentDenseGemm", "CuTe DSL", "UTCHMMA", sm="sm100"),
     tensor("TensorRT fused stem", r"_trt_conv_act_pool", "TensorRT", "IMMA"),
     tensor("PyProf warp specialised", r"xmma_warp_specialized_implicit_gemm", "cuDNN"),
     tensor("PyProf first layer", r"first_layer_(?:wgrad|fwd)_kernel|dgrad_1x1_stride_2x2|first_layer_fwd", "cuDNN", dtype="fp16"),

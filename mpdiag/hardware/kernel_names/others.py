@@ -6,7 +6,7 @@ from mpdiag.hardware.kernel_names.rule import other
 BEFORE_OPAQUE = (
     other("collective", r"^(?:nccl|rccl)|ncclKernel|ncclDevKernel|ncclKern|nvshmem|mscclKernel|cross_device_reduce|allreduce_(?:one|two)|(?:one|two)_shot_all_reduce|multimem_|deep_ep::|userbuffers|twoshot|symmetric_memory", "NCCL"),
     other("Inductor pointwise or reduction", r"triton_(?:poi|red|per|for|split_scan|spl)_", "Inductor"),
-    other("PyTorch elementwise", r"at::native::.*?(?:elementwise|vectorized_gather|gpu_index|index_\w*kernel|indexSelect|indexFunc|indexing_)", "PyTorch"),
+    other("PyTorch elementwise", r"at::native::.{0,300}?(?:elementwise|vectorized_gather|gpu_index|index_\w*kernel|indexSelect|indexFunc|indexing_)", "PyTorch"),
     other("fbgemm", r"fbgemm_gpu::|split_embedding|permute_(?:2D|1D|pooled|multi)|bounds_check_indices|linearize_index|block_bucketize|jagged_|lengths_range|dense_to_jagged|asynchronous_complete_cumsum|histogram_binning", "FBGEMM"),
     other("PyTorch foreach", r"multi_tensor_apply|FusedAdam|FusedSgd", "PyTorch"),
 )  # fmt: skip
@@ -17,7 +17,7 @@ OTHERS = (
     other("cuTENSOR permutation", r"cutensor\S*(?:permutation|elementwise|reduction|tensor_elementwise|permute|transpose)|(?:^|::)permutation_kernel|tensor_permut", "cuTENSOR"),
     other("quantisers and dequantisers", r"kDequantizeBlockwise|kQuantizeBlockwise|kQuantize|kDequant|kOptimizer|kInt8VectorQuant|kdequant_mm|kPercentileClipping|kEstimateQuantiles|kSpMM|kTransformRowToFormat|kExtractOutliers|reconstruct(?:_gptq|_exllama)?_kernel|shuffle_kernel|make_q4|quantize_(?:q8|mmq)|dequantize_|convert_unary|k_bin_bcast|k_argsort|k_[gs]et_rows|cpy_\w+|column_remap|q4_reconstruct"),
     other("Triton state passing", r"^_(?:state_passing|chunk_cumsum|chunk_scan_bwd_(?:dz|ddAcs_unstable)|chunk_state_bwd_ddAcs_unstable)\w*|chunk_(?:local|global)_cumsum\w*|l2norm_(?:fwd|bwd)", "Mamba"),
-    other("PyTorch reduction", r"at::native::.*?(?:reduce_kernel|[sS]oft[mM]ax|[nN]orm|[sS]catter|[gG]ather|cat|Cat|[sS]ort|[tT]opk|cumsum|scan|[eE]mbedding|embedding|[dD]ropout|[pP]ool|[uU]psample|[nN]llLoss|nll_loss|[lL]oss|[rR]oll|[fF]lip|tri[ul]_|[uU]nique|histogram|[dD]istribution|[rR]andom|[sS]um|[mM]ean|[wW]elford|fill|copy|where|mask|range|linspace|pad|Pad|compute_\w*|krn_partial|write_|split_|chunk_|segment|glu|lstm_cell|gru_cell|amp_|FunctionTraits)", "PyTorch"),
+    other("PyTorch reduction", r"at::native::.{0,300}?(?:reduce_kernel|[sS]oft[mM]ax|[nN]orm|[sS]catter|[gG]ather|cat|Cat|[sS]ort|[tT]opk|cumsum|scan|[eE]mbedding|embedding|[dD]ropout|[pP]ool|[uU]psample|[nN]llLoss|nll_loss|[lL]oss|[rR]oll|[fF]lip|tri[ul]_|[uU]nique|histogram|[dD]istribution|[rR]andom|[sS]um|[mM]ean|[wW]elford|fill|copy|where|mask|range|linspace|pad|Pad|compute_\w*|krn_partial|write_|split_|chunk_|segment|glu|lstm_cell|gru_cell|amp_|FunctionTraits)", "PyTorch"),
     other("warp softmax", r"(?:^|::)(?:masked_)?soft_?max|softmax_warp_(?:forward|backward)|cunn_[sS]oft[mM]ax|cunn_SpatialSoftMax|softmax_", "PyTorch"),
     other("criterion", r"cunn_\w*Criterion|nll_loss|cross_entropy|CrossEntropy|liger_"),
     other("batch norm", r"\bbn_(?:fw|bw)|batch_norm|batchnorm|BatchNorm|bnFw|bnBw", "cuDNN"),

@@ -88,6 +88,8 @@ def opaque_words(name: str, pattern: str) -> KernelRule:
     return KernelRule(name, re.compile(pattern), "unknown", of_words=True)
 
 
+MOST_WORDS = 400
+"""Characters of a function's own name whose words are read."""
 _HUMPS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|[^A-Za-z0-9]+")
 
 
@@ -100,6 +102,6 @@ def words(head: str) -> str:
     Args:
         head: The name without its arguments; template arguments are left out.
     """
-    own = head.partition("<")[0]
+    own = head.partition("<")[0][:MOST_WORDS]
     private = "_" if own.startswith("_") else ""
     return f"{private}_{_HUMPS.sub('_', own).strip('_').lower()}_"
