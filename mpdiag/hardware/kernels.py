@@ -117,6 +117,8 @@ def native_generations(capability: tuple[int, int], *, amd: bool) -> tuple[str, 
 
 _NAMESPACE = re.compile(r"\(anonymous namespace\)::|<unnamed>::|\(anonymous namespace\)|^void\s+")
 _TEMPLATE_CAST = re.compile(r"\((?:unsigned )?(?:int|long|bool|char|short)\)")
+# Arguments whose types say how the kernel multiplies.
+_TELLING = re.compile(r"cutlass\w*::(?:gemm|conv)::kernel::|cutensor_internal_namespace::KernelParam")
 _SUFFIX = re.compile(r"\.kd$| \[clone [^\]]*\]$")
 
 
@@ -131,7 +133,7 @@ def _head(name: str) -> str:
         elif character == ">":
             depth -= 1
         elif character == "(" and depth <= 0 and i and not text[:i].endswith("operator"):
-            return text[:i]
+            return text if _TELLING.search(text, i) else text[:i]
     return text
 
 

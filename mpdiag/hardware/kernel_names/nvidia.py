@@ -76,7 +76,8 @@ CUTLASS = (
     tensor("CuTe DSL wgmma atom", r"MMAAtom_ThrID1281_ShapeMNK64\d", "CuTe DSL", "HGMMA", sm="sm90"),
     tensor("CuTe DSL dense GEMM", r"^kernel_cutlass_\w{0,160}?PersistentDenseGemm", "CuTe DSL", "UTCHMMA", sm="sm100"),
     tensor("TensorRT fused stem", r"_trt_conv_act_pool", "TensorRT", "IMMA"),
+    tensor("spconv", r"^(?:Volta|Turing|Ampere|Ada|Hopper)_[a-z0-9]+_m\d+n\d+k\d+\w*?T(?:16816|1688|884|8816|16832)", "spconv"),
     tensor("PyProf warp specialised", r"xmma_warp_specialized_implicit_gemm", "cuDNN"),
     tensor("PyProf first layer", r"first_layer_(?:wgrad|fwd)_kernel|dgrad_1x1_stride_2x2|first_layer_fwd", "cuDNN", dtype="fp16"),
-    tensor("WMMA and mma by name", r"wmma|[mM]ma_?[sS]ync|mma_m16n8k|m16n8k\d+|m8n8k\d+|m64n\d+k\d+|tensor_?core_?gemm|_tensorop_|hmma", "", "HMMA"),
+    tensor("WMMA and mma by name", r"wmma|[mM]ma_?[sS]ync|mma_m16n8k|m16n8k\d+|m8n8k\d+|gemm_(?:16816|1688|884)(?=_|$)|tensor_?core_?gemm|_tensorop_|hmma", "", "HMMA"),
 )  # fmt: skip

@@ -93,15 +93,20 @@ MOST_WORDS = 400
 _HUMPS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|[^A-Za-z0-9]+")
 
 
+_SAYS_NOTHING = re.compile(r"(?:global_)?(?:kernel|run|impl|apply|entry|main|device)?_?(?:kernel)?\d*")
+
+
 def words(head: str) -> str:
     """The words of a function's own name, lower case, between single underscores.
 
-    A name that begins with an underscore begins with two: so do Triton's, which are Python's, but
+    Its namespaces are left out, unless the name itself says nothing. A name that begins with an underscore begins with two: so do Triton's, which are Python's, but
     hardly any of C++.
 
     Args:
         head: The name without its arguments; template arguments are left out.
     """
     own = head.partition("<")[0][:MOST_WORDS]
+    last = own.rpartition("::")[2]
+    own = own if _SAYS_NOTHING.fullmatch(last) else last
     private = "_" if own.startswith("_") else ""
     return f"{private}_{_HUMPS.sub('_', own).strip('_').lower()}_"
