@@ -115,10 +115,15 @@ def native_generations(capability: tuple[int, int], *, amd: bool) -> tuple[str, 
     return _NATIVE_TURING if capability == (7, 5) else _NATIVE.get(capability[0], ())
 
 
-_NAMESPACE = re.compile(r"\(anonymous namespace\)::|<unnamed>::|\(anonymous namespace\)|^void\s+")
+_NAMESPACE = re.compile(
+    r"^(?:typename )?std::enable_if<.{0,400}?>::type\s+|\(anonymous namespace\)::|<unnamed>::"
+    r"|\(anonymous namespace\)|^void\s+"
+)
 _TEMPLATE_CAST = re.compile(r"\((?:unsigned )?(?:int|long|bool|char|short)\)")
 # Arguments whose types say how the kernel multiplies.
-_TELLING = re.compile(r"cutlass\w*::(?:gemm|conv)::kernel::|cutensor_internal_namespace::KernelParam")
+_TELLING = re.compile(
+    r"cutlass\w*::(?:gemm|conv)::kernel::|cutensor_internal_namespace::KernelParam"
+)
 _SUFFIX = re.compile(r"\.kd$| \[clone [^\]]*\]$")
 
 

@@ -23,7 +23,7 @@ ATTENTION = (
     tensor("memory-efficient attention sm70", r"fmha_cutlass[FB]_f16_\w*_sm70", "PyTorch", "HMMA.884", "fp16", "sm70"),
     tensor("memory-efficient attention sm75", r"fmha_cutlass[FB]_f16_\w*_sm75", "PyTorch", "HMMA.1688", "fp16", "sm75"),
     tensor("memory-efficient attention", r"fmha_cutlass[FB]_b?f16_\w*_sm80", "PyTorch", "HMMA.16816", "", "sm80"),
-    tensor("memory-efficient attention template", r"attention_kernel_(?:backward_)?batched_impl.*(?:half_t|bfloat16_t).*(?:Sm|sm)(?:80|86|90)|AttentionKernel<cutlass::(?:half_t|bfloat16_t), cutlass::arch::Sm80|AttentionBackwardKernel<cutlass::arch::Sm80, cutlass::(?:half_t|bfloat16_t)", "xFormers", "HMMA.16816", "", "sm80"),
+    tensor("memory-efficient attention template", r"^attention_kernel_(?:backward_)?batched(?:_impl)?$|attention_kernel_(?:backward_)?batched_impl.*(?:half_t|bfloat16_t).*(?:Sm|sm)(?:80|86|90)|AttentionKernel<cutlass::(?:half_t|bfloat16_t), cutlass::arch::Sm80|AttentionBackwardKernel<cutlass::arch::Sm80, cutlass::(?:half_t|bfloat16_t)", "xFormers", "HMMA.16816", "", "sm80"),
     tensor("CUTLASS attention sm100", r"Sm100Fmha|sm100_fmha|Sm100Mla|Sm100FmhaFwd|Sm100FmhaBwd", "CUTLASS", "UTCHMMA", sm="sm100"),
     tensor("CUTLASS attention", r"cutlass::fmha::|Sm90Fmha|Fmha(?:Fwd|Bwd)?KernelTma", "CUTLASS", "HGMMA"),
     tensor("cuDNN attention sm100", r"\bcudnn_generated_\w{0,60}?sdpa\w{0,60}?_sm1[01]\d\w{0,60}?_[fb]prop", "cuDNN", "UTCHMMA"),

@@ -6,6 +6,8 @@ CUDA_CORES = (
     cuda("cuTENSOR SIMT", r"cutensor\S*_simt_|cutensor\S*tensor_contraction_kernel<", "cuTENSOR"),
     cuda("spconv SIMT", r"^Simt_[a-z0-9]+_m\d+n\d+k\d+", "spconv"),
     cuda("cuDNN Winograd", r"winograd3x3Kernel", "cuDNN"),
+    cuda("RAFT distances", r"pairwise_matrix_kernel|fused(?:Distance|L2|Cosine)\w*NN|dot_on_csr|masked_matmul", "RAFT"),
+    cuda("CUTLASS reference", r"ReferenceGemm_kernel", "CUTLASS", "fp32"),
     cuda("DGL products", r"^(?:dgl::\S*)?GatherMM\w*Kernel", "DGL"),
     cuda("xmma FFMA", r"xmma_.{0,200}?(?:_ffma_|_ffma$|_dfma_|_hfma2?_|_imad?_|_dp4a_|_idp4a?_)", "cuBLAS"),
     cuda("xmma SIMT", r"xmma_.{0,200}?simt", "cuBLAS"),

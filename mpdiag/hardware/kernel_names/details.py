@@ -106,6 +106,9 @@ _CONVENTIONS = (
     re.compile(
         r"SM\d+_\d+x\d+x\d+_(?:[FSC]\d\d)(?P<operand>TF32|BF16|F16|E4M3|E5M2|E2M1|[SU]8|[SU]4|F64|C64)"
     ),
+    re.compile(
+        r"CollectiveMainloop(?:Fwd|Bwd)\w*<.{0,300}?(?P<operand>(?:half|bfloat16|float_e4m3|float_e5m2)_t)"
+    ),
     re.compile(r"cutlass_\dx_gemm\w*<(?P<operand>[\w:]+(?: char)?),"),
     re.compile(r"SM1\d\d_MMA_(?P<operand>TF32|S8)_"),
     # CUTLASS: the first type after gemm is that of A.
@@ -145,14 +148,14 @@ _DTYPES = tuple(
         ),
         (
             "fp16",
-            r"(?:^|_|[^bn])f16|\bDF16|F16F16|[hH]gemm|[fF]p16|FP16|half(?:_t|2|(?=_|\W|$))|_hmma_|_HMMA|[fF]loat16",
+            r"(?:^|_|[^bn])f16|\bDF16|F16F16|[hH]gemm|HGEMM|[fF]p16|FP16|half(?:_t|2|(?=_|\W|$))|_hmma_|_HMMA|[fF]loat16",
         ),
         ("int8", r"i8i8|s8s8|(?:^|_)[isu]8(?=_|i32|x)|int8|INT8|_I8|signed char|[wW]8[aA]8"),
         ("int4", r"(?:^|_)[su]4(?=_)"),
-        ("fp64", r"f64|(?<!float_)double|[dD]gemm|fp64"),
+        ("fp64", r"f64|(?<!float_)double(?!_buffer)|[dD]gemm|DGEMM|fp64"),
         ("complex64", r"[cC]gemm|complex<float>"),
         ("complex128", r"[zZ]gemm|complex<double>"),
-        ("fp32", r"f32|fp32|float|[sS]gemm|scudnn|<f, ?f|FP32"),
+        ("fp32", r"f32|fp32|float|[sS]gemm|SGEMM|scudnn|<f, ?f|FP32"),
     )
 )
 # Types that are no operand: of a paged cache, of a scale, of the choice between 16-bit formats.

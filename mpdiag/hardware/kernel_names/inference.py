@@ -24,7 +24,7 @@ INFERENCE = (
     tensor("tinygemm 2", r"kernel_tinygemm2_sm\d+|tinygemm2", "TensorRT-LLM", "HMMA.16816", "bf16"),
     tensor("TGV GEMM", r"tgv_gemm", "FlashInfer", "UTCHMMA", sm="sm100"),
     tensor("sparse MLA", r"(?:^|::)sparse_mla_(?:prefill|decode)_\w*kernel", "FlashInfer", "HMMA"),
-    tensor("Hadamard product", r"(?:^|_|::)rht_gemm", "Transformer Engine", "UTCHMMA", "bf16", "sm100"),
+    tensor("Hadamard product", r"(?:^|::)(?:GraphSafe)?(?:Group)?Hadamard(?:Transform|Amax)\w*Kernel|(?:^|_|::)rht_gemm", "Transformer Engine", "", "bf16"),
     tensor("FP8 products of TensorRT-LLM", r"cooperative_1x128_by_128x128_fp8_gemm|fp8_gemm_kernel_sm90", "TensorRT-LLM", "QGMMA", "fp8_e4m3", "sm90"),
     tensor("tinygemm", r"tinygemm_m16n8k16|tinygemm_kernel", "PyTorch", "HMMA.16816", "bf16", "sm80"),
     tensor("llama.cpp products on mma", r"(?:^|\s|::)mul_mat_f(?:_ids)?(?:<|$)", "llama.cpp", "HMMA"),

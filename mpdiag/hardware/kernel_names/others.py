@@ -4,6 +4,7 @@ from mpdiag.hardware.kernel_names.rule import other
 
 # These precede the names that do not say what they run, whose patterns are wide.
 BEFORE_OPAQUE = (
+    other("element-wise matmul of experts", r"^moe_res_matmul", "DeepSpeed"),
     other("collective", r"^(?:nccl|rccl)|ncclKernel|ncclDevKernel|ncclKern|nvshmem|mscclKernel|cross_device_reduce|allreduce_(?:one|two)|(?:one|two)_shot_all_reduce|multimem_|deep_ep::|userbuffers|twoshot|symmetric_memory", "NCCL"),
     other("Inductor pointwise or reduction", r"triton_(?:poi|red|per|for|split_scan|spl)_", "Inductor"),
     other("PyTorch elementwise", r"at::native::.{0,300}?(?:elementwise|vectorized_gather|gpu_index|index_\w*kernel|indexSelect|indexFunc|indexing_)", "PyTorch"),
@@ -29,7 +30,7 @@ OTHERS = (
     other("MoE routing", r"^_(?:combined_routing|topk_forward|topk_backward|sum_bitmatrix|routing_|compute_(?:writeback|expt)|expt_data|masked_compaction)|moe_topk|topkGating|moe_softmax|sampling|TopK|topk_"),
     other("rotary, activation", r"rotary|rope_|_rope|swiglu|SwiGLU|geglu|silu_|gelu_|relu_kernel|act_and_mul|bias_(?:gelu|act|add)|add_bias|quantize|dequant|cast_transpose|cast_\w*kernel|fp8_quant|scaled_quant|amax"),
     other("transformer engine", r"transformer_engine::(?!.*[gG]emm)", "Transformer Engine"),
-    other("optimizer", r"[aA]dam|adagrad|lamb_|multi_tensor_|l2norm_|LAMB|sgd_|_sgd|adafactor|kOptimizer", ""),
+    other("optimizer", r"(?<![hH])[aA]dam|adagrad|lamb_|multi_tensor_|l2norm_|LAMB|sgd_|_sgd|adafactor|kOptimizer", ""),
     other("memory", r"(?:^|::)(?:memcpy|memset|Memcpy|Memset|copy_kernel|fill_kernel|transpose|permute|CopyBuffer|FillBuffer|copyBuffer|fillBuffer)|__amd_rocclr_|vectorized_copy|TransposeKernel|transpose_\w*kernel|tensor_kernel_scan"),
     other("random and masks", r"[pP]hilox|curand|bernoulli|generate_seed_pseudo|dropout|Dropout"),
     other("scan and state space", r"selective_scan|mamba_|cumsum|_scan_"),

@@ -93,7 +93,9 @@ MOST_WORDS = 400
 _HUMPS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|[^A-Za-z0-9]+")
 
 
-_SAYS_NOTHING = re.compile(r"(?:global_)?(?:kernel|run|impl|apply|entry|main|device)?_?(?:kernel)?\d*")
+_SAYS_NOTHING = re.compile(
+    r"(?:global_)?(?:kernel|run|impl|apply|entry|main|device)?_?(?:kernel)?\d*"
+)
 
 
 def words(head: str) -> str:
