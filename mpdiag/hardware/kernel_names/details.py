@@ -109,6 +109,7 @@ _CONVENTIONS = (
     re.compile(
         r"CollectiveMainloop(?:Fwd|Bwd)\w*<.{0,300}?(?P<operand>(?:half|bfloat16|float_e4m3|float_e5m2)_t)"
     ),
+    re.compile(r"kernel::Default(?:Gemm|Conv)\w*<\s*(?P<operand>[\w:]+(?: char)?),"),
     re.compile(r"cutlass_\dx_gemm\w*<(?P<operand>[\w:]+(?: char)?),"),
     re.compile(r"SM1\d\d_MMA_(?P<operand>TF32|S8)_"),
     # CUTLASS: the first type after gemm is that of A.

@@ -17,7 +17,7 @@ INFERENCE = (
     tensor("block-scaled FP8 of TensorRT-LLM", r"[bB]lock_?[sS]cale_?F[pP]8\w*[gG]emm|fp8_blockscale_gemm|blockscaleFp8", "TensorRT-LLM", "QGMMA", "fp8_e4m3", sm="sm90"),
     tensor("Marlin", r"marlin(?:_moe_wna16|_24|_moe|_qqq)?::Marlin|(?:^|::)Marlin(?:_24|MoE\w*)?<|gptq_marlin|marlin_(?:moe_)?kernel|fp8_marlin|awq_marlin|(?:^|\s|::)Marlin(?:Default|_24)?$", "Marlin", "HMMA.16816", sm="sm80"),
     tensor("Machete", r"machete::|machete_", "Machete", "HGMMA", sm="sm90"),
-    tensor("AWQ", r"gemm_forward_4bit_cuda_m16n\w+k32|gemm_w4a16_T[12]|dense_kernel0|gemm_w8a8|dense_gemm_w4a8", "AWQ", "HMMA.16816"),
+    tensor("AWQ", r"gemm_forward_4bit_cuda_m16n\w+k32|gemm_w4a16_T[12]|gemm_w8a8|dense_gemm_w4a8", "AWQ", "HMMA.16816"),
     tensor("TensorRT-LLM weight-only", r"fpA_?[iI]ntB|fpAIntB|GemmFpAIntB|tensorrt_llm::kernels::cutlass_kernels", "TensorRT-LLM", "HMMA"),
     tensor("bitsandbytes 4-bit wmma", r"kgemm_4bit_inference(?!_naive)", "bitsandbytes", "HMMA"),
     tensor("FP6-LLM", r"QUANT_GEMM_Kernel|fp6_linear|fpx_linear", "FP6-LLM", "HMMA.16816", "fp16", "sm80"),

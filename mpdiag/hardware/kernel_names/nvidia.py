@@ -49,7 +49,7 @@ CUTLASS = (
     tensor("CUTLASS tensorop", r"cutlass_(?:\d\d_)?(?:sp)?tensorop", "cuBLAS"),
     tensor("xmma warpgroup", r"xmma_\w{0,200}?_warpgroupsize", "cuBLAS", "HGMMA"),
     tensor("xmma tensor tile", r"xmma_\w{0,200}?_tensor\d+x\d+x\d+", "cuBLAS"),
-    tensor("xmma traits", r"xmma(?:_new)?::.*(?:hmma|imma|hgmma|gmma|qmma|dmma)\w*_traits", "cuDNN"),
+    tensor("xmma traits", r"xmma\w{0,20}::.*(?:hmma|imma|hgmma|gmma|qmma|dmma)\w*_traits", "cuDNN"),
     tensor("arch integer", r"(?:turing|ampere|hopper)_\w*_i(?:8816|16832|8832|16864)(?:gemm|cudnn)", "cuBLAS", ""),
     tensor("arch 16816", r"(?:volta|turing|ampere|ada|hopper)_\w*168(?:16|32)(?:gemm|cudnn)", "cuBLAS"),
     tensor("arch 1688", r"(?:volta|turing|ampere|ada|hopper)_\w*1688(?:gemm|cudnn)", "cuBLAS"),
