@@ -40,6 +40,12 @@ def profile(
         Path | None,
         typer.Option(metavar="TRACE", help="An earlier trace: what moved onto Tensor Cores since?"),
     ] = None,
+    triton_cache: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Triton's cache or tritonparse's log: its code judges its kernels."
+        ),
+    ] = None,
     as_json: JsonOption = False,
     strict: StrictOption = False,
 ) -> None:
@@ -56,6 +62,9 @@ def profile(
     if script is None and trace is None:
         message = "give a trace, or a script after --: mpdiag profile -- script.py ARGS"
         raise UsageError(message)
+    if script is not None and triton_cache is not None:
+        message = "--triton-cache belongs to a trace: give one instead of a script"
+        raise UsageError(message)
     if script is not None or trace is None:
         from mpdiag.launching.processes import announced_ranks
         from mpdiag.launching.profiled_script import profile_script
@@ -68,7 +77,7 @@ def profile(
         from mpdiag.tensorcores.trace_analysis import profile_trace
 
         with terminal.waiting(f"reading {trace}"):
-            result = profile_trace(trace)
+            result = profile_trace(trace, triton_code=triton_cache)
     change = None
     if against is not None:
         from mpdiag.tensorcores.trace_analysis import compare_traces

@@ -1,8 +1,8 @@
 """Evidence, other than its name, of whether a kernel used Tensor Cores.
 
-Hardware counters are the strongest evidence, then the rate, then the name. A kernel that multiplies
-faster than the ordinary cores can must have used Tensor Cores, whatever its name; a low rate proves
-nothing. Which counters prove or deny what is in ``hardware/counters.py``.
+Hardware counters are the strongest evidence, then a kernel's own code, then the rate, then the name.
+A kernel that multiplies faster than the ordinary cores can must have used Tensor Cores, whatever its
+name; a low rate proves nothing. Which counters prove or deny what is in ``hardware/counters.py``.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class KernelEvidence:
     """Evidence for or against a kernel's use of Tensor Cores.
 
     Attributes:
-        kind: ``"counters"`` or ``"rate"``.
+        kind: ``"counters"``, ``"rate"``, or ``"code"``: its machine-level code.
         tensor_core: Whether it used them.
         text: The numbers behind it.
         certain: Whether nothing else explains the numbers.
@@ -53,7 +53,7 @@ class KernelEvidence:
         instruction: Such as ``DMMA``; empty where the evidence does not say.
     """
 
-    kind: Literal["counters", "rate"]
+    kind: Literal["counters", "rate", "code"]
     tensor_core: bool
     text: str
     certain: bool = True
@@ -183,7 +183,7 @@ def measured_verdict(
     if measured.tensor_core:
         # The rate of a product says nothing about helpers and additions that ran with it.
         matrix = facts.verdict in ("cuda_core", "unknown")
-        overrules = matrix or (measured.kind == "counters" and measured.certain)
+        overrules = matrix or (measured.kind != "rate" and measured.certain)
         return "tensor_core" if overrules else facts.verdict
     if facts.verdict == "tensor_core":
         return "cuda_core"
@@ -197,7 +197,7 @@ def contradicts(facts: KernelFacts, measured: KernelEvidence | None) -> bool:
     if measured is None:
         return False
     if measured.tensor_core:
-        firm = measured.kind == "counters" and measured.certain
+        firm = measured.kind != "rate" and measured.certain
         against = {"cuda_core"} | ({"other", "layout"} if firm else set())
         return facts.verdict in against
     return facts.verdict == "tensor_core"

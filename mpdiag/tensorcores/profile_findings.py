@@ -33,7 +33,7 @@ def profile_findings(
     device: DeviceFacts | None,
     *,
     linked: Linked,
-    native_fraction: float | None,
+    native: tuple[str, ...],
 ) -> tuple[dict[str, Any], ...]:
     """All findings, warnings first.
 
@@ -42,11 +42,11 @@ def profile_findings(
         times: Its kernels.
         device: Its GPU; None where it is not named.
         linked: Its kernels by operation.
-        native_fraction: Share of kernel time in Tensor Core kernels of the device's generation.
+        native: The generations whose Tensor Core kernels use the device's own instructions.
     """
     found = [
         *_matrix_findings(times, device),
-        *_kernel_findings(times, native_fraction),
+        *_kernel_findings(times, native),
         *_contradictions(times, trace.tensor_active),
         *_reading_findings(trace, linked),
         *_device_findings(trace, device),
@@ -122,7 +122,7 @@ def _off_cuda_cores(device: DeviceFacts | None) -> str:
     )
 
 
-def _kernel_findings(times: KernelTimes, native: float | None) -> Iterator[dict[str, Any]]:
+def _kernel_findings(times: KernelTimes, native: tuple[str, ...]) -> Iterator[dict[str, Any]]:
     unknown = times.fraction("unknown", measured=True)
     if unknown >= MUCH:
         largest = next(k.name for k in times.kernels if k.measured_verdict == "unknown")
@@ -136,13 +136,12 @@ def _kernel_findings(times: KernelTimes, native: float | None) -> Iterator[dict[
             fraction=unknown,
             largest=largest[:200],
         )
-    tensor = times.fraction("tensor_core")
-    if native is not None and tensor - native >= SOME:
-        old = tensor - native
+    old = times.older_fraction(native) if native else 0.0
+    if old >= SOME:
         names = {
             k.facts.generation: k.name[:200]
             for k in reversed(times.kernels)
-            if k.facts.verdict == "tensor_core"
+            if k.facts.verdict == "tensor_core" and k.facts.generation
         }
         yield _note(
             "warning" if old >= MUCH else "info",

@@ -21,11 +21,12 @@ from mpdiag.tensorcores.profile_comparison import ProfileComparison, compare_pro
 from mpdiag.tensorcores.profile_findings import padding_findings, profile_findings
 from mpdiag.tensorcores.readers.recognition import read
 from mpdiag.tensorcores.trace_profile import Profile
+from mpdiag.tensorcores.triton_code import code_of, read_code
 from mpdiag.tensorcores.work.traced_operation import OperationTime, matrix_work
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from mpdiag.hardware.kernels import KernelFacts
     from mpdiag.tensorcores.events import Kernel, TraceReader
@@ -37,20 +38,24 @@ STDIN = "-"
 """The path that stands for standard input."""
 
 
-def profile_trace(path: str | os.PathLike[str]) -> Profile:
+def profile_trace(
+    path: str | os.PathLike[str], *, triton_code: str | os.PathLike[str] | None = None
+) -> Profile:
     """Read a trace of a profiler, of any kind that ``readers.recognition`` knows, and judge it.
 
     Args:
         path: The file; ``-`` for standard input. A pipe is read to its end first.
+        triton_code: Triton's cache or tritonparse's log, whose code judges the kernels it holds.
 
     Raises:
         InputError: If there is no such file, it cannot be read, or it holds no kernel.
     """
+    codes = read_code(Path(triton_code)) if triton_code is not None else {}
     with _seekable_file(path) as file:
         trace = read(file)
         linked = link(trace)
         if linked.kernels:
-            return _profile(trace, linked, str(path))
+            return _profile(trace, linked, str(path), codes)
     if trace.problems:
         message = f"{path} holds no GPU kernel in its readable part: {trace.problems[0]}"
     else:
@@ -104,13 +109,15 @@ def _seekable_file(path: str | os.PathLike[str]) -> Iterator[Path]:
         yield file
 
 
-def _profile(trace: TraceReader, linked: Linked, path: str) -> Profile:
+def _profile(
+    trace: TraceReader, linked: Linked, path: str, codes: Mapping[str, KernelEvidence]
+) -> Profile:
     device = _device(trace, linked)
     works = _matrix_works(linked)
     operations, rates = _operations(linked, works, device)
     judged = judge(operations, device or _assumed_device(linked), total_us=linked.total_us)
-    times = _kernel_times(linked, device, rates)
-    native = _native_fraction(times, device)
+    times = _kernel_times(linked, device, rates, codes)
+    native = _native_generations(times, device)
     return Profile(
         source=trace.source,
         path=path,
@@ -120,10 +127,10 @@ def _profile(trace: TraceReader, linked: Linked, path: str) -> Profile:
         worth=tuple(worth(judged, linked.total_us)),
         linked_fraction=linked.linked_fraction,
         graph_fraction=linked.graph_fraction,
-        native_generation_fraction=native,
+        native_generation_fraction=times.native_fraction(native) if native else None,
         tensor_active=trace.tensor_active,
         findings=(
-            *profile_findings(trace, times, device, linked=linked, native_fraction=native),
+            *profile_findings(trace, times, device, linked=linked, native=native),
             *padding_findings(judged),
         ),
     )
@@ -154,23 +161,30 @@ def _assumed_device(linked: Linked) -> DeviceFacts | None:
     return DeviceFacts(name="", capability=divmod(newest[0], 10))
 
 
-def _native_fraction(times: KernelTimes, device: DeviceFacts | None) -> float | None:
-    """Share of kernel time in Tensor Core kernels written for the device's own generation."""
+def _native_generations(times: KernelTimes, device: DeviceFacts | None) -> tuple[str, ...]:
+    """The generations whose kernels use the device's own instructions; () where it is not known."""
     if device is None or device.capability is None or not times.total_us:
-        return None
+        return ()
     amd = any(k.facts.generation.startswith("gfx") for k in times.kernels)
-    generations = native_generations(device.capability, amd=amd)
-    return times.native_fraction(generations) if generations else None
+    return native_generations(device.capability, amd=amd)
 
 
 # -- kernels ---------------------------------------------------------------------------------------
 
 
 def _kernel_times(
-    linked: Linked, device: DeviceFacts | None, rates: dict[KernelOrigin, KernelEvidence]
+    linked: Linked,
+    device: DeviceFacts | None,
+    rates: Mapping[KernelOrigin, KernelEvidence],
+    codes: Mapping[str, KernelEvidence],
 ) -> KernelTimes:
     kernels = [
-        _kernel_time(name, origin, runs, _evidence(runs.measured, device, rates.get(origin)))
+        _kernel_time(
+            name,
+            origin,
+            runs,
+            _evidence(runs.measured, device, code_of(name, codes) or rates.get(origin)),
+        )
         for (name, origin), runs in linked.kernels.items()
     ]
     kernels.sort(key=lambda k: -k.time_us)
@@ -178,15 +192,15 @@ def _kernel_times(
 
 
 def _evidence(
-    measured: list[Kernel], device: DeviceFacts | None, rate: KernelEvidence | None
+    measured: list[Kernel], device: DeviceFacts | None, otherwise: KernelEvidence | None
 ) -> KernelEvidence | None:
-    """The strongest evidence besides the name: counters, else the measured rate, else a rate."""
+    """The strongest evidence besides the name: counters, else the measured rate, else another."""
     counted = None
     if measured:
         capability = device.capability if device else None
         counted = kernel_evidence.by_counters(measured, capability)
         counted = counted or kernel_evidence.by_measured_rate(measured, device)
-    return counted or rate
+    return counted or otherwise
 
 
 def _kernel_time(

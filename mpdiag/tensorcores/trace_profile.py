@@ -28,8 +28,8 @@ class Profile:
         worth: What fixing each cause would gain.
         linked_fraction, graph_fraction: Shares of kernel time that were linked to an operation,
             and that were replayed from CUDA graphs.
-        native_generation_fraction: Share of kernel time in Tensor Core kernels written for this
-            device's generation; None where the device is not known.
+        native_generation_fraction: Share of kernel time in Tensor Core kernels whose names say that
+            they were written for this device's generation; None where the device is not known.
         tensor_active: Sampled share of time that the Tensor pipe was active; None if not sampled.
         findings: As documents: severity, code, message, evidence, fix.
     """
@@ -112,6 +112,7 @@ class Profile:
             "other_fraction": self.fraction("other"),
             "unknown_fraction": self.fraction("unknown"),
             "native_generation_fraction": self.native_generation_fraction,
+            "unnamed_generation_fraction": self.kernel_times.unnamed_generation_fraction,
             "linked_fraction": self.linked_fraction,
             "graph_fraction": self.graph_fraction,
             "tensor_active_sampled": self.tensor_active,
