@@ -18,8 +18,15 @@ from mpdiag.tensorcores.causes import judge, worth
 from mpdiag.tensorcores.kernel_linking import link
 from mpdiag.tensorcores.kernel_times import KernelTime, KernelTimes
 from mpdiag.tensorcores.profile_comparison import ProfileComparison, compare_profiles
-from mpdiag.tensorcores.profile_findings import padding_findings, profile_findings
+from mpdiag.tensorcores.profile_findings import (
+    idle_findings,
+    padding_findings,
+    profile_findings,
+    rate_findings,
+)
 from mpdiag.tensorcores.readers.recognition import read
+from mpdiag.tensorcores.timeline.activity import Recording
+from mpdiag.tensorcores.timeline.sweep import make_timeline
 from mpdiag.tensorcores.trace_profile import Profile
 from mpdiag.tensorcores.work.traced_operation import OperationTime, matrix_work
 
@@ -31,6 +38,7 @@ if TYPE_CHECKING:
     from mpdiag.tensorcores.events import Kernel, TraceReader
     from mpdiag.tensorcores.kernel_evidence import KernelEvidence
     from mpdiag.tensorcores.kernel_linking import KernelOrigin, KernelSum, Linked, Signature
+    from mpdiag.tensorcores.timeline.sweep import Timeline
     from mpdiag.tensorcores.work.products import MatrixWork
 
 STDIN = "-"
@@ -48,9 +56,13 @@ def profile_trace(path: str | os.PathLike[str]) -> Profile:
     """
     with _seekable_file(path) as file:
         trace = read(file)
-        linked = link(trace)
-        if linked.kernels:
-            return _profile(trace, linked, str(path))
+        recording = Recording()
+        try:
+            linked = link(recording.watch(trace))
+            if linked.kernels:
+                return _profile(trace, linked, str(path), _timeline(recording, linked))
+        finally:
+            recording.close()
     if trace.problems:
         message = f"{path} holds no GPU kernel in its readable part: {trace.problems[0]}"
     else:
@@ -104,7 +116,14 @@ def _seekable_file(path: str | os.PathLike[str]) -> Iterator[Path]:
         yield file
 
 
-def _profile(trace: TraceReader, linked: Linked, path: str) -> Profile:
+def _timeline(recording: Recording, linked: Linked) -> Timeline | None:
+    """When the device that took most of the kernel time worked."""
+    device = max(linked.devices, key=lambda d: linked.devices[d])
+    activities = recording.in_order(device)
+    return make_timeline(activities, recording.spans, spans_left_out=recording.left_out)
+
+
+def _profile(trace: TraceReader, linked: Linked, path: str, timeline: Timeline | None) -> Profile:
     device = _device(trace, linked)
     works = _matrix_works(linked)
     operations, rates = _operations(linked, works, device)
@@ -125,7 +144,10 @@ def _profile(trace: TraceReader, linked: Linked, path: str) -> Profile:
         findings=(
             *profile_findings(trace, times, device, linked=linked, native_fraction=native),
             *padding_findings(judged),
+            *rate_findings(judged),
+            *idle_findings(timeline),
         ),
+        timeline=timeline,
     )
 
 

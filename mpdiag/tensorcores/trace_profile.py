@@ -7,11 +7,13 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from mpdiag.hardware.kernel_rules import TABLE_VERSION
 from mpdiag.hardware.kernels import VERDICTS
+from mpdiag.tensorcores.usage.eligible_time import Eligibility, sum_eligibility
 
 if TYPE_CHECKING:
     from mpdiag.hardware.devices import DeviceFacts
     from mpdiag.tensorcores.causes import JudgedOperation, Worth
     from mpdiag.tensorcores.kernel_times import KernelTime, KernelTimes
+    from mpdiag.tensorcores.timeline.sweep import Timeline
 
 SCHEMA_VERSION = 1
 
@@ -32,6 +34,7 @@ class Profile:
             device's generation; None where the device is not known.
         tensor_active: Sampled share of time that the Tensor pipe was active; None if not sampled.
         findings: As documents: severity, code, message, evidence, fix.
+        timeline: Steps and idle time; None where the trace does not say when its kernels ran.
     """
 
     source: str
@@ -45,6 +48,12 @@ class Profile:
     native_generation_fraction: float | None
     tensor_active: float | None
     findings: tuple[dict[str, Any], ...]
+    timeline: Timeline | None = None
+
+    @property
+    def eligibility(self) -> Eligibility:
+        """Kernel time by whether its operation could use Tensor Cores, and did."""
+        return sum_eligibility(self.operations, self.kernel_time_us)
 
     @property
     def kernels(self) -> tuple[KernelTime, ...]:
@@ -116,4 +125,6 @@ class Profile:
             "operations": [o.to_json() for o in self.operations],
             "worth": [w.to_json() for w in self.worth],
             "findings": list(self.findings),
+            "eligibility": self.eligibility.to_json(),
+            "timeline": self.timeline.to_json() if self.timeline else None,
         }

@@ -40,7 +40,9 @@ class MatrixWork:
         batch: Independent products of that size.
         groups: Groups of a convolution.
         dtype: Dtype of the operands by mpdiag's name (``"fp16"``); None where it is not known.
-        flops: Multiplications and additions; 0 where not known.
+        flops: Multiplications and additions; 0 where not known. Where the trace leaves open how
+            many (a mask, sequences of lengths it does not tell), the most it can be.
+        fewest: The least it can be; None where ``flops`` is exact.
         bytes: The least to be moved, at the size of ``dtype`` (FP32 if None); 0 where not known.
         leading: Values from one row (or column) to the next of A, B and C, where strides are known.
         sizes: The dimensions that should be aligned, by name.
@@ -61,6 +63,12 @@ class MatrixWork:
     sizes: tuple[tuple[str, int], ...] = ()
     depthwise: bool = False
     channels_last: bool | None = None
+    fewest: int | None = None
+
+    @property
+    def least_flops(self) -> int:
+        """The least FLOP: ``flops`` where that is exact."""
+        return self.flops if self.fewest is None else self.fewest
 
 
 def matmul(
