@@ -40,6 +40,9 @@ def profile(
         Path | None,
         typer.Option(metavar="TRACE", help="An earlier trace: what moved onto Tensor Cores since?"),
     ] = None,
+    verbose: Annotated[
+        bool, typer.Option("-v", "--verbose", help="Tables of kernels, steps and gaps, too.")
+    ] = False,
     as_json: JsonOption = False,
     strict: StrictOption = False,
 ) -> None:
@@ -75,7 +78,7 @@ def profile(
 
         with terminal.waiting(f"reading {against}"):
             change = compare_traces(against, result)
-    document = show_profile(result, against, change, as_json=as_json)
+    document = show_profile(result, against, change, as_json=as_json, verbose=verbose)
     if code:
         raise typer.Exit(code)
     exit_on_findings(strict, (finding["severity"] for finding in document["findings"]))

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from mpdiag.hardware.kernel_rules import TABLE_VERSION
 from mpdiag.hardware.kernels import VERDICTS
 from mpdiag.tensorcores.usage.eligible_time import Eligibility, sum_eligibility
+from mpdiag.tensorcores.usage.summary import CauseGroup, cause_groups, summary_sentences
 
 if TYPE_CHECKING:
     from mpdiag.hardware.devices import DeviceFacts
@@ -54,6 +55,11 @@ class Profile:
     def eligibility(self) -> Eligibility:
         """Kernel time by whether its operation could use Tensor Cores, and did."""
         return sum_eligibility(self.operations, self.kernel_time_us)
+
+    @property
+    def cause_groups(self) -> list[CauseGroup]:
+        """The causes that have a fix, each with one bound for all its operations."""
+        return cause_groups(self.operations, self.worth, self.kernel_time_us)
 
     @property
     def kernels(self) -> tuple[KernelTime, ...]:
@@ -125,6 +131,8 @@ class Profile:
             "operations": [o.to_json() for o in self.operations],
             "worth": [w.to_json() for w in self.worth],
             "findings": list(self.findings),
+            "summary": summary_sentences(self.eligibility, self.timeline),
+            "causes": [group.to_json() for group in self.cause_groups],
             "eligibility": self.eligibility.to_json(),
             "timeline": self.timeline.to_json() if self.timeline else None,
         }
