@@ -148,6 +148,7 @@ def _profile(trace: TraceReader, linked: Linked, path: str, timeline: Timeline |
             *idle_findings(timeline),
         ),
         timeline=timeline,
+        generated=getattr(trace, "generated", ""),
     )
 
 

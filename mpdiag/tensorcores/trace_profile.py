@@ -36,6 +36,7 @@ class Profile:
         tensor_active: Sampled share of time that the Tensor pipe was active; None if not sampled.
         findings: As documents: severity, code, message, evidence, fix.
         timeline: Steps and idle time; None where the trace does not say when its kernels ran.
+        generated: What the trace says of not having been measured; "" for any other.
     """
 
     source: str
@@ -50,6 +51,7 @@ class Profile:
     tensor_active: float | None
     findings: tuple[dict[str, Any], ...]
     timeline: Timeline | None = None
+    generated: str = ""
 
     @property
     def eligibility(self) -> Eligibility:
@@ -110,6 +112,7 @@ class Profile:
             "schema_version": SCHEMA_VERSION,
             "source": self.source,
             "trace": self.path,
+            "generated": self.generated or None,
             "kernel_table": TABLE_VERSION,
             "verdict": self.verdict,
             "device": device,

@@ -196,6 +196,7 @@ def provenance(profile: Profile) -> str:
         f"{Path(profile.path).name}: {profile.source}, {device}, "
         f"{profile.kernel_time_us / 1000:.1f} ms in kernels, "
         f"{percent(profile.linked_fraction)} linked to operations"
+        + (f"; {profile.generated}" if profile.generated else "")
     )
 
 

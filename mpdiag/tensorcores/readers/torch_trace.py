@@ -1,8 +1,8 @@
 """Traces of torch.profiler: Chrome's JSON, plain or compressed, of every version since 2021.
 
-The file is read in one pass, event by event. Of the top level only ``deviceProperties`` and
-``distributedInfo`` are read: the rest may hold a dump of the environment, which is never kept and
-never shown.
+The file is read in one pass, event by event. Of the top level only ``deviceProperties``,
+``distributedInfo`` and ``generated`` (a note that a trace was not measured) are read: the rest may
+hold a dump of the environment, which is never kept and never shown.
 ``External id`` is not used because it is wrong in real traces.
 """
 
@@ -53,6 +53,7 @@ class TorchTrace:
     tensor_active: float | None = None
     rank: int | None = None
     world_size: int | None = None
+    generated: str = ""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -105,6 +106,8 @@ class TorchTrace:
         elif key == "distributedInfo" and isinstance(value, dict):
             self.rank = _whole(value.get("rank"))
             self.world_size = _whole(value.get("world_size"))
+        elif key == "generated" and isinstance(value, str):
+            self.generated = value[:200]
 
     @staticmethod
     def _key(stream: JsonStream) -> Any:

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
 MANY = 1e6
 """A bound above this means that the rest is nothing."""
+MOST_SIZES = 4
 LEAST = 0.01
 """Share of the time below which something is left out of a sentence."""
 CAUSES = {
@@ -176,7 +177,7 @@ class CauseGroup:
         """The fix, and how many operations need another one."""
         if not self.others or not self.fix:
             return self.fix
-        return f"{self.fix} ({counted(self.others, 'operation')} otherwise, see below)"
+        return f"{self.fix} ({counted(self.others, 'operation')} need another fix)"
 
 
 def cause_groups(
@@ -223,7 +224,15 @@ def summary_sentences(eligibility: Eligibility, timeline: Timeline | None) -> li
 
 
 def _commonest(found: Sequence[JudgedOperation]) -> tuple[str, int]:
-    """The fix of the most time, and how many operations have another."""
+    """The fix of the most time, and how many operations have another.
+
+    Sizes to pad are one fix: each is named once, whichever dimension it is.
+    """
+    padded = {f"{f.size} → {f.padded}" for judged in found for f in judged.faults}
+    if padded and all(judged.faults for judged in found):
+        sizes = sorted(padded, key=lambda words: int(words.split()[0]))
+        more = f" and {len(sizes) - MOST_SIZES} more sizes" if len(sizes) > MOST_SIZES else ""
+        return f"pad {', '.join(sizes[:MOST_SIZES])}{more}", 0
     times: Counter[str] = Counter()
     for judged in found:
         times[judged.fix] += int(1000 * judged.affected_us) + 1
