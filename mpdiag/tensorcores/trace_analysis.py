@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mpdiag.display.wording import counted
 from mpdiag.errors import DamagedTrace, UsageError
 from mpdiag.hardware.devices import DeviceFacts
 from mpdiag.hardware.kernels import classify, native_generations
@@ -26,23 +27,27 @@ from mpdiag.tensorcores.profile_findings import (
 )
 from mpdiag.tensorcores.readers.recognition import read
 from mpdiag.tensorcores.timeline.activity import Recording
+from mpdiag.tensorcores.timeline.ranks import compare_ranks
 from mpdiag.tensorcores.timeline.sweep import make_timeline
 from mpdiag.tensorcores.trace_profile import Profile
 from mpdiag.tensorcores.work.traced_operation import OperationTime, matrix_work
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from mpdiag.hardware.kernels import KernelFacts
     from mpdiag.tensorcores.events import Kernel, TraceReader
     from mpdiag.tensorcores.kernel_evidence import KernelEvidence
     from mpdiag.tensorcores.kernel_linking import KernelOrigin, KernelSum, Linked, Signature
+    from mpdiag.tensorcores.timeline.ranks import RankComparison
     from mpdiag.tensorcores.timeline.sweep import Timeline
     from mpdiag.tensorcores.work.products import MatrixWork
 
 STDIN = "-"
 """The path that stands for standard input."""
+TRACES = (".json", ".json.gz", ".sqlite")
+"""How the names of traces end that a folder is searched for."""
 
 
 def profile_trace(path: str | os.PathLike[str]) -> Profile:
@@ -88,6 +93,32 @@ def compare_traces(before: str | os.PathLike[str], now: object) -> ProfileCompar
         message = "only traces of a GPU can be compared: --against needs two of them"
         raise UsageError(message)
     return compare_profiles(profile_trace(before), now)
+
+
+def traces_in(folder: Path) -> list[Path]:
+    """The traces in a folder, by name.
+
+    Raises:
+        UsageError: If there are fewer than two, or the folder is a run.
+    """
+    if (folder / "meta.json").is_file():
+        message = f"{folder} is a run, not a folder of traces: use mpdiag analyze {folder}"
+        raise UsageError(message)
+    found = sorted(p for p in folder.iterdir() if p.name.endswith(TRACES) and p.is_file())
+    if len(found) < 2:
+        message = f"{folder} holds {counted(len(found), 'trace')}: one for each rank is needed"
+        raise UsageError(message)
+    return found
+
+
+def profile_ranks(paths: Sequence[Path]) -> RankComparison:
+    """Read the traces of several ranks and compare one step of them.
+
+    Raises:
+        InputError: If a trace cannot be read.
+        UsageError: If they are not of one run.
+    """
+    return compare_ranks([profile_trace(path) for path in paths])
 
 
 def is_trace(path: Path) -> bool:
@@ -148,6 +179,7 @@ def _profile(trace: TraceReader, linked: Linked, path: str, timeline: Timeline |
             *idle_findings(timeline),
         ),
         timeline=timeline,
+        **{name: getattr(trace, name, None) for name in ("rank", "world_size")},
         generated=getattr(trace, "generated", ""),
     )
 

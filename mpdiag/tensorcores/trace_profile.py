@@ -36,6 +36,7 @@ class Profile:
         tensor_active: Sampled share of time that the Tensor pipe was active; None if not sampled.
         findings: As documents: severity, code, message, evidence, fix.
         timeline: Steps and idle time; None where the trace does not say when its kernels ran.
+        rank, world_size: The rank that recorded it, and of how many; None where it does not say.
         generated: What the trace says of not having been measured; "" for any other.
     """
 
@@ -52,6 +53,8 @@ class Profile:
     findings: tuple[dict[str, Any], ...]
     timeline: Timeline | None = None
     generated: str = ""
+    rank: int | None = None
+    world_size: int | None = None
 
     @property
     def eligibility(self) -> Eligibility:
@@ -113,6 +116,8 @@ class Profile:
             "source": self.source,
             "trace": self.path,
             "generated": self.generated or None,
+            "rank": self.rank,
+            "world_size": self.world_size,
             "kernel_table": TABLE_VERSION,
             "verdict": self.verdict,
             "device": device,

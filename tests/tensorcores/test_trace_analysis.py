@@ -309,7 +309,7 @@ def test_against(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "code"), [(["nowhere.json"], 3), ([], 2), (["a.json", "b.json"], 2)]
+    ("words", "code"), [(["nowhere.json"], 3), ([], 2), (["a.json", "b.json"], 3)]
 )
 def test_exit_codes(words, code):
     result = run(*words)

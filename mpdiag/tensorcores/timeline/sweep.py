@@ -310,8 +310,8 @@ class _Sweep:
         self._whole.gaps[cause] += gap.duration_us
         if self._step is not None and self._step.start < activity.start_us:
             self._step.gaps[cause] += gap.duration_us
-        elif self._number - 1 in self._closed:  # it ends the step before
-            self._closed[self._number - 1].gaps[cause] += gap.duration_us
+        elif self._closed:  # it ends the step before
+            self._closed[max(self._closed)].gaps[cause] += gap.duration_us
         self._gaps += 1
         item = (gap.duration_us, -self._gaps, gap)
         if len(self._longest) < LONGEST:
