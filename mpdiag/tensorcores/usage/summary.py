@@ -177,7 +177,8 @@ class CauseGroup:
         """The fix, and how many operations need another one."""
         if not self.others or not self.fix:
             return self.fix
-        return f"{self.fix} ({counted(self.others, 'operation')} need another fix)"
+        count = counted(self.others, "operation needs", "operations need")
+        return f"{self.fix} ({count} another fix)"
 
 
 def cause_groups(
