@@ -92,7 +92,7 @@ def rate_findings(judged: Sequence[JudgedOperation]) -> tuple[dict[str, Any], ..
             "rate-above-peak",
             f"{counted(len(above), 'operation')} ran faster than the published peak ({place}: "
             f"{rate.least:.3g} of {rate.peak:g} TFLOP/s), so no share of it is given: {why}",
-            "read the clock while it runs (nvidia-smi --query-gpu=clocks.sm --format=csv -l 1)",
+            "watch the clock while it runs, with nvidia-smi dmon",
             operations=sorted({j.operation.module or j.operation.op for j in above}),
         ),
     )

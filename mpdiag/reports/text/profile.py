@@ -48,6 +48,6 @@ def show_profile(
         terminal.show(profile_text(result, verbose=verbose))
         terminal.name_next(*next_commands.after_profile(result.path, against))
     else:
-        terminal.show(cpu_profile_text(result, verbose=verbose))
+        terminal.show(cpu_profile_text(result))
         terminal.name_next(*next_commands.DOCTOR)
     return document

@@ -84,7 +84,8 @@ def _use(row: Mapping[str, Any]) -> str:
         return ""
     if row["eligible"] is None:
         return "eligibility unknown"
-    return {True: "used", False: "not used"}.get(row.get("used"), "unknown")
+    used = row.get("used")
+    return ("used" if used else "not used") if isinstance(used, bool) else "unknown"
 
 
 def _number(value: Any) -> float:
@@ -155,7 +156,7 @@ def step_frame(profile: Mapping[str, Any]) -> pd.DataFrame:
     """
     timeline = profile.get("timeline")
     steps = timeline.get("steps") if isinstance(timeline, dict) else None
-    rows = []
+    rows: list[dict[str, Any]] = []
     for step in steps if isinstance(steps, list) else []:
         times = step.get("kernel_us") if isinstance(step, dict) else None
         if not isinstance(times, dict):

@@ -91,8 +91,11 @@ def sum_eligibility(judged: Iterable[JudgedOperation], total_us: float) -> Eligi
             times[part] += spent
     return Eligibility(
         total_us,
-        *(times[name] for name in ("used", "missed", "unclear", "maybe")),
-        *(counts[name] for name in ("used", "missed", "unclear", "maybe")),
+        used_us=times["used"],
+        missed_us=times["missed"],
+        unclear_us=times["unclear"],
+        maybe_us=times["maybe"],
+        **counts,
     )
 
 
