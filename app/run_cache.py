@@ -55,12 +55,6 @@ def analysis(listing: Listing, target: str = FP16.name) -> Analysis:
             "recorded: select the recording that the plan was made from, or see its Training view"
         )
         raise RunNotFound(message)
-    if run.meta.get("profile_only"):
-        message = (
-            f"{run_folder.run_name(listing)} is a profile alone, without recorded gradients: see its "
-            "Tensor Cores view"
-        )
-        raise RunNotFound(message)
     return _analysis(str(listing.folder), target, str(stamp(listing.folder)))
 
 

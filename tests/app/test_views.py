@@ -29,7 +29,7 @@ VIEWS = (
 )
 RUNS = ("ssd", "ssd-2", "ssd-fp16-plan", "digits", "denoiser", "gpu-sample")
 ALL = "over all recorded steps"
-SAYS_WHY = {"ssd-fp16-plan": "is a training by a plan", "gpu-sample": "is a profile alone"}
+SAYS_WHY = {"ssd-fp16-plan": "is a training by a plan", "gpu-sample": "holds a profile alone"}
 pytestmark = pytest.mark.filterwarnings("default")  # Streamlit's own, of being run bare
 
 

@@ -210,22 +210,22 @@ def use_pictures(run: str, profile: Mapping[str, Any]) -> Iterator[Picture]:
     """What a document of a GPU's trace allows; nothing of an older one or of a CPU."""
     used = use_frame(profile)
     if not used.empty:
-        sentences = summary_of(profile)
         yield Picture(
             "use",
             "Eligible for Tensor Cores, and used",
-            f"{sentences[0]}." if sentences else "By name, and by rates where names do not say.",
+            f"The {min(MOST, len(used))} longest of {len(used)} operations that are or may be eligible. "
+            "Used is by name, and by the rate where the name does not say.",
             use_figure(used),
             used,
             use_receipt(run),
         )
     steps = step_frame(profile)
     if not steps.empty:
-        sentence = next((s for s in summary_of(profile) if "step" in s and "ms" in s), "")
         yield Picture(
             "steps",
             "What each step's time went to",
-            f"{sentence}. Kernels that ran at the same time count each.".lstrip(". "),
+            "On the GPU, from a step's first kernel to the next step's; the last one ends with its last "
+            "kernel. Kernels that ran at the same time count each.",
             step_figure(steps),
             steps,
             step_receipt(run),

@@ -42,7 +42,8 @@ def test_every_number_and_its_receipt(tmp_path):
     same_numbers(used, needed=("op", "module", "time_us", "share"))
     same_numbers(steps, needed=("step", "wall_us", "idle"))
     assert list(used.frame["use"]) == ["used", "eligibility unknown"]
-    assert used.caption == "Eligible: 60 %."
+    assert used.caption.startswith("The 2 longest of 2 operations")
+    assert summary_of(document())[0] == "Eligible: 60 %"
     assert steps.frame.iloc[0][["tensor_core", "other", "idle"]].tolist() == [60.0, 18.0, 22.0]
     assert "<i>" not in used.figure.to_json().replace("\\u003c", "<")
     assert cause_rows(document()) == [("TF32 off: <b>", "allow it")]
