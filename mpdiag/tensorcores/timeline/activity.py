@@ -7,7 +7,7 @@ timeline needs in buffers on disk, so that a large trace takes no more memory th
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from mpdiag.hardware.kernels import classify
 from mpdiag.tensorcores.disk_buffer import DiskBuffer
@@ -30,6 +30,10 @@ COPY, COLLECTIVE = "copy", "collective"
 """Kinds of activity besides the verdicts of kernels."""
 MOST_SPANS = 200_000
 """Spans of the host that are kept; of a longer trace the rest are left out, which is said."""
+
+
+_FIRST = frozenset("POe")
+"""First letters of the names that ``host_span_kind`` knows."""
 
 
 class Activity(NamedTuple):
@@ -73,22 +77,27 @@ class Recording:
     def watch(self, events: Iterable[Event]) -> Iterator[Event]:
         """Pass records on; those that only the timeline needs are kept back."""
         for event in events:
-            if isinstance(event, HostSpan):
-                self._span(event)
-                continue
-            if isinstance(event, Copy):
-                self._add(event, 0)
-                continue
-            if isinstance(event, Kernel):
-                self._kernel(event)
+            kind = type(event)  # most are operations, and there are millions
+            if kind is HostOperation:
+                if event.name[:1] in _FIRST:  # older traces have the marks among the operations
+                    self._marked(cast("HostOperation", event))
             elif isinstance(event, Launch):
                 number = event.correlation
                 self._launches.add(number, number, number, event.start_us)
-            elif isinstance(event, HostOperation):
-                kind = host_span_kind(event.name)  # older traces have them among the operations
-                if kind is not None:
-                    self._span(HostSpan(kind, event.name, event.start_us, event.end_us))
+            elif isinstance(event, Kernel):
+                self._kernel(event)
+            elif isinstance(event, HostSpan):
+                self._span(event)
+                continue
+            elif isinstance(event, Copy):
+                self._add(event, 0)
+                continue
             yield event
+
+    def _marked(self, event: HostOperation) -> None:
+        kind = host_span_kind(event.name)
+        if kind is not None:
+            self._span(HostSpan(kind, event.name, event.start_us, event.end_us))
 
     def close(self) -> None:
         """Drop everything that was kept."""
