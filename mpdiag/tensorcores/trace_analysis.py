@@ -48,6 +48,7 @@ STDIN = "-"
 """The path that stands for standard input."""
 TRACES = (".json", ".json.gz", ".sqlite")
 """How the names of traces end that a folder is searched for."""
+_NO_TRACES = ("plan.json", "profile.json", "sensitivity.json", "search.json", "comparison.json")
 
 
 def profile_trace(path: str | os.PathLike[str]) -> Profile:
@@ -95,6 +96,13 @@ def compare_traces(before: str | os.PathLike[str], now: object) -> ProfileCompar
     return compare_profiles(profile_trace(before), now)
 
 
+def holds_traces(folder: Path) -> bool:
+    """Whether a local path is a folder of traces rather than a run."""
+    if not folder.is_dir() or (folder / "meta.json").exists():
+        return False
+    return len(_traces(folder)) > 1
+
+
 def traces_in(folder: Path) -> list[Path]:
     """The traces in a folder, by name.
 
@@ -104,11 +112,16 @@ def traces_in(folder: Path) -> list[Path]:
     if (folder / "meta.json").is_file():
         message = f"{folder} is a run, not a folder of traces: use mpdiag analyze {folder}"
         raise UsageError(message)
-    found = sorted(p for p in folder.iterdir() if p.name.endswith(TRACES) and p.is_file())
+    found = _traces(folder)
     if len(found) < 2:
         message = f"{folder} holds {counted(len(found), 'trace')}: one for each rank is needed"
         raise UsageError(message)
     return found
+
+
+def _traces(folder: Path) -> list[Path]:
+    found = (p for p in folder.iterdir() if p.name.endswith(TRACES) and p.name not in _NO_TRACES)
+    return sorted(p for p in found if p.is_file())
 
 
 def profile_ranks(paths: Sequence[Path]) -> RankComparison:

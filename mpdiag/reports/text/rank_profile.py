@@ -17,6 +17,10 @@ if TYPE_CHECKING:
     from mpdiag.tensorcores.timeline.ranks import RankComparison
 
 RANKS = ("rank", "length", "own", "computing", "exposed", "overlapped", "idle", "Tensor Cores")
+LEGEND = (
+    "own: outside of exposed collectives; exposed, overlapped: collectives without and with "
+    "computing beside them; Tensor Cores: of the kernel time of the whole trace"
+)
 MOST = 16
 """Ranks shown; of more, the slowest ones."""
 
@@ -36,8 +40,7 @@ def rank_text(found: RankComparison) -> RenderableType:
     table = Fitted(
         RANKS,
         f"Step {found.step}" if found.step else "Whole traces",
-        "own: outside of exposed collectives; exposed, overlapped: collectives without and with "
-        "computing beside them; Tensor Cores: of the kernel time of the whole trace",
+        LEGEND,
         right=frozenset(RANKS[1:]),
         boxed=False,
     )

@@ -101,3 +101,19 @@ def test_a_rank_that_no_one_names(tmp_path):
     empty.mkdir()
     with pytest.raises(UsageError, match="holds 0 traces"):
         traces_in(empty)
+
+
+def test_a_report_of_a_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "traces"
+    folder.mkdir()
+    for rank, compute in ((0, 40), (1, 70)):
+        trace(folder / f"rank{rank}.json", rank, compute)
+    result = CliRunner().invoke(app, ["report", str(folder)])
+    assert (result.exit_code, result.stdout) == (ExitCode.OK, "traces.html\n")
+    page = (tmp_path / "traces.html").read_text(encoding="utf-8")
+    assert "2 of 2 ranks, step 6: rank 1 is the slowest" in page
+    assert "Step 6, rank by rank" in page
+    result = CliRunner().invoke(app, ["report", str(folder), "-o", "r.md"])
+    text = (tmp_path / "r.md").read_text(encoding="utf-8").replace("\\", "")
+    assert "| 1 slowest | 95 µs | 75 µs | 75 µs | 20 µs | 0 µs | 0 µs |" in text
