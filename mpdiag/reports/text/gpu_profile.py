@@ -36,9 +36,12 @@ if TYPE_CHECKING:
     from mpdiag.tensorcores.timeline.sweep import Timeline
     from mpdiag.tensorcores.trace_profile import Profile
     from mpdiag.tensorcores.usage.summary import CauseGroup
+    from mpdiag.tensorcores.work.traced_operation import OperationTime
 
 SHOWN = 10
 FEW = 5
+LABEL = 44
+UNLINKED = "(not linked) "
 SHOWN_CAUSES = 4
 OPERATIONS_TITLE = "Biggest potential speedups"
 OPERATIONS = (
@@ -108,12 +111,14 @@ _SAID = {
 
 def _not_said(profile: Profile, groups: Sequence[CauseGroup]) -> list[dict[str, Any]]:
     """Warnings that the groups do not say already."""
-    causes = {group.cause for group in groups}
-    return [
-        f
-        for f in profile.findings
-        if f["severity"] != "info" and not causes & _SAID.get(f["code"], frozenset())
-    ]
+    causes = {group.cause: group.share for group in groups}
+
+    def said(finding: dict[str, Any]) -> bool:
+        if finding["code"] == "older-generation":  # the kernels of odd sizes are older ones
+            return causes.get("alignment", 0.0) >= finding["evidence"]["fraction"]
+        return not causes.keys().isdisjoint(_SAID.get(finding["code"], frozenset()))
+
+    return [f for f in profile.findings if f["severity"] != "info" and not said(f)]
 
 
 def _times(timeline: Timeline) -> list[RenderableType]:
@@ -213,11 +218,8 @@ def _operations(profile: Profile) -> RenderableType:
 
 def _matrix_operations(profile: Profile) -> RenderableType:
     """The matrix operations, those with the most to gain first; all kernels where there are none."""
-    rows = [
-        _operation_row([judged], profile.kernel_time_us)
-        for judged in profile.operations
-        if judged.eligible is not False or judged.operation.work
-    ]
+    found = [j for j in profile.operations if j.eligible is not False or j.operation.work]
+    rows = [_operation_row([judged], profile.kernel_time_us) for judged in found]
     if not rows:
         return _kernels(profile)
     kept = [i for i, name in enumerate(OPERATIONS) if name not in ("fix", "at most")]
@@ -225,13 +227,16 @@ def _matrix_operations(profile: Profile) -> RenderableType:
     columns = tuple(OPERATIONS[i] for i in kept)
     table = Fitted(
         columns,
-        "Matrix operations, most to gain first",
+        "Matrix operations",
         right=frozenset({"time", "TFLOP/s"}),
         spare=tuple(name for name in ("dtype", "module") if name in columns),
         lead=2,
         boxed=False,
     )
-    return _filled(table, [[row[i].replace(" × ", "×") for i in kept] for row in rows], FEW)
+    cells = [[row[i].replace(" × ", "×") for i in kept] for row in rows]
+    for row, judged in zip(cells, found, strict=True):
+        row[0] = _short(_operation_name(judged.operation).removeprefix(UNLINKED), LABEL)
+    return _filled(table, cells, FEW)
 
 
 def operation_rows(profile: Profile) -> list[list[str]]:
@@ -260,7 +265,7 @@ def _operation_row(members: list[JudgedOperation], whole: float) -> list[str]:
     bound = speedup(min(1.0, affected / whole)) if whole else 1.0
     modules = o.module if len(members) == 1 else f"{len(members)} modules"
     return [
-        _short(o.op.removeprefix("aten::")),
+        _short(_operation_name(o)),
         modules,
         " × ".join(str(n or "?") for n in (work.m, work.n, work.k)) if work and work.m else "",
         o.dtype or "",
@@ -270,6 +275,13 @@ def _operation_row(members: list[JudgedOperation], whole: float) -> list[str]:
         SHORT.get(first.cause, first.cause.replace("_", " ")),
         first.fix,
     ]
+
+
+def _operation_name(o: OperationTime) -> str:
+    """Its name; of kernels that no operation is known for, the kernel's."""
+    if o.op.startswith(UNLINKED) and o.kernel:
+        return f"{UNLINKED}{kernel_label(o.kernel)}"
+    return o.op.removeprefix("aten::")
 
 
 def _kernels(profile: Profile) -> RenderableType:

@@ -7,7 +7,7 @@ timeline needs in buffers on disk, so that a large trace takes no more memory th
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple
 
 from mpdiag.hardware.kernels import classify
 from mpdiag.tensorcores.disk_buffer import DiskBuffer
@@ -77,10 +77,9 @@ class Recording:
     def watch(self, events: Iterable[Event]) -> Iterator[Event]:
         """Pass records on; those that only the timeline needs are kept back."""
         for event in events:
-            kind = type(event)  # most are operations, and there are millions
-            if kind is HostOperation:
+            if isinstance(event, HostOperation):  # most of them are, and there are millions
                 if event.name[:1] in _FIRST:  # older traces have the marks among the operations
-                    self._marked(cast("HostOperation", event))
+                    self._marked(event)
             elif isinstance(event, Launch):
                 number = event.correlation
                 self._launches.add(number, number, number, event.start_us)

@@ -38,6 +38,7 @@ class Window:
         busy_us: When any kernel or copy ran.
         collective_us, compute_us: When any collective ran, and any other kernel.
         exposed_us: When a collective ran, and no other kernel.
+        copying_us: When a copy ran, and no kernel.
         gaps: Idle time by cause.
     """
 
@@ -49,6 +50,7 @@ class Window:
     collective_us: float
     compute_us: float
     exposed_us: float
+    copying_us: float
     gaps: dict[GapCause, float]
 
     @property
@@ -84,6 +86,7 @@ class Window:
             "collective_us": self.collective_us,
             "exposed_collective_us": self.exposed_us,
             "compute_us": self.compute_us,
+            "copying_us": self.copying_us,
         }
 
 
@@ -230,6 +233,7 @@ class _Open:
             collective,
             compute,
             max(0.0, either - compute),
+            max(0.0, busy - either),
             self.gaps,
         )
 

@@ -104,7 +104,7 @@ def eligible_sentence(e: Eligibility) -> str:
         f"Eligible for Tensor Cores: {percent(e.eligible_us / whole)} of kernel time "
         f"({counted(number, 'operation')}); {', '.join(parts)}"
     )
-    if e.maybe_us:
+    if percent(e.maybe_us / whole) != "0.0 %":
         words += f"; eligibility unknown: {percent(e.maybe_us / whole)}"
     return words
 
@@ -248,9 +248,7 @@ def step_sentence(timeline: Timeline) -> str:
     """How long the steps took, and what a usual one consists of."""
     step = timeline.usual_step
     if step is None:
-        return (
-            "Steps: unknown, nothing marks them (ProfilerStep annotations, or two optimizer steps)"
-        )
+        return "Steps: unknown (no ProfilerStep marks, fewer than two optimizer steps)"
     number = len(timeline.steps)
     by = "ProfilerStep" if timeline.marks.source == "profiler" else "optimizer"
     if timeline.median_us is None:
@@ -267,9 +265,10 @@ def shares_sentence(step: Window) -> str:
     """What a window's time went to, as shares of its length."""
     known = [(step.kernel_us.get(kind, 0.0), words) for kind, words in _KERNELS]
     rest = sum(step.kernel_us.values()) - sum(spent for spent, _ in known)
-    parts = [(spent, words) for spent, words in [*known, (rest, "other kernels")] if spent > 0]
-    shares = [f"{percent(spent / step.wall_us)} {words}" for spent, words in parts]
-    return ", ".join([*shares, f"{percent(step.idle_fraction)} idle"])
+    parts = [*known, (rest, "other kernels"), (step.copying_us, "copies alone")]
+    shares = [(percent(spent / step.wall_us), words) for spent, words in parts]
+    said = [f"{share} {words}" for share, words in shares if share != "0.0 %"]
+    return ", ".join([*said, f"{percent(step.idle_fraction)} idle"])
 
 
 def idle_sentence(timeline: Timeline) -> str:
@@ -283,9 +282,11 @@ def idle_sentence(timeline: Timeline) -> str:
     ]
     bound = 1 / (1 - whole.idle_fraction) if whole.idle_fraction < 1 else MANY
     why = f": {', '.join(shown)}" if shown else ""
+    copies = whole.copying_us / whole.wall_us if whole.wall_us else 0.0
+    copied = f"; copies alone {percent(copies)}" if copies >= LEAST else ""
     return (
         f"GPU idle: {percent(whole.idle_fraction)} of {milliseconds(whole.wall_us)}{why}; "
-        f"{at_most(bound)} (recording slows the host)"
+        f"{at_most(bound)} (recording slows the host){copied}"
     )
 
 
