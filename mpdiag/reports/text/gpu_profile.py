@@ -115,7 +115,7 @@ def _not_said(profile: Profile, groups: Sequence[CauseGroup]) -> list[dict[str, 
 
     def said(finding: dict[str, Any]) -> bool:
         if finding["code"] == "older-generation":  # the kernels of odd sizes are older ones
-            return causes.get("alignment", 0.0) >= finding["evidence"]["fraction"]
+            return causes.get("alignment", 0.0) >= float(finding["evidence"]["fraction"])
         return not causes.keys().isdisjoint(_SAID.get(finding["code"], frozenset()))
 
     return [f for f in profile.findings if f["severity"] != "info" and not said(f)]
