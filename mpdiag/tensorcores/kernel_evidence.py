@@ -158,7 +158,7 @@ def by_rate(operation: OperationTime, peaks: Peaks | None) -> KernelEvidence | N
     dtype = work.dtype or operation.dtype
     if dtype is None or dtype.startswith(("fp8", "int", "fp4")):
         dtype = "fp16"
-    rate = work.flops * operation.calls / operation.time_us * 1e6
+    rate = work.least_flops * operation.calls / operation.time_us * 1e6
     limit = peaks.cuda_rate(dtype)
     return KernelEvidence("rate", True, _rates(rate, limit)) if rate > MARGIN * limit else None
 

@@ -170,7 +170,7 @@ class _Linker:
             thread = self._threads.of(event.thread, None)
             number = event.correlation
             self._launches.add(number, number, number, event.start_us, thread, False)
-        else:
+        elif isinstance(event, ModuleSpan):
             self._take_module(event)
 
     def _take_kernel(self, kernel: Kernel) -> None:

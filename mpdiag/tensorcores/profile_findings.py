@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from mpdiag.display.wording import counted
 from mpdiag.files.documents import finite
 from mpdiag.hardware.counters import ADVICE
 from mpdiag.tensorcores import kernel_evidence
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from mpdiag.tensorcores.events import TraceReader
     from mpdiag.tensorcores.kernel_linking import Linked
     from mpdiag.tensorcores.kernel_times import KernelTimes
+    from mpdiag.tensorcores.timeline.sweep import Timeline
 
 MUCH = 0.1
 """Share of kernel time from which something deserves a warning."""
@@ -70,6 +72,70 @@ def padding_findings(judged: Sequence[JudgedOperation]) -> tuple[dict[str, Any],
             operations=sorted({j.operation.module or j.operation.op for j in odd}),
         ),
     )
+
+
+def rate_findings(judged: Sequence[JudgedOperation]) -> tuple[dict[str, Any], ...]:
+    """Rates above the published peak, which say something of the clock or of the work."""
+    above = [j for j in judged if j.rate is not None and j.rate.above_peak]
+    if not above:
+        return ()
+    first = max(above, key=lambda j: j.operation.time_us)
+    rate = first.rate
+    assert rate is not None
+    assert rate.peak is not None
+    place = first.operation.module or first.operation.op
+    shortcuts = any(j.operation.work and j.operation.work.kind == "convolution" for j in above)
+    why = "the clock ran above the published one"
+    if shortcuts:
+        why += ", or the kernel does less arithmetic than the convolution asks for (Winograd, FFT)"
+    return (
+        _note(
+            "info",
+            "rate-above-peak",
+            f"{counted(len(above), 'operation')} ran faster than the published peak ({place}: "
+            f"{rate.least:.3g} of {rate.peak:g} TFLOP/s), so no share of it is given: {why}",
+            "watch the clock while it runs, with nvidia-smi dmon",
+            operations=sorted({j.operation.module or j.operation.op for j in above}),
+        ),
+    )
+
+
+def idle_findings(timeline: Timeline | None) -> tuple[dict[str, Any], ...]:
+    """Time in which the GPU had nothing to do, and the largest cause of it."""
+    if timeline is None or timeline.whole.idle_fraction < MUCH:
+        return ()
+    whole = timeline.whole
+    cause = max(whole.gaps, key=lambda c: whole.gaps[c])
+    share = whole.gaps[cause] / whole.wall_us
+    return (
+        _note(
+            "info",
+            "gpu-idle",
+            f"the GPU was idle for {_percent(whole.idle_fraction)} of the recorded time, "
+            f"{_percent(share)} because {_IDLE[cause]}; recording itself slows the host down",
+            _BUSY[cause],
+            fraction=whole.idle_fraction,
+            causes={c: spent / whole.wall_us for c, spent in whole.gaps.items() if spent},
+            amdahl_bound=finite(speedup(whole.idle_fraction)),
+        ),
+    )
+
+
+_IDLE = {
+    "host": "the host launched the next kernel too late",
+    "wait": "the host had waited for the GPU and nothing was queued",
+    "loader": "the host waited for the next batch",
+    "queued": "queued work had to wait on the device",
+    "unknown": "of something the trace does not show",
+}
+_BUSY = {
+    "host": "use larger batches, torch.compile(mode='reduce-overhead') or CUDA graphs, and fused "
+    "optimizers",
+    "wait": "remove .item(), print and .cpu() from the loop, or call them every few steps",
+    "loader": "give the DataLoader more workers, pin_memory=True and prefetch_factor",
+    "queued": "look at the longest gaps (--json: timeline.longest_gaps): another stream, or a copy",
+    "unknown": "record with ProfilerActivity.CPU, so that the launches are in the trace",
+}
 
 
 def _note(severity: str, code: str, message: str, fix: str, **evidence: Any) -> dict[str, Any]:

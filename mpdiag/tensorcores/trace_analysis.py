@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mpdiag.display.wording import counted
 from mpdiag.errors import DamagedTrace, UsageError
 from mpdiag.hardware.devices import DeviceFacts
 from mpdiag.hardware.kernels import classify, native_generations
@@ -18,24 +19,37 @@ from mpdiag.tensorcores.causes import judge, worth
 from mpdiag.tensorcores.kernel_linking import link
 from mpdiag.tensorcores.kernel_times import KernelTime, KernelTimes
 from mpdiag.tensorcores.profile_comparison import ProfileComparison, compare_profiles
-from mpdiag.tensorcores.profile_findings import padding_findings, profile_findings
+from mpdiag.tensorcores.profile_findings import (
+    idle_findings,
+    padding_findings,
+    profile_findings,
+    rate_findings,
+)
 from mpdiag.tensorcores.readers.recognition import read
+from mpdiag.tensorcores.timeline.activity import Recording
+from mpdiag.tensorcores.timeline.ranks import compare_ranks
+from mpdiag.tensorcores.timeline.sweep import make_timeline
 from mpdiag.tensorcores.trace_profile import Profile
 from mpdiag.tensorcores.triton_code import code_of, read_code
 from mpdiag.tensorcores.work.traced_operation import OperationTime, matrix_work
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from mpdiag.hardware.kernels import KernelFacts
     from mpdiag.tensorcores.events import Kernel, TraceReader
     from mpdiag.tensorcores.kernel_evidence import KernelEvidence
     from mpdiag.tensorcores.kernel_linking import KernelOrigin, KernelSum, Linked, Signature
+    from mpdiag.tensorcores.timeline.ranks import RankComparison
+    from mpdiag.tensorcores.timeline.sweep import Timeline
     from mpdiag.tensorcores.work.products import MatrixWork
 
 STDIN = "-"
 """The path that stands for standard input."""
+TRACES = (".json", ".json.gz", ".sqlite")
+"""How the names of traces end that a folder is searched for."""
+_NO_TRACES = ("plan.json", "profile.json", "sensitivity.json", "search.json", "comparison.json")
 
 
 def profile_trace(
@@ -53,9 +67,13 @@ def profile_trace(
     codes = read_code(Path(triton_code)) if triton_code is not None else {}
     with _seekable_file(path) as file:
         trace = read(file)
-        linked = link(trace)
-        if linked.kernels:
-            return _profile(trace, linked, str(path), codes)
+        recording = Recording()
+        try:
+            linked = link(recording.watch(trace))
+            if linked.kernels:
+                return _profile(trace, linked, str(path), codes, _timeline(recording, linked))
+        finally:
+            recording.close()
     if trace.problems:
         message = f"{path} holds no GPU kernel in its readable part: {trace.problems[0]}"
     else:
@@ -81,6 +99,44 @@ def compare_traces(before: str | os.PathLike[str], now: object) -> ProfileCompar
         message = "only traces of a GPU can be compared: --against needs two of them"
         raise UsageError(message)
     return compare_profiles(profile_trace(before), now)
+
+
+def holds_traces(folder: Path) -> bool:
+    """Whether a local path is a folder of traces rather than a run."""
+    if not folder.is_dir() or (folder / "meta.json").exists():
+        return False
+    return len(_traces(folder)) > 1
+
+
+def traces_in(folder: Path) -> list[Path]:
+    """The traces in a folder, by name.
+
+    Raises:
+        UsageError: If there are fewer than two, or the folder is a run.
+    """
+    if (folder / "meta.json").is_file():
+        message = f"{folder} is a run, not a folder of traces: use mpdiag analyze {folder}"
+        raise UsageError(message)
+    found = _traces(folder)
+    if len(found) < 2:
+        message = f"{folder} holds {counted(len(found), 'trace')}: one for each rank is needed"
+        raise UsageError(message)
+    return found
+
+
+def _traces(folder: Path) -> list[Path]:
+    found = (p for p in folder.iterdir() if p.name.endswith(TRACES) and p.name not in _NO_TRACES)
+    return sorted(p for p in found if p.is_file())
+
+
+def profile_ranks(paths: Sequence[Path]) -> RankComparison:
+    """Read the traces of several ranks and compare one step of them.
+
+    Raises:
+        InputError: If a trace cannot be read.
+        UsageError: If they are not of one run.
+    """
+    return compare_ranks([profile_trace(path) for path in paths])
 
 
 def is_trace(path: Path) -> bool:
@@ -109,8 +165,19 @@ def _seekable_file(path: str | os.PathLike[str]) -> Iterator[Path]:
         yield file
 
 
+def _timeline(recording: Recording, linked: Linked) -> Timeline | None:
+    """When the device that took most of the kernel time worked."""
+    device = max(linked.devices, key=lambda d: linked.devices[d])
+    activities = recording.in_order(device)
+    return make_timeline(activities, recording.spans, spans_left_out=recording.left_out)
+
+
 def _profile(
-    trace: TraceReader, linked: Linked, path: str, codes: Mapping[str, KernelEvidence]
+    trace: TraceReader,
+    linked: Linked,
+    path: str,
+    codes: Mapping[str, KernelEvidence],
+    timeline: Timeline | None,
 ) -> Profile:
     device = _device(trace, linked)
     works = _matrix_works(linked)
@@ -132,7 +199,12 @@ def _profile(
         findings=(
             *profile_findings(trace, times, device, linked=linked, native=native),
             *padding_findings(judged),
+            *rate_findings(judged),
+            *idle_findings(timeline),
         ),
+        timeline=timeline,
+        **{name: getattr(trace, name, None) for name in ("rank", "world_size")},
+        generated=getattr(trace, "generated", ""),
     )
 
 

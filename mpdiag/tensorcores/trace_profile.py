@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from mpdiag.hardware.kernel_rules import TABLE_VERSION
 from mpdiag.hardware.kernels import VERDICTS
+from mpdiag.tensorcores.usage.eligible_time import Eligibility, sum_eligibility
+from mpdiag.tensorcores.usage.summary import CauseGroup, cause_groups, summary_sentences
 
 if TYPE_CHECKING:
     from mpdiag.hardware.devices import DeviceFacts
     from mpdiag.tensorcores.causes import JudgedOperation, Worth
     from mpdiag.tensorcores.kernel_times import KernelTime, KernelTimes
+    from mpdiag.tensorcores.timeline.sweep import Timeline
 
 SCHEMA_VERSION = 1
 
@@ -32,6 +35,9 @@ class Profile:
             they were written for this device's generation; None where the device is not known.
         tensor_active: Sampled share of time that the Tensor pipe was active; None if not sampled.
         findings: As documents: severity, code, message, evidence, fix.
+        timeline: Steps and idle time; None where the trace does not say when its kernels ran.
+        rank, world_size: The rank that recorded it, and of how many; None where it does not say.
+        generated: What the trace says of not having been measured; "" for any other.
     """
 
     source: str
@@ -45,6 +51,20 @@ class Profile:
     native_generation_fraction: float | None
     tensor_active: float | None
     findings: tuple[dict[str, Any], ...]
+    timeline: Timeline | None = None
+    generated: str = ""
+    rank: int | None = None
+    world_size: int | None = None
+
+    @property
+    def eligibility(self) -> Eligibility:
+        """Kernel time by whether its operation could use Tensor Cores, and did."""
+        return sum_eligibility(self.operations, self.kernel_time_us)
+
+    @property
+    def cause_groups(self) -> list[CauseGroup]:
+        """The causes that have a fix, each with one bound for all its operations."""
+        return cause_groups(self.operations, self.worth, self.kernel_time_us)
 
     @property
     def kernels(self) -> tuple[KernelTime, ...]:
@@ -101,6 +121,9 @@ class Profile:
             "schema_version": SCHEMA_VERSION,
             "source": self.source,
             "trace": self.path,
+            "generated": self.generated or None,
+            "rank": self.rank,
+            "world_size": self.world_size,
             "kernel_table": TABLE_VERSION,
             "verdict": self.verdict,
             "device": device,
@@ -123,4 +146,8 @@ class Profile:
             "operations": [o.to_json() for o in self.operations],
             "worth": [w.to_json() for w in self.worth],
             "findings": list(self.findings),
+            "summary": summary_sentences(self.eligibility, self.timeline),
+            "causes": [group.to_json() for group in self.cause_groups],
+            "eligibility": self.eligibility.to_json(),
+            "timeline": self.timeline.to_json() if self.timeline else None,
         }

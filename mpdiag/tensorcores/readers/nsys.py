@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from mpdiag.display.wording import counted
 from mpdiag.errors import DamagedTrace
 from mpdiag.hardware.devices import DeviceFacts
-from mpdiag.tensorcores.events import Event, Kernel, Launch
+from mpdiag.tensorcores.events import Copy, Event, HostSpan, Kernel, Launch
 from mpdiag.tensorcores.readers.formats.sqlite_file import columns_of, opened, tables_of
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
 _RUNTIME = "CUPTI_ACTIVITY_KIND_RUNTIME"
+_COPIES = {"CUPTI_ACTIVITY_KIND_MEMCPY", "CUPTI_ACTIVITY_KIND_MEMSET"}
 # Each id only once: repeated ids would multiply the rows they are joined to.
 _NAMES = "(SELECT id, value FROM StringIds GROUP BY id)"
 
@@ -75,17 +76,37 @@ class NsysTrace:
             )
         if lost:
             self.problems.append(f"left out {counted(lost, 'kernel')} without times")
+        for table in sorted(_COPIES & tables):
+            yield from _copies(base, table)
         if _RUNTIME in tables:
             yield from _launches(base)
 
 
-def _launches(base: sqlite3.Connection) -> Iterator[Launch]:
+def _copies(base: sqlite3.Connection, table: str) -> Iterator[Copy]:
+    if not {"start", "end", "deviceId", "streamId", "correlationId"} <= columns_of(base, table):
+        return
+    query = f"SELECT start, end, deviceId, streamId, correlationId FROM {table}"  # noqa: S608 - ours
+    for start, end, device, stream, correlation in base.execute(query):
+        if isinstance(start, int) and isinstance(end, int) and end >= start:
+            span, number = (end - start) / 1000, _whole(correlation)
+            yield Copy(start / 1000, span, _label(device), _label(stream), number)
+
+
+def _launches(base: sqlite3.Connection) -> Iterator[Launch | HostSpan]:
+    """Calls that start work on the GPU, and calls that wait for it."""
     query = (  # our own words alone
-        "SELECT r.correlationId, r.start, r.globalTid, s.value FROM CUPTI_ACTIVITY_KIND_RUNTIME r "  # noqa: S608
-        f"JOIN {_NAMES} s ON s.id = r.nameId WHERE s.value LIKE '%aunch%'"
+        "SELECT r.correlationId, r.start, r.end, r.globalTid, s.value "  # noqa: S608
+        f"FROM CUPTI_ACTIVITY_KIND_RUNTIME r JOIN {_NAMES} s ON s.id = r.nameId "
+        "WHERE s.value LIKE '%aunch%' OR s.value LIKE '%ynchronize%' OR s.value LIKE '%Memcpy%' "
+        "OR s.value LIKE '%Memset%'"
     )
-    for correlation, start, thread, name in base.execute(query):
-        if isinstance(correlation, int) and isinstance(start, int):
+    for correlation, start, end, thread, name in base.execute(query):
+        if not isinstance(start, int):
+            continue
+        if "ynchronize" in str(name):
+            until = end / 1000 if isinstance(end, int) else start / 1000
+            yield HostSpan("wait", str(name).partition("_v")[0], start / 1000, until)
+        elif isinstance(correlation, int):
             place = (None, _label(thread))
             yield Launch(correlation, start / 1000, place, "GraphLaunch" in str(name))
 

@@ -2,8 +2,9 @@
 
 JAX and TensorFlow write the same format (``trace.json.gz``) with other words; see ``xla_runs``.
 
-The file is read in one pass, event by event. Of the top level only ``deviceProperties`` is read: the
-rest may hold a dump of the environment, which is never kept and never shown.
+The file is read in one pass, event by event. Of the top level only ``deviceProperties``,
+``distributedInfo`` and ``generated`` (a note that a trace was not measured) are read: the rest may
+hold a dump of the environment, which is never kept and never shown.
 ``External id`` is not used because it is wrong in real traces.
 """
 
@@ -18,7 +19,16 @@ from typing import TYPE_CHECKING, Any, cast
 from mpdiag.display.wording import counted
 from mpdiag.errors import DamagedTrace
 from mpdiag.hardware.devices import DeviceFacts
-from mpdiag.tensorcores.events import Event, HostOperation, Kernel, Launch, ModuleSpan
+from mpdiag.tensorcores.events import (
+    Copy,
+    Event,
+    HostOperation,
+    HostSpan,
+    Kernel,
+    Launch,
+    ModuleSpan,
+    host_span_kind,
+)
 from mpdiag.tensorcores.readers.formats.json_stream import Damaged, JsonStream
 from mpdiag.tensorcores.readers.xla_runs import XlaLines
 
@@ -39,11 +49,11 @@ _OURS = re.compile(
 """Categories of torch.profiler that are not kept."""
 _START = re.compile(r'\{\s*"ph"\s*:')
 # Events that need no decoding: arrows from launch to kernel, Python frames that are not modules, and
-# runtime calls that launch nothing. A brace in a string only costs the decoding after all.
+# runtime calls that neither start work nor wait. A brace in a string only costs the decoding after all.
 _SKIPPED = re.compile(
     r'(?:[\s,]*\{\s*"ph"\s*:\s*"(?:[sftiI]"[^{}]*\}'
     r'|X"\s*,\s*"cat"\s*:\s*"(?:python_function"\s*,\s*"name"\s*:\s*"(?!nn\.Module)'
-    r'|(?:cuda_(?:runtime|driver)|Runtime)"\s*,\s*"name"\s*:\s*"(?![^"]*aunch))[^"\\{}]*"'
+    r'|(?:cuda_(?:runtime|driver)|Runtime)"\s*,\s*"name"\s*:\s*"(?![^"]*(?:aunch|ynchron|Mem[cs])))[^"\\{}]*"'
     r"[^{}]*\{[^{}]*\}\s*\})(?=\s*[,\]]))+"
 )
 
@@ -53,6 +63,9 @@ class TorchTrace:
 
     source: str = "torch.profiler"
     tensor_active: float | None = None
+    rank: int | None = None
+    world_size: int | None = None
+    generated: str = ""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -96,10 +109,19 @@ class TorchTrace:
                 if not stream.find(_EVENTS, FAR):
                     break
                 continue
-            if key == "deviceProperties":
-                self.devices = devices(value)
+            self._take_facts(key, value)
         if not self._seen:
             raise DamagedTrace(self._no_trace())
+
+    def _take_facts(self, key: Any, value: Any) -> None:
+        """Keep what the top level says of devices and ranks, and nothing else of it."""
+        if key == "deviceProperties":
+            self.devices = devices(value)
+        elif key == "distributedInfo" and isinstance(value, dict):
+            self.rank = _whole(value.get("rank"))
+            self.world_size = _whole(value.get("world_size"))
+        elif key == "generated" and isinstance(value, str):
+            self.generated = value[:200]
 
     @staticmethod
     def _key(stream: JsonStream) -> Any:
@@ -219,13 +241,32 @@ def _kernel(
     )
 
 
+def _copy(
+    _name: str, start: float, duration: float, _: dict[str, Any], args: dict[str, Any]
+) -> Copy:
+    device, stream = _label(args.get("device")), _label(args.get("stream"))
+    return Copy(start, duration, device, stream, _whole(args.get("correlation")))
+
+
+def _annotation(
+    name: str, start: float, duration: float, _raw: dict[str, Any], _args: dict[str, Any]
+) -> HostSpan | None:
+    kind = host_span_kind(name)
+    return None if kind is None else HostSpan(kind, name, start, start + duration)
+
+
 def _launch(
-    name: str, start: float, _: float, raw: dict[str, Any], args: dict[str, Any]
-) -> Launch | None:
+    name: str, start: float, duration: float, raw: dict[str, Any], args: dict[str, Any]
+) -> Launch | HostSpan | None:
     correlation = _whole(args.get("correlation"))
-    if "aunch" not in name or correlation is None:
+    if name.endswith("Synchronize"):
+        return HostSpan("wait", name, start, start + duration)
+    if correlation is None or not any(word in name for word in _LAUNCHES):
         return None
     return Launch(correlation, start, _thread(raw), "GraphLaunch" in name)
+
+
+_LAUNCHES = ("aunch", "Memcpy", "Memset")
 
 
 def _module(
@@ -257,6 +298,9 @@ def _operation(
 
 _MAKERS: dict[str, Callable[..., Event | None]] = {
     "kernel": _kernel,
+    "memcpy": _copy,
+    "memset": _copy,
+    "user_annotation": _annotation,
     "cpu_op": _operation,
     "operator": _operation,
     "runtime": _launch,
