@@ -136,7 +136,7 @@ def test_counters_of_amd_resolve_triton_kernels(tmp_path):
     path = tmp_path / "pmc_perf.csv"
     path.write_text(
         "Dispatch_ID,Kernel_Name,GPU_ID,Start_Timestamp,End_Timestamp,SQ_VALU_MFMA_BUSY_CYCLES,"
-        "SQ_INSTS_VALU_MFMA_MOPS_F16\n0,my_fwd,4,1000,4000,900.0,512.0\n1,my_sum,4,5000,6000,0.0,0.0\n",
+        "SQ_INSTS_VALU_MFMA_MOPS_F16\n0,f17,4,1000,4000,900.0,512.0\n1,f18,4,5000,6000,0.0,0.0\n",
         encoding="utf-8",
     )
     document = profile_trace(path).to_json()
