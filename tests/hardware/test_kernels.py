@@ -1,14 +1,21 @@
-"""Kernel names against the verdicts that ``kernel_names.txt`` expects of them."""
+"""Kernel names against the verdicts that ``kernel_names.txt`` and the collection expect of them."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 
 import pytest
 
+from mpdiag.hardware.kernel_names import demangling
 from mpdiag.hardware.kernel_rules import RULES
 from mpdiag.hardware.kernels import VERDICTS, KernelFacts, classify
+from studies.kernel_names import COLLECTION, score
+
+RESULTS = Path("studies") / "results" / "kernel-names.json"
+OPEN = sorted((COLLECTION / "open").glob("*.txt"))
+HELD_OUT = sorted((COLLECTION / "held_out").glob("*.txt"))
 
 
 def corpus():
@@ -34,6 +41,34 @@ def test_name(row):
     alignment = "" if facts.alignment is None else str(facts.alignment)
     found = [facts.verdict, facts.instruction, facts.dtype, facts.generation, alignment]
     assert found == expected, facts.rule
+
+
+@pytest.mark.parametrize("library", [True, False], ids=["demangled", "by identifiers"])
+def test_every_open_name_of_the_collection(monkeypatch, library):
+    """Mangled names mean the same where the library that reads them is not installed."""
+    if library:
+        pytest.importorskip("demangle")
+    else:
+        monkeypatch.setattr(demangling, "_by_library", lambda _: "")
+    classify.cache_clear()
+    mistakes = []
+    for family in OPEN:
+        score(family, mistakes)
+    classify.cache_clear()
+    assert mistakes == []
+    assert len(OPEN) > 20
+
+
+@pytest.mark.parametrize("family", HELD_OUT, ids=lambda path: path.stem)
+def test_a_held_out_family_is_no_worse_than_when_it_was_scored(root, family):
+    """They were scored once, after the rules were written; their mistakes are not looked at."""
+    results = json.loads((root / RESULTS).read_text(encoding="utf-8"))
+    recorded = results["held_out"]["after"]["families"][family.stem]
+    found = score(family, [])
+    assert found["names"] == recorded["names"]
+    assert found["verdict"] >= recorded["verdict"]
+    assert found["dtype"] >= recorded["dtype"]
+    assert found["opposite"] <= recorded["opposite"]
 
 
 def test_a_verdict_says_which_rule_and_token_decided():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 
@@ -226,3 +227,16 @@ def test_the_tap_takes_onednns_lines_and_gives_the_rest_back(capfd):
     assert lines == ["onednn_verbose,v1,info\n"]
     assert capfd.readouterr().out == "mine\nalso mine\n"
     assert tap.close() == []
+
+
+def test_the_trace_marks_the_measured_steps(tmp_path):
+    with step_profiler.StepProfiler(steps=2, warmup=1, folder=tmp_path) as p:
+        train(4)
+    assert p.measured == 2
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    marks = {e["name"]: e for e in events if str(e.get("name")).startswith("ProfilerStep#")}
+    assert sorted(marks) == ["ProfilerStep#0", "ProfilerStep#1"]
+    inside = [e for e in events if e.get("name") == "aten::mkldnn_convolution"]
+    for mark in marks.values():
+        until = mark["ts"] + mark["dur"]
+        assert sum(mark["ts"] <= e["ts"] <= until for e in inside) == len(inside) / 2

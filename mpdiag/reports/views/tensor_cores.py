@@ -11,6 +11,7 @@ from mpdiag.reports.picture import Picture, View
 from mpdiag.reports.plotting.colors import VERDICT_COLORS
 from mpdiag.reports.plotting.style import empty, figure, layer_axis, row_height
 from mpdiag.reports.views.roofline import roofline
+from mpdiag.reports.views.tensor_core_use import use_pictures
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
@@ -290,6 +291,7 @@ def kernels(run: str, profile: Mapping[str, Any]) -> Picture:
 def pictures(run: str, profile: Mapping[str, Any]) -> Iterator[Picture]:
     """What reports show of a profile."""
     yield verdicts(run, profile)
+    yield from use_pictures(run, profile)
     yield kernels(run, profile)
     yield roofline(run, profile, unit_names(profile))
 
