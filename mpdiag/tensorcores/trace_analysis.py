@@ -115,7 +115,7 @@ def traces_in(folder: Path) -> list[Path]:
         UsageError: If there are fewer than two, or the folder is a run.
     """
     if (folder / "meta.json").is_file():
-        message = f"{folder} is a run, not a folder of traces: use mpdiag analyze {folder}"
+        message = f"{folder} is a run, not a trace: use mpdiag analyze {folder}"
         raise UsageError(message)
     found = _traces(folder)
     if len(found) < 2:
