@@ -310,18 +310,18 @@ class _Sweep:
         if not reach < activity.start_us or self._whole is None or math.isinf(reach):
             return
         cause, host = self._calls.explain(reach, activity.launched_us)
-        gap = Gap(reach, activity.start_us, cause, self._last, activity.name, host)
-        self._whole.gaps[cause] += gap.duration_us
+        length = activity.start_us - reach
+        self._whole.gaps[cause] += length
         if self._step is not None and self._step.start < activity.start_us:
-            self._step.gaps[cause] += gap.duration_us
+            self._step.gaps[cause] += length
         elif self._closed:  # it ends the step before
-            self._closed[max(self._closed)].gaps[cause] += gap.duration_us
+            self._closed[max(self._closed)].gaps[cause] += length
         self._gaps += 1
-        item = (gap.duration_us, -self._gaps, gap)
-        if len(self._longest) < LONGEST:
-            heapq.heappush(self._longest, item)
-        else:
-            heapq.heappushpop(self._longest, item)
+        if len(self._longest) < LONGEST or length > self._longest[0][0]:
+            gap = Gap(reach, activity.start_us, cause, self._last, activity.name, host)
+            heapq.heappush(self._longest, (length, -self._gaps, gap))
+            if len(self._longest) > LONGEST:
+                heapq.heappop(self._longest)
 
     def _lane(self, activity: Activity) -> None:
         lane = self._lanes[activity.stream]

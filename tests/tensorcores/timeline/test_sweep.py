@@ -119,6 +119,17 @@ def test_what_the_host_did_before_a_gap(launched, span, cause, host):
     assert found.whole.gaps[cause] == found.whole.idle_us == 85
 
 
+def test_the_longest_gaps_are_kept_longest_first():
+    lengths = [3, 40, 7, 1, 22, 9, 15, 2, 31, 8, 12, 5, 27]
+    starts = [0]
+    for n in lengths:
+        starts.append(starts[-1] + 10 + n)
+    found = make_timeline([work(a, a + 10, name=str(i)) for i, a in enumerate(starts)], [])
+    assert [g.duration_us for g in found.longest] == sorted(lengths, reverse=True)[:10]
+    assert (found.longest[0].before, found.longest[0].after) == ("1", "2")
+    assert found.whole.gaps["unknown"] == sum(lengths)
+
+
 # -- what marks steps ------------------------------------------------------------------------------
 
 
