@@ -84,7 +84,7 @@ def is_used(o: OperationTime, device: DeviceFacts | None) -> bool | None:
     """Whether an operation used Tensor Cores, by names and rates; None where neither says."""
     if o.verdict == "tensor_core":
         return True
-    peaks = device.peaks if device is not None else None
+    peaks = device.peaks_at_most if device is not None else None
     if o.verdict in ("cuda_core", "unknown") and kernel_evidence.by_rate(o, peaks) is not None:
         return True
     return None if o.verdict == "unknown" else False
