@@ -27,7 +27,7 @@ CUDA_CORES = (
     cuda("depthwise", r"conv_depthwise[23]d|[sS]patialDepthwiseConvolution|[dD]epthwiseConv|dwconv|depthwise_conv|depthwise_fprop|[dD]epthwise|[cC]ausal_?[cC]onv1d|conv1d_(?:fwd|bwd|update)|ssm_conv_|conv2d_dw_|short_?conv"),
     cuda("gemv", r"gemv2[TN]|gemvNSP|gemvx::kernel|(?:^|::|_)gemv[nt]?_|gemmk1_kernel|gemv_kernel|GEMV|[gG]emv(?:Kernel|_)|batched_gemv|gemv[NT]_|(?:^|_)[sdhcz]gemv|gemvStridedBatched|gemv_awq|gemv<|::gemv|MatVec|mat_vec|matvec|mul_mat_vec|mul_mat_p021|mul_mat_vec_nc|dequantize_mul_mat_vec|qmv_|rocblas_gemv\w*", "cuBLAS"),
     cuda("products of single tokens", r"moe_wna16_gemm|(?:^|::)moe_vec_q|router_gemm_kernel|dsv3_router_gemm|fused_a_gemm_simt"),
-    cuda("rocBLAS source kernels", r"rocblas_(?:internal_)?\w*?(?:gemm(?!_scale)\w*|(?:ge|gb|sy|sb|sp|he|hb|hp|tr|tb|tp)mv\w*|(?:tr|tb|tp)sv\w*|symm\w*|hemm\w*|(?:sy|he)r2?k?x?_\w*|trmm\w*|trsm\w*|trtri\w*)kernel\w*", "rocBLAS"),
+    cuda("rocBLAS source kernels", r"\brocblas_(?:internal_)?(?:\w{1,24}?_)?(?:gemm(?!_scale)t?|(?:ge|gb|sy|sb|sp|he|hb|hp|tr|tb|tp)mv[ntc]?|(?:tr|tb|tp)sv|symm|hemm|(?:sy|he)r(?:2k?|kx?)?|trmm|trsm|trtri)_(?:\w{1,60}?_)?kernel", "rocBLAS"),
     cuda("LoRA of single tokens", r"^_?bgmv_\w*", "Punica"),
     cuda("weight-only GEMV", r"weight_only::kernel|weight_only::\w*[gG]emv", "TensorRT-LLM"),
     cuda("outer product", r"(?:^|::)(?:s|d|rocblas_)?ger_kernel|rocblas_ger\w*", "cuBLAS"),
