@@ -46,6 +46,7 @@ CUDA_CORES = (
     cuda("Tensile without matrix instruction", r"^Cij(?!\w*_MI\d+x)\w*_MT\d+x\d+x\d+(?:_|$)", "Tensile", instruction="V_FMA"),
     cuda("MIOpen naive", r"naive_conv_", "MIOpen", instruction="V_FMA"),
     cuda("MIOpen direct", r"^MIOpenConv|^MIOpenCvD3x3|^MIOpenCvBwd|^gcnAsmConv|^conv1x1u|gridwise_convolution_\w*_dlops|^igemm_v4r1_\w*|^MIOpenCDFGen|^gcnAsmConv\w*|miopenGcnAsmConv", "MIOpen", instruction="V_FMA"),
+    cuda("MIOpen gridwise without matrix cores", r"^gridwise_convolution_(?!\w*xdlops)\w*implicit_gemm", "MIOpen", instruction="V_FMA"),
     cuda("MIOpen Winograd", r"^miopenSp3AsmConv(?!.*(?:mfma))|^miopenGcnAsmWino|^sp3AsmConv", "MIOpen", instruction="V_FMA"),
     cuda("CK without matrix cores", r"ck::\S{0,300}?(?:_dl_|Dl<|_dlops|Dlops|DeviceGemmDl|kernel_gemm_dl|gemm_dl_)|kernel_gemm_dl\w*|GridwiseGemmDl\w*", "Composable Kernel", instruction="V_DOT"),
     cuda("RNN persist FP32", r"RNN_blockPersist\w*(?:LSTM|GRU|RNN)(?!\w*HMMA)", "cuDNN"),

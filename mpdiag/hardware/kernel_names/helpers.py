@@ -13,6 +13,7 @@ HELPERS = (
     helper("depthwise reduction", r"c1_k1_nhwc_reduction", "cuDNN"),
     helper("indices", r"kern_precompute_indices", "cuDNN"),
     helper("AITER parts", r"fmha_\w*_combine|opus_moe_\w*reduce|_splitk_zero|mla_\w*_reduce", "AITER"),
+    helper("MIOpen prepare", r"^convolution_\w{0,80}_prepare$", "MIOpen"),
     helper("INT8 results", r"kdequant_mm|dequant_mm_int32", "bitsandbytes"),
     helper("im2col", r"[iI]m(?:\dd)?2(?:d_)?[cC]ol|[cC]ol2[iI]m|vol2col|col2vol|Im2Col|Col2Im|im2row|im3d2col"),
     helper("offsets", r"compute(?:Wgrad)?(?:SplitK|B)?OffsetsKernel|compute_gemm_pointers|computeGroupedGemmOffsets|get_group_gemm|setGroupedGemm", "cuDNN"),
