@@ -12,7 +12,7 @@ AMD = (
     tensor("MIOpen Winograd MFMA", r"^miopenSp3AsmConv\w*mfma|Winograd\w*MFMA|_mfma_", "MIOpen", "MFMA"),
     tensor("CK XDL", r"[xX]dl(?:ops|Ops|CShuffle|_)|_xdl_|Xdlops|kernel_\w*gemm_xdl|GridwiseGemm\w*_[xX]dl|Xdl[A-Z<]|\wXdl\b|_xdlops_|blockwise_gemm_xdl|kernel_moe_gemm|kernel_gemm_mx|GridwiseMoeGemm|kernel_contraction\w*_xdl|kernel_grouped_conv\w*xdl|conv_multiple_d_xdl", "Composable Kernel", "MFMA"),
     tensor("CK WMMA", r"GridwiseGemm\w*[wW]mma|kernel_\w*wmma\w*", "Composable Kernel", "WMMA"),
-    tensor("skinny product on MFMA", r"wvSplitK(?:_hf\w*|Q_hf\w*|rc_?\w*)?<\s*(?:__hip_bfloat16|hip_bfloat16|c10::BFloat16|at::BFloat16|__bf16)", "vLLM", "MFMA", "bf16"),
+    tensor("skinny product on MFMA", r"wvSplitK(?:_hf\w*|rc_?\w*)?<\s*(?:__hip_bfloat16|hip_bfloat16|c10::BFloat16|at::BFloat16|__bf16)", "vLLM", "MFMA", "bf16"),
     tensor("skinny FP8 product on MFMA", r"wvSplitKQ", "vLLM", "MFMA", "fp8_e4m3"),
     tensor("paged attention MFMA", r"paged_attention_\w*mfma\w*_kernel|paged_attention_ll4mi_QKV(?:_mfma\w*)?_kernel", "vLLM", "MFMA"),
     tensor("CK tile attention", r"ck_tile\S*Fmha(?:Fwd|Bwd|Batch)(?!\w*(?:Combine|OGradDotO|ConvertDQ|AppendKV))|Fmha(?:Fwd|BatchPrefill)\w*Kernel|FmhaBwdDQDKDV", "Composable Kernel", "MFMA"),

@@ -145,7 +145,7 @@ _DTYPES = tuple(
         ("tf32", r"[tT][fF]32|tfloat32|xf32"),
         (
             "bf16",
-            r"(?<!F16)[bB][fF]16|[bB]float16|bfloat(?!8)|DF16b|bhalf|__bf16|\bck::.*unsigned short",
+            r"(?<!F16)[bB][fF]16|[bB]float16|bfloat(?!8)|DF16b|bhalf|__bf16|(?:\bck::|Gridwise).*unsigned short",
         ),
         (
             "fp16",

@@ -2,6 +2,13 @@
 
 from mpdiag.hardware.kernel_names.rule import other
 
+# The names of most kernels of a PyTorch trace, tried first because there are so many of them.
+FIRST = (
+    other("PyTorch launchers", r"^at::native::(?:(?:vectorized_|unrolled_|legacy_|index_)?elementwise_kernel(?:_manual_unroll|_with_index)?|reduce_kernel|vectorized_gather_kernel|multi_tensor_apply_kernel|CatArrayBatched\w*|softmax_warp_\w+|cunn_\w*[sS]oft[mM]ax\w*|vectorized_layer_norm_kernel|distribution_\w+)<", "PyTorch"),
+    other("Inductor's pointwise and reductions", r"^triton_(?:poi|red|per)_fused", "Inductor"),
+    other("NCCL", r"^nccl(?:Dev)?Kernel", "NCCL"),
+)  # fmt: skip
+
 # These precede the names that do not say what they run, whose patterns are wide.
 BEFORE_OPAQUE = (
     other("element-wise matmul of experts", r"^moe_res_matmul", "DeepSpeed"),
