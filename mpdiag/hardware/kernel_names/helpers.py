@@ -22,7 +22,7 @@ HELPERS = (
     helper("packed tensor scale", r"ops::scalePackedTensor_kernel", "cuDNN"),
     helper("flash backward dot", r"flash_bwd_dot_do_o|flash_bwd_convert_d(?:q|kv)|flash_bwd_clear_dkvaccum", "FlashAttention 2"),
     helper("flash combine", r"flash_fwd_splitkv_combine|FlashAttnFwdCombine|flash_fwd_(?:mla_)?combine|FlashAttentionForwardCombine|flash_attn_combine_results|flash_attn_stream_k_fixup|mul_mat_q_stream_k_fixup|mha_combine|flash_attn_mask_to_KV_max|smxay_combine", "FlashAttention"),
-    helper("flash pre/post", r"FlashAttnBwd(?:Pre|Post)process|FlashAttentionBackward(?:Pre|Post)process|_attn_bwd_preprocess|^_?bwd_preprocess|^_bwd_preprocess_do_o_dot|_flash_attn.*preprocess|attn_bwd_preprocess|bwd_kernel_(?:pre|post)process", "FlashAttention 3"),
+    helper("flash pre/post", r"FlashAttnBwd(?:Pre|Post)process|FlashAttentionBackward(?:Pre|Post)process|FmhaKernelBwd(?:Convert|SumOdO)|fmha::\S{0,60}(?:Reduction|Convert|SumOdO)|FmhaMlaReduction\w*|_attn_bwd_preprocess|^_?bwd_preprocess|^_bwd_preprocess_do_o_dot|_flash_attn.*preprocess|attn_bwd_preprocess|bwd_kernel_(?:pre|post)process", "FlashAttention 3"),
     helper("flash bookkeeping", r"prepare_varlen_num_blocks|(?:::|^)reshape_and_cache(?:_flash)?_kernel|get_mla_metadata|Prepare(?:Varlen)?Sched"),
     helper("cuDNN attention helper", r"\bcudnn_generated_.{0,60}?sdpa.{0,120}?(?:reduce|convert|dot_do_o)|^compute_dot_do_o", "cuDNN"),
     helper("attention segments", r"^_?reduce_segments|paged_attention_.*reduce_kernel|merge_attn_states|_fwd_kernel_stage2|MergeStates?(?:InPlace)?Kernel|MergeStatesKernel|VariableLengthMergeStates|_flash_decoding?_?(?:fwd_)?reduce|_splitK_reduce|kn_mla_reduce|mla_reduce|BatchAttention\w*Reduction|fmha_?[rR]eduction|fmhaReductionKernel|_merge_state"),
