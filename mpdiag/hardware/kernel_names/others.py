@@ -44,6 +44,7 @@ OTHERS = (
     other("loss scaling", r"amp_(?:foreach|update)|non_finite_check|unscale"),
     other("cuFFT", r"(?:regular|vector|multi_bluestein|spRealComplex|dpRealComplex)_fft|regular_fft|vector_fft|spRadix|composite_2way_fft|cufft", "cuFFT"),
     other("cuSOLVER", r"(?:^|::)(?:getrf|potrf|geqrf|larft|syevj|gesvdj|gesvd|laswp|ormqr|sytrd)\w*", "cuSOLVER"),
+    other("MXNet", r"mxnet_generic_kernel|mshadow::cuda::", "MXNet"),
     other("Eigen", r"Eigen::internal::|EigenMetaKernel", "Eigen"),
     other("rocBLAS vectors", r"rocblas_(?:axpy|rot\w*|scal|swap|copy|nrm2|asum|iam\w+|geam|dgmm|set_\w+|reduction)\w*", "rocBLAS"),
     other("cuBLAS vector", r"(?:^|::)(?:axpy|scal|copy|nrm2|asum|swap|iamax)_kernel|scal_(?:64addr_)?kernel|axpy_kernel_val|scale_kernel", "cuBLAS"),
