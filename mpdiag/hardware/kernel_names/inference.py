@@ -21,8 +21,6 @@ INFERENCE = (
     tensor("TensorRT-LLM weight-only", r"fpA_?[iI]ntB|fpAIntB|GemmFpAIntB", "TensorRT-LLM", "HMMA"),
     tensor("bitsandbytes 4-bit wmma", r"kgemm_4bit_inference(?!_naive)", "bitsandbytes", "HMMA"),
     tensor("FP6-LLM", r"QUANT_GEMM_Kernel|fp6_linear|fpx_linear", "FP6-LLM", "HMMA.16816", "fp16", "sm80"),
-    tensor("vLLM's CUTLASS 3", r"cutlass_3x_gemm\w*", "vLLM", "HGMMA", sm="sm90"),
-    tensor("vLLM's CUTLASS 2", r"cutlass_2x_gemm\w*", "vLLM"),
     tensor("fully fused MLP", r"(?:^|::)kernel_mlp_fused(?:_backward)?\b", "tiny-cuda-nn", "HMMA", "fp16"),
     tensor("tinygemm 2", r"kernel_tinygemm2_sm\d+|tinygemm2", "TensorRT-LLM", "HMMA.16816", "bf16"),
     tensor("TGV GEMM", r"tgv_gemm", "FlashInfer", "UTCHMMA", sm="sm100"),
