@@ -18,7 +18,7 @@ from mpdiag.hardware.kernel_names.helpers import HELPERS
 from mpdiag.hardware.kernel_names.inference import INFERENCE
 from mpdiag.hardware.kernel_names.nvidia import CUTLASS, NVJET
 from mpdiag.hardware.kernel_names.opaque import HOW, OPAQUE, WORDS
-from mpdiag.hardware.kernel_names.others import BEFORE_OPAQUE, OTHERS
+from mpdiag.hardware.kernel_names.others import BEFORE_OPAQUE, FIRST, OTHERS
 from mpdiag.hardware.kernel_names.rule import KernelRule
 from mpdiag.hardware.kernel_names.triton import KNOWN, TRITON
 
@@ -30,6 +30,15 @@ TENSOR_CORES: tuple[KernelRule, ...] = NVJET + ATTENTION + INFERENCE + CUTLASS +
 
 # Elementwise kernels of PyTorch and collectives precede the opaque names, whose patterns are wide.
 RULES: tuple[KernelRule, ...] = (
-    KNOWN + HELPERS + CUDA_CORES + TENSOR_CORES + BEFORE_OPAQUE + HOW + OPAQUE + OTHERS + WORDS
+    FIRST
+    + KNOWN
+    + HELPERS
+    + CUDA_CORES
+    + TENSOR_CORES
+    + BEFORE_OPAQUE
+    + HOW
+    + OPAQUE
+    + OTHERS
+    + WORDS
 )
 """The whole table, in the order in which it is tried."""

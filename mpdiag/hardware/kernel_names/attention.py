@@ -5,7 +5,7 @@ from mpdiag.hardware.kernel_names.rule import tensor
 ATTENTION = (
     tensor("FlashAttention 4", r"FlashAttention(?:Forward|Backward|MLA\w*)Sm1[01]\d|BlackwellFusedMultiHeadAttention|flash_(?:fwd|bwd)_sm1[01]\d", "FlashAttention 4", "UTCHMMA"),
     tensor("FlashAttention 4 sm90", r"FlashAttention(?:Forward|Backward)Sm90|flash_(?:fwd|bwd)_sm90", "FlashAttention 4", "HGMMA", sm="sm90"),
-    tensor("FlashAttention 3", r"FlashAttn(?:Fwd|Bwd)\w*[\s<].*Sm90|FlashAttn(?:Fwd|Bwd)Sm90|flash::compute_attn_ws|flash::Collective(?:Mainloop|Epilogue)(?:Fwd|Bwd)|PrefillWithKVCacheKernel|CollectiveMainloop\w*, cutlass::arch::Sm90", "FlashAttention 3", "HGMMA", sm="sm90"),
+    tensor("FlashAttention 3", r"FlashAttn(?:Fwd|Bwd)\w*[\s<].*Sm90|FlashAttn(?:Fwd|Bwd)Sm90|flash::compute_attn_ws|flash::Collective(?:Mainloop|Epilogue)(?:Fwd|Bwd)|(?<!Single)(?<!Batch)PrefillWithKVCacheKernel|CollectiveMainloop\w*, cutlass::arch::Sm90", "FlashAttention 3", "HGMMA", sm="sm90"),
     tensor("FlashAttention 3 sm80", r"FlashAttn(?:Fwd|Bwd)\w*[\s<].*Sm80|FlashAttn(?:Fwd|Bwd)Sm80", "FlashAttention 3", "HMMA.16816", sm="sm80"),
     tensor("FlashMLA sm100", r"sm100::\S*(?:mla|attn|decode|prefill)\w*|Sm100FmhaMla", "FlashMLA", "UTCHMMA", sm="sm100"),
     tensor("FlashMLA", r"flash_fwd_(?:splitkv_)?mla_kernel|flash_mla|sparse_attn_fwd_kernel|sm90::\S*(?:mla|attn|decode|prefill)\w*|BatchMLAPage[d]?AttentionHopper|BatchMLAPagedAttentionKernelHopper", "FlashMLA", "HGMMA", sm="sm90"),

@@ -25,9 +25,10 @@ def _by_library(name: str) -> str:
     except ImportError:  # Python 3.10
         return ""
     try:
-        return demangle.demangle_strict(name, language="itanium")
+        text: str = demangle.demangle_strict(name, language="itanium")
     except demangle.DemanglingError:
         return ""
+    return text
 
 
 _TYPES = {

@@ -138,14 +138,14 @@ _DTYPES = tuple(
     for name, text in (
         (
             "fp8_e4m3",
-            r"[eE]4[mM]3|(?:^|_)f8(?=_)|[fF][pP]8|float8|fp8e4|F8F8|_BitInt\(8\)|\bf8_t|QkvE4m3",
+            r"[eE]4[mM]3|(?:^|_)f8(?=_)|[fF][pP]8|float8|fp8e4|F8F8|(?<!unsigned )_BitInt\(8\)|\bf8_t|QkvE4m3",
         ),
-        ("fp8_e5m2", r"[eE]5[mM]2|bf8"),
+        ("fp8_e5m2", r"[eE]5[mM]2|bf8|unsigned _BitInt\(8\)"),
         ("fp4", r"[eE]2[mM]1|xf4|(?:^|_)f4(?=_)|mxfp4|nvfp4|[fF]p4"),
         ("tf32", r"[tT][fF]32|tfloat32|xf32"),
         (
             "bf16",
-            r"(?<!F16)[bB][fF]16|[bB]float16|bfloat(?!8)|DF16b|bhalf|__bf16|\bck::.*unsigned short",
+            r"(?<!F16)[bB][fF]16|[bB]float16|bfloat(?!8)|DF16b|bhalf|__bf16|(?:\bck::|Gridwise).*unsigned short",
         ),
         (
             "fp16",

@@ -68,6 +68,8 @@ CUTLASS = (
     tensor("CuTe sm75 atom", r"SM75_16x8x8_|SM75_8x8x16_", "CUTLASS", "HMMA.1688", sm="sm75"),
     tensor("CuTe sm70 atom", r"SM70_8x8x4_", "CUTLASS", "HMMA.884", "fp16", "sm70"),
     tensor("CUTLASS class", r"OpClassTensorOp|OpClassWmmaTensorOp|(?<!\w)(?:Sparse|Mixed\w*|Complex|Gaussian\w*)?MmaTensorOp|MmaTensorOp(?:Policy|FragmentIterator|TileIterator)?\b|DefaultMmaTensorOp|MmaVoltaTensorOp|VoltaTensorOp|TensorOpMultiplicand|TileIteratorTensorOp|WmmaTensorOp", "CUTLASS"),
+    tensor("vLLM's CUTLASS 3", r"cutlass_3x_gemm\w*", "vLLM", "HGMMA", sm="sm90"),
+    tensor("vLLM's CUTLASS 2", r"cutlass_2x_gemm\w*", "vLLM"),
     tensor("CuTe DSL Blackwell", r"^kernel_cutlass_\w{0,160}?(?:[sS][mM]1[01]\d|Blackwell)\w{0,60}?(?:Gemm|GEMM|gemm|MultiHeadAttention|Attention|FMHA|fmha|MLA|flash_fwd|flash_bwd|Conv)", "CuTe DSL", "UTCHMMA", sm="sm100"),
     tensor("CuTe DSL Blackwell desktop", r"^kernel_cutlass_\w{0,160}?(?:[sS][mM]12\d)\w{0,60}?(?:Gemm|GEMM|gemm|Attn|Attention|FMHA|fmha|flash_fwd)", "CuTe DSL", "HMMA", sm="sm120"),
     tensor("CuTe DSL Hopper", r"^kernel_cutlass_\w{0,160}?(?:[sS][mM]90|Hopper)\w{0,60}?(?:Gemm|GEMM|gemm|Attention|Attn|FMHA|fmha|flash_fwd|flash_bwd|Conv)", "CuTe DSL", "HGMMA", sm="sm90"),

@@ -2,6 +2,13 @@
 
 from mpdiag.hardware.kernel_names.rule import other
 
+# The names of most kernels of a PyTorch trace, tried first because there are so many of them.
+FIRST = (
+    other("PyTorch launchers", r"^at::native::(?:(?:vectorized_|unrolled_|legacy_|index_)?elementwise_kernel(?:_manual_unroll|_with_index)?|reduce_kernel|vectorized_gather_kernel|multi_tensor_apply_kernel|CatArrayBatched\w*|softmax_warp_\w+|cunn_\w*[sS]oft[mM]ax\w*|vectorized_layer_norm_kernel|distribution_\w+)<", "PyTorch"),
+    other("Inductor's pointwise and reductions", r"^triton_(?:poi|red|per)_fused", "Inductor"),
+    other("NCCL", r"^nccl(?:Dev)?Kernel", "NCCL"),
+)  # fmt: skip
+
 # These precede the names that do not say what they run, whose patterns are wide.
 BEFORE_OPAQUE = (
     other("element-wise matmul of experts", r"^moe_res_matmul", "DeepSpeed"),
@@ -37,6 +44,7 @@ OTHERS = (
     other("loss scaling", r"amp_(?:foreach|update)|non_finite_check|unscale"),
     other("cuFFT", r"(?:regular|vector|multi_bluestein|spRealComplex|dpRealComplex)_fft|regular_fft|vector_fft|spRadix|composite_2way_fft|cufft", "cuFFT"),
     other("cuSOLVER", r"(?:^|::)(?:getrf|potrf|geqrf|larft|syevj|gesvdj|gesvd|laswp|ormqr|sytrd)\w*", "cuSOLVER"),
+    other("MXNet", r"mxnet_generic_kernel|mshadow::cuda::", "MXNet"),
     other("Eigen", r"Eigen::internal::|EigenMetaKernel", "Eigen"),
     other("rocBLAS vectors", r"rocblas_(?:axpy|rot\w*|scal|swap|copy|nrm2|asum|iam\w+|geam|dgmm|set_\w+|reduction)\w*", "rocBLAS"),
     other("cuBLAS vector", r"(?:^|::)(?:axpy|scal|copy|nrm2|asum|swap|iamax)_kernel|scal_(?:64addr_)?kernel|axpy_kernel_val|scale_kernel", "cuBLAS"),
