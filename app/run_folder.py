@@ -43,8 +43,10 @@ def run_name(listing: Listing) -> str:
 
 
 def is_recording(listing: Listing) -> bool:
-    """Whether a run is a recording, not a training by a plan."""
-    return listing.run is not None and not listing.run.meta.get("training")
+    """Whether a run is a recording, not a training by a plan or a profile alone."""
+    if listing.run is None:
+        return False
+    return not listing.run.meta.get("training") and not listing.run.meta.get("profile_only")
 
 
 def opened(listing: Listing) -> Run:

@@ -179,6 +179,8 @@ def ways_on() -> None:
     runs = {run_folder.run_name(item): item for item in run_folder.listings()}
     name = st.session_state.get("run", "")
     run = runs[name].run if name in runs else None
+    if run is not None and run.meta.get("profile_only"):
+        link("tensor_cores", "Tensor Cores")
     if run is None or not run.meta.get("training"):
         return
     root = family(name, runs)[0]

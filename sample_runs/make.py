@@ -3,12 +3,14 @@
     python sample_runs/make.py [--folder runs/families] [WORKLOAD ...]
     python sample_runs/make.py --plans
     python sample_runs/make.py --sensitivity [WORKLOAD ...]
+    python sample_runs/make.py --gpu
 
 The first trains each workload from seed 0 in FP32, recorded, in FP16 without a loss scale and in FP16
 by the plan, as ``mpdiag demo --all --seeds 1`` does; what that command left in --folder is taken as it
 is. Statistics of the FP16 trainings stay behind, for size. The second analyzes every recording in
 ``sample_runs`` again and writes its ``plan.json``. The third trains each workload in FP32 once more
 and measures, with the weights it ends with, how sensitive each operation is (``sensitivity.json``).
+The fourth writes the trace of a GPU that no GPU recorded, by ``studies/gpu_sample.py``.
 """
 
 from __future__ import annotations
@@ -16,16 +18,20 @@ from __future__ import annotations
 import argparse
 import json
 import shutil
+import sys
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from mpdiag import analyze, measure_sensitivity, workloads
 from mpdiag.demo import families, workflow
 from mpdiag.files.atomic import write_json
 from mpdiag.plan import PrecisionPlan
 from mpdiag.workloads.protocol import start
+from studies import gpu_sample
 
 SAMPLES = Path(__file__).resolve().parent
 WAYS = {"fp32": "", "fp16-no-scale": "-fp16-no-scale", "fp16-plan": "-fp16-plan"}
@@ -40,7 +46,11 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("runs/families"))
     parser.add_argument("--plans", action="store_true")
     parser.add_argument("--sensitivity", action="store_true")
+    parser.add_argument("--gpu", action="store_true")
     options = parser.parse_args()
+    if options.gpu:
+        gpu_sample.write(SAMPLES / "gpu-sample")
+        return
     if options.sensitivity:
         for name in options.names:
             measure(name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-PATHS = re.compile(r"\b(?:benchmarks|studies|sample_runs)/[\w/-]+\.(?:py|json)\b")
+PATHS = re.compile(r"\b(?:benchmarks|studies|sample_runs)/[\w/-]+\.(?:py|json(?:\.gz)?)\b")
 FOLDERS = ("mpdiag", "app", "benchmarks", "studies", "sample_runs", "docs", "examples")
 
 

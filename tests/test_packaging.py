@@ -15,7 +15,7 @@ import pytest
 from mpdiag.version import __version__
 
 SAMPLES = "mpdiag/_sample_runs/"
-SAMPLE_RUNS = ("digits", "ssd", "ssd-fp16-no-scale", "ssd-fp16-plan")
+SAMPLE_RUNS = ("digits", "gpu-sample", "ssd", "ssd-fp16-no-scale", "ssd-fp16-plan")
 LARGEST = 2 * 2**20
 """Bytes of the wheel."""
 

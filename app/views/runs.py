@@ -48,8 +48,11 @@ if found:
         st.subheader("Open", anchor=False)
         st.caption(run_folder.describe(chosen))
         with st.container(horizontal=True):
-            widgets.link("verdict", "Verdict")
-            widgets.link("gradients", "Gradients")
-            widgets.link("training", "Training")
+            if chosen.run.meta.get("profile_only"):
+                widgets.link("tensor_cores", "Tensor Cores")
+            else:
+                widgets.link("verdict", "Verdict")
+                widgets.link("gradients", "Gradients")
+                widgets.link("training", "Training")
 else:
     st.info("No runs here yet. Record one with `mpdiag demo`, or attach `mpdiag.record` to yours.")

@@ -13,6 +13,7 @@ from mpdiag.display.wording import in_markdown, layer_name, percent, sentence
 from mpdiag.errors import RunNotFound
 from mpdiag.reports.views import tensor_cores
 from mpdiag.reports.views.roofline import roofline
+from mpdiag.reports.views.tensor_core_use import cause_rows, summary_of, use_pictures
 
 chosen = run_folder.current()
 widgets.heading("Tensor Cores", chosen)
@@ -32,7 +33,19 @@ if profile.get("verdict"):
 cells = st.columns(4)
 for cell, (label, value) in zip(cells, tensor_cores.headline(profile), strict=True):
     cell.metric(label, percent(value), border=True)
+if profile.get("generated"):
+    st.info(in_markdown(str(profile["generated"])), icon=":material/science:")
+for words in summary_of(profile):
+    st.markdown(in_markdown(words))
 widgets.show(tensor_cores.verdicts(run, profile))
+for picture in use_pictures(run, profile):
+    widgets.show(picture)
+
+causes = cause_rows(profile)
+if causes:
+    st.subheader("What each cause costs", anchor=False)
+    for words, fix in causes:
+        st.markdown(f"**{in_markdown(words)}**  \n→ {in_markdown(fix)}")
 
 st.subheader("What would a fix gain?", anchor=False)
 operations = tensor_cores.operation_frame(profile)
@@ -60,7 +73,7 @@ else:
 widgets.show(roofline(run, profile, tensor_cores.unit_names(profile)))
 widgets.show(tensor_cores.kernels(run, profile))
 kernels = tensor_cores.kernel_frame(profile)
-widgets.table(kernels)
+widgets.table(kernels.drop(columns="verdict"))  # in words, as ``unit``
 with st.expander(f"All {len(operations)} matrix operations"):
     widgets.table(operations.drop(columns=["m", "n", "k"]))
 for finding in profile.get("findings", []):

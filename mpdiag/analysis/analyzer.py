@@ -195,7 +195,7 @@ def analyze(
         modules = proven_modules(by_kind, proven)
         operations = (*modules, *proven_operations(proven))
     exponent = int(np.log2(scale.plan.recommended))
-    findings = _findings(opened, fmt, layers, scale, modules, proven)
+    findings = _findings(opened, fmt, layers, scale, modules, proven, shards)
     findings = by_severity(
         [
             *findings,
@@ -307,6 +307,7 @@ def _findings(
     scale: LossScaleAnalysis,
     modules: tuple[Fp32Choice, ...],
     operations: tuple[OperationFinding, ...],
+    shards: int = 1,
 ) -> tuple[Finding, ...]:
     return by_severity(
         [
@@ -316,7 +317,7 @@ def _findings(
             *rank_findings(run),
             *recording_findings(run, layers),
             *training_findings(run, layers),
-            *shape_findings(run, target.name),
+            *shape_findings(run, target.name, shards=shards),
         ]
     )
 

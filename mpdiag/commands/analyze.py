@@ -75,7 +75,8 @@ def analyze(
     else:
         if check is not None:
             terminal.show(check_text(check), "")
-        terminal.show(*([analysis_text(analysis)] if verbose else summary_text(analysis)))
+        whole = [analysis_text(analysis, verbose=True)] if verbose else summary_text(analysis)
+        terminal.show(*whole)
         broken = check is not None and not check.holds
         if kept is not None:
             terminal.remark(kept)

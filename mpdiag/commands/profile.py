@@ -28,11 +28,13 @@ def profile(
         Path | None,
         typer.Argument(
             metavar="[TRACE]",
-            help="Of torch.profiler, nsys (sqlite), ncu or nvprof (CSV); - for stdin.",
+            help="Of torch.profiler, JAX, nsys, ncu, nvprof, rocprofv3 or rocprof; - for stdin; a "
+            "folder with one for each rank.",
         ),
     ] = None,
     arguments: Annotated[
-        list[str] | None, typer.Argument(metavar="[ARGS]...", help="Of the script after --.")
+        list[str] | None,
+        typer.Argument(metavar="[ARGS]...", help="More ranks' traces, or of the script after --."),
     ] = None,
     steps: Annotated[int, typer.Option(min=1, help="Steps of a script to measure.")] = 3,
     warmup: Annotated[int, typer.Option(min=0, help="Steps to skip first.")] = 5,
@@ -40,6 +42,15 @@ def profile(
         Path | None,
         typer.Option(metavar="TRACE", help="An earlier trace: what moved onto Tensor Cores since?"),
     ] = None,
+    triton_cache: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR", help="Triton's cache or tritonparse's log: its code judges its kernels."
+        ),
+    ] = None,
+    verbose: Annotated[
+        bool, typer.Option("-v", "--verbose", help="Tables of kernels, steps and gaps, too.")
+    ] = False,
     as_json: JsonOption = False,
     strict: StrictOption = False,
 ) -> None:
@@ -50,11 +61,17 @@ def profile(
     script = context.meta["script"]
     given = len(arguments or []) + (trace is not None)
     code = 0
-    if given > (1 if script is None else len(script)):
-        message = "give one trace only: the earlier one with --against, a script after --"
+    if script is None and trace is not None and (arguments or trace.is_dir()):
+        _ranks(trace, arguments or [], against, as_json=as_json)
+        return
+    if script is not None and given > len(script):
+        message = "give a trace or a script after --, not both; an earlier trace with --against"
         raise UsageError(message)
     if script is None and trace is None:
         message = "give a trace, or a script after --: mpdiag profile -- script.py ARGS"
+        raise UsageError(message)
+    if script is not None and triton_cache is not None:
+        message = "--triton-cache belongs to a trace: give one instead of a script"
         raise UsageError(message)
     if script is not None or trace is None:
         from mpdiag.launching.processes import announced_ranks
@@ -68,14 +85,29 @@ def profile(
         from mpdiag.tensorcores.trace_analysis import profile_trace
 
         with terminal.waiting(f"reading {trace}"):
-            result = profile_trace(trace)
+            result = profile_trace(trace, triton_code=triton_cache)
     change = None
     if against is not None:
         from mpdiag.tensorcores.trace_analysis import compare_traces
 
         with terminal.waiting(f"reading {against}"):
             change = compare_traces(against, result)
-    document = show_profile(result, against, change, as_json=as_json)
+    document = show_profile(result, against, change, as_json=as_json, verbose=verbose)
     if code:
         raise typer.Exit(code)
     exit_on_findings(strict, (finding["severity"] for finding in document["findings"]))
+
+
+def _ranks(trace: Path, more: list[str], against: Path | None, *, as_json: bool) -> None:
+    """Compare one step of several ranks."""
+    from mpdiag.reports import terminal
+    from mpdiag.reports.text.rank_profile import show_ranks
+    from mpdiag.tensorcores.trace_analysis import profile_ranks, traces_in
+
+    if against is not None:
+        message = "several traces are ranks of one run: give one trace only with --against"
+        raise UsageError(message)
+    paths = [trace, *map(Path, more)] if more else traces_in(trace)
+    with terminal.waiting(f"reading {len(paths)} traces"):
+        found = profile_ranks(paths)
+    show_ranks(found, as_json=as_json)

@@ -15,7 +15,9 @@ from mpdiag.files.paths import AnyPath, is_remote, place
 def report(
     run: Annotated[
         AnyPath,
-        typer.Argument(metavar="RUN", parser=place, help="A run, its URL, or a GPU's trace."),
+        typer.Argument(
+            metavar="RUN", parser=place, help="A run, its URL, a GPU's trace, or ranks' traces."
+        ),
     ],
     output: Annotated[
         Path | None,
@@ -30,11 +32,15 @@ def report(
 ) -> None:
     """Write verdict and evidence into one HTML file, or Markdown."""
     from mpdiag.reports import next_commands, terminal
-    from mpdiag.tensorcores.trace_analysis import is_trace
+    from mpdiag.tensorcores.trace_analysis import holds_traces, is_trace
 
     if output is not None:
         refuse_suffix(output, "a report", (".html", ".htm", ".md"))
-    if is_remote(run) or not is_trace(run):
+    if not is_remote(run) and against is None and holds_traces(run):
+        from mpdiag.reports.documents.write import write_rank_report
+
+        terminal.show(str(write_rank_report(run, output)))
+    elif is_remote(run) or not is_trace(run):
         from mpdiag.reports.documents.write import write_report
 
         if against is not None:

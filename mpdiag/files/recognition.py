@@ -17,6 +17,9 @@ HEAD = 1 << 16
 """Bytes by which a file is recognised."""
 SMALL = 1 << 24
 """Bytes up to which a JSON file is read whole for it."""
+_TRACES_IN_JSON = (b'"traceEvents"', b'"rocprofiler-sdk-tool"', b'"CudaEvent"')
+_TRACES = (b"Kernel Name", b"Kernel_Name", b"KernelName", b"==PROF==", b"Profiling result")
+"""What traces of profilers hold near their beginning."""
 _META = "meta.json"
 _PARTS = (_META, "training.jsonl", "profile.json", "search.json", "sensitivity.json")
 """Files of a run folder that are good for nothing without it."""
@@ -78,11 +81,11 @@ def _run_around(path: Path) -> Path | None:
 
 def _by_content(path: Path, head: bytes, size: int) -> FileKind | None:
     text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
-    if text[:1] == b"{" and b'"traceEvents"' not in head:
+    if text[:1] == b"{" and not any(mark in head for mark in _TRACES_IN_JSON):
         return _json_kind(path, size)
-    if b'"traceEvents"' in head or head.startswith((b"SQLite format 3\0", b"\x1f\x8b")):
+    if head.startswith((b"SQLite format 3\0", b"\x1f\x8b")) or path.name.endswith(".xplane.pb"):
         return _trace(path)
-    if b"Kernel Name" in head or b"==PROF==" in head or b"Profiling result" in head:
+    if any(mark in head for mark in _TRACES_IN_JSON + _TRACES):
         return _trace(path)
     if text[:64].lower().startswith((b"<!doctype html", b"<html")):
         return FileKind("report", "an HTML page", "open it in a browser")
@@ -106,11 +109,18 @@ _DOCUMENTS: tuple[tuple[set[str], str, str], ...] = (
 )
 
 
+_PLAN = {"schema_version", "loss_scale"}
+
+
 def _json_kind(path: Path, size: int) -> FileKind | None:
     if size > SMALL:
         return None
     try:
-        document: Any = json.loads(path.read_text(encoding="utf-8"))
+        raw = path.read_bytes()
+        wanted = (_PLAN, *(known for known, _, _ in _DOCUMENTS))
+        if not any(all(f'"{key}"'.encode() in raw for key in keys) for keys in wanted):
+            return None  # a search takes a hundredth of the time of decoding
+        document: Any = json.loads(raw)
     except (OSError, ValueError, RecursionError):
         return None
     if not isinstance(document, dict):
@@ -119,7 +129,7 @@ def _json_kind(path: Path, size: int) -> FileKind | None:
     for known, words, use in _DOCUMENTS:
         if known <= keys:
             return FileKind(words, words, use.format(path=path))
-    if {"schema_version", "loss_scale"} <= keys:
+    if keys >= _PLAN:
         return FileKind(
             "plan", "a plan", f"train by it with mpdiag train --plan {path} -- SCRIPT ARGS"
         )

@@ -30,6 +30,8 @@ BYTES = {
     "int8": 1,
 }
 """Bytes of one value in memory."""
+_PACKED = {"fp4": 0.5}
+"""Formats of which two values share a byte; only kernels' names say so, no dtype of a tensor."""
 
 _DTYPE_NAMES = {
     "double": "fp64",
@@ -67,6 +69,7 @@ _BY_CAPABILITY = {
     (8, 9): "ada",
     (9, 0): "hopper",
 }
+_CDNA = frozenset({(9, 4), (9, 5)})  # gfx942 and gfx950, as ROCm reports them
 GENERATIONS = ("volta", "turing", "ampere", "ada", "hopper", "blackwell")
 """NVIDIA's generations with Tensor Cores, oldest first."""
 
@@ -129,16 +132,32 @@ def dtype_name(text: str | None) -> str | None:
     return plain if plain in BYTES else _DTYPE_NAMES.get(plain)
 
 
+def bytes_of(dtype: str) -> float:
+    """Bytes of one value, of formats that are packed, too.
+
+    Raises:
+        KeyError: If there is no such dtype.
+    """
+    return BYTES[dtype] if dtype in BYTES else _PACKED[dtype]
+
+
+def is_sized(dtype: str | None) -> bool:
+    """Whether the bytes of a value of a dtype are known."""
+    return dtype in BYTES or dtype in _PACKED
+
+
 def generation(capability: tuple[int, int], name: str = "") -> str | None:
     """The generation of a GPU, None before Volta and where it is not known.
 
     Args:
         capability: Compute capability, major and minor.
         name: The device's name. ROCm reports gfx90a as 9.0, which is Hopper's: only the name
-            tells them apart.
+            tells them apart. No name is needed for gfx942 and gfx950: NVIDIA has no 9.4 and 9.5.
     """
-    if is_amd(name):
+    if capability in _CDNA or (is_amd(name) and capability[0] == 9):
         return "cdna"
+    if is_amd(name):  # RDNA: its matrix instructions are none of those known here
+        return None
     if capability[0] >= 10:
         return "blackwell" if capability[0] <= 12 else None
     return _BY_CAPABILITY.get(capability)
@@ -154,15 +173,15 @@ def alignment(dtype: str, gpu: str | None, *, old_libraries: bool = False) -> Al
     """The rule for a dtype on a generation.
 
     Args:
-        dtype: Our name, see ``BYTES``.
+        dtype: Our name, see ``bytes_of``.
         gpu: A generation, or None.
         old_libraries: cuBLAS before 11 or cuDNN before 7.6.3, which require what newer ones prefer.
 
     Raises:
         KeyError: If there is no such dtype.
     """
-    size = BYTES[dtype]
-    good = max(1, _VECTOR // size)
+    size = bytes_of(dtype)
+    good = max(1, int(_VECTOR // size))
     wide = gpu in GENERATIONS[2:] or gpu is None
     return Alignment(
         dtype=dtype,
@@ -170,7 +189,7 @@ def alignment(dtype: str, gpu: str | None, *, old_libraries: bool = False) -> Al
         required=good if old_libraries else 1,
         native=good if gpu in _TENSOR_MAPS else 1,
         good=good,
-        best=max(1, _LINE // size) if wide else good,
+        best=max(1, int(_LINE // size)) if wide else good,
     )
 
 
@@ -224,4 +243,4 @@ def values_in_step(size: int, dtype: str) -> int:
     This is the number in a kernel's name, ``…_align8``: the largest power of two that divides the
     size, up to 16 bytes.
     """
-    return min(size & -size, max(1, _VECTOR // BYTES[dtype])) if size > 0 else 0
+    return min(size & -size, max(1, int(_VECTOR // bytes_of(dtype)))) if size > 0 else 0

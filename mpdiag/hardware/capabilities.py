@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any, Literal
 from mpdiag.hardware.alignment import is_amd
 
 if TYPE_CHECKING:
+    from mpdiag.hardware.cpu_instructions import CpuInstructions
     from mpdiag.hardware.devices import DeviceFacts
 
-How = Literal["tensor cores", "matrix unit", "vector unit", "emulated", "no"]
+How = Literal["tensor cores", "matrix unit", "vector unit", "emulated", "unknown", "no"]
 
 Version = tuple[int, ...]
 
@@ -51,6 +52,7 @@ NEEDS = {
     "tf32": FormatRequirement((8, 0), (11, 0), (8, 0), (450, 36)),
     "bf16": FormatRequirement((8, 0), (11, 0), (8, 0), (450, 36)),
     "fp8": FormatRequirement((8, 9), (11, 8), (8, 6), (520, 61)),
+    "fp4": FormatRequirement((10, 0), (12, 8), (9, 7), (570, 26)),
 }
 """By format, oldest first; for NVIDIA's GPUs."""
 _FP8_ON_ADA = (12, 1)
@@ -71,7 +73,7 @@ class FormatSupport:
 
     Attributes:
         device: Its name.
-        format: ``fp16``, ``bf16``, ``tf32``, ``fp8``, ``int8``.
+        format: ``fp16``, ``bf16``, ``tf32``, ``fp8``, ``int8``, ``fp4``.
         how: Where matrix products in it are computed.
         reason: Why, or why not, in one sentence.
         needs: Its requirements on Tensor Cores.
@@ -103,8 +105,9 @@ def _gpu_support(
 def _on_gpu(
     device: DeviceFacts, software: Software, name: str, need: FormatRequirement
 ) -> tuple[How, str]:
-    if is_amd(device.name):
-        rates = device.peaks.tensor if device.peaks is not None else {}
+    if device.generation == "cdna" or is_amd(device.name):
+        known = device.peaks_at_most
+        rates = known.tensor if known is not None and device.has_tensor_cores else {}
         if name in rates:
             return "tensor cores", "supported by its matrix cores (MFMA)"
         return "no", "not known for this GPU" if not rates else "not supported by its matrix cores"
@@ -136,26 +139,23 @@ def _missing(
     ]
 
 
-def cpu_format_support(
-    name: str, *, has_amx: bool | None, has_avx512_bf16: bool | None
-) -> tuple[FormatSupport, ...]:
-    """How a CPU supports each format."""
-    bf16: tuple[How, str]
-    if has_amx:
-        bf16 = "matrix unit", "supported by AMX: train in BF16 here"
-    elif has_avx512_bf16:
-        bf16 = "vector unit", "supported by AVX512-BF16, without a matrix unit"
-    else:
-        bf16 = "emulated", "computed in FP32: correct values, no speedup"
+def cpu_format_support(name: str, cpu: CpuInstructions) -> tuple[FormatSupport, ...]:
+    """How a CPU supports each format.
+
+    Args:
+        name: Its model.
+        cpu: Its instructions.
+    """
     found: dict[str, tuple[How, str]] = {
-        "fp16": (
-            "emulated",
-            "mpdiag computes in FP32 and rounds what is stored: correct values, no speedup",
-        ),
-        "int8": ("vector unit", "for inference only"),
-        "tf32": ("no", "TF32 is a format of NVIDIA's Tensor Cores"),
-        "bf16": bf16,
+        "fp16": _fp16_on_cpu(cpu),
+        "int8": _on_cpu("int8", cpu),
+        "tf32": _tf32_on_cpu(cpu),
+        "bf16": _on_cpu("bf16", cpu),
         "fp8": (
+            "no",
+            "torch can store it but not compute in it; mpdiag analyze predicts it",
+        ),
+        "fp4": (
             "no",
             "torch can store it but not compute in it; mpdiag analyze predicts it",
         ),
@@ -164,6 +164,59 @@ def cpu_format_support(
         FormatSupport(name, fmt, how, reason, NEEDS[fmt].text)
         for fmt, (how, reason) in found.items()
     )
+
+
+_ON_CPU: dict[str, tuple[tuple[str, How, str], ...]] = {
+    # (instruction, where it computes, what to say), the fastest first
+    "bf16": (
+        ("amx_bf16", "matrix unit", "supported by AMX: train in BF16 here"),
+        ("avx512_bf16", "vector unit", "supported by AVX512-BF16, without a matrix unit"),
+        ("bf16", "vector unit", "supported by Arm's BF16 instructions, in vector registers"),
+    ),
+    "int8": (
+        ("amx_int8", "matrix unit", "supported by AMX-INT8; for inference only"),
+        ("avx512_vnni", "vector unit", "dot products of AVX512-VNNI; for inference only"),
+        ("avx_vnni", "vector unit", "dot products of AVX-VNNI; for inference only"),
+        ("i8mm", "vector unit", "Arm's I8MM, in vector registers; for inference only"),
+        ("dot", "vector unit", "Arm's dot products; for inference only"),
+    ),
+}
+_WITHOUT: dict[str, tuple[How, str]] = {
+    "bf16": ("emulated", "computed in FP32: correct values, no speedup"),
+    "int8": ("vector unit", "without dot product instructions; for inference only"),
+}
+
+
+def _on_cpu(fmt: str, cpu: CpuInstructions) -> tuple[How, str]:
+    if cpu.names is None:
+        return "unknown", "neither torch nor the system says what this CPU has"
+    how, reason = next(
+        ((how, reason) for n, how, reason in _ON_CPU[fmt] if n in cpu.names), _WITHOUT[fmt]
+    )
+    if how != "matrix unit" and cpu.apple:
+        reason += "; whether Apple's own matrix unit helps is not known"
+    elif how != "matrix unit" and "sme" in cpu.names:
+        reason += "; whether torch uses this CPU's matrix unit (SME) is not known"
+    return how, reason
+
+
+def _fp16_on_cpu(cpu: CpuInstructions) -> tuple[How, str]:
+    """As mpdiag trains in it, whatever the CPU has: backward passes of FP16 are slow or missing."""
+    found = {"amx_fp16": "AMX-FP16", "avx512_fp16": "AVX512-FP16", "fp16_arith": "Arm's FP16"}
+    there = next((words for n, words in found.items() if cpu.has(n)), "")
+    has = f"; this CPU's {there} serves inference" if there else ""
+    return (
+        "emulated",
+        "mpdiag computes in FP32 and rounds what is stored: correct values, no speedup" + has,
+    )
+
+
+def _tf32_on_cpu(cpu: CpuInstructions) -> tuple[How, str]:
+    if cpu.has("amx_tf32"):
+        return "matrix unit", 'AMX-TF32, with torch.set_float32_matmul_precision("high")'
+    if cpu.has("amx_fp16"):
+        return "unknown", "torch allows oneDNN TF32 here; whether AMX has it is not known"
+    return "no", "TF32 is a format of NVIDIA's Tensor Cores"
 
 
 def version(text: str | int | None) -> Version | None:

@@ -16,6 +16,8 @@ from mpdiag.hardware import alignment, peaks
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from mpdiag.hardware.peaks import Peaks
+
 _THROTTLE = (
     # (bit, its meaning in words); bits as in nvml.h, nvmlClocksEventReason*
     (0x0000000000000004, "the software power cap holds clocks down"),
@@ -73,9 +75,14 @@ class DeviceFacts:
         return known.generation if known is not None else None
 
     @property
-    def peaks(self) -> peaks.Peaks | None:
+    def peaks(self) -> Peaks | None:
         """Its published peak rates; None if the device is not known, never a guess."""
-        return peaks.peaks_of(self.name)
+        return peaks.peaks_of(self.name, self.processors)
+
+    @property
+    def peaks_at_most(self) -> Peaks | None:
+        """Its own rates, or upper bounds over all published devices of its capability."""
+        return peaks.peaks_at_most(self.name, self.capability, self.processors)
 
     @property
     def has_tensor_cores(self) -> bool | None:
@@ -84,22 +91,25 @@ class DeviceFacts:
 
     def to_json(self) -> dict[str, Any]:
         """The fields as plain values, with the published rates of its model."""
-        known = self.peaks
+        known, most = self.peaks, self.peaks_at_most
         document = asdict(self)
         document["capability"] = None if self.capability is None else list(self.capability)
         document["throttling"] = list(self.throttling)
         return document | {
             "generation": self.generation,
             "has_tensor_cores": self.has_tensor_cores,
-            "peaks": None
-            if known is None
-            else {
-                "tensor_tflops": dict(known.tensor),
-                "cuda_tflops": dict(known.cuda),
-                "bandwidth_gbps": known.bandwidth,
-                "source": known.source,
-            },
+            "peaks": None if known is None else _rates(known),
+            "peaks_at_most": None if known is not None or most is None else _rates(most),
         }
+
+
+def _rates(known: Peaks) -> dict[str, Any]:
+    return {
+        "tensor_tflops": dict(known.tensor),
+        "cuda_tflops": dict(known.cuda),
+        "bandwidth_gbps": known.bandwidth,
+        "source": known.source,
+    }
 
 
 @dataclass(frozen=True)

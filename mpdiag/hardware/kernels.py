@@ -1,6 +1,7 @@
 """Classifies kernels by name: Tensor Cores or not, by which instruction, for which dtype.
 
-The rules are in ``kernel_rules.py``, in the order they are tried; the first match decides.
+The rules are in ``kernel_names/``, a file for each subject, and ``kernel_rules.py`` has the order in
+which they are tried; the first match decides. Mangled names are read as their source spells them.
 A name that no rule knows stays ``unknown``: it is never folded into "no".
 """
 
@@ -11,7 +12,17 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
-from mpdiag.hardware.kernel_rules import RULES, TABLE_VERSION, KernelRule
+from mpdiag.hardware.kernel_names.demangling import demangled
+from mpdiag.hardware.kernel_names.details import (
+    SHAPE,
+    alignment_of,
+    dtype_of,
+    from_shape,
+    from_tile,
+    generation_of,
+)
+from mpdiag.hardware.kernel_names.rule import KernelRule, words
+from mpdiag.hardware.kernel_rules import RULES, TABLE_VERSION
 
 KernelVerdict = Literal["tensor_core", "cuda_core", "helper", "layout", "other", "unknown"]
 VERDICTS: tuple[KernelVerdict, ...] = (
@@ -36,7 +47,7 @@ _NATIVE_AMD = {
     (9, 4): ("gfx942", "gfx940", "gfx941"),
     (9, 5): ("gfx950",),
 }
-LONGEST = 16_384
+LONGEST = 8_192
 """Characters of a name that are read; longer names are cut."""
 
 
@@ -78,11 +89,12 @@ def classify(name: str) -> KernelFacts:
     """Classify a kernel by its name alone.
 
     Args:
-        name: Demangled, if the trace has it so; the short names of ``nsys`` say too little.
+        name: Demangled or not; the short names of ``nsys`` say too little.
     """
     head = _head(name[:LONGEST])
+    spelled = words(head)
     for rule in RULES:
-        match = rule.pattern.search(head)
+        match = rule.pattern.search(spelled if rule.of_words else head)
         if match:
             return _facts(rule, match, head)
     return KernelFacts("unknown")
@@ -103,13 +115,22 @@ def native_generations(capability: tuple[int, int], *, amd: bool) -> tuple[str, 
     return _NATIVE_TURING if capability == (7, 5) else _NATIVE.get(capability[0], ())
 
 
-_NAMESPACE = re.compile(r"\(anonymous namespace\)::|<unnamed>::|\(anonymous namespace\)|^void\s+")
+_NAMESPACE = re.compile(
+    r"^(?:typename )?std::enable_if<.{0,400}?>::type\s+|\(anonymous namespace\)::|<unnamed>::"
+    r"|\(anonymous namespace\)|^void\s+"
+)
 _TEMPLATE_CAST = re.compile(r"\((?:unsigned )?(?:int|long|bool|char|short)\)")
+# Arguments whose types say how the kernel multiplies.
+_TELLING = re.compile(
+    r"cutlass\w*::(?:gemm|conv)::kernel::|cutensor_internal_namespace::KernelParam"
+)
+_SUFFIX = re.compile(r"\.kd$| \[clone [^\]]*\]$")
 
 
 def _head(name: str) -> str:
     """The name without arguments, anonymous namespaces, and ``(int)`` before numbers."""
-    text = _TEMPLATE_CAST.sub("", _NAMESPACE.sub("", name.strip()))
+    text = demangled(_SUFFIX.sub("", name.strip()))[:LONGEST]
+    text = _TEMPLATE_CAST.sub("", _NAMESPACE.sub("", text))
     depth = 0
     for i, character in enumerate(text):
         if character == "<":
@@ -117,7 +138,7 @@ def _head(name: str) -> str:
         elif character == ">":
             depth -= 1
         elif character == "(" and depth <= 0 and i and not text[:i].endswith("operator"):
-            return text[:i]
+            return text if _TELLING.search(text, i) else text[:i]
     return text
 
 
@@ -125,13 +146,15 @@ def _facts(rule: KernelRule, match: re.Match[str], head: str) -> KernelFacts:
     verdict: KernelVerdict = rule.verdict
     if verdict not in ("tensor_core", "cuda_core"):
         return KernelFacts(verdict, library=rule.library, rule=rule.name, token=match.group())
-    shape = _SHAPE.search(head)
-    instruction, dtype = rule.instruction, rule.dtype or _dtype(head)
+    shape = SHAPE.search(head)
+    instruction, dtype = rule.instruction, rule.dtype or dtype_of(head)
+    if verdict == "tensor_core" and dtype == "fp32" and instruction not in ("MFMA", "WMMA", ""):
+        dtype = "tf32"  # NVIDIA's Tensor Cores multiply no FP32
     accumulator = "fp32" if verdict == "tensor_core" else dtype
     if verdict == "tensor_core" and shape:
-        instruction, dtype, accumulator = _from_shape(shape, instruction, dtype)
+        instruction, dtype, accumulator = from_shape(shape, instruction, dtype)
     elif verdict == "tensor_core":
-        instruction, accumulator = _from_tile(head, instruction, dtype)
+        instruction, accumulator = from_tile(head, instruction, dtype)
     if dtype == "fp64" or rule.accumulator:
         accumulator = rule.accumulator or "fp64"
     return KernelFacts(
@@ -139,111 +162,9 @@ def _facts(rule: KernelRule, match: re.Match[str], head: str) -> KernelFacts:
         instruction,
         dtype,
         accumulator,
-        _generation(head, instruction, dtype) or rule.generation,
-        _alignment(head),
+        generation_of(head, instruction, dtype) or rule.generation,
+        alignment_of(head),
         rule.library,
         rule.name,
         match.group(),
     )
-
-
-# -- details that many libraries spell alike -------------------------------------------------------
-
-# s1688gemm, h884cudnn, i16832gemm, d884gemm, s161616 (wmma): accumulator and shape of the instruction.
-_SHAPE = re.compile(
-    r"(?:^|[_<:])(?P<acc>[shdi])(?P<shape>161616|16864|16832|16816|16128|1688|8832|8816|884)"
-    r"(?P<fast>tf32|bf16|f16)?(?=gemm|cudnn|fprop|dgrad|wgrad|conv|xmma|_|trsm|syrk|symm)"
-)
-_ACCUMULATORS = {"s": "fp32", "h": "fp16", "d": "fp64", "i": "int32"}
-_TILE = re.compile(r"tensor(?P<m>8|16)x(?P<n>8)x(?P<k>4|8|16|32|64)(?=_|$)")
-# The first match names the dtype, so tf32 precedes f32, and bf16 precedes f16.
-_DTYPES = (
-    ("fp8_e4m3", r"e4m3|(?:^|_)f8(?=_)|fp8|float8"),
-    ("fp8_e5m2", r"e5m2"),
-    ("fp4", r"e2m1|xf4|(?:^|_)f4(?=_)"),
-    ("tf32", r"tf32|tfloat32"),
-    ("bf16", r"bf16|BF16|bfloat16|BFloat16|Bfloat16|_BBS_|_BSS_|DF16b"),
-    (
-        "fp16",
-        r"(?:^|_|[^bn])f16|\dF16|F16F16|hgemm|fp16|__half|\bhalf\b|_HHS_|_HSS_|_HHH_|half_t|_hmma_|_HMMA",
-    ),
-    ("int8", r"i8i8|(?:^|_)s8|int8|_I8|(?:^|_)u8"),
-    ("fp64", r"f64|(?<!float_)double|dgemm|_DB_"),
-    ("complex64", r"cgemm|gcgemm"),
-    ("complex128", r"zgemm"),
-    ("fp32", r"f32|fp32|float|sgemm|scudnn|_SB_"),
-)
-_DTYPES_COMPILED = tuple((name, re.compile(text)) for name, text in _DTYPES)
-_PREFIX = re.compile(r"(?:^|[_:<(])sm_?(\d{2,3})[af]?(?=_|[A-Z<]|$)|[sS]m(\d{2,3})")
-_CUTLASS = re.compile(r"cutlass_(\d\d)_|cutlass3x_sm(\d+)")
-_GFX = re.compile(r"ISA(\d+[a-f]?\d*)")
-_NAMED = (("volta", "sm70"), ("turing", "sm75"), ("ampere", "sm80"), ("hopper", "sm90"))
-_ALIGNED = re.compile(r"_align([a-d]?)(\d+)")
-
-
-def _from_shape(shape: re.Match[str], instruction: str, dtype: str) -> tuple[str, str, str]:
-    acc, size, fast = shape["acc"], shape["shape"], shape["fast"]
-    accumulator = _ACCUMULATORS[acc]
-    if fast:
-        dtype = {"tf32": "tf32", "bf16": "bf16", "f16": "fp16"}[fast]
-    elif acc == "d":
-        dtype = "fp64"
-    elif acc == "h":
-        dtype = "fp16"
-    elif acc == "i":
-        dtype = dtype if dtype == "int8" else "int8"
-    elif dtype not in ("fp16", "bf16", "fp8_e4m3", "fp8_e5m2", "tf32"):
-        # No 16-bit token: 1688 is TF32; 884 is only for FP16.
-        dtype = "tf32" if size in ("1688", "16816") else "fp16"
-    kind = {"d": "DMMA", "i": "IMMA"}.get(acc, "QMMA" if dtype.startswith("fp8") else "HMMA")
-    size = "16816" if size == "161616" else size  # wmma is compiled to mma of this shape
-    if instruction and not instruction.startswith("HMMA"):
-        return instruction, dtype, accumulator
-    suffix = ".TF32" if dtype == "tf32" else ""
-    return f"{kind}.{size}{suffix}", dtype, accumulator
-
-
-def _from_tile(head: str, instruction: str, dtype: str) -> tuple[str, str]:
-    accumulator = {"int8": "int32", "fp64": "fp64"}.get(dtype, "fp32")
-    tile = _TILE.search(head)
-    if tile and (not instruction or instruction == "HMMA"):
-        kind = {"int8": "IMMA", "fp64": "DMMA"}.get(dtype, "HMMA")
-        kind = "QMMA" if dtype.startswith("fp8") else kind
-        suffix = ".TF32" if dtype == "tf32" else ""
-        instruction = f"{kind}.{tile['m']}{tile['n']}{tile['k']}{suffix}"
-    if instruction == "HGMMA" and dtype.startswith("fp8"):
-        instruction = "QGMMA"
-    if instruction == "HGMMA" and dtype == "int8":
-        instruction = "IGMMA"
-    return instruction, accumulator
-
-
-def _dtype(head: str) -> str:
-    for name, pattern in _DTYPES_COMPILED:
-        if pattern.search(head):
-            return name
-    return ""
-
-
-def _generation(head: str, instruction: str, dtype: str) -> str:
-    gfx = _GFX.search(head)
-    if gfx:
-        return f"gfx{gfx[1]}"
-    numbered = _CUTLASS.search(head) or _PREFIX.search(head)
-    if numbered:
-        return f"sm{numbered[1] or numbered[2]}"
-    lower = head.lower()
-    for name, generation in _NAMED:
-        if name in lower:
-            return generation
-    if instruction.startswith("HMMA."):
-        if instruction.endswith("884"):
-            return "sm70"
-        return "sm75" if instruction.endswith("1688") and dtype == "fp16" else "sm80"
-    return {"DMMA.884": "sm80", "IMMA.8816": "sm75", "IMMA.16832": "sm80"}.get(instruction, "")
-
-
-def _alignment(head: str) -> int | None:
-    found = [(which, int(n)) for which, n in _ALIGNED.findall(head) if 0 < int(n) <= 512]
-    inputs = [n for which, n in found if which in ("", "a", "b")] or [n for _, n in found]
-    return min(inputs) if inputs else None

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpdiag.hardware import capabilities as able
 from mpdiag.hardware import devices as nvml
+from mpdiag.hardware.cpu_instructions import read_instructions
 from mpdiag.hardware.flags import Flag, read_flags
 from mpdiag.installation.extras import EXTRAS
 from mpdiag.tensorcores.cpu import matrix_unit
@@ -134,7 +135,7 @@ def examine() -> Environment:
         cudnn=_cudnn(torch),
         gpus=seen.devices,
         abilities=_abilities(torch, found, seen),
-        flags=read_flags(torch) if torch else (),
+        flags=read_flags(torch, read_instructions(torch)) if torch else (),
     )
 
 
@@ -160,10 +161,7 @@ def _abilities(
     if torch is None:
         return ()
     if not found:
-        facts = matrix_unit.cpu_facts(matrix_unit.NO_LOG)
-        return able.cpu_format_support(
-            facts.name, has_amx=facts.has_amx, has_avx512_bf16=facts.has_avx512_bf16
-        )
+        return able.cpu_format_support(matrix_unit.cpu_name(), read_instructions(torch))
     driver = seen.devices[0].driver if seen.devices else None
     software = able.Software(
         cuda=able.version(torch.version.cuda),

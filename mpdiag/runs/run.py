@@ -288,6 +288,11 @@ class Run:
                 f"{self.folder} holds a training by a plan, which records no statistics: analyze the "
                 f"FP32 recording, or compare the two with mpdiag compare FP32-RUN {self.name}"
             )
+        if self.meta.get("profile_only"):
+            return (
+                f"{self.folder} holds a profile alone, no recorded gradients: the dashboard shows it "
+                "under Tensor Cores"
+            )
         if state == "recording":
             return (
                 f"{self.folder} holds no statistics yet: the training is still in its first steps, "

@@ -35,6 +35,13 @@ from mpdiag.tensorcores.roofline import (
     moved_bytes,
     roofline_point,
 )
+from mpdiag.tensorcores.usage.eligibility import (
+    has_matrix_shape,
+    has_no_instruction,
+    is_eligible,
+    is_used,
+)
+from mpdiag.tensorcores.usage.rates import NO_RATE, AchievedRate, achieved_rate
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -65,8 +72,6 @@ LAYOUT_SHARE = 0.05
 """Share of an operation's time from which layout conversions are worth fixing."""
 TILE = 64
 """Side of the smallest output tile a matrix kernel commonly gives to one multiprocessor."""
-NARROW = 8
-"""Channels per group below which a convolution has too little arithmetic for Tensor Cores."""
 SHORT_US = 5.0
 """A call shorter than this takes about as long as a kernel launch."""
 
@@ -90,6 +95,9 @@ class JudgedOperation:
         win_us: An estimate of the time saved: ``affected_us`` minus the least time that the
             roofline allows; None where the device or the shape is not known.
         placement: Its roofline point on Tensor Cores; None where the device or shape is not known.
+        eligible: Whether it could use Tensor Cores; None where the trace does not tell.
+        used: Whether it did, by names and rates; None where neither says.
+        rate: What it achieved; None where its work is not known.
     """
 
     operation: OperationTime
@@ -101,6 +109,9 @@ class JudgedOperation:
     amdahl_bound: float
     win_us: float | None
     placement: RooflinePoint | None
+    eligible: bool | None = None
+    used: bool | None = None
+    rate: AchievedRate | None = None
 
     def to_json(self) -> dict[str, Any]:
         """An entry of ``operations`` in ``mpdiag profile --json``."""
@@ -139,6 +150,10 @@ class JudgedOperation:
             "intensity": placed.intensity if placed else None,
             "ridge": placed.ridge if placed else None,
             "bound": placed.bound if placed else None,
+            "eligible": self.eligible,
+            "used": self.used,
+            "flops_least": work.least_flops or None if work else None,
+            **(self.rate.to_json() if self.rate else NO_RATE),
         }
 
 
@@ -255,6 +270,7 @@ def _judge_one(
     if placement is not None and affected:
         must = placement.least_us * o.calls if affected == o.time_us else 0.0
         win = max(0.0, affected - must)
+    used = is_used(o, device)
     return JudgedOperation(
         operation=o,
         cause=cause,
@@ -265,6 +281,9 @@ def _judge_one(
         amdahl_bound=speedup(affected / whole) if whole > 0 else 1.0,
         win_us=win,
         placement=placement,
+        eligible=is_eligible(o, device),
+        used=used,
+        rate=achieved_rate(o, device, used=used),
     )
 
 
@@ -273,7 +292,7 @@ def _target_dtype(o: OperationTime, generation: str | None) -> str:
     dtype = o.dtype or (o.work.dtype if o.work is not None else None) or "fp32"
     if dtype == "fp32":
         return "tf32" if generation in TF32 else "fp16"
-    return dtype if dtype in shapes.BYTES else "fp16"
+    return dtype if shapes.is_sized(dtype) else "fp16"
 
 
 def _alignment(
@@ -346,10 +365,8 @@ def _cause_of_size(
     work = o.work
     if work is None:
         return None
-    if work.depthwise or (work.groups > 1 and min(work.n, work.k) < NARROW):
-        return "depthwise"
-    if work.kind == "matmul" and min(work.m, work.n) == 1:
-        return "matrix_vector"
+    if not has_matrix_shape(work):
+        return "matrix_vector" if work.kind == "matmul" else "depthwise"
     if _is_too_small(o, device):
         return "latency_limited"
     if peaks is not None and memory_bound_anyway(work, peaks, dtype):
@@ -381,20 +398,9 @@ def _cause_of_dtype(
         return "dtype"
     if dtype == "fp32" and o.tensor_core_us == 0:  # otherwise other calls of it did run in TF32
         return "tf32_off"
-    if dtype not in {None, "fp32"} and _has_no_instruction(str(dtype), generation, peaks):
+    if dtype not in {None, "fp32"} and has_no_instruction(str(dtype), generation, peaks):
         return "dtype"
     return "alignment" if faults else "library_choice"
-
-
-def _has_no_instruction(dtype: str, generation: str | None, peaks: Peaks | None) -> bool:
-    if peaks is not None:
-        return peaks.tensor_rate(dtype) is None
-    lacking = {
-        "volta": {"bf16", "tf32", "int8", "fp64", "fp8_e4m3", "fp8_e5m2"},
-        "turing": {"bf16", "tf32", "fp64", "fp8_e4m3", "fp8_e5m2"},
-        "ampere": {"fp8_e4m3", "fp8_e5m2"},
-    }
-    return dtype in lacking.get(generation or "", set())
 
 
 def _affected(o: OperationTime, cause: CauseCode) -> float:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import struct
 import tempfile
+from bisect import bisect_left
+from operator import itemgetter
 from typing import IO, TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -12,6 +14,8 @@ if TYPE_CHECKING:
 
 PORTION = 8192
 """Records per portion; portions are written and read as a whole."""
+_OPEN = -1
+_first = itemgetter(0)
 
 
 class DiskBuffer:
@@ -63,6 +67,22 @@ class DiskBuffer:
                 yield from self._form.iter_unpack(self._read(offset))
         if self._open and self._low <= high and self._high >= low:
             yield from self._form.iter_unpack(bytes(self._open))
+
+    def in_order(self) -> Iterator[tuple[Any, ...]]:
+        """All records by their first field, which must be the low end of their key.
+
+        Only portions that overlap are in memory together: few, where records came almost in order.
+        """
+        portions = sorted(self._portions)
+        if self._open:
+            portions = sorted([*portions, (self._low, self._high, _OPEN)])
+        waiting: list[tuple[Any, ...]] = []
+        for low, _, offset in portions:
+            at = bisect_left(waiting, low, key=_first)
+            yield from waiting[:at]
+            packed = bytes(self._open) if offset == _OPEN else self._read(offset)
+            waiting = sorted([*waiting[at:], *self._form.iter_unpack(packed)], key=_first)
+        yield from waiting
 
     def _read(self, offset: int) -> bytes:
         assert self._file is not None

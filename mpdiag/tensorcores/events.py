@@ -6,7 +6,7 @@ millions of them.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
@@ -52,6 +52,19 @@ class Launch(NamedTuple):
     of_graph: bool = False
 
 
+class Placement(NamedTuple):
+    """The operation that a kernel belongs to, where a trace names it and not when it was launched.
+
+    Attributes:
+        correlation: The id it shares with the kernel.
+        start_us, thread: A moment within the spans of the operation and its module.
+    """
+
+    correlation: int
+    start_us: float
+    thread: Thread
+
+
 class HostOperation(NamedTuple):
     """A call of an operation on the host, such as ``aten::addmm``.
 
@@ -85,14 +98,57 @@ class ModuleSpan(NamedTuple):
     thread: Thread
 
 
-Event = Kernel | Launch | HostOperation | ModuleSpan
+class Copy(NamedTuple):
+    """A copy or a set of the GPU's memory: no kernel, but the GPU is not idle meanwhile.
+
+    Attributes:
+        start_us, duration_us, device, stream, correlation: As of a ``Kernel``.
+    """
+
+    start_us: float
+    duration_us: float
+    device: int | str | None = None
+    stream: int | str | None = None
+    correlation: int | None = None
+
+
+HostSpanKind = Literal["step", "optimizer", "loader", "wait"]
+
+
+class HostSpan(NamedTuple):
+    """Something on the host that explains the GPU's time but launches no kernel of its own.
+
+    Attributes:
+        kind: A step that the program marked, an optimizer's step, a wait for the next batch, or a
+            wait for the GPU.
+        name: Such as ``"ProfilerStep#5"`` or ``"cudaStreamSynchronize"``.
+        start_us, end_us: When.
+    """
+
+    kind: HostSpanKind
+    name: str
+    start_us: float
+    end_us: float
+
+
+def host_span_kind(name: str) -> HostSpanKind | None:
+    """What a span of the host is, by the name that PyTorch gives it; None for any other name."""
+    if name.startswith("ProfilerStep#"):
+        return "step"
+    if name.startswith("Optimizer.step#"):
+        return "optimizer"
+    return "loader" if name.startswith("enumerate(DataLoader)") else None
+
+
+Event = Kernel | Launch | Placement | HostOperation | ModuleSpan | Copy | HostSpan
 
 
 class TraceReader(Protocol):
     """A trace that is read while it is iterated; its attributes are complete at the end.
 
     Attributes:
-        source: The program that wrote it: ``"torch.profiler"``, ``"nsys"``, ``"ncu"`` or ``"nvprof"``.
+        source: The program that wrote it: ``"torch.profiler"``, ``"xla"`` (JAX, TensorFlow), ``"nsys"``,
+            ``"nsys stats"``, ``"ncu"``, ``"nvprof"``, ``"rocprofv3"`` or ``"rocprof"``.
         devices: The GPUs it describes, by index.
         tensor_active: Mean sampled share of time that the Tensor pipe was active; None if it was
             not sampled.

@@ -1,8 +1,8 @@
 """Evidence, other than its name, of whether a kernel used Tensor Cores.
 
-Hardware counters are the strongest evidence, then the rate, then the name. A kernel that multiplies
-faster than the ordinary cores can must have used Tensor Cores, whatever its name; a low rate proves
-nothing.
+Hardware counters are the strongest evidence, then a kernel's own code, then the rate, then the name.
+A kernel that multiplies faster than the ordinary cores can must have used Tensor Cores, whatever its
+name; a low rate proves nothing. Which counters prove or deny what is in ``hardware/counters.py``.
 """
 
 from __future__ import annotations
@@ -11,9 +11,12 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping
+from mpdiag.hardware import counters
 
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping, Sequence
+
+    from mpdiag.hardware.counters import CounterMeaning
     from mpdiag.hardware.devices import DeviceFacts
     from mpdiag.hardware.kernels import KernelFacts, KernelVerdict
     from mpdiag.hardware.peaks import Peaks
@@ -26,11 +29,15 @@ FLOP_PER_CLOCK = {8: 512, 9: 512, 10: 512, 12: 256, 7: 256}
 """The most that the ordinary cores of one multiprocessor do, by major capability: FP16 in pairs
 (CUDA C++ Programming Guide, arithmetic throughput)."""
 
-_TENSOR = re.compile(
-    r"pipe_tensor|pipe_tc_|inst_executed_pipe_uniform_tensor|ops_path_tensor|SQ_INSTS_VALU_MFMA"
+SLIGHT = 5.0
+"""Percent of the pipe's peak below which its use may be HFMA2.MMA alone, where that runs on it."""
+
+# Words of operations and kernels that multiply matrices or vectors, if they are not known otherwise.
+_MATRIX = re.compile(
+    r"gemm|gemv|matmul|mat_?mul|mul_mat|\bmm\b|_mm_|_mm\b|bmm|linear|conv(?!ert|ersion)|attention|attn"
+    r"|\bmha|\bmla|fmha|sdpa|flash|decode|prefill|_dot|dot_|einsum|lstm|\bgru\b|trsm|mmvq",
+    re.IGNORECASE,
 )
-# Only these count every kind of Tensor Core instruction, so only their zero is a no.
-_WHOLE = re.compile(r"inst_executed_pipe_tensor\.|pipe_tensor_cycles_active|pipe_tc_cycles_active")
 
 
 @dataclass(frozen=True)
@@ -38,29 +45,90 @@ class KernelEvidence:
     """Evidence for or against a kernel's use of Tensor Cores.
 
     Attributes:
-        kind: ``"counters"`` or ``"rate"``.
+        kind: ``"counters"``, ``"rate"``, or ``"code"``: its machine-level code.
         tensor_core: Whether it used them.
         text: The numbers behind it.
+        certain: Whether nothing else explains the numbers.
+        dtype: Of the inputs, as in ``KernelFacts.dtype``; empty where the evidence does not say.
+        instruction: Such as ``DMMA``; empty where the evidence does not say.
     """
 
-    kind: Literal["counters", "rate"]
+    kind: Literal["counters", "rate", "code"]
     tensor_core: bool
     text: str
+    certain: bool = True
+    dtype: str = ""
+    instruction: str = ""
 
 
-def by_counters(runs: Iterable[Kernel]) -> KernelEvidence | None:
-    """Evidence from hardware counters; None if no counter of the Tensor pipe was measured."""
+def by_counters(
+    runs: Iterable[Kernel], capability: tuple[int, int] | None = None
+) -> KernelEvidence | None:
+    """Evidence from hardware counters; None if those that were measured decide nothing.
+
+    A counter of matrix instructions that is not zero proves them. They are denied only if every kind
+    that the generation has was counted, and was zero: a counter that is absent is no zero.
+
+    Args:
+        runs: The measured runs of one kernel.
+        capability: Compute capability of the GPU; None where it is not known.
+    """
     highest: dict[str, float] = {}
     for run in runs:
         for name, value in (run.counters or {}).items():
-            if _TENSOR.search(name):
-                highest[name] = max(value, highest.get(name, 0.0))
-    active = {name: value for name, value in highest.items() if value > 0}
-    if active:
-        name = max(active, key=lambda n: (bool(_WHOLE.search(n)), active[n]))
-        return KernelEvidence("counters", True, f"{name} = {active[name]:g}")
-    whole = [name for name in highest if _WHOLE.search(name)]
-    return KernelEvidence("counters", False, f"{whole[0]} = 0") if whole else None
+            highest[name] = max(value, highest.get(name, 0.0))
+    meanings = {name: counters.meaning(name, capability) for name in highest}
+    known = {name: found for name, found in meanings.items() if found is not None}
+    certain, shared, zeros = dict[str, float](), dict[str, float](), list[str]()
+    for name, found in known.items():
+        value = highest[name]
+        counted = counters.without_hfma2(name, highest) if found.shared and value > 0 else None
+        if (value if counted is None else counted) <= 0:
+            zeros.append(name)
+        elif found.shared and counted is None:
+            shared[name] = value
+        else:
+            certain[name] = value if counted is None else counted
+    if certain:
+        return _proof(certain, known)
+    if shared:
+        return _shared_pipe(shared)
+    return _denial(zeros, known, capability)
+
+
+def _proof(certain: Mapping[str, float], known: Mapping[str, CounterMeaning]) -> KernelEvidence:
+    name = max(certain, key=lambda n: (known[n].paths == counters.WHOLE, certain[n]))
+    said = {known[n].dtype for n in certain if known[n].dtype}
+    kinds = {known[n].instruction for n in certain if known[n].instruction}
+    return KernelEvidence(
+        "counters",
+        True,
+        f"{name} = {certain[name]:g}",
+        dtype=said.pop() if len(said) == 1 else "",
+        instruction=kinds.pop() if len(kinds) == 1 else "",
+    )
+
+
+def _shared_pipe(shared: Mapping[str, float]) -> KernelEvidence | None:
+    """The pipe was used, perhaps by HFMA2.MMA; None if so little that it may have been that alone."""
+    percent = [value for name, value in shared.items() if ".pct_of_peak" in name]
+    if percent and max(percent) < SLIGHT:
+        return None
+    name = max(shared, key=lambda n: (".pct_of_peak" in n, shared[n]))
+    text = f"{name} = {shared[name]:g}, HFMA2.MMA included"
+    return KernelEvidence("counters", True, text, certain=False)
+
+
+def _denial(
+    zeros: Sequence[str], known: Mapping[str, CounterMeaning], capability: tuple[int, int] | None
+) -> KernelEvidence | None:
+    if not zeros:
+        return None
+    whole = [name for name in zeros if known[name].paths == counters.WHOLE]
+    paths = frozenset[str]().union(*(known[name].paths for name in zeros))
+    if not counters.covers(paths, capability, known[zeros[0]].vendor):
+        return None
+    return KernelEvidence("counters", False, f"{', '.join(whole[:1] or zeros)} = 0")
 
 
 def by_measured_rate(runs: Iterable[Kernel], device: DeviceFacts | None) -> KernelEvidence | None:
@@ -68,8 +136,8 @@ def by_measured_rate(runs: Iterable[Kernel], device: DeviceFacts | None) -> Kern
     major = device.capability[0] if device and device.capability else None
     a_clock = FLOP_PER_CLOCK.get(major or 0)
     for run in runs:
-        counters: Mapping[str, float] = run.counters or {}
-        processors, clock = counters.get("# SMs"), counters.get("SM Frequency")
+        found: Mapping[str, float] = run.counters or {}
+        processors, clock = found.get("# SMs"), found.get("SM Frequency")
         if not (a_clock and run.flops and run.duration_us and processors and clock):
             continue
         rate, limit = run.flops / run.duration_us * 1e6, processors * clock * a_clock
@@ -83,14 +151,20 @@ def by_rate(operation: OperationTime, peaks: Peaks | None) -> KernelEvidence | N
 
     Only matrix products count: Winograd and FFT convolutions do less arithmetic than their shapes
     imply.
+
+    Args:
+        operation: What ran.
+        peaks: The device's rates, or upper bounds of them: a bound proves as well.
     """
     work = operation.work
     if peaks is None or work is None or work.kind != "matmul" or operation.time_us <= 0:
         return None
     dtype = work.dtype or operation.dtype
-    if dtype is None or dtype.startswith(("fp8", "int", "fp4")):
-        dtype = "fp16"
-    rate = work.flops * operation.calls / operation.time_us * 1e6
+    if dtype is None or dtype.startswith(("fp8", "fp6", "fp4")):
+        dtype = "fp16"  # ordinary cores convert these first
+    elif dtype.startswith("int"):
+        dtype = "int8"  # they have dot products of integers, faster than FP16
+    rate = work.least_flops * operation.calls / operation.time_us * 1e6
     limit = peaks.cuda_rate(dtype)
     return KernelEvidence("rate", True, _rates(rate, limit)) if rate > MARGIN * limit else None
 
@@ -99,16 +173,28 @@ def _rates(rate: float, limit: float) -> str:
     return f"{rate / 1e12:.1f} TFLOP/s, CUDA cores do at most {limit / 1e12:.1f}"
 
 
-def measured_verdict(facts: KernelFacts, measured: KernelEvidence | None) -> KernelVerdict:
-    """The verdict by the name, corrected by what was measured."""
+def measured_verdict(
+    facts: KernelFacts, measured: KernelEvidence | None, words: str = ""
+) -> KernelVerdict:
+    """The verdict by the name, corrected by what was measured.
+
+    Args:
+        facts: What the name says.
+        measured: What was measured.
+        words: The kernel's and its operation's names. If no matrix instruction ran in a kernel that
+            no rule knows, they say whether it is matrix work at all.
+    """
     if measured is None or (measured.tensor_core and facts.verdict == "tensor_core"):
         return facts.verdict
     if measured.tensor_core:
         # The rate of a product says nothing about helpers and additions that ran with it.
         matrix = facts.verdict in ("cuda_core", "unknown")
-        return "tensor_core" if matrix or measured.kind == "counters" else facts.verdict
+        overrules = matrix or (measured.kind != "rate" and measured.certain)
+        return "tensor_core" if overrules else facts.verdict
     if facts.verdict == "tensor_core":
         return "cuda_core"
+    if facts.verdict == "unknown":
+        return "cuda_core" if _MATRIX.search(words) else "other"
     return facts.verdict
 
 
@@ -117,6 +203,7 @@ def contradicts(facts: KernelFacts, measured: KernelEvidence | None) -> bool:
     if measured is None:
         return False
     if measured.tensor_core:
-        against = {"cuda_core"} | ({"other", "layout"} if measured.kind == "counters" else set())
+        firm = measured.kind != "rate" and measured.certain
+        against = {"cuda_core"} | ({"other", "layout"} if firm else set())
         return facts.verdict in against
     return facts.verdict == "tensor_core"

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from mpdiag.tensorcores.disk_buffer import DiskBuffer
-from mpdiag.tensorcores.events import HostOperation, Kernel, Launch, ModuleSpan
+from mpdiag.tensorcores.events import HostOperation, Kernel, Launch, ModuleSpan, Placement
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -166,7 +166,11 @@ class _Linker:
             thread = self._threads.of(event.thread, None)
             number = event.correlation
             self._launches.add(number, number, number, event.start_us, thread, event.of_graph)
-        else:
+        elif isinstance(event, Placement):
+            thread = self._threads.of(event.thread, None)
+            number = event.correlation
+            self._launches.add(number, number, number, event.start_us, thread, False)
+        elif isinstance(event, ModuleSpan):
             self._take_module(event)
 
     def _take_kernel(self, kernel: Kernel) -> None:

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 from mpdiag.tensorcores import kernel_evidence
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from mpdiag.hardware.kernels import KernelFacts, KernelVerdict
     from mpdiag.tensorcores.kernel_evidence import KernelEvidence
 
@@ -36,7 +38,7 @@ class KernelTime:
     @property
     def measured_verdict(self) -> KernelVerdict:
         """The verdict by the strongest evidence: counters, then rates, then the name."""
-        return kernel_evidence.measured_verdict(self.facts, self.measured)
+        return kernel_evidence.measured_verdict(self.facts, self.measured, f"{self.op} {self.name}")
 
     def to_json(self) -> dict[str, Any]:
         """An entry of ``kernels``."""
@@ -50,7 +52,9 @@ class KernelTime:
             "verdict": self.facts.verdict,
             "verdict_witnessed": self.measured_verdict,
             "instruction": self.facts.instruction or None,
+            "instruction_witnessed": (self.measured.instruction if self.measured else "") or None,
             "dtype": self.facts.dtype or None,
+            "dtype_witnessed": (self.measured.dtype if self.measured else "") or None,
             "accumulator": self.facts.accumulator or None,
             "generation": self.facts.generation or None,
             "alignment": self.facts.alignment,
@@ -99,10 +103,22 @@ class KernelTimes:
         return found / self.total_us
 
     def native_fraction(self, generations: tuple[str, ...]) -> float:
-        """Share of kernel time in Tensor Core kernels written for these generations."""
+        """Share of kernel time in Tensor Core kernels whose names give one of these generations."""
+        return self._generation_fraction(lambda given: given in generations)
+
+    def older_fraction(self, generations: tuple[str, ...]) -> float:
+        """Share of kernel time in Tensor Core kernels whose names give another generation."""
+        return self._generation_fraction(lambda given: bool(given) and given not in generations)
+
+    @property
+    def unnamed_generation_fraction(self) -> float:
+        """Share of kernel time in Tensor Core kernels whose names give no generation."""
+        return self._generation_fraction(lambda given: not given)
+
+    def _generation_fraction(self, wanted: Callable[[str], bool]) -> float:
         found = sum(
             k.time_us
             for k in self.kernels
-            if k.facts.verdict == "tensor_core" and k.facts.generation in generations
+            if k.facts.verdict == "tensor_core" and wanted(k.facts.generation)
         )
-        return found / self.total_us
+        return found / self.total_us if self.total_us else 0.0

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from mpdiag.display.explanations import command_for
+from mpdiag.display.wording import counted
 from mpdiag.files.documents import finite
+from mpdiag.hardware.counters import ADVICE
 from mpdiag.tensorcores import kernel_evidence
 from mpdiag.tensorcores.amdahl import speedup
 from mpdiag.tensorcores.causes import TF32
@@ -13,11 +15,13 @@ from mpdiag.tensorcores.causes import TF32
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from mpdiag.hardware.counters import Vendor
     from mpdiag.hardware.devices import DeviceFacts
     from mpdiag.tensorcores.causes import JudgedOperation
     from mpdiag.tensorcores.events import TraceReader
     from mpdiag.tensorcores.kernel_linking import Linked
     from mpdiag.tensorcores.kernel_times import KernelTimes
+    from mpdiag.tensorcores.timeline.sweep import Timeline
 
 MUCH = 0.1
 """Share of kernel time from which something deserves a warning."""
@@ -32,7 +36,7 @@ def profile_findings(
     device: DeviceFacts | None,
     *,
     linked: Linked,
-    native_fraction: float | None,
+    native: tuple[str, ...],
 ) -> tuple[dict[str, Any], ...]:
     """All findings, warnings first.
 
@@ -41,11 +45,11 @@ def profile_findings(
         times: Its kernels.
         device: Its GPU; None where it is not named.
         linked: Its kernels by operation.
-        native_fraction: Share of kernel time in Tensor Core kernels of the device's generation.
+        native: The generations whose Tensor Core kernels use the device's own instructions.
     """
     found = [
         *_matrix_findings(times, device),
-        *_kernel_findings(times, native_fraction),
+        *_kernel_findings(times, native),
         *_contradictions(times, trace.tensor_active),
         *_reading_findings(trace, linked),
         *_device_findings(trace, device),
@@ -69,6 +73,70 @@ def padding_findings(judged: Sequence[JudgedOperation]) -> tuple[dict[str, Any],
             operations=sorted({j.operation.module or j.operation.op for j in odd}),
         ),
     )
+
+
+def rate_findings(judged: Sequence[JudgedOperation]) -> tuple[dict[str, Any], ...]:
+    """Rates above the published peak, which say something of the clock or of the work."""
+    above = [j for j in judged if j.rate is not None and j.rate.above_peak]
+    if not above:
+        return ()
+    first = max(above, key=lambda j: j.operation.time_us)
+    rate = first.rate
+    assert rate is not None
+    assert rate.peak is not None
+    place = first.operation.module or first.operation.op
+    shortcuts = any(j.operation.work and j.operation.work.kind == "convolution" for j in above)
+    why = "the clock ran above the published one"
+    if shortcuts:
+        why += ", or the kernel does less arithmetic than the convolution asks for (Winograd, FFT)"
+    return (
+        _note(
+            "info",
+            "rate-above-peak",
+            f"{counted(len(above), 'operation')} ran faster than the published peak ({place}: "
+            f"{rate.least:.3g} of {rate.peak:g} TFLOP/s), so no share of it is given: {why}",
+            "watch the clock while it runs, with nvidia-smi dmon",
+            operations=sorted({j.operation.module or j.operation.op for j in above}),
+        ),
+    )
+
+
+def idle_findings(timeline: Timeline | None) -> tuple[dict[str, Any], ...]:
+    """Time in which the GPU had nothing to do, and the largest cause of it."""
+    if timeline is None or timeline.whole.idle_fraction < MUCH:
+        return ()
+    whole = timeline.whole
+    cause = max(whole.gaps, key=lambda c: whole.gaps[c])
+    share = whole.gaps[cause] / whole.wall_us
+    return (
+        _note(
+            "info",
+            "gpu-idle",
+            f"the GPU was idle for {_percent(whole.idle_fraction)} of the recorded time, "
+            f"{_percent(share)} because {_IDLE[cause]}; recording itself slows the host down",
+            _BUSY[cause],
+            fraction=whole.idle_fraction,
+            causes={c: spent / whole.wall_us for c, spent in whole.gaps.items() if spent},
+            amdahl_bound=finite(speedup(whole.idle_fraction)),
+        ),
+    )
+
+
+_IDLE = {
+    "host": "the host launched the next kernel too late",
+    "wait": "the host had waited for the GPU and nothing was queued",
+    "loader": "the host waited for the next batch",
+    "queued": "queued work had to wait on the device",
+    "unknown": "of something the trace does not show",
+}
+_BUSY = {
+    "host": "use larger batches, torch.compile(mode='reduce-overhead') or CUDA graphs, and fused "
+    "optimizers",
+    "wait": "remove .item(), print and .cpu() from the loop, or call them every few steps",
+    "loader": "give the DataLoader more workers, pin_memory=True and prefetch_factor",
+    "queued": "look at the longest gaps (--json: timeline.longest_gaps): another stream, or a copy",
+    "unknown": "record with ProfilerActivity.CPU, so that the launches are in the trace",
+}
 
 
 def _note(severity: str, code: str, message: str, fix: str, **evidence: Any) -> dict[str, Any]:
@@ -122,27 +190,26 @@ def _off_cuda_cores(device: DeviceFacts | None) -> str:
     )
 
 
-def _kernel_findings(times: KernelTimes, native: float | None) -> Iterator[dict[str, Any]]:
+def _kernel_findings(times: KernelTimes, native: tuple[str, ...]) -> Iterator[dict[str, Any]]:
     unknown = times.fraction("unknown", measured=True)
     if unknown >= MUCH:
         largest = next(k.name for k in times.kernels if k.measured_verdict == "unknown")
+        amd = any(k.facts.generation.startswith("gfx") for k in times.kernels)
+        vendor: Vendor = "amd" if amd else "nvidia"
         yield _note(
             "warning",
             "unknown-kernels",
             f"{_percent(unknown)} of kernel time is in kernels whose names do not say what ran",
-            "measure them with rocprofv3, counter SQ_INSTS_VALU_MFMA"
-            if any(k.facts.generation.startswith("gfx") for k in times.kernels)
-            else "measure them with ncu --csv --metrics sm__inst_executed_pipe_tensor.sum",
+            f"measure them with {ADVICE[vendor]}",
             fraction=unknown,
             largest=largest[:200],
         )
-    tensor = times.fraction("tensor_core")
-    if native is not None and tensor - native >= SOME:
-        old = tensor - native
+    old = times.older_fraction(native) if native else 0.0
+    if old >= SOME:
         names = {
             k.facts.generation: k.name[:200]
             for k in reversed(times.kernels)
-            if k.facts.verdict == "tensor_core"
+            if k.facts.verdict == "tensor_core" and k.facts.generation
         }
         yield _note(
             "warning" if old >= MUCH else "info",

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from mpdiag.hardware.alignment import BYTES
+from mpdiag.hardware.alignment import bytes_of, is_sized
 
 if TYPE_CHECKING:
     from mpdiag.hardware.peaks import Peaks
@@ -59,12 +59,12 @@ def roofline_point(work: MatrixWork, peaks: Peaks, dtype: str) -> RooflinePoint 
 
 def bytes_in(work: MatrixWork, dtype: str) -> float:
     """The bytes moved if the operands had another dtype."""
-    return work.bytes * BYTES[dtype] / BYTES[work.dtype or "fp32"]
+    return work.bytes * bytes_of(dtype) / bytes_of(work.dtype or "fp32")
 
 
 def moved_bytes(o: OperationTime) -> float | None:
     """The least number of bytes one call must move in its dtype; None where it is not known."""
-    dtype = o.dtype if o.dtype in BYTES else (o.work.dtype if o.work is not None else None)
+    dtype = o.dtype if is_sized(o.dtype) else (o.work.dtype if o.work is not None else None)
     if o.work is None or not o.work.bytes or dtype is None:
         return None
     return bytes_in(o.work, dtype)

@@ -121,6 +121,8 @@ class StepProfiler:
                 self._close()
                 if self._on_done is not None:
                     self._on_done()
+            else:
+                self._window.mark()
         elif self.seen >= self.warmup and not self.done:
             self._open()
 
@@ -228,6 +230,8 @@ class _Window:
         if self._gpu:
             activities.append(torch.profiler.ProfilerActivity.CUDA)
         self._profiler = torch.profiler.profile(activities=activities, record_shapes=True)
+        self._step: Any = None
+        self._number = 0
 
     def open(self) -> None:
         """Start; the profiler is started last so that it does not see the set-up."""
@@ -244,10 +248,24 @@ class _Window:
             self._restore()
             message = f"torch.profiler does not start ({error}): is another profiler running?"
             raise UsageError(message) from error
+        self.mark()
+
+    def mark(self) -> None:
+        """End a step and begin the next, in the words of torch.profiler's own marks."""
+        self._end_step()
+        self._step = torch.profiler.record_function(f"ProfilerStep#{self._number}")
+        self._step.__enter__()
+        self._number += 1
+
+    def _end_step(self) -> None:
+        step, self._step = self._step, None
+        if step is not None:
+            step.__exit__(None, None, None)
 
     def close(self) -> None:
         """Stop, and write the files."""
         try:
+            self._end_step()
             if self._gpu:
                 torch.cuda.synchronize()
             self._profiler.stop()

@@ -10,6 +10,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mpdiag.display.wording import counted
 from mpdiag.errors import DamagedTrace, UsageError
 from mpdiag.hardware.devices import DeviceFacts
 from mpdiag.hardware.kernels import classify, native_generations
@@ -18,39 +19,61 @@ from mpdiag.tensorcores.causes import judge, worth
 from mpdiag.tensorcores.kernel_linking import link
 from mpdiag.tensorcores.kernel_times import KernelTime, KernelTimes
 from mpdiag.tensorcores.profile_comparison import ProfileComparison, compare_profiles
-from mpdiag.tensorcores.profile_findings import padding_findings, profile_findings
+from mpdiag.tensorcores.profile_findings import (
+    idle_findings,
+    padding_findings,
+    profile_findings,
+    rate_findings,
+)
 from mpdiag.tensorcores.readers.recognition import read
+from mpdiag.tensorcores.timeline.activity import Recording
+from mpdiag.tensorcores.timeline.ranks import compare_ranks
+from mpdiag.tensorcores.timeline.sweep import make_timeline
 from mpdiag.tensorcores.trace_profile import Profile
+from mpdiag.tensorcores.triton_code import code_of, read_code
 from mpdiag.tensorcores.work.traced_operation import OperationTime, matrix_work
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping, Sequence
 
     from mpdiag.hardware.kernels import KernelFacts
     from mpdiag.tensorcores.events import Kernel, TraceReader
     from mpdiag.tensorcores.kernel_evidence import KernelEvidence
     from mpdiag.tensorcores.kernel_linking import KernelOrigin, KernelSum, Linked, Signature
+    from mpdiag.tensorcores.timeline.ranks import RankComparison
+    from mpdiag.tensorcores.timeline.sweep import Timeline
     from mpdiag.tensorcores.work.products import MatrixWork
 
 STDIN = "-"
 """The path that stands for standard input."""
+TRACES = (".json", ".json.gz", ".sqlite")
+"""How the names of traces end that a folder is searched for."""
+_NO_TRACES = ("plan.json", "profile.json", "sensitivity.json", "search.json", "comparison.json")
 
 
-def profile_trace(path: str | os.PathLike[str]) -> Profile:
-    """Read a trace of torch.profiler, nsys, ncu or nvprof and judge it.
+def profile_trace(
+    path: str | os.PathLike[str], *, triton_code: str | os.PathLike[str] | None = None
+) -> Profile:
+    """Read a trace of a profiler, of any kind that ``readers.recognition`` knows, and judge it.
 
     Args:
         path: The file; ``-`` for standard input. A pipe is read to its end first.
+        triton_code: Triton's cache or tritonparse's log, whose code judges the kernels it holds.
 
     Raises:
         InputError: If there is no such file, it cannot be read, or it holds no kernel.
     """
+    codes = read_code(Path(triton_code)) if triton_code is not None else {}
     with _seekable_file(path) as file:
         trace = read(file)
-        linked = link(trace)
-        if linked.kernels:
-            return _profile(trace, linked, str(path))
+        recording = Recording()
+        try:
+            linked = link(recording.watch(trace))
+            if linked.kernels:
+                return _profile(trace, linked, str(path), codes, _timeline(recording, linked))
+        finally:
+            recording.close()
     if trace.problems:
         message = f"{path} holds no GPU kernel in its readable part: {trace.problems[0]}"
     else:
@@ -76,6 +99,44 @@ def compare_traces(before: str | os.PathLike[str], now: object) -> ProfileCompar
         message = "only traces of a GPU can be compared: --against needs two of them"
         raise UsageError(message)
     return compare_profiles(profile_trace(before), now)
+
+
+def holds_traces(folder: Path) -> bool:
+    """Whether a local path is a folder of traces rather than a run."""
+    if not folder.is_dir() or (folder / "meta.json").exists():
+        return False
+    return len(_traces(folder)) > 1
+
+
+def traces_in(folder: Path) -> list[Path]:
+    """The traces in a folder, by name.
+
+    Raises:
+        UsageError: If there are fewer than two, or the folder is a run.
+    """
+    if (folder / "meta.json").is_file():
+        message = f"{folder} is a run, not a trace: use mpdiag analyze {folder}"
+        raise UsageError(message)
+    found = _traces(folder)
+    if len(found) < 2:
+        message = f"{folder} holds {counted(len(found), 'trace')}: one for each rank is needed"
+        raise UsageError(message)
+    return found
+
+
+def _traces(folder: Path) -> list[Path]:
+    found = (p for p in folder.iterdir() if p.name.endswith(TRACES) and p.name not in _NO_TRACES)
+    return sorted(p for p in found if p.is_file())
+
+
+def profile_ranks(paths: Sequence[Path]) -> RankComparison:
+    """Read the traces of several ranks and compare one step of them.
+
+    Raises:
+        InputError: If a trace cannot be read.
+        UsageError: If they are not of one run.
+    """
+    return compare_ranks([profile_trace(path) for path in paths])
 
 
 def is_trace(path: Path) -> bool:
@@ -104,13 +165,26 @@ def _seekable_file(path: str | os.PathLike[str]) -> Iterator[Path]:
         yield file
 
 
-def _profile(trace: TraceReader, linked: Linked, path: str) -> Profile:
+def _timeline(recording: Recording, linked: Linked) -> Timeline | None:
+    """When the device that took most of the kernel time worked."""
+    device = max(linked.devices, key=lambda d: linked.devices[d])
+    activities = recording.in_order(device)
+    return make_timeline(activities, recording.spans, spans_left_out=recording.left_out)
+
+
+def _profile(
+    trace: TraceReader,
+    linked: Linked,
+    path: str,
+    codes: Mapping[str, KernelEvidence],
+    timeline: Timeline | None,
+) -> Profile:
     device = _device(trace, linked)
     works = _matrix_works(linked)
     operations, rates = _operations(linked, works, device)
     judged = judge(operations, device or _assumed_device(linked), total_us=linked.total_us)
-    times = _kernel_times(linked, device, rates)
-    native = _native_fraction(times, device)
+    times = _kernel_times(linked, device, rates, codes)
+    native = _native_generations(times, device)
     return Profile(
         source=trace.source,
         path=path,
@@ -120,12 +194,17 @@ def _profile(trace: TraceReader, linked: Linked, path: str) -> Profile:
         worth=tuple(worth(judged, linked.total_us)),
         linked_fraction=linked.linked_fraction,
         graph_fraction=linked.graph_fraction,
-        native_generation_fraction=native,
+        native_generation_fraction=times.native_fraction(native) if native else None,
         tensor_active=trace.tensor_active,
         findings=(
-            *profile_findings(trace, times, device, linked=linked, native_fraction=native),
+            *profile_findings(trace, times, device, linked=linked, native=native),
             *padding_findings(judged),
+            *rate_findings(judged),
+            *idle_findings(timeline),
         ),
+        timeline=timeline,
+        **{name: getattr(trace, name, None) for name in ("rank", "world_size")},
+        generated=getattr(trace, "generated", ""),
     )
 
 
@@ -154,23 +233,30 @@ def _assumed_device(linked: Linked) -> DeviceFacts | None:
     return DeviceFacts(name="", capability=divmod(newest[0], 10))
 
 
-def _native_fraction(times: KernelTimes, device: DeviceFacts | None) -> float | None:
-    """Share of kernel time in Tensor Core kernels written for the device's own generation."""
+def _native_generations(times: KernelTimes, device: DeviceFacts | None) -> tuple[str, ...]:
+    """The generations whose kernels use the device's own instructions; () where it is not known."""
     if device is None or device.capability is None or not times.total_us:
-        return None
+        return ()
     amd = any(k.facts.generation.startswith("gfx") for k in times.kernels)
-    generations = native_generations(device.capability, amd=amd)
-    return times.native_fraction(generations) if generations else None
+    return native_generations(device.capability, amd=amd)
 
 
 # -- kernels ---------------------------------------------------------------------------------------
 
 
 def _kernel_times(
-    linked: Linked, device: DeviceFacts | None, rates: dict[KernelOrigin, KernelEvidence]
+    linked: Linked,
+    device: DeviceFacts | None,
+    rates: Mapping[KernelOrigin, KernelEvidence],
+    codes: Mapping[str, KernelEvidence],
 ) -> KernelTimes:
     kernels = [
-        _kernel_time(name, origin, runs, _evidence(runs.measured, device, rates.get(origin)))
+        _kernel_time(
+            name,
+            origin,
+            runs,
+            _evidence(runs.measured, device, code_of(name, codes) or rates.get(origin)),
+        )
         for (name, origin), runs in linked.kernels.items()
     ]
     kernels.sort(key=lambda k: -k.time_us)
@@ -178,14 +264,15 @@ def _kernel_times(
 
 
 def _evidence(
-    measured: list[Kernel], device: DeviceFacts | None, rate: KernelEvidence | None
+    measured: list[Kernel], device: DeviceFacts | None, otherwise: KernelEvidence | None
 ) -> KernelEvidence | None:
-    """The strongest evidence besides the name: counters, else the measured rate, else a rate."""
+    """The strongest evidence besides the name: counters, else the measured rate, else another."""
     counted = None
     if measured:
-        counted = kernel_evidence.by_counters(measured)
+        capability = device.capability if device else None
+        counted = kernel_evidence.by_counters(measured, capability)
         counted = counted or kernel_evidence.by_measured_rate(measured, device)
-    return counted or rate
+    return counted or otherwise
 
 
 def _kernel_time(
@@ -267,7 +354,7 @@ def _operations(
         found.add(name, facts, runs.time_us)
         found.origins.add(origin)
         found.runs += runs.calls
-    peaks = device.peaks if device else None
+    peaks = device.peaks_at_most if device else None
     operations: list[OperationTime] = []
     rates: dict[KernelOrigin, KernelEvidence] = {}
     for (op, module, phase, signature), found in sums.items():

@@ -7,11 +7,14 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from mpdiag.hardware.kernel_rules import TABLE_VERSION
 from mpdiag.hardware.kernels import VERDICTS
+from mpdiag.tensorcores.usage.eligible_time import Eligibility, sum_eligibility
+from mpdiag.tensorcores.usage.summary import CauseGroup, cause_groups, summary_sentences
 
 if TYPE_CHECKING:
     from mpdiag.hardware.devices import DeviceFacts
     from mpdiag.tensorcores.causes import JudgedOperation, Worth
     from mpdiag.tensorcores.kernel_times import KernelTime, KernelTimes
+    from mpdiag.tensorcores.timeline.sweep import Timeline
 
 SCHEMA_VERSION = 1
 
@@ -28,10 +31,13 @@ class Profile:
         worth: What fixing each cause would gain.
         linked_fraction, graph_fraction: Shares of kernel time that were linked to an operation,
             and that were replayed from CUDA graphs.
-        native_generation_fraction: Share of kernel time in Tensor Core kernels written for this
-            device's generation; None where the device is not known.
+        native_generation_fraction: Share of kernel time in Tensor Core kernels whose names say that
+            they were written for this device's generation; None where the device is not known.
         tensor_active: Sampled share of time that the Tensor pipe was active; None if not sampled.
         findings: As documents: severity, code, message, evidence, fix.
+        timeline: Steps and idle time; None where the trace does not say when its kernels ran.
+        rank, world_size: The rank that recorded it, and of how many; None where it does not say.
+        generated: What the trace says of not having been measured; "" for any other.
     """
 
     source: str
@@ -45,6 +51,20 @@ class Profile:
     native_generation_fraction: float | None
     tensor_active: float | None
     findings: tuple[dict[str, Any], ...]
+    timeline: Timeline | None = None
+    generated: str = ""
+    rank: int | None = None
+    world_size: int | None = None
+
+    @property
+    def eligibility(self) -> Eligibility:
+        """Kernel time by whether its operation could use Tensor Cores, and did."""
+        return sum_eligibility(self.operations, self.kernel_time_us)
+
+    @property
+    def cause_groups(self) -> list[CauseGroup]:
+        """The causes that have a fix, each with one bound for all its operations."""
+        return cause_groups(self.operations, self.worth, self.kernel_time_us)
 
     @property
     def kernels(self) -> tuple[KernelTime, ...]:
@@ -73,15 +93,21 @@ class Profile:
 
     @property
     def verdict(self) -> str:
-        """The shares of kernel time, in one sentence."""
-        shares = [(self.fraction("tensor_core"), "of kernel time ran on Tensor Cores")]
-        shares += [
-            (self.fraction("cuda_core"), "is matrix work on CUDA cores"),
-            (self.fraction("unknown"), "is unknown"),
+        """The shares of kernel time, in one sentence; of what was measured where names say less."""
+        measured = any(k.measured_verdict != k.facts.verdict for k in self.kernels)
+        tensor = self.fraction("tensor_core", measured=measured)
+        shares = [
+            (tensor, "of kernel time ran on Tensor Cores"),
+            (self.fraction("cuda_core", measured=measured), "is matrix work on CUDA cores"),
+            (self.fraction("unknown", measured=measured), "is unknown"),
         ]
         parts = [f"{100 * share:.1f} % {words}" for share, words in shares if share > 0]
-        if not self.fraction("tensor_core"):
+        if not tensor:
             parts.insert(0, "no kernel is known to have run on Tensor Cores")
+        if measured:
+            by_name = self.fraction("tensor_core"), self.fraction("unknown")
+            on_cores, unknown = (f"{100 * share:.1f} %" for share in by_name)
+            parts.append(f"as measured (by name: {on_cores} on Tensor Cores, {unknown} unknown)")
         return ", ".join(parts)
 
     def to_json(self) -> dict[str, Any]:
@@ -95,6 +121,9 @@ class Profile:
             "schema_version": SCHEMA_VERSION,
             "source": self.source,
             "trace": self.path,
+            "generated": self.generated or None,
+            "rank": self.rank,
+            "world_size": self.world_size,
             "kernel_table": TABLE_VERSION,
             "verdict": self.verdict,
             "device": device,
@@ -106,6 +135,7 @@ class Profile:
             "other_fraction": self.fraction("other"),
             "unknown_fraction": self.fraction("unknown"),
             "native_generation_fraction": self.native_generation_fraction,
+            "unnamed_generation_fraction": self.kernel_times.unnamed_generation_fraction,
             "linked_fraction": self.linked_fraction,
             "graph_fraction": self.graph_fraction,
             "tensor_active_sampled": self.tensor_active,
@@ -116,4 +146,8 @@ class Profile:
             "operations": [o.to_json() for o in self.operations],
             "worth": [w.to_json() for w in self.worth],
             "findings": list(self.findings),
+            "summary": summary_sentences(self.eligibility, self.timeline),
+            "causes": [group.to_json() for group in self.cause_groups],
+            "eligibility": self.eligibility.to_json(),
+            "timeline": self.timeline.to_json() if self.timeline else None,
         }

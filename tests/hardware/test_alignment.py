@@ -7,9 +7,11 @@ import pytest
 from mpdiag.hardware.alignment import (
     BYTES,
     alignment,
+    bytes_of,
     dtype_name,
     faults,
     generation,
+    is_sized,
     padded,
     values_in_step,
 )
@@ -27,6 +29,16 @@ def test_the_guides_table(dtype, good, best):
     assert alignment(dtype, "volta").required == 1
     assert alignment(dtype, "ampere").native == 1
     assert alignment(dtype, "hopper").native == good  # its copy engine takes whole 16 bytes
+
+
+def test_four_bits():
+    """16 bytes hold 32 values, two of which share a byte."""
+    rule = alignment("fp4", "blackwell")
+    assert (rule.good, rule.native, rule.best) == (32, 32, 256)
+    assert values_in_step(48, "fp4") == 16
+    assert (bytes_of("fp4"), bytes_of("bf16")) == (0.5, 2)
+    assert not is_sized("fp6")
+    assert not is_sized(None)
 
 
 @pytest.mark.parametrize(

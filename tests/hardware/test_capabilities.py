@@ -15,10 +15,11 @@ from mpdiag.hardware.capabilities import (
     gpu_format_support,
     version,
 )
+from mpdiag.hardware.cpu_instructions import CpuInstructions, read_instructions
 from mpdiag.hardware.devices import DeviceFacts
 from mpdiag.hardware.flags import read_flags
 
-NEW = Software(cuda=(12, 6), cudnn=(9, 1, 0), driver=(560, 35))
+NEW = Software(cuda=(12, 8), cudnn=(9, 7, 0), driver=(570, 86))
 
 
 def able(name, capability, software=NEW):
@@ -40,6 +41,9 @@ def able(name, capability, software=NEW):
         ("AMD Instinct MI210", (9, 0), {"fp16", "int8", "bf16"}),
         ("AMD Instinct MI300X", (9, 4), {"fp16", "int8", "bf16", "tf32", "fp8"}),
         ("AMD Radeon RX 6600", (10, 3), set()),
+        ("NVIDIA GeForce RTX 5090", (12, 0), {"fp16", "int8", "bf16", "tf32", "fp8", "fp4"}),
+        ("AMD Instinct MI355X", (9, 5), {"fp16", "int8", "bf16", "fp8", "fp4"}),
+        ("AMD Radeon Graphics", (9, 4), {"fp16", "int8", "bf16", "tf32", "fp8"}),
     ],
 )
 def test_formats_of_a_gpu(name, capability, expected):
@@ -60,14 +64,71 @@ def test_software_that_is_too_old_is_named():
     json.dumps(found["fp8"].to_json())
 
 
+SAPPHIRE = "avx512_f avx512_vnni avx512_bf16 avx512_fp16 amx_tile amx_bf16 amx_int8"
+GRANITE = f"{SAPPHIRE} amx_fp16"
+ZEN4 = "avx512_f avx512_vnni avx512_bf16"
+
+
+def cpu(names, architecture="x86", **more):
+    found = None if names is None else frozenset(names.split())
+    return CpuInstructions(architecture, found, **more)
+
+
 @pytest.mark.parametrize(
-    ("amx", "avx", "how"),
-    [(True, True, "matrix unit"), (False, True, "vector unit"), (None, None, "emulated")],
+    ("names", "bf16", "int8"),
+    [
+        (SAPPHIRE, "matrix unit", "matrix unit"),
+        (GRANITE, "matrix unit", "matrix unit"),
+        (ZEN4, "vector unit", "vector unit"),
+        ("avx2 avx_vnni", "emulated", "vector unit"),
+        ("avx2", "emulated", "vector unit"),
+        ("neon bf16 i8mm dot", "vector unit", "vector unit"),
+        (None, "unknown", "unknown"),
+    ],
 )
-def test_bf16_on_a_cpu(amx, avx, how):
-    found = {a.format: a.how for a in cpu_format_support("CPU", has_amx=amx, has_avx512_bf16=avx)}
-    assert found["bf16"] == how
-    assert found["fp16"] == "emulated"
+def test_formats_of_a_cpu_by_its_instructions(names, bf16, int8):
+    found = {a.format: a for a in cpu_format_support("CPU", cpu(names))}
+    assert set(found) == set(NEEDS)
+    assert (found["bf16"].how, found["int8"].how) == (bf16, int8)
+    assert found["fp16"].how == "emulated"  # as mpdiag trains in it
+
+
+def test_what_is_said_of_a_cpus_instructions():
+    def reason(names, fmt, **more):
+        return next(a.reason for a in cpu_format_support("", cpu(names, **more)) if a.format == fmt)
+
+    assert reason(SAPPHIRE, "int8").startswith("supported by AMX-INT8")
+    assert "AVX512-VNNI" in reason(ZEN4, "int8")
+    assert "AVX512-FP16" in reason(SAPPHIRE, "fp16")
+    assert "AMX-FP16" in reason(GRANITE, "fp16")
+    assert "FP16" not in reason("avx2", "fp16")
+    assert "without dot product" in reason("avx2", "int8")
+    arm = {"architecture": "arm"}
+    assert "SME" in reason("neon bf16 i8mm sme", "bf16", **arm)
+    assert "Apple" in reason("neon bf16 i8mm sme", "bf16", apple=True, **arm)
+
+
+def test_instructions_from_the_operating_system(tmp_path):
+    listed = tmp_path / "cpuinfo"
+    listed.write_text(
+        "model name\t: Xeon\nflags\t\t: fpu avx512f amx_tile amx_bf16 amx_int8 avx_vnni\n"
+    )
+    found = read_instructions(None, listed)
+    assert found.names == {"avx512_f", "amx_tile", "amx_bf16", "amx_int8", "avx_vnni"}
+    assert found.unit_dtypes == {"bf16", "int8"}
+    listed.write_text("Features\t: fp asimd asimddp bf16 i8mm\n")
+    assert read_instructions(None, listed).names == {"dot", "bf16", "i8mm"}
+    assert read_instructions(None, tmp_path / "none").names is None
+    assert read_instructions(None, tmp_path / "none").unit_dtypes is None
+
+
+def test_instructions_from_torch(tmp_path):
+    told = {"architecture": "x86_64", "avx2": True, "amx_tile": False, "sve_max_length": 128}
+    fake = SimpleNamespace(cpu=SimpleNamespace(get_capabilities=lambda: told))
+    assert read_instructions(fake, tmp_path / "none").names == {"avx2"}
+    real = read_instructions(torch)
+    if real.names is not None:
+        assert real.has("amx_tile") == bool(torch.cpu._is_amx_tile_supported())
 
 
 @pytest.mark.parametrize(
@@ -104,6 +165,45 @@ def test_settings_are_read_as_they_stand(monkeypatch):
     assert "channels_last" in flags()
     assert all(f.meaning for f in flags().values())
     assert torch.get_float32_matmul_precision() == before  # read, never changed
+
+
+@pytest.mark.parametrize(
+    ("names", "precision", "meaning", "advised"),
+    [
+        (SAPPHIRE, "highest", "FP32 matrix products are computed in FP32", True),
+        (
+            SAPPHIRE,
+            "high",
+            "no effect on this CPU: FP32 matrix products are computed in FP32",
+            True,
+        ),
+        (GRANITE, "high", "oneDNN may use TF32 for FP32 matrix products", True),
+        (SAPPHIRE, "medium", "FP32 matrix products are computed in BF16 on AMX", False),
+        (ZEN4, "highest", "FP32 matrix products are computed in FP32", False),
+        (ZEN4, "medium", "no effect on this CPU: FP32 matrix products are computed in FP32", False),
+        ("neon bf16", "medium", "oneDNN may use BF16 for FP32 matrix products", False),
+        (None, "medium", "not known", False),
+    ],
+)
+def test_matmul_precision_on_a_cpu(monkeypatch, names, precision, meaning, advised):
+    """``"high"`` allows TF32, which no x86 CPU before AMX-FP16 has; ``"medium"`` is BF16 on AMX."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch, "get_float32_matmul_precision", lambda: precision)
+    found = {f.name: f for f in read_flags(torch, cpu(names))}
+    flag = found["torch.get_float32_matmul_precision()"]
+    assert flag.meaning == meaning
+    words = 'torch.set_float32_matmul_precision("medium") multiplies in BF16 on AMX'
+    assert flag.advice == (words if advised else "")
+    convolutions = found.get("torch.backends.mkldnn.conv.fp32_precision")
+    if convolutions is not None:
+        assert ("bf16" in convolutions.advice) == ("amx_bf16" in (names or ""))
+
+
+def test_a_gpu_keeps_its_own_words(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    found = {f.name: f for f in read_flags(torch, cpu(SAPPHIRE))}
+    assert "TF32" in found["torch.get_float32_matmul_precision()"].advice
+    assert "torch.backends.mkldnn.conv.fp32_precision" not in found
 
 
 def test_only_variables_that_matter_are_shown(monkeypatch):

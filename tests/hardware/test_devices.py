@@ -124,3 +124,14 @@ def test_a_device_nobody_knows():
     device = DeviceFacts("NVIDIA Graphics Device")
     assert (device.generation, device.has_tensor_cores, device.peaks) == (None, None, None)
     assert device.to_json()["peaks"] is None
+
+
+def test_a_device_known_by_its_capability_alone():
+    """Traces of MI300X carry a blank name: what it is cannot be told, what it is not can."""
+    device = DeviceFacts("", (9, 4), processors=304)
+    assert (device.generation, device.has_tensor_cores, device.peaks) == ("cdna", True, None)
+    document = device.to_json()
+    assert document["peaks"] is None
+    assert document["peaks_at_most"]["cuda_tflops"]["bf16"] == 163.5
+    assert DeviceFacts("AMD Instinct MI300X", (9, 4)).to_json()["peaks_at_most"] is None
+    assert DeviceFacts("AMD Radeon RX 7900 XTX", (11, 0)).generation is None

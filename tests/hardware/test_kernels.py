@@ -1,14 +1,22 @@
-"""Kernel names against the verdicts that ``kernel_names.txt`` expects of them."""
+"""Kernel names against the verdicts that ``kernel_names.txt`` and the collection expect of them."""
 
 from __future__ import annotations
 
 import dataclasses
+import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from mpdiag.hardware.kernel_names import demangling
 from mpdiag.hardware.kernel_rules import RULES
 from mpdiag.hardware.kernels import VERDICTS, KernelFacts, classify
+from studies.kernel_names import COLLECTION, score
+
+RESULTS = Path("studies") / "results" / "kernel-names.json"
+OPEN = sorted((COLLECTION / "open").glob("*.txt"))
+HELD_OUT = sorted((COLLECTION / "held_out").glob("*.txt"))
 
 
 def corpus():
@@ -34,6 +42,47 @@ def test_name(row):
     alignment = "" if facts.alignment is None else str(facts.alignment)
     found = [facts.verdict, facts.instruction, facts.dtype, facts.generation, alignment]
     assert found == expected, facts.rule
+
+
+@pytest.fixture
+def forgetful():
+    """Names are judged anew, before and after."""
+    classify.cache_clear()
+    yield
+    classify.cache_clear()
+
+
+def scored(families):
+    mistakes: list[str] = []
+    return sum((score(path, mistakes) for path in families), Counter()), mistakes
+
+
+@pytest.mark.usefixtures("forgetful")
+def test_every_open_name_of_the_collection():
+    pytest.importorskip("demangle")
+    assert len(OPEN) > 20
+    assert scored(OPEN)[1] == []
+
+
+@pytest.mark.usefixtures("forgetful")
+def test_verdicts_are_the_same_where_nothing_demangles(monkeypatch):
+    """Only which template an argument belongs to is lost: the dtype of one name."""
+    monkeypatch.setattr(demangling, "_by_library", lambda _: "")
+    counts, mistakes = scored(OPEN)
+    assert counts["verdict"] == counts["names"], mistakes
+    assert counts["dtype"] >= counts["dtypes"] - 1, mistakes
+
+
+@pytest.mark.parametrize("family", HELD_OUT, ids=lambda path: path.stem)
+def test_a_held_out_family_is_no_worse_than_when_it_was_scored(root, family):
+    """They were scored once, after the rules were written; their mistakes are not looked at."""
+    results = json.loads((root / RESULTS).read_text(encoding="utf-8"))
+    recorded = results["held_out"]["after"]["families"][family.stem]
+    found = score(family, [])
+    assert found["names"] == recorded["names"]
+    assert found["verdict"] >= recorded["verdict"]
+    assert found["dtype"] >= recorded["dtype"]
+    assert found["opposite"] <= recorded["opposite"]
 
 
 def test_a_verdict_says_which_rule_and_token_decided():

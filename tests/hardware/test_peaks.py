@@ -4,48 +4,59 @@ from __future__ import annotations
 
 import pytest
 
-from mpdiag.hardware.peaks import _TABLE, has_tensor_cores, peaks_of
+from mpdiag.hardware.peaks import _TABLE, has_tensor_cores, peaks_at_most, peaks_of
+from mpdiag.tensorcores.kernel_evidence import by_rate
+from mpdiag.tensorcores.work.products import matmul
+from mpdiag.tensorcores.work.traced_operation import OperationTime
 
 ROWS = [p for _, p in _TABLE]
 # What a multiprocessor does in a clock, FP16 with FP32 accumulation; from the makers' architecture
-# papers, so a second way to the same figure. GeForce cards run at half the rate, and so does the
-# L40 by its own data sheet.
-HALF_RATE = {"RTX 2080 Ti", "RTX 2080", "RTX 2070", "L40"}
+# papers, so a second way to the same figure. GeForce cards run at half the rate, and so do L20, L40
+# and A10G by their own data sheets.
+HALF_RATE = {"L20", "L40", "A10G"}
+GEFORCE = ("RTX 20", "RTX 30", "RTX 40", "RTX 50")
+PROFESSIONAL = {"RTX 5000 Ada"}
 PER_CLOCK = {"volta": 1024, "turing": 1024, "ada": 1024, "hopper": 4096}
 ORDINARY = {"volta": 128, "turing": 128, "ada": 256}
 
 
 def per_clock(p):
     if p.generation == "cdna":
-        return 2048 if p.name.startswith("MI3") else 1024
+        return {(9, 0): 1024, (9, 4): 2048, (9, 5): 4096}[p.capability]
     if p.generation == "ampere":
-        full = 2048 if p.name.startswith(("A100", "A30")) else 1024
+        full = 2048 if p.capability == (8, 0) else 1024
     else:
         full = PER_CLOCK.get(p.generation, 8192 if p.name == "B200" else 1024)
-    geforce = p.name in HALF_RATE or p.name.startswith(("RTX 30", "RTX 40", "RTX 50"))
-    return full // 2 if geforce else full
+    geforce = p.name in HALF_RATE or p.name.startswith(GEFORCE)
+    return full // 2 if geforce and p.name not in PROFESSIONAL else full
 
 
 @pytest.mark.parametrize("p", ROWS, ids=lambda p: p.name)
 def test_rates_follow_from_processors_and_clock(p):
+    assert p.source
+    assert p.bandwidth > 250
+    if p.clock_mhz is None:  # not published
+        return
     clocks = p.processors * p.clock_mhz * 1e6
     assert p.tensor_rate("fp16") == pytest.approx(clocks * per_clock(p), rel=0.02)
     if p.generation in ORDINARY:
         assert p.cuda_rate("fp32") == pytest.approx(clocks * ORDINARY[p.generation], rel=0.02)
-    assert p.source
 
 
 @pytest.mark.parametrize("p", ROWS, ids=lambda p: p.name)
 def test_rates_halve_from_format_to_format(p):
     tensor = p.tensor
     if "bf16" in tensor:
-        assert tensor["bf16"] == tensor["fp16"]
+        assert tensor["bf16"] == tensor["fp16"] / (2 if p.name == "MI100" else 1)
     if "tf32" in tensor:
         assert tensor["tf32"] == pytest.approx(tensor["fp16"] / 2, rel=0.03)
     if "fp8" in tensor:
         assert tensor["fp8"] == pytest.approx(tensor["fp16"] * 2, rel=0.03)
     if p.generation in {"volta", "turing"}:
         assert {"bf16", "tf32", "fp8"} & set(tensor) == set()
+    if p.generation != "cdna":
+        assert ("fp4" in tensor) == (p.generation == "blackwell")
+        assert ("fp8" in tensor) == (p.generation in {"ada", "hopper", "blackwell"})
 
 
 def test_the_ridges_people_know():
@@ -77,6 +88,34 @@ def test_the_ridges_people_know():
         ("AMD Instinct MI210", "MI210"),
         ("AMD Instinct MI250X/MI250", "MI250X, one die"),
         ("AMD Instinct MI300X", "MI300X"),
+        ("NVIDIA H800", "H800 SXM"),
+        ("NVIDIA H800 PCIe", "H800 PCIe"),
+        ("NVIDIA H20", "H20"),
+        ("NVIDIA A800-SXM4-80GB", "A800 SXM 80 GB"),
+        ("NVIDIA A800 80GB PCIe", "A800 PCIe 80 GB"),
+        ("A100-PG509-200", "A100 SXM 40 GB, board PG509"),
+        ("NVIDIA A100-PG509-200", "A100 SXM 40 GB, board PG509"),
+        ("NVIDIA PG509-210", "A100 SXM 80 GB, board PG509"),
+        ("NVIDIA GH200 480GB", "GH200, HBM3"),
+        ("NVIDIA GH200 144G HBM3e", "GH200, HBM3e"),
+        ("NVIDIA GB200", "GB200"),
+        ("NVIDIA B300 SXM6 AC", "B300"),
+        ("NVIDIA GB300", "GB300"),
+        ("NVIDIA RTX PRO 6000 Blackwell Server Edition", "RTX PRO 6000 Server"),
+        ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "RTX PRO 6000 Workstation"),
+        ("NVIDIA RTX PRO 6000 Blackwell Max-Q Workstation Edition", "RTX PRO 6000 Max-Q"),
+        ("NVIDIA A10G", "A10G"),
+        ("NVIDIA L20", "L20"),
+        ("NVIDIA RTX 6000 Ada Generation", "RTX 6000 Ada"),
+        ("NVIDIA GeForce RTX 4070", "RTX 4070"),
+        ("NVIDIA GeForce RTX 4070 SUPER", "RTX 4070 Super"),
+        ("NVIDIA GeForce RTX 4070 Ti SUPER", "RTX 4070 Ti Super"),
+        ("NVIDIA GeForce RTX 4060 Ti", "RTX 4060 Ti"),
+        ("NVIDIA GeForce RTX 3060", "RTX 3060"),
+        ("NVIDIA GeForce RTX 5070", "RTX 5070"),
+        ("NVIDIA GeForce RTX 5070 Ti", "RTX 5070 Ti"),
+        ("AMD Instinct MI355X", "MI355X"),
+        ("AMD Instinct MI100", "MI100"),
     ],
 )
 def test_names_as_drivers_give_them(name, expected):
@@ -88,14 +127,30 @@ def test_names_as_drivers_give_them(name, expected):
     [
         "NVIDIA GeForce RTX 3080 Laptop GPU",
         "NVIDIA A100-SXM4-80GB MIG 1g.10gb",
-        "NVIDIA GeForce RTX 3080 Ti",
-        "NVIDIA H20",
+        "NVIDIA GeForce RTX 3050",
+        "NVIDIA GeForce RTX 5090 D",
+        "NVIDIA H20-3e",
+        "NVIDIA A100-SXM-64GB",
+        "AMD Instinct MI308X",
         "NVIDIA Graphics Device",
         "",
     ],
 )
 def test_what_merely_resembles_a_known_device_is_refused(name):
     assert peaks_of(name) is None
+
+
+def test_another_number_of_processors_is_another_device():
+    """Names are shared: by two cards, by a whole GPU and a part of it."""
+    assert peaks_of("AMD Instinct MI250X/MI250", 104).name == "MI250, one die"
+    assert peaks_of("AMD Instinct MI250X/MI250", 110).name == "MI250X, one die"
+    assert peaks_of("NVIDIA GeForce RTX 3080", 68).name == "RTX 3080"
+    assert peaks_of("NVIDIA GeForce RTX 3080", 70) is None
+    assert peaks_of("AMD Instinct MI300X", 38) is None  # one of eight partitions
+    part = peaks_at_most("AMD Instinct MI300X", (9, 4), 38)
+    assert part.bound
+    assert part.cuda_rate("bf16") == pytest.approx(163.4e12 / 8, rel=0.01)
+    assert peaks_of("NVIDIA GB200", 152).name == "GB200"  # how many it has is not published
 
 
 @pytest.mark.parametrize(
@@ -112,6 +167,9 @@ def test_what_merely_resembles_a_known_device_is_refused(name):
         ("NVIDIA H100 PCIe", None, True),
         ("something else", None, None),
         ("something newer", (13, 0), None),
+        ("", (9, 4), True),
+        ("AMD Radeon Graphics", (9, 4), True),
+        ("AMD Radeon VII", (9, 0), None),
     ],
 )
 def test_who_has_tensor_cores(name, capability, expected):
@@ -125,3 +183,104 @@ def test_the_ordinary_cores_are_never_underestimated():
     for p in ROWS:
         assert p.cuda_rate("fp16") >= p.cuda_rate("fp32")
         assert p.cuda_rate("tf32") == p.cuda_rate("fp32")
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "expected"),
+    [
+        # As printed: HGX B200 (72 PFLOP/s in eight), GB200 and GB300 NVL72, MI355X.
+        ("NVIDIA B200", "nvfp4", 9000), ("NVIDIA GB200", "fp4", 10000),
+        ("NVIDIA GB300", "mxfp4", 15000), ("NVIDIA GeForce RTX 5090", "nvfp4", 1676),
+        ("AMD Instinct MI355X", "mxfp4", 10066), ("NVIDIA B200", "mxfp6_e2m3", 4500),
+        ("NVIDIA H20", "bf16", 148), ("NVIDIA GeForce RTX 5070", "bf16", 61.7),
+        ("NVIDIA RTX 6000 Ada Generation", "fp8_e4m3", 728.5),
+        ("NVIDIA RTX PRO 6000 Blackwell Workstation Edition", "bf16", 503.8),
+        ("NVIDIA GB300", "int8", 166.7), ("NVIDIA H800", "fp64", 1.0),
+        ("NVIDIA H100 PCIe", "nvfp4", None), ("AMD Instinct MI355X", "tf32", None),
+    ],
+)  # fmt: skip
+def test_rates_as_the_documents_print_them(name, dtype, expected):
+    rate = peaks_of(name).tensor_rate(dtype)
+    assert rate == (None if expected is None else pytest.approx(expected * 1e12, rel=0.002))
+
+
+def test_a_geforce_card_accumulates_fp16_in_fp32_at_half_rate():
+    """A professional card of the same architecture does twice as much per multiprocessor and clock."""
+    for card, other in [
+        ("NVIDIA GeForce RTX 3090", "NVIDIA RTX A6000"),
+        ("NVIDIA GeForce RTX 4090", "NVIDIA RTX 6000 Ada Generation"),
+        ("NVIDIA GeForce RTX 5090", "NVIDIA RTX PRO 6000 Blackwell Workstation Edition"),
+    ]:
+        a, b = peaks_of(card), peaks_of(other)
+        each = [p.tensor["fp16"] / p.processors / p.clock_mhz for p in (a, b)]
+        assert each[0] * 2 == pytest.approx(each[1], rel=0.01)
+
+
+def test_amd_vector_rates_are_those_of_packed_instructions():
+    """256 FLOP a compute unit and clock: 163 TFLOP/s on MI300X, where 653 had been guessed."""
+    for p in ROWS:
+        if p.generation == "cdna":
+            packed = p.processors * p.clock_mhz * 256 * 1e6
+            assert p.cuda_rate("fp16") == p.cuda_rate("bf16") == pytest.approx(packed, rel=0.001)
+            assert p.cuda_rate("fp32") <= packed * 1.001
+    assert peaks_of("AMD Instinct MI300X").cuda_rate("bf16") == pytest.approx(163.4e12)
+    assert peaks_of("AMD Instinct MI210").cuda_rate("fp32") == pytest.approx(45.3e12)
+
+
+def test_integer_dot_products_are_no_proof_of_tensor_cores():
+    """``dp4a`` does four times the FP32 rate on ordinary cores."""
+    assert peaks_of("Tesla T4").cuda_rate("int8") == pytest.approx(4 * 8.1e12)
+    assert peaks_of("AMD Instinct MI300X").cuda_rate("int8") == pytest.approx(2 * 163.4e12)
+
+
+def test_a_device_without_a_name_has_bounds():
+    bound = peaks_at_most("", (9, 4), 304)
+    assert bound.bound
+    assert bound.source == "the largest of MI300X, MI300A, MI325X"
+    assert bound.cuda_rate("bf16") == pytest.approx(163.4e12, rel=0.001)
+    assert peaks_at_most("", (9, 4), 228).cuda_rate("bf16") == pytest.approx(122.6e12, rel=0.001)
+    assert peaks_at_most("", (9, 4)).cuda_rate("fp64") == pytest.approx(81.7e12)
+    assert peaks_of("") is None
+
+
+@pytest.mark.parametrize("p", ROWS, ids=lambda p: p.name)
+def test_a_bound_is_never_below_a_device(p):
+    for processors in (None, p.processors):
+        bound = peaks_at_most("", p.capability, processors)
+        assert bound.bandwidth >= p.bandwidth
+        for dtype in ("fp64", "fp32", "tf32", "fp16", "bf16", "int8"):
+            assert bound.cuda_rate(dtype) >= p.cuda_rate(dtype) * 0.999
+        for dtype, rate in p.tensor.items():
+            assert bound.tensor[dtype] >= rate * 0.999
+
+
+def test_a_bound_where_nothing_is_known():
+    assert peaks_at_most("NVIDIA Graphics Device", None) is None
+    assert peaks_at_most("NVIDIA GeForce GTX 1080", (6, 1)) is None
+    laptop = peaks_at_most("NVIDIA GeForce RTX 3080 Laptop GPU", (8, 6), 48)
+    assert laptop.bound
+    assert laptop.cuda_rate("fp16") < peaks_of("NVIDIA GeForce RTX 3090").cuda_rate("fp16")
+    assert not peaks_at_most("Tesla T4", (7, 5)).bound
+    amd = peaks_at_most("AMD Instinct MI250X HPE", (9, 0))
+    assert amd.generation == "cdna"
+
+
+def proof(dtype, teraflops, peaks):
+    """Whether a product of a thousand cubed that ran at a rate proves Tensor Cores."""
+    work = matmul(1000, 1000, 1000, dtype=dtype)
+    took = work.flops / (teraflops * 1e6)
+    return by_rate(OperationTime("aten::mm", "", work, dtype, 1, took), peaks) is not None
+
+
+def test_what_a_rate_proves():
+    """Above what the ordinary cores can, whether the device is named or known by its kind alone."""
+    named, nameless = peaks_of("AMD Instinct MI300X"), peaks_at_most("", (9, 4), 304)
+    for peaks in (named, nameless):
+        assert proof("bf16", 300, peaks)
+        assert not proof("bf16", 160, peaks)
+    assert not proof("bf16", 1000, None)
+    # dp4a: 4 times FP32 on ordinary cores, and so twice FP16 on a T4.
+    assert not proof("int8", 32, peaks_of("Tesla T4"))
+    assert proof("int8", 60, peaks_of("Tesla T4"))
+    assert proof("fp16", 32, peaks_of("Tesla T4"))
+    assert proof("fp8_e4m3", 200, peaks_of("NVIDIA H100 PCIe"))

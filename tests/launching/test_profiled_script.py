@@ -107,8 +107,8 @@ def test_without_warming_up_the_first_step_is_measured(profile, script):
         (("--", "-m"), 2, "-m needs the name of a module"),
         (("--", "nowhere.py"), 3, "there is no script nowhere.py"),
         (("--", "torchrun", "train.py"), 2, "profile runs one process"),
-        (("a.json", "b.json"), 2, "give one trace only"),
-        (("a.json", "--", "train.py"), 2, "give one trace only"),
+        (("a.json", "b.json"), 3, "there is no trace a.json"),  # two ranks
+        (("a.json", "--", "train.py"), 2, "give a trace or a script after --, not both"),
     ],
 )
 def test_no_script(words, code, sentence):

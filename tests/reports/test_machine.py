@@ -93,7 +93,7 @@ def test_a_machine_without_a_gpu_is_honest(monkeypatch):
     assert how["bf16"] in {"matrix unit", "vector unit", "emulated"}
     assert "no GPU: Tensor Cores cannot be used or verified here" in as_text(found)
     document = json.loads(json.dumps(found.to_json(), allow_nan=False))
-    assert (document["gpus"], len(document["abilities"])) == ([], 5)
+    assert (document["gpus"], len(document["abilities"])) == ([], 6)
 
 
 def test_a_gpu_is_told_format_by_format(monkeypatch):
@@ -105,7 +105,10 @@ def test_a_gpu_is_told_format_by_format(monkeypatch):
     monkeypatch.setattr(machine.nvml, "read_nvml", lambda: NvmlReading((gpu,)))
     found = machine.examine()
     how = {a.format: a.how for a in found.abilities}
-    assert how == dict.fromkeys(("fp16", "bf16", "tf32", "int8"), "tensor cores") | {"fp8": "no"}
+    assert how == dict.fromkeys(("fp16", "bf16", "tf32", "int8"), "tensor cores") | {
+        "fp8": "no",
+        "fp4": "no",
+    }
     assert any(p.message == f"{facts.name}: too hot" for p in found.problems)
     assert "driver 550.54" in as_text(found)
     assert "no GPU" not in as_text(found)

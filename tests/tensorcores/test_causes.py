@@ -64,6 +64,14 @@ def test_the_roofline_by_hand():
     assert roofline_point(product(), peaks, "bf16") is None
 
 
+def test_four_bits_have_their_own_roof():
+    b200 = peaks_of("NVIDIA B200")
+    point = roofline_point(product(8192, 8192, 8192), b200, "fp4")
+    assert point.least_us == pytest.approx(2 * 8192**3 / 9e15 * 1e6)
+    assert point.ridge == pytest.approx(9e15 / 7.7e12)
+    assert roofline_point(product(), peaks_of("NVIDIA H100 PCIe"), "fp4") is None
+
+
 @pytest.mark.parametrize(
     ("operation", "device", "expected"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 
@@ -65,6 +66,50 @@ def test_this_machine_says_what_ran_where(dtype):
     if not document["device"]["has_amx"]:
         assert document["tensor_core_fraction"] == 0
         assert document["matrix_cuda_core_fraction"] > 0
+
+
+HAS_AMX = torch.cpu._is_amx_tile_supported()
+_NO_AMX = pytest.mark.skipif(not HAS_AMX, reason="this CPU has no AMX: nothing can run on it")
+
+
+@_NO_AMX
+@pytest.mark.parametrize("kind", ["lstm", "depthwise"])
+def test_what_amx_does_with_layers_that_are_no_plain_products(kind):
+    """Whatever it is, it is told: oneDNN's log names the implementation of both."""
+    layers = {
+        "lstm": lambda: nn.LSTM(64, 64),
+        "depthwise": lambda: nn.Conv2d(64, 64, 3, groups=64),
+    }
+    model = layers[kind]()
+    x = torch.randn(8, 16, 64) if kind == "lstm" else torch.randn(4, 64, 16, 16)
+    with torch.no_grad(), mpdiag.profile(model, steps=1, warmup=1) as p:
+        while not p.done:
+            with torch.autocast("cpu", torch.bfloat16):
+                model(x)
+            p.step()
+    matrix = [o for o in p.result.operations if o.time.work is not None]
+    assert any(o.evidence.startswith("onednn: ") for o in matrix)
+    assert all(o.verdict != "unknown" for o in matrix)
+
+
+@_NO_AMX
+def test_medium_brings_fp32_products_onto_amx():
+    before = torch.get_float32_matmul_precision()
+    model = nn.Linear(256, 256)
+    shares = {}
+    try:
+        for precision in ("highest", "medium"):
+            torch.set_float32_matmul_precision(precision)
+            with torch.no_grad(), mpdiag.profile(model, steps=1, warmup=1) as p:
+                while not p.done:
+                    model(torch.randn(256, 256))
+                    p.step()
+            shares[precision] = p.result.tensor_core_fraction
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert shares["highest"] == 0 < shares["medium"]
+    codes = {f["code"] for f in p.result.findings}
+    assert "fp32-multiplied-lower" in codes
 
 
 def test_nothing_is_left_behind(capfd):
@@ -182,3 +227,16 @@ def test_the_tap_takes_onednns_lines_and_gives_the_rest_back(capfd):
     assert lines == ["onednn_verbose,v1,info\n"]
     assert capfd.readouterr().out == "mine\nalso mine\n"
     assert tap.close() == []
+
+
+def test_the_trace_marks_the_measured_steps(tmp_path):
+    with step_profiler.StepProfiler(steps=2, warmup=1, folder=tmp_path) as p:
+        train(4)
+    assert p.measured == 2
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    marks = {e["name"]: e for e in events if str(e.get("name")).startswith("ProfilerStep#")}
+    assert sorted(marks) == ["ProfilerStep#0", "ProfilerStep#1"]
+    inside = [e for e in events if e.get("name") == "aten::mkldnn_convolution"]
+    for mark in marks.values():
+        until = mark["ts"] + mark["dur"]
+        assert sum(mark["ts"] <= e["ts"] <= until for e in inside) == len(inside) / 2

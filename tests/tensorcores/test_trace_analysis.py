@@ -114,6 +114,19 @@ def test_an_older_generation_is_a_finding_with_its_bound(tmp_path):
     assert finding["severity"] == "warning"
 
 
+def test_a_name_without_a_generation_is_not_called_old(tmp_path):
+    """A Triton product says that it multiplies, but not for which GPU it was compiled."""
+    events = [
+        kernel("_chunk_scan_fwd_kernel", 1, 20),
+        kernel("nvjet_tst_128x256_64x4_2x1_v_bz_coopA_TNT", 2, 80),
+    ]
+    profile = profile_trace(write(tmp_path / "t.json", events, H100))
+    assert profile.fraction("tensor_core") == 1
+    assert profile.native_generation_fraction == pytest.approx(0.8)
+    assert profile.to_json()["unnamed_generation_fraction"] == pytest.approx(0.2)
+    assert "older-generation" not in codes(profile)
+
+
 def test_helpers_are_charged_to_their_parent_in_a_field_of_their_own(tmp_path):
     reduce = "void splitKreduce_kernel<float, float>(x)"
     events = [*step(), launch(4, 6), kernel(reduce, 4, 100)]  # within the first product
@@ -288,9 +301,10 @@ def test_the_verdict_comes_first(tmp_path):
     result = run(path)
     assert result.exit_code == ExitCode.OK
     assert result.stdout.startswith("60.0 % of kernel time ran on Tensor Cores, 30.0 %")
-    assert result.stdout.index("Biggest potential speedups") < result.stdout.index(
-        "Kernels by time"
-    )
+    causes = result.stdout.index("TF32 off: 1 operation, 30.0 %, at most 1.43×")
+    assert causes < result.stdout.index("Matrix operations")
+    everything = run(path, "-v").stdout
+    assert everything.index("Biggest potential speedups") < everything.index("Kernels by time")
     assert result.stderr.startswith("next: mpdiag ")
 
 
@@ -308,7 +322,7 @@ def test_against(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("words", "code"), [(["nowhere.json"], 3), ([], 2), (["a.json", "b.json"], 2)]
+    ("words", "code"), [(["nowhere.json"], 3), ([], 2), (["a.json", "b.json"], 3)]
 )
 def test_exit_codes(words, code):
     result = run(*words)

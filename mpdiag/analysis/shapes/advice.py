@@ -8,6 +8,7 @@ layers with few channels); *Recurrent Layers User's Guide*.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -63,8 +64,14 @@ def advise_shapes(
     return _advice(solve_run(run, wanted), model_work(run.modules()))
 
 
-def shape_findings(run: Run, target: str) -> list[Finding]:
-    """Findings about a model's shapes, in addition to the advice in the plan."""
+def shape_findings(run: Run, target: str, *, shards: int = 1) -> list[Finding]:
+    """Findings about a model's shapes, in addition to the advice in the plan.
+
+    Args:
+        run: The recording.
+        target: The format to train in.
+        shards: Into how many parts tensor parallelism cuts weights.
+    """
     works = model_work(run.modules())
     whole = sum(w.flops for w in works) or 1
     found = []
@@ -82,7 +89,7 @@ def shape_findings(run: Run, target: str) -> list[Finding]:
                 fix="use model.to(memory_format=torch.channels_last), and the same for the images",
             )
         )
-    solved = solve_run(run, Wanted(target, recorded_generation(run.meta)))
+    solved = solve_run(run, Wanted(target, recorded_generation(run.meta), shards))
     shares = solved.shares() | {w.module: w.flops / whole for w in works if w.works}
     touched = {
         s.module
@@ -107,7 +114,39 @@ def shape_findings(run: Run, target: str) -> list[Finding]:
                 fix="pad them as plan.shapes says, all of them: the sizes fit together",
             )
         )
-    return [*found, *_left_alone(solved, shares)]
+    return [*found, *_left_alone(solved, shares), *_undivided_heads(solved)]
+
+
+def _undivided_heads(solved: Solved) -> list[Finding]:
+    """Attention whose heads tensor parallelism cannot share out: a shard takes whole heads."""
+    shards = solved.wanted.shards
+    heads: dict[str, set[int]] = {}
+    for size in solved.model.sizes:
+        if "heads" in size.parts:
+            heads.setdefault(size.module, set()).add(int(size.parts.split()[0]))
+    for product in solved.model.products:
+        if product.heads:
+            heads.setdefault(product.module, set()).update(product.heads)
+    odd = {name: sorted(n for n in found if n % shards) for name, found in heads.items()}
+    odd = {name: found for name, found in odd.items() if found}
+    if not odd:
+        return []
+    most = math.gcd(*(n for found in heads.values() for n in found))
+    fewer = f", or parts that divide {most}" if most > 1 else ""
+    return [
+        Finding(
+            severity="warning",
+            code="heads-not-divisible",
+            message=f"{counted(len(odd), 'attention layer')} cannot be split into {shards} "
+            f"tensor-parallel parts: {_numbers_of(odd)} heads, and each part takes whole heads",
+            evidence={"shards": shards, "heads": odd},
+            fix=f"use a number of heads that is a multiple of {shards}{fewer}",
+        )
+    ]
+
+
+def _numbers_of(odd: Mapping[str, Sequence[int]]) -> str:
+    return " and ".join(map(str, sorted({n for found in odd.values() for n in found})))
 
 
 def _left_alone(solved: Solved, shares: Mapping[str, float]) -> list[Finding]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mpdiag.analysis.shapes.rules import KEYS, TRANSPOSED, SizedProduct, inputs_named
@@ -17,7 +18,12 @@ if TYPE_CHECKING:
 
 
 def _product(
-    rules: Rules, op: Operation, kind: str, grows: Sequence[Size], aligned: dict[str, Size]
+    rules: Rules,
+    op: Operation,
+    kind: str,
+    grows: Sequence[Size],
+    aligned: dict[str, Size],
+    heads: tuple[int, ...] = (),
 ) -> None:
     weight = any(t.parameter for t in op.inputs) or bool(op.scalars.get("parts"))
     rules.products.append(
@@ -28,6 +34,7 @@ def _product(
             tuple(grows),
             tuple(aligned.items()),
             weight,
+            heads,
         )
     )
 
@@ -103,8 +110,12 @@ def _attention(rules: Rules, op: Operation, inputs: list[Dims]) -> list[Dims] | 
     rules.note(k[2], KEYS)
     if rules.tensors.unknowns.value(q[3]) == rules.tensors.unknowns.value(v[3]):
         rules.equate(q[3], v[3])  # not needed by the product, but scripts compute one width
-    _product(rules, op, "attention", (q[1], q[2], k[2], q[3]), {"head": q[3], "value head": v[3]})
     value = rules.tensors.unknowns.value
+    _product(
+        *(rules, op, "attention", (q[1], q[2], k[2], q[3])),
+        {"head": q[3], "value head": v[3]},
+        heads=(value(q[1]), value(k[1])),
+    )
     shapes = [list(o.shape) for o in op.outputs]
     out = [q[0], q[1], q[2], v[3]]
     rest = [[q[0], q[1], q[2]] if s == [value(d) for d in q[:3]] else [number(n) for n in s]
@@ -112,41 +123,138 @@ def _attention(rules: Rules, op: Operation, inputs: list[Dims]) -> list[Dims] | 
     return [out, *rest]
 
 
+@dataclass(frozen=True)
+class _Cell:
+    """The weights of one layer and direction of a recurrent operation.
+
+    Attributes:
+        entering, recurring: Of the input and of the state: gates · hidden × what they multiply.
+        projecting: Of the projection, hidden to what leaves; None where there is none.
+        biases: Sizes of the biases.
+    """
+
+    entering: Dims
+    recurring: Dims
+    projecting: Dims | None
+    biases: tuple[Size, ...]
+
+    @property
+    def hidden(self) -> Size:
+        return self.recurring[1] if self.projecting is None else self.projecting[1]
+
+    @property
+    def leaving(self) -> Size:
+        return self.recurring[1] if self.projecting is None else self.projecting[0]
+
+
+_RECURRENT_WEIGHTS = frozenset({"weight", "weight0", "weight1", "weight2", "weight3", "params"})
+_STATES = {"hx": 0, "hx_": 0, "cx": 1, "cx_": 1}
+
+
+def _cells(op: Operation, inputs: list[Dims]) -> list[_Cell]:
+    """The weights by layer and direction, as torch lists them: input, state, biases, projection."""
+    found: list[_Cell] = []
+    group: list[Dims] = []
+    projected = bool(op.scalars.get("proj_size"))
+    weights = [
+        d for t, d in zip(op.inputs, inputs, strict=True) if t.argument in _RECURRENT_WEIGHTS
+    ]
+
+    def close() -> None:
+        matrices = [d for d in group if len(d) == 2]
+        if len(matrices) == 2 + projected:
+            biases = tuple(d[0] for d in group if len(d) == 1)
+            found.append(
+                _Cell(matrices[0], matrices[1], matrices[2] if projected else None, biases)
+            )
+        group.clear()
+
+    for dims in weights:
+        if len(dims) == 2 and sum(len(d) == 2 for d in group) == 2 + projected:
+            close()
+        group.append(dims)
+    close()
+    return found
+
+
 def _recurrent(rules: Rules, op: Operation, inputs: list[Dims]) -> list[Dims] | None:
-    """A recurrent layer in one operation: its weights are those of its module."""
-    weights = [d for t, d in zip(op.inputs, inputs, strict=True) if t.parameter and len(d) == 2]
-    x = inputs[0]
-    if len(weights) != 2:
+    """Recurrent layers in one operation: its weights are those of its module.
+
+    cuDNN's and MIOpen's, and torch's own ``lstm``, ``gru`` and ``rnn_*``, compute all layers and
+    directions at once; oneDNN's computes one of them, whatever its arguments say of the module.
+    """
+    single = op.op == "mkldnn_rnn_layer"
+    directions = 2 if op.scalars.get("bidirectional") and not single else 1
+    layers = 1 if single else int(op.scalars.get("num_layers") or 1)
+    cells, x = _cells(op, inputs), inputs[0]
+    if not x or len(cells) != layers * directions:
         return None
-    entering, recurring = weights
-    rules.equate(x[-1], entering[1])
-    rules.equate(entering[0], recurring[0])
-    hidden = recurring[1]
-    for t, d in zip(op.inputs, inputs, strict=True):
-        if t.argument in ("hx_", "cx_", "hx", "cx"):
-            rules.equate(d[-1], hidden)
-    flops = 6.0 * math.prod(op.inputs[0].shape[:-1])
+    entering = x[-1]
+    for layer in range(layers):
+        row = cells[layer * directions : (layer + 1) * directions]
+        for cell in row:
+            rules.equate(cell.entering[1], entering)
+            _equate_cell(rules, cell)
+            rules.equate(cell.leaving, row[0].leaving)
+            _recurrent_products(rules, op, cell, x)
+        entering = number(directions) * row[0].leaving
+    last = cells[-1]
+    for state, dims in _states(op, inputs):
+        rules.equate(dims[-1], last.hidden if state else last.leaving)
+    return [_recurrent_output(rules, record.shape, x, entering, last) for record in op.outputs]
+
+
+def _states(op: Operation, inputs: list[Dims]) -> list[tuple[int, Dims]]:
+    """The states that come in: 0 for the output's, 1 for the cell's."""
+    found: list[tuple[int, Dims]] = []
+    for record, dims in zip(op.inputs, inputs, strict=True):
+        if record.argument in _STATES and dims:
+            second = op.op == "lstm" and any(state == 0 for state, _ in found)
+            found.append((1 if second else _STATES[record.argument], dims))
+    return found
+
+
+def _equate_cell(rules: Rules, cell: _Cell) -> None:
+    rules.equate(cell.entering[0], cell.recurring[0])
+    for bias in cell.biases:
+        rules.equate(bias, cell.entering[0])
+    if cell.projecting is not None:
+        rules.equate(cell.recurring[1], cell.projecting[0])
+
+
+def _recurrent_products(rules: Rules, op: Operation, cell: _Cell, x: Dims) -> None:
     value = rules.tensors.unknowns.value
-    for inner in (entering[1], hidden):
+    rows = 6.0 * math.prod(op.inputs[0].shape[:-1])
+    pairs = [(cell.entering[0], cell.entering[1]), (cell.recurring[0], cell.recurring[1])]
+    if cell.projecting is not None:
+        pairs.append((cell.projecting[0], cell.projecting[1]))
+    for wide, inner in pairs:
+        leaving = cell.leaving if cell.projecting and wide is cell.projecting[0] else cell.hidden
         rules.products.append(
             SizedProduct(
                 op.module or "",
                 "rnn",
-                flops * value(entering[0]) * value(inner),
-                (*x[:-1], entering[0], inner),
-                (("K", inner), ("N", hidden)),
+                rows * value(wide) * value(inner),
+                (*x[:-1], wide, inner),
+                (("K", inner), ("N", leaving)),
                 weight=True,
             )
         )
-    results = []
-    for record in op.outputs:
-        dims: Dims = [number(n) for n in record.shape]
-        if dims and record.shape[-1] == value(hidden):
-            dims[-1] = hidden
-        if len(dims) == len(x) and [*record.shape[:-1]] == [value(d) for d in x[:-1]]:
-            dims[:-1] = x[:-1]
-        results.append(dims)
-    return results
+
+
+def _recurrent_output(
+    rules: Rules, shape: Sequence[int], x: Dims, leaving: Size, last: _Cell
+) -> Dims:
+    """The sequence, the states (layers × batch × width), or a buffer that no script sees."""
+    value = rules.tensors.unknowns.value
+    dims: Dims = [number(n) for n in shape]
+    sequence = [*(value(d) for d in x[:-1]), value(leaving)]
+    if list(shape) == sequence:
+        return [*x[:-1], leaving]
+    for width in (last.leaving, last.hidden):
+        if len(shape) in (2, 3) and shape[-1] == value(width):
+            return [*dims[:-1], width]
+    return dims
 
 
 def _trilinear(rules: Rules, op: Operation, inputs: list[Dims]) -> list[Dims] | None:
@@ -173,6 +281,7 @@ PRODUCT_RULES = {
                      "_scaled_dot_product_flash_attention", "_scaled_dot_product_cudnn_attention",
                      "_scaled_dot_product_efficient_attention",
                      "_scaled_dot_product_fused_attention_overrideable"), _attention),
-    "mkldnn_rnn_layer": _recurrent,
+    **dict.fromkeys(("mkldnn_rnn_layer", "_cudnn_rnn", "miopen_rnn", "lstm", "gru", "rnn_tanh",
+                     "rnn_relu"), _recurrent),
     "_trilinear": _trilinear,
 }  # fmt: skip

@@ -42,6 +42,7 @@ class SizedProduct:
         grows: Sizes that its FLOP are proportional to.
         aligned: Sizes of which rows are made, by name.
         weight: Whether one operand is a parameter, which tensor parallelism cuts.
+        heads: Of attention the numbers of heads of queries and of keys, which it shares out.
     """
 
     module: str
@@ -50,6 +51,7 @@ class SizedProduct:
     grows: tuple[Size, ...]
     aligned: tuple[tuple[str, Size], ...]
     weight: bool = False
+    heads: tuple[int, ...] = ()
 
 
 @dataclass

@@ -14,8 +14,10 @@ from mpdiag.display.wording import in_markdown, sentence
 from mpdiag.reports.documents import markdown
 from mpdiag.reports.documents.page import PageTable, findings, page, text_table
 from mpdiag.reports.text import gpu_profile as text
+from mpdiag.reports.views.tensor_core_use import cause_rows
 from mpdiag.reports.views.tensor_cores import headline, pictures
 from mpdiag.reports.views.verdict import Fact
+from mpdiag.tensorcores.usage.summary import GAPS, STEPS, gap_rows, step_rows
 from mpdiag.version import __version__
 
 if TYPE_CHECKING:
@@ -51,6 +53,8 @@ def trace_page(profile: Profile, since: Since | None = None) -> str:
             for label, share in headline(document)
         ],
         change=None if since is None else _change(since),
+        summary=[sentence(words) for words in document["summary"]],
+        causes=cause_rows(document),
         findings=findings(
             (f["severity"], f["message"], f["fix"], f["code"]) for f in profile.findings
         ),
@@ -80,6 +84,11 @@ def _tables(profile: Profile) -> Iterator[tuple[str, PageTable]]:
         rows = text.operation_rows(profile)
         yield text.OPERATIONS_TITLE, _without_empty(text.OPERATIONS, rows)
     yield "Kernels by time", _without_empty(text.KERNELS, text.kernel_rows(profile))
+    if profile.timeline is not None:
+        if profile.timeline.steps:
+            yield "Steps", text_table(STEPS, step_rows(profile.timeline), SHOWN, _MORE)
+        if profile.timeline.longest:
+            yield "Longest gaps", _without_empty(GAPS, gap_rows(profile.timeline))
 
 
 def _without_empty(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> PageTable:
@@ -95,6 +104,12 @@ def _provenance(profile: Profile) -> str:
 
 def _paragraphs(profile: Profile, since: Since | None) -> Iterator[str]:
     yield f"## {in_markdown(sentence(profile.verdict))}"
+    document = profile.to_json()
+    for words in document["summary"]:
+        yield in_markdown(sentence(words))
+    if causes := cause_rows(document):
+        yield "### What each cause costs"
+        yield "\n".join(f"- **{in_markdown(words)}** → {in_markdown(fix)}" for words, fix in causes)
     if since is not None:
         change = _change(since)
         yield f"**Since {in_markdown(since.against)}.** {in_markdown(change['verdict'])}"

@@ -11,9 +11,16 @@ from mpdiag.reports import terminal
 from mpdiag.reports.contents import read_contents
 from mpdiag.reports.documents.markdown import run_markdown
 from mpdiag.reports.documents.page import save
+from mpdiag.reports.documents.rank_report import rank_markdown, rank_page
 from mpdiag.reports.documents.run_report import run_page
 from mpdiag.reports.documents.trace_report import Since, trace_markdown, trace_page
-from mpdiag.tensorcores.trace_analysis import STDIN, compare_traces, profile_trace
+from mpdiag.tensorcores.trace_analysis import (
+    STDIN,
+    compare_traces,
+    profile_ranks,
+    profile_trace,
+    traces_in,
+)
 
 if TYPE_CHECKING:
     import os
@@ -41,6 +48,27 @@ def write_report(run: str | os.PathLike[str], output: Path | None = None) -> Any
     if path.suffix == ".md":
         return save(path, run_markdown(analysis))
     return save(path, run_page(read_contents(analysis)))
+
+
+def write_rank_report(folder: Path, output: Path | None = None) -> AnyPath:
+    """Write the report of a folder that holds a trace of each rank of a run.
+
+    Args:
+        folder: With the traces.
+        output: Where to write; default: the folder's name and ``.html``, in the working folder.
+
+    Returns:
+        The file.
+
+    Raises:
+        InputError: If a trace cannot be read.
+        UsageError: If they are not of one run, or the file cannot be written.
+    """
+    with terminal.waiting(f"reading {folder}"):
+        found = profile_ranks(traces_in(folder))
+    path = output or Path(f"{folder.resolve().name}.html")
+    document = rank_markdown if path.suffix == ".md" else rank_page
+    return save(path, document(folder, found))
 
 
 def write_trace_report(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from rich.console import Group
@@ -28,15 +29,20 @@ if TYPE_CHECKING:
     from mpdiag.analysis.plan_check import PlanCheck
     from mpdiag.analysis.scaling.loss_scale import LossScaleAnalysis
     from mpdiag.files.paths import AnyPath
-    from mpdiag.plan import PrecisionPlan
+    from mpdiag.plan import PrecisionPlan, ShapeAdvice
     from mpdiag.runs.run import Run
 
 TOP = 8
 SHOWN_SHAPES = 10
 
 
-def analysis_text(analysis: Analysis) -> RenderableType:
-    """The whole report of ``mpdiag analyze``."""
+def analysis_text(analysis: Analysis, *, verbose: bool = False) -> RenderableType:
+    """The whole report of ``mpdiag analyze``.
+
+    Args:
+        analysis: What was found.
+        verbose: With the reason of each size to pad.
+    """
     level = analysis.verdict.level
     bad = level == "cannot" or any(f.severity == "error" for f in analysis.findings)
     tone = "bold red" if bad else "bold green" if level == "shown" else "bold"
@@ -56,7 +62,7 @@ def analysis_text(analysis: Analysis) -> RenderableType:
         parts += [_operations(analysis), Text("")]
     parts.append(_formats(analysis))
     if analysis.plan.shapes:
-        parts += [Text(""), shapes_table(analysis.plan)]
+        parts += [Text(""), shapes_table(analysis.plan, verbose=verbose)]
     return Group(*parts)
 
 
@@ -66,25 +72,60 @@ def check_text(check: PlanCheck) -> RenderableType:
     return Group(head, *finding_lines(check.findings))
 
 
-def shapes_table(plan: PrecisionPlan) -> RenderableType:
-    """The sizes to pad so that Tensor Cores run well, those of the most work first."""
-    table = Table(title="Shapes to pad for Tensor Cores", title_justify="left")
-    table.add_column("module")
-    table.add_column("dimension")
-    table.add_column("size", justify="right")
-    table.add_column("of the work", justify="right")
-    table.add_column("why")
-    for advice in plan.shapes[:SHOWN_SHAPES]:
-        table.add_row(
-            escape(layer_name(advice.module)),
-            advice.dimension,
-            f"{advice.size} → {advice.padded}",
-            percent(float(advice.evidence.get("share_of_flops") or 0.0)),
-            escape(advice.reason),
+def shapes_table(plan: PrecisionPlan, *, verbose: bool = False) -> RenderableType:
+    """The sizes to pad so that Tensor Cores run well, those of the most work first.
+
+    Args:
+        plan: Whose.
+        verbose: All of them, each with why, what it costs, what is not proved, and what to mask;
+            else a line each.
+    """
+    title = "Shapes to pad for Tensor Cores"
+    if verbose:
+        table = Fitted(
+            ("module", "dimension", "size", "of the work", "why"),
+            title,
+            sentences=frozenset({"why"}),
+            right=frozenset({"size", "of the work"}),
+            lead=3,
         )
-    if len(plan.shapes) > SHOWN_SHAPES:
-        table.caption = f"and {len(plan.shapes) - SHOWN_SHAPES} more in the plan (--json)"
-    return table
+        for advice in plan.shapes:
+            table.add_row(*_size_cells(advice), _share_of_work(advice), advice.reason)
+        return table
+    table = Fitted(
+        ("module", "dimension", "size", "adds", "of the work", "proved"),
+        title,
+        right=frozenset({"size", "adds", "of the work"}),
+        spare=("adds", "of the work"),
+        lead=6,
+    )
+    for advice in plan.shapes[:SHOWN_SHAPES]:
+        added = f"+{percent(advice.padded / advice.size - 1)}"
+        proved = "no" if advice.evidence.get("proved") is False else "yes"
+        table.add_row(*_size_cells(advice), added, _share_of_work(advice), proved)
+    more = len(plan.shapes) - SHOWN_SHAPES
+    parts = (
+        f"and {more} more" if more > 0 else "",
+        _together(plan.shapes[0]) if plan.shapes else "",
+        "why, and what to mask or check: -v",
+    )
+    return replace(table, caption="; ".join(part for part in parts if part))
+
+
+def _size_cells(advice: ShapeAdvice) -> tuple[str, str, str]:
+    return layer_name(advice.module), advice.dimension, f"{advice.size} → {advice.padded}"
+
+
+def _share_of_work(advice: ShapeAdvice) -> str:
+    return percent(float(advice.evidence.get("share_of_flops") or 0.0))
+
+
+def _together(advice: ShapeAdvice) -> str:
+    """What all changes cost and gain; "" in plans of earlier versions."""
+    cost, time = (advice.evidence.get(f"model_{n}") for n in ("cost_flops", "expected_time"))
+    if not isinstance(cost, (int, float)) or not isinstance(time, (int, float)):
+        return ""
+    return f"all: {percent(cost)} more matrix work in an expected {percent(time)} of its time"
 
 
 def after_analysis(

@@ -9,6 +9,7 @@ from rich.text import Text
 
 from mpdiag.reports.text.findings import EXPLAIN
 from mpdiag.reports.text.tables import Fitted
+from mpdiag.tensorcores.cpu.operation import UNITS
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -16,12 +17,6 @@ if TYPE_CHECKING:
     from mpdiag.tensorcores.cpu.matrix_unit import CpuProfile
 
 SHOWN = 10
-_WORDS = {
-    "tensor_core": "matrix unit",
-    "cuda_core": "vector unit",
-    "unknown": "unknown",
-    "other": "not matrix work",
-}
 
 
 def cpu_profile_text(profile: CpuProfile) -> RenderableType:
@@ -61,7 +56,7 @@ def cpu_profile_text(profile: CpuProfile) -> RenderableType:
             f"{work.m} × {work.n} × {work.k}" if work else "",
             (work.dtype or "") if work else "",
             f"{o.time_us / whole:.1%}".replace("%", " %"),
-            _WORDS[operation.verdict],
+            UNITS[operation.verdict],
             operation.fix,
         )
     return Group(*parts, table)

@@ -2,15 +2,29 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Group
+from rich.padding import Padding
 from rich.text import Text
 
-from mpdiag.display.wording import beginning, kernel_label
+from mpdiag.display.wording import beginning, counted, kernel_label
 from mpdiag.reports.text.findings import EXPLAIN
 from mpdiag.reports.text.tables import Fitted
 from mpdiag.tensorcores.amdahl import speedup
+from mpdiag.tensorcores.usage.summary import (
+    GAPS,
+    LEAST,
+    MANY,
+    SHORT,
+    STEPS,
+    gap_rows,
+    percent,
+    rate_text,
+    step_rows,
+    summary_sentences,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -20,16 +34,23 @@ if TYPE_CHECKING:
     from mpdiag.tensorcores.causes import JudgedOperation
     from mpdiag.tensorcores.kernel_times import KernelTime
     from mpdiag.tensorcores.profile_comparison import ProfileComparison
+    from mpdiag.tensorcores.timeline.sweep import Timeline
     from mpdiag.tensorcores.trace_profile import Profile
+    from mpdiag.tensorcores.usage.summary import CauseGroup
+    from mpdiag.tensorcores.work.traced_operation import OperationTime
 
 SHOWN = 10
+FEW = 5
+LABEL = 44
+UNLINKED = "(not linked) "
+SHOWN_CAUSES = 4
 OPERATIONS_TITLE = "Biggest potential speedups"
-OPERATIONS = ("operation", "module", "M × N × K", "dtype", "time", "at most", "cause", "fix")
+OPERATIONS = (
+    *("operation", "module", "M × N × K", "dtype", "time", "TFLOP/s", "at most", "cause", "fix"),
+)
 KERNELS = ("kernel", "calls", "time", "ran on", "instruction", "dtype", "align")
 CLASSES = ("class", "before", "now", "before, ms", "now, ms")
 MOVES = ("operation", "module", "M × N × K", "before", "now", "a call", "gain")
-MANY = 1e6
-"""A bound above this means that the operation is all there is."""
 _COLOURS = {"error": "bold red", "warning": "yellow", "info": "cyan"}
 _WORDS = {
     "tensor_core": "Tensor Cores",
@@ -40,24 +61,80 @@ _WORDS = {
     "unknown": "unknown",
 }
 
-_CAUSES = {"outside": "not a matrix op", "library_choice": "library's choice of kernel"}
 
+def profile_text(profile: Profile, *, verbose: bool = False) -> RenderableType:
+    """The report: what decides, in few lines; with ``verbose`` every table.
 
-def profile_text(profile: Profile) -> RenderableType:
-    """The whole report."""
+    The causes come first, each with one bound for all its operations, then single operations.
+    """
     parts: list[RenderableType] = [
         Text(profile.verdict, style="bold green" if is_good(profile) else "bold yellow"),
         Text(provenance(profile), style="dim"),
+        *(Text(sentence) for sentence in summary_sentences(profile.eligibility, profile.timeline)),
     ]
-    for finding in profile.findings:
+    groups = profile.cause_groups
+    if not verbose:
+        groups = [g for g in groups if g.share >= LEAST][:SHOWN_CAUSES]
+    for group in groups:
+        parts.append(Text(group.sentence, style="bold cyan"))
+        parts.append(_advice(group.advice))
+    found = profile.findings if verbose else _not_said(profile, groups)
+    for finding in found:
         head = (f"{finding['severity']}: ", _COLOURS[finding["severity"]])
         parts.append(Text.assemble(head, finding["message"]))
-        parts.append(Text(f"  {finding['fix']}  [{finding['code']}]", style="dim"))
-    if profile.findings:
+        parts.append(_advice(f"{finding['fix']}  [{finding['code']}]"))
+    if found:
         parts.append(Text(EXPLAIN, style="dim"))
-    if profile.operations:
-        parts += [Text(""), _operations(profile)]
-    return Group(*parts, Text(""), _kernels(profile))
+    if verbose:
+        parts += [Text(""), _operations(profile)] if profile.operations else []
+        parts += [Text(""), _kernels(profile)]
+        if profile.timeline is not None:
+            parts += _times(profile.timeline)
+    if not verbose:
+        parts += [Text(""), _matrix_operations(profile)]
+        left = len(profile.findings) - len(found)
+        notes = f", {counted(left, 'more finding')}" if left else ""
+        parts.append(Text(f"With -v: kernels, steps, gaps{notes}", style="dim"))
+    return Group(*parts)
+
+
+def _advice(words: str) -> RenderableType:
+    return Padding(Text(words, style="dim"), (0, 0, 0, 2), expand=False)
+
+
+_SAID = {
+    "matrix-on-cuda-cores": frozenset(
+        {"tf32_off", "dtype", "library_choice", "alignment", "matrix_vector", "memory_bound"}
+    ),
+    "misaligned": frozenset({"alignment"}),
+    "layout-conversions": frozenset({"layout"}),
+}
+"""Findings that a group of operations says already, by its cause."""
+
+
+def _not_said(profile: Profile, groups: Sequence[CauseGroup]) -> list[dict[str, Any]]:
+    """Warnings that the groups do not say already."""
+    causes = {group.cause: group.share for group in groups}
+
+    def said(finding: dict[str, Any]) -> bool:
+        if finding["code"] == "older-generation":  # the kernels of odd sizes are older ones
+            return causes.get("alignment", 0.0) >= float(finding["evidence"]["fraction"])
+        return not causes.keys().isdisjoint(_SAID.get(finding["code"], frozenset()))
+
+    return [f for f in profile.findings if f["severity"] != "info" and not said(f)]
+
+
+def _times(timeline: Timeline) -> list[RenderableType]:
+    """Tables of steps and gaps."""
+    parts: list[RenderableType] = []
+    if timeline.steps:
+        table = Fitted(STEPS, "Steps", right=frozenset(STEPS[1:]), spare=("collective", "unknown"))
+        parts += [Text(""), _filled(table, step_rows(timeline))]
+    if timeline.longest:
+        table = Fitted(GAPS, "Longest gaps", right=frozenset(GAPS[:2]), lead=3)
+        rows = [[*row[:-1], _short(kernel_label(row[-1]))] for row in gap_rows(timeline)]
+        parts += [Text(""), _filled(table, rows)]
+    return parts
 
 
 def change_text(change: ProfileComparison) -> RenderableType:
@@ -77,12 +154,12 @@ def change_text(change: ProfileComparison) -> RenderableType:
     return Group(*parts)
 
 
-def _filled(table: Fitted, rows: Sequence[Sequence[str]]) -> Fitted:
+def _filled(table: Fitted, rows: Sequence[Sequence[str]], most: int = SHOWN) -> Fitted:
     """The table with its first rows, and how many more there are."""
-    for cells in rows[:SHOWN]:
+    for cells in rows[:most]:
         table.add_row(*cells)
-    if len(rows) > SHOWN:
-        table.caption = f"{SHOWN} of {len(rows)}; all of them with --json"
+    if len(rows) > most:
+        table.caption = f"{most} of {len(rows)}; all with --json"
     return table
 
 
@@ -92,7 +169,7 @@ def class_rows(change: ProfileComparison) -> list[list[str]]:
     return [
         [
             _WORDS[name],
-            *(_percent(side[name]) for side in (change.before, change.now)),
+            *(percent(side[name]) for side in (change.before, change.now)),
             *(f"{side[name] * side['time_us'] / 1000:.1f}" for side in (change.before, change.now)),
         ]
         for name in shown
@@ -124,9 +201,10 @@ def provenance(profile: Profile) -> str:
     """The trace, where it is from, and how much there is in it."""
     device = profile.device.name if profile.device and profile.device.name else "unknown GPU"
     return (
-        f"{profile.path}: {profile.source}, {device}, "
+        f"{Path(profile.path).name}: {profile.source}, {device}, "
         f"{profile.kernel_time_us / 1000:.1f} ms in kernels, "
-        f"{_percent(profile.linked_fraction)} linked to operations"
+        f"{percent(profile.linked_fraction)} linked to operations"
+        + (f"; {profile.generated}" if profile.generated else "")
     )
 
 
@@ -135,10 +213,33 @@ def _operations(profile: Profile) -> RenderableType:
         OPERATIONS,
         OPERATIONS_TITLE,
         sentences=frozenset({"fix"}),
-        right=frozenset({"time", "at most"}),
+        right=frozenset({"time", "at most", "TFLOP/s"}),
         lead=2,
     )
     return _filled(table, operation_rows(profile))
+
+
+def _matrix_operations(profile: Profile) -> RenderableType:
+    """The matrix operations, those with the most to gain first; all kernels where there are none."""
+    found = [j for j in profile.operations if j.eligible is not False or j.operation.work]
+    rows = [_operation_row([judged], profile.kernel_time_us) for judged in found]
+    if not rows:
+        return _kernels(profile)
+    kept = [i for i, name in enumerate(OPERATIONS) if name not in ("fix", "at most")]
+    kept = [i for i in kept if any(row[i] for row in rows)]
+    columns = tuple(OPERATIONS[i] for i in kept)
+    table = Fitted(
+        columns,
+        "Matrix operations",
+        right=frozenset({"time", "TFLOP/s"}),
+        spare=tuple(name for name in ("dtype", "module") if name in columns),
+        lead=2,
+        boxed=False,
+    )
+    cells = [[row[i].replace(" × ", "×") for i in kept] for row in rows]
+    for row, judged in zip(cells, found, strict=True):
+        row[0] = _short(_operation_name(judged.operation).removeprefix(UNLINKED), LABEL)
+    return _filled(table, cells, FEW)
 
 
 def operation_rows(profile: Profile) -> list[list[str]]:
@@ -167,15 +268,23 @@ def _operation_row(members: list[JudgedOperation], whole: float) -> list[str]:
     bound = speedup(min(1.0, affected / whole)) if whole else 1.0
     modules = o.module if len(members) == 1 else f"{len(members)} modules"
     return [
-        _short(o.op.removeprefix("aten::")),
+        _short(_operation_name(o)),
         modules,
         " × ".join(str(n or "?") for n in (work.m, work.n, work.k)) if work and work.m else "",
         o.dtype or "",
-        _percent(sum(j.operation.time_us for j in members) / whole if whole else 0.0),
+        percent(sum(j.operation.time_us for j in members) / whole if whole else 0.0),
+        rate_text(first.rate) if len(members) == 1 else "",
         f"{bound:.2f}×" if bound < MANY else "–",
-        _CAUSES.get(first.cause, first.cause.replace("_", " ")),
+        SHORT.get(first.cause, first.cause.replace("_", " ")),
         first.fix,
     ]
+
+
+def _operation_name(o: OperationTime) -> str:
+    """Its name; of kernels that no operation is known for, the kernel's."""
+    if o.op.startswith(UNLINKED) and o.kernel:
+        return f"{UNLINKED}{kernel_label(o.kernel)}"
+    return o.op.removeprefix("aten::")
 
 
 def _kernels(profile: Profile) -> RenderableType:
@@ -207,7 +316,7 @@ def _kernel_row(places: list[KernelTime], whole: float) -> list[str]:
     return [
         _short(kernel_label(first.name), 60),
         f"{sum(k.calls for k in places):,}",
-        _percent(sum(k.time_us for k in places) / whole if whole else 0.0),
+        percent(sum(k.time_us for k in places) / whole if whole else 0.0),
         where,
         facts.instruction,
         facts.dtype,
@@ -217,7 +326,3 @@ def _kernel_row(places: list[KernelTime], whole: float) -> list[str]:
 
 def _short(name: str, width: int = 44) -> str:
     return beginning(" ".join(name.removeprefix("void ").split()), width)
-
-
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %"

@@ -22,6 +22,7 @@ def show_profile(
     change: ProfileComparison | None = None,
     *,
     as_json: bool,
+    verbose: bool = False,
 ) -> dict[str, Any]:
     """Print a profile, and what changed since an earlier trace if there is one.
 
@@ -30,6 +31,7 @@ def show_profile(
         against: The earlier trace.
         change: What changed since then.
         as_json: One JSON document instead of text; the change stands in it as ``against``.
+        verbose: Every table, not only what decides.
 
     Returns:
         The JSON document, which is also what ``--strict`` looks at.
@@ -43,7 +45,7 @@ def show_profile(
     if isinstance(result, Profile):
         if change is not None:
             terminal.show(change_text(change), "")
-        terminal.show(profile_text(result))
+        terminal.show(profile_text(result, verbose=verbose))
         terminal.name_next(*next_commands.after_profile(result.path, against))
     else:
         terminal.show(cpu_profile_text(result))

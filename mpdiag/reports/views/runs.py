@@ -40,6 +40,8 @@ def _row(listing: Listing, state: str) -> dict[str, Any]:
     what = "FP32 recording"
     if isinstance(training, dict):
         what = f"training in {training.get('dtype')}, level {training.get('level')}"
+    elif meta.get("profile_only"):
+        what = "profile, generated" if meta.get("generated") else "profile"
     return {
         "run": name,
         "what": what,

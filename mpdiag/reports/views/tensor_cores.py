@@ -11,6 +11,7 @@ from mpdiag.reports.picture import Picture, View
 from mpdiag.reports.plotting.colors import VERDICT_COLORS
 from mpdiag.reports.plotting.style import empty, figure, layer_axis, row_height
 from mpdiag.reports.views.roofline import roofline
+from mpdiag.reports.views.tensor_core_use import use_pictures
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
@@ -33,8 +34,13 @@ _OPERATIONS = [
 
 
 def kernel_frame(profile: Mapping[str, Any]) -> pd.DataFrame:
-    """The kernels, longest first, each with its ``share`` of the time of all kernels."""
+    """The kernels, longest first, each with its ``share`` of the time of all kernels.
+
+    ``unit`` is where it ran, in the words of the device: a CPU has no CUDA cores.
+    """
     frame = _table(profile.get("kernels", []), _KERNELS)
+    words = unit_names(profile)
+    frame.insert(3, "unit", [words.get(str(v), str(v)) for v in frame["verdict"]])
     frame["time_us"] = _numbers(frame["time_us"])
     whole = frame["time_us"].sum()
     frame["share"] = frame["time_us"] / whole if whole else 0.0
@@ -127,9 +133,18 @@ def is_cpu(profile: Mapping[str, Any]) -> bool:
     return isinstance(device, dict) and device.get("type") == "cpu"
 
 
+def _is_amd(profile: Mapping[str, Any]) -> bool:
+    device = profile.get("device")
+    return isinstance(device, dict) and device.get("generation") == "cdna"
+
+
 def unit_names(profile: Mapping[str, Any]) -> dict[str, str]:
     """What each verdict is called on a profile's device."""
-    fast, plain = ("AMX", "vector units") if is_cpu(profile) else ("Tensor Cores", "CUDA cores")
+    fast, plain = "Tensor Cores", "CUDA cores"
+    if is_cpu(profile):
+        fast, plain = "AMX", "vector units"
+    elif _is_amd(profile):
+        fast, plain = "matrix cores", "vector units"
     rest = {"helper": "helpers", "layout": "layout conversion", "other": "not matrix work"}
     return {"tensor_core": fast, "cuda_core": plain, **rest, "unknown": "unknown"}
 
@@ -276,6 +291,7 @@ def kernels(run: str, profile: Mapping[str, Any]) -> Picture:
 def pictures(run: str, profile: Mapping[str, Any]) -> Iterator[Picture]:
     """What reports show of a profile."""
     yield verdicts(run, profile)
+    yield from use_pictures(run, profile)
     yield kernels(run, profile)
     yield roofline(run, profile, unit_names(profile))
 

@@ -8,14 +8,16 @@ unknown, unless the matrix unit cannot have computed it: FP32 products go to MKL
 from __future__ import annotations
 
 import platform
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mpdiag.display.explanations import command_for
-from mpdiag.display.wording import counted
+from mpdiag.hardware.cpu_instructions import read_instructions
 from mpdiag.tensorcores.amdahl import speedup
+from mpdiag.tensorcores.cpu.advice import findings, to_bf16
 from mpdiag.tensorcores.cpu.onednn import OnednnLog
+from mpdiag.tensorcores.cpu.operation import UNITS, CpuFacts, CpuOperation
+from mpdiag.tensorcores.cpu.padding import paddings
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -27,67 +29,7 @@ if TYPE_CHECKING:
 SCHEMA_VERSION = 1
 NO_LOG = OnednnLog(None, None, (), 0)
 """An empty log."""
-AMX_DTYPES = frozenset({"bf16", "fp16", "int8"})
-"""Dtypes of Intel's AMX: AMX-BF16 and AMX-INT8 since Sapphire Rapids, AMX-FP16 since Granite."""
-
 _VERDICT = {"matrix": "tensor_core", "vector": "cuda_core", "unknown": "unknown"}
-
-
-@dataclass(frozen=True)
-class CpuFacts:
-    """What is known of the CPU.
-
-    Attributes:
-        name: Its model.
-        has_amx, has_avx512_bf16: Its instruction sets; None where torch does not say.
-        isa: The instruction set that oneDNN detected, in its own words.
-        onednn: oneDNN's version.
-        threads: Number of threads that torch computes with.
-    """
-
-    name: str
-    has_amx: bool | None
-    has_avx512_bf16: bool | None
-    isa: str | None = None
-    onednn: str | None = None
-    threads: int | None = None
-
-
-@dataclass(frozen=True)
-class CpuOperation:
-    """An operation with its verdict, in the terms of a GPU profile."""
-
-    time: OperatorTime
-    verdict: str
-    evidence: str
-    cause: str
-    fix: str
-    amdahl_bound: float
-
-    def to_json(self) -> dict[str, Any]:
-        """An entry of ``operations``."""
-        o, work = self.time, self.time.work
-        return {
-            "op": o.op,
-            "module": o.module,
-            "phase": o.phase,
-            "kind": work.kind if work else None,
-            "m": work.m if work else None,
-            "n": work.n if work else None,
-            "k": work.k if work else None,
-            "batch": work.batch if work else None,
-            "dtype": work.dtype if work else None,
-            "flops": work.flops or None if work else None,
-            "bytes": work.bytes or None if work and work.dtype else None,
-            "aligned": None,
-            "verdict": self.verdict,
-            "evidence": self.evidence,
-            "cause": self.cause,
-            "fix": self.fix,
-            "calls": o.calls,
-            "time_us": o.time_us,
-            "amdahl_bound": self.amdahl_bound if self.amdahl_bound < float("inf") else None,
-        }
 
 
 @dataclass(frozen=True)
@@ -129,6 +71,11 @@ class CpuProfile:
         """The shares of operator time, in one sentence."""
         share = f"{self.tensor_core_fraction:.1%}".replace("%", " %")
         vector = f"{self.fraction('cuda_core'):.1%}".replace("%", " %")
+        if self.device.has_amx is False and self.device.other_unit:
+            return (
+                f"Whether this CPU's matrix unit ({self.device.other_unit}) was used is not known; "
+                f"{vector} of operator time is matrix work on its vector unit for certain."
+            )
         if self.device.has_amx is False:
             return (
                 f"No matrix unit: this CPU has no AMX; {vector} of operator time is matrix work on "
@@ -158,12 +105,17 @@ class CpuProfile:
                 "isa": self.device.isa,
                 "onednn": self.device.onednn,
                 "threads": self.device.threads,
+                "instructions": None
+                if self.device.instructions is None or self.device.instructions.names is None
+                else sorted(self.device.instructions.names),
             },
             "steps": self.steps,
             "kernel_time_us": whole,
             "tensor_core_fraction": self.tensor_core_fraction,
             "matrix_cuda_core_fraction": self.fraction("cuda_core"),
             "layout_fraction": min(1.0, reorders / whole) if whole else 0.0,
+            "matrix_unit_fraction": self.tensor_core_fraction,
+            "vector_unit_fraction": self.fraction("cuda_core"),
             "unknown_fraction": self.fraction("unknown"),
             "native_generation_fraction": self.tensor_core_fraction,
             "linked_fraction": seen / matrix_us if matrix_us else 0.0,
@@ -186,8 +138,12 @@ def join(
     """
     known = _by_shape(log.primitives)
     whole = sum(t.time_us for t in times) or 1.0
-    judged = tuple(_judge(t, known, device, whole) for t in times)
-    return CpuProfile(device, judged, log.primitives, steps, tuple(_findings(judged, log, device)))
+    pad = paddings(t.work for t in times)
+    judged = tuple(
+        replace(_judge(t, known, device, whole), faults=pad.get(t.work) if t.work else None)
+        for t in times
+    )
+    return CpuProfile(device, judged, log.primitives, steps, findings(judged, log, device))
 
 
 def cpu_facts(log: OnednnLog) -> CpuFacts:
@@ -205,6 +161,7 @@ def cpu_facts(log: OnednnLog) -> CpuFacts:
         isa=log.isa,
         onednn=log.version,
         threads=torch.get_num_threads(),
+        instructions=read_instructions(torch),
     )
 
 
@@ -260,10 +217,14 @@ def _verdict(o: OperatorTime, known: dict[_Key, Primitive], device: CpuFacts) ->
         return "other", "no matrix work"
     primitive = _primitive_of(o.work, known)
     if primitive is not None:
-        return _VERDICT[primitive.unit], f"onednn: {primitive.implementation}"
+        read = primitive.reduced
+        note = f", FP32 multiplied in {read.upper()}" if read else ""
+        return _VERDICT[primitive.unit], f"onednn: {primitive.implementation}{note}"
+    if device.has_amx is False and device.other_unit:
+        return "unknown", f"not in oneDNN's log; {device.other_unit} matrix unit is not reported"
     if device.has_amx is False:
         return "cuda_core", "this CPU has no matrix unit"
-    if o.work.dtype is not None and o.work.dtype not in AMX_DTYPES:
+    if o.work.dtype is not None and o.work.dtype not in device.unit_dtypes:
         return "cuda_core", f"AMX has no {o.work.dtype.upper()}; not in oneDNN's log"
     return "unknown", "not in oneDNN's log"
 
@@ -274,62 +235,16 @@ def _cause(o: OperatorTime, verdict: str, device: CpuFacts) -> tuple[str, str]:
     if verdict in {"tensor_core", "unknown"}:
         known = "" if verdict == "tensor_core" else "oneDNN's log does not mention this operation"
         return ("none" if verdict == "tensor_core" else "unknown"), known
-    if device.has_amx is False:
+    if device.has_amx is False and not device.other_unit:
         better = ""
         if device.has_avx512_bf16 and o.work is not None and o.work.dtype == "fp32":
             better = "; BF16 still doubles the throughput of its AVX-512 unit"
         return "no_tensor_cores", f"this CPU has no matrix unit{better}"
-    if o.work is not None and o.work.dtype not in AMX_DTYPES:
-        return "dtype", "run it in BF16 (torch.autocast): AMX multiplies BF16, FP16 and INT8"
+    if o.work is not None and o.work.dtype not in device.unit_dtypes:
+        return "dtype", to_bf16(o.work, device.unit_dtypes)
     if o.work is not None and min(o.work.m, o.work.n) == 1:
         return "matrix_vector", "take several vectors at once: a larger batch"
     return "library_choice", "oneDNN chose its vector unit: try a larger batch or wider layers"
-
-
-def _findings(
-    judged: Sequence[CpuOperation], log: OnednnLog, device: CpuFacts
-) -> list[dict[str, Any]]:
-    found = []
-
-    def note(severity: str, code: str, message: str, fix: str, **evidence: Any) -> None:
-        found.append(
-            {
-                "severity": severity,
-                "code": code,
-                "message": message,
-                "evidence": evidence,
-                "fix": fix,
-                "explained": command_for(code),
-            }
-        )
-
-    if device.has_amx is False:
-        message = f"{device.name} has no matrix unit (AMX)"
-        note(
-            "info",
-            "no-matrix-unit",
-            message,
-            "train in mixed precision on a GPU, or a Xeon with AMX",
-        )
-    used = any(o.verdict == "tensor_core" for o in judged)
-    could = [o for o in judged if o.cause == "dtype"]
-    if device.has_amx and not used and could:
-        message = (
-            f"{counted(len(could), 'matrix operation')} ran in a dtype that the matrix unit lacks"
-        )
-        note(
-            "warning",
-            "matrix-unit-idle",
-            message,
-            "train in BF16: mpdiag analyze RUN --target bf16",
-        )
-    if not log.primitives:
-        message = "oneDNN logged nothing in these steps"
-        note("info", "no-log", message, "check torch.backends.mkldnn.is_available()")
-    if log.damaged:
-        message = f"{log.damaged} lines of oneDNN's log could not be read"
-        note("info", "log-damaged", message, "report the line", lines=log.damaged)
-    return found
 
 
 def _kernels(primitives: Sequence[Primitive]) -> list[dict[str, Any]]:
@@ -338,20 +253,23 @@ def _kernels(primitives: Sequence[Primitive]) -> list[dict[str, Any]]:
     for p in primitives:
         shape = "" if p.work is None else f"{p.work.m}x{p.work.n}x{p.work.k}"
         groups.setdefault((p.kind, p.implementation, p.dtype, shape), []).append(p)
-    rows = [
-        {
-            "name": f"{kind} {implementation}",
-            "calls": len(members),
-            "time_us": sum(p.time_us for p in members),
-            "verdict": "layout" if kind == "reorder" else _VERDICT[members[0].unit],
-            "instruction": "AMX" if members[0].unit == "matrix" else None,
-            "dtype": dtype,
-            "evidence": f"onednn: {implementation}",
-            "alignment": None,
-            "op": None,
-            "module": None,
-            "shapes": shape or None,
-        }
-        for (kind, implementation, dtype, shape), members in groups.items()
-    ]
+    rows = []
+    for (kind, implementation, dtype, shape), members in groups.items():
+        verdict = "layout" if kind == "reorder" else _VERDICT[members[0].unit]
+        rows.append(
+            {
+                "name": f"{kind} {implementation}",
+                "calls": len(members),
+                "time_us": sum(p.time_us for p in members),
+                "verdict": verdict,
+                "unit": UNITS[verdict],
+                "instruction": "AMX" if members[0].unit == "matrix" else None,
+                "dtype": dtype,
+                "evidence": f"onednn: {implementation}",
+                "alignment": None,
+                "op": None,
+                "module": None,
+                "shapes": shape or None,
+            }
+        )
     return sorted(rows, key=lambda row: -float(str(row["time_us"])))

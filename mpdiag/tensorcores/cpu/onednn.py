@@ -45,6 +45,7 @@ class Primitive:
         work: Its matrix work; None if it has none, or if this reader does not know its shape.
         dtype: Of the source tensor, by mpdiag's name.
         time_us: As measured by the log.
+        allowed: The format in which FP32 may be multiplied, as the log writes it (``fpmath``).
     """
 
     kind: str
@@ -52,6 +53,16 @@ class Primitive:
     work: MatrixWork | None
     dtype: str | None
     time_us: float
+    allowed: str | None = None
+
+    @property
+    def reduced(self) -> str | None:
+        """The format that FP32 operands were multiplied in; None if in their own.
+
+        A format that is allowed need not be used, but AMX has no FP32.
+        """
+        lower = self.dtype == "fp32" and self.unit == "matrix"
+        return dtype_name(self.allowed) if lower else None
 
     @property
     def unit(self) -> ExecutionUnit:
@@ -116,7 +127,9 @@ def _primitive(fields: list[str]) -> Primitive | None:
     dtype = dtype_name(source.group(1)) if source is not None else None
     direction = _DIRECTIONS.get(propagation, "forward")
     work = _work(kind, problem, auxiliary, dtype, direction)
-    return Primitive(kind, implementation, work, dtype, time_us)
+    allowed = re.search(r"\battr-fpmath:(\w+)", ",".join(fields[4:-3]))
+    fpmath = allowed.group(1) if allowed is not None else None
+    return Primitive(kind, implementation, work, dtype, time_us, fpmath)
 
 
 def _work(

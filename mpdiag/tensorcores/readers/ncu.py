@@ -11,16 +11,17 @@ from mpdiag.display.wording import counted
 from mpdiag.errors import DamagedTrace
 from mpdiag.hardware.devices import DeviceFacts
 from mpdiag.tensorcores.events import Event, Kernel
-from mpdiag.tensorcores.readers.tables import microseconds, number, rows
+from mpdiag.tensorcores.readers.formats.tables import microseconds, number, rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-_DURATIONS = ("gpu__time_duration.sum", "gpu__time_duration.avg", "Duration")
+DURATIONS = ("gpu__time_duration.sum", "gpu__time_duration.avg", "Duration")
 _HEAD = ("ID", "Kernel Name")
 _LONG = {"Metric Name", "Metric Unit", "Metric Value"}
-_HERTZ = {"khz": 1e3, "mhz": 1e6, "ghz": 1e9, "cycle/nsecond": 1e9, "cycle/usecond": 1e6}
+HERTZ = {"khz": 1e3, "mhz": 1e6, "ghz": 1e9, "cycle/nsecond": 1e9, "cycle/usecond": 1e6}
+HERTZ |= {"cycle/ns": 1e9, "cycle/us": 1e6, "cycle/second": 1.0}
 
 
 class NcuTrace:
@@ -29,18 +30,16 @@ class NcuTrace:
     source = "ncu"
     tensor_active: float | None = None
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, delimiter: str = ",") -> None:
+        self._path, self._delimiter = path, delimiter
         self.devices: dict[int, DeviceFacts] = {}
         self.problems: list[str] = []
 
     def __iter__(self) -> Iterator[Event]:
-        table = rows(self._path)
+        table = rows(self._path, self._delimiter)
         header, flops = None, list[float]()
         for row in table:
-            if all(name in row for name in _HEAD) and (
-                "Metric Name" not in row or set(row) >= _LONG
-            ):
+            if is_header(row):
                 header = row
                 break
             flops += _flops_said(row)
@@ -71,10 +70,10 @@ class NcuTrace:
                 self._device(row, at)
             metric, unit, text = (row[at[f"Metric {x}"]] for x in ("Name", "Unit", "Value"))
             value = number(text)
-            if metric in _DURATIONS:
+            if metric in DURATIONS:
                 duration = microseconds(text, unit) or duration
             elif metric and value is not None:
-                counters[metric] = value * _HERTZ.get(unit.lower(), 1.0)
+                counters[metric] = value * HERTZ.get(unit.lower(), 1.0)
         if current:
             yield Kernel(name, 0.0, duration, counters=counters)
         if short:
@@ -90,7 +89,7 @@ class NcuTrace:
             counters, duration = dict[str, float](), 0.0
             for i, metric in enumerate(header):
                 value = number(row[i])
-                if metric in _DURATIONS:
+                if metric in DURATIONS:
                     duration = microseconds(row[i], units[i] if i < len(units) else "") or 0.0
                 elif "__" in metric and value is not None:
                     counters[metric] = value
@@ -102,6 +101,11 @@ class NcuTrace:
         major, _, minor = row[at["CC"]].partition(".")
         if major.isdigit() and minor.isdigit():
             self.devices[0] = DeviceFacts(name="", capability=(int(major), int(minor)))
+
+
+def is_header(row: Sequence[str]) -> bool:
+    """Whether a row is the header of ncu's table."""
+    return all(name in row for name in _HEAD) and ("Metric Name" not in row or set(row) >= _LONG)
 
 
 def _flops_said(row: Sequence[str]) -> list[float]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import sqlite3
-from contextlib import closing
 from typing import TYPE_CHECKING, Any
 
 from mpdiag.display.wording import counted
 from mpdiag.errors import DamagedTrace
 from mpdiag.hardware.devices import DeviceFacts
-from mpdiag.tensorcores.events import Event, Kernel, Launch
+from mpdiag.tensorcores.events import Copy, Event, HostSpan, Kernel, Launch
+from mpdiag.tensorcores.readers.formats.sqlite_file import columns_of, opened, tables_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -17,10 +17,9 @@ if TYPE_CHECKING:
 
 _KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
 _RUNTIME = "CUPTI_ACTIVITY_KIND_RUNTIME"
+_COPIES = {"CUPTI_ACTIVITY_KIND_MEMCPY", "CUPTI_ACTIVITY_KIND_MEMSET"}
 # Each id only once: repeated ids would multiply the rows they are joined to.
 _NAMES = "(SELECT id, value FROM StringIds GROUP BY id)"
-_LONGEST = 1 << 24
-"""The longest value, in bytes; anything longer counts as damaged."""
 
 
 class NsysTrace:
@@ -35,19 +34,15 @@ class NsysTrace:
         self.problems: list[str] = []
 
     def __iter__(self) -> Iterator[Event]:
-        place = self._path.resolve().as_uri() + "?mode=ro"
         try:
-            with closing(sqlite3.connect(place, uri=True)) as base:
-                # Bytes that are not valid text must not stop the reading.
-                base.text_factory = lambda raw: raw.decode("utf-8", "replace")
-                _confine(base)
+            with opened(self._path) as base:
                 yield from self._read(base)
         except (sqlite3.Error, UnicodeError) as error:
             message = f"{self._path} cannot be read as an nsys export ({error}): export it again"
             raise DamagedTrace(message) from error
 
     def _read(self, base: sqlite3.Connection) -> Iterator[Event]:
-        tables = _tables(base)
+        tables = tables_of(base)
         if _KERNELS not in tables or "StringIds" not in tables:
             message = (
                 f"{self._path} holds no kernels: record with nsys profile --trace=cuda, "
@@ -56,7 +51,7 @@ class NsysTrace:
             raise DamagedTrace(message)
         self.devices = _devices(base, tables)
         self.tensor_active = _tensor_active(base, tables)
-        columns = _columns(base, _KERNELS)
+        columns = columns_of(base, _KERNELS)
         node = "k.graphNodeId" if "graphNodeId" in columns else "NULL"
         # shortName lacks the template arguments, which say what ran.
         query = (  # our own words alone
@@ -81,35 +76,39 @@ class NsysTrace:
             )
         if lost:
             self.problems.append(f"left out {counted(lost, 'kernel')} without times")
+        for table in sorted(_COPIES & tables):
+            yield from _copies(base, table)
         if _RUNTIME in tables:
             yield from _launches(base)
 
 
-def _confine(base: sqlite3.Connection) -> None:
-    """Protect against hostile files: code in the schema, values of a gigabyte."""
-    base.execute("PRAGMA trusted_schema = OFF")
-    if hasattr(base, "setlimit"):  # Python 3.11
-        base.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST)
+def _copies(base: sqlite3.Connection, table: str) -> Iterator[Copy]:
+    if not {"start", "end", "deviceId", "streamId", "correlationId"} <= columns_of(base, table):
+        return
+    query = f"SELECT start, end, deviceId, streamId, correlationId FROM {table}"  # noqa: S608 - ours
+    for start, end, device, stream, correlation in base.execute(query):
+        if isinstance(start, int) and isinstance(end, int) and end >= start:
+            span, number = (end - start) / 1000, _whole(correlation)
+            yield Copy(start / 1000, span, _label(device), _label(stream), number)
 
 
-def _launches(base: sqlite3.Connection) -> Iterator[Launch]:
+def _launches(base: sqlite3.Connection) -> Iterator[Launch | HostSpan]:
+    """Calls that start work on the GPU, and calls that wait for it."""
     query = (  # our own words alone
-        "SELECT r.correlationId, r.start, r.globalTid, s.value FROM CUPTI_ACTIVITY_KIND_RUNTIME r "  # noqa: S608
-        f"JOIN {_NAMES} s ON s.id = r.nameId WHERE s.value LIKE '%aunch%'"
+        "SELECT r.correlationId, r.start, r.end, r.globalTid, s.value "  # noqa: S608
+        f"FROM CUPTI_ACTIVITY_KIND_RUNTIME r JOIN {_NAMES} s ON s.id = r.nameId "
+        "WHERE s.value LIKE '%aunch%' OR s.value LIKE '%ynchronize%' OR s.value LIKE '%Memcpy%' "
+        "OR s.value LIKE '%Memset%'"
     )
-    for correlation, start, thread, name in base.execute(query):
-        if isinstance(correlation, int) and isinstance(start, int):
+    for correlation, start, end, thread, name in base.execute(query):
+        if not isinstance(start, int):
+            continue
+        if "ynchronize" in str(name):
+            until = end / 1000 if isinstance(end, int) else start / 1000
+            yield HostSpan("wait", str(name).partition("_v")[0], start / 1000, until)
+        elif isinstance(correlation, int):
             place = (None, _label(thread))
             yield Launch(correlation, start / 1000, place, "GraphLaunch" in str(name))
-
-
-def _tables(base: sqlite3.Connection) -> set[str]:
-    """Real tables only: reading a view or a virtual table may never end."""
-    query = (
-        "SELECT name FROM sqlite_master WHERE type = 'table' "
-        "AND sql LIKE 'CREATE TABLE%' AND rootpage > 0"
-    )
-    return {name for (name,) in base.execute(query)}
 
 
 def _label(value: Any) -> int | str | None:
@@ -120,14 +119,10 @@ def _whole(value: Any) -> int | None:
     return value if isinstance(value, int) else None
 
 
-def _columns(base: sqlite3.Connection, table: str) -> set[str]:
-    return {row[1] for row in base.execute(f"PRAGMA table_info({table})")}
-
-
 def _devices(base: sqlite3.Connection, tables: set[str]) -> dict[int, DeviceFacts]:
     if "TARGET_INFO_GPU" not in tables:
         return {}
-    known = _columns(base, "TARGET_INFO_GPU")
+    known = columns_of(base, "TARGET_INFO_GPU")
 
     def column(*names: str) -> str:
         return next((n for n in names if n in known), "NULL")

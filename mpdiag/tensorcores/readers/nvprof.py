@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING
 from mpdiag.display.wording import counted
 from mpdiag.errors import DamagedTrace
 from mpdiag.tensorcores.events import Event, Kernel
-from mpdiag.tensorcores.readers.tables import microseconds, number, rows
+from mpdiag.tensorcores.readers.formats.tables import microseconds, number, rows
+from mpdiag.tensorcores.readers.kernel_table import named_device
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
     from pathlib import Path
 
     from mpdiag.hardware.devices import DeviceFacts
@@ -22,14 +23,14 @@ class NvprofTrace:
     source = "nvprof"
     tensor_active: float | None = None
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
+    def __init__(self, path: Path, delimiter: str = ",") -> None:
+        self._path, self._delimiter = path, delimiter
         self.devices: dict[int, DeviceFacts] = {}
         self.problems: list[str] = []
 
     def __iter__(self) -> Iterator[Event]:
-        table = rows(self._path)
-        header = next((row for row in table if "Name" in row and _time_column(row)), None)
+        table = rows(self._path, self._delimiter)
+        header = next((row for row in table if is_header(row)), None)
         units = next(table, None) if header is not None else None
         if header is None or units is None or len(units) != len(header):
             message = f"{self._path} holds no nvprof table: record with nvprof --csv"
@@ -54,11 +55,16 @@ class NvprofTrace:
             calls = number(row[at["Calls"]]) if "Calls" in at else 1
             # nvprof appends the number of the kernel: "volta_sgemm_64x64_nn [123]"
             plain = name.rpartition(" [")[0] if name.endswith("]") and " [" in name else name
-            device = row[at["Device"]] if "Device" in at else None
+            device = named_device(row[at["Device"]], self.devices) if "Device" in at else None
             yield Kernel(plain, start or 0.0, duration, device, calls=int(calls or 1))
         if lost:
             self.problems.append(f"left out {counted(lost, 'unreadable row')} of the table")
 
 
-def _time_column(header: list[str]) -> str:
+def is_header(row: Sequence[str]) -> bool:
+    """Whether a row is the header of nvprof's table."""
+    return "Name" in row and bool(_time_column(row))
+
+
+def _time_column(header: Sequence[str]) -> str:
     return next((name for name in ("Duration", "Time") if name in header), "")

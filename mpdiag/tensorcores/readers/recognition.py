@@ -1,29 +1,60 @@
-"""Chooses the reader for a file by its first bytes, never by its name."""
+"""Chooses the reader for a file by its beginning, never by its name.
+
+At most ``SEARCHED`` bytes are read for it, so that a file of another kind is refused at once, however
+large it is.
+"""
 
 from __future__ import annotations
 
+import gzip
+import re
+import sqlite3
+from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from mpdiag.errors import DamagedTrace, InputError
 from mpdiag.files.recognition import named_instead
+from mpdiag.tensorcores.readers import kernel_table, ncu, nvprof
+from mpdiag.tensorcores.readers.foreign import what_it_is
+from mpdiag.tensorcores.readers.formats.sqlite_file import opened, tables_of
+from mpdiag.tensorcores.readers.formats.tables import DELIMITERS, GZIP, encoding, parsed
+from mpdiag.tensorcores.readers.kernel_table import KernelTableTrace
 from mpdiag.tensorcores.readers.ncu import NcuTrace
+from mpdiag.tensorcores.readers.ncu_text import HEADING, NcuTextTrace
 from mpdiag.tensorcores.readers.nsys import NsysTrace
+from mpdiag.tensorcores.readers.nsys_lines import NsysLinesTrace
 from mpdiag.tensorcores.readers.nvprof import NvprofTrace
+from mpdiag.tensorcores.readers.rocpd import DISPATCH, RocpdTrace
+from mpdiag.tensorcores.readers.rocprof_json import ROOT, RocprofJsonTrace
 from mpdiag.tensorcores.readers.torch_trace import TorchTrace
+from mpdiag.tensorcores.readers.xplane import XplaneTrace, is_xspace
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Iterator
+    from io import BufferedReader
 
     from mpdiag.tensorcores.events import TraceReader
 
 HEAD = 1 << 16
-_PACKED = (b"PK\3\4", b"\x28\xb5\x2f\xfd", b"\xfd7zXZ\0", b"BZh", b"7z\xbc\xaf")
-"""The first bytes of zip, zstd, xz, bzip2 and 7z files."""
+"""Bytes that tell most kinds of file."""
+TABLE = 1 << 20
+"""Bytes within which the header of a table must be."""
+CANDIDATES = 2000
+"""Lines of a head that may be the header of a table; a program may have printed some before it."""
+LONGEST_HEADER = 1 << 17
+"""Characters of the longest header: ncu's raw page has thousands of columns."""
+SEARCHED = 1 << 25
+"""Bytes within which the events of a JSON document must begin."""
+_SQLITE = b"SQLite format 3\0"
+_EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
+_NSYS_LINES = re.compile(rb'"(?:CudaEvent|TraceProcessEvent)"\s*:')
+_PROGRAMS = "torch.profiler, JAX, nsys, ncu, nvprof, rocprofv3 or rocprof"
 
 
 def read(path: str | os.PathLike[str]) -> TraceReader:
-    """Open a trace: of torch.profiler (plain or gzip), nsys (sqlite), ncu or nvprof (CSV).
+    """Open a trace of torch.profiler, JAX, nsys, ncu, nvprof, rocprofv3 or rocprof.
 
     Raises:
         InputError: If there is no such file.
@@ -36,38 +67,98 @@ def read(path: str | os.PathLike[str]) -> TraceReader:
             message = f"{place} is a run, not a trace: use mpdiag analyze {place}"
         raise InputError(message)
     if not place.is_file():
-        message = f"there is no trace {place}: name a file of torch.profiler, nsys, ncu or nvprof"
+        message = f"there is no trace {place}: name a file of {_PROGRAMS}"
         raise InputError(message)
     with place.open("rb") as file:
-        head = file.read(HEAD)
-    if head.startswith(b"SQLite format 3\0"):
-        return NsysTrace(place)
+        packed = file.read(2) == GZIP
+        file.seek(0)
+        raw = cast("BufferedReader", gzip.GzipFile(fileobj=file)) if packed else file
+        head = _portion(raw, HEAD)
+        if head.startswith(_SQLITE) and not packed:
+            return _database(place)
+        other = named_instead(place, "trace")
+        if other is not None and place.suffix != ".py":
+            raise DamagedTrace(other)
+        reader = _by_content(place, head, raw)
+    if reader is None:
+        message = f"{place} {what_it_is(place, head, packed=packed)}"
+        raise DamagedTrace(message)
+    return reader
+
+
+def _portion(file: BufferedReader, size: int) -> bytes:
+    """The next bytes of a file; fewer where a compressed one is damaged."""
+    pieces: list[bytes] = []
+    try:
+        while size > 0 and (piece := file.read1(min(size, 1 << 18))):
+            pieces.append(piece)
+            size -= len(piece)
+    except Exception as error:  # zlib.error is not an OSError
+        if not isinstance(error, OSError | EOFError) and type(error).__name__ != "error":
+            raise
+    return b"".join(pieces)
+
+
+def _database(place: Path) -> TraceReader:
+    try:
+        with opened(place) as base:
+            if any(table.startswith(DISPATCH) for table in tables_of(base)):
+                return RocpdTrace(place)
+    except (sqlite3.Error, UnicodeError):
+        pass  # its reader says what is wrong
+    return NsysTrace(place)
+
+
+def _by_content(place: Path, head: bytes, rest: BufferedReader) -> TraceReader | None:
     text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
-    other = named_instead(place, "trace")
-    if other is not None and place.suffix != ".py":
-        raise DamagedTrace(other)
-    if head.startswith(b"\x1f\x8b") or text[:1] in (b"{", b"["):
+    if text[:1] in (b"{", b"["):
+        found = _json(place, text, rest)
+        if found is not None or text[:1] == b"{":
+            return found
+    if is_xspace(head) or (head and place.name.endswith((".xplane.pb", ".xplane.pb.gz"))):
+        return XplaneTrace(place)
+    head += _portion(rest, TABLE - len(head))
+    return _table(place, head.decode(encoding(head), "replace"))
+
+
+def _json(place: Path, text: bytes, rest: BufferedReader) -> TraceReader | None:
+    if f'"{ROOT}"'.encode() in text:
+        return RocprofJsonTrace(place)
+    if _EVENTS.search(text) or (text.startswith(b"[") and b'"ph"' in text):
         return TorchTrace(place)
-    if b"Kernel Name" in head or b"==PROF==" in head:
-        return NcuTrace(place)
-    if b"nvprof" in head.lower() or b"Profiling result" in head or b'"Name"' in head:
-        return NvprofTrace(place)
-    message = f"{place} {_what_it_is(place, head)}"
-    raise DamagedTrace(message)
+    if _NSYS_LINES.search(text):
+        return NsysLinesTrace(place)
+    searched = len(text)
+    while searched < SEARCHED and (more := _portion(rest, TABLE)):
+        text = text[-64:] + more
+        if _EVENTS.search(text):
+            return TorchTrace(place)
+        if _NSYS_LINES.search(text):
+            return NsysLinesTrace(place)
+        searched += len(more)
+    return None
 
 
-def _what_it_is(place: Path, head: bytes) -> str:
-    """What a file that is not a trace seems to be, and what to do with it."""
-    if not head.strip():
-        return "is empty: record it again"
-    if head.startswith(b"NVIDIA Nsight") or place.suffix in (".nsys-rep", ".qdrep"):
-        return "is an nsys report: convert it with nsys export --type sqlite"
-    if head.startswith(b"NVR\0") or place.suffix == ".ncu-rep":
-        return "is an ncu report: convert it with ncu --import FILE --csv"
-    if head.startswith(_PACKED):
-        return "is compressed: unpack it first (only gzip is read directly)"
-    if b"Total Time (ns)" in head and b"Instances" in head:
-        return "is a summary by nsys stats: use the output of nsys export --type sqlite"
-    if place.suffix == ".py":
-        return f"is a script: to run and measure it, use mpdiag profile -- {place}"
-    return "is not a trace of torch.profiler, nsys, ncu or nvprof"
+def _table(place: Path, text: str) -> TraceReader | None:
+    for delimiter in DELIMITERS:
+        for row in parsed(_headers(text), delimiter):
+            if ncu.is_header(row):
+                return NcuTrace(place, delimiter)
+            at = kernel_table.columns(row)
+            if at is not None:
+                return KernelTableTrace(place, at.source, delimiter)
+            if nvprof.is_header(row):
+                return NvprofTrace(place, delimiter)
+    if HEADING.search(text):
+        return NcuTextTrace(place)
+    return NcuTrace(place) if "==PROF==" in text else None
+
+
+def _headers(text: str) -> Iterator[str]:
+    """Lines that may be the header of a table."""
+    likely = (
+        line
+        for line in text.splitlines(keepends=True)
+        if len(line) < LONGEST_HEADER and ("ame" in line or "peration" in line)
+    )
+    yield from islice(likely, CANDIDATES)

@@ -1,7 +1,10 @@
 """Traces of torch.profiler: Chrome's JSON, plain or compressed, of every version since 2021.
 
-The file is read in one pass, event by event. Of the top level only ``deviceProperties`` is read: the
-rest may hold a dump of the environment, which is never kept and never shown.
+JAX and TensorFlow write the same format (``trace.json.gz``) with other words; see ``xla_runs``.
+
+The file is read in one pass, event by event. Of the top level only ``deviceProperties``,
+``distributedInfo`` and ``generated`` (a note that a trace was not measured) are read: the rest may
+hold a dump of the environment, which is never kept and never shown.
 ``External id`` is not used because it is wrong in real traces.
 """
 
@@ -9,14 +12,25 @@ from __future__ import annotations
 
 import gzip
 import io
+import math
 import re
 from typing import TYPE_CHECKING, Any, cast
 
 from mpdiag.display.wording import counted
 from mpdiag.errors import DamagedTrace
 from mpdiag.hardware.devices import DeviceFacts
-from mpdiag.tensorcores.events import Event, HostOperation, Kernel, Launch, ModuleSpan
-from mpdiag.tensorcores.readers.json_stream import Damaged, JsonStream
+from mpdiag.tensorcores.events import (
+    Copy,
+    Event,
+    HostOperation,
+    HostSpan,
+    Kernel,
+    Launch,
+    ModuleSpan,
+    host_span_kind,
+)
+from mpdiag.tensorcores.readers.formats.json_stream import Damaged, JsonStream
+from mpdiag.tensorcores.readers.xla_runs import XlaLines
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -25,13 +39,21 @@ if TYPE_CHECKING:
 MODULE = "nn.Module: "
 LARGEST = 1e18
 """The largest plausible time, in microseconds."""
+MANY = 20_000
+"""After so many events of other programs, and none of ours, the rest is not read."""
+FAR = 1 << 25
+"""Characters without an event of ours after which the rest is not read."""
+_OURS = re.compile(
+    r"(?:gpu|user|cpu|cuda|hip|xpu)_|overhead|Trace|Kernel|Memcpy|Memset", re.IGNORECASE
+)
+"""Categories of torch.profiler that are not kept."""
 _START = re.compile(r'\{\s*"ph"\s*:')
 # Events that need no decoding: arrows from launch to kernel, Python frames that are not modules, and
-# runtime calls that launch nothing. A brace in a string only costs the decoding after all.
+# runtime calls that neither start work nor wait. A brace in a string only costs the decoding after all.
 _SKIPPED = re.compile(
     r'(?:[\s,]*\{\s*"ph"\s*:\s*"(?:[sftiI]"[^{}]*\}'
     r'|X"\s*,\s*"cat"\s*:\s*"(?:python_function"\s*,\s*"name"\s*:\s*"(?!nn\.Module)'
-    r'|(?:cuda_(?:runtime|driver)|Runtime)"\s*,\s*"name"\s*:\s*"(?![^"]*aunch))[^"\\{}]*"'
+    r'|(?:cuda_(?:runtime|driver)|Runtime)"\s*,\s*"name"\s*:\s*"(?![^"]*(?:aunch|ynchron|Mem[cs])))[^"\\{}]*"'
     r"[^{}]*\{[^{}]*\}\s*\})(?=\s*[,\]]))+"
 )
 
@@ -39,8 +61,11 @@ _SKIPPED = re.compile(
 class TorchTrace:
     """A trace of torch.profiler; see ``events.TraceReader``."""
 
-    source = "torch.profiler"
+    source: str = "torch.profiler"
     tensor_active: float | None = None
+    rank: int | None = None
+    world_size: int | None = None
+    generated: str = ""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -48,6 +73,8 @@ class TorchTrace:
         self.problems: list[str] = []
         self._damaged = 0
         self._seen = 0
+        self._kept = False
+        self._xla = XlaLines()
 
     def __iter__(self) -> Iterator[Event]:
         with self._path.open("rb") as file:
@@ -79,13 +106,22 @@ class TorchTrace:
                 if self._seen:
                     self.problems.append("the trace is damaged after its last event")
                     return
-                if not stream.find(_EVENTS):
+                if not stream.find(_EVENTS, FAR):
                     break
                 continue
-            if key == "deviceProperties":
-                self.devices = devices(value)
+            self._take_facts(key, value)
         if not self._seen:
             raise DamagedTrace(self._no_trace())
+
+    def _take_facts(self, key: Any, value: Any) -> None:
+        """Keep what the top level says of devices and ranks, and nothing else of it."""
+        if key == "deviceProperties":
+            self.devices = devices(value)
+        elif key == "distributedInfo" and isinstance(value, dict):
+            self.rank = _whole(value.get("rank"))
+            self.world_size = _whole(value.get("world_size"))
+        elif key == "generated" and isinstance(value, str):
+            self.generated = value[:200]
 
     @staticmethod
     def _key(stream: JsonStream) -> Any:
@@ -115,18 +151,35 @@ class TorchTrace:
                 raw = stream.value()
             except Damaged:
                 self._damaged += 1
-                stream.find(_START)
+                if not stream.find(_START, math.inf if self._kept else FAR) and not self._kept:
+                    raise DamagedTrace(self._no_trace()) from None
                 continue
             self._seen += 1
             event = _event(raw)
             if event is not None:
+                self._kept = True
                 yield event
-            elif _lost(raw):
-                self._damaged += 1
+            elif self._kept and type(raw) is dict and "cat" in raw:  # the usual case
+                self._damaged += _lost(raw)
+            else:
+                yield from self._other(raw)
+
+    def _other(self, raw: Any) -> Iterator[Event]:
+        """What is no event of torch.profiler that is kept."""
+        if _lost(raw):
+            self._damaged += 1
+        elif "cat" not in raw:
+            yield from self._xla.take(raw, _time(raw.get("ts")), _time(raw.get("dur", 0)))
+            if self._xla.found:
+                self.source, self._kept = "xla", True
+        elif isinstance(raw["cat"], str) and _OURS.match(raw["cat"]):
+            self._kept = True
+        if not self._kept and self._seen > MANY:
+            raise DamagedTrace(self._no_trace())
 
     def _no_trace(self) -> str:
         return (
-            f"{self._path} holds no torch.profiler events: name the file that "
+            f"{self._path} holds no events of torch.profiler or JAX: name the file that "
             "export_chrome_trace wrote"
         )
 
@@ -188,13 +241,32 @@ def _kernel(
     )
 
 
+def _copy(
+    _name: str, start: float, duration: float, _: dict[str, Any], args: dict[str, Any]
+) -> Copy:
+    device, stream = _label(args.get("device")), _label(args.get("stream"))
+    return Copy(start, duration, device, stream, _whole(args.get("correlation")))
+
+
+def _annotation(
+    name: str, start: float, duration: float, _raw: dict[str, Any], _args: dict[str, Any]
+) -> HostSpan | None:
+    kind = host_span_kind(name)
+    return None if kind is None else HostSpan(kind, name, start, start + duration)
+
+
 def _launch(
-    name: str, start: float, _: float, raw: dict[str, Any], args: dict[str, Any]
-) -> Launch | None:
+    name: str, start: float, duration: float, raw: dict[str, Any], args: dict[str, Any]
+) -> Launch | HostSpan | None:
     correlation = _whole(args.get("correlation"))
-    if "aunch" not in name or correlation is None:
+    if name.endswith("Synchronize"):
+        return HostSpan("wait", name, start, start + duration)
+    if correlation is None or not any(word in name for word in _LAUNCHES):
         return None
     return Launch(correlation, start, _thread(raw), "GraphLaunch" in name)
+
+
+_LAUNCHES = ("aunch", "Memcpy", "Memset")
 
 
 def _module(
@@ -226,6 +298,9 @@ def _operation(
 
 _MAKERS: dict[str, Callable[..., Event | None]] = {
     "kernel": _kernel,
+    "memcpy": _copy,
+    "memset": _copy,
+    "user_annotation": _annotation,
     "cpu_op": _operation,
     "operator": _operation,
     "runtime": _launch,

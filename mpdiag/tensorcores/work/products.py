@@ -40,7 +40,9 @@ class MatrixWork:
         batch: Independent products of that size.
         groups: Groups of a convolution.
         dtype: Dtype of the operands by mpdiag's name (``"fp16"``); None where it is not known.
-        flops: Multiplications and additions; 0 where not known.
+        flops: Multiplications and additions; 0 where not known. Where the trace leaves open how
+            many (a mask, sequences of lengths it does not tell), the most it can be.
+        fewest: The least it can be; None where ``flops`` is exact.
         bytes: The least to be moved, at the size of ``dtype`` (FP32 if None); 0 where not known.
         leading: Values from one row (or column) to the next of A, B and C, where strides are known.
         sizes: The dimensions that should be aligned, by name.
@@ -61,6 +63,12 @@ class MatrixWork:
     sizes: tuple[tuple[str, int], ...] = ()
     depthwise: bool = False
     channels_last: bool | None = None
+    fewest: int | None = None
+
+    @property
+    def least_flops(self) -> int:
+        """The least FLOP: ``flops`` where that is exact."""
+        return self.flops if self.fewest is None else self.fewest
 
 
 def matmul(
@@ -197,6 +205,7 @@ def attention(
     widths: tuple[int, int],
     *,
     causal: bool = False,
+    stored_heads: int | None = None,
     dtype: str | None = None,
     direction: Direction = "forward",
 ) -> MatrixWork:
@@ -207,17 +216,16 @@ def attention(
         lengths: Queries and keys.
         widths: Of a head: of queries and keys, of values.
         causal: Whether query i sees keys 0 … i alone.
+        stored_heads: Heads of keys and values, where queries share them; default: ``heads``.
         dtype: Of the operands.
         direction: ``backward`` computes the scores again, then four gradients.
     """
     queries, keys = lengths
-    pairs = queries * keys
-    if causal:
-        seen = min(queries, keys)  # query i sees min(i + 1, keys)
-        pairs = seen * (seen + 1) // 2 + max(0, queries - keys) * keys
+    pairs = causal_pairs(queries, keys) if causal else queries * keys
     width, value_width = widths
     per_pair = width + value_width if direction == "forward" else 3 * width + 2 * value_width
-    values = queries * (width + value_width) + keys * (width + value_width)
+    stored = heads if stored_heads is None else stored_heads
+    values = (heads * queries + stored * keys) * (width + value_width)
     return MatrixWork(
         "attention",
         queries,
@@ -226,9 +234,15 @@ def attention(
         batch=heads,
         dtype=dtype,
         flops=2 * heads * pairs * per_pair,
-        bytes=heads * values * _size(dtype) * (1 if direction == "forward" else 2),
+        bytes=values * _size(dtype) * (1 if direction == "forward" else 2),
         sizes=(("head", width), ("value head", value_width)),
     )
+
+
+def causal_pairs(queries: int, keys: int) -> int:
+    """Pairs of a query and a key where query i sees keys 0 … i alone."""
+    seen = min(queries, keys)
+    return seen * (seen + 1) // 2 + max(0, queries - keys) * keys
 
 
 def _size(dtype: str | None) -> int:

@@ -54,8 +54,12 @@ class TracedCall:
 
     def dtype(self, index: int) -> str | None:
         """Our name of a tensor's dtype."""
+        return dtype_name(self.raw_dtype(index))
+
+    def raw_dtype(self, index: int) -> str:
+        """A tensor's dtype as the trace writes it, "" where it does not."""
         given = self.dtypes[index] if index < len(self.dtypes) else None
-        return dtype_name(given) if isinstance(given, str) else None
+        return given if isinstance(given, str) else ""
 
     def value(self, index: int) -> Any:
         """An argument that is no tensor; None where the trace does not tell it."""

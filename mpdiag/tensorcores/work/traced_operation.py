@@ -11,8 +11,8 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
-from mpdiag.tensorcores.work import convolutions
-from mpdiag.tensorcores.work.products import Direction, MatrixWork, attention, matmul, recurrent
+from mpdiag.tensorcores.work import attention_calls, convolutions, scaled_products
+from mpdiag.tensorcores.work.products import Direction, MatrixWork, matmul, recurrent
 from mpdiag.tensorcores.work.traced_call import TracedCall, UnclearArguments
 
 if TYPE_CHECKING:
@@ -136,16 +136,6 @@ def _product(a: int) -> Callable[[TracedCall], MatrixWork]:
         )
 
     return read
-
-
-def _grouped(call: TracedCall) -> MatrixWork:
-    """``_grouped_mm``: rows [M, K], each with the matrix of its group [groups, K, N]."""
-    rows, matrices = call.shape(0), call.shape(1)
-    if len(rows) != 2 or len(matrices) != 3:
-        return _product(0)(call)
-    if rows[1] != matrices[1]:
-        raise UnclearArguments
-    return matmul(rows[0], matrices[2], rows[1], dtype=call.dtype(0))
 
 
 def _matmul(call: TracedCall) -> MatrixWork:
@@ -283,54 +273,13 @@ def _onednn_rnn(direction: Direction) -> Callable[[TracedCall], MatrixWork]:
     return read
 
 
-# -- attention -------------------------------------------------------------------------------------
-
-
-def _attention(
-    first: int = 0,
-    *,
-    causal: int | None = None,
-    backward: bool = False,
-    heads_last: bool = False,
-) -> Callable[[TracedCall], MatrixWork]:
-    """Attention whose query, key and value begin at position ``first``.
-
-    Args:
-        first: Position of the query.
-        causal: Position of ``is_causal``, or of a mask type, 1 and 2 being causal ones.
-        backward: Whether it is the gradient.
-        heads_last: [batch, length, heads, head] instead of [batch, heads, length, head].
-    """
-
-    def read(call: TracedCall) -> MatrixWork:
-        query, key, value = (call.shape(first + i) for i in range(3))
-        if not len(query) == len(key) == len(value) >= 2:
-            raise UnclearArguments
-        if heads_last:
-            if len(query) != 4:
-                raise UnclearArguments
-            query, key, value = (tuple(s[i] for i in (0, 2, 1, 3)) for s in (query, key, value))
-        if query[-1] != key[-1] or key[-2] != value[-2]:
-            raise UnclearArguments
-        return attention(
-            math.prod(query[:-2]),
-            (query[-2], key[-2]),
-            (query[-1], value[-1]),
-            causal=causal is not None and call.value(causal) in (True, 1, 2),
-            dtype=call.dtype(first),
-            direction="backward" if backward else "forward",
-        )
-
-    return read
-
-
 _READERS: dict[str, Callable[[TracedCall], MatrixWork]] = {
     **convolutions.READERS,
+    **attention_calls.READERS,
+    **scaled_products.READERS,
     "mm": _product(0),
     "bmm": _product(0),
     "_int_mm": _product(0),
-    "_grouped_mm": _grouped,
-    "_scaled_mm": _product(0),
     "addmm": _product(1),
     "addmm_": _product(1),
     "_addmm_activation": _product(1),
@@ -354,22 +303,5 @@ _READERS: dict[str, Callable[[TracedCall], MatrixWork]] = {
     "rnn_relu": _torch_rnn(1),
     "mkldnn_rnn_layer": _onednn_rnn("forward"),
     "mkldnn_rnn_layer_backward": _onednn_rnn("backward"),
-    "scaled_dot_product_attention": _attention(causal=5),
-    "_scaled_dot_product_flash_attention": _attention(causal=4),
-    "_scaled_dot_product_flash_attention_for_cpu": _attention(causal=4),
-    "_scaled_dot_product_efficient_attention": _attention(causal=6),
-    "_scaled_dot_product_cudnn_attention": _attention(causal=6),
-    "_scaled_dot_product_attention_math": _attention(causal=5),
-    "_scaled_dot_product_fused_attention_overrideable": _attention(causal=5),
-    "_flash_attention_forward": _attention(causal=8, heads_last=True),
-    "_efficient_attention_forward": _attention(causal=9, heads_last=True),
-    "_flash_attn_forward": _attention(causal=5, heads_last=True),
-    "_scaled_dot_product_flash_attention_backward": _attention(1, causal=11, backward=True),
-    "_scaled_dot_product_flash_attention_for_cpu_backward": _attention(1, causal=7, backward=True),
-    "_scaled_dot_product_efficient_attention_backward": _attention(1, causal=11, backward=True),
-    "_scaled_dot_product_cudnn_attention_backward": _attention(1, causal=14, backward=True),
-    "_flash_attention_backward": _attention(1, causal=11, backward=True, heads_last=True),
-    "_efficient_attention_backward": _attention(1, causal=14, backward=True, heads_last=True),
-    "_flash_attn_backward": _attention(1, causal=11, backward=True, heads_last=True),
 }
 """By the name after ``aten::`` (or another namespace)."""

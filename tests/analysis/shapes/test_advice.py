@@ -12,7 +12,7 @@ from torch.nn import functional as F
 import mpdiag
 from mpdiag.analysis.shapes.advice import advise_shapes, shape_findings, solve_run
 from mpdiag.analysis.shapes.recorded import from_operations
-from mpdiag.analysis.shapes.solution import Wanted
+from mpdiag.analysis.shapes.solution import Wanted, solve_sizes
 
 
 class Grouped(nn.Module):
@@ -137,3 +137,110 @@ def test_all_changes_together_have_a_cost(grouped):
     solved = solve_run(grouped, Wanted("fp16"))
     assert solved.cost == pytest.approx((48 / 36) ** 2 - 1)
     assert solved.expected_time == pytest.approx((48 / 36) ** 2 / 2)
+
+
+class _Recurrent(nn.Module):
+    def __init__(self, **settings):
+        super().__init__()
+        self.first = nn.Linear(12, 30)
+        self.rnn = nn.LSTM(30, 45, **settings)
+        width = (settings.get("proj_size") or 45) * (2 if settings.get("bidirectional") else 1)
+        self.last = nn.Linear(width, 21)
+
+    def forward(self, x):
+        return self.last(self.rnn(self.first(x))[0])
+
+
+def fused(run, op, states):
+    """The forward operations with all of the LSTM's in one, as cuDNN or torch's own ``lstm`` has it."""
+    forward = [o for o in run.operations() if o.phase == "forward"]
+    inside = [o for o in forward if o.module == "rnn"]
+    sizes = {str(r["name"]): tuple(r["shape"]) for r in run.modules() if r["what"] == "parameter"}
+    weights = [
+        replace(inside[0].outputs[0], argument="weight" if op != "lstm" else "params",
+                tensor=900 + i, producer=-1, parameter=name, shape=shape)
+        for i, (name, shape) in enumerate(n for n in sizes.items() if n[0].startswith("rnn."))
+    ]  # fmt: skip
+    x = next(o for o in forward if o.module == "first").outputs[0]
+    x = replace(x, argument="input", shape=(7, 8, 30))
+    y = next(t for o in forward if o.module == "last" for t in o.inputs if t.argument == "mat1")
+    settings = next(s for s in (r for r in run.modules()) if s["name"] == "rnn")["settings"]
+    directions = 2 if '"bidirectional": true' in settings else 1
+    layers, projected = (2, 0) if '"num_layers": 2' in settings else (1, 20)
+    width = projected or 45
+    state = [
+        replace(x, argument=name, tensor=950 + i, producer=-1, shape=(layers * directions, 8, n))
+        for i, (name, n) in enumerate(zip(states, (width, 45), strict=True))
+    ]
+    scalars = {
+        "num_layers": layers, "bidirectional": directions == 2, "proj_size": projected, "views": [],
+    }  # fmt: skip
+    outputs = (
+        replace(y, argument="out", producer=inside[0].index, shape=(7, 8, directions * width)),
+        *(replace(s, argument="out", tensor=970 + i) for i, s in enumerate(state)),
+        replace(x, argument="out", tensor=980, shape=(1234,)),
+    )
+    one = replace(inside[0], op=op, inputs=(x, *weights, *state), outputs=outputs, scalars=scalars)
+    rest = [
+        replace(o, inputs=tuple(
+            replace(t, producer=one.index, tensor=outputs[0].tensor) if t.argument == "mat1" else t
+            for t in o.inputs)) if o.module == "last" else o
+        for o in forward if o.module != "rnn"
+    ]  # fmt: skip
+    at = next(i for i, o in enumerate(rest) if o.module == "last")
+    return [*rest[:at], one, *rest[at:]]
+
+
+@pytest.mark.filterwarnings("ignore:LSTM with projections")
+@pytest.mark.parametrize(
+    ("settings", "padded"),
+    [
+        ({"num_layers": 2, "bidirectional": True}, {"input_size": 32, "hidden_size": 48}),
+        ({"proj_size": 20}, {"input_size": 32, "hidden_size": 48, "proj_size": 24}),
+    ],
+)
+def test_a_recurrent_layer_in_one_operation(tmp_path, settings, padded):
+    """As on a GPU: all layers and directions at once, input, state and output as wide as before."""
+    run = recorded(_Recurrent(**settings), torch.randn(7, 8, 12), tmp_path / "run")
+    directions = 2 if settings.get("bidirectional") else 1
+    leaving = padded.get("proj_size", padded["hidden_size"])
+    for op, states in (("_cudnn_rnn", ("hx", "cx")), ("lstm", ("hx", "hx"))):
+        model = from_operations(run.modules(), fused(run, op, states))
+        assert model.unknowns.refused == []
+        solved = solve_sizes(model, Wanted("fp16", worthwhile=False))
+        found = {(s.module, s.dimension): solved.new(s.size) for s in model.sizes}
+        assert {n: v for (m, n), v in found.items() if m == "rnn"} == padded
+        assert found["first", "out_features"] == 32
+        assert found["last", "in_features"] == directions * leaving
+        products = [p for p in model.products if p.kind == "rnn"]
+        assert len(products) == (3 if "proj_size" in settings else 8)
+
+
+def test_findings_are_of_the_same_shards_as_the_advice(tmp_path):
+    """40 is a multiple of 8, but 20 a shard is none."""
+    run = recorded(nn.Sequential(nn.Linear(40, 40)), torch.randn(64, 40), tmp_path / "run")
+    for shards, modules in ((1, set()), (2, {"0"})):
+        advised = {a.module for a in advise_shapes(run, "fp16", shards=shards) if a.module}
+        found = {
+            module
+            for f in shape_findings(run, "fp16", shards=shards)
+            if f.code == "shapes-to-pad"
+            for module in f.evidence["modules"]
+        }
+        assert found == advised == modules
+
+
+def test_heads_that_tensor_parallelism_cannot_share_out(tmp_path, attention):
+    run = recorded(_Own(), torch.randn(5, 2, 63), tmp_path / "run")
+    for recording, heads in ((run, {"own": [7]}), (attention, {"": [5]})):
+        (found,) = [
+            f
+            for f in shape_findings(recording, "fp16", shards=2)
+            if f.code == "heads-not-divisible"
+        ]
+        assert found.severity == "warning"
+        assert found.evidence["heads"] == heads
+        assert "each part takes whole heads" in found.message
+        codes = {f.code for n in (1, 5, 7) for f in shape_findings(recording, "fp16", shards=n)
+                 if not any(h % n for h in next(iter(heads.values())))}  # fmt: skip
+        assert "heads-not-divisible" not in codes

@@ -56,6 +56,15 @@ def test_the_profile_s_own_advice_goes_first():
 def test_a_cpu_has_units_of_its_own():
     labels = [label for label, _ in tensor_cores.headline({"device": {"type": "cpu"}})]
     assert labels[:2] == ["On AMX", "Matrix work on vector units"]
+    kernel = {"name": "matmul brg:avx2", "verdict": "cuda_core", "time_us": 1.0}
+    rows = {"kernels": [kernel, {**kernel, "verdict": "layout"}]}
+
+    def units(device):
+        return list(tensor_cores.kernel_frame(rows | {"device": device})["unit"])
+
+    assert units({"type": "cpu"}) == ["vector units", "layout conversion"]
+    assert units({"generation": "cdna"}) == ["vector units", "layout conversion"]
+    assert units({"generation": "hopper"}) == ["CUDA cores", "layout conversion"]
 
 
 def test_fixes_add_up_as_amdahl_has_it():

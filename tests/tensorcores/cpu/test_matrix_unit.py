@@ -6,8 +6,10 @@ import json
 
 import pytest
 
-from mpdiag.tensorcores.cpu.matrix_unit import CpuFacts, join
+from mpdiag.hardware.cpu_instructions import CpuInstructions
+from mpdiag.tensorcores.cpu.matrix_unit import join
 from mpdiag.tensorcores.cpu.onednn import read_log
+from mpdiag.tensorcores.cpu.operation import CpuFacts
 from mpdiag.tensorcores.cpu.operators import OperatorTime, operator_times
 from mpdiag.tensorcores.work.products import convolution, matmul, recurrent
 
@@ -216,6 +218,77 @@ def test_fp32_that_the_log_leaves_out_was_not_on_the_matrix_unit():
     assert "BF16" in profile.operations[0].fix
 
 
+@pytest.mark.parametrize(
+    ("work", "line"),
+    [
+        (matmul(4, 4, 4, dtype="fp32"), 'torch.set_float32_matmul_precision("medium")'),
+        (
+            convolution(8, (16, 32), 9, (196, 144), dtype="fp32"),
+            'torch.backends.mkldnn.conv.fp32_precision = "bf16"',
+        ),
+        (
+            recurrent(2, 5, (16, 32), 4, dtype="fp32"),
+            'torch.backends.mkldnn.rnn.fp32_precision = "bf16"',
+        ),
+        (matmul(4, 4, 4, dtype="fp64"), "run it in BF16 (torch.autocast)"),
+    ],
+)
+def test_the_line_that_brings_fp32_onto_the_matrix_unit(work, line):
+    """The training stays in FP32 but for its products, and what BF16 loses there is to be judged."""
+    (operation,) = join([time_of(work)], log_of(), AMX).operations
+    assert operation.fix.startswith(line)
+    if work.dtype == "fp32":
+        assert "multiplies in BF16 on AMX" in operation.fix
+        assert "mpdiag analyze RUN --target bf16" in operation.fix
+        (idle,) = [
+            f for f in join([time_of(work)], log_of(), AMX).findings if f["severity"] == "warning"
+        ]
+        assert idle["fix"] == operation.fix
+
+
+def test_fp32_that_is_multiplied_in_bf16_is_said_to_be():
+    line = product("brg_matmul:avx10_1_512_amx", "f32").replace(
+        "attr-scratchpad:user", "attr-scratchpad:user attr-fpmath:bf16"
+    )
+    profile = join([time_of(matmul(32, 64, 1024, dtype="fp32"))], log_of(line), AMX)
+    assert profile.operations[0].verdict == "tensor_core"
+    assert profile.operations[0].evidence.endswith("amx, FP32 multiplied in BF16")
+    (finding,) = profile.findings
+    assert (finding["code"], finding["evidence"]["formats"]) == ("fp32-multiplied-lower", ["BF16"])
+    # What is allowed need not be used: on a vector unit it is not.
+    vector = line.replace("avx10_1_512_amx", "avx512_core")
+    assert join([], log_of(vector), AMX).findings == ()
+
+
+def test_what_amx_multiplies_is_what_this_one_has():
+    known = CpuInstructions("x86", frozenset({"amx_tile", "amx_bf16", "amx_int8"}))
+    device = CpuFacts("Xeon", has_amx=True, has_avx512_bf16=True, instructions=known)
+    (operation,) = join([time_of(matmul(4, 4, 4, dtype="fp16"))], log_of(), device).operations
+    assert (operation.verdict, operation.cause) == ("cuda_core", "dtype")
+    assert "AMX multiplies BF16, INT8" in operation.fix
+
+
+@pytest.mark.parametrize(("apple", "words"), [(True, "Apple's"), (False, "SME")])
+def test_a_matrix_unit_that_nobody_reports_is_unknown(apple, words):
+    known = CpuInstructions("arm", frozenset({"neon", "sme"}), apple=apple)
+    device = CpuFacts("Arm", has_amx=False, has_avx512_bf16=False, instructions=known)
+    profile = join([time_of(matmul(4, 4, 4, dtype="fp32"))], log_of(), device)
+    assert profile.operations[0].verdict == "unknown"
+    assert words in profile.verdict
+
+
+def test_a_cpus_units_have_their_own_words():
+    log = log_of(product(), product("brg_matmul:avx512_core", "f32"), REORDER)
+    times = [time_of(matmul(32, 64, 1024, dtype=d)) for d in ("bf16", "fp32")]
+    document = join(times, log, AMX).to_json()
+    assert [o["unit"] for o in document["operations"]] == ["matrix unit", "vector unit"]
+    assert {k["unit"] for k in document["kernels"]} == {
+        "matrix unit", "vector unit", "layout conversion",
+    }  # fmt: skip
+    assert document["matrix_unit_fraction"] == document["tensor_core_fraction"]
+    assert document["vector_unit_fraction"] == document["matrix_cuda_core_fraction"]
+
+
 def test_a_cpu_without_a_matrix_unit_says_so():
     profile = join([time_of(matmul(4, 4, 4, dtype="bf16"))], log_of(), NONE)
     assert profile.verdict.startswith("No matrix unit")
@@ -223,3 +296,25 @@ def test_a_cpu_without_a_matrix_unit_says_so():
     assert profile.tensor_core_fraction == 0
     assert {f["code"] for f in profile.findings} == {"no-matrix-unit", "no-log"}
     assert join([], log_of(), NONE).to_json()["kernel_time_us"] == 0
+
+
+def test_sizes_that_tensor_cores_could_not_read():
+    """One padded size wherever a size occurs: the one that a group of four needs holds for all."""
+    grouped = convolution(8, (36, 36), 9, (196, 144), groups=3, dtype="fp32")
+    linear = matmul(128, 36, 64, dtype="fp32")
+    tiny, vector = matmul(5, 5, 63, dtype="fp32"), matmul(1, 1001, 63, dtype="fp32")
+    times = [time_of(w) for w in (grouped, linear, tiny, vector, matmul(128, 64, 64, dtype="fp32"))]
+    document = join(times, log_of(), NONE).to_json()
+    padded = [{p["size"]: p["padded"] for p in o["padded"]} for o in document["operations"]]
+    assert padded == [{36: 48}, {36: 48}, {}, {}, {}]
+    assert [o["aligned"] for o in document["operations"]] == [False, False, None, None, True]
+    (finding,) = [f for f in document["findings"] if f["code"] == "shapes-for-tensor-cores"]
+    assert finding["evidence"]["sizes"] == [{"size": 36, "padded": 48}]
+    assert "2 products (40" in finding["message"]
+    assert "36 → 48" in finding["message"]
+    image = [time_of(convolution(8, (3, 64), 9, (196, 144), dtype="fp32"))]
+    first = join(image, log_of(), NONE).to_json()["operations"][0]
+    assert (first["padded"], first["aligned"]) == ([], None)  # 3 → 8 is 167 % more work
+    few = [time_of(linear, 1.0), time_of(matmul(128, 64, 64, dtype="fp32"), 1000.0)]
+    codes = {f["code"] for f in join(few, log_of(), NONE).findings}
+    assert "shapes-for-tensor-cores" not in codes

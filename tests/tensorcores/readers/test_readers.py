@@ -13,9 +13,9 @@ from tensorcores.traces import A100, ADD, FALLBACK, SGEMM, TENSOR, kernel, op, s
 
 from mpdiag.errors import DamagedTrace, InputError
 from mpdiag.tensorcores.events import HostOperation, Kernel, Launch, ModuleSpan
-from mpdiag.tensorcores.readers import json_stream
+from mpdiag.tensorcores.readers.formats import json_stream
+from mpdiag.tensorcores.readers.formats.tables import microseconds, number
 from mpdiag.tensorcores.readers.recognition import read
-from mpdiag.tensorcores.readers.tables import microseconds, number
 
 
 def kernels(path):
@@ -336,7 +336,7 @@ def test_units():
         ("a.json.zst", b"\x28\xb5\x2f\xfdrest", "is compressed"),
         ("a.nsys-rep", b"\0\1\2", "nsys export --type sqlite"),
         ("a.ncu-rep", b"NVR\0rest", "ncu --import FILE --csv"),
-        ("a.csv", b"Time (%),Total Time (ns),Instances,Name\n", "is a summary by nsys stats"),
+        ("a.csv", b"Time (%),Total Time (ns),Count,Operation\n", "is a summary by nsys stats"),
         ("train.py", b"import torch\n", "mpdiag profile -- "),
         ("a.txt", b"hello\n", "is not a trace of"),
     ],

@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import mpdiag
 from mpdiag.analysis.shapes.advice import advise, recorded_generation
 from mpdiag.plan import PrecisionPlan
-from mpdiag.reports.text.analysis import analysis_text
+from mpdiag.reports.text.analysis import analysis_text, shapes_table
 from mpdiag.tensorcores.work.model import model_work
 
 
@@ -158,6 +158,29 @@ def test_the_plan_keeps_the_advice_and_the_terminal_shows_it(language, tmp_path)
     text = capture.get()
     assert "Shapes to pad for Tensor Cores" in text
     assert "519 → 520" in text
+
+
+def test_sizes_to_pad_take_a_line_each(language):
+    """In 80 columns; the reasons are under ``-v``, and in the plan."""
+    plan = mpdiag.analyze(language).plan
+    printed = {}
+    for verbose in (False, True):
+        console = Console(width=80)
+        with console.capture() as capture:
+            console.print(shapes_table(plan, verbose=verbose))
+        printed[verbose] = capture.get()
+    short = [line for line in printed[False].splitlines() if "→" in line]
+    assert len(short) == min(10, len(plan.shapes))
+    assert all(
+        f"{a.size} → {a.padded}" in line for a, line in zip(plan.shapes, short, strict=False)
+    )
+    assert all(line.rstrip("│ ").endswith(("yes", "no")) for line in short)
+    assert "not proved" not in printed[False]
+    assert "more matrix work in an expected" in " ".join(printed[False].split())
+    words = " ".join(printed[True].replace("│", " ").split())
+    assert all(advice.dimension in words for advice in plan.shapes)
+    assert "padding adds" in words
+    assert len(printed[True].splitlines()) > len(printed[False].splitlines())
 
 
 def test_what_is_worth_a_finding(pictures, language):

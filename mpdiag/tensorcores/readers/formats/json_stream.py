@@ -8,6 +8,7 @@ string, still yields its other events. Streaming libraries such as ijson stop at
 from __future__ import annotations
 
 import json
+import math
 import re
 from typing import TYPE_CHECKING, Any
 
@@ -102,15 +103,21 @@ class JsonStream:
             pass
         return grown
 
-    def find(self, pattern: re.Pattern[str]) -> bool:
-        """Move to the next match after the current position."""
+    def find(self, pattern: re.Pattern[str], limit: float = math.inf) -> bool:
+        """Move to the next match after the current position.
+
+        Args:
+            pattern: What to find.
+            limit: After about so many characters without it, the rest is given up.
+        """
         self.at = min(self.at + 1, len(self.text))
         while True:
             match = pattern.search(self.text, self.at)
             if match:
                 self.at = match.start()
                 return True
+            limit -= len(self.text) - self.at
             self.at = max(self.at, len(self.text) - 64)
-            if not self.more():
+            if limit < 0 or not self.more():
                 self.at = len(self.text)
                 return False

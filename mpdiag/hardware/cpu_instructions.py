@@ -1,0 +1,100 @@
+"""Which instructions a CPU has for products of small formats, from torch or the operating system.
+
+Names are those of ``torch.cpu.get_capabilities`` (torch 2.10), to which Linux's own are translated.
+
+Sources: Intel, *64 and IA-32 Architectures Software Developer's Manual*, chapters on AMX and AVX-512;
+Arm, *Architecture Reference Manual for A-profile*, features FEAT_BF16, FEAT_I8MM, FEAT_DotProd and
+FEAT_SME; Linux, ``arch/x86/include/asm/cpufeatures.h`` and *ARM64 ELF hwcaps*.
+"""
+
+from __future__ import annotations
+
+import platform
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+_FROM_LINUX = {
+    "avx512f": "avx512_f",
+    "avxvnniint8": "avx_vnni_int8",
+    "avxneconvert": "avx_ne_convert",
+    "asimddp": "dot",
+    "asimdhp": "fp16_arith",
+}
+"""Linux's names of what torch calls otherwise; those that agree are not listed."""
+_KNOWN = frozenset(
+    """
+    amx_tile amx_bf16 amx_int8 amx_fp16 amx_tf32 avx2 avx512_f avx512_bf16 avx512_fp16 avx512_vnni
+    avx_vnni avx_vnni_int8 avx_ne_convert neon bf16 i8mm dot fp16_arith sve sve_bf16 sme sme2
+    """.split()
+)
+
+
+@dataclass(frozen=True)
+class CpuInstructions:
+    """What a CPU can multiply with.
+
+    Attributes:
+        architecture: ``"x86"``, ``"arm"``; "" for any other.
+        names: The extensions it has; None where nobody says.
+        apple: Whether it is one of Apple's, whose own matrix unit no software reports.
+    """
+
+    architecture: str = ""
+    names: frozenset[str] | None = field(default=None)
+    apple: bool = False
+
+    def has(self, name: str) -> bool | None:
+        """Whether it has an extension; None where that is not known."""
+        return None if self.names is None else name in self.names
+
+    @property
+    def unit_dtypes(self) -> frozenset[str] | None:
+        """Dtypes that AMX multiplies; None where nobody says."""
+        if self.names is None:
+            return None
+        found = {"bf16": "amx_bf16", "fp16": "amx_fp16", "int8": "amx_int8", "tf32": "amx_tf32"}
+        return frozenset(dtype for dtype, name in found.items() if name in self.names)
+
+
+def read_instructions(torch: Any = None, cpuinfo: Path = Path("/proc/cpuinfo")) -> CpuInstructions:
+    """This machine's instructions.
+
+    Args:
+        torch: The torch module, which is asked first; versions before 2.10 do not tell.
+        cpuinfo: Where Linux lists them.
+    """
+    machine = platform.machine().lower()
+    arm = machine.startswith(("aarch64", "arm"))
+    architecture = "arm" if arm else "x86" if machine in {"x86_64", "amd64", "i686"} else ""
+    names = _from_torch(torch)
+    listed = _from_linux(cpuinfo)
+    if names is None:
+        names = listed
+    elif listed is not None and not arm:
+        names |= listed & {"amx_tf32"}  # of which torch does not know
+    return CpuInstructions(architecture, names, apple=arm and platform.system() == "Darwin")
+
+
+def _from_torch(torch: Any) -> frozenset[str] | None:
+    try:
+        found: Mapping[str, Any] = torch.cpu.get_capabilities()
+    except (AttributeError, RuntimeError):
+        return None
+    names = frozenset(name for name, value in found.items() if value is True) & _KNOWN
+    return names or None
+
+
+def _from_linux(cpuinfo: Path) -> frozenset[str] | None:
+    try:
+        lines = cpuinfo.read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return None
+    for line in lines:
+        key, _, value = line.partition(":")
+        if key.strip().lower() in {"flags", "features"}:
+            return frozenset(_FROM_LINUX.get(n, n) for n in value.split()) & _KNOWN
+    return None

@@ -1,0 +1,209 @@
+"""Triton kernels by what their sources call: ``tl.dot``, directly or in a function, or not.
+
+Read from flash-linear-attention, AITER, Unsloth, LightLLM, Liger-Kernel, xFormers, FlashAttention, Mamba,
+DeepSpeed, Transformer Engine, vLLM, bitsandbytes and TritonBench. Names that two of them use for both are
+left out, and so are names that any program may use.
+"""
+
+DOTS = frozenset(
+    """
+    _atk_backward_chunk_out _attn_bwd _attn_fwd _attn_fwd_base_opt _attn_fwd_tma_unified
+    _attn_fwd_tma_ws_persistent _attn_fwd_tma_ws_persistent_with_dp _attn_fwd_ws
+    _batched_gemm_a16wfp4_kernel
+    _batched_gemm_a8w8_a_per_token_group_prequant_w_per_batched_tensor_quant_kernel
+    _batched_gemm_a8w8_kernel _batched_gemm_afp4_wfp4_kernel _batched_gemm_bf16_kernel
+    _block_scaled_block_gemm _bmm_chunk_bwd_kernel _bmm_chunk_fwd_kernel
+    _bsr_strided_dense_rowspace_kernel _bwd_kernel_dkdv_causal _bwd_kernel_dkdv_noncausal
+    _bwd_kernel_dkdvdq_causal _bwd_kernel_dkdvdq_noncausal _bwd_kernel_dq_causal
+    _bwd_kernel_dq_noncausal _bwd_kernel_fused_atomic_causal _bwd_kernel_fused_atomic_noncausal
+    _bwd_kernel_split_dkdv_causal _bwd_kernel_split_dkdv_noncausal _bwd_kernel_split_dq_causal
+    _bwd_kernel_split_dq_noncausal _chunk_scan_bwd_dc_kernel _chunk_scan_bwd_dcb_kernel
+    _chunk_scan_bwd_ddAcs_prev_kernel _chunk_scan_bwd_ddAcs_stable_kernel
+    _chunk_scan_bwd_ddAcs_stable_kernel_old _chunk_scan_bwd_dstates_kernel _chunk_scan_bwd_dx_kernel
+    _chunk_scan_chunk_state_bwd_dx_kernel _chunk_scan_fwd_kernel _chunk_scan_fwd_kernel_wip
+    _chunk_state_bwd_db_kernel _chunk_state_bwd_ddAcs_stable_kernel _chunk_state_bwd_dx_kernel
+    _chunk_state_fwd_kernel _chunk_state_varlen_kernel _conv2d_1x1_kernel
+    _conv2d_3x3_cblocked_kernel _conv2d_3x3_nhwc_kernel _conv2d_general_kernel
+    _deepgemm_fp8_paged_mqa_logits _deepgemm_fp8_paged_mqa_logits_ragged_k
+    _deepgemm_fp8_paged_mqa_logits_stage1 _deepgemm_fp8_paged_mqa_logits_stage1_ragged_k
+    _dense_neighborhood_grad_attn_kernel _dense_neighborhood_grad_qk_fused_kernel
+    _dense_neighborhood_grad_qk_fused_persistent_kernel _dense_neighborhood_grad_v_kernel
+    _ff_a16w16_fused_gated _ff_a16w16_fused_ungated _flash_kda_prepare_kernel
+    _flash_kda_seg_scan_kernel _flash_kda_segment_kernel _flash_packed_kernel _forward_chunk_out
+    _fp8_mqa_logits_kernel _fp8_paged_mqa_logits_kernel _fused_cumsum_kkt_kernel
+    _fused_down_proj_kernel _fused_fp4_bmm_rope_cat_and_cache_mla_kernel
+    _fused_fp8_bmm_rope_cat_and_cache_mla_kernel _fused_gemm_a16w16_quant_x_kernel
+    _fused_gemm_a8w8_blockscale_a16w16_kernel _fused_gemm_a8w8_blockscale_mul_add_kernel
+    _fused_gemm_a8w8_blockscale_preshuffle_split_cat _fused_gemm_a8w8_blockscale_split_cat
+    _fused_gemm_afp4wfp4_mul_add_kernel _fused_gemm_afp4wfp4_preshuffle_mul_add_kernel
+    _fused_gemm_afp4wfp4_preshuffle_split_cat _fused_gemm_afp4wfp4_split_cat _fused_moe_kernel
+    _fused_moe_kernel_gptq_awq _fused_moe_kernel_mxfp4 _fused_moe_kernel_mxfp4_silu
+    _fused_moe_persistent_kernel _fused_moe_persistent_kernel_gptq_awq
+    _fused_moe_persistent_silu_kernel _fused_moe_persistent_silu_kernel_gptq_awq
+    _fused_moe_silu_kernel _fused_moe_silu_kernel_gptq_awq _fused_neighborhood_attention_av_kernel
+    _fused_neighborhood_attention_grad_attn_kernel _fused_neighborhood_attention_grad_k_kernel
+    _fused_neighborhood_attention_grad_qk_kernel _fused_neighborhood_attention_grad_v_kernel
+    _fused_neighborhood_attention_qk_kernel _fused_up_proj_swiglu_kernel _fwd_diag_kernel
+    _fwd_grouped_kernel_stage1 _fwd_grouped_kernel_stage1_rope _fwd_kernel_alibi
+    _fwd_kernel_batch_inference _fwd_kernel_contiguous_kv _fwd_kernel_flash_decode_diverse_stage1
+    _fwd_kernel_flash_decode_diverse_stage2 _fwd_kernel_flash_decode_normal_stage1
+    _fwd_kernel_flash_decode_stage1_padding _fwd_kernel_flash_decode_stage1_padding_fp8
+    _fwd_kernel_fp8 _fwd_kernel_no_prompt_cache _fwd_kernel_splitK _fwd_kernel_with_v
+    _fwd_kv_parallel _fwd_none_diag_kernel _gemm_a16_w16_atomic_kernel _gemm_a16_w16_gated_kernel
+    _gemm_a16_w16_kernel _gemm_a16w8_blockscale_kernel _gemm_a16w8_blockscale_preshuffle_kernel
+    _gemm_a16wfp4_kernel _gemm_a16wfp4_preshuffle_kernel _gemm_a8w8_blockscale_kernel
+    _gemm_a8w8_kernel _gemm_a8w8_per_token_scale_kernel _gemm_a8w8_preshuffled_kernel
+    _gemm_a8wfp4_kernel _gemm_afp4wfp4_kernel _gemm_afp8wfp8_kernel _gemm_afp8wfp8_preshuffle_kernel
+    _gluon_attn _gluon_fp8_mqa_logits_kernel _gluon_moe_gemm_int8_smoothquant _hstu_attn_bwd
+    _hstu_attn_fwd _kernel_gqa_token_decode_attention_flash_decoding_vsm_stage1
+    _kernel_unified_attention_sparse_mla_2d _lora_expand_kernel _lora_shrink_kernel
+    _matmul_partition_k _mhc_aggregate_bwd _mhc_expand_combine_bwd _mhc_fused_kernel
+    _mhc_fused_split_kernel _mhc_mm_norm_bwd_fused_kernel _mhc_mm_norm_bwd_kernel_npu
+    _mhc_mm_norm_fwd_kernel _mhc_mm_norm_fwd_kernel_npu _mhc_post_pre_split_kernel
+    _mhc_projection_bwd_fused_dphi _mhc_projection_bwd_fused_dx _mhc_projection_fwd_fused _mla_gluon
+    _moe_bwd_dW1_kernel _moe_bwd_dW2_kernel _moe_bwd_dX_expanded_kernel _moe_bwd_down_proj_kernel
+    _moe_gemm_a4w4 _moe_gemm_a8w8 _moe_gemm_a8w8_blockscale _moe_gemm_int8_smoothquant
+    _paged_attn_decode_v1_w_dot_kernel _paged_attn_decode_v1_w_dot_kernel_per_token_quant
+    _paged_attn_decode_v2_w_dot_kernel _paged_attn_decode_v2_w_dot_kernel_per_token_quant
+    _rot_k_only_kernel _rot_q_kernel _rotate_quantize_k_kernel _rotate_quantize_q_kernel
+    _routing_sigmoid_top1_kernel _sampled_addmm_kernel _scaled_mm_act_per_group_w_perchannel_kernel
+    _scaled_mm_per_token _scatter_mm2_kernel _scatter_mm6_kernel _sparse_attn_prefill_kernel
+    _swiglu_kernel_backward_dGU _swiglu_kernel_backward_dI _swiglu_kernel_forward
+    _swiglu_kernel_forward_inference _triton_gather_kv_b_proj _triton_gather_kv_b_proj_flat
+    _unified_attention_gluon_kernel_2d _unified_attention_gluon_kernel_3d _w8a8_block_fp8_matmul
+    _w8a8_block_int8_matmul _winograd_f4x3_batched_gemm_kernel _xformers_tiled_matmul_kernel
+    attn_fwd awq_gemm_kernel batched_triton_kernel bf16xbf16_matmul_kernel bf16xint16_matmul_kernel
+    bmm_scaled_fp8_kernel bwd_kernel_causal bwd_kernel_fused_causal bwd_kernel_fused_noncausal
+    bwd_kernel_noncausal chunk_abc_bwd_kernel_K chunk_abc_bwd_kernel_V chunk_abc_bwd_kernel_dh
+    chunk_abc_bwd_kernel_intra_K chunk_abc_bwd_kernel_intra_KV chunk_abc_bwd_kernel_intra_V
+    chunk_abc_bwd_kernel_rcum_intra chunk_abc_fwd_kernel_K chunk_abc_fwd_kernel_V
+    chunk_abc_fwd_kernel_h chunk_abc_fwd_kernel_intra_K chunk_abc_fwd_kernel_intra_V
+    chunk_bwd_kernel_dh chunk_bwd_kernel_dh_parallel chunk_bwd_kernel_dh_split chunk_bwd_kernel_dqke
+    chunk_bwd_kernel_dqkwg chunk_bwd_kernel_dv chunk_bwd_kernel_dv_local
+    chunk_cumprod_householder_bwd_kernel chunk_cumprod_householder_fwd_kernel
+    chunk_delta_attn_fwd_kernel_inter_solve_fused chunk_delta_attn_fwd_kernel_intra_sub_chunk
+    chunk_dplr_bwd_kernel_dAu chunk_dplr_bwd_kernel_dhu chunk_dplr_bwd_kernel_dv
+    chunk_dplr_bwd_o_kernel chunk_dplr_fwd_kernel_h chunk_dplr_fwd_kernel_o chunk_fwd_kernel_h
+    chunk_fwd_kernel_h_parallel chunk_fwd_kernel_h_split chunk_fwd_kernel_o chunk_fwd_kernel_o_npu
+    chunk_fwd_kernel_o_opt chunk_fwd_kernel_o_opt_vk chunk_fwd_mesa_cg_dim64_kernel
+    chunk_gated_delta_product_bwd_kernel_dhu_blockdim64
+    chunk_gated_delta_product_fwd_kernel_h_blockdim64
+    chunk_gated_delta_rule_bwd_kernel_dhu_blockdim64 chunk_gated_delta_rule_fwd_kernel_h_blockdim64
+    chunk_gated_delta_rule_fwd_kernel_h_opt chunk_gated_delta_rule_fwd_kernel_h_opt_vk
+    chunk_gated_delta_rule_fwd_kkt_solve_kernel chunk_gdn2_bwd_kernel_intra
+    chunk_gdn2_bwd_kernel_wy_dqkg_fused chunk_gdn2_fwd_kernel_inter_solve_fused
+    chunk_gdn2_fwd_kernel_intra_sub_chunk chunk_generalized_iplr_delta_rule_fwd_kernel_h
+    chunk_generalized_iplr_delta_rule_fwd_kernel_o chunk_gla_bwd_kernel_dA chunk_gla_bwd_kernel_dv
+    chunk_gla_bwd_kernel_inter chunk_gla_bwd_kernel_intra chunk_gla_fwd_A_kernel_intra_sub_inter
+    chunk_gla_fwd_kernel_o chunk_gla_fwd_kernel_o_npu chunk_gsa_bwd_k_kernel_dA
+    chunk_gsa_bwd_k_kernel_dqkvg chunk_gsa_bwd_k_kernel_intra_dvg chunk_gsa_fwd_k_kernel_inter
+    chunk_gsa_fwd_k_kernel_intra chunk_kda_bwd_kernel_dAv chunk_kda_bwd_kernel_intra
+    chunk_kda_bwd_kernel_wy_dqkg_fused chunk_kda_bwd_kernel_wy_dw_part_npu
+    chunk_kda_bwd_kernel_wy_k_part_npu chunk_kda_bwd_kernel_wy_v_part_npu
+    chunk_kda_fwd_kernel_inter_solve_fused chunk_kda_fwd_kernel_intra_sub_chunk
+    chunk_mesa_net_fwd_kernel_h chunk_mesa_net_h_kk_bwd_intra_kernel
+    chunk_mesa_net_h_kv_bwd_intra_kernel chunk_mesa_net_h_kv_bwd_intra_kernel_dkv
+    chunk_mesa_net_h_kv_bwd_intra_kernel_dq chunk_oja_bwd_kernel_dA
+    chunk_oja_bwd_kernel_dhu_blockdim64 chunk_oja_bwd_kernel_dqk chunk_oja_bwd_kernel_dv_o
+    chunk_oja_bwd_kernel_dvwg_h chunk_oja_fwd_inter chunk_oja_fwd_intra
+    chunk_oja_fwd_kernel_h_blockdim64 chunk_precond_kda_bwd_kernel_dAv
+    chunk_precond_kda_bwd_kernel_intra chunk_precond_kda_bwd_kernel_wy_dqkg
+    chunk_precond_kda_fwd_kernel_inter_solve_fused chunk_precond_kda_fwd_kernel_intra_sub_chunk
+    chunk_precond_kkt_fwd_kernel chunk_rwkv6_bwd_kernel_dh chunk_rwkv6_bwd_kernel_inter
+    chunk_rwkv6_bwd_kernel_intra chunk_rwkv6_fwd_A_kernel_intra_sub_inter
+    chunk_rwkv6_fwd_cumsum_kernel chunk_scaled_dot_comba_pkt_fwd_kernel
+    chunk_scaled_dot_kkt_bwd_kernel_gk chunk_scaled_dot_kkt_fwd_kernel
+    chunk_scaled_dot_kkt_fwd_kernel_intra_sub_inter chunk_scaled_dot_kkt_fwd_kernel_npu
+    chunk_transform_qk_bwd_kernel_prepare chunk_transform_qk_fwd_kernel
+    chunk_ttt_linear_bwd_kernel_dv_local chunk_ttt_linear_bwd_kernel_h
+    chunk_ttt_linear_bwd_kernel_norm chunk_ttt_linear_fwd_kernel_h chunk_ttt_linear_fwd_kernel_o
+    chunkwise_bwd_kernel_dhg chunkwise_bwd_kernel_diag chunkwise_bwd_kernel_dkg
+    chunkwise_bwd_kernel_dv chunkwise_bwd_kernel_hdqgl chunkwise_fwd_kernel e2e_moe_kernel
+    e2e_moe_persistent_kernel fused_chunk_based_bwd_kernel fused_chunk_based_fwd_kernel
+    fused_chunk_bwd_kernel fused_chunk_fwd_kernel fused_chunk_local_cumsum_scaled_dot_kkt_fwd_kernel
+    fused_chunk_ttt_linear_bwd_kernel_dh fused_chunk_ttt_linear_bwd_kernel_h
+    fused_chunk_ttt_linear_fwd_kernel fused_moe_kernel fused_moe_kernel_gptq_awq
+    fused_recurrent_rwkv6_bwd_kernel_dw fused_solve_tril_recompute_w_u_kernel gmm_kernel
+    grouped_matmul_kernel intra_chunk_preprocess_bwd_kernel intra_chunk_preprocess_fwd_kernel
+    kernel_paged_attention_2d kernel_unified_attention_2d kernel_unified_attention_3d la_persistent
+    la_persistent_paged logcumsumexp_fwd_kernel mamba3_siso_bwd_kernel_dqkv mamba3_siso_fwd_kernel
+    mamba3_siso_step_kernel matmul_kernel_descriptor_persistent matmul_kernel_persistent
+    matmul_kernel_tma matmul_kernel_tma_persistent merge_fwd_bwd_kernel parallax_decode_kernel
+    parallel_attn_bwd_kernel_dkv parallel_attn_bwd_kernel_dq parallel_attn_fwd_kernel
+    parallel_based_bwd_kernel parallel_based_fwd_kernel parallel_delta_rule_fwd_kernel
+    parallel_deltaformer_bwd_kernel_qk parallel_deltaformer_bwd_kernel_row_sum
+    parallel_deltaformer_bwd_kernel_u parallel_deltaformer_fwd_kernel parallel_nsa_bwd_kernel_dkv
+    parallel_nsa_bwd_kernel_dq parallel_nsa_compression_bwd_kernel_dkv
+    parallel_nsa_compression_bwd_kernel_dq parallel_nsa_compression_fwd_kernel
+    parallel_nsa_fwd_kernel parallel_nsa_kernel_topk parallel_parallax_bwd_kernel_dkv
+    parallel_parallax_bwd_kernel_dqr parallel_parallax_fwd_kernel parallel_path_bwd_dkv_kernel
+    parallel_path_bwd_dq_kernel parallel_path_bwd_intra_chunk_kernel parallel_path_fwd_kernel
+    parallel_path_fwd_kernel_prepare_k_cache parallel_rebased_bwd_kernel parallel_rebased_fwd_kernel
+    parallel_simple_gla_bwd_kernel parallel_simple_gla_fwd_kernel parallel_wall_attn_decode_kernel
+    parallel_wall_attn_fwd_kernel pod_persistent pre_process_bwd_kernel_merged
+    pre_process_fwd_kernel_merged prepare_precond_wy_repr_bwd_kernel prepare_wy_repr_bwd_kda_kernel
+    prepare_wy_repr_bwd_kernel recompute_w_u_fwd_gdn2_kernel recompute_w_u_fwd_kda_kernel
+    recompute_w_u_fwd_kernel recompute_w_u_fwd_kernel_npu recompute_w_u_head_major_kernel sage_fwd
+    sage_fwd_mxfp4 scaled_mm_kernel streamk_amd_gemm streamk_cuda_gemm tgmm_non_persistent_kernel
+    tgmm_persistent_kernel transform_q_fwd_kernel wu_fwd_kernel
+    """.split()
+)
+"""Kernels that multiply matrices by ``tl.dot``."""
+
+SUMS = frozenset(
+    """
+    _fwd_kernel_token_att1 _fwd_kernel_token_att1_int8 _fwd_kernel_token_att2
+    _kernel_paged_attention_2d _linear_attn_decode_kernel _paged_attn_decode_v1_wo_dot_kernel
+    _paged_attn_decode_v1_wo_dot_kernel_per_token_quant _paged_attn_decode_v2_wo_dot_kernel
+    _paged_attn_decode_v2_wo_dot_kernel_per_token_quant
+    chunk_delta_attn_fwd_kernel_intra_token_parallel chunk_gdn2_fwd_kernel_intra_token_parallel
+    chunk_gla_fwd_A_kernel_intra_sub_intra chunk_gla_fwd_A_kernel_intra_sub_intra_merge
+    chunk_gla_fwd_A_kernel_intra_sub_intra_split chunk_kda_fwd_kernel_intra_token_parallel
+    chunk_precond_kda_fwd_kernel_intra_token_parallel chunk_rwkv6_fwd_A_kernel_intra_sub_intra
+    chunk_rwkv6_fwd_A_kernel_intra_sub_intra_merge chunk_rwkv6_fwd_A_kernel_intra_sub_intra_split
+    chunk_scaled_dot_kkt_fwd_kernel_intra_sub_intra naive_attn_decoding_kernel
+    parallax_decode_one_step_kernel
+    """.split()
+)
+"""Kernels that multiply matrices without it, by products and sums."""
+
+NO_PRODUCTS = frozenset(
+    """
+    _DWf_DW_dfg_kernel _append_fused_shared_experts_kernel _attn_res_bwd_kernel
+    _attn_res_bwd_kernel_tiled _attn_res_fwd_kernel _attn_res_fwd_kernel_tiled
+    _build_prefill_row_table_kernel _compute_delta_s_kernel _conv_pack_gdn_decode_kernel
+    _csr_to_dense_kernel _downcast_to_mxfp _downcast_to_static_fp8 _dyt_bwd_kernel _dyt_fwd_kernel
+    _fg_kernel _fork_buffer_kernel _fp8_legacy_to_mxfp8_kernel _fused_qkvzba_prefill_kernel_nqk1
+    _fused_qkvzba_prefill_kernel_nqk2 _fused_qkvzba_prefill_kernel_nqk4
+    _fused_qkvzba_prefill_kernel_nqk8 _fwd_kernel_destindex_copy_indexer_ks
+    _fwd_kernel_destindex_copy_kv _fwd_kernel_destindex_copy_kv_flashmla_fp8
+    _fwd_kernel_destindex_copy_kv_fp8 _fwd_kernel_destindex_copy_kv_per_head_fp8
+    _fwd_kernel_destindex_copy_quantize_int4_kv _fwd_kernel_destindex_copy_quantize_kv
+    _fwd_kernel_flash_decode_stage2 _fwd_kernel_flash_diverse_decode_stage3
+    _fwd_kernel_flash_normal_decode_stage2 _fwd_kernel_gen_b_req_mtp_start_loc
+    _gen_mtp_new_input_ids _gen_nsa_ks_ke _gen_same_req_mark _grouped_dbias_kernel _jsd_kernel
+    _kernel_gqa_token_decode_attention_flash_decoding_vsm_stage2 _kv_trans_decode_node_kernel
+    _kv_trans_for_dp_kernel _kv_trans_kernel _kv_trans_prefill_node_kernel
+    _mark_multimodal_obj_need_kernel _mhc_aggregate_fwd _mhc_coeffs_bwd_assemble_kernel_npu
+    _mhc_post_kernel _mhc_post_res_bwd_kernel _mhc_post_res_bwd_kernel_npu _mhc_post_res_fwd_kernel
+    _mhc_post_res_fwd_kernel_npu _mhc_pre_bwd_kernel _mhc_pre_bwd_kernel_npu _mhc_pre_fwd_kernel
+    _mhc_pre_fwd_kernel_npu _mhc_sinkhorn_bwd_kernel _mhc_sinkhorn_bwd_kernel_npu _mla_page_io
+    _moe_gemm_a4w4_decode _moe_gemm_a4w4_prefill _offload_gpu_kv_to_cpu _optional_restore_kernel
+    _per_token_group_quant_mla_deep_gemm_masked_fp8 _prefill_cta_info_kernel _q_smooth_int8_kernel
+    _ragged_trans_kernel _silu_mul_fp8_quant_deep_gemm _sparse_attn_expand_to_dense_kernel
+    _sparse_neighborhood_grad_qkv_fused_kernel _triton_qwen2vl_mrope _upcast_from_mxfp
+    _varctx_cta_info_kernel _varqlen_windows_kernel _vllm_layout_trans_kernel
+    attnres_bwd_kernel_dqdw attnres_bwd_kernel_dqdw_gluon attnres_bwd_kernel_dqdw_npu
+    attnres_bwd_kernel_dv attnres_bwd_kernel_dv_gluon attnres_fwd_kernel attnres_fwd_kernel_gluon
+    bwd_dtrap_ddt_kernel bwd_dtrap_ddt_kernel_varlen bwd_segsum_dadt_kernel
+    bwd_segsum_dadt_kernel_varlen chunk_hgrn_bwd_kernel_h chunk_hgrn_bwd_kernel_o
+    chunk_hgrn_fwd_kernel_h chunk_hgrn_fwd_kernel_o compute_dh0_kernel grpo_bwd_kernel
+    grpo_fwd_kernel logsigmoid_bwd_kernel logsigmoid_fwd_kernel logsumexp_fwd_kernel
+    mamba3_siso_bwd_kernel_ddt_dtrap_dinput_states mamba3_siso_bwd_kernel_dk_state_post
+    mamba3_siso_bwd_kernel_dzdo mesa_net_decoding_one_step_kernel moe_align1_kernel
+    moe_align2_kernel moe_align_fused_atomic_kernel moe_align_fused_small_token_kernel
+    moe_align_kernel powglu_fwd_kernel powglu_fwdbwd_kernel rwkv_mix_bwd_kenel rwkv_seq_mix_kernel
+    save_intra_chunk_attn
+    """.split()
+)
+"""Kernels without a product whose words are those of one, or say nothing."""

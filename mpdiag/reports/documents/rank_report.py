@@ -1,0 +1,104 @@
+"""The report of several ranks' traces, as HTML or Markdown: who is slowest, and what each rank did."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pandas as pd
+
+from mpdiag.display.wording import in_markdown, sentence
+from mpdiag.reports.documents import markdown
+from mpdiag.reports.documents.page import page, text_table
+from mpdiag.reports.picture import Picture
+from mpdiag.reports.plotting.colors import GREEN, GREY, ORANGE
+from mpdiag.reports.plotting.style import figure
+from mpdiag.reports.text.rank_profile import LEGEND, RANKS, rank_rows
+from mpdiag.version import __version__
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import plotly.graph_objects as go
+
+    from mpdiag.reports.documents.page import PageTable
+    from mpdiag.tensorcores.timeline.ranks import RankComparison
+
+_PARTS = {
+    "compute_us": ("computing", GREEN),
+    "exposed_collective_us": ("exposed collectives", ORANGE),
+    "idle_us": ("idle", GREY),
+}
+
+
+def rank_frame(found: RankComparison) -> pd.DataFrame:
+    """A row for each rank, as in the JSON document."""
+    return pd.DataFrame(found.to_json()["ranks"]).drop(columns="trace")
+
+
+def rank_figure(frame: pd.DataFrame) -> go.Figure:
+    """A bar for each rank; copies beside no kernel are what is missing to its length."""
+    fig = figure(340, barmode="stack", legend_traceorder="normal")
+    for part, (words, colour) in _PARTS.items():
+        fig.add_bar(
+            x=frame["rank"].astype(str),
+            y=frame[part] / 1000,
+            name=words,
+            marker={"color": colour},
+            hovertemplate=f"rank %{{x}}: %{{y:.3g}} ms<extra>{words}</extra>",
+        )
+    fig.update_xaxes(title="rank", type="category")
+    return fig.update_yaxes(title="time (ms)")
+
+
+def rank_picture(found: RankComparison) -> Picture:
+    """What each rank's time went to."""
+    frame = rank_frame(found)
+    receipt = """\
+import json
+from pathlib import Path
+import pandas as pd
+
+frame = pd.DataFrame(json.loads(Path("profile.json").read_text())["ranks"])
+frame = frame[["rank", "wall_us", "own_us", "compute_us", "exposed_collective_us", "idle_us"]]
+"""
+    return Picture(
+        "ranks",
+        f"Step {found.step}, rank by rank" if found.step else "The whole traces, rank by rank",
+        "Copies that run beside no kernel are what is missing to a rank's length.",
+        rank_figure(frame),
+        frame,
+        receipt,
+    )
+
+
+def rank_page(folder: Path, found: RankComparison) -> str:
+    """The whole document as HTML."""
+    return page(
+        "trace.html.j2",
+        str(folder),
+        [rank_picture(found)],
+        tone="fine",
+        verdict=sentence(found.verdict),
+        facts=[],
+        change=None,
+        summary=[],
+        causes=[],
+        findings=[],
+        tables=[("Ranks", _table(found))],
+        provenance=f"{folder}: {len(found.ranks)} traces; mpdiag {__version__}",
+    )
+
+
+def rank_markdown(folder: Path, found: RankComparison) -> str:
+    """The whole document as Markdown."""
+    parts = [
+        f"## {in_markdown(sentence(found.verdict))}",
+        markdown.page_table(_table(found)),
+        in_markdown(sentence(LEGEND)),
+        in_markdown(f"{folder}: {len(found.ranks)} traces; mpdiag {__version__}."),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _table(found: RankComparison) -> PageTable:
+    return text_table(RANKS, rank_rows(found))

@@ -1,0 +1,1 @@
+"""Formats that traces are written in, of any content: JSON, CSV, SQLite, Protocol Buffers."""

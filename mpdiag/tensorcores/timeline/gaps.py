@@ -1,0 +1,92 @@
+"""Why a GPU had nothing to do: what the host did before it launched the next work.
+
+============  ===================================================================================
+``host``      the host launched late and waited for nothing: Python, dispatch, many small kernels
+``wait``      the host had waited for the GPU (``item()``, a synchronisation), so nothing was queued
+``loader``    the host waited for the next batch
+``queued``    the work was launched before the gap: the device's own latency, or another stream
+``unknown``   the trace does not hold the launch
+============  ===================================================================================
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_left, bisect_right
+from typing import TYPE_CHECKING, Literal, NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mpdiag.tensorcores.events import HostSpan
+
+GapCause = Literal["host", "wait", "loader", "queued", "unknown"]
+GAP_CAUSES: tuple[GapCause, ...] = ("host", "wait", "loader", "queued", "unknown")
+
+
+class Gap(NamedTuple):
+    """A time in which no kernel and no copy ran.
+
+    Attributes:
+        start_us, end_us: When.
+        cause: See the module's table.
+        before, after: The kernels around it; "" for copies.
+        host: The host's call that explains it; "" where there is none.
+    """
+
+    start_us: float
+    end_us: float
+    cause: GapCause
+    before: str
+    after: str
+    host: str
+
+    @property
+    def duration_us(self) -> float:
+        """Its length."""
+        return self.end_us - self.start_us
+
+
+class HostCalls:
+    """Waits of the host, looked up by time.
+
+    Args:
+        spans: In any order.
+    """
+
+    def __init__(self, spans: Sequence[HostSpan]) -> None:
+        waits = sorted((s for s in spans if s.kind == "wait"), key=lambda s: s.end_us)
+        self._waits = waits
+        self._ends = [s.end_us for s in waits]
+        self._loaders = sorted((s for s in spans if s.kind == "loader"), key=lambda s: s.start_us)
+        self._starts = [s.start_us for s in self._loaders]
+
+    def explain(self, start_us: float, launched_us: float) -> tuple[GapCause, str]:
+        """The cause of a gap, and the host's call behind it.
+
+        Args:
+            start_us: When the GPU ran out of work.
+            launched_us: When the host launched the next; NaN where that is not known.
+        """
+        if math.isnan(launched_us):
+            return "unknown", ""
+        if launched_us <= start_us:
+            return "queued", ""
+        loading = self._loading(start_us, launched_us)
+        if loading is not None:
+            return "loader", loading
+        at = bisect_left(self._ends, start_us)
+        if at < len(self._ends) and self._ends[at] <= launched_us:
+            return "wait", self._waits[at].name
+        return "host", ""
+
+    def _loading(self, start_us: float, launched_us: float) -> str | None:
+        """The data loader's call, if it took at least half of the host's delay."""
+        first = max(0, bisect_right(self._starts, start_us) - 1)
+        last = bisect_left(self._starts, launched_us)
+        shared, name = 0.0, ""
+        for span in self._loaders[first:last]:
+            inside = min(span.end_us, launched_us) - max(span.start_us, start_us)
+            if inside > 0:
+                shared, name = shared + inside, span.name
+        return name if shared >= (launched_us - start_us) / 2 and name else None

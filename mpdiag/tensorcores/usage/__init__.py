@@ -1,0 +1,1 @@
+"""What the measured operations made of Tensor Cores: eligible against used, and the rate achieved."""

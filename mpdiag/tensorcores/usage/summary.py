@@ -1,0 +1,323 @@
+"""A trace in a few sentences: what was eligible, what each cause costs, steps, idle time."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from mpdiag.display.wording import counted
+from mpdiag.files.documents import finite
+from mpdiag.tensorcores.timeline.gaps import GAP_CAUSES
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from mpdiag.tensorcores.causes import JudgedOperation, Worth
+    from mpdiag.tensorcores.timeline.sweep import Timeline, Window
+    from mpdiag.tensorcores.usage.eligible_time import Eligibility
+    from mpdiag.tensorcores.usage.rates import AchievedRate
+
+MANY = 1e6
+"""A bound above this means that the rest is nothing."""
+MOST_SIZES = 4
+LEAST = 0.01
+"""Share of the time below which something is left out of a sentence."""
+CAUSES = {
+    "tf32_off": "TF32 off",
+    "dtype": "dtype without Tensor Cores",
+    "alignment": "sizes not aligned to 16 bytes",
+    "layout": "layout conversions",
+    "depthwise": "depthwise or narrow groups",
+    "matrix_vector": "matrix times vector",
+    "latency_limited": "too small for the device",
+    "memory_bound": "bound by memory",
+    "library_choice": "library's choice of kernel",
+    "outside": "not matrix work",
+    "unknown": "unknown",
+    "no_tensor_cores": "no Tensor Cores on this GPU",
+    "none": "on Tensor Cores",
+}
+"""What each cause is called."""
+SHORT = CAUSES | {
+    "dtype": "dtype",
+    "alignment": "misaligned",
+    "layout": "layout",
+    "depthwise": "depthwise",
+    "matrix_vector": "matrix × vector",
+    "latency_limited": "too small",
+    "memory_bound": "memory bound",
+    "library_choice": "library's choice",
+    "no_tensor_cores": "no Tensor Cores",
+}
+"""The same in a table."""
+IDLE = {
+    "host": "launched late",
+    "wait": "after a wait for the GPU",
+    "loader": "waiting for data",
+    "queued": "queued work that waited",
+    "unknown": "cause unknown",
+}
+_KERNELS = (
+    ("tensor_core", "on Tensor Cores"),
+    ("cuda_core", "matrix work on CUDA cores"),
+    ("collective", "collectives"),
+    ("unknown", "unknown kernels"),
+)
+
+
+def percent(share: float) -> str:
+    """A share with one decimal; a trace tells no more."""
+    return f"{100 * share:.1f} %"
+
+
+def at_most(bound: float) -> str:
+    """Amdahl's bound in words."""
+    return f"at most {bound:.2f}×" if bound < MANY else "all there is"
+
+
+def milliseconds(microseconds: float) -> str:
+    """A time as people read it."""
+    if microseconds >= 1e6:
+        return f"{microseconds / 1e6:.2f} s"
+    return f"{microseconds / 1e3:.1f} ms" if microseconds >= 1e3 else f"{microseconds:.0f} µs"
+
+
+# -- eligible and used -----------------------------------------------------------------------------
+
+
+def eligible_sentence(e: Eligibility) -> str:
+    """How much could have used Tensor Cores, and did; "" where nothing is known to be matrix work."""
+    whole = e.total_us or 1.0
+    number = e.used + e.missed + e.unclear
+    if not number and not e.maybe:
+        return ""
+    if not number:
+        share = percent(e.maybe_us / whole)
+        return f"Eligible for Tensor Cores: unknown for {share} of kernel time (no shapes recorded)"
+    parts = [f"{percent(e.used_us / whole)} used them" if e.used_us else "none used them"]
+    if e.missed_us:
+        parts.append(f"{percent(e.missed_us / whole)} did not")
+    if e.unclear_us:
+        parts.append(f"of {percent(e.unclear_us / whole)} the kernels' names do not say")
+    words = (
+        f"Eligible for Tensor Cores: {percent(e.eligible_us / whole)} of kernel time "
+        f"({counted(number, 'operation')}); {', '.join(parts)}"
+    )
+    if percent(e.maybe_us / whole) != "0.0 %":
+        words += f"; eligibility unknown: {percent(e.maybe_us / whole)}"
+    return words
+
+
+def rate_text(rate: AchievedRate | None) -> str:
+    """TFLOP/s, and the share of the peak in brackets; "" where it is not known."""
+    if rate is None:
+        return ""
+    exact = rate.least >= 0.995 * rate.most
+    words = _number(rate.most)
+    if not exact:
+        words = f"≤ {words}" if not rate.least else f"{_number(rate.least)}–{words}"
+    if rate.above_peak:
+        return f"{words} (> peak)"
+    if rate.shares is None:
+        return words
+    low, high = (f"{100 * s:.0f}" if s >= 0.01 else "< 1" for s in rate.shares)
+    return f"{words} ({high} %)" if exact or not rate.least else f"{words} ({low}–{high} %)"
+
+
+def _number(tflops: float) -> str:
+    return f"{tflops:.0f}" if tflops >= 100 else f"{tflops:.3g}"
+
+
+# -- causes ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class CauseGroup:
+    """What one cause costs, everywhere together.
+
+    Attributes:
+        cause: Its code.
+        label: What it is called.
+        operations: How many.
+        share: Of kernel time, the part that a fix affects.
+        bound: The speed-up of the whole if that part vanished.
+        fix: The fix that most of that time has.
+        others: How many operations have another one.
+    """
+
+    cause: str
+    label: str
+    operations: int
+    share: float
+    bound: float
+    fix: str
+    others: int
+
+    @property
+    def sentence(self) -> str:
+        """``TF32 off: 5 operations, 62.0 %, at most 2.63×``."""
+        count = counted(self.operations, "operation")
+        return f"{self.label}: {count}, {percent(self.share)}, {at_most(self.bound)}"
+
+    def to_json(self) -> dict[str, Any]:
+        """An entry of ``causes`` in ``mpdiag profile --json``."""
+        return {
+            "cause": self.cause,
+            "label": self.label,
+            "operations": self.operations,
+            "fraction": self.share,
+            "amdahl_bound": finite(self.bound),
+            "sentence": self.sentence,
+            "fix": self.advice,
+        }
+
+    @property
+    def advice(self) -> str:
+        """The fix, and how many operations need another one."""
+        if not self.others or not self.fix:
+            return self.fix
+        count = counted(self.others, "operation needs", "operations need")
+        return f"{self.fix} ({count} another fix)"
+
+
+def cause_groups(
+    operations: Sequence[JudgedOperation], worths: Sequence[Worth], total_us: float
+) -> list[CauseGroup]:
+    """The causes that have a fix, matrix work first, each by the time it affects.
+
+    Args:
+        operations: All of a trace.
+        worths: What fixing each cause could gain.
+        total_us: Time of all kernels.
+    """
+    whole = total_us or 1.0
+    members: dict[str, list[JudgedOperation]] = {}
+    for judged in operations:
+        if judged.affected_us > 0:
+            members.setdefault(judged.cause, []).append(judged)
+    groups = []
+    for worth in worths:
+        found = members.get(worth.cause, [])
+        if not found:
+            continue
+        fix, others = _commonest(found)
+        groups.append(
+            CauseGroup(
+                worth.cause,
+                CAUSES.get(worth.cause, worth.cause.replace("_", " ")),
+                worth.operations,
+                worth.affected_us / whole,
+                worth.amdahl_bound,
+                fix,
+                others,
+            )
+        )
+    return sorted(groups, key=lambda g: (g.cause == "outside", -g.share))
+
+
+def summary_sentences(eligibility: Eligibility, timeline: Timeline | None) -> list[str]:
+    """What was eligible, and where the time went, as far as the trace tells."""
+    sentences = [eligible_sentence(eligibility)]
+    if timeline is not None:
+        sentences += [step_sentence(timeline), idle_sentence(timeline)]
+    return [sentence for sentence in sentences if sentence]
+
+
+def _commonest(found: Sequence[JudgedOperation]) -> tuple[str, int]:
+    """The fix of the most time, and how many operations have another.
+
+    Sizes to pad are one fix: each is named once, whichever dimension it is.
+    """
+    padded = {f"{f.size} → {f.padded}" for judged in found for f in judged.faults}
+    if padded and all(judged.faults for judged in found):
+        sizes = sorted(padded, key=lambda words: int(words.split()[0]))
+        more = f" and {len(sizes) - MOST_SIZES} more sizes" if len(sizes) > MOST_SIZES else ""
+        return f"pad {', '.join(sizes[:MOST_SIZES])}{more}", 0
+    times: Counter[str] = Counter()
+    for judged in found:
+        times[judged.fix] += int(1000 * judged.affected_us) + 1
+    fix = times.most_common(1)[0][0]
+    return fix, sum(judged.fix != fix for judged in found)
+
+
+# -- time ------------------------------------------------------------------------------------------
+
+
+def step_sentence(timeline: Timeline) -> str:
+    """How long the steps took, and what a usual one consists of."""
+    step = timeline.usual_step
+    if step is None:
+        return "Steps: unknown (no ProfilerStep marks, fewer than two optimizer steps)"
+    number = len(timeline.steps)
+    by = "ProfilerStep" if timeline.marks.source == "profiler" else "optimizer"
+    if timeline.median_us is None:
+        words = f"1 step (by {by}) of {milliseconds(step.wall_us)}"
+    else:
+        words = (
+            f"{number} steps (by {by}): the first {milliseconds(timeline.steps[0].wall_us)}, the "
+            f"others {milliseconds(timeline.median_us)} (median)"
+        )
+    return f"{words}; {'a usual one' if number > 1 else 'of it'}: {shares_sentence(step)}"
+
+
+def shares_sentence(step: Window) -> str:
+    """What a window's time went to, as shares of its length."""
+    known = [(step.kernel_us.get(kind, 0.0), words) for kind, words in _KERNELS]
+    rest = sum(step.kernel_us.values()) - sum(spent for spent, _ in known)
+    parts = [*known, (rest, "other kernels"), (step.copying_us, "copies alone")]
+    shares = [(percent(spent / step.wall_us), words) for spent, words in parts]
+    said = [f"{share} {words}" for share, words in shares if share != "0.0 %"]
+    return ", ".join([*said, f"{percent(step.idle_fraction)} idle"])
+
+
+def idle_sentence(timeline: Timeline) -> str:
+    """How long the GPU was idle, why, and what ending that could gain."""
+    whole = timeline.whole
+    causes = sorted(GAP_CAUSES, key=lambda c: -whole.gaps[c])
+    shown = [
+        f"{percent(whole.gaps[c] / whole.wall_us)} {IDLE[c]}"
+        for c in causes
+        if whole.gaps[c] >= LEAST * whole.wall_us
+    ]
+    bound = 1 / (1 - whole.idle_fraction) if whole.idle_fraction < 1 else MANY
+    why = f": {', '.join(shown)}" if shown else ""
+    copies = whole.copying_us / whole.wall_us if whole.wall_us else 0.0
+    copied = f"; copies alone {percent(copies)}" if copies >= LEAST else ""
+    return (
+        f"GPU idle: {percent(whole.idle_fraction)} of {milliseconds(whole.wall_us)}{why}; "
+        f"{at_most(bound)} (recording slows the host){copied}"
+    )
+
+
+STEPS = ("step", "length", "Tensor Cores", "CUDA cores", "other", "unknown", "collective", "idle")
+
+
+def step_rows(timeline: Timeline) -> list[list[str]]:
+    """Each step: its length, kernel time by verdict, idle time."""
+    rows = []
+    for step in timeline.steps:
+        times = step.kernel_us
+        rest = sum(times.get(kind, 0.0) for kind in ("other", "helper", "layout"))
+        cells = [times.get("tensor_core", 0.0), times.get("cuda_core", 0.0), rest]
+        cells += [times.get("unknown", 0.0), times.get("collective", 0.0), step.idle_us]
+        rows.append([step.name, milliseconds(step.wall_us), *map(milliseconds, cells)])
+    return rows
+
+
+GAPS = ("idle", "after", "why", "host call", "next kernel")
+
+
+def gap_rows(timeline: Timeline) -> list[list[str]]:
+    """The longest gaps."""
+    start = timeline.whole.start_us
+    return [
+        [
+            milliseconds(gap.duration_us),
+            milliseconds(gap.start_us - start),
+            IDLE[gap.cause],
+            gap.host,
+            gap.after or "a copy",
+        ]
+        for gap in timeline.longest
+    ]

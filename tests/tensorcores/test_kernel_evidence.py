@@ -1,0 +1,149 @@
+"""Counters decide only what they count, on the generation that ran; a missing one is no zero."""
+
+from __future__ import annotations
+
+import pytest
+
+from mpdiag.hardware.kernels import KernelFacts, classify
+from mpdiag.tensorcores.events import Kernel
+from mpdiag.tensorcores.kernel_evidence import by_counters, contradicts, measured_verdict
+from mpdiag.tensorcores.kernel_times import KernelTime
+from mpdiag.tensorcores.trace_analysis import profile_trace
+
+PIPE = "sm__inst_executed_pipe_tensor"
+CYCLES = "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active"
+TC = "sm__pipe_tc_cycles_active.avg.pct_of_peak_sustained_active"
+HFMA2 = f"{PIPE}_op_hmma_type_hfma2.sum"
+OF_HOPPER = {f"{PIPE}_op_{op}.sum": 0.0 for op in ("hmma", "imma", "dmma", "gmma")}
+MFMA = "SQ_INSTS_VALU_MFMA_MOPS_"
+UNKNOWN = KernelFacts("unknown")
+
+
+def judged(counters, capability):
+    found = by_counters([Kernel("k", 0, 1, counters=counters)], capability)
+    return None if found is None else found.tensor_core
+
+
+@pytest.mark.parametrize(
+    ("counters", "capability", "expected"),
+    [
+        ({TC: 0.0}, (10, 0), None),  # mma.sync does not run on that pipe
+        ({TC: 0.0, CYCLES: 79.0}, (10, 0), True),
+        ({TC: 60.0}, (10, 0), True),
+        ({CYCLES: 0.0}, (10, 0), False),
+        ({TC: 0.0, CYCLES: 0.0}, (10, 3), False),
+        ({CYCLES: 0.2}, (10, 0), True),  # a small share of a pipe that runs nothing else
+        ({f"{PIPE}_op_hmma.sum": 0.0}, (7, 0), False),
+        ({f"{PIPE}_op_hmma.sum": 0.0}, (8, 0), None),
+        (OF_HOPPER, (9, 0), False),
+        (OF_HOPPER, (10, 0), None),
+        ({f"{PIPE}_subpipe_hmma.sum": 0.0, f"{PIPE}_subpipe_imma.sum": 0.0}, (12, 0), False),
+        ({f"{PIPE}_subpipe_hmma_op_hmma.sum": 0.0, f"{PIPE}_subpipe_imma.sum": 0.0}, (12, 0), None),
+        ({CYCLES: 1.68, f"{PIPE}_op_hmma.sum": 5e6}, (9, 0), None),  # an FP32 kernel's HFMA2.MMA
+        ({f"{PIPE}.sum": 50.0, HFMA2: 50.0}, (8, 0), False),
+        ({f"{PIPE}.sum": 60.0, HFMA2: 50.0}, (8, 0), True),
+        ({f"{MFMA}F16": 0.0}, (9, 4), None),
+        ({"SQ_INSTS_MFMA": 0.0}, None, False),
+        ({f"{MFMA}BF16": 7.0, f"{MFMA}F16": 0.0}, None, True),
+        ({f"{MFMA}{x}": 0.0 for x in ("I8", "F16", "BF16", "F32", "F64")}, (9, 0), False),
+        ({"SQ_INSTS_VALU": 9.0}, (9, 4), None),
+    ],
+)
+def test_what_counters_decide(counters, capability, expected):
+    assert judged(counters, capability) is expected
+
+
+def test_dtype_and_instruction_are_read_from_counters():
+    runs = [Kernel("k", 0, 1, counters={f"{PIPE}.sum": 9.0, f"{PIPE}_op_dmma.sum": 9.0})]
+    found = by_counters(runs, (8, 0))
+    assert (found.dtype, found.instruction) == ("fp64", "DMMA")
+    runs = [Kernel("k", 0, 1, counters={f"{MFMA}BF16": 7.0, f"{MFMA}F32": 2.0})]
+    assert by_counters(runs).dtype == ""  # both ran
+    document = KernelTime("k", UNKNOWN, 1, 1.0, measured=found).to_json()
+    assert (document["dtype"], document["dtype_witnessed"]) == (None, "fp64")
+    assert document["instruction_witnessed"] == "DMMA"
+
+
+@pytest.mark.parametrize(
+    ("name", "op", "expected"),
+    [
+        ("void flashinfer::BatchDecodeWithPagedKVCacheKernel<128u, 8u>(Params)", "", "cuda_core"),
+        ("_ZN5mine7combineEPf", "", "other"),
+        ("_ZN5mine7combineEPf", "aten::bmm", "cuda_core"),
+        ("convert_dtype_kernel", "", "other"),
+    ],
+)
+def test_a_zero_resolves_an_unknown_kernel(name, op, expected):
+    zero = by_counters([Kernel(name, 0, 1, counters={CYCLES: 0.0})], (10, 0))
+    assert KernelTime(name, UNKNOWN, 1, 1.0, op, measured=zero).measured_verdict == expected
+    assert not contradicts(UNKNOWN, zero)
+
+
+def test_a_pipe_that_may_have_run_something_else_overrules_less():
+    used = by_counters([Kernel("k", 0, 1, counters={f"{PIPE}.sum": 9.0})], (8, 0))
+    assert not used.certain
+    assert measured_verdict(UNKNOWN, used) == "tensor_core"
+    addition = classify("void at::native::vectorized_elementwise_kernel<4, Add>(int)")
+    assert measured_verdict(addition, used) == "other"
+    assert not contradicts(addition, used)
+    turing = by_counters([Kernel("k", 0, 1, counters={f"{PIPE}.sum": 9.0})], (7, 5))
+    assert measured_verdict(addition, turing) == "tensor_core"
+    assert contradicts(addition, turing)
+
+
+# -- from a file to the document -------------------------------------------------------------------
+
+
+FLASHINFER = "void flashinfer::BatchDecodeWithPagedKVCacheKernel<1, 128, 8>(Params)"
+FLASH = "void flash_fwd_splitkv_kernel<Flash_fwd_kernel_traits<128, 64, 128, 4, cutlass::bfloat16_t>>(P)"
+
+
+def ncu_document(path, cc, name, **metrics):
+    columns = ["ID", "Kernel Name", "CC", "gpu__time_duration.sum", *metrics]
+    units = ["", "", "", "us", *("%" for _ in metrics)]
+    row = ["0", name, cc, "5.0", *map(str, metrics.values())]
+    lines = (",".join(f'"{cell}"' for cell in cells) for cells in (columns, units, row))
+    path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return profile_trace(path).to_json()
+
+
+def test_a_decode_on_blackwell_without_tensor_work_is_resolved(tmp_path, monkeypatch):
+    monkeypatch.setattr("mpdiag.tensorcores.trace_analysis.classify", lambda name: UNKNOWN)
+    document = ncu_document(tmp_path / "a.csv", "10.0", FLASHINFER, **{CYCLES: 0, TC: 0})
+    assert document["unknown_fraction"] == 1  # by its name
+    assert document["unknown_fraction_witnessed"] == 0
+    assert document["matrix_cuda_core_fraction_witnessed"] == 1
+    assert document["kernels"][0]["witness"] == f"counters: {CYCLES} = 0"
+
+
+def test_the_tcgen05_pipe_alone_denies_nothing(tmp_path):
+    document = ncu_document(tmp_path / "a.csv", "10.0", FLASH, **{TC: 0})
+    assert document["tensor_core_fraction_witnessed"] == 1
+    assert document["kernels"][0]["witness"] is None
+    assert "contradiction" not in codes(document)
+    document = ncu_document(tmp_path / "a.csv", "10.0", FLASH, **{TC: 0, CYCLES: 79})
+    assert document["kernels"][0]["witness"] == f"counters: {CYCLES} = 79"
+    document = ncu_document(tmp_path / "a.csv", "10.0", FLASH, **{TC: 0, CYCLES: 0})
+    assert document["tensor_core_fraction_witnessed"] == 0
+    assert "contradiction" in codes(document)
+
+
+def codes(document):
+    return {finding["code"] for finding in document["findings"]}
+
+
+def test_counters_of_amd_resolve_triton_kernels(tmp_path):
+    path = tmp_path / "pmc_perf.csv"
+    path.write_text(
+        "Dispatch_ID,Kernel_Name,GPU_ID,Start_Timestamp,End_Timestamp,SQ_VALU_MFMA_BUSY_CYCLES,"
+        "SQ_INSTS_VALU_MFMA_MOPS_F16\n0,f17,4,1000,4000,900.0,512.0\n1,f18,4,5000,6000,0.0,0.0\n",
+        encoding="utf-8",
+    )
+    document = profile_trace(path).to_json()
+    assert document["tensor_core_fraction_witnessed"] == 0.75
+    assert document["verdict"] == (
+        "75.0 % of kernel time ran on Tensor Cores, as measured "
+        "(by name: 0.0 % on Tensor Cores, 100.0 % unknown)"
+    )
+    assert [k["verdict_witnessed"] for k in document["kernels"]] == ["tensor_core", "other"]
+    assert document["kernels"][0]["dtype_witnessed"] == "fp16"
