@@ -97,6 +97,11 @@ def test_the_app_loads_no_torch(root):
     assert child.stdout.strip() == "False"
 
 
+def test_a_finding_expands_to_what_it_means(opened):
+    shown = opened(view="verdict", run="ssd").expander
+    assert "What loss-scale-needed means" in {one.label for one in shown}
+
+
 def test_the_slider_shows_what_the_library_computes(opened, root):
     layers = analyze(root / "sample_runs" / "ssd").layers.of_kind("weight_grad")
     test = opened(view="gradients", run="ssd", kind="weight gradients")
