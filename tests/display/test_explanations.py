@@ -15,6 +15,7 @@ from rich.console import Console
 
 from mpdiag.analysis.analyzer import analyze
 from mpdiag.analysis.comparison.compare import compare
+from mpdiag.analysis.findings import Finding
 from mpdiag.analysis.operations.rules import Code
 from mpdiag.cli import app
 from mpdiag.display.explanations import (
@@ -187,6 +188,8 @@ def test_the_command_that_json_names_is_one_that_runs():
     from typer.testing import CliRunner
 
     for code in ("loss-scale-needed", "misaligned"):
+        told = Finding(severity="info", code=code, message="").to_json()["explained"]
+        assert told == command_for(code)
         words = command_for(code).split()
         assert words[0] == "mpdiag"
         assert CliRunner().invoke(app, words[1:]).exit_code == 0
