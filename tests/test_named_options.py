@@ -17,8 +17,9 @@ OPTIONS = {
 }
 EVERY = {o for options in OPTIONS.values() for o in options} | {"--version", "--install-completion"}
 OTHERS = {
-    "nsys": {"--type", "--trace"},
-    "ncu": {"--csv", "--metrics", "--import"},
+    "nsys": {"--type", "--trace", "--report", "--format"},
+    "ncu": {"--csv", "--metrics", "--import", "--page"},
+    "rocprof, rocprofv3": {"--pmc", "--output-format", "--kernel-trace", "--hip-trace", "--stats"},
     "nvprof": {"--print-gpu-trace"},
     "pip": {"--force-reinstall"},
     "tensorboard": {"--logdir"},
