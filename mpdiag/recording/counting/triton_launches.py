@@ -120,7 +120,7 @@ COUNTER = Counter("Triton", _count_values, _count_update, _count_many, _count_ma
 
 @functools.cache
 def _limits(kind: int | None) -> dict[str, int]:
-    """Warps, and registers of a thread: of the most that fit without spilling, for sm_90 by ptxas.
+    """Warps, and registers of a thread: chosen for sm_90 by ptxas, where float64 spills 16 bytes.
 
     With 80 an SM holds three programs, with 128 two, so that one reads while others count.
 
