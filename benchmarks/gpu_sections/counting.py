@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from typing import TYPE_CHECKING, Any
 
@@ -13,8 +14,8 @@ import mpdiag
 from gpu_sections.measuring import kernel_seconds, ratio, wait
 from gpu_sections.runner import has
 from mpdiag.recording.counting import device as on_device
-from mpdiag.recording.counting import layout
-from mpdiag.recording.counting.device import DeviceRows, torch_tally
+from mpdiag.recording.counting import layout, torch_operations
+from mpdiag.recording.counting.device import DeviceRows
 from mpdiag.recording.counting.host import HostRows
 from mpdiag.recording.counting.tensors import countable
 
@@ -42,7 +43,9 @@ LAYOUTS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "empty": lambda t: t[:0],
     "one value": lambda t: t[0],
 }
-COPY_SHARE, LAUNCHES = 0.8, 16
+COPY_SHARE = 0.8
+LAUNCHES = {"FP32": 1, "BF16": 1, "FP16": 1, "float64": 1, "update": 1, "300 tensors": 3}
+"""At most; many tensors need their table on the device, too."""
 LARGE = 16_000_000
 
 
@@ -148,32 +151,31 @@ def compare_tallies(ctx: Context) -> None:
     if not has("triton"):
         ctx.skip("Triton is not installed, so plain torch operations count", "a-triton")
         return
-    from mpdiag.recording.counting.triton_kernel import triton_tally
+    from mpdiag.recording.counting import triton_launches
 
     device = torch.device(ctx.device)
     if ctx.cuda and on_device.why_not_triton(device):
         ctx.skip(f"{on_device.why_not_triton(device)}, so plain torch operations count", "a-triton")
         return
-    used = on_device.best_tally(device).__name__
+    used = on_device.best_counter(device).name
     wrong = []
     sizes = (1, 4095, 4096, 4097, ctx.sized(1 << 24, 1 << 22, 9000) + 17)
     for size in sizes:
         values = special_values().float().repeat(-(-size // 20_000))[:size].to(device)
         results = []
-        for tally in (triton_tally, torch_tally):
-            counts = torch.zeros(layout.RAW, dtype=torch.int64, device=device)
-            extremes = torch.tensor([0.0, torch.inf], dtype=torch.float64, device=device)
+        for counter in (triton_launches.COUNTER, torch_operations.COUNTER):
+            rows = DeviceRows(device, counter=counter)
             try:
-                tally(values, counts, extremes)
+                found = [_row(rows, values.to(dtype)) for dtype in DTYPES]
             except Exception as error:
                 if type(error).__name__ != "InterpreterError":
                     raise
                 ctx.skip(f"Triton's interpreter fails: {error}", "a-triton")
                 return
-            results.append((counts.cpu(), extremes.cpu()))
-        if not all(torch.equal(a, b) for a, b in zip(*results, strict=True)):
+            results.append([part for pair in found for part in pair])
+        if not all(np.array_equal(a, b) for a, b in zip(*results, strict=True)):
             wrong.append(f"{size:,} values")
-    held = not wrong and (used == "triton_tally" or not ctx.cuda)
+    held = not wrong and (used == "Triton" or not ctx.cuda)
     figure = f"{used} counts; {len(sizes) - len(wrong)} of {len(sizes)} sizes equal"
     ctx.check("a-triton", held, figure, reason=", ".join(wrong))
 
@@ -190,6 +192,8 @@ def count_without_waiting(ctx: Context) -> None:
             rows.count(tensor)
             rows.count(tensor, 3, 5)
         rows.count_update(before, after)
+        rows.count_many([(tensor, 1, 0) for tensor in tensors])
+        rows.count_updates_many([(before, after), (after, before)])
         rows.clear()
 
     all_of_it()  # compiles
@@ -262,13 +266,19 @@ def compare_with_copy(ctx: Context) -> None:
         normal = torch.randn(size, device=ctx.device) * 1e-3
         target = torch.empty_like(normal)
         copied = 8 * size / kernel_seconds(lambda t=target, s=normal: t.copy_(s), ctx.device)
-        cases = {"FP32": normal, "ReLU": normal.relu(), "BF16": normal.bfloat16()}
+        cases = {
+            "FP32": normal,
+            "ReLU": normal.relu(),
+            "wide": normal * torch.exp2(torch.randint(-25, 25, (size,), device=ctx.device)),
+            "BF16": normal.bfloat16(),
+        }
         for name, values in cases.items():
             rate = values.element_size() * size / kernel_seconds(_counter(ctx, values), ctx.device)
             shares[f"{size:,} {name}"] = round(rate / copied, 3)
             if size >= sizes[-1] or size >= LARGE:
-                worst = min(worst, rate / copied) if name != "BF16" else worst
+                worst = min(worst, rate / copied) if name in ("FP32", "ReLU") else worst
         shares[f"{size:,} copy GB/s"] = round(copied / 1e9, 1)
+    shares |= compare_many(ctx)
     figure = f"{ratio(worst)} of the copy bandwidth at its worst from 16 M FP32 values on"
     ctx.check("a-speed", worst >= COPY_SHARE, figure, shares=shares)
 
@@ -288,32 +298,58 @@ def _counter(ctx: Context, values: torch.Tensor) -> Callable[[], None]:
     return run
 
 
+def compare_many(ctx: Context) -> dict[str, float]:
+    """Microseconds of 300 small tensors, one after another and all at once."""
+    tensors = [(torch.randn(1000, device=ctx.device), 1, 0) for _ in range(ctx.sized(300, 300, 4))]
+    rows = _rows(ctx)
+
+    def singly() -> None:
+        for tensor in tensors:
+            rows.count(*tensor)
+        rows.clear()
+
+    def together() -> None:
+        rows.count_many(tensors)
+        rows.clear()
+
+    times = {"singly": singly, "at once": together}
+    return {
+        f"{len(tensors)} tensors of 1,000 values {name}, us": round(
+            1e6 * kernel_seconds(run, ctx.device), 1
+        )
+        for name, run in times.items()
+    }
+
+
 def count_launches(ctx: Context) -> None:
-    """Launches of a counted tensor and of a counted update, by torch.profiler."""
+    """Launches of a counted tensor, of an update, and of many tensors, by torch.profiler."""
     if not ctx.cuda:
         ctx.skip("launches are counted on a GPU alone", "a-launches")
         return
-    from torch.profiler import ProfilerActivity, profile
-
-    found = {}
     before = torch.randn(100_000, device=ctx.device)
     after = before * 1.001
-    for name, tensor in (("FP32", before), ("BF16", before.bfloat16()), ("update", None)):
-        rows = _rows(ctx)
-        if tensor is None:
-
-            def run(rows: DeviceRows = rows) -> None:
-                rows.count_update(before, after)
-        else:
-            run = _counter(ctx, tensor)
-        run()
-        wait(ctx.device)
-        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
-            for _ in range(10):
-                run()
-            wait(ctx.device)
-        starts = ("cudaLaunchKernel", "cuLaunchKernel", "cudaMemsetAsync", "cudaMemcpyAsync")
-        found[name] = sum(e.name.startswith(starts) for e in seen.events()) / 10
+    small = [(torch.randn(1000, device=ctx.device), 1, 0) for _ in range(300)]
+    rows = DeviceRows(torch.device(ctx.device), capacity=8192)  # growing is a launch, too
+    values = dict(zip(("FP32", "BF16", "FP16", "float64"), DTYPES, strict=True))
+    cases: dict[str, Callable[[], object]] = {
+        name: functools.partial(rows.count, before.to(dtype)) for name, dtype in values.items()
+    }
+    cases["update"] = lambda: rows.count_update(before, after)
+    cases["300 tensors"] = lambda: rows.count_many(small)
+    found = {name: _launches(ctx, run) for name, run in cases.items()}
     figure = ", ".join(f"{name} {count:g}" for name, count in found.items())
-    held = 0 < found["FP32"] <= LAUNCHES
+    held = all(0 < found[name] <= most for name, most in LAUNCHES.items())
     ctx.check("a-launches", held, f"launches: {figure}", launches=found)
+
+
+def _launches(ctx: Context, run: Callable[[], object]) -> float:
+    from torch.profiler import ProfilerActivity, profile
+
+    run()
+    wait(ctx.device)
+    with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as seen:
+        for _ in range(10):
+            run()
+        wait(ctx.device)
+    starts = ("cudaLaunchKernel", "cuLaunchKernel", "cudaMemsetAsync", "cudaMemcpyAsync")
+    return sum(e.name.startswith(starts) for e in seen.events()) / 10

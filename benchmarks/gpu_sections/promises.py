@@ -100,7 +100,7 @@ PROMISES: tuple[Promise, ...] = (
     ),
     Promise(
         "a-launches", "a-counting", "aim",
-        "A counted FP32 tensor takes at most 16 kernel launches.",
+        "A counted tensor takes one kernel launch, a counted update one, 300 tensors at once three.",
         "kernels, fills and copies seen by torch.profiler",
     ),
     # -- b -----------------------------------------------------------------------------------------
