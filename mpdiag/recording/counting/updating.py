@@ -93,6 +93,48 @@ def _note_facts(w_bits, d_bits, n, facts):  # type: ignore[no-untyped-def]
 
 
 @compiled(inline="always")
+def _is_tame(limits):  # type: ignore[no-untyped-def]
+    """Whether every value of a block is 0, or from 2^-100 up to below 2^14."""
+    return limits[0] >= U(27 << 24) and limits[1] < U(141 << 24)
+
+
+@compiled()
+def _note_tame_facts(w_bits, d_bits, n, facts):  # type: ignore[no-untyped-def]
+    """``_note_facts`` of values that are far from overflow and from FP32's subnormals.
+
+    Then one and a half times a power of two rounds values of either sign to FP16 and to BF16.
+    """
+    changed, vanished, swallowed, swallowed_b = U(0), U(0), U(0), U(0)
+    to_half, to_brain = U((13 << 23) + (1 << 22)), U((16 << 23) + (1 << 22))
+    least = U(113 << 23)
+    for i in range(n):
+        w_field, d_field = U(w_bits[i] & _EXPONENT), U(d_bits[i] & _EXPONENT)
+        w, d = as_float(w_bits[i]), as_float(d_bits[i])
+        magic = as_float(U(max(w_field, least) + to_half))
+        half = F(F(w + magic) - magic)
+        magic = as_float(U(max(d_field, least) + to_half))
+        total = F(half + F(F(d + magic) - magic))
+        magic = as_float(U(max(U(as_bits(total) & _EXPONENT), least) + to_half))
+        half_total = F(F(total + magic) - magic)
+        magic = as_float(U(w_field + to_brain))
+        brain = F(F(w + magic) - magic)
+        magic = as_float(U(d_field + to_brain))
+        total = F(brain + F(F(d + magic) - magic))
+        magic = as_float(U(U(as_bits(total) & _EXPONENT) + to_brain))
+        brain_total = F(F(total + magic) - magic)
+        moved = d != F(0)
+        changed = U(changed + U(moved))
+        # Up to 2^-25 an update is 0 in FP16; less one, an update of 0 is the largest.
+        vanished = U(vanished + U(U(U(d_bits[i] & _MASK) - U(1)) < U(102 << 23)))
+        swallowed = U(swallowed + U(moved & (half_total == half)))
+        swallowed_b = U(swallowed_b + U(moved & (brain_total == brain)))
+    facts[RATIO_BINS + CHANGED] += changed
+    facts[RATIO_BINS + VANISHED_FP16] += vanished
+    facts[RATIO_BINS + SWALLOWED_FP16] += swallowed
+    facts[RATIO_BINS + SWALLOWED_BF16] += swallowed_b
+
+
+@compiled(inline="always")
 def _normalised(bits):  # type: ignore[no-untyped-def]
     """Bits of a positive float32 as if the exponent field went on below zero."""
     if bits > 0x7FFFFF:
@@ -136,22 +178,28 @@ def _ratios(w_bits, d_bits, n, tops):  # type: ignore[no-untyped-def]
 
 
 @compiled()
-def _add_ratios(tops, n, facts):  # type: ignore[no-untyped-def]
+def _add_ratios(tops, n, highest, facts):  # type: ignore[no-untyped-def]
     for i in range(n):
-        if tops[i] != _NONE:
-            facts[np.uint64(tops[i] >> np.uint16(6))] += 1
+        ratio = tops[i] >> np.uint16(6)
+        if ratio <= np.uint16(highest):
+            facts[np.uint64(ratio)] += 1
 
 
 @compiled()
-def _update_block(w_bits, d_bits, n, tops, planes, found, facts, ahead):  # type: ignore[no-untyped-def]
+def _update_block(w_bits, d_bits, n, tame, tops, planes, found, facts, ahead):  # type: ignore[no-untyped-def]
     """Count the facts and ratios of a block of at most ``BLOCK`` updates."""
-    _note_facts(w_bits, d_bits, n, facts)
+    if tame:
+        _note_tame_facts(w_bits, d_bits, n, facts)
+    else:
+        _note_facts(w_bits, d_bits, n, facts)
     left, zeros, high, low = _ratios(w_bits, d_bits, n, tops)
     facts[RATIO_BINS + RATIO_ZEROS] += zeros
     for i in range(n, (n + GROUP - 1) // GROUP * GROUP):
         tops[i] = _NONE
-    if left > 0 and not compare(tops, n, left, high >> 2, low >> 2, planes, found, facts, ahead):
-        _add_ratios(tops, n, facts)
+    if left > 0:
+        highest = compare(tops, n, left, high >> 2, low >> 2, planes, found, facts, ahead)
+        if highest >= 0:
+            _add_ratios(tops, n, highest, facts)
 
 
 @compiled()
@@ -193,18 +241,28 @@ def count_update(  # type: ignore[no-untyped-def]
         w_bits = carray(pointer(place), _BLOCK, np.uint32)
         for i in range(m):
             delta[i] = new[i] - old[i]
+        tame = False
         if m < FEW:
             count_few(w_bits, m, w_row, w_extremes)
             count_few(d_bits, m, d_row, d_extremes)
         else:
             beside = np.int64(d_bits.ctypes.data)
-            w_tallied += count_block(
-                place, w_bits, m, tops, planes, limits, found, w_tables, w_row, w_extremes
+            w_tallied += (
+                count_block(
+                    place, w_bits, m, tops, planes, limits, found, w_tables, w_row, w_extremes
+                )
+                > 0
             )
-            d_tallied += count_block(
-                beside, d_bits, m, tops, planes, limits, found, d_tables, d_row, d_extremes
+            tame = _is_tame(limits)
+            d_tallied += (
+                count_block(
+                    beside, d_bits, m, tops, planes, limits, found, d_tables, d_row, d_extremes
+                )
+                > 0
             )
-        _update_block(w_bits, d_bits, m, tops, planes, found, facts, after + 4 * (start + m))
+            tame = tame and _is_tame(limits)
+        ahead = after + 4 * (start + m)
+        _update_block(w_bits, d_bits, m, tame, tops, planes, found, facts, ahead)
         if w_tallied + d_tallied >= 1 << 18:  # blocks: before an entry of 32 bits is full
             collect(w_tables, w_row)
             collect(d_tables, d_row)
@@ -237,6 +295,6 @@ def count_update_in_tables(  # type: ignore[no-untyped-def]
         _note_facts(w_bits, d_bits, m, facts)
         _, zeros, _, _ = _ratios(w_bits, d_bits, m, tops)
         facts[RATIO_BINS + RATIO_ZEROS] += zeros
-        _add_ratios(tops, m, facts)
+        _add_ratios(tops, m, RATIO_BINS, facts)
         plain_values(np.int64(delta.ctypes.data), m, layout.FLOAT32, d_row, d_edges, w_work)
     plain_values(before, n, layout.FLOAT32, w_row, w_edges, w_work)
