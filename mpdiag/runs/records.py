@@ -15,7 +15,7 @@ import numpy as np
 from mpdiag.numerics.formats import FORMATS, FP16
 from mpdiag.numerics.histograms import BINS, MAX_EXPONENT, MIN_EXPONENT, ExponentHistogram
 from mpdiag.runs.row_validation import refuse_nonsense
-from mpdiag.runs.schema import FACTS, FLOATS, INTEGERS, TEXT, UPDATE_INTEGERS
+from mpdiag.runs.schema import FACTS, FLOATS, INTEGERS, SAMPLED, TEXT, UPDATE_INTEGERS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -50,6 +50,7 @@ class Records:
         means: uint8, of each bin: its mean |x| is 2^e * (1 + byte / 255).
         changed, ratio_zeros: int64, 0 where the row is no update.
         ratio_first_exponent: int16.
+        sampled_from: int64, elements of the parameter where an update holds some of them, else 0.
         ratio_offsets, ratio_counts: like ``offsets`` and ``counts``.
         facts: What was counted for a format, by fact and name of the format; see ``fact``.
     """
@@ -80,6 +81,7 @@ class Records:
     changed: NDArray[np.int64]
     ratio_zeros: NDArray[np.int64]
     ratio_first_exponent: NDArray[np.int16]
+    sampled_from: NDArray[np.int64]
     ratio_offsets: NDArray[np.int64]
     ratio_counts: NDArray[Any]
     facts: Mapping[tuple[str, str], NDArray[np.int64]]
@@ -105,6 +107,7 @@ class Records:
             words[name] = tuple(merged.dictionary.to_pylist())
         for name, kind in (*INTEGERS.items(), *UPDATE_INTEGERS.items()):
             columns[name] = _numpy(table.column(name).fill_null(0), kind)
+        columns[SAMPLED] = _numpy(table.column(SAMPLED).fill_null(0), np.int64)
         for name in FLOATS:
             columns[name] = _numpy(table.column(name), np.float64)
         columns["skipped"] = _numpy(table.column("skipped"), np.bool_)

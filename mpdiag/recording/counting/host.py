@@ -48,13 +48,15 @@ class Packed:
     Args:
         body: Length of the part of a row of which one stretch is kept.
         tail: So many entries after it are kept whatever they are.
+        joined: Whether a row that is taken has them, too.
 
     Attributes:
         rows: How many rows there are.
         edges: float64 (room, 2), beside each row.
     """
 
-    def __init__(self, body: int, tail: int) -> None:
+    def __init__(self, body: int, tail: int, joined: bool = True) -> None:
+        self._width = body + tail if joined else body
         self._body = body
         self._tail = tail
         self.rows = 0
@@ -95,7 +97,7 @@ class Packed:
     def __getitem__(self, indices: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
         """Some rows as they were, int64 (n, width)."""
         chosen = np.asarray(indices, np.int64)
-        rows = np.zeros((len(chosen), self._body + self._tail), np.int64)
+        rows = np.zeros((len(chosen), self._width), np.int64)
         numba_kernels.unpack(chosen, self._body, self._places, self._cells, self._tails, rows)
         return rows
 
@@ -165,7 +167,7 @@ class HostRows:
 
     def __init__(self) -> None:
         self._counts = Packed(layout.QUARTERS, layout.RAW - layout.QUARTERS)
-        self._ratios = Packed(layout.RATIO_BINS, layout.UPDATE)
+        self._ratios = Packed(layout.RATIO_BINS, layout.UPDATE, joined=False)
         self._make_scratch()
 
     def _make_scratch(self) -> None:

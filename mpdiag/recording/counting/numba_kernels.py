@@ -285,13 +285,13 @@ def keep(row, body, i, places, cells, tails):  # type: ignore[no-untyped-def]
 
 @compiled()
 def unpack(indices, body, places, cells, tails, rows):  # type: ignore[no-untyped-def]
-    """Write packed rows as they were into ``rows``, int64 (n, width), which holds zeros."""
+    """Write packed rows as they were into ``rows``, int64 (n, width), zeros, as far as they go."""
     for n in range(indices.size):
         i = indices[n]
         start, first, stop = places[i, 0], places[i, 1], places[i, 2]
         for j in range(first, stop):
             rows[n, j] = cells[start + j - first]
-        for j in range(tails.shape[1]):
+        for j in range(min(tails.shape[1], rows.shape[1] - body)):
             rows[n, body + j] = tails[i, j]
 
 
