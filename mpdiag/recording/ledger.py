@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -31,8 +31,7 @@ _FLUSH_ROWS = 20_000
 _FLUSH_SECONDS = 30.0
 
 
-@dataclass(frozen=True)
-class RowKey:
+class RowKey(NamedTuple):
     """What a row of a step is about; raw rows of one key are merged."""
 
     kind: Kind
@@ -44,8 +43,7 @@ class RowKey:
     device: torch.device
 
 
-@dataclass(frozen=True)
-class Count:
+class Count(NamedTuple):
     """A raw row on a device."""
 
     device: torch.device

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from contextlib import suppress
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -94,14 +93,14 @@ def sampled(ready: Countable, blocks: torch.Tensor | None) -> Countable:
         return ready
     whole = ready.values.numel() // BLOCK
     rows = ready.values[: whole * BLOCK].view(whole, BLOCK)
-    return replace(ready, values=rows.index_select(0, blocks).view(-1), shared=False, version=None)
+    return ready._replace(values=rows.index_select(0, blocks).view(-1), shared=False, version=None)
 
 
 def copied(ready: Countable, blocks: torch.Tensor | None) -> Countable:
     """A copy of a parameter's values, or of some blocks of them."""
     some = sampled(ready, blocks)
     values = some.values.clone() if some.shared else some.values
-    return replace(some, values=values, shared=False, version=None)
+    return some._replace(values=values, shared=False, version=None)
 
 
 def free_memory(device: torch.device) -> int | None:

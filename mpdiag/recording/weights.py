@@ -8,7 +8,7 @@ recorded beside the total, and parameters that no watched optimizer steps.
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -327,7 +327,7 @@ class WeightObserver(StepListener):
     def _reduced(self, named: NamedParameter, ready: Countable) -> tuple[Countable, Stage]:
         """A parameter's tensor with its placement over the ranks, and its stage."""
         if named.parameter in self._copied:
-            return replace(ready, placement="replicated"), "reduced"
+            return ready._replace(placement="replicated"), "reduced"
         return ready, "local" if ready.placement == "local" else "reduced"
 
     def _parameters_of(self, optimizer: Optimizer) -> list[NamedParameter]:

@@ -101,6 +101,15 @@ class Packed:
         numba_kernels.unpack(chosen, self._body, self._places, self._cells, self._tails, rows)
         return rows
 
+    def binned(
+        self, indices: NDArray[np.int64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.int64]]:
+        """Some rows of quarters as bins; see ``rows.BinnedTable``."""
+        shape = len(indices), self._body // 4
+        counts, sums = np.zeros(shape, np.int64), np.zeros(shape, np.float64)
+        numba_kernels.bin_quarters(indices, self._places, self._cells, counts, sums)
+        return counts, sums, self._tails[indices]
+
     def clear(self) -> None:
         """Forget all rows, and give back memory that only a very large step needs."""
         self.rows = self._used = 0
