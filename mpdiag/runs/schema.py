@@ -149,16 +149,19 @@ def encode(
     import pyarrow as pa
 
     h, n = histograms, len(histograms.zeros)
-    start, offsets, flat = _trimmed(h.counts)
-    exponents = h.first + np.arange(h.counts.shape[1], dtype=np.float64)
-    means = h.sums / np.maximum(h.counts, 1) / np.exp2(exponents)
-    codes = np.rint((np.clip(means, 1.0, 2.0) - 1.0) * 255.0) * (h.counts > 0)
+    some = np.flatnonzero(h.counts.any(0))  # rows of a step span a few of FP32's powers of two
+    span = slice(some[0], some[-1] + 1) if len(some) else slice(0, 1)
+    counts, first = h.counts[:, span], h.first + span.start
+    start, offsets, flat = _trimmed(counts)
+    exponents = first + np.arange(counts.shape[1], dtype=np.float64)
+    means = h.sums[:, span] / np.maximum(counts, 1) / np.exp2(exponents)
+    codes = np.rint((np.clip(means, 1.0, 2.0) - 1.0) * 255.0) * (counts > 0)
     columns: dict[str, Any] = {SAMPLED: [None] * n, **labels}
     for name in ("zeros", "subnormals", "infs", "nans", "absmax", "absmin"):
         columns[name] = getattr(h, name)
     columns["numel"] = h.numel
-    columns["first_exponent"] = np.where(np.diff(offsets) > 0, h.first + start, 0)
-    columns["counts"] = _list_array(offsets, h.counts.reshape(-1)[flat])
+    columns["first_exponent"] = np.where(np.diff(offsets) > 0, first + start, 0)
+    columns["counts"] = _list_array(offsets, counts.reshape(-1)[flat])
     columns["means"] = _binary_array(offsets, codes.reshape(-1)[flat].astype(np.uint8))
     columns |= _update_columns(n, updates)
     columns["formats"] = _formats_array(h.fp16_overflow, updates)
