@@ -34,6 +34,7 @@ from mpdiag.recording.cadence import (
     Governor,
     OperationSteps,
 )
+from mpdiag.recording.counting.weight_copies import WeightCopies
 from mpdiag.recording.failures import Failures, HookGuard
 from mpdiag.recording.grad_scaler import ScalerWatch
 from mpdiag.recording.ledger import Ledger
@@ -43,7 +44,6 @@ from mpdiag.recording.observer import Observer
 from mpdiag.recording.operations import DEFAULT, OperationWatch
 from mpdiag.recording.run_folder import Described, RunFolder
 from mpdiag.recording.step_clock import StepClock
-from mpdiag.recording.weight_copies import WeightCopies
 from mpdiag.recording.weights import CopiedParameters, WeightObserver
 from mpdiag.runs import provenance
 from mpdiag.runs.writer import RunWriter

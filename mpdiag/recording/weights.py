@@ -15,9 +15,9 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from mpdiag.recording.counting.tensors import Countable, beside_sharded, countable
+from mpdiag.recording.counting.weight_copies import copied, sampled
 from mpdiag.recording.failures import guarded
 from mpdiag.recording.step_clock import StepListener
-from mpdiag.recording.weight_copies import copied, sampled
 from mpdiag.runs.schema import TOTAL
 from mpdiag.tracing.dispatch import is_traced
 
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
     from torch.optim import Optimizer
 
+    from mpdiag.recording.counting.weight_copies import WeightCopies
     from mpdiag.recording.failures import HookGuard
     from mpdiag.recording.ledger import Ledger
     from mpdiag.recording.operations import OperationWatch
     from mpdiag.recording.step_clock import Step, StepClock
-    from mpdiag.recording.weight_copies import WeightCopies
     from mpdiag.runs.schema import Stage
     from mpdiag.tracing.names import NamedParameter, Subjects
 

@@ -12,9 +12,9 @@ from torch import nn
 import mpdiag
 from mpdiag.errors import UsageError
 from mpdiag.numerics.histograms import ExponentHistogram
-from mpdiag.recording import weight_copies
+from mpdiag.recording.counting import weight_copies
 from mpdiag.recording.counting.tensors import countable
-from mpdiag.recording.weight_copies import BLOCK, WeightCopies, copied, sampled
+from mpdiag.recording.counting.weight_copies import BLOCK, WeightCopies, copied, sampled
 
 
 def test_weights_that_fit_are_copied_whole():
