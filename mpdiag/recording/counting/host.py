@@ -77,11 +77,11 @@ class Packed:
 
     def room(self) -> tuple[NDArray[np.int64], ...]:
         """Arrays with room for one more row, as ``numba_kernels.keep`` takes them."""
-        if self.rows == len(self._places) or self._used + self._body > len(self._cells):
-            full = self._used + self._body > len(self._cells)
-            self._make(
-                len(self._places) * (1 if full else 2), len(self._cells) * (2 if full else 1)
-            )
+        rows, cells = len(self._places), len(self._cells)
+        if self.rows >= rows or self._used + self._body > cells:  # or both
+            rows *= 2 if self.rows >= rows else 1
+            cells *= 2 if self._used + self._body > cells else 1
+            self._make(rows, cells)
         return self._places, self._cells, self._tails
 
     def added(self, used: int) -> int:

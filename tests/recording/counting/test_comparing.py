@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
 from mpdiag.recording.counting import host, layout, numba_kernels
-from mpdiag.recording.counting.host import COMPARING, PLAIN, HostRows, Scratch
+from mpdiag.recording.counting.host import COMPARING, PLAIN, HostRows, Packed, Scratch
 
 DTYPES = {
     torch.float32: layout.FLOAT32,
@@ -197,3 +197,22 @@ def test_rows_outgrow_their_memory_and_keep_what_they_hold():
     rows.clear()
     assert rows.count(torch.ones(70)) == 0
     assert rows.read().merged([[0]])[0].numel == 70
+
+
+def test_rows_and_cells_run_out_at_the_same_time():
+    """Rows of 240 entries: with the 64th the first 64 rows and the first 16,320 cells are used up."""
+    rows = Packed(layout.QUARTERS, layout.RAW - layout.QUARTERS)
+    scratch = np.zeros(numba_kernels.SCRATCH, np.int64)
+    for i in range(200):
+        scratch[300:540] = i + 1
+        scratch[layout.ZEROS] = i
+        rows.append(scratch)
+        places, cells, tails = rows.room()
+        assert len(places) > rows.rows
+        assert len(tails) > rows.rows
+        assert len(rows.edges) > rows.rows
+        assert len(cells) >= rows.rows * 240 + layout.QUARTERS
+    for i in (0, 63, 64, 127, 199):
+        row = rows[[i]][0]
+        assert (row[300:540] == i + 1).all()
+        assert row.sum() == 240 * (i + 1) + i
