@@ -10,7 +10,7 @@ tables of ``numba_kernels``, as does one with infinities or NaNs. All ways count
 from __future__ import annotations
 
 import numpy as np
-from numba import carray
+from numba.np.numpy_support import carray
 
 from mpdiag.recording.counting import layout
 from mpdiag.recording.counting.compiled import compiled

@@ -61,6 +61,10 @@ class Packed:
         self._tail = tail
         self.rows = 0
         self._used = 0  # cells
+        self._places: NDArray[np.int64]
+        self._tails: NDArray[np.int64]
+        self._cells: NDArray[np.int64]
+        self.edges: NDArray[np.float64]
         self._make(64, 16 * body)
 
     def _make(self, rows: int, cells: int) -> None:

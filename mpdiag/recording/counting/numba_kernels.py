@@ -16,7 +16,7 @@ to the last entry, and infinities and NaNs fall into known ones, from which the 
 from __future__ import annotations
 
 import numpy as np
-from numba import carray
+from numba.np.numpy_support import carray
 
 from mpdiag.numerics.histograms import MIN_EXPONENT
 from mpdiag.recording.counting import layout

@@ -65,8 +65,9 @@ def tensors_in(output: Any, depth: int = 0) -> Iterator[torch.Tensor]:
 def countable(tensor: torch.Tensor) -> Countable | str:
     """Make a tensor ready for counting, or say in a few words why it cannot be counted."""
     if _is_plain(tensor):
-        version, values = tensor._version, tensor.detach().view(-1)
-        return Countable(values, 1, 0, _NAMES[tensor.dtype], "local", values.numel() > 0, version)
+        values = tensor.detach().view(-1)
+        name, shared = _NAMES[tensor.dtype], values.numel() > 0
+        return Countable(values, 1, 0, name, "local", shared, tensor._version)
     refusal = _refusal(tensor)
     if refusal is not None:
         return refusal

@@ -8,7 +8,7 @@ then counted by comparison, too, four powers of two in place of the four quarter
 from __future__ import annotations
 
 import numpy as np
-from numba import carray
+from numba.np.numpy_support import carray
 
 from mpdiag.recording.counting import layout
 from mpdiag.recording.counting.comparing import (
@@ -169,9 +169,9 @@ def _ratios(w_bits, d_bits, n, tops):  # type: ignore[no-untyped-def]
     if tiny != U(0):
         low, high = U(1 << 16), U(0)
         for i in range(n):
-            w, d = np.int64(w_bits[i] & _MASK), np.int64(d_bits[i] & _MASK)
-            if w != 0 and d != 0:
-                k = U(((_normalised(w) - _normalised(d) - 1) >> 23) - RATIO_FIRST)
+            old, moved = np.int64(w_bits[i] & _MASK), np.int64(d_bits[i] & _MASK)
+            if old != 0 and moved != 0:
+                k = U(((_normalised(old) - _normalised(moved) - 1) >> 23) - RATIO_FIRST)
                 tops[i] = np.uint16(k << U(6))
                 low, high = min(low, k), max(high, k)
     return n - np.int64(zeros) - np.int64(unchanged), zeros, np.int64(high), np.int64(low)

@@ -15,11 +15,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from llvmlite import ir
-from numba.core import cgutils, types
-from numba.extending import intrinsic
+from numba import extending
+from numba.core import cgutils as _cgutils
+from numba.core import types
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+intrinsic: Any = extending.intrinsic  # numba's own types know no arguments of what it makes
+cgutils: Any = _cgutils
 
 LANES = 16
 """Values of 32 bits that one vector holds."""
