@@ -17,6 +17,7 @@ from mpdiag.analysis.layers import Layers, countable_rows, merge_layers
 from mpdiag.analysis.scaling.maxima import by_step, step_maxima
 from mpdiag.analysis.scaling.windows import late_windows
 from mpdiag.numerics.formats import FP16, HALVES
+from mpdiag.runs.schema import SAMPLED
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -34,8 +35,10 @@ UPDATE_FIGURES: tuple[tuple[FormatFact, str] | str, ...] = (
     "changed",
     *(("swallowed", fmt.name) for fmt in HALVES),
     ("vanished", FP16.name),
+    "numel",
+    SAMPLED,
 )
-"""What is summed over updates: a column, or a fact of a format."""
+"""What is summed over updates: a column, or a fact of a format; ``numel`` where some were sampled."""
 PARTS_OF_TRAINING = 5
 """Equal parts of a training that the paths of weights are summed over."""
 PATH_FIGURES = 1 + len(HALVES)
@@ -162,6 +165,8 @@ def sum_updates(records: Records, rows: NDArray[np.int64], names: int) -> NDArra
     sums = np.zeros((len(UPDATE_FIGURES), names), np.int64)
     for row, what in zip(sums, UPDATE_FIGURES, strict=True):
         values = getattr(records, what) if isinstance(what, str) else records.fact(*what)
+        if what == "numel":
+            values = np.where(records.sampled_from > 0, values, 0)
         np.add.at(row, records.name[rows], values[rows])
     return sums
 
@@ -174,8 +179,9 @@ def sum_paths(
 ) -> None:
     """Add Σ|Δw| of some rows of updates, and of what each format's weights would not take.
 
-    A recorded step stands for the steps up to the next one. Of a row's updates so many as a format
-    swallows are taken to be its smallest ones, so what is lost is a lower bound.
+    A recorded step stands for the steps up to the next one, and sampled elements for all. Of a row's
+    updates so many as a format swallows are taken to be its smallest ones, so what is lost is a lower
+    bound.
 
     Args:
         records: The rows' records.
@@ -191,7 +197,10 @@ def sum_paths(
         h = updates.merged(_positions(len(rows), chunk), len(chunk))
         step, name = updates.step[chunk], updates.name[chunk]
         part = np.minimum(step * PARTS_OF_TRAINING // length, PARTS_OF_TRAINING - 1)
-        weight = gaps[np.searchsorted(steps, step)]
+        numel, of = updates.numel[chunk], updates.sampled_from[chunk]
+        weight = gaps[np.searchsorted(steps, step)] * np.where(
+            of > 0, of / np.maximum(1, numel), 1.0
+        )
         np.add.at(sums[0], (part, name), weight * h.sums.sum(axis=1))
         for figure, fmt in enumerate(HALVES, start=1):
             lost = _smallest(h, updates.fact("swallowed", fmt.name)[chunk])

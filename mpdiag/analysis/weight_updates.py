@@ -8,11 +8,14 @@ import numpy as np
 
 from mpdiag.analysis.layers import share
 from mpdiag.analysis.run_statistics import UPDATE_FIGURES
-from mpdiag.display.wording import percent
+from mpdiag.display.wording import counted, percent
 from mpdiag.numerics.formats import BF16, FP16, HALVES
 from mpdiag.plan import MasterWeightsPlan
+from mpdiag.runs.schema import SAMPLED
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from mpdiag.analysis.layers import Layers
     from mpdiag.analysis.run_statistics import RunStatistics
     from mpdiag.numerics.formats import FloatFormat
@@ -80,7 +83,8 @@ def analyze_weight_updates(
         worst_parameter=parameter if told else names[worst],
         reason=f"{f'{told}; ' if told else ''}{percent(fraction)} of the recorded updates would be "
         f"rounded away by {held.label} weights, and {percent(standing)} of the way that weights go "
-        f"lies where these would stand still: {verdict}",
+        f"lies where these would stand still: {verdict}"
+        f"{_sampling(known['numel'], known[SAMPLED])}",
         evidence={
             "format": held.name,
             "changed": int(changed.sum()),
@@ -92,7 +96,24 @@ def analyze_weight_updates(
             "threshold": NEEDED,
             "weights_vanished": gone,
             "vanishing_parameter": parameter if told else None,
+            **_sampled(known["numel"], known[SAMPLED]),
         },
+    )
+
+
+def _sampled(seen: NDArray[np.int64], of: NDArray[np.int64]) -> dict[str, int]:
+    """Of parameters whose updates were sampled, how many are counted, and of how many; by name."""
+    return {"sampled": int(seen.sum()), "sampled_from": int(of.sum())} if of.any() else {}
+
+
+def _sampling(seen: NDArray[np.int64], of: NDArray[np.int64]) -> str:
+    """The same as the end of a sentence."""
+    if not of.any():
+        return ""
+    who = counted(int((of > 0).sum()), "parameter")
+    return (
+        f"; of {who} {percent(seen.sum() / of.sum())} of the updates were recorded, the same elements "
+        "in each step, as copies of all weights did not fit the budget"
     )
 
 

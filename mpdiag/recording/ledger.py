@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -31,8 +31,7 @@ _FLUSH_ROWS = 20_000
 _FLUSH_SECONDS = 30.0
 
 
-@dataclass(frozen=True)
-class RowKey:
+class RowKey(NamedTuple):
     """What a row of a step is about; raw rows of one key are merged."""
 
     kind: Kind
@@ -44,8 +43,7 @@ class RowKey:
     device: torch.device
 
 
-@dataclass(frozen=True)
-class Count:
+class Count(NamedTuple):
     """A raw row on a device."""
 
     device: torch.device
@@ -57,6 +55,8 @@ class _Entry:
     key: RowKey
     rows: list[int]
     facts: list[int]
+    elements: int = 0  # of the parameter of an update
+    sampled: bool = False  # whether the rows hold some of them
     step: int = 0
     scale: Any = 1.0  # a float, or a tensor on the device that is read when drained
     skipped: Any = False
@@ -136,18 +136,38 @@ class Ledger:
         key = RowKey(kind, name, micro, tensor.dtype, tensor.placement, stage, count.device)
         self._entry(key).rows[:] = [count.row]
 
-    def note_update(self, name: str, before: Countable, after: Countable, stage: Stage) -> None:
-        """Count a parameter before and after a step: weights, updates, and what was swallowed."""
+    def note_update(
+        self,
+        name: str,
+        before: Countable,
+        after: Countable,
+        stage: Stage,
+        sampled_from: int = 0,
+    ) -> None:
+        """Count a parameter before and after a step: weights, updates, and what was swallowed.
+
+        Args:
+            name: The parameter's.
+            before: Its values before the step.
+            after: Its values after it.
+            stage: Before or after the reduction over ranks.
+            sampled_from: Elements of the parameter where the values are some of them; their updates
+                are noted then, but not these weights.
+        """
         device = before.values.device
         rows = self._on(device)
         weight, update, fact = rows.count_update(before.values, after.values)
         self._raw += 2
         for kind, row in (("weight", weight), ("update", update)):
+            if kind == "weight" and sampled_from:
+                continue
             key = RowKey(kind, name, TOTAL, before.dtype, before.placement, stage, device)  # type: ignore[arg-type]
             entry = self._entry(key)
             entry.rows.append(row)
             if kind == "update":
                 entry.facts.append(fact)
+                entry.elements += sampled_from or before.values.numel()
+                entry.sampled = entry.sampled or sampled_from > 0
 
     def has(self, kind: Kind) -> bool:
         """Whether the open step holds a row of this kind."""
@@ -287,6 +307,7 @@ class Ledger:
             "stage": [k.stage for k in keys],
             "scale": [scales[id(e.scale)] for e in entries],
             "skipped": [bool(e.skipped) for e in entries],
+            "sampled_from": [e.elements if e.sampled else None for e in entries],
         }
 
     def _entry(self, key: RowKey) -> _Entry:

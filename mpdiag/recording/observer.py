@@ -39,6 +39,9 @@ if TYPE_CHECKING:
     from mpdiag.recording.weights import CopiedParameters
     from mpdiag.runs.schema import Kind
 
+_COUNTED_AGAIN = 1 << 16
+"""Of fewer values than this, a tensor is counted on a CPU each time it is seen."""
+
 
 class Observer(StepListener):
     """Counts activations and their gradients into a ledger, and tells the clock of forward passes.
@@ -256,12 +259,13 @@ class Observer(StepListener):
         """Count the same memory once: an output is often its successor's output, too.
 
         A version counter alone does not show that memory still holds the same (``.data``, fused and raw
-        kernels do not raise it). On a CPU a sum of all bits does; elsewhere the answer would have to be
-        waited for.
+        kernels do not raise it). On a CPU a sum of all bits does, which takes longer than to count a
+        small tensor again; elsewhere the answer would have to be waited for.
         """
-        if not ready.shared or ready.version is None:
-            return self._ledger.count(ready)
         values = ready.values
+        small = values.device.type == "cpu" and values.numel() < _COUNTED_AGAIN
+        if small or not ready.shared or ready.version is None:
+            return self._ledger.count(ready)
         place = (values.data_ptr(), values.numel(), ready.repeat, values.dtype)
         key = (*place, ready.version, sum_of_bits(values))
         # The storage must still be the same one, not a new one at an address that was freed.

@@ -34,6 +34,7 @@ from mpdiag.recording.cadence import (
     Governor,
     OperationSteps,
 )
+from mpdiag.recording.counting.weight_copies import WeightCopies
 from mpdiag.recording.failures import Failures, HookGuard
 from mpdiag.recording.grad_scaler import ScalerWatch
 from mpdiag.recording.ledger import Ledger
@@ -77,6 +78,7 @@ def record(
     operations: int = DEFAULT,
     overwrite: bool = False,
     fp32: bool = False,
+    copy_budget: int | None = None,
 ) -> Recorder:
     """Record a training; use it as a context manager around the loop.
 
@@ -103,6 +105,9 @@ def record(
         overwrite: Replace a run that lies in the folder already.
         fp32: Switch the training's own ``torch.autocast`` off while it is recorded. With it on, the
             recording is none of FP32 training, and says so.
+        copy_budget: Bytes that copies of weights from before a step may take on a device; default: a
+            quarter of what is free there at the first recorded step. Of parameters whose copies do not
+            fit, the updates of the same blocks are recorded in each step, and the rows say so.
 
     Raises:
         UsageError: If an argument makes no sense.
@@ -123,6 +128,7 @@ def record(
         overwrite,
         operations=operations,
         precision=PrecisionWatch(off=fp32),
+        copies=WeightCopies(copy_budget),
     )
 
 
@@ -164,6 +170,7 @@ class Recorder:
         script: The script that trains, for ``meta.json``.
         operations: In how many steps to record operations too.
         precision: Notes what is not FP32.
+        copies: How parameters are copied before a step.
         clock: Seconds, monotonic.
 
     Attributes:
@@ -182,6 +189,7 @@ class Recorder:
         script: str | None = None,
         operations: int = 0,
         precision: PrecisionWatch | None = None,
+        copies: WeightCopies | None = None,
         clock: Seconds = time.perf_counter,
     ) -> None:
         rank, world = provenance.ranks()
@@ -218,7 +226,15 @@ class Recorder:
             steps,
             precision,
         )
-        self._parts = _assemble(writer, described, watch, self._clock, self._losses, self._failures)
+        self._parts = _assemble(
+            writer,
+            described,
+            watch,
+            self._clock,
+            self._losses,
+            self._failures,
+            copies or WeightCopies(),
+        )
 
     @property
     def step(self) -> int:
@@ -428,6 +444,7 @@ def _assemble(
     clock: StepClock,
     losses: LossLog,
     failures: Failures,
+    copies: WeightCopies,
 ) -> _Parts:
     governor, operations = described.governor, described.operations
     optimizers, about = described.optimizers, described.subjects
@@ -435,7 +452,7 @@ def _assemble(
     guard = HookGuard(clock, governor, watch, failures)
     copied = CopiedParameters()
     scalers = ScalerWatch(clock, ledger, optimizers)
-    weights = WeightObserver(about, optimizers, copied, ledger, clock, watch, guard)
+    weights = WeightObserver(about, optimizers, copied, ledger, clock, watch, guard, copies)
     observer = Observer(about, copied, ledger, clock, watch, described.precision, guard)
     folder = RunFolder(writer, ledger, losses, scalers, clock, failures, described)
     # A step's operations are written before anything of ours may count as one, and the folder, which

@@ -8,13 +8,14 @@ recorded beside the total, and parameters that no watched optimizer steps.
 from __future__ import annotations
 
 import functools
-from dataclasses import replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from mpdiag.recording.counting.tensors import Countable, beside_sharded, countable
+from mpdiag.recording.counting.weight_copies import copied, sampled
 from mpdiag.recording.failures import guarded
 from mpdiag.recording.step_clock import StepListener
 from mpdiag.runs.schema import TOTAL
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
     from torch.optim import Optimizer
 
+    from mpdiag.recording.counting.weight_copies import WeightCopies
     from mpdiag.recording.failures import HookGuard
     from mpdiag.recording.ledger import Ledger
     from mpdiag.recording.operations import OperationWatch
@@ -62,6 +64,16 @@ class CopiedParameters:
         )
 
 
+@dataclass(frozen=True, eq=False)
+class _Kept:
+    """A parameter from before a step: a copy of its ``numel`` values, or of some blocks of them."""
+
+    named: NamedParameter
+    before: Countable
+    numel: int
+    blocks: torch.Tensor | None
+
+
 class WeightObserver(StepListener):
     """Counts parameters, their gradients and their updates into a ledger.
 
@@ -73,6 +85,7 @@ class WeightObserver(StepListener):
         clock: Told when an optimizer has stepped.
         operations: Paused while an optimizer steps.
         guard: Around every hook.
+        copies: How parameters are copied before a step.
     """
 
     def __init__(
@@ -84,8 +97,10 @@ class WeightObserver(StepListener):
         clock: StepClock,
         operations: OperationWatch,
         guard: HookGuard,
+        copies: WeightCopies,
     ) -> None:
         self.guard = guard
+        self._copies = copies
         self._subjects = subjects
         self._copied = copied
         self._ledger = ledger
@@ -98,7 +113,7 @@ class WeightObserver(StepListener):
         self._left_out: set[int] = set()  # parameters that the names to record leave out
         self._unstepped: dict[int, Any] = {}  # hooks of parameters that no optimizer steps
         self._evaluating: Optimizer | None = None  # steps, and calls a closure
-        self._before: dict[int, list[tuple[NamedParameter, Countable]]] = {}
+        self._before: dict[int, list[_Kept]] = {}
 
     # -- hooks come and go -------------------------------------------------------------------------
 
@@ -245,7 +260,9 @@ class WeightObserver(StepListener):
         place = next((i for i, o in enumerate(self._optimizers) if o is optimizer), 0)
         self._adopt_strays(place, optimizer)  # groups may have been added
         kept = self._before[id(optimizer)] = []
-        for named in self._parameters_of(optimizer):
+        held = self._parameters_of(optimizer)
+        self._copies.decide(id(optimizer), (named.parameter for named in held))
+        for named in held:
             parameter = named.parameter
             if not closure:
                 if parameter.grad is None:
@@ -255,8 +272,10 @@ class WeightObserver(StepListener):
             if isinstance(ready, str):
                 named.reason = ready
                 continue
-            copy = ready.values.clone() if ready.shared else ready.values
-            kept.append((named, replace(ready, values=copy, shared=False, version=None)))
+            blocks = self._copies.blocks(id(optimizer), ready)
+            if blocks is not None:  # weights are counted whole, though their updates are not
+                self._note_weight(named, ready)
+            kept.append(_Kept(named, copied(ready, blocks), ready.values.numel(), blocks))
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._operations.pause()  # a closure may have run forward passes
@@ -268,18 +287,20 @@ class WeightObserver(StepListener):
 
     @guarded("an optimizer hook")
     def _note_after_step(self, optimizer: Optimizer, closure: bool) -> None:
-        for named, before in self._before.pop(id(optimizer), []):
-            parameter = named.parameter
+        for kept in self._before.pop(id(optimizer), []):
+            named, parameter = kept.named, kept.named.parameter
             if closure:  # then gradients came into being inside the step
                 if parameter.grad is None:
                     continue
                 self._note_gradient(named, parameter.grad, TOTAL)
             after = countable(parameter)
-            if isinstance(after, str) or after.values.numel() != before.values.numel():
+            if isinstance(after, str) or after.values.numel() != kept.numel:
                 named.reason = "changed shape during the step"
                 continue
-            before, stage = self._reduced(named, before)
-            self._ledger.note_update(named.name, before, after, stage)
+            before, stage = self._reduced(named, kept.before)
+            sampled_from = 0 if kept.blocks is None else kept.numel
+            some = sampled(after, kept.blocks)
+            self._ledger.note_update(named.name, before, some, stage, sampled_from)
             named.seen.update(("weight", "update"))
 
     # -- weights -----------------------------------------------------------------------------------
@@ -295,15 +316,18 @@ class WeightObserver(StepListener):
                 if isinstance(ready, str):
                     named.reason = ready
                     continue
-                count = self._ledger.count(ready)
-                ready, stage = self._reduced(named, ready)
-                self._ledger.note("weight", named.name, TOTAL, ready, count, stage)
-                named.seen.add("weight")
+                self._note_weight(named, ready)
+
+    def _note_weight(self, named: NamedParameter, ready: Countable) -> None:
+        count = self._ledger.count(ready)
+        ready, stage = self._reduced(named, ready)
+        self._ledger.note("weight", named.name, TOTAL, ready, count, stage)
+        named.seen.add("weight")
 
     def _reduced(self, named: NamedParameter, ready: Countable) -> tuple[Countable, Stage]:
         """A parameter's tensor with its placement over the ranks, and its stage."""
         if named.parameter in self._copied:
-            return replace(ready, placement="replicated"), "reduced"
+            return ready._replace(placement="replicated"), "reduced"
         return ready, "local" if ready.placement == "local" else "reduced"
 
     def _parameters_of(self, optimizer: Optimizer) -> list[NamedParameter]:

@@ -17,7 +17,7 @@ from mpdiag.files.arrow_columns import array_of, numbers
 from mpdiag.numerics.formats import FORMATS, FP16
 from mpdiag.numerics.histograms import BINS, MAX_EXPONENT, MIN_EXPONENT, ExponentHistogram
 from mpdiag.runs.row_validation import refuse_nonsense
-from mpdiag.runs.schema import FACTS, FLOATS, INTEGERS, TEXT, UPDATE_INTEGERS
+from mpdiag.runs.schema import FACTS, FLOATS, INTEGERS, SAMPLED, TEXT, UPDATE_INTEGERS
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -52,6 +52,7 @@ class Records:
         means: uint8, of each bin: its mean |x| is 2^e * (1 + byte / 255).
         changed, ratio_zeros: int64, 0 where the row is no update.
         ratio_first_exponent: int16.
+        sampled_from: int64, elements of the parameter where an update holds some of them, else 0.
         ratio_offsets, ratio_counts: like ``offsets`` and ``counts``.
         facts: What was counted for a format, by fact and name of the format; see ``fact``.
     """
@@ -82,6 +83,7 @@ class Records:
     changed: NDArray[np.int64]
     ratio_zeros: NDArray[np.int64]
     ratio_first_exponent: NDArray[np.int16]
+    sampled_from: NDArray[np.int64]
     ratio_offsets: NDArray[np.int64]
     ratio_counts: NDArray[Any]
     facts: Mapping[tuple[str, str], NDArray[np.int64]]
@@ -107,6 +109,7 @@ class Records:
             words[name] = tuple(merged.dictionary.to_pylist())
         for name, kind in (*INTEGERS.items(), *UPDATE_INTEGERS.items()):
             columns[name] = numbers(table.column(name), kind)
+        columns[SAMPLED] = numbers(table.column(SAMPLED), np.int64)
         for name in FLOATS:
             columns[name] = numbers(table.column(name), np.float64, math.nan)
         columns["skipped"] = numbers(table.column("skipped"), np.bool_)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpdiag.numerics.histograms import MAX_EXPONENT, MIN_EXPONENT
-from mpdiag.runs.schema import KINDS
+from mpdiag.runs.schema import KINDS, SAMPLED
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -30,7 +30,7 @@ def refuse_nonsense(columns: Mapping[str, Any], words: Mapping[str, Sequence[str
         ValueError: If they contradict one another, or hold what no tensor can give.
     """
     _check_words(columns, words)
-    numbers = ("step", "rank", "tensors", "numel", *_COUNTED, "changed", "ratio_zeros")
+    numbers = ("step", "rank", "tensors", "numel", *_COUNTED, "changed", "ratio_zeros", SAMPLED)
     counts = {name: columns[name] for name in numbers}
     counts |= {f"{fact} of {fmt}": found for (fact, fmt), found in columns["facts"].items()}
     for name, values in counts.items():

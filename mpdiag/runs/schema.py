@@ -70,6 +70,10 @@ UPDATE_INTEGERS = {
     "ratio_first_exponent": "int16",
 }
 
+SAMPLED = "sampled_from"
+"""Of updates that were counted for some elements alone: how many the parameter has. Null otherwise,
+and in runs of before this column."""
+
 _UNLIKE = ("absmax", "absmin", "means", "formats")
 """Columns whose values hardly repeat, or so simply that a dictionary takes more than it saves."""
 
@@ -108,7 +112,7 @@ def schema() -> pa.Schema:
     columns += [("counts", pa.list_(pa.int64())), ("means", pa.binary())]
     columns += [("formats", pa.map_(pa.string(), pa.struct([(f, pa.int64()) for f in FACTS])))]
     columns += [(name, integer[kind]) for name, kind in UPDATE_INTEGERS.items()]
-    columns += [("ratio_counts", pa.list_(pa.int64()))]
+    columns += [("ratio_counts", pa.list_(pa.int64())), (SAMPLED, pa.int64())]
     return pa.schema(columns)
 
 
@@ -139,22 +143,26 @@ def encode(
     Args:
         histograms: A stack of batch shape (n,).
         labels: The columns a histogram does not say, each a sequence of length n: step, micro,
-            rank, tensors, kind, name, dtype, placement, stage, scale, skipped.
+            rank, tensors, kind, name, dtype, placement, stage, scale, skipped; sampled_from where
+            an update was counted for some elements.
         updates: For the rows of kind ``update``.
     """
     import pyarrow as pa
 
     h, n = histograms, len(histograms.zeros)
-    start, offsets, flat = _trimmed(h.counts)
-    exponents = h.first + np.arange(h.counts.shape[1], dtype=np.float64)
-    means = h.sums / np.maximum(h.counts, 1) / np.exp2(exponents)
-    codes = np.rint((np.clip(means, 1.0, 2.0) - 1.0) * 255.0) * (h.counts > 0)
-    columns: dict[str, Any] = dict(labels)
+    some = np.flatnonzero(h.counts.any(0))  # rows of a step span a few of FP32's powers of two
+    span = slice(some[0], some[-1] + 1) if len(some) else slice(0, 1)
+    counts, first = h.counts[:, span], h.first + span.start
+    start, offsets, flat = _trimmed(counts)
+    exponents = first + np.arange(counts.shape[1], dtype=np.float64)
+    means = h.sums[:, span] / np.maximum(counts, 1) / np.exp2(exponents)
+    codes = np.rint((np.clip(means, 1.0, 2.0) - 1.0) * 255.0) * (counts > 0)
+    columns: dict[str, Any] = {SAMPLED: [None] * n, **labels}
     for name in ("zeros", "subnormals", "infs", "nans", "absmax", "absmin"):
         columns[name] = getattr(h, name)
     columns["numel"] = h.numel
-    columns["first_exponent"] = np.where(np.diff(offsets) > 0, h.first + start, 0)
-    columns["counts"] = _list_array(offsets, h.counts.reshape(-1)[flat])
+    columns["first_exponent"] = np.where(np.diff(offsets) > 0, first + start, 0)
+    columns["counts"] = _list_array(offsets, counts.reshape(-1)[flat])
     columns["means"] = _binary_array(offsets, codes.reshape(-1)[flat].astype(np.uint8))
     columns |= _update_columns(n, updates)
     columns["formats"] = _formats_array(h.fp16_overflow, updates)
@@ -285,6 +293,10 @@ def repeating_columns() -> list[str]:
 
 def upgraded(table: pa.Table) -> pa.Table:
     """A table of any earlier schema as one of today's; columns that were not read stay away."""
+    import pyarrow as pa
+
+    if SAMPLED not in table.column_names:
+        table = table.append_column(SAMPLED, pa.nulls(len(table), pa.int64()))
     earlier = [name for name in _EARLIER if name in table.column_names]
     if not earlier:
         return table
@@ -297,7 +309,8 @@ def upgraded(table: pa.Table) -> pa.Table:
 
 def columns_of(present: Iterable[str]) -> list[str]:
     """The columns that a part needs to have, given those it has: today's, or schema 1's."""
-    names: list[str] = schema().names
-    if set(present).isdisjoint(_EARLIER):
+    present = set(present)
+    names: list[str] = [n for n in schema().names if n != SAMPLED or SAMPLED in present]
+    if present.isdisjoint(_EARLIER):
         return names
     return [*(name for name in names if name != "formats"), *_EARLIER]

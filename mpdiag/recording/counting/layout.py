@@ -32,3 +32,6 @@ RATIO_BINS = 560
 CHANGED, SWALLOWED_FP16, SWALLOWED_BF16, VANISHED_FP16, RATIO_ZEROS = 0, 1, 2, 3, 4
 UPDATE = 5
 """Length of the facts of a weight update, int64."""
+
+FLOAT32, BFLOAT16, FLOAT16, FLOAT64 = 0, 1, 2, 3
+"""Types of values that the host reads in place."""

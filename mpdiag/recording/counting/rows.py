@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -20,6 +20,16 @@ class Table(Protocol):
 
     def __getitem__(self, indices: Any, /) -> NDArray[np.int64]:
         """Some rows, int64 (n, width)."""
+
+
+@runtime_checkable
+class BinnedTable(Table, Protocol):
+    """Raw rows that can be taken as bins without being unpacked."""
+
+    def binned(
+        self, indices: NDArray[np.int64], /
+    ) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.int64]]:
+        """Counts int64 and sums float64 (n, bins), and what follows the quarters, int64 (n, 5)."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,37 +51,52 @@ class RawRows:
     def merged(self, groups: list[list[int]]) -> ExponentHistogram:
         """A stack of histograms, each the sum of the raw rows its group names."""
         first = np.fromiter((rows[0] for rows in groups), np.int64, len(groups))
+        if isinstance(self.counts, BinnedTable) and all(len(rows) == 1 for rows in groups):
+            highest, lowest = self.extremes[first].T
+            return _histograms(*self.counts.binned(first), highest, lowest)
         counts, extremes = self.counts[first], self.extremes[first]
         for i, rows in enumerate(groups):
             if len(rows) > 1:  # the rare case: a module called several times in a step
                 counts[i] = self.counts[rows].sum(0)
                 extremes[i] = self.extremes[rows, 0].max(), self.extremes[rows, 1].min()
         highest, lowest = extremes[:, 0], extremes[:, 1]
-        return _histograms(counts, highest, lowest)
+        return _histograms(*_binned(counts), highest, lowest)
 
 
+_REST = range(layout.QUARTERS, layout.RAW)
 _QUARTER_MIDDLES = 1.0 + (np.arange(4) + 0.5) / 4
 _BIN_SCALES = np.exp2(np.arange(MIN_EXPONENT, MIN_EXPONENT + BINS, dtype=np.float64))
 
 
-def _histograms(
-    raw: NDArray[np.int64], highest: NDArray[np.float64], lowest: NDArray[np.float64]
-) -> ExponentHistogram:
+def _binned(
+    raw: NDArray[np.int64],
+) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.int64]]:
+    """Raw rows as ``BinnedTable.binned`` gives them."""
     quarters = raw[:, : layout.QUARTERS].reshape(len(raw), BINS, 4)
-    counts = quarters.sum(-1)
     sums = (quarters @ _QUARTER_MIDDLES) * _BIN_SCALES
+    return quarters.sum(-1), sums, raw[:, layout.QUARTERS :]
+
+
+def _histograms(
+    counts: NDArray[np.int64],
+    sums: NDArray[np.float64],
+    rest: NDArray[np.int64],
+    highest: NDArray[np.float64],
+    lowest: NDArray[np.float64],
+) -> ExponentHistogram:
+    raw = dict(zip(_REST, rest.T, strict=True))
     # The lowest bin was counted together with the subnormals; what remains is 2^-126 itself.
-    counts[:, 0] -= raw[:, layout.SUBNORMALS]
+    counts[:, 0] -= raw[layout.SUBNORMALS]
     sums[:, 0] = counts[:, 0] * 2.0**-126
     return ExponentHistogram(
         first=MIN_EXPONENT,
         counts=counts,
         sums=sums,
-        zeros=raw[:, layout.ZEROS],
-        subnormals=raw[:, layout.SUBNORMALS],
-        infs=raw[:, layout.INFS],
-        nans=raw[:, layout.NANS],
-        fp16_overflow=raw[:, layout.FP16_OVERFLOW],
+        zeros=raw[layout.ZEROS],
+        subnormals=raw[layout.SUBNORMALS],
+        infs=raw[layout.INFS],
+        nans=raw[layout.NANS],
+        fp16_overflow=raw[layout.FP16_OVERFLOW],
         absmax=highest,
         absmin=lowest,
     )

@@ -5,8 +5,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -14,11 +13,17 @@ if TYPE_CHECKING:
     from mpdiag.runs.schema import Placement
 
 _MAX_DEPTH = 16
+_OWN_TYPES = (torch.Tensor, torch.nn.Parameter)
+_NAMES = {
+    torch.float32: "float32",
+    torch.bfloat16: "bfloat16",
+    torch.float16: "float16",
+    torch.float64: "float64",
+}
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
-@dataclass(frozen=True, eq=False)
-class Countable:
+class Countable(NamedTuple):
     """A tensor made ready for counting.
 
     Attributes:
@@ -59,6 +64,10 @@ def tensors_in(output: Any, depth: int = 0) -> Iterator[torch.Tensor]:
 
 def countable(tensor: torch.Tensor) -> Countable | str:
     """Make a tensor ready for counting, or say in a few words why it cannot be counted."""
+    if _is_plain(tensor):
+        values = tensor.detach().view(-1)
+        name, shared = _NAMES[tensor.dtype], values.numel() > 0
+        return Countable(values, 1, 0, name, "local", shared, tensor._version)
     refusal = _refusal(tensor)
     if refusal is not None:
         return refusal
@@ -68,7 +77,7 @@ def countable(tensor: torch.Tensor) -> Countable | str:
     arrived = getattr(local, "trigger_wait", None)
     if arrived is not None:  # the result of a collective under way, which the next module awaits
         local, version = arrived(), None
-    if type(local) not in (torch.Tensor, torch.nn.Parameter):
+    if type(local) not in _OWN_TYPES:
         if type(local).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
             return f"a {type(local).__name__}, whose storage is its own affair"
         local = local.as_subclass(torch.Tensor)
@@ -84,6 +93,18 @@ def countable(tensor: torch.Tensor) -> Countable | str:
     values, repeat = flat_values(dense)
     shared = values.numel() > 0 and values.data_ptr() == _address(local)
     return Countable(values, repeat, implicit, dtype, placement, shared, version)
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    """Whether a tensor is nothing but memory of numbers in order: the usual case, told quickly."""
+    return (
+        type(tensor) in _OWN_TYPES
+        and tensor.dtype in _NAMES
+        and tensor.layout is torch.strided
+        and tensor.is_contiguous()
+        and not (tensor.is_meta or tensor.is_nested or tensor.is_neg() or tensor.is_inference())
+        and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+    )
 
 
 def sum_of_bits(values: torch.Tensor) -> int | None:

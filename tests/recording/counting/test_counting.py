@@ -208,8 +208,9 @@ def test_counting_works_where_nothing_can_be_cached():
 from numba.core import caching
 caching.CacheImpl._locator_classes = []
 import torch
-from mpdiag.recording.counting.host import HostRows
-rows = HostRows()
+from mpdiag.recording.counting import host
+host.COMPARING = host.PLAIN  # compiled in a third of the time, by the same decorator
+rows = host.HostRows()
 rows.count(torch.ones(3))
 print(rows.read().merged([[0]]).numel.tolist())
 """
