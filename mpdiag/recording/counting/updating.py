@@ -151,14 +151,15 @@ def _ratios(w_bits, d_bits, n, tops):  # type: ignore[no-untyped-def]
     """Write exponents of |w|/|Δw| as tops; returns how many, of zeros, the largest, the smallest.
 
     The exponent comes of the difference of the bits, as the quarter of a value does of its bits: no
-    division, and exact at powers of two.
+    division, and exact at powers of two. Infinities and NaNs have no ratio.
     """
-    tiny, zeros, unchanged = U(0), U(0), U(0)
+    rare, zeros, unchanged = U(0), U(0), U(0)
     low, high = U(1 << 16), U(0)
     for i in range(n):
         w, d = U(w_bits[i] & _MASK), U(d_bits[i] & _MASK)
         none, same = w == U(0), d == U(0)
-        tiny = U(tiny + U(U(w - U(1)) < _SUBNORMAL) + U(U(d - U(1)) < _SUBNORMAL))
+        rare = U(rare + U(U(w - U(1)) < _SUBNORMAL) + U(U(d - U(1)) < _SUBNORMAL))
+        rare = U(rare + U(max(w, d) >= _EXPONENT))
         zeros = U(zeros + U(none & (d != U(0))))
         unchanged = U(unchanged + U(same))
         k = U(U(U(U(U(w - d) - U(1)) + U(_OFFSET << 23)) >> U(23)) + U(_SHIFT))
@@ -166,15 +167,21 @@ def _ratios(w_bits, d_bits, n, tops):  # type: ignore[no-untyped-def]
         low = min(low, U(1 << 16) if apart else k)
         high = max(high, U(0) if apart else k)
         tops[i] = _NONE if apart else np.uint16(k << U(6))
-    if tiny != U(0):
+    left = n - np.int64(zeros) - np.int64(unchanged)
+    if rare != U(0):
         low, high = U(1 << 16), U(0)
         for i in range(n):
             old, moved = np.int64(w_bits[i] & _MASK), np.int64(d_bits[i] & _MASK)
-            if old != 0 and moved != 0:
-                k = U(((_normalised(old) - _normalised(moved) - 1) >> 23) - RATIO_FIRST)
-                tops[i] = np.uint16(k << U(6))
-                low, high = min(low, k), max(high, k)
-    return n - np.int64(zeros) - np.int64(unchanged), zeros, np.int64(high), np.int64(low)
+            if old == 0 or moved == 0:
+                continue
+            if max(old, moved) >= np.int64(_EXPONENT):
+                tops[i] = _NONE
+                left -= 1
+                continue
+            k = U(((_normalised(old) - _normalised(moved) - 1) >> 23) - RATIO_FIRST)
+            tops[i] = np.uint16(k << U(6))
+            low, high = min(low, k), max(high, k)
+    return left, zeros, np.int64(high), np.int64(low)
 
 
 @compiled()

@@ -122,6 +122,22 @@ def test_many_tensors_are_counted_as_each_is():
         assert all(np.array_equal(a, b) for a, b in zip(found, other, strict=True))
 
 
+def test_an_update_that_is_not_finite_has_no_ratio():
+    before = torch.linspace(-3, 3, 700)
+    after = before * 1.01
+    after[::7] = torch.tensor([torch.inf, -torch.inf, torch.nan, 1e-40, 0.0]).repeat(20)
+    before[3::50] = torch.inf
+    before[4::50] = 0.0
+    device, host = DeviceRows(CPU), HostRows()
+    for rows in (device, host):
+        rows.count_update(before, after)
+    found, other = rows_of(device, 2, 1), rows_of(host, 2, 1)
+    assert all(np.array_equal(a, b) for a, b in zip(found, other, strict=True))
+    delta = after - before
+    known = before.isfinite() & delta.isfinite() & (before != 0) & (delta != 0)
+    assert found[3].sum() == int(known.sum())
+
+
 def test_zeros_are_what_no_counter_counted():
     """A row's size is known on the host, so no launch counts zeros, repeats them or adds to them."""
     seen = []
