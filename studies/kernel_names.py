@@ -93,7 +93,7 @@ def main() -> None:
         )
     result = summary(families)
     print({key: value for key, value in result.items() if key != "families"})
-    if options.mistakes and options.part == "open":
+    if options.mistakes and options.part != "fresh":
         print(*mistakes, sep="\n")
     if options.json:
         keep(options.json, options.part, options.which, result)

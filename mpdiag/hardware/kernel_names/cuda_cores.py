@@ -1,8 +1,10 @@
 """Matrix math on CUDA cores (AMD: on vector units), by name."""
 
-from mpdiag.hardware.kernel_names.rule import cuda
+from mpdiag.hardware.kernel_names.rule import cuda, opaque
 
 CUDA_CORES = (
+    cuda("cuSOLVER products", r"(?:^|::)(?:sytd2|sytrd|hetrd|hetd2|orm[a-z]{2}|unm[a-z]{2}|org[a-z]{2}|ung[a-z]{2}|larf[tb]|geqrf|getrf|potrf|gebrd|latrd|syevd?|stedc|gesvd)\w{0,20}?_(?:symv|hemv|her2k|syr2k|gemv|gemm|trmm|trmv|syrk|herk)(?:_|$)", "cuSOLVER"),
+    cuda("AWQ GEMV", r"(?:^|::)gemv_kernel_g\d+$", "AWQ", "fp16"),
     cuda("cuTENSOR SIMT", r"cutensor\S*_simt_|cutensor\S*tensor_contraction_kernel<", "cuTENSOR"),
     cuda("spconv SIMT", r"^Simt_[a-z0-9]+_m\d+n\d+k\d+", "spconv"),
     cuda("cuDNN Winograd", r"winograd3x3Kernel", "cuDNN"),
@@ -33,7 +35,10 @@ CUDA_CORES = (
     cuda("outer product", r"(?:^|::)(?:s|d|rocblas_)?ger_kernel|rocblas_ger\w*", "cuBLAS"),
     cuda("dot", r"(?:^|::)dot_kernel|reduce_1Block_dot|rocblas_dot\w*", "cuBLAS"),
     cuda("CUDA-core gemm", r"cuda_?[cC]ore_?[gG]emm|simt_gemm|LLGemm(?:\d|_\w+)?|LLMM1|wvSplitK\w*<\s*(?:__half|half|_Float16|c10::Half|at::Half)|[sS]imtGemm|smallM_?gemm|fp8_gemm_cuda_core|skinny_gemm"),
-    cuda("paged attention", r"paged_attention_(?:v[12]_)?kernel|single_query_cached_kv|masked_multihead_attention|mmha(?:_kernel|::)|MaskedMultiheadAttention|masked_mha|DecodeAttentionKernel|paged_attention_v[12]", "vLLM"),
+    cuda("paged attention", r"(?:^|::)paged_attention_(?:v[12]_)?kernel|single_query_cached_kv|masked_multihead_attention|mmha(?:_kernel|::)|MaskedMultiheadAttention|masked_mha|DecodeAttentionKernel|paged_attention_v[12]", "vLLM"),
+    cuda("FBGEMM attention of single tokens", r"^(?:gqa_attn_splitk|mqa_attn)_(?:(?:qk|v|attn)_)?(?:int4_|fp8_)?kernel", "FBGEMM"),
+    cuda("MatMulNBits", r"(?:^|::)MatMul(?:Float|BFloat16|Half)(?:Int4|8b|\db)\w*", "ONNX Runtime"),
+    cuda("Numba products", r"^cudapy::\S*?(?:matmul|mat_mul|gemm|matrix_mul)", "Numba"),
     cuda("FlashInfer decode", r"(?:Batch|Single)Decode(?:WithPagedKVCache|WithKVCache|WithPaddedKVCache|WithPagedKVCacheMLA|WithPagedKVCacheKernelMLA)?\w*Kernel(?!\w*(?:TensorCore|CuteSM80))", "FlashInfer"),
     cuda("Triton decode without dots", r"^_fwd_kernel_stage1$|^_?(?:fused_)?recurrent_\w*kernel|fused_recurrent_\w*_kernel|_selective_scan_update_kernel|_selective_state_update|selective_state_update", "Triton"),
     cuda("gemmSN", r"gemmSN_[TN]{2}_kernel|gemm_?small_?[nN]|gemmNSP", "cuBLAS"),
@@ -43,12 +48,13 @@ CUDA_CORES = (
     cuda("symmetric rank", r"(?:^|::)(?:syrkx?|herkx?|symm|hemm|syr2k|symv|hemv|syr|spr)_\w*kernel|rocblas_(?:syrkx?|herkx?|symm|hemm|syr|symv)\w*|herk_kernel|syrk_kernel", "cuBLAS"),
     cuda("fmha float before sm80", r"fmha_cutlass[FB]_f32_\w*_sm(?:50|70|75)", "PyTorch", "fp32"),
     cuda("fmha half on sm50", r"fmha_cutlass[FB]_(?:f16|bf16)_\w*_sm50", "PyTorch"),
+    opaque("Tensile kernels that are replaced", r"^Cij[a-z]*_\w+?_BB\w*_MT(?!\w*_MI\d+x|\w*_MAC_)\w*_ISA908_", "Tensile"),
     cuda("Tensile without matrix instruction", r"^Cij(?!\w*_MI\d+x)\w*_MT\d+x\d+x\d+(?:_|$)", "Tensile", instruction="V_FMA"),
     cuda("MIOpen naive", r"naive_conv_", "MIOpen", instruction="V_FMA"),
-    cuda("MIOpen direct", r"^MIOpenConv|^MIOpenCvD3x3|^MIOpenCvBwd|^gcnAsmConv|^conv1x1u|gridwise_convolution_\w*_dlops|^igemm_v4r1_\w*|^MIOpenCDFGen|^gcnAsmConv\w*|miopenGcnAsmConv", "MIOpen", instruction="V_FMA"),
-    cuda("MIOpen gridwise without matrix cores", r"^gridwise_convolution_(?!\w*xdlops)\w*implicit_gemm", "MIOpen", instruction="V_FMA"),
-    cuda("MIOpen Winograd", r"^miopenSp3AsmConv(?!.*(?:mfma))|^miopenGcnAsmWino|^sp3AsmConv", "MIOpen", instruction="V_FMA"),
-    cuda("CK without matrix cores", r"ck::\S{0,300}?(?:_dl_|Dl<|_dlops|Dlops|DeviceGemmDl|kernel_gemm_dl|gemm_dl_)|kernel_gemm_dl\w*|GridwiseGemmDl\w*", "Composable Kernel", instruction="V_DOT"),
+    cuda("MIOpen direct", r"^MIOpenConv|^MIOpenCvD3x3|^MIOpenCvBwd|^gcnAsmConv|^conv1x1u|gridwise_convolution_\w*_dlops|^igemm_v4r1_\w*|^igemm_(?:fwd|bwd|wrw)_gtc_|^MIOpenCDFGen|^gcnAsmConv\w*|miopenGcnAsmConv", "MIOpen", instruction="V_FMA"),
+    cuda("MIOpen gridwise without matrix cores", r"^(?:gridwise_)?convolution_(?!\w*(?:xdlops|_prepare))\w*implicit_gemm", "MIOpen", instruction="V_FMA"),
+    cuda("MIOpen Winograd", r"^miopenSp3AsmConv(?!Fury|.*(?:mfma))|^miopenGcnAsmWino|^sp3AsmConv", "MIOpen", instruction="V_FMA"),
+    cuda("CK without matrix cores", r"ck::\S{0,300}?(?:_dl_|Dl<|_dlops|Dlops|DeviceGemmDl|kernel_gemm_dl|gemm_dl_)|kernel_gemm_dp?[lp]\w*|^kernel_(?!\w*(?:xdl|wmma))\w*?(?:gemm|conv)_(?:\w+_)?d(?:l|lops|pp)(?:_|$)|GridwiseGemmDl\w*", "Composable Kernel", instruction="V_DOT"),
     cuda("RNN persist FP32", r"RNN_blockPersist\w*(?:LSTM|GRU|RNN)(?!\w*HMMA)", "cuDNN"),
     cuda("exllama", r"q4_matmul(?:_recons)?_kernel|gemm_half_q_half(?:_gptq)?(?:_alt)?(?:_\dbit)?\w*_kernel|gemm_half_q_half|h_gemm_(?:tall|wide)_kernel|half_matmul_(?:small_)?kernel|^gemm_half_q4|VecQuant\dMatMul\w*|vecquant\dmatmul\w*", "ExLlama", "fp16", "HFMA2"),
     cuda("bitsandbytes 4-bit naive", r"kgemm_4bit_inference_naive", "bitsandbytes"),
