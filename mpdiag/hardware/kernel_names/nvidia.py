@@ -89,5 +89,8 @@ CUTLASS = (
     tensor("spconv", r"^(?:Volta|Turing|Ampere|Ada|Hopper)_[a-z0-9]+_m\d+n\d+k\d+\w*?T(?:16816|1688|884|8816|16832)", "spconv"),
     tensor("PyProf warp specialised", r"xmma_warp_specialized_implicit_gemm", "cuDNN"),
     tensor("PyProf first layer", r"first_layer_(?:wgrad|fwd)_kernel|dgrad_1x1_stride_2x2|first_layer_fwd", "cuDNN", dtype="fp16"),
-    tensor("WMMA and mma by name", r"wmma|[mM]ma_?[sS]ync|mma_m16n8k|m16n8k\d+|m8n8k\d+|gemm_(?:16816|1688|884)(?=_|$)|tensor_?core_?gemm|_tensorop_|hmma", "", "HMMA"),
+    tensor("DLRM interaction in TF32", r"^dotBasedInteractTF32(?:Fwd|Bwd)Kernel", "DLRM", "HMMA.1688.TF32", "tf32", "sm80"),
+    tensor("DLRM interaction", r"^dotBasedInteract(?:Fwd|Bwd)Kernel", "DLRM", "HMMA", "fp16"),
+    tensor("HSTU attention", r"(?:^|::)hstu_(?:fwd|bwd)_(?:compute_\w+_)?kernel", "FBGEMM", "HMMA.16816"),
+    tensor("WMMA and mma by name", r"\bMMA_(?:16816|81616|884|1688)\b|wmma|[mM]ma_?[sS]ync|mma_m16n8k|m16n8k\d+|m8n8k\d+|gemm_(?:16816|1688|884)(?=_|$)|tensor_?core_?gemm|_tensorop_|hmma", "", "HMMA"),
 )  # fmt: skip
