@@ -29,7 +29,7 @@ CUDA_CORES = (
     cuda("cuDNN engines", r"(?:wgrad|dgrad)_alg\d_(?:nd_)?(?:float_)?engine|(?:^|::)dgrad2?d?_engine|wgrad2?d?_engine|(?:d|w)grad2d_alg\d_\d|(?:d|w)grad_alg\d_nd", "cuDNN"),
     cuda("grouped direct", r"grouped_direct|direct_group", "cuDNN"),
     cuda("c1_k1", r"(?:conv2d|dgrad2d|wgrad2d)_c1_k1", "cuDNN"),
-    cuda("depthwise", r"conv_depthwise[23]d|[sS]patialDepthwiseConvolution|[dD]epthwiseConv|dwconv|depthwise_conv|depthwise_fprop|[dD]epthwise|[cC]ausal_?[cC]onv1d|conv1d_(?:fwd|bwd|update)|ssm_conv_|conv2d_dw_|short_?conv"),
+    cuda("depthwise", r"conv_depthwise[23]d|[sS]patialDepthwiseConvolution|[dD]epthwiseConv|dwconv|depthwise_conv|depthwise_fprop|[dD]epthwise(?!_?(?:BN|[nN]orm))|[cC]ausal_?[cC]onv1d|conv1d_(?:fwd|bwd|update)|ssm_conv_|conv2d_dw_|short_?conv"),
     cuda("gemv", r"gemv2[TN]|gemvNSP|gemvx::kernel|(?:^|::|_)gemv[nt]?_|gemmk1_kernel|gemv_kernel|GEMV|[gG]emv(?:Kernel|_)|batched_gemv|gemv[NT]_|(?:^|_)[sdhcz]gemv|gemvStridedBatched|gemv_awq|gemv<|::gemv|MatVec|mat_vec|matvec|mul_mat_vec|mul_mat_p021|mul_mat_vec_nc|dequantize_mul_mat_vec|qmv_|rocblas_gemv\w*", "cuBLAS"),
     cuda("products of single tokens", r"moe_wna16_gemm|(?:^|::)moe_vec_q|router_gemm_kernel|dsv3_router_gemm|fused_a_gemm_simt"),
     cuda("rocBLAS source kernels", r"\brocblas_(?:internal_)?(?:\w{1,24}?_)?(?:gemm(?!_scale)t?|(?:ge|gb|sy|sb|sp|he|hb|hp|tr|tb|tp)mv[ntc]?|(?:tr|tb|tp)sv|symm|hemm|(?:sy|he)r(?:2k?|kx?)?|trmm|trsm|trtri)_(?:\w{1,60}?_)?kernel", "rocBLAS"),
@@ -65,5 +65,5 @@ CUDA_CORES = (
     cuda("llama.cpp convolution", r"^(?:void )?(?:conv2d|conv2d_transpose|conv_transpose_1d|conv3d)_kernel\b", "llama.cpp"),
     cuda("llama.cpp indexer", r"lightning_indexer_kernel_vec", "llama.cpp"),
     cuda("llama.cpp integer dot", r"mul_mat_q\d_[01K]\b|mul_mat_id_vec", "llama.cpp", "int8", "IDP4A"),
-    cuda("unfused products of libraries", r"(?:^|::)(?:sgemmNN|sgemmNT|sgemmTN|batch_gemm_kernel|naive_(?:gemm|matmul)\w*|matmul_naive\w*)"),
+    cuda("unfused products of libraries", r"(?:^|::)(?:[mM]atrixMulCUDA|sgemmNN|sgemmNT|sgemmTN|batch_gemm_kernel|naive_(?:gemm|matmul)\w*|matmul_naive\w*)"),
 )  # fmt: skip
