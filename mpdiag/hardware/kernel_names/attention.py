@@ -10,7 +10,7 @@ ATTENTION = (
     tensor("FlashMLA sm100", r"sm100::\S*(?:mla|attn|decode|prefill)\w*|Sm100FmhaMla", "FlashMLA", "UTCHMMA", sm="sm100"),
     tensor("FlashMLA", r"flash_fwd_(?:splitkv_)?mla_kernel|flash_mla|flash_fwd_splitkv_mla_(?!combine)\w*kernel|sparse_attn_fwd_(?:\w+_)?kernel|sm90::\S*(?:mla|attn|decode|prefill)\w*|BatchMLAPage[d]?AttentionHopper|BatchMLAPagedAttentionKernelHopper", "FlashMLA", "HGMMA", sm="sm90"),
     tensor("FlashInfer MLA", r"BatchMLAPage[d]?Attention(?:Kernel|RunKernel)", "FlashInfer", "HMMA.16816", sm="sm80"),
-    tensor("FlashAttention 2", r"flash_fwd_(?:splitkv_)?(?:block_|sparse_)?kernel|flash_bwd_(?:dq_dk_dv_loop|kernel|dq_dk_dv|block_kernel|sparse)|flash_fwd_sparse|Flash_(?:fwd|bwd)_kernel_traits", "FlashAttention 2", "HMMA.16816", sm="sm80"),
+    tensor("FlashAttention 2", r"FlashAttention(?:Forward|Backward)Sm80|flash_fwd_(?:splitkv_)?(?:block_|sparse_)?kernel|flash_bwd_(?:dq_dk_dv_loop|kernel|dq_dk_dv|block_kernel|sparse)|flash_fwd_sparse|Flash_(?:fwd|bwd)_kernel_traits", "FlashAttention 2", "HMMA.16816", sm="sm80"),
     tensor("FlashAttention 1", r"fmha_(?:fprop|dgrad|bprop)_fp16_\w*sm(?:70|75|80)|fmha_(?:block_)?(?:f|d)(?:prop|grad).*_kernel<.*[kK]ernel_traits|fmha::(?:device|FMHA_kernel_traits)|FMHA_kernel_traits", "FlashAttention 1", sm="sm80"),
     tensor("FlashInfer prefill", r"(?:Batch|Single)Prefill\w*Kernel|BatchPODWith\w*Kernel|PODWithKVCache\w*Kernel|BatchDecode\w*(?:TensorCore|CuteSM80)\w*|BatchAttention\w*(?:Persistent)?Kernel|PersistentKernelTemplate<.*BlockBatchPagedAttention", "FlashInfer", "HMMA.16816", sm="sm80"),
     tensor("trtllm-gen attention FP8", r"fmhaSm1\d\d\w*_QkvE4m3|fmhaSm1\d\d\w*_QE4m3", "TensorRT-LLM", "UTCQMMA", "fp8_e4m3"),

@@ -10,6 +10,7 @@ CUDA_CORES = (
     cuda("cuDNN Winograd", r"winograd3x3Kernel", "cuDNN"),
     cuda("RAFT distances", r"pairwise_matrix_kernel|fused(?:Distance|L2|Cosine)\w*NN|dot_on_csr|masked_matmul", "RAFT"),
     cuda("TurboMind without Tensor Cores", r"\bMMA_SIMT\b", "TurboMind"),
+    cuda("Julia products", r"^gpu_(?:\w+_)?(?:matmatmul|matmul)\w*kernel|^_Z\d+(?:gpu_|julia_)\w*matmatmul", "GPUArrays"),
     cuda("Taichi products", r"^\w*?(?:matmul|mat_mul|gemm|mat_mult)\w*?_c\d+_\d+_(?:kernel_\d+_)?\w*?(?:range_for|struct_for|serial|mesh_for)", "Taichi"),
     cuda("DLRM interaction in FP32", r"^dotBasedInteractF32", "DLRM", "fp32"),
     cuda("CUTLASS reference", r"ReferenceGemm_kernel", "CUTLASS", "fp32"),
