@@ -80,7 +80,9 @@ def main() -> None:
     """Score one part, print it, and keep it."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--part", choices=("open", "held_out", "fresh"), default="open")
-    parser.add_argument("--mistakes", action="store_true", help="print them; not those of fresh families")
+    parser.add_argument(
+        "--mistakes", action="store_true", help="print them; not those of fresh families"
+    )
     parser.add_argument("--json", type=Path, help="add the score to this file")
     parser.add_argument("--as", dest="which", choices=("before", "after"), default="after")
     options = parser.parse_args()
