@@ -1,12 +1,14 @@
 """Scores the table of kernel names on the collection of real names, family by family.
 
-    python studies/kernel_names.py [--part open|held_out|fresh] [--mistakes] [--json FILE] [--as before|after]
+    python studies/kernel_names.py [--part open|held_out|fresh] [--mistakes] [--json FILE]
+        [--as before|after]
 
-``open`` families were read while the first rules were written, and ``held_out`` ones scored those rules
-once. Then they were opened, too, and ``fresh`` ones, collected afterwards, scored the second rules once:
-their mistakes are counted and never shown. A verdict of ``unknown`` is wrong where the truth is known, and
-anything else is wrong where it is not. ``opposite`` counts Tensor Cores called CUDA cores and the
-reverse. Dtypes are scored on the lines that give one; a wrong verdict does not excuse a wrong dtype.
+``open`` families were read while the first rules were written, and ``held_out`` ones scored those
+rules once. Then they were opened, too, and ``fresh`` ones, collected afterwards, scored the second
+rules once: their mistakes are counted and never shown. A verdict of ``unknown`` is wrong where the
+truth is known, and anything else is wrong where it is not. ``opposite`` counts Tensor Cores called
+CUDA cores and the reverse. Dtypes are scored on the lines that give one; a wrong verdict does not
+excuse a wrong dtype.
 ``--json`` adds a part's score to a file; with an older checkout in ``PYTHONPATH``, ``--as before`` is
 its score on the same names.
 """

@@ -33,7 +33,7 @@ ATTENTION = (
     tensor("cuDNN graphs of products", r"\bcudnn_generated_\w{0,60}?_(?:matMul|conv(?:olution)?(?:Fprop|Dgrad|Wgrad|[FDW]prop)?)_", "cuDNN", ""),
     tensor("cuDNN attention on mma", r"\bcudnn_generated_\w{0,120}?_(?:wmma|mma|wgmma)_", "cuDNN"),
     tensor("SageAttention Hopper", r"qk_int(?:8|4)_sv_f\d+\w*_sm90|qk_int8\w*_attn_inst_buf_kernel\w*sm90", "SageAttention", "IGMMA", "int8", "sm90"),
-    tensor("SageAttention", r"qk_int(?:8|4)_sv_f\d+\w*|qk_int8\w*", "SageAttention", "IMMA", "int8", "sm80"),
+    tensor("SageAttention", r"qk_int(?:8|4)?_sv_f\d+\w*|qk_int8\w*", "SageAttention", "IMMA", "int8", "sm80"),
     tensor("llama.cpp attention", r"flash_attn_ext_f16", "llama.cpp", "HMMA", "fp16"),
     tensor("ThunderKittens attention", r"^(?:void )?(?:fwd_attend_ker|bwd_attend_ker|attend_ker)\b", "ThunderKittens", "HGMMA", "bf16", "sm90"),
 )  # fmt: skip

@@ -41,7 +41,7 @@ CUDA_CORES = (
     cuda("CUDA-core gemm", r"cuda_?[cC]ore_?[gG]emm|simt_gemm|LLGemm(?:\d|_\w+)?|LLMM1|wvSplitK\w*<\s*(?:__half|half|_Float16|c10::Half|at::Half)|[sS]imtGemm|smallM_?gemm|fp8_gemm_cuda_core|skinny_gemm"),
     cuda("paged attention", r"(?:^|::)paged_attention_(?:v[12]_)?kernel|single_query_cached_kv|masked_multihead_attention|mmha(?:_kernel|::)|MaskedMultiheadAttention|masked_mha|DecodeAttentionKernel|paged_attention_v[12]", "vLLM"),
     cuda("FBGEMM attention of single tokens", r"^(?:gqa_attn_splitk|mqa_attn)_(?:(?:qk|v|attn)_)?(?:int4_|fp8_)?kernel", "FBGEMM"),
-    cuda("MatMulNBits", r"(?:^|::)MatMul(?:Float|BFloat16|Half)(?:Int4|8b|\db)\w*", "ONNX Runtime"),
+    cuda("MatMulNBits", r"(?:^|::)MatMul(?:(?:Float|BFloat16|Half)(?:Int4|\db)|\dBits)\w*", "ONNX Runtime"),
     cuda("Numba products", r"^cudapy::\S*?(?:matmul|mat_mul|gemm|matrix_mul)", "Numba"),
     cuda("FlashInfer decode", r"(?:Batch|Single)Decode(?:WithPagedKVCache|WithKVCache|WithPaddedKVCache|WithPagedKVCacheMLA|WithPagedKVCacheKernelMLA)?\w*Kernel(?!\w*(?:TensorCore|CuteSM80))", "FlashInfer"),
     cuda("Triton decode without dots", r"^_fwd_kernel_stage1$|^_?(?:fused_)?recurrent_\w*kernel|fused_recurrent_\w*_kernel|_selective_scan_update_kernel|_selective_state_update|selective_state_update", "Triton"),

@@ -54,7 +54,7 @@ _MORE = sorted(
     distort distribution divide divided doorbell download downsample downscale drop drop_path
     droppath dump duplicate dwt elu emb encoding energies energy erfinv erode error euler
     evaluate evict ewald exclusive exp2 expert_ids expert_map expm1 exponential face fake
-    fence find flag flatten floor floor_divide flow fluid flux fmod focal forest fps frac
+    fence find flag flatten floor floor_divide flow fluid fmod focal forest fps frac
     frequencies frequency frontier frustum functor fused_add fwt geometry giou glu grammar
     gray grayscale greedy groupby gtsv guidance haar handshake hardsigmoid hardswish hardtanh
     harmonic hash_find hash_insert heun hinge histc homography hsv huber huffman idct

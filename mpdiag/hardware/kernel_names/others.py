@@ -1,6 +1,6 @@
 """Known kernels that are not matrix math, by library."""
 
-from mpdiag.hardware.kernel_names.rule import cuda, other
+from mpdiag.hardware.kernel_names.rule import cuda, other, other_words
 
 # The names of most kernels of a PyTorch trace, tried first because there are so many of them.
 FIRST = (
@@ -14,7 +14,7 @@ FIRST = (
 BEFORE_OPAQUE = (
     other("libraries without a product of dense matrices", r"^(?:cudf|cugraph|rmm|nvtext|cuspatial|gsplat|nerfacc|dali|cuspatial|cv::cuda\w*|cv::cudev|npp\w*|nvjpeg|rocfft|curand|rocrand|hiprand|cucollections|cuco|flashcomm|nvcomp|k2|pcl|open3d)(?:::|_)(?!\S{0,200}?(?:gemm|Gemm|GEMM|matmul|MatMul|matrix_mul|conv(?!ert)|Conv(?!ert)))", ""),
     other("tinygrad elementwise", r"^E_\d+(?:_\d+)*(?:n\d+)?$", "tinygrad"),
-    other("products of sparse matrices", r"Sp(?:MM|MV)(?![a-z])|SDDMM|(?:csr|bsr|ell|coo|gebsr|hyb)mv[a-z]?(?:_|\b|[A-Z])"),
+    other_words("words: products of sparse matrices", r"_(?:sp_m[mv]|spmv|sddmm|(?:csr|bsr|ell|coo|gebsr|hyb)mv[a-z]?)_"),
     other("CuPy", r"^cupyx?_(?!\w*(?:matmul|dot|gemm|conv|correlate))", "CuPy"),
     other("MIOpen without a product", r"^MIOpen(?!Conv|Cv|\w*(?:Gemm|Conv))[A-Z]\w*|^Op(?:\dd|Tensor)\w*|^mlo[A-Z]\w*|^(?:LSTM|GRU|RNN)(?:Fwd|Bwd)\w*Update", "MIOpen"),
     other("trtllm-gen MoE", r"\bmoe::dev::(?:finalize|routing|activation|permute|convertsf)", "TensorRT-LLM"),
