@@ -60,5 +60,5 @@ OTHERS = (
     other("PyTorch rest", r"^at::native::(?!.*(?:gemm|conv|matmul|attention|fmha|flash|mma))", "PyTorch"),
     other("apex", r"apex::|xentropy|distopt", "Apex"),
     other("spin", r"spin_kernel|cuda_sleep|nanosleep|delay_kernel|busy_wait"),
-    other("reduction", r"(?:^|::|_)reduce(?:_\w*)?kernel|^reduce_kernel|column_reduce|row_reduce|sum_kernel|argmax|argmin"),
+    other("reduction", r"(?:^|::|_)reduce(?:_\w*)?kernel|^reduce_kernel|column_reduce|row_reduce|(?<![a-z])sum_kernel|argmax|argmin"),
 )  # fmt: skip
