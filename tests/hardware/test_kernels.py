@@ -106,6 +106,25 @@ def test_a_fresh_family_is_no_worse_than_when_it_was_scored(root, family):
     assert found["opposite"] <= recorded["opposite"]
 
 
+@pytest.mark.parametrize(
+    ("verdict", "names"),
+    [
+        (
+            "tensor_core",
+            "sm90_fp8_m_grouped_gemm_impl miopenSp3AsmConvFury_v9 turbomind_MMA_16816_x",
+        ),
+        ("cuda_core", "cudapy::app::my_matmul$7 MatMulHalfInt4Kernel triton_red_fused_mm_view_3"),
+        ("helper", "fill_group_gemm_args_kernel merge_states_kernel fmha_bwd_hd128_odo_fp16"),
+        ("other", "cupy_arctan2 cudf::gpuDecode SpMMCsr ReLUKernel _FP8rowwise_to_float_kernel"),
+        ("unknown", "fused_norm_linear quant_linear_kernel main_dispatch_1_matmul _mlstm_chunk_fw"),
+    ],
+)
+def test_conventions_and_words_of_names_that_no_list_holds(verdict, names):
+    assert {name: classify(name).verdict for name in names.split()} == dict.fromkeys(
+        names.split(), verdict
+    )
+
+
 def test_a_verdict_says_which_rule_and_token_decided():
     facts = classify("void cutlass::Kernel2<cutlass_80_tensorop_s1688gemm_64x64_32x6_nn_align1>(x)")
     assert (facts.rule, facts.token) == ("CUTLASS tensorop", "cutlass_80_tensorop")
