@@ -1,7 +1,7 @@
 """Scores the table of kernel names on the collection of real names, family by family.
 
     python studies/kernel_names.py [--part open|held_out|fresh] [--mistakes] [--json FILE]
-        [--as before|after]
+        [--as before|first|after]
 
 ``open`` families were read while the first rules were written, and ``held_out`` ones scored those
 rules once. Then they were opened, too, and ``fresh`` ones, collected afterwards, scored the second
@@ -10,7 +10,7 @@ truth is known, and anything else is wrong where it is not. ``opposite`` counts 
 CUDA cores and the reverse. Dtypes are scored on the lines that give one; a wrong verdict does not
 excuse a wrong dtype.
 ``--json`` adds a part's score to a file; with an older checkout in ``PYTHONPATH``, ``--as before`` is
-its score on the same names.
+its score on the same names; ``first`` is that of the rules that the first held-out families scored.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def main() -> None:
         "--mistakes", action="store_true", help="print them; not those of fresh families"
     )
     parser.add_argument("--json", type=Path, help="add the score to this file")
-    parser.add_argument("--as", dest="which", choices=("before", "after"), default="after")
+    parser.add_argument("--as", dest="which", choices=("before", "first", "after"), default="after")
     options = parser.parse_args()
     mistakes: list[str] = []
     files = sorted((COLLECTION / options.part).glob("*.txt"))
