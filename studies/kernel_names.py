@@ -1,13 +1,16 @@
 """Scores the table of kernel names on the collection of real names, family by family.
 
-    python studies/kernel_names.py [--part open|held_out] [--mistakes] [--json FILE] [--as before|after]
+    python studies/kernel_names.py [--part open|held_out|fresh] [--mistakes] [--json FILE]
+        [--as before|first|after]
 
-``open`` families may be read while rules are written; ``held_out`` ones only score them, so their
-mistakes are counted and never shown. A verdict of ``unknown`` is wrong where the truth is known, and
-anything else is wrong where it is not. ``opposite`` counts Tensor Cores called CUDA cores and the
-reverse. Dtypes are scored on the lines that give one; a wrong verdict does not excuse a wrong dtype.
+``open`` families were read while the first rules were written, and ``held_out`` ones scored those
+rules once. Then they were opened, too, and ``fresh`` ones, collected afterwards, scored the second
+rules once: their mistakes are counted and never shown. A verdict of ``unknown`` is wrong where the
+truth is known, and anything else is wrong where it is not. ``opposite`` counts Tensor Cores called
+CUDA cores and the reverse. Dtypes are scored on the lines that give one; a wrong verdict does not
+excuse a wrong dtype.
 ``--json`` adds a part's score to a file; with an older checkout in ``PYTHONPATH``, ``--as before`` is
-its score on the same names.
+its score on the same names; ``first`` is that of the rules that the first held-out families scored.
 """
 
 from __future__ import annotations
@@ -78,10 +81,12 @@ def keep(file: Path, part: str, which: str, result: dict[str, object]) -> None:
 def main() -> None:
     """Score one part, print it, and keep it."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--part", choices=("open", "held_out"), default="open")
-    parser.add_argument("--mistakes", action="store_true", help="print those of open families")
+    parser.add_argument("--part", choices=("open", "held_out", "fresh"), default="open")
+    parser.add_argument(
+        "--mistakes", action="store_true", help="print them; not those of fresh families"
+    )
     parser.add_argument("--json", type=Path, help="add the score to this file")
-    parser.add_argument("--as", dest="which", choices=("before", "after"), default="after")
+    parser.add_argument("--as", dest="which", choices=("before", "first", "after"), default="after")
     options = parser.parse_args()
     mistakes: list[str] = []
     files = sorted((COLLECTION / options.part).glob("*.txt"))
@@ -93,7 +98,7 @@ def main() -> None:
         )
     result = summary(families)
     print({key: value for key, value in result.items() if key != "families"})
-    if options.mistakes and options.part == "open":
+    if options.mistakes and options.part != "fresh":
         print(*mistakes, sep="\n")
     if options.json:
         keep(options.json, options.part, options.which, result)

@@ -123,6 +123,7 @@ _TEMPLATE_CAST = re.compile(r"\((?:unsigned )?(?:int|long|bool|char|short)\)")
 # Arguments whose types say how the kernel multiplies.
 _TELLING = re.compile(
     r"cutlass\w*::(?:gemm|conv)::kernel::|cutensor_internal_namespace::KernelParam"
+    r"|(?<=\()Array<\w+, (?:int=)?\d, "  # Numba's
 )
 _SUFFIX = re.compile(r"\.kd$| \[clone [^\]]*\]$")
 

@@ -92,7 +92,8 @@ DTYPES_OF_TOKENS = {
     "e5m2": "fp8_e5m2", "float_e5m2_t": "fp8_e5m2", "e2m1": "fp4", "f4": "fp4",
     "c32": "complex64", "cf32": "complex64", "cf64": "complex128", "half2": "fp16", "__half": "fp16",
     "__nv_bfloat16": "bf16", "fp8e4nv": "fp8_e4m3", "fp8e4b8": "fp8_e4m3", "fp8e5": "fp8_e5m2",
-    "mxfp4": "fp4", "fp4": "fp4",
+    "mxfp4": "fp4", "fp4": "fp4", "f8e4m3fn": "fp8_e4m3", "f8e5m2": "fp8_e5m2", "f4e2m1fn": "fp4",
+    "c": "tf32",
 }  # fmt: skip
 _TOKENS = "tf32|bf16|f16|f32|f64|e4m3|e5m2|e2m1|i8|u8|i4|u4|b1"
 # xmma: what is stored, then what is multiplied and accumulated: f32f32_tf32f32_f32, i8f32_i8i32_f32.
@@ -116,6 +117,17 @@ _CONVENTIONS = (
     re.compile(
         r"tensorop_\w{0,60}?\d(?:sp)?gemm_(?:block_scaled_ue\dm\dx)?"
         r"(?P<operand>tf32|bf16|f16|e4m3|e5m2|e2m1|f8|f4|s8|u8|s4|u4|b1)(?=_|x)"
+    ),
+    # AITER: the quantisation, then the type it is to; the first type is of the result.
+    re.compile(
+        r"(?:pertoken|perToken|per\d+x\d+|blockscale|noquant)_?(?P<operand>Int8|I8|Fp8|Fp4|Bf16|Fp16)(?=_)"
+    ),
+    # CuTe DSL: the first tensor among the arguments; a step of 8 along K is TF32's alone.
+    re.compile(
+        r"^kernel_cutlass_\w*?tensorptr(?P<operand>bf16|f16|tf32|f8E4M3FN|f8E5M2|f4E2M1FN|f64)gmem"
+    ),
+    re.compile(
+        r"^kernel_(?P<operand>c)utlass_\w*?MMAAtom_ThrID(?:10|21|1281)_ShapeMNK(?:64|128|256)(?:8|16|24|32|48|64|96|128|160|192|224|256)8_"
     ),
     # Triton's matmul_ogs: result x left x right; the left one is multiplied.
     re.compile(r"_matmul(?:_ogs)?_[NT]{3}_\w{1,20}?x(?P<operand>mxfp4|[a-wyz0-9]+)x\w+?_\d+x\d+"),

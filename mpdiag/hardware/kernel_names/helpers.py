@@ -1,6 +1,6 @@
 """Kernels that serve matrix kernels, and conversions of layout: gemm, conv and flash mislead here."""
 
-from mpdiag.hardware.kernel_names.rule import helper, layout, other_words
+from mpdiag.hardware.kernel_names.rule import helper, helper_words, layout, other_words
 
 HELPERS = (
     other_words("words: weights laid out anew", r"_(?:repack|prepack|interleave|unswizzle|make_sequential|reorder|rearrange)_"),
@@ -12,7 +12,10 @@ HELPERS = (
     helper("scaling of a product", r"rocblas_gemm_scale_kernel", "rocBLAS"),
     helper("depthwise reduction", r"c1_k1_nhwc_reduction", "cuDNN"),
     helper("indices", r"kern_precompute_indices", "cuDNN"),
-    helper("AITER parts", r"fmha_\w*_combine|opus_moe_\w*reduce|_splitk_zero|mla_\w*_reduce", "AITER"),
+    helper("AITER parts", r"fmha_bwd_\w*?_?(?:dq_convert|odo|dq_shuffle|dot_do_o)|fmha_\w*_combine|opus_moe_\w*reduce|_splitk_zero|mla_\w*_reduce", "AITER"),
+    helper("cuDNN split reduction", r"cudnn::lean_reduction_kernel", "cuDNN"),
+    helper_words("words: arguments of grouped products", r"_(?:set|setup|fill|compute|get|build|init|prepare|make)_(?:[^_]+_){0,5}(?:args?|arguments|ptrs|pointers|problem_sizes|strides)_"),
+    helper("joining of attention states", r"^_?merge_states?_kernel"),
     helper("MIOpen prepare", r"^convolution_\w{0,80}_prepare$", "MIOpen"),
     helper("INT8 results", r"kdequant_mm|dequant_mm_int32", "bitsandbytes"),
     helper("im2col", r"[iI]m(?:\dd)?2(?:d_)?[cC]ol|[cC]ol2[iI]m|vol2col|col2vol|Im2Col|Col2Im|im2row|im3d2col"),
@@ -28,7 +31,7 @@ HELPERS = (
     helper("attention segments", r"^_?reduce_segments|paged_attention_.*reduce_kernel|merge_attn_states|_fwd_kernel_stage2|MergeStates?(?:InPlace)?Kernel|MergeStatesKernel|VariableLengthMergeStates|_flash_decoding?_?(?:fwd_)?reduce|_splitK_reduce|kn_mla_reduce|mla_reduce|BatchAttention\w*Reduction|fmha_?[rR]eduction|fmhaReductionKernel|_merge_state"),
     helper("MIOpen cast", r"SubTensorOpWith(?:Scalar|CastTensor|SubTensor|Transform)\d?d?", "MIOpen"),
     helper("Tensile helper", r"^Cij.*(?:PostGSU|GSUA?MBBeta|BiasS_.*PostGSU|_Beta)|^Cij[a-z]*_[A-Z]\w{0,2}_(?:GG|GB|Bias|Grad|Aux|DBias|FD)?|^D[ijkl]+_Reduction|^[SDHB]_?\w*_Reduction_Kernel|^Cij\w*_(?:GB|GA)$", "Tensile"),
-    helper("MoE scatter", r"^_finalize_matmul_scatter|^_reduce_grouped|moe_align_block_size|moe_sum_kernel|finalizeMoeRouting|finalizeKernel|expandInputRows|moe_sum_reduce"),
+    helper("MoE scatter", r"^_finalize_matmul_scatter|^_reduce_grouped|moe_align_block_size|moe_sum_kernel|finalizeMoeRouting|(?<!moe::dev::finalize::)finalizeKernel|expandInputRows|moe_sum_reduce"),
     helper("CUTLASS reduction", r"cutlass::reduction::|cutlass_reduce|(?:cutlass|reduction)::kernel::(?:Reduce|TensorReduce)", "CUTLASS"),
     layout("nchw/nhwc", r"nchwToNhwc|nhwcToNchw|NchwToNhwc|NhwcToNchw|nhwcAddPadding|nchwAddPadding|nhwcToFoldedNhwc|foldedNhwcToNhwc|nchwToNchw|nhwcToNhwc|(?:^|::)nchw2nhwc|(?:^|::)nhwc2nchw|nchw_to_nhwc|nhwc_to_nchw|NCHWToNHWC|NHWCToNCHW|SwapDimension\w*TensorUsingTiles|ShuffleInTensor3|kern_\w*nchw\w*nhwc", "cuDNN"),
     layout("cuDNN tensor transform", r"op_tensor_(?:layout|transform)|tensorTransform(?:Generic)?|transformTensor|cudnn::ops::transform|convertTensor_kernel|convertTensorLayout", "cuDNN"),

@@ -2,7 +2,7 @@
 
 import re
 
-from mpdiag.hardware.kernel_names.rule import KernelRule, tensor
+from mpdiag.hardware.kernel_names.rule import KernelRule, cuda, tensor
 
 # nvjet: the letters are the types of A, B, C, of the sum and of D (t bf16, h fp16, s fp32, q e4m3,
 # r e5m2, o e2m1, b int8); A and B share one letter where they are alike. Older names leave the
@@ -34,6 +34,9 @@ NVJET = (
     tensor("nvjet FP8 E5M2", _J90 + r"r\w{2,4}_", "cuBLASLt", "QGMMA", "fp8_e5m2", "sm90"),
     tensor("nvjet INT8", _J90 + r"[bi]\w{1,4}_", "cuBLASLt", "IGMMA", "int8", "sm90"),
 )  # fmt: skip
+
+# The class of a kernel in Python; its module, which precedes it, is in small letters.
+_CUTE = r"^kernel_cutlass_\w{0,160}?(?:Gemm|GEMM|Attention|Attn|FMHA|Fmha|MLA|Mla)(?!\w{0,40}?(?:Combine|Reduc|Preprocess|Postprocess|Norm|Quant))[A-Za-z]{0,40}?"
 
 CUTLASS = (
     tensor("RNN persist HMMA", r"RNN_blockPersist\w*_HMMA|PersistRNN.*(?:HMMA|hmma)", "cuDNN", dtype="fp16"),
@@ -70,10 +73,15 @@ CUTLASS = (
     tensor("CUTLASS class", r"OpClassTensorOp|OpClassWmmaTensorOp|(?<!\w)(?:Sparse|Mixed\w*|Complex|Gaussian\w*)?MmaTensorOp|MmaTensorOp(?:Policy|FragmentIterator|TileIterator)?\b|DefaultMmaTensorOp|MmaVoltaTensorOp|VoltaTensorOp|TensorOpMultiplicand|TileIteratorTensorOp|WmmaTensorOp", "CUTLASS"),
     tensor("vLLM's CUTLASS 3", r"cutlass_3x_gemm\w*", "vLLM", "HGMMA", sm="sm90"),
     tensor("vLLM's CUTLASS 2", r"cutlass_2x_gemm\w*", "vLLM"),
+    cuda("CuTe DSL SIMT", r"^kernel_cutlass_\w{0,160}?(?:SGemm|Simt|SIMT)", "CuTe DSL"),
     tensor("CuTe DSL Blackwell", r"^kernel_cutlass_\w{0,160}?(?:[sS][mM]1[01]\d|Blackwell)\w{0,60}?(?:Gemm|GEMM|gemm|MultiHeadAttention|Attention|FMHA|fmha|MLA|flash_fwd|flash_bwd|Conv)", "CuTe DSL", "UTCHMMA", sm="sm100"),
     tensor("CuTe DSL Blackwell desktop", r"^kernel_cutlass_\w{0,160}?(?:[sS][mM]12\d)\w{0,60}?(?:Gemm|GEMM|gemm|Attn|Attention|FMHA|fmha|flash_fwd)", "CuTe DSL", "HMMA", sm="sm120"),
     tensor("CuTe DSL Hopper", r"^kernel_cutlass_\w{0,160}?(?:[sS][mM]90|Hopper)\w{0,60}?(?:Gemm|GEMM|gemm|Attention|Attn|FMHA|fmha|flash_fwd|flash_bwd|Conv)", "CuTe DSL", "HGMMA", sm="sm90"),
     tensor("CuTe DSL Ampere", r"^kernel_cutlass_\w{0,160}?(?:[sS][mM]8\d|Ampere|TensorOpGemm)\w{0,60}?(?:Gemm|GEMM|gemm|Attention|Attn|flash_fwd)|^kernel_cutlass_\w{0,160}?TensorOpGemm|^kernel_cutlass_\w{0,400}?MMAAtom_ThrID321_ShapeMNK168(?:16|8|32)", "CuTe DSL", "HMMA.16816", sm="sm80"),
+    tensor("CuTe DSL product, then Blackwell", _CUTE + r"(?:[sS][mM]1[01]\d|Blackwell)", "CuTe DSL", "UTCHMMA", sm="sm100"),
+    tensor("CuTe DSL product, then Blackwell desktop", _CUTE + r"[sS][mM]12\d", "CuTe DSL", "HMMA", sm="sm120"),
+    tensor("CuTe DSL product, then Hopper", _CUTE + r"(?:[sS][mM]90|Hopper)", "CuTe DSL", "HGMMA", sm="sm90"),
+    tensor("CuTe DSL product, then Ampere", _CUTE + r"(?:[sS][mM]8\d|Ampere)", "CuTe DSL", "HMMA.16816", sm="sm80"),
     tensor("CuTe DSL tcgen05 atom", r"MMAAtom_ThrID(?:10|21)_ShapeMNK(?:128|256|64)\d", "CuTe DSL", "UTCHMMA", sm="sm100"),
     tensor("CuTe DSL wgmma atom", r"MMAAtom_ThrID1281_ShapeMNK64\d", "CuTe DSL", "HGMMA", sm="sm90"),
     tensor("CuTe DSL dense GEMM", r"^kernel_cutlass_\w{0,160}?PersistentDenseGemm", "CuTe DSL", "UTCHMMA", sm="sm100"),
@@ -81,5 +89,8 @@ CUTLASS = (
     tensor("spconv", r"^(?:Volta|Turing|Ampere|Ada|Hopper)_[a-z0-9]+_m\d+n\d+k\d+\w*?T(?:16816|1688|884|8816|16832)", "spconv"),
     tensor("PyProf warp specialised", r"xmma_warp_specialized_implicit_gemm", "cuDNN"),
     tensor("PyProf first layer", r"first_layer_(?:wgrad|fwd)_kernel|dgrad_1x1_stride_2x2|first_layer_fwd", "cuDNN", dtype="fp16"),
-    tensor("WMMA and mma by name", r"wmma|[mM]ma_?[sS]ync|mma_m16n8k|m16n8k\d+|m8n8k\d+|gemm_(?:16816|1688|884)(?=_|$)|tensor_?core_?gemm|_tensorop_|hmma", "", "HMMA"),
+    tensor("DLRM interaction in TF32", r"^dotBasedInteractTF32(?:Fwd|Bwd)Kernel", "DLRM", "HMMA.1688.TF32", "tf32", "sm80"),
+    tensor("DLRM interaction", r"^dotBasedInteract(?:Fwd|Bwd)Kernel", "DLRM", "HMMA", "fp16"),
+    tensor("HSTU attention", r"(?:^|::)hstu_(?:fwd|bwd)_(?:compute_\w+_)?kernel", "FBGEMM", "HMMA.16816"),
+    tensor("WMMA and mma by name", r"\bMMA_(?:16816|81616|884|1688)\b|wmma|[mM]ma_?[sS]ync|mma_m16n8k|m16n8k\d+|m8n8k\d+|gemm_(?:16816|1688|884)(?=_|$)|tensor_?core_?gemm|_tensorop_|hmma", "", "HMMA"),
 )  # fmt: skip

@@ -1,9 +1,10 @@
 """Known kernels that are not matrix math, by library."""
 
-from mpdiag.hardware.kernel_names.rule import other
+from mpdiag.hardware.kernel_names.rule import cuda, other, other_words
 
 # The names of most kernels of a PyTorch trace, tried first because there are so many of them.
 FIRST = (
+    cuda("Inductor's sums of products", r"^triton_(?:red|per)_fused(?:_(?:mm|mv|bmm|t|transpose|permute|view|unsafe_view|_to_copy|_unsafe_view|clone|squeeze|unsqueeze|expand))*?_(?:mm|mv|bmm)(?:_(?:mm|mv|bmm|t|transpose|permute|view|unsafe_view|_to_copy|_unsafe_view|clone|squeeze|unsqueeze|expand))*_\d+$", "Inductor"),
     other("PyTorch launchers", r"^at::native::(?:(?:vectorized_|unrolled_|legacy_|index_)?elementwise_kernel(?:_manual_unroll|_with_index)?|reduce_kernel|vectorized_gather_kernel|multi_tensor_apply_kernel|CatArrayBatched\w*|softmax_warp_\w+|cunn_\w*[sS]oft[mM]ax\w*|vectorized_layer_norm_kernel|distribution_\w+)<", "PyTorch"),
     other("Inductor's pointwise and reductions", r"^triton_(?:poi|red|per)_fused", "Inductor"),
     other("NCCL", r"^nccl(?:Dev)?Kernel", "NCCL"),
@@ -11,11 +12,17 @@ FIRST = (
 
 # These precede the names that do not say what they run, whose patterns are wide.
 BEFORE_OPAQUE = (
+    other("libraries without a product of dense matrices", r"^(?:cudf|cugraph|rmm|nvtext|cuspatial|gsplat|nerfacc|dali|cuspatial|cv::cuda\w*|cv::cudev|npp\w*|nvjpeg|rocfft|curand|rocrand|hiprand|cucollections|cuco|flashcomm|nvcomp|k2|pcl|open3d)(?:::|_)(?!\S{0,200}?(?:gemm|Gemm|GEMM|matmul|MatMul|matrix_mul|conv(?!ert)|Conv(?!ert)))", ""),
+    other("tinygrad elementwise", r"^E_\d+(?:_\d+)*(?:n\d+)?$", "tinygrad"),
+    other_words("words: products of sparse matrices", r"_(?:sp_m[mv]|spmv|sddmm|(?:csr|bsr|ell|coo|gebsr|hyb)mv[a-z]?)_"),
+    other("CuPy", r"^cupyx?_(?!\w*(?:matmul|dot|gemm|conv|correlate))", "CuPy"),
+    other("MIOpen without a product", r"^MIOpen(?!Conv|Cv|\w*(?:Gemm|Conv))[A-Z]\w*|^Op(?:\dd|Tensor)\w*|^mlo[A-Z]\w*|^(?:LSTM|GRU|RNN)(?:Fwd|Bwd)\w*Update", "MIOpen"),
+    other("trtllm-gen MoE", r"\bmoe::dev::(?:finalize|routing|activation|permute|convertsf)", "TensorRT-LLM"),
     other("element-wise matmul of experts", r"^moe_res_matmul", "DeepSpeed"),
     other("collective", r"^(?:nccl|rccl)|ncclKernel|ncclDevKernel|ncclKern|nvshmem|mscclKernel|cross_device_reduce|allreduce_(?:one|two)|(?:one|two)_shot_all_reduce|multimem_|deep_ep::|userbuffers|twoshot|symmetric_memory", "NCCL"),
     other("Inductor pointwise or reduction", r"triton_(?:poi|red|per|for|split_scan|spl)_", "Inductor"),
     other("PyTorch elementwise", r"at::native::.{0,300}?(?:elementwise|vectorized_gather|gpu_index|index_\w*kernel|indexSelect|indexFunc|indexing_)", "PyTorch"),
-    other("fbgemm", r"fbgemm_gpu::|split_embedding|permute_(?:2D|1D|pooled|multi)|bounds_check_indices|linearize_index|block_bucketize|jagged_|lengths_range|dense_to_jagged|asynchronous_complete_cumsum|histogram_binning", "FBGEMM"),
+    other("fbgemm", r"fbgemm_gpu::|split_embedding|permute_(?:2D|1D|pooled|multi)|bounds_check_indices|linearize_index|block_bucketize|jagged_(?!\w*(?:bmm|gemm|matmul|attention|attn))|lengths_range|dense_to_jagged|asynchronous_complete_cumsum|histogram_binning", "FBGEMM"),
     other("PyTorch foreach", r"multi_tensor_apply|FusedAdam|FusedSgd", "PyTorch"),
 )  # fmt: skip
 
@@ -53,5 +60,5 @@ OTHERS = (
     other("PyTorch rest", r"^at::native::(?!.*(?:gemm|conv|matmul|attention|fmha|flash|mma))", "PyTorch"),
     other("apex", r"apex::|xentropy|distopt", "Apex"),
     other("spin", r"spin_kernel|cuda_sleep|nanosleep|delay_kernel|busy_wait"),
-    other("reduction", r"(?:^|::|_)reduce(?:_\w*)?kernel|^reduce_kernel|column_reduce|row_reduce|sum_kernel|argmax|argmin"),
+    other("reduction", r"(?:^|::|_)reduce(?:_\w*)?kernel|^reduce_kernel|column_reduce|row_reduce|(?<![a-z])sum_kernel|argmax|argmin"),
 )  # fmt: skip

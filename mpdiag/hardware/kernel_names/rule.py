@@ -91,6 +91,8 @@ def opaque_words(name: str, pattern: str) -> KernelRule:
 MOST_WORDS = 400
 """Characters of a function's own name whose words are read."""
 _HUMPS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])|[^A-Za-z0-9]+")
+# Words that their humps would tear apart.
+_ACRONYM = re.compile(r"(?:Re|Ge|Si|Se|Ce)LU|GLU|RoPE|MoE|LoRA|IoU|RoI|NaN")
 
 
 _SAYS_NOTHING = re.compile(
@@ -110,5 +112,7 @@ def words(head: str) -> str:
     own = head.partition("<")[0][:MOST_WORDS]
     last = own.rpartition("::")[2]
     own = own if _SAYS_NOTHING.fullmatch(last) else last
+    if _ACRONYM.search(own):
+        own = _ACRONYM.sub(lambda found: found[0].capitalize(), own)
     private = "_" if own.startswith("_") else ""
     return f"{private}_{_HUMPS.sub('_', own).strip('_').lower()}_"
