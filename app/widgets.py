@@ -108,13 +108,16 @@ def show(picture: Picture) -> None:
 
 
 def explain(code: str) -> None:
-    """What a finding means, folded away below it; nothing for a code that no finding has."""
+    """What a finding means, folded away below it; nothing for a code that no finding has.
+
+    Its example is of another run, whose figures would stand among this one's.
+    """
     page = explanation(code)
     if page is None:
         return
     with st.expander(f"What {code} means", icon=":material/help:"):
-        for title, content in page.sections.items():
-            st.markdown(f"**{title}**\n\n{content}")
+        for title in ("What it means", "How it was computed", "How to fix it"):
+            st.markdown(f"**{title}**\n\n{page.sections[title]}")
 
 
 def table(frame: pd.DataFrame) -> None:

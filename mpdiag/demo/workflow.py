@@ -23,7 +23,7 @@ from mpdiag.errors import TrainingDiverged, UsageError
 from mpdiag.recording.recorder import record
 from mpdiag.reports import terminal
 from mpdiag.reports.machine import processor_cores
-from mpdiag.reports.text.analysis import after_analysis
+from mpdiag.reports.text.analysis import after_analysis, gradients_picture
 from mpdiag.reports.text.summary import summary_text
 from mpdiag.runs.run import free_name
 from mpdiag.runs.training_log import LogWriter, Metric, TrainingStep
@@ -134,7 +134,7 @@ def run_demo(
         else:
             trained = [train_variant(*training, progress) for training in trainings]
         outcomes = [fp32, *trained]
-    terminal.show(*summary_text(analysis))
+    terminal.show(*summary_text(analysis), "", *gradients_picture(analysis))
     if variants:
         terminal.show("", demo_text(workload.metric, workload.higher_is_better, outcomes, analysis))
     terminal.name_next(*after_analysis(analysis, run))

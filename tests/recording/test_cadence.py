@@ -177,7 +177,7 @@ def test_an_accelerator_that_works_on_is_seen_in_whole_steps():
 # -- in a recording --------------------------------------------------------------------------------
 
 
-def train(folder, steps, monkeypatch, cadence, cost=0.2):
+def train(folder, steps, monkeypatch, cadence, cost=0.16):
     """A training of 1 s a step in which counting a tensor takes ``cost`` seconds; its weights."""
     clock = Clock()
     count = Ledger.count

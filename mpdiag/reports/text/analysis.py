@@ -55,7 +55,7 @@ def analysis_text(analysis: Analysis, *, verbose: bool = False) -> RenderableTyp
     if analysis.findings:
         parts += [*finding_lines(analysis.findings), Text(EXPLAIN, "dim")]
     parts += [*_grounds(analysis), Text("")]
-    parts += [_deciding_layers(analysis), Text(""), *_gradients(analysis), Text("")]
+    parts += [_deciding_layers(analysis), Text(""), *gradients_picture(analysis), Text("")]
     if analysis.operations:
         parts += [_proven(analysis), Text("")]
     elif analysis.plan.fp32_operations:
@@ -280,7 +280,8 @@ def _deciding_layers(analysis: Analysis) -> RenderableType:
     return table
 
 
-def _gradients(analysis: Analysis) -> list[RenderableType]:
+def gradients_picture(analysis: Analysis) -> list[RenderableType]:
+    """The histogram of all activation gradients with FP16's window; nothing where there are none."""
     gradients = analysis.layers.of_kind("activation_grad")
     if len(gradients) == 0:
         return []
