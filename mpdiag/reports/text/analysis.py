@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import defaultdict
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -192,10 +193,17 @@ def _grounds(analysis: Analysis) -> list[RenderableType]:
 def settling_command(run: Run) -> tuple[object, ...]:
     """The words of the check that shows what a recording cannot: a search, or a short probe."""
     argv = [str(word) for word in run.meta.get("argv") or []]
-    if argv[1:2] == ["demo"] and len(argv) > 2:
-        return "mpdiag", "search", argv[2]
+    if argv[1:2] == ["demo"]:
+        return "mpdiag", "search", _workload(argv[2:], run.folder.name)
     script = run.script_words or ("script.py", "ARGS…")
     return "mpdiag", "analyze", run.folder, "--probe", "--", *script
+
+
+def _workload(words: list[str], folder: str) -> str:
+    """The workload of a demo, by its words and by its run folder's name (``ssd-2`` is a second one)."""
+    name = re.sub(r"-\d+$", "", folder)
+    first = words[0] if words else "ssd"
+    return name if name in words or first.startswith("-") else first
 
 
 def _facts(analysis: Analysis) -> Table:

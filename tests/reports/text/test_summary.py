@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given
@@ -12,6 +13,7 @@ from rich.console import Console
 from rich.text import Text
 
 from mpdiag.analysis.analyzer import analyze
+from mpdiag.reports.text.analysis import settling_command
 from mpdiag.reports.text.summary import FINDINGS, Clipped, summary_text
 
 _RUNS = ("ssd", "gpt", "digits", "speech", "dcgan", "translation")
@@ -58,3 +60,18 @@ def test_clipped_text_is_a_beginning_of_the_whole(words: list[str], lines: int, 
         assert text.startswith(said.removesuffix(" …"))
     else:
         assert said == " ".join(text.split())
+
+
+@pytest.mark.parametrize(
+    ("words", "folder", "workload"),
+    [
+        ([], "ssd", "ssd"),
+        (["digits"], "digits-2", "digits"),
+        (["--seed", "1", "digits"], "digits", "digits"),
+        (["digits"], "renamed", "digits"),
+        (["--seed", "1"], "ssd-3", "ssd"),
+    ],
+)
+def test_the_check_that_settles_a_demo_names_its_workload(words, folder, workload):
+    run = SimpleNamespace(folder=Path("runs") / folder, meta={"argv": ["mpdiag", "demo", *words]})
+    assert settling_command(run) == ("mpdiag", "search", workload)
