@@ -43,7 +43,7 @@ from mpdiag.analysis.scaling.loss_scale import (
     nothing_concluded,
 )
 from mpdiag.analysis.scaling.windows import whole_window
-from mpdiag.analysis.shapes.advice import advise_shapes, shape_findings
+from mpdiag.analysis.shapes.advice import judge_shapes
 from mpdiag.analysis.streaming import read_statistics
 from mpdiag.analysis.verdict.evidence import narrowed
 from mpdiag.analysis.verdict.extent import extent_of
@@ -195,10 +195,11 @@ def analyze(
         modules = proven_modules(by_kind, proven)
         operations = (*modules, *proven_operations(proven))
     exponent = int(np.log2(scale.plan.recommended))
-    findings = _findings(opened, fmt, layers, scale, modules, proven, shards)
+    shapes, shape_findings = judge_shapes(opened, fmt.name, shards)
     findings = by_severity(
         [
-            *findings,
+            *_findings(opened, fmt, layers, scale, modules, proven),
+            *shape_findings,
             *bf16_findings(recorded, fmt, loss_curve(opened)),
             *refused_findings(recorded),
             *period_findings(opened, statistics.steps().tolist()),
@@ -216,7 +217,7 @@ def analyze(
             layers, scale.plan.recommended, int(opened.meta.get("world_size") or 1)
         ),
         levels=advise_levels(opened, statistics, masters),
-        shapes=advise_shapes(opened, fmt.name, shards=shards),
+        shapes=shapes,
         layer_formats=advise_layers(layers, exponent),
         model=opened.model_fingerprint(),
     )
@@ -307,7 +308,6 @@ def _findings(
     scale: LossScaleAnalysis,
     modules: tuple[Fp32Choice, ...],
     operations: tuple[OperationFinding, ...],
-    shards: int = 1,
 ) -> tuple[Finding, ...]:
     return by_severity(
         [
@@ -317,7 +317,6 @@ def _findings(
             *rank_findings(run),
             *recording_findings(run, layers),
             *training_findings(run, layers),
-            *shape_findings(run, target.name, shards=shards),
         ]
     )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from multiprocessing import get_context
 from threading import Thread
@@ -67,11 +67,14 @@ def train_at_once(
     """
     context = get_context("spawn")
     queue = context.SimpleQueue()
-    with (
-        _shown(queue, bars),
-        ProcessPoolExecutor(len(trainings), context, _begin, (queue, os.getpid())) as pool,
-    ):
-        futures = [pool.submit(_train, train, words) for words in trainings]
+    with _shown(queue, bars), ExitStack() as pools:
+        # A pool for each: in a pool of several, a process that is done early would take a second one.
+        futures = [
+            pools.enter_context(
+                ProcessPoolExecutor(1, context, _begin, (queue, os.getpid()))
+            ).submit(_train, train, words)
+            for words in trainings
+        ]
         return [future.result() for future in futures]
 
 

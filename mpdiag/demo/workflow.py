@@ -20,6 +20,7 @@ from mpdiag.analysis.analyzer import analyze
 from mpdiag.demo.outcomes import Outcome, demo_text
 from mpdiag.demo.side_by_side import train_at_once
 from mpdiag.errors import TrainingDiverged, UsageError
+from mpdiag.recording.counting.host import prepare
 from mpdiag.recording.recorder import record
 from mpdiag.reports import terminal
 from mpdiag.reports.machine import processor_cores
@@ -120,6 +121,10 @@ def run_demo(
     console = Console(stderr=True)
     console.print(f"{workload.title}: {workload.summary}", highlight=False)
     setting = Setting(workload, seed, steps, device)
+    with console.status(
+        "Loading the counting kernels; the first time they are compiled, for some 20 s"
+    ):
+        prepare()
     with training_progress(console) as progress:
         fp32 = record_fp32(setting, run, progress)
         analysis = analyze(run)

@@ -48,6 +48,15 @@ _EIGHT_BIT = "int8"
 _WORTH = 0.05  # share of a model's matrix work from which there is a finding
 
 
+def judge_shapes(
+    run: Run, target: str, shards: int = 1
+) -> tuple[tuple[ShapeAdvice, ...], list[Finding]]:
+    """What ``advise_shapes`` and ``shape_findings`` say, with the sizes solved once."""
+    works = model_work(run.modules())
+    solved = solve_run(run, Wanted(target, recorded_generation(run.meta), shards))
+    return _advice(solved, works), _findings(solved, works)
+
+
 def advise_shapes(
     run: Run, target: str, *, shards: int = 1, worthwhile: bool = True
 ) -> tuple[ShapeAdvice, ...]:
@@ -72,7 +81,10 @@ def shape_findings(run: Run, target: str, *, shards: int = 1) -> list[Finding]:
         target: The format to train in.
         shards: Into how many parts tensor parallelism cuts weights.
     """
-    works = model_work(run.modules())
+    return judge_shapes(run, target, shards)[1]
+
+
+def _findings(solved: Solved, works: Sequence[ModuleWork]) -> list[Finding]:
     whole = sum(w.flops for w in works) or 1
     found = []
     # Layout matters from two dimensions on, and not for depthwise ones, which memory limits.
@@ -89,7 +101,6 @@ def shape_findings(run: Run, target: str, *, shards: int = 1) -> list[Finding]:
                 fix="use model.to(memory_format=torch.channels_last), and the same for the images",
             )
         )
-    solved = solve_run(run, Wanted(target, recorded_generation(run.meta), shards))
     shares = solved.shares() | {w.module: w.flops / whole for w in works if w.works}
     touched = {
         s.module

@@ -175,6 +175,14 @@ def kernels() -> Kernels:
     return COMPARING
 
 
+def prepare() -> None:
+    """Load the kernels now; the first time after an installation Numba compiles them, for some 20 s."""
+    rows, values = HostRows(), torch.ones(comparing.FEW)
+    rows.count(values)
+    rows.count_update(values, values)
+    rows.read().counts[[0]]
+
+
 class HostRows:
     """Raw rows in memory, filled by the Numba kernels; one thread at a time."""
 
