@@ -98,7 +98,7 @@ def main() -> None:
         )
     result = summary(families)
     print({key: value for key, value in result.items() if key != "families"})
-    if options.mistakes and options.part != "fresh":
+    if options.mistakes:
         print(*mistakes, sep="\n")
     if options.json:
         keep(options.json, options.part, options.which, result)

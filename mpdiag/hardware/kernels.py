@@ -21,6 +21,8 @@ from mpdiag.hardware.kernel_names.details import (
     from_tile,
     generation_of,
 )
+from mpdiag.hardware.kernel_names.arguments import takes_no_two_matrices
+from mpdiag.hardware.kernel_names.opaque import says_nothing
 from mpdiag.hardware.kernel_names.rule import KernelRule, words
 from mpdiag.hardware.kernel_rules import RULES, TABLE_VERSION
 
@@ -91,12 +93,16 @@ def classify(name: str) -> KernelFacts:
     Args:
         name: Demangled or not; the short names of ``nsys`` say too little.
     """
-    head = _head(name[:LONGEST])
+    text = _spelled_out(name[:LONGEST])
+    head = _head(text)
     spelled = words(head)
     for rule in RULES:
         match = rule.pattern.search(spelled if rule.of_words else head)
         if match:
             return _facts(rule, match, head)
+    arguments = text[len(head) :]
+    if arguments and not says_nothing(spelled) and takes_no_two_matrices(arguments):
+        return KernelFacts("other", rule="arguments", token=arguments)
     return KernelFacts("unknown")
 
 
@@ -128,10 +134,14 @@ _TELLING = re.compile(
 _SUFFIX = re.compile(r"\.kd$| \[clone [^\]]*\]$")
 
 
-def _head(name: str) -> str:
-    """The name without arguments, anonymous namespaces, and ``(int)`` before numbers."""
+def _spelled_out(name: str) -> str:
+    """The name as its source spells it, without anonymous namespaces and ``(int)`` before numbers."""
     text = demangled(_SUFFIX.sub("", name.strip()))[:LONGEST]
-    text = _TEMPLATE_CAST.sub("", _NAMESPACE.sub("", text))
+    return _TEMPLATE_CAST.sub("", _NAMESPACE.sub("", text))
+
+
+def _head(text: str) -> str:
+    """What precedes the arguments, unless they tell more."""
     depth = 0
     for i, character in enumerate(text):
         if character == "<":

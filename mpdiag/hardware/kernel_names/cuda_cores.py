@@ -4,6 +4,7 @@ from mpdiag.hardware.kernel_names.rule import cuda, opaque
 
 CUDA_CORES = (
     cuda("cuSOLVER products", r"(?:^|::)(?:sytd2|sytrd|hetrd|hetd2|orm[a-z]{2}|unm[a-z]{2}|org[a-z]{2}|ung[a-z]{2}|larf[tb]|geqrf|getrf|potrf|gebrd|latrd|syevd?|stedc|gesvd)\w{0,20}?_(?:symv|hemv|her2k|syr2k|gemv|gemm|trmm|trmv|syrk|herk)(?:_|$)", "cuSOLVER"),
+    cuda("Kokkos products", r"^Kokkos::Impl::\S*(?:gemm|Gemm|GEMM|gemv|Gemv|GEMV|Trsm|TRSM)", "Kokkos"),
     cuda("AWQ GEMV", r"(?:^|::)gemv_kernel_g\d+$", "AWQ", "fp16"),
     cuda("cuTENSOR SIMT", r"cutensor\S*_simt_|cutensor\S*tensor_contraction_kernel<", "cuTENSOR"),
     cuda("spconv SIMT", r"^Simt_[a-z0-9]+_m\d+n\d+k\d+", "spconv"),

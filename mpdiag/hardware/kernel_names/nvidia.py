@@ -85,6 +85,7 @@ CUTLASS = (
     tensor("CuTe DSL tcgen05 atom", r"MMAAtom_ThrID(?:10|21)_ShapeMNK(?:128|256|64)\d", "CuTe DSL", "UTCHMMA", sm="sm100"),
     tensor("CuTe DSL wgmma atom", r"MMAAtom_ThrID1281_ShapeMNK64\d", "CuTe DSL", "HGMMA", sm="sm90"),
     tensor("CuTe DSL dense GEMM", r"^kernel_cutlass_\w{0,160}?PersistentDenseGemm", "CuTe DSL", "UTCHMMA", sm="sm100"),
+    tensor("nvFuser products", r"^(?:CudaCodeGen::|nvfuser::)?nvfuser_matmul_f\d", "nvFuser", ""),
     tensor("TensorRT fused stem", r"_trt_conv_act_pool", "TensorRT", "IMMA"),
     tensor("spconv", r"^(?:Volta|Turing|Ampere|Ada|Hopper)_[a-z0-9]+_m\d+n\d+k\d+\w*?T(?:16816|1688|884|8816|16832)", "spconv"),
     tensor("PyProf warp specialised", r"xmma_warp_specialized_implicit_gemm", "cuDNN"),

@@ -12,6 +12,7 @@ FIRST = (
 
 # These precede the names that do not say what they run, whose patterns are wide.
 BEFORE_OPAQUE = (
+    other("nvFuser", r"^(?:CudaCodeGen::|nvfuser::)?nvfuser_(?!matmul)[a-z_]+_f\d+|^CudaCodeGen::kernel\d+$", "nvFuser"),
     other("libraries without a product of dense matrices", r"^(?:cudf|cugraph|rmm|nvtext|cuspatial|gsplat|nerfacc|dali|cuspatial|cv::cuda\w*|cv::cudev|npp\w*|nvjpeg|rocfft|curand|rocrand|hiprand|cucollections|cuco|flashcomm|nvcomp|k2|pcl|open3d)(?:::|_)(?!\S{0,200}?(?:gemm|Gemm|GEMM|matmul|MatMul|matrix_mul|conv(?!ert)|Conv(?!ert)))", ""),
     other("tinygrad elementwise", r"^E_\d+(?:_\d+)*(?:n\d+)?$", "tinygrad"),
     other_words("words: products of sparse matrices", r"_(?:sp_m[mv]|spmv|sddmm|(?:csr|bsr|ell|coo|gebsr|hyb)mv[a-z]?)_"),

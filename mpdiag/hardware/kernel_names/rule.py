@@ -98,20 +98,28 @@ _ACRONYM = re.compile(r"(?:Re|Ge|Si|Se|Ce)LU|GLU|RoPE|MoE|LoRA|IoU|RoI|NaN")
 _SAYS_NOTHING = re.compile(
     r"(?:global_)?(?:kernel|run|impl|apply|entry|main|device)?_?(?:kernel)?\d*"
 )
+_ONE_WORD = re.compile(r"_?(?:[A-Z]?[a-z]+|[A-Z]+)\d*")
+# Libraries whose own names hold a word that says another thing.
+_LIBRARY = re.compile(r"fbgemm_?(?:gpu)?|FBGEMM", re.IGNORECASE)
 
 
 def words(head: str) -> str:
     """The words of a function's own name, lower case, between single underscores.
 
-    Its namespaces are left out, unless the name itself says nothing. A name that begins with an underscore begins with two: so do Triton's, which are Python's, but
-    hardly any of C++.
+    Its namespaces are left out, unless the name itself says nothing; a single word takes the one
+    around it along, for ``internode::combine`` says more than ``combine``. A name that begins with an
+    underscore begins with two: so do Triton's, which are Python's, but hardly any of C++.
 
     Args:
         head: The name without its arguments; template arguments are left out.
     """
     own = head.partition("<")[0][:MOST_WORDS]
-    last = own.rpartition("::")[2]
-    own = own if _SAYS_NOTHING.fullmatch(last) else last
+    around, _, last = own.rpartition("::")
+    if not _SAYS_NOTHING.fullmatch(last):
+        alone = around and _ONE_WORD.fullmatch(last)
+        own = f"{around.rpartition('::')[2]}_{last}" if alone else last
+    if "gemm" in own or "GEMM" in own:
+        own = _LIBRARY.sub("library_", own)
     if _ACRONYM.search(own):
         own = _ACRONYM.sub(lambda found: found[0].capitalize(), own)
     private = "_" if own.startswith("_") else ""

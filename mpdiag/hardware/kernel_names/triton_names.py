@@ -185,7 +185,10 @@ SUMS = frozenset(
     chunk_precond_kda_fwd_kernel_intra_token_parallel chunk_rwkv6_fwd_A_kernel_intra_sub_intra
     chunk_rwkv6_fwd_A_kernel_intra_sub_intra_merge chunk_rwkv6_fwd_A_kernel_intra_sub_intra_split
     chunk_scaled_dot_kkt_fwd_kernel_intra_sub_intra naive_attn_decoding_kernel
-    parallax_decode_one_step_kernel
+    parallax_decode_one_step_kernel chunk_dplr_bwd_kernel_intra
+    _gdn_fla_recompute_w_packed_kernel _gdn_fla_recompute_u_packed_kernel
+    _gdn_fla_chunk_fwd_o_packed_kernel _gdn_fla_chunk_delta_h_packed_kernel
+    _gdn_fla_chunk_scaled_dot_kkt_packed_kernel
     """.split()
 )
 """Kernels that multiply matrices without it, by products and sums."""
@@ -216,6 +219,7 @@ NO_PRODUCTS = frozenset(
     _ragged_trans_kernel _silu_mul_fp8_quant_deep_gemm _sparse_attn_expand_to_dense_kernel
     _sparse_neighborhood_grad_qkv_fused_kernel _triton_qwen2vl_mrope _upcast_from_mxfp
     _varctx_cta_info_kernel _varqlen_windows_kernel _vllm_layout_trans_kernel
+    chunk_bwd_kernel_dh_reduction chunk_fwd_kernel_h_reduction
     attnres_bwd_kernel_dqdw attnres_bwd_kernel_dqdw_gluon attnres_bwd_kernel_dqdw_npu
     attnres_bwd_kernel_dv attnres_bwd_kernel_dv_gluon attnres_fwd_kernel attnres_fwd_kernel_gluon
     bwd_dtrap_ddt_kernel bwd_dtrap_ddt_kernel_varlen bwd_segsum_dadt_kernel
