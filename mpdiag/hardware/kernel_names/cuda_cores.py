@@ -1,6 +1,6 @@
 """Matrix math on CUDA cores (AMD: on vector units), by name."""
 
-from mpdiag.hardware.kernel_names.rule import cuda, opaque
+from mpdiag.hardware.kernel_names.rule import cuda, cuda_words, opaque, tensor
 
 CUDA_CORES = (
     cuda("cuSOLVER products", r"(?:^|::)(?:sytd2|sytrd|hetrd|hetd2|orm[a-z]{2}|unm[a-z]{2}|org[a-z]{2}|ung[a-z]{2}|larf[tb]|geqrf|getrf|potrf|gebrd|latrd|syevd?|stedc|gesvd)\w{0,20}?_(?:symv|hemv|her2k|syr2k|gemv|gemm|trmm|trmv|syrk|herk)(?:_|$)", "cuSOLVER"),
@@ -32,6 +32,9 @@ CUDA_CORES = (
     cuda("grouped direct", r"grouped_direct|direct_group", "cuDNN"),
     cuda("c1_k1", r"(?:conv2d|dgrad2d|wgrad2d)_c1_k1", "cuDNN"),
     cuda("depthwise", r"conv_depthwise[23]d|[sS]patialDepthwiseConvolution|[dD]epthwiseConv|dwconv|depthwise_conv|depthwise_fprop|[dD]epthwise(?!_?(?:BN|[nN]orm))|[cC]ausal_?[cC]onv1d|conv1d_(?:fwd|bwd|update)|ssm_conv_|conv2d_dw_|short_?conv"),
+    tensor("GEMV on Tensor Cores", r"[gG]emv\w*_tensor_?core", ""),
+    cuda_words("words: products of vectors", r"^(?!(?:[^_]*_)*(?:attention|attn|sdpa)_)_{1,2}(?:[^_]+_)*?(?:dot_prod|dot_product|dotprod|dotproduct|vdot|inner_product|vec_dot|vecdot|mv)_"),
+    cuda("candle's experts", r"(?:^|::)indexed_moe_forward_q\w+_q8_1$", "candle", "int8", "IDP4A"),
     cuda("gemv", r"gemv2[TN]|gemvNSP|gemvx::kernel|(?:^|::|_)gemv[nt]?_|gemmk1_kernel|gemv_kernel|GEMV|[gG]emv(?:Kernel|_)|batched_gemv|gemv[NT]_|(?:^|_)[sdhcz]gemv|gemvStridedBatched|gemv_awq|gemv<|::gemv|MatVec|mat_vec|matvec|mul_mat_vec|mul_mat_p021|mul_mat_vec_nc|dequantize_mul_mat_vec|qmv_|rocblas_gemv\w*", "cuBLAS"),
     cuda("products of single tokens", r"moe_wna16_gemm|(?:^|::)moe_vec_q|router_gemm_kernel|dsv3_router_gemm|fused_a_gemm_simt"),
     cuda("rocBLAS source kernels", r"\brocblas_(?:internal_)?(?:\w{1,24}?_)?(?:gemm(?!_scale)t?|(?:ge|gb|sy|sb|sp|he|hb|hp|tr|tb|tp)mv[ntc]?|(?:tr|tb|tp)sv|symm|hemm|(?:sy|he)r(?:2k?|kx?)?|trmm|trsm|trtri)_(?:\w{1,60}?_)?kernel", "rocBLAS"),
