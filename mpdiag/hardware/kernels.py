@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
+from mpdiag.hardware.kernel_names.arguments import multiplies_only, takes_no_two_matrices
 from mpdiag.hardware.kernel_names.demangling import demangled
 from mpdiag.hardware.kernel_names.details import (
     SHAPE,
@@ -21,7 +22,6 @@ from mpdiag.hardware.kernel_names.details import (
     from_tile,
     generation_of,
 )
-from mpdiag.hardware.kernel_names.arguments import takes_no_two_matrices
 from mpdiag.hardware.kernel_names.opaque import says_nothing
 from mpdiag.hardware.kernel_names.rule import KernelRule, words
 from mpdiag.hardware.kernel_rules import RULES, TABLE_VERSION
@@ -96,11 +96,12 @@ def classify(name: str) -> KernelFacts:
     text = _spelled_out(name[:LONGEST])
     head = _head(text)
     spelled = words(head)
+    arguments = text[len(head) :]
     for rule in RULES:
         match = rule.pattern.search(spelled if rule.of_words else head)
         if match:
-            return _facts(rule, match, head)
-    arguments = text[len(head) :]
+            exact = rule.of_words and rule.verdict == "unknown" and multiplies_only(text, arguments)
+            return _exact(rule, match, exact) if exact else _facts(rule, match, head)
     if arguments and not says_nothing(spelled) and takes_no_two_matrices(arguments):
         return KernelFacts("other", rule="arguments", token=arguments)
     return KernelFacts("unknown")
@@ -151,6 +152,12 @@ def _head(text: str) -> str:
         elif character == "(" and depth <= 0 and i and not text[:i].endswith("operator"):
             return text if _TELLING.search(text, i) else text[:i]
     return text
+
+
+def _exact(rule: KernelRule, match: re.Match[str], dtype: str) -> KernelFacts:
+    """A product of arrays of ``float`` or ``double`` in a program's own kernel."""
+    instruction = "FFMA" if dtype == "fp32" else "DFMA"
+    return KernelFacts("cuda_core", instruction, dtype, dtype, rule=rule.name, token=match.group())
 
 
 def _facts(rule: KernelRule, match: re.Match[str], head: str) -> KernelFacts:

@@ -19,6 +19,7 @@ AMD = (
     tensor("CK tile attention", r"ck_tile\S*Fmha(?:Fwd|Bwd|Batch)(?!\w*(?:Combine|OGradDotO|ConvertDQ|AppendKV))|Fmha(?:Fwd|BatchPrefill)(?!\w*(?:Combine|AppendKV))\w*Kernel|FmhaBwdDQDKDV", "Composable Kernel", "MFMA"),
     tensor("CK tile gemm", r"ck_tile\S{0,300}?(?:FlatmmKernel|[gG]emm\w*Kernel|MoeFlatmm|FusedMoeGemm|GemmPipeline|GroupedGemm|Quant\w*Gemm)", "Composable Kernel", "MFMA"),
     tensor("AITER assembly", r"aiter::(?:f4gemm|bf16gemm|f8gemm|fp8gemm|i8gemm|f8|i8|fmoe|I8gemm|fmha|mla_|pa_|flatmm)\w*|_ZN5aiter\d+(?:fmha|I8gemm|f4gemm|bf16gemm|fmoe|f8_|mla|pa_)|(?:^|::)(?:fmha_(?:fwd|bwd)_h?d\d+|mla_(?:a8w8|a16w16|dec|pfl|prefill|stage1)\w*|pa_(?:bf16|fp16|fp8|a16w8|ps)\w*|fmoe_(?:bf16|fp8|int8|stage|f8|f16|i8|g1u1|2stage)\w*|flatmm_\w*|f4gemm_\w*|bf16gemm_\w*|i8gemm_\w*|fp8gemm_\w*)", "AITER", "MFMA"),
+    tensor("FlyDSL GEMM", r"^hgemm_(?:bf16|f16)_\d+x\d+x\d+x\d+_SPK\d", "AITER", "MFMA"),
     tensor("AITER HIP", r"(?:^|::)(?:gemm_a8w8_(?!\w*(?:reduce|quant_))\w*|kn_mi3\w+_mla_\w*|pa_prefill_16mx\w*|opus_moe_stage\d\w*|mhc_\w*gemm\w*)", "AITER", "MFMA"),
     tensor("CK MoE of AITER", r"ck_moe_(?:stage|gemm)|moe_ck2stages|(?:^|::)gemm\d*_(?:\w+_)?ck_|kernel_moe_(?:mx)?gemm", "AITER", "MFMA"),
 )  # fmt: skip

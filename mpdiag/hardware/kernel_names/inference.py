@@ -28,6 +28,7 @@ INFERENCE = (
     tensor("FP6-LLM", r"QUANT_GEMM_Kernel|fp6_linear|fpx_linear", "FP6-LLM", "HMMA.16816", "fp16", "sm80"),
     tensor("fully fused MLP", r"(?:^|::)kernel_mlp_fused(?:_backward)?\b", "tiny-cuda-nn", "HMMA", "fp16"),
     tensor("tinygemm 2", r"kernel_tinygemm2_sm\d+|tinygemm2", "TensorRT-LLM", "HMMA.16816", "bf16"),
+    tensor("DeepSeek's first projections", r"(?:^|::)fused_a_gemm_kernel<", "TensorRT-LLM", "HMMA.16816", "bf16"),
     tensor("TGV GEMM", r"tgv_gemm", "FlashInfer", "UTCHMMA", sm="sm100"),
     tensor("sparse MLA", r"(?:^|::)sparse_mla_(?:prefill|decode)_\w*kernel", "FlashInfer", "HMMA"),
     tensor("Hadamard product", r"(?:^|::)(?:GraphSafe)?(?:Group)?Hadamard(?:Transform|Amax)\w*Kernel|(?:^|_|::)rht_gemm", "Transformer Engine", "", "bf16"),

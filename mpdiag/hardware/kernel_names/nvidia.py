@@ -52,6 +52,7 @@ CUTLASS = (
     tensor("CUTLASS tensorop", r"cutlass_(?:\d\d_)?(?:sp)?tensorop", "cuBLAS"),
     tensor("xmma warpgroup", r"xmma_\w{0,200}?_warpgroupsize", "cuBLAS", "HGMMA"),
     tensor("xmma tensor tile", r"xmma_\w{0,200}?_tensor\d+x\d+x\d+", "cuBLAS"),
+    tensor("xmma of a cut-off name", r"^sm(?:[789]\d|1\d\d)_xmma_\w*?_(?:tf32f32_tf32f32|f32f32_tf32f32|bf16bf16_bf16f32|f16f16_f16f(?:32|16))_\w*(?:\.\.\.|…)$", "cuBLAS"),
     tensor("xmma traits", r"xmma\w{0,20}::.*(?:hmma|imma|hgmma|gmma|qmma|dmma)\w*_traits", "cuDNN"),
     tensor("arch integer", r"(?:turing|ampere|hopper)_\w*_i(?:8816|16832|8832|16864)(?:gemm|cudnn)", "cuBLAS", ""),
     tensor("arch 16816", r"(?:volta|turing|ampere|ada|hopper)_\w*168(?:16|32)(?:gemm|cudnn)", "cuBLAS"),
@@ -63,6 +64,9 @@ CUTLASS = (
     tensor("bare 884", r"(?:^|_)(?:[hsd]|g?[cz])(?:884|1688|16816|16832)(?:sp)?(?:gemm|cudnn|fprop|dgrad|wgrad)", "cuBLAS"),
     tensor("bare integer", r"(?:^|_)i(?:8816|8832|16832|16864|88128|168256)(?:sp)?(?:gemm|cudnn|_)", "cuBLAS", ""),
     tensor("PyTorch sparse", r"sparse_semi_structured|xmma_sparse_(?:gemm|conv)|spmma|SparseMma|sparse_gemm_tensorop", "cuSPARSELt"),
+    tensor("vLLM's wrapper of Blackwell kernels for desktops", r"\benable_sm12\d\w*<cutlass::gemm::kernel::", "vLLM", "QMMA", sm="sm120"),
+    tensor("vLLM's wrapper of Blackwell kernels", r"\benable_sm10\d\w*<cutlass::gemm::kernel::", "vLLM", "UTCHMMA", sm="sm100"),
+    tensor("vLLM's wrapper of Hopper kernels", r"\benable_sm90_only<cutlass::gemm::kernel::", "vLLM", "HGMMA", sm="sm90"),
     # CuTe and CUTLASS templates: an atom or a mainloop names the instruction.
     tensor("CuTe sm120 atom", r"SM120_16x8x|MainloopSm120|SM120::BLOCKSCALED|Sm120(?:TmaWarpSpecialized|BlockScaled)", "CUTLASS", "QMMA", sm="sm120"),
     tensor("CuTe sm100 atom", r"SM100_MMA_|SM100_\w*_(?:SS|TS)\b|Mainloop\w*Sm1(?:00|03)\w*|tcgen05|Sm100\w*(?:TmaUmma|Umma)\w*|UMMA::Major", "CUTLASS", "UTCHMMA", sm="sm100"),
