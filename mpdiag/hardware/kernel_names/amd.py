@@ -10,6 +10,8 @@ AMD = (
     tensor("MIOpen implicit gemm MI300", r"igemm_(?:fwd|bwd|wrw)_gtcx3_", "MIOpen", "MFMA", sm="gfx942"),
     tensor("MIOpen implicit gemm MI100", r"igemm_(?:fwd|bwd|wrw)_gtcx_", "MIOpen", "MFMA", sm="gfx908"),
     tensor("MIOpen Winograd WMMA", r"^miopenSp3AsmConvFury", "MIOpen", "WMMA"),
+    tensor("MIOpen Winograd of CDNA 3", r"^miopenSp3AsmConvRage\w*_gfx9", "MIOpen", "MFMA"),
+    tensor("MIOpen Winograd of RDNA 4", r"^miopenSp3AsmConvRage", "MIOpen", "WMMA"),
     tensor("MIOpen Winograd MFMA", r"^miopenSp3AsmConv\w*mfma|Winograd\w*MFMA|_mfma_", "MIOpen", "MFMA"),
     tensor("CK XDL", r"[xX]dl(?:ops|Ops|CShuffle|_)|_xdl_|Xdlops|kernel_\w*gemm_xdl|GridwiseGemm\w*_[xX]dl|Xdl[A-Z<]|\wXdl\b|_xdlops_|blockwise_gemm_xdl|kernel_moe_gemm|kernel_gemm_mx|GridwiseMoeGemm|kernel_contraction\w*_xdl|kernel_grouped_conv\w*xdl|conv_multiple_d_xdl", "Composable Kernel", "MFMA"),
     tensor("CK WMMA", r"GridwiseGemm\w*[wW]mma|kernel_\w*wmma\w*", "Composable Kernel", "WMMA"),

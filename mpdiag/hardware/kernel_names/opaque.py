@@ -66,91 +66,91 @@ HOW = (
 
 _MORE = sorted(
     """
-    absmax accuracy ack acos adadelta adagrad adamw addcdiv addcmul adjacency affine_grid
-    anchor append arrange asin assign asum atan atan2 auc average avgpool axes axis axpby axpy
-    ball_query ballquery bandwidth barostat bce bernoulli bessel bezier bfs bgr binomial
-    bitfield black_scholes blending bloom blur brightness bspline bucket bucketize camera
-    canny carlo cauchy ceil celu centroid channel_shuffle charge clean cleanup clock col_sum
-    colmax coloring colorize colsum compaction component composite compositing compress
-    concatenate concatenation conj conjugate contour contrast convex coord coordinate coords
-    copyto correlate correlation cosh coulomb covar create csv cu_seqlens cummax cummin
-    cumprod cumulative daxpy dbscan dct ddim debayer decay decimate decompress decrement dedup
-    deinterleave delay delete demosaic denoise density depth_to_space devoxelize dft diagonal
-    dice dictionary diffuse diffusion digamma dilate dilated diou dipole dipoles disparity
-    distort distribution divide divided doorbell download downsample downscale drop drop_path
-    droppath dump duplicate dwt elu emb encoding energies energy erfinv erode error euler
-    evaluate evict ewald exclusive exp2 expert_ids expert_map expm1 exponential face fake
-    fence find flag flatten floor floor_divide flow fluid fmod focal forest fps frac
-    frequencies frequency frontier frustum functor fused_add fwt geometry giou glu grammar
-    gray grayscale greedy groupby gtsv guidance haar handshake hardsigmoid hardswish hardtanh
-    harmonic hash_find hash_insert heun hinge histc homography hsv huber huffman idct
-    identities identity ids idx inclusive inclusive_scan increment inplace_update integral
-    interp1 interp2 interp2d intersect intersection iou ipc isect isfinite isinf isnan
-    isolation join jpeg json karras kde keypoint kl kthvalue labeling langevin larfg latency
-    leaky length_mask lerp lgamma lincs lion local_response log10 log1p log2 logcumsumexp
-    logical logit lognormal logprob logsumexp lookahead louvain lrn lz4 march margin masked
-    match matches matching maximum maxpool median medusa memfill memzero mesh metric min_p
-    minimum mipmap mirror_pad mish mode modulo moments monte morph morton mse mst multicast
-    multinomial multiply_add nadam negate negative nesterov neuron next_token ngram nll noise
-    noisy normal normalizer nrm2 nv12 offset_copy offsets ones optical_flow option pagerank
-    parquet percentile perplexity pixel_shuffle placement poisson poll gridsample
-    potential ppl prefetch prefix_sums prelu pressure priors propagate propagation proposal
-    prune pruning qsort quadtree quantile quasirandom quat quats quick_gelu quicksort radam
-    ragged randint randperm rcp rdma read rearranged reciprocal reflection regex rejection
-    relabel relative relu6 remainder renorm renormalize reorg replace replication request
-    rescale reverse rgba ring rle rmse rmsprop rolling rot90 rotate_image rotg round rounding
-    row_max row_sum rowmax rowsum sanitize saturate saturation saxpy scaling scheduler_step
-    sdf search searchsorted selu semaphore sendrecv seqlen seqlens sequence_mask settle shake
-    shap shuffle_channel sign signbit sinh sinusoidal slerp slots smooth_l1 snappy sobel sobol
-    softplus space_to_depth sparsify sphere spherical splat spline spread squash sssp
-    standardize statistics stats stencil stereo stochastic stochastic_depth string subsample
-    substring subtract surface swap sweep take targets tensor_to texel texture thermostat
-    thomas threshold_mask timestamp timestep token_ids tokenizer tolist topp torsion transfer
-    transpose_image triangle tridiagonal trim triplet true_divide trunc truncate truncation
-    tsne umap unbind undistort unfinished uniform union unique_consecutive unpool unscale
-    unstack upfirdn2d upload valid validate variance vdw velocities velocity verification
-    verlet virial vote voxelize walk warp_perspective  weight_decay write zeros zipf zstd
-    sharpen sharpness overlay tonemap halton stratify shade shading shadow cdf pdf activate
-    constrain suppress shortcut logistic smooth smoothing binarize blit leapfrog leap_frog
-    predict leaf vertex_normal aabb occupancy density_grid near_far advance sphere_trace
-    envmap error_map error_overlay jitter perturb relocate relocation prep packet ranks
-    inpaint nearest_neighbor nn3 three_nn cov2d cov3d mipmaps barycentric skinning deform_mesh
-    topology winding marching collision contact rigid_body cloth fluid_sim particles_to_grid
-    p2g g2p launch_global parallel_for
-    stitch propose respond radius interleaved perturbation evaluation all_to_all arrive arrive_inc inc
-    transport ping_pong pingpong_latency histo trapz fma vector_op combiner compose decompose ranges
-    destruct distribute remove export hotness  approx bilateral orientation descriptor harris
-    meanshift mean_shift wrap unwrap diff extrema flood iir fir corner feature locate medfilt maximal
-    deriv derivative susan unfold fold  positive interval bisect bisection shmem membar tid pid shfl
-    tiling swizzle2 mandelbrot julia_set srad nlm nbody encrypt decrypt aes sha md5 sha256 keccak
-    needleman_wunsch smith_waterman floyd floydwarshall dijkstra hotspot pathfinder backprop lava lavamd
-    heartwall myocyte acceleration kinematics hourglass eos monotonic sound_speed boundary_condition
-    portfolio option_price bezier_curve refine coarsen amr flux time_step dups dedupe prescan triad
-    ballot mapping inverse_map overlap_save lookup_table cmvn householder reflector compact_index
-    shampoo symmetrize subtract ldr restore modulation    epilogue_sync one_blob
-    frequency_encoding triangle_wave identity_encoding   vecadd vector_add vec_add 
-    se3 so3 se3pose quaternion_product  lie_group icp tsdf marching_cubes voxelization splatting
-    shrink softshrink hardshrink celu rrelu xielu  hardtanh logsigmoid threshold clampmin clampmax
-    addr where_nonzero unravel ravel meshgrid vander kron tril_indices triu_indices bincount digitize
-    isin isclose allclose isneginf isposinf nan_to_num heaviside hypot gcd lcm ldexp frexp nextafter
-    copysign signbit sinc i0 i0e i1 i1e erfc erfcx igamma igammac ndtri xlogy logaddexp rsub fmax fmin
-    floor_mod trunc_div true_div int_div logspace diff_abs index_put masked_fill masked_select take_along
-    dstack hstack vstack swapaxes movedim narrow squeeze unsqueeze expand_as repeat_interleave tile_copy
-    pixel_unshuffle space_to_batch batch_to_space reflection_pad replication_pad circular_pad max_unpool
-    avg_pool lp_pool fractional_pool rot180 hflip vflip channel_last count_nonzero nansum nanmedian
-    weight_norm weightnorm instance_norm spectral_norm dyt rmsnorm_gated vector_norm matrix_norm
-    multilabel hinge_embedding cosine_embedding poisson_nll gaussian_nll kl_div ctc_loss smooth_l1 wasserstein
-    one_hot multi_hot embedding_bag cosine_similarity pairwise_distance hamming jaccard levenshtein
-    speculative ngram_match tree_mask eagle_prepare medusa_mask req_to_token page_table block_table
-    slot_mapping kv_len cu_seqlen write_req alloc_extend alloc_decode get_last_loc
-    lane warp_any ballot_sync while_loop  watchdog heartbeat profiler timer_tick
-    gels_kernel gesv posv hegst ungqr unmqr ormtr bandwidth_test latency_test stride_test
-    windowing spectrum   magnitude envelope  vad fbank mfcc cepstral dither preemphasis
-    demod modulate qpsk ofdm viterbi_decode  ldpc  beamform
-    eq ne lt le gt ge all any prod full randn floordiv dtype freq invert celoss nllloss dropblock stretch
-    aggregate collapse paste splice regularize uncompress stash sequence leftshift rightshift zeroing
-    determinant det draw antialias discontinuity cov covariance save commit checkpoint antialiasing
-    learnable augmentation largest smallest topn topmost paint contrastive
+    aabb absmax acceleration accuracy ack acos activate adadelta adagrad adamw addcdiv addcmul
+    addr adjacency advance aes affine_grid aggregate all all_to_all allclose alloc_decode
+    alloc_extend amr anchor antialias antialiasing any append approx arrange arrive arrive_inc
+    asin assign asum atan atan2 auc augmentation average avg_pool avgpool axes axis axpby axpy
+    backprop ball_query ballot ballot_sync ballquery bandwidth bandwidth_test barostat
+    barycentric batch_to_space bce beamform bernoulli bessel bezier bezier_curve bfs bgr
+    bilateral binarize bincount binomial bisect bisection bitfield black_scholes blending blit
+    block_table bloom blur boundary_condition brightness bspline bucket bucketize camera canny
+    carlo cauchy cdf ceil celoss celu centroid cepstral channel_last channel_shuffle charge
+    checkpoint circular_pad clampmax clampmin clean cleanup clock cloth cmvn coarsen col_sum
+    collapse collision colmax coloring colorize colsum combiner commit compact_index compaction
+    component compose composite compositing compress concatenate concatenation conj conjugate
+    constrain contact contour contrast contrastive convex coord coordinate coords copysign
+    copyto corner correlate correlation cosh cosine_embedding cosine_similarity coulomb
+    count_nonzero cov cov2d cov3d covar covariance create csv ctc_loss cu_seqlen cu_seqlens
+    cummax cummin cumprod cumulative daxpy dbscan dct ddim debayer decay decimate decompose
+    decompress decrement decrypt dedup dedupe deform_mesh deinterleave delay delete demod
+    demosaic denoise density density_grid depth_to_space deriv derivative descriptor destruct
+    det determinant devoxelize dft diagonal dice dictionary diff diff_abs diffuse diffusion
+    digamma digitize dijkstra dilate dilated diou dipole dipoles discontinuity disparity distort
+    distribute distribution dither divide divided doorbell download downsample downscale draw
+    drop drop_path dropblock droppath dstack dtype dump duplicate dups dwt dyt eagle_prepare elu
+    emb embedding_bag encoding encrypt energies energy envelope envmap eos epilogue_sync eq erfc
+    erfcx erfinv erode error error_map error_overlay euler evaluate evaluation evict ewald
+    exclusive exp2 expand_as expert_ids expert_map expm1 exponential export extrema face fake
+    fbank feature fence find fir flag flatten flood floor floor_divide floor_mod floordiv flow
+    floyd floydwarshall fluid fluid_sim flux fma fmax fmin fmod focal fold forest fps frac
+    fractional_pool freq frequencies frequency frequency_encoding frexp frontier frustum full
+    functor fused_add fwt g2p gaussian_nll gcd ge gels_kernel geometry gesv get_last_loc giou
+    glu grammar gray grayscale greedy gridsample groupby gt gtsv guidance haar halton hamming
+    handshake hardshrink hardsigmoid hardswish hardtanh harmonic harris hash_find hash_insert
+    heartbeat heartwall heaviside hegst heun hflip hinge hinge_embedding histc histo homography
+    hotness hotspot hourglass householder hstack hsv huber huffman hypot i0 i0e i1 i1e icp idct
+    identities identity identity_encoding ids idx igamma igammac iir inc inclusive
+    inclusive_scan increment index_put inpaint inplace_update instance_norm int_div integral
+    interleaved interp1 interp2 interp2d intersect intersection interval inverse_map invert iou
+    ipc isclose isect isfinite isin isinf isnan isneginf isolation isposinf jaccard jitter join
+    jpeg json julia_set karras kde keccak keypoint kinematics kl kl_div kron kthvalue kv_len
+    labeling lane langevin larfg largest latency latency_test launch_global lava lavamd lcm
+    ldexp ldpc ldr le leaf leaky leap_frog leapfrog learnable leftshift length_mask lerp
+    levenshtein lgamma lie_group lincs lion local_response locate log10 log1p log2 logaddexp
+    logcumsumexp logical logistic logit lognormal logprob logsigmoid logspace logsumexp
+    lookahead lookup_table louvain lp_pool lrn lt lz4 magnitude mandelbrot mapping march
+    marching marching_cubes margin masked masked_fill masked_select match matches matching
+    matrix_norm max_unpool maximal maximum maxpool md5 mean_shift meanshift medfilt median
+    medusa medusa_mask membar memfill memzero mesh meshgrid metric mfcc min_p minimum mipmap
+    mipmaps mirror_pad mish mode modulate modulation modulo moments monotonic monte morph morton
+    movedim mse mst multi_hot multicast multilabel multinomial multiply_add myocyte nadam
+    nan_to_num nanmedian nansum narrow nbody ndtri ne near_far nearest_neighbor needleman_wunsch
+    negate negative nesterov neuron next_token nextafter ngram ngram_match nll nllloss nlm nn3
+    noise noisy normal normalizer nrm2 nv12 occupancy ofdm offset_copy offsets one_blob one_hot
+    ones optical_flow option option_price orientation ormtr overlap_save overlay p2g packet
+    page_table pagerank paint pairwise_distance parallel_for parquet particles_to_grid paste
+    pathfinder pdf percentile perplexity perturb perturbation pid ping_pong pingpong_latency
+    pixel_shuffle pixel_unshuffle placement poisson poisson_nll poll portfolio positive posv
+    potential ppl predict preemphasis prefetch prefix_sums prelu prep prescan pressure priors
+    prod profiler propagate propagation proposal propose prune pruning qpsk qsort quadtree
+    quantile quasirandom quat quaternion_product quats quick_gelu quicksort radam radius ragged
+    randint randn randperm ranges ranks ravel rcp rdma read rearranged reciprocal refine
+    reflection reflection_pad reflector regex regularize rejection relabel relative relocate
+    relocation relu6 remainder remove renorm renormalize reorg repeat_interleave replace
+    replication replication_pad req_to_token request rescale respond restore reverse rgba
+    rightshift rigid_body ring rle rmse rmsnorm_gated rmsprop rolling rot180 rot90 rotate_image
+    rotg round rounding row_max row_sum rowmax rowsum rrelu rsub sanitize saturate saturation
+    save saxpy scaling scheduler_step sdf se3 se3pose search searchsorted selu semaphore
+    sendrecv seqlen seqlens sequence sequence_mask settle sha sha256 shade shading shadow shake
+    shampoo shap sharpen sharpness shfl shmem shortcut shrink shuffle_channel sign signbit sinc
+    sinh sinusoidal skinning slerp slot_mapping slots smallest smith_waterman smooth smooth_l1
+    smoothing snappy so3 sobel sobol softplus softshrink sound_speed space_to_batch
+    space_to_depth sparsify spectral_norm spectrum speculative sphere sphere_trace spherical
+    splat splatting splice spline spread squash squeeze srad sssp standardize stash statistics
+    stats stencil stereo stitch stochastic stochastic_depth stratify stretch stride_test string
+    subsample substring subtract suppress surface susan swap swapaxes sweep swizzle2 symmetrize
+    take take_along targets tensor_to texel texture thermostat thomas three_nn threshold
+    threshold_mask tid tile_copy tiling time_step timer_tick timestamp timestep token_ids
+    tokenizer tolist tonemap topmost topn topology topp torsion transfer transport
+    transpose_image trapz tree_mask triad triangle triangle_wave tridiagonal tril_indices trim
+    triplet triu_indices true_div true_divide trunc trunc_div truncate truncation tsdf tsne umap
+    unbind uncompress undistort unfinished unfold ungqr uniform union unique_consecutive unmqr
+    unpool unravel unscale unsqueeze unstack unwrap upfirdn2d upload vad valid validate vander
+    variance vdw vec_add vecadd vector_add vector_norm vector_op velocities velocity
+    verification verlet vertex_normal vflip virial viterbi_decode vote voxelization voxelize
+    vstack walk warp_any warp_perspective wasserstein watchdog weight_decay weight_norm
+    weightnorm where_nonzero while_loop winding windowing wrap write write_req xielu xlogy
+    zeroing zeros zipf zstd
     """.split()
 )
 """Words of operations that are no product of matrices; few of them are common in other senses."""
