@@ -3,6 +3,8 @@
 from mpdiag.hardware.kernel_names.rule import cuda, cuda_words, opaque, tensor
 
 CUDA_CORES = (
+    opaque("XLA's calls of libraries", r"^_{0,2}cublas[-_$]|^_{0,2}cudnn[-_$]conv|^custom-call", "XLA"),
+    opaque("XLA's fusions with a product", r"^(?!(?:nested_|\w*triton_)?gemm_fusion)(?:[a-z_]+_)?(?:dot|convolution|conv)(?:_[a-z_]+)?_fusion(?:[_.]\d+)*$", "XLA"),
     cuda("cuSOLVER products", r"(?:^|::)(?:sytd2|sytrd|hetrd|hetd2|orm[a-z]{2}|unm[a-z]{2}|org[a-z]{2}|ung[a-z]{2}|larf[tb]|geqrf|getrf|potrf|gebrd|latrd|syevd?|stedc|gesvd)\w{0,20}?_(?:symv|hemv|her2k|syr2k|gemv|gemm|trmm|trmv|syrk|herk)(?:_|$)", "cuSOLVER"),
     cuda("Kokkos products", r"^Kokkos::Impl::\S*(?:gemm|Gemm|GEMM|gemv|Gemv|GEMV|Trsm|TRSM)", "Kokkos"),
     cuda("AWQ GEMV", r"(?:^|::)gemv_kernel_g\d+$", "AWQ", "fp16"),

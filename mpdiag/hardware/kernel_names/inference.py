@@ -18,7 +18,7 @@ INFERENCE = (
     tensor("DeepGEMM", r"deep_gemm::(?:sm90_)?fp8_gemm|deep_gemm::sm90_|fp8_gemm_kernel_swapAB", "DeepGEMM", "QGMMA", sm="sm90"),
     tensor("DeepSeek grouped gemm", r"grouped_gemm::cuda::.*fp8.*GemmKernel", "DeepGEMM", "QGMMA", sm="sm90"),
     tensor("block-scaled FP8 of TensorRT-LLM", r"[bB]lock_?[sS]cale_?F[pP]8[gG]emm\w*|fp8_blockscale_gemm_kernel|fp8_blockscale_gemm::\w*gemm\w*", "TensorRT-LLM", "QGMMA", "fp8_e4m3", sm="sm90"),
-    tensor("Marlin", r"marlin(?:_moe_wna16|_24|_moe|_qqq)?::Marlin|(?:^|::)Marlin(?:_24|MoE\w*)?<|gptq_marlin|marlin_(?:moe_)?kernel|fp8_marlin|awq_marlin|(?:^|\s|::)Marlin(?:Default|_24)?$", "Marlin", "HMMA.16816", sm="sm80"),
+    tensor("Marlin", r"marlin(?:_moe_wna16|_24|_moe|_qqq)?::Marlin|(?:^|::)Marlin(?:_24|MoE\w*)?<|gptq_marlin|marlin_(?:moe_)?kernel|fp8_marlin|awq_marlin|(?:^|\s|::)Marlin(?:Default|_24|_2_4)?$", "Marlin", "HMMA.16816", sm="sm80"),
     tensor("four-bit weights and activations", r"(?:gemm|GEMM)_[wW]4[aA]4", "Nunchaku", "HMMA", "int4"),
     tensor("Machete", r"machete::|machete_", "Machete", "HGMMA", sm="sm90"),
     tensor("AWQ", r"gemm_forward_4bit_cuda_m\d+n\w+k\d+|(?:^|::)gemm_w4a16_T[12]", "AWQ", "HMMA.16816", "fp16"),

@@ -14,7 +14,7 @@ from mpdiag.hardware.kernel_names.rule import (
 
 # Words that any kernel may have: a name of them alone says nothing, and a single word neither.
 _ANY = (
-    r"fused|forward|backward|fwd|bwd|grad|gradient|kernel\d*|cuda|gpu|device|global|test|run|launch|main"
+    r"my|fused|forward|backward|fwd|bwd|grad|gradient|kernel\d*|cuda|gpu|device|global|test|run|launch|main"
     r"|impl|ops?|fn|func|function|v\d+|\d+|opt|optimized|fast|simple|basic|float|half|double|fp\d+|bf16"
     r"|f\d+|compute|calc|data|input|output|[a-z]|in|out|tiled?|block|shared|step\d*|stage\d*|phase\d*"
 )
@@ -29,6 +29,7 @@ def says_nothing(spelled: str) -> bool:
     Args:
         spelled: As ``rule.words`` returns them.
     """
+    minmax bvh refit hierarchy leaves bounds mult powx cusum align_block to_marlin
     return _NOTHING.fullmatch(spelled) is not None
 
 
@@ -56,7 +57,7 @@ _ATTENTION = r"(?:attention|attn|fmha|mha|mla|mqa|gqa|sdpa|fa[234])_"
 
 # Words that say how a product is computed, or that a kernel only serves one.
 HOW = (
-    cuda_words("words: a product on CUDA cores", r"_(?:simt(?!_(?:add|copy|transpose|cast|fill|reduce|scan|load|store)_)(?<!transpose_simt)|sgemm[^_]*|gemv[^_]*|matvec|dp4a|cuda_?core[^_]*|cuda_core|non_?tensor_?core)_|_(?:naive|reference|ref)_(?:[^_]+_){0,5}(?:[^_]*gemm[^_]*|[^_]*matmul[^_]*|mm|bmm|conv[^_]*|attention|attn)_|_(?:[^_]*gemm[^_]*|[^_]*matmul[^_]*|mm|bmm|conv[^_]*|attention|attn)_(?:[^_]+_){0,5}(?:naive|reference)_|_(?:naive|reference|ref)_(?:[^_]+_){0,5}(?:fmha|mha|mla|sdpa|syrk|trmm)_|_(?:fmha|mha|mla|sdpa)_(?:[^_]+_){0,5}(?:naive|reference)_"),
+    cuda_words("words: a product on CUDA cores", r"_(?:simt(?!_(?:add|copy|transpose|cast|fill|reduce|scan|load|store)_)(?<!transpose_simt)|sgemm[^_]*|[a-z]?gemv[^_]*|matvec|dp4a|cuda_?core[^_]*|cuda_core|non_?tensor_?core)_|_(?:naive|reference|ref)_(?:[^_]+_){0,5}(?:[^_]*gemm[^_]*|[^_]*matmul[^_]*|mm|bmm|conv[^_]*|attention|attn)_|_(?:[^_]*gemm[^_]*|[^_]*matmul[^_]*|mm|bmm|conv[^_]*|attention|attn)_(?:[^_]+_){0,5}(?:naive|reference)_|_(?:naive|reference|ref)_(?:[^_]+_){0,5}(?:fmha|mha|mla|sdpa|syrk|trmm)_|_(?:fmha|mha|mla|sdpa)_(?:[^_]+_){0,5}(?:naive|reference)_"),
     tensor_words("words: a product on Tensor Cores", r"_(?:wmma|mma|mfma|tensor_?op|tensor_?core[^_]*|hmma|imma|wgmma|tcgen05|umma|utcmma|xdl|xdlops)_", ""),
     helper_words("words: serves a product", r"_(?:[^_]*gemm[^_]*|[^_]*matmul[^_]*|mm|bmm|conv[^_]*|winograd[^_]*|splitk|split_k|attn|attention|mha|fmha|flash|mla|marlin|moe)_(?:[^_]+_){0,5}(?:reduce(?!_scatter)|reduction|reducer|transform|combine|fixup[^_]*|helper|preprocess|postprocess|workspace[^_]*|pointers?|ptrs|offsets|tensormaps?|tensor_maps?|meta_?data|schedule|scheduler|bookkeeping)_|_gemv_params?_|_(?:batched_ptrs|helper|splitk_reduc[^_]*|split_k_reduc[^_]*)_"),
     tensor_words("words: a product as only Tensor Cores' kernels are written", r"^_{1,2}" + _NO_PRODUCT + r"(?=(?:[^_]+_){0,15}?(?:persistent|stream_?k|tma|warp_specialized|warp_spec|pingpong|ag|rs|a2a|consumer|producer)_)(?:[^_]+_){0,15}?" + _PRODUCT, ""),
@@ -92,7 +93,7 @@ _MORE = sorted(
     erfcx erfinv erode error error_map error_overlay euler evaluate evaluation evict ewald
     exclusive exp2 expand_as expert_ids expert_map expm1 exponential export extrema face fake
     fbank feature fence find fir flag flatten flood floor floor_divide floor_mod floordiv flow
-    floyd floydwarshall fluid fluid_sim flux fma fmax fmin fmod focal fold forest fps frac
+    floyd floydwarshall fluid fluid_sim fma fmax fmin fmod focal fold forest fps frac
     fractional_pool freq frequencies frequency frequency_encoding frexp frontier frustum full
     functor fused_add fwt g2p gaussian_nll gcd ge gels_kernel geometry gesv get_last_loc giou
     glu grammar gray grayscale greedy gridsample groupby gt gtsv guidance haar halton hamming

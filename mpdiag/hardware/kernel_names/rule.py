@@ -99,8 +99,8 @@ _SAYS_NOTHING = re.compile(
     r"(?:global_)?(?:kernel|run|impl|apply|entry|main|device)?_?(?:kernel)?\d*"
 )
 _ONE_WORD = re.compile(r"_?(?:[A-Z]?[a-z]+|[A-Z]+)\d*")
-# Libraries whose own names hold a word that says another thing.
-_LIBRARY = re.compile(r"fbgemm_?(?:gpu)?|FBGEMM", re.IGNORECASE)
+# Libraries and models whose own names hold a word that says another thing.
+_LIBRARY = re.compile(r"fbgemm_?(?:gpu)?|gemma(?![a-z])\d*n?", re.IGNORECASE)
 
 
 def words(head: str) -> str:
@@ -118,7 +118,7 @@ def words(head: str) -> str:
     if not _SAYS_NOTHING.fullmatch(last):
         alone = around and _ONE_WORD.fullmatch(last)
         own = f"{around.rpartition('::')[2]}_{last}" if alone else last
-    if "gemm" in own or "GEMM" in own:
+    if "gemm" in own.lower():
         own = _LIBRARY.sub("library_", own)
     if _ACRONYM.search(own):
         own = _ACRONYM.sub(lambda found: found[0].capitalize(), own)
