@@ -29,7 +29,6 @@ def says_nothing(spelled: str) -> bool:
     Args:
         spelled: As ``rule.words`` returns them.
     """
-    minmax bvh refit hierarchy leaves bounds mult powx cusum align_block to_marlin
     return _NOTHING.fullmatch(spelled) is not None
 
 
@@ -68,90 +67,90 @@ HOW = (
 _MORE = sorted(
     """
     aabb absmax acceleration accuracy ack acos activate adadelta adagrad adamw addcdiv addcmul
-    addr adjacency advance aes affine_grid aggregate all all_to_all allclose alloc_decode
-    alloc_extend amr anchor antialias antialiasing any append approx arrange arrive arrive_inc
-    asin assign asum atan atan2 auc augmentation average avg_pool avgpool axes axis axpby axpy
-    backprop ball_query ballot ballot_sync ballquery bandwidth bandwidth_test barostat
-    barycentric batch_to_space bce beamform bernoulli bessel bezier bezier_curve bfs bgr
-    bilateral binarize bincount binomial bisect bisection bitfield black_scholes blending blit
-    block_table bloom blur boundary_condition brightness bspline bucket bucketize camera canny
-    carlo cauchy cdf ceil celoss celu centroid cepstral channel_last channel_shuffle charge
-    checkpoint circular_pad clampmax clampmin clean cleanup clock cloth cmvn coarsen col_sum
-    collapse collision colmax coloring colorize colsum combiner commit compact_index compaction
-    component compose composite compositing compress concatenate concatenation conj conjugate
-    constrain contact contour contrast contrastive convex coord coordinate coords copysign
-    copyto corner correlate correlation cosh cosine_embedding cosine_similarity coulomb
-    count_nonzero cov cov2d cov3d covar covariance create csv ctc_loss cu_seqlen cu_seqlens
-    cummax cummin cumprod cumulative daxpy dbscan dct ddim debayer decay decimate decompose
-    decompress decrement decrypt dedup dedupe deform_mesh deinterleave delay delete demod
-    demosaic denoise density density_grid depth_to_space deriv derivative descriptor destruct
-    det determinant devoxelize dft diagonal dice dictionary diff diff_abs diffuse diffusion
-    digamma digitize dijkstra dilate dilated diou dipole dipoles discontinuity disparity distort
-    distribute distribution dither divide divided doorbell download downsample downscale draw
-    drop drop_path dropblock droppath dstack dtype dump duplicate dups dwt dyt eagle_prepare elu
-    emb embedding_bag encoding encrypt energies energy envelope envmap eos epilogue_sync eq erfc
-    erfcx erfinv erode error error_map error_overlay euler evaluate evaluation evict ewald
-    exclusive exp2 expand_as expert_ids expert_map expm1 exponential export extrema face fake
-    fbank feature fence find fir flag flatten flood floor floor_divide floor_mod floordiv flow
-    floyd floydwarshall fluid fluid_sim fma fmax fmin fmod focal fold forest fps frac
-    fractional_pool freq frequencies frequency frequency_encoding frexp frontier frustum full
-    functor fused_add fwt g2p gaussian_nll gcd ge gels_kernel geometry gesv get_last_loc giou
-    glu grammar gray grayscale greedy gridsample groupby gt gtsv guidance haar halton hamming
-    handshake hardshrink hardsigmoid hardswish hardtanh harmonic harris hash_find hash_insert
-    heartbeat heartwall heaviside hegst heun hflip hinge hinge_embedding histc histo homography
-    hotness hotspot hourglass householder hstack hsv huber huffman hypot i0 i0e i1 i1e icp idct
-    identities identity identity_encoding ids idx igamma igammac iir inc inclusive
-    inclusive_scan increment index_put inpaint inplace_update instance_norm int_div integral
-    interleaved interp1 interp2 interp2d intersect intersection interval inverse_map invert iou
-    ipc isclose isect isfinite isin isinf isnan isneginf isolation isposinf jaccard jitter join
-    jpeg json julia_set karras kde keccak keypoint kinematics kl kl_div kron kthvalue kv_len
-    labeling lane langevin larfg largest latency latency_test launch_global lava lavamd lcm
-    ldexp ldpc ldr le leaf leaky leap_frog leapfrog learnable leftshift length_mask lerp
-    levenshtein lgamma lie_group lincs lion local_response locate log10 log1p log2 logaddexp
-    logcumsumexp logical logistic logit lognormal logprob logsigmoid logspace logsumexp
-    lookahead lookup_table louvain lp_pool lrn lt lz4 magnitude mandelbrot mapping march
-    marching marching_cubes margin masked masked_fill masked_select match matches matching
+    addr adjacency advance aes affine_grid aggregate align_block all all_to_all allclose
+    alloc_decode alloc_extend amr anchor antialias antialiasing any append approx arrange arrive
+    arrive_inc asin assign asum atan atan2 auc augmentation average avg_pool avgpool axes axis
+    axpby axpy backprop ball_query ballot ballot_sync ballquery bandwidth bandwidth_test
+    barostat barycentric batch_to_space bce beamform bernoulli bessel bezier bezier_curve bfs
+    bgr bilateral binarize bincount binomial bisect bisection bitfield black_scholes blending
+    blit block_table bloom blur boundary_condition bounds brightness bspline bucket bucketize
+    bvh camera canny carlo cauchy cdf ceil celoss celu centroid cepstral channel_last
+    channel_shuffle charge checkpoint circular_pad clampmax clampmin clean cleanup clock cloth
+    cmvn coarsen col_sum collapse collision colmax coloring colorize colsum combiner commit
+    compact_index compaction component compose composite compositing compress concatenate
+    concatenation conj conjugate constrain contact contour contrast contrastive convex coord
+    coordinate coords copysign copyto corner correlate correlation cosh cosine_embedding
+    cosine_similarity coulomb count_nonzero cov cov2d cov3d covar covariance create csv ctc_loss
+    cu_seqlen cu_seqlens cummax cummin cumprod cumulative cusum daxpy dbscan dct ddim debayer
+    decay decimate decompose decompress decrement decrypt dedup dedupe deform_mesh deinterleave
+    delay delete demod demosaic denoise density density_grid depth_to_space deriv derivative
+    descriptor destruct det determinant devoxelize dft diagonal dice dictionary diff diff_abs
+    diffuse diffusion digamma digitize dijkstra dilate dilated diou dipole dipoles discontinuity
+    disparity distort distribute distribution dither divide divided doorbell download downsample
+    downscale draw drop drop_path dropblock droppath dstack dtype dump duplicate dups dwt dyt
+    eagle_prepare elu emb embedding_bag encoding encrypt energies energy envelope envmap eos
+    epilogue_sync eq erfc erfcx erfinv erode error error_map error_overlay euler evaluate
+    evaluation evict ewald exclusive exp2 expand_as expert_ids expert_map expm1 exponential
+    export extrema face fake fbank feature fence find fir flag flatten flood floor floor_divide
+    floor_mod floordiv flow floyd floydwarshall fluid fluid_sim fma fmax fmin fmod focal fold
+    forest fps frac fractional_pool freq frequencies frequency frequency_encoding frexp frontier
+    frustum full functor fused_add fwt g2p gaussian_nll gcd ge gels_kernel geometry gesv
+    get_last_loc giou glu grammar gray grayscale greedy gridsample groupby gt gtsv guidance haar
+    halton hamming handshake hardshrink hardsigmoid hardswish hardtanh harmonic harris hash_find
+    hash_insert heartbeat heartwall heaviside hegst heun hflip hierarchy hinge hinge_embedding
+    histc histo homography hotness hotspot hourglass householder hstack hsv huber huffman hypot
+    i0 i0e i1 i1e icp idct identities identity identity_encoding ids idx igamma igammac iir inc
+    inclusive inclusive_scan increment index_put inpaint inplace_update instance_norm int_div
+    integral interleaved interp1 interp2 interp2d intersect intersection interval inverse_map
+    invert iou ipc isclose isect isfinite isin isinf isnan isneginf isolation isposinf jaccard
+    jitter join jpeg json julia_set karras kde keccak keypoint kinematics kl kl_div kron
+    kthvalue kv_len labeling lane langevin larfg largest latency latency_test launch_global lava
+    lavamd lcm ldexp ldpc ldr le leaf leaky leap_frog leapfrog learnable leaves leftshift
+    length_mask lerp levenshtein lgamma lie_group lincs lion local_response locate log10 log1p
+    log2 logaddexp logcumsumexp logical logistic logit lognormal logprob logsigmoid logspace
+    logsumexp lookahead lookup_table louvain lp_pool lrn lt lz4 magnitude mandelbrot mapping
+    march marching marching_cubes margin masked masked_fill masked_select match matches matching
     matrix_norm max_unpool maximal maximum maxpool md5 mean_shift meanshift medfilt median
-    medusa medusa_mask membar memfill memzero mesh meshgrid metric mfcc min_p minimum mipmap
-    mipmaps mirror_pad mish mode modulate modulation modulo moments monotonic monte morph morton
-    movedim mse mst multi_hot multicast multilabel multinomial multiply_add myocyte nadam
-    nan_to_num nanmedian nansum narrow nbody ndtri ne near_far nearest_neighbor needleman_wunsch
-    negate negative nesterov neuron next_token nextafter ngram ngram_match nll nllloss nlm nn3
-    noise noisy normal normalizer nrm2 nv12 occupancy ofdm offset_copy offsets one_blob one_hot
-    ones optical_flow option option_price orientation ormtr overlap_save overlay p2g packet
-    page_table pagerank paint pairwise_distance parallel_for parquet particles_to_grid paste
-    pathfinder pdf percentile perplexity perturb perturbation pid ping_pong pingpong_latency
-    pixel_shuffle pixel_unshuffle placement poisson poisson_nll poll portfolio positive posv
-    potential ppl predict preemphasis prefetch prefix_sums prelu prep prescan pressure priors
-    prod profiler propagate propagation proposal propose prune pruning qpsk qsort quadtree
-    quantile quasirandom quat quaternion_product quats quick_gelu quicksort radam radius ragged
-    randint randn randperm ranges ranks ravel rcp rdma read rearranged reciprocal refine
-    reflection reflection_pad reflector regex regularize rejection relabel relative relocate
-    relocation relu6 remainder remove renorm renormalize reorg repeat_interleave replace
-    replication replication_pad req_to_token request rescale respond restore reverse rgba
-    rightshift rigid_body ring rle rmse rmsnorm_gated rmsprop rolling rot180 rot90 rotate_image
-    rotg round rounding row_max row_sum rowmax rowsum rrelu rsub sanitize saturate saturation
-    save saxpy scaling scheduler_step sdf se3 se3pose search searchsorted selu semaphore
-    sendrecv seqlen seqlens sequence sequence_mask settle sha sha256 shade shading shadow shake
-    shampoo shap sharpen sharpness shfl shmem shortcut shrink shuffle_channel sign signbit sinc
-    sinh sinusoidal skinning slerp slot_mapping slots smallest smith_waterman smooth smooth_l1
-    smoothing snappy so3 sobel sobol softplus softshrink sound_speed space_to_batch
-    space_to_depth sparsify spectral_norm spectrum speculative sphere sphere_trace spherical
-    splat splatting splice spline spread squash squeeze srad sssp standardize stash statistics
-    stats stencil stereo stitch stochastic stochastic_depth stratify stretch stride_test string
-    subsample substring subtract suppress surface susan swap swapaxes sweep swizzle2 symmetrize
-    take take_along targets tensor_to texel texture thermostat thomas three_nn threshold
-    threshold_mask tid tile_copy tiling time_step timer_tick timestamp timestep token_ids
-    tokenizer tolist tonemap topmost topn topology topp torsion transfer transport
-    transpose_image trapz tree_mask triad triangle triangle_wave tridiagonal tril_indices trim
-    triplet triu_indices true_div true_divide trunc trunc_div truncate truncation tsdf tsne umap
-    unbind uncompress undistort unfinished unfold ungqr uniform union unique_consecutive unmqr
-    unpool unravel unscale unsqueeze unstack unwrap upfirdn2d upload vad valid validate vander
-    variance vdw vec_add vecadd vector_add vector_norm vector_op velocities velocity
-    verification verlet vertex_normal vflip virial viterbi_decode vote voxelization voxelize
-    vstack walk warp_any warp_perspective wasserstein watchdog weight_decay weight_norm
-    weightnorm where_nonzero while_loop winding windowing wrap write write_req xielu xlogy
-    zeroing zeros zipf zstd
+    medusa medusa_mask membar memfill memzero mesh meshgrid metric mfcc min_p minimum minmax
+    mipmap mipmaps mirror_pad mish mode modulate modulation modulo moments monotonic monte morph
+    morton movedim mse mst mult multi_hot multicast multilabel multinomial multiply_add myocyte
+    nadam nan_to_num nanmedian nansum narrow nbody ndtri ne near_far nearest_neighbor
+    needleman_wunsch negate negative nesterov neuron next_token nextafter ngram ngram_match nll
+    nllloss nlm nn3 noise noisy normal normalizer nrm2 nv12 occupancy ofdm offset_copy offsets
+    one_blob one_hot ones optical_flow option option_price orientation ormtr overlap_save
+    overlay p2g packet page_table pagerank paint pairwise_distance parallel_for parquet
+    particles_to_grid paste pathfinder pdf percentile perplexity perturb perturbation pid
+    ping_pong pingpong_latency pixel_shuffle pixel_unshuffle placement poisson poisson_nll poll
+    portfolio positive posv potential powx ppl predict preemphasis prefetch prefix_sums prelu
+    prep prescan pressure priors prod profiler propagate propagation proposal propose prune
+    pruning qpsk qsort quadtree quantile quasirandom quat quaternion_product quats quick_gelu
+    quicksort radam radius ragged randint randn randperm ranges ranks ravel rcp rdma read
+    rearranged reciprocal refine refit reflection reflection_pad reflector regex regularize
+    rejection relabel relative relocate relocation relu6 remainder remove renorm renormalize
+    reorg repeat_interleave replace replication replication_pad req_to_token request rescale
+    respond restore reverse rgba rightshift rigid_body ring rle rmse rmsnorm_gated rmsprop
+    rolling rot180 rot90 rotate_image rotg round rounding row_max row_sum rowmax rowsum rrelu
+    rsub sanitize saturate saturation save saxpy scaling scheduler_step sdf se3 se3pose search
+    searchsorted selu semaphore sendrecv seqlen seqlens sequence sequence_mask settle sha sha256
+    shade shading shadow shake shampoo shap sharpen sharpness shfl shmem shortcut shrink
+    shuffle_channel sign signbit sinc sinh sinusoidal skinning slerp slot_mapping slots smallest
+    smith_waterman smooth smooth_l1 smoothing snappy so3 sobel sobol softplus softshrink
+    sound_speed space_to_batch space_to_depth sparsify spectral_norm spectrum speculative sphere
+    sphere_trace spherical splat splatting splice spline spread squash squeeze srad sssp
+    standardize stash statistics stats stencil stereo stitch stochastic stochastic_depth
+    stratify stretch stride_test string subsample substring subtract suppress surface susan swap
+    swapaxes sweep swizzle2 symmetrize take take_along targets tensor_to texel texture
+    thermostat thomas three_nn threshold threshold_mask tid tile_copy tiling time_step
+    timer_tick timestamp timestep to_marlin token_ids tokenizer tolist tonemap topmost topn
+    topology topp torsion transfer transport transpose_image trapz tree_mask triad triangle
+    triangle_wave tridiagonal tril_indices trim triplet triu_indices true_div true_divide trunc
+    trunc_div truncate truncation tsdf tsne umap unbind uncompress undistort unfinished unfold
+    ungqr uniform union unique_consecutive unmqr unpool unravel unscale unsqueeze unstack unwrap
+    upfirdn2d upload vad valid validate vander variance vdw vec_add vecadd vector_add
+    vector_norm vector_op velocities velocity verification verlet vertex_normal vflip virial
+    viterbi_decode vote voxelization voxelize vstack walk warp_any warp_perspective wasserstein
+    watchdog weight_decay weight_norm weightnorm where_nonzero while_loop winding windowing wrap
+    write write_req xielu xlogy zeroing zeros zipf zstd
     """.split()
 )
 """Words of operations that are no product of matrices; few of them are common in other senses."""
