@@ -42,3 +42,6 @@ RULES: tuple[KernelRule, ...] = (
     + WORDS
 )
 """The whole table, in the order in which it is tried."""
+
+WORD_RULES: tuple[KernelRule, ...] = tuple(rule for rule in RULES if rule.of_words)
+"""Those that read the words of a name, once more with its namespace where no rule matched."""

@@ -24,7 +24,7 @@ from mpdiag.hardware.kernel_names.details import (
 )
 from mpdiag.hardware.kernel_names.opaque import says_nothing
 from mpdiag.hardware.kernel_names.rule import KernelRule, words
-from mpdiag.hardware.kernel_rules import RULES, TABLE_VERSION
+from mpdiag.hardware.kernel_rules import RULES, TABLE_VERSION, WORD_RULES
 
 KernelVerdict = Literal["tensor_core", "cuda_core", "helper", "layout", "other", "unknown"]
 VERDICTS: tuple[KernelVerdict, ...] = (
@@ -102,6 +102,12 @@ def classify(name: str) -> KernelFacts:
         if match:
             exact = rule.of_words and rule.verdict == "unknown" and multiplies_only(text, arguments)
             return _exact(rule, match, exact) if exact else _facts(rule, match, head)
+    around = words(head, around=True)
+    if around != spelled:
+        for rule in WORD_RULES:
+            match = rule.pattern.search(around)
+            if match:
+                return _facts(rule, match, head)
     if arguments and not says_nothing(spelled) and takes_no_two_matrices(arguments):
         return KernelFacts("other", rule="arguments", token=arguments)
     return KernelFacts("unknown")

@@ -3,7 +3,7 @@
 from mpdiag.hardware.kernel_names.rule import cuda, cuda_words, opaque, tensor
 
 CUDA_CORES = (
-    opaque("XLA's calls of libraries", r"^_{0,2}cublas[-_$]|^_{0,2}cudnn[-_$]conv|^custom-call", "XLA"),
+    opaque("XLA's calls of libraries", r"^_{0,2}cublas(?:[-$]|_lt)|^_{0,2}cudnn(?:[-$]conv|_conv\.)|^custom-call", "XLA"),
     opaque("XLA's fusions with a product", r"^(?!(?:nested_|\w*triton_)?gemm_fusion)(?:[a-z_]+_)?(?:dot|convolution|conv)(?:_[a-z_]+)?_fusion(?:[_.]\d+)*$", "XLA"),
     cuda("cuSOLVER products", r"(?:^|::)(?:sytd2|sytrd|hetrd|hetd2|orm[a-z]{2}|unm[a-z]{2}|org[a-z]{2}|ung[a-z]{2}|larf[tb]|geqrf|getrf|potrf|gebrd|latrd|syevd?|stedc|gesvd)\w{0,20}?_(?:symv|hemv|her2k|syr2k|gemv|gemm|trmm|trmv|syrk|herk)(?:_|$)", "cuSOLVER"),
     cuda("Kokkos products", r"^Kokkos::Impl::\S*(?:gemm|Gemm|GEMM|gemv|Gemv|GEMV|Trsm|TRSM)", "Kokkos"),
@@ -46,7 +46,7 @@ CUDA_CORES = (
     cuda("outer product", r"(?:^|::)(?:s|d|rocblas_)?ger_kernel|rocblas_ger\w*", "cuBLAS"),
     cuda("dot", r"(?:^|::)dot_kernel|reduce_1Block_dot|rocblas_dot\w*", "cuBLAS"),
     cuda("CUDA-core gemm", r"cuda_?[cC]ore_?[gG]emm|simt_gemm|LLGemm(?:\d|_\w+)?|LLMM1|wvSplitK\w*<\s*(?:__half|half|_Float16|c10::Half|at::Half)|[sS]imtGemm|smallM_?gemm|fp8_gemm_cuda_core|skinny_gemm"),
-    cuda("paged attention", r"(?:^|::)paged_attention_(?:v[12]_)?kernel|single_query_cached_kv|masked_multihead_attention|mmha(?:_kernel|::)|MaskedMultiheadAttention|masked_mha|DecodeAttentionKernel|paged_attention_v[12]", "vLLM"),
+    cuda("paged attention", r"(?:^|::)paged_attention_(?:v[12]_)?kernel|single_query_cached_kv|masked_multihead_attention|mmha(?:_kernel|::)|MaskedMultiheadAttention|masked_mha|DecodeAttentionKernel|paged_attention_v[12](?=_\w*kernel|<)", "vLLM"),
     cuda("FBGEMM attention of single tokens", r"^(?:gqa_attn_splitk|mqa_attn)_(?:(?:qk|v|attn)_)?(?:int4_|fp8_)?kernel", "FBGEMM"),
     cuda("MatMulNBits", r"(?:^|::)MatMul(?:(?:Float|BFloat16|Half)(?:Int4|\db)|\dBits)\w*", "ONNX Runtime"),
     cuda("Numba products", r"^cudapy::\S*?(?:matmul|mat_mul|gemm|matrix_mul)", "Numba"),

@@ -100,10 +100,10 @@ _SAYS_NOTHING = re.compile(
 )
 _ONE_WORD = re.compile(r"_?(?:[A-Z]?[a-z]+|[A-Z]+)\d*")
 # Libraries and models whose own names hold a word that says another thing.
-_LIBRARY = re.compile(r"fbgemm_?(?:gpu)?|gemma(?![a-z])\d*n?", re.IGNORECASE)
+_LIBRARY = re.compile(r"(?:fbgemm|FBGEMM)_?(?:gpu)?|(?:[gG]emma|GEMMA)(?![a-z])\d*n?")
 
 
-def words(head: str) -> str:
+def words(head: str, *, around: bool = False) -> str:
     """The words of a function's own name, lower case, between single underscores.
 
     Its namespaces are left out, unless the name itself says nothing; a single word takes the one
@@ -112,12 +112,13 @@ def words(head: str) -> str:
 
     Args:
         head: The name without its arguments; template arguments are left out.
+        around: Take the namespace around it along, however many words it has.
     """
     own = head.partition("<")[0][:MOST_WORDS]
-    around, _, last = own.rpartition("::")
+    namespaces, _, last = own.rpartition("::")
     if not _SAYS_NOTHING.fullmatch(last):
-        alone = around and _ONE_WORD.fullmatch(last)
-        own = f"{around.rpartition('::')[2]}_{last}" if alone else last
+        along = namespaces and (around or _ONE_WORD.fullmatch(last))
+        own = f"{namespaces.rpartition('::')[2]}_{last}" if along else last
     if "gemm" in own.lower():
         own = _LIBRARY.sub("library_", own)
     if _ACRONYM.search(own):
