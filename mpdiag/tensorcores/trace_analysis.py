@@ -16,7 +16,6 @@ from mpdiag.hardware.devices import DeviceFacts
 from mpdiag.hardware.kernels import classify, native_generations
 from mpdiag.tensorcores import kernel_evidence
 from mpdiag.tensorcores.causes import judge, worth
-from mpdiag.tensorcores.collected import Collected
 from mpdiag.tensorcores.kernel_linking import link
 from mpdiag.tensorcores.kernel_times import KernelTime, KernelTimes
 from mpdiag.tensorcores.profile_comparison import ProfileComparison, compare_profiles
@@ -27,6 +26,7 @@ from mpdiag.tensorcores.profile_findings import (
     rate_findings,
 )
 from mpdiag.tensorcores.readers.recognition import read
+from mpdiag.tensorcores.storage.collected import Collected
 from mpdiag.tensorcores.timeline.activity import activities
 from mpdiag.tensorcores.timeline.ranks import compare_ranks
 from mpdiag.tensorcores.timeline.sweep import make_timeline
@@ -39,10 +39,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from mpdiag.hardware.kernels import KernelFacts
-    from mpdiag.tensorcores.collected import KernelSum, Signature
     from mpdiag.tensorcores.events import Kernel, TraceReader
     from mpdiag.tensorcores.kernel_evidence import KernelEvidence
     from mpdiag.tensorcores.kernel_linking import KernelOrigin, Linked
+    from mpdiag.tensorcores.storage.collected import KernelSum, Signature
     from mpdiag.tensorcores.timeline.ranks import RankComparison
     from mpdiag.tensorcores.timeline.sweep import Timeline
     from mpdiag.tensorcores.work.products import MatrixWork

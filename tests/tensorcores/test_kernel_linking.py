@@ -7,10 +7,10 @@ import random
 import pytest
 from tensorcores.traces import ADD, SGEMM, TENSOR, kernel, launch, module, op, write
 
-from mpdiag.tensorcores import disk_buffer
-from mpdiag.tensorcores.collected import Collected
 from mpdiag.tensorcores.kernel_linking import link
 from mpdiag.tensorcores.readers.recognition import read
+from mpdiag.tensorcores.storage import disk_buffer
+from mpdiag.tensorcores.storage.collected import Collected
 
 
 def places(path):

@@ -6,13 +6,13 @@ import math
 from typing import TYPE_CHECKING, NamedTuple
 
 from mpdiag.hardware.kernels import classify
-from mpdiag.tensorcores.disk_buffer import DiskBuffer
 from mpdiag.tensorcores.fixes import is_collective
+from mpdiag.tensorcores.storage.disk_buffer import DiskBuffer
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from mpdiag.tensorcores.collected import Collected
+    from mpdiag.tensorcores.storage.collected import Collected
 
 COPY, COLLECTIVE = "copy", "collective"
 """Kinds of activity besides the verdicts of kernels."""

@@ -10,7 +10,6 @@ import marshal
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from mpdiag.tensorcores.disk_buffer import DiskBuffer
 from mpdiag.tensorcores.events import (
     Copy,
     HostOperation,
@@ -21,6 +20,7 @@ from mpdiag.tensorcores.events import (
     Placement,
     host_span_kind,
 )
+from mpdiag.tensorcores.storage.disk_buffer import DiskBuffer
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
