@@ -78,15 +78,9 @@ def link(trace: Collected) -> Linked:
     return _Linker(trace).finish()
 
 
-class _Frame(NamedTuple):
-    """A span on the host, as stored in the buffer: outer spans sort before inner ones."""
-
-    thread: int
-    start: float
-    minus_end: float
-    label: int
-    kind: int
-    sequence: int
+_Frame = tuple[int, float, float, int, int, int]
+"""A span on the host, as it is packed away: thread, start, minus its end, number of what is called, kind
+and sequence number. Outer spans sort before inner ones."""
 
 
 class _Linker:
@@ -153,48 +147,43 @@ class _Linker:
             }
         )
         stack: list[_Frame] = []
-        at = 0
+        at, last = 0, len(frames)
         for thread, time, name, spent in launched:
             here = (thread, time, math.inf)
-            while at < len(frames) and frames[at] <= here:
-                frame = _Frame(*frames[at])
-                while stack and (
-                    stack[-1].thread != frame.thread or -stack[-1].minus_end < frame.start
-                ):
+            while at < last and frames[at] <= here:
+                frame = frames[at]
+                on, start = frame[0], frame[1]
+                while stack and (stack[-1][0] != on or -stack[-1][2] < start):
                     stack.pop()
                 stack.append(frame)
                 at += 1
-            around = [f for f in stack if f.thread == thread and -f.minus_end >= time]
+            around = [f for f in stack if f[0] == thread and -f[2] >= time]
             self._link_one(name, spent, around)
 
     def _link_one(self, name: int, spent: float, around: list[_Frame]) -> None:
+        """Add a kernel up by the frames around its launch, outer ones first."""
         kernel = self._names[name]
-        operation = next((f for f in reversed(around) if f.kind != MODULE), None)
+        operation, module, backward, numbered = _innermost(around)
         if operation is None:
             self._add(kernel, KernelOrigin(None, "", ""), spent)
             return
         self._linked += spent
-        signature = self._signatures[operation.label]
-        module = next((f.label for f in reversed(around) if f.kind == MODULE), None)
-        inner = "" if module is None else self._modules[module]
-        backward = next((f for f in reversed(around) if f.kind == BACKWARD), None)
+        signature, start = self._signatures[operation[3]], operation[1]
+        inner = "" if module is None else self._modules[module[3]]
         if backward is not None:
-            numbered = next((f for f in reversed(around) if f.sequence >= 0), backward)
-            found = inner or self._forward.get(numbered.sequence, "")
+            forward = (backward if numbered is None else numbered)[5]
+            found = inner or self._forward.get(forward, "")
             if found or not self._modules:
-                place = KernelOrigin(signature, found, "backward")
-                self._count(kernel, place, spent, operation.start)
+                self._count(kernel, KernelOrigin(signature, found, "backward"), spent, start)
             else:
-                self._pending.append((name, signature, spent, numbered.sequence, operation.start))
+                self._pending.append((name, signature, spent, forward, start))
             return
         if inner:
             for frame in around:
-                if frame.kind == OPERATION and frame.sequence >= 0:
-                    self._remember(frame.sequence, inner)
-        phase: Literal["forward", ""] = (
-            "forward" if inner or any(f.sequence >= 0 for f in around) else ""
-        )
-        self._count(kernel, KernelOrigin(signature, inner, phase), spent, operation.start)
+                if frame[4] == OPERATION and frame[5] >= 0:
+                    self._remember(frame[5], inner)
+        phase: Literal["forward", ""] = "forward" if inner or numbered is not None else ""
+        self._count(kernel, KernelOrigin(signature, inner, phase), spent, start)
 
     def _remember(self, sequence: int, module: str) -> None:
         self._forward[sequence] = module
@@ -213,3 +202,19 @@ class _Linker:
         if found is None:
             found = self._sums[key] = KernelSum()
         found.add(1, spent)
+
+
+def _innermost(around: list[_Frame]) -> tuple[_Frame | None, ...]:
+    """The innermost operation, module, backward operation, and operation with a sequence number."""
+    operation = module = backward = numbered = None
+    for frame in reversed(around):
+        kind = frame[4]
+        if kind == MODULE:
+            module = module or frame
+            continue
+        operation = operation or frame
+        if kind == BACKWARD:
+            backward = backward or frame
+        if frame[5] >= 0:
+            numbered = numbered or frame
+    return operation, module, backward, numbered
