@@ -136,9 +136,8 @@ class TorchTrace:
     def _array(self, stream: JsonStream) -> Iterator[Event]:
         stream.at += 1
         while True:
-            skipped = cast(
-                "re.Match[str]", _SKIPPED.match(stream.text, stream.at)
-            )  # if only nothing
+            # It always matches, if only nothing.
+            skipped = cast("re.Match[str]", _SKIPPED.match(stream.text, stream.at))
             stream.at = at = skipped.end()
             if skipped.lastindex:
                 self._seen += 1
@@ -290,7 +289,8 @@ def _operation(
     name: str, start: float, duration: float, raw: dict[str, Any], args: dict[str, Any]
 ) -> HostOperation:
     get = args.get
-    sequence = _whole(get("Sequence number"))
+    sequence, thread = get("Sequence number"), get("Fwd thread id")
+    sequence = None if sequence is None else _whole(sequence)
     dims, types = get("Input Dims") or get("Input dims"), get("Input type")
     strides, concrete = get("Input Strides"), get("Concrete Inputs")
     return HostOperation(
@@ -305,7 +305,7 @@ def _operation(
         strides if type(strides) is list else [],
         concrete if type(concrete) is list else [],
         -1 if sequence is None or sequence < 0 else sequence,
-        bool(_whole(get("Fwd thread id"))) or name.startswith("autograd::engine"),
+        (thread is not None and bool(_whole(thread))) or name.startswith("autograd::engine"),
     )
 
 
