@@ -5,10 +5,10 @@
 
 ``open`` families were read while the first rules were written, and ``held_out`` ones scored those
 rules once. Then they were opened, too, and ``fresh`` ones, collected afterwards, scored the second
-rules once, before they were opened in turn. ``final`` ones score the third rules once: their mistakes
-are counted and never shown. A verdict of ``unknown`` is wrong where the truth is known, and anything
-else is wrong where it is not. ``opposite`` counts Tensor Cores called CUDA cores and the reverse.
-Dtypes are scored on the lines that give one; a wrong verdict does not excuse a wrong dtype.
+rules once, before they were opened in turn; so did ``final`` ones for the third rules. A verdict of
+``unknown`` is wrong where the truth is known, and anything else is wrong where it is not. ``opposite``
+counts Tensor Cores called CUDA cores and the reverse. Dtypes are scored on the lines that give one; a
+wrong verdict does not excuse a wrong dtype.
 ``--json`` adds a part's score to a file; with an older checkout in ``PYTHONPATH``, ``--as before`` is
 its score on the same names; ``first`` is that of the rules that the first held-out families scored,
 and ``opened`` that of rules written with a part that was held out before.
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 COLLECTION = Path(__file__).resolve().parent.parent / "tests" / "hardware" / "kernel_names"
 MATRIX = {"tensor_core", "cuda_core"}
 PARTS = ("open", "held_out", "fresh", "final")
-HELD_BACK = "final"
 SCORES = ("before", "first", "after", "opened")
 
 
@@ -86,9 +85,7 @@ def main() -> None:
     """Score one part, print it, and keep it."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--part", choices=PARTS, default="open")
-    parser.add_argument(
-        "--mistakes", action="store_true", help="print them; not those of final families"
-    )
+    parser.add_argument("--mistakes", action="store_true", help="print them")
     parser.add_argument("--json", type=Path, help="add the score to this file")
     parser.add_argument("--as", dest="which", choices=SCORES, default="after")
     options = parser.parse_args()
@@ -102,7 +99,7 @@ def main() -> None:
         )
     result = summary(families)
     print({key: value for key, value in result.items() if key != "families"})
-    if options.mistakes and options.part != HELD_BACK:
+    if options.mistakes:
         print(*mistakes, sep="\n")
     if options.json:
         keep(options.json, options.part, options.which, result)

@@ -22,7 +22,7 @@ from mpdiag.hardware.kernel_names.others import BEFORE_OPAQUE, FIRST, OTHERS
 from mpdiag.hardware.kernel_names.rule import KernelRule
 from mpdiag.hardware.kernel_names.triton import KNOWN, TRITON
 
-TABLE_VERSION = 5
+TABLE_VERSION = 6
 """Incremented whenever a rule changes a verdict."""
 
 TENSOR_CORES: tuple[KernelRule, ...] = NVJET + ATTENTION + INFERENCE + CUTLASS + AMD + TRITON

@@ -4,7 +4,7 @@ from mpdiag.hardware.kernel_names.rule import tensor
 
 AMD = (
     tensor("Tensile WMMA", r"^Cij\w*_MI\d+x\d+x\d+\w*_ISA11\d\d", "Tensile", "WMMA"),
-    tensor("Tensile MFMA", r"^\w*_MI\d+x\d+x\d+", "Tensile", "MFMA"),
+    tensor("Tensile MFMA", r"^\w*_MI\d+x\d+x\d+|^Cij[a-z]*_\w+_MT\d+x\d+x\d+_MI\d*(?:x[\dx]*)?$", "Tensile", "MFMA"),
     tensor("custom Tensile MFMA", r"^Custom_Cij\w*", "Tensile", "MFMA"),
     tensor("MIOpen implicit gemm", r"igemm_(?:fwd|bwd|wrw)_gtcx2_", "MIOpen", "MFMA", sm="gfx90a"),
     tensor("MIOpen implicit gemm MI300", r"igemm_(?:fwd|bwd|wrw)_gtcx3_", "MIOpen", "MFMA", sm="gfx942"),

@@ -16,7 +16,7 @@ HELPERS = (
     helper("AITER parts", r"fmha_bwd_\w*?_?(?:dq_convert|odo|dq_shuffle|dot_do_o)|fmha_\w*_combine|opus_moe_\w*reduce|_splitk_zero|mla_\w*_reduce", "AITER"),
     helper("cuDNN split reduction", r"cudnn::lean_reduction_kernel", "cuDNN"),
     helper_words("words: arguments of grouped products", r"_(?:set|setup|fill|compute|get|build|init|prepare|make)_(?:[^_]+_){0,5}(?:args?|arguments|ptrs|pointers|problem_sizes|strides)_"),
-    helper("joining of attention states", r"^_?merge_states?_kernel"),
+    helper("joining of attention states", r"^_?merge_states?_kernel|(?:attn|attention|mla|pa)_?decode\w*_(?:merge|reduce)(?:_\w*)?kernel"),
     helper("MIOpen prepare", r"^convolution_\w{0,80}_prepare$", "MIOpen"),
     helper("INT8 results", r"kdequant_mm|dequant_mm_int32", "bitsandbytes"),
     helper("im2col", r"[iI]m(?:\dd)?2(?:d_)?[cC]ol|[cC]ol2[iI]m|vol2col|col2vol|Im2Col|Col2Im|im2row|im3d2col"),
