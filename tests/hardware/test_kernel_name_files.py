@@ -2,7 +2,8 @@
 
 Each file is one family (a library and a kind of kernel). ``open`` families may be read while
 the naming rules are written; ``held_out`` families only scored them before they were opened, and so
-did the ``fresh`` ones, collected later from profiles that people published, and then the ``final`` ones. This file checks the form alone and runs no rule.
+did the ``fresh`` ones, collected later from profiles that people published, and then the ``final``
+ones. This file checks the form alone and runs no rule.
 """
 
 import re
