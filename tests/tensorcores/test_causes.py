@@ -132,7 +132,9 @@ def test_padding_that_costs_more_than_it_saves_is_no_advice():
     (judged,) = judge([on_cores], A100)
     assert (judged.cause, judged.faults, judged.fix) == ("none", (), "")
     assert judged.aligned is False  # which stays a fact
-    odd = convolution(64, (3, 65), 49, (50176, 12544), dtype="fp16")  # 65 → 72 is worth it, 3 → 8 not
+    odd = convolution(
+        64, (3, 65), 49, (50176, 12544), dtype="fp16"
+    )  # 65 → 72 is worth it, 3 → 8 not
     (judged,) = judge([measured(odd, on="tensor_core_us", kernel_alignment=1)], A100)
     assert judged.fix == "pad output channels 65 → 72"
     (judged,) = judge([measured(images)], A100)
