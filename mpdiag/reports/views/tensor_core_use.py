@@ -363,7 +363,7 @@ frame = pd.DataFrame(
 def _step_caption(frame: pd.DataFrame) -> str:
     """How long the steps are, and how they were measured."""
     idle = frame["idle"].sum() / frame["wall_us"].sum() if frame["wall_us"].sum() > 0 else math.nan
-    longest = frame.loc[frame["wall_us"].idxmax()]
+    longest = frame.nlargest(1, "wall_us").to_dict("records")[0]
     words = f"{counted(len(frame), 'step')}, {percent(idle)} of their time idle"
     if len(frame) > 1:
         words += f"; the longest is step {longest['step']} with {milliseconds(longest['wall_us'])}"

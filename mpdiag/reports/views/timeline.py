@@ -114,7 +114,7 @@ def timeline_figure(frame: pd.DataFrame, length_us: float, words: Mapping[str, s
     for cause, shape in HATCHES.items():
         part = frame[(frame["kind"] == cause) & (frame["lane"] == LANE)]
         pattern = {"shape": shape, "size": 5, "solidity": 0.35}
-        name = f"idle: {IDLE[cause]}"  # type: ignore[index]
+        name = f"idle: {IDLE[cause]}"
         _bars(fig, part, places, name, {"color": GREY, "line": {"width": 0}, "pattern": pattern})
     layer_axis(fig, lanes)
     return fig.update_xaxes(
