@@ -271,11 +271,14 @@ def test_a_run_that_is_still_recording_grows(opened, root, tmp_path):
     write(state="recording", steps_recorded=20, steps_seen=20)
     test = opened(tmp_path, "gradients", steps=ALL)
     assert "recording, last written" in words(test)
+    assert "Recording in progress: 20 steps so far, 20 of them recorded" in test.info[0].value
+    assert "So far: " in test.info[0].value
     before = test.dataframe[0].value["nonzero"].sum()
     parts[-1].write_bytes(later)
     write(state="complete", steps_recorded=34, steps_seen=300)
     test.run()
     assert "34 of 300 steps recorded" in words(test)
+    assert "in progress" not in words(test)
     assert test.dataframe[0].value["nonzero"].sum() > before
 
 
