@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import run_cache
 import run_folder
 import streamlit as st
 
 from mpdiag.display.wording import counted, in_markdown
 from mpdiag.errors import MpdiagError
-from mpdiag.runs.run import Listing, Run
+
+if TYPE_CHECKING:
+    from mpdiag.runs.run import Listing, Run
 
 
 def tell(listing: Listing) -> None:
