@@ -234,6 +234,8 @@ def test_a_trace_is_opened_from_disk_and_closed_again(page, address, root, tmp_p
     foreign.write_text("no trace")
     chooser.set_input_files(foreign)
     page.get_by_text("notes.json is not a trace").wait_for()
+    at_rest(page)  # the field of the first file is gone
+    playwright.expect(chooser).to_have_count(1, timeout=PATIENCE)
     chooser.set_input_files(root / "sample_runs" / "gpu-sample" / "trace.json.gz")
     page.get_by_text("Step 12 on the clock").wait_for()
     page.get_by_role("radio", name="10").click()
