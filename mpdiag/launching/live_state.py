@@ -124,7 +124,7 @@ def scale_words(found: LossScaleAnalysis) -> str:
         return f"nothing can be said yet: {found.void}"
     if not found.fits:
         return "FP16 would lose what matters at any loss scale"
-    if plan.need == "none" or not plan.needed:
+    if plan.need == "not needed":
         return f"FP16 needs no loss scale; any up to {scale_text(plan.upper)} works"
     needs = "needs" if plan.need == "needed" else "gains from"
     return (

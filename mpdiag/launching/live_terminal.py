@@ -31,11 +31,9 @@ class Surface(Protocol):
 
     Attributes:
         seconds: How long to wait at least before the next time.
-        width: Characters of a line.
     """
 
     seconds: float
-    width: int
 
     def draw(self, title: str, lines: Sequence[str]) -> None:
         """Show these lines in place of the earlier ones."""
@@ -64,7 +62,6 @@ class PlainLines:
 
     def __init__(self) -> None:
         self.seconds = SECONDS_BETWEEN_LINES
-        self.width = 200
 
     def draw(self, title: str, lines: Sequence[str]) -> None:
         """Write one line."""
@@ -90,11 +87,6 @@ class Panel:
         self._colour = colour
         self._size = (0, 0)
         self._mine = os.getpid()
-
-    @property
-    def width(self) -> int:
-        """Characters of a line."""
-        return self._measure()[0] - 1
 
     def _measure(self) -> tuple[int, int]:
         try:

@@ -125,7 +125,7 @@ def test_no_terminal_and_a_dumb_one_get_plain_lines(terminal, monkeypatch):
 
 
 class Surface:
-    seconds, width = 0.5, 80
+    seconds = 0.5
 
     def __init__(self):
         self.drawn, self.closed = [], []

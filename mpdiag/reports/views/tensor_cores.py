@@ -219,13 +219,14 @@ def verdict_figure(frame: pd.DataFrame, words: Mapping[str, str]) -> go.Figure:
     if frame["time_us"].sum() == 0:
         return empty("the profile holds no kernel time")
     whole = "operator time" if words["tensor_core"] == "AMX" else "kernel time"
-    fig = figure(190, barmode="stack", legend_traceorder="normal")
+    fig = figure(250, barmode="stack", legend_traceorder="normal")
     fig.update_layout(legend={"entrywidth": 175, "font": {"size": 12}})  # two in a row on a phone
     for row in frame[frame["time_us"] > 0].to_dict("records"):
         name = words[str(row["verdict"])]
         fig.add_bar(
             x=[row["share"]],
             y=[""],
+            width=0.6,
             orientation="h",
             name=f"{name} {percent(row['share'])}",
             marker={"color": VERDICT_COLORS.get(str(row["verdict"]), VERDICT_COLORS["unknown"])},

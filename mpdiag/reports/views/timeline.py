@@ -105,7 +105,7 @@ def timeline_figure(frame: pd.DataFrame, length_us: float, words: Mapping[str, s
     if frame.empty:
         return empty("nothing ran in this step")
     lanes = list(dict.fromkeys(frame["lane"]))
-    fig = figure(130 + 46 * len(lanes), barmode="overlay", bargap=0.25)
+    fig = figure(240 + 46 * len(lanes), barmode="overlay", bargap=0.25)
     places = {lane: i for i, lane in enumerate(lanes)}
     named = {**words, **OTHER_WORDS}
     for kind, colour in KINDS.items():

@@ -77,7 +77,7 @@ def test_causes_are_grouped_with_one_bound_each_and_their_receipt(tmp_path):
     picture = causes(str(tmp_path), found)
     same_numbers(picture, needed=("operations", "share", "bound"))
     (label,) = [note.text for note in picture.figure.layout.annotations]
-    assert label == "<b>TF32 off</b>: 5 operations, 62.0 %, at most 2.63×"
+    assert label == "<b>TF32 off</b><br>5 operations, 62.0 %, at most 2.63×"
     assert "allow &lt;b&gt;" in picture.figure.data[0].customdata[0]
     assert "Together 62.0 %; without all of it at most 2.63×" in picture.caption
 
