@@ -8,6 +8,7 @@ import run_cache
 import run_folder
 import streamlit as st
 
+from mpdiag.analysis.verdict.evidence import failure_of
 from mpdiag.display.wording import counted, in_markdown
 from mpdiag.errors import MpdiagError
 
@@ -34,7 +35,8 @@ def words(listing: Listing, run: Run) -> str:
     if run.meta.get("training") or not run.parts():
         return text
     try:
-        verdict = run_cache.analysis(listing).verdict.text
+        # That it may have been killed is said of a run that has fallen silent: this one has not.
+        verdict = run_cache.analysis(listing).verdict.text.removeprefix(failure_of(run)).strip()
     except MpdiagError as error:
         verdict = str(error)
     return f"{text} What these steps show may change with the next ones. So far: {verdict}"
