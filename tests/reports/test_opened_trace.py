@@ -30,7 +30,7 @@ def test_the_slowest_of_several_ranks_is_shown(tmp_path):
 def test_what_is_no_trace_or_of_another_run_is_a_sentence(tmp_path):
     notes = tmp_path / "notes.json"
     notes.write_text("no trace")
-    with pytest.raises(InputError, match="notes.json is not a trace"):
+    with pytest.raises(InputError, match="is not a trace"):
         open_traces([notes])
     same = [trace(tmp_path / name, 0, 40) for name in ("a.json", "b.json")]
     with pytest.raises(UsageError, match="both of rank 0"):
