@@ -8,7 +8,7 @@ import run_folder
 import streamlit as st
 
 from mpdiag.analysis.analyzer import Analysis, analyze
-from mpdiag.analysis.comparison.models import KnownModel, same_model
+from mpdiag.analysis.comparison.models import KnownModel
 from mpdiag.errors import InputError, RunNotFound
 from mpdiag.numerics.formats import FP16
 from mpdiag.reports.contents import RunContents, read_contents, read_plans
@@ -112,19 +112,6 @@ def _model(run: str, moment: str, _listing: Listing) -> KnownModel:
 def model(listing: Listing) -> KnownModel:
     """What a run knows of its model; nothing, if its files are damaged."""
     return _model(str(listing.folder), str(stamp(listing.folder)), listing)
-
-
-def pair() -> tuple[int, int | None]:
-    """Positions of two recorded runs to compare: the chosen one, and another of the same model.
-
-    The second is None if there is no other of that model: unrelated runs are not compared unasked.
-    """
-    runs = run_folder.recorded()
-    names = [run_folder.run_name(item) for item in runs]
-    chosen = st.session_state.get("run")
-    first = names.index(chosen) if chosen in names else 0
-    others = (i for i in range(len(runs)) if i != first)
-    return first, next((i for i in others if same_model(model(runs[i]), model(runs[first]))), None)
 
 
 def contents(listing: Listing) -> RunContents:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import live_run
 import run_cache
 import run_folder
 import streamlit as st
@@ -166,7 +167,8 @@ def heading(title: str, listing: Listing) -> None:
 
 
 def follow(listing: Listing) -> None:
-    """Show the view anew whenever a live run has grown."""
+    """Say how far a live run is, and show the view anew whenever it has grown."""
+    live_run.tell(listing)
     seen = run_cache.stamp(listing.folder)
 
     @st.fragment(run_every=2)

@@ -41,7 +41,9 @@ def main() -> None:
     parser.add_argument("folder", nargs="?", type=Path, default=Path("docs"))
     parser.add_argument("--all", action="store_true", help="every view, light and dark")
     parser.add_argument("--runs", type=Path, default=None, help="default: the sample runs")
-    parser.add_argument("--run", nargs="*", default=["ssd"], help="with --all: of these runs")
+    parser.add_argument(
+        "--run", nargs="*", default=["ssd", "gpu-sample"], help="with --all: of these runs"
+    )
     parser.add_argument("--width", type=int, default=WIDTH)
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)

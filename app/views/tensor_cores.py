@@ -7,26 +7,42 @@ import math
 import run_cache
 import run_folder
 import streamlit as st
+import traces
 import widgets
 
 from mpdiag.display.wording import in_markdown, layer_name, percent, sentence
 from mpdiag.errors import RunNotFound
-from mpdiag.reports.views import tensor_cores
+from mpdiag.reports.views import tensor_cores, timeline
 from mpdiag.reports.views.roofline import roofline
-from mpdiag.reports.views.tensor_core_use import cause_rows, summary_of, use_pictures
+from mpdiag.reports.views.tensor_core_use import (
+    cause_frame,
+    cause_words,
+    causes,
+    summary_of,
+    use_pictures,
+)
 
-chosen = run_folder.current()
-widgets.heading("Tensor Cores", chosen)
-run = str(chosen.folder)
-try:
-    profile = run_cache.profile(chosen)
-except RunNotFound:
-    st.info(
-        "This run has no profile yet. Write one into its folder, on a machine with a GPU or from a "
-        "trace, and it shows here:"
-    )
-    st.code(f"mpdiag profile TRACE --json > {run}/profile.json", language="bash")
+chosen = run_folder.current() if run_folder.listings() else None
+if chosen is None:
+    st.header("Tensor Cores", anchor=False)
+else:
+    widgets.heading("Tensor Cores", chosen)
+opened = traces.choose(chosen)
+if opened is None and chosen is not None:
+    try:
+        profile = run_cache.profile(chosen)
+    except RunNotFound:
+        st.info(
+            "This run has no profile yet. Open a trace above, or write a profile into its folder, on a "
+            "machine with a GPU or from a trace:"
+        )
+        st.code(f"mpdiag profile TRACE --json > {chosen.folder}/profile.json", language="bash")
+        st.stop()
+elif opened is not None:
+    profile = opened.document
+else:
     st.stop()
+run = "." if opened is not None or chosen is None else str(chosen.folder)
 
 if profile.get("verdict"):
     st.markdown(f"**{in_markdown(str(profile['verdict']))}**")
@@ -37,25 +53,38 @@ if profile.get("generated"):
     st.info(in_markdown(str(profile["generated"])), icon=":material/science:")
 for words in summary_of(profile):
     st.markdown(in_markdown(words))
+if opened is not None and opened.ranks is not None:
+    st.markdown(f"**{in_markdown(str(opened.ranks['verdict']))}**")
+    widgets.show(timeline.ranks(opened.ranks))
+    st.caption(in_markdown(f"What follows is of the slowest rank, {opened.name}."))
 widgets.show(tensor_cores.verdicts(run, profile))
+found = cause_frame(profile)
+if not found.empty:
+    widgets.show(causes(run, profile))
+    for row in found.to_dict("records"):
+        st.markdown(f"**{in_markdown(str(row['cause']))}**: {in_markdown(str(row['fix']))}")
+
+if opened is not None and opened.steps:
+    names = [piece.step.name for piece in opened.steps]
+    usual = traces.usual(opened)
+    step = usual
+    if len(names) > 1:
+        step = st.segmented_control(
+            "Step", names, default=usual, required=True, key=f"step-{opened.name}"
+        )
+    work = opened.steps[names.index(step or usual)]
+    widgets.show(
+        timeline.timeline(opened.name, work, opened.gaps, tensor_cores.unit_names(profile))
+    )
 for picture in use_pictures(run, profile):
     widgets.show(picture)
 
-causes = cause_rows(profile)
-if causes:
-    st.subheader("What each cause costs", anchor=False)
-    for words, fix in causes:
-        st.markdown(f"**{in_markdown(words)}**  \n→ {in_markdown(fix)}")
-
-st.subheader("What would a fix gain?", anchor=False)
 operations = tensor_cores.operation_frame(profile)
 fixable = tensor_cores.fixable(operations)
-if fixable.empty:
-    st.markdown("No operation has a known fix that would make the step faster.")
-else:
-    st.caption("Tick fixes: the bound is Amdahl's, the most that everything could become faster.")
+if not fixable.empty:
+    st.subheader("What would a fix gain?", anchor=False)
     edited = st.data_editor(
-        widgets.blank(fixable.assign(fixed=False)),
+        widgets.blank(fixable.assign(fixed=False, cause=fixable["cause"].map(cause_words))),
         hide_index=True,
         disabled=[c for c in fixable.columns if c != "fixed"],
         column_order=["fixed", "module", "op", "shape", "padded", "cause", "fix", "time_us"],
@@ -66,16 +95,24 @@ else:
         },
         key="fixes",
     )
-    bound = tensor_cores.combined_bound(list(edited.loc[edited["fixed"], "amdahl_bound"]))
-    words = f"{bound:.3g} ×" if bound < math.inf else "∞"
-    st.metric("At most faster by", words, border=True, width=240)
+    if edited["fixed"].any():
+        bound = tensor_cores.combined_bound(list(edited.loc[edited["fixed"], "amdahl_bound"]))
+        words = f"{bound:.3g} ×" if bound < math.inf else "∞"
+        st.metric("At most faster by", words, border=True, width=240)
+    else:
+        st.caption(
+            "Tick fixes: the bound is Amdahl's, the most that everything could become faster."
+        )
 
 widgets.show(roofline(run, profile, tensor_cores.unit_names(profile)))
 widgets.show(tensor_cores.kernels(run, profile))
 kernels = tensor_cores.kernel_frame(profile)
-widgets.table(kernels.drop(columns="verdict"))  # in words, as ``unit``
-with st.expander(f"All {len(operations)} matrix operations"):
-    widgets.table(operations.drop(columns=["m", "n", "k"]))
+kernels = kernels.drop(columns="verdict").dropna(axis=1, how="all")  # in words, as ``unit``
+widgets.table(
+    kernels.assign(**{c: kernels[c].fillna("") for c in kernels if kernels[c].dtype.kind == "O"})
+)
+with st.expander(f"All {len(operations)} operations"):
+    widgets.table(operations.drop(columns=["m", "n", "k", "verdict"]))
 for finding in profile.get("findings", []):
     parts = (str(finding.get("message") or ""), str(finding.get("fix") or ""))
     show = st.warning if finding.get("severity") in ("warning", "error") else st.info

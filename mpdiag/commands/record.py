@@ -36,13 +36,19 @@ def record(
     fp32: Annotated[
         bool, typer.Option("--fp32", help="Switch the script's own autocast off.")
     ] = False,
+    live: Annotated[
+        bool,
+        typer.Option(
+            "--live", help="Show loss, worst layers and the verdict so far while the script runs."
+        ),
+    ] = False,
 ) -> None:
     """Run a training script unmodified and record it. Results stay bit-identical."""
     from mpdiag.launching.command_line import record_command
     from mpdiag.launching.recorded_script import Options
     from mpdiag.reports import next_commands, terminal
 
-    options = Options(every, max_steps, include, exclude, operations, fp32)
+    options = Options(every, max_steps, include, exclude, operations, fp32, live)
     code, run = record_command(script or [], out, options)
     if run is not None:
         analysis = next_commands.analyze_it(shortest_path(run))

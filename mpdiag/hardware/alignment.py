@@ -99,6 +99,10 @@ class Alignment:
     best: int
 
 
+_MOST_GROWTH = 2.0
+"""Padding that makes a size larger than that costs more than it is expected to save."""
+
+
 @dataclass(frozen=True)
 class Fault:
     """A dimension that is not a multiple of what Tensor Cores need.
@@ -119,6 +123,11 @@ class Fault:
     def growth(self) -> float:
         """The factor by which padding this increases the work; 1.0 for no increase."""
         return self.padded / self.size
+
+    @property
+    def worth_padding(self) -> bool:
+        """Whether padding can gain more than the work it adds: 3 channels to 8 does not."""
+        return self.growth <= _MOST_GROWTH
 
 
 def dtype_name(text: str | None) -> str | None:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from mpdiag.launching.discovery import Discovered, Discovery, Root
+    from mpdiag.launching.live_view import LiveView
     from mpdiag.recording.recorder import Adopted, Recorder
     from mpdiag.tracing.precision import PrecisionWatch
 
@@ -43,6 +44,7 @@ class Options:
     exclude: str | None = None
     operations: int | None = None
     fp32: bool | None = None
+    live: bool | None = None
 
     def __post_init__(self) -> None:
         """Refuse values that make no sense before the script runs."""
@@ -113,7 +115,9 @@ def record_script(
     )
     watch = ScriptRecording(settings)
     AfterTorch(watch.attach).install()
-    processes.follow_children(watch_child, replace(settings, several=world == 1))
+    # A child would draw into the same terminal.
+    alone = replace(settings.options, live=None)
+    processes.follow_children(watch_child, replace(settings, several=world == 1, options=alone))
     state = "failed"  # if run() raises, it has returned no ending
     try:
         ending = run(script)
@@ -164,6 +168,7 @@ class ScriptRecording:
         self._termination: int | None = None  # a signal that came while the folder was finished
         self._begun = False  # in the very call that is being made
         self._troubled = False
+        self._live: LiveView | None = None
         self._compiles = CompileWatch(self._forgo_operations)
 
     @property
@@ -190,7 +195,7 @@ class ScriptRecording:
         """Do nothing any more in a forked child, and write nothing."""
         self._state = "abandoned"
         self._stop_looking()
-        self._recorder = None
+        self._recorder = self._live = None
 
     def finish(self, state: str) -> None:
         """Stop and finish the run folder; of several calls the first one counts.
@@ -204,6 +209,8 @@ class ScriptRecording:
         try:
             carry_through(lambda _again: self._finish(state))
         finally:
+            if self._live is not None:
+                self._live.close()
             self._finished = True
             if self._termination is not None:
                 _die_of(self._termination)
@@ -258,6 +265,8 @@ class ScriptRecording:
         recorder = self._recorder
         if recorder is None or self._discovery is None or in_backward():
             return
+        if self._live is not None:
+            self._live.draw()
         if id(module) not in self._roots:
             self._roots.add(id(module))
             recorder.enter(module)
@@ -315,6 +324,9 @@ class ScriptRecording:
         )
         if self._compiles.seen:
             self._forgo_operations()
+        if options.live and processes.announced_ranks()[0] == 0:
+            self._live = _live_view(folder.name)
+            self._recorder.show_to(self._live)
         self._recorder.start()
         self._begun = found.called is not None  # if in an optimizer's step, hooks see the next call
         if threading.current_thread() is threading.main_thread():
@@ -335,6 +347,14 @@ class ScriptRecording:
             _die_of(number)
 
         signal.signal(signal.SIGTERM, terminated)
+
+
+def _live_view(name: str) -> LiveView:
+    """A view of the recording in this terminal."""
+    from mpdiag.launching.live_terminal import open_surface
+    from mpdiag.launching.live_view import LiveView
+
+    return LiveView(name, open_surface())
 
 
 def _tell_steps(recorder: Recorder) -> None:

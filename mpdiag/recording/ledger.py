@@ -124,6 +124,7 @@ class Ledger:
     def __init__(self, writer: RunWriter) -> None:
         self.steps_closed = 0
         self._writer = writer
+        self._encoded: list[pa.Table] | None = None  # since they were taken; None if nobody does
         self._rows: dict[torch.device, Rows] = {}
         self._open: dict[RowKey, _Entry] = {}
         self._books = _Books()
@@ -285,9 +286,16 @@ class Ledger:
                 for start in range(0, len(entries), _DRAIN_ROWS)
             ]
         self._books = replace(books, closed=(), chunks=(*books.chunks, *tables))
+        if self._encoded is not None:
+            self._encoded += tables
         self._raw = 0
         for rows in self._rows.values():
             rows.clear()
+
+    def take_encoded(self) -> list[pa.Table]:
+        """The rows encoded since the last call, for whoever watches; the first call begins it."""
+        encoded, self._encoded = self._encoded, []
+        return encoded or []
 
     def flush(self) -> None:
         """Write everything closed so far as one part."""

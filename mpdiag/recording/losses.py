@@ -92,6 +92,7 @@ class LossLog:
         self._complete = False  # a closure's first evaluation is over
         self._giving_way = False
         self._waiting: list[_Waiting] = []
+        self._written: list[TrainingStep] = []  # the last one, for whoever watches
         self._ended: float | None = None
         self._size: int | None = None  # of what we wrote; None before
         self._over = not active
@@ -169,6 +170,21 @@ class LossLog:
         self.flush(keep=0)
         self._write([Metric(name, value, higher_is_better)])
 
+    def latest(self, most: int = 50) -> list[TrainingStep]:
+        """The last steps whose losses can be read without waiting for a device.
+
+        Args:
+            most: Steps.
+        """
+        found = []
+        with self._quiet():
+            for w in self._waiting[-most:]:
+                if all(_on_host(value) for value in (*w.losses, w.scale)):
+                    scale = float(w.scale)
+                    loss = sum(float(part) for part in w.losses) / scale
+                    found.append(TrainingStep(w.step, loss, scale))
+        return found or self._written
+
     def flush(self, keep: int = 1) -> None:
         """Write what waits, except for the last step: a program with its own log notes it after us."""
         kept = max(0, len(self._waiting) - keep)
@@ -178,6 +194,7 @@ class LossLog:
             scale = float(w.scale)
             loss = sum(float(part) for part in w.losses) / scale
             entries.append(TrainingStep(w.step, loss, scale, bool(w.skipped), seconds=w.seconds))
+        self._written = entries[-1:] or self._written
         self._write(entries)
 
     def _write(self, entries: Sequence[TrainingStep | Metric]) -> None:
@@ -205,6 +222,10 @@ class LossLog:
         """Note no more losses, and write those that wait."""
         self.detach()
         self.flush(keep=0)
+
+
+def _on_host(value: Any) -> bool:
+    return not isinstance(value, torch.Tensor) or value.device.type == "cpu"
 
 
 _live: list[LossLog] = []

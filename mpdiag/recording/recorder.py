@@ -58,6 +58,7 @@ if TYPE_CHECKING:
 
     from mpdiag.files.paths import AnyPath
     from mpdiag.recording.cadence import Seconds
+    from mpdiag.recording.run_folder import Audience
 
 logger = logging.getLogger("mpdiag")
 
@@ -380,6 +381,12 @@ class Recorder:
     def name_models(self, names: Mapping[int, str]) -> None:
         """Note what a script calls its models: names by ``id`` of the model."""
         self._subjects.name_models(names)
+
+    def show_to(self, audience: Audience) -> None:
+        """Show somebody how the recording goes on, between two steps, as often as it asks for it."""
+        if self._parts is not None:
+            self._parts.ledger.take_encoded()
+            self._parts.folder.audience = audience
 
     def forgo_operations(self, reason: str) -> None:
         """Record no operations from now on; those of earlier steps stay, and so does the reason."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import time
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from mpdiag.errors import RunExists
 from mpdiag.files.paths import is_remote
@@ -21,6 +21,7 @@ from mpdiag.runs.run import META, now
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import pyarrow as pa
     from torch.optim import Optimizer
 
     from mpdiag.files.paths import AnyPath
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from mpdiag.recording.ledger import Ledger
     from mpdiag.recording.losses import LossLog
     from mpdiag.recording.step_clock import Step, StepClock
+    from mpdiag.runs.training_log import TrainingStep
     from mpdiag.runs.writer import RunWriter
     from mpdiag.tracing.names import Subjects
     from mpdiag.tracing.precision import PrecisionWatch
@@ -38,6 +40,33 @@ WRITE_SECONDS = 5.0
 """Each of several ranks writes what it has at least this often: a launcher may kill it any time."""
 _HEAD = 4096
 _CREATED = re.compile(rb'"created": "([^"]*)"')
+
+
+@dataclass(frozen=True, eq=False)
+class Progress:
+    """How far a recording is, between two steps.
+
+    Attributes:
+        step: Steps seen.
+        recorded: Steps recorded.
+        tables: Rows that were encoded since the last time, with the schema of ``stats``.
+        losses: The last ones that are known.
+    """
+
+    step: int
+    recorded: int
+    tables: Sequence[pa.Table]
+    losses: Sequence[TrainingStep]
+
+
+class Audience(Protocol):
+    """Is shown how a recording goes on; what it does there, the training waits for."""
+
+    def due(self) -> bool:
+        """Whether to show it anything now."""
+
+    def show(self, progress: Progress) -> None:
+        """Look at what is known now."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,6 +98,7 @@ class RunFolder(StepListener):
 
     Attributes:
         state: ``recording``, or how it ended.
+        audience: Whom to show how it goes on; None for nobody.
     """
 
     def __init__(
@@ -82,6 +112,7 @@ class RunFolder(StepListener):
         described: Described,
     ) -> None:
         self.state = "recording"
+        self.audience: Audience | None = None
         self._writer: RunWriter | None = writer
         self._ledger = ledger
         self._losses = losses
@@ -119,6 +150,25 @@ class RunFolder(StepListener):
             self.give_up(f"{WRITING} the run folder", error)
         except Exception as error:  # noqa: BLE001
             self.give_up("ending a step", error)
+        if self.audience is not None and self.audience.due():
+            self._show(self.audience)
+
+    def _show(self, audience: Audience) -> None:
+        """Show what is known; a failure there ends the showing, not the recording."""
+        try:
+            if self._ledger.on_host:  # where it is counted at once; else rows come as they are due
+                self._ledger.drain(at_least=1)
+            audience.show(
+                Progress(
+                    self._clock.number,
+                    self._ledger.steps_closed,
+                    self._ledger.take_encoded(),
+                    self._losses.latest(),
+                )
+            )
+        except Exception as error:  # noqa: BLE001 - whatever it is, training goes on
+            self.audience = None
+            self._failures.note("showing the recording", error)
 
     def give_up(self, where: str, error: Exception) -> None:
         """Note a failure after which nothing can be recorded, and stop the recording."""

@@ -257,10 +257,12 @@ def _judge_one(
     peaks = device.peaks if device is not None else None
     dtype = _target_dtype(o, generation)
     alone, aligned = _alignment(o, dtype, generation)
-    faults = tuple(
+    together_padded = (
         replace(f, multiple=m, padded=shapes.padded(f.size, m))
         for f, m in ((f, together.get(f.size, f.multiple)) for f in alone)
     )
+    # As in a recording: the 3 channels of images to 8 would be more work than it saves.
+    faults = tuple(f for f in together_padded if f.worth_padding)
     cause = _cause(o, device, peaks, faults, dtype)
     placement = (
         roofline_point(o.work, peaks, dtype) if o.work is not None and peaks is not None else None

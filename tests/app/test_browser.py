@@ -148,7 +148,7 @@ def test_every_view_without_an_error(page, address, run):
     for view in VIEWS:
         open_view(page, address, view, run=run)
         if view == "compare" and run == "hostile":
-            page.get_by_text("No other recorded run here is of the same model").wait_for()
+            page.get_by_text("No run here is related to").wait_for()
         elif view in ("gradients", "updates", "operations", "compare"):
             page.locator(".js-plotly-plot .main-svg").first.wait_for()
         assert page.locator('[data-testid="stException"]').count() == 0
@@ -214,6 +214,8 @@ def test_a_live_run_grows_on_screen(page, address, runs, root):
         line.first.wait_for()
         before = line.first.inner_text()
         assert "recording, last written" in before
+        so_far = page.locator('[data-testid="stAlert"]').filter(has_text="Recording in progress")
+        so_far.filter(has_text="So far: ").first.wait_for()
         steps = int(before.split(" of ")[0].rsplit(" ", 1)[1])
         page.wait_for_function(
             """steps => [...document.querySelectorAll('[data-testid="stCaptionContainer"]')].some(
@@ -223,6 +225,36 @@ def test_a_live_run_grows_on_screen(page, address, runs, root):
     finally:
         trainer.kill()
         trainer.wait()
+
+
+def test_a_trace_is_opened_from_disk_and_closed_again(page, address, root, tmp_path):
+    open_view(page, address, "tensor_cores", run="ssd")
+    chooser = page.locator('input[type="file"]')
+    foreign = tmp_path / "notes.json"
+    foreign.write_text("no trace")
+    chooser.set_input_files(foreign)
+    page.get_by_text("notes.json is not a trace").wait_for()
+    at_rest(page)  # the field of the first file is gone
+    playwright.expect(chooser).to_have_count(1, timeout=PATIENCE)
+    chooser.set_input_files(root / "sample_runs" / "gpu-sample" / "trace.json.gz")
+    page.get_by_text("Step 12 on the clock").wait_for()
+    page.get_by_role("radio", name="10").click()
+    page.get_by_text("Step 10 on the clock").wait_for()
+    page.get_by_role("button", name="Close").click()
+    page.get_by_text("This run has no profile yet").wait_for()
+
+
+def test_another_pair_is_chosen_and_its_link_reopens_it(page, address):
+    open_view(page, address, "compare", run="ssd")
+    page.get_by_text("ssd-2 against ssd").wait_for()
+    page.get_by_role("combobox").nth(2).click()
+    page.get_by_role("option", name="hostile").click()
+    page.get_by_text("These are two different models").wait_for()
+    page.wait_for_url("**b=hostile**")
+    link = page.url
+    page.goto("about:blank")
+    page.goto(link)
+    page.get_by_text("These are two different models").wait_for()
 
 
 def test_the_report_draws_itself_from_a_file(page, runs, tmp_path):

@@ -11,6 +11,7 @@ import pytest
 from made_profiles import profile
 
 from mpdiag.analysis.analyzer import analyze
+from mpdiag.analysis.comparison.compare import compare
 from mpdiag.display.wording import percent
 from mpdiag.numerics.formats import FP8_E4M3, FP16
 from mpdiag.reports.views.gradients.frame import layers_named, scale_frame, summary
@@ -68,14 +69,48 @@ def test_every_view_on_every_sample_run(opened, view, run):
     assert not refused or SAYS_WHY[run] in test.error[0].value
 
 
-def test_only_runs_of_one_model_are_compared_unasked(opened):
+def pair(test):
+    return [box.value for box in test.selectbox if box.key in ("a", "b")]
+
+
+def test_only_related_runs_are_compared_unasked(opened, root, tmp_path):
     test = opened(view="compare", run="ssd")
-    assert [box.value for box in test.selectbox if box.key in ("a", "b")] == ["ssd", "ssd-2"]
-    alone = opened(view="compare", run="digits")
-    assert "No other recorded run here is of the same model" in words(alone)
-    asked = opened(view="compare", run="digits", a="digits", b="ssd")
+    assert pair(test) == ["ssd", "ssd-fp16-plan"]
+    assert test.multiselect(key="beside").value == ["ssd-fp16-no-scale"]
+    assert "ssd\\-fp16\\-plan against ssd" in words(test)
+    assert "one seed on a side shows no spread" in words(test)
+    assert "hold" in words(test)  # no statistics of the training by a plan
+    assert pair(opened(view="compare", run="ssd-fp16-no-scale")) == ["ssd", "ssd-fp16-no-scale"]
+    for name in ("ssd", "ssd-2", "digits"):
+        shutil.copytree(root / "sample_runs" / name, tmp_path / name)
+    test = opened(tmp_path, view="compare", run="ssd")
+    assert pair(test) == ["ssd", "ssd-2"]  # of one model
+    assert len(test.get("plotly_chart")) == 3  # losses, intervals, layers
+    alone = opened(tmp_path, view="compare", run="digits")
+    assert "No run here is related to digits" in words(alone)
+    asked = opened(tmp_path, view="compare", run="digits", a="digits", b="ssd")
     assert not asked.exception
-    assert "two different models" in words(asked)
+    assert "two different models" in asked.warning[0].value
+
+
+def test_folders_of_seeds_are_compared_as_the_command_does(opened, root, tmp_path):
+    for side, source, moved in (("fp32", "ssd", 0.0), ("fp16", "ssd-fp16-plan", 0.0005)):
+        for seed in range(3):
+            run = tmp_path / side / f"seed{seed}"
+            run.mkdir(parents=True)
+            meta = json.loads((root / "sample_runs" / source / "meta.json").read_text())
+            (run / "meta.json").write_text(json.dumps(meta | {"seeds": {"torch": seed}}))
+            log = [{"step": i, "loss": 1 / (i + 1), "scale": 1.0} for i in range(3)]
+            log += [{"metric": "accuracy", "value": 0.9 + moved + seed / 1e3}]
+            (run / "training.jsonl").write_text("".join(json.dumps(x) + "\n" for x in log))
+    shutil.copytree(root / "sample_runs" / "digits", tmp_path / "digits")
+    test = opened(tmp_path, view="compare", a="fp32", b="fp16")
+    assert not test.exception
+    assert "equivalent]" in words(test)
+    assert compare(tmp_path / "fp32", tmp_path / "fp16").verdict == "equivalent"
+    table = next(t.value for t in test.dataframe if "seeds" in t.value)
+    assert list(table["seeds"]) == [3, 3]
+    assert list(table["trained in"]) == ["FP32 recording", "FP16, level O1"]
 
 
 def test_the_app_loads_no_torch(root):
@@ -236,11 +271,16 @@ def test_a_run_that_is_still_recording_grows(opened, root, tmp_path):
     write(state="recording", steps_recorded=20, steps_seen=20)
     test = opened(tmp_path, "gradients", steps=ALL)
     assert "recording, last written" in words(test)
+    so_far = test.info[0].value.replace("\\", "")
+    assert "Recording in progress: 20 steps so far, 20 of them recorded" in so_far
+    assert "So far: Expected from the recording" in so_far
+    assert "was killed" not in so_far
     before = test.dataframe[0].value["nonzero"].sum()
     parts[-1].write_bytes(later)
     write(state="complete", steps_recorded=34, steps_seen=300)
     test.run()
     assert "34 of 300 steps recorded" in words(test)
+    assert "in progress" not in words(test)
     assert test.dataframe[0].value["nonzero"].sum() > before
 
 
@@ -276,7 +316,8 @@ def test_a_profile_with_its_what_if(opened, root, tmp_path):
     assert not test.exception
     shown = metrics(test)
     assert shown["On Tensor Cores"] == "60.00 %"
-    assert shown["At most faster by"] == "1 ×"
+    assert "At most faster by" not in shown  # as long as no fix is ticked
+    assert "Tick fixes" in words(test)
     assert "<u>" not in words(test).replace("\\<", "")
     (tmp_path / "run" / "profile.json").write_text("{")
     assert "is damaged" in words(test.run())
@@ -303,7 +344,25 @@ def test_a_cpu_s_units_are_called_by_their_name(opened):
     charts = " ".join(str(chart.proto) for chart in test.get("plotly_chart"))
     assert "vector units" in charts
     assert "CUDA" not in charts
-    assert "Roofline" in words(test)
+    assert "Roofline" not in words(test)
+    assert "What would a fix gain?" not in words(test)
+
+
+def test_the_gpu_sample_shows_causes_a_step_on_the_clock_and_idle_time(opened):
+    test = opened(view="tensor_cores", run="gpu-sample")
+    assert not test.exception
+    titles = words(test)
+    for title in ("What each cause costs", "Step 12 on the clock", "What each step's time went to"):
+        assert title in titles
+    assert test.selectbox(key="trace-gpu-sample").value == "trace.json.gz"
+    charts = " ".join(str(chart.proto) for chart in test.get("plotly_chart"))
+    assert "TF32 off" in charts
+    assert "idle: waiting for data" in charts
+    test.segmented_control(key="step-trace.json.gz").set_value("10").run()
+    assert "Step 10 on the clock" in words(test)
+    stored = test.selectbox(key="trace-gpu-sample").set_value("profile.json").run()
+    assert "on the clock" not in words(stored)
+    assert "What each cause costs" in words(stored)
 
 
 def test_without_a_profile_the_page_says_how_to_get_one(opened):

@@ -126,6 +126,21 @@ def test_the_fix_names_the_padded_size():
     )
 
 
+def test_padding_that_costs_more_than_it_saves_is_no_advice():
+    images = convolution(64, (3, 64), 49, (50176, 12544), dtype="fp16")
+    on_cores = measured(images, on="tensor_core_us", kernel_alignment=1)
+    (judged,) = judge([on_cores], A100)
+    assert (judged.cause, judged.faults, judged.fix) == ("none", (), "")
+    assert judged.aligned is False  # which stays a fact
+    odd = convolution(
+        64, (3, 65), 49, (50176, 12544), dtype="fp16"
+    )  # 65 → 72 is worth it, 3 → 8 not
+    (judged,) = judge([measured(odd, on="tensor_core_us", kernel_alignment=1)], A100)
+    assert judged.fix == "pad output channels 65 → 72"
+    (judged,) = judge([measured(images)], A100)
+    assert "pad" not in judged.fix
+
+
 def test_tiny_products_are_too_small_not_misaligned():
     tiny = product(m=5, n=5, k=64)
     for device in (H100, None):

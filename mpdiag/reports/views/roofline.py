@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import pandas as pd
 
-from mpdiag.display.wording import beginning, in_figure, percent
+from mpdiag.display.wording import beginning, counted, in_figure, percent
 from mpdiag.reports.picture import Picture
 from mpdiag.reports.plotting.colors import GREEN, GREY, VERDICT_COLORS, VERMILION
 from mpdiag.reports.plotting.style import GRID, empty, figure
@@ -344,19 +344,27 @@ def roofline(run: str, profile: Mapping[str, Any], names: Mapping[str, str]) -> 
     """Matrix operations under the roofs of the device."""
     frame = roofline_frame(profile)
     roofs = roofs_of(profile)
-    rates = (
-        f"Roofs: {roofs.source}."
-        if roofs
-        else "No roof is drawn: no published rates are known for this device."
-    )
     missing = left_out(profile, frame)
-    absent = f" {missing} operations are missing: their sizes are not known." if missing else ""
+    absent = ""
+    if missing:
+        absent = f" {counted(missing, 'operation is', 'operations are')} missing: sizes not known."
+    how = "FLOP are those asked for: a shortcut (Winograd, FFT) may rise above"
+    if roofs:
+        title = "Roofline: what each product achieved, and what the device could do"
+        caption = (
+            "Under the slope memory limits an operation, under a flat roof the units that multiply; "
+            f"the larger the mark, the more time. {how} its roof. Roofs: {roofs.source}."
+        )
+    else:
+        title = "What each product achieved"
+        caption = (
+            f"The larger the mark, the more time. {how} what the device can do. No roof is drawn: no "
+            "published rates are known for this device."
+        )
     return Picture(
         "roofline",
-        "Roofline: what each product achieved, and what the device could do",
-        "Under the slope memory limits an operation, under a flat roof the units that multiply; the "
-        "larger the mark, the more time. FLOP are those asked for: a shortcut (Winograd, FFT) may "
-        f"rise above its roof. {rates}{absent}",
+        title,
+        caption + absent,
         roofline_figure(frame, roofs, names),
         frame,
         roofline_receipt(run),

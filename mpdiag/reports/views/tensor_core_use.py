@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from mpdiag.display.wording import beginning, in_figure, percent
+from mpdiag.display.wording import beginning, counted, in_figure, percent
 from mpdiag.reports.picture import Picture
-from mpdiag.reports.plotting.colors import GREY, ORANGE, PURPLE, SKY, VERDICT_COLORS
+from mpdiag.reports.plotting.colors import GREY, PURPLE, SKY, VERDICT_COLORS, YELLOW
 from mpdiag.reports.plotting.style import empty, figure, layer_axis, row_height
+from mpdiag.tensorcores.usage.summary import CAUSES, IDLE, milliseconds
+from mpdiag.tensorcores.usage.summary import percent as one_decimal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -32,10 +34,16 @@ PARTS = {
     "cuda_core": ("matrix work on CUDA cores", VERDICT_COLORS["cuda_core"]),
     "other": ("other kernels", SKY),
     "unknown": ("unknown kernels", PURPLE),
-    "collective": ("collectives", ORANGE),
-    "idle": ("idle", GREY),
+    "collective": ("collectives", YELLOW),
+    **{f"idle_{cause}": (f"idle: {words}", GREY) for cause, words in IDLE.items()},
 }
 """Words and colour of each part of a step; helpers and layout conversions are other kernels."""
+HATCHES = {"host": "/", "wait": "x", "loader": ".", "queued": "-", "unknown": ""}
+"""How idle time of each cause is hatched: one colour, told apart without it."""
+
+
+LEAST_PART = 1e-3
+"""Share of a step below which a part is nothing one could see."""
 
 
 def summary_of(profile: Mapping[str, Any]) -> list[str]:
@@ -52,6 +60,137 @@ def cause_rows(profile: Mapping[str, Any]) -> list[tuple[str, str]]:
         for group in (found if isinstance(found, list) else [])
         if isinstance(group, dict)
     ]
+
+
+def cause_words(cause: object) -> str:
+    """What a cause is called; its code where it is no known one."""
+    return CAUSES.get(str(cause), str(cause or "").replace("_", " "))
+
+
+def cause_frame(profile: Mapping[str, Any]) -> pd.DataFrame:
+    """Each cause: ``cause``, ``operations``, ``share`` of all time, ``bound``, ``fix``.
+
+    Returns:
+        Those of the document; of an older one, and of a CPU's, the sums of its operations. ``bound``
+        is how many times as fast everything would be if that time vanished, at most.
+    """
+    columns = ["cause", "operations", "share", "bound", "fix"]
+    groups = profile.get("causes")
+    known = [g for g in (groups if isinstance(groups, list) else []) if isinstance(g, dict)]
+    rows: list[list[Any]] = []
+    for group in known:
+        if "label" in group:
+            numbers = [_number(group.get(name)) for name in ("operations", "fraction")]
+            bound = _number(group.get("amdahl_bound"))
+            rows.append([group["label"], *numbers, bound, str(group.get("fix") or "")])
+    if not known:
+        rows = _summed_causes(profile)
+    frame = pd.DataFrame(rows, columns=columns)
+    return frame.astype({"operations": "int64", "share": float, "bound": float})
+
+
+def _summed_causes(profile: Mapping[str, Any]) -> list[list[Any]]:
+    """The causes of operations that have a fix which makes anything faster."""
+    whole = _number(profile.get("kernel_time_us"))
+    members: dict[str, list[tuple[float, str]]] = {}
+    for row in profile.get("operations", []):
+        bound = row.get("amdahl_bound", 1.0)
+        spent, fix = _number(row.get("time_us")), str(row.get("fix") or "")
+        if fix and whole > 0 and spent > 0 and (bound is None or bound > 1.0):
+            members.setdefault(str(row.get("cause") or "unknown"), []).append((spent, fix))
+    rows = []
+    for cause, found in members.items():
+        share = min(1.0, sum(spent for spent, _ in found) / whole)
+        fix = max(found)[1]
+        others = sum(one != fix for _, one in found)
+        more = f" ({counted(others, 'operation needs', 'operations need')} another fix)"
+        rows.append(
+            [cause_words(cause), len(found), share, _speedup(share), fix + (more if others else "")]
+        )
+    return sorted(rows, key=lambda row: (row[0] == CAUSES["outside"], -row[2]))
+
+
+def _speedup(share: float) -> float:
+    return 1.0 / (1.0 - share) if share < 1.0 else math.nan
+
+
+def cause_figure(frame: pd.DataFrame) -> go.Figure:
+    """The share of each cause (``cause_frame``), its bound beside the bar."""
+    if frame.empty:
+        return empty("no operation has a known fix that would make anything faster")
+    fig = figure(90 + 72 * len(frame), bargap=0.62)
+    outside = frame["cause"] == CAUSES["outside"]
+    labels = [_cause_label(row) for row in frame.to_dict("records")]
+    fig.add_bar(
+        x=frame["share"],
+        y=list(range(len(frame))),
+        orientation="h",
+        marker={"color": [GREY if out else VERDICT_COLORS["cuda_core"] for out in outside]},
+        customdata=[
+            f"{label}<br>{in_figure(fix)}" for label, fix in zip(labels, frame["fix"], strict=True)
+        ],
+        hovertemplate="%{customdata}<extra></extra>",
+        showlegend=False,
+    )
+    for place, label in enumerate(labels):  # above its bar, where a phone has room, too
+        fig.add_annotation(
+            x=0,
+            y=place - 0.2,
+            text=label,
+            showarrow=False,
+            xanchor="left",
+            align="left",
+            yanchor="bottom",
+            font={"size": 13},
+        )
+    fig.update_yaxes(visible=False, range=[len(frame) - 0.7, -0.85])
+    top = max(0.02, 1.05 * float(frame["share"].max()))
+    return fig.update_xaxes(title="share of time", tickformat=".0%", range=[0, top])
+
+
+def _cause_label(row: Mapping[Any, Any]) -> str:
+    """``TF32 off``, and below it ``5 operations, 62.0 %, at most 2.63×``: a phone is narrow."""
+    bound = f"at most {row['bound']:.2f}×" if math.isfinite(row["bound"]) else "all there is"
+    many = counted(int(row["operations"]), "operation")
+    return f"<b>{in_figure(str(row['cause']))}</b><br>{many}, {one_decimal(row['share'])}, {bound}"
+
+
+def causes(run: str, profile: Mapping[str, Any]) -> Picture:
+    """What each cause costs, one bound for all its operations."""
+    frame = cause_frame(profile)
+    shares = frame["share"].sum()
+    together = f"; without all of it at most {1 / (1 - shares):.2f}×" if shares < 1 else ""
+    return Picture(
+        "causes",
+        "What each cause costs",
+        "Shares of the whole time. The bound is Amdahl's: how many times as fast everything would be if "
+        f"that time vanished. Together {one_decimal(shares)}{together}.",
+        cause_figure(frame),
+        frame,
+        cause_receipt(run),
+    )
+
+
+def cause_receipt(run: str) -> str:
+    """Receipt of ``cause_frame``: the operations that have a fix, by cause."""
+    return f"""\
+import json
+from pathlib import Path
+import pandas as pd
+
+profile = json.loads(Path({run + "/profile.json"!r}).read_text())
+if profile.get("causes"):
+    frame = pd.DataFrame(profile["causes"]).rename(columns={{
+        "cause": "code", "label": "cause", "fraction": "share", "amdahl_bound": "bound"}})
+else:
+    rows = pd.DataFrame(profile["operations"])
+    rows = rows[rows["fix"].fillna("").ne("") & (rows["amdahl_bound"].fillna(2.0) > 1)]
+    times = rows.groupby("cause")["time_us"]
+    frame = pd.DataFrame({{"operations": times.size(), "time_us": times.sum()}})
+    frame["share"] = frame["time_us"] / profile["kernel_time_us"]
+    frame["bound"] = 1 / (1 - frame["share"])
+    frame = frame.sort_values("share", ascending=False).reset_index(names="code")
+"""
 
 
 # -- eligible and used -----------------------------------------------------------------------------
@@ -118,7 +257,7 @@ def use_figure(frame: pd.DataFrame) -> go.Figure:
             hovertemplate="%{customdata}<extra>" + words + "</extra>",
         )
     layer_axis(fig, names, LABEL)
-    return fig.update_xaxes(title="time (µs)")
+    return fig.update_xaxes(title="time (µs)", tickformat=",")
 
 
 def _hover(row: Mapping[Any, Any]) -> str:
@@ -162,12 +301,27 @@ def step_frame(profile: Mapping[str, Any]) -> pd.DataFrame:
         if not isinstance(times, dict):
             continue
         known = {str(kind): _number(spent) for kind, spent in times.items()}
-        parts = {name: known.get(name, 0.0) for name in PARTS if name != "idle"}
+        parts = {name: known.get(name, 0.0) for name in PARTS if not name.startswith("idle_")}
         parts["other"] += known.get("helper", 0.0) + known.get("layout", 0.0)
         name = str(step.get("name") or len(rows))
         idle = _number(step.get("idle_us"))
+        parts |= _idle_parts(step, idle)
         rows.append({"step": name, "wall_us": _number(step.get("wall_us")), **parts, "idle": idle})
-    return pd.DataFrame(rows, columns=["step", "wall_us", *PARTS])
+    return pd.DataFrame(rows, columns=["step", "wall_us", *PARTS, "idle"])
+
+
+def _idle_parts(step: Mapping[str, Any], idle: float) -> dict[str, float]:
+    """Idle time by cause; all of it of an unknown one where the document does not say."""
+    causes = step.get("idle_causes")
+    found = causes if isinstance(causes, dict) else {}
+    parts = {}
+    for cause in IDLE:
+        entry = found.get(cause)
+        spent = _number(entry.get("time_us")) if isinstance(entry, dict) else 0.0
+        parts[f"idle_{cause}"] = spent if math.isfinite(spent) else 0.0
+    if not sum(parts.values()) and idle > 0:
+        parts["idle_unknown"] = idle
+    return parts
 
 
 def step_figure(frame: pd.DataFrame) -> go.Figure:
@@ -176,17 +330,21 @@ def step_figure(frame: pd.DataFrame) -> go.Figure:
         return empty("nothing in the trace marks its steps")
     fig = figure(340, barmode="stack", legend_traceorder="normal")
     for part, (words, colour) in PARTS.items():
-        if not (frame[part] > 0).any():
+        if not (frame[part] > LEAST_PART * frame["wall_us"].max()).any():
             continue
         fig.add_bar(
             x=frame["step"],
             y=frame[part] / 1000,
             name=words,
-            marker={"color": colour},
+            marker={"color": colour, "pattern": {"shape": _hatch(part), "size": 6}},
             hovertemplate=f"step %{{x}}: %{{y:.3g}} ms<extra>{words}</extra>",
         )
     fig.update_xaxes(title="step", type="category")
     return fig.update_yaxes(title="time (ms)")
+
+
+def _hatch(part: str) -> str:
+    return HATCHES.get(part.removeprefix("idle_"), "") if part.startswith("idle_") else ""
 
 
 def step_receipt(run: str) -> str:
@@ -201,6 +359,19 @@ frame = pd.DataFrame(
     [{{"step": step["name"], "wall_us": step["wall_us"], "idle": step["idle_us"]}} for step in steps]
 )
 """
+
+
+def _step_caption(frame: pd.DataFrame) -> str:
+    """How long the steps are, and how they were measured."""
+    idle = frame["idle"].sum() / frame["wall_us"].sum() if frame["wall_us"].sum() > 0 else math.nan
+    longest = frame.nlargest(1, "wall_us").to_dict("records")[0]
+    words = f"{counted(len(frame), 'step')}, {percent(idle)} of their time idle"
+    if len(frame) > 1:
+        words += f"; the longest is step {longest['step']} with {milliseconds(longest['wall_us'])}"
+    return (
+        f"{words}. On the GPU, from a step's first kernel to the next step's; the last one ends with "
+        "its last kernel. Kernels that ran at the same time count each."
+    )
 
 
 # -- pictures --------------------------------------------------------------------------------------
@@ -224,8 +395,7 @@ def use_pictures(run: str, profile: Mapping[str, Any]) -> Iterator[Picture]:
         yield Picture(
             "steps",
             "What each step's time went to",
-            "On the GPU, from a step's first kernel to the next step's; the last one ends with its last "
-            "kernel. Kernels that ran at the same time count each.",
+            _step_caption(steps),
             step_figure(steps),
             steps,
             step_receipt(run),

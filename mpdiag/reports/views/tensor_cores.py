@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from mpdiag.display.wording import beginning, in_figure, kernel_label, percent
+from mpdiag.display.wording import beginning, counted, in_figure, kernel_label, percent
 from mpdiag.reports.picture import Picture, View
 from mpdiag.reports.plotting.colors import VERDICT_COLORS
 from mpdiag.reports.plotting.style import empty, figure, layer_axis, row_height
 from mpdiag.reports.views.roofline import roofline
-from mpdiag.reports.views.tensor_core_use import use_pictures
+from mpdiag.reports.views.tensor_core_use import cause_frame, causes, use_pictures
+from mpdiag.tensorcores.usage.summary import milliseconds
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 LABEL = 44
 """Characters of a kernel's name beside an axis."""
+MOST_KERNELS = 15
+"""Kernels in the figure."""
 VERDICTS = ("tensor_core", "cuda_core", "helper", "layout", "other", "unknown")
 _KERNELS = [
     *("name", "calls", "time_us", "verdict", "instruction", "dtype", "alignment"),
@@ -29,7 +32,7 @@ _KERNELS = [
 ]
 _OPERATIONS = [
     *("op", "module", "m", "n", "k", "dtype", "aligned", "cause", "fix", "time_us"),
-    "amdahl_bound",
+    *("amdahl_bound", "verdict"),
 ]
 
 
@@ -48,9 +51,12 @@ def kernel_frame(profile: Mapping[str, Any]) -> pd.DataFrame:
 
 
 def verdict_frame(profile: Mapping[str, Any]) -> pd.DataFrame:
-    """Kernel time by verdict: ``verdict``, ``time_us``, ``share``; all verdicts, in fixed order."""
-    kernels = kernel_frame(profile)
-    times = kernels.groupby("verdict")["time_us"].sum()
+    """Time by verdict: ``verdict``, ``time_us``, ``share``; all verdicts, in fixed order.
+
+    Of a GPU the time of kernels, of a CPU that of operations: oneDNN's log has some of them alone.
+    """
+    rows = operation_frame(profile) if is_cpu(profile) else kernel_frame(profile)
+    times = rows.groupby("verdict")["time_us"].sum()
     frame = times.reindex(VERDICTS, fill_value=0.0).rename_axis("verdict").reset_index()
     whole = frame["time_us"].sum()
     frame["share"] = frame["time_us"] / whole if whole else 0.0
@@ -164,6 +170,16 @@ def headline(profile: Mapping[str, Any]) -> tuple[tuple[str, float], ...]:
         return float(value) if isinstance(value, (int, float)) else float(shares[verdict])
 
     words = unit_names(profile)
+    if is_cpu(profile):
+        return (
+            (f"On {words['tensor_core']}", known("tensor_core_fraction", "tensor_core")),
+            (
+                f"Matrix work on {words['cuda_core']}",
+                known("matrix_cuda_core_fraction", "cuda_core"),
+            ),
+            ("Not matrix work", float(shares["other"])),
+            ("Unknown", known("unknown_fraction", "unknown")),
+        )
     return (
         (f"On {words['tensor_core']}", known("tensor_core_fraction", "tensor_core")),
         (f"Matrix work on {words['cuda_core']}", known("matrix_cuda_core_fraction", "cuda_core")),
@@ -173,10 +189,26 @@ def headline(profile: Mapping[str, Any]) -> tuple[tuple[str, float], ...]:
 
 
 def fixable(operations: pd.DataFrame) -> pd.DataFrame:
-    """The operations of an ``operation_frame`` with a fix that would make anything faster."""
+    """The operations of an ``operation_frame`` with a fix that would make anything faster.
+
+    What is no matrix work has one fix for all of it, and so one row at the end; alone it is no choice.
+    """
     known = operations["fix"].notna() & (operations["fix"].astype(str) != "")
     known &= operations["amdahl_bound"] > 1.0
-    return operations[known].reset_index(drop=True)
+    found = operations[known]
+    outside = found["cause"] == "outside"
+    if outside.all():
+        return found.head(0)
+    if outside.sum() < 2:
+        return found.reset_index(drop=True)
+    rest = found[outside]
+    together = rest.head(1).assign(
+        op=f"{counted(len(rest), 'operation')} that are not matrix work",
+        module="",
+        time_us=rest["time_us"].sum(),
+        amdahl_bound=combined_bound(list(rest["amdahl_bound"])),
+    )
+    return pd.concat([found[~outside], together], ignore_index=True)
 
 
 # -- figures ---------------------------------------------------------------------------------------
@@ -186,22 +218,27 @@ def verdict_figure(frame: pd.DataFrame, words: Mapping[str, str]) -> go.Figure:
     """Kernel time by verdict (``verdict_frame``), one bar; ``words`` is what verdicts are called."""
     if frame["time_us"].sum() == 0:
         return empty("the profile holds no kernel time")
-    fig = figure(150, barmode="stack", legend_traceorder="normal")
+    whole = "operator time" if words["tensor_core"] == "AMX" else "kernel time"
+    fig = figure(250, barmode="stack", legend_traceorder="normal")
+    fig.update_layout(legend={"entrywidth": 175, "font": {"size": 12}})  # two in a row on a phone
     for row in frame[frame["time_us"] > 0].to_dict("records"):
         name = words[str(row["verdict"])]
         fig.add_bar(
             x=[row["share"]],
             y=[""],
+            width=0.6,
             orientation="h",
-            name=f"{name}: {percent(row['share'])}",
+            name=f"{name} {percent(row['share'])}",
             marker={"color": VERDICT_COLORS.get(str(row["verdict"]), VERDICT_COLORS["unknown"])},
             hovertemplate=f"{name}: {row['time_us']:,.0f} µs<extra></extra>",
         )
-    fig.update_xaxes(tickformat=".0%", range=[0, 1], title="share of kernel time")
+    fig.update_xaxes(tickformat=".0%", range=[0, 1], title=f"share of {whole}")
     return fig
 
 
-def kernel_figure(frame: pd.DataFrame, words: Mapping[str, str], most: int = 15) -> go.Figure:
+def kernel_figure(
+    frame: pd.DataFrame, words: Mapping[str, str], most: int = MOST_KERNELS
+) -> go.Figure:
     """The longest kernels (``kernel_frame``), all places together, coloured by verdict."""
     if frame.empty:
         return empty("the profile holds no kernels")
@@ -223,22 +260,22 @@ def kernel_figure(frame: pd.DataFrame, words: Mapping[str, str], most: int = 15)
             hovertemplate="%{customdata}<br>%{x:,.0f} µs<extra>" + words[verdict] + "</extra>",
         )
     layer_axis(fig, names, LABEL)
-    fig.update_xaxes(title="time (µs)")
+    fig.update_xaxes(title="time (µs)", tickformat=",")
     return fig
 
 
 # -- receipts --------------------------------------------------------------------------------------
 
 
-def verdict_receipt(run: str) -> str:
-    """Receipt of ``verdict_frame``: kernel time by verdict."""
+def verdict_receipt(run: str, rows: str = "kernels") -> str:
+    """Receipt of ``verdict_frame``: time by verdict, of kernels or of a CPU's ``operations``."""
     return f"""\
 import json
 from pathlib import Path
 import pandas as pd
 
-kernels = pd.DataFrame(json.loads(Path({run + "/profile.json"!r}).read_text())["kernels"])
-frame = kernels.groupby("verdict")["time_us"].sum().reset_index()
+rows = pd.DataFrame(json.loads(Path({run + "/profile.json"!r}).read_text())[{rows!r}])
+frame = rows.groupby("verdict")["time_us"].sum().reset_index()
 frame["share"] = frame["time_us"] / frame["time_us"].sum()
 """
 
@@ -261,27 +298,37 @@ frame = frame.sort_values("time_us", ascending=False, kind="stable", ignore_inde
 
 
 def verdicts(run: str, profile: Mapping[str, Any]) -> Picture:
-    """Kernel time by verdict."""
+    """Time by verdict."""
     frame = verdict_frame(profile)
+    cpu = is_cpu(profile)
     return Picture(
         "verdicts",
-        "Kernel time by verdict",
-        "Of the time in oneDNN's primitives, by its own log."
-        if is_cpu(profile)
-        else "By kernel name alone; collectives included, memory copies and sets excluded.",
+        "Operator time by where it ran" if cpu else "Kernel time by verdict",
+        f"Of {_spent(frame)} in operators; where matrix work ran is from oneDNN's own log."
+        if cpu
+        else f"Of {_spent(frame)} in kernels, by their names alone; collectives included, memory copies "
+        "and sets excluded.",
         verdict_figure(frame, unit_names(profile)),
         frame,
-        verdict_receipt(run),
+        verdict_receipt(run, "operations" if cpu else "kernels"),
     )
 
 
+def _spent(frame: pd.DataFrame) -> str:
+    return milliseconds(float(frame["time_us"].sum()))
+
+
 def kernels(run: str, profile: Mapping[str, Any]) -> Picture:
-    """The longest kernels."""
+    """The longest kernels; of a CPU, oneDNN's primitives."""
     frame = kernel_frame(profile)
+    names = frame["name"].nunique()
+    shown = f"The {min(MOST_KERNELS, names)} longest of {names}"
     return Picture(
         "kernels",
-        "The longest kernels",
-        "The table lists all of them, with the operation and the module that launched each.",
+        "The longest primitives" if is_cpu(profile) else "The longest kernels",
+        f"{shown}; {_spent(frame)} in oneDNN's own log, which leaves out what oneDNN does not compute."
+        if is_cpu(profile)
+        else f"{shown}; the table lists all, with the operation and the module that launched each.",
         kernel_figure(frame, unit_names(profile)),
         frame,
         kernel_receipt(run),
@@ -291,6 +338,8 @@ def kernels(run: str, profile: Mapping[str, Any]) -> Picture:
 def pictures(run: str, profile: Mapping[str, Any]) -> Iterator[Picture]:
     """What reports show of a profile."""
     yield verdicts(run, profile)
+    if not cause_frame(profile).empty:
+        yield causes(run, profile)
     yield from use_pictures(run, profile)
     yield kernels(run, profile)
     yield roofline(run, profile, unit_names(profile))

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from mpdiag.tensorcores.work.traced_operation import MatrixWork
 
 _FORMAT = "fp16"
-_MOST_GROWTH = 2.0
-"""Padding that makes a size larger than that costs more than it is expected to save: 3 channels to 8."""
 
 
 def paddings(works: Iterable[MatrixWork | None]) -> dict[MatrixWork, tuple[Fault, ...]]:
@@ -45,7 +43,7 @@ def paddings(works: Iterable[MatrixWork | None]) -> dict[MatrixWork, tuple[Fault
             replace(f, multiple=multiples[f.size], padded=padded(f.size, multiples[f.size]))
             for f in faults
         )
-        worth = tuple(f for f in each if f.growth <= _MOST_GROWTH)
+        worth = tuple(f for f in each if f.worth_padding)
         if worth or not faults:
             found[work] = worth
     return found

@@ -64,7 +64,7 @@ def test_what_is_left_out_is_counted():
     document = with_work()
     picture = picture_of("RUN", document)
     assert left_out(document, picture.frame) == 1
-    assert "1 operations are missing" in picture.caption
+    assert "1 operation is missing" in picture.caption
     assert PEAKS["source"] in picture.caption
 
 
@@ -121,6 +121,7 @@ def test_a_device_without_known_rates_has_no_roof(peaks):
     assert (frame["bound"] == "").all()
     picture = picture_of("RUN", document)
     assert "No roof is drawn" in picture.caption
+    assert "Roofline" not in picture.title
     assert not picture.figure.layout.annotations
 
 

@@ -79,3 +79,31 @@ def test_a_profile_of_nothing():
         assert tensor_cores.verdict_frame(empty)["time_us"].sum() == 0
         assert tensor_cores.verdicts("RUN", empty).figure.layout.annotations
         assert tensor_cores.fixable(tensor_cores.operation_frame(empty)).empty
+
+
+def test_a_cpu_has_one_denominator_and_its_own_words(root):
+    stored = json.loads((root / "sample_runs" / "digits" / "profile.json").read_text())
+    picture = tensor_cores.verdicts(str(root / "sample_runs" / "digits"), stored)
+    shares = picture.frame.set_index("verdict")["share"]
+    assert shares["cuda_core"] == pytest.approx(stored["matrix_cuda_core_fraction"])
+    shown = dict(tensor_cores.headline(stored))
+    assert shown["Matrix work on vector units"] == stored["matrix_cuda_core_fraction"]
+    assert sum(shown.values()) == pytest.approx(1.0)
+    names: dict[str, object] = {}
+    exec(picture.receipt, names)
+    found = names["frame"].set_index("verdict")["time_us"]
+    assert found.to_dict() == pytest.approx(
+        picture.frame[picture.frame["time_us"] > 0].set_index("verdict")["time_us"].to_dict()
+    )
+    texts = [p.title + p.caption for p in tensor_cores.pictures("RUN", stored)]
+    assert not [t for t in texts if "kernel" in t.lower() or "CUDA" in t or "Roofline" in t]
+
+
+def test_what_is_no_matrix_work_is_one_fix_and_no_choice_of_its_own():
+    outside = {"cause": "outside", "fix": "compile", "amdahl_bound": 1.25, "time_us": 200.0}
+    rows = [outside | {"op": "add"}, outside | {"op": "relu"}]
+    assert tensor_cores.fixable(tensor_cores.operation_frame({"operations": rows})).empty
+    product = {"cause": "tf32_off", "fix": "allow", "amdahl_bound": 1.25, "op": "mm"}
+    found = tensor_cores.fixable(tensor_cores.operation_frame({"operations": [*rows, product]}))
+    assert list(found["op"]) == ["mm", "2 operations that are not matrix work"]
+    assert found["amdahl_bound"].tolist() == pytest.approx([1.25, 1000 / 600])

@@ -1,0 +1,276 @@
+"""One step of a GPU on the clock: what ran on each stream, and when nothing did."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from mpdiag.display.wording import beginning, counted, in_figure, kernel_label
+from mpdiag.reports.picture import Picture
+from mpdiag.reports.plotting.colors import BLUE, GREY, PURPLE, SKY, VERDICT_COLORS, YELLOW
+from mpdiag.reports.plotting.style import empty, figure, layer_axis
+from mpdiag.reports.views.tensor_core_use import HATCHES
+from mpdiag.tensorcores.usage.summary import IDLE, milliseconds, percent
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    import plotly.graph_objects as go
+
+    from mpdiag.tensorcores.timeline.gaps import Gap
+    from mpdiag.tensorcores.timeline.pieces import StepPieces
+
+PIXELS = 1200
+"""Of a step's length: neighbours of one kind that are nearer than one of them are drawn as one."""
+KINDS = {
+    **{kind: colour for kind, colour in VERDICT_COLORS.items() if kind != "unknown"},
+    "unknown": PURPLE,
+    "collective": YELLOW,
+    "copy": BLUE,
+}
+"""Colour of each kind of work."""
+OTHER_WORDS = {"collective": "collectives", "copy": "copies"}
+LANE = "idle"
+_COLUMNS = ["lane", "kind", "start_us", "duration_us", "kernels", "longest"]
+
+
+def block_frame(work: StepPieces, gaps: Sequence[Gap]) -> pd.DataFrame:
+    """The blocks of a step, in the order of their lanes and starts.
+
+    Args:
+        work: The step.
+        gaps: The longest gaps of the trace, which know their causes.
+
+    Returns:
+        ``lane``: a stream, or ``idle``; ``kind``: a verdict, ``collective``, ``copy``, or the cause
+        of a gap; ``start_us`` from the step's begin, ``duration_us``; ``kernels``: how many pieces
+        are in it; ``longest``: the name of the longest.
+    """
+    least = work.step.wall_us / PIXELS
+    begin = work.step.start_us
+    rows: list[list[Any]] = []
+    for stream in sorted({piece.stream for piece in work.pieces}):
+        rows += _lane(stream, work, least)
+    for start, end in _idle(work):
+        cause = next((g.cause for g in gaps if g.start_us < end and start < g.end_us), "unknown")
+        if end - start >= least:
+            rows.append([LANE, cause, start - begin, end - start, 0, ""])
+    return pd.DataFrame(rows, columns=_COLUMNS)
+
+
+def _lane(stream: str, work: StepPieces, least: float) -> list[list[Any]]:
+    """One stream's blocks."""
+    begin = work.step.start_us
+    blocks: list[list[Any]] = []
+    longest = 0.0
+    for piece in work.pieces:
+        if piece.stream != stream:
+            continue
+        start, end = piece.start_us - begin, piece.start_us + piece.duration_us - begin
+        last = blocks[-1] if blocks else None
+        if last and last[1] == piece.kind and start - (last[2] + last[3]) < least:
+            last[3] = max(last[3], end - last[2])
+            last[4] += 1
+            if piece.duration_us > longest:
+                last[5], longest = piece.name, piece.duration_us
+        else:
+            blocks.append([f"stream {stream}", piece.kind, start, end - start, 1, piece.name])
+            longest = piece.duration_us
+    return blocks
+
+
+def _idle(work: StepPieces) -> list[tuple[float, float]]:
+    """When no piece ran within the step; not known where some pieces were left out."""
+    if work.left_out:
+        return []
+    gaps, reach = [], work.step.start_us
+    for piece in work.pieces:
+        if piece.start_us > reach:
+            gaps.append((reach, piece.start_us))
+        reach = max(reach, piece.start_us + piece.duration_us)
+    if work.step.end_us > reach:
+        gaps.append((reach, work.step.end_us))
+    return gaps
+
+
+def timeline_figure(frame: pd.DataFrame, length_us: float, words: Mapping[str, str]) -> go.Figure:
+    """The blocks of a step (``block_frame``) on the clock.
+
+    Args:
+        frame: The blocks.
+        length_us: Of the step.
+        words: What verdicts are called on the device.
+    """
+    if frame.empty:
+        return empty("nothing ran in this step")
+    lanes = list(dict.fromkeys(frame["lane"]))
+    fig = figure(240 + 46 * len(lanes), barmode="overlay", bargap=0.25)
+    places = {lane: i for i, lane in enumerate(lanes)}
+    named = {**words, **OTHER_WORDS}
+    for kind, colour in KINDS.items():
+        part = frame[(frame["kind"] == kind) & (frame["lane"] != LANE)]
+        _bars(fig, part, places, named[kind], {"color": colour, "line": {"width": 0}})
+    for cause, shape in HATCHES.items():
+        part = frame[(frame["kind"] == cause) & (frame["lane"] == LANE)]
+        pattern = {"shape": shape, "size": 5, "solidity": 0.35}
+        name = f"idle: {IDLE[cause]}"
+        _bars(fig, part, places, name, {"color": GREY, "line": {"width": 0}, "pattern": pattern})
+    layer_axis(fig, lanes)
+    return fig.update_xaxes(
+        title="time in the step (ms)", range=[-0.004 * length_us / 1000, 1.004 * length_us / 1000]
+    )
+
+
+def _bars(
+    fig: go.Figure, part: pd.DataFrame, places: Mapping[str, int], name: str, marker: dict[str, Any]
+) -> None:
+    if part.empty:
+        return
+    fig.add_bar(
+        base=part["start_us"] / 1000,
+        x=part["duration_us"] / 1000,
+        y=[places[lane] for lane in part["lane"]],
+        orientation="h",
+        name=name,
+        showlegend=True,
+        marker=marker,
+        customdata=[_hover(row) for row in part.to_dict("records")],
+        hovertemplate="%{customdata}<extra>" + in_figure(name) + "</extra>",
+    )
+
+
+def _hover(row: Mapping[Any, Any]) -> str:
+    words = [f"{milliseconds(row['duration_us'])} from {milliseconds(row['start_us'])} on"]
+    if row["longest"]:
+        name = in_figure(beginning(kernel_label(str(row["longest"])), 70))
+        words.append(name if row["kernels"] == 1 else f"{row['kernels']} kernels, longest: {name}")
+    return "<br>".join(words)
+
+
+def timeline_caption(work: StepPieces) -> str:
+    """What the figure of a step shows, in figures."""
+    step = work.step
+    where = f"Step {step.name}" if step.name else "The whole trace, for nothing marks its steps"
+    words = f"{where}: {milliseconds(step.wall_us)} from its first kernel on, "
+    words += f"{percent(step.idle_fraction)} of it idle"
+    longest = max(step.gaps, key=lambda cause: step.gaps[cause], default=None)
+    if longest is not None and step.gaps[longest] > 0:
+        words += f" (mostly {IDLE[longest]}: {milliseconds(step.gaps[longest])})"
+    words += f". Blocks join neighbours of one kind that are less than {_join(work)} apart."
+    if work.left_out:
+        words += (
+            f" {counted(work.left_out, 'shorter piece')} of {milliseconds(work.left_out_us)} together "
+            "are not drawn, and so no idle lane."
+        )
+    return words
+
+
+def _join(work: StepPieces) -> str:
+    """The shortest distance that is drawn."""
+    return f"{work.step.wall_us / PIXELS:.3g} µs"
+
+
+def timeline_receipt(path: str, work: StepPieces) -> str:
+    """Receipt of the pieces of a step, of a trace of torch.profiler."""
+    return f"""\
+import gzip, json
+import pandas as pd
+
+path = {path!r}  # of torch.profiler: other traces have other forms
+with (gzip.open(path, "rt") if path.endswith(".gz") else open(path)) as file:
+    events = pd.DataFrame(json.load(file)["traceEvents"])
+events = events[events["cat"].isin(["kernel", "gpu_memcpy", "gpu_memset"])]
+step = (events["ts"] >= {work.step.start_us!r}) & (events["ts"] < {work.step.end_us!r})
+frame = events[step].rename(columns={{"ts": "start_us", "dur": "duration_us"}})
+frame = frame[["name", "start_us", "duration_us"]].sort_values("start_us", ignore_index=True)
+"""
+
+
+def timeline(path: str, work: StepPieces, gaps: Sequence[Gap], words: Mapping[str, str]) -> Picture:
+    """One step on the clock.
+
+    Args:
+        path: The trace, for the receipt.
+        work: The step.
+        gaps: The longest gaps of the trace.
+        words: What verdicts are called on the device.
+    """
+    frame = block_frame(work, gaps)
+    return Picture(
+        "timeline",
+        f"Step {work.step.name} on the clock" if work.step.name else "The trace on the clock",
+        timeline_caption(work),
+        timeline_figure(frame, work.step.wall_us, words),
+        frame,
+        timeline_receipt(path, work),
+    )
+
+
+# -- ranks -----------------------------------------------------------------------------------------
+
+
+RANK_PARTS = {
+    "compute_us": ("computing", VERDICT_COLORS["tensor_core"]),
+    "exposed_collective_us": ("exposed collectives", YELLOW),
+    "idle_us": ("idle", GREY),
+    "rest_us": ("copies alone", SKY),
+}
+"""Words and colour of each part of a rank's step; they add up to its length."""
+
+
+def rank_frame(document: Mapping[str, Any]) -> pd.DataFrame:
+    """One step of each rank (``mpdiag profile --json`` of several traces): a row for each."""
+    rows = []
+    for rank in document["ranks"]:
+        parts = {name: float(rank[name]) for name in RANK_PARTS if name in rank}
+        rest = max(0.0, float(rank["wall_us"]) - sum(parts.values()))
+        rows.append(
+            {"rank": str(rank["rank"]), "wall_us": rank["wall_us"], **parts, "rest_us": rest}
+        )
+    return pd.DataFrame(rows)
+
+
+def rank_figure(frame: pd.DataFrame) -> go.Figure:
+    """A bar for each rank, in parts."""
+    fig = figure(130 + 34 * len(frame), barmode="stack", legend_traceorder="normal")
+    for part, (words, colour) in RANK_PARTS.items():
+        if not (frame[part] > 0).any():
+            continue
+        fig.add_bar(
+            x=frame[part] / 1000,
+            y=list(range(len(frame))),
+            orientation="h",
+            name=words,
+            marker={"color": colour},
+            hovertemplate=f"%{{x:.3g}} ms<extra>{words}</extra>",
+        )
+    layer_axis(fig, [f"rank {rank}" for rank in frame["rank"]])
+    return fig.update_xaxes(title="time (ms)")
+
+
+def ranks(document: Mapping[str, Any]) -> Picture:
+    """One step of several ranks."""
+    frame = rank_frame(document)
+    step = document.get("step")
+    return Picture(
+        "ranks",
+        f"Step {step} on each rank" if step else "The traces of each rank",
+        "Computing may run beside collectives; those are exposed that nothing runs beside. A rank that "
+        f"is ready early waits in them for rank {document['slowest']}.",
+        rank_figure(frame),
+        frame,
+        rank_receipt(),
+    )
+
+
+def rank_receipt() -> str:
+    """Receipt of ``rank_frame``: it runs the command that prints the same."""
+    return """\
+import json, subprocess
+import pandas as pd
+
+words = ["mpdiag", "profile", "rank0.json.gz", "rank1.json.gz", "--json"]  # the traces opened here
+found = json.loads(subprocess.run(words, capture_output=True, text=True).stdout)
+frame = pd.DataFrame(found["ranks"])
+"""

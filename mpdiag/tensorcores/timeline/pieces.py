@@ -1,0 +1,141 @@
+"""What a GPU did piece by piece within some windows of a trace, for a drawing of a step.
+
+The sweep keeps sums alone. This reads the trace again and keeps the longest pieces of each window, so
+that a trace of any length takes no more memory than ``MOST`` pieces a window.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_right
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, NamedTuple
+
+from mpdiag.hardware.kernels import classify
+from mpdiag.tensorcores.events import Copy, Kernel
+from mpdiag.tensorcores.fixes import is_collective
+from mpdiag.tensorcores.readers.recognition import read
+
+if TYPE_CHECKING:
+    import os
+    from collections.abc import Sequence
+
+    from mpdiag.tensorcores.timeline.sweep import Timeline, Window
+
+MOST = 6000
+"""Pieces that are kept of a window and a device, the longest ones."""
+STEPS = 12
+"""Steps that are kept of a trace."""
+
+Device = int | str | None
+
+
+class Piece(NamedTuple):
+    """A kernel or a copy.
+
+    Attributes:
+        start_us: On the GPU.
+        duration_us: Its length.
+        stream: Its stream, as the trace names it.
+        kind: A kernel's verdict by name, ``collective`` or ``copy``.
+        name: Of the kernel; "" for a copy.
+    """
+
+    start_us: float
+    duration_us: float
+    stream: str
+    kind: str
+    name: str
+
+
+@dataclass(frozen=True)
+class StepPieces:
+    """A step in pieces.
+
+    Attributes:
+        step: Its window; that of the whole trace where nothing marks steps.
+        pieces: By start; the longest ``MOST``.
+        left_out: How many shorter ones there are.
+        left_out_us: Their time.
+    """
+
+    step: Window
+    pieces: tuple[Piece, ...]
+    left_out: int = 0
+    left_out_us: float = 0.0
+
+
+@dataclass
+class _Kept:
+    """The longest pieces of a window on one device."""
+
+    heap: list[tuple[float, int, Piece]] = field(default_factory=list)
+    seen: int = 0
+    total_us: float = 0.0
+
+    def add(self, piece: Piece) -> None:
+        self.seen += 1
+        self.total_us += piece.duration_us
+        entry = (piece.duration_us, -self.seen, piece)
+        if len(self.heap) < MOST:
+            heapq.heappush(self.heap, entry)
+        elif entry > self.heap[0]:
+            heapq.heapreplace(self.heap, entry)
+
+
+def chosen_steps(timeline: Timeline, most: int = STEPS) -> tuple[Window, ...]:
+    """The steps to draw: all of them, or the first, the longest, the usual one and some between."""
+    steps = timeline.steps
+    if not steps:
+        return (timeline.whole,)
+    usual = timeline.usual_step
+    longest = max(range(len(steps)), key=lambda i: steps[i].wall_us)
+    wanted = {0, longest, *(i for i, step in enumerate(steps) if step is usual)}
+    every = max(1, -(-len(steps) // most))
+    for i in range(0, len(steps), every):
+        if len(wanted) < most:
+            wanted.add(i)
+    return tuple(steps[i] for i in sorted(wanted))
+
+
+def read_pieces(path: str | os.PathLike[str], windows: Sequence[Window]) -> tuple[StepPieces, ...]:
+    """What ran in some windows of a trace, on the device that worked most in them.
+
+    Args:
+        path: The trace.
+        windows: By start; a piece belongs to the one that it starts in.
+
+    Raises:
+        InputError: If the trace cannot be read.
+    """
+    starts = [window.start_us for window in windows]
+    kept: dict[Device, list[_Kept]] = defaultdict(lambda: [_Kept() for _ in windows])
+    kinds: dict[str, str] = {"": "copy"}
+    for event in read(path):
+        if not isinstance(event, Kernel | Copy):
+            continue
+        at = bisect_right(starts, event.start_us) - 1
+        if at < 0 or event.start_us >= windows[at].end_us:
+            continue
+        name = event.name if isinstance(event, Kernel) else ""
+        if name not in kinds:
+            kinds[name] = _kind(name)
+        piece = Piece(event.start_us, event.duration_us, str(event.stream), kinds[name], name)
+        kept[event.device][at].add(piece)
+    if not kept:
+        return ()
+    busiest = max(kept.values(), key=lambda each: sum(k.total_us for k in each))
+    return tuple(_step(window, k) for window, k in zip(windows, busiest, strict=True) if k.seen)
+
+
+def _step(window: Window, kept: _Kept) -> StepPieces:
+    pieces = sorted(entry[2] for entry in kept.heap)
+    held = sum(piece.duration_us for piece in pieces)
+    out = kept.seen - len(pieces)
+    return StepPieces(window, tuple(pieces), out, kept.total_us - held if out else 0.0)
+
+
+def _kind(name: str) -> str:
+    verdict = classify(name).verdict
+    return "collective" if verdict == "other" and is_collective(name) else verdict

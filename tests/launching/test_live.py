@@ -1,0 +1,201 @@
+"""``mpdiag record --live``: what it says is what ``analyze`` computes, and the training is untouched."""
+
+from __future__ import annotations
+
+import os
+import re
+import struct
+
+import pyarrow as pa
+import pytest
+import script_loops as loops
+import torch
+
+from mpdiag.analysis.run_statistics import InMemoryStatistics
+from mpdiag.analysis.scaling.loss_scale import analyze_loss_scale
+from mpdiag.launching import live_state, live_terminal
+from mpdiag.launching.live_state import LiveState, scale_words, verdict_words, worst_words
+from mpdiag.launching.live_terminal import LINES, Panel, PlainLines, open_surface
+from mpdiag.launching.live_view import LiveView
+from mpdiag.recording.run_folder import Progress
+from mpdiag.runs.run import open_run
+from mpdiag.runs.training_log import TrainingStep, read_log
+
+fcntl = pytest.importorskip("fcntl", reason="needs a terminal of POSIX")
+termios = pytest.importorskip("termios")
+
+
+# -- what it says ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "need"), [("ssd", "needs a loss scale"), ("digits", "needs no")])
+def test_the_verdict_so_far_is_that_of_the_analysis(root, name, need):
+    run = open_run(root / "sample_runs" / name)
+    table = run.table()
+    state = LiveState()
+    half = table.num_rows // 2
+    state.add([table.slice(0, half), table.slice(half)], read_log(run.folder).steps)
+    found = state.so_far()
+    assert not state.changed
+    expected = analyze_loss_scale(InMemoryStatistics(run.records), run_layers(run))
+    assert found.words == scale_words(expected)
+    assert need in found.words
+    assert found.steps == len(set(run.records.step.tolist()))
+    assert verdict_words(found).startswith(f"so far, {found.steps} steps: FP16 {need}")
+    shares = dict(found.worst)
+    assert list(shares.values()) == sorted(shares.values(), reverse=True)
+    layers = {r["name"]: r for r in run_layers(run).of_kind("activation_grad").to_json()}
+    for layer, lost in found.worst:
+        assert layers["" if layer == "the model" else layer]["underflow"] == lost
+    assert "most lost to 0 without a scale" in worst_words(found)
+
+
+def run_layers(run):
+    return InMemoryStatistics(run.records).layers()
+
+
+def test_rows_are_bounded_and_losses_are_told_with_their_course(root, monkeypatch):
+    table = open_run(root / "sample_runs" / "digits").table()
+    monkeypatch.setattr(live_state, "MOST_ROWS", 1000)
+    state = LiveState()
+    state.add([table.slice(i, 500) for i in range(0, 4000, 500)], [])
+    assert 0 < state.so_far().steps < 34
+    assert state.loss_words() == "no loss seen yet"
+    steps = [TrainingStep(i, loss, 1.0) for i, loss in enumerate([8.0, 4.0, float("nan"), 1.0])]
+    state.add([], steps[:2])
+    state.add([], steps)  # some of them again
+    assert state.loss_words() == "loss 1 at step 3  █▄×▁  began at 8"
+    assert verdict_words(LiveState().so_far()) == "so far nothing: no step was recorded yet"
+
+
+# -- where it says it ------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def terminal():
+    """A pseudo-terminal of 80 × 24: what is read from it, and the end to draw on."""
+    reader, writer = os.openpty()
+    fcntl.ioctl(writer, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    yield lambda: os.read(reader, 1 << 16).decode(), writer
+    os.close(reader)
+    os.close(writer)
+
+
+def test_the_panel_keeps_to_its_lines_and_gives_the_terminal_back(terminal, capsys):
+    read, fd = terminal
+    panel = Panel(fd)
+    panel.draw("mpdiag · \x1b[2Jrun", ["loss 1", "so far " + "x" * 200, "a\nb"])
+    text = read()
+    assert "\x1b[1;19r" in text  # all but the last five lines scroll
+    assert text.count("\x1b7") == text.count("\x1b8") == 2  # the cursor is put back
+    assert re.findall(r"\x1b\[(\d+);1H", text) == ["20", "21", "22", "23", "24"]
+    assert "\x1b[2J" not in text  # a name cannot clear the screen
+    lines = re.sub(r"\x1b(\[[0-9;]*[A-Za-z]|[78])", "\n", text).split("\n")
+    assert max(map(len, lines)) < 80
+    assert any(line.endswith("x…") for line in lines)
+    panel.draw("again", [])
+    assert "r\x1b8" not in read()  # the margins are set once
+    panel.close(["the last word"])
+    assert "\x1b[r" in read()
+    assert capsys.readouterr().err == "mpdiag: the last word\n"
+
+
+def test_a_resized_terminal_gets_new_margins(terminal):
+    read, fd = terminal
+    panel = Panel(fd)
+    panel.draw("run", [])
+    read()
+    fcntl.ioctl(fd, termios.TIOCSWINSZ, struct.pack("HHHH", 40, 100, 0, 0))
+    panel.draw("run", [])
+    assert f"\x1b[1;{40 - LINES}r" in read()
+
+
+def test_no_terminal_and_a_dumb_one_get_plain_lines(terminal, monkeypatch):
+    _, fd = terminal
+    assert isinstance(open_surface(), PlainLines)  # stderr is captured
+    with os.fdopen(os.dup(fd), "w") as stderr:
+        monkeypatch.setattr("sys.stderr", stderr)
+        assert isinstance(open_surface({"TERM": "xterm"}), Panel)
+        assert isinstance(open_surface({"TERM": "dumb"}), PlainLines)
+        fcntl.ioctl(fd, termios.TIOCSWINSZ, struct.pack("HHHH", 10, 80, 0, 0))
+        assert isinstance(open_surface({"TERM": "xterm"}), PlainLines)
+
+
+# -- when ------------------------------------------------------------------------------------------
+
+
+class Surface:
+    seconds = 0.5
+
+    def __init__(self):
+        self.drawn, self.closed = [], []
+
+    def draw(self, title, lines):
+        self.drawn.append((title, list(lines)))
+
+    def close(self, lines):
+        self.closed.append(list(lines))
+
+
+def test_at_most_two_a_second_and_a_hundredth_of_the_time():
+    now = [0.0]
+    surface = Surface()
+    view = LiveView("run", surface, lambda: now[0])
+    slow = [0.0]
+
+    def draw(title, lines):
+        Surface.draw(surface, title, lines)
+        now[0] += slow[0]
+
+    surface.draw = draw
+    for _ in range(1000):  # 10 seconds
+        if view.due():
+            view.show(Progress(5, 1, [], []))
+        view.draw()
+        now[0] += 0.01
+    assert 18 <= len(surface.drawn) <= 21
+    slow[0] = 0.02
+    surface.drawn.clear()
+    begin = now[0]
+    while now[0] < begin + 20:
+        if view.due():
+            view.show(Progress(5, 1, [], []))
+        view.draw()
+        now[0] += 0.01
+    assert len(surface.drawn) * slow[0] <= 0.02 * 20
+    view.close()
+    view.close()
+    assert surface.closed == [["so far nothing: no step was recorded yet"], []]
+
+
+def test_what_fails_while_drawing_ends_the_drawing_alone(capsys):
+    view = LiveView("run", Surface())
+    view.show(Progress(5, 1, [pa.table({"no": ["columns"]})], []))
+    view.draw()
+    assert "the live view ended" in capsys.readouterr().err
+    assert not view.due()
+
+
+# -- the training ----------------------------------------------------------------------------------
+
+
+def weights(made):
+    return [p.detach().clone() for m in made.models.values() for p in m.parameters()]
+
+
+def test_a_training_that_is_shown_is_the_same_bit_for_bit(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(live_terminal, "SECONDS_BETWEEN_LINES", 0.0)
+    with loops.recording(tmp_path / "live", every=2, live=True):
+        made = loops.dcgan(turns=8)
+    told = capsys.readouterr().err
+    assert re.search(r"mpdiag: mpdiag · live · \d+ steps, \d+ recorded; loss ", told)
+    assert "so far, " in told.splitlines()[-1] or "so far, " in told
+    with loops.recording(tmp_path / "plain", every=2):
+        plain = loops.dcgan(turns=8)
+    assert all(map(torch.equal, weights(made), weights(plain)))
+    assert made.printed == plain.printed
+    rows = [open_run(tmp_path / name).table() for name in ("live", "plain")]
+    assert rows[0].drop_columns(["scale"]).equals(rows[1].drop_columns(["scale"]))
+    losses = [read_log(tmp_path / name).steps for name in ("live", "plain")]
+    assert [s.loss for s in losses[0]] == [s.loss for s in losses[1]]
+    assert "so far" not in capsys.readouterr().err
