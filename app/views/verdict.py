@@ -17,11 +17,7 @@ chosen = run_folder.current()
 widgets.heading("Verdict", chosen)
 analysis = run_cache.analysis(chosen)
 plan = analysis.plan
-worst = {finding.severity for finding in analysis.findings}
-bad = "error" in worst or analysis.verdict.level == "cannot"
-sure = st.success if analysis.verdict.level == "shown" else st.info
-box = st.error if bad else st.warning if plan.loss_scale.needed else sure
-box(f"**{in_markdown(analysis.verdict.text)}**", icon=":material/gavel:")
+widgets.verdict_box(analysis)
 for title, clauses in grounds(analysis.verdict):
     st.markdown(f"**{title}.** {in_markdown(sentence(clauses))}")
 
@@ -72,7 +68,7 @@ st.dataframe(
 st.download_button(
     "Download the plan",
     data=json.dumps(plan.to_json(), indent=2, ensure_ascii=False),
-    file_name="plan.json",
+    file_name=f"{chosen.folder.resolve().name}-plan.json",
     mime="application/json",
     icon=":material/download:",
     on_click="ignore",
