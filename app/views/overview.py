@@ -11,7 +11,7 @@ import widgets
 
 from mpdiag.analysis.comparison.half_precision import unused_precision
 from mpdiag.display.wording import in_markdown, percent, sentence
-from mpdiag.plan import FILE as PLAN
+from mpdiag.reports.next_commands import PLAN
 from mpdiag.reports.views import overview, tensor_cores, training
 from mpdiag.reports.views.gradients.frame import in_model_order
 from mpdiag.reports.views.runs import format_of, kind_of
