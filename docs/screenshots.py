@@ -35,7 +35,16 @@ PAGES = {
 }
 """Of each picture: its page, how many figures must be drawn on it, the height of the window."""
 VIEWS = (
-    *("runs", "overview", "verdict", "gradients", "updates", "operations", "tensor_cores", "training"),
+    *(
+        "runs",
+        "overview",
+        "verdict",
+        "gradients",
+        "updates",
+        "operations",
+        "tensor_cores",
+        "training",
+    ),
     *("training?tab=Loss-scale+replay", "gradients?tab=One+layer", "compare"),
 )
 WIDTH, HEIGHT = 1400, 1560

@@ -10,7 +10,7 @@ import run_folder
 import streamlit as st
 import widgets
 
-from mpdiag.display.wording import counted, in_markdown, sentence
+from mpdiag.display.wording import counted, in_markdown, percent, sentence
 from mpdiag.reports.views.verdict import facts, formats_frame, formats_note, grounds, levels_frame
 
 chosen = run_folder.current()
@@ -62,9 +62,7 @@ st.caption("Predicted by counting: weights, gradients, optimizer state and store
 st.dataframe(levels_frame(plan), hide_index=True)
 st.subheader("Values lost, by format", anchor=False)
 st.caption(in_markdown(formats_note(analysis)))
-st.dataframe(
-    formats_frame(analysis.formats).style.format("{:.3%}", na_rep="–"),
-)
+st.dataframe(formats_frame(analysis.formats).map(percent))
 st.download_button(
     "Download the plan",
     data=json.dumps(plan.to_json(), indent=2, ensure_ascii=False),

@@ -26,7 +26,7 @@ def listing(tmp_path, name="run", **meta):
     return Listing(tmp_path / name, Run(tmp_path / name, meta), None)
 
 
-def planned(need, level="expected", scale=16384.0):
+def planned(need, level="expected", scale=64.0):
     return Glance(plan=PlanGlance(Verdict(level, "…"), "fp16", need, scale))
 
 
@@ -34,8 +34,8 @@ def planned(need, level="expected", scale=16384.0):
     ("glance", "expected"),
     [
         (Glance(), Badge("not analyzed")),
-        (planned("needed"), Badge("needs scale 16384", "careful")),
-        (planned("advisable"), Badge("scale 16384 advised", "good")),
+        (planned("needed"), Badge("needs scale 64", "careful")),
+        (planned("advisable"), Badge("scale 64 advised", "good")),
         (planned("not needed"), Badge("needs no scale", "good")),
         (planned("not needed", "shown"), Badge("needs no scale, shown", "good")),
         (planned("needed", "cannot"), Badge("cannot train so", "bad")),
