@@ -277,6 +277,8 @@ def link(page: str, label: str, **query: str) -> None:
     """A link to another view of the same run."""
     run = st.session_state.get("run")
     values = {**({"run": run} if run else {}), **query}
+    if st.session_state.get(run_folder.SAMPLES):
+        values[run_folder.SAMPLES] = "true"
     st.page_link(
         f"views/{page}.py", label=label, icon=":material/arrow_forward:", query_params=values
     )

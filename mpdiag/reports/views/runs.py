@@ -12,7 +12,6 @@ from mpdiag.display.wording import scale_text
 from mpdiag.numerics.formats import FORMATS
 from mpdiag.reports.glance import Glance
 from mpdiag.reports.picture import View
-from mpdiag.reports.plotting.colors import BLUE, GREEN, GREY, ORANGE, VERMILION
 from mpdiag.reports.views.training import family, root_of
 
 if TYPE_CHECKING:
@@ -51,8 +50,14 @@ class Badge:
     tone: Literal["good", "careful", "bad", "busy", "plain"] = "plain"
 
 
-TONES = {"good": GREEN, "careful": ORANGE, "bad": VERMILION, "busy": BLUE, "plain": GREY}
-"""The colour of each tone of a badge."""
+TONES = {
+    "good": "#00745a",
+    "careful": "#9c5c00",
+    "bad": "#b14300",
+    "busy": "#1c689f",
+    "plain": "#646e7d",
+}
+"""The colour of each tone of a badge: those of the figures, dark enough for white words on them."""
 _NEEDS = {
     "needed": ("needs scale {}", "careful"),
     "advisable": ("scale {} advised", "good"),
