@@ -29,6 +29,7 @@ STYLE = """<style>
 .st-key-commands pre { padding: 0.45rem 0.8rem; }
 .st-key-commands pre code { font-size: 0.8rem; }
 [data-testid="stAlertContainer"] { padding: 0.6rem 0.9rem; }
+[data-testid="stCaptionContainer"] { color: inherit; opacity: 0.78; }
 .st-key-heading h2 { padding: 0; }
 @media (max-width: 640px) {
     .stMainBlockContainer { padding: 3.9rem 1rem 3rem; }

@@ -83,7 +83,7 @@ def columns(frame: pd.DataFrame, tones: dict[str, str]) -> dict[str, Any]:
     column = st.column_config
     words, colours = views.badge_colours(frame, tones)
     return {
-        views.MARK: column.TextColumn("", pinned=True, width=34),
+        views.MARK: column.TextColumn(views.BELOW, pinned=True, width=34),
         "run": column.TextColumn("run", pinned=True, width=165),
         "verdict": column.MultiselectColumn(
             "verdict",

@@ -196,16 +196,16 @@ def test_a_click_on_a_row_of_the_list_opens_its_run(page, address):
     table = page.locator('[data-testid="stDataFrame"]')
     table.locator("canvas").first.wait_for()
     at_rest(page)
-    table.click(position={"x": 270, "y": 2.5 * row})  # the verdict of ssd, below the newer ssd-2
+    table.click(position={"x": 270, "y": 2.5 * row})  # the verdict of ssd-2, below ssd
     heading = page.locator('[data-testid="stHeading"]').first
-    playwright.expect(heading).to_have_text("ssd", timeout=PATIENCE)
-    page.wait_for_url("**/overview?run=ssd")
+    playwright.expect(heading).to_have_text("ssd-2", timeout=PATIENCE)
+    page.wait_for_url("**/overview?run=ssd-2")
     page.locator(".js-plotly-plot .main-svg").first.wait_for()
     assert page.get_by_role("combobox").first.get_attribute("aria-label") is not None
-    page.get_by_text("Without a scale FP16 loses").first.click()
+    page.locator(".st-key-findings summary").first.click()
     page.get_by_text("How it was computed").first.wait_for()  # the finding has unfolded
     page.get_by_role("link", name="Why").click()
-    page.wait_for_url("**/verdict?run=ssd")
+    page.wait_for_url("**/verdict?run=ssd-2")
 
     open_view(page, address, "runs")
     table.locator("canvas").first.wait_for()
