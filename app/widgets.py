@@ -269,16 +269,30 @@ def ways_on() -> None:
             link("tensor_cores", "Tensor Cores")
         else:
             if root in runs and run_folder.is_recording(runs[root]):
-                link("overview", f"The recording {in_markdown(root)}", run=root)
+                open_run("overview", f"The recording {in_markdown(root)}", root)
             link("training", "Training")
 
 
 def link(page: str, label: str, **query: str) -> None:
     """A link to another view of the same run."""
     run = st.session_state.get("run")
-    values = {**({"run": run} if run else {}), **query}
-    if st.session_state.get(run_folder.SAMPLES):
-        values[run_folder.SAMPLES] = "true"
+    # What the address holds for the sidebar goes along by itself, and would stand there twice.
+    own = {"run": run} if run and "run" not in st.query_params else {}
     st.page_link(
-        f"views/{page}.py", label=label, icon=":material/arrow_forward:", query_params=values
+        f"views/{page}.py",
+        label=label,
+        icon=":material/arrow_forward:",
+        query_params={**own, **query},
     )
+
+
+def open_run(page: str, label: str, run: str) -> None:
+    """A button that leads to a view of another run; a link cannot: the address keeps this one."""
+    if st.button(
+        label,
+        key=f"open-{page}-{run}",
+        icon=":material/arrow_forward:",
+        type="tertiary",
+        on_click=lambda: st.session_state.update(run=run),
+    ):
+        st.switch_page(f"views/{page}.py")

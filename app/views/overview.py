@@ -144,8 +144,8 @@ def by_a_plan(listing: Listing) -> None:
             st.warning(in_markdown(remark), icon=":material/warning:")
         with st.container(horizontal=True):
             if root is not None:
-                words = f"The recording {in_markdown(run_folder.run_name(root))}"
-                widgets.link("overview", words, run=run_folder.run_name(root))
+                recorded = run_folder.run_name(root)
+                widgets.open_run("overview", f"The recording {in_markdown(recorded)}", recorded)
             widgets.link("training", "Scale, skips and alarms")
     with right:
         commands(overview.training_steps(listing.folder, None if root is None else root.folder))

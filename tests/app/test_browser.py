@@ -205,7 +205,7 @@ def test_a_click_on_a_row_of_the_list_opens_its_run(page, address):
     page.locator(".st-key-findings summary").first.click()
     page.get_by_text("How it was computed").first.wait_for()  # the finding has unfolded
     page.get_by_role("link", name="Why").click()
-    page.wait_for_url("**/verdict?run=ssd-2")
+    page.wait_for_url("**/verdict?run=ssd-2")  # once: the address keeps the sidebar's run by itself
 
     open_view(page, address, "runs")
     table.locator("canvas").first.wait_for()

@@ -147,13 +147,19 @@ def test_a_link_reads_nothing_outside_the_folder(opened, root, tmp_path, name):
     assert "Detector" not in words(test)
 
 
-def test_a_training_by_a_plan_leads_on_to_its_recording(opened):
-    test = opened(view="verdict", run="ssd-fp16-plan")
+@pytest.mark.parametrize("view", ["overview", "verdict"])
+def test_a_training_by_a_plan_leads_on_to_its_recording(opened, view):
+    test = opened(view=view, run="ssd-fp16-plan")
     assert not test.exception
     assert not test.error
-    links = [str(link.proto) for link in test.get("page_link")]
-    assert any("The recording ssd" in link and "run=ssd" in link for link in links)
-    assert any("Training" in link for link in links)
+    assert any(
+        '"Training"' in str(link.proto) or "Scale" in str(link.proto)
+        for link in test.get("page_link")
+    )
+    (button,) = (one for one in test.button if "The recording ssd" in one.label)
+    test = button.click().run()
+    assert test.sidebar.selectbox[0].value == "ssd"
+    assert "Without a loss scale" in words(test)
 
 
 def test_a_link_to_a_run_that_is_gone_says_so(opened):
