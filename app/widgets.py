@@ -269,7 +269,7 @@ def ways_on() -> None:
             link("tensor_cores", "Tensor Cores")
         else:
             if root in runs and run_folder.is_recording(runs[root]):
-                open_run("overview", f"The recording {in_markdown(root)}", root)
+                open_run(f"The recording {in_markdown(root)}", root)
             link("training", "Training")
 
 
@@ -286,13 +286,12 @@ def link(page: str, label: str, **query: str) -> None:
     )
 
 
-def open_run(page: str, label: str, run: str) -> None:
-    """A button that leads to a view of another run; a link cannot: the address keeps this one."""
-    if st.button(
+def open_run(label: str, run: str) -> None:
+    """A button that shows another run in this view; a link cannot: the address keeps this one."""
+    st.button(
         label,
-        key=f"open-{page}-{run}",
+        key=f"open-{run}",
         icon=":material/arrow_forward:",
         type="tertiary",
         on_click=lambda: st.session_state.update(run=run),
-    ):
-        st.switch_page(f"views/{page}.py")
+    )

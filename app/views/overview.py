@@ -145,7 +145,7 @@ def by_a_plan(listing: Listing) -> None:
         with st.container(horizontal=True):
             if root is not None:
                 recorded = run_folder.run_name(root)
-                widgets.open_run("overview", f"The recording {in_markdown(recorded)}", recorded)
+                widgets.open_run(f"The recording {in_markdown(recorded)}", recorded)
             widgets.link("training", "Scale, skips and alarms")
     with right:
         commands(overview.training_steps(listing.folder, None if root is None else root.folder))

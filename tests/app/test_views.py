@@ -159,7 +159,7 @@ def test_a_training_by_a_plan_leads_on_to_its_recording(opened, view):
     (button,) = (one for one in test.button if "The recording ssd" in one.label)
     test = button.click().run()
     assert test.sidebar.selectbox[0].value == "ssd"
-    assert "Without a loss scale" in words(test)
+    assert "with a loss scale of 64" in test.warning[0].value
 
 
 def test_a_link_to_a_run_that_is_gone_says_so(opened):
