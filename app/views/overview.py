@@ -11,7 +11,6 @@ import widgets
 
 from mpdiag.analysis.comparison.half_precision import unused_precision
 from mpdiag.display.wording import in_markdown, percent, sentence
-from mpdiag.reports.next_commands import PLAN
 from mpdiag.reports.views import overview, tensor_cores, training
 from mpdiag.reports.views.gradients.frame import in_model_order
 from mpdiag.reports.views.runs import format_of, kind_of
@@ -102,7 +101,7 @@ def next_steps(
     beside = run_folder.logged_beside(listing)
     trained = [beside[name].folder for name in logs if kind_of(beside[name]) == "training"]
     trained.sort(key=lambda folder: not folder.name.endswith("-plan"))  # the demo's own comes first
-    planned = (listing.folder / PLAN).is_file()
+    planned = (listing.folder / overview.PLAN).is_file()
     return overview.next_steps(analysis, planned=planned, trained=trained)
 
 

@@ -212,7 +212,7 @@ def test_a_click_on_a_row_of_the_list_opens_its_run(page, address):
     at_rest(page)
     table.click(position={"x": 100, "y": row / 2})  # from A to Z: hostile, ssd, ssd-2, torn
     page.wait_for_timeout(1500)
-    assert page.url.endswith("/runs")
+    assert "/runs" in page.url
     table.click(position={"x": 100, "y": 1.5 * row})
     page.wait_for_url("**/overview?run=hostile")
 

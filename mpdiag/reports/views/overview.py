@@ -18,6 +18,7 @@ from mpdiag.analysis.findings import Finding
 from mpdiag.analysis.layers import Layers
 from mpdiag.display.wording import counted, percent, scale_text, sentence, spoken_layer
 from mpdiag.numerics.formats import FP16
+from mpdiag.plan import FILE as PLAN
 from mpdiag.reports import next_commands
 from mpdiag.reports.picture import View
 from mpdiag.reports.plotting.style import exponent_axis
@@ -235,7 +236,7 @@ def next_steps(
     found: list[next_commands.Words] = []
     if analysis.concluded and not planned:
         found.append(next_commands.analyze_it(run, None))
-    plan = Path(str(run)) / next_commands.PLAN if planned else None
+    plan = Path(str(run)) / PLAN if planned else None
     found.append(after_analysis(analysis, run, plan))
     found += [next_commands.compare_them(run, other) for other in trained]
     if analysis.concluded and analysis.verdict.level == "expected":
