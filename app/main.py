@@ -17,30 +17,53 @@ if HERE not in sys.path:
 import run_folder  # noqa: E402 - found beside this file
 import widgets  # noqa: E402 - likewise
 
-from mpdiag.display.wording import in_markdown  # noqa: E402
 from mpdiag.errors import MpdiagError  # noqa: E402
 from mpdiag.reports.registry import VIEWS  # noqa: E402
 
+STYLE = """<style>
+.stMainBlockContainer { padding: 3rem 2.5rem 3rem; }
+.st-key-findings summary p {  /* a line each; unfolded, a finding says it all */
+    white-space: nowrap; overflow: hidden; text-overflow: ellipsis;
+}
+.st-key-findings summary [data-testid="stMarkdownContainer"] { min-width: 0; }
+.st-key-commands pre { padding: 0.45rem 0.8rem; }
+.st-key-commands pre code { font-size: 0.8rem; }
+[data-testid="stAlertContainer"] { padding: 0.6rem 0.9rem; }
+[data-testid="stCaptionContainer"] { color: inherit; opacity: 0.78; }
+.st-key-heading h2 { padding: 0; }
+@media (max-width: 640px) {
+    .stMainBlockContainer { padding: 3.9rem 1rem 3rem; }
+    .js-plotly-plot .modebar-container { display: none; }  /* it would lie over the legend */
+}
+</style>"""
+
+
+def start() -> None:
+    """What the bare address opens: the overview of a run, or the list where there is none."""
+    page = "overview" if run_folder.listings() else "runs"
+    st.switch_page(f"views/{page}.py", query_params=st.query_params.to_dict())
+
+
 st.set_page_config("mpdiag", page_icon=f"{HERE}/icon.png", layout="wide")
 st.logo(f"{HERE}/logo.svg", size="large")
-st.html("<style>.stMainBlockContainer { padding-top: 3.2rem; }</style>")
+st.html(STYLE)
+first = st.Page(start, title="Start", default=True, visibility="hidden")
 page = st.navigation(
     [
-        st.Page(
-            f"views/{view.name}.py",
-            title=view.title,
-            icon=f":material/{view.icon}:",
-            default=view.name == "runs",
-        )
-        for view in VIEWS
+        first,
+        *(
+            st.Page(f"views/{view.name}.py", title=view.title, icon=f":material/{view.icon}:")
+            for view in VIEWS
+        ),
     ]
 )
+chosen = None
 try:
-    chosen = widgets.choose_run()
+    if page is not first:
+        chosen = widgets.sidebar()
     if chosen is not None and run_folder.live(chosen):
         widgets.follow(chosen)
     page.run()
 except MpdiagError as error:
-    st.error(in_markdown(str(error)), icon=":material/error:")
+    widgets.complain(error, chosen)
     widgets.ways_on()
-st.sidebar.caption(in_markdown(f"Runs in {run_folder.folder()}"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import run_folder
@@ -12,6 +13,7 @@ from mpdiag.analysis.comparison.models import KnownModel
 from mpdiag.errors import InputError, RunNotFound
 from mpdiag.numerics.formats import FP16
 from mpdiag.reports.contents import RunContents, read_contents, read_plans
+from mpdiag.reports.glance import Glance, PlanGlance, read_glance
 from mpdiag.reports.views.gradients.frame import in_model_order
 from mpdiag.runs.run import META, Listing
 from mpdiag.runs.stored_profile import read_profile
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 
 def stamp(run: Path) -> tuple[tuple[str, int, int], ...]:
     """What changes when a run does: names, times and sizes of its files."""
-    made = ("plan.json", "profile.json", "sensitivity.json", "search.json")
+    made = ("plan.json", "profile.json", "sensitivity.json", "search.json", "comparison.json")
     paths = [run / META, run / FILE, *(run / name for name in made)]
     for parts in ("stats/*.parquet", "operations/*.parquet", "modules/*.parquet", "ranks/*.json"):
         paths += sorted(run.glob(parts))
@@ -55,7 +57,11 @@ def analysis(listing: Listing, target: str = FP16.name) -> Analysis:
             "recorded: select the recording that the plan was made from, or see its Training view"
         )
         raise RunNotFound(message)
-    return _analysis(str(listing.folder), target, str(stamp(listing.folder)))
+    key = (str(listing.folder), str(stamp(listing.folder)))
+    found = _analysis(key[0], target, key[1])
+    if target == FP16.name:
+        _plans_made()[key] = PlanGlance.of(found.plan)
+    return found
 
 
 @st.cache_resource(max_entries=16, show_spinner=False)
@@ -66,6 +72,26 @@ def _log(run: str, moment: str) -> TrainingLog:
 def log(listing: Listing) -> TrainingLog:
     """A run's training log, read once for each state of its files."""
     return _log(str(listing.folder), str(stamp(listing.folder)))
+
+
+@st.cache_resource(max_entries=1024, show_spinner=False)
+def _glance(run: str, moment: str, _listing: Listing) -> Glance:
+    return read_glance(_listing.folder)
+
+
+@st.cache_resource(show_spinner=False)
+def _plans_made() -> dict[tuple[str, str], PlanGlance]:
+    """What analyses of this dashboard decided, by run and state of its files."""
+    return {}
+
+
+def glance(listing: Listing) -> Glance:
+    """What a run's files say, and what this dashboard found if it has analyzed the run already."""
+    key = (str(listing.folder), str(stamp(listing.folder)))
+    found = _glance(*key, listing)
+    if found.plan is None and key in _plans_made():
+        return replace(found, plan=_plans_made()[key])
+    return found
 
 
 @st.cache_resource(max_entries=12, show_spinner=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from datetime import datetime, timezone
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,12 @@ import streamlit as st
 from mpdiag.display.wording import duration, in_markdown
 from mpdiag.errors import MpdiagError, RunNotFound
 from mpdiag.installation.bundled import sample_runs
+from mpdiag.reports.views.runs import format_of, kind_of
 from mpdiag.runs.run import META, Listing, Run, list_runs, open_run
 from mpdiag.runs.training_log import FILE
 
+SAMPLES = "samples"
+"""The switch that shows the sample runs beside one's own: its key, and its name in a link."""
 LIVE = ("recording", "training")
 SILENT = 120
 """Seconds without a write after which a run that says it is recording may have been killed."""
@@ -26,8 +30,31 @@ def folder() -> Path:
     return Path(named) if named else sample_runs()
 
 
+def samples() -> Path | None:
+    """The bundled sample runs, if they are not what this app was opened on."""
+    return _samples_beside(folder())
+
+
+@cache
+def _samples_beside(shown: Path) -> Path | None:
+    try:
+        bundled = sample_runs().resolve()
+    except RunNotFound:
+        return None
+    own = shown.resolve()
+    return None if own == bundled or bundled in own.parents else bundled
+
+
 def listings() -> list[Listing]:
-    """The runs to choose from; a name in a link is only ever looked up here, never joined to a path."""
+    """The runs to choose from; a name in a link is only ever looked up here, never joined to a path.
+
+    The bundled sample runs come after one's own, if the switch in the sidebar asks for them.
+    """
+    bundled = samples() if st.session_state.get(SAMPLES) else None
+    return _own() + (list_runs(bundled) if bundled is not None else [])
+
+
+def _own() -> list[Listing]:
     root = folder()
     if not (root / META).is_file():
         return list_runs(root)
@@ -37,16 +64,25 @@ def listings() -> list[Listing]:
         return [Listing(root, None, str(error))]
 
 
+def is_sample(listing: Listing) -> bool:
+    """Whether a run is one of the bundled ones, shown beside one's own."""
+    return listing.folder.parent == samples()
+
+
 def run_name(listing: Listing) -> str:
-    """What a run is called here."""
-    return listing.folder.resolve().name
+    """What a run is called here; a sample run beside one's own by ``sample/`` and its name."""
+    name = listing.folder.resolve().name
+    return f"sample/{name}" if is_sample(listing) else name
+
+
+def place_of(listing: Listing) -> Path:
+    """The folder that holds a run."""
+    return listing.folder.parent if listing.folder != folder() else listing.folder.resolve().parent
 
 
 def is_recording(listing: Listing) -> bool:
     """Whether a run is a recording, not a training by a plan or a profile alone."""
-    if listing.run is None:
-        return False
-    return not listing.run.meta.get("training") and not listing.run.meta.get("profile_only")
+    return kind_of(listing) == "recording"
 
 
 def opened(listing: Listing) -> Run:
@@ -77,21 +113,35 @@ def logged() -> dict[str, Listing]:
     }
 
 
+def logged_beside(listing: Listing) -> dict[str, Listing]:
+    """Those of them in the same folder as a run, by their folders' names, as receipts write them."""
+    root = place_of(listing)
+    found = (item for item in logged().values() if place_of(item) == root)
+    return {item.folder.resolve().name: item for item in found}
+
+
 def model_of(listing: Listing) -> str:
     """The type of a run's model, as far as its meta.json says."""
     model = listing.run.meta.get("model") if listing.run else None
     return str(model.get("type") or "") if isinstance(model, dict) else ""
 
 
-def describe(listing: Listing) -> str:
-    """One line on a run: model, steps, state, when it was last written; Markdown-safe."""
+def describe(listing: Listing, *, named: bool = True) -> str:
+    """One line on a run: name, model, steps, state, when it was last written; Markdown-safe."""
     run = opened(listing)
     meta = run.meta
-    words = [run_name(listing), model_of(listing)]
+    words = [run_name(listing) if named else "", model_of(listing)]
     if meta.get("steps_recorded") is not None:
-        words.append(f"{meta['steps_recorded']} of {meta.get('steps_seen')} steps recorded")
+        words.append(
+            f"{_number(meta['steps_recorded'])} of {_number(meta.get('steps_seen'))} steps recorded"
+        )
+    words.append(format_of(meta))
     words.append(state_of(meta))
     return in_markdown(" · ".join(word for word in words if word))
+
+
+def _number(value: object) -> str:
+    return f"{value:,}" if isinstance(value, int) else str(value)
 
 
 def state_of(meta: Any) -> str:

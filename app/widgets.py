@@ -9,28 +9,33 @@ import run_cache
 import run_folder
 import streamlit as st
 
-from mpdiag.display.explanations import explanation
-from mpdiag.display.wording import in_markdown, layer_name
+from mpdiag.display.explanations import command_for, explanation
+from mpdiag.display.wording import counted, in_markdown, layer_name, sentence
+from mpdiag.errors import RunNotFound
 from mpdiag.reports.csv_text import csv_text
-from mpdiag.reports.views.training import family
+from mpdiag.reports.views.runs import kind_of
+from mpdiag.reports.views.training import root_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     import pandas as pd
 
+    from mpdiag.analysis.analyzer import Analysis
+    from mpdiag.analysis.findings import Finding
+    from mpdiag.errors import MpdiagError
     from mpdiag.reports.picture import Picture
     from mpdiag.runs.run import Listing
 
 ALL = "(all together)"
 
 
-def choose_run(label: str = "Run", key: str = "run") -> Listing | None:
+def choose_run(place: Any, label: str = "Run", key: str = "run") -> Listing | None:
     """A select box of the folder's runs, remembered in the address."""
     known = {run_folder.run_name(item): item for item in run_folder.listings()}
     if not known:
         return None
-    # The newest recording first: a training by a plan has no gradients to look at.
+    # The newest recording of one's own first: a training by a plan has no gradients to look at.
     first = next(
         (name for name, item in known.items() if run_folder.is_recording(item)), next(iter(known))
     )
@@ -39,15 +44,33 @@ def choose_run(label: str = "Run", key: str = "run") -> Listing | None:
     if asked and asked not in known:
         words = f"This link points to run {asked}, which is not in this folder. Showing {first}."
         st.warning(in_markdown(words), icon=":material/link_off:")
-    return known.get(st.sidebar.selectbox(label, names, key=key, bind="query-params"))
+    return known.get(place.selectbox(label, names, key=key, bind="query-params"))
 
 
-def choose_row(names: Sequence[str]) -> None:
-    """Take the run whose row was ticked in the list of runs."""
-    rows = st.session_state["chosen_row"]["selection"]["rows"]
-    if rows and rows[0] < len(names):
-        st.session_state["run"] = names[rows[0]]
-        st.session_state["row_was_chosen"] = True
+def sidebar() -> Listing | None:
+    """The run that the pages show, the switch for the sample runs, and where the runs lie."""
+    place = st.sidebar.container()
+    if run_folder.samples() is not None:  # before the list of runs, which it decides
+        st.sidebar.toggle(
+            "Show the sample runs, too",
+            key=run_folder.SAMPLES,
+            bind="query-params",
+            help="Runs that come with mpdiag. They are listed after your own.",
+        )
+    st.sidebar.caption(in_markdown(f"Runs in {run_folder.folder()}"))
+    return choose_run(place)
+
+
+def complain(error: MpdiagError, listing: Listing | None) -> None:
+    """Say why a page shows nothing: as a note where that is as it should be, else as an error."""
+    words = in_markdown(str(error))
+    if listing is None:
+        normal = isinstance(error, RunNotFound)
+    else:
+        empty = listing.run is not None and not listing.run.parts()
+        normal = empty and (not run_folder.is_recording(listing) or run_folder.live(listing))
+    show, icon = (st.info, "info") if normal else (st.error, "error")
+    show(words, icon=f":material/{icon}:")
 
 
 def choose_recorded(label: str, key: str, index: int | None, *, where: Any) -> Listing | None:
@@ -72,20 +95,22 @@ def choose_layer(names: Sequence[str], label: str = "Layer", key: str = "layer")
 
 def show(picture: Picture) -> None:
     """A figure with its caption, its receipt and its downloads."""
-    with st.container(horizontal=True, vertical_alignment="center", gap="small"):
-        st.markdown(f"##### {in_markdown(picture.title)}")
-        receipt = st.popover("Receipt", icon=":material/receipt_long:", type="tertiary")
-    st.plotly_chart(
-        picture.figure,
-        key=f"figure-{picture.key}",
-        config={
-            "displaylogo": False,
-            "toImageButtonOptions": {"format": "svg", "filename": picture.key},
-            "modeBarButtonsToRemove": ["lasso2d", "select2d", "autoScale2d"],
-        },
-    )
-    if picture.caption:
-        st.caption(in_markdown(picture.caption))
+    with st.container(gap=4):
+        with st.container(horizontal=True, vertical_alignment="center", gap="small"):
+            st.markdown(f"##### {in_markdown(picture.title)}")
+            receipt = st.popover("Receipt", icon=":material/receipt_long:", type="tertiary")
+        st.plotly_chart(
+            picture.figure,
+            key=f"figure-{picture.key}",
+            config={
+                "displaylogo": False,
+                "toImageButtonOptions": {"format": "svg", "filename": picture.key},
+                "modeBarButtonsToRemove": ["lasso2d", "select2d", "autoScale2d"],
+            },
+            alt=f"{picture.title}. {picture.caption}",
+        )
+        if picture.caption:
+            st.caption(in_markdown(picture.caption))
     with receipt:
         st.caption("These numbers in plain pandas, from the run folder alone:")
         st.code(picture.receipt, language="python")
@@ -117,8 +142,51 @@ def explain(code: str) -> None:
     if page is None:
         return
     with st.expander(f"What {code} means", icon=":material/help:"):
-        for title in ("What it means", "How it was computed", "How to fix it"):
-            st.markdown(f"**{title}**\n\n{page.sections[title]}")
+        meaning_of(code)
+
+
+def verdict_box(analysis: Analysis) -> None:
+    """The verdict, in a box whose colour repeats it."""
+    worst = {finding.severity for finding in analysis.findings}
+    bad = "error" in worst or analysis.verdict.level == "cannot"
+    sure = st.success if analysis.verdict.level == "shown" else st.info
+    box = st.error if bad else st.warning if analysis.plan.loss_scale.needed else sure
+    box(f"**{in_markdown(analysis.verdict.text)}**", icon=":material/gavel:")
+
+
+def findings(found: Sequence[Finding], most: int, page: str, label: str) -> None:
+    """The findings that weigh most, each folded to a line; unfolded it has the fix and the meaning.
+
+    Args:
+        found: The findings, those that weigh most first.
+        most: How many of them are shown.
+        page: The page that has all of them.
+        label: What the link to it is called.
+    """
+    with st.container(gap=6, key="findings"):
+        more = len(found) - most
+        with st.container(horizontal=True, vertical_alignment="center", gap="small"):
+            st.markdown("##### Findings", width="content")
+            link(page, f"{label}, and {counted(more, 'more finding')}" if more > 0 else label)
+        if not found:
+            st.markdown("No findings.")
+        for finding in found[:most]:
+            icon = {"error": "error", "warning": "warning"}.get(finding.severity, "info")
+            words = in_markdown(sentence(finding.message))
+            with st.expander(words, icon=f":material/{icon}:"):
+                st.markdown(f"**{finding.severity.capitalize()}.** {words}")
+                st.markdown(f"→ {in_markdown(sentence(finding.fix))}")
+                meaning_of(finding.code)
+
+
+def meaning_of(code: str) -> None:
+    """The sections of a finding's page, within its fold."""
+    page = explanation(code)
+    if page is None:
+        return
+    for title in ("What it means", "How it was computed", "How to fix it"):
+        st.markdown(f"**{title}**\n\n{page.sections[title]}")
+    st.caption(in_markdown(command_for(code)))
 
 
 def table(frame: pd.DataFrame) -> None:
@@ -155,15 +223,25 @@ def _column(name: str, values: pd.Series[Any]) -> Any:
     if values.dtype.kind == "f" and (name.startswith(_MAGNITUDES) or " error" in name):
         return st.column_config.NumberColumn(label, format="%.3g")
     if values.dtype.kind == "f":
+        known = values.dropna()
+        if len(known) and (known >= 1000).any() and (known == known.round()).all():
+            return st.column_config.NumberColumn(label, format="localized")  # 131,072
         large = bool((values.abs() >= EXACT).any())  # a scale of 131072 keeps all its digits
         return st.column_config.NumberColumn(label, format="%.9g" if large else "%.5g")
     return st.column_config.NumberColumn(label, format="localized")
 
 
 def heading(title: str, listing: Listing) -> None:
-    """A view's title and the run it speaks of."""
-    st.header(title, anchor=False)
-    st.caption(run_folder.describe(listing))
+    """A view's title and the run it speaks of; the run's name may be the title."""
+    own = title == run_folder.run_name(listing)
+    title_line(in_markdown(title), run_folder.describe(listing, named=not own))
+
+
+def title_line(title: str, words: str) -> None:
+    """A page's title and a line on it beside it; Markdown."""
+    with st.container(horizontal=True, vertical_alignment="bottom", key="heading"):
+        st.header(title, anchor=False, width="content")
+        st.caption(words, width="content")
 
 
 def follow(listing: Listing) -> None:
@@ -183,22 +261,39 @@ def ways_on() -> None:
     """Where to go from a training by a plan, which has no gradients to look at."""
     runs = {run_folder.run_name(item): item for item in run_folder.listings()}
     name = st.session_state.get("run", "")
-    run = runs[name].run if name in runs else None
-    if run is not None and run.meta.get("profile_only"):
-        link("tensor_cores", "Tensor Cores")
-    if run is None or not run.meta.get("training"):
+    kind = kind_of(runs[name]) if name in runs else ""
+    if kind not in ("profile", "training"):
         return
-    root = family(name, runs)[0]
+    root = root_of(name)
     with st.container(horizontal=True):
-        if root != name and run_folder.is_recording(runs[root]):
-            link("verdict", f"The recording {in_markdown(root)}", run=root)
-        link("training", "Training")
+        link("overview", "Overview")
+        if kind == "profile":
+            link("tensor_cores", "Tensor Cores")
+        else:
+            if root in runs and run_folder.is_recording(runs[root]):
+                open_run(f"The recording {in_markdown(root)}", root)
+            link("training", "Training")
 
 
 def link(page: str, label: str, **query: str) -> None:
     """A link to another view of the same run."""
     run = st.session_state.get("run")
-    values = {**({"run": run} if run else {}), **query}
+    # What the address holds for the sidebar goes along by itself, and would stand there twice.
+    own = {"run": run} if run and "run" not in st.query_params else {}
     st.page_link(
-        f"views/{page}.py", label=label, icon=":material/arrow_forward:", query_params=values
+        f"views/{page}.py",
+        label=label,
+        icon=":material/arrow_forward:",
+        query_params={**own, **query},
+    )
+
+
+def open_run(label: str, run: str) -> None:
+    """A button that shows another run in this view; a link cannot: the address keeps this one."""
+    st.button(
+        label,
+        key=f"open-{run}",
+        icon=":material/arrow_forward:",
+        type="tertiary",
+        on_click=lambda: st.session_state.update(run=run),
     )

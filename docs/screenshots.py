@@ -27,13 +27,27 @@ from mpdiag.installation.bundled import sample_runs
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-PAGES = {"dashboard.png": ("gradients?run=ssd", 3), "operations.png": ("operations?run=digits", 2)}
-"""Of each picture, its page and how many figures must be drawn on it."""
+PAGES = {
+    "overview.png": ("overview?run=ssd", 3, 900),
+    "runs.png": ("runs", 0, 620),
+    "dashboard.png": ("gradients?run=ssd", 3, 1560),
+    "operations.png": ("operations?run=digits", 2, 1560),
+}
+"""Of each picture: its page, how many figures must be drawn on it, the height of the window."""
 VIEWS = (
-    *("", "verdict", "gradients", "updates", "operations", "tensor_cores", "training"),
+    *(
+        "runs",
+        "overview",
+        "verdict",
+        "gradients",
+        "updates",
+        "operations",
+        "tensor_cores",
+        "training",
+    ),
     *("training?tab=Loss-scale+replay", "gradients?tab=One+layer", "compare"),
 )
-WIDTH, HEIGHT = 1360, 1560
+WIDTH, HEIGHT = 1400, 1560
 
 
 def main() -> None:
@@ -54,7 +68,7 @@ def main() -> None:
                 for view in VIEWS:
                     for scheme in ("light", "dark"):
                         name = (
-                            f"{run}-{view or 'runs'}".replace("?tab=", "-").replace("+", "-")
+                            f"{run}-{view}".replace("?tab=", "-").replace("+", "-")
                             + f"-{scheme}.png"
                         )
                         page = f"{view}{'&' if '?' in view else '?'}run={run}"
@@ -62,8 +76,9 @@ def main() -> None:
                         take(f"{address}/{page}", path, scheme, width=options.width, whole=True)
                         print(path)
             return
-        for name, (page, figures) in PAGES.items():
-            take(f"{address}/{page}", options.folder / name, "light", figures=figures)
+        for name, (page, figures, height) in PAGES.items():
+            path = options.folder / name
+            take(f"{address}/{page}", path, "light", figures=figures, height=height)
             print(options.folder / name, (options.folder / name).stat().st_size, "bytes")
 
 
@@ -100,6 +115,7 @@ def take(
     scheme: Any,
     *,
     width: int = WIDTH,
+    height: int = HEIGHT,
     whole: bool = False,
     figures: int = 0,
 ) -> None:
@@ -111,7 +127,7 @@ def take(
         browser = driver.chromium.launch(
             executable_path=shutil.which("chromium"), args=["--no-sandbox"]
         )
-        size = {"width": width, "height": HEIGHT}
+        size = {"width": width, "height": height}
         page = browser.new_page(viewport=size, color_scheme=scheme)
         page.goto(address)
         page.locator('[data-testid="stHeading"]').first.wait_for(timeout=60_000)

@@ -1,58 +1,176 @@
-"""The runs of the folder, from their meta.json alone; runs that are recording refresh by themselves."""
+"""The runs of the folder: a click opens one; runs that are being written refresh by themselves."""
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+import run_cache
 import run_folder
 import streamlit as st
 import widgets
 
-from mpdiag.display.wording import in_markdown
-from mpdiag.reports.views.runs import runs_frame
+from mpdiag.display.wording import counted, in_markdown
+from mpdiag.reports.views import runs as views
 
-st.header("Runs", anchor=False)
+if TYPE_CHECKING:
+    from mpdiag.runs.run import Listing
+
+ORDER = (
+    *("run", "verdict", "losses", "last_loss", "metric", "skipped", "format", "created", "size"),
+    *("steps", "recorded", "model", "device", "state"),
+)
+OPENS = "row_to_open"  # whether a row was clicked whose run the page is to open
+
 found = run_folder.listings()
-words = f"{len(found)} in {run_folder.folder()}, newest first. Select one here or in the sidebar."
-st.caption(in_markdown(words))
+own = sum(not run_folder.is_sample(item) for item in found)
+
+
+def head() -> None:
+    """How many runs there are, and what a click does."""
+    where = f"{counted(own, 'run')} in {run_folder.folder()}"
+    bundled = len(found) - own
+    more = f", {counted(bundled, 'sample run')} below" if bundled else ""
+    widgets.title_line("Runs", in_markdown(f"{where}{more}. Click a row to open its run."))
+
+
+def filters() -> tuple[str, list[views.Kind], bool]:
+    """The text to look for, the kinds to show, and whether trainings follow their recording."""
+    first, second, third = st.columns([2, 3, 1.4], vertical_alignment="bottom")
+    text = first.text_input(
+        "Filter", key="filter", placeholder="name, model, verdict …", bind="query-params"
+    )
+    there = {views.kind_of(item) for item in found}
+    options = [kind for kind in views.KINDS if kind in there]
+    kinds = second.pills(
+        "Kind",
+        options,
+        selection_mode="multi",
+        format_func=lambda kind: views.KINDS[kind],
+        key="kinds",
+        bind="query-params",
+    )
+    group = third.toggle("Group with recording", value=True, key="group", bind="query-params")
+    return text or "", kinds or options, group
+
+
+def arranged(frame: pd.DataFrame, samples: list[bool], *, group: bool) -> pd.DataFrame:
+    """The rows in their order: one's own, then sample runs; trainings below their recording."""
+    parts = []
+    for wanted in (False, True):
+        part = frame[[sample is wanted for sample in samples]]
+        if group and len(part):
+            part = part.iloc[views.grouped(list(part["run"]))]
+        parts.append(part)
+    return pd.concat(parts)
+
+
+def choose(names: list[str]) -> None:
+    """Take the run whose row was clicked; the page opens it.
+
+    A grid that is given the focus, as by a click on a heading, selects its first cell by itself. So
+    the first column opens nothing: it is the narrow one that sets trainings off.
+    """
+    selection = st.session_state["chosen_row"]["selection"]
+    rows = [row for row, name in selection["cells"] if name != views.MARK]
+    if rows and rows[0] < len(names):
+        st.session_state["run"] = names[rows[0]]
+        st.session_state[OPENS] = True
+
+
+def columns(frame: pd.DataFrame, tones: dict[str, str]) -> dict[str, Any]:
+    """How each column is shown."""
+    column = st.column_config
+    words, colours = views.badge_colours(frame, tones)
+    return {
+        views.MARK: column.TextColumn(views.BELOW, pinned=True, width=34),
+        "run": column.TextColumn("run", pinned=True, width=165),
+        "verdict": column.MultiselectColumn(
+            "verdict",
+            options=words,
+            color=colours,
+            width=140,
+            help="Of the plan that analyze kept in the run's folder. Of a training: how it ended, and "
+            "what mpdiag compare said of it.",
+        ),
+        "losses": column.LineChartColumn("loss", width=90, help="Medians over the training."),
+        "last_loss": column.NumberColumn("last loss", format="%.4g", width=80),
+        "metric": column.TextColumn("last metric", width=140),
+        "skipped": column.NumberColumn("skipped", format="localized", width=70),
+        "format": column.TextColumn("format, level", width=140),
+        "steps": column.NumberColumn("steps", format="localized", width=70),
+        "recorded": column.NumberColumn("recorded", format="localized", width=75),
+        "model": column.TextColumn("model", width=120),
+        "device": column.TextColumn("device", width=60),
+        "size": column.NumberColumn("size", format="bytes", width=70),
+        "created": column.DatetimeColumn("age", format="distance", width=95),
+        "state": column.TextColumn("state", width=180),
+    }
+
+
+def rows(items: list[Listing]) -> tuple[pd.DataFrame, dict[str, str]]:
+    """The table of all runs, and the tone of each badge in it."""
+    names = [run_folder.run_name(item) for item in items]
+    glances = [run_cache.glance(item) for item in items]
+    states = [run_folder.state_of(item.run.meta) if item.run else "" for item in items]
+    live = [run_folder.live(item) for item in items]
+    return views.runs_frame(items, states, glances, names, live), views.tones_of(
+        items, glances, names, live
+    )
+
+
+def shown(frame: pd.DataFrame, *, group: bool) -> pd.DataFrame:
+    """The table as it is drawn: no column without a value, and blanks for what is missing."""
+    full = [
+        c for c in ORDER if c in ("run", "verdict") or frame[c].astype(str).str.strip("[]").any()
+    ]
+    table = frame[full].copy()
+    for name in ("steps", "recorded", "skipped", "last_loss"):
+        if name in table:
+            table[name] = table[name].astype("Float64")
+    table["format"] = frame["format"].where(frame["format"] != "", frame["kind"])
+    table["verdict"] = [[words] for words in table["verdict"]]
+    table.insert(0, views.MARK, views.marks(list(table["run"])) if group else "")
+    return table
 
 
 @st.fragment(run_every=2 if any(run_folder.live(item) for item in found) else None)
-def table() -> None:
+def table(text: str, kinds: list[views.Kind], group: bool) -> None:
     """The list, read anew each time."""
-    rows = run_folder.listings()
-    names = [run_folder.run_name(item) for item in rows]
-    frame = runs_frame(
-        rows, [run_folder.state_of(item.run.meta) if item.run else "" for item in rows]
-    )
-    frame["recorded"] = frame["recorded"].astype(object).where(frame["recorded"].notna(), "")
+    items = run_folder.listings()
+    frame, tones = rows(items)
+    keep = [row["kind"] in kinds and views.matches(row, text) for row in frame.to_dict("records")]
+    samples = [run_folder.is_sample(item) for item, kept in zip(items, keep, strict=True) if kept]
+    chosen = arranged(frame[keep], samples, group=group)
+    if chosen.empty:
+        st.info(
+            in_markdown(f"No run here matches “{text}”." if text else "No run is of that kind.")
+        )
+        return
+    names = list(chosen["run"])
     st.dataframe(
-        frame.astype({"recorded": str}),
+        shown(chosen, group=group),
         hide_index=True,
+        height=min(35 * (len(chosen) + 1) + 3, 640),
         key="chosen_row",
-        on_select=lambda: widgets.choose_row(names),
-        selection_mode="single-row",
-        column_config={
-            "recorded": "steps recorded",
-            "created": st.column_config.DatetimeColumn(format="YYYY-MM-DD HH:mm"),
-        },
+        on_select=lambda: choose(names),
+        selection_mode="single-cell",
+        column_config=columns(chosen, tones),
+        placeholder="",
+        alt="The runs of the folder, a row for each. The select box in the sidebar opens them, too.",
     )
-    if st.session_state.pop("row_was_chosen", False):
-        st.rerun()  # the rest of the page shows the selected run
+    if st.session_state.pop(OPENS, False):
+        st.switch_page(
+            "views/overview.py"
+        )  # the select box in the sidebar keeps the run in the link
 
 
 if found:
-    table()
+    head()
+    table(*filters())
     for item in found:
         if item.problem:
             st.warning(in_markdown(item.problem), icon=":material/warning:")
-    if (chosen := run_folder.current()).run is not None:
-        st.subheader("Open", anchor=False)
-        st.caption(run_folder.describe(chosen))
-        with st.container(horizontal=True):
-            if chosen.run.meta.get("profile_only"):
-                widgets.link("tensor_cores", "Tensor Cores")
-            else:
-                widgets.link("verdict", "Verdict")
-                widgets.link("gradients", "Gradients")
-                widgets.link("training", "Training")
 else:
+    st.header("Runs", anchor=False)
     st.info("No runs here yet. Record one with `mpdiag demo`, or attach `mpdiag.record` to yours.")

@@ -20,11 +20,12 @@ run = str(chosen.folder)
 curves, replays = st.tabs(["Trainings", "Loss-scale replay"], key="tab", bind="query-params")
 
 with curves:
-    logged = run_folder.logged()
+    logged = run_folder.logged_beside(chosen)
+    folder = str(run_folder.place_of(chosen))
     names = st.multiselect(
         "Trainings",
         list(logged),
-        default=training.family(run_folder.run_name(chosen), logged),
+        default=training.family(chosen.folder.resolve().name, logged),
         key="trainings",
         bind="query-params",
     )
@@ -40,22 +41,25 @@ with curves:
             "Running median over steps", 1, 50, 15, key="smooth", bind="query-params"
         )
         log = right.toggle("Log scale", value=True, key="loss_log", bind="query-params")
-        widgets.show(training.losses(str(run_folder.folder()), logs, log=log, window=window))
+        widgets.show(training.losses(folder, logs, log=log, window=window))
         widgets.table(training.outcome_frame(logs))
-        widgets.show(training.scales(str(run_folder.folder()), logs))
+        widgets.show(training.scales(folder, logs))
         skips = training.scales_frame(logs).query("skipped")
         if len(skips):
             widgets.table(skips.drop(columns="skipped"))
         if len(training.norms_frame(logs)):
-            widgets.show(training.drift(str(run_folder.folder()), logs))
+            widgets.show(training.drift(folder, logs))
         alarms = training.alarms_frame(logs)
         if len(alarms):
             widgets.table(alarms)
         plans = run_cache.plans({name: logged[name] for name in names})
+        plans, others = training.followed(plans, logs)
         expected = training.predictions_frame(plans, logs)
         if len(expected):
             st.markdown("##### Predicted by the plan, observed in training")
-            widgets.table(expected)
+            widgets.table(training.spoken_predictions(expected))
+        for words in others:
+            st.caption(in_markdown(words))
         for remark in training.remarks(logs):
             st.warning(in_markdown(remark))
     else:

@@ -10,18 +10,14 @@ import run_folder
 import streamlit as st
 import widgets
 
-from mpdiag.display.wording import counted, in_markdown, sentence
+from mpdiag.display.wording import counted, in_markdown, percent, sentence
 from mpdiag.reports.views.verdict import facts, formats_frame, formats_note, grounds, levels_frame
 
 chosen = run_folder.current()
 widgets.heading("Verdict", chosen)
 analysis = run_cache.analysis(chosen)
 plan = analysis.plan
-worst = {finding.severity for finding in analysis.findings}
-bad = "error" in worst or analysis.verdict.level == "cannot"
-sure = st.success if analysis.verdict.level == "shown" else st.info
-box = st.error if bad else st.warning if plan.loss_scale.needed else sure
-box(f"**{in_markdown(analysis.verdict.text)}**", icon=":material/gavel:")
+widgets.verdict_box(analysis)
 for title, clauses in grounds(analysis.verdict):
     st.markdown(f"**{title}.** {in_markdown(sentence(clauses))}")
 
@@ -66,13 +62,11 @@ st.caption("Predicted by counting: weights, gradients, optimizer state and store
 st.dataframe(levels_frame(plan), hide_index=True)
 st.subheader("Values lost, by format", anchor=False)
 st.caption(in_markdown(formats_note(analysis)))
-st.dataframe(
-    formats_frame(analysis.formats).style.format("{:.3%}", na_rep="–"),
-)
+st.dataframe(formats_frame(analysis.formats).map(percent))
 st.download_button(
     "Download the plan",
     data=json.dumps(plan.to_json(), indent=2, ensure_ascii=False),
-    file_name="plan.json",
+    file_name=f"{chosen.folder.resolve().name}-plan.json",
     mime="application/json",
     icon=":material/download:",
     on_click="ignore",

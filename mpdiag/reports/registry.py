@@ -7,7 +7,16 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mpdiag.reports.views import compare, operations, runs, tensor_cores, training, updates, verdict
+from mpdiag.reports.views import (
+    compare,
+    operations,
+    overview,
+    runs,
+    tensor_cores,
+    training,
+    updates,
+    verdict,
+)
 from mpdiag.reports.views.gradients import pictures as gradients
 
 if TYPE_CHECKING:
@@ -18,6 +27,7 @@ if TYPE_CHECKING:
 
 VIEWS = (
     runs.VIEW,
+    overview.VIEW,
     verdict.VIEW,
     gradients.VIEW,
     updates.VIEW,

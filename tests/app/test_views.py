@@ -20,6 +20,7 @@ testing = pytest.importorskip("streamlit.testing.v1", reason="needs Streamlit, o
 
 VIEWS = (
     "runs",
+    "overview",
     "verdict",
     "gradients",
     "updates",
@@ -65,8 +66,8 @@ def test_every_view_on_every_sample_run(opened, view, run):
     assert not test.exception
     assert test.sidebar.selectbox[0].value == run
     refused = run in SAYS_WHY and view in ("verdict", "gradients", "updates", "operations")
-    assert len(test.error) == refused
-    assert not refused or SAYS_WHY[run] in test.error[0].value
+    assert not test.error  # a training, or a profile, is a normal state
+    assert not refused or SAYS_WHY[run] in test.info[0].value
 
 
 def pair(test):
@@ -181,12 +182,19 @@ def test_a_link_reads_nothing_outside_the_folder(opened, root, tmp_path, name):
     assert "Detector" not in words(test)
 
 
-def test_a_training_by_a_plan_leads_on_to_its_recording(opened):
-    test = opened(view="verdict", run="ssd-fp16-plan")
+@pytest.mark.parametrize("view", ["overview", "verdict"])
+def test_a_training_by_a_plan_leads_on_to_its_recording(opened, view):
+    test = opened(view=view, run="ssd-fp16-plan")
     assert not test.exception
-    links = [str(link.proto) for link in test.get("page_link")]
-    assert any("The recording ssd" in link and "run=ssd" in link for link in links)
-    assert any("Training" in link for link in links)
+    assert not test.error
+    assert any(
+        '"Training"' in str(link.proto) or "Scale" in str(link.proto)
+        for link in test.get("page_link")
+    )
+    (button,) = (one for one in test.button if "The recording ssd" in one.label)
+    test = button.click().run()
+    assert test.sidebar.selectbox[0].value == "ssd"
+    assert "with a loss scale of 64" in test.warning[0].value
 
 
 def test_a_link_to_a_run_that_is_gone_says_so(opened):
@@ -235,7 +243,7 @@ def test_names_are_text_on_every_page(opened, tmp_path, view):
     hand.write_run(tmp_path / "second")
     test = opened(tmp_path, view, run="<b>hostile")
     assert not test.exception
-    assert view == "verdict" or not test.error  # the verdict itself is one
+    assert view in ("overview", "verdict") or not test.error  # the verdict itself is one
     for text in words(test).split("\n"):
         assert "<img" not in text.replace("\\<", "")
         assert "<b>" not in text.replace("\\<", "")
@@ -380,3 +388,104 @@ def test_a_rank_that_writes_its_last_word_late_is_not_called_killed_for_ever(ope
     last_word.write_text(json.dumps(document))
     assert "was killed" not in words(test.run()).replace("\\", "").lower()
     assert not test.exception
+
+
+def table_of(test):
+    return next(t.value for t in test.dataframe if "verdict" in t.value)
+
+
+def test_the_list_says_what_lies_in_each_folder(opened, root, tmp_path):
+    for name in ("ssd", "ssd-fp16-plan", "gpt", "gpu-sample"):
+        shutil.copytree(root / "sample_runs" / name, tmp_path / name)
+    (tmp_path / "gpt" / "plan.json").unlink()
+    test = opened(tmp_path)
+    rows = table_of(test).set_index("run")
+    assert list(rows.index) == ["gpu-sample", "gpt", "ssd", "ssd-fp16-plan"]
+    verdicts = rows["verdict"].map(lambda words: words[0])
+    assert list(verdicts) == ["86 % Tensor Cores", "not analyzed", "needs scale 64", "not compared"]
+    assert rows["mark"]["ssd-fp16-plan"] == "↳"
+    assert rows["format"]["ssd-fp16-plan"] == "FP16, O1, emulated"
+    assert rows["metric"]["ssd"] == "0.8453 mAP@0.5"
+    assert list(rows["skipped"].dropna()) == [0, 0, 0]
+    assert 2 < len(rows["losses"]["ssd"]) <= 60
+    found = test.text_input(key="filter").set_value("detector").run()
+    assert list(table_of(found)["run"]) == ["ssd", "ssd-fp16-plan"]
+    assert "No run here matches" in words(test.text_input(key="filter").set_value("xyz").run())
+    assert list(table_of(opened(tmp_path, kinds="Profiles"))["run"]) == ["gpu-sample"]
+    test = opened(tmp_path, "overview", run="gpt")  # which analyzes it
+    seen = table_of(test.switch_page("views/runs.py").run()).set_index("run")["verdict"]
+    assert seen["gpt"] == ["needs no scale"]
+
+
+def test_sample_runs_come_after_one_s_own_and_only_if_asked_for(opened, root, tmp_path):
+    for name in ("ssd", "digits"):
+        shutil.copytree(root / "sample_runs" / name, tmp_path / name)
+    assert not any("sample/" in name for name in table_of(opened(tmp_path))["run"])
+    test = opened(tmp_path, samples="true", run="sample/ssd")
+    names = list(table_of(test)["run"])
+    assert [name.startswith("sample/") for name in names] == [
+        False,
+        False,
+        *[True] * (len(names) - 2),
+    ]
+    assert test.sidebar.selectbox[0].value == "sample/ssd"
+    test = test.switch_page("views/overview.py").run()
+    assert not test.exception
+    (drawn,) = (block.value for block in test.code if "training.jsonl" in block.value)
+    assert f"{root / 'sample_runs'}" in drawn  # the receipt reads the sample, not one's own run
+    assert "'ssd-fp16-plan'" in drawn
+    assert not opened(samples="true").sidebar.toggle  # nothing to add to the sample runs themselves
+
+
+def test_an_overview_has_all_that_decides(opened):
+    test = opened(view="overview", run="ssd")
+    text = words(test).replace("\\", "")
+    assert "with a loss scale of 64" in test.warning[0].value
+    for title in (
+        "Without a loss scale",
+        "With a loss scale of 64",
+        "Loss",
+        "Findings",
+        "Run next",
+    ):
+        assert f"##### {title}" in text
+    assert "ssd-fp16-no-scale 0.175" in text  # the metric of each training, beside FP32's
+    folds = [one.label.replace("\\", "") for one in test.expander]
+    assert sum("FP16 loses 26.82 %" in label for label in folds) == 1
+    assert any("39 of 400 steps recorded, 26 of 28 modules seen" in label for label in folds)
+    assert "Not recorded: norms, heads (never called in a recorded step)." in text
+    commands = [block.value for block in test.code if block.value.startswith("mpdiag ")]
+    assert [c.split()[1] for c in commands] == ["why", "compare"]
+
+
+def test_an_overview_of_each_kind_of_run(opened):
+    test = opened(view="overview", run="ssd-fp16-plan")
+    said = test.info[0].value.replace("\\", "")
+    assert "Trained in FP16, O1, emulated: 400 steps, none skipped." in said
+    assert "mAP@0.5 0.8435, beside 0.8453 in the recording." in said
+    assert any(block.value.startswith("mpdiag compare") for block in test.code)
+    assert metrics(opened(view="overview", run="gpu-sample"))["On Tensor Cores"] == "86.50 %"
+
+
+def test_a_recording_in_its_first_steps_is_no_error(opened, tmp_path):
+    from datetime import datetime, timezone
+
+    (tmp_path / "new").mkdir()
+    moment = datetime.now(timezone.utc).isoformat()
+    meta = {"schema_version": 2, "state": "recording", "created": moment, "updated": moment}
+    (tmp_path / "new" / "meta.json").write_text(json.dumps(meta))
+    test = opened(tmp_path, "overview")
+    assert not test.error
+    assert "holds no statistics yet" in test.info[0].value
+    (tmp_path / "new" / "meta.json").write_text(json.dumps({**meta, "state": "complete"}))
+    assert "no step was recorded" in opened(tmp_path, "overview").error[0].value
+
+
+def test_a_training_is_held_against_the_plan_that_it_followed(opened):
+    test = opened(view="training", run="ssd")
+    said = next(t.value for t in test.dataframe if "predicted" in t.value)
+    assert set(said["run"]) == {"ssd-fp16-plan"}
+    assert list(said["predicted"]) == ["128", "< 0.01 %", "131,072"]
+    text = words(test).replace("\\", "")
+    assert "ssd-fp16-no-scale began at a loss scale of 1, and the plan in its folder at 128" in text
+    assert "source recording" not in text

@@ -1,57 +1,257 @@
-"""The list of runs as a table, from ``meta.json`` alone."""
+"""The list of runs as a table: what each is, how it ended, what is known of it without an analysis."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
 
 import pandas as pd
 
+from mpdiag.display.wording import scale_text
+from mpdiag.numerics.formats import FORMATS
+from mpdiag.reports.glance import Glance
 from mpdiag.reports.picture import View
+from mpdiag.reports.views.training import family, root_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from mpdiag.runs.run import Listing
 
-_COLUMNS = ("run", "what", "state", "model", "steps", "recorded", "device", "created")
+Kind = Literal["recording", "training", "profile", "unreadable"]
+KINDS: Mapping[Kind, str] = {
+    "recording": "Recordings",
+    "training": "Trainings by a plan",
+    "profile": "Profiles",
+    "unreadable": "Unreadable",
+}
+"""What a run folder may hold, and what several of them are called."""
+COLUMNS = (
+    *("run", "verdict", "losses", "last_loss", "metric", "skipped", "kind", "format"),
+    *("steps", "recorded", "model", "device", "size", "created", "state"),
+)
+MARK = "mark"
+"""The column that sets off what is listed below its recording."""
+BELOW = "↳"
+"""Stands beside a training that is listed below its recording."""
 
 
-def runs_frame(listings: Sequence[Listing], states: Sequence[str]) -> pd.DataFrame:
-    """A row for each run; what a ``meta.json`` does not say, or says otherwise, is empty.
+@dataclass(frozen=True)
+class Badge:
+    """A verdict in two or three words; the tone repeats them as a colour.
+
+    Attributes:
+        words: The words.
+        tone: ``good``, ``careful``, ``bad``, ``busy`` or ``plain``.
+    """
+
+    words: str
+    tone: Literal["good", "careful", "bad", "busy", "plain"] = "plain"
+
+
+TONES = {
+    "good": "#00745a",
+    "careful": "#9c5c00",
+    "bad": "#b14300",
+    "busy": "#1c689f",
+    "plain": "#646e7d",
+}
+"""The colour of each tone of a badge: those of the figures, dark enough for white words on them."""
+_NEEDS = {
+    "needed": ("needs scale {}", "careful"),
+    "advisable": ("scale {} advised", "good"),
+    "not needed": ("needs no scale", "good"),
+    "unknown": ("not known", "plain"),
+}
+_COMPARED = {
+    "equivalent": Badge("as good as FP32", "good"),
+    "different": Badge("differs from FP32", "bad"),
+    "inconclusive": Badge("compared: unclear", "plain"),
+}
+
+
+def kind_of(listing: Listing) -> Kind:
+    """What a run folder holds, by its ``meta.json``."""
+    if listing.run is None:
+        return "unreadable"
+    if listing.run.meta.get("training"):
+        return "training"
+    return "profile" if listing.run.meta.get("profile_only") else "recording"
+
+
+def format_of(meta: Mapping[str, Any]) -> str:
+    """The format and the level of a training by a plan; empty for any other run."""
+    training = meta.get("training")
+    if not isinstance(training, dict):
+        return ""
+    name = str(training.get("dtype") or "")
+    label = FORMATS[name].label if name in FORMATS else name
+    backend = "emulated" if training.get("backend") == "emulated" else ""
+    return ", ".join(filter(None, (label, str(training.get("level") or ""), backend)))
+
+
+def badge(
+    listing: Listing, glance: Glance, compared: str | None = None, *, live: bool = False
+) -> Badge:
+    """What is known of a run without analyzing it.
+
+    Args:
+        listing: The run.
+        glance: What its files say.
+        compared: Of a training by a plan, what ``mpdiag compare`` said of it.
+        live: Whether it is being written now.
+    """
+    kind = kind_of(listing)
+    if kind == "unreadable":
+        return Badge("cannot be read", "bad")
+    if live:
+        return Badge("in progress", "busy")
+    if kind == "profile":
+        known = glance.tensor_cores
+        return Badge("profile" if known is None else f"{known:.0%} Tensor Cores".replace("%", " %"))
+    if kind == "training":
+        return _training_badge(glance, compared)
+    if glance.plan is None:
+        return Badge("not analyzed")
+    if glance.plan.verdict.level == "cannot":
+        return Badge("cannot train so", "bad")
+    words, tone = _NEEDS.get(glance.plan.need, _NEEDS["unknown"])
+    shown = ", shown" if glance.plan.verdict.level == "shown" else ""
+    return Badge(words.format(scale_text(glance.plan.scale)) + shown, tone)  # type: ignore[arg-type]
+
+
+def _training_badge(glance: Glance, compared: str | None) -> Badge:
+    if glance.stopped:
+        return Badge("stopped", "bad")
+    if glance.last_loss is not None and not math.isfinite(glance.last_loss):
+        return Badge("loss not finite", "bad")
+    return _COMPARED.get(compared or "", Badge("not compared"))
+
+
+def runs_frame(
+    listings: Sequence[Listing],
+    states: Sequence[str],
+    glances: Sequence[Glance] = (),
+    names: Sequence[str] = (),
+    live: Sequence[bool] = (),
+) -> pd.DataFrame:
+    """A row for each run; what its files do not say, or say otherwise, is empty.
 
     Args:
         listings: The runs.
         states: Each one's state in words.
+        glances: What lies in each one's folder; nothing is known of it without.
+        names: What they are called; by default as their folders.
+        live: Which of them are being written now.
     """
-    rows = [_row(item, state) for item, state in zip(listings, states, strict=True)]
-    frame = pd.DataFrame(rows, columns=list(_COLUMNS))
+    number = len(listings)
+    called = list(names) or [item.folder.resolve().name for item in listings]
+    seen = list(glances) or [Glance()] * number
+    verdicts = _comparisons(called, seen)
+    going = list(live) or [False] * number
+    rows = [
+        {"run": name, "state": state, **_row(item, glance)}
+        | {"verdict": badge(item, glance, verdicts.get(name), live=on).words}
+        for item, state, glance, name, on in zip(
+            *(listings, states, seen, called, going), strict=True
+        )
+    ]
+    frame = pd.DataFrame(rows, columns=list(COLUMNS))
     frame["created"] = pd.to_datetime(frame["created"], errors="coerce", utc=True)
-    for name in ("steps", "recorded"):
+    for name in ("steps", "recorded", "skipped"):
         frame[name] = pd.to_numeric(frame[name], errors="coerce").astype("Int64")
+    frame["last_loss"] = pd.to_numeric(frame["last_loss"], errors="coerce").astype(float)
     return frame
 
 
-def _row(listing: Listing, state: str) -> dict[str, Any]:
-    name = listing.folder.resolve().name
+def badge_colours(frame: pd.DataFrame, tones: Mapping[str, str]) -> tuple[list[str], list[str]]:
+    """The words of the badges that occur in a ``runs_frame``, and the colour of each."""
+    words = list(dict.fromkeys(frame["verdict"]))
+    return words, [TONES[tones.get(word, "plain")] for word in words]
+
+
+def tones_of(
+    listings: Sequence[Listing],
+    glances: Sequence[Glance],
+    names: Sequence[str],
+    live: Sequence[bool],
+) -> dict[str, str]:
+    """The tone of each badge of a ``runs_frame``, by its words."""
+    compared = _comparisons(names, glances)
+    every = zip(listings, glances, names, live, strict=True)
+    badges = [badge(item, seen, compared.get(name), live=on) for item, seen, name, on in every]
+    return {item.words: item.tone for item in badges}
+
+
+def grouped(names: Sequence[str]) -> list[int]:
+    """Positions of runs in an order in which trainings follow their recording.
+
+    Args:
+        names: The runs in their order, which the groups keep among themselves.
+    """
+    place = {name: i for i, name in enumerate(names)}
+    order: list[int] = []
+    for name in names:
+        if place[name] in order:
+            continue
+        order += [place[n] for n in family(name, names) if place[n] not in order]
+    return order
+
+
+def marks(names: Sequence[str]) -> list[str]:
+    """Of ``grouped`` runs: ``BELOW`` for those below their recording, else nothing."""
+    known = set(names)
+    return [BELOW if root_of(n) != n and root_of(n) in known else "" for n in names]
+
+
+def matches(row: Mapping[str, Any], text: str) -> bool:
+    """Whether a row of ``runs_frame`` has all words of a text, in any of its texts."""
+    own = ("run", "verdict", "metric", "kind", "format", "model", "device", "state")
+    words = " ".join(str(row[name]) for name in own).lower()
+    return all(word in words for word in text.lower().split())
+
+
+def _comparisons(names: Sequence[str], glances: Sequence[Glance]) -> dict[str, str]:
+    """What recordings keep of comparisons, by the training that was compared."""
+    found = {}
+    for name, glance in zip(names, glances, strict=True):
+        if glance.compared is not None:
+            before, slash, _ = name.rpartition("/")  # sample runs are listed as sample/NAME
+            against, verdict = glance.compared
+            found[before + slash + against] = verdict
+    return found
+
+
+def _row(listing: Listing, glance: Glance) -> dict[str, Any]:
+    known: dict[str, Any] = {
+        "kind": kind_of(listing),
+        "losses": list(glance.losses),
+        "last_loss": glance.last_loss,
+        "metric": metric_text(glance),
+        "skipped": glance.skipped,
+        "size": glance.size,
+    }
     if listing.run is None:
-        return {"run": name, "state": "unreadable"}
+        return known | dict.fromkeys(("format", "model", "device", "created"), "")
     meta = listing.run.meta
-    training = meta.get("training")
-    what = "FP32 recording"
-    if isinstance(training, dict):
-        what = f"training in {training.get('dtype')}, level {training.get('level')}"
-    elif meta.get("profile_only"):
-        what = "profile, generated" if meta.get("generated") else "profile"
-    return {
-        "run": name,
-        "what": what,
-        "state": state,
+    seen = meta.get("steps_seen")
+    return known | {
+        "format": format_of(meta),
         "model": _inside(meta, "model", "type"),
-        "steps": meta.get("steps_seen"),
+        "steps": glance.steps if seen is None else seen,
         "recorded": meta.get("steps_recorded"),
         "device": _inside(meta, "device", "type"),
         "created": str(meta.get("created") or ""),
     }
+
+
+def metric_text(glance: Glance) -> str:
+    """The last metric that was logged: its value, then its name; empty without one."""
+    if not glance.metrics:
+        return ""
+    last = glance.metrics[-1]
+    return f"{last.value:.4g} {last.metric}"
 
 
 def _inside(meta: Any, name: str, field: str) -> str:

@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from mpdiag.display.wording import beginning, in_figure
+from mpdiag.display.wording import beginning, counted, in_figure, percent, scale_text
 from mpdiag.reports.picture import Picture, View
 from mpdiag.reports.plotting.colors import SERIES, VERMILION
 from mpdiag.reports.plotting.style import empty, figure, log2_axis, log10_axis
 from mpdiag.reports.receipts import training_logs
+from mpdiag.runs.training_log import RECORDED
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -80,12 +81,18 @@ def remarks(logs: Mapping[str, TrainingLog]) -> list[str]:
         f"{name}: {note.get('stopped') or note.get('message') or _words(note)}"
         for name, log in logs.items()
         for note in log.notes
-        if "alarm" not in note
+        if "alarm" not in note and note != RECORDED  # which only says who wrote the log
     ]
 
 
 def _words(note: Mapping[str, Any]) -> str:
     return ", ".join(f"{key} {value}" for key, value in note.items())
+
+
+def last_loss(log: TrainingLog, window: int = 1) -> float | None:
+    """The median of the last finite losses in so many steps; None if there are none."""
+    last = [s.loss for s in log.steps[-window:] if s.loss is not None and np.isfinite(s.loss)]
+    return float(np.median(last)) if last else None
 
 
 def outcome_frame(logs: Mapping[str, TrainingLog]) -> pd.DataFrame:
@@ -139,14 +146,63 @@ def predictions_frame(
     return pd.concat(frames, ignore_index=True) if frames else pd.DataFrame()
 
 
+def followed(
+    plans: Mapping[str, PrecisionPlan], logs: Mapping[str, TrainingLog]
+) -> tuple[dict[str, PrecisionPlan], list[str]]:
+    """The plans that trainings followed, and a sentence for each that began with another loss scale.
+
+    A plan may lie in a training's folder and the training be told to scale otherwise: to show what
+    goes wrong without a scale, or by a script of its own. The plan then predicts nothing of it.
+
+    Args:
+        plans: The plans that lie in the trainings' folders, by training.
+        logs: The logs.
+    """
+    found: dict[str, PrecisionPlan] = {}
+    others = []
+    for name, plan in plans.items():
+        steps = logs[name].steps if name in logs else ()
+        planned = plan.loss_scale.init_scale
+        if steps and steps[0].step == 0 and steps[0].scale != planned:
+            began, said = scale_text(steps[0].scale), scale_text(planned)
+            others.append(
+                f"{name} began at a loss scale of {began}, and the plan in its folder at {said}: the "
+                "plan predicts nothing of it."
+            )
+        else:
+            found[name] = plan
+    return found, others
+
+
+def spoken_predictions(frame: pd.DataFrame) -> pd.DataFrame:
+    """A ``predictions_frame`` as people read its numbers: scales with all digits, shares in percent."""
+    shown = frame.copy()
+    for column in ("predicted", "observed"):
+        shown[column] = [
+            _spoken(what, value) for what, value in zip(frame["what"], frame[column], strict=True)
+        ]
+    return shown
+
+
+def _spoken(what: str, value: float) -> str:
+    if np.isnan(value):
+        return "–"
+    return percent(value) if what.startswith("share") else f"{value:,.9g}"
+
+
 def family(name: str, known: Iterable[str]) -> list[str]:
     """The trainings that belong with one: those whose name begins with the same recording's.
 
     ``mpdiag demo`` names them ``ssd``, ``ssd-fp16-no-scale``, ``ssd-fp16-plan``.
     """
     names = list(known)
-    root = name.partition("-fp16")[0]
+    root = root_of(name)
     return sorted((n for n in names if n == root or n.startswith(f"{root}-fp16")), key=len)
+
+
+def root_of(name: str) -> str:
+    """The recording that a training belongs with, by its name; of a recording its own."""
+    return name.partition("-fp16")[0] or name
 
 
 # -- figures ---------------------------------------------------------------------------------------
@@ -313,11 +369,39 @@ def losses(
     return Picture(
         "losses",
         "Loss",
-        f"Pale: each step; full: a running median over {window} steps." if window > 1 else "",
+        _loss_words(logs, window),
         losses_figure(frame, log=log, window=window),
         frame,
         losses_receipt(folder, list(logs)),
     )
+
+
+def _loss_words(logs: Mapping[str, TrainingLog], window: int) -> str:
+    """How to read the curves, and where each one ends."""
+    ends = {name: last_loss(log, window) for name, log in logs.items()}
+    told = ", ".join(f"{name} {end:.4g}" for name, end in ends.items() if end is not None)
+    if window > 1:
+        how = f"Pale: each step; full: a running median over {window} steps."
+        return f"{how} Median of the last {window} steps: {told}." if told else how
+    return f"Last loss: {told}." if told else ""
+
+
+def _scale_words(logs: Mapping[str, TrainingLog]) -> str:
+    """Which scales there were, and what was skipped."""
+    told = []
+    for name, log in logs.items():
+        seen = [s.scale for s in log.steps]
+        if not seen:
+            continue
+        low, high = scale_text(min(seen)), scale_text(max(seen))
+        span = low if low == high else f"{low} to {high}"
+        skips = (
+            f", {counted(len(log.skipped), 'step')} skipped" if log.skipped else ", none skipped"
+        )
+        told.append(f"{name} {span}{skips}")
+    crosses = any(log.skipped for log in logs.values())
+    words = "; ".join(told) + "." if told else ""
+    return f"{words} Crosses mark skipped steps; hover for the cause." if crosses else words
 
 
 def scales(folder: str, logs: Mapping[str, TrainingLog]) -> Picture:
@@ -326,11 +410,24 @@ def scales(folder: str, logs: Mapping[str, TrainingLog]) -> Picture:
     return Picture(
         "scale",
         "Loss scale",
-        "Crosses mark skipped steps; hover for the cause, which the table of skips lists, too.",
+        _scale_words(logs),
         scales_figure(frame),
         frame,
         scales_receipt(folder, list(logs)),
     )
+
+
+def _drift_words(norms: pd.DataFrame, alarms: pd.DataFrame) -> str:
+    known = norms[np.isfinite(norms["gradient_norm"])]
+    span = ""
+    if len(known):
+        low, high = known["gradient_norm"].min(), known["gradient_norm"].max()
+        span = f"Norms from {low:.3g} to {high:.3g}. "
+    if alarms.empty:
+        return f"{span}No alarm was raised."
+    raised = counted(len(alarms), "alarm")
+    left = "the gradients left the range that the plan's recording predicted"
+    return f"{span}{raised} (triangles): {left}."
 
 
 def drift(folder: str, logs: Mapping[str, TrainingLog]) -> Picture:
@@ -340,8 +437,7 @@ def drift(folder: str, logs: Mapping[str, TrainingLog]) -> Picture:
     return Picture(
         "drift",
         "Gradients over time, and alarms of drift",
-        "Unscaled, before clipping. Triangles are alarms: the gradients left the range that the "
-        "plan's recording predicted.",
+        "Unscaled, before clipping. " + _drift_words(frame, alarms_frame(logs)),
         drift_figure(frame, alarms_frame(logs), runs),
         frame,
         norms_receipt(folder, runs),

@@ -78,6 +78,37 @@ def test_predicted_beside_observed(root, logs):
     assert observed["digits-fp16-plan", "share of steps skipped, at most (95 %)"] == 0
 
 
+def test_a_plan_predicts_only_what_followed_it(root):
+    names = ("ssd-fp16-plan", "ssd-fp16-no-scale")
+    folders = {name: root / "sample_runs" / name for name in names}
+    logs = {name: read_log(folder) for name, folder in folders.items()}
+    kept, others = training.followed(read_plans(folders), logs)
+    assert list(kept) == ["ssd-fp16-plan"]  # both folders hold a plan that begins at 128
+    (words,) = others
+    assert words == (
+        "ssd-fp16-no-scale began at a loss scale of 1, and the plan in its folder at 128: the plan "
+        "predicts nothing of it."
+    )
+    spoken = training.spoken_predictions(training.predictions_frame(kept, logs))
+    assert list(spoken["predicted"]) == ["128", "< 0.01 %", "131,072"]
+    assert list(spoken["observed"]) == ["128", "0 %", "128"]
+
+
+def test_captions_come_from_the_numbers(root, logs):
+    words = training.losses("runs", logs, window=5).caption
+    for name, log in logs.items():
+        assert f"{name} {training.last_loss(log, 5):.4g}" in words
+    assert "none skipped" in training.scales("runs", logs).caption
+    assert "Crosses" not in training.scales("runs", logs).caption  # there are none
+    assert "No alarm was raised." in training.drift("runs", logs).caption
+
+
+def test_that_a_recording_wrote_the_log_is_no_remark(tmp_path):
+    lines = [{"source": "recording"}, {"step": 0, "loss": 1.0, "scale": 1.0}, {"stopped": "why"}]
+    (tmp_path / "training.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert training.remarks({"run": read_log(tmp_path)}) == ["run: why"]
+
+
 @pytest.mark.parametrize(
     ("name", "expected"),
     [

@@ -1,0 +1,198 @@
+"""One run on one screen; each kind of run has an overview of its own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import run_cache
+import run_folder
+import streamlit as st
+import widgets
+
+from mpdiag.analysis.comparison.half_precision import unused_precision
+from mpdiag.display.wording import in_markdown, percent, sentence
+from mpdiag.reports.views import overview, tensor_cores, training
+from mpdiag.reports.views.gradients.frame import in_model_order
+from mpdiag.reports.views.runs import format_of, kind_of
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from mpdiag.analysis.analyzer import Analysis
+    from mpdiag.reports.picture import Picture
+    from mpdiag.runs.run import Listing
+    from mpdiag.runs.training_log import TrainingLog
+
+MOST_CURVES = 4
+
+
+def recording(listing: Listing) -> None:
+    """The verdict with its picture, the losses, the findings, the next commands, the coverage."""
+    analysis = run_cache.analysis(listing)
+    widgets.verdict_box(analysis)
+    maps = run_cache.once(listing, "before and after", make=lambda: heat_maps(analysis))
+    logs = logs_of_family(listing)
+    curves = curves_of(listing, logs, overview.CURVES if len(maps) > 1 else overview.HEIGHT)
+    side_by_side([*maps, *curves] if len(maps) < 2 else maps)
+    left, right = st.columns(2, gap="medium")
+    with left:
+        for picture in curves if len(maps) > 1 else []:
+            widgets.show(picture)
+        if len(maps) < 2:
+            widgets.findings(analysis.findings, overview.FINDINGS, "verdict", "Why")
+        coverage(analysis)
+    with right:
+        if len(maps) > 1:
+            widgets.findings(analysis.findings, overview.FINDINGS, "verdict", "Why")
+        commands(next_steps(listing, analysis, logs))
+
+
+def coverage(analysis: Analysis) -> None:
+    """What was recorded, in a line; unfolded, what was not, and what was not looked at."""
+    seen, *missing = overview.coverage_words(analysis)
+    with st.expander(in_markdown(seen), icon=":material/visibility:"):
+        for words in missing or ("Nothing is known to be missing.",):
+            st.markdown(in_markdown(words))
+
+
+def heat_maps(analysis: Analysis) -> tuple[Picture, ...]:
+    """The gradients before and after the scale; weight gradients where those are all there is."""
+    modules = analysis.run.modules()
+    whole = in_model_order(analysis.layers.of_kind("activation_grad"), modules)
+    late = in_model_order(analysis.loss_scale.late, modules)
+    found = overview.Gradients("activation_grad", late, whole, analysis.loss_scale.window)
+    if not len(late):
+        own = in_model_order(analysis.layers.of_kind("weight_grad"), modules)
+        found = overview.Gradients("weight_grad", own, own)
+    run, scale = str(analysis.run.folder), analysis.plan.loss_scale.recommended
+    return overview.before_and_after(run, found, scale)
+
+
+def side_by_side(pictures: Sequence[Picture]) -> None:
+    """Pictures beside each other; on a phone one below the other."""
+    if not pictures:
+        st.info("No gradients were recorded, so there is nothing to draw.")
+        return
+    for column, picture in zip(st.columns(len(pictures), gap="medium"), pictures, strict=True):
+        with column:
+            widgets.show(picture)
+
+
+def logs_of_family(listing: Listing) -> dict[str, TrainingLog]:
+    """The logs of a run and of the trainings that belong with it, the recording's first."""
+    logged = run_folder.logged_beside(listing)
+    names = training.family(listing.folder.resolve().name, logged)[:MOST_CURVES]
+    found = {name: run_cache.log(logged[name]) for name in names}
+    return {name: log for name, log in found.items() if log.steps}
+
+
+def curves_of(
+    listing: Listing, logs: Mapping[str, TrainingLog], height: int = overview.HEIGHT
+) -> list[Picture]:
+    """The losses in one picture; none where nothing was logged."""
+    folder = str(run_folder.place_of(listing))
+    return [overview.losses(folder, logs, height)] if logs else []
+
+
+def next_steps(
+    listing: Listing, analysis: Analysis, logs: Mapping[str, TrainingLog]
+) -> tuple[overview.Step, ...]:
+    """The commands to run after a look at a recording."""
+    beside = run_folder.logged_beside(listing)
+    trained = [beside[name].folder for name in logs if kind_of(beside[name]) == "training"]
+    trained.sort(key=lambda folder: not folder.name.endswith("-plan"))  # the demo's own comes first
+    planned = (listing.folder / overview.PLAN).is_file()
+    return overview.next_steps(analysis, planned=planned, trained=trained)
+
+
+def commands(steps: Sequence[overview.Step]) -> None:
+    """The commands to run next, ready to be copied."""
+    if not steps:
+        return
+    with st.container(gap=4, key="commands"):
+        st.markdown("##### Run next")
+        for step in steps:
+            st.caption(in_markdown(step.reason))
+            st.code(step.command, language="bash", wrap_lines=True)
+
+
+def by_a_plan(listing: Listing) -> None:
+    """A training by a plan: how it ended, its loss beside FP32's, its scale, what to run next."""
+    meta = run_folder.opened(listing).meta
+    logs = logs_of_family(listing)
+    name = listing.folder.resolve().name
+    own = logs.get(name)
+    unused = unused_precision(meta)
+    if unused:
+        words = f"{name} {unused}: beside FP32 its curve says nothing of half precision."
+        st.error(in_markdown(words), icon=":material/error:")
+    root = recording_of(listing)
+    beside = None if root is None else logs.get(root.folder.resolve().name)
+    words = overview.training_words(meta, own, format_of(meta), beside)
+    st.info(f"**{in_markdown(words)}**", icon=":material/model_training:")
+    compared(listing)
+    pictures = curves_of(listing, logs)
+    if own is not None:
+        folder = str(run_folder.place_of(listing))
+        pictures.append(overview.scale_picture(folder, {name: own}))
+    if pictures:
+        side_by_side(pictures)
+    left, right = st.columns(2, gap="medium")
+    with left:
+        for remark in training.remarks({} if own is None else {name: own}):
+            st.warning(in_markdown(remark), icon=":material/warning:")
+        with st.container(horizontal=True):
+            if root is not None:
+                recorded = run_folder.run_name(root)
+                widgets.open_run(f"The recording {in_markdown(recorded)}", recorded)
+            widgets.link("training", "Scale, skips and alarms")
+    with right:
+        commands(overview.training_steps(listing.folder, None if root is None else root.folder))
+
+
+def recording_of(listing: Listing) -> Listing | None:
+    """The recording that a training belongs with, by its name, in the same folder."""
+    root = training.root_of(listing.folder.resolve().name)
+    place = run_folder.place_of(listing)
+    for item in run_folder.listings():
+        if item.folder.name == root and run_folder.place_of(item) == place:
+            return item if run_folder.is_recording(item) else None
+    return None
+
+
+def compared(listing: Listing) -> None:
+    """What ``mpdiag compare`` said of a training, if its recording keeps it."""
+    root = recording_of(listing)
+    kept = None if root is None else run_cache.glance(root).compared
+    if kept is None or kept[0] != listing.folder.resolve().name:
+        return
+    words, show = {
+        "equivalent": ("mpdiag compare: it trains as well as FP32.", st.success),
+        "different": ("mpdiag compare: it differs from FP32.", st.error),
+    }.get(kept[1], ("mpdiag compare could not tell it from FP32: more seeds decide.", st.info))
+    show(in_markdown(words), icon=":material/balance:")
+
+
+def profile_alone(listing: Listing) -> None:
+    """A profile: its verdict, four shares, its findings, what to run next."""
+    profile = run_cache.profile(listing)
+    if profile.get("verdict"):
+        st.info(f"**{in_markdown(str(profile['verdict']))}**", icon=":material/memory:")
+    if profile.get("generated"):
+        st.caption(in_markdown(sentence(str(profile["generated"]))))
+    for cell, (label, value) in zip(st.columns(4), tensor_cores.headline(profile), strict=True):
+        cell.metric(label, percent(value), border=True)
+    widgets.show(tensor_cores.verdicts(str(listing.folder), profile))
+    left, right = st.columns(2, gap="medium")
+    with left:
+        found = overview.profile_findings(profile)
+        widgets.findings(found, overview.FINDINGS, "tensor_cores", "Kernels, causes and fixes")
+    with right:
+        trace = listing.folder / str(profile.get("trace") or profile.get("source") or "")
+        commands(overview.profile_steps(trace))
+
+
+chosen = run_folder.current()
+widgets.heading(run_folder.run_name(chosen), chosen)
+SHOWN = {"training": by_a_plan, "profile": profile_alone}
+SHOWN.get(kind_of(chosen), recording)(chosen)

@@ -1,0 +1,397 @@
+"""One run on one screen.
+
+What FP16 makes of its gradients before and after the loss scale, its loss beside those of its
+trainings, what to run next, and what was not recorded.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from mpdiag.analysis.findings import Finding
+from mpdiag.analysis.layers import Layers
+from mpdiag.display.wording import counted, percent, scale_text, sentence, spoken_layer
+from mpdiag.numerics.formats import FP16
+from mpdiag.plan import FILE as PLAN
+from mpdiag.reports import next_commands
+from mpdiag.reports.picture import View
+from mpdiag.reports.plotting.style import exponent_axis
+from mpdiag.reports.text.analysis import after_analysis, settling_command
+from mpdiag.reports.views import training
+from mpdiag.reports.views.gradients import pictures
+from mpdiag.reports.views.gradients.frame import exponent_frame, scale_frame, summary
+from mpdiag.runs.coverage import coverage_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from mpdiag.analysis.analyzer import Analysis
+    from mpdiag.analysis.scaling.windows import Window
+    from mpdiag.reports.picture import Picture
+    from mpdiag.runs.run import Run
+    from mpdiag.runs.schema import Kind
+    from mpdiag.runs.training_log import TrainingLog
+
+MOST_LAYERS = 28
+"""Rows of a small heat map."""
+HEIGHT = 228
+"""Pixels of a small heat map."""
+LABEL_HEIGHT = 12
+"""Pixels of a row's name in it."""
+CURVES = 170
+"""Pixels of a small figure of curves."""
+FINDINGS = 3
+"""Findings that are shown; the verdict's page has all."""
+COMMANDS = 2
+WINDOW = 15
+"""Steps of the running median of a loss."""
+_LEGEND = {
+    "orientation": "h",
+    "x": 0,
+    "xref": "container",
+    "y": 0,
+    "yref": "container",
+    "yanchor": "bottom",
+}
+
+
+# -- before and after the scale --------------------------------------------------------------------
+
+
+@dataclass(frozen=True, eq=False)
+class Gradients:
+    """The gradients that a verdict goes by.
+
+    Attributes:
+        kind: Theirs.
+        late: In the steps that decide.
+        whole: In all recorded steps, in any of which they may overflow.
+        window: The steps that decide; None for all that were recorded.
+    """
+
+    kind: Kind
+    late: Layers
+    whole: Layers
+    window: Window | None = None
+
+
+def before_and_after(run: str, gradients: Gradients, scale: float) -> tuple[Picture, ...]:
+    """What FP16 makes of the gradients without a loss scale and with the recommended one.
+
+    Args:
+        run: The run folder.
+        gradients: In the model's order.
+        scale: The recommended scale; if it is 1 there is one picture, not two.
+
+    Returns:
+        Small heat maps of at most ``MOST_LAYERS`` layers, those that lose or exceed most.
+    """
+    if not len(gradients.late):
+        return ()
+    exponent = round(math.log2(scale))
+    exponents = {"before": 0} if exponent == 0 else {"before": 0, "after": exponent}
+    made = tuple(_heat_map(run, gradients, key, e) for key, e in exponents.items())
+    ranges = [picture.figure.layout.xaxis.range for picture in made]
+    if all(ranges):  # one axis for both, along which the format's window moves
+        low, high = min(int(r[0]) for r in ranges), max(int(r[1]) for r in ranges)
+        for picture in made:
+            exponent_axis(picture.figure, low, high, "")
+            picture.figure.update_xaxes(title=None)
+    return made
+
+
+def _heat_map(run: str, gradients: Gradients, key: str, exponent: int) -> Picture:
+    layers, kind = gradients.late, gradients.kind
+    few = notable(layers, MOST_LAYERS)
+    picture = pictures.heat_map(run, few, kind, FP16, exponent, window=gradients.window)
+    fig = picture.figure.update_layout(
+        height=HEIGHT, legend=_LEGEND, margin={"l": 4, "r": 4, "t": 20, "b": 44}
+    )
+    every = -(-len(few) * LABEL_HEIGHT // (HEIGHT - 70))
+    labels = fig.layout.yaxis
+    if labels.tickvals is not None:
+        places, names = labels.tickvals[::every], labels.ticktext[::every]
+        fig.update_yaxes(tickfont={"size": 10}, tickvals=places, ticktext=names)
+    title = (
+        "Without a loss scale"
+        if exponent == 0
+        else f"With a loss scale of {scale_text(2.0**exponent)}"
+    )
+    return replace(
+        picture,
+        key=f"{key}-the-scale",
+        title=title,
+        caption=lost_words(gradients, exponent, few=len(few)),
+        frame=exponent_frame(layers),
+    )
+
+
+def lost_words(gradients: Gradients, exponent: int, *, few: int) -> str:
+    """What FP16 makes of the gradients at a loss scale, as a caption of a heat map of so many layers."""
+    lost = summary(scale_frame(gradients.late, FP16, exponent))
+    over = int((gradients.whole.histograms.overflow(FP16, exponent).lower > 0).sum())
+    words = f"{percent(lost.lost_share)} of the values become 0"
+    if lost.worst_sum_share > 0:
+        share, worst = percent(lost.worst_sum_share), spoken_layer(lost.worst_layer)
+        words += f", and {share} of the sum in {worst}, the most of any layer"
+    elif lost.lost_share == 0:
+        words = "no value becomes 0"
+    words += (
+        f"; {counted(over, 'layer overflows', 'layers overflow')}" if over else "; none overflows"
+    )
+    where = "over all recorded steps" if gradients.window is None else gradients.window.words
+    shown = (
+        "" if few == len(gradients.late) else f" {few} of {len(gradients.late)} layers are drawn."
+    )
+    return f"{sentence(f'{where}, {words}')}{shown}"
+
+
+def notable(layers: Layers, most: int) -> Layers:
+    """At most so many layers in their order: those with the largest loss without a scale, and values."""
+    if len(layers) <= most:
+        return layers
+    frame = scale_frame(layers, FP16, 0)
+    by_loss = list(np.argsort(-frame["sum_share"].to_numpy(), kind="stable"))
+    by_size = list(np.argsort(-frame["absmax"].to_numpy(), kind="stable"))
+    chosen = dict.fromkeys([*by_size[: most // 4], *by_loss])
+    rows = np.sort(np.array(list(chosen)[:most], np.int64))
+    return Layers(
+        layers.kinds[rows], layers.names[rows], layers.histograms[rows], layers.steps[rows]
+    )
+
+
+# -- losses ----------------------------------------------------------------------------------------
+
+
+def losses(folder: str, logs: Mapping[str, TrainingLog], height: int = CURVES) -> Picture:
+    """The loss of a run beside those of the trainings that belong with it.
+
+    Args:
+        folder: The folder that holds the runs.
+        logs: By name, the recording first.
+        height: In pixels.
+    """
+    known = [s.loss for log in logs.values() for s in log.steps if s.loss is not None]
+    finite = [loss for loss in known if math.isfinite(loss)]
+    wide = bool(finite) and min(finite) > 0 and max(finite) > 10 * min(finite)
+    picture = training.losses(folder, logs, log=wide, window=WINDOW)
+    _small(picture, height)
+    return replace(picture, caption=" ".join(outcome_words(logs)))
+
+
+def outcome_words(logs: Mapping[str, TrainingLog]) -> Iterator[str]:
+    """How the trainings ended, in sentences: last losses, metrics, skipped steps."""
+    ends = {name: training.last_loss(log, WINDOW) for name, log in logs.items()}
+    found = [f"{name} {end:.4g}" for name, end in ends.items() if end is not None]
+    if found:
+        yield f"Median loss of the last {WINDOW} steps: {', '.join(found)}."
+    metrics = dict.fromkeys(m.metric for log in logs.values() for m in log.metrics)
+    for name in metrics:
+        values = {run: log.metric(name) for run, log in logs.items()}
+        told = [f"{run} {metric.value:.4g}" for run, metric in values.items() if metric is not None]
+        yield f"{name}: {', '.join(told)}."
+    skipped = {run: len(log.skipped) for run, log in logs.items() if log.skipped}
+    if skipped:
+        yield f"Skipped steps: {', '.join(f'{run} {n:,}' for run, n in skipped.items())}."
+
+
+# -- what to run next ------------------------------------------------------------------------------
+
+_REASONS = {
+    "train": "Train by the plan",
+    "compare": "Compare the training with FP32",
+    "search": "Settle it: search the smallest FP32 set",
+    "export": "Export the plan",
+    "why": "See why, layer by layer",
+    "report": "Write the report",
+    "analyze": "Write the plan",
+}
+
+
+@dataclass(frozen=True)
+class Step:
+    """A command to run next, and what it is for."""
+
+    reason: str
+    command: str
+
+
+def next_steps(
+    analysis: Analysis, *, planned: bool, trained: Iterable[Path] = ()
+) -> tuple[Step, ...]:
+    """The commands to run after a look at a recording.
+
+    Args:
+        analysis: Of it.
+        planned: Whether its plan lies in its folder.
+        trained: Trainings by its plan.
+    """
+    run = analysis.run.folder
+    found: list[next_commands.Words] = []
+    if analysis.concluded and not planned:
+        found.append(next_commands.analyze_it(run, None))
+    plan = Path(str(run)) / PLAN if planned else None
+    found.append(after_analysis(analysis, run, plan))
+    found += [next_commands.compare_them(run, other) for other in trained]
+    if analysis.concluded and analysis.verdict.level == "expected":
+        found.append(settling_command(analysis.run))
+    if plan is not None:
+        found.append(("mpdiag", "export", plan, "--to", "torch"))
+    return steps_of(found)
+
+
+def training_steps(run: Path, recording: Path | None) -> tuple[Step, ...]:
+    """The commands to run after a look at a training by a plan."""
+    if recording is None:
+        return steps_of([next_commands.look_beside(run)])
+    return steps_of(
+        [next_commands.compare_them(recording, run), next_commands.analyze_it(recording, None)]
+    )
+
+
+def steps_of(commands: Iterable[next_commands.Words]) -> tuple[Step, ...]:
+    """The first of some commands, each once; what cannot be run has no words."""
+    texts = {command_text(words): words for words in commands if words}
+    return tuple(Step(_reason(words), text) for text, words in texts.items())[:COMMANDS]
+
+
+def _reason(words: next_commands.Words) -> str:
+    if "--probe" in words:
+        return "Settle it: train its first steps by the plan"
+    if "--target" in words and words[1] == "analyze":
+        return f"Plan for {str(words[words.index('--target') + 1]).upper()} instead"
+    return _REASONS.get(str(words[1]), "Next")
+
+
+def command_text(words: next_commands.Words) -> str:
+    """A command as a shell takes it; paths below the present folder are written from there."""
+    return shlex.join(_short(str(word)) for word in words)
+
+
+def _short(word: str) -> str:
+    path = Path(word)
+    here = Path.cwd()
+    return str(path.relative_to(here)) if path.is_absolute() and here in path.parents else word
+
+
+# -- what was not recorded -------------------------------------------------------------------------
+
+
+def coverage_words(analysis: Analysis) -> tuple[str, ...]:
+    """What the recording saw of the training, and what was not looked at, in sentences."""
+    meta = analysis.run.meta
+    words = [f"{_of(meta.get('steps_recorded'), meta.get('steps_seen'), 'step')} recorded"]
+    seen = coverage_of(analysis.run)
+    if seen is not None:
+        words.append(f"{_of(seen.modules_seen, seen.modules, 'module')} seen")
+        words.append(f"{_of(seen.parameters_seen, seen.parameters, 'parameter')} seen")
+    told = [sentence(", ".join(words))]
+    missing = _missing(analysis.run)
+    if missing:
+        told.append(f"Not recorded: {missing}.")
+    if analysis.verdict.not_examined:
+        told.append(f"Not looked at: {'; '.join(analysis.verdict.not_examined)}.")
+    return tuple(told)
+
+
+def _of(part: object, whole: object, what: str) -> str:
+    if not isinstance(part, int) or not isinstance(whole, int):
+        return f"an unknown number of {what}s"
+    if part == whole:
+        return f"all {counted(whole, what)}" if whole != 1 else f"the one {what}"
+    return f"{part:,} of {counted(whole, what)}"
+
+
+def _missing(run: Run, most: int = 3) -> str:
+    """The first of what was not recorded, by name, with the reason."""
+    items = (run.meta.get("coverage") or {}).get("not_recorded") or []
+    reasons: dict[str, list[str]] = {}
+    for item in items:
+        reasons.setdefault(str(item.get("reason") or ""), []).append(spoken_layer(item.get("name")))
+    told = []
+    for reason, names in reasons.items():
+        few = list(dict.fromkeys(names))
+        more = f" and {len(few) - most:,} more" if len(few) > most else ""
+        told.append(f"{', '.join(few[:most])}{more}" + (f" ({reason})" if reason else ""))
+    return "; ".join(told)
+
+
+# -- trainings by a plan ---------------------------------------------------------------------------
+
+
+def training_words(
+    meta: Mapping[str, Any],
+    log: TrainingLog | None,
+    label: str,
+    recorded: TrainingLog | None = None,
+) -> str:
+    """What is known of a training by a plan, in a sentence or two.
+
+    Args:
+        meta: Its ``meta.json``.
+        log: Its log, if it has one.
+        label: Format and level, in words.
+        recorded: The log of the recording that it belongs with.
+    """
+    state = str(meta.get("state") or "unknown")
+    what = "Trained" if state == "complete" else f"A training ({state})"
+    if log is None or not log.steps:
+        return f"{what} in {label}; no step was logged."
+    skipped = len(log.skipped)
+    told = f"{counted(len(log.steps), 'step')}, {f'{skipped:,}' if skipped else 'none'} skipped"
+    last = next((s.loss for s in reversed(log.steps) if s.loss is not None), None)
+    if last is not None and not math.isfinite(last):
+        told += "; its last loss is not finite"
+    told = f"{what} in {label}: {told}."
+    metric = log.metrics[-1] if log.metrics else None
+    if metric is None:
+        return told
+    other = None if recorded is None else recorded.metric(metric.metric)
+    against = "" if other is None else f", beside {other.value:.4g} in the recording"
+    return f"{told} {metric.metric} {metric.value:.4g}{against}."
+
+
+def scale_picture(folder: str, logs: Mapping[str, TrainingLog]) -> Picture:
+    """The loss scale of a training, as high as the losses beside it."""
+    picture = training.scales(folder, logs)
+    _small(picture, HEIGHT)
+    return picture
+
+
+def _small(picture: Picture, height: int) -> None:
+    """Curves in little room: no title of the axis of steps, the legend below."""
+    margin = {"l": 4, "r": 4, "t": 10, "b": 48}
+    picture.figure.update_layout(height=height, legend=_LEGEND, margin=margin)
+    picture.figure.update_xaxes(title=None)
+
+
+# -- profiles --------------------------------------------------------------------------------------
+
+
+def profile_findings(profile: Mapping[str, Any]) -> tuple[Finding, ...]:
+    """The findings of a stored profile, as those of a recording are."""
+    known = ("info", "warning", "error")
+    return tuple(
+        Finding(
+            severity=f["severity"] if f.get("severity") in known else "info",
+            code=str(f.get("code") or ""),
+            message=str(f.get("message") or ""),
+            evidence={},
+            fix=str(f.get("fix") or ""),
+        )
+        for f in profile.get("findings", [])
+    )
+
+
+def profile_steps(trace: Path) -> tuple[Step, ...]:
+    """The commands to run after a look at a profile."""
+    return steps_of([next_commands.after_profile(str(trace), None)])
+
+
+VIEW = View("overview", "Overview", "dashboard")
