@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from mpdiag.reports.views import compare, operations, runs, tensor_cores, training, updates, verdict
 from mpdiag.reports.views.gradients import pictures as gradients
+from mpdiag.reports.views.layers import pictures as layers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -20,6 +21,7 @@ VIEWS = (
     runs.VIEW,
     verdict.VIEW,
     gradients.VIEW,
+    layers.VIEW,
     updates.VIEW,
     operations.VIEW,
     tensor_cores.VIEW,
