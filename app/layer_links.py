@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import streamlit as st
 
@@ -38,3 +38,8 @@ def take_opened() -> None:
     """Set the widgets of the layer's page to what was asked for, before they are drawn."""
     for key, value in st.session_state.pop(_WAITING, {}).items():
         st.session_state[key] = value
+
+
+def unless_set(key: str, **default: Any) -> dict[str, Any]:
+    """A widget's default, unless its value is set already: both would contradict each other."""
+    return {} if key in st.session_state else default

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import run_cache
 import streamlit as st
 import widgets
+from layer_links import unless_set
 
 from mpdiag.analysis.layer_history import history_of
 from mpdiag.display.wording import (
@@ -76,18 +77,13 @@ def _described(chosen: Listing, name: str) -> None:
         st.markdown("\n".join(f"- {in_markdown(sentence(fact))}" for fact in facts))
 
 
-def _unless_set(key: str, **default: Any) -> dict[str, Any]:
-    """A widget's default, unless the way here has set it: both would contradict each other."""
-    return {} if key in st.session_state else default
-
-
 def _controls(chosen: Listing, kind: Kind) -> tuple[FloatFormat, int]:
     analysis = run_cache.analysis(chosen)
     left, right = st.columns([1, 1.4], vertical_alignment="bottom")
     name = left.segmented_control(
         "Format",
         [fmt.name for fmt in TARGETS],
-        **_unless_set("format", default=analysis.target.name),
+        **unless_set("format", default=analysis.target.name),
         required=True,
         format_func=lambda f: FORMATS[f].label.replace("FP8 ", ""),
         key="format",
@@ -98,7 +94,7 @@ def _controls(chosen: Listing, kind: Kind) -> tuple[FloatFormat, int]:
         "Loss scale",
         SCALES[0],
         SCALES[-1],
-        **_unless_set("scale", value=max(SCALES[0], int(np.log2(plan.recommended)))),
+        **unless_set("scale", value=max(SCALES[0], int(np.log2(plan.recommended)))),
         format="2^%d",
         key="scale",
         bind="query-params",
@@ -123,6 +119,8 @@ def _figures(chosen: Listing, name: str, kind: Kind) -> None:
         with right:
             widgets.show(pictures.ridges(*what))
             widgets.show(pictures.layer_course(*what))
+        all_steps = one_layer(run_cache.layers(chosen, kind), name)
+        widgets.show(gradients.one_histogram(run, all_steps, kind, fmt, exponent, layer=name))
 
     figures()
 

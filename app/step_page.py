@@ -39,7 +39,7 @@ def show_step(chosen: Listing, kind: Kind) -> None:
             st.select_slider(
                 "Recorded step",
                 words,
-                value=str(_first(steps, log)),
+                **layer_links.unless_set("step", value=str(_first(steps, log))),
                 key="step",
                 bind="query-params",
                 help="The steps whose gradients were recorded; a click on the loss selects one, too.",

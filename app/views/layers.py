@@ -136,6 +136,7 @@ def shown_table(frame: pd.DataFrame, kind: Kind) -> None:
         hide_index=True,
         on_select=open_row,
         selection_mode="single-cell",
+        placeholder="",
         height=min(36 * (len(shown) + 1), 520),
         column_config={
             "layer": column.TextColumn("layer", pinned=True, width=130),

@@ -126,7 +126,7 @@ def film_figure(frame: pd.DataFrame, fmt: FloatFormat, exponent: int) -> go.Figu
     )
     fig.update_xaxes(fixedrange=True)
     add_window(fig, fmt, exponent, low, high)
-    words = {step: _film_words(step, shares[step], fates) for step in steps}
+    words = {step: _film_words(step, frame[frame["step"] == step], fmt, exponent) for step in steps}
     fig.update_layout(
         dragmode=False,
         margin={"b": 162, "autoexpand": False, "l": 60},
@@ -135,13 +135,16 @@ def film_figure(frame: pd.DataFrame, fmt: FloatFormat, exponent: int) -> go.Figu
     return fig
 
 
-def _film_words(step: int, shares: np.ndarray, fates: np.ndarray) -> str:
-    parts = [
-        f"{percent(float(shares[fates == name].sum()))} {spoken}"
+def _film_words(step: int, part: pd.DataFrame, fmt: FloatFormat, exponent: int) -> str:
+    """What becomes of the values of a step, those in the tails that are not drawn included."""
+    fates = part["exponent"].map(lambda e: fate(int(e), fmt, exponent))
+    counts = part.groupby(fates)["count"].sum() / part["count"].sum()
+    said = [
+        f"{spoken}: {percent(float(counts[name]))}"
         for name, spoken in FATE_WORDS.items()
-        if shares[fates == name].sum() > 0 and name != "kept"
+        if name in counts and name != "kept"
     ]
-    return f"step {step}" + (": " if parts else "") + ", ".join(parts)
+    return f"step {step:,}" + (" · " if said else "") + ", ".join(said)
 
 
 def _controls(words: dict[int, str]) -> dict[str, Any]:
