@@ -12,7 +12,7 @@ from receipt_checks import same_numbers
 from mpdiag.analysis.analyzer import analyze
 from mpdiag.analysis.layers import Layers, merge_layers
 from mpdiag.analysis.operations.rounding_error import rounding_error
-from mpdiag.analysis.scaling.necessity import lost_by_scale
+from mpdiag.analysis.scaling.necessity import MATTERS, NEGLIGIBLE, lost_by_scale
 from mpdiag.analysis.scaling.windows import late_windows
 from mpdiag.display.wording import percent
 from mpdiag.numerics.formats import BF16, FP8_E4M3, FP8_E5M2, FP16
@@ -151,9 +151,11 @@ def test_each_layer_at_every_scale_and_its_receipt(analysis):
     assert np.array_equal(sums[:, -gradients.SCALES[0] :], lost_by_scale(layers, FP16))
     at = picture.frame[picture.frame["scale_exponent"] == 3]
     assert np.array_equal(at["rounding_error"], rounding_error(layers.histograms, FP16, 3))
-    heats = [trace for trace in picture.figure.data if trace.type == "heatmap"]
-    cells = sum(int(np.isfinite(np.asarray(t.z, float)).sum()) for t in heats)
-    assert cells == len(layers) * len(heats[0].x)  # each has one class
+    (cells,) = (trace for trace in picture.figure.data if trace.type == "heatmap")
+    columns = [k - gradients.SCALES[0] for k in cells.x]
+    over = picture.frame["overflows"].to_numpy(bool).reshape(len(layers), -1)[:, columns]
+    harm = np.digitize(sums[:, columns], [NEGLIGIBLE, MATTERS], right=True)  # 0 none, 2 it matters
+    assert np.array_equal(np.asarray(cells.z), np.where(over, 3, 2 - harm))
 
 
 def test_why_this_scale_is_said_in_figures_of_the_plan(root):

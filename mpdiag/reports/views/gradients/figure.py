@@ -87,17 +87,21 @@ def heat_map(
         return empty("no non-zero values")
     low, high = exponents_shown(frame, fmt, exponent)
     counts = _matrix(frame, "layer", layers, low, high)
-    labels = np.repeat(np.array([[in_figure(n)] for n in layers]), counts.shape[1], axis=1)
     fig = figure(height or row_height(len(layers)), hovermode="closest")
+    # Under rows that are clicked no cell is pointed at: what it would say need not be sent.
+    labels = np.repeat(np.array([[in_figure(n)] for n in layers]), counts.shape[1], axis=1)
+    pointed = {} if clickable else {"customdata": counts, "text": labels}
     for name, part in _shades(counts, low, fmt, exponent, log=log):
+        hover = (
+            "%{text}<br>from 2^%{x:.0f}: %{customdata:,} values"
+            f"<extra>{FATE_WORDS[name]}</extra>"
+        )
         fig.add_heatmap(
             x=np.arange(low, high) + 0.5,
             z=part,
-            customdata=counts,
-            text=labels,
             name=name,
-            hovertemplate="%{text}<br>from 2^%{x:.0f}: %{customdata:,} values"
-            f"<extra>{FATE_WORDS[name]}</extra>",
+            **({"hoverinfo": "skip"} if clickable else {"hovertemplate": hover}),
+            **pointed,
             **_cells(name),
         )
         _legend(fig, name, counts, part)

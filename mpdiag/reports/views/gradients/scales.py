@@ -102,28 +102,27 @@ def layer_scales(
     sums, lost, over = (
         _table(frame, column) for column in ("sum_share", "lost_share", "overflows")
     )
-    classes = _classes(sums, over.astype(bool))[:, first - SCALES[0] :]
-    text = np.repeat([[in_figure(name)] for name in layers], len(shown), axis=1)
-    numbers = np.stack([part[:, first - SCALES[0] :] for part in (sums, lost)], axis=-1)
+    here = slice(first - SCALES[0], None)
+    classes = _classes(sums, over.astype(bool))[:, here]
+    known = [key for key, *_ in _CLASSES]
+    fig.add_heatmap(
+        x=list(shown),
+        z=np.select([classes == key for key in known], range(len(known))),
+        zmin=-0.5,
+        zmax=len(known) - 0.5,
+        colorscale=_steps(),
+        showscale=False,
+        xgap=1,
+        ygap=1,
+        text=np.repeat([[in_figure(name)] for name in layers], len(shown), axis=1),
+        customdata=np.stack([part[:, here] for part in (sums, lost)], axis=-1),
+        hovertemplate="%{text}<br>at 2^%{x}: loses %{customdata[0]:.2%} of its sum, "
+        "%{customdata[1]:.2%} of its values<extra></extra>",
+    )
     for key, words, colour, opacity in _CLASSES:
-        if not (classes == key).any():
-            continue
-        fig.add_heatmap(
-            x=list(shown),
-            z=np.where(classes == key, 1.0, np.nan),
-            colorscale=[[0, colour], [1, colour]],
-            opacity=opacity,
-            showscale=False,
-            xgap=1,
-            ygap=1,
-            hoverongaps=False,
-            text=text,
-            customdata=numbers,
-            hovertemplate="%{text}<br>at 2^%{x}: loses %{customdata[0]:.2%} of its sum, "
-            "%{customdata[1]:.2%} of its values<extra>" + words + "</extra>",
-        )
-        marker = {"color": colour, "symbol": "square", "size": 11, "opacity": opacity}
-        fig.add_scatter(x=[None], y=[None], mode="markers", marker=marker, name=words)
+        if (classes == key).any():
+            marker = {"color": colour, "symbol": "square", "size": 11, "opacity": opacity}
+            fig.add_scatter(x=[None], y=[None], mode="markers", marker=marker, name=words)
     layer_axis(fig, layers)
     fig.update_yaxes(showticklabels=names)
     exponent_axis(fig, first, LARGEST_EXPONENT, "loss scale")
@@ -133,6 +132,16 @@ def layer_scales(
         fixed_rows(fig, layers, labels=names)
         fig.update_layout(legend={"entrywidth": 0.46, "entrywidthmode": "fraction"})
     return fig
+
+
+def _steps() -> list[list[object]]:
+    """A colour scale of one step for each class."""
+    found: list[list[object]] = []
+    for i, (_, _, colour, opacity) in enumerate(_CLASSES):
+        red, green, blue = (int(colour[at : at + 2], 16) for at in (1, 3, 5))
+        tint = f"rgba({red}, {green}, {blue}, {opacity})"
+        found += [[i / len(_CLASSES), tint], [(i + 1) / len(_CLASSES), tint]]
+    return found
 
 
 def _beginning(exponent: int, scale: LossScalePlan | None) -> tuple[int, int | None]:

@@ -126,7 +126,7 @@ def film_figure(frame: pd.DataFrame, fmt: FloatFormat, exponent: int) -> go.Figu
     )
     fig.update_xaxes(fixedrange=True)
     add_window(fig, fmt, exponent, low, high)
-    words = {step: _film_words(step, frame[frame["step"] == step], fmt, exponent) for step in steps}
+    words = _film_words(frame[frame["step"].isin(steps)], fmt, exponent)
     fig.update_layout(
         dragmode=False,
         margin={"b": 162, "autoexpand": False, "l": 60},
@@ -135,16 +135,22 @@ def film_figure(frame: pd.DataFrame, fmt: FloatFormat, exponent: int) -> go.Figu
     return fig
 
 
-def _film_words(step: int, part: pd.DataFrame, fmt: FloatFormat, exponent: int) -> str:
-    """What becomes of the values of a step, those in the tails that are not drawn included."""
-    fates = part["exponent"].map(lambda e: fate(int(e), fmt, exponent))
-    counts = part.groupby(fates)["count"].sum() / part["count"].sum()
-    said = [
-        f"{spoken}: {percent(float(counts[name]))}"
-        for name, spoken in FATE_WORDS.items()
-        if name in counts and name != "kept"
-    ]
-    return f"step {step:,}" + (" · " if said else "") + ", ".join(said)
+def _film_words(frame: pd.DataFrame, fmt: FloatFormat, exponent: int) -> dict[int, str]:
+    """What becomes of the values of each step, those in the tails that are not drawn included."""
+    known = {int(e): fate(int(e), fmt, exponent) for e in frame["exponent"].unique()}
+    counts = (
+        frame.groupby(["step", frame["exponent"].map(known)])["count"].sum().unstack(fill_value=0)
+    )
+    shares = counts.div(counts.sum(axis=1), axis=0)
+    words = {}
+    for step, part in zip(shares.index, shares.to_dict("records"), strict=True):
+        said = [
+            f"{spoken}: {percent(part[name])}"
+            for name, spoken in FATE_WORDS.items()
+            if part.get(name) and name != "kept"
+        ]
+        words[int(step)] = f"step {step:,}" + (" · " if said else "") + ", ".join(said)
+    return words
 
 
 def _controls(words: dict[int, str]) -> dict[str, Any]:
