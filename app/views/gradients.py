@@ -12,7 +12,14 @@ import streamlit as st
 import widgets
 from figure_card import figure_card
 
-from mpdiag.display.wording import KIND_NAMES, in_markdown, scale_text
+from mpdiag.display.wording import (
+    KIND_NAMES,
+    in_markdown,
+    layer_name,
+    magnitude,
+    percent,
+    scale_text,
+)
 from mpdiag.numerics.formats import FORMATS, FP16, TARGETS
 from mpdiag.reports.views.gradients import pictures
 from mpdiag.reports.views.gradients.frame import (
@@ -24,6 +31,8 @@ from mpdiag.reports.views.gradients.frame import (
 from mpdiag.reports.views.gradients.scales import layer_scales_frame
 
 if TYPE_CHECKING:
+    import pandas as pd
+
     from mpdiag.analysis.layers import Layers
     from mpdiag.analysis.scaling.windows import Window
     from mpdiag.numerics.formats import FloatFormat
@@ -163,7 +172,28 @@ def _below(
                 *(run, layers, kind, fmt, exponent, plan), frame=frame, window=window, whole=whole
             )
         )
-    widgets.table(scale_frame(layers, fmt, exponent))
+    _losses_table(scale_frame(layers, fmt, exponent))
+
+
+def _losses_table(frame: pd.DataFrame) -> None:
+    """The figures of every layer, in words and numbers as people write them."""
+    columns = {
+        "layer": "layer",
+        "nonzero": "values",
+        "lost": "become 0",
+        "lost_share": "share of values",
+        "sum_share": "share of Σ|x|",
+        "overflow": "overflow, at least",
+        "overflow_most": "at most",
+        "absmax": "largest |x|",
+    }
+    shown = frame[list(columns)].rename(columns=columns)
+    shown["layer"] = shown["layer"].map(layer_name)
+    counts = dict.fromkeys(("values", "become 0", "overflow, at least", "at most"), "{:,}")
+    shares = dict.fromkeys(("share of values", "share of Σ|x|"), percent)
+    st.dataframe(
+        shown.style.format({**counts, **shares, "largest |x|": magnitude}), hide_index=True
+    )
 
 
 view()

@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 VALUES = "value before scaling"
 DECADES = 6
 """Powers of ten from a full colour to the palest, with log counts."""
+MOST = 24
+"""Layers in a figure of the worst of them."""
 FATE_WORDS = {
     "zero": "already 0",
     "lost": "becomes 0",
@@ -120,7 +122,9 @@ def fixed_rows(fig: go.Figure, layers: Sequence[str], *, labels: bool = True) ->
     longest = max((len(shortened(name, LABEL)) for name in layers), default=0)
     left = 16 + 7 * longest if labels else 8
     margin = {"l": left, "r": 12, "t": 12 + 2 * MARK, "b": 96, "autoexpand": False}
-    fig.update_layout(margin=margin)
+    # Two columns of words fit under the narrowest figure, in two lines.
+    words = {"entrywidth": 0.46, "entrywidthmode": "fraction"}
+    fig.update_layout(margin=margin, legend=words)
 
 
 def _add_rows(
@@ -268,7 +272,7 @@ def histogram(
     return fig
 
 
-def consequences(frame: pd.DataFrame, most: int = 24) -> go.Figure:
+def consequences(frame: pd.DataFrame, most: int = MOST) -> go.Figure:
     """What each layer loses at the chosen scale (``scale_frame``), the worst first.
 
     A bar: share of non-zero values that become 0; a diamond: share of Σ|x|; a cross: it overflows.

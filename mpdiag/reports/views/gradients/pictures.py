@@ -217,13 +217,20 @@ def consequences(
     frame = tables.scale_frame(layers, fmt, exponent)
     return Picture(
         "consequences",
-        f"What {fmt.label} loses {_at(exponent)}, {_when(window)}",
-        "The layers with the largest loss. Σ|x| is the share of the layer's sum that is lost, an "
-        "estimate within a few percent; the share of values is exact.",
+        f"What {fmt.label} loses {_at(exponent)}",
+        f"{sentence(_when(window))} {_listed(frame)} Σ|x| is the share of the layer's sum that is lost, "
+        "an estimate; the share of values is exact.",
         figure.consequences(frame),
         frame,
         receipt.losses_at_scale(run, kind, fmt, exponent, window),
     )
+
+
+def _listed(frame: pd.DataFrame) -> str:
+    """Which of the layers are drawn."""
+    if len(frame) <= figure.MOST:
+        return f"{counted(len(frame), 'layer')}, the largest loss first."
+    return f"The {figure.MOST} layers of {len(frame):,} with the largest loss."
 
 
 def every_scale(

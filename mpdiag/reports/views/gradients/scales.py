@@ -130,7 +130,6 @@ def layer_scales(
     _marks(fig, exponent, recommended, scale)
     if height is not None:
         fixed_rows(fig, layers, labels=names)
-        fig.update_layout(legend={"entrywidth": 0.46, "entrywidthmode": "fraction"})
     return fig
 
 

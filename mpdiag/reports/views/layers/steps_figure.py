@@ -147,7 +147,7 @@ def _film_words(frame: pd.DataFrame, fmt: FloatFormat, exponent: int) -> dict[in
         said = [
             f"{spoken}: {percent(part[name])}"
             for name, spoken in FATE_WORDS.items()
-            if part.get(name) and name != "kept"
+            if part.get(name) and name in ("lost", "overflow")
         ]
         words[int(step)] = f"step {step:,}" + (" · " if said else "") + ", ".join(said)
     return words
