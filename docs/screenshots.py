@@ -27,11 +27,11 @@ from mpdiag.installation.bundled import sample_runs
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-PAGES = {"dashboard.png": ("gradients?run=ssd", 3), "operations.png": ("operations?run=digits", 2)}
+PAGES = {"dashboard.png": ("gradients?run=ssd", 4), "operations.png": ("operations?run=digits", 2)}
 """Of each picture, its page and how many figures must be drawn on it."""
 VIEWS = (
-    *("", "verdict", "gradients", "updates", "operations", "tensor_cores", "training"),
-    *("training?tab=Loss-scale+replay", "gradients?tab=One+layer", "compare"),
+    *("", "verdict", "gradients", "layers", "updates", "operations", "tensor_cores", "training"),
+    *("training?tab=Loss-scale+replay", "layers?tab=One+step", "layers?layer=trunk.1", "compare"),
 )
 WIDTH, HEIGHT = 1360, 1560
 
@@ -52,7 +52,9 @@ def main() -> None:
                 for view in VIEWS:
                     for scheme in ("light", "dark"):
                         name = (
-                            f"{run}-{view or 'runs'}".replace("?tab=", "-").replace("+", "-")
+                            f"{run}-{view or 'runs'}".replace("?tab=", "-")
+                            .replace("?layer=", "-")
+                            .replace("+", "-")
                             + f"-{scheme}.png"
                         )
                         page = f"{view}{'&' if '?' in view else '?'}run={run}"
