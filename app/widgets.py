@@ -8,11 +8,11 @@ import live_run
 import run_cache
 import run_folder
 import streamlit as st
+from figure_card import figure_card
 
 from mpdiag.display.explanations import command_for, explanation
 from mpdiag.display.wording import counted, in_markdown, layer_name, sentence
 from mpdiag.errors import RunNotFound
-from mpdiag.reports.csv_text import csv_text
 from mpdiag.reports.views.runs import kind_of
 from mpdiag.reports.views.training import root_of
 
@@ -95,42 +95,7 @@ def choose_layer(names: Sequence[str], label: str = "Layer", key: str = "layer")
 
 def show(picture: Picture) -> None:
     """A figure with its caption, its receipt and its downloads."""
-    with st.container(gap=4):
-        with st.container(horizontal=True, vertical_alignment="center", gap="small"):
-            st.markdown(f"##### {in_markdown(picture.title)}")
-            receipt = st.popover("Receipt", icon=":material/receipt_long:", type="tertiary")
-        st.plotly_chart(
-            picture.figure,
-            key=f"figure-{picture.key}",
-            config={
-                "displaylogo": False,
-                "toImageButtonOptions": {"format": "svg", "filename": picture.key},
-                "modeBarButtonsToRemove": ["lasso2d", "select2d", "autoScale2d"],
-            },
-            alt=f"{picture.title}. {picture.caption}",
-        )
-        if picture.caption:
-            st.caption(in_markdown(picture.caption))
-    with receipt:
-        st.caption("These numbers in plain pandas, from the run folder alone:")
-        st.code(picture.receipt, language="python")
-        left, right = st.columns(2)
-        left.download_button(
-            "Table (CSV)",
-            data=lambda: csv_text(picture.frame),
-            file_name=f"{picture.key}.csv",
-            mime="text/csv",
-            key=f"csv-{picture.key}",
-            on_click="ignore",
-        )
-        right.download_button(
-            "Figure (HTML)",
-            data=lambda: picture.figure.to_html(include_plotlyjs=True),
-            file_name=f"{picture.key}.html",
-            mime="text/html",
-            key=f"html-{picture.key}",
-            on_click="ignore",
-        )
+    figure_card(picture)
 
 
 def explain(code: str) -> None:

@@ -23,7 +23,10 @@ from mpdiag.numerics.histograms import ExponentHistogram
 from mpdiag.runs.schema import UpdateStack, encode
 from mpdiag.runs.writer import RunWriter
 
-VIEWS = ("runs", "overview", "verdict", "gradients", "updates", "operations", "training", "compare")
+VIEWS = (
+    *("runs", "overview", "verdict", "gradients", "layers", "updates", "operations", "training"),
+    "compare",
+)
 
 
 def main() -> None:

@@ -30,22 +30,14 @@ if TYPE_CHECKING:
 PAGES = {
     "overview.png": ("overview?run=ssd", 3, 900),
     "runs.png": ("runs", 0, 620),
-    "dashboard.png": ("gradients?run=ssd", 3, 1560),
+    "dashboard.png": ("gradients?run=ssd", 4, 1560),
     "operations.png": ("operations?run=digits", 2, 1560),
 }
 """Of each picture: its page, how many figures must be drawn on it, the height of the window."""
 VIEWS = (
-    *(
-        "runs",
-        "overview",
-        "verdict",
-        "gradients",
-        "updates",
-        "operations",
-        "tensor_cores",
-        "training",
-    ),
-    *("training?tab=Loss-scale+replay", "gradients?tab=One+layer", "compare"),
+    *("runs", "overview", "verdict", "gradients", "layers", "updates", "operations"),
+    *("tensor_cores", "training", "training?tab=Loss-scale+replay", "layers?tab=One+step"),
+    *("layers?layer=trunk.1", "compare"),
 )
 WIDTH, HEIGHT = 1400, 1560
 
@@ -68,7 +60,7 @@ def main() -> None:
                 for view in VIEWS:
                     for scheme in ("light", "dark"):
                         name = (
-                            f"{run}-{view}".replace("?tab=", "-").replace("+", "-")
+                            view.replace("?tab=", "-").replace("?layer=", "-").replace("+", "-")
                             + f"-{scheme}.png"
                         )
                         page = f"{view}{'&' if '?' in view else '?'}run={run}"

@@ -115,6 +115,12 @@ def explain_layer(run: str | os.PathLike[str], layer: str | None = None) -> Laye
         hint = f"did you mean {', '.join(near)}?" if near else "see mpdiag analyze for the names"
         message = f"{opened.folder} has no layer {layer!r}: {hint}"
         raise LayerNotFound(message)
+    return history_of(analysis, layer)
+
+
+def history_of(analysis: Analysis, layer: str) -> LayerHistory:
+    """The history of a layer that was recorded, from an analysis that is made already."""
+    records = analysis.run.records
     own = np.flatnonzero(analysis.layers.names == layer)
     layers = Layers(
         analysis.layers.kinds[own],
@@ -123,7 +129,7 @@ def explain_layer(run: str | os.PathLike[str], layer: str | None = None) -> Laye
         analysis.layers.steps[own],
     )
     kind = "activation_grad" if "activation_grad" in layers.kinds else "weight_grad"
-    mine = (records.name == names.index(layer)) & countable_rows(records)
+    mine = (records.name == records.code("name", layer)) & countable_rows(records)
     rows = records.select(mine & records.of_kind(kind))  # type: ignore[arg-type]
     steps, group = np.unique(rows.step.astype(np.int64), return_inverse=True)
     h = rows.merged(group.reshape(-1), len(steps))

@@ -18,6 +18,7 @@ from mpdiag.reports.views import (
     verdict,
 )
 from mpdiag.reports.views.gradients import pictures as gradients
+from mpdiag.reports.views.layers import pictures as layers
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -30,6 +31,7 @@ VIEWS = (
     overview.VIEW,
     verdict.VIEW,
     gradients.VIEW,
+    layers.VIEW,
     updates.VIEW,
     operations.VIEW,
     tensor_cores.VIEW,

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 import urllib.request
+from xml.etree import ElementTree as ET
 
 import made_runs as hand
 import pytest
@@ -21,7 +22,7 @@ from mpdiag.analysis.analyzer import analyze
 from mpdiag.display.wording import percent
 from mpdiag.numerics.formats import FP16
 from mpdiag.reports.documents.write import write_report
-from mpdiag.reports.views.gradients.frame import scale_frame, summary
+from mpdiag.reports.views.gradients.frame import in_model_order, scale_frame, summary
 
 pytest.importorskip("streamlit", reason="needs Streamlit, of the extra `app`")
 playwright = pytest.importorskip("playwright.sync_api", reason="needs Playwright")
@@ -124,12 +125,6 @@ def _leaves(page, url):
         page.troubles.append(f"asked for {url}")
 
 
-def metric(page, label):
-    """The value on the card of that label, once the page is at rest."""
-    card = page.locator('[data-testid="stMetric"]').filter(has_text=label)
-    return card.locator('[data-testid="stMetricValue"]')
-
-
 def open_view(page, address, view, **query):
     words = "&".join(f"{name}={value}" for name, value in query.items())
     page.goto(f"{address}/{view}?{words}")
@@ -145,6 +140,7 @@ VIEWS = (
     "runs",
     "verdict",
     "gradients",
+    "layers",
     "updates",
     "operations",
     "tensor_cores",
@@ -159,7 +155,7 @@ def test_every_view_without_an_error(page, address, run):
         open_view(page, address, view, run=run)
         if view == "compare" and run == "hostile":
             page.get_by_text("No run here is related to").wait_for()
-        elif view in ("gradients", "updates", "operations", "compare"):
+        elif view in ("gradients", "layers", "updates", "operations", "compare"):
             page.locator(".js-plotly-plot .main-svg").first.wait_for()
         assert page.locator('[data-testid="stException"]').count() == 0
         assert page.evaluate("window.hacked") is None
@@ -171,22 +167,115 @@ def test_the_slider_moves_the_numbers_and_its_link_reopens_them(page, address, r
     layers = analyze(runs / "ssd").loss_scale.late
 
     def expected(exponent):
-        return percent(summary(scale_frame(layers, FP16, exponent)).lost_share)
+        lost = percent(summary(scale_frame(layers, FP16, exponent)).lost_share)
+        return f"{lost} of the values become 0"
 
     open_view(page, address, "gradients", run="ssd", scale=6)
-    value = metric(page, "Values lost to 0")
-    playwright.expect(value).to_have_text(expected(6), timeout=PATIENCE)
+    line = page.locator('[data-testid="stCaptionContainer"]')
+    line.filter(has_text=expected(6)).first.wait_for()
     slider = page.get_by_role("slider").first
     for exponent in (5, 4):
         slider.press("ArrowLeft")
-        playwright.expect(value).to_have_text(expected(exponent), timeout=PATIENCE)
+        line.filter(has_text=expected(exponent)).first.wait_for()
     assert expected(4) != expected(6)
     page.wait_for_url("**scale=4**")
     link = page.url
     page.goto("about:blank")
     page.goto(link)
-    playwright.expect(metric(page, "Values lost to 0")).to_have_text(expected(4), timeout=PATIENCE)
+    line.filter(has_text=expected(4)).first.wait_for()
     assert page.url == link
+
+
+def click_in(page, place, x, y):
+    """Click where a person does: the pointer arrives first, and plotly says what it is over."""
+    box = place.bounding_box()
+    at = box["x"] + x * box["width"], box["y"] + y * box["height"]
+    page.mouse.move(*at)
+    page.wait_for_timeout(300)
+    page.mouse.click(*at)
+
+
+def test_clicks_lead_from_a_picture_to_a_layer_and_a_step(page, address, runs):
+    page.set_viewport_size({"width": 1400, "height": 900})
+    open_view(page, address, "gradients", run="ssd-2", scale=3)
+    heat = page.locator(".st-key-figure-heat-map")
+    heat.locator(".main-svg").first.wait_for()
+    plane, slider = heat.locator(".nsewdrag").first, page.get_by_role("slider").first
+    # The slider and the heat map that it moves are seen together.
+    assert slider.bounding_box()["y"] > 0
+    bottom = heat.locator(".js-plotly-plot").bounding_box()
+    assert bottom["y"] + bottom["height"] <= 900
+    # Its rows stand level with those of the losses at each scale.
+    beside = page.locator(".st-key-figure-layer-scales .nsewdrag").first.bounding_box()
+    assert abs(beside["y"] - plane.bounding_box()["y"]) < 1
+    assert abs(beside["height"] - plane.bounding_box()["height"]) < 1
+    names = [str(name) for name in in_model_order(*late_layers_of(runs / "ssd-2")).names]
+    row = names.index("trunk.1")
+    click_in(page, plane, 0.4, (row + 0.5) / len(names))
+    page.get_by_role("heading", name="trunk.1 · ReLU").wait_for()
+    film = page.locator(".st-key-figure-film")
+    film.locator(".main-svg").first.wait_for()
+    page.wait_for_url("**scale=3**")
+    caption = page.locator('[data-testid="stCaptionContainer"]').filter(has_text="ssd-2 · Detector")
+    caption.first.wait_for()
+    said = film.locator(".slider-label").first
+    before = said.text_content()
+    film.locator(".updatemenu-button").first.click()
+    page.wait_for_function(
+        "before => document.querySelector('.st-key-figure-film .slider-label').textContent != before",
+        arg=before,
+    )
+    page.get_by_role("button", name="All layers").click()
+    table = page.locator('[data-testid="stDataFrame"]').first
+    table.locator("canvas").first.wait_for()
+    at_rest(page)
+    page.wait_for_timeout(500)
+    table.click(position={"x": 60, "y": 36 * (names.index("trunk.0") + 1.5)})
+    page.get_by_role("heading", name="trunk.0 · Conv2d").wait_for()
+    page.get_by_role("button", name="All layers").click()
+    page.get_by_role("tab", name="One step").click()
+    curve = page.locator(".st-key-figure-loss-of-recording")
+    points = curve.locator(".scatterlayer .trace").first.locator(".point")
+    points.nth(300).wait_for()
+    page.wait_for_timeout(500)
+    click_in(page, points.nth(300), 0.5, 0.5)
+    page.get_by_text("The gradients of step").wait_for()
+    moved = page.get_by_role("heading", name="Layers that moved most at step 300")
+    moved.wait_for()
+    bars = page.locator(".st-key-figure-movement")
+    bars.scroll_into_view_if_needed()
+    at_rest(page)
+    page.wait_for_timeout(500)
+    click_in(page, bars.locator(".barlayer .point path").first, 0.5, 0.5)
+    film.locator(".main-svg").first.wait_for()
+
+
+def late_layers_of(folder):
+    analysis = analyze(folder)
+    return analysis.loss_scale.late, analysis.run.modules()
+
+
+def test_a_figure_is_saved_with_its_caption(page, address, tmp_path):
+    open_view(page, address, "layers", run="ssd", layer="trunk.1")
+    page.locator(".st-key-figure-over-time .main-svg").first.wait_for()
+    at_rest(page)
+    page.get_by_role("button", name="Receipt").first.click()
+    found = {}
+    for kind in ("SVG", "PNG"):
+        button = page.get_by_role("button", name=f"Figure ({kind})").first
+        button.wait_for()
+        with page.expect_download() as download:
+            button.click()
+        found[kind] = tmp_path / download.value.suggested_filename
+        download.value.save_as(found[kind])
+    assert {path.name for path in found.values()} == {"over-time.svg", "over-time.png"}
+    root = ET.parse(found["SVG"]).getroot()
+    words = " ".join(root.itertext())
+    assert "trunk.1 over time" in words
+    assert "Each column is a recorded step" in words
+    assert root.findall(".//{http://www.w3.org/2000/svg}image")  # the cells of the heat map
+    assert found["PNG"].read_bytes().startswith(b"\x89PNG")
+    assert found["PNG"].stat().st_size > 20_000  # no empty ground
 
 
 def test_a_click_on_a_row_of_the_list_opens_its_run(page, address):

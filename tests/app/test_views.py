@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
 
@@ -12,7 +13,8 @@ from made_profiles import profile
 
 from mpdiag.analysis.analyzer import analyze
 from mpdiag.analysis.comparison.compare import compare
-from mpdiag.display.wording import percent
+from mpdiag.analysis.layer_history import explain_layer
+from mpdiag.display.wording import counted, percent, sentence
 from mpdiag.numerics.formats import FP8_E4M3, FP16
 from mpdiag.reports.views.gradients.frame import layers_named, scale_frame, summary
 
@@ -23,6 +25,7 @@ VIEWS = (
     "overview",
     "verdict",
     "gradients",
+    "layers",
     "updates",
     "operations",
     "tensor_cores",
@@ -32,6 +35,7 @@ VIEWS = (
 RUNS = ("ssd", "ssd-2", "ssd-fp16-plan", "digits", "denoiser", "gpu-sample")
 ALL = "over all recorded steps"
 SAYS_WHY = {"ssd-fp16-plan": "is a training by a plan", "gpu-sample": "holds a profile alone"}
+REFUSED = ("verdict", "gradients", "layers", "updates", "operations")
 pytestmark = pytest.mark.filterwarnings("default")  # Streamlit's own, of being run bare
 
 
@@ -65,7 +69,7 @@ def test_every_view_on_every_sample_run(opened, view, run):
     test = opened(view=view, run=run)
     assert not test.exception
     assert test.sidebar.selectbox[0].value == run
-    refused = run in SAYS_WHY and view in ("verdict", "gradients", "updates", "operations")
+    refused = run in SAYS_WHY and view in REFUSED
     assert not test.error  # a training, or a profile, is a normal state
     assert not refused or SAYS_WHY[run] in test.info[0].value
 
@@ -144,10 +148,14 @@ def test_the_slider_shows_what_the_library_computes(opened, root):
     for exponent in (0, 3, 11, 24):
         test.slider(key="scale").set_value(exponent).run()
         expected = summary(scale_frame(layers, FP16, exponent))
-        shown = metrics(test)
-        assert shown["Values lost to 0"] == percent(expected.lost_share)
-        assert shown["Σ|x| lost, worst layer"] == percent(expected.worst_sum_share)
-        assert shown["Layers that overflow"] == str(expected.overflow_layers or "none")
+        line = words(test).replace("\\", "")
+        assert f"{percent(expected.lost_share)} of the values become 0" in line
+        if expected.worst_sum_share:
+            lost = percent(expected.worst_sum_share)
+            assert f"{expected.worst_layer} loses most, {lost} of its sum" in line
+        many = expected.overflow_layers
+        over = f"{counted(many, 'layer')} overflow" if many else "no layer overflows"
+        assert f"{over}{'s' if many == 1 else ''} in any recorded step" in line
     assert expected.overflow_layers > 0  # at 2^24 some do
 
 
@@ -158,14 +166,73 @@ def test_a_link_reopens_its_view(opened, root):
         scale="5",
         format="E4M3",
         find="trunk",
-        tab="One layer",
         steps=ALL,
     )
     assert test.slider(key="scale").value == 5
     assert test.text_input(key="find").value == "trunk"
     layers = analyze(root / "sample_runs" / "ssd").layers.of_kind("activation_grad")
     expected = summary(scale_frame(layers_named(layers, "trunk"), FP8_E4M3, 5))
-    assert metrics(test)["Values lost to 0"] == percent(expected.lost_share)
+    shown = words(test).replace("\\", "")
+    assert f"{percent(expected.lost_share)} of the values become 0" in shown
+
+
+def test_no_scale_multiplies_activations(opened, root):
+    layers = analyze(root / "sample_runs" / "ssd").layers.of_kind("activation")
+    test = opened(view="gradients", run="ssd", kind="activations", scale="11")
+    expected = summary(scale_frame(layers, FP16, 0))
+    shown = words(test).replace("\\", "")
+    assert f"{percent(expected.lost_share)} of the values become 0" in shown
+    assert "Without a loss scale" in shown
+    assert test.slider(key="scale").disabled
+
+
+def test_a_link_opens_a_layer(opened, root):
+    test = opened(view="layers", run="ssd", layer="trunk.1", scale="3", format="FP16")
+    assert not test.exception
+    assert "trunk\\.1 · ReLU" in [title.value for title in test.subheader]
+    assert len(test.get("plotly_chart")) == 5
+    roles = explain_layer(root / "sample_runs" / "ssd", "trunk.1").roles
+    shown = words(test).replace("\\", "")
+    assert roles
+    assert all(sentence(role) in shown for role in roles)
+    assert test.slider(key="scale").value == 3
+    assert "holds no operation of this layer" not in shown
+    next(button for button in test.button if button.label == "All layers").click().run()
+    assert not test.exception
+    assert test.session_state["layer"] is None
+
+
+def test_a_parameter_has_a_page_of_its_weight_gradients(opened):
+    test = opened(view="layers", run="ssd", layer="trunk.0.weight")
+    assert not test.exception
+    assert "No activation gradients of it were recorded; these are weight gradients." in words(
+        test
+    ).replace("\\", "")
+
+
+def test_the_table_of_layers_is_the_analysis_s(opened, root):
+    analysis = analyze(root / "sample_runs" / "ssd")
+    test = opened(view="layers", run="ssd", find="trunk.1")
+    frame = test.dataframe[0].value.set_index("layer")
+    assert all("trunk.1" in name for name in frame.index)
+    lost = analysis.figures.find("layer-sum", "trunk.1")
+    assert frame.loc["trunk.1", "sum_share"] == lost.value
+    values = analysis.figures.find("layer-values", "trunk.1")
+    assert frame.loc["trunk.1", "lost_share"] == values.value
+    assert "No layer has “zzz”" in words(opened(view="layers", run="ssd", find="zzz"))
+
+
+def test_a_rise_of_the_loss_leads_to_the_layers_of_its_step(opened):
+    test = opened(view="layers", run="ssd", tab="One step")
+    assert not test.exception
+    rise = re.search(r"The largest rise is at step (\d+)", words(test)).group(1)
+    step = int(test.select_slider(key="step").value)
+    assert abs(step - int(rise)) <= 20  # the recording's own distance
+    assert f"Layers that moved most at step {step}" in words(test)
+    test.select_slider(key="step").set_value("300").run()
+    assert "Layers that moved most at step 300" in words(test)
+    linked = opened(view="layers", run="ssd", tab="One step", step="220")
+    assert "Layers that moved most at step 220" in words(linked)
 
 
 @pytest.mark.parametrize("name", ["../ssd", "/etc", "..", "ssd/../../secret", "%2e%2e/secret", ""])
@@ -206,6 +273,7 @@ def test_a_link_full_of_nonsense_opens_what_there_is(opened):
     for view, query in (
         ("gradients", {"kind": "x", "format": "y", "scale": "999", "tab": "z", "log": "maybe"}),
         ("gradients", {"scale": "abc", "find": "<b>", "layer": "nope"}),
+        ("layers", {"layer": "nope", "kind": "x", "step": "-1", "tab": "z", "find": "<b>"}),
         ("updates", {"parameter": "nope", "update_log": "2"}),
         ("training", {"trainings": "nope", "smooth": "1000", "scaler": "z", "first": "-5"}),
         ("compare", {"a": "nope", "kind": "q", "measure": "zz"}),
@@ -226,15 +294,15 @@ def test_damaged_and_newer_runs_say_so_and_the_others_open(opened, root, tmp_pat
     shown = words(opened(tmp_path)).replace("\\", "")
     assert "torn/meta.json is damaged" in shown
     assert "was written by a newer mpdiag" in shown
-    for name, sentence in (
+    for name, said in (
         ("torn", "is damaged"),
         ("newer", "newer mpdiag"),
         ("broken", "is damaged"),
     ):
         test = opened(tmp_path, "gradients", run=name)
         assert not test.exception
-        assert sentence in words(test)
-    assert metrics(opened(tmp_path, "gradients", run="digits"))
+        assert said in words(test)
+    assert opened(tmp_path, "gradients", run="digits").get("plotly_chart")
 
 
 @pytest.mark.parametrize("view", VIEWS)
@@ -283,13 +351,13 @@ def test_a_run_that_is_still_recording_grows(opened, root, tmp_path):
     assert "Recording in progress: 20 steps so far, 20 of them recorded" in so_far
     assert "So far: Expected from the recording" in so_far
     assert "was killed" not in so_far
-    before = test.dataframe[0].value["nonzero"].sum()
+    before = test.dataframe[0].value["values"].sum()
     parts[-1].write_bytes(later)
     write(state="complete", steps_recorded=34, steps_seen=300)
     test.run()
     assert "34 of 300 steps recorded" in words(test)
     assert "in progress" not in words(test)
-    assert test.dataframe[0].value["nonzero"].sum() > before
+    assert test.dataframe[0].value["values"].sum() > before
 
 
 def test_trainings_that_claim_half_precision_and_ran_in_none_are_no_comparison(
@@ -310,7 +378,7 @@ def test_trainings_that_claim_half_precision_and_ran_in_none_are_no_comparison(
 
 
 def test_a_receipt_stands_beside_each_figure(opened):
-    for view in ("gradients", "updates", "operations", "training"):
+    for view in ("gradients", "layers", "updates", "operations", "training"):
         test = opened(view=view, run="digits")
         assert len(test.code) == len(test.get("plotly_chart")) > 0
         for block in test.code:

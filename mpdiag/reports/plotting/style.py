@@ -16,6 +16,19 @@ if TYPE_CHECKING:
 GRID = "rgba(128, 136, 150, 0.22)"
 LINE = "rgba(128, 136, 150, 0.6)"
 FONT = "Source Sans, Source Sans Pro, Inter, system-ui, sans-serif"
+LEGEND = {
+    "orientation": "h",
+    "x": 0,
+    "xref": "container",
+    "y": 0,
+    "yref": "container",
+    "yanchor": "bottom",
+}
+"""Below the figure: above it a phone's toolbar, marks and a legend of several lines meet."""
+MARK = 17
+"""Pixels of a line of words above a figure."""
+LABEL = 26
+"""Characters of a layer's name beside an axis."""
 _MOST_LABELS = 45
 
 
@@ -26,12 +39,12 @@ def figure(height: int = 380, **layout: Any) -> go.Figure:
     fig.update_layout(
         template="none",
         height=height,
-        margin={"l": 8, "r": 12, "t": 36, "b": 8},
+        margin={"l": 8, "r": 12, "t": 16, "b": 8},
         paper_bgcolor="rgba(0,0,0,0)",
         plot_bgcolor="rgba(0,0,0,0)",
         font={"family": FONT, "size": 13},
         hoverlabel={"font": {"family": FONT}},
-        legend={"orientation": "h", "y": 1.0, "yanchor": "bottom", "x": 0},
+        legend=LEGEND,
         xaxis=axis,
         yaxis=axis,
         bargap=0.04,
@@ -47,7 +60,7 @@ def empty(sentence: str) -> go.Figure:
     return fig.update_xaxes(visible=False).update_yaxes(visible=False)
 
 
-def layer_axis(fig: go.Figure, names: Sequence[str], width: int = 26) -> None:
+def layer_axis(fig: go.Figure, names: Sequence[str], width: int = LABEL) -> None:
     """Label positions 0 … n-1 of the y axis with names, the first on top, as many as fit."""
     every = max(1, -(-len(names) // _MOST_LABELS))
     places = list(range(0, len(names), every))
@@ -81,7 +94,13 @@ def row_height(rows: int) -> int:
 
 
 def range_mark(
-    fig: go.Figure, place: float, words: str, colour: str, side: str, dash: str = "solid"
+    fig: go.Figure,
+    place: float,
+    words: str,
+    colour: str,
+    side: str,
+    dash: str = "solid",
+    line: int = 0,
 ) -> None:
     """A vertical line at an end of a format's range, its words above on one side of it.
 
@@ -92,13 +111,16 @@ def range_mark(
         colour: Of both.
         side: Which end of the words touches the line, ``left`` or ``right``.
         dash: The line's, as Plotly names it.
+        line: Of words, from the lowest: marks that come near each other stand on two.
     """
     fig.add_vline(place, line={"color": colour, "width": 2, "dash": dash})
+    fig.update_layout(margin={"t": max(fig.layout.margin.t, 12 + MARK * (line + 1))})
     fig.add_annotation(
         x=place,
         y=1,
         yref="paper",
         yanchor="bottom",
+        yshift=MARK * line,
         xanchor=side,
         text=words,
         showarrow=False,

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
-from mpdiag.display.wording import in_figure, layer_name
+from mpdiag.display.wording import counted, in_figure, layer_name
 from mpdiag.numerics.formats import FORMATS, FP16
 from mpdiag.reports.picture import Picture, View
 from mpdiag.reports.plotting.colors import BLUE, PURPLE, VERMILION
@@ -158,11 +158,20 @@ def output_ranges(run: str, layers: Layers, fmt: FloatFormat = FP16) -> Picture:
     return Picture(
         "output-ranges",
         "From the smallest to the largest |x| of each output",
-        f"Over all recorded steps. Between the lines lies {fmt.label}: no loss scale moves activations.",
+        f"Over all recorded steps. Between the lines lies {fmt.label}: no loss scale moves activations."
+        f"{_beyond(frame)}",
         output_ranges_figure(frame, fmt),
         frame,
         output_ranges_receipt(run),
     )
+
+
+def _beyond(frame: pd.DataFrame) -> str:
+    """How many of the outputs have a value that overflows, as a sentence."""
+    if frame.empty:
+        return ""
+    over = int((frame["overflow"] > 0).sum())
+    return f" {over} of {counted(len(frame), 'output')} overflow in FP16." if over else ""
 
 
 def reported(contents: RunContents) -> Iterator[Picture]:

@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from mpdiag.analysis.layers import countable_rows, share
-from mpdiag.display.wording import in_figure, layer_name
+from mpdiag.display.wording import in_figure, layer_name, percent
 from mpdiag.numerics.formats import FP16, HALVES
 from mpdiag.reports.picture import Picture, View
 from mpdiag.reports.plotting.colors import BLUE, ORANGE, VERMILION
@@ -249,12 +249,38 @@ def ratios(run: str, records: Records, parameter: str | None, *, log: bool = Tru
     return Picture(
         "ratios",
         f"How small the updates are beside the weights: {whose}",
-        "Over all recorded steps. From a ratio of 2048 FP16 weights round some updates away, above 4096 "
-        "all of them (for normal weights).",
+        f"Over all recorded steps{_beyond(frame)}. From a ratio of 2048 FP16 weights round some updates "
+        "away, above 4096 all of them (for normal weights).",
         ratio_figure(frame, log=log),
         frame,
         ratio_receipt(run, parameter),
     )
+
+
+def _beyond(frame: pd.DataFrame) -> str:
+    """How many of the updates of a ``ratio_frame`` are beyond the two lines."""
+    if frame.empty:
+        return ""
+    counts = [int(frame.loc[frame["exponent"] >= at, "count"].sum()) for at in (BEGINS, CERTAIN)]
+    some, all_of_them = (percent(count / int(frame["count"].sum())) for count in counts)
+    return f": {some} of the updates have a ratio above 2048, {all_of_them} one above 4096"
+
+
+def _most(frame: pd.DataFrame) -> str:
+    """The parameter of an ``update_frame`` whose updates FP16 weights round away most."""
+    if frame.empty or not frame["fp16_share"].iloc[0]:
+        return ""
+    worst = layer_name(str(frame["parameter"].iloc[0]))
+    return f"; of {worst} most, {percent(float(frame['fp16_share'].iloc[0]))} in FP16"
+
+
+def _peak(frame: pd.DataFrame) -> str:
+    """The step of a ``swallowed_frame`` at which FP16 weights round most away."""
+    if frame.empty or not frame["fp16_share"].max():
+        return ""
+    at = int(frame["fp16_share"].to_numpy().argmax())
+    most = percent(float(frame["fp16_share"].iloc[at]))
+    return f"; the most in FP16 is {most}, at step {int(frame['step'].iloc[at]):,}"
 
 
 def swallowed(run: str, records: Records, *, frame: pd.DataFrame | None = None) -> Picture:
@@ -265,7 +291,7 @@ def swallowed(run: str, records: Records, *, frame: pd.DataFrame | None = None) 
         "swallowed",
         "Updates that 16-bit weights round away",
         "Measured in the FP32 training over all recorded steps: elements that changed, but would not "
-        "have in 16 bits.",
+        f"have in 16 bits{_most(frame)}.",
         parameters_figure(frame),
         frame,
         update_receipt(run),
@@ -278,7 +304,7 @@ def swallowed_over_time(run: str, records: Records, parameter: str | None) -> Pi
     return Picture(
         "swallowed-over-time",
         "Updates rounded away over time",
-        "The share of changed elements at each recorded step.",
+        f"The share of changed elements at each recorded step{_peak(frame)}.",
         over_time_figure(frame),
         frame,
         over_time_receipt(run, parameter),

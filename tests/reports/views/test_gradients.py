@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import made_runs as hand
 import numpy as np
 import pytest
@@ -9,12 +11,16 @@ from receipt_checks import same_numbers
 
 from mpdiag.analysis.analyzer import analyze
 from mpdiag.analysis.layers import Layers, merge_layers
+from mpdiag.analysis.operations.rounding_error import rounding_error
+from mpdiag.analysis.scaling.necessity import MATTERS, NEGLIGIBLE, lost_by_scale
 from mpdiag.analysis.scaling.windows import late_windows
+from mpdiag.display.wording import percent
 from mpdiag.numerics.formats import BF16, FP8_E4M3, FP8_E5M2, FP16
 from mpdiag.reports.views import operations, updates
 from mpdiag.reports.views.gradients import frame as gradients
 from mpdiag.reports.views.gradients import pictures
 from mpdiag.reports.views.gradients.figure import fate, window
+from mpdiag.reports.views.gradients.scales import layer_scales_frame, scales_words
 
 
 def layers_of(analysis, kind):
@@ -104,10 +110,12 @@ def test_a_part_of_the_training_and_its_receipts(analysis):
     scale = analysis.plan.loss_scale
     every = pictures.every_scale(*shown, scale, window=window, whole=whole)
     same_numbers(every, needed=["scale_exponent", "lost_share", "overflow_layers"])
-    for words in (heat.caption, lost.title, every.caption):
-        assert window.words in words
+    table = pictures.layer_scales(*shown, scale, window=window, whole=whole)
+    same_numbers(table, needed=["layer", "scale_exponent", "lost_share", "sum_share", "overflows"])
+    for words in (heat.caption, lost.caption, every.caption, table.caption):
+        assert window.words in words.replace("In the", "in the")
     for words in (heat.caption, lost.title):
-        assert "at a loss scale of 8" in words
+        assert "at a loss scale of 8" in words.lower()
 
 
 def test_a_histogram_with_its_zeros(analysis):
@@ -130,6 +138,69 @@ def test_one_layer_over_time(analysis):
     picture = pictures.over_time(run, records, "activation_grad", name, FP16, 3)
     same_numbers(picture, needed=["step", "exponent", "count"])
     assert picture.frame["count"].sum() == layers.histograms[len(layers) - 1].counts.sum()
+
+
+def test_each_layer_at_every_scale_and_its_receipt(analysis):
+    """The picture's shares are those that the analyzer chooses the scale by."""
+    layers = layers_of(analysis, "activation_grad")
+    plan, run = analysis.plan.loss_scale, str(analysis.run.folder)
+    picture = pictures.layer_scales(run, layers, "activation_grad", FP16, 3, plan)
+    needed = ["layer", "scale_exponent", "lost_share", "sum_share", "overflows"]
+    same_numbers(picture, needed=needed)
+    sums = picture.frame["sum_share"].to_numpy().reshape(len(layers), -1)
+    assert np.array_equal(sums[:, -gradients.SCALES[0] :], lost_by_scale(layers, FP16))
+    at = picture.frame[picture.frame["scale_exponent"] == 3]
+    assert np.array_equal(at["rounding_error"], rounding_error(layers.histograms, FP16, 3))
+    (cells,) = (trace for trace in picture.figure.data if trace.type == "heatmap")
+    columns = [k - gradients.SCALES[0] for k in cells.x]
+    over = picture.frame["overflows"].to_numpy(bool).reshape(len(layers), -1)[:, columns]
+    harm = np.digitize(sums[:, columns], [NEGLIGIBLE, MATTERS], right=True)  # 0 none, 2 it matters
+    assert np.array_equal(np.asarray(cells.z), np.where(over, 3, 2 - harm))
+
+
+def test_why_this_scale_is_said_in_figures_of_the_plan(root):
+    analysis = analyze(root / "sample_runs" / "ssd")
+    layers, plan = analysis.loss_scale.late, analysis.plan.loss_scale
+    frame = layer_scales_frame(layers, FP16)
+    exponent = int(np.log2(plan.recommended))
+    said = scales_words(frame, FP16, exponent, plan, "late")
+    after = max(f.value for f in analysis.figures if f.key == "layer-sum-scaled")
+    assert f"loses most, {percent(after)} of its sum" in said
+    assert f"may grow {int(plan.upper / plan.recommended):,} times" in said
+    assert "At the selected" not in said
+    lost = analysis.figures.find("layer-sum")
+    other = scales_words(frame, FP16, 0, plan, "late")
+    assert f"At the selected 1 {lost.layer} loses {percent(lost.value)} of its sum" in other
+    # A plan without an upper end says nothing of one.
+    open_end = scales_words(frame, FP16, exponent, replace(plan, upper=None), "late")
+    assert "times" not in open_end
+
+
+def test_a_row_is_clicked_anywhere(analysis):
+    layers = layers_of(analysis, "activation_grad")
+    picture = pictures.heat_map(
+        "RUN", layers, "activation_grad", FP16, 3, height=460, clickable=True
+    )
+    (rows,) = (trace for trace in picture.figure.data if trace.type == "bar")
+    assert list(rows.customdata) == [str(name) for name in layers.names]
+    cells = next(trace for trace in picture.figure.data if trace.type == "heatmap")
+    assert rows.base <= min(cells.x)
+    assert rows.base + rows.x[0] >= max(cells.x)
+    plain = pictures.heat_map("RUN", layers, "activation_grad", FP16, 3)
+    assert not [trace for trace in plain.figure.data if trace.type == "bar"]
+
+
+def test_the_line_of_facts(analysis):
+    layers = layers_of(analysis, "activation_grad")
+    plan = analysis.plan.loss_scale
+    for exponent in (0, 3, 24):
+        found = gradients.summary(gradients.scale_frame(layers, FP16, exponent))
+        line = pictures.facts(layers, layers, FP16, exponent, scale=plan)
+        assert f"{percent(found.lost_share)} of the values become 0" in line
+        assert ("no layer overflows" in line) == (found.overflow_layers == 0)
+        low, high = gradients.recommended_interval(plan)
+        assert ("inside the plan's" in line) == (low <= exponent <= high)
+    assert "interval" not in pictures.facts(layers, layers, FP8_E4M3, 3)
 
 
 def test_the_window_moves_with_the_scale():

@@ -19,6 +19,8 @@ def test_output_ranges(analysis):
     run = str(analysis.run.folder)
     picture = operations.output_ranges(run, layers_of(analysis, "activation"))
     same_numbers(picture, needed=["name", "absmin", "absmax"])
+    over = int((picture.frame["overflow"] > 0).sum())
+    assert (f"{over} of" in picture.caption) == (over > 0)
 
 
 def test_operations_with_their_line(analysis):

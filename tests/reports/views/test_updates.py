@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from receipt_checks import same_numbers
 
+from mpdiag.display.wording import percent
 from mpdiag.reports.views import updates
 
 
@@ -23,3 +24,21 @@ def test_updates_and_their_receipts(analysis):
     beyond = ratios.loc[ratios["exponent"] >= 11, "count"].sum()
     expected = (table.frame["beyond_2048"] * table.frame["changed"]).sum()
     assert beyond == pytest.approx(expected)
+
+
+def test_captions_say_what_is_drawn(analysis):
+    records = analysis.run.records
+    ratios = updates.ratios("RUN", records, None)
+    beyond = [ratios.frame.loc[ratios.frame["exponent"] >= k, "count"].sum() for k in (11, 12)]
+    for count in beyond:
+        assert percent(count / ratios.frame["count"].sum()) in ratios.caption
+    table = updates.swallowed("RUN", records)
+    if table.frame["fp16_share"].max() > 0:
+        assert percent(table.frame["fp16_share"].max()) in table.caption
+    course = updates.swallowed_over_time("RUN", records, None)
+    top = course.frame.loc[course.frame["fp16_share"].idxmax()]
+    if top["fp16_share"] > 0:
+        said = f"{percent(top['fp16_share'])}, at step {int(top['step']):,}"
+        assert said in course.caption
+    none = updates.ratios("RUN", records, "no such parameter")
+    assert none.caption.startswith("Over all recorded steps. ")

@@ -7,10 +7,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpdiag.display.wording import in_figure, percent, superscript
+from mpdiag.display.wording import in_figure, percent, shortened, superscript
 from mpdiag.reports.plotting.colors import BLUE, FATE_COLORS, GREEN, PURPLE, VERMILION
 from mpdiag.reports.plotting.style import (
     GRID,
+    LABEL,
+    MARK,
     empty,
     exponent_axis,
     figure,
@@ -30,7 +32,9 @@ if TYPE_CHECKING:
 VALUES = "value before scaling"
 DECADES = 6
 """Powers of ten from a full colour to the palest, with log counts."""
-_FATE_WORDS = {
+MOST = 24
+"""Layers in a figure of the worst of them."""
+FATE_WORDS = {
     "zero": "already 0",
     "lost": "becomes 0",
     "subnormal": "loses bits",
@@ -67,6 +71,8 @@ def heat_map(
     exponent: int,
     *,
     log: bool = True,
+    height: int | None = None,
+    clickable: bool = False,
 ) -> go.Figure:
     """Layers × exponents, shaded by share of a layer's values, with the format's window.
 
@@ -76,29 +82,89 @@ def heat_map(
         fmt: The format.
         exponent: log2 of the loss scale.
         log: Shade by the logarithm of the share.
+        height: In pixels; by default as many as the rows ask for.
+        clickable: Whether a click anywhere in a row selects its layer.
     """
     if frame.empty:
         return empty("no non-zero values")
-    low, high = _span(frame, fmt, exponent)
+    low, high = exponents_shown(frame, fmt, exponent)
     counts = _matrix(frame, "layer", layers, low, high)
+    fig = figure(height or row_height(len(layers)), hovermode="closest")
+    # Under rows that are clicked no cell is pointed at: what it would say need not be sent.
     labels = np.repeat(np.array([[in_figure(n)] for n in layers]), counts.shape[1], axis=1)
-    fig = figure(row_height(len(layers)), hovermode="closest")
+    pointed = {} if clickable else {"customdata": counts, "text": labels}
     for name, part in _shades(counts, low, fmt, exponent, log=log):
+        hover = (
+            "%{text}<br>from 2^%{x:.0f}: %{customdata:,} values"
+            f"<extra>{FATE_WORDS[name]}</extra>"
+        )
         fig.add_heatmap(
             x=np.arange(low, high) + 0.5,
             z=part,
-            customdata=counts,
-            text=labels,
             name=name,
-            hovertemplate="%{text}<br>from 2^%{x:.0f}: %{customdata:,} values"
-            f"<extra>{_FATE_WORDS[name]}</extra>",
+            **({"hoverinfo": "skip"} if clickable else {"hovertemplate": hover}),
+            **pointed,
             **_cells(name),
         )
         _legend(fig, name, counts, part)
     layer_axis(fig, layers)
-    _add_window(fig, fmt, exponent, low, high)
+    add_window(fig, fmt, exponent, low, high)
     exponent_axis(fig, low, high, VALUES)
+    if clickable:
+        _add_rows(fig, layers, counts, low, fmt, exponent)
+    if height is not None:
+        fixed_rows(fig, layers)
     return fig
+
+
+def fixed_rows(fig: go.Figure, layers: Sequence[str], *, labels: bool = True) -> None:
+    """Margins that no legend and no label moves: rows of two figures side by side stay level."""
+    longest = max((len(shortened(name, LABEL)) for name in layers), default=0)
+    left = 16 + 7 * longest if labels else 8
+    margin = {"l": left, "r": 12, "t": 12 + 2 * MARK, "b": 96, "autoexpand": False}
+    # Two columns of words fit under the narrowest figure, in two lines.
+    words = {"entrywidth": 0.46, "entrywidthmode": "fraction"}
+    fig.update_layout(margin=margin, legend=words)
+
+
+def _add_rows(
+    fig: go.Figure,
+    layers: Sequence[str],
+    counts: np.ndarray,
+    low: int,
+    fmt: FloatFormat,
+    exponent: int,
+) -> None:
+    """An invisible bar over each row, which is what a click selects: cells report no selection.
+
+    Its words under the pointer are those of the whole row.
+    """
+    fates = np.array([fate(low + i, fmt, exponent) for i in range(counts.shape[1])])
+    whole = np.maximum(counts.sum(axis=1), 1)
+    words = [in_figure(name) for name in layers]
+    for name, spoken in FATE_WORDS.items():
+        part = counts[:, fates == name].sum(axis=1)
+        said = [f"<br>{spoken}: {percent(float(p))}" if p else "" for p in part / whole]
+        words = [before + more for before, more in zip(words, said, strict=True)]
+    unseen = {"marker": {"opacity": 0}}
+    fig.add_bar(
+        y=list(range(len(layers))),
+        base=low,
+        x=[counts.shape[1]] * len(layers),
+        width=1,
+        orientation="h",
+        marker={"color": BLUE, "opacity": 0},
+        selected=unseen,
+        unselected=unseen,
+        showlegend=False,
+        customdata=[str(name) for name in layers],
+        hovertext=words,
+        hovertemplate="%{hovertext}<br><i>click: the page of this layer</i><extra></extra>",
+    )
+    # Nothing to zoom into: on a phone a finger on the figure scrolls the page.
+    fig.update_layout(dragmode=False, clickmode="event+select")
+    fig.update_xaxes(fixedrange=True)
+    fig.update_yaxes(fixedrange=True)
 
 
 def over_time(
@@ -107,7 +173,7 @@ def over_time(
     """Steps × exponents of one layer (``time_frame``), values upward, with the format's window."""
     if frame.empty:
         return empty("no non-zero values in any recorded step")
-    low, high = _span(frame, fmt, exponent)
+    low, high = exponents_shown(frame, fmt, exponent)
     steps = sorted(frame["step"].unique())
     counts = _matrix(frame, "step", steps, low, high)
     labels = np.repeat([[str(s) for s in steps]], counts.shape[1], axis=0)
@@ -120,7 +186,7 @@ def over_time(
             text=labels,
             name=name,
             hovertemplate="step %{text}<br>from 2^%{y:.0f}: %{customdata:,} values"
-            f"<extra>{_FATE_WORDS[name]}</extra>",
+            f"<extra>{FATE_WORDS[name]}</extra>",
             **_cells(name),
         )
         _legend(fig, name, counts, part)
@@ -164,10 +230,10 @@ def histogram(
     """
     if frame.empty:
         return empty("no non-zero values")
-    low, high = _span(frame, fmt, exponent)
+    low, high = exponents_shown(frame, fmt, exponent)
     fig = figure(360, barmode="overlay")
     if zeros:
-        label = _FATE_WORDS["zero"]
+        label = FATE_WORDS["zero"]
         fig.add_bar(
             x=[low - 1.5],
             y=[zeros],
@@ -188,11 +254,11 @@ def histogram(
             y=part["count"],
             width=0.94,
             marker={"color": FATE_COLORS[name]},
-            name=f"{_FATE_WORDS[name]}: {share}",
+            name=f"{FATE_WORDS[name]}: {share}",
             customdata=part["exponent"],
-            hovertemplate="2^%{customdata}: %{y:,} values<extra>" + _FATE_WORDS[name] + "</extra>",
+            hovertemplate="2^%{customdata}: %{y:,} values<extra>" + FATE_WORDS[name] + "</extra>",
         )
-    _add_window(fig, fmt, exponent, low, high)
+    add_window(fig, fmt, exponent, low, high)
     exponent_axis(fig, low, high, VALUES)
     if zeros:
         axis = fig.layout.xaxis
@@ -206,7 +272,7 @@ def histogram(
     return fig
 
 
-def consequences(frame: pd.DataFrame, most: int = 24) -> go.Figure:
+def consequences(frame: pd.DataFrame, most: int = MOST) -> go.Figure:
     """What each layer loses at the chosen scale (``scale_frame``), the worst first.
 
     A bar: share of non-zero values that become 0; a diamond: share of Σ|x|; a cross: it overflows.
@@ -321,7 +387,7 @@ def every_scale(
     return fig
 
 
-def _span(frame: pd.DataFrame, fmt: FloatFormat, exponent: int) -> tuple[int, int]:
+def exponents_shown(frame: pd.DataFrame, fmt: FloatFormat, exponent: int) -> tuple[int, int]:
     """Exponents to show: what is occupied, and the window's ends where they are near."""
     low, high = int(frame["exponent"].min()), int(frame["exponent"].max()) + 1
     zero, _, top = window(fmt, exponent)
@@ -371,7 +437,7 @@ def _legend(fig: go.Figure, name: str, counts: np.ndarray, part: np.ndarray) -> 
         y=[None],
         mode="markers",
         marker={"color": FATE_COLORS[name], "symbol": "square", "size": 11},
-        name=f"{_FATE_WORDS[name]}: {here}",
+        name=f"{FATE_WORDS[name]}: {here}",
     )
 
 
@@ -393,15 +459,14 @@ def _cells(name: str) -> dict[str, Any]:
     }
 
 
-def _add_window(fig: go.Figure, fmt: FloatFormat, exponent: int, low: int, high: int) -> None:
+def add_window(fig: go.Figure, fmt: FloatFormat, exponent: int, low: int, high: int) -> None:
+    """The ends of a format's range at a loss scale, as far as they lie between two exponents."""
     zero, normal, top = window(fmt, exponent)
     marks = (
-        (zero, "0 ←", FATE_COLORS["lost"], "solid", "right"),
-        (normal, "bits lost ←", FATE_COLORS["subnormal"], "dot", "right"),
-        (top, "→ ∞", FATE_COLORS["overflow"], "solid", "left"),
+        (zero, "0 ←", FATE_COLORS["lost"], "solid", "right", 0),
+        (normal, "bits lost ←", FATE_COLORS["subnormal"], "dot", "right", 1),
+        (top, "→ ∞", FATE_COLORS["overflow"], "solid", "left", 0),
     )
-    for place, words, colour, dash, anchor in marks:
+    for place, words, colour, dash, anchor, line in marks:
         if low < place < high:
-            range_mark(fig, place, words, colour, anchor, dash)
-    fig.update_layout(legend={"y": 1.0, "yref": "paper"}, margin={"t": 64})
-    fig.layout.legend.y = 1 + 26 / max(fig.layout.height - 110, 120)
+            range_mark(fig, place, words, colour, anchor, dash, line)

@@ -7,10 +7,18 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mpdiag.analysis.figures.figure import at_scale
-from mpdiag.display.wording import KIND_NAMES, layer_name, scale_text
+from mpdiag.display.wording import (
+    KIND_NAMES,
+    counted,
+    layer_name,
+    percent,
+    scale_text,
+    sentence,
+    spoken_layer,
+)
 from mpdiag.numerics.formats import FP16
 from mpdiag.reports.picture import Picture, View
-from mpdiag.reports.views.gradients import figure, receipt
+from mpdiag.reports.views.gradients import figure, receipt, scales
 from mpdiag.reports.views.gradients import frame as tables
 
 if TYPE_CHECKING:
@@ -36,19 +44,135 @@ def heat_map(
     *,
     log: bool = True,
     window: Window | None = None,
+    height: int | None = None,
+    clickable: bool = False,
 ) -> Picture:
-    """Layers × exponents with the format's range."""
+    """Layers × exponents with the format's range.
+
+    Args:
+        run: The run folder.
+        layers: Histograms of the steps that are drawn.
+        kind: Their kind.
+        fmt: The format.
+        exponent: log2 of the selected scale.
+        log: Shade by the logarithm of the share.
+        window: The steps; None for all that were recorded.
+        height: In pixels; by default as many as the rows ask for.
+        clickable: Whether a click on a row selects its layer.
+    """
     frame = tables.exponent_frame(layers)
     names = [str(name) for name in layers.names]
     return Picture(
         "heat-map",
         f"Where the {KIND_NAMES[kind]} lie, layer by layer",
-        f"Each cell is a power of two of one layer {_when(window)}, coloured by what {fmt.label} makes "
-        f"of it {_at(exponent)}; the stronger the colour, the more values. A larger scale moves the "
-        "format's range left.",
-        figure.heat_map(frame, names, fmt, exponent, log=log),
+        heat_map_words(layers, fmt, exponent, window),
+        figure.heat_map(
+            *(frame, names, fmt, exponent), log=log, height=height, clickable=clickable
+        ),
         frame,
         receipt.exponents(run, kind, window),
+    )
+
+
+def heat_map_words(layers: Layers, fmt: FloatFormat, exponent: int, window: Window | None) -> str:
+    """How to read the heat map, with what it shows."""
+    h = layers.histograms.merged()
+    nonzero = max(1, int(h.nonzero))
+    lost = int(h.lost_to_zero(fmt, exponent).value)
+    fewer = int(h.below_normal(fmt, exponent).value) - lost
+    text = (
+        f"Each cell is a power of two of one layer {_when(window)}; the stronger its colour, the more "
+        f"values. {sentence(_at(exponent))[:-1]} {fmt.label} makes {percent(lost / nonzero)} of the "
+        "non-zero values 0"
+    )
+    if fewer > 0:
+        text += (
+            f" and keeps fewer than {fmt.mantissa_bits + 1} significant bits of up to "
+            f"{percent(fewer / nonzero)}, which lose bits"
+        )
+    return f"{text}. A larger scale moves {fmt.label}'s range left."
+
+
+def facts(
+    layers: Layers,
+    whole: Layers,
+    fmt: FloatFormat,
+    exponent: int,
+    *,
+    window: Window | None = None,
+    scale: LossScalePlan | None = None,
+) -> str:
+    """What a format and a scale do, in one line.
+
+    Args:
+        layers: Histograms of the steps whose losses count.
+        whole: Those of all recorded steps, in any of which a layer may overflow.
+        fmt: The format.
+        exponent: log2 of the selected scale.
+        window: The steps of the losses; None for all that were recorded.
+        scale: The plan's, if it speaks of these tensors.
+    """
+    shown = tables.summary(tables.scale_frame(layers, fmt, exponent))
+    over = tables.summary(tables.scale_frame(whole, fmt, exponent)).overflow_layers
+    parts = [f"{percent(shown.lost_share)} of the values become 0"]
+    if shown.worst_sum_share > 0:
+        lost = f"{percent(shown.worst_sum_share)} of its sum"
+        parts.append(f"{spoken_layer(shown.worst_layer)} loses most, {lost}")
+    text = f"{_at(exponent)}, {_when(window)}, in {fmt.label} " + "; ".join(parts)
+    text += f"; {counted(over, 'layer') if over else 'no layer'} "
+    text += f"{'overflow' if over > 1 else 'overflows'} in any recorded step"
+    if scale is not None:
+        low, high = tables.recommended_interval(scale)
+        inside = "inside" if low <= exponent <= high else "outside"
+        text += (
+            f". The scale is {inside} the plan's interval, {scale_text(scale.lower)} to "
+            f"{scale_text(scale.upper)}; the plan takes {scale_text(scale.recommended)}"
+        )
+    return sentence(text)
+
+
+def layer_scales(
+    run: str,
+    layers: Layers,
+    kind: Kind,
+    fmt: FloatFormat,
+    exponent: int,
+    scale: LossScalePlan | None,
+    *,
+    frame: pd.DataFrame | None = None,
+    window: Window | None = None,
+    whole: Layers | None = None,
+    height: int | None = None,
+    labels: bool = True,
+) -> Picture:
+    """Each layer at every loss scale.
+
+    Args:
+        run: The run folder.
+        layers: Histograms of the steps whose losses are drawn.
+        kind: Their kind.
+        fmt: The format.
+        exponent: log2 of the selected scale.
+        scale: The plan's; None where it speaks of other tensors or of another format.
+        frame: The table, if it is known already.
+        window: The steps; None for all that were recorded.
+        whole: The layers over all recorded steps, in any of which they may overflow.
+        height: In pixels; by default as many as the rows ask for.
+        labels: Whether rows are labelled.
+    """
+    if frame is None:
+        frame = scales.layer_scales_frame(layers, fmt, whole)
+    names = [str(name) for name in layers.names]
+    caption = f"What each layer loses {_when(window)}."
+    if scale is not None and len(frame):
+        caption = scales.scales_words(frame, fmt, exponent, scale, _when(window))
+    return Picture(
+        "layer-scales",
+        "Loss by scale",
+        caption,
+        scales.layer_scales(frame, names, exponent, scale, height=height, names=labels),
+        frame,
+        receipt.layer_scales(run, kind, fmt, window),
     )
 
 
@@ -93,13 +217,20 @@ def consequences(
     frame = tables.scale_frame(layers, fmt, exponent)
     return Picture(
         "consequences",
-        f"What {fmt.label} loses {_at(exponent)}, {_when(window)}",
-        "The layers with the largest loss. Σ|x| is the share of the layer's sum that is lost, an "
-        "estimate within a few percent; the share of values is exact.",
+        f"What {fmt.label} loses {_at(exponent)}",
+        f"{sentence(_when(window))} {_listed(frame)} Σ|x| is the share of the layer's sum that is lost, "
+        "an estimate; the share of values is exact.",
         figure.consequences(frame),
         frame,
         receipt.losses_at_scale(run, kind, fmt, exponent, window),
     )
+
+
+def _listed(frame: pd.DataFrame) -> str:
+    """Which of the layers are drawn."""
+    if len(frame) <= figure.MOST:
+        return f"{counted(len(frame), 'layer')}, the largest loss first."
+    return f"The {figure.MOST} layers of {len(frame):,} with the largest loss."
 
 
 def every_scale(

@@ -14,6 +14,19 @@ if TYPE_CHECKING:
     from mpdiag.numerics.formats import FloatFormat
 
 
+SUM_BINS = """\
+scale = np.rint(np.log2(rows["scale"])).astype(int)  # what the recorded values carry
+begin = rows["first_exponent"] - scale
+rows = rows.assign(
+    exponent=[list(range(e, e + len(c))) for e, c in zip(begin, rows["counts"])],
+    mean=[list(bytes(means)) for means in rows["means"]],  # of each bin's values, in 255 steps
+)
+bins = rows.explode(["exponent", "counts", "mean"]).dropna(subset=["counts"])
+bins = bins.astype({"exponent": int, "counts": int, "mean": int})
+bins["sum"] = (bins["counts"] + bins["counts"] * bins["mean"] / 255) * 2.0 ** bins["exponent"]
+"""
+"""Lines after ``counted_rows`` that leave ``bins`` with the estimated ``sum`` of |x| of each."""
+
 _LARGEST = 'absmax = (rows["absmax"] / rows["scale"]).groupby(rows["name"]).max()\n'
 
 
@@ -97,5 +110,39 @@ for k in range({SCALES[0]}, {SCALES[-1] + 1}):
         lost += rows["subnormals"].sum(){note}
     table.append((k, lost / nonzero, (absmax {reached} {fmt.overflow_threshold!r} / 2.0**k).sum()))
 frame = pd.DataFrame(table, columns=["scale_exponent", "lost_share", "overflow_layers"])
+"""
+    )
+
+
+def layer_scales(run: str, kind: str, fmt: FloatFormat, window: Window | None = None) -> str:
+    """Receipt of ``layer_scales_frame``: losses of the window, overflow of all steps."""
+    reached = ">=" if fmt.tie_overflows else ">"
+    chosen = ""
+    if window is not None:
+        chosen = (
+            f'rows = rows[(rows["step"] >= {window.first:g}) & (rows["step"] < {window.end:g})]\n'
+        )
+    return (
+        counted_rows(run, kind)
+        + _LARGEST
+        + chosen
+        + SUM_BINS
+        + f"""\
+small = rows.groupby("name")["subnormals"].sum()  # below 2^-126, of which only the number is known
+def added(bins, column):
+    return bins.groupby("name")[column].sum().reindex(small.index, fill_value=0)
+nonzero, whole = added(bins, "counts") + small, added(bins, "sum") + small * 2.0**-126 / 2
+table = []
+for k in range({SCALES[0]}, {SCALES[-1] + 1}):
+    zero = {fmt.zero_exponent} - k  # {fmt.label}: |x| ≤ 2^{fmt.zero_exponent} becomes 0
+    below = bins[bins["exponent"] < zero]
+    lost = added(below, "counts") + (small if zero >= -126 else 0)
+    gone = added(below, "sum") + small * 2.0 ** min(-126, zero) / 2
+    over = absmax.reindex(small.index) {reached} {fmt.overflow_threshold!r} / 2.0**k
+    table.append(pd.DataFrame({{
+        "scale_exponent": k, "lost_share": (lost / nonzero).fillna(0),
+        "sum_share": (gone / whole).fillna(0), "overflows": over,
+    }}))
+frame = pd.concat(table).rename_axis("layer").reset_index()
 """
     )

@@ -1,0 +1,318 @@
+"""Layers over the steps, as tidy tables: all of them, one, and one step against those before it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from mpdiag.analysis.layers import countable_rows, share
+from mpdiag.analysis.scaling.maxima import by_step
+from mpdiag.reports.views.gradients.frame import SCALES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from numpy.typing import NDArray
+
+    from mpdiag.analysis.analyzer import Analysis
+    from mpdiag.analysis.layers import Layers
+    from mpdiag.numerics.formats import FloatFormat
+    from mpdiag.numerics.histograms import ExponentHistogram
+    from mpdiag.runs.records import Records
+    from mpdiag.runs.schema import Kind
+    from mpdiag.runs.training_log import TrainingLog
+
+POINTS = 60
+"""Points of a small curve in a table, at most: each merges neighbouring recorded steps."""
+BEFORE = 10
+"""Recorded steps before a step that it is compared with, at most."""
+RISES = 5
+"""Steps of the largest rises of the loss, at most."""
+
+
+def recorded_steps(records: Records, kind: Kind) -> NDArray[np.int64]:
+    """The recorded steps of one kind of tensors, ascending."""
+    rows = records.of_kind(kind) & countable_rows(records)
+    return np.unique(records.step[rows].astype(np.int64))
+
+
+def course_frame(
+    records: Records, kind: Kind, fmt: FloatFormat, exponent: int = 0, most: int = POINTS
+) -> pd.DataFrame:
+    """Every layer over the steps, neighbouring recorded steps merged into ``most`` points at most.
+
+    Returns:
+        ``layer``; ``first``, ``last``: the steps of a point; ``lost_share`` of the non-zero values
+        and ``sum_share`` of Σ|x|, an estimate, that become 0 at the scale 2^exponent; ``absmax``.
+    """
+    names = np.unique(records.name[records.of_kind(kind)])
+    words = np.array(records.words["name"], dtype=object)[names]
+    place = np.full(len(records.words["name"]) + 1, -1)
+    place[names] = np.arange(len(names))
+    parts = []
+    for first, last, rows in _spans(records, kind, most):
+        group = np.full(len(records), -1)
+        group[rows] = place[records.name[rows]]
+        h = records.merged(group, len(names))
+        part = _losses(h, fmt, exponent).assign(layer=words, first=first, last=last)
+        parts.append(part[h.numel > 0])
+    columns = ["layer", "first", "last", "lost_share", "sum_share", "absmax"]
+    return pd.concat(parts, ignore_index=True)[columns] if parts else pd.DataFrame(columns=columns)
+
+
+def update_course_frame(records: Records, most: int = POINTS) -> pd.DataFrame:
+    """How small each module's updates are beside its weights, over the steps.
+
+    Returns:
+        ``layer``, ``first``, ``last``, ``changed``: elements; ``update_ratio``: the mean of log2 of
+        |Δw| / |w| over them, each taken at the middle of its power of two.
+    """
+    owners, owner = _owners(records)
+    parts = []
+    for first, last, rows in _spans(records, "update", most):
+        h = records.select(rows).ratios(owner[records.name[rows]], len(owners))
+        changed = h.counts.sum(axis=1)
+        ratio = -(_mean_exponent(h) + 0.5)
+        part = pd.DataFrame({"layer": owners, "changed": changed, "update_ratio": ratio})
+        parts.append(part.assign(first=first, last=last)[changed > 0])
+    columns = ["layer", "first", "last", "changed", "update_ratio"]
+    return pd.concat(parts, ignore_index=True)[columns] if parts else pd.DataFrame(columns=columns)
+
+
+def _owners(records: Records) -> tuple[NDArray[np.object_], NDArray[np.int64]]:
+    """The modules that parameters belong to, and the module of each word for a name."""
+    modules = [str(word).rpartition(".")[0] for word in records.words["name"]]
+    known, owner = np.unique(np.array([*modules, ""], dtype=object), return_inverse=True)
+    return known, owner.reshape(-1)
+
+
+def _spans(records: Records, kind: Kind, most: int) -> Iterator[tuple[int, int, NDArray[Any]]]:
+    """The first and the last step of each point, and its rows."""
+    rows = np.flatnonzero(records.of_kind(kind) & countable_rows(records))
+    rows = rows[np.argsort(records.step[rows], kind="stable")]
+    steps, begins = np.unique(records.step[rows], return_index=True)
+    for some in np.array_split(np.arange(len(steps)), min(most, len(steps)) or 1):
+        if len(some):
+            end = begins[some[-1] + 1] if some[-1] + 1 < len(steps) else len(rows)
+            yield int(steps[some[0]]), int(steps[some[-1]]), rows[begins[some[0]] : end]
+
+
+def _losses(h: ExponentHistogram, fmt: FloatFormat, exponent: int) -> pd.DataFrame:
+    return pd.DataFrame(
+        {
+            "lost_share": share(h.lost_to_zero(fmt, exponent).value, h.nonzero),
+            "sum_share": share(h.abs_sum(fmt.zero_exponent - exponent).value, h.abs_sum().value),
+            "absmax": h.absmax,
+        }
+    )
+
+
+def _mean_exponent(h: ExponentHistogram) -> NDArray[np.float64]:
+    """The mean exponent of the values of each histogram; NaN where there is none."""
+    counted = h.counts.sum(axis=-1)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        mean: NDArray[np.float64] = (h.counts * h.exponents).sum(axis=-1) / counted
+    return mean
+
+
+def overview_frame(
+    analysis: Analysis,
+    layers: Layers,
+    course: pd.DataFrame,
+    updates: pd.DataFrame,
+    types: Mapping[str, str],
+) -> pd.DataFrame:
+    """All layers, one row each, with their course over the steps.
+
+    Args:
+        analysis: Of the run: its target and its scale.
+        layers: The layers, in the order of the rows; the steps whose losses count.
+        course: ``course_frame`` at scale 1.
+        updates: ``update_course_frame``.
+        types: The type of each module.
+
+    Returns:
+        ``layer``, ``type``; ``sum_share``, ``sum_share_scaled``, ``lost_share``: of Σ|x| and of the
+        non-zero values, without a loss scale and with the plan's; ``absmax``; ``update_ratio`` of the
+        last point; ``lost_course``, ``largest_course`` (log2), ``update_course``: lists.
+    """
+    h, fmt = layers.histograms, analysis.target
+    exponent = int(np.log2(analysis.plan.loss_scale.recommended))
+    plain, scaled = _losses(h, fmt, 0), _losses(h, fmt, exponent)
+    lost, largest = (_lists(course, column) for column in ("sum_share", "absmax"))
+    ratios = _lists(updates, "update_ratio")
+    names = [str(name) for name in layers.names]
+    frame = pd.DataFrame(
+        {
+            "layer": names,
+            "type": [types.get(name, "") for name in names],
+            "sum_share": plain["sum_share"],
+            "sum_share_scaled": scaled["sum_share"],
+            "lost_share": plain["lost_share"],
+            "absmax": h.absmax,
+            "update_ratio": [ratios[name][-1] if name in ratios else np.nan for name in names],
+        }
+    )
+    frame["lost_course"] = [lost.get(name, []) for name in names]
+    logs = {
+        name: [float(np.log2(v)) if v > 0 else None for v in vs] for name, vs in largest.items()
+    }
+    frame["largest_course"] = [logs.get(name, []) for name in names]
+    frame["update_course"] = [ratios.get(name, []) for name in names]
+    return frame
+
+
+def _lists(frame: pd.DataFrame, column: str) -> dict[str, list[float]]:
+    return {str(name): part[column].tolist() for name, part in frame.groupby("layer", sort=False)}
+
+
+def tree_frame(frame: pd.DataFrame) -> pd.DataFrame:
+    """The module tree over the layers of an ``overview_frame``.
+
+    Returns:
+        ``layer``, ``parent``: names, "" is the model and its own parent; ``label``; ``leaves``: how many
+        layers without
+        layers below them it holds; ``sum_share``: its own, NaN where it was not recorded.
+    """
+    own = dict(zip(frame["layer"], frame["sum_share"], strict=True))
+    names: dict[str, None] = {"": None}
+    for name in own:
+        parts = str(name).split(".") if name else []
+        names.update({".".join(parts[: i + 1]): None for i in range(len(parts))})
+    inner = {name.rpartition(".")[0] for name in names if name}
+    leaves = dict.fromkeys(names, 0)
+    for name in names:
+        if name not in inner and (name or len(names) == 1):
+            above = name
+            while True:
+                leaves[above] += 1
+                if not above:
+                    break
+                above = above.rpartition(".")[0]
+    return pd.DataFrame(
+        {
+            "layer": list(names),
+            "parent": [name.rpartition(".")[0] for name in names],
+            "label": [name.rpartition(".")[2] for name in names],
+            "leaves": [leaves[name] for name in names],
+            "sum_share": [float(own.get(name, np.nan)) for name in names],
+        }
+    )
+
+
+# -- one layer -------------------------------------------------------------------------------------
+
+
+def layer_course_frame(
+    records: Records, kind: Kind, layer: str, fmt: FloatFormat, exponent: int
+) -> pd.DataFrame:
+    """One layer at each recorded step.
+
+    Returns:
+        ``step``; ``lost_share``, ``sum_share`` at scale 1; ``lost_share_scaled``, ``sum_share_scaled``
+        at the scale 2^exponent; ``absmax``.
+    """
+    mine = (records.name == records.code("name", layer)) & records.of_kind(kind)
+    mine &= countable_rows(records)
+    steps = np.unique(records.step[mine].astype(np.int64))
+    h = by_step(records, mine, steps)
+    scaled = _losses(h, fmt, exponent).add_suffix("_scaled")
+    frame = pd.concat([_losses(h, fmt, 0), scaled.drop(columns="absmax_scaled")], axis=1)
+    frame.insert(0, "step", steps)
+    return frame
+
+
+def layer_updates_frame(records: Records, layer: str) -> pd.DataFrame:
+    """The updates of one module's parameters at each recorded step: ``step``, ``update_ratio``."""
+    frame = update_course_frame(_parameters_of(records, layer), most=len(records) or 1)
+    return frame[frame["layer"] == layer][["first", "update_ratio"]].rename(
+        columns={"first": "step"}
+    )
+
+
+def _parameters_of(records: Records, layer: str) -> Records:
+    words = records.words["name"]
+    codes = [i for i, word in enumerate(words) if str(word).rpartition(".")[0] == layer]
+    return records.select(np.isin(records.name, codes) & records.of_kind("update"))
+
+
+# -- one step --------------------------------------------------------------------------------------
+
+
+def movement_frame(
+    records: Records, kind: Kind, step: int, fmt: FloatFormat, before: int = BEFORE
+) -> pd.DataFrame:
+    """How far each layer's values moved at a recorded step, against the recorded steps before it.
+
+    Args:
+        records: The rows.
+        kind: Of which tensors.
+        step: A recorded step.
+        fmt: The format.
+        before: How many recorded steps before it are taken together, at most.
+
+    Returns:
+        ``layer``; ``shift``: of the mean exponent, in powers of two; ``absmax``, ``lost_share``: at the
+        step; ``absmax_before``, ``lost_share_before``. The largest shift first; layers without values
+        in either are left out.
+    """
+    steps = recorded_steps(records, kind)
+    earlier = steps[steps < step][-before:]
+    rows = records.of_kind(kind) & countable_rows(records)
+    codes = np.unique(records.name[rows])
+    place = np.full(len(records.words["name"]) + 1, -1)
+    place[codes] = np.arange(len(codes))
+    found = []
+    for some in (np.array([step]), earlier):
+        group = np.where(rows & np.isin(records.step, some), place[records.name], -1)
+        h = records.merged(group, len(codes))
+        losses = _losses(h, fmt, 0).drop(columns="sum_share")
+        found.append(losses.assign(mean=_mean_exponent(h)))
+    frame = found[0].join(found[1].add_suffix("_before"))
+    frame.insert(0, "layer", np.array(records.words["name"], dtype=object)[codes])
+    frame["shift"] = frame.pop("mean") - frame.pop("mean_before")
+    frame = frame.dropna(subset=["shift"])
+    order = frame["shift"].abs().sort_values(ascending=False, kind="stable").index
+    return frame.loc[order].reset_index(drop=True)
+
+
+def nearest_step(steps: NDArray[np.int64], step: int) -> int | None:
+    """The recorded step nearest to a step, the earlier of two; None if none was recorded."""
+    return int(steps[np.argmin(np.abs(steps - step))]) if steps.size else None
+
+
+def loss_rises(log: TrainingLog, most: int = RISES, before: int = BEFORE) -> pd.DataFrame:
+    """The steps at which the loss rose most over the median of the steps before, the largest first.
+
+    Returns:
+        ``step``, ``loss``, ``median`` of up to ``before`` steps before, ``rise``: loss - median; only
+        steps above their median. Neighbours of a larger rise are left out.
+    """
+    known = [(s.step, s.loss) for s in log.steps if s.loss is not None and np.isfinite(s.loss)]
+    losses = pd.Series([loss for _, loss in known], dtype=float)
+    median = losses.rolling(before, min_periods=min(3, before)).median().shift(1)
+    frame = pd.DataFrame({"step": [step for step, _ in known], "loss": losses, "median": median})
+    frame["rise"] = frame["loss"] - frame["median"]
+    frame = frame[frame["rise"] > 0].sort_values("rise", ascending=False, kind="stable")
+    kept: list[int] = []
+    for step in frame["step"]:
+        if len(kept) == most:
+            break
+        if all(abs(step - other) >= before for other in kept):
+            kept.append(int(step))
+    return frame[frame["step"].isin(kept)].reset_index(drop=True)
+
+
+def scale_exponent(scale: float) -> int:
+    """log2 of a scale, within those that a slider shows."""
+    return int(np.clip(np.log2(scale), SCALES[0], SCALES[-1]))
+
+
+def evenly(values: Sequence[int], most: int) -> list[int]:
+    """At most so many of some values, the first and the last among them."""
+    if len(values) <= most:
+        return list(values)
+    places = np.unique(np.linspace(0, len(values) - 1, most).round().astype(int))
+    return [values[i] for i in places]

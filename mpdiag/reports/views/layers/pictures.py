@@ -1,0 +1,238 @@
+"""Layers: the module tree, one layer over the steps, and what moved at one step."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pandas as pd
+
+from mpdiag.analysis.figures.figure import at_scale
+from mpdiag.analysis.scaling.necessity import MATTERS
+from mpdiag.display.wording import (
+    KIND_NAMES,
+    counted,
+    magnitude,
+    percent,
+    sentence,
+    spoken_layer,
+)
+from mpdiag.reports.picture import Picture, View
+from mpdiag.reports.views.gradients.frame import time_frame
+from mpdiag.reports.views.gradients.receipt import over_time as time_receipt
+from mpdiag.reports.views.layers import figure, receipt, steps_figure
+from mpdiag.reports.views.layers import frame as tables
+
+if TYPE_CHECKING:
+    from mpdiag.analysis.scaling.windows import Window
+    from mpdiag.numerics.formats import FloatFormat
+    from mpdiag.runs.records import Records
+    from mpdiag.runs.schema import Kind
+    from mpdiag.runs.training_log import TrainingLog
+
+
+def module_tree(
+    run: str, overview: pd.DataFrame, kind: Kind, fmt: FloatFormat, window: Window | None
+) -> Picture:
+    """The module tree, coloured by the share of each layer's sum that is lost without a scale.
+
+    Args:
+        run: The run folder.
+        overview: ``overview_frame``, or some of its rows.
+        kind: Of which tensors.
+        fmt: The format.
+        window: The steps of the losses; None for all that were recorded.
+    """
+    shares = overview["sum_share"]
+    caption = "No layer is listed."
+    if len(overview):
+        most = spoken_layer(str(overview["layer"].iloc[int(shares.to_numpy().argmax())]))
+        when = "over all recorded steps" if window is None else window.words
+        many = int((shares > MATTERS).sum())
+        caption = (
+            f"An area is a number of layers, a colour the share of the sum of a layer's "
+            f"{KIND_NAMES[kind]} that {fmt.label} loses without a loss scale, {when}: {many} of "
+            f"{counted(len(overview), 'layer')} lose more than {100 * MATTERS:g} %"
+        )
+        caption += f", {most} most, {percent(float(shares.max()))}." if shares.max() > 0 else "."
+    columns = ["layer", "sum_share", "lost_share", "absmax"]
+    return Picture(
+        "module-tree",
+        "Where in the model gradients are lost"
+        if kind.endswith("grad")
+        else f"Where in the model {KIND_NAMES[kind]} are lost",
+        caption,
+        figure.tree_figure(tables.tree_frame(overview)),
+        overview[columns],
+        receipt.lost_by_layer(run, kind, fmt, window),
+    )
+
+
+def layer_course(
+    run: str, records: Records, kind: Kind, layer: str, fmt: FloatFormat, exponent: int
+) -> Picture:
+    """What a layer loses, its largest value and its updates, step by step."""
+    frame = tables.layer_course_frame(records, kind, layer, fmt, exponent)
+    updates = tables.layer_updates_frame(records, layer)
+    scale = at_scale(2.0**exponent)
+    return Picture(
+        "layer-course",
+        "Losses, largest value, updates",
+        _course_words(frame, updates, fmt, exponent),
+        figure.course_figure(frame, updates, fmt, scale),
+        frame,
+        receipt.layer_course(run, kind, layer, fmt, exponent),
+    )
+
+
+def _course_words(
+    frame: pd.DataFrame, updates: pd.DataFrame, fmt: FloatFormat, exponent: int
+) -> str:
+    if frame.empty:
+        return ""
+    text = ""
+    for column, scale in (("sum_share", 1.0), ("sum_share_scaled", 2.0**exponent)):
+        if column == "sum_share_scaled" and exponent == 0:
+            continue
+        at = int(frame[column].to_numpy().argmax())
+        most = float(frame[column].iloc[at])
+        where = f", at step {frame['step'].iloc[at]:,}" if most > 0 else ""
+        said = sentence(at_scale(scale))[:-1]
+        text += f"{said} {fmt.label} loses at most {percent(most)} of its sum in a step{where}. "
+    top = int(frame["absmax"].to_numpy().argmax())
+    text += (
+        f"Its largest value is {magnitude(float(frame['absmax'].iloc[top]))}, at step "
+        f"{frame['step'].iloc[top]:,}"
+    )
+    if len(updates):
+        first, last = (2.0 ** float(updates["update_ratio"].iloc[i]) for i in (0, -1))
+        text += (
+            f"; an update of its parameters is {magnitude(first)} of the weight in the first "
+            f"recorded step and {magnitude(last)} in the last (geometric means, estimated)"
+        )
+    return f"{text}."
+
+
+def ridges(
+    run: str, records: Records, kind: Kind, layer: str, fmt: FloatFormat, exponent: int
+) -> Picture:
+    """The histogram of a layer at several steps, one behind another."""
+    frame = time_frame(records, kind, layer)
+    return Picture(
+        "ridges",
+        "Ridges, the first step at the top",
+        _moved(frame, steps_figure.RIDGES),
+        steps_figure.ridges_figure(frame, fmt, exponent),
+        frame,
+        time_receipt(run, kind, layer),
+    )
+
+
+def film(
+    run: str, records: Records, kind: Kind, layer: str, fmt: FloatFormat, exponent: int
+) -> Picture:
+    """The histogram of a layer step by step, to be played."""
+    frame = time_frame(records, kind, layer)
+    steps = frame["step"].nunique()
+    shown = min(steps, steps_figure.FRAMES)
+    some = "every recorded step" if shown == steps else f"{shown} of {steps} recorded steps"
+    return Picture(
+        "film",
+        "Step by step",
+        f"The slider has {some}; {fmt.label}'s range is drawn {at_scale(2.0**exponent)}."
+        if steps
+        else "",
+        steps_figure.film_figure(frame, fmt, exponent),
+        frame,
+        time_receipt(run, kind, layer),
+    )
+
+
+def _moved(frame: pd.DataFrame, most: int) -> str:
+    """How far the mean exponent moved from the first to the last step of a ``time_frame``."""
+    steps = sorted(int(s) for s in frame["step"].unique())
+    if not steps:
+        return ""
+    shown = min(len(steps), most)
+    text = f"{shown} of {counted(len(steps), 'recorded step')}" if shown < len(steps) else ""
+    means = []
+    for step in (steps[0], steps[-1]):
+        part = frame[frame["step"] == step]
+        means.append(float((part["exponent"] * part["count"]).sum() / part["count"].sum()))
+    moved = means[1] - means[0]
+    way = "larger" if moved > 0 else "smaller"
+    text += (". " if text else "") + (
+        f"From step {steps[0]:,} to step {steps[-1]:,} the values become {way} by "
+        f"{abs(moved):.1f} powers of two (means of their exponents)."
+        if abs(moved) >= 0.05
+        else f"The mean of the exponents is the same at step {steps[0]:,} and at step {steps[-1]:,}."
+    )
+    return text
+
+
+# -- one step --------------------------------------------------------------------------------------
+
+
+def loss_curve(run: str, log: TrainingLog, recorded: np.ndarray, step: int | None) -> Picture:
+    """The loss of a recording, to select a step of it.
+
+    Args:
+        run: The run folder.
+        log: Its training log.
+        recorded: The recorded steps.
+        step: The selected one.
+    """
+    known = [(s.step, s.loss) for s in log.steps if s.loss is not None and np.isfinite(s.loss)]
+    frame = pd.DataFrame(known, columns=["step", "loss"]).astype({"step": int, "loss": float})
+    rises = tables.loss_rises(log)
+    here = np.isin(frame["step"], recorded)
+    caption = f"Large points: the {counted(int(here.sum()), 'step')} whose gradients were recorded."
+    if len(rises):
+        top = rises.iloc[0]
+        caption += (
+            f" The largest rise is at step {int(top['step']):,}: {top['rise']:.3g} above the median of "
+            f"up to {tables.BEFORE} steps before."
+        )
+    return Picture(
+        "loss-of-recording",
+        "Loss of the recording",
+        caption,
+        figure.loss_figure(frame["step"], frame["loss"], here, step, rises),
+        frame,
+        receipt.losses(run),
+    )
+
+
+def movement(
+    run: str,
+    records: Records,
+    kind: Kind,
+    step: int,
+    fmt: FloatFormat,
+    frame: pd.DataFrame | None = None,
+) -> Picture:
+    """The layers that moved most at a recorded step, against the recorded steps before it."""
+    if frame is None:
+        frame = tables.movement_frame(records, kind, step, fmt)
+    steps = tables.recorded_steps(records, kind)
+    earlier = steps[steps < step][-tables.BEFORE :]
+    caption = ""
+    if len(frame) and len(earlier):
+        most, middle = frame.iloc[0], float(frame["shift"].median())
+        caption = (
+            f"Against the {counted(len(earlier), 'recorded step')} before it ({earlier[0]:,} to "
+            f"{earlier[-1]:,}), the {KIND_NAMES[kind]} of {spoken_layer(str(most['layer']))} moved "
+            f"most, by {most['shift']:+.2f} powers of two; the median of "
+            f"{counted(len(frame), 'layer')} is {middle:+.2f}."
+        )
+    return Picture(
+        "movement",
+        f"Layers that moved most at step {step:,}",
+        caption,
+        figure.movement_figure(frame),
+        frame,
+        receipt.movement(run, kind, step, fmt, tables.BEFORE),
+    )
+
+
+VIEW = View("layers", "Layers", "account_tree")

@@ -1,0 +1,230 @@
+"""Layers over the steps: the numbers are the recording's, and each receipt gives the same."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import made_runs as hand
+import numpy as np
+import pandas as pd
+import pytest
+from receipt_checks import same_numbers
+
+from mpdiag.analysis.analyzer import analyze
+from mpdiag.analysis.layer_history import explain_layer
+from mpdiag.display.wording import percent
+from mpdiag.numerics.formats import FP8_E4M3, FP16
+from mpdiag.reports.views.gradients.frame import in_model_order
+from mpdiag.reports.views.layers import frame as tables
+from mpdiag.reports.views.layers import pictures
+from mpdiag.reports.views.layers.figure import tree_figure
+from mpdiag.runs.training_log import read_log
+
+KIND = "activation_grad"
+
+
+def layers_of(analysis):
+    return in_model_order(analysis.layers.of_kind(KIND), analysis.run.modules())
+
+
+def overview_of(analysis):
+    records = analysis.run.records
+    course = tables.course_frame(records, KIND, analysis.target)
+    updates = tables.update_course_frame(records)
+    return tables.overview_frame(analysis, layers_of(analysis), course, updates, {"": "Model"})
+
+
+def test_a_course_merges_steps_and_loses_none(analysis):
+    records, layers = analysis.run.records, layers_of(analysis)
+    h = layers.histograms
+    lost = dict(zip(layers.names, h.lost_to_zero(FP16, 3).value / h.nonzero, strict=True))
+    for most in (1, 4, 1000):
+        frame = tables.course_frame(records, KIND, FP16, 3, most)
+        steps = tables.recorded_steps(records, KIND)
+        assert frame["first"].nunique() == min(most, len(steps))
+        assert (frame["first"].min(), frame["last"].max()) == (steps[0], steps[-1])
+        largest = frame.groupby("layer")["absmax"].max()
+        assert all(largest[name] == top for name, top in zip(layers.names, h.absmax, strict=True))
+    whole = tables.course_frame(records, KIND, FP16, 3, 1).set_index("layer")["lost_share"]
+    assert whole.to_dict() == pytest.approx(lost)
+
+
+def test_the_overview_has_the_figures_of_the_verdict(root):
+    analysis = analyze(root / "sample_runs" / "digits")
+    records = analysis.run.records
+    course = tables.course_frame(records, KIND, analysis.target)
+    updates = tables.update_course_frame(records)
+    late = analysis.loss_scale.late
+    frame = tables.overview_frame(analysis, late, course, updates, {}).set_index("layer")
+    for figure in analysis.figures:
+        if figure.key == "layer-sum":
+            assert frame.loc[figure.layer, "sum_share"] == figure.value
+        elif figure.key == "layer-values":
+            assert frame.loc[figure.layer, "lost_share"] == figure.value
+    parameters = set(analysis.layers.of_kind("update").names)
+    for name, row in frame.iterrows():
+        assert len(row["lost_course"]) == len(row["largest_course"]) <= tables.POINTS
+        has = any(p.rpartition(".")[0] == name for p in parameters)
+        assert bool(row["update_course"]) == has == np.isfinite(row["update_ratio"])
+
+
+def test_the_module_tree_and_its_receipt(analysis):
+    overview, run = overview_of(analysis), str(analysis.run.folder)
+    picture = pictures.module_tree(run, overview, KIND, analysis.target, None)
+    same_numbers(picture, needed=["layer", "sum_share", "lost_share", "absmax"])
+    worst = overview.loc[overview["sum_share"].idxmax()]
+    if worst["sum_share"] > 0:
+        assert f"most, {percent(worst['sum_share'])}." in picture.caption
+    assert "over all recorded steps" in picture.caption
+
+
+def test_a_tree_counts_its_leaves():
+    frame = pd.DataFrame(
+        {"layer": ["a.b.c", "a.b.d", "a.e", ""], "sum_share": [0.5, 0.0, 1e-9, 0.25]}
+    )
+    tree = tables.tree_frame(frame).set_index("layer")
+    assert tree["leaves"].to_dict() == {"": 3, "a": 3, "a.b": 2, "a.b.c": 1, "a.b.d": 1, "a.e": 1}
+    assert tree["parent"].to_dict() == {
+        "": "",
+        "a": "",
+        "a.b": "a",
+        "a.e": "a",
+        "a.b.c": "a.b",
+        "a.b.d": "a.b",
+    }
+    assert np.isnan(tree.loc["a.b", "sum_share"])
+    colours = dict(
+        zip(tree.index, tree_figure(tree.reset_index()).data[0].marker.colors, strict=True)
+    )
+    assert colours["a.b.d"] == colours["a.e"] == "#dbe9f5"  # the palest: nothing that counts
+    assert colours["a"] == colours["a.b"] not in (colours["a.b.c"], colours["a.e"])
+    assert tree_figure(tree.iloc[:0].reset_index()).layout.annotations[0].text
+
+
+def test_one_layer_and_its_receipts(analysis):
+    records, run = analysis.run.records, str(analysis.run.folder)
+    name = str(layers_of(analysis).names[-1])
+    for fmt, exponent in ((FP16, 3), (FP8_E4M3, 0)):
+        shown = (run, records, KIND, name, fmt, exponent)
+        needed = ["step", "lost_share", "sum_share", "lost_share_scaled", "absmax"]
+        course = pictures.layer_course(*shown)
+        same_numbers(course, needed=needed)
+        for picture in (pictures.ridges(*shown), pictures.film(*shown)):
+            same_numbers(picture, needed=["step", "exponent", "count"])
+    worst = course.frame.loc[course.frame["sum_share"].idxmax()]
+    assert f"at most {percent(worst['sum_share'])} of its sum" in course.caption
+
+
+def test_one_layer_is_what_why_says_of_it(root):
+    folder = root / "sample_runs" / "digits"
+    story = explain_layer(folder, "stem")
+    frame = tables.layer_course_frame(
+        analyze(folder).run.records,
+        KIND,
+        "stem",
+        FP16,
+        int(np.log2(story.analysis.plan.loss_scale.recommended)),
+    )
+    assert np.array_equal(frame["step"], story.steps)
+    assert np.array_equal(frame["lost_share"], story.lost)
+    assert np.array_equal(frame["lost_share_scaled"], story.lost_scaled)
+    assert np.array_equal(frame["absmax"], story.absmax)
+
+
+def test_a_film_has_every_step_and_plays_in_the_browser(analysis):
+    records = analysis.run.records
+    name = str(layers_of(analysis).names[-1])
+    picture = pictures.film("RUN", records, KIND, name, FP16, 3)
+    steps = sorted(picture.frame["step"].unique())
+    figure = picture.figure
+    assert [frame.name for frame in figure.frames] == [str(step) for step in steps]
+    assert [step.args[0][0] for step in figure.layout.sliders[0].steps] == [str(s) for s in steps]
+    for frame in figure.frames:
+        total = sum(float(np.sum(trace.y)) for trace in frame.data)
+        assert 0.9 < total <= 1 + 1e-9  # tails too thin to be seen are left out
+    play, pause = figure.layout.updatemenus[0].buttons
+    assert play.args[0] is None
+    assert list(pause.args[0]) == [None]
+    h = layers_of(analysis).histograms[len(layers_of(analysis)) - 1]
+    if not h.subnormals:
+        said = [step.label for step in figure.layout.sliders[0].steps]
+        course = tables.layer_course_frame(records, KIND, name, FP16, 3)
+        for words, lost in zip(said, course["lost_share_scaled"], strict=True):
+            assert ("becomes 0" in words) == (lost > 0)
+            assert not lost or f"becomes 0: {percent(lost)}" in words
+
+
+def test_many_steps_are_thinned_to_what_a_figure_holds():
+    assert tables.evenly(range(5), 60) == [0, 1, 2, 3, 4]
+    some = tables.evenly(range(500), 24)
+    assert (len(some), some[0], some[-1]) == (24, 0, 499)
+
+
+@pytest.mark.parametrize("at", [1, -1])
+def test_what_moved_at_a_step_and_its_receipt(analysis, at):
+    records, run = analysis.run.records, str(analysis.run.folder)
+    step = int(tables.recorded_steps(records, KIND)[at])
+    picture = pictures.movement(run, records, KIND, step, FP16)
+    same_numbers(picture, needed=["layer", "shift", "absmax", "absmax_before", "lost_share"])
+    shift = picture.frame["shift"].abs()
+    assert shift.is_monotonic_decreasing
+    assert f"{picture.frame['shift'].iloc[0]:+.2f} powers of two" in picture.caption
+    first = int(tables.recorded_steps(records, KIND)[0])
+    assert pictures.movement(run, records, KIND, first, FP16).frame.empty
+
+
+def test_a_gradient_that_grows_by_eight_moves_by_three(tmp_path):
+    run = hand.write_run(tmp_path / "run")
+    records = analyze(run).run.records
+    grown = records.first_exponent.copy()
+    mine = (records.step == 4) & (records.name == records.code("name", ""))
+    grown[mine] += 3
+    before = tables.movement_frame(records, KIND, 4, FP16).set_index("layer")["shift"]
+    after = tables.movement_frame(replace(records, first_exponent=grown), KIND, 4, FP16)
+    moved = after.set_index("layer")["shift"] - before
+    assert moved[""] == pytest.approx(3)
+    assert moved.drop("").abs().max() == 0
+
+
+def test_the_steps_at_which_the_loss_rises(tmp_path):
+    losses = [1.0] * 60
+    losses[20], losses[22], losses[45], losses[50] = 9.0, 5.0, 3.0, float("nan")
+    lines = [json.dumps({"step": i, "loss": loss, "scale": 1.0}) for i, loss in enumerate(losses)]
+    (tmp_path / "training.jsonl").write_text("\n".join(lines) + "\n")
+    rises = tables.loss_rises(read_log(tmp_path))
+    assert list(rises["step"]) == [20, 45]  # step 22 belongs to the rise of step 20
+    assert list(rises["rise"]) == [8.0, 2.0]
+    picture = pictures.loss_curve(str(tmp_path), read_log(tmp_path), np.array([0, 20, 40]), 20)
+    assert "The largest rise is at step 20: 8 above" in picture.caption
+    assert "the 3 steps whose gradients were recorded" in picture.caption
+    same_numbers(picture, needed=["step", "loss"])
+    assert tables.nearest_step(np.array([0, 20, 40]), 31) == 40
+    assert tables.nearest_step(np.array([0, 20, 40]), 30) == 20
+    assert tables.nearest_step(np.array([], int), 3) is None
+
+
+def test_nothing_recorded_is_a_sentence_and_no_error(analysis):
+    records = analysis.run.records
+    for draw in (pictures.ridges, pictures.film, pictures.layer_course):
+        picture = draw("RUN", records, KIND, "no such layer", FP16, 0)
+        assert picture.frame.empty
+        assert picture.figure.layout.annotations[0].text
+    assert tables.course_frame(records.select(np.zeros(len(records), bool)), KIND, FP16).empty
+
+
+def test_names_are_text_in_figures(tmp_path):
+    analysis = analyze(hand.write_run(tmp_path / "run"))
+    records = analysis.run.records
+    overview = overview_of(analysis)
+    for picture in (
+        pictures.module_tree("RUN", overview, KIND, FP16, None),
+        pictures.movement("RUN", records, KIND, 3, FP16),
+    ):
+        shown = [
+            *(picture.figure.layout.yaxis.ticktext or ()),
+            *(text for t in picture.figure.data for text in (t.hovertext or ())),
+            *(text for t in picture.figure.data for text in (getattr(t, "labels", None) or ())),
+        ]
+        assert shown
+        assert not [text for text in shown if "<img" in text or "<script" in text]
