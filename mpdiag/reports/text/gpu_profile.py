@@ -78,7 +78,7 @@ def profile_text(profile: Profile, *, verbose: bool = False) -> RenderableType:
     for group in groups:
         parts.append(Text(group.sentence, style="bold cyan"))
         parts.append(_advice(group.advice))
-    found = profile.findings if verbose else _not_said(profile, groups)
+    found = profile.findings if verbose else not_said(profile, groups)
     for finding in found:
         head = (f"{finding['severity']}: ", _COLOURS[finding["severity"]])
         parts.append(Text.assemble(head, finding["message"]))
@@ -112,8 +112,16 @@ _SAID = {
 """Findings that a group of operations says already, by its cause."""
 
 
-def _not_said(profile: Profile, groups: Sequence[CauseGroup]) -> list[dict[str, Any]]:
-    """Warnings that the groups do not say already."""
+def not_said(
+    profile: Profile, groups: Sequence[CauseGroup], *, notes: bool = False
+) -> list[dict[str, Any]]:
+    """Findings that the groups of operations do not say already.
+
+    Args:
+        profile: Whose.
+        groups: Those that are shown.
+        notes: With those of severity ``info``.
+    """
     causes = {group.cause: group.share for group in groups}
 
     def said(finding: dict[str, Any]) -> bool:
@@ -121,7 +129,7 @@ def _not_said(profile: Profile, groups: Sequence[CauseGroup]) -> list[dict[str, 
             return causes.get("alignment", 0.0) >= float(finding["evidence"]["fraction"])
         return not causes.keys().isdisjoint(_SAID.get(finding["code"], frozenset()))
 
-    return [f for f in profile.findings if f["severity"] != "info" and not said(f)]
+    return [f for f in profile.findings if (notes or f["severity"] != "info") and not said(f)]
 
 
 def _times(timeline: Timeline) -> list[RenderableType]:
@@ -242,9 +250,11 @@ def _matrix_operations(profile: Profile) -> RenderableType:
     return _filled(table, cells, FEW)
 
 
-def operation_rows(profile: Profile) -> list[list[str]]:
-    """The operations, those worth most first."""
-    rows = _together(profile.operations)
+def operation_rows(profile: Profile, cause: str | None = None) -> list[list[str]]:
+    """The operations, those worth most first; of one cause, where one is given."""
+    rows = _together(
+        [j for j in profile.operations if cause is None or (j.cause == cause and j.affected_us > 0)]
+    )
     return [_operation_row(members, profile.kernel_time_us) for members in rows]
 
 

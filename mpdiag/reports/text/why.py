@@ -75,7 +75,7 @@ def _over_time(story: LayerHistory) -> list[RenderableType]:
     for lost, at in ((story.lost, 1.0), (story.lost_scaled, scale)):
         if at == scale and parts and scale == 1:
             break
-        words = f"{percent(lost[0])} → {percent(lost[-1])}"
+        words = f"{percent(lost[0])} → {percent(lost[-1])}, at most {percent(float(lost.max()))}"
         parts += [
             Text(f"its gradients' values lost in FP16 {at_scale(at)}, steps {first} to {last}"),
             Sparkline(lost, words),
