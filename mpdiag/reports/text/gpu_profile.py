@@ -72,7 +72,8 @@ def profile_text(profile: Profile, *, verbose: bool = False) -> RenderableType:
     """
     parts: list[RenderableType] = [
         Text(profile.verdict, style="bold green" if is_good(profile) else "bold yellow"),
-        Clipped(Text(provenance(profile), style="dim"), 10 if verbose else 1),
+        # That a trace was generated is never cut off.
+        Clipped(Text(provenance(profile), style="dim"), 9 if verbose or profile.generated else 1),
         *(Text(sentence) for sentence in summary_sentences(profile.eligibility, profile.timeline)),
     ]
     groups = profile.cause_groups
