@@ -8,7 +8,7 @@ const drawn = new Set();
 
 // On a phone half the width would be names, whose ends say most; words above the plot would lie on
 // each other, and each entry of the legend has a line of its own.
-const LINE = 19;
+const LINE = 22;
 const shortened = (name) => (name.length > 15 && !name.includes("&") ? "…" + name.slice(-14) : name);
 const narrowed = (data, layout) => {
   layout.font = { ...layout.font, size: 11 };
