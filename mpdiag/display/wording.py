@@ -77,7 +77,7 @@ def scale_text(scale: float | None) -> str:
     mantissa, exponent = math.frexp(scale)
     if mantissa == 0.5 and not -12 <= exponent - 1 < 20:
         return f"2^{exponent - 1}"
-    return f"{scale:,.9g}" if scale >= 10_000 else f"{scale:.9g}"
+    return f"{scale:,.12g}" if scale >= 10_000 else f"{scale:.9g}"
 
 
 def power(exponent: int) -> str:
