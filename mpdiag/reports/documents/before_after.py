@@ -17,6 +17,7 @@ from mpdiag.reports.views.gradients.pictures import heat_map
 if TYPE_CHECKING:
     from markupsafe import Markup
 
+    from mpdiag.analysis.figures.figure import Key
     from mpdiag.reports.contents import RunContents
     from mpdiag.reports.picture import Picture
 
@@ -51,13 +52,14 @@ def heat_maps(contents: RunContents) -> list[tuple[str, Picture]]:
         return []
     fmt = half_of(analysis.target)
     planned = int(np.log2(analysis.plan.loss_scale.recommended))
-    found = []
-    for exponent, key in dict.fromkeys([(0, "all-values"), (planned, "all-values-scaled")]):
-        if exponent == 0 and found:
-            break
+    keys: dict[int, Key] = {0: "all-values"}
+    if planned:
+        keys[planned] = "all-values-scaled"
+    found: list[tuple[str, Picture]] = []
+    for exponent, key in keys.items():
         picture = heat_map(str(contents.folder), layers, "activation_grad", fmt, exponent)
         phrase = at_scale(2.0**exponent)
-        said = analysis.figures.find(key)  # type: ignore[arg-type]
+        said = analysis.figures.find(key)
         lost = "" if said is None else f": {said.said} become 0"
         label = f"{phrase[:1].upper()}{phrase[1:]}{lost}"
         found.append((label, replace(picture, key=f"{KEY}-{len(found)}")))
