@@ -84,8 +84,8 @@ class Backoff(Scaler):
             raise UsageError(message)
         if not self.min_scale <= self.init_scale <= self.max_scale:
             message = (
-                f"init_scale {self.init_scale:,.12g} must lie between {self.min_scale:,.12g} (min_scale) "
-                f"and {self.max_scale:,.12g} (max_scale)"
+                f"init_scale {self.init_scale:,.12g} must lie between {self.min_scale:,.12g} "
+                f"(min_scale) and {self.max_scale:,.12g} (max_scale)"
             )
             raise UsageError(message)
 
