@@ -1,16 +1,17 @@
 """Scores the table of kernel names on the collection of real names, family by family.
 
-    python studies/kernel_names.py [--part open|held_out|fresh] [--mistakes] [--json FILE]
-        [--as before|first|after]
+    python studies/kernel_names.py [--part open|held_out|fresh|final] [--mistakes] [--json FILE]
+        [--as before|first|after|opened]
 
 ``open`` families were read while the first rules were written, and ``held_out`` ones scored those
 rules once. Then they were opened, too, and ``fresh`` ones, collected afterwards, scored the second
-rules once: their mistakes are counted and never shown. A verdict of ``unknown`` is wrong where the
-truth is known, and anything else is wrong where it is not. ``opposite`` counts Tensor Cores called
-CUDA cores and the reverse. Dtypes are scored on the lines that give one; a wrong verdict does not
-excuse a wrong dtype.
+rules once, before they were opened in turn; so did ``final`` ones for the third rules. A verdict of
+``unknown`` is wrong where the truth is known, and anything else is wrong where it is not. ``opposite``
+counts Tensor Cores called CUDA cores and the reverse. Dtypes are scored on the lines that give one; a
+wrong verdict does not excuse a wrong dtype.
 ``--json`` adds a part's score to a file; with an older checkout in ``PYTHONPATH``, ``--as before`` is
-its score on the same names; ``first`` is that of the rules that the first held-out families scored.
+its score on the same names; ``first`` is that of the rules that the first held-out families scored,
+and ``opened`` that of rules written with a part that was held out before.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 COLLECTION = Path(__file__).resolve().parent.parent / "tests" / "hardware" / "kernel_names"
 MATRIX = {"tensor_core", "cuda_core"}
+PARTS = ("open", "held_out", "fresh", "final")
+SCORES = ("before", "first", "after", "opened")
 
 
 def lines(path: Path) -> Iterator[tuple[str, str, str]]:
@@ -81,12 +84,10 @@ def keep(file: Path, part: str, which: str, result: dict[str, object]) -> None:
 def main() -> None:
     """Score one part, print it, and keep it."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--part", choices=("open", "held_out", "fresh"), default="open")
-    parser.add_argument(
-        "--mistakes", action="store_true", help="print them; not those of fresh families"
-    )
+    parser.add_argument("--part", choices=PARTS, default="open")
+    parser.add_argument("--mistakes", action="store_true", help="print them")
     parser.add_argument("--json", type=Path, help="add the score to this file")
-    parser.add_argument("--as", dest="which", choices=("before", "first", "after"), default="after")
+    parser.add_argument("--as", dest="which", choices=SCORES, default="after")
     options = parser.parse_args()
     mistakes: list[str] = []
     files = sorted((COLLECTION / options.part).glob("*.txt"))
@@ -98,7 +99,7 @@ def main() -> None:
         )
     result = summary(families)
     print({key: value for key, value in result.items() if key != "families"})
-    if options.mistakes and options.part != "fresh":
+    if options.mistakes:
         print(*mistakes, sep="\n")
     if options.json:
         keep(options.json, options.part, options.which, result)

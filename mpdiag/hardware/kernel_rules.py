@@ -22,7 +22,7 @@ from mpdiag.hardware.kernel_names.others import BEFORE_OPAQUE, FIRST, OTHERS
 from mpdiag.hardware.kernel_names.rule import KernelRule
 from mpdiag.hardware.kernel_names.triton import KNOWN, TRITON
 
-TABLE_VERSION = 4
+TABLE_VERSION = 6
 """Incremented whenever a rule changes a verdict."""
 
 TENSOR_CORES: tuple[KernelRule, ...] = NVJET + ATTENTION + INFERENCE + CUTLASS + AMD + TRITON
@@ -42,3 +42,6 @@ RULES: tuple[KernelRule, ...] = (
     + WORDS
 )
 """The whole table, in the order in which it is tried."""
+
+WORD_RULES: tuple[KernelRule, ...] = tuple(rule for rule in RULES if rule.of_words)
+"""Those that read the words of a name, once more with its namespace where no rule matched."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
+from mpdiag.hardware.kernel_names.arguments import multiplies_only, takes_no_two_matrices
 from mpdiag.hardware.kernel_names.demangling import demangled
 from mpdiag.hardware.kernel_names.details import (
     SHAPE,
@@ -21,8 +22,9 @@ from mpdiag.hardware.kernel_names.details import (
     from_tile,
     generation_of,
 )
+from mpdiag.hardware.kernel_names.opaque import says_nothing
 from mpdiag.hardware.kernel_names.rule import KernelRule, words
-from mpdiag.hardware.kernel_rules import RULES, TABLE_VERSION
+from mpdiag.hardware.kernel_rules import RULES, TABLE_VERSION, WORD_RULES
 
 KernelVerdict = Literal["tensor_core", "cuda_core", "helper", "layout", "other", "unknown"]
 VERDICTS: tuple[KernelVerdict, ...] = (
@@ -91,12 +93,23 @@ def classify(name: str) -> KernelFacts:
     Args:
         name: Demangled or not; the short names of ``nsys`` say too little.
     """
-    head = _head(name[:LONGEST])
+    text = _spelled_out(name[:LONGEST])
+    head = _head(text)
     spelled = words(head)
+    arguments = text[len(head) :]
     for rule in RULES:
         match = rule.pattern.search(spelled if rule.of_words else head)
         if match:
-            return _facts(rule, match, head)
+            exact = rule.of_words and rule.verdict == "unknown" and multiplies_only(text, arguments)
+            return _exact(rule, match, exact) if exact else _facts(rule, match, head)
+    around = words(head, around=True)
+    if around != spelled:
+        for rule in WORD_RULES:
+            match = rule.pattern.search(around)
+            if match:
+                return _facts(rule, match, head)
+    if arguments and not says_nothing(spelled) and takes_no_two_matrices(arguments):
+        return KernelFacts("other", rule="arguments", token=arguments)
     return KernelFacts("unknown")
 
 
@@ -128,10 +141,14 @@ _TELLING = re.compile(
 _SUFFIX = re.compile(r"\.kd$| \[clone [^\]]*\]$")
 
 
-def _head(name: str) -> str:
-    """The name without arguments, anonymous namespaces, and ``(int)`` before numbers."""
+def _spelled_out(name: str) -> str:
+    """The name as its source spells it, without anonymous namespaces and ``(int)`` before numbers."""
     text = demangled(_SUFFIX.sub("", name.strip()))[:LONGEST]
-    text = _TEMPLATE_CAST.sub("", _NAMESPACE.sub("", text))
+    return _TEMPLATE_CAST.sub("", _NAMESPACE.sub("", text))
+
+
+def _head(text: str) -> str:
+    """What precedes the arguments, unless they tell more."""
     depth = 0
     for i, character in enumerate(text):
         if character == "<":
@@ -141,6 +158,12 @@ def _head(name: str) -> str:
         elif character == "(" and depth <= 0 and i and not text[:i].endswith("operator"):
             return text if _TELLING.search(text, i) else text[:i]
     return text
+
+
+def _exact(rule: KernelRule, match: re.Match[str], dtype: str) -> KernelFacts:
+    """A product of arrays of ``float`` or ``double`` in a program's own kernel."""
+    instruction = "FFMA" if dtype == "fp32" else "DFMA"
+    return KernelFacts("cuda_core", instruction, dtype, dtype, rule=rule.name, token=match.group())
 
 
 def _facts(rule: KernelRule, match: re.Match[str], head: str) -> KernelFacts:

@@ -93,7 +93,9 @@ DTYPES_OF_TOKENS = {
     "c32": "complex64", "cf32": "complex64", "cf64": "complex128", "half2": "fp16", "__half": "fp16",
     "__nv_bfloat16": "bf16", "fp8e4nv": "fp8_e4m3", "fp8e4b8": "fp8_e4m3", "fp8e5": "fp8_e5m2",
     "mxfp4": "fp4", "fp4": "fp4", "f8e4m3fn": "fp8_e4m3", "f8e5m2": "fp8_e5m2", "f4e2m1fn": "fp4",
-    "c": "tf32",
+    "c": "tf32", "f8_t": "fp8_e4m3", "f8_fnuz_t": "fp8_e4m3", "f8_ocp_t": "fp8_e4m3", "bf8_t": "fp8_e5m2",
+    "bf8_fnuz_t": "fp8_e5m2", "bf8_ocp_t": "fp8_e5m2", "f4x2_pk_t": "fp4", "_Float16": "fp16",
+    "unsigned short": "bf16", "bhalf_t": "bf16",
 }  # fmt: skip
 _TOKENS = "tf32|bf16|f16|f32|f64|e4m3|e5m2|e2m1|i8|u8|i4|u4|b1"
 # xmma: what is stored, then what is multiplied and accumulated: f32f32_tf32f32_f32, i8f32_i8i32_f32.
@@ -131,6 +133,11 @@ _CONVENTIONS = (
     ),
     # Triton's matmul_ogs: result x left x right; the left one is multiplied.
     re.compile(r"_matmul(?:_ogs)?_[NT]{3}_\w{1,20}?x(?P<operand>mxfp4|[a-wyz0-9]+)x\w+?_\d+x\d+"),
+    # Composable Kernel's grids: the layouts, then the types of A, B, the sum and C.
+    re.compile(
+        r"\bGridwise\w*<(?:ck::(?:tensor_layout[\w:]*|Tuple<[^<>]*>), ){2,6}"
+        r"(?:ck::)?(?P<operand>\w+(?: (?:char|short))?),"
+    ),
     # TensorRT-LLM's generated kernels: result_left right_accumulator.
     re.compile(
         r"(?:bmm|gemm)_(?:Mx)?[A-Z]\w{0,60}?_(?P<operand>Bfloat16|Fp16)(?:Bfloat16|Fp16)?_Fp32"
@@ -150,7 +157,7 @@ _DTYPES = tuple(
     for name, text in (
         (
             "fp8_e4m3",
-            r"[eE]4[mM]3|(?:^|_)f8(?=_)|[fF][pP]8|float8|fp8e4|F8F8|(?<!unsigned )_BitInt\(8\)|\bf8_t|QkvE4m3",
+            r"[eE]4[mM]3|(?:^|_)f8(?=_)|[fF][pP]8|float8|fp8e4|F8F8|(?<!unsigned )_BitInt\(8\)|\bf8_(?:fnuz_|ocp_)?t|QkvE4m3",
         ),
         ("fp8_e5m2", r"[eE]5[mM]2|bf8|unsigned _BitInt\(8\)"),
         ("fp4", r"[eE]2[mM]1|xf4|(?:^|_)f4(?=_)|mxfp4|nvfp4|[fF]p4"),

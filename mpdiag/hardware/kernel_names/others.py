@@ -12,6 +12,7 @@ FIRST = (
 
 # These precede the names that do not say what they run, whose patterns are wide.
 BEFORE_OPAQUE = (
+    other("nvFuser", r"^(?:CudaCodeGen::|nvfuser::)?nvfuser_(?!matmul)[a-z_]+_f\d+|^CudaCodeGen::kernel\d+$", "nvFuser"),
     other("libraries without a product of dense matrices", r"^(?:cudf|cugraph|rmm|nvtext|cuspatial|gsplat|nerfacc|dali|cuspatial|cv::cuda\w*|cv::cudev|npp\w*|nvjpeg|rocfft|curand|rocrand|hiprand|cucollections|cuco|flashcomm|nvcomp|k2|pcl|open3d)(?:::|_)(?!\S{0,200}?(?:gemm|Gemm|GEMM|matmul|MatMul|matrix_mul|conv(?!ert)|Conv(?!ert)))", ""),
     other("tinygrad elementwise", r"^E_\d+(?:_\d+)*(?:n\d+)?$", "tinygrad"),
     other_words("words: products of sparse matrices", r"_(?:sp_m[mv]|spmv|sddmm|(?:csr|bsr|ell|coo|gebsr|hyb)mv[a-z]?)_"),
@@ -47,7 +48,7 @@ OTHERS = (
     other("optimizer", r"(?<![hH])[aA]dam|adagrad|lamb_|multi_tensor_|l2norm_|LAMB|sgd_|_sgd|adafactor|kOptimizer", ""),
     other("memory", r"(?:^|::)(?:memcpy|memset|Memcpy|Memset|copy_kernel|fill_kernel|transpose|permute|CopyBuffer|FillBuffer|copyBuffer|fillBuffer)|__amd_rocclr_|vectorized_copy|TransposeKernel|transpose_\w*kernel|tensor_kernel_scan"),
     other("random and masks", r"[pP]hilox|curand|bernoulli|generate_seed_pseudo|dropout|Dropout"),
-    other("scan and state space", r"selective_scan|mamba_|cumsum|_scan_"),
+    other("scan and state space", r"selective_scan|mamba_|cumsum|^(?!\w*(?:kda|gdn|gla|delta|ssd|rwkv)_)\w*_scan_"),
     other("loss scaling", r"amp_(?:foreach|update)|non_finite_check|unscale"),
     other("cuFFT", r"(?:regular|vector|multi_bluestein|spRealComplex|dpRealComplex)_fft|regular_fft|vector_fft|spRadix|composite_2way_fft|cufft", "cuFFT"),
     other("cuSOLVER", r"(?:^|::)(?:getrf|potrf|geqrf|larft|syevj|gesvdj|gesvd|laswp|ormqr|sytrd)\w*", "cuSOLVER"),

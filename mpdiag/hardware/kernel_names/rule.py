@@ -98,20 +98,29 @@ _ACRONYM = re.compile(r"(?:Re|Ge|Si|Se|Ce)LU|GLU|RoPE|MoE|LoRA|IoU|RoI|NaN")
 _SAYS_NOTHING = re.compile(
     r"(?:global_)?(?:kernel|run|impl|apply|entry|main|device)?_?(?:kernel)?\d*"
 )
+_ONE_WORD = re.compile(r"_?(?:[A-Z]?[a-z]+|[A-Z]+)\d*")
+# Libraries and models whose own names hold a word that says another thing.
+_LIBRARY = re.compile(r"(?:fbgemm|FBGEMM)_?(?:gpu)?|(?:[gG]emma|GEMMA)(?![a-z])\d*n?")
 
 
-def words(head: str) -> str:
+def words(head: str, *, around: bool = False) -> str:
     """The words of a function's own name, lower case, between single underscores.
 
-    Its namespaces are left out, unless the name itself says nothing. A name that begins with an underscore begins with two: so do Triton's, which are Python's, but
-    hardly any of C++.
+    Its namespaces are left out, unless the name itself says nothing; a single word takes the one
+    around it along, for ``internode::combine`` says more than ``combine``. A name that begins with an
+    underscore begins with two: so do Triton's, which are Python's, but hardly any of C++.
 
     Args:
         head: The name without its arguments; template arguments are left out.
+        around: Take the namespace around it along, however many words it has.
     """
     own = head.partition("<")[0][:MOST_WORDS]
-    last = own.rpartition("::")[2]
-    own = own if _SAYS_NOTHING.fullmatch(last) else last
+    namespaces, _, last = own.rpartition("::")
+    if not _SAYS_NOTHING.fullmatch(last):
+        along = namespaces and (around or _ONE_WORD.fullmatch(last))
+        own = f"{namespaces.rpartition('::')[2]}_{last}" if along else last
+    if "gemm" in own.lower():
+        own = _LIBRARY.sub("library_", own)
     if _ACRONYM.search(own):
         own = _ACRONYM.sub(lambda found: found[0].capitalize(), own)
     private = "_" if own.startswith("_") else ""

@@ -1,7 +1,8 @@
 """Triton kernels by what their sources call: ``tl.dot``, directly or in a function, or not.
 
 Read from flash-linear-attention, AITER, Unsloth, LightLLM, Liger-Kernel, xFormers, FlashAttention, Mamba,
-DeepSpeed, Transformer Engine, vLLM, SGLang, FBGEMM, LMDeploy, bitsandbytes and TritonBench. Names that two of them use for both are
+DeepSpeed, Transformer Engine, vLLM, SGLang, FBGEMM, LMDeploy, bitsandbytes, TritonBench, gemlite,
+Triton-distributed, flux, torchao, KIVI, SpargeAttn, RTP-LLM and nano-vllm-jax. Names that two of them use for both are
 left out, and so are names that any program may use.
 """
 
@@ -57,8 +58,9 @@ DOTS = frozenset(
     _gemm_a16wfp4_preshuffle_kernel _gemm_a8w8_blockscale_kernel _gemm_a8w8_kernel
     _gemm_a8w8_per_token_scale_kernel _gemm_a8w8_preshuffled_kernel _gemm_a8wfp4_kernel
     _gemm_afp4wfp4_kernel _gemm_afp8wfp8_kernel _gemm_afp8wfp8_preshuffle_kernel _gluon_attn
-    _gluon_fp8_mqa_logits_kernel _gluon_moe_gemm_int8_smoothquant _hstu_attn_bwd _hstu_attn_fwd
-    _jagged_dense_flash_attention_bwd_dk_kernel
+    _gluon_fp8_mqa_logits_kernel _gluon_moe_gemm_int8_smoothquant _group_rht_amax_triton_kernel
+    _group_rht_quantize_row_col_kernel _hadamard_amax_kernel _hadamard_quantize_row_col_kernel
+    _hstu_attn_bwd _hstu_attn_fwd _jagged_dense_flash_attention_bwd_dk_kernel
     _jagged_dense_flash_attention_bwd_dv_db_dq_kernel _jagged_flash_attention_bwd_basic_kernel
     _kernel_gqa_token_decode_attention_flash_decoding_vsm_stage1
     _kernel_unified_attention_sparse_mla_2d _lean_attention_decode_kernel _lora_expand_kernel
@@ -74,18 +76,19 @@ DOTS = frozenset(
     _pa_decode_sparse _pa_prefill_sparse _paged_attn_decode_v1_w_dot_kernel
     _paged_attn_decode_v1_w_dot_kernel_per_token_quant _paged_attn_decode_v2_w_dot_kernel
     _paged_attn_decode_v2_w_dot_kernel_per_token_quant _paged_decode_fused_kernel
-    _rot_k_only_kernel _rot_q_kernel _rotate_quantize_k_kernel _rotate_quantize_q_kernel
-    _routing_sigmoid_top1_kernel _sampled_addmm_kernel
-    _scaled_mm_act_per_group_w_perchannel_kernel _scaled_mm_per_token _scatter_mm2_kernel
-    _scatter_mm6_kernel _sparse_attn_prefill_kernel _sparse_mla_fwd_split_dim_kernel
-    _swiglu_kernel_backward_dGU _swiglu_kernel_backward_dI _swiglu_kernel_forward
-    _swiglu_kernel_forward_inference _tlx_fwd_kernel _triton_gather_kv_b_proj
-    _triton_gather_kv_b_proj_flat _unified_attention_gluon_kernel_2d
-    _unified_attention_gluon_kernel_3d _verify_mla_prefix_stage1 _w8a8_block_fp8_matmul
-    _w8a8_block_int8_matmul _winograd_f4x3_batched_gemm_kernel _xformers_tiled_matmul_kernel
-    array_jagged_bmm_kernel attn_fwd awq_gemm_kernel awq_linear_kernel batched_triton_kernel
-    bf16xbf16_matmul_kernel bf16xint16_matmul_kernel bmm_kernel_persistent bmm_scaled_fp8_kernel
-    bwd_kernel_causal bwd_kernel_fused_causal bwd_kernel_fused_noncausal bwd_kernel_noncausal
+    _pergroup_cta_rht_amax_kernel _rot_k_only_kernel _rot_q_kernel _rotate_quantize_k_kernel
+    _rotate_quantize_q_kernel _rotate_quantize_qk_kernel _routing_sigmoid_top1_kernel
+    _sampled_addmm_kernel _scaled_mm_act_per_group_w_perchannel_kernel _scaled_mm_per_token
+    _scatter_mm2_kernel _scatter_mm6_kernel _sparse_attn_prefill_kernel
+    _sparse_mla_fwd_split_dim_kernel _swiglu_kernel_backward_dGU _swiglu_kernel_backward_dI
+    _swiglu_kernel_forward _swiglu_kernel_forward_inference _tlx_fwd_kernel
+    _triton_gather_kv_b_proj _triton_gather_kv_b_proj_flat _unified_attention_gluon_kernel_2d
+    _unified_attention_gluon_kernel_3d _v4_indexer_score_fwd _verify_mla_prefix_stage1
+    _w8a8_block_fp8_matmul _w8a8_block_int8_matmul _winograd_f4x3_batched_gemm_kernel
+    _xformers_tiled_matmul_kernel array_jagged_bmm_kernel attn_fwd awq_gemm_kernel
+    awq_linear_kernel batched_triton_kernel bf16xbf16_matmul_kernel bf16xint16_matmul_kernel
+    blockwise_fp8_gemm_kernel bmm_kernel_persistent bmm_scaled_fp8_kernel bwd_kernel_causal
+    bwd_kernel_fused_causal bwd_kernel_fused_noncausal bwd_kernel_noncausal
     chunk_abc_bwd_kernel_K chunk_abc_bwd_kernel_V chunk_abc_bwd_kernel_dh
     chunk_abc_bwd_kernel_intra_K chunk_abc_bwd_kernel_intra_KV chunk_abc_bwd_kernel_intra_V
     chunk_abc_bwd_kernel_rcum_intra chunk_abc_fwd_kernel_K chunk_abc_fwd_kernel_V
@@ -114,12 +117,13 @@ DOTS = frozenset(
     chunk_kda_bwd_kernel_intra chunk_kda_bwd_kernel_wy_dqkg_fused
     chunk_kda_bwd_kernel_wy_dw_part_npu chunk_kda_bwd_kernel_wy_k_part_npu
     chunk_kda_bwd_kernel_wy_v_part_npu chunk_kda_fwd_kernel_inter_solve_fused
-    chunk_kda_fwd_kernel_intra_sub_chunk chunk_mesa_net_fwd_kernel_h
-    chunk_mesa_net_h_kk_bwd_intra_kernel chunk_mesa_net_h_kv_bwd_intra_kernel
-    chunk_mesa_net_h_kv_bwd_intra_kernel_dkv chunk_mesa_net_h_kv_bwd_intra_kernel_dq
-    chunk_oja_bwd_kernel_dA chunk_oja_bwd_kernel_dhu_blockdim64 chunk_oja_bwd_kernel_dqk
-    chunk_oja_bwd_kernel_dv_o chunk_oja_bwd_kernel_dvwg_h chunk_oja_fwd_inter
-    chunk_oja_fwd_intra chunk_oja_fwd_kernel_h_blockdim64 chunk_precond_kda_bwd_kernel_dAv
+    chunk_kda_fwd_kernel_intra_sub_chunk chunk_kkt_inv_ut_fused_kernel
+    chunk_mesa_net_fwd_kernel_h chunk_mesa_net_h_kk_bwd_intra_kernel
+    chunk_mesa_net_h_kv_bwd_intra_kernel chunk_mesa_net_h_kv_bwd_intra_kernel_dkv
+    chunk_mesa_net_h_kv_bwd_intra_kernel_dq chunk_oja_bwd_kernel_dA
+    chunk_oja_bwd_kernel_dhu_blockdim64 chunk_oja_bwd_kernel_dqk chunk_oja_bwd_kernel_dv_o
+    chunk_oja_bwd_kernel_dvwg_h chunk_oja_fwd_inter chunk_oja_fwd_intra
+    chunk_oja_fwd_kernel_h_blockdim64 chunk_precond_kda_bwd_kernel_dAv
     chunk_precond_kda_bwd_kernel_intra chunk_precond_kda_bwd_kernel_wy_dqkg
     chunk_precond_kda_fwd_kernel_inter_solve_fused chunk_precond_kda_fwd_kernel_intra_sub_chunk
     chunk_precond_kkt_fwd_kernel chunk_rwkv6_bwd_kernel_dh chunk_rwkv6_bwd_kernel_inter
@@ -137,17 +141,25 @@ DOTS = frozenset(
     fused_chunk_local_cumsum_scaled_dot_kkt_fwd_kernel fused_chunk_ttt_linear_bwd_kernel_dh
     fused_chunk_ttt_linear_bwd_kernel_h fused_chunk_ttt_linear_fwd_kernel fused_moe_kernel
     fused_moe_kernel_gptq_awq fused_recurrent_rwkv6_bwd_kernel_dw
-    fused_solve_tril_recompute_w_u_kernel gemm_kernel_descriptor_persistent
-    gemm_kernel_persistent gemm_mxfp4_preshuffle_gfx1250 gmm_kernel grouped_matmul_kernel
-    intra_chunk_preprocess_bwd_kernel intra_chunk_preprocess_fwd_kernel jagged_dense_bmm_kernel
-    jagged_dense_flash_attention_fwd_kernel jagged_flash_attention_basic_kernel
-    jagged_jagged_bmm_jagged_out_kernel jagged_jagged_bmm_kernel kernel_paged_attention_2d
-    kernel_unified_attention_2d kernel_unified_attention_3d la_persistent la_persistent_paged
-    logcumsumexp_fwd_kernel mamba3_siso_bwd_kernel_dqkv mamba3_siso_fwd_kernel
-    mamba3_siso_step_kernel matmul_4d_kernel matmul_kernel_descriptor_persistent
-    matmul_kernel_fp8_bf16 matmul_kernel_fp8_fp16 matmul_kernel_persistent matmul_kernel_tma
-    matmul_kernel_tma_persistent merge_fwd_bwd_kernel paged_attention_decode_sliding_window
-    paged_attention_decode_sliding_window_head_1 paged_attention_decode_v2_gluon_dot_kernel
+    fused_solve_tril_recompute_w_u_kernel gemm_A16fWnO16f_int32packing_kernel gemm_INT_kernel
+    gemm_MX_kernel gemm_kernel_descriptor_persistent gemm_kernel_persistent
+    gemm_mxfp4_preshuffle_gfx1250 gemm_splitK_INT_kernel gemm_splitK_MX_kernel gmm_kernel
+    grouped_matmul_kernel intra_chunk_preprocess_bwd_kernel intra_chunk_preprocess_fwd_kernel
+    jagged_dense_bmm_kernel jagged_dense_flash_attention_fwd_kernel
+    jagged_flash_attention_basic_kernel jagged_jagged_bmm_jagged_out_kernel
+    jagged_jagged_bmm_kernel kernel_consumer_m_parallel_scatter_group_gemm
+    kernel_gemm_a2a_producer_gemm_with_quant_persistent kernel_gemm_rs_producer_fuse_scatter
+    kernel_gqa_fwd_batch_decode_split_kv kernel_gqa_fwd_batch_decode_split_kv_persistent
+    kernel_paged_attention_2d kernel_unified_attention_2d kernel_unified_attention_3d
+    la_persistent la_persistent_paged logcumsumexp_fwd_kernel mamba3_siso_bwd_kernel_dqkv
+    mamba3_siso_fwd_kernel mamba3_siso_step_kernel matmul_4d_kernel
+    matmul_kernel_descriptor_persistent matmul_kernel_fp8_bf16 matmul_kernel_fp8_fp16
+    matmul_kernel_persistent matmul_kernel_tma matmul_kernel_tma_persistent merge_fwd_bwd_kernel
+    moe_ag_scatter_grouped_gemm_kernel moe_gather_ar_grouped_gemm_kernel
+    moe_gather_ar_grouped_gemm_persistent_kernel moe_gather_rs_grouped_gemm_kernel
+    moe_gather_rs_grouped_gemm_persistent_kernel moe_gather_rs_grouped_gemm_with_groups_kernel
+    paged_attention_decode_sliding_window paged_attention_decode_sliding_window_head_1
+    paged_attention_decode_v2_gluon_dot_kernel
     paged_attention_decode_v2_gluon_large_block_dot_kernel parallax_decode_kernel
     parallel_attn_bwd_kernel_dkv parallel_attn_bwd_kernel_dq parallel_attn_fwd_kernel
     parallel_based_bwd_kernel parallel_based_fwd_kernel parallel_delta_rule_fwd_kernel
@@ -164,11 +176,14 @@ DOTS = frozenset(
     parallel_wall_attn_decode_kernel parallel_wall_attn_fwd_kernel pod_persistent
     pre_process_bwd_kernel_merged pre_process_fwd_kernel_merged
     prepare_precond_wy_repr_bwd_kernel prepare_wy_repr_bwd_kda_kernel prepare_wy_repr_bwd_kernel
-    recompute_w_u_fwd_gdn2_kernel recompute_w_u_fwd_kda_kernel recompute_w_u_fwd_kernel
-    recompute_w_u_fwd_kernel_npu recompute_w_u_head_major_kernel sage_fwd sage_fwd_mxfp4
-    scaled_mm_kernel seg_la_p_kernel simplicial_bwd_kv1_kernel simplicial_bwd_kv2q_kernel
-    streamk_amd_gemm streamk_cuda_gemm tgmm_non_persistent_kernel tgmm_persistent_kernel
-    transform_q_fwd_kernel triton_ikbo_lce_kernel wu_fwd_kernel
+    qbvm_kernel recompute_w_u_fwd_gdn2_kernel recompute_w_u_fwd_kda_kernel
+    recompute_w_u_fwd_kernel recompute_w_u_fwd_kernel_npu recompute_w_u_head_major_kernel
+    sage_fwd sage_fwd_mxfp4 scaled_mm_kernel seg_la_p_kernel simplicial_bwd_kv1_kernel
+    simplicial_bwd_kv2q_kernel streamk_amd_gemm streamk_cuda_gemm tgmm_non_persistent_kernel
+    tgmm_persistent_kernel transform_q_fwd_kernel triton_bmm_pool_sim_simmean
+    triton_bmm_pool_sim_simmean_fuse_quant triton_fp8_gemm_1x128_128x128_kernel
+    triton_fp8_gemm_1x128_128x1_kernel triton_ikbo_lce_kernel w4a16_fused_moe_kernel
+    wu_fwd_kernel
     """.split()
 )
 """Kernels that multiply matrices by ``tl.dot``."""
@@ -176,14 +191,17 @@ DOTS = frozenset(
 SUMS = frozenset(
     """
     _fwd_kernel_token_att1 _fwd_kernel_token_att1_int8 _fwd_kernel_token_att2
-    _kernel_paged_attention_2d _linear_attn_decode_kernel _paged_attn_decode_v1_wo_dot_kernel
-    _paged_attn_decode_v1_wo_dot_kernel_per_token_quant _paged_attn_decode_v2_wo_dot_kernel
-    _paged_attn_decode_v2_wo_dot_kernel_per_token_quant
-    chunk_delta_attn_fwd_kernel_intra_token_parallel chunk_gdn2_fwd_kernel_intra_token_parallel
-    chunk_gla_fwd_A_kernel_intra_sub_intra chunk_gla_fwd_A_kernel_intra_sub_intra_merge
-    chunk_gla_fwd_A_kernel_intra_sub_intra_split chunk_kda_fwd_kernel_intra_token_parallel
-    chunk_precond_kda_fwd_kernel_intra_token_parallel chunk_rwkv6_fwd_A_kernel_intra_sub_intra
-    chunk_rwkv6_fwd_A_kernel_intra_sub_intra_merge chunk_rwkv6_fwd_A_kernel_intra_sub_intra_split
+    _gdn_fla_chunk_delta_h_packed_kernel _gdn_fla_chunk_fwd_o_packed_kernel
+    _gdn_fla_chunk_scaled_dot_kkt_packed_kernel _gdn_fla_recompute_u_packed_kernel
+    _gdn_fla_recompute_w_packed_kernel _kernel_paged_attention_2d _linear_attn_decode_kernel
+    _paged_attn_decode_v1_wo_dot_kernel _paged_attn_decode_v1_wo_dot_kernel_per_token_quant
+    _paged_attn_decode_v2_wo_dot_kernel _paged_attn_decode_v2_wo_dot_kernel_per_token_quant
+    chunk_delta_attn_fwd_kernel_intra_token_parallel chunk_dplr_bwd_kernel_intra
+    chunk_gdn2_fwd_kernel_intra_token_parallel chunk_gla_fwd_A_kernel_intra_sub_intra
+    chunk_gla_fwd_A_kernel_intra_sub_intra_merge chunk_gla_fwd_A_kernel_intra_sub_intra_split
+    chunk_kda_fwd_kernel_intra_token_parallel chunk_precond_kda_fwd_kernel_intra_token_parallel
+    chunk_rwkv6_fwd_A_kernel_intra_sub_intra chunk_rwkv6_fwd_A_kernel_intra_sub_intra_merge
+    chunk_rwkv6_fwd_A_kernel_intra_sub_intra_split
     chunk_scaled_dot_kkt_fwd_kernel_intra_sub_intra naive_attn_decoding_kernel
     parallax_decode_one_step_kernel
     """.split()
@@ -195,38 +213,41 @@ NO_PRODUCTS = frozenset(
     _DWf_DW_dfg_kernel _append_fused_shared_experts_kernel _attn_res_bwd_kernel
     _attn_res_bwd_kernel_tiled _attn_res_fwd_kernel _attn_res_fwd_kernel_tiled
     _build_prefill_row_table_kernel _compute_delta_s_kernel _conv_pack_gdn_decode_kernel
-    _csr_to_dense_kernel _downcast_to_mxfp _downcast_to_static_fp8 _dyt_bwd_kernel _dyt_fwd_kernel
-    _fg_kernel _fork_buffer_kernel _fp8_legacy_to_mxfp8_kernel _fused_qkvzba_prefill_kernel_nqk1
-    _fused_qkvzba_prefill_kernel_nqk2 _fused_qkvzba_prefill_kernel_nqk4
-    _fused_qkvzba_prefill_kernel_nqk8 _fwd_kernel_destindex_copy_indexer_ks
-    _fwd_kernel_destindex_copy_kv _fwd_kernel_destindex_copy_kv_flashmla_fp8
-    _fwd_kernel_destindex_copy_kv_fp8 _fwd_kernel_destindex_copy_kv_per_head_fp8
-    _fwd_kernel_destindex_copy_quantize_int4_kv _fwd_kernel_destindex_copy_quantize_kv
-    _fwd_kernel_flash_decode_stage2 _fwd_kernel_flash_diverse_decode_stage3
-    _fwd_kernel_flash_normal_decode_stage2 _fwd_kernel_gen_b_req_mtp_start_loc
-    _gen_mtp_new_input_ids _gen_nsa_ks_ke _gen_same_req_mark _grouped_dbias_kernel _jsd_kernel
+    _csr_to_dense_kernel _downcast_to_mxfp _downcast_to_static_fp8 _dyt_bwd_kernel
+    _dyt_fwd_kernel _fg_kernel _fork_buffer_kernel _fp8_legacy_to_mxfp8_kernel
+    _fused_qkvzba_prefill_kernel_nqk1 _fused_qkvzba_prefill_kernel_nqk2
+    _fused_qkvzba_prefill_kernel_nqk4 _fused_qkvzba_prefill_kernel_nqk8
+    _fwd_kernel_destindex_copy_indexer_ks _fwd_kernel_destindex_copy_kv
+    _fwd_kernel_destindex_copy_kv_flashmla_fp8 _fwd_kernel_destindex_copy_kv_fp8
+    _fwd_kernel_destindex_copy_kv_per_head_fp8 _fwd_kernel_destindex_copy_quantize_int4_kv
+    _fwd_kernel_destindex_copy_quantize_kv _fwd_kernel_flash_decode_stage2
+    _fwd_kernel_flash_diverse_decode_stage3 _fwd_kernel_flash_normal_decode_stage2
+    _fwd_kernel_gen_b_req_mtp_start_loc _gen_mtp_new_input_ids _gen_nsa_ks_ke _gen_same_req_mark
+    _grouped_dbias_kernel _jsd_kernel
     _kernel_gqa_token_decode_attention_flash_decoding_vsm_stage2 _kv_trans_decode_node_kernel
     _kv_trans_for_dp_kernel _kv_trans_kernel _kv_trans_prefill_node_kernel
     _mark_multimodal_obj_need_kernel _mhc_aggregate_fwd _mhc_coeffs_bwd_assemble_kernel_npu
-    _mhc_post_kernel _mhc_post_res_bwd_kernel _mhc_post_res_bwd_kernel_npu _mhc_post_res_fwd_kernel
-    _mhc_post_res_fwd_kernel_npu _mhc_pre_bwd_kernel _mhc_pre_bwd_kernel_npu _mhc_pre_fwd_kernel
-    _mhc_pre_fwd_kernel_npu _mhc_sinkhorn_bwd_kernel _mhc_sinkhorn_bwd_kernel_npu _mla_page_io
-    _moe_gemm_a4w4_decode _moe_gemm_a4w4_prefill _offload_gpu_kv_to_cpu _optional_restore_kernel
-    _per_token_group_quant_mla_deep_gemm_masked_fp8 _prefill_cta_info_kernel _q_smooth_int8_kernel
-    _ragged_trans_kernel _silu_mul_fp8_quant_deep_gemm _sparse_attn_expand_to_dense_kernel
-    _sparse_neighborhood_grad_qkv_fused_kernel _triton_qwen2vl_mrope _upcast_from_mxfp
-    _varctx_cta_info_kernel _varqlen_windows_kernel _vllm_layout_trans_kernel
-    attnres_bwd_kernel_dqdw attnres_bwd_kernel_dqdw_gluon attnres_bwd_kernel_dqdw_npu
-    attnres_bwd_kernel_dv attnres_bwd_kernel_dv_gluon attnres_fwd_kernel attnres_fwd_kernel_gluon
-    bwd_dtrap_ddt_kernel bwd_dtrap_ddt_kernel_varlen bwd_segsum_dadt_kernel
-    bwd_segsum_dadt_kernel_varlen chunk_hgrn_bwd_kernel_h chunk_hgrn_bwd_kernel_o
+    _mhc_post_kernel _mhc_post_res_bwd_kernel _mhc_post_res_bwd_kernel_npu
+    _mhc_post_res_fwd_kernel _mhc_post_res_fwd_kernel_npu _mhc_pre_bwd_kernel
+    _mhc_pre_bwd_kernel_npu _mhc_pre_fwd_kernel _mhc_pre_fwd_kernel_npu _mhc_sinkhorn_bwd_kernel
+    _mhc_sinkhorn_bwd_kernel_npu _mla_page_io _moe_gemm_a4w4_decode _moe_gemm_a4w4_prefill
+    _offload_gpu_kv_to_cpu _optional_restore_kernel
+    _per_token_group_quant_mla_deep_gemm_masked_fp8 _prefill_cta_info_kernel
+    _q_smooth_int8_kernel _ragged_trans_kernel _silu_mul_fp8_quant_deep_gemm
+    _sparse_attn_expand_to_dense_kernel _sparse_neighborhood_grad_qkv_fused_kernel
+    _triton_qwen2vl_mrope _upcast_from_mxfp _varctx_cta_info_kernel _varqlen_windows_kernel
+    _vllm_layout_trans_kernel attnres_bwd_kernel_dqdw attnres_bwd_kernel_dqdw_gluon
+    attnres_bwd_kernel_dqdw_npu attnres_bwd_kernel_dv attnres_bwd_kernel_dv_gluon
+    attnres_fwd_kernel attnres_fwd_kernel_gluon bwd_dtrap_ddt_kernel bwd_dtrap_ddt_kernel_varlen
+    bwd_segsum_dadt_kernel bwd_segsum_dadt_kernel_varlen chunk_bwd_kernel_dh_reduction
+    chunk_fwd_kernel_h_reduction chunk_hgrn_bwd_kernel_h chunk_hgrn_bwd_kernel_o
     chunk_hgrn_fwd_kernel_h chunk_hgrn_fwd_kernel_o compute_dh0_kernel grpo_bwd_kernel
     grpo_fwd_kernel logsigmoid_bwd_kernel logsigmoid_fwd_kernel logsumexp_fwd_kernel
     mamba3_siso_bwd_kernel_ddt_dtrap_dinput_states mamba3_siso_bwd_kernel_dk_state_post
     mamba3_siso_bwd_kernel_dzdo mesa_net_decoding_one_step_kernel moe_align1_kernel
     moe_align2_kernel moe_align_fused_atomic_kernel moe_align_fused_small_token_kernel
-    moe_align_kernel powglu_fwd_kernel powglu_fwdbwd_kernel rwkv_mix_bwd_kenel rwkv_seq_mix_kernel
-    save_intra_chunk_attn
+    moe_align_kernel powglu_fwd_kernel powglu_fwdbwd_kernel rwkv_mix_bwd_kenel
+    rwkv_seq_mix_kernel save_intra_chunk_attn
     """.split()
 )
 """Kernels without a product whose words are those of one, or say nothing."""
