@@ -20,16 +20,17 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from mpdiag.display import notebook
+from mpdiag.display import notebook, plan_card
 from mpdiag.errors import DamagedPlan, NewerSchema, UsageError
 from mpdiag.files.documents import read_document
 from mpdiag.files.recognition import named_instead
-from mpdiag.numerics.formats import FP16, FP32
+from mpdiag.numerics.formats import FP16, FP32, TRAINABLE
 from mpdiag.numerics.loss_scalers import SCALERS, ConstantScale, Scaler
 from mpdiag.tracing.fingerprint import ModelFingerprint
 
 if TYPE_CHECKING:
     import os
+    from collections.abc import Collection
 
 SCHEMA_VERSION = 1
 FILE = "plan.json"
@@ -280,25 +281,25 @@ class PrecisionPlan:
 
     def _repr_html_(self) -> str:
         """The plan in a notebook."""
-        reduction = self.reduction
-        divided = ", divided before" if reduction is not None and reduction.pre_divide else ""
         return notebook.card(
             self.verdict.text or "A plan for mixed precision",
-            notebook.facts(
-                [
-                    ("Format", f"{self.target}, level {self.level}"),
-                    ("Loss scale", _scale_words(self.loss_scale)),
-                    ("", self.loss_scale.reason),
-                    ("Master weights", "FP32" if self.master_weights.needed else "not needed"),
-                    ("", self.master_weights.reason),
-                    ("Gradient reduction", reduction and f"{reduction.dtype}{divided}"),
-                    ("To pad", ", ".join(f"{s.module} {s.size}→{s.padded}" for s in self.shapes)),
-                ]
-            ),
-            _choices_table((*self.fp32_modules, *self.fp32_operations)),
-            notebook.note(f"run {self.run}" if self.run else ""),
+            *self.notebook_parts(),
+            notebook.next_step(self.next_call("plan")),
             mood="warning" if self.loss_scale.needed else "good",
         )
+
+    def notebook_parts(self, said: Collection[str] = ()) -> tuple[str, ...]:
+        """What a notebook shows of it, below the verdict; ``said`` are reasons that stand there."""
+        return plan_card.parts(self, scaled=self.loss_scale.method != NO_SCALE, said=said)
+
+    def next_call(self, name: str) -> str:
+        """The call that trains by it; "" for a format that nothing trains in.
+
+        Args:
+            name: What the plan is called there.
+        """
+        trainable = self.target in {fmt.name for fmt in TRAINABLE}
+        return f"mpdiag.MixedPrecision(model, optimizer, {name})" if trainable else ""
 
     def decisions(self) -> dict[str, Any]:
         """What a training by it depends on, as plain values: no reasons, no evidence, no advice."""
@@ -413,22 +414,6 @@ def _why_unreadable(error: Exception) -> str:
     if isinstance(error, json.JSONDecodeError) and not error.doc.lstrip().startswith("{"):
         return "not a plan (it is not JSON)"
     return f"no readable plan ({str(error).splitlines()[0]})"
-
-
-def _scale_words(scale: LossScalePlan) -> str:
-    if scale.method == NO_SCALE:
-        return f"none ({scale.need})"
-    upper = "no limit" if scale.upper is None else f"{scale.upper:g}"
-    bounds = f"admissible from {scale.lower:g} to {upper}"
-    return f"{scale.init_scale:g}, {scale.method} ({scale.need}; {bounds})"
-
-
-def _choices_table(choices: tuple[Fp32Choice, ...], shown: int = 12) -> str:
-    if not choices:
-        return ""
-    rows = [(c.module or "the model", c.op or "all", c.reason) for c in choices[:shown]]
-    rest = f"and {len(choices) - shown} more" if len(choices) > shown else ""
-    return notebook.table(("in FP32", "operation", "reason"), rows) + notebook.note(rest)
 
 
 def _encode(value: Any) -> Any:

@@ -10,6 +10,7 @@ import numpy as np
 
 from mpdiag.analysis.figures.figure import EMPTY, FigureTable
 from mpdiag.analysis.figures.gradients import update_figures
+from mpdiag.analysis.figures.heat_map import gradients_svg
 from mpdiag.analysis.findings import by_severity
 from mpdiag.analysis.format_advice import advise_layers, summarise_formats
 from mpdiag.analysis.level_advice import advise_levels
@@ -129,8 +130,10 @@ class Analysis:
         )
 
     def _repr_html_(self) -> str:
-        """The verdict, its findings and the plan in a notebook."""
-        return analysis_html(self.run.name, self.target.label, self.findings, self.plan)
+        """The verdict, the gradients, the findings and the plan in a notebook."""
+        fmt, scale = half_of(self.target), self.plan.loss_scale.recommended
+        picture = gradients_svg(self.layers, self.figures, fmt, scale)
+        return analysis_html(self.run.name, self.target.label, self.findings, self.plan, picture)
 
     def to_json(self) -> dict[str, Any]:
         """The document of ``mpdiag analyze --json``."""

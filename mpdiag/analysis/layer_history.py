@@ -163,7 +163,7 @@ def _roles(layer: str, analysis: Analysis) -> Iterator[str]:
         most = ", the most of all layers" if layer == figures.layers()[0] and lost.value else ""
         scaled, kept = figures.find("layer-values-scaled", layer), ""
         if scaled is not None:
-            kept = f"; {scaled.at_scale} {scaled.said} of the values"
+            kept = f"; {scaled.at_scale}, {scaled.said} of the values"
         yield (
             f"{lost.where} {FORMATS[lost.format].label} loses {lost.said} of its gradients' sum "
             f"{lost.at_scale}{most}, and {values.said} of their values{kept}"

@@ -163,12 +163,12 @@ def _failure_findings(run: Run) -> list[Finding]:
     failures = run.meta.get("failures") or []
     if not failures:
         return []
+    times = "" if len(failures) == 1 else f"{len(failures)} times, first "
     return [
         Finding(
             severity="warning",
             code="recording-failed",
-            message=f"recording failed {counted(len(failures), 'time')}, "
-            f"first in {failures[0].get('where')}",
+            message=f"recording failed {times}in {failures[0].get('where')}",
             evidence={"failures": failures},
             fix="the recording is incomplete: see the evidence, and record again",
         )

@@ -11,7 +11,7 @@ import typer
 def dashboard(
     folder: Annotated[
         Path | None,
-        typer.Argument(metavar="[RUNS]", help="A folder of runs; default: the sample runs."),
+        typer.Argument(metavar="RUNS", help="A folder of runs; default: the sample runs."),
     ] = None,
     port: Annotated[int, typer.Option(min=1, max=65535, help="The port it listens on.")] = 8501,
     browser: Annotated[bool, typer.Option(help="Open it in a browser.")] = True,

@@ -12,7 +12,7 @@ from mpdiag.commands.shared.examples import WORKLOADS
 from mpdiag.commands.shared.options import JsonOption, given_words, refuse_file
 from mpdiag.errors import UsageError
 
-_OF_ALL = ("only", "seeds", "done", "markdown", "as_json")
+_OF_ALL = ("only", "seeds", "done", "markdown", "as_json", "verbose")
 _OF_ONE = ("workload", "seed", "no_masters", "record_only")
 """Parameters that mean something with ``--all`` alone, and without it alone."""
 
@@ -71,6 +71,9 @@ def demo(
     device: Annotated[str, typer.Option(help="Where to train: cpu, cuda, cuda:1 …")] = "cpu",
     as_json: JsonOption = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="With --all: as Markdown.")] = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="With --all: every column, and why.")
+    ] = False,
 ) -> None:
     """Try it: record in FP32, analyze, train by the plan, compare. Takes a few minutes."""
     _refuse_strangers(context, everything)
@@ -95,7 +98,7 @@ def demo(
             again += ["--only", name]
         for option, value in (("--steps", steps), ("--size", size), ("--device", device)):
             again += [] if value is None else [option, value]
-        show_table(rows, folder, again, as_json=as_json, markdown=markdown)
+        show_table(rows, folder, again, as_json=as_json, markdown=markdown, verbose=verbose)
         return
     from mpdiag.demo.workflow import run_demo
 

@@ -2,10 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
+import typer
+
 from mpdiag.commands.shared.options import JsonOption
 
 
-def doctor(as_json: JsonOption = False) -> None:
+def doctor(
+    as_json: JsonOption = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="Every package and setting, and why.")
+    ] = False,
+) -> None:
     """Say what is installed here, which devices, what is missing."""
     from mpdiag.reports import next_commands, terminal
     from mpdiag.reports.machine import examine
@@ -15,5 +24,5 @@ def doctor(as_json: JsonOption = False) -> None:
     if as_json:
         terminal.show_json(environment.to_json())
     else:
-        terminal.show(environment_text(environment))
+        terminal.show(environment_text(environment, verbose=verbose))
         terminal.name_next(*next_commands.try_it())

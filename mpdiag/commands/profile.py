@@ -27,14 +27,14 @@ def profile(
     trace: Annotated[
         Path | None,
         typer.Argument(
-            metavar="[TRACE]",
+            metavar="TRACE",
             help="Of torch.profiler, JAX, nsys, ncu, nvprof, rocprofv3 or rocprof; - for stdin; a "
             "folder with one for each rank.",
         ),
     ] = None,
     arguments: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[ARGS]...", help="More ranks' traces, or of the script after --."),
+        typer.Argument(metavar="ARGS", help="More ranks' traces, or of the script after --."),
     ] = None,
     steps: Annotated[int, typer.Option(min=1, help="Steps of a script to measure.")] = 3,
     warmup: Annotated[int, typer.Option(min=0, help="Steps to skip first.")] = 5,

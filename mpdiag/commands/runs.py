@@ -16,6 +16,9 @@ def runs(
         Path, typer.Argument(metavar="FOLDER", parser=place, help="The folder that holds the runs.")
     ] = Path("runs"),
     as_json: JsonOption = False,
+    verbose: Annotated[
+        bool, typer.Option("--verbose", "-v", help="All runs, though a terminal is too small.")
+    ] = False,
 ) -> None:
     """List the runs in a folder, newest first."""
     from mpdiag.reports import next_commands, terminal
@@ -26,7 +29,8 @@ def runs(
     if as_json:
         terminal.show_json(runs_json(found))
     elif found:
-        terminal.show(runs_table(found))
+        lines = None if verbose else terminal.height()
+        terminal.show(runs_table(found, lines))
         terminal.name_next(*next_commands.after_listing(found))
     else:
         terminal.show(f"no runs in {folder}")

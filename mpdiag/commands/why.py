@@ -24,7 +24,7 @@ def why(
         ),
     ],
     layer: Annotated[
-        str | None, typer.Argument(metavar="[LAYER]", help="A module or parameter of the run.")
+        str | None, typer.Argument(metavar="LAYER", help="A module or parameter of the run.")
     ] = None,
     model: Annotated[
         str | None,

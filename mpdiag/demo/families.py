@@ -321,6 +321,7 @@ def show_table(
     *,
     as_json: bool = False,
     markdown: bool = False,
+    verbose: bool = False,
 ) -> None:
     """Print the table to stdout and name the next command; ``again`` trains what is missing."""
     if as_json:
@@ -328,6 +329,6 @@ def show_table(
     elif markdown:
         print(family_table.families_markdown(rows))
     else:
-        terminal.show(family_table.families_text(rows))
+        terminal.show(family_table.families_text(rows, verbose=verbose))
     first = rows[0].workload if rows else None
     terminal.name_next(*next_commands.after_table(folder, first, tuple(again)))

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich.console import Group
-from rich.table import Table
 from rich.text import Text
 
 from mpdiag.analysis.comparison.equivalence import judge_equivalence
@@ -22,6 +21,7 @@ from mpdiag.analysis.layers import merge_layers, share
 from mpdiag.analysis.scaling.necessity import needs_scale, values_lost
 from mpdiag.files.documents import finite
 from mpdiag.numerics.formats import FP16
+from mpdiag.reports.text.tables import Fitted
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -260,6 +260,9 @@ def spread_text(result: WayResult) -> str:
     return f"{mean:.4g} ± {statistics.stdev(values):.2g}" if len(values) > 1 else f"{mean:.4g}"
 
 
+_SIGNS = {"equivalent": "=", "different": "≠", "inconclusive": "?"}
+
+
 def way_text(row: Family, way: str) -> str:
     """One way's metric and verdict."""
     result = row.sides.get(way)
@@ -267,8 +270,8 @@ def way_text(row: Family, way: str) -> str:
         return "–"
     if not result.values:
         return "did not run"
-    sign = {"equivalent": " =", "different": " ≠", "inconclusive": " ?"}.get(result.verdict, "")
-    return spread_text(result) + sign
+    sign = _SIGNS.get(result.verdict, "")
+    return f"{spread_text(result)} {sign}".rstrip()
 
 
 def scale_text(row: Family) -> str:
@@ -323,26 +326,54 @@ HEADINGS = (
 )
 
 
-def families_text(rows: Sequence[Family]) -> RenderableType:
-    """The table on the screen, and a sentence for each row."""
-    table = Table(title="Every family, every way to train", title_justify="left")
-    for heading in HEADINGS:
-        table.add_column(heading)
+BRIEF = ("workload", "metric", "FP32", "FP16, no scale", "FP16 by plan", "BF16", "scale")
+
+
+def _brief_cells(row: Family) -> list[str]:
+    """What decides: the mean of each way with its verdict, and the scale."""
+    arrow = "↑" if row.higher_is_better else "↓"
+    ways = [_brief(row, way) for way in ("fp32", "fp16-no-scale", "fp16-plan", "bf16")]
+    scale = "none" if row.method == "none" else _power(row.recommended)
+    return [row.workload, f"{row.metric} {arrow}", *ways, scale]
+
+
+def _brief(row: Family, way: str) -> str:
+    """As ``way_text``, without the spread."""
+    mean, spread, rest = way_text(row, way).partition(" ± ")
+    return f"{mean} {rest[-1]}" if spread and rest[-1] in _SIGNS.values() else mean
+
+
+def families_text(rows: Sequence[Family], *, verbose: bool = False) -> RenderableType:
+    """The table on the screen.
+
+    Args:
+        rows: A workload each.
+        verbose: With every column, and a sentence for each row.
+    """
+    title = "Every family, every way to train"
+    table = Fitted(BRIEF, title, right=frozenset(BRIEF[2:]), spare=("BF16",), lead=2, boxed=False)
+    if verbose:
+        table = Fitted(HEADINGS, title, sentences=frozenset({"in FP32"}), lead=2)
     for row in rows:
-        table.add_row(*(Text(c) for c in _cells(row)))
-    notes = [Text(f"{row.workload}: {explain(row)}") for row in rows]
+        table.add_row(*(_cells(row) if verbose else _brief_cells(row)))
     stops = [
         Text(f"{row.workload}, {WAYS[way]}: {result.stopped}", style="yellow")
         for row in rows
         for way, result in row.sides.items()
         if result.stopped
     ]
+    if not verbose:
+        more = "With -v: spread over seeds, margins, intervals, skipped steps, what is lost, why"
+        return Group(table, Text(f"{ARROWS}; {SIGNS}"), *stops, Text(more, style="dim"))
+    notes = [Text(f"{row.workload}: {explain(row)}") for row in rows]
     return Group(table, Text(LEGEND), *stops, Text(""), *notes)
 
 
+ARROWS = "↑ more is better, ↓ less is better"
+SIGNS = "= equivalent to FP32 within the margin, ≠ different, ? undecided with so few seeds"
 LEGEND = (
-    "= equivalent to FP32 within the margin, ≠ different, ? undecided with so few seeds; lost: share "
-    "of activation gradients that FP16 makes 0, predicted from FP32 / observed in FP16"
+    f"{SIGNS}; lost: share of activation gradients that FP16 makes 0, predicted from FP32 / observed "
+    "in FP16"
 )
 
 

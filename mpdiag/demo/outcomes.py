@@ -100,7 +100,7 @@ def judge(
         "unknown": "The recording could not say whether one is needed",
     }[scale.need]
     right = hurt == (scale.need == "needed")
-    second = f"{said}{'' if right else ', which this training does not bear out'}."
+    second = f"{said}{'' if right else ', which this training does not confirm'}."
     third = "One seed is no proof: train several, then mpdiag compare."
     return f"{first} {second} {third}", "bold green" if kept and right else "bold yellow"
 

@@ -37,6 +37,21 @@ def facts(rows: Iterable[tuple[str, object]]) -> Markup:
     return _macro("facts", [row for row in rows if row[1] not in (None, "")])
 
 
+def figure(svg: str, words: str = "") -> Markup | str:
+    """A picture of ``display.svg``, and how to read it; "" for no picture."""
+    if not svg:
+        return ""
+    from markupsafe import Markup
+
+    drawn = Markup(svg)  # noqa: S704 - made of numbers and escaped names
+    return _macro("figure", drawn, words)
+
+
+def next_step(code: str, words: str = "") -> Markup | str:
+    """What to do next: code to copy, or a sentence; "" for neither."""
+    return _macro("next_step", code, words) if code or words else ""
+
+
 def table(head: Sequence[str], rows: Iterable[Sequence[object]]) -> Markup:
     """A table; numbers as they are given."""
     return _macro("table", head, list(rows))

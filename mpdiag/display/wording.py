@@ -60,17 +60,24 @@ def percent(fraction: float) -> str:
         return "–"
     if fraction == 0:
         return "0 %"
+    if abs(fraction - 1) < 1e-9:
+        return "100 %"
+    if 0.99995 <= fraction < 1:  # nearly all is not all
+        return "> 99.99 %"
     return f"{100 * fraction:.2f} %" if fraction >= 1e-4 else "< 0.01 %"
 
 
 def scale_text(scale: float | None) -> str:
-    """A loss scale with all its digits, as a power of two where these are many; None is no limit."""
+    """A loss scale with all its digits, as a power of two where these are many; None is no limit.
+
+    Thousands are apart from 10,000 on.
+    """
     if scale is None:
         return "no limit"
     mantissa, exponent = math.frexp(scale)
-    if mantissa == 0.5 and not -12 <= exponent - 1 <= 24:
+    if mantissa == 0.5 and not -12 <= exponent - 1 < 20:
         return f"2^{exponent - 1}"
-    return f"{scale:.9g}"
+    return f"{scale:,.12g}" if scale >= 10_000 else f"{scale:.9g}"
 
 
 def power(exponent: int) -> str:

@@ -69,7 +69,10 @@ def named_instead(path: AnyPath, wanted: str) -> str | None:
     if kind is None or kind.name == wanted:
         return None
     run = _run_around(path) if wanted == "run" and not is_remote(path) else None
-    use = kind.use if run is None else f"give the run's folder, {run}"
+    use = kind.use
+    if run is not None:  # a trace is of use where it lies, other files only in their run
+        other = f"{use}, or " if kind.name == "trace" else ""
+        use = f"{other}give the run's folder, {run}"
     return f"{path} is {kind.words}, not a {wanted}: {use}"
 
 

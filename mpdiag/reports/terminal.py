@@ -60,6 +60,12 @@ def show(*renderables: RenderableType) -> None:
         console.print(renderable)
 
 
+def height() -> int | None:
+    """Lines of the terminal that stdout is; None where it is a file or a pipe."""
+    console = Terminal()
+    return console.size.height if console.is_terminal else None
+
+
 def show_json(document: Mapping[str, Any]) -> None:
     """Print one JSON document to stdout."""
     json.dump(document, sys.stdout, indent=2, allow_nan=False)

@@ -24,8 +24,8 @@ from difflib import get_close_matches
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, overload
 
-from mpdiag.display import notebook
-from mpdiag.errors import DamagedRun, NewerSchema, RunNotFound
+from mpdiag.display import notebook, svg
+from mpdiag.errors import DamagedRun, MpdiagError, NewerSchema, RunNotFound
 from mpdiag.files.documents import read_document
 from mpdiag.files.parquet import refuse_bomb
 from mpdiag.files.paths import is_remote, place
@@ -49,6 +49,8 @@ if TYPE_CHECKING:
 
 SCHEMA_VERSION = 2
 META = "meta.json"
+MOST_DRAWN = 2 << 20
+"""Bytes of a log above which a notebook draws no curve: a picture may not keep anybody waiting."""
 _PART = re.compile(r"rank(\d{5})-(\d{6})\.parquet")
 
 
@@ -96,7 +98,7 @@ class Run:
         return f"<Run {str(self.folder)!r}, {self.meta.get('state')}>"
 
     def _repr_html_(self) -> str:
-        """The run in a notebook: what ``meta.json`` says."""
+        """The run in a notebook: its loss, what ``meta.json`` says, the next step."""
         meta = self.meta
         model = meta.get("model")
         kind = model.get("type") if isinstance(model, dict) else None
@@ -114,9 +116,34 @@ class Run:
         ]
         trouble = meta.get("state") == "failed" or bool(meta.get("failures"))
         mood = "warning" if trouble else "good"
+        call = f"mpdiag.analyze({str(self.folder)!r})" if self.parts() else ""
         return notebook.card(
-            self.name, notebook.facts(rows), notebook.note(str(self.folder)), mood=mood
+            self.name,
+            self._loss_figure(),
+            notebook.facts(rows),
+            notebook.note(str(self.folder)),
+            notebook.next_step(call),
+            mood=mood,
         )
+
+    def _loss_figure(self) -> str:
+        """The loss over the steps of its log; "" without one, or where it cannot be read."""
+        from mpdiag.runs.training_log import FILE, read_log
+
+        path = self.folder / FILE
+        try:
+            if is_remote(self.folder) or not path.is_file() or path.stat().st_size > MOST_DRAWN:
+                return ""
+            losses = [s.loss for s in read_log(self.folder).steps if s.loss is not None]
+        except (MpdiagError, OSError):
+            return ""
+        if len(losses) < 2:
+            return ""
+        every = -(-len(losses) // 400)
+        words = (
+            f"Loss: {losses[0]:.4g} at first, {losses[-1]:.4g} at the last of {len(losses):,} steps"
+        )
+        return notebook.figure(svg.curve(losses[::every], words), words)
 
     @property
     def script_words(self) -> tuple[str, ...]:

@@ -375,6 +375,14 @@ def test_the_report_draws_itself_from_a_file(page, runs, tmp_path):
         path = write_report(runs / name, tmp_path / f"{name}.html")
         page.goto(path.as_uri())
         page.locator(".js-plotly-plot .main-svg").first.wait_for()
-        drawn = page.locator(".figure.js-plotly-plot").count()
-        assert drawn == page.locator(".figure").count() >= 6
+        unfold = (
+            "document.querySelectorAll('details.fold').forEach((part) => { part.open = true; })"
+        )
+        page.evaluate(unfold)  # a figure is drawn once it can be seen
+        page.wait_for_function(
+            "[...document.querySelectorAll('.figure')]"
+            ".every((figure) => figure.offsetParent === null || figure.data)"
+        )
+        seen = page.locator(".figure").count() - page.locator(".pane[hidden] .figure").count()
+        assert page.locator(".figure.js-plotly-plot").count() == seen >= 6
         assert page.evaluate("window.hacked") is None

@@ -18,7 +18,11 @@ from mpdiag.errors import ExitCode
             "constant scaler has no --growth-i",
         ),
         (("--scaler", "constant", "--init-scale", "8"), 0, ""),
-        (("--init-scale", "1e9"), 2, "must lie between min_scale 1 and max_scale"),
+        (
+            ("--init-scale", "1e9"),
+            2,
+            "init_scale 1,000,000,000 must lie between 1 (min_scale) and 16,777,216 (max_scale)",
+        ),
         (("--init-scale", "1e9", "--max-scale", "1e10"), 0, ""),
     ],
 )

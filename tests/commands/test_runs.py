@@ -9,6 +9,8 @@ from typer.testing import CliRunner
 
 from mpdiag.cli import app
 from mpdiag.errors import ExitCode
+from mpdiag.reports import terminal
+from mpdiag.reports.text.runs import AROUND
 
 
 def run(*words):
@@ -63,3 +65,12 @@ def test_no_runs_is_no_error(tmp_path):
     result = run("runs", tmp_path)
     assert result.exit_code == ExitCode.OK
     assert result.stderr == "next: mpdiag demo\n"
+
+
+def test_a_terminal_shows_the_newest_that_fit(folder, monkeypatch):
+    monkeypatch.setattr(terminal, "height", lambda: AROUND + 1)
+    shown = run("runs", folder).stdout
+    assert "[red]new" in shown
+    assert "old " not in shown
+    assert "and 3 older, shown with -v" in shown
+    assert "older" not in run("runs", folder, "-v").stdout

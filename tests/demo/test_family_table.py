@@ -7,6 +7,7 @@ import math
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from mpdiag.analysis.analyzer import analyze
 from mpdiag.demo import family_table
@@ -86,6 +87,31 @@ def test_markdown_has_a_cell_for_every_heading():
     widths = {line.count("|") for line in lines if line.startswith("|")}
     assert widths == {len(family_table.HEADINGS) + 1}
     assert lines[2].startswith("| ssd | mAP@0.5 | 0.91 ± 0.01 |")
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_what_decides_stands_on_one_line_a_workload(width):
+    names = ("ssd", "language_model")
+    made = [
+        row(workload=name, metric="bits per character", higher_is_better=False) for name in names
+    ]
+    console = Console(width=width, color_system=None)
+    with console.capture() as capture:
+        console.print(family_table.families_text(made))
+    lines = capture.get().splitlines()
+    assert max(map(len, lines)) <= width
+    for name in names:
+        (line,) = (line for line in lines if line.lstrip().startswith(name))
+        for words in ("bits per character ↓", "0.91", "0.15 ≠", "0.9107 =", "128"):
+            assert words in line
+    text = " ".join(capture.get().split())
+    assert "not finite ≠" in text or width == 80
+    assert "A scale is needed" not in text
+    with console.capture() as capture:
+        console.print(family_table.families_text(made, verbose=True))
+    whole = " ".join(capture.get().split())
+    for words in (*family_table.HEADINGS[2:], "0.15 ± 0.05 ≠", "A scale is needed"):
+        assert words in whole
 
 
 def test_the_json_is_plain_and_explains(capsys):

@@ -24,7 +24,17 @@ def test_counted(asked, words):
 
 @pytest.mark.parametrize(
     ("share", "words"),
-    [(0.0, "0 %"), (1e-5, "< 0.01 %"), (0.1234, "12.34 %"), (1.0, "100.00 %"), (float("nan"), "–")],
+    [
+        (0.0, "0 %"),
+        (1e-5, "< 0.01 %"),
+        (0.1234, "12.34 %"),
+        (float("nan"), "–"),
+        (0.9999, "99.99 %"),
+        (0.99999, "> 99.99 %"),
+        (1.0, "100 %"),
+        (1 - 1e-12, "100 %"),
+        (1.5, "150.00 %"),
+    ],
 )
 def test_shares(share, words):
     assert percent(share) == words

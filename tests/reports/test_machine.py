@@ -18,8 +18,20 @@ from mpdiag.reports.text.doctor import environment_text
 def as_text(environment):
     console = Console(width=120)
     with console.capture() as capture:
-        console.print(environment_text(environment))
+        console.print(environment_text(environment, verbose=True))
     return capture.get()
+
+
+def test_one_screen_says_what_this_machine_can_do():
+    found = machine.examine()
+    console = Console(width=80)
+    with console.capture() as capture:
+        console.print(environment_text(found))
+    lines = capture.get().splitlines()
+    assert len(lines) <= 22 + len(found.devices) + len(found.gpus) + len(found.problems)
+    for ability in found.abilities:
+        assert any(ability.format.upper() in line and ability.how in line for line in lines)
+    assert "With -v" in lines[-1]
 
 
 def test_this_machine():

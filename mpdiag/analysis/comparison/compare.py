@@ -19,7 +19,7 @@ from mpdiag.analysis.comparison.margins import Margin, default_margin, given_mar
 from mpdiag.analysis.comparison.models import ModelRelation, relate_models
 from mpdiag.analysis.comparison.parts import Curve, LayerShift, MetricComparison
 from mpdiag.analysis.comparison.rates import RateComparison, compare_rates
-from mpdiag.analysis.notebook import comparison_html
+from mpdiag.analysis.notebook import ComparedMetric, comparison_html
 from mpdiag.errors import UsageError
 from mpdiag.files.documents import finite
 
@@ -78,7 +78,17 @@ class Comparison:
     def _repr_html_(self) -> str:
         """The verdict and the metrics in a notebook."""
         rows = [
-            (m.metric, mean_of_finite(m.a), mean_of_finite(m.b), m.result.verdict)
+            ComparedMetric(
+                m.metric,
+                mean_of_finite(m.a),
+                mean_of_finite(m.b),
+                m.result.low,
+                m.result.difference,
+                m.result.high,
+                m.result.margin,
+                m.result.verdict,
+                m.result.seeds_to_decide,
+            )
             for m in self.metrics
         ]
         names = (self.a.name, self.b.name)

@@ -297,5 +297,5 @@ def describe_necessity(necessity: Necessity, figures: FigureTable, target: Float
         return f"without a scale {target.label} loses nothing of any gradient {found.window.when}"
     return (
         f"without a scale {target.label} loses {lost} of the gradient's sum in {where}, the most of "
-        "all layers, which does not matter"
+        "all layers: too little to matter"
     )

@@ -25,7 +25,7 @@ from mpdiag.analysis.shapes.rules import (
 )
 from mpdiag.analysis.shapes.solution import Solved, Wanted, misaligned, solve_sizes
 from mpdiag.analysis.shapes.tensors import COMPUTED, DATA, MADE
-from mpdiag.display.wording import counted
+from mpdiag.display.wording import counted, percent
 from mpdiag.hardware.alignment import (
     BYTES,
     alignment,
@@ -95,7 +95,7 @@ def _findings(solved: Solved, works: Sequence[ModuleWork]) -> list[Finding]:
             Finding(
                 severity="info",
                 code="channels-last",
-                message=f"{_percent(share)} of the matrix work is convolutions; Tensor Cores compute "
+                message=f"{percent(share)} of the matrix work is convolutions; Tensor Cores compute "
                 "them in channels_last, and any other layout is converted back and forth",
                 evidence={"share_of_flops": share, "modules": [w.module for w in images]},
                 fix="use model.to(memory_format=torch.channels_last), and the same for the images",
@@ -113,7 +113,7 @@ def _findings(solved: Solved, works: Sequence[ModuleWork]) -> list[Finding]:
             Finding(
                 severity="info",
                 code="shapes-to-pad",
-                message=f"{counted(len(touched), 'layer')} ({_percent(share)} of the matrix work) "
+                message=f"{counted(len(touched), 'layer')} ({percent(share)} of the matrix work) "
                 f"{'has' if len(touched) == 1 else 'have'} sizes that Tensor Cores cannot read at "
                 "full width",
                 evidence={
@@ -413,10 +413,6 @@ def _why(dimension: str, old: int, new: int, wanted: Wanted) -> str:
 def _price(growth: float, before: int, after: int) -> str:
     words = f"padding adds {growth:.2%} and allows loads of {after} values instead of {before}"
     return words.replace("%", " %")
-
-
-def _percent(fraction: float) -> str:
-    return f"{fraction:.2%}".replace("%", " %")
 
 
 def _batch(

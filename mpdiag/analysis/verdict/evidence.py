@@ -104,7 +104,7 @@ def not_examined_in(
         )
         yield f"a training by this plan{another}"
         yield (
-            f"what rounding inside {target.label}'s range adds up to: a recording does not foretell it, "
+            f"what rounding inside {target.label}'s range adds up to: a recording cannot predict it, "
             "a training by this plan shows it"
         )
     if not (run.meta.get("operations") or {}).get("steps"):

@@ -19,7 +19,7 @@ def explain(
     finding: Annotated[
         str | None,
         typer.Argument(
-            metavar="[FINDING]",
+            metavar="FINDING",
             autocompletion=lambda: list(codes()),
             help="The code in brackets below a finding; without one, all of them.",
         ),

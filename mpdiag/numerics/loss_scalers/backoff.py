@@ -84,8 +84,8 @@ class Backoff(Scaler):
             raise UsageError(message)
         if not self.min_scale <= self.init_scale <= self.max_scale:
             message = (
-                f"init_scale {self.init_scale:g} must lie between min_scale {self.min_scale:g} and "
-                f"max_scale {self.max_scale:g}"
+                f"init_scale {self.init_scale:,.12g} must lie between {self.min_scale:,.12g} "
+                f"(min_scale) and {self.max_scale:,.12g} (max_scale)"
             )
             raise UsageError(message)
 

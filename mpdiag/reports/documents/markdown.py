@@ -1,21 +1,29 @@
-"""The report of a run as Markdown, for a pull request or a wiki: the same numbers, no figures.
+"""The report of a run as Markdown, for a pull request or a wiki: the same numbers, and one picture.
 
-Every name that comes from a run is escaped, so that none can end a table's cell.
+Every name that comes from a run is escaped, so that none can end a table's cell or become a link;
+nothing else is, so that the file reads well as text, too.
 """
 
 from __future__ import annotations
 
+import html
+import re
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
-from mpdiag.display.wording import in_markdown, layer_name, percent, sentence
-from mpdiag.numerics.formats import FORMATS
+from rich.console import Console
+
+from mpdiag.analysis.figures.heat_map import gradients_svg
+from mpdiag.display.wording import counted, layer_name, percent, sentence
+from mpdiag.numerics.formats import FORMATS, half_of
+from mpdiag.reports.documents.page import frame_table
+from mpdiag.reports.documents.run_report import next_command, reasons
+from mpdiag.reports.text.analysis import gradients_picture
 from mpdiag.reports.views.operations import operations_frame
 from mpdiag.reports.views.verdict import facts, formats_frame, formats_note, grounds, levels_frame
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
-
-    import pandas as pd
 
     from mpdiag.analysis.analyzer import Analysis
     from mpdiag.analysis.figures.figure import Key
@@ -23,87 +31,171 @@ if TYPE_CHECKING:
 
 TOP = 8
 """Layers and shapes shown; the plan has them all."""
+COLUMNS = 88
+"""Width of the histogram that is drawn with characters."""
+WHITE = "#ffffff"
+"""Behind a picture in a file: GitHub shows it on light and dark pages alike."""
+_ALWAYS = re.compile(r"[\\`*\[\]|~$]|<(?=[A-Za-z/!?])")
+_SOMETIMES = re.compile(
+    r"""(?<![^\W_])_|_(?![^\W_])      # an underscore, but not one inside of a word
+      | &(?=\#?\w+;)                  # what would be an entity
+      | :(?=//|\w+:)                  # what would be an address or an emoji
+      | (?<=www)\.                    # an address again
+      | @(?=\w)                       # what would call somebody
+      | \#(?=\d)                      # what would be an issue
+    """,
+    re.VERBOSE,
+)
+_AT_THE_START = re.compile(r"(\s*\d+)([.)])(?=\s|$)|(\s*)([#>+=-])")
 
 
-def run_markdown(analysis: Analysis) -> str:
-    """The whole document."""
-    return "\n\n".join(_parts(analysis)) + "\n"
+def escaped(text: str) -> str:
+    """Text of any origin with all that GitHub's Markdown would interpret escaped, and no more."""
+    plain = " ".join(text.splitlines())
+    marks = {m.start() for pattern in (_ALWAYS, _SOMETIMES) for m in pattern.finditer(plain)}
+    first = _AT_THE_START.match(plain)
+    if first is not None:
+        marks.add(first.end() - 1)
+    return "".join(f"\\{c}" if i in marks else c for i, c in enumerate(plain))
 
 
-def _parts(analysis: Analysis) -> Iterator[str]:
-    plan = analysis.plan
-    yield f"## {in_markdown(analysis.verdict.text)}"
-    for title, clauses in grounds(analysis.verdict):
-        yield f"**{title}.** {in_markdown(sentence(clauses))}"
-    yield _rows(("", "", ""), [(f.label, f.value, f.note) for f in facts(analysis)])
-    yield f"**Loss scale.** {in_markdown(sentence(plan.loss_scale.reason))}"
-    yield f"**Master weights.** {in_markdown(sentence(plan.master_weights.reason))}"
-    if analysis.findings:
-        yield "### Findings"
-        yield "\n".join(
-            f"- **{f.severity}** {in_markdown(f.message)} → {in_markdown(f.fix)} (`{f.code}`)"
-            for f in analysis.findings
-        )
-    yield from _layers(analysis)
-    operations = operations_frame(analysis)
-    if len(operations):
-        yield "### Stays in FP32"
-        yield _table(operations[["module", "operation", "why"]])
-    if plan.shapes:
-        yield "### Shapes to pad for Tensor Cores"
-        shapes = [
-            (s.module or "(the model)", s.dimension, f"{s.size} → {s.padded}", s.reason)
-            for s in plan.shapes[:TOP]
-        ]
-        yield _rows(("module", "dimension", "size", "why"), shapes)
-    yield "### Levels, in the order to try them"
-    yield _table(levels_frame(plan))
-    yield "### Values lost, by format"
-    yield in_markdown(formats_note(analysis))
-    frame = formats_frame(analysis.formats)
-    yield _table(frame.map(percent).reset_index())
-    meta = analysis.run.meta
-    versions = meta.get("versions") or {}
-    yield in_markdown(
-        f"{analysis.run.name}: {meta.get('steps_recorded', 0)} of {meta.get('steps_seen', 0)} steps "
-        f"recorded, {meta.get('state', 'unknown')}; mpdiag {meta.get('mpdiag', '?')}, "
-        f"torch {versions.get('torch', '?')}; `mpdiag analyze`."
+def code(text: str) -> str:
+    """Text of any origin as code, whatever marks it holds."""
+    plain = " ".join(text.splitlines()).replace("|", "\\|")
+    longest = max((len(run) for run in re.findall("`+", plain)), default=0)
+    mark = "`" * (longest + 1)
+    space = " " if plain.startswith("`") or plain.endswith("`") else ""
+    return f"{mark}{space}{plain}{space}{mark}"
+
+
+def image(words: str, file: str) -> str:
+    """A picture that lies beside the document."""
+    return f"![{escaped(words)}]({quote(file)})"
+
+
+def folded(words: str, content: str) -> str:
+    """What opens on a click; ``words`` is text."""
+    return f"<details><summary>{html.escape(words)}</summary>\n\n{content}\n\n</details>"
+
+
+def findings_list(found: Sequence[tuple[str, str, str, str]]) -> str:
+    """Findings, each its severity, message, fix and code."""
+    return "\n".join(
+        f"- **{severity}** {escaped(message)} → {escaped(fix)} ({code(name)})"
+        for severity, message, fix, name in found
     )
 
 
+def run_picture(analysis: Analysis) -> str:
+    """The heat map of a run's gradients as SVG; "" where there are none."""
+    scale = analysis.plan.loss_scale.recommended
+    fmt = half_of(analysis.target)
+    return gradients_svg(analysis.layers, analysis.figures, fmt, scale, ground=WHITE)
+
+
+def run_markdown(analysis: Analysis, picture: str = "") -> str:
+    """The whole document.
+
+    Args:
+        analysis: Of the run.
+        picture: The file of its picture, beside the document; "" for none.
+    """
+    return "\n\n".join(_parts(analysis, picture)) + "\n"
+
+
+def _parts(analysis: Analysis, picture: str) -> Iterator[str]:
+    yield f"## {escaped(analysis.run.name)}"
+    yield f"**{escaped(analysis.verdict.text)}**"
+    if command := next_command(analysis):
+        yield f"Next: {code(command)}"
+    if picture:
+        words = "Gradients by layer and power of two, without and with the loss scale"
+        yield image(words, picture)
+    shown = facts(analysis)
+    yield rows([f.label for f in shown], [[f.value for f in shown], [f.note for f in shown]])
+    for title, clauses in grounds(analysis.verdict):
+        yield f"**{title}.** {escaped(sentence(clauses))}"
+    if analysis.findings:
+        yield "### Findings"
+        yield findings_list([(f.severity, f.message, f.fix, f.code) for f in analysis.findings])
+    for title, words in reasons(analysis):
+        yield f"**{title}.** {escaped(words)}"
+    yield from _layers(analysis)
+    yield from _histogram(analysis)
+    yield from _folded_tables(analysis)
+    meta = analysis.run.meta
+    versions = meta.get("versions") or {}
+    yield escaped(
+        f"{analysis.run.name}: {meta.get('steps_recorded', 0)} of {meta.get('steps_seen', 0)} steps "
+        f"recorded, {meta.get('state', 'unknown')}; mpdiag {meta.get('mpdiag', '?')}, "
+        f"torch {versions.get('torch', '?')}."
+    )
+
+
+def _folded_tables(analysis: Analysis) -> Iterator[str]:
+    """What few need: a table each, closed."""
+    plan = analysis.plan
+    operations = frame_table(operations_frame(analysis))
+    if operations.rows:
+        kept = [operations.columns.index(name) for name in ("module", "operation", "why")]
+        cells = [[row[i] for i in kept] for row in operations.rows]
+        title = f"Stays in FP32: {counted(len(cells), 'module')}"
+        yield folded(title, rows(("module", "operation", "why"), cells))
+    if plan.shapes:
+        shapes = [
+            (layer_name(s.module), s.dimension, f"{s.size} → {s.padded}", s.reason)
+            for s in plan.shapes[:TOP]
+        ]
+        title = f"Shapes to pad for Tensor Cores: {len(shapes)} of {len(plan.shapes)}"
+        yield folded(title, rows(("module", "dimension", "size", "why"), shapes))
+    if plan.levels:
+        yield folded(
+            "Levels, in the order to try them", page_table(frame_table(levels_frame(plan)))
+        )
+    formats = formats_frame(analysis.formats).map(percent).reset_index()
+    note = escaped(formats_note(analysis))
+    yield folded("Values lost, by format", f"{note}\n\n{page_table(frame_table(formats))}")
+
+
 def _layers(analysis: Analysis) -> Iterator[str]:
-    """The layers that lose most, by the figures that the verdict is made of."""
+    """The layers with the most underflow, by the figures that the verdict is made of."""
     figures = analysis.figures
     first, scaled = figures.find("layer-sum"), figures.find("layer-values-scaled")
     if first is None:
         return
     label = FORMATS[first.format].label
-    yield f"### Layers that lose most in {label} {first.at_scale}, {in_markdown(first.where)}"
+    yield f"### Layers with the most underflow in {label} {first.at_scale}, {escaped(first.where)}"
     keys: list[Key] = ["layer-sum", "layer-values"]
     head = ["layer", "Σ|g| lost", "values lost"]
     if scaled is not None:
         keys.append("layer-values-scaled")
         head.append(f"values lost {scaled.at_scale}")
-    rows = [
+    found = [
         (layer_name(layer), *(figures.said(key, layer) for key in keys))
         for layer in figures.layers()[:TOP]
     ]
-    yield _rows(head, rows)
+    yield rows(head, found)
 
 
-def _table(frame: pd.DataFrame) -> str:
-    body = [
-        tuple("" if v is None else str(v) for v in row) for row in frame.itertuples(index=False)
-    ]
-    return _rows(tuple(map(str, frame.columns)), body)
+def _histogram(analysis: Analysis) -> Iterator[str]:
+    """All gradients as the terminal draws them: a picture where no file can lie beside the text."""
+    drawn = gradients_picture(analysis)
+    if not drawn:
+        return
+    console = Console(width=COLUMNS, color_system=None)
+    with console.capture() as capture:
+        console.print(*drawn[1:])
+    lines = "\n".join(line.rstrip() for line in capture.get().rstrip().splitlines())
+    yield folded(f"{drawn[0]}", f"```text\n{lines}\n```")
 
 
 def page_table(table: PageTable) -> str:
     """A table that the HTML page has, too."""
-    return _rows(table.columns, table.rows)
+    return rows(table.columns, table.rows) + (f"\n\n{escaped(table.note)}" if table.note else "")
 
 
-def _rows(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
-    cells = [tuple(map(in_markdown, row)) for row in (head, *body)]
+def rows(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+    """A table; cells are text."""
+    cells = [tuple(map(escaped, row)) for row in (head, *body)]
     lines = [cells[0], ("---",) * len(head), *cells[1:]]
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)

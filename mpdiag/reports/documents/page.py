@@ -14,7 +14,7 @@ import numpy as np
 
 from mpdiag.display.explanations import meaning_of
 from mpdiag.display.rendering import render
-from mpdiag.display.wording import sentence
+from mpdiag.display.wording import counted, sentence
 from mpdiag.files.atomic import atomic_path, writing
 
 if TYPE_CHECKING:
@@ -35,11 +35,19 @@ class PageTable:
         columns: Their headings.
         rows: Cells as text.
         note: What stands below it.
+        total: How many rows there are, shown or not.
     """
 
     columns: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     note: str = ""
+    total: int = 0
+
+    @property
+    def extent(self) -> str:
+        """How many rows it has, and of how many: ``30 of 84 rows``."""
+        shown, all_rows = len(self.rows), max(self.total, len(self.rows))
+        return counted(shown, "row") if shown == all_rows else f"{shown} of {all_rows:,} rows"
 
 
 def page(template: str, title: str, pictures: Iterable[Picture], **values: Any) -> str:
@@ -109,7 +117,7 @@ def text_table(
     cells = tuple(tuple(map(_text, row)) for row in rows)
     shown = cells[:most]
     more = note.format(shown=len(shown), all=len(cells)) if len(shown) < len(cells) else ""
-    return PageTable(tuple(columns), shown, more)
+    return PageTable(tuple(columns), shown, more, len(cells))
 
 
 def _text(value: Any) -> str:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
-from mpdiag.display.wording import in_markdown, sentence
+from mpdiag.display.wording import sentence
 from mpdiag.reports.documents import markdown
 from mpdiag.reports.documents.page import page, text_table
 from mpdiag.reports.picture import Picture
@@ -84,7 +84,9 @@ def rank_page(folder: Path, found: RankComparison) -> str:
         summary=[],
         causes=[],
         findings=[],
-        tables=[("Ranks", _table(found))],
+        said=[],
+        open_tables=[("Ranks", _table(found))],
+        tables=[],
         provenance=f"{folder}: {len(found.ranks)} traces; mpdiag {__version__}",
     )
 
@@ -92,10 +94,11 @@ def rank_page(folder: Path, found: RankComparison) -> str:
 def rank_markdown(folder: Path, found: RankComparison) -> str:
     """The whole document as Markdown."""
     parts = [
-        f"## {in_markdown(sentence(found.verdict))}",
+        f"## {markdown.escaped(folder.resolve().name)}",
+        f"**{markdown.escaped(sentence(found.verdict))}**",
         markdown.page_table(_table(found)),
-        in_markdown(sentence(LEGEND)),
-        in_markdown(f"{folder}: {len(found.ranks)} traces; mpdiag {__version__}."),
+        markdown.escaped(sentence(LEGEND)),
+        markdown.escaped(f"{folder}: {len(found.ranks)} traces; mpdiag {__version__}."),
     ]
     return "\n\n".join(parts) + "\n"
 

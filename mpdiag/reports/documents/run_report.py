@@ -2,57 +2,111 @@
 
 from __future__ import annotations
 
+import re
+import shlex
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mpdiag.display.wording import percent, sentence
-from mpdiag.reports.documents.page import findings, frame_table, page
+from mpdiag.display.wording import counted, percent, sentence
+from mpdiag.files.paths import is_remote
+from mpdiag.reports.documents.before_after import KEY, BeforeAfter, heat_maps
+from mpdiag.reports.documents.page import figure_data, findings, frame_table, page
 from mpdiag.reports.registry import reported_pictures
+from mpdiag.reports.text.analysis import after_analysis
 from mpdiag.reports.views.operations import operations_frame
 from mpdiag.reports.views.verdict import facts, formats_frame, formats_note, grounds, levels_frame
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from mpdiag.analysis.analyzer import Analysis
     from mpdiag.reports.contents import RunContents
+
+_TIME = re.compile(r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d:\d\d)(?:\.\d+)?(\+00:00|Z)?")
 
 
 def run_page(contents: RunContents) -> str:
     """The whole document."""
     analysis = contents.analysis
-    plan = analysis.plan
-    severities = {finding.severity for finding in analysis.findings}
+    severities = [finding.severity for finding in analysis.findings]
+    switched = _before_after(contents)
     return page(
         "run.html.j2",
         analysis.run.name,
-        reported_pictures(contents),
+        [p for p in reported_pictures(contents) if switched is None or p.key != KEY],
+        counts=_counts(severities),
         tone=next((s for s in ("error", "warning") if s in severities), "fine"),
         verdict=analysis.verdict.text,
+        command=next_command(analysis),
+        before_after=switched,
         grounds=[(title, sentence(clauses)) for title, clauses in grounds(analysis.verdict)],
         facts=facts(analysis),
-        loss_scale=sentence(plan.loss_scale.reason),
-        master_weights=sentence(plan.master_weights.reason),
+        why=reasons(analysis),
         findings=findings((f.severity, f.message, f.fix, f.code) for f in analysis.findings),
         operations=frame_table(operations_frame(analysis)),
-        levels=frame_table(levels_frame(plan)),
+        levels=frame_table(levels_frame(analysis.plan)),
         formats=frame_table(formats_frame(analysis.formats).map(percent).reset_index()),
         formats_note=formats_note(analysis),
         provenance=list(_provenance(analysis)),
     )
 
 
+def next_command(analysis: Analysis) -> str:
+    """The command to run next, as the terminal names it; by the plan beside the recording if any."""
+    folder = analysis.run.folder
+    beside = folder / "plan.json"
+    plan = Path(str(beside)) if not is_remote(folder) and beside.is_file() else None
+    return shlex.join(map(str, after_analysis(analysis, folder, plan)))
+
+
+def reasons(analysis: Analysis) -> list[tuple[str, str]]:
+    """Why the plan decides as it does: titles and sentences; what a finding says is said there."""
+    plan = analysis.plan
+    found = (("Loss scale", plan.loss_scale.reason), ("Master weights", plan.master_weights.reason))
+    said = {finding.message for finding in analysis.findings}
+    return [(title, sentence(why)) for title, why in found if why and why not in said]
+
+
+def _before_after(contents: RunContents) -> BeforeAfter | None:
+    """The switch between the heat maps; None where there is nothing to switch between."""
+    found = heat_maps(contents)
+    if len(found) < 2:
+        return None
+    labels, pictures = zip(*found, strict=True)
+    drawn = tuple((picture, figure_data(picture)) for picture in pictures)
+    return BeforeAfter(pictures[0].title, labels, drawn)
+
+
+def _counts(severities: Sequence[str]) -> str:
+    """How many findings of each severity, in words."""
+    words = (("error", "error"), ("warning", "warning"), ("info", "note"))
+    said = [counted(severities.count(s), w) for s, w in words if s in severities]
+    return ", ".join(said) or "no findings"
+
+
 def _provenance(analysis: Analysis) -> Iterator[tuple[str, Any]]:
     """What meta.json says of the recording: names and values; those without a value left out."""
     meta = analysis.run.meta
     wanted = ("created", "updated", "state", "steps_seen", "steps_recorded", "world_size")
-    rows: list[tuple[str, Any]] = [(name, meta.get(name)) for name in wanted]
+    rows: list[tuple[str, Any]] = [(name, _value(meta.get(name))) for name in wanted]
     for name in ("model", "device", "versions", "seeds", "cadence"):
         part = meta.get(name)
         if isinstance(part, dict):
-            rows.append((name, ", ".join(f"{k} {v}" for k, v in part.items() if v is not None)))
+            rows.append(
+                (name, ", ".join(f"{k} {_value(v)}" for k, v in part.items() if v is not None))
+            )
     argv = meta.get("argv")
     rows.append(("command", " ".join(map(str, argv)) if isinstance(argv, list) else argv))
     rows.append(("folder", analysis.run.folder))
     for name, value in rows:
         if value not in (None, ""):
             yield name.replace("_", " "), value
+
+
+def _value(value: Any) -> Any:
+    """A number with its thousands apart, a point in time without its parts of a second."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return f"{value:,}"
+    if isinstance(value, str) and (time := _TIME.fullmatch(value)):
+        return f"{time[1]} {time[2]}{' UTC' if time[3] else ''}"
+    return value

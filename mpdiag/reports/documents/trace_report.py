@@ -10,21 +10,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mpdiag.display.wording import in_markdown, sentence
+from mpdiag.display import svg
+from mpdiag.display.colors import VERDICT_COLORS
+from mpdiag.display.wording import sentence
 from mpdiag.reports.documents import markdown
 from mpdiag.reports.documents.page import PageTable, findings, page, text_table
 from mpdiag.reports.text import gpu_profile as text
-from mpdiag.reports.views.tensor_core_use import cause_rows
-from mpdiag.reports.views.tensor_cores import headline, pictures
+from mpdiag.reports.views.tensor_cores import headline, pictures, unit_names, verdict_frame
 from mpdiag.reports.views.verdict import Fact
 from mpdiag.tensorcores.usage.summary import GAPS, STEPS, gap_rows, step_rows
 from mpdiag.version import __version__
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Iterator, Mapping, Sequence
 
     from mpdiag.tensorcores.profile_comparison import ProfileComparison
     from mpdiag.tensorcores.trace_profile import Profile
+    from mpdiag.tensorcores.usage.summary import CauseGroup
 
 SHOWN = 30
 """Rows of a table; ``mpdiag profile --json`` has them all."""
@@ -42,6 +44,7 @@ class Since:
 def trace_page(profile: Profile, since: Since | None = None) -> str:
     """The whole document as HTML."""
     document = profile.to_json()
+    stands_alone = text.not_said(profile, profile.cause_groups, notes=True)
     return page(
         "trace.html.j2",
         Path(profile.path).name,
@@ -54,18 +57,55 @@ def trace_page(profile: Profile, since: Since | None = None) -> str:
         ],
         change=None if since is None else _change(since),
         summary=[sentence(words) for words in document["summary"]],
-        causes=cause_rows(document),
-        findings=findings(
-            (f["severity"], f["message"], f["fix"], f["code"]) for f in profile.findings
-        ),
+        causes=[_cause(profile, group) for group in profile.cause_groups],
+        findings=findings(map(_finding, stands_alone)),
+        said=findings(_finding(f) for f in profile.findings if f not in stands_alone),
+        open_tables=[],
         tables=list(_tables(profile)),
         provenance=_provenance(profile),
     )
 
 
-def trace_markdown(profile: Profile, since: Since | None = None) -> str:
-    """The whole document as Markdown."""
-    return "\n\n".join(_paragraphs(profile, since)) + "\n"
+def trace_markdown(profile: Profile, since: Since | None = None, picture: str = "") -> str:
+    """The whole document as Markdown.
+
+    Args:
+        profile: Of the trace.
+        since: What changed since an earlier one.
+        picture: The file of its picture, beside the document; "" for none.
+    """
+    return "\n\n".join(_paragraphs(profile, since, picture)) + "\n"
+
+
+def trace_picture(profile: Profile) -> str:
+    """Kernel time by verdict as SVG; "" where there is no kernel time."""
+    document = profile.to_json()
+    frame, words = verdict_frame(document), unit_names(document)
+    parts = [
+        (words[str(row["verdict"])], float(row["share"]), VERDICT_COLORS[str(row["verdict"])])
+        for row in frame[frame["time_us"] > 0].to_dict("records")
+    ]
+    return svg.shares("Kernel time by verdict", parts, ground=markdown.WHITE) if parts else ""
+
+
+def _finding(f: Mapping[str, Any]) -> tuple[str, str, str, str]:
+    return f["severity"], f["message"], f["fix"], f["code"]
+
+
+def _cause(profile: Profile, group: CauseGroup) -> dict[str, Any]:
+    """What one cause costs, with its operations."""
+    rows = text.operation_rows(profile, group.cause)
+    kept = [i for i, name in enumerate(text.OPERATIONS) if name != "cause"]
+    same = len({row[text.OPERATIONS.index("fix")] for row in rows}) < 2  # said above the table
+    kept = [i for i in kept if not (same and text.OPERATIONS[i] == "fix")]
+    cells = [[row[i] for i in kept] for row in rows]
+    return {
+        "label": group.label,
+        "words": group.sentence,
+        "fix": sentence(group.advice),
+        "percent": round(100 * min(1.0, group.share), 1),
+        "operations": _without_empty([text.OPERATIONS[i] for i in kept], cells),
+    }
 
 
 def _change(since: Since) -> dict[str, Any]:
@@ -82,7 +122,9 @@ def _tables(profile: Profile) -> Iterator[tuple[str, PageTable]]:
     """Titles and tables."""
     if profile.operations:
         rows = text.operation_rows(profile)
-        yield text.OPERATIONS_TITLE, _without_empty(text.OPERATIONS, rows)
+        kept = [i for i, name in enumerate(text.OPERATIONS) if name != "fix"]  # causes have them
+        cells = [[row[i] for i in kept] for row in rows]
+        yield "All operations", _without_empty([text.OPERATIONS[i] for i in kept], cells)
     yield "Kernels by time", _without_empty(text.KERNELS, text.kernel_rows(profile))
     if profile.timeline is not None:
         if profile.timeline.steps:
@@ -102,31 +144,34 @@ def _provenance(profile: Profile) -> str:
     return f"{text.provenance(profile)}; mpdiag {__version__}"
 
 
-def _paragraphs(profile: Profile, since: Since | None) -> Iterator[str]:
-    yield f"## {in_markdown(sentence(profile.verdict))}"
+def _paragraphs(profile: Profile, since: Since | None, picture: str) -> Iterator[str]:
+    escaped = markdown.escaped
+    yield f"## {escaped(Path(profile.path).name)}"
+    yield f"**{escaped(sentence(profile.verdict))}**"
+    if picture:
+        yield markdown.image("Kernel time by verdict", picture)
     document = profile.to_json()
     for words in document["summary"]:
-        yield in_markdown(sentence(words))
-    if causes := cause_rows(document):
-        yield "### What each cause costs"
-        yield "\n".join(f"- **{in_markdown(words)}** → {in_markdown(fix)}" for words, fix in causes)
+        yield escaped(sentence(words))
     if since is not None:
         change = _change(since)
-        yield f"**Since {in_markdown(since.against)}.** {in_markdown(change['verdict'])}"
+        yield f"### Since {escaped(since.against)}"
+        yield escaped(change["verdict"])
         yield markdown.page_table(change["classes"])
         if change["moves"].rows:
             yield "### What moved"
             yield markdown.page_table(change["moves"])
+    causes = [_cause(profile, group) for group in profile.cause_groups]
+    if causes:
+        yield f"### {text.OPERATIONS_TITLE}"
+    for cause in causes:
+        yield f"- **{escaped(cause['words'])}** → {escaped(cause['fix'])}"
+        table = cause["operations"]
+        words = f"{cause['label']}: {table.extent}"
+        yield markdown.folded(words, markdown.page_table(table))
     if profile.findings:
         yield "### Findings"
-        yield "\n".join(
-            f"- **{f['severity']}** {in_markdown(f['message'])} → {in_markdown(f['fix'])} "
-            f"(`{f['code']}`)"
-            for f in profile.findings
-        )
+        yield markdown.findings_list(list(map(_finding, profile.findings)))
     for title, table in _tables(profile):
-        yield f"### {title}"
-        yield markdown.page_table(table)
-        if table.note:
-            yield in_markdown(table.note)
-    yield in_markdown(f"{_provenance(profile)}.")
+        yield markdown.folded(f"{title}: {table.extent}", markdown.page_table(table))
+    yield escaped(f"{_provenance(profile)}.")

@@ -9,11 +9,16 @@ from mpdiag.analysis.analyzer import analyze
 from mpdiag.files.paths import AnyPath, place
 from mpdiag.reports import terminal
 from mpdiag.reports.contents import read_contents
-from mpdiag.reports.documents.markdown import run_markdown
+from mpdiag.reports.documents.markdown import run_markdown, run_picture
 from mpdiag.reports.documents.page import save
 from mpdiag.reports.documents.rank_report import rank_markdown, rank_page
 from mpdiag.reports.documents.run_report import run_page
-from mpdiag.reports.documents.trace_report import Since, trace_markdown, trace_page
+from mpdiag.reports.documents.trace_report import (
+    Since,
+    trace_markdown,
+    trace_page,
+    trace_picture,
+)
 from mpdiag.tensorcores.trace_analysis import (
     STDIN,
     compare_traces,
@@ -34,7 +39,7 @@ def write_report(run: str | os.PathLike[str], output: Path | None = None) -> Any
     Args:
         run: The run folder.
         output: Where to write; default: ``report.html`` in the run folder. A name that ends in
-            ``.md`` gets Markdown.
+            ``.md`` gets Markdown, and a picture beside it.
 
     Returns:
         The file.
@@ -46,7 +51,7 @@ def write_report(run: str | os.PathLike[str], output: Path | None = None) -> Any
     analysis = analyze(run)
     path = output or place(run) / REPORT
     if path.suffix == ".md":
-        return save(path, run_markdown(analysis))
+        return save(path, run_markdown(analysis, _picture_beside(path, run_picture(analysis))))
     return save(path, run_page(read_contents(analysis)))
 
 
@@ -93,5 +98,20 @@ def write_trace_report(
         profile = profile_trace(trace)
         since = None if against is None else Since(str(against), compare_traces(against, profile))
     path = output or Path(f"{'stdin' if str(trace) == STDIN else trace.name}.html")
-    document = trace_markdown if path.suffix == ".md" else trace_page
-    return save(path, document(profile, since))
+    if path.suffix == ".md":
+        picture = _picture_beside(path, trace_picture(profile))
+        return save(path, trace_markdown(profile, since, picture))
+    return save(path, trace_page(profile, since))
+
+
+def _picture_beside(document: AnyPath, picture: str) -> str:
+    """Write a document's picture beside it, under the same name; "" for no picture.
+
+    Returns:
+        The file's name.
+    """
+    if not picture:
+        return ""
+    path = document.with_suffix(".svg")
+    save(path, picture)
+    return path.name

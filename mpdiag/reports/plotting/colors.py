@@ -1,36 +1,31 @@
-"""Colours that colour-blind people can tell apart, on light and on dark ground alike.
-
-After Okabe and Ito, *Color Universal Design* (2008), the blue a little lighter for dark pages. A
-colour never says anything alone: legends, positions and words repeat it.
-"""
+"""The colours of all figures, as ``mpdiag.display.colors`` has them."""
 
 from __future__ import annotations
 
-BLUE = "#2b83c6"
-ORANGE = "#e69f00"
-VERMILION = "#d55e00"
-SKY = "#56b4e9"
-GREEN = "#009e73"
-PURPLE = "#cc79a7"
-YELLOW = "#d8c81f"
-GREY = "#8b93a1"
+from mpdiag.display.colors import (
+    BLUE,
+    FATE_COLORS,
+    GREEN,
+    GREY,
+    ORANGE,
+    PURPLE,
+    SERIES,
+    SKY,
+    VERDICT_COLORS,
+    VERMILION,
+    YELLOW,
+)
 
-SERIES = (BLUE, ORANGE, GREEN, PURPLE, VERMILION, SKY, YELLOW, GREY)
-
-FATE_COLORS = {
-    "zero": GREY,
-    "lost": VERMILION,
-    "subnormal": ORANGE,
-    "kept": BLUE,
-    "overflow": PURPLE,
-}
-"""What a format makes of a value: it was 0 already, becomes 0, loses bits, is kept, becomes ∞."""
-
-VERDICT_COLORS = {
-    "tensor_core": GREEN,
-    "cuda_core": VERMILION,
-    "helper": SKY,
-    "layout": ORANGE,
-    "other": GREY,
-    "unknown": PURPLE,
-}
+__all__ = [
+    "BLUE",
+    "FATE_COLORS",
+    "GREEN",
+    "GREY",
+    "ORANGE",
+    "PURPLE",
+    "SERIES",
+    "SKY",
+    "VERDICT_COLORS",
+    "VERMILION",
+    "YELLOW",
+]

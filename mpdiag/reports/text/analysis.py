@@ -266,9 +266,10 @@ def _deciding_layers(analysis: Analysis) -> RenderableType:
     scaled = figures.find("layer-values-scaled")
     if scaled is not None:
         numbers.append(f"values lost at {scale_text(scaled.scale or 1.0)}")
+    label = FORMATS[first.format].label
     table = Fitted(
         ("activation gradients of", *numbers),
-        f"Layers that lose most in {FORMATS[first.format].label} {first.at_scale}, {first.where}",
+        f"Layers with the most underflow in {label} {first.at_scale}, {first.where}",
         right=frozenset(numbers),
         spare=("|g| max",),
     )

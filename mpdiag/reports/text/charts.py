@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from mpdiag.numerics.histograms import ExponentHistogram
 
 _EIGHTHS = " ▁▂▃▄▅▆▇█"
+_HATCHED = "▒"
 HEIGHT = 8
 LOST, KEPT = "red", "green"
 MARGIN, TAIL = 9, 6
@@ -51,12 +52,16 @@ class Sparkline:
 
 
 def sparkline(values: ArrayLike, width: int = 120) -> str:
-    """Shares between 0 and 1, one character each; of neighbours that share one, the largest."""
+    """Shares between 0 and 1, one character each; of neighbours that share one, the largest.
+
+    The largest of all is as high as a line; what is not 0 is never blank.
+    """
     x = np.clip(np.asarray(values, np.float64), 0.0, 1.0)
     edges = np.linspace(0, x.size, min(width, x.size) + 1).astype(int)[:-1]
     if x.size > width:
         x = np.maximum.reduceat(x, edges)
-    return "".join(_EIGHTHS[round(v * 8)] for v in x)
+    top = float(x.max(initial=0.0)) or 1.0
+    return "".join(_EIGHTHS[max(1, round(8 * v / top)) if v > 0 else 0] for v in x)
 
 
 def draw_histogram(
@@ -64,8 +69,8 @@ def draw_histogram(
 ) -> Text:
     """A histogram over exponents, with the format's window at scale 1 and at the given scale.
 
-    Bars are on a log scale; red ones are lost to zero at scale 1. Below the axis, one line for each
-    scale shows which exponents the format can hold.
+    Bars are on a log scale; those lost to zero at scale 1 are hatched, and red. Below the axis, one line
+    for each scale shows which exponents the format can hold.
 
     Args:
         h: A single histogram.
@@ -98,7 +103,7 @@ def draw_histogram(
         text.append(f"  {fmt.label}\n")
     zeros = int(h.zeros) / max(1, int(h.numel))
     zero_share = f"{zeros:.1%} of the values are exactly 0; ".replace("%", " %")
-    text.append(f"{zero_share}red: {fmt.label} flushes them to 0 without a scale", style="dim")
+    text.append(f"{zero_share}{_HATCHED}: {fmt.label} makes them 0 without a scale", style="dim")
     return text
 
 
@@ -114,8 +119,10 @@ def _bars(counts: np.ndarray, lost: np.ndarray) -> Text:
         label = f"{10 ** (top * (level + 1) / HEIGHT):8.0e} " if here else " " * MARGIN
         text.append(label, style="dim")
         for gone, height in zip(lost, heights, strict=True):
-            fill = _EIGHTHS[int(np.clip(round((height - level) * 8), 0, 8))]
-            text.append(fill, style=LOST if gone else KEPT)
+            fill = int(np.clip(round((height - level) * 8), 0, 8))
+            # Without colour, too, the two kinds must differ: a lost bar is hatched to its top.
+            hatched = _HATCHED if fill >= 4 else " "
+            text.append(hatched if gone else _EIGHTHS[fill], style=LOST if gone else KEPT)
         text.append("\n")
     return text
 

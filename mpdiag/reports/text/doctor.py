@@ -18,9 +18,57 @@ if TYPE_CHECKING:
     from mpdiag.reports.machine import Environment
 
 
-def environment_text(environment: Environment) -> RenderableType:
-    """The facts for a person: problems first."""
+def environment_text(environment: Environment, *, verbose: bool = False) -> RenderableType:
+    """The facts for a person: problems first, in one screen.
+
+    Args:
+        environment: What was found.
+        verbose: With every package, the reason of each format's answer, and every setting.
+    """
     e = environment
+    problems = [
+        Text.assemble(("problem: ", "bold yellow"), f"{p.message}: {p.fix}") for p in e.problems
+    ]
+    if verbose:
+        return Group(*problems, _packages(e), *_gpu_lines(e), *_tables(e))
+    more = Text("With -v: every package, why, what Tensor Cores need, all settings", "dim")
+    return Group(*problems, _brief(e), *_gpu_lines(e), *_brief_tables(e), more)
+
+
+def _brief(e: Environment) -> Table:
+    """Versions, devices, and which extras are there."""
+    facts = _devices(e)
+    versions = ", ".join(f"{name} {e.packages[name]}" for name in REQUIRED[:2] if e.packages[name])
+    facts.add_row("packages", versions)
+    complete = [x.name for x in EXTRAS.values() if all(e.packages[name] for name in x.packages)]
+    missing = [x.name for x in EXTRAS.values() if x.name not in complete]
+    facts.add_row("extras", Text(", ".join(complete) or "none"))
+    if missing:
+        facts.add_row("not installed", Text(", ".join(missing)))
+    return facts
+
+
+def _brief_tables(e: Environment) -> list[RenderableType]:
+    """Where each format is computed, and the settings that could be better."""
+    parts: list[RenderableType] = []
+    if e.abilities:
+        parts.append(Text(_ABILITIES, "bold"))
+        table = Fitted(("format", "device", "where"), boxed=False, lead=3)
+        for a in e.abilities:
+            table.add_row(a.format.upper(), a.device, a.how)
+        parts.append(table)
+    advised = [flag for flag in e.flags if flag.advice]
+    if advised:
+        names = (flag.name.removeprefix("torch.backends.") for flag in advised)
+        parts.append(Text(f"Settings that may be better: {', '.join(names)}"))
+    return parts
+
+
+_ABILITIES = "What this machine can do with each format"
+
+
+def _devices(e: Environment) -> Table:
+    """mpdiag, Python, CPU and GPUs."""
     facts = Table.grid(padding=(0, 2))
     facts.add_row("mpdiag", e.mpdiag)
     facts.add_row("python", f"{e.python} on {e.platform}")
@@ -33,6 +81,12 @@ def environment_text(environment: Environment) -> RenderableType:
         facts.add_row(f"cuda:{device.index}", Text(what))
     if not e.devices:
         facts.add_row("cuda", "no device; recording, analysis and emulated FP16 work on the CPU")
+    return facts
+
+
+def _packages(e: Environment) -> Table:
+    """Devices and every package."""
+    facts = _devices(e)
     for name in REQUIRED:
         facts.add_row(name, e.packages[name] or Text("not installed (required)"))
     if e.devices:
@@ -42,10 +96,7 @@ def environment_text(environment: Environment) -> RenderableType:
         complete = len(there) == len(extra.packages)
         lack = f"not installed: {extra.install} ({extra.serves})"
         facts.add_row(Text(f"[{extra.name}]"), Text(", ".join(there) if complete else lack))
-    problems = [
-        Text.assemble(("problem: ", "bold yellow"), f"{p.message}: {p.fix}") for p in e.problems
-    ]
-    return Group(*problems, facts, *_gpu_lines(e), *_tables(e))
+    return facts
 
 
 def _gpu_lines(e: Environment) -> list[RenderableType]:
@@ -73,7 +124,7 @@ def _tables(e: Environment) -> list[RenderableType]:
     """Formats and settings."""
     tables: list[RenderableType] = []
     if e.abilities:
-        title = "What this machine can do with each format"
+        title = _ABILITIES
         if not e.devices:
             title += " (no GPU: Tensor Cores cannot be used or verified here)"
         table = Fitted(

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from mpdiag.display.wording import beginning, counted, kernel_label
 from mpdiag.reports.text.findings import EXPLAIN
-from mpdiag.reports.text.tables import Fitted
+from mpdiag.reports.text.tables import Clipped, Fitted
 from mpdiag.tensorcores.amdahl import speedup
 from mpdiag.tensorcores.usage.summary import (
     GAPS,
@@ -40,7 +40,10 @@ if TYPE_CHECKING:
     from mpdiag.tensorcores.work.traced_operation import OperationTime
 
 SHOWN = 10
-FEW = 5
+FEW = 4
+"""Matrix operations beside no cause and no finding; each takes the place of one."""
+MANY_CAUSES = 3
+"""Causes and findings that fill the screen without a table."""
 LABEL = 44
 UNLINKED = "(not linked) "
 SHOWN_CAUSES = 4
@@ -69,7 +72,8 @@ def profile_text(profile: Profile, *, verbose: bool = False) -> RenderableType:
     """
     parts: list[RenderableType] = [
         Text(profile.verdict, style="bold green" if is_good(profile) else "bold yellow"),
-        Text(provenance(profile), style="dim"),
+        # That a trace was generated is never cut off.
+        Clipped(Text(provenance(profile), style="dim"), 9 if verbose or profile.generated else 1),
         *(Text(sentence) for sentence in summary_sentences(profile.eligibility, profile.timeline)),
     ]
     groups = profile.cause_groups
@@ -78,7 +82,7 @@ def profile_text(profile: Profile, *, verbose: bool = False) -> RenderableType:
     for group in groups:
         parts.append(Text(group.sentence, style="bold cyan"))
         parts.append(_advice(group.advice))
-    found = profile.findings if verbose else _not_said(profile, groups)
+    found = profile.findings if verbose else not_said(profile, groups)
     for finding in found:
         head = (f"{finding['severity']}: ", _COLOURS[finding["severity"]])
         parts.append(Text.assemble(head, finding["message"]))
@@ -91,10 +95,12 @@ def profile_text(profile: Profile, *, verbose: bool = False) -> RenderableType:
         if profile.timeline is not None:
             parts += _times(profile.timeline)
     if not verbose:
-        parts += [Text(""), _matrix_operations(profile)]
+        said = len(groups) + len(found)
+        if said < MANY_CAUSES:
+            parts += [Text(""), _matrix_operations(profile, FEW - said)]
         left = len(profile.findings) - len(found)
         notes = f", {counted(left, 'more finding')}" if left else ""
-        parts.append(Text(f"With -v: kernels, steps, gaps{notes}", style="dim"))
+        parts.append(Text(f"With -v: operations, kernels, steps, gaps{notes}", style="dim"))
     return Group(*parts)
 
 
@@ -112,8 +118,16 @@ _SAID = {
 """Findings that a group of operations says already, by its cause."""
 
 
-def _not_said(profile: Profile, groups: Sequence[CauseGroup]) -> list[dict[str, Any]]:
-    """Warnings that the groups do not say already."""
+def not_said(
+    profile: Profile, groups: Sequence[CauseGroup], *, notes: bool = False
+) -> list[dict[str, Any]]:
+    """Findings that the groups of operations do not say already.
+
+    Args:
+        profile: Whose.
+        groups: Those that are shown.
+        notes: With those of severity ``info``.
+    """
     causes = {group.cause: group.share for group in groups}
 
     def said(finding: dict[str, Any]) -> bool:
@@ -121,7 +135,7 @@ def _not_said(profile: Profile, groups: Sequence[CauseGroup]) -> list[dict[str, 
             return causes.get("alignment", 0.0) >= float(finding["evidence"]["fraction"])
         return not causes.keys().isdisjoint(_SAID.get(finding["code"], frozenset()))
 
-    return [f for f in profile.findings if f["severity"] != "info" and not said(f)]
+    return [f for f in profile.findings if (notes or f["severity"] != "info") and not said(f)]
 
 
 def _times(timeline: Timeline) -> list[RenderableType]:
@@ -219,8 +233,8 @@ def _operations(profile: Profile) -> RenderableType:
     return _filled(table, operation_rows(profile))
 
 
-def _matrix_operations(profile: Profile) -> RenderableType:
-    """The matrix operations, those with the most to gain first; all kernels where there are none."""
+def _matrix_operations(profile: Profile, most: int) -> RenderableType:
+    """The first matrix operations, by what could be gained; kernels where there are none."""
     found = [j for j in profile.operations if j.eligible is not False or j.operation.work]
     rows = [_operation_row([judged], profile.kernel_time_us) for judged in found]
     if not rows:
@@ -239,12 +253,14 @@ def _matrix_operations(profile: Profile) -> RenderableType:
     cells = [[row[i].replace(" × ", "×") for i in kept] for row in rows]
     for row, judged in zip(cells, found, strict=True):
         row[0] = _short(_operation_name(judged.operation).removeprefix(UNLINKED), LABEL)
-    return _filled(table, cells, FEW)
+    return _filled(table, cells, most)
 
 
-def operation_rows(profile: Profile) -> list[list[str]]:
-    """The operations, those worth most first."""
-    rows = _together(profile.operations)
+def operation_rows(profile: Profile, cause: str | None = None) -> list[list[str]]:
+    """The operations, those worth most first; of one cause, where one is given."""
+    rows = _together(
+        [j for j in profile.operations if cause is None or (j.cause == cause and j.affected_us > 0)]
+    )
     return [_operation_row(members, profile.kernel_time_us) for members in rows]
 
 

@@ -20,7 +20,7 @@ def replay_text(played: Replay) -> RenderableType:
     """The report of ``mpdiag replay``."""
     document: dict[str, Any] = played.to_json()
     steps = document["steps"]
-    table = Table(caption="lost: of all activation gradients' values in FP16, at the step's scale")
+    table = Table()
     columns = ["step", "scale", "|g| max", "values lost"]
     if document["skips"]:
         columns.append("")
@@ -39,6 +39,6 @@ def replay_text(played: Replay) -> RenderableType:
         )
         table.add_row(*cells[: len(columns)])
     title = Text("Loss-scale replay over the recorded steps", style="bold")
-    return Group(
-        title, table, f"{document['skips']} of {counted(len(steps), 'recorded step')} skipped"
-    )
+    legend = Text("lost: of all activation gradients' values in FP16, at the step's scale", "dim")
+    skipped = f"{document['skips']} of {counted(len(steps), 'recorded step')} skipped"
+    return Group(title, table, legend, Text(skipped, "bold"))

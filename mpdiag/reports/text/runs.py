@@ -35,18 +35,30 @@ def runs_json(listings: Sequence[Listing]) -> dict[str, Any]:
     }
 
 
-def runs_table(listings: Sequence[Listing]) -> RenderableType:
-    """The listing as a table; below it, why others cannot be read."""
+AROUND = 5
+"""Lines of a terminal beside the rows: the prompt, the heading, what is left out, the next command."""
+
+
+def runs_table(listings: Sequence[Listing], lines: int | None = None) -> RenderableType:
+    """The listing as a table; below it, why others cannot be read.
+
+    Args:
+        listings: The newest first.
+        lines: Of the terminal: only the first that fit are shown. None shows all.
+    """
     columns = ("run", "state", "model", "steps recorded", "created", "last written")
     table = Fitted(columns, spare=("last written", "model"), boxed=False)
     problems: list[Text] = []
-    for listing in listings:
+    most = len(listings) if lines is None else max(1, lines - AROUND)
+    for listing in listings[:most]:
         name = Text(listing.folder.name)
         if listing.run is None:
             problems.append(Text.assemble(name, (" unreadable: ", "red"), listing.problem or ""))
         else:
             table.add_row(name, *(Text(fact) for fact in _facts(listing.run.meta)))
-    return Group(table, *problems)
+    more = len(listings) - most
+    rest = [Text(f"and {more:,} older, shown with -v", "dim")] if more > 0 else []
+    return Group(table, *problems, *rest)
 
 
 def _facts(meta: Mapping[str, Any]) -> tuple[str, ...]:

@@ -6,7 +6,6 @@ stands in ``analysis_text``, which ``--verbose`` prints.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from rich.table import Table
@@ -15,35 +14,17 @@ from rich.text import Text
 from mpdiag.display.wording import counted, scale_text
 from mpdiag.reports.text.analysis import kept_in_fp32, settling_command
 from mpdiag.reports.text.findings import COLOURS
+from mpdiag.reports.text.tables import Clipped
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+    from rich.console import RenderableType
 
     from mpdiag.analysis.analyzer import Analysis
 
 FINDINGS = 3
 """Findings that are shown."""
-
-
-@dataclass(frozen=True)
-class Clipped:
-    """Text of at most so many lines; what does not fit ends in ``…`` at a word."""
-
-    text: Text
-    lines: int
-
-    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        """How rich draws it."""
-        wrapped = self.text.wrap(console, options.max_width)
-        if len(wrapped) > self.lines:
-            last = wrapped[self.lines - 1]
-            last.rstrip()
-            while last.cell_len > options.max_width - 2 and " " in last.plain:
-                last.right_crop(len(last) - last.plain.rindex(" "))
-            last.append(" …")
-        yield from wrapped[: self.lines]
 
 
 def summary_text(analysis: Analysis) -> Iterator[RenderableType]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Group
+from rich.table import Table
 from rich.text import Text
 
 from mpdiag.analysis.figures.figure import at_scale
@@ -23,7 +24,6 @@ if TYPE_CHECKING:
 def layer_text(story: LayerHistory) -> RenderableType:
     """The report of ``mpdiag why``."""
     parts: list[RenderableType] = [Text(layer_name(story.name), style="bold")]
-    parts += [Text(f"• {role}") for role in story.roles]
     numbers = ("elements", "zeros", "|x| min", "|x| max", "values lost", "overflow")
     steps = _steps(story)
     table = Fitted(
@@ -31,6 +31,7 @@ def layer_text(story: LayerHistory) -> RenderableType:
         caption=f"lost, overflow: in FP16 without a loss scale, {steps}",
         right=frozenset(numbers),
         spare=("|x| min", "|x| max"),
+        boxed=False,
     )
     for row in story.layers.to_json():
         table.add_row(
@@ -56,9 +57,17 @@ def layer_text(story: LayerHistory) -> RenderableType:
                 f"FP16 weights would round away {percent(story.swallowed)} of its recorded updates"
             )
         )
+    parts += [_item("•", role) for role in story.roles]  # last, where a small terminal shows it
     fixes = story.fixes or ("nothing to fix here",)
-    parts += [Text(f"→ {fix}", style="green") for fix in fixes]
+    parts += [_item("→", fix, "green") for fix in fixes]
     return Group(*parts)
+
+
+def _item(mark: str, words: str, style: str = "") -> Table:
+    """A sentence whose lines begin below each other, right of its mark."""
+    grid = Table.grid(padding=(0, 1))
+    grid.add_row(Text(mark, style), Text(words, style))
+    return grid
 
 
 def _steps(story: LayerHistory) -> str:
@@ -75,7 +84,7 @@ def _over_time(story: LayerHistory) -> list[RenderableType]:
     for lost, at in ((story.lost, 1.0), (story.lost_scaled, scale)):
         if at == scale and parts and scale == 1:
             break
-        words = f"{percent(lost[0])} → {percent(lost[-1])}"
+        words = f"{percent(lost[0])} → {percent(lost[-1])}, at most {percent(float(lost.max()))}"
         parts += [
             Text(f"its gradients' values lost in FP16 {at_scale(at)}, steps {first} to {last}"),
             Sparkline(lost, words),

@@ -266,7 +266,9 @@ def test_the_report_s_figures_draw_the_table(analysis, page):
         layer = "" if name == MODEL else html.unescape(name)
         assert values == figures.find("layer-values", layer).value
         assert lost == figures.find("layer-sum", layer).value
-    title = re.search(r'<section id="consequences"><h3>(.*?)</h3>', page)[1]
+    title = re.search(
+        r'<section id="consequences">(?:<details class="fold"><summary>)?<h3>(.*?)</h3>', page
+    )[1]
     assert html.unescape(title) == f"What FP16 loses without a loss scale, {first.where}"
     worst = drawn(page, "every-scale")[1]
     assert dict(zip(worst["x"], worst["y"], strict=True))[0] == first.value

@@ -35,7 +35,7 @@ def test_a_recording_alone_gives_an_expectation_with_what_was_not_looked_at(tmp_
     assert "370 of 400 steps" in verdict.not_examined
     assert "a training by this plan" in verdict.not_examined
     assert any(
-        "rounding inside FP16's range" in q and "does not foretell it" in q
+        "rounding inside FP16's range" in q and "cannot predict it" in q
         for q in verdict.not_examined
     )
     assert "the later half of the training: no step of it was recorded" in verdict.not_examined

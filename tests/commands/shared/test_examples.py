@@ -41,3 +41,9 @@ def test_the_help_shows_them_within_80_columns(name):
     for word in NAMES.get(name, ("", ()))[1]:
         assert word in shown
     assert max(map(len, shown.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_what_may_be_left_out_stands_in_one_pair_of_brackets(name):
+    shown = CliRunner().invoke(app, [name, "--help"], env={"COLUMNS": "80"}).stdout
+    assert "[[" not in shown.partition("\n\n")[0]

@@ -1,38 +1,122 @@
-"""The report as Markdown: the analysis' numbers in tables, and no name is ever markup."""
+"""The report as Markdown: the analysis' numbers in tables, a picture beside it, no name is markup."""
 
 from __future__ import annotations
 
 import re
+from xml.etree import ElementTree as ET
 
 import made_runs as hand
+import pytest
 
 from mpdiag.analysis.analyzer import analyze
 from mpdiag.display.wording import percent
+from mpdiag.reports.documents.markdown import code, escaped, image
 from mpdiag.reports.documents.write import write_report
 
 
-def test_it_says_what_the_analysis_says(root, tmp_path):
+@pytest.fixture(scope="module")
+def written(root, tmp_path_factory):
+    path = tmp_path_factory.mktemp("markdown") / "my ssd.md"
+    write_report(root / "sample_runs" / "ssd", path)
+    return path, path.read_text(encoding="utf-8")
+
+
+def test_it_says_what_the_analysis_says(root, written):
     run = root / "sample_runs" / "ssd"
-    text = write_report(run, tmp_path / "ssd.md").read_text(encoding="utf-8")
-    plain = text.replace("\\", "")
+    text = written[1]
     analysis = analyze(run)
-    assert plain.startswith(f"## {analysis.verdict.text}")
+    assert text.startswith(f"## ssd\n\n**{analysis.verdict.text}**\n")
     for finding in analysis.findings:
-        assert finding.message in plain
-        assert f"`{finding.code}`" in plain
+        assert finding.message in text
+        assert f"`{finding.code}`" in text
     figures = analysis.to_json()["figures"]
     lost = {f["layer"]: f["value"] for f in figures if f["key"] == "layer-values"}
-    rows = re.findall(r"^\| (\S+) \| \S+ %.*? \| (.*?) \| .*? \|$", plain, re.MULTILINE)
+    rows = re.findall(r"^\| (\S+) \| \S+ %.*? \| (.*?) \| .*? \|$", text, re.MULTILINE)
     shown = {name: share for name, share in rows if name in lost}
     assert len(shown) >= 5
     assert shown == {name: percent(lost[name]) for name in shown}
+
+
+def test_it_reads_well_as_text(written):
+    """No escape that Markdown does not need, no header without words, no backtick that is shown."""
+    text = written[1]
+    assert set(re.findall(r"\\(.)", text)) <= {"|"}  # Σ|g|, in a table
+    assert "| True |" not in text
+    assert not re.search(r"^\|( *\|)+\n\| ---", text, re.MULTILINE)
+    assert "next: " in text.lower()
+
+
+def test_its_picture_lies_beside_it(written):
+    path, text = written
+    assert "](my%20ssd.svg)" in text
+    picture = ET.fromstring(path.with_suffix(".svg").read_text(encoding="utf-8"))
+    words = [element.text for element in picture.iter() if element.tag.endswith("text")]
+    assert {"trunk.1", "becomes 0", "0 ←", "→ ∞"} <= set(words)
+    titles = [w for w in words if w and "become 0" in w]
+    assert titles == [
+        "Without a loss scale: 31.21 % become 0",
+        "At a loss scale of 64: 1.67 % become 0",
+    ]
+    assert all(title.split(": ")[1].split(" become")[0] in text for title in titles)
 
 
 def test_every_row_of_a_table_has_its_cells_and_names_are_no_markup(tmp_path):
     folder = tmp_path / "<b>run|"
     hand.write_run(folder)
     text = write_report(folder, tmp_path / "report.md").read_text(encoding="utf-8")
+    text = re.sub(r"```text\n.*?```", "", text, flags=re.DOTALL)
     bare = re.sub(r"\\.", "", text)  # what is escaped is text
-    assert not re.search(r"<[a-z]", bare)
+    ours = re.sub(r"</?(?:details|summary)>", "", re.sub(r"(`+).+?\1", "", bare))
+    assert not re.search(r"<[a-z]", ours)
     for table in re.findall(r"(?:^\|.*\n)+", bare, re.MULTILINE):
         assert len({line.count("|") for line in table.splitlines()}) == 1
+    picture = (tmp_path / "report.svg").read_text(encoding="utf-8")
+    assert not {e.tag.rpartition("}")[2] for e in ET.fromstring(picture).iter()} & {
+        "img",
+        "script",
+    }
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "0.94 %, 2.5e-3, < 0.01 %, (a + b) - c!",
+        "use model.to(memory_format=torch.channels_last), nothing else: 3 > 2 = 1",
+        "aten::cudnn_convolution 6272 × 256, 50 & more, heads.0",
+    ],
+)
+def test_what_means_nothing_in_markdown_stays_as_it_is(text):
+    assert escaped(text) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("a*b", r"a\*b"),
+        ("_x_ add_", r"\_x\_ add\_"),
+        ("[a](b)", r"\[a\](b)"),
+        ("<b>", r"\<b>"),
+        ("`c` $d$ ~e~ f|g", r"\`c\` \$d\$ \~e\~ f\|g"),
+        ("&lt; :tada: http://x www.y", r"\&lt; \:tada: http\://x www\.y"),
+        ("# head", r"\# head"),
+        ("1. one", r"1\. one"),
+        ("- item", r"\- item"),
+        ("@team and #12", r"\@team and \#12"),
+        ("a\r\nb", "a b"),
+        ("c:\\d", r"c:\\d"),
+    ],
+)
+def test_what_means_something_is_text(text, shown):
+    assert escaped(text) == shown
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [("a_b", "`a_b`"), ("a`b", "``a`b``"), ("`", "`` ` ``"), ("a|b", r"`a\|b`")],
+)
+def test_code_holds_any_mark(text, shown):
+    assert code(text) == shown
+
+
+def test_a_picture_s_file_is_an_address():
+    assert image("a]b", "my (1).svg") == r"![a\]b](my%20%281%29.svg)"

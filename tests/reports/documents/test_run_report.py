@@ -75,7 +75,7 @@ def test_the_verdict_stands_before_the_evidence(sample):
     analysis, _, page = sample
     places = [
         page.text.index(words)
-        for words in (analysis.verdict.text, "Why", "Findings", "Evidence", "Provenance")
+        for words in (analysis.verdict.text, "Findings", "Evidence", "Provenance")
     ]
     assert places == sorted(places)
     assert "torch 2." in page.text
@@ -92,6 +92,42 @@ def test_its_figures_are_data_that_a_browser_can_read(sample):
     assert all(figure["data"] for figure in figures)
     receipts = [t for t, _ in page.elements if t == "pre"]
     assert len(receipts) == len(figures)
+
+
+def test_before_and_after_the_loss_scale_are_one_switch(sample):
+    _, path, page = sample
+    panes = [a for t, a in page.elements if a.get("class") == "pane"]
+    assert ["hidden" in a for a in panes] == [False, True]
+    assert "Without a loss scale: 31.21 % become 0" in page.text
+    assert "At a loss scale of 64: 1.67 % become 0" in page.text
+    whole = path.read_text(encoding="utf-8")
+    maps = [
+        json.loads(re.search(rf'id="data-heat-map-{i}">(.*?)</script>', whole)[1]) for i in (0, 1)
+    ]
+    ranges = [m["layout"]["xaxis"]["range"] for m in maps]
+    assert ranges[0] == ranges[1]  # only the format's range moves
+    assert 'id="heat-map"' not in whole
+
+
+def test_without_a_scale_there_is_nothing_to_switch(root, tmp_path):
+    page = read(write_report(root / "sample_runs" / "digits", tmp_path / "digits.html"))
+    assert not [a for _, a in page.elements if a.get("class") == "switched"]
+    assert [a for _, a in page.elements if a.get("id") == "heat-map"]
+
+
+def test_wide_tables_have_a_box_that_the_keyboard_reaches(sample):
+    _, _, page = sample
+    tables = [t for t, _ in page.elements if t == "table"]
+    boxes = [a for _, a in page.elements if a.get("class") == "wide"]
+    assert len(boxes) == len(tables) >= 2
+    assert all(a["tabindex"] == "0" and a["aria-label"] for a in boxes)
+
+
+def test_numbers_and_times_as_people_write_them(sample):
+    _, _, page = sample
+    assert "16 to 131,072" in page.text
+    assert "parameters 88,620" in page.text
+    assert "2026-11-21 12:12:18 UTC" in page.text
 
 
 def test_names_are_text(hostile):

@@ -63,3 +63,16 @@ def test_a_long_course_keeps_its_peaks():
 
 def test_nothing_is_a_sentence():
     assert draw_histogram(ExponentHistogram.of(np.float32([0.0])), FP16).plain.startswith("no non")
+
+
+def test_a_small_share_is_not_blank():
+    assert sparkline([0.0, 0.0064, 0.0219], 60) == " ▂█"
+    assert sparkline([0.0, 0.0], 60) == "  "
+
+
+def test_what_is_lost_differs_from_what_is_kept_without_colour(wide):
+    text = draw_histogram(wide, FP16).plain
+    bars, _, legend = text.partition("2^e")
+    assert "▒" in bars
+    assert "█" in bars
+    assert "▒: FP16 makes them 0 without a scale" in legend

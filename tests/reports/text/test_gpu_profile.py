@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from rich.console import Console
 
@@ -24,7 +26,7 @@ def shown(profile, width=80, **more):
 def test_one_screen_in_the_order_that_decides(profile):
     text = shown(profile)
     lines = text.splitlines()
-    assert len(lines) <= 34
+    assert len(lines) <= 24
     assert max(map(len, lines)) <= 80
     order = (
         "of kernel time ran on Tensor Cores",
@@ -35,11 +37,18 @@ def test_one_screen_in_the_order_that_decides(profile):
         "sizes not aligned to 16 bytes: 3 operations",
         "TF32 off: 1 operation",
         "not matrix work",
-        "Matrix operations",
         "With -v",
     )
     places = [text.index(words) for words in order]
     assert places == sorted(places)
+
+
+def test_where_little_is_to_say_the_matrix_operations_are_shown(root, profile, monkeypatch):
+    assert "Matrix operations" not in shown(profile)
+    monkeypatch.setattr(type(profile), "cause_groups", [])
+    text = shown(replace(profile, findings=()))
+    assert "Matrix operations" in text
+    assert "4 of 155; all with --json" in text
 
 
 def test_what_a_group_says_is_not_said_again(profile):

@@ -38,7 +38,7 @@ def test_it_says_what_decides_and_what_bounds_it(root: Path):
     analysis = analyze(root / "sample_runs" / "ssd")
     said = " ".join(_printed(*summary_text(analysis), width=400).split())
     assert analysis.verdict.text in said
-    assert "64 (constant), needed; any from 16 to 131072 works" in said
+    assert "64 (constant), needed; any from 16 to 131,072 works" in said
     assert f"not needed: {analysis.plan.master_weights.reason}" in said
     assert "nothing beyond the operation policy" in said
     for finding in analysis.findings[:FINDINGS]:

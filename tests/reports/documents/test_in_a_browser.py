@@ -1,0 +1,113 @@
+"""The reports as a browser shows them: on a phone, on paper, with what is folded opened."""
+
+from __future__ import annotations
+
+import shutil
+
+import made_runs as hand
+import pytest
+
+from mpdiag.reports.documents.write import write_report, write_trace_report
+
+playwright = pytest.importorskip("playwright.sync_api", reason="needs Playwright")
+
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: apt-get install chromium")
+PHONE, DESK = {"width": 390, "height": 844}, {"width": 1400, "height": 900}
+TALLEST = 3000
+"""Pixels of a trace's report on a desk, before anything is opened."""
+
+
+@pytest.fixture(scope="module")
+def pages(root, tmp_path_factory):
+    """A run's report, a trace's, and one of hostile names, each as an address."""
+    folder = tmp_path_factory.mktemp("pages")
+    hostile = hand.write_run(folder / "hostile run")
+    written = {
+        "run": write_report(root / "sample_runs" / "ssd", folder / "run.html"),
+        "trace": write_trace_report(
+            root / "sample_runs" / "gpu-sample" / "trace.json.gz", folder / "trace.html"
+        ),
+        "hostile": write_report(hostile, folder / "hostile.html"),
+    }
+    return {name: path.as_uri() for name, path in written.items()}
+
+
+@pytest.fixture(scope="module")
+def browser():
+    with playwright.sync_playwright() as driver:
+        opened = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+@pytest.fixture
+def page(browser):
+    opened = browser.new_page(viewport=DESK)
+    opened.set_default_timeout(60_000)
+    wrong = []
+    opened.on("pageerror", lambda error: wrong.append(str(error)))
+    yield opened
+    opened.close()
+    assert wrong == []
+
+
+def opened(page, address):
+    page.goto(address)
+    page.locator(".js-plotly-plot .main-svg").first.wait_for()
+    return page
+
+
+def size(page, side):
+    return page.evaluate(f"document.documentElement.scroll{side}")
+
+
+@pytest.mark.parametrize("name", ["run", "trace", "hostile"])
+def test_no_page_scrolls_sideways_on_a_phone(page, pages, name):
+    page.set_viewport_size(PHONE)
+    opened(page, pages[name])
+    assert size(page, "Width") == PHONE["width"]
+    page.evaluate("document.querySelectorAll('details').forEach((part) => { part.open = true; })")
+    page.wait_for_function(
+        "[...document.querySelectorAll('.figure')].every((f) => f.offsetParent === null || f.data)"
+    )
+    assert size(page, "Width") == PHONE["width"]
+    assert page.locator(".modebar").count() == 0  # it would lie on the legend
+
+
+def test_a_trace_s_report_is_short_until_something_is_opened(page, pages):
+    opened(page, pages["trace"])
+    assert size(page, "Height") < TALLEST
+    assert page.locator("table:visible").count() == 0
+    fold = page.locator("details.fold", has_text="TF32 off").first
+    fold.locator("summary").click()
+    assert fold.locator("table").is_visible()
+
+
+def test_the_switch_shows_the_gradients_before_and_after_the_loss_scale(page, pages):
+    opened(page, pages["run"])
+    panes = page.locator(".pane")
+    assert [panes.nth(i).is_visible() for i in (0, 1)] == [True, False]
+    page.get_by_label("At a loss scale of 64").check()
+    assert [panes.nth(i).is_visible() for i in (0, 1)] == [False, True]
+    panes.nth(1).locator(".main-svg").first.wait_for()
+    lines = "document.querySelectorAll('.pane .figure')[{}].layout.shapes[0].x0"
+    before, after = (page.evaluate(lines.format(i)) for i in (0, 1))
+    assert before - after == 6  # 64 = 2^6
+
+
+def test_on_paper_everything_is_open_and_no_figure_is_wider_than_it(page, pages):
+    opened(page, pages["run"])
+    figures = page.locator(".figure").count()
+    page.evaluate("dispatchEvent(new Event('beforeprint'))")
+    assert page.locator(".figure.js-plotly-plot").count() == figures >= 7
+    assert page.locator("details.fold:not([open])").count() == 0
+    widths = page.evaluate(
+        "[...document.querySelectorAll('.figure .main-svg')].map((s) => s.clientWidth)"
+    )
+    assert max(widths) <= 680
+    page.evaluate("dispatchEvent(new Event('afterprint'))")
+    assert page.locator("details.fold[open]").count() == 0
+    assert [page.locator(".pane").nth(i).is_visible() for i in (0, 1)] == [True, False]
