@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import shutil
 import socket
 import subprocess
@@ -59,10 +60,8 @@ def main() -> None:
             for run in options.run:
                 for view in VIEWS:
                     for scheme in ("light", "dark"):
-                        name = (
-                            view.replace("?tab=", "-").replace("?layer=", "-").replace("+", "-")
-                            + f"-{scheme}.png"
-                        )
+                        words = re.sub(r"\?\w+=|\+", "-", view)
+                        name = f"{run}-{words}-{scheme}.png"
                         page = f"{view}{'&' if '?' in view else '?'}run={run}"
                         path = options.folder / name
                         take(f"{address}/{page}", path, scheme, width=options.width, whole=True)
