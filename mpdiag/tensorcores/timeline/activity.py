@@ -55,7 +55,8 @@ def activities(trace: Collected, device: int | str | None) -> Iterator[Activity]
             launches = trace.launches_of({work[0] for work in portion})
             for correlation, start, spent, name, place, _ in portion:
                 if place in here:
-                    at = launches[correlation][0] if correlation in launches else math.nan
+                    launch = launches.get(correlation)
+                    at = launch[0] if launch is not None and launch[3] else math.nan
                     joined.add(start, start, start, start + spent, at, name, place)
         for start, end, at, name, place in joined.in_order():
             yield Activity(start, end, at, places[place][1], kinds[name], names[name])
