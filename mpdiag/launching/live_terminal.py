@@ -65,7 +65,7 @@ class PlainLines:
 
     def draw(self, title: str, lines: Sequence[str]) -> None:
         """Write one line."""
-        print(f"mpdiag: {title}; {'; '.join(lines)}", file=sys.stderr, flush=True)
+        print(f"mpdiag: {_plain('; '.join((title, *lines)))}", file=sys.stderr, flush=True)
 
     def close(self, lines: Sequence[str]) -> None:
         """Write the last word."""
@@ -97,7 +97,7 @@ class Panel:
 
     def _reserve(self, rows: int) -> str:
         """Make room below the cursor, and let all above it scroll alone."""
-        room = "\n" * LINES + f"\x1b[{LINES}A"
+        room = "\x1bD" * LINES + f"\x1b[{LINES}A"  # a newline would take the cursor to column 1
         return f"{room}\x1b7\x1b[1;{rows - LINES}r\x1b8"
 
     def draw(self, title: str, lines: Sequence[str]) -> None:
@@ -124,7 +124,7 @@ class Panel:
 
     def _styled(self, row: int, line: str, width: int) -> str:
         """A line, cut to the width; names in it cannot move the cursor."""
-        text = Text(line, style="dim" if row == 0 else "bold" if row == 2 else "")
+        text = Text(_plain(line), style="dim" if row == 0 else "bold" if row == 2 else "")
         text.truncate(width, overflow="ellipsis")
         held = io.StringIO()
         console = Terminal(
@@ -155,3 +155,8 @@ class Panel:
                 data = data[os.write(self._fd, data) :]
         except OSError:  # the terminal is gone; the training goes on
             return
+
+
+def _plain(text: str) -> str:
+    """Text of one line: names may hold anything."""
+    return "".join(c if c.isprintable() else " " for c in text)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import sys
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 from mpdiag.launching.live_state import LiveState, SoFar, verdict_words, worst_words
@@ -67,7 +68,8 @@ class LiveView:
             self.close()
             self._failed = True
             words = f"{type(error).__name__}: {error}"
-            print(f"mpdiag: the live view ended ({words}); recording goes on", file=sys.stderr)
+            with suppress(Exception):  # stderr itself may be what failed: a pipe that was closed
+                print(f"mpdiag: the live view ended ({words}); recording goes on", file=sys.stderr)
 
     def _draw(self, progress: Progress) -> None:
         begin = self._clock()
@@ -92,4 +94,5 @@ class LiveView:
     def close(self) -> None:
         """Leave the terminal as it was; the last word stays. Doing so twice does no harm."""
         shown, self._shown = self._shown, False
-        self._surface.close([verdict_words(self._so_far)] if shown else [])
+        with suppress(Exception):
+            self._surface.close([verdict_words(self._so_far)] if shown else [])

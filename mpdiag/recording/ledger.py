@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 _DRAIN_ROWS = 1024
 _FLUSH_ROWS = 20_000
 _FLUSH_SECONDS = 30.0
+MOST_ENCODED = 20_000
+"""Rows kept for whoever watches, the latest ones: one who does not come must not cost memory."""
 
 
 class RowKey(NamedTuple):
@@ -288,12 +290,15 @@ class Ledger:
         self._books = replace(books, closed=(), chunks=(*books.chunks, *tables))
         if self._encoded is not None:
             self._encoded += tables
+            held = sum(table.num_rows for table in self._encoded)
+            while len(self._encoded) > 1 and held - self._encoded[0].num_rows >= MOST_ENCODED:
+                held -= self._encoded.pop(0).num_rows
         self._raw = 0
         for rows in self._rows.values():
             rows.clear()
 
     def take_encoded(self) -> list[pa.Table]:
-        """The rows encoded since the last call, for whoever watches; the first call begins it."""
+        """The latest rows encoded since the last call, for whoever watches; the first call begins it."""
         encoded, self._encoded = self._encoded, []
         return encoded or []
 

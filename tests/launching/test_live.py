@@ -90,6 +90,7 @@ def test_the_panel_keeps_to_its_lines_and_gives_the_terminal_back(terminal, caps
     assert text.count("\x1b7") == text.count("\x1b8") == 2  # the cursor is put back
     assert re.findall(r"\x1b\[(\d+);1H", text) == ["20", "21", "22", "23", "24"]
     assert "\x1b[2J" not in text  # a name cannot clear the screen
+    assert "\n" not in text  # which would take the cursor away from a line that is not complete
     lines = re.sub(r"\x1b(\[[0-9;]*[A-Za-z]|[78])", "\n", text).split("\n")
     assert max(map(len, lines)) < 80
     assert any(line.endswith("x…") for line in lines)
@@ -174,6 +175,29 @@ def test_what_fails_while_drawing_ends_the_drawing_alone(capsys):
     view.draw()
     assert "the live view ended" in capsys.readouterr().err
     assert not view.due()
+
+
+def test_a_plain_line_is_one_line(capsys):
+    PlainLines().draw("mpdiag · run\n2", ["most lost: a\x1b[2J\nb 1 %"])
+    assert capsys.readouterr().err == "mpdiag: mpdiag · run 2; most lost: a [2J b 1 %\n"
+
+
+def test_a_closed_pipe_ends_the_drawing_alone(tmp_path, monkeypatch):
+    reader, writer = os.pipe()
+    os.close(reader)
+    stderr = os.fdopen(writer, "w")
+    monkeypatch.setattr("sys.stderr", stderr)
+    view = LiveView("run", PlainLines())
+    view.show(Progress(5, 1, [], []))
+    view.draw()
+    assert not view.due()
+    other = LiveView("run", Surface())
+    other.show(Progress(5, 1, [], []))
+    other.draw()
+    other._surface = PlainLines()
+    other.close()
+    with pytest.raises(BrokenPipeError):
+        stderr.close()
 
 
 # -- the training ----------------------------------------------------------------------------------

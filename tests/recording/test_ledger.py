@@ -105,3 +105,14 @@ def test_what_an_interrupt_left_half_written_is_swept_up(tmp_path):
     assert not mine.exists()
     assert another.exists()
     assert open_run(tmp_path / "run").meta["failures"] == []
+
+
+def test_rows_that_wait_for_a_watcher_are_bounded(tmp_path, monkeypatch):
+    monkeypatch.setattr(ledger_module, "MOST_ENCODED", 10)
+    ledger = Ledger(RunWriter(tmp_path))
+    ledger.take_encoded()
+    keep_books(ledger)  # four rows a step
+    tables = ledger.take_encoded()
+    assert sum(table.num_rows for table in tables) == 12
+    assert tables[-1]["step"].to_pylist() == [STEPS - 1] * 4
+    assert ledger.take_encoded() == []
