@@ -228,8 +228,12 @@ class WeightObserver(StepListener):
         """Count the gradients that an optimizer steps by, on a device together."""
         found = []
         for named in held:
-            gradient = named.parameter.grad
-            ready = "none" if gradient is None else countable(gradient)
+            try:
+                gradient = named.parameter.grad
+                ready = "none" if gradient is None else countable(gradient)
+            except Exception as error:  # noqa: BLE001 - the others are counted all the same
+                self.guard.failures.note("a weight gradient hook", error)
+                continue
             if isinstance(ready, str):
                 named.reason = f"gradient: {ready}"
             else:

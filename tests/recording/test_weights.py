@@ -14,6 +14,7 @@ import mpdiag
 from mpdiag.numerics.histograms import ExponentHistogram
 from mpdiag.recording.counting.device import DeviceRows
 from mpdiag.recording.counting.host import rows_on
+from mpdiag.recording.counting.tensors import countable
 
 
 def test_numbers_equal_gradients_worked_out_by_hand(tmp_path):
@@ -69,6 +70,26 @@ def test_an_accelerator_counts_what_a_step_holds_together(tmp_path, monkeypatch)
     number = len(list(model.parameters()))
     assert calls == [number, -number] * 2
     assert_frame_equal(*found)
+
+
+def test_a_gradient_that_fails_costs_the_others_nothing(tmp_path, monkeypatch):
+    model, optimizer = model_and_optimizer()
+    first = next(model.parameters())
+
+    def fails(tensor):
+        if tensor is first.grad:
+            raise RuntimeError("no storage")
+        return countable(tensor)
+
+    monkeypatch.setattr("mpdiag.recording.weights.countable", fails)
+    run = mpdiag.record(model, optimizer, tmp_path / "run")
+    with pytest.warns(RuntimeWarning, match="no storage"), run:
+        model(torch.ones(5, 8)).square().mean().backward()
+        optimizer.step()
+    found = rows(tmp_path / "run")
+    number = len(list(model.parameters()))
+    assert (found["kind"] == "weight_grad").sum() == number - 1
+    assert (found["kind"] == "update").sum() == number
 
 
 def test_accumulation_records_contributions_and_total_apart(tmp_path):
