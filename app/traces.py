@@ -50,14 +50,14 @@ def choose(chosen: Listing | None) -> OpenedTrace | None:
         names = [*names, STORED]
     if not names or names == [STORED]:
         return None
+    assert chosen is not None
     name = names[0]
     if len(names) > 1:
-        name = str(
-            st.selectbox("Shown", names, key=f"trace-{run_folder.run_name(chosen)}")  # type: ignore[arg-type]
-        )
-    if name == STORED or chosen is None:
+        key = f"trace-{run_folder.run_name(chosen)}"
+        name = str(st.selectbox("Shown", names, index=_first(chosen, names), key=key))
+    if name == STORED:
         return None
-    found = run_cache.once(chosen, "trace", name, make=lambda: _opened(chosen.folder / name))
+    found = _trace(chosen, name)
     if isinstance(found, OpenedTrace):
         return found
     st.error(in_markdown(sentence(str(found))), icon=":material/error:")
@@ -73,10 +73,32 @@ def _beside(chosen: Listing | None) -> list[Path]:
     return traces_beside(chosen.folder) if chosen is not None else []
 
 
+def _first(chosen: Listing, names: Sequence[str]) -> int:
+    """The place of what is shown first: of the files, which may be notes, the first that is a trace."""
+    shown = (
+        i
+        for i, name in enumerate(names)
+        if name == STORED or isinstance(_trace(chosen, name), OpenedTrace)
+    )
+    return next(shown, 0)
+
+
+def _trace(chosen: Listing, name: str) -> OpenedTrace | str:
+    """A trace in a run's folder, read once for each state of its file."""
+    path = chosen.folder / name
+    try:
+        status = path.stat()
+    except OSError as error:
+        return str(error)
+    key = ("trace", name, status.st_mtime_ns, status.st_size)
+    found: OpenedTrace | str = run_cache.once(chosen, *key, make=lambda: _opened(path))
+    return found
+
+
 def _opened(*paths: Path) -> OpenedTrace | str:
     try:
         return open_traces(paths)
-    except MpdiagError as error:
+    except (MpdiagError, OSError) as error:
         return str(error)
 
 
@@ -123,19 +145,26 @@ def _upload() -> None:
 def _read(files: Sequence[Any]) -> OpenedTrace | str:
     """Through files in a folder of its own, piece by piece: readers seek, and tell kinds by content."""
     with tempfile.TemporaryDirectory(prefix="mpdiag-") as folder:
-        paths = []
-        for i, file in enumerate(files):
-            place = Path(folder) / str(i)
-            place.mkdir()
-            path = place / (Path(file.name).name or "trace")
-            with path.open("wb") as target:
-                shutil.copyfileobj(file, target, 1 << 20)
-            paths.append(path)
+        try:
+            paths = [_written(Path(folder) / str(i), file) for i, file in enumerate(files)]
+        except OSError as error:  # the disk may be full
+            return f"the file cannot be kept while it is read ({error.strerror or error})"
         found = _opened(*paths)
         if isinstance(found, str):
             for path in paths:
                 found = found.replace(str(path), path.name)
         return found
+
+
+def _written(place: Path, file: Any) -> Path:
+    """A file in a folder of its own, by its name as far as that can be one."""
+    place.mkdir()
+    name = Path(file.name.replace("\0", "")).name
+    end = name.encode(errors="ignore")[-200:].decode(errors="ignore")
+    path = place / ("trace" if end in ("", ".", "..") else end)
+    with path.open("wb") as target:
+        shutil.copyfileobj(file, target, 1 << 20)
+    return path
 
 
 def _save(opened: OpenedTrace) -> None:

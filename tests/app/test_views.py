@@ -18,7 +18,7 @@ from mpdiag.display.wording import counted, percent, sentence
 from mpdiag.numerics.formats import FP8_E4M3, FP16
 from mpdiag.reports.views.gradients.frame import layers_named, scale_frame, summary
 
-testing = pytest.importorskip("streamlit.testing.v1", reason="needs Streamlit, of the extra `app`")
+pytest.importorskip("streamlit.testing.v1", reason="needs Streamlit, of the extra `app`")
 
 VIEWS = (
     "runs",
@@ -37,20 +37,6 @@ ALL = "over all recorded steps"
 SAYS_WHY = {"ssd-fp16-plan": "is a training by a plan", "gpu-sample": "holds a profile alone"}
 REFUSED = ("verdict", "gradients", "layers", "updates", "operations")
 pytestmark = pytest.mark.filterwarnings("default")  # Streamlit's own, of being run bare
-
-
-@pytest.fixture
-def opened(root, monkeypatch):
-    """Open the app on a folder of runs, with query parameters."""
-
-    def open_app(folder=root / "sample_runs", view="runs", **query):
-        monkeypatch.setenv("MPDIAG_RUNS", str(folder))
-        test = testing.AppTest.from_file(str(root / "app" / "main.py"), default_timeout=60)
-        for name, value in query.items():
-            test.query_params[name] = value
-        return test.switch_page(f"views/{view}.py").run()
-
-    return open_app
 
 
 def metrics(test):
