@@ -36,7 +36,7 @@ class OpenedTrace:
         name: Of the file; of several ranks, of the one that is shown.
         document: As ``mpdiag profile --json`` prints it.
         steps: Steps in pieces; () where the trace does not say when its kernels ran.
-        gaps: The longest gaps of the trace.
+        gaps: The longest gaps of the trace, as many as its timeline keeps.
         ranks: As ``mpdiag profile --json`` prints several ranks; None for one trace.
     """
 
@@ -61,7 +61,7 @@ def open_traces(paths: Sequence[Path]) -> OpenedTrace:
         shown = [p.path for p in profiles].index(found.slowest.trace)
     profile, timeline = profiles[shown], profiles[shown].timeline
     steps = read_pieces(paths[shown], chosen_steps(timeline)) if timeline is not None else ()
-    gaps = timeline.longest if timeline is not None else ()
+    gaps = timeline.gaps if timeline is not None else ()
     return OpenedTrace(Path(profile.path).name, profile.to_json(), steps, gaps, ranks)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -32,6 +33,9 @@ KINDS = {
 """Colour of each kind of work."""
 OTHER_WORDS = {"collective": "collectives", "copy": "copies"}
 LANE = "idle"
+SHORTER = "shorter"
+"""A gap that is not among the longest of the trace: its cause is in the step's sums alone."""
+_IDLE_WORDS = {**IDLE, SHORTER: "shorter gaps"}
 _COLUMNS = ["lane", "kind", "start_us", "duration_us", "kernels", "longest"]
 
 
@@ -44,16 +48,19 @@ def block_frame(work: StepPieces, gaps: Sequence[Gap]) -> pd.DataFrame:
 
     Returns:
         ``lane``: a stream, or ``idle``; ``kind``: a verdict, ``collective``, ``copy``, or the cause
-        of a gap; ``start_us`` from the step's begin, ``duration_us``; ``kernels``: how many pieces
-        are in it; ``longest``: the name of the longest.
+        of a gap, ``shorter`` where it is not among ``gaps``; ``start_us`` from the step's begin,
+        ``duration_us``; ``kernels``: how many pieces are in it; ``longest``: the name of the longest.
     """
     least = work.step.wall_us / PIXELS
     begin = work.step.start_us
     rows: list[list[Any]] = []
     for stream in sorted({piece.stream for piece in work.pieces}):
         rows += _lane(stream, work, least)
+    known = sorted(gaps, key=lambda gap: gap.start_us)
+    ends = [gap.end_us for gap in known]
     for start, end in _idle(work):
-        cause = next((g.cause for g in gaps if g.start_us < end and start < g.end_us), "unknown")
+        at = bisect_right(ends, start)
+        cause = known[at].cause if at < len(known) and known[at].start_us < end else SHORTER
         if end - start >= least:
             rows.append([LANE, cause, start - begin, end - start, 0, ""])
     return pd.DataFrame(rows, columns=_COLUMNS)
@@ -111,10 +118,10 @@ def timeline_figure(frame: pd.DataFrame, length_us: float, words: Mapping[str, s
     for kind, colour in KINDS.items():
         part = frame[(frame["kind"] == kind) & (frame["lane"] != LANE)]
         _bars(fig, part, places, named[kind], {"color": colour, "line": {"width": 0}})
-    for cause, shape in HATCHES.items():
+    for cause, shape in {**HATCHES, SHORTER: ""}.items():
         part = frame[(frame["kind"] == cause) & (frame["lane"] == LANE)]
         pattern = {"shape": shape, "size": 5, "solidity": 0.35}
-        name = f"idle: {IDLE[cause]}"
+        name = f"idle: {_IDLE_WORDS[cause]}"
         _bars(fig, part, places, name, {"color": GREY, "line": {"width": 0}, "pattern": pattern})
     layer_axis(fig, lanes)
     return fig.update_xaxes(

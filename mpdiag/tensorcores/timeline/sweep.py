@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from mpdiag.tensorcores.timeline.gaps import GapCause
 
 LONGEST = 10
-"""Gaps that are kept with their neighbours."""
+"""Gaps that are listed."""
+KEPT = 5000
+"""Gaps that are kept with their neighbours, for a drawing of a step."""
 
 
 @dataclass(frozen=True)
@@ -117,7 +119,7 @@ class Timeline:
         steps: Each step that ran something, in order; () where nothing marks steps.
         marks: What marks them.
         streams: By busy time.
-        longest: The longest gaps, longest first.
+        gaps: The longest ``KEPT`` gaps, longest first.
         spans_left_out: Whether some of the host's waits were not kept.
     """
 
@@ -125,8 +127,13 @@ class Timeline:
     steps: tuple[Window, ...]
     marks: StepMarks
     streams: tuple[Stream, ...]
-    longest: tuple[Gap, ...]
+    gaps: tuple[Gap, ...]
     spans_left_out: bool = False
+
+    @property
+    def longest(self) -> tuple[Gap, ...]:
+        """The gaps to list."""
+        return self.gaps[:LONGEST]
 
     @property
     def later_steps(self) -> tuple[Window, ...]:
@@ -320,10 +327,10 @@ class _Sweep:
         elif self._closed:  # it ends the step before
             self._closed[max(self._closed)].gaps[cause] += length
         self._gaps += 1
-        if len(self._longest) < LONGEST or length > self._longest[0][0]:
+        if len(self._longest) < KEPT or length > self._longest[0][0]:
             gap = Gap(reach, activity.start_us, cause, self._last, activity.name, host)
             heapq.heappush(self._longest, (length, -self._gaps, gap))
-            if len(self._longest) > LONGEST:
+            if len(self._longest) > KEPT:
                 heapq.heappop(self._longest)
 
     def _lane(self, activity: Activity) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from mpdiag.reports.opened_trace import open_traces, traces_beside
@@ -50,6 +52,39 @@ def test_blocks_join_neighbours_and_leave_gaps_with_their_cause():
     caption = timeline.timeline_caption(WORK)
     assert caption.startswith("Step 7: 1.0 ms from its first kernel on, 20.0 % of it idle")
     assert "mostly waiting for data: 200 µs" in caption
+
+
+def test_idle_time_that_is_not_among_the_kept_gaps_is_not_called_unknown():
+    frame = timeline.block_frame(WORK, [])
+    assert frame["kind"].tolist()[-1] == "shorter"
+    names = [trace.name for trace in timeline.timeline_figure(frame, 1000.0, WORDS).data]
+    assert names[-1] == "idle: shorter gaps"
+
+
+def test_every_gap_of_a_drawn_step_has_its_cause(tmp_path):
+    """Many gaps of one length: a list of the ten longest would not tell of most of them."""
+    events = []
+    for i in range(60):
+        launched = {
+            "ph": "X",
+            "cat": "cuda_runtime",
+            "name": "cudaLaunchKernel",
+            "pid": 1,
+            "tid": 1,
+        }
+        kernel = {"ph": "X", "cat": "kernel", "name": "volta_sgemm_64x64_tn", "pid": 0, "tid": 7}
+        place = {"device": 0, "stream": 7}
+        events.append({**launched, "ts": 30 * i, "dur": 1, "args": {"correlation": i + 1}})
+        events.append(
+            {**kernel, "ts": 30 * i + 2, "dur": 10, "args": {**place, "correlation": i + 1}}
+        )
+    path = tmp_path / "trace.json"
+    path.write_text(json.dumps({"traceEvents": events}))
+    opened = open_traces([path])
+    frame = timeline.block_frame(opened.steps[0], opened.gaps)
+    idle = frame[frame["lane"] == "idle"]
+    assert (idle["kind"] == "host").sum() == len(idle) == 59
+    assert len(opened.document["timeline"]["longest_gaps"]) == 10
 
 
 def test_where_pieces_are_left_out_no_idle_time_is_drawn():
