@@ -1,0 +1,417 @@
+"""Instruments and their constants: few parameters, each with a meaning and a unit."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from cases.case import Case, Training
+from cases.unseen_2.shared import (
+    TEST,
+    binary_accuracy,
+    cosine,
+    product,
+    rng,
+    supervised,
+)
+
+
+class Pointing(nn.Module):
+    """Where a telescope's mount is zero, in degrees, and how its axis leans."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.zero = nn.Parameter(torch.tensor([180.0, 45.0]))
+        self.lean = nn.Parameter(torch.zeros(2))
+
+    def forward(self, angles: Tensor) -> Tensor:
+        turn = torch.deg2rad(angles[:, 0])
+        up = self.lean[0] * torch.cos(turn) + self.lean[1] * torch.sin(turn)
+        return angles - self.zero + torch.stack([up * 0, up], -1)
+
+
+def pointing_of_a_telescope(seed: int) -> Training:
+    """Stars are seen beside where they should be; to some seconds of arc."""
+    torch.manual_seed(seed)
+    model, real = Pointing(), Pointing()
+    with torch.no_grad():
+        real.zero.copy_(torch.tensor([180.3127, 44.8719]))
+        real.lean.copy_(torch.tensor([0.05, -0.02]))
+
+    def stars(n: int, g: torch.Generator) -> tuple[Tensor, Tensor]:
+        angles = torch.rand(n, 2, generator=g) * torch.tensor([360.0, 90.0])
+        with torch.no_grad():
+            return angles, real(angles) + 0.002 * torch.randn(n, 2, generator=g)
+
+    def arc_seconds(_out: Tensor, _y: Tensor) -> float:
+        return 3600 * float((model.zero - real.zero).abs().mean())
+
+    optimizer = torch.optim.Adam(model.parameters(), lr=2e-2)
+    return supervised(
+        model, optimizer, seed, stars, F.mse_loss, arc_seconds, 32, 10,
+        schedule=cosine(optimizer, 200),
+    )  # fmt: skip
+
+
+class Bar(nn.Module):
+    """How long a bar is: its length at 20 degrees and its expansion per degree."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.expansion = nn.Parameter(torch.tensor(1.0e-5))
+        self.length = nn.Parameter(torch.tensor(0.0))
+
+    def forward(self, batch: Tensor) -> Tensor:
+        metres, degrees = batch.unbind(-1)
+        return 1e3 * metres * self.expansion * (degrees - 20) + self.length
+
+
+def expanding_bars(seed: int) -> Training:
+    """The expansion of steel per degree, from bars of some metres; they grow by millimetres."""
+    torch.manual_seed(seed)
+    model = Bar()
+
+    def bars(n: int, g: torch.Generator) -> tuple[Tensor, Tensor]:
+        metres, degrees = 1 + 3 * torch.rand(n, generator=g), 80 * torch.rand(n, generator=g) - 20
+        grown = 1e3 * metres * 1.1737e-5 * (degrees - 20)
+        return torch.stack([metres, degrees], -1), grown + 0.01 * torch.randn(n, generator=g)
+
+    optimizer = torch.optim.Adam(
+        [{"params": [model.expansion], "lr": 5e-8}, {"params": [model.length], "lr": 1e-2}]
+    )
+
+    def per_mille(_out: Tensor, _y: Tensor) -> float:
+        return 1e3 * abs(float(model.expansion) / 1.1737e-5 - 1)
+
+    return supervised(
+        model, optimizer, seed, bars, F.mse_loss, per_mille, 64, 10,
+        schedule=cosine(optimizer, 200),
+    )  # fmt: skip
+
+
+class Beam(nn.Module):
+    """The deflection of beams in millimetres by their modulus in pascal."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.modulus = nn.Parameter(torch.tensor(1.8e11))
+
+    def forward(self, batch: Tensor) -> Tensor:
+        newton, metres = batch.unbind(-1)
+        return 1e3 * newton * metres**3 / (48 * self.modulus * 8e-7)
+
+
+def modulus_of_steel(seed: int) -> Training:
+    """Young's modulus from the deflection of beams."""
+    torch.manual_seed(seed)
+    model, real = Beam(), Beam()
+    with torch.no_grad():
+        real.modulus.fill_(2.06e11)
+
+    def beams(n: int, g: torch.Generator) -> tuple[Tensor, Tensor]:
+        load = torch.stack([200 * torch.rand(n, generator=g), 1 + torch.rand(n, generator=g)], -1)
+        with torch.no_grad():
+            return load, real(load) * (1 + 0.01 * torch.randn(n, generator=g))
+
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e9)
+
+    def per_cent(_out: Tensor, _y: Tensor) -> float:
+        return 100 * abs(float(model.modulus) / 2.06e11 - 1)
+
+    return supervised(
+        model, optimizer, seed, beams, F.mse_loss, per_cent, 64, 10,
+        schedule=cosine(optimizer, 120),
+    )  # fmt: skip
+
+
+class Mains(nn.Module):
+    """A wave of the mains: frequency in hertz, and its parts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hertz = nn.Parameter(torch.tensor(50.0))
+        self.parts = nn.Parameter(torch.tensor([1.0, 0.0]))
+
+    def forward(self, t: Tensor) -> Tensor:
+        phase = 2 * math.pi * self.hertz * t
+        return self.parts[0] * torch.sin(phase) + self.parts[1] * torch.cos(phase)
+
+
+def frequency_of_the_mains(seed: int) -> Training:
+    """The frequency of the mains over two seconds, to a millihertz."""
+    torch.manual_seed(seed)
+    model, real = Mains(), Mains()
+    with torch.no_grad():
+        real.hertz.fill_(50.0443)
+        real.parts.copy_(torch.tensor([0.9, 0.3]))
+
+    def samples(n: int, g: torch.Generator) -> tuple[Tensor, Tensor]:
+        t = 2 * torch.rand(n, generator=g)
+        with torch.no_grad():
+            return t, real(t) + 0.05 * torch.randn(n, generator=g)
+
+    optimizer = torch.optim.Adam(
+        [{"params": [model.hertz], "lr": 2e-3}, {"params": [model.parts], "lr": 1e-2}]
+    )
+
+    def millihertz(_out: Tensor, _y: Tensor) -> float:
+        return 1e3 * abs(float(model.hertz - real.hertz))
+
+    return supervised(
+        model, optimizer, seed, samples, F.mse_loss, millihertz, 128, 10,
+        schedule=cosine(optimizer, 200),
+    )  # fmt: skip
+
+
+class Enzyme(nn.Module):
+    """How fast enzymes work, by concentrations in mol per litre."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.most = nn.Parameter(torch.tensor(1.0))
+        self.half_at = nn.Parameter(torch.tensor([1e-6, 1e-6]))
+
+    def forward(self, batch: tuple[Tensor, Tensor]) -> Tensor:
+        amount, kind = batch
+        return self.most * amount / (self.half_at[kind] + amount)
+
+
+def enzymes_by_michaelis(seed: int) -> Training:
+    """Michaelis constants of two enzymes, in mol per litre."""
+    torch.manual_seed(seed)
+    model, real = Enzyme(), Enzyme()
+    with torch.no_grad():
+        real.most.fill_(1.4)
+        real.half_at.copy_(torch.tensor([6.1e-7, 2.27e-6]))
+
+    def assays(n: int, g: torch.Generator) -> tuple[tuple[Tensor, Tensor], Tensor]:
+        amount = 1e-7 * torch.exp(4 * torch.rand(n, generator=g))
+        kind = torch.randint(0, 2, (n,), generator=g)
+        with torch.no_grad():
+            return (amount, kind), real((amount, kind)) + 0.01 * torch.randn(n, generator=g)
+
+    optimizer = torch.optim.Adam(
+        [{"params": [model.most], "lr": 1e-2}, {"params": [model.half_at], "lr": 3e-8}]
+    )
+
+    def log_error(_out: Tensor, _y: Tensor) -> float:
+        return float((model.half_at / real.half_at).log().abs().max())
+
+    return supervised(
+        model, optimizer, seed, assays, F.mse_loss, log_error, 64, 10,
+        schedule=cosine(optimizer, 200),
+    )  # fmt: skip
+
+
+def spam_by_pegasos(seed: int) -> Training:
+    """A linear machine with a margin by Pegasos: its rates fall as one over the step."""
+    torch.manual_seed(seed)
+    model = nn.Linear(40, 1, bias=False)
+    with torch.no_grad():
+        model.weight.zero_()
+    real = torch.randn(40, 1, generator=rng(61))
+
+    def letters(n: int, g: torch.Generator) -> tuple[Tensor, Tensor]:
+        x = torch.randn(n, 40, generator=g) / 6
+        return x, (product(x, real) + 0.5 * torch.randn(n, 1, generator=g) > 0).float()
+
+    def hinge(out: Tensor, y: Tensor) -> Tensor:
+        return F.relu(1 - (2 * y - 1) * out).mean() + 5e-4 * model.weight.square().sum()
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+
+    def schedule(step: int) -> None:
+        optimizer.param_groups[0]["lr"] = 1 / (1e-3 * (step + 50))
+
+    return supervised(
+        model, optimizer, seed, letters, hinge, lambda o, y: float(hinge(o, y)), 16, 3000,
+        schedule=schedule,
+    )  # fmt: skip
+
+
+class Stations(nn.Module):
+    """Places of six stations in metres on a national grid."""
+
+    def __init__(self, guess: Tensor) -> None:
+        super().__init__()
+        self.place = nn.Parameter(guess)
+
+    def forward(self, pair: Tensor) -> Tensor:
+        apart = self.place[pair[:, 0]] - self.place[pair[:, 1]]
+        return apart.square().sum(-1).sqrt()
+
+
+def network_of_stations(seed: int) -> Training:
+    """Distances between stations are measured to centimetres; where do the stations stand?"""
+    torch.manual_seed(seed)
+    g = rng(62)
+    real = 3500 + 2000 * torch.rand(6, 2, generator=g)
+    model = Stations(real + 2 * torch.randn(6, 2, generator=rng(seed)))
+    pairs = torch.combinations(torch.arange(6), 2)
+    apart = (real[pairs[:, 0]] - real[pairs[:, 1]]).norm(dim=-1)
+
+    def measured(n: int, g: torch.Generator) -> tuple[Tensor, Tensor]:
+        rows = torch.randint(0, len(pairs), (n,), generator=g)
+        return pairs[rows], apart[rows] + 0.01 * torch.randn(n, generator=g)
+
+    def centimetres(_out: Tensor, _y: Tensor) -> float:
+        return 100 * float((model(pairs) - apart).abs().mean())
+
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-1)
+    return supervised(
+        model, optimizer, seed, measured, F.mse_loss, centimetres, 32, 10,
+        schedule=cosine(optimizer, 250),
+    )  # fmt: skip
+
+
+class Words(nn.Module):
+    """Vectors of words and of their neighbours."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.word, self.near = nn.Embedding(120, 12), nn.Embedding(120, 12)
+
+    def forward(self, pair: Tensor) -> Tensor:
+        return (self.word(pair[:, 0]) * self.near(pair[:, 1])).sum(-1)
+
+
+def vectors_moved_to_a_new_town(seed: int) -> Training:
+    """Vectors of words that were trained elsewhere are trained on, at a low rate and for long."""
+    torch.manual_seed(seed)
+    model = Words()
+    a, b = torch.randn(120, 4, generator=rng(63)), torch.randn(120, 4, generator=rng(64))
+
+    def pairs(n: int, g: torch.Generator) -> tuple[Tensor, Tensor]:
+        pair = torch.randint(0, 120, (n, 2), generator=g)
+        return pair, ((a[pair[:, 0]] * b[pair[:, 1]]).sum(-1) > 0).float()
+
+    optimizer = torch.optim.Adam(model.parameters(), lr=2e-4)
+    loss = F.binary_cross_entropy_with_logits
+    return supervised(
+        model, optimizer, seed, pairs, loss, lambda o, y: float(loss(o, y)), 256, 3000
+    )
+
+
+class Couplings(nn.Module):
+    """A net of spins, each drawn by the others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pull, self.own = nn.Parameter(torch.zeros(12, 12)), nn.Parameter(torch.zeros(12))
+
+    def forward(self, s: Tensor) -> Tensor:
+        both = self.pull + self.pull.T
+        both = both - torch.diag(both.diagonal())
+        return (s * (s[..., None] * both).sum(-2) + s * self.own).flatten()
+
+
+def firing_of_neurons(seed: int) -> Training:
+    """Couplings of twelve neurons by pseudolikelihood, in small steps of plain descent."""
+    torch.manual_seed(seed)
+    model = Couplings()
+    mix = torch.randn(4, 12, generator=rng(65))
+
+    def states(n: int, g: torch.Generator) -> tuple[Tensor, Tensor]:
+        s = torch.sign(product(torch.randn(n, 4, generator=g), mix) - 0.5)
+        return s, s
+
+    def likelihood(out: Tensor, _: Tensor) -> Tensor:
+        return F.softplus(-2 * out).mean()
+
+    with torch.no_grad():
+        model.own.fill_(-1.0)
+        model.pull.fill_(0.5)
+    optimizer = torch.optim.SGD(model.parameters(), lr=5e-3)
+    return supervised(
+        model, optimizer, seed, states, likelihood, lambda o, y: float(likelihood(o, y)), 64, 2000
+    )
+
+
+class ZeroPoints(nn.Module):
+    """Zero points of five nights in magnitudes, and a slope by height."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.zero, self.slope = nn.Parameter(torch.full((5,), 25.0)), nn.Parameter(torch.zeros(1))
+
+    def forward(self, batch: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+        counts, night, air = batch
+        return self.zero[night] - counts + self.slope * air
+
+
+def zero_points_of_nights(seed: int) -> Training:
+    """A survey's zero points, wanted to some thousandths of a magnitude."""
+    torch.manual_seed(seed)
+    model = ZeroPoints()
+    real = 25.2 + 0.3 * torch.randn(5, generator=rng(66))
+
+    def stars(n: int, g: torch.Generator) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor]:
+        counts, air = 10 + 2 * torch.randn(n, generator=g), torch.rand(n, generator=g)
+        night = torch.randint(0, 5, (n,), generator=g)
+        seen = real[night] - counts - 0.12 * air + 0.02 * torch.randn(n, generator=g)
+        return (counts, night, air), seen
+
+    def thousandths(_out: Tensor, _y: Tensor) -> float:
+        return 1e3 * float((model.zero - real).abs().mean())
+
+    optimizer = torch.optim.Adam(model.parameters(), lr=5e-2)
+    return supervised(
+        model, optimizer, seed, stars, F.mse_loss, thousandths, 64, 10,
+        schedule=cosine(optimizer, 200),
+    )  # fmt: skip
+
+
+class Scanner(nn.Module):
+    """What a new scanner changes in pictures that a network already knows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(20, 32), nn.Tanh(), nn.Linear(32, 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.body(x)
+
+
+def scans_of_another_clinic(seed: int) -> Training:
+    """A trained network moves on to a clinic with other scanners: momentum, a rate of 1e-4."""
+    torch.manual_seed(seed)
+    model = Scanner()
+    real = torch.randn(20, 1, generator=rng(67))
+    turned = real + 1.2 * torch.randn(20, 1, generator=rng(68))
+
+    def scans(sight: Tensor, n: int, g: torch.Generator) -> tuple[Tensor, Tensor]:
+        x = torch.randn(n, 20, generator=g)
+        return x, (product(x, sight) > 0).float()
+
+    first = torch.optim.Adam(model.parameters(), lr=1e-2)
+    loss = F.binary_cross_entropy_with_logits
+    for i in range(150):
+        x, y = scans(real, 128, rng(seed, -5 - i))
+        first.zero_grad()
+        loss(model(x), y).backward()
+        first.step()
+    model.zero_grad()
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+    return supervised(
+        model, optimizer, seed, lambda n, g: scans(turned, n, g), loss, binary_accuracy, 64, 3000
+    )
+
+
+CASES = (
+    Case("pointing_of_a_telescope", "Zeros.", 200, pointing_of_a_telescope, "arcsec", False, 10.0),
+    Case("expanding_bars", "Expansion.", 200, expanding_bars, "per mille", False, 1.0),
+    Case("modulus_of_steel", "A modulus.", 120, modulus_of_steel, "per cent", False, 1.0),
+    Case("frequency_of_the_mains", "Hertz.", 200, frequency_of_the_mains, "mHz", False, 3.0),
+    Case("enzymes_by_michaelis", "Enzymes.", 200, enzymes_by_michaelis, "log", False, 0.03),
+    Case("spam_by_pegasos", "A margin.", 600, spam_by_pegasos, "hinge", False, 0.005),
+    Case("network_of_stations", "Distances.", 250, network_of_stations, "cm", False, 2.0),
+    Case(
+        "vectors_moved_to_a_new_town", "W.", 600, vectors_moved_to_a_new_town, "nats", False, 0.05
+    ),
+    Case("firing_of_neurons", "Spins.", 600, firing_of_neurons, "nats", False, 0.01),
+    Case("zero_points_of_nights", "Stars.", 200, zero_points_of_nights, "mmag", False, 3.0),
+    Case("scans_of_another_clinic", "Scans.", 500, scans_of_another_clinic, "accuracy", True, 0.02),
+)
