@@ -432,7 +432,13 @@ def digits_by_cosine_rate(seed: int) -> Training:
 
 CASES = (
     Case(
-        "spiral_arms", "Three arms of a spiral by a network.", 150, spiral_arms, "accuracy", True, 0.05
+        "spiral_arms",
+        "Three arms of a spiral by a network.",
+        150,
+        spiral_arms,
+        "accuracy",
+        True,
+        0.05,
     ),
     Case("opinions", "Reviews by their words.", 120, opinions, "accuracy", True, 0.04),
     Case("next_symbol", "Symbols by causal convolutions.", 150, next_symbol, "nats", False, 0.1),

@@ -9,7 +9,6 @@ from torch.nn import functional as F
 from cases.case import Case, Training
 from cases.unseen_2.shared import (
     TEST,
-    accuracy,
     binary_accuracy,
     cosine,
     mlp,
@@ -77,9 +76,7 @@ def critic_with_clipped_weights(seed: int) -> Training:
         return -1e6 * float(apart(4000, rng(TEST)))
 
     optimizer = torch.optim.RMSprop(model.parameters(), lr=3e-4, eps=1e-16)
-    return Training(
-        model, optimizer, lambda i: apart(128, rng(seed, i)), distance, schedule=clip
-    )
+    return Training(model, optimizer, lambda i: apart(128, rng(seed, i)), distance, schedule=clip)
 
 
 class Beat(nn.Module):
@@ -125,7 +122,10 @@ class LinkNet(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.place, self.bias = nn.Parameter(0.3 * torch.randn(300, 8)), nn.Parameter(-torch.ones(1))
+        self.place, self.bias = (
+            nn.Parameter(0.3 * torch.randn(300, 8)),
+            nn.Parameter(-torch.ones(1)),
+        )
 
     def forward(self, links: Tensor) -> Tensor:
         h = links @ self.place
@@ -137,7 +137,7 @@ def acquaintances(seed: int) -> Training:
     torch.manual_seed(seed)
     g = rng(72)
     group = torch.arange(300) % 12
-    links = (torch.rand(300, 300, generator=g) < torch.where(group[:, None] == group, 0.4, 0.004))
+    links = torch.rand(300, 300, generator=g) < torch.where(group[:, None] == group, 0.4, 0.004)
     links = links.float().triu(1)
     hidden = torch.rand(300, 300, generator=g) < 0.15
     seen = links * ~hidden
@@ -149,9 +149,7 @@ def acquaintances(seed: int) -> Training:
     rare = 10.0
 
     def loss(_step: int) -> Tensor:
-        return F.binary_cross_entropy_with_logits(
-            model(mix), seen, pos_weight=torch.tensor(rare)
-        )
+        return F.binary_cross_entropy_with_logits(model(mix), seen, pos_weight=torch.tensor(rare))
 
     def evaluate() -> float:
         out = model(mix)[hidden & (torch.ones(300, 300).triu(1) > 0)]
@@ -262,7 +260,7 @@ class Aquifer(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.body = mlp(1, 24, 24, 1, act=nn.Tanh)
+        self.body = mlp(1, 24, 16, 1, act=nn.Tanh)
 
     def forward(self, x: Tensor) -> Tensor:
         s = x / 1000
@@ -278,7 +276,7 @@ def water_table(seed: int) -> Training:
         return -2e-5 * (1 + torch.sin(x / 150))
 
     def loss(step: int) -> Tensor:
-        x = (1000 * torch.rand(64, 1, generator=rng(seed, step))).requires_grad_()
+        x = (1000 * torch.rand(48, 1, generator=rng(seed, step))).requires_grad_()
         with torch.enable_grad():
             (slope,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
             (bend,) = torch.autograd.grad(slope.sum(), x, create_graph=True)
@@ -292,40 +290,7 @@ def water_table(seed: int) -> Training:
     def evaluate() -> float:
         return relative_rmse(model(x.float()[:, None]), real)
 
-    return Training(model, optimizer, loss, evaluate, schedule=cosine(optimizer, 300))
-
-
-class Recall(nn.Module):
-    """A plain recurrent net."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.into, self.again, self.out = nn.Linear(2, 24), nn.Linear(24, 24), nn.Linear(24, 2)
-        with torch.no_grad():
-            self.again.weight.copy_(0.75 * torch.eye(24))
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = torch.zeros(len(x), 24)
-        for now in x.unbind(1):
-            h = torch.tanh(self.again(h) + self.into(now))
-        return self.out(h)
-
-
-def first_word_counts(seed: int) -> Training:
-    """The first sign of forty decides; all others are noise of a quieter kind."""
-    torch.manual_seed(seed)
-    model = Recall()
-
-    def texts(n: int, g: torch.Generator) -> tuple[Tensor, Tensor]:
-        y = torch.randint(0, 2, (n,), generator=g)
-        x = 0.02 * torch.randn(n, 40, 2, generator=g)
-        x[:, 0] = F.one_hot(y, 2).float()
-        return x, y
-
-    optimizer = torch.optim.Adam(model.parameters(), lr=3e-3, eps=1e-20)
-    return supervised(
-        model, optimizer, seed, texts, F.cross_entropy, accuracy, 64, 500, clip_norm=1.0
-    )
+    return Training(model, optimizer, loss, evaluate, schedule=cosine(optimizer, 150))
 
 
 class Slide(nn.Module):
@@ -416,19 +381,150 @@ def lesions_in_volumes(seed: int) -> Training:
     return supervised(model, optimizer, seed, volumes, focal, overlap, 2, 12)
 
 
+class Fund(nn.Module):
+    """Shares of twelve stocks in a fund."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = mlp(6, 24, 12, act=nn.Tanh)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return torch.softmax(self.body(x), -1)
+
+
+def fund_that_follows_an_index(seed: int) -> Training:
+    """A fund of twelve stocks shall follow an index from hour to hour; squared differences."""
+    torch.manual_seed(seed)
+    model = Fund()
+    share = torch.randn(6, 12, generator=rng(77)) / 2
+
+    def hours(n: int, g: torch.Generator) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        x = torch.randn(n, 6, generator=g)
+        returns = 2e-3 * torch.randn(n, 12, generator=g)
+        index = (torch.softmax(product(x, share), -1) * returns).sum(-1)
+        return x, (returns, index)
+
+    def error(shares: Tensor, seen: tuple[Tensor, Tensor]) -> Tensor:
+        return ((shares * seen[0]).sum(-1) - seen[1]).square().mean()
+
+    def relative(shares: Tensor, seen: tuple[Tensor, Tensor]) -> float:
+        return float(error(shares, seen).sqrt() / seen[1].std())
+
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2, eps=1e-15)
+    return supervised(model, optimizer, seed, hours, error, relative, 128, 2000)
+
+
+def photographs_of_the_night(seed: int) -> Training:
+    """Slight noise is taken from pictures; the loss is a mean over all pixels of a batch."""
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Conv2d(1, 6, 3, padding=1), nn.ReLU(), nn.Conv2d(6, 1, 3, padding=1))
+    with torch.no_grad():
+        model[-1].weight.mul_(0.1)
+        model[-1].bias.zero_()
+
+    def pictures(n: int, g: torch.Generator) -> tuple[Tensor, Tensor]:
+        grid = torch.linspace(0, 1, 48)
+        k = 3 + 5 * torch.rand(n, 4, 1, generator=g)
+        wave = torch.sin(k[:, 0] * grid + k[:, 2])[:, :, None] * torch.sin(k[:, 1] * grid)[:, None]
+        noise = 0.01 * torch.randn(n, 1, 48, 48, generator=g)
+        return 0.02 * wave[:, None] + noise, noise
+
+    optimizer = torch.optim.Adam(model.parameters(), lr=5e-3, eps=1e-15)
+    return supervised(model, optimizer, seed, pictures, F.mse_loss, relative_rmse, 24, 24)
+
+
+class Tilt(nn.Module):
+    """How much heavier claims are drawn, by the kind of a portfolio."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = mlp(3, 16, 4, act=nn.Tanh)
+
+    def forward(self, kind: Tensor) -> Tensor:
+        return self.body(kind)
+
+
+def ruin_of_an_insurer(seed: int) -> Training:
+    """A rare ruin is sampled with heavier claims; the second moment of the estimate is made small."""
+    torch.manual_seed(seed)
+    model = Tilt()
+
+    def second_moment(n: int, g: torch.Generator) -> Tensor:
+        kind = torch.rand(n, 3, generator=g)
+        lean = torch.cat([kind, 1 - kind[:, :1]], -1)
+        tilt = model(kind) + 1.0
+        drawn = torch.randn(n, 4, generator=g) + 1.5
+        weight = (0.5 * 1.5**2 - 1.5 * drawn).sum(-1)
+        ruin = ((lean * drawn).sum(-1) > 4.5 * lean.square().sum(-1).sqrt()).float()
+        apart = (0.5 * tilt.square() - tilt * drawn).sum(-1)
+        return (ruin * torch.exp(weight + apart)).mean()
+
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2, eps=1e-20)
+    return Training(
+        model,
+        optimizer,
+        lambda i: second_moment(512, rng(seed, i)),
+        lambda: float(second_moment(200_000, rng(TEST)).log()),
+    )
+
+
+class Compass(nn.Module):
+    """The earth's field in tesla from raw readings of three coils."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = mlp(4, 24, 3, act=nn.Tanh)
+        self.register_buffer("tesla", torch.full((3,), 5e-5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.tesla * self.body(x)
+
+
+def compass_in_a_phone(seed: int) -> Training:
+    """A compass is corrected for iron nearby and for warmth; fields are in tesla."""
+    torch.manual_seed(seed)
+    model = Compass()
+    mix = torch.eye(3) + 0.3 * torch.randn(3, 3, generator=rng(78))
+
+    def readings(n: int, g: torch.Generator) -> tuple[Tensor, Tensor]:
+        way = F.normalize(torch.randn(n, 3, generator=g), dim=-1)
+        warm = torch.randn(n, 1, generator=g)
+        return torch.cat([product(way, mix) * (1 + 0.1 * warm) + 0.3, warm], -1), 5e-5 * way
+
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2, eps=1e-18)
+    return supervised(model, optimizer, seed, readings, F.mse_loss, relative_rmse, 256, 1000)
+
+
 CASES = (
     Case("leaning_plumb_line", "V.", 200, leaning_plumb_line, "relative RMSE", False, 0.05),
-    Case(
-        "critic_with_clipped_weights", "C.", 150, critic_with_clipped_weights, "1e-6", True, 0.02
-    ),
+    Case("critic_with_clipped_weights", "C.", 150, critic_with_clipped_weights, "1e-6", True, 5.0),
     Case("heart_beats_in_volts", "H.", 160, heart_beats_in_volts, "relative RMSE", False, 0.05),
     Case("acquaintances", "A graph.", 100, acquaintances, "ranking", True, 0.02),
     Case("spectra_of_stars", "Chi square.", 200, spectra_of_stars, "relative RMSE", False, 0.05),
     Case("houses_in_dollars", "Prices.", 150, houses_in_dollars, "relative RMSE", False, 0.05),
     Case("sensors_swapped", "A front.", 200, sensors_swapped, "relative RMSE", False, 0.1),
-    Case("water_table", "An equation.", 300, water_table, "relative RMSE", False, 0.1),
-    Case("first_word_counts", "Recall.", 100, first_word_counts, "accuracy", True, 0.1),
+    Case("water_table", "An equation.", 150, water_table, "relative RMSE", False, 0.1),
     Case("tiles_of_a_slide", "Tiles.", 100, tiles_of_a_slide, "accuracy", True, 0.05),
     Case("level_and_salt", "Two.", 150, level_and_salt, "relative RMSE", False, 0.1),
     Case("lesions_in_volumes", "Voxels.", 60, lesions_in_volumes, "soft overlap", True, 0.05),
+    Case(
+        "fund_that_follows_an_index",
+        "A fund.",
+        150,
+        fund_that_follows_an_index,
+        "relative",
+        False,
+        0.05,
+    ),
+    Case(
+        "photographs_of_the_night",
+        "Noise.",
+        80,
+        photographs_of_the_night,
+        "relative RMSE",
+        False,
+        0.05,
+    ),
+    Case("ruin_of_an_insurer", "Rare.", 150, ruin_of_an_insurer, "log", False, 0.2),
+    Case("compass_in_a_phone", "Tesla.", 150, compass_in_a_phone, "relative RMSE", False, 0.05),
 )

@@ -10,7 +10,6 @@ from torch.nn import functional as F
 
 from cases.case import Case, Training
 from cases.unseen_2.shared import (
-    TEST,
     binary_accuracy,
     cosine,
     product,
@@ -116,7 +115,7 @@ def modulus_of_steel(seed: int) -> Training:
         with torch.no_grad():
             return load, real(load) * (1 + 0.01 * torch.randn(n, generator=g))
 
-    optimizer = torch.optim.Adam(model.parameters(), lr=1e9)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e9, eps=1e-30)
 
     def per_cent(_out: Tensor, _y: Tensor) -> float:
         return 100 * abs(float(model.modulus) / 2.06e11 - 1)

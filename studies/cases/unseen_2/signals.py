@@ -189,8 +189,9 @@ class Heat(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.log_spread, self.log_loss = nn.Parameter(torch.tensor(-2.5)), nn.Parameter(
-            torch.tensor(-4.0)
+        self.log_spread, self.log_loss = (
+            nn.Parameter(torch.tensor(-2.5)),
+            nn.Parameter(torch.tensor(-4.0)),
         )
         self.register_buffer("stencil", torch.tensor([[[1.0, -2.0, 1.0]]]))
 
@@ -312,28 +313,32 @@ class Soil(nn.Module):
 
     def __init__(self) -> None:
         super().__init__()
-        self.start, self.move, self.out = nn.Linear(5, 6), mlp(7, 16, 6, act=nn.Tanh), nn.Linear(6, 1)
+        self.start, self.move, self.out = (
+            nn.Linear(5, 6),
+            mlp(7, 16, 6, act=nn.Tanh),
+            nn.Linear(6, 1),
+        )
 
     def forward(self, batch: tuple[Tensor, Tensor]) -> Tensor:
         site, weather = batch
         z = self.start(site)
         for now in weather.unbind(1):
-            z = z + 0.002 * self.move(torch.cat([z, now[:, None]], -1))
+            z = z + 0.004 * self.move(torch.cat([z, now[:, None]], -1))
         return self.out(z)
 
 
 def soil_over_days(seed: int) -> Training:
-    """How wet soil is after forty-eight hours of weather."""
+    """How wet soil is after twenty-four hours of weather."""
     torch.manual_seed(seed)
     model = Soil()
     effect = torch.randn(5, 1, generator=rng(84)) / 2
 
     def sites(n: int, g: torch.Generator) -> tuple[tuple[Tensor, Tensor], Tensor]:
         site = torch.randn(n, 5, generator=g)
-        weather = torch.randn(n, 1, generator=g) + 0.5 * torch.randn(n, 48, generator=g)
+        weather = torch.randn(n, 1, generator=g) + 0.5 * torch.randn(n, 24, generator=g)
         wet = product(site, effect)
         for now in weather.unbind(1):
-            wet = wet + 0.02 * (now[:, None] - 0.3 * wet)
+            wet = wet + 0.04 * (now[:, None] - 0.3 * wet)
         return (site, weather), wet
 
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
