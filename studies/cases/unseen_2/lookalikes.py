@@ -94,7 +94,7 @@ def rays_through_a_flat_world(seed: int) -> Training:
         passed = torch.cumprod(F.pad(let[:, :-1], (1, 0), value=1.0), 1)
         return ray, (passed * (1 - let) * torch.where(first, 0.9, 0.3)).sum(-1)
 
-    optimizer = torch.optim.Adam(model.parameters(), lr=5e-3)
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     return supervised(model, optimizer, seed, rays, F.mse_loss, relative_rmse, 128, 1000)
 
 

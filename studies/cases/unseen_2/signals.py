@@ -147,10 +147,11 @@ class Membrane(nn.Module):
         x, d = chebyshev(20)
         self.register_buffer("bend", (d @ d)[1:-1, 1:-1].float())
         self.register_buffer("place", x[1:-1].float())
-        self.body = mlp(3, 32, 19, act=nn.Tanh)
+        self.body = mlp(3, 32, 5, act=nn.Tanh)
 
     def shape(self, load: Tensor) -> Tensor:
-        return (1 - self.place**2) * self.body(load)
+        form = torch.stack([(1 - self.place**2) * self.place**k for k in range(5)])
+        return (self.body(load)[..., None] * form).sum(1)
 
     def forward(self, load: Tensor) -> Tensor:
         return self.shape(load) @ self.bend.T
@@ -229,10 +230,10 @@ def thermograms_of_a_rod(seed: int) -> Training:
 
 
 def storms_in_pressure_maps(seed: int) -> Training:
-    """Maps of pressure in pascal: does a low cross them? The first layer is a batch norm's."""
+    """Maps of pressure in pascal: does a low cross them? A norm stands behind the first layer."""
     torch.manual_seed(seed)
     model = nn.Sequential(
-        nn.Conv2d(1, 8, 3, stride=2), nn.BatchNorm2d(8), nn.ReLU(), nn.Conv2d(8, 8, 3),
+        nn.Conv2d(1, 8, 3, stride=2), nn.GroupNorm(8, 8), nn.ReLU(), nn.Conv2d(8, 8, 3),
         nn.ReLU(), nn.Flatten(), nn.Linear(8 * 25, 2),
     )  # fmt: skip
 
@@ -251,15 +252,15 @@ def storms_in_pressure_maps(seed: int) -> Training:
 
 
 class Thermocouple(nn.Module):
-    """A polynomial from millivolts to degrees."""
+    """A series of Chebyshev's polynomials from millivolts to degrees."""
 
     def __init__(self) -> None:
         super().__init__()
         self.out = nn.Linear(6, 1)
 
     def forward(self, millivolts: Tensor) -> Tensor:
-        s = millivolts / 10 - 1
-        return self.out(torch.cat([s**k for k in range(1, 7)], -1))
+        turn = torch.acos((millivolts / 10 - 1).clamp(-1, 1))
+        return self.out(torch.cat([torch.cos(k * turn) for k in range(1, 7)], -1))
 
 
 def thermocouple_table(seed: int) -> Training:
