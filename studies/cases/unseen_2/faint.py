@@ -495,6 +495,38 @@ def compass_in_a_phone(seed: int) -> Training:
     return supervised(model, optimizer, seed, readings, F.mse_loss, relative_rmse, 256, 1000)
 
 
+class Ahead(nn.Module):
+    """Forecasts for each of thirty days ahead."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.days = mlp(4, 24), nn.Linear(24, 30)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.days(torch.tanh(self.body(x)))
+
+
+def lake_weeks_ahead(seed: int) -> Training:
+    """A lake's warmth on thirty days to come; each day counts two thirds of the day before."""
+    torch.manual_seed(seed)
+    model = Ahead()
+    effect = torch.randn(4, 30, generator=rng(79)) / 2
+    weight = (2 / 3) ** torch.arange(30.0)
+
+    def days(n: int, g: torch.Generator) -> tuple[Tensor, Tensor]:
+        x = torch.randn(n, 4, generator=g)
+        return x, torch.sin(product(x, effect)) + 0.1 * torch.randn(n, 30, generator=g)
+
+    def discounted(out: Tensor, y: Tensor) -> Tensor:
+        return (weight * (out - y).square()).mean()
+
+    def last_week(out: Tensor, y: Tensor) -> float:
+        return relative_rmse(out[:, -7:], y[:, -7:])
+
+    optimizer = torch.optim.Adam(model.parameters(), lr=1e-2, eps=1e-16)
+    return supervised(model, optimizer, seed, days, discounted, last_week)
+
+
 CASES = (
     Case("leaning_plumb_line", "V.", 200, leaning_plumb_line, "relative RMSE", False, 0.05),
     Case("critic_with_clipped_weights", "C.", 150, critic_with_clipped_weights, "1e-6", True, 5.0),
@@ -527,4 +559,5 @@ CASES = (
     ),
     Case("ruin_of_an_insurer", "Rare.", 150, ruin_of_an_insurer, "log", False, 0.2),
     Case("compass_in_a_phone", "Tesla.", 150, compass_in_a_phone, "relative RMSE", False, 0.05),
+    Case("lake_weeks_ahead", "Days.", 150, lake_weeks_ahead, "relative RMSE", False, 0.05),
 )
