@@ -250,14 +250,58 @@ def diffusion_to_the_very_end(seed: int) -> Training:
 
 
 CASES = (
-    Case("flocks_by_log_transport", "Flocks.", 80, flocks_by_log_transport, "cost", False, 0.05),
     Case(
-        "rays_through_a_flat_world", "R.", 120, rays_through_a_flat_world, "relative", False, 0.05
+        "flocks_by_log_transport",
+        "A map of flocks, trained by transport in logarithms.",
+        80,
+        flocks_by_log_transport,
+        "cost",
+        False,
+        0.05,
     ),
     Case(
-        "steering_by_actor_and_critic", "RL.", 120, steering_by_actor_and_critic, "gain", True, 0.03
+        "rays_through_a_flat_world",
+        "Density and colour of a flat world from rays.",
+        120,
+        rays_through_a_flat_world,
+        "relative",
+        False,
+        0.05,
     ),
-    Case("counted_genes", "Counts.", 120, counted_genes, "bound", False, 0.2),
-    Case("bodies_on_springs", "Springs.", 80, bodies_on_springs, "relative RMSE", False, 0.03),
-    Case("diffusion_to_the_very_end", "D.", 200, diffusion_to_the_very_end, "huber", False, 0.02),
+    Case(
+        "steering_by_actor_and_critic",
+        "An actor and a critic choose among three actions.",
+        120,
+        steering_by_actor_and_critic,
+        "gain",
+        True,
+        0.03,
+    ),
+    Case(
+        "counted_genes",
+        "A variational autoencoder of counts of genes.",
+        120,
+        counted_genes,
+        "bound",
+        False,
+        0.2,
+    ),
+    Case(
+        "bodies_on_springs",
+        "The law of a force through a simulation of five bodies.",
+        80,
+        bodies_on_springs,
+        "relative RMSE",
+        False,
+        0.03,
+    ),
+    Case(
+        "diffusion_to_the_very_end",
+        "A diffusion model that names the clean point.",
+        200,
+        diffusion_to_the_very_end,
+        "huber",
+        False,
+        0.02,
+    ),
 )

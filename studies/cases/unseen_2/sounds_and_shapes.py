@@ -129,7 +129,31 @@ def left_or_right_hand(seed: int) -> Training:
 
 
 CASES = (
-    Case("whispered_vowels", "Whispers.", 100, whispered_vowels, "accuracy", True, 0.05),
-    Case("bars_of_a_marimba", "Tones.", 120, bars_of_a_marimba, "cents", False, 5.0),
-    Case("left_or_right_hand", "Brains.", 120, left_or_right_hand, "accuracy", True, 0.05),
+    Case(
+        "whispered_vowels",
+        "Four whispered vowels by learned bands of power.",
+        100,
+        whispered_vowels,
+        "accuracy",
+        True,
+        0.05,
+    ),
+    Case(
+        "bars_of_a_marimba",
+        "How a bar was carved, from its lowest tones.",
+        120,
+        bars_of_a_marimba,
+        "cents",
+        False,
+        5.0,
+    ),
+    Case(
+        "left_or_right_hand",
+        "Imagined hands from electrodes with large offsets.",
+        120,
+        left_or_right_hand,
+        "accuracy",
+        True,
+        0.05,
+    ),
 )
