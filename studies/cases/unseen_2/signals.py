@@ -275,7 +275,7 @@ def thermocouple_table(seed: int) -> Training:
     optimizer = torch.optim.Adam(model.parameters(), lr=20.0, betas=(0.9, 0.99))
     return supervised(
         model, optimizer, seed, table, F.mse_loss, rmse, 128, 2000,
-        schedule=cosine(optimizer, 600, 1e-4),
+        schedule=cosine(optimizer, 300, 1e-4),
     )  # fmt: skip
 
 
@@ -337,7 +337,7 @@ CASES = (
     Case(
         "thermocouple_table",
         "A thermocouple's table to a few hundredths of a degree.",
-        600,
+        300,
         thermocouple_table,
         "degrees",
         False,
