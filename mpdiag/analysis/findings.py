@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 from mpdiag.display.explanations import command_for
 
@@ -42,6 +42,18 @@ class Finding:
             "fix": self.fix,
             "explained": command_for(self.code),
         }
+
+    @classmethod
+    def from_json(cls, entry: Mapping[str, Any]) -> Finding:
+        """A finding from a stored document; what is missing is empty, an unknown severity a note."""
+        severity = entry.get("severity")
+        return cls(
+            severity=severity if severity in get_args(Severity) else "info",
+            code=str(entry.get("code") or ""),
+            message=str(entry.get("message") or ""),
+            evidence=dict(entry.get("evidence") or {}),
+            fix=str(entry.get("fix") or ""),
+        )
 
 
 def by_severity(findings: Iterable[Finding]) -> tuple[Finding, ...]:
