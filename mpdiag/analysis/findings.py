@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from mpdiag.display.explanations import command_for
 
@@ -46,9 +46,9 @@ class Finding:
     @classmethod
     def from_json(cls, entry: Mapping[str, Any]) -> Finding:
         """A finding from a stored document; what is missing is empty, an unknown severity a note."""
-        severity = entry.get("severity")
+        known = entry.get("severity") in get_args(Severity)
         return cls(
-            severity=severity if severity in get_args(Severity) else "info",
+            severity=cast("Severity", entry["severity"]) if known else "info",
             code=str(entry.get("code") or ""),
             message=str(entry.get("message") or ""),
             evidence=dict(entry.get("evidence") or {}),
