@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, cast, get_args
 
 from mpdiag.display.explanations import command_for
 
@@ -42,6 +42,18 @@ class Finding:
             "fix": self.fix,
             "explained": command_for(self.code),
         }
+
+    @classmethod
+    def from_json(cls, entry: Mapping[str, Any]) -> Finding:
+        """A finding from a stored document; what is missing is empty, an unknown severity a note."""
+        known = entry.get("severity") in get_args(Severity)
+        return cls(
+            severity=cast("Severity", entry["severity"]) if known else "info",
+            code=str(entry.get("code") or ""),
+            message=str(entry.get("message") or ""),
+            evidence=dict(entry.get("evidence") or {}),
+            fix=str(entry.get("fix") or ""),
+        )
 
 
 def by_severity(findings: Iterable[Finding]) -> tuple[Finding, ...]:

@@ -37,6 +37,7 @@ def profile_findings(
     *,
     linked: Linked,
     native: tuple[str, ...],
+    judged: Sequence[JudgedOperation] = (),
 ) -> tuple[dict[str, Any], ...]:
     """All findings, warnings first.
 
@@ -46,10 +47,11 @@ def profile_findings(
         device: Its GPU; None where it is not named.
         linked: Its kernels by operation.
         native: The generations whose Tensor Core kernels use the device's own instructions.
+        judged: Its operations, and what there is to pad.
     """
     found = [
         *_matrix_findings(times, device),
-        *_kernel_findings(times, native),
+        *_kernel_findings(times, native, padded=any(j.faults for j in judged)),
         *_contradictions(times, trace.tensor_active),
         *_reading_findings(trace, linked),
         *_device_findings(trace, device),
@@ -190,7 +192,9 @@ def _off_cuda_cores(device: DeviceFacts | None) -> str:
     )
 
 
-def _kernel_findings(times: KernelTimes, native: tuple[str, ...]) -> Iterator[dict[str, Any]]:
+def _kernel_findings(
+    times: KernelTimes, native: tuple[str, ...], *, padded: bool
+) -> Iterator[dict[str, Any]]:
     unknown = times.fraction("unknown", measured=True)
     if unknown >= MUCH:
         largest = next(k.name for k in times.kernels if k.measured_verdict == "unknown")
@@ -235,10 +239,17 @@ def _kernel_findings(times: KernelTimes, native: tuple[str, ...]) -> Iterator[di
             "misaligned",
             f"{_percent(share)} of kernel time is in Tensor Core kernels chosen for rows that are "
             "not aligned to 16 bytes",
-            "pad the dimensions named in the table of operations",
+            _PAD if padded else _NOTHING_TO_PAD,
             fraction=share,
             amdahl_bound=finite(speedup(share)),
         )
+
+
+_PAD = "pad the dimensions named in the table of operations"
+_NOTHING_TO_PAD = (
+    "this trace names no dimension whose padding would save more than it costs: record a few steps "
+    "(mpdiag record) and analyze them, which gives sizes for the model"
+)
 
 
 def _contradictions(times: KernelTimes, sampled: float | None) -> Iterator[dict[str, Any]]:

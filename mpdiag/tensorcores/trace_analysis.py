@@ -200,7 +200,7 @@ def _profile(
         native_generation_fraction=times.native_fraction(native) if native else None,
         tensor_active=trace.tensor_active,
         findings=(
-            *profile_findings(trace, times, device, linked=linked, native=native),
+            *profile_findings(trace, times, device, linked=linked, native=native, judged=judged),
             *padding_findings(judged),
             *rate_findings(judged),
             *idle_findings(timeline),

@@ -12,7 +12,7 @@ from types import CodeType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 FOLDER = Path(__file__).resolve().parent
-HALVES = ("tuning", "opened", "unseen")
+HALVES = ("tuning", "opened", "unseen", "unseen_2")
 """``opened`` was unseen until it was scored; rules may be set by it since."""
 
 for folder in (

@@ -114,6 +114,20 @@ def test_an_older_generation_is_a_finding_with_its_bound(tmp_path):
     assert finding["severity"] == "warning"
 
 
+def test_padding_is_advised_only_where_a_size_is_named(tmp_path):
+    def fix(*events):
+        profile = profile_trace(
+            write(tmp_path / "t.json", [*events, kernel(FALLBACK, 1, 10)], H100)
+        )
+        (finding,) = (f for f in profile.findings if f["code"] == "misaligned")
+        return finding["fix"]
+
+    assert fix(product(512, 513, 513, 0, 10, "c10::BFloat16"), launch(1, 5)).startswith(
+        "pad the dim"
+    )
+    assert "names no dimension" in fix()
+
+
 def test_a_name_without_a_generation_is_not_called_old(tmp_path):
     """A Triton product says that it multiplies, but not for which GPU it was compiled."""
     events = [

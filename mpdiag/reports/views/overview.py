@@ -376,17 +376,7 @@ def _small(picture: Picture, height: int) -> None:
 
 def profile_findings(profile: Mapping[str, Any]) -> tuple[Finding, ...]:
     """The findings of a stored profile, as those of a recording are."""
-    known = ("info", "warning", "error")
-    return tuple(
-        Finding(
-            severity=f["severity"] if f.get("severity") in known else "info",
-            code=str(f.get("code") or ""),
-            message=str(f.get("message") or ""),
-            evidence={},
-            fix=str(f.get("fix") or ""),
-        )
-        for f in profile.get("findings", [])
-    )
+    return tuple(map(Finding.from_json, profile.get("findings", [])))
 
 
 def profile_steps(trace: Path) -> tuple[Step, ...]:

@@ -17,7 +17,7 @@ from mpdiag.analysis.analyzer import analyze
 from mpdiag.analysis.figures.figure import LISTED
 from mpdiag.analysis.layer_history import explain_layer
 from mpdiag.analysis.layers import merge_layers
-from mpdiag.display.wording import MODEL, percent, scale_text
+from mpdiag.display.wording import MODEL, percent, scale_text, sentence
 from mpdiag.numerics.formats import FP16
 from mpdiag.numerics.histograms import ExponentHistogram
 from mpdiag.reports.documents.write import write_report
@@ -266,10 +266,10 @@ def test_the_report_s_figures_draw_the_table(analysis, page):
         layer = "" if name == MODEL else html.unescape(name)
         assert values == figures.find("layer-values", layer).value
         assert lost == figures.find("layer-sum", layer).value
-    title = re.search(
-        r'<section id="consequences">(?:<details class="fold"><summary>)?<h3>(.*?)</h3>', page
-    )[1]
-    assert html.unescape(title) == f"What FP16 loses without a loss scale, {first.where}"
+    section = re.search(r'<section id="consequences">(.*?)</section>', page, re.DOTALL)[1]
+    words = html.unescape(re.sub(r"<[^>]*>", " ", section))
+    assert "What FP16 loses without a loss scale" in words
+    assert sentence(first.where) in words
     worst = drawn(page, "every-scale")[1]
     assert dict(zip(worst["x"], worst["y"], strict=True))[0] == first.value
 
@@ -330,16 +330,15 @@ def test_the_dashboard_says_the_table_s_figures(opened, analysis):
     gradients = opened(folder, "gradients", run=folder.name, scale="0")
     first = figures.find("layer-sum")
     words = page_words(gradients)
-    shown = {metric.label: metric.value for metric in gradients.metric}
-    assert shown["Σ|x| lost, worst layer"] == first.said
-    assert f"loses {first.said} of the sum of {first.layer or MODEL}," in words
-    assert f"What FP16 loses without a loss scale, {first.where}" in words
+    assert f"Without a loss scale, {first.where}, in FP16 " in words
+    assert f"; {first.layer or MODEL} loses most, {first.said} of its sum; " in words
+    assert "What FP16 loses without a loss scale" in words
     whole = opened(folder, "gradients", run=folder.name, scale="0", steps="over all recorded steps")
     layers = analysis.layers.of_kind("activation_grad")
     expected = summary(scale_frame(layers, FP16, 0))
-    shown = {metric.label: metric.value for metric in whole.metric}
-    assert shown["Σ|x| lost, worst layer"] == percent(expected.worst_sum_share)
-    assert "Over all recorded steps, without a loss scale" in page_words(whole)
+    words = page_words(whole)
+    assert "Without a loss scale, over all recorded steps, in FP16 " in words
+    assert f"loses most, {percent(expected.worst_sum_share)} of its sum; " in words
     updates = opened(folder, "updates", run=folder.name)
     shown = {metric.label: metric.value for metric in updates.metric}
     assert shown["Rounded away by FP16 weights"] == figures.said("updates-swallowed")
