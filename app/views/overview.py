@@ -167,9 +167,11 @@ def compared(listing: Listing) -> None:
     if kept is None or kept[0] != listing.folder.resolve().name:
         return
     words, show = {
-        "equivalent": ("mpdiag compare: it trains as well as FP32.", st.success),
-        "different": ("mpdiag compare: it differs from FP32.", st.error),
-    }.get(kept[1], ("mpdiag compare could not tell it from FP32: more seeds decide.", st.info))
+        "equivalent": ("mpdiag compare: equivalent to FP32 within the margins.", st.success),
+        "different": ("mpdiag compare: different from FP32.", st.error),
+    }.get(
+        kept[1], ("mpdiag compare: inconclusive, neither shown equivalent nor different.", st.info)
+    )
     show(in_markdown(words), icon=":material/balance:")
 
 

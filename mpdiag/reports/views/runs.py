@@ -65,9 +65,9 @@ _NEEDS = {
     "unknown": ("not known", "plain"),
 }
 _COMPARED = {
-    "equivalent": Badge("as good as FP32", "good"),
-    "different": Badge("differs from FP32", "bad"),
-    "inconclusive": Badge("compared: unclear", "plain"),
+    "equivalent": Badge("equivalent to FP32", "good"),
+    "different": Badge("different from FP32", "bad"),
+    "inconclusive": Badge("compared: inconclusive", "plain"),
 }
 
 

@@ -52,9 +52,9 @@ def test_the_badge_of_a_recording(tmp_path, glance, expected):
         (Glance(last_loss=1.0), None, "not compared"),
         (Glance(last_loss=math.inf), "equivalent", "loss not finite"),
         (Glance(stopped="8 steps in a row"), None, "stopped"),
-        (Glance(last_loss=1.0), "equivalent", "as good as FP32"),
-        (Glance(last_loss=1.0), "different", "differs from FP32"),
-        (Glance(last_loss=1.0), "inconclusive", "compared: unclear"),
+        (Glance(last_loss=1.0), "equivalent", "equivalent to FP32"),
+        (Glance(last_loss=1.0), "different", "different from FP32"),
+        (Glance(last_loss=1.0), "inconclusive", "compared: inconclusive"),
     ],
 )
 def test_the_badge_of_a_training(tmp_path, glance, compared, words):
@@ -69,10 +69,10 @@ def test_what_a_comparison_said_stands_beside_the_training(tmp_path):
     for before in ("", "sample/"):
         names = [before + run.folder.name for run in runs]
         frame = runs_frame(runs, ["complete"] * 2, glances, names, [False, False])
-        assert list(frame["verdict"]) == ["not analyzed", "as good as FP32"]
+        assert list(frame["verdict"]) == ["not analyzed", "equivalent to FP32"]
         tones = tones_of(runs, glances, names, [False, False])
         words, colours = badge_colours(frame, tones)
-        assert words == ["not analyzed", "as good as FP32"]
+        assert words == ["not analyzed", "equivalent to FP32"]
         assert len(set(colours)) == 2
 
 
