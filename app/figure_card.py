@@ -16,20 +16,10 @@ if TYPE_CHECKING:
 _BUTTONS = (
     '<div><button name="svg">Figure (SVG)</button><button name="png">Figure (PNG)</button></div>'
 )
-_STYLE = """
-div { display: grid; grid-template-columns: 1fr 1fr; gap: 1rem; }
-button {
-  font: inherit; color: inherit; background: transparent; cursor: pointer; min-height: 2.5rem;
-  border: 1px solid var(--st-border-color); border-radius: var(--st-button-radius, 0.5rem);
-}
-button:hover, button:focus-visible {
-  color: var(--st-primary-color); border-color: var(--st-primary-color);
-}
-"""
 _files = st.components.v2.component(
     "mpdiag_figure_files",
     html=_BUTTONS,
-    css=_STYLE,
+    css=Path(__file__).with_name("figure_files.css").read_text(encoding="utf-8"),
     js=Path(__file__).with_name("figure_files.js").read_text(encoding="utf-8"),
 )
 CONFIG = {"displayModeBar": False, "displaylogo": False}
