@@ -61,7 +61,7 @@ def escaped(text: str) -> str:
 
 def code(text: str) -> str:
     """Text of any origin as code, whatever marks it holds."""
-    plain = " ".join(text.splitlines()).replace("|", "\\|")
+    plain = " ".join(text.splitlines())
     longest = max((len(run) for run in re.findall("`+", plain)), default=0)
     mark = "`" * (longest + 1)
     space = " " if plain.startswith("`") or plain.endswith("`") else ""
