@@ -82,7 +82,9 @@ class StepEffects:
             call: As ``before`` gave it.
             fields: The operation's record: ``index``, ``op``, ``module``, ``function``, ``node``,
                 ``forward`` and ``flops``.
-            args, kwargs, result: Of the operation.
+            args: Its positional arguments.
+            kwargs: Its other ones.
+            result: What it gave.
         """
         if self._tape is None or call is None:
             return

@@ -34,9 +34,9 @@ LARGEST = 1 << 24
 """Elements of all values of a step together, beyond which it is not taped."""
 LONGEST = 4000
 """Operations of a step, beyond which it is not taped."""
-WORK = 1 << 29
+WORK = 1 << 28
 """What all runs of a step may cost, in elements read and written; a call counts at least ``_CALL``."""
-_CALL = 1 << 14
+_CALL = 1 << 16
 _FLOPS = 16
 """Floating-point operations that take as long as an element."""
 _SAME = 1e-5
@@ -311,40 +311,37 @@ def _again(
     into: dict[int, torch.UntypedStorage],
     name: str,
 ) -> None:
-    """Run an operation on values as they are now."""
+    """Run an operation on values as they are now; rounded where a format is named."""
 
     def value(number: int) -> torch.UntypedStorage:
         return into[number] if number in into else known[number]
 
     for old, new in call.writes.items():
         into[new] = value(old).clone()
+    mine = [
+        leaf.of(into[call.writes[leaf.value]])
+        for leaf in tree_leaves((call.args, call.kwargs))
+        if isinstance(leaf, _View) and leaf.value in call.writes
+    ]
 
-    def tensor(thing: Any) -> Any:
-        if not isinstance(thing, _View):
-            return thing
-        if thing.value in call.writes:
-            mine = thing.of(into[call.writes[thing.value]])
-            if name and mine.dtype is torch.float32:
-                mine.copy_(_round(mine, name, call.backward))
-            return mine
-        read = thing.of(value(thing.value))
-        return _round(read, name, call.backward) if name else read
+    def rounded(x: torch.Tensor) -> torch.Tensor:
+        return _round(x, name, call.backward) if name else x
 
+    def tensor(leaf: Any) -> Any:
+        if not isinstance(leaf, _View):
+            return leaf
+        if leaf.value in call.writes:
+            return leaf.of(into[call.writes[leaf.value]])
+        return rounded(leaf.of(value(leaf.value)))
+
+    for t in mine if name else ():
+        t.copy_(rounded(t))
     args, kwargs = tree_map(tensor, (call.args, call.kwargs))
-    result = call.func(*args, **kwargs)
-    for i, out in enumerate(tensors_of(result)):
-        view = call.results.get(i)
-        if view is None:
-            continue
-        if name:
-            out = _round(out, name, call.backward)  # noqa: PLW2901
-        into[view.value] = _laid(out, view)
-    if name:
-        for old, new in call.writes.items():
-            for thing in tree_leaves((call.args, call.kwargs)):
-                if isinstance(thing, _View) and thing.value == old and thing.dtype is torch.float32:
-                    mine = thing.of(into[new])
-                    mine.copy_(_round(mine, name, call.backward))
+    results = tensors_of(call.func(*args, **kwargs))
+    for t in mine if name else ():
+        t.copy_(rounded(t))
+    for i, view in call.results.items():
+        into[view.value] = _laid(rounded(results[i]), view)
 
 
 def _laid(out: torch.Tensor, view: _View) -> torch.UntypedStorage:
