@@ -249,7 +249,10 @@ class StepTape:
                     if left <= 0:
                         return found
                     changed: dict[int, torch.UntypedStorage] = {}
-                    left -= self._run(known, changed, site, name)
+                    try:
+                        left -= self._run(known, changed, site, name)
+                    except RuntimeError:  # what follows refuses the rounded values
+                        continue
                     effect = self._compared(known, changed)
                     if effect is not None:
                         found[site, name] = effect

@@ -13,14 +13,13 @@ from typing import TYPE_CHECKING, Any
 
 from mpdiag.analysis.findings import Finding
 from mpdiag.analysis.operations.gradient_rules import (
-    LATEST,
     SUSPICIONS,
     Site,
+    gradient_errors,
     harmless,
     latest,
     site,
 )
-from mpdiag.analysis.operations.gradient_rules import RULES as GRADIENT_RULES
 from mpdiag.analysis.operations.graph import (
     StepGraph,
     in_fp32,
@@ -49,7 +48,7 @@ if TYPE_CHECKING:
         [StepGraph, Mapping[int, bool], FloatFormat, bool], Iterator[tuple[int, OperationFinding]]
     ]
 
-_WARNINGS = SUSPICIONS | LATEST
+_WARNINGS = SUSPICIONS | {"gradient-error"}
 """Rules about precision alone: the numbers stay finite."""
 
 
@@ -69,22 +68,19 @@ def find_operations(
     """
     graphs = split(operations, curve)
     sites = [{site(op) for op in graph.operations if not op.node} for graph in graphs]
-    spared, last = harmless(graphs, target), latest(graphs, target)
+    spared = harmless(graphs, target)
     seen: dict[tuple[Any, ...], list[tuple[int, OperationFinding]]] = defaultdict(list)
     for number, graph in enumerate(graphs):
         for found in _judged(graph, target, scale, spared):
             seen[found.code, found.op, found.module, found.where].append((number, found))
     merged = []
     for (code, *place), entries in seen.items():
-        if code in LATEST:
-            final = last.get(tuple(place), max(last.values()))
-            entries = [e for e in entries if e[0] == final]
         steps = sum(tuple(place) in one for one in sites) if code in PERSISTENT else 1
         for kept in ([e for e in entries if not e[1].covered], entries):
             if kept and len({number for number, _ in kept}) >= steps:
                 merged.append(max((f for _, f in kept), key=_size))
                 break
-    merged = _without_followers(graphs, merged)
+    merged = _without_followers(graphs, [*merged, *_by_gradients(graphs, target, merged)])
     return tuple(
         sorted(merged, key=lambda f: (f.covered, -f.bytes_share - f.flops_share, f.op, f.where))
     )
@@ -107,6 +103,30 @@ def _judged(
             flops_share=flops,
             bytes_share=moved,
         )
+
+
+def _by_gradients(
+    graphs: Sequence[StepGraph], target: FloatFormat, merged: Iterable[OperationFinding]
+) -> list[OperationFinding]:
+    """What the other rules leave in the format and whose rounding the gradients feel, once a place."""
+    kept = {(f.op, f.module, f.where) for f in merged if not f.covered}
+    last = latest(graphs, target)
+    found: dict[Site, OperationFinding] = {}
+    for number, graph in enumerate(graphs):
+        fp32 = frozenset(o.index for o in graph.operations if not o.node and site(o) in kept)
+        low = stored_low(graph, policy=True, fp32=fp32)
+        new = {
+            index: finding
+            for index, finding in gradient_errors(graph, low, target)
+            if index not in fp32 and last[site(graph.operations[index])] == number
+        }
+        for index, finding in _at_the_source(
+            graph, low, _not_in_place(graph, low, new), {}
+        ).items():
+            flops, moved = _shares(graph, graph.operations[index])
+            whole = replace(finding, flops_share=flops, bytes_share=moved)
+            found.setdefault((whole.op, whole.module, whole.where), whole)
+    return list(found.values())
 
 
 def _without_followers(
@@ -322,8 +342,7 @@ def _needed(
     while True:
         low = stored_low(graph, policy=policy, fp32=frozenset(found))
         new: dict[int, OperationFinding] = {}
-        # What is said more precisely is said first.
-        for rules in (RULES, PRECISION_RULES, GRADIENT_RULES):
+        for rules in (RULES, PRECISION_RULES):  # what is said more precisely is said first
             if not new:
                 new = _new(graph, low, target, rules, found, spared, policy=policy)
         if not new:

@@ -44,14 +44,12 @@ docs/reliability.md. Between a hundredth and a twentieth all answer alike.
 """
 HARMLESS = 0.1
 """Change of the gradients up to which a suspicion of another rule is dropped."""
-LATEST = frozenset({"gradient-error"})
-"""Rules whose findings count only where the last step that was measured shows them."""
 SUSPICIONS = frozenset({"imprecise", "indistinct", "cancellation", "swallowed"})
 """Rules about precision that go by an operation alone, and not by what follows from it."""
 
 
 def gradient_errors(
-    graph: StepGraph, low: Mapping[int, bool], target: FloatFormat, _policy: bool
+    graph: StepGraph, low: Mapping[int, bool], target: FloatFormat
 ) -> Iterator[IndexedFinding]:
     """Find operations whose rounding changes gradients and loss by more than a training bears."""
     for op in graph.operations:
@@ -123,6 +121,3 @@ def _is_rounded(op: Operation, low: Mapping[int, bool]) -> bool:
 
 def _times(error: float) -> str:
     return f"{error:.0%}" if error < 2 else counted(round(error), "time")
-
-
-RULES = (gradient_errors,)
