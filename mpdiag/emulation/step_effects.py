@@ -55,14 +55,19 @@ class StepEffects:
             self._tape.clear()
         self._tape, self._sites = None, {}
 
+    def read(self, arguments: Any) -> None:
+        """An operation, or a view, is about to read these."""
+        if self._tape is None:
+            return
+        for tensor in tensors_of(arguments):
+            if id(tensor) in self._parameters and tensor.requires_grad:
+                self._tape.parameter(tensor)
+
     def before(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
-        """An operation is about to run."""
+        """An operation that is no view is about to run."""
         if self._tape is None:
             return None
         try:
-            for tensor in tensors_of((args, kwargs)):
-                if id(tensor) in self._parameters and tensor.requires_grad:
-                    self._tape.parameter(tensor)
             return self._tape.before(func, args, kwargs)
         except Exception:  # noqa: BLE001 - an effect that is not known is left out
             self.drop()

@@ -302,6 +302,7 @@ class OperationWatch:
     ) -> _Draft | None:
         line, node = self._lines.line(len(self._drafts))
         packet = func.overloadpacket.__name__
+        self._effects.read((args, kwargs))  # a parameter may only be seen by way of a view
         if func.namespace != "aten":
             self._tensors.forget((args, kwargs))
         elif torch.Tag.inplace_view in func.tags:
