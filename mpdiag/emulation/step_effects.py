@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mpdiag.emulation.step_tape import StepTape
+from mpdiag.emulation.step_tape import BREAKS, StepTape
 from mpdiag.numerics.autocast_lists import COMPOSITES, LISTS, policy_name
 from mpdiag.tracing.dispatch import tensors_of
 
@@ -128,7 +128,8 @@ class StepEffects:
         """By the number of each operation: ``gradient_error_FORMAT`` and ``loss_change_FORMAT``.
 
         ``gradient_error`` is ‖Δg‖ / ‖g‖ of all parameters' gradients, ``loss_change`` |ΔL|, where all
-        calls of this operation in its module, and their backward passes, are rounded.
+        calls of this operation in its module, and their backward passes, are rounded. Where one is no
+        longer finite, it is ``step_breaks_FORMAT`` instead.
         """
         if self._tape is None:
             return {}
@@ -146,6 +147,9 @@ class StepEffects:
             for (of, name), effect in effects.items():
                 if of == site:
                     facts = found.setdefault(index, {})
+                    if effect == BREAKS:
+                        facts[f"step_breaks_{name}"] = 1.0
+                        continue
                     facts[f"gradient_error_{name}"] = effect.gradient_error
                     facts[f"loss_change_{name}"] = effect.loss_change
         return found

@@ -57,6 +57,10 @@ class Effect(NamedTuple):
     loss_change: float
 
 
+BREAKS = Effect(math.inf, math.inf)
+"""The loss or a gradient is no longer finite, or an operation raises."""
+
+
 @dataclass(frozen=True)
 class _View:
     """A tensor as a part of a value; a leaf to pytree."""
@@ -70,7 +74,7 @@ class _View:
     def of(self, storage: torch.UntypedStorage) -> torch.Tensor:
         """The tensor, on a storage that holds the value."""
         empty = torch.empty(0, dtype=self.dtype, device=storage.device)
-        return empty.set_(storage, self.offset, self.shape, self.stride)  # type: ignore[call-overload, no-any-return]
+        return empty.set_(storage, self.offset, self.shape, self.stride)
 
 
 @dataclass
@@ -123,7 +127,8 @@ class StepTape:
     def clear(self) -> None:
         """Let go of everything."""
         self._known.clear()
-        self.__init__()  # type: ignore[misc]
+        for held in (self._copies, self._calls, self._parameters, self._gradients):
+            held.clear()
 
     def before(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
         """Note what an operation reads, before it may write there.
@@ -137,9 +142,9 @@ class StepTape:
             return None
         if len(self._calls) >= LONGEST:
             raise CannotTape
-        seen = tree_map(self._view, (args, kwargs))
-        reads = frozenset(v.value for v in tree_leaves(seen) if isinstance(v, _View))
-        return Call(func, *seen, reads=reads)
+        seen, named = tree_map(self._view, (args, kwargs))
+        reads = frozenset(v.value for v in tree_leaves((seen, named)) if isinstance(v, _View))
+        return Call(func, seen, named, reads)
 
     def parameter(self, tensor: torch.Tensor) -> None:
         """A parameter was read: its gradient is looked at in the end."""
@@ -251,11 +256,12 @@ class StepTape:
                     changed: dict[int, torch.UntypedStorage] = {}
                     try:
                         left -= self._run(known, changed, site, name)
-                    except RuntimeError:  # what follows refuses the rounded values
+                    except torch.linalg.LinAlgError:  # a factorization refuses the rounded values
+                        found[site, name] = BREAKS
                         continue
-                    effect = self._compared(known, changed)
-                    if effect is not None:
-                        found[site, name] = effect
+                    except RuntimeError:  # shapes that follow values, for one
+                        continue
+                    found[site, name] = self._compared(known, changed)
         return found
 
     def _run(
@@ -293,8 +299,8 @@ class StepTape:
         self,
         known: Mapping[int, torch.UntypedStorage],
         changed: Mapping[int, torch.UntypedStorage],
-    ) -> Effect | None:
-        """The change of gradients and loss; None where they are not finite."""
+    ) -> Effect:
+        """The change of gradients and loss."""
         error = size = 0.0
         for view, kept in self._gradients.values():
             size += _energy(kept)
@@ -305,7 +311,7 @@ class StepTape:
             view = self._loss
             moved = abs(float(view.of(changed[view.value])) - float(view.of(known[view.value])))
         effect = Effect(math.sqrt(error / size), moved)
-        return effect if all(map(math.isfinite, effect)) else None
+        return effect if all(map(math.isfinite, effect)) else BREAKS
 
 
 def _again(

@@ -8,6 +8,7 @@ is raised to powers all show.
 * ``gradient-error``: rounding an operation changes the gradients by a third and more, and the loss by
   more than twice what a step does, and by more than a fiftieth of the loss at the start. The last tells
   what matters from what is left of a loss that has already become small.
+  Or that the loss or a gradient is no longer finite, where the operation is a product.
 * ``harmless``: what another rule suspects hardly changes the gradients: the suspicion is dropped.
 
 The last recorded step decides: errors matter more as a loss falls.
@@ -15,6 +16,7 @@ The last recorded step decides: errors matter more as a loss falls.
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from mpdiag.analysis.operations.rules import called, finding_of
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from mpdiag.analysis.operations.graph import StepGraph
-    from mpdiag.analysis.operations.rules import IndexedFinding
+    from mpdiag.analysis.operations.rules import IndexedFinding, OperationFinding
     from mpdiag.numerics.formats import FloatFormat
     from mpdiag.runs.operations import Operation
 
@@ -57,6 +59,10 @@ def gradient_errors(
         if op.node or measured is None or not _is_rounded(op, low):
             continue
         error, change = measured
+        if error == math.inf:
+            if is_product(op):  # of others the rules of range and of division tell more
+                yield op.index, _breaking(op, target)
+            continue
         moves, start = graph.loss_change.curve.movement(op.step), graph.loss_change.curve.start
         if moves is None or start is None or error < GRADIENT:
             continue
@@ -77,8 +83,25 @@ def gradient_errors(
         )
 
 
+def _breaking(op: Operation, target: FloatFormat) -> OperationFinding:
+    return finding_of(
+        op,
+        "gradient-error",
+        f"rounding what it reads and stores to {target.label} makes the loss or a gradient infinite or "
+        "NaN, though nothing leaves the range",
+        f"{op.op} in FP32",
+        "the training ends, or skips such steps",
+        {"breaks": True},
+    )
+
+
 def effect(op: Operation, target: FloatFormat) -> tuple[float, float] | None:
-    """‖Δg‖ / ‖g‖ and |ΔL| of rounding an operation of a module; None where it was not measured."""
+    """‖Δg‖ / ‖g‖ and |ΔL| of rounding an operation of a module.
+
+    Infinite where the loss or a gradient was; None where nothing was measured.
+    """
+    if op.facts.get(f"step_breaks_{target.name}"):
+        return math.inf, math.inf
     error = op.facts.get(f"gradient_error_{target.name}")
     change = op.facts.get(f"loss_change_{target.name}")
     return None if error is None or change is None else (float(error), float(change))

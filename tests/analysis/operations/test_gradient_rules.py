@@ -96,6 +96,20 @@ def test_it_takes_gradients_the_movement_of_the_loss_and_the_loss_at_the_start(r
     assert not named(operations)  # no losses, no answer
 
 
+def test_a_product_whose_rounding_breaks_the_step_is_named(run):
+    broken = [
+        replace(o, facts={"step_breaks_fp16": 1.0}) if o.step == 10 and not o.node else o
+        for o in run.operations()
+    ]
+    assert named(broken, curve=loss_curve(run)) == {"bmm", "addmm"}
+    (text,) = {
+        f.reason
+        for f in find_operations(broken, FP16, curve=loss_curve(run))
+        if f.code == "gradient-error"
+    }
+    assert "makes the loss or a gradient infinite or NaN" in text
+
+
 def test_the_last_step_that_was_measured_decides(run):
     operations, curve = run.operations(), loss_curve(run)
     early = [
