@@ -63,6 +63,11 @@ class StepEffects:
             if id(tensor) in self._parameters and tensor.requires_grad:
                 self._tape.parameter(tensor)
 
+    def foreign(self, arguments: Any) -> None:
+        """An operation that is not torch's own reads these: what it does with them is not known."""
+        if self._tape is not None and tensors_of(arguments):
+            self.drop()
+
     def before(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
         """An operation that is no view is about to run."""
         if self._tape is None:

@@ -130,16 +130,12 @@ class StepTape:
         for held in (self._copies, self._calls, self._parameters, self._gradients):
             held.clear()
 
-    def before(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
-        """Note what an operation reads, before it may write there.
+    def before(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+        """Note what an operation of torch's own that is no view reads, before it may write there.
 
         Raises:
             CannotTape: If a tensor has no memory of its own, or the step is too large.
         """
-        if func.is_view or func.namespace != "aten":
-            if func.namespace != "aten":
-                raise CannotTape
-            return None
         if len(self._calls) >= LONGEST:
             raise CannotTape
         seen, named = tree_map(self._view, (args, kwargs))

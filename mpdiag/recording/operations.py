@@ -9,6 +9,9 @@ A second mode, of torch's functions, sees what runs no operation in FP32: ``p.to
 ``x.float()``. They are recorded as ``_to_copy`` with the fact ``follows``, the number of the tensor
 whose dtype was asked for, or ``wide``.
 
+The step is taped besides, and runs again at its end with one operation rounded at a time: what that does
+to the gradients is among the facts (``emulation/step_effects.py``).
+
 The modes lie at the *bottom* of the stack of modes. So a user's own mode, entered before or after, can
 be left as if ours were not there; and if one rewrites operations (FP16 emulation), the operations
 that really run are recorded.
@@ -217,6 +220,7 @@ class OperationWatch:
             return
         on, drafts = self._mode.on, self._drafts
         self._mode.on = False
+        self._effects.drop()  # gradients come from where nobody looked
         take_off(self._mode)
         try:
             yield
@@ -304,6 +308,7 @@ class OperationWatch:
         packet = func.overloadpacket.__name__
         self._effects.read((args, kwargs))  # a parameter may only be seen by way of a view
         if func.namespace != "aten":
+            self._effects.foreign((args, kwargs))
             self._tensors.forget((args, kwargs))
         elif torch.Tag.inplace_view in func.tags:
             self._tensors.turned(args[0])

@@ -162,3 +162,23 @@ def test_rounding_keeps_what_leaves_the_range():
     tiny = step_tape._round(x, "fp16", True)[2]
     assert float(tiny) == pytest.approx(1e-30, rel=2.0**-11)
     assert torch.equal(step_tape._round(x, "bf16", False), x.bfloat16().float())
+
+
+@torch.library.custom_op("mpdiag_test::twice", mutates_args=())
+def twice(x: torch.Tensor) -> torch.Tensor:
+    return 2 * x
+
+
+twice.register_autograd(lambda ctx, g: 2 * g)
+
+
+class Foreign(Random):
+    def forward(self, batch):
+        return twice(super().forward(batch))
+
+
+def test_a_step_with_operations_that_are_not_torchs_own_says_nothing(tmp_path):
+    train(Foreign(), tmp_path / "run")
+    assert not any(
+        "gradient_error_fp16" in o.facts for o in open_run(tmp_path / "run").operations()
+    )
