@@ -42,6 +42,7 @@ _FLOPS = 16
 _SAME = 1e-5
 """How far the taped gradients may be from the training's own: kernels that add in any order."""
 _DTYPES: dict[str, torch.dtype] = {f.name: getattr(torch, str(f.torch_name)) for f in HALVES}
+_REFUSED: type[Exception] = vars(torch.linalg)["LinAlgError"]
 _DROPPED_BITS = {"fp16": 13, "bf16": 16}
 
 
@@ -252,7 +253,7 @@ class StepTape:
                     changed: dict[int, torch.UntypedStorage] = {}
                     try:
                         left -= self._run(known, changed, site, name)
-                    except torch.linalg.LinAlgError:  # a factorization refuses the rounded values
+                    except _REFUSED:  # a factorization refuses the rounded values
                         found[site, name] = BREAKS
                         continue
                     except RuntimeError:  # shapes that follow values, for one

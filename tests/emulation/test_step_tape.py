@@ -99,8 +99,9 @@ def test_the_effect_is_that_of_the_rounded_product(tmp_path):
     exact, changed = gradients
     error = float((changed - exact).norm() / exact.norm())
     assert error > 0.1  # the solution is far off
-    assert found["gradient_error_fp16"] == pytest.approx(error, rel=0.05)
-    assert found["loss_change_fp16"] == pytest.approx(abs(losses[1] - losses[0]), rel=0.05)
+    assert found["loss_change_fp16"] == pytest.approx(abs(losses[1] - losses[0]), rel=1e-4)
+    # What an inverse magnifies turns on the last bit of each sum in the backward pass.
+    assert 0.5 * error < found["gradient_error_fp16"] < 2 * error
     assert facts(tmp_path / "run", "addmm", module="trust")["gradient_error_fp16"] < 0.05
 
 
