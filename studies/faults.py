@@ -429,7 +429,7 @@ def trouble(place: Path, number: int, rng: random.Random) -> list[Promise]:
         "a hook that raises": lambda rng: _raise_in(Ledger, "count", ZeroDivisionError, rng),
         "out of memory in a hook": lambda rng: _raise_in(Ledger, "count", MemoryError, rng),
         "no device memory in a hook": lambda rng: _raise_in(
-            Ledger, "note_update", torch.OutOfMemoryError, rng
+            Ledger, "note_updates", torch.OutOfMemoryError, rng
         ),
         "a disk that fails": lambda rng: _raise_in(Ledger, "flush", OSError, rng),
         "an error at the end of a step": lambda rng: _raise_in(Ledger, "drain", KeyError, rng),

@@ -193,7 +193,7 @@ def count_without_waiting(ctx: Context) -> None:
             rows.count(tensor, 3, 5)
         rows.count_update(before, after)
         rows.count_many([(tensor, 1, 0) for tensor in tensors])
-        rows.count_updates_many([(before, after), (after, before)])
+        rows.count_many_updates([(before, after), (after, before)])
         rows.clear()
 
     all_of_it()  # compiles

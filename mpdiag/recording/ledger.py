@@ -18,6 +18,8 @@ from mpdiag.recording.counting.host import rows_on
 from mpdiag.runs.schema import TOTAL, UpdateStack, encode
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import pyarrow as pa
     import torch
 
@@ -82,6 +84,33 @@ class _Books:
         return len(self.closed) + encoded
 
 
+class ParameterUpdate(NamedTuple):
+    """A parameter before and after a step.
+
+    Attributes:
+        name: The parameter's.
+        before: Its values before the step.
+        after: Its values after it.
+        stage: Before or after the reduction over ranks.
+        sampled_from: Elements of the parameter where the values are some of them; their updates are
+            noted then, but not these weights.
+    """
+
+    name: str
+    before: Countable
+    after: Countable
+    stage: Stage
+    sampled_from: int = 0
+
+
+def _by_device(tensors: Sequence[Countable]) -> dict[torch.device, list[int]]:
+    """The places of the tensors that lie on each device."""
+    found: dict[torch.device, list[int]] = {}
+    for i, tensor in enumerate(tensors):
+        found.setdefault(tensor.values.device, []).append(i)
+    return found
+
+
 class Ledger:
     """Gathers one rank's rows and writes them.
 
@@ -110,6 +139,16 @@ class Ledger:
         self._raw += 1
         return Count(device, row)
 
+    def count_many(self, tensors: Sequence[Countable]) -> list[Count]:
+        """Count tensors, on each device together."""
+        found: dict[int, Count] = {}
+        for device, places in _by_device(tensors).items():
+            some = [(tensors[i].values, tensors[i].repeat, tensors[i].zeros) for i in places]
+            rows = self._on(device).count_many(some)
+            found |= {i: Count(device, row) for i, row in zip(places, rows, strict=True)}
+        self._raw += len(tensors)
+        return [found[i] for i in range(len(tensors))]
+
     def note(
         self,
         kind: Kind,
@@ -136,38 +175,27 @@ class Ledger:
         key = RowKey(kind, name, micro, tensor.dtype, tensor.placement, stage, count.device)
         self._entry(key).rows[:] = [count.row]
 
-    def note_update(
-        self,
-        name: str,
-        before: Countable,
-        after: Countable,
-        stage: Stage,
-        sampled_from: int = 0,
-    ) -> None:
-        """Count a parameter before and after a step: weights, updates, and what was swallowed.
+    def note_updates(self, updates: Sequence[ParameterUpdate]) -> None:
+        """Count parameters before and after a step: weights, updates, and what was swallowed."""
+        for device, places in _by_device([update.before for update in updates]).items():
+            pairs = [(updates[i].before.values, updates[i].after.values) for i in places]
+            counted = self._on(device).count_many_updates(pairs)
+            self._raw += 2 * len(places)
+            for i, rows in zip(places, counted, strict=True):
+                self._note_update(updates[i], device, *rows)
 
-        Args:
-            name: The parameter's.
-            before: Its values before the step.
-            after: Its values after it.
-            stage: Before or after the reduction over ranks.
-            sampled_from: Elements of the parameter where the values are some of them; their updates
-                are noted then, but not these weights.
-        """
-        device = before.values.device
-        rows = self._on(device)
-        weight, update, fact = rows.count_update(before.values, after.values)
-        self._raw += 2
-        for kind, row in (("weight", weight), ("update", update)):
-            if kind == "weight" and sampled_from:
-                continue
-            key = RowKey(kind, name, TOTAL, before.dtype, before.placement, stage, device)  # type: ignore[arg-type]
-            entry = self._entry(key)
-            entry.rows.append(row)
-            if kind == "update":
-                entry.facts.append(fact)
-                entry.elements += sampled_from or before.values.numel()
-                entry.sampled = entry.sampled or sampled_from > 0
+    def _note_update(
+        self, update: ParameterUpdate, device: torch.device, weight: int, change: int, fact: int
+    ) -> None:
+        before = update.before
+        what = update.name, TOTAL, before.dtype, before.placement, update.stage, device
+        if not update.sampled_from:
+            self._entry(RowKey("weight", *what)).rows.append(weight)
+        entry = self._entry(RowKey("update", *what))
+        entry.rows.append(change)
+        entry.facts.append(fact)
+        entry.elements += update.sampled_from or before.values.numel()
+        entry.sampled = entry.sampled or update.sampled_from > 0
 
     def has(self, kind: Kind) -> bool:
         """Whether the open step holds a row of this kind."""

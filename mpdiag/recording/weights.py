@@ -17,6 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from mpdiag.recording.counting.tensors import Countable, beside_sharded, countable
 from mpdiag.recording.counting.weight_copies import copied, sampled
 from mpdiag.recording.failures import guarded
+from mpdiag.recording.ledger import ParameterUpdate
 from mpdiag.recording.step_clock import StepListener
 from mpdiag.runs.schema import TOTAL
 from mpdiag.tracing.dispatch import is_traced
@@ -222,6 +223,22 @@ class WeightObserver(StepListener):
         note("weight_grad", named.name, micro, ready, self._ledger.count(ready), stage)
         named.seen.add("weight_grad")
 
+    @guarded("a weight gradient hook")
+    def _note_gradients(self, held: Sequence[NamedParameter]) -> None:
+        """Count the gradients that an optimizer steps by, on a device together."""
+        found = []
+        for named in held:
+            gradient = named.parameter.grad
+            ready = "none" if gradient is None else countable(gradient)
+            if isinstance(ready, str):
+                named.reason = f"gradient: {ready}"
+            else:
+                found.append((named, *self._reduced(named, ready)))
+        counts = self._ledger.count_many([ready for _, ready, _ in found])
+        for (named, ready, stage), count in zip(found, counts, strict=True):
+            self._ledger.note("weight_grad", named.name, TOTAL, ready, count, stage)
+            named.seen.add("weight_grad")
+
     # -- an optimizer's step -----------------------------------------------------------------------
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
@@ -262,13 +279,11 @@ class WeightObserver(StepListener):
         kept = self._before[id(optimizer)] = []
         held = self._parameters_of(optimizer)
         self._copies.decide(id(optimizer), (named.parameter for named in held))
+        if not closure:
+            held = [named for named in held if named.parameter.grad is not None]
+            self._note_gradients(held)
         for named in held:
-            parameter = named.parameter
-            if not closure:
-                if parameter.grad is None:
-                    continue
-                self._note_gradient(named, parameter.grad, TOTAL)
-            ready = countable(parameter)
+            ready = countable(named.parameter)
             if isinstance(ready, str):
                 named.reason = ready
                 continue
@@ -287,21 +302,34 @@ class WeightObserver(StepListener):
 
     @guarded("an optimizer hook")
     def _note_after_step(self, optimizer: Optimizer, closure: bool) -> None:
-        for kept in self._before.pop(id(optimizer), []):
-            named, parameter = kept.named, kept.named.parameter
-            if closure:  # then gradients came into being inside the step
-                if parameter.grad is None:
-                    continue
-                self._note_gradient(named, parameter.grad, TOTAL)
-            after = countable(parameter)
-            if isinstance(after, str) or after.values.numel() != kept.numel:
-                named.reason = "changed shape during the step"
+        before = self._before.pop(id(optimizer), [])
+        if closure:  # then gradients came into being inside the step
+            before = [kept for kept in before if kept.named.parameter.grad is not None]
+            self._note_gradients([kept.named for kept in before])
+        whole = []
+        for kept in before:
+            update = self._update(kept)
+            if update is None:
                 continue
-            before, stage = self._reduced(named, kept.before)
-            sampled_from = 0 if kept.blocks is None else kept.numel
-            some = sampled(after, kept.blocks)
-            self._ledger.note_update(named.name, before, some, stage, sampled_from)
-            named.seen.update(("weight", "update"))
+            if (
+                update.sampled_from
+            ):  # its blocks are copies, which need not all be in memory together
+                self._ledger.note_updates([update])
+            else:
+                whole.append(update)
+            kept.named.seen.update(("weight", "update"))
+        self._ledger.note_updates(whole)
+
+    def _update(self, kept: _Kept) -> ParameterUpdate | None:
+        """What a step made of a parameter; None if it is no longer the same one."""
+        after = countable(kept.named.parameter)
+        if isinstance(after, str) or after.values.numel() != kept.numel:
+            kept.named.reason = "changed shape during the step"
+            return None
+        before, stage = self._reduced(kept.named, kept.before)
+        sampled_from = 0 if kept.blocks is None else kept.numel
+        some = sampled(after, kept.blocks)
+        return ParameterUpdate(kept.named.name, before, some, stage, sampled_from)
 
     # -- weights -----------------------------------------------------------------------------------
 

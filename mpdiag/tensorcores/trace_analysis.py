@@ -26,7 +26,8 @@ from mpdiag.tensorcores.profile_findings import (
     rate_findings,
 )
 from mpdiag.tensorcores.readers.recognition import read
-from mpdiag.tensorcores.timeline.activity import Recording
+from mpdiag.tensorcores.storage.collected import Collected
+from mpdiag.tensorcores.timeline.activity import activities
 from mpdiag.tensorcores.timeline.ranks import compare_ranks
 from mpdiag.tensorcores.timeline.sweep import make_timeline
 from mpdiag.tensorcores.trace_profile import Profile
@@ -40,7 +41,8 @@ if TYPE_CHECKING:
     from mpdiag.hardware.kernels import KernelFacts
     from mpdiag.tensorcores.events import Kernel, TraceReader
     from mpdiag.tensorcores.kernel_evidence import KernelEvidence
-    from mpdiag.tensorcores.kernel_linking import KernelOrigin, KernelSum, Linked, Signature
+    from mpdiag.tensorcores.kernel_linking import KernelOrigin, Linked
+    from mpdiag.tensorcores.storage.collected import KernelSum, Signature
     from mpdiag.tensorcores.timeline.ranks import RankComparison
     from mpdiag.tensorcores.timeline.sweep import Timeline
     from mpdiag.tensorcores.work.products import MatrixWork
@@ -67,13 +69,14 @@ def profile_trace(
     codes = read_code(Path(triton_code)) if triton_code is not None else {}
     with _seekable_file(path) as file:
         trace = read(file)
-        recording = Recording()
+        collected = Collected()
         try:
-            linked = link(recording.watch(trace))
+            collected.take_all(trace)
+            linked = link(collected)
             if linked.kernels:
-                return _profile(trace, linked, str(path), codes, _timeline(recording, linked))
+                return _profile(trace, linked, str(path), codes, _timeline(collected, linked))
         finally:
-            recording.close()
+            collected.close()
     if trace.problems:
         message = f"{path} holds no GPU kernel in its readable part: {trace.problems[0]}"
     else:
@@ -165,11 +168,11 @@ def _seekable_file(path: str | os.PathLike[str]) -> Iterator[Path]:
         yield file
 
 
-def _timeline(recording: Recording, linked: Linked) -> Timeline | None:
+def _timeline(trace: Collected, linked: Linked) -> Timeline | None:
     """When the device that took most of the kernel time worked."""
     device = max(linked.devices, key=lambda d: linked.devices[d])
-    activities = recording.in_order(device)
-    return make_timeline(activities, recording.spans, spans_left_out=recording.left_out)
+    works = activities(trace, device)
+    return make_timeline(works, trace.spans, spans_left_out=trace.left_out)
 
 
 def _profile(

@@ -10,7 +10,7 @@ import mpdiag
 from mpdiag.recording import ledger as ledger_module
 from mpdiag.recording.counting import host
 from mpdiag.recording.counting.tensors import countable
-from mpdiag.recording.ledger import Ledger
+from mpdiag.recording.ledger import Ledger, ParameterUpdate
 from mpdiag.runs.run import open_run
 from mpdiag.runs.writer import RunWriter
 
@@ -25,7 +25,7 @@ def keep_books(ledger):
             tensor = countable(torch.full((3,), float(step + 1)))
             ledger.note("activation", name, 0, tensor, ledger.count(tensor))
         before, after = (countable(torch.full((3,), v)) for v in (1.0, 1.5))
-        ledger.note_update("a", before, after, "local")
+        ledger.note_updates([ParameterUpdate("a", before, after, "local")])
         ledger.close_step(step, 1.0, skipped=False)
         ledger.drain(at_least=1)
         if ledger.due:

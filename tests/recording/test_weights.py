@@ -5,12 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
+from pandas.testing import assert_frame_equal
 from recorded import assert_same_histogram, model_and_optimizer, not_recorded, rows
 from torch import nn
 from torch.nn.utils import parametrize
 
 import mpdiag
 from mpdiag.numerics.histograms import ExponentHistogram
+from mpdiag.recording.counting.device import DeviceRows
+from mpdiag.recording.counting.host import rows_on
 
 
 def test_numbers_equal_gradients_worked_out_by_hand(tmp_path):
@@ -38,6 +41,34 @@ def test_numbers_equal_gradients_worked_out_by_hand(tmp_path):
         assert np.array_equal(h.counts, expected.counts), kind
         assert h.absmax == expected.absmax
         assert h.absmin == expected.absmin
+
+
+def test_an_accelerator_counts_what_a_step_holds_together(tmp_path, monkeypatch):
+    """Gradients before an optimizer's step at once, and updates after it; the numbers are the CPU's."""
+    calls = []
+
+    class Rows(DeviceRows):
+        def count_many(self, tensors):
+            calls.append(len(tensors))
+            return super().count_many(tensors)
+
+        def count_many_updates(self, pairs):
+            calls.append(-len(pairs))
+            return super().count_many_updates(pairs)
+
+    found = []
+    for make in (rows_on, Rows):
+        monkeypatch.setattr("mpdiag.recording.ledger.rows_on", make)
+        model, optimizer = model_and_optimizer()
+        run = tmp_path / make.__name__
+        with mpdiag.record(model, optimizer, run, every=1):
+            for _ in range(2):
+                model(torch.ones(5, 8)).square().mean().backward()
+                optimizer.step()
+        found.append(rows(run).sort_values(["step", "kind", "name"], ignore_index=True))
+    number = len(list(model.parameters()))
+    assert calls == [number, -number] * 2
+    assert_frame_equal(*found)
 
 
 def test_accumulation_records_contributions_and_total_apart(tmp_path):

@@ -7,13 +7,17 @@ import random
 import pytest
 from tensorcores.traces import ADD, SGEMM, TENSOR, kernel, launch, module, op, write
 
-from mpdiag.tensorcores import disk_buffer
 from mpdiag.tensorcores.kernel_linking import link
 from mpdiag.tensorcores.readers.recognition import read
+from mpdiag.tensorcores.storage import disk_buffer
+from mpdiag.tensorcores.storage.collected import Collected
 
 
 def places(path):
-    linked = link(read(path))
+    collected = Collected()
+    collected.take_all(read(path))
+    linked = link(collected)
+    collected.close()
     return linked, {
         (name, place.signature.name if place.signature else None, place.module, place.phase):
         (s.calls, s.time_us)

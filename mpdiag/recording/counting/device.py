@@ -102,7 +102,7 @@ class DeviceRows:
         return row, row + 1, fact
 
     @torch.no_grad()
-    def count_updates_many(
+    def count_many_updates(
         self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]
     ) -> list[tuple[int, int, int]]:
         """Count weight updates into new rows, in one launch for each of their types.

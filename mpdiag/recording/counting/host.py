@@ -221,6 +221,16 @@ class HostRows:
         )
         return rows.added(used)
 
+    def count_many(self, tensors: Sequence[tuple[torch.Tensor, int, int]]) -> list[int]:
+        """See ``Rows``."""
+        return [self.count(*tensor) for tensor in tensors]
+
+    def count_many_updates(
+        self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]
+    ) -> list[tuple[int, int, int]]:
+        """See ``Rows``."""
+        return [self.count_update(*pair) for pair in pairs]
+
     def count_update(self, before: torch.Tensor, after: torch.Tensor) -> tuple[int, int, int]:
         """See ``Rows``. Both are flat, dense, of equal length and layout."""
         before, after = before.float(), after.float()

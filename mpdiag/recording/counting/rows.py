@@ -11,6 +11,8 @@ from mpdiag.numerics.histograms import BINS, MIN_EXPONENT, ExponentHistogram
 from mpdiag.recording.counting import layout
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     import torch
     from numpy.typing import NDArray
 
@@ -108,8 +110,16 @@ class Rows(Protocol):
     def count(self, values: torch.Tensor, repeat: int, zeros: int) -> int:
         """Count a flat, dense tensor ``repeat`` times plus ``zeros`` zeros; returns the row."""
 
+    def count_many(self, tensors: Sequence[tuple[torch.Tensor, int, int]]) -> list[int]:
+        """Count tensors as ``count`` does, on a device together; returns their rows."""
+
     def count_update(self, before: torch.Tensor, after: torch.Tensor) -> tuple[int, int, int]:
         """Count a weight update; returns the rows of the weights, the updates, and its facts."""
+
+    def count_many_updates(
+        self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]
+    ) -> list[tuple[int, int, int]]:
+        """Count weight updates as ``count_update`` does, on a device together."""
 
     def read(self) -> RawRows:
         """All rows counted since the last ``clear``; good until the next one."""

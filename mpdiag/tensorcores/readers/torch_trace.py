@@ -14,6 +14,7 @@ import gzip
 import io
 import math
 import re
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, cast
 
 from mpdiag.display.wording import counted
@@ -49,12 +50,13 @@ _OURS = re.compile(
 """Categories of torch.profiler that are not kept."""
 _START = re.compile(r'\{\s*"ph"\s*:')
 # Events that need no decoding: arrows from launch to kernel, Python frames that are not modules, and
-# runtime calls that neither start work nor wait. A brace in a string only costs the decoding after all.
+# runtime calls that neither start work nor wait; and what lies between two events. A brace in a string
+# only costs the decoding after all.
 _SKIPPED = re.compile(
-    r'(?:[\s,]*\{\s*"ph"\s*:\s*"(?:[sftiI]"[^{}]*\}'
+    r'((?:[\s,]*\{\s*"ph"\s*:\s*"(?:[sftiI]"[^{}]*\}'
     r'|X"\s*,\s*"cat"\s*:\s*"(?:python_function"\s*,\s*"name"\s*:\s*"(?!nn\.Module)'
     r'|(?:cuda_(?:runtime|driver)|Runtime)"\s*,\s*"name"\s*:\s*"(?![^"]*(?:aunch|ynchron|Mem[cs])))[^"\\{}]*"'
-    r"[^{}]*\{[^{}]*\}\s*\})(?=\s*[,\]]))+"
+    r"[^{}]*\{[^{}]*\}\s*\})(?=\s*[,\]]))+)?[\s,]*"
 )
 
 
@@ -134,11 +136,12 @@ class TorchTrace:
     def _array(self, stream: JsonStream) -> Iterator[Event]:
         stream.at += 1
         while True:
-            skipped = _SKIPPED.match(stream.text, stream.at)
-            if skipped:
-                stream.at = skipped.end()
+            # It always matches, if only nothing.
+            skipped = cast("re.Match[str]", _SKIPPED.match(stream.text, stream.at))
+            stream.at = at = skipped.end()
+            if skipped.lastindex:
                 self._seen += 1
-            character = stream.peek()
+            character = stream.text[at : at + 1] or stream.peek()
             if character == "]":
                 stream.at += 1
                 return
@@ -215,13 +218,18 @@ def _event(raw: Any) -> Event | None:
     category, name = raw.get("cat"), raw.get("name")
     if not isinstance(category, str) or not isinstance(name, str):
         return None
-    make = _MAKERS.get(category) or _MAKERS.get(category.lower().rpartition("_")[2])
+    make = _maker(category)
     if make is None:
         return None
     args = raw.get("args")
     if not isinstance(args, dict):
         args = {}
-    start, duration = _time(raw.get("ts")), _time(raw.get("dur", 0))
+    start: Any = raw.get("ts")
+    duration: Any = raw.get("dur", 0)
+    if type(start) not in _NUMBERS or not -LARGEST < start < LARGEST:
+        start = _time(start)
+    if type(duration) not in _NUMBERS or not -LARGEST < duration < LARGEST:
+        duration = _time(duration)
     if start is None or duration is None or duration < 0:
         return None
     return make(name, start, duration, raw, args)
@@ -281,18 +289,23 @@ def _operation(
     name: str, start: float, duration: float, raw: dict[str, Any], args: dict[str, Any]
 ) -> HostOperation:
     get = args.get
-    sequence = _whole(get("Sequence number"))
+    sequence, thread = get("Sequence number"), get("Fwd thread id")
+    sequence = None if sequence is None else _whole(sequence)
+    dims, types = get("Input Dims") or get("Input dims"), get("Input type")
+    strides, concrete = get("Input Strides"), get("Concrete Inputs")
     return HostOperation(
         name,
         start,
         start + duration,
         _thread(raw),
-        _list(get("Input Dims") or get("Input dims")),
-        _list(get("Input type")),
-        _list(get("Input Strides")),
-        _list(get("Concrete Inputs")),
+        dims
+        if type(dims) is list
+        else [],  # calls would take a tenth of the time: there are millions
+        types if type(types) is list else [],
+        strides if type(strides) is list else [],
+        concrete if type(concrete) is list else [],
         -1 if sequence is None or sequence < 0 else sequence,
-        bool(_whole(get("Fwd thread id"))) or name.startswith("autograd::engine"),
+        (thread is not None and bool(_whole(thread))) or name.startswith("autograd::engine"),
     )
 
 
@@ -308,6 +321,11 @@ _MAKERS: dict[str, Callable[..., Event | None]] = {
     "python_function": _module,
 }
 """By category, or the last word of it in lower case (``cuda_runtime``, ``Kernel``)."""
+
+
+@lru_cache(1000)
+def _maker(category: str) -> Callable[..., Event | None] | None:
+    return _MAKERS.get(category) or _MAKERS.get(category.lower().rpartition("_")[2])
 
 
 def _thread(raw: dict[str, Any]) -> tuple[Any, Any]:
@@ -352,7 +370,3 @@ _FIELD = 1 << 62
 
 def _label(value: Any) -> int | str | None:
     return value if isinstance(value, int | str) or value is None else str(value)[:100]
-
-
-def _list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else []

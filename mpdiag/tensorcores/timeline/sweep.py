@@ -198,13 +198,16 @@ def make_timeline(
 class _Union:
     """The length of a union of intervals that come by their start."""
 
+    __slots__ = ("reach", "total")
+
     def __init__(self) -> None:
         self.reach = -math.inf
         self.total = 0.0
 
     def add(self, start: float, end: float) -> None:
-        if end > self.reach:
-            self.total += end - max(start, self.reach)
+        reach = self.reach
+        if end > reach:
+            self.total += end - (start if start > reach else reach)  # noqa: FURB136 - a third of the time
             self.reach = end
 
     def until(self, moment: float) -> float:
@@ -212,7 +215,7 @@ class _Union:
         return self.total - max(0.0, self.reach - moment)
 
 
-@dataclass
+@dataclass(slots=True)
 class _Open:
     """A window while it is measured; lengths of the unions are those when it began."""
 
@@ -238,7 +241,7 @@ class _Open:
         )
 
 
-@dataclass
+@dataclass(slots=True)
 class _Lane:
     """A stream while it is measured."""
 

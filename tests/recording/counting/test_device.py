@@ -109,14 +109,14 @@ def test_many_tensors_are_counted_as_each_is():
     ]
     together, singly, host = DeviceRows(CPU, capacity=1), DeviceRows(CPU), HostRows()
     assert together.count_many([(t, 2, 7) for t in TENSORS]) == list(range(6))
-    assert together.count_updates_many(pairs) == [(6, 7, 0), (8, 9, 1), (10, 11, 2)]
+    assert together.count_many_updates(pairs) == [(6, 7, 0), (8, 9, 1), (10, 11, 2)]
     for rows in (singly, host):
         for tensor in TENSORS:
             rows.count(tensor, 2, 7)
         for pair in pairs:
             rows.count_update(*pair)
     assert together.count_many([]) == []
-    assert together.count_updates_many([]) == []
+    assert together.count_many_updates([]) == []
     found = rows_of(together, 12, 3)
     for other in (rows_of(singly, 12, 3), rows_of(host, 12, 3)):
         assert all(np.array_equal(a, b) for a, b in zip(found, other, strict=True))

@@ -131,7 +131,7 @@ def fill_many(rows):
         return
     assert rows.count_many([(values, 2, 1) for values in many]) == list(range(len(many)))
     assert rows.count_many([]) == []
-    updates = rows.count_updates_many(pairs)
+    updates = rows.count_many_updates(pairs)
     assert updates[1] == (len(many) + 2, len(many) + 3, 1)
 
 

@@ -29,6 +29,7 @@ class DiskBuffer:
 
     def __init__(self, form: str) -> None:
         self._form = struct.Struct(form)
+        self._pack, self._full = self._form.pack, PORTION * self._form.size
         self._file: IO[bytes] | None = None
         self._portions: list[tuple[float, float, int]] = []
         self._open = bytearray()
@@ -36,12 +37,12 @@ class DiskBuffer:
 
     def add(self, low: float, high: float, *fields: Any) -> None:
         """Append a record whose key spans [low, high]."""
-        self._open += self._form.pack(*fields)
+        self._open += self._pack(*fields)
         if low < self._low:
             self._low = low
         if high > self._high:
             self._high = high
-        if len(self._open) >= PORTION * self._form.size:
+        if len(self._open) >= self._full:
             self._write()
 
     def _write(self) -> None:
@@ -87,7 +88,7 @@ class DiskBuffer:
     def _read(self, offset: int) -> bytes:
         assert self._file is not None
         self._file.seek(offset)
-        return self._file.read(PORTION * self._form.size)
+        return self._file.read(self._full)
 
     def close(self) -> None:
         """Drop every record and the file."""

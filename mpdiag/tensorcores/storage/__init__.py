@@ -1,0 +1,1 @@
+"""A trace in memory of one size: its records packed away on disk until they are needed."""
