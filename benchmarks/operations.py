@@ -3,8 +3,7 @@
     python benchmarks/operations.py [--repeats 5] [--workload cnn] [--json FILE]
 
 Operations are recorded in steps 0, 10 and 100. Step 0 also compiles kernels, so what is timed is
-step 10 with what it leaves to the next one (it is run again with roundings), beside plain steps of the
-same model right before.
+step 10 with what it leaves to the next one, beside plain steps of the same model right before.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ def measure(workload: str, repeats: int, device: str) -> tuple[float, float, int
             # Statistics in steps 0 and 10 alone, so that step 10 is the only other dear one.
             with mpdiag.record(trainee.model, trainee.optimizer, run, every=10):
                 *_, dear, next_one = (trainee.step() for _ in range(12))
-                recorded.append(dear + next_one)  # it is run again when the next one begins
+                recorded.append(dear + next_one)  # it is written when the next one begins
             operations = mpdiag.open_run(run).operations()
             count = sum(o.step == 10 for o in operations)
             size = max(p.stat().st_size for p in (run / "operations").iterdir())
