@@ -99,6 +99,8 @@ CALLED_AS = {
     "addmm": ("linear", "addmm"),
     "mm": ("linear", "matmul", "mm"),
     "bmm": ("matmul", "bmm"),
+    "mv": ("linear", "matmul", "mv"),
+    "dot": ("matmul", "dot"),
     "convolution": ("conv1d", "conv2d", "conv3d", "convolution"),
 }
 

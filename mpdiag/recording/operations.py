@@ -9,6 +9,9 @@ A second mode, of torch's functions, sees what runs no operation in FP32: ``p.to
 ``x.float()``. They are recorded as ``_to_copy`` with the fact ``follows``, the number of the tensor
 whose dtype was asked for, or ``wide``.
 
+The step is taped besides, and runs again at its end with one operation rounded at a time: what that does
+to the gradients is among the facts (``emulation/step_effects.py``).
+
 The modes lie at the *bottom* of the stack of modes. So a user's own mode, entered before or after, can
 be left as if ours were not there; and if one rewrites operations (FP16 emulation), the operations
 that really run are recorded.
@@ -28,6 +31,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from mpdiag.emulation.rounding_effect import measure_rounding
+from mpdiag.emulation.step_effects import StepEffects
 from mpdiag.numerics.autocast_lists import COMPOSITES, NO_HALF_FUNCTIONS
 from mpdiag.recording import operation_facts
 from mpdiag.recording.operation_tensors import OperationTensors, SeenTensor
@@ -42,6 +46,8 @@ if TYPE_CHECKING:
     from types import FrameType
 
     from torch import nn
+
+    from mpdiag.emulation.step_tape import Call
 
 DEFAULT = 3
 _MAX_OPERATIONS = 50_000
@@ -64,6 +70,7 @@ class _Draft:
     facts: dict[str, Any]
     inputs: list[tuple[str, SeenTensor]]
     outputs: list[tuple[str, SeenTensor]]
+    taped: Call | None = None
 
 
 class _OperationMode(TorchDispatchMode):
@@ -125,6 +132,7 @@ class OperationWatch:
         self._thread: int | None = None  # where the mode lies on the stack
         self._lock = threading.RLock()
         self._tensors = OperationTensors(parameters)
+        self._effects = StepEffects(parameters)
         self._forget()
 
     def _forget(self) -> None:
@@ -134,6 +142,7 @@ class OperationWatch:
         self._rests = False
         self._lines = SourceLines(self._modules)
         self._tensors.clear()
+        self._effects.drop()
 
     # -- the mode's life ---------------------------------------------------------------------------
 
@@ -158,6 +167,7 @@ class OperationWatch:
             self._passes.detach()
         else:
             self._passes.attach()
+            self._effects.begin(wanted=step > 0)  # weights as they were made say little
             self._lines.take_over(earlier)  # its graph may outlive the step before, if that was one
 
     def resume(self) -> None:
@@ -184,9 +194,14 @@ class OperationWatch:
         self._mode.on = self._conversions.on = False
         here = threading.get_ident() == self._thread
         if here and not in_backward():
+            self._note_gradients()
             take_off(self._mode)
             conversions.take_off(self._conversions)
             self._thread = None
+
+    def _note_gradients(self) -> None:
+        with self._lock, self.quiet(), torch.no_grad():
+            self._effects.note_gradients()
 
     def rest(self) -> None:
         """Record no more operations of this step; those that were recorded stay."""
@@ -205,6 +220,7 @@ class OperationWatch:
             return
         on, drafts = self._mode.on, self._drafts
         self._mode.on = False
+        self._effects.drop()  # gradients come from where nobody looked
         take_off(self._mode)
         try:
             yield
@@ -290,7 +306,9 @@ class OperationWatch:
     ) -> _Draft | None:
         line, node = self._lines.line(len(self._drafts))
         packet = func.overloadpacket.__name__
+        self._effects.read((args, kwargs))  # a parameter may only be seen by way of a view
         if func.namespace != "aten":
+            self._effects.foreign((args, kwargs))
             self._tensors.forget((args, kwargs))
         elif torch.Tag.inplace_view in func.tags:
             self._tensors.turned(args[0])
@@ -311,7 +329,8 @@ class OperationWatch:
         if not node:
             measured = operation_facts.measure(packet, named)
             measured |= measure_rounding(func, named, with_gradients=gradients)
-        self._drafts.append(_Draft(fields, measured, inputs, []))
+        taped = self._effects.before(func, args, kwargs)
+        self._drafts.append(_Draft(fields, measured, inputs, [], taped))
         return self._drafts[-1]
 
     def _complete(
@@ -333,6 +352,8 @@ class OperationWatch:
         if laid:
             draft.fields["scalars"]["laid"] = laid
         draft.fields |= operation_facts.cost(func, args, kwargs, result)
+        self._effects.after(draft.taped, draft.fields, args, kwargs, result)
+        draft.taped = None
         self._tensors.drain()
 
     # -- conversions (called by the mode of functions) ---------------------------------------------
@@ -421,6 +442,8 @@ class OperationWatch:
         backward += [] if self._left_at is None else [self._left_at - 1]
         last = max(backward, default=len(self._drafts))
         measured = operation_facts.read_back([d.facts for d in self._drafts])
+        for index, facts in self._effects.facts().items():
+            measured[index] |= facts
         operations = []
         for draft, known in zip(self._drafts, measured, strict=True):
             phase: Phase = draft.fields["phase"]

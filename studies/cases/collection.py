@@ -12,8 +12,8 @@ from types import CodeType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 FOLDER = Path(__file__).resolve().parent
-HALVES = ("tuning", "opened", "unseen", "unseen_2")
-"""``opened`` was unseen until it was scored; rules may be set by it since."""
+HALVES = ("tuning", "opened", "opened_2", "unseen_2")
+"""``opened`` and ``opened_2`` were unseen until they were scored; rules may be set by them since."""
 
 for folder in (
     FOLDER.parent,

@@ -1,6 +1,6 @@
 """Whether training holds with every layer in the format the plan advises for it, all at once.
 
-    python studies/cases/formats.py [--half tuning|opened|unseen] [NAME …]
+    python studies/cases/formats.py [--half tuning|opened|opened_2|unseen_2] [NAME …]
 
 Each module's output, and the gradient with respect to it, is rounded to its advised format (FP8 under a
 power-of-two scale of its own, FP16 gradients under the plan's loss scale), two seeds each; compared with

@@ -1,6 +1,6 @@
 """Holds what an analysis foretells of the cases against their truth.
 
-    python studies/cases/score.py --half tuning|opened|unseen|unseen_2 [NAME …] [--minutes M] [--docs]
+    python studies/cases/score.py --half tuning|opened|opened_2|unseen_2 [NAME …] [--minutes M] [--docs]
 
 Each case is recorded once in FP32 (seed 0, the recorder's defaults) and analyzed without a probe. For
 each question the analysis' answer is held against ``truth/HALF.json``:
@@ -153,7 +153,7 @@ def record(case: Case, kept: Path = KEPT, tick: Callable[[], None] = lambda: Non
 def _recorder() -> str:
     """A hash of the recorder's sources."""
     digest = hashlib.sha256()
-    for part in ("recording", "tracing", "runs"):
+    for part in ("recording", "tracing", "runs", "emulation"):
         for file in sorted((ROOT / "mpdiag" / part).rglob("*.py")):
             digest.update(file.read_bytes())
     return digest.hexdigest()[:8]

@@ -1,6 +1,6 @@
 """What each case needs: by training it, never by rule.
 
-    python studies/cases/truth.py --half HALF [NAME …] [--limit SECONDS] [--minutes M]
+    python studies/cases/truth.py --half tuning|opened|… [NAME …] [--limit SECONDS] [--minutes M]
 
 Each way is trained with up to three seeds, paired with the same seeds in FP32. A way *fails* if in
 most seeds its metric is worse than FP32's by more than the case's margin and by more than twice what a

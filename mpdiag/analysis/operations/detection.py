@@ -12,6 +12,14 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from mpdiag.analysis.findings import Finding
+from mpdiag.analysis.operations.gradient_rules import (
+    SUSPICIONS,
+    Site,
+    gradient_errors,
+    harmless,
+    latest,
+    site,
+)
 from mpdiag.analysis.operations.graph import (
     StepGraph,
     in_fp32,
@@ -29,15 +37,18 @@ from mpdiag.numerics.autocast_lists import BANNED, COMPOSITES, LISTS, policy_nam
 from mpdiag.numerics.formats import BF16
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
     from mpdiag.analysis.operations.loss_change import LossCurve
     from mpdiag.analysis.operations.rules import CoveredBy, OperationFinding
     from mpdiag.numerics.formats import FloatFormat
     from mpdiag.runs.operations import Operation
 
+    ForwardRule = Callable[
+        [StepGraph, Mapping[int, bool], FloatFormat, bool], Iterator[tuple[int, OperationFinding]]
+    ]
 
-_WARNINGS = frozenset({"cancellation", "swallowed", "imprecise", "indistinct"})
+_WARNINGS = SUSPICIONS | {"gradient-error"}
 """Rules about precision alone: the numbers stay finite."""
 
 
@@ -56,28 +67,31 @@ def find_operations(
         curve: The losses of the training, where they were recorded.
     """
     graphs = split(operations, curve)
-    sites = [{_site(op) for op in graph.operations if not op.node} for graph in graphs]
+    sites = [{site(op) for op in graph.operations if not op.node} for graph in graphs]
+    spared = harmless(graphs, target)
     seen: dict[tuple[Any, ...], list[tuple[int, OperationFinding]]] = defaultdict(list)
     for number, graph in enumerate(graphs):
-        for found in _judged(graph, target, scale):
+        for found in _judged(graph, target, scale, spared):
             seen[found.code, found.op, found.module, found.where].append((number, found))
     merged = []
-    for (code, *site), entries in seen.items():
-        steps = sum(tuple(site) in one for one in sites) if code in PERSISTENT else 1
+    for (code, *place), entries in seen.items():
+        steps = sum(tuple(place) in one for one in sites) if code in PERSISTENT else 1
         for kept in ([e for e in entries if not e[1].covered], entries):
             if kept and len({number for number, _ in kept}) >= steps:
                 merged.append(max((f for _, f in kept), key=_size))
                 break
-    merged = _without_followers(graphs, merged)
+    merged = _without_followers(graphs, [*merged, *_by_gradients(graphs, target, merged)])
     return tuple(
         sorted(merged, key=lambda f: (f.covered, -f.bytes_share - f.flops_share, f.op, f.where))
     )
 
 
-def _judged(graph: StepGraph, target: FloatFormat, scale: float) -> Iterator[OperationFinding]:
+def _judged(
+    graph: StepGraph, target: FloatFormat, scale: float, spared: frozenset[Site]
+) -> Iterator[OperationFinding]:
     """The findings of one recorded step."""
-    needed = _needed(graph, target, scale, policy=True)
-    everything = _needed(graph, target, scale, policy=False)
+    needed = _needed(graph, target, scale, spared, policy=True)
+    everything = _needed(graph, target, scale, spared, policy=False)
     for index, found in {**everything, **needed}.items():
         op = graph.operations[index]
         flops, moved = _shares(graph, op)
@@ -91,21 +105,40 @@ def _judged(graph: StepGraph, target: FloatFormat, scale: float) -> Iterator[Ope
         )
 
 
+def _by_gradients(
+    graphs: Sequence[StepGraph], target: FloatFormat, merged: Iterable[OperationFinding]
+) -> list[OperationFinding]:
+    """What the other rules leave in the format and whose rounding the gradients feel, once a place."""
+    kept = {(f.op, f.module, f.where) for f in merged if not f.covered}
+    last = latest(graphs, target)
+    found: dict[Site, OperationFinding] = {}
+    for number, graph in enumerate(graphs):
+        fp32 = frozenset(o.index for o in graph.operations if not o.node and site(o) in kept)
+        low = stored_low(graph, policy=True, fp32=fp32)
+        new = {
+            index: finding
+            for index, finding in gradient_errors(graph, low, target)
+            if index not in fp32 and last[site(graph.operations[index])] == number
+        }
+        for index, finding in _at_the_source(
+            graph, low, _not_in_place(graph, low, new), {}
+        ).items():
+            flops, moved = _shares(graph, graph.operations[index])
+            whole = replace(finding, flops_share=flops, bytes_share=moved)
+            found.setdefault((whole.op, whole.module, whole.where), whole)
+    return list(found.values())
+
+
 def _without_followers(
     graphs: Sequence[StepGraph], merged: list[OperationFinding]
 ) -> list[OperationFinding]:
     """Without what is FP32 in every step anyway, once the findings of the other steps are."""
     sites = {(f.op, f.module, f.where) for f in merged if not f.covered}
-    alone: set[tuple[str, str | None, str]] = set()
+    alone: set[Site] = set()
     for graph in graphs:
-        found = [op.index for op in graph.operations if not op.node and _site(op) in sites]
-        alone |= {_site(graph.operations[i]) for i in without_followers(graph, found)}
+        found = [op.index for op in graph.operations if not op.node and site(op) in sites]
+        alone |= {site(graph.operations[i]) for i in without_followers(graph, found)}
     return [f for f in merged if f.covered or (f.op, f.module, f.where) in alone]
-
-
-def _site(op: Operation) -> tuple[str, str | None, str]:
-    """An operation's place as findings state it."""
-    return called(op), op.module, op.where
 
 
 def _at_the_source(
@@ -273,23 +306,45 @@ def _shares(graph: StepGraph, op: Operation) -> tuple[float, float]:
     return sum(o.flops for o in own) / flops, sum(o.bytes for o in own) / moved
 
 
-def _needed(
-    graph: StepGraph, target: FloatFormat, scale: float, *, policy: bool
+def _new(
+    graph: StepGraph,
+    low: dict[int, bool],
+    target: FloatFormat,
+    rules: Iterable[ForwardRule],
+    found: Mapping[int, OperationFinding],
+    spared: frozenset[Site],
+    *,
+    policy: bool,
 ) -> dict[int, OperationFinding]:
-    """Findings by operation; what one finding puts into FP32 is FP32 in the next round."""
+    """What some rules find that was not found before, moved to where it can be mended."""
+    new = {
+        index: finding
+        for rule in rules
+        for index, finding in rule(graph, low, target, policy)
+        if index not in found
+    }
+    new = _at_the_source(graph, low, _not_in_place(graph, low, new), found)
+    return {
+        index: finding
+        for index, finding in new.items()
+        if finding.code not in SUSPICIONS or site(graph.operations[index]) not in spared
+    }
+
+
+def _needed(
+    graph: StepGraph, target: FloatFormat, scale: float, spared: frozenset[Site], *, policy: bool
+) -> dict[int, OperationFinding]:
+    """Findings by operation; what one finding puts into FP32 is FP32 in the next round.
+
+    What is suspected of operations that are ``spared`` is dropped.
+    """
     found: dict[int, OperationFinding] = {}
     while True:
         low = stored_low(graph, policy=policy, fp32=frozenset(found))
         new: dict[int, OperationFinding] = {}
         for rules in (RULES, PRECISION_RULES):  # what is said more precisely is said first
             if not new:
-                new = {
-                    index: finding
-                    for rule in rules
-                    for index, finding in rule(graph, low, target, policy)
-                    if index not in found
-                }
-        new = _at_the_source(graph, low, _not_in_place(graph, low, new), found)
+                new = _new(graph, low, target, rules, found, spared, policy=policy)
         if not new:
             for index, finding in gradients(graph, low, target, scale):
                 found.setdefault(index, finding)

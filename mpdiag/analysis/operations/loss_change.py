@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 NEARBY = 10
 """Steps before and after one whose losses say how far the loss moves from step to step."""
+_FIRST = 5
+"""Losses that make the loss at the start."""
 _DEPTH = 6
 _PASSES_GRADIENT = frozenset({"add", "add_", "sub", "sub_", "rsub", "neg", "clone", "_unsafe_view"})
 """Operations whose gradient is that of their result, up to its sign or a number."""
@@ -69,6 +71,12 @@ class LossCurve:
             if k in self.losses and k + 1 in self.losses
         ]
         return sum(moved) / len(moved) if any(moved) else None
+
+    @cached_property
+    def start(self) -> float | None:
+        """Median |loss| of the first steps; None without one, or where it is 0."""
+        first = sorted(abs(self.losses[k]) for k in sorted(self.losses)[:_FIRST])
+        return (first[len(first) // 2] or None) if first else None
 
 
 NO_CURVE = LossCurve()

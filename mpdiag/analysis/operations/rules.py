@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 Code = Literal[
     "overflow", "mask-fill", "vanishing", "cancellation", "swallowed", "gradient-overflow",
-    "imprecise", "indistinct", "diverging", "underflow", "no-half-kernel",
+    "imprecise", "indistinct", "diverging", "underflow", "no-half-kernel", "gradient-error",
 ]  # fmt: skip
 CoveredBy = Literal["", "lists", "neighbours"]
 

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cases.case import Case, Training
-from cases.unseen.shared import draw, fit, root_mse
+from cases.opened_2.shared import draw, fit, root_mse
 
 
 class Rooms(nn.Module):

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cases.case import Case, Training
-from cases.unseen.shared import HELD_OUT, dense, draw, fit, of_table, share_unexplained, times
+from cases.opened_2.shared import HELD_OUT, dense, draw, fit, of_table, share_unexplained, times
 
 
 class Values(nn.Module):

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cases.case import Case, Training
-from cases.unseen.shared import decay, dense, draw, fit, root_mse, share_unexplained, times
+from cases.opened_2.shared import decay, dense, draw, fit, root_mse, share_unexplained, times
 
 
 class Orbit(nn.Module):

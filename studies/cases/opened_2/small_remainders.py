@@ -8,7 +8,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from cases.case import Case, Training
-from cases.unseen.shared import (
+from cases.opened_2.shared import (
     HELD_OUT,
     decay,
     dense,

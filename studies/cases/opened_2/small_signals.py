@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cases.case import Case, Training
-from cases.unseen.shared import (
+from cases.opened_2.shared import (
     HELD_OUT,
     dense,
     draw,

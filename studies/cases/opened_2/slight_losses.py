@@ -7,7 +7,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from cases.case import Case, Training
-from cases.unseen.shared import dense, draw, fit, hits, of_table, share_unexplained
+from cases.opened_2.shared import dense, draw, fit, hits, of_table, share_unexplained
 
 
 class Flux(nn.Module):

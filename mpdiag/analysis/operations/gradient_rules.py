@@ -1,0 +1,146 @@
+"""Rules by what rounding an operation did to a step's loss and gradients, where that was measured.
+
+In the recorded steps after the first the recorder runs the step again with one operation of one module
+rounded, forward and backward, and all else in FP32 (``emulation/step_effects.py``). So an operation
+needs no rule of its own: products before an inverse, differences of their results, recurrences and what
+is raised to powers all show.
+
+* ``gradient-error``: rounding an operation changes the gradients by a third and more, and the loss by
+  more than twice what a step does, and by more than a fiftieth of the loss at the start. The last tells
+  what matters from what is left of a loss that has already become small.
+  Or that the loss or a gradient is no longer finite, where the operation is a product.
+* ``harmless``: what another rule suspects hardly changes the gradients: the suspicion is dropped.
+
+The last recorded step decides: errors matter more as a loss falls.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING
+
+from mpdiag.analysis.operations.rules import called, finding_of
+from mpdiag.analysis.operations.sources import is_product
+from mpdiag.display.wording import counted
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping, Sequence
+
+    from mpdiag.analysis.operations.graph import StepGraph
+    from mpdiag.analysis.operations.rules import IndexedFinding, OperationFinding
+    from mpdiag.numerics.formats import FloatFormat
+    from mpdiag.runs.operations import Operation
+
+Site = tuple[str, str | None, str]
+"""An operation's name as a plan has it, its module and its line."""
+
+GRADIENT = 0.3
+"""Change of the gradients, as a share of them, from which it counts."""
+MOVES = 2.0
+"""Change of the loss from which it counts, beside what a step changes."""
+OF_START = 0.02
+"""The same beside the loss at the start, weighed with the change of the gradients where that is below 1.
+
+Trainings in FP16, each against its FP32 twin (``studies/cases``, all open sets): see
+docs/reliability.md. Between a hundredth and a twentieth all answer alike.
+"""
+HARMLESS = 0.1
+"""Change of the gradients up to which a suspicion of another rule is dropped."""
+SUSPICIONS = frozenset({"imprecise", "indistinct", "cancellation", "swallowed"})
+"""Rules about precision that go by an operation alone, and not by what follows from it."""
+
+
+def gradient_errors(
+    graph: StepGraph, low: Mapping[int, bool], target: FloatFormat
+) -> Iterator[IndexedFinding]:
+    """Find operations whose rounding changes gradients and loss by more than a training bears."""
+    for op in graph.operations:
+        measured = effect(op, target)
+        if op.node or measured is None or not _is_rounded(op, low):
+            continue
+        error, change = measured
+        if error == math.inf:
+            if is_product(op):  # of others the rules of range and of division tell more
+                yield op.index, _breaking(op, target)
+            continue
+        moves, start = graph.loss_change.curve.movement(op.step), graph.loss_change.curve.start
+        if moves is None or start is None or error < GRADIENT:
+            continue
+        beside, of_start = change / moves, change / start
+        if beside < MOVES or min(error, 1.0) * of_start < OF_START:
+            continue
+        yield (
+            op.index,
+            finding_of(
+                op,
+                "gradient-error",
+                f"rounding what it reads and stores to {target.label} changes the gradients by "
+                f"{_times(error)} and the loss by {beside:.2g} times what a step does",
+                f"{op.op} in FP32",
+                "the training follows rounding errors",
+                {"gradient_error": error, "loss_moves": beside, "of_first_loss": of_start},
+            ),
+        )
+
+
+def _breaking(op: Operation, target: FloatFormat) -> OperationFinding:
+    return finding_of(
+        op,
+        "gradient-error",
+        f"rounding what it reads and stores to {target.label} makes the loss or a gradient infinite or "
+        "NaN, though nothing leaves the range",
+        f"{op.op} in FP32",
+        "the training ends, or skips such steps",
+        {"breaks": True},
+    )
+
+
+def effect(op: Operation, target: FloatFormat) -> tuple[float, float] | None:
+    """‖Δg‖ / ‖g‖ and |ΔL| of rounding an operation of a module.
+
+    Infinite where the loss or a gradient was; None where nothing was measured.
+    """
+    if op.facts.get(f"step_breaks_{target.name}"):
+        return math.inf, math.inf
+    error = op.facts.get(f"gradient_error_{target.name}")
+    change = op.facts.get(f"loss_change_{target.name}")
+    return None if error is None or change is None else (float(error), float(change))
+
+
+def harmless(graphs: Sequence[StepGraph], target: FloatFormat) -> frozenset[Site]:
+    """The operations whose rounding hardly changed the gradients in the last step that shows it."""
+    last: dict[Site, float] = {}
+    for graph in graphs:
+        now: dict[Site, float] = {}
+        for op in graph.operations:
+            measured = None if op.node else effect(op, target)
+            if measured is not None:
+                now[site(op)] = max(now.get(site(op), 0.0), measured[0])
+        last |= now
+    return frozenset(s for s, error in last.items() if error < HARMLESS)
+
+
+def latest(graphs: Sequence[StepGraph], target: FloatFormat) -> dict[Site, int]:
+    """The last of some steps in which each operation's effect was measured."""
+    return {
+        site(op): number
+        for number, graph in enumerate(graphs)
+        for op in graph.operations
+        if not op.node and effect(op, target) is not None
+    }
+
+
+def site(op: Operation) -> Site:
+    """An operation's place as findings state it."""
+    return called(op), op.module, op.where
+
+
+def _is_rounded(op: Operation, low: Mapping[int, bool]) -> bool:
+    """Whether an operation reads or stores the format under the policy."""
+    if any(low[t.tensor] for t in op.outputs):
+        return True
+    return not is_product(op) and any(low[t.tensor] for t in op.inputs)
+
+
+def _times(error: float) -> str:
+    return f"{error:.0%}" if error < 2 else counted(round(error), "time")

@@ -1,0 +1,162 @@
+"""What the measured effect of rounding an operation on a step's gradients decides."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+import mpdiag
+from mpdiag.analysis.operations import gradient_rules
+from mpdiag.analysis.operations.detection import find_operations, operation_findings
+from mpdiag.analysis.operations.loss_change import NO_CURVE, LossCurve, loss_curve
+from mpdiag.numerics.formats import BF16, FP16
+from mpdiag.runs.run import open_run
+
+
+class Solved(nn.Module):
+    """Weights of points, by which a cubic through them is found: normal equations by a product."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.trust = nn.Linear(3, 1)
+
+    def forward(self, batch):
+        rows, right, look = batch
+        weighted = (rows * torch.sigmoid(self.trust(look))).transpose(1, 2)
+        normal = (weighted @ rows).float() + 1e-6 * torch.eye(4)
+        answer = (weighted @ right[..., None]).float()
+        return torch.linalg.solve(normal, answer).squeeze(-1)
+
+
+def batches(step):
+    g = torch.Generator().manual_seed(step)
+    rows = torch.rand(8, 24, generator=g)[..., None] ** torch.arange(4)
+    true = torch.randn(8, 4, generator=g)
+    noise = 0.01 * torch.randn(8, 24, generator=g)
+    look = torch.randn(8, 24, 3, generator=g)
+    return (rows, (rows @ true[..., None]).squeeze(-1) + noise, look), true
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("solved") / "run"
+    model = Solved()
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    with mpdiag.record(model, optimizer, folder, budget=None):
+        for step in range(12):
+            optimizer.zero_grad()
+            batch, true = batches(step)
+            (model(batch) - true).square().mean().backward()
+            optimizer.step()
+    return open_run(folder)
+
+
+def named(operations, target=FP16, curve=NO_CURVE, code="gradient-error"):
+    found = find_operations(operations, target, curve=curve)
+    return {f.op for f in found if f.code == code and not f.covered}
+
+
+def with_effect(operations, error, change, at=10, op="bmm"):
+    """The same recording, had the effect of an operation been another."""
+    facts = {"gradient_error_fp16": error, "loss_change_fp16": change}
+    return [
+        replace(o, facts={**o.facts, **facts}) if (o.op, o.step) == (op, at) and not o.node else o
+        for o in operations
+    ]
+
+
+def test_products_before_an_inverse_are_named(run):
+    operations, curve = run.operations(), loss_curve(run)
+    assert named(operations, curve=curve) == {"bmm"}
+    assert named(operations, BF16, curve=curve) == {"bmm"}
+    analysis = mpdiag.analyze(run)
+    assert ("bmm", "") in {(c.op, c.module) for c in analysis.plan.fp32_operations}
+    (finding,) = [f for f in analysis.findings if f.code == "operation-gradient-error"][:1]
+    assert finding.severity == "warning"
+    assert "changes the gradients by" in finding.message
+    assert "times what a step does" in finding.message
+
+
+def test_it_takes_gradients_the_movement_of_the_loss_and_the_loss_at_the_start(run):
+    operations, curve = run.operations(), loss_curve(run)
+    moves, start = curve.movement(10), curve.start
+    large = max(
+        3 * gradient_rules.MOVES * moves,
+        3 * gradient_rules.OF_START * start / gradient_rules.GRADIENT,
+    )
+    assert named(with_effect(operations, 0.4, large), curve=curve) == {"bmm"}
+    assert not named(with_effect(operations, 0.2, large), curve=curve)
+    assert not named(with_effect(operations, 5.0, 0.9 * gradient_rules.MOVES * moves), curve=curve)
+    far = LossCurve({**curve.losses, 0: 1e3 * large, 1: 1e3 * large, 2: 1e3 * large})
+    assert not named(with_effect(operations, 5.0, large), curve=far)
+    assert not named(operations)  # no losses, no answer
+
+
+def test_a_product_whose_rounding_breaks_the_step_is_named(run):
+    broken = [
+        replace(o, facts={"step_breaks_fp16": 1.0}) if o.step == 10 and not o.node else o
+        for o in run.operations()
+    ]
+    assert named(broken, curve=loss_curve(run)) == {"bmm", "addmm"}
+    (text,) = {
+        f.reason
+        for f in find_operations(broken, FP16, curve=loss_curve(run))
+        if f.code == "gradient-error"
+    }
+    assert "makes the loss or a gradient infinite or NaN" in text
+
+
+def test_the_last_step_that_was_measured_decides(run):
+    operations, curve = run.operations(), loss_curve(run)
+    early = [
+        replace(o, step=5, index=o.index) if o.step == 0 else o
+        for o in with_effect(operations, 50.0, 1e3 * curve.start, at=0)
+    ]
+    assert named(with_effect(early, 0.01, 0.0), curve=curve) == set()
+
+
+def test_a_recording_without_the_measurement_answers_as_before(run):
+    plain = [
+        replace(o, facts={k: v for k, v in o.facts.items() if not k.startswith(("grad", "loss_"))})
+        for o in run.operations()
+    ]
+    assert not named(plain, curve=loss_curve(run))
+
+
+class Rotated(nn.Module):
+    """Angles of some 3,000 from a product, which rounding makes wrong."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Linear(16, 16)
+
+    def forward(self, x):
+        angles = torch.einsum("i,j->ij", torch.arange(8.0) + 3001, 1 / torch.arange(1.0, 17))
+        return self.body(x) * angles.cos()
+
+
+def test_a_suspicion_of_what_does_no_harm_is_dropped(tmp_path):
+    model = Rotated()
+    optimizer = torch.optim.SGD(model.parameters(), 0.0)
+    with mpdiag.record(model, optimizer, tmp_path / "run"):
+        model(torch.randn(8, 16)).square().mean().backward()
+        optimizer.step()
+    operations = open_run(tmp_path / "run").operations()
+    assert named(operations, code="imprecise") == {"einsum"}  # nothing was measured
+    inside = {o.op for o in operations if o.function == "einsum"}
+    for error, left in ((0.5, {"einsum"}), (0.01, set())):
+        measured = operations
+        for op in inside:
+            measured = with_effect(measured, error, 0.0, at=0, op=op)
+        assert named(measured, code="imprecise") == left
+
+
+def test_the_finding_names_its_line_once(run):
+    found = find_operations(run.operations(), FP16, curve=loss_curve(run))
+    lines = [f.evidence["line"] for f in operation_findings(found)]
+    assert len(lines) == len(set(lines))
