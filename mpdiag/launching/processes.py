@@ -9,12 +9,13 @@ import multiprocessing.process
 import os
 import sys
 import time
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mpdiag.errors import ExitCode
+from mpdiag.errors import ExitCode, RunExists
 from mpdiag.files.paths import AnyPath, is_remote
-from mpdiag.runs.run import free_name
+from mpdiag.runs.run import META, free_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -119,6 +120,68 @@ def launch(arguments: Sequence[str]) -> int:
 
 
 # -- processes that a script starts ----------------------------------------------------------------
+
+
+_CHILDREN = 10_000
+"""Folders of one name to try."""
+_GROUPS_RUN = "mpdiag/run"
+_NAMING = timedelta(seconds=10)
+"""How long to wait for the group's first process to name their run: it has one small file to write."""
+
+
+def claim_childs_run(folder: AnyPath, launch: str) -> AnyPath:
+    """The run folder of a process that the recorded script has started.
+
+    The ranks of one process group share a run, whichever of them begins first. Any other process has
+    the first of ``folder``, ``folder-2`` … that is neither a run nor another process's.
+
+    Args:
+        folder: The run folder of the whole command.
+        launch: What tells this command's claims from those of others; see ``release_childrens``.
+
+    Raises:
+        RunExists: If all of these folders are taken.
+    """
+    import torch.distributed as dist
+
+    if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
+        return _claim_free(folder, launch)
+    from torch.distributed.distributed_c10d import _get_default_store
+
+    store, me = _get_default_store(), str(dist.get_rank())
+    if store.compare_set(f"{_GROUPS_RUN}/named by", "", me).decode() == me:
+        mine = _claim_free(folder, launch)
+        store.set(_GROUPS_RUN, mine.name)
+        return mine
+    store.wait([_GROUPS_RUN], _NAMING)
+    return folder.parent / store.get(_GROUPS_RUN).decode()
+
+
+def release_childrens(folder: AnyPath, launch: str) -> None:
+    """Remove the small files of ``claim_childs_run``."""
+    if not is_remote(folder):
+        for claim in folder.parent.glob(f".*.{launch}.claim"):
+            claim.unlink(missing_ok=True)
+
+
+def _claim_free(folder: AnyPath, launch: str) -> AnyPath:
+    names = (folder.name, *(f"{folder.name}-{number}" for number in range(2, _CHILDREN)))
+    for candidate in (folder.parent / name for name in names):
+        taken = (candidate / META).exists() or (candidate != folder and candidate.exists())
+        if not taken and (is_remote(candidate) or _claimed(candidate, launch)):
+            return candidate
+    message = f"{folder} and {_CHILDREN - 2} more folders of that name are taken"
+    raise RunExists(message)
+
+
+def _claimed(candidate: Path, launch: str) -> bool:
+    """Whether this process is the first to claim a folder; of two at the same time, one is."""
+    candidate.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        (candidate.parent / f".{candidate.name}.{launch}.claim").touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
 
 
 _watching: list[tuple[int, Callable[[], None]]] = []

@@ -7,6 +7,7 @@ import re
 import signal
 import sys
 import threading
+import time
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -79,13 +80,14 @@ class RecordingSettings:
         folder: The run folder.
         options: What was asked for.
         script: What is recorded: a path, or ``-m`` and a module's name.
-        several: Whether processes of this script may have runs of their own in ``folder-2`` ….
+        launch: Of a process that the script has started and that may have a run of its own, in
+            ``folder-2`` …: what ``processes.claim_childs_run`` tells commands apart by. Else None.
     """
 
     folder: AnyPath
     options: Options
     script: str
-    several: bool = False
+    launch: str | None = None
 
 
 def record_script(
@@ -117,7 +119,9 @@ def record_script(
     AfterTorch(watch.attach).install()
     # A child would draw into the same terminal.
     alone = replace(settings.options, live=None)
-    processes.follow_children(watch_child, replace(settings, several=world == 1, options=alone))
+    launch = f"{os.getpid()}-{time.time_ns()}"
+    child = replace(settings, launch=launch if world == 1 else None, options=alone)
+    processes.follow_children(watch_child, child)
     state = "failed"  # if run() raises, it has returned no ending
     try:
         ending = run(script)
@@ -127,6 +131,7 @@ def record_script(
         raise
     finally:
         watch.finish(state)
+        processes.release_childrens(folder, launch)
     if not watch.recorded and not (folder / META).exists() and ending.code == 0:
         message = (
             "nothing was recorded: the script ended without calling a torch module that trains"
@@ -307,10 +312,8 @@ class ScriptRecording:
         for prefix, (model, wrapper) in models.items():
             subjects.adopt(prefix, model, wrapper)
         folder = settings.folder
-        if settings.several and (folder / META).exists():
-            from mpdiag.runs.run import free_name
-
-            folder = free_name(folder.parent, folder.name)
+        if settings.launch is not None:
+            folder = processes.claim_childs_run(folder, settings.launch)
         self._recorder = Recorder(
             subjects,
             list(found.optimizers),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
 import time
 
 import numpy as np
@@ -13,7 +14,7 @@ import torch
 from script_processes import SCRIPTS
 
 from mpdiag.analysis.analyzer import analyze
-from mpdiag.launching.processes import claim_run
+from mpdiag.launching.processes import claim_childs_run, claim_run, release_childrens
 from mpdiag.runs.run import open_run
 
 pytestmark = pytest.mark.skipif(
@@ -164,6 +165,44 @@ while True:
     if step == 3:
         print("training", flush=True)
 """
+
+
+def test_the_ranks_of_a_group_share_a_run_whoever_is_late(tmp_path, monkeypatch):
+    """Once one rank has written its meta file, the other one began a run of its own."""
+    store, rank = torch.distributed.HashStore(), threading.local()
+    monkeypatch.setattr("torch.distributed.is_initialized", lambda: True)
+    monkeypatch.setattr("torch.distributed.get_world_size", lambda: 2)
+    monkeypatch.setattr("torch.distributed.get_rank", lambda: rank.number)
+    monkeypatch.setattr("torch.distributed.distributed_c10d._get_default_store", lambda: store)
+    claimed = {}
+
+    def begin(number):
+        rank.number = number
+        claimed[number] = claim_childs_run(tmp_path / "run", "launch")
+        claimed[number].mkdir(exist_ok=True)
+        (claimed[number] / "meta.json").write_text("{}")
+
+    for number in (1, 0):  # one after the other, as late as can be
+        thread = threading.Thread(target=begin, args=(number,))
+        thread.start()
+        thread.join()
+    assert claimed == dict.fromkeys((0, 1), tmp_path / "run")
+
+    store = torch.distributed.HashStore()  # of the next group that the script starts
+    begin(0)
+    begin(1)
+    assert claimed == dict.fromkeys((0, 1), tmp_path / "run-2")
+
+
+def test_processes_that_begin_at_the_same_time_have_runs_of_their_own(tmp_path):
+    folder = tmp_path / "runs" / "sweep"
+    claimed = [
+        claim_childs_run(folder, "launch") for _ in range(3)
+    ]  # none has written anything yet
+    assert [path.name for path in claimed] == ["sweep", "sweep-2", "sweep-3"]
+    assert claim_childs_run(folder, "another launch") == folder
+    release_childrens(folder, "launch")
+    assert [p.name for p in folder.parent.iterdir()] == [".sweep.another launch.claim"]
 
 
 def test_a_claim_names_a_folder_beside_it_and_no_other(tmp_path, monkeypatch):
