@@ -129,6 +129,11 @@ _NAMING = timedelta(seconds=10)
 """How long to wait for the group's first process to name their run: it has one small file to write."""
 
 
+def new_launch() -> str:
+    """What tells the claims of this command's processes from those of another command."""
+    return f"{os.getpid()}-{time.time_ns()}"
+
+
 def claim_childs_run(folder: AnyPath, launch: str) -> AnyPath:
     """The run folder of a process that the recorded script has started.
 
@@ -137,7 +142,7 @@ def claim_childs_run(folder: AnyPath, launch: str) -> AnyPath:
 
     Args:
         folder: The run folder of the whole command.
-        launch: What tells this command's claims from those of others; see ``release_childrens``.
+        launch: Of the whole command: ``new_launch``.
 
     Raises:
         RunExists: If all of these folders are taken.

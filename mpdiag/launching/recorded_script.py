@@ -7,7 +7,6 @@ import re
 import signal
 import sys
 import threading
-import time
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -119,7 +118,7 @@ def record_script(
     AfterTorch(watch.attach).install()
     # A child would draw into the same terminal.
     alone = replace(settings.options, live=None)
-    launch = f"{os.getpid()}-{time.time_ns()}"
+    launch = processes.new_launch()
     child = replace(settings, launch=launch if world == 1 else None, options=alone)
     processes.follow_children(watch_child, child)
     state = "failed"  # if run() raises, it has returned no ending

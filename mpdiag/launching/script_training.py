@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import types
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet
 
@@ -35,11 +35,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TrainScriptSettings:
-    """How to train: plan, run folder and backend."""
+    """How to train.
+
+    Attributes:
+        plan: By what.
+        folder: The run folder.
+        backend: What computes in half precision.
+        launch: As in ``recorded_script.RecordingSettings``.
+    """
 
     plan: PrecisionPlan
     folder: AnyPath
     backend: Backend
+    launch: str | None = None
 
 
 class ScriptTraining:
@@ -282,6 +290,9 @@ class ScriptTraining:
             self.refuse(reason)
         before = [set(m._forward_pre_hooks) for m in modules]
         settings = self.settings
+        if settings.launch is not None and not self.trainers:
+            folder = processes.claim_childs_run(settings.folder, settings.launch)
+            self.settings = settings = replace(settings, folder=folder, launch=None)
         trainer = ScriptTrainer(
             dict(zip(names, modules, strict=True)),
             list(found.optimizers),

@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -73,7 +73,7 @@ def train_script(
         raise InputError(message)
     name = f"{script.name}-{read.target}"
     folder = place(out or processes.claim_run(Path("runs"), name)).absolute()
-    rank, _ = processes.announced_ranks()
+    rank, world = processes.announced_ranks()
     if rank == 0 and (folder / META).exists():
         message = f"{folder} already holds a run: choose another folder with --out, or remove it"
         raise RunExists(message)
@@ -81,7 +81,9 @@ def train_script(
         tell(f"the plan's level is {read.level}; an unmodified script is trained at O1")
     training = ScriptTraining(TrainScriptSettings(read, folder, backend))
     AfterTorch(training.attach).install()
-    processes.follow_children(train_child, training.settings)
+    launch = processes.new_launch()
+    child = replace(training.settings, launch=launch if world == 1 else None)
+    processes.follow_children(train_child, child)
     ending = Ending(1, "failed")
     try:
         ending = run(script)
@@ -89,6 +91,7 @@ def train_script(
         pass
     finally:
         training.finish(ending.state)
+        processes.release_childrens(folder, launch)
     if training.refused is not None:
         raise InputError(training.refused)
     there = (folder / META).exists()

@@ -16,6 +16,7 @@ from script_processes import SCRIPTS
 from mpdiag.analysis.analyzer import analyze
 from mpdiag.launching.processes import claim_childs_run, claim_run, release_childrens
 from mpdiag.runs.run import open_run
+from mpdiag.runs.training_log import read_log
 
 pytestmark = pytest.mark.skipif(
     not torch.distributed.is_available() or not torch.distributed.is_gloo_available(),
@@ -83,7 +84,7 @@ def test_spawned_processes_are_recorded(fork_server, real, tmp_path):
 
 
 FORKED = """
-import multiprocessing, torch
+import multiprocessing, sys, torch
 
 def train(seed):
     torch.manual_seed(seed)
@@ -95,9 +96,14 @@ def train(seed):
         optimizer.step()
 
 if __name__ == "__main__":
-    train(0)
+    if "both" not in sys.argv:
+        train(0)
     child = multiprocessing.get_context("fork").Process(target=train, args=(1,))
+    other = multiprocessing.get_context("fork").Process(target=train, args=(2,))
     child.start()
+    if "both" in sys.argv:
+        other.start()
+        other.join()
     child.join()
     raise SystemExit(child.exitcode)
 """
@@ -112,6 +118,14 @@ def test_a_forked_process_has_a_run_of_its_own(fork_server, tmp_path):
         run = open_run(tmp_path / name)
         assert run.meta["state"] == "complete"
         assert run.meta["steps_recorded"] == 3
+    analyze(run).plan.save(tmp_path / "plan.json")
+    words = ("train", "--plan", "plan.json", "--out", "fp16", "--", "forked.py", "both")
+    done = fork_server("mpdiag", *words, cwd=tmp_path)
+    assert done.code == 0, done.err
+    for name in ("fp16", "fp16-2"):  # not one file with the steps of both
+        steps = read_log(tmp_path / name).steps
+        assert [step.step for step in steps] == [0, 1, 2]
+    assert not list(tmp_path.glob(".*"))  # of what the processes claimed
 
 
 @pytest.mark.skipif(os.name != "posix", reason="signals as POSIX has them")
