@@ -6,7 +6,6 @@ browser loads Streamlit's own scripts, so that the first view does not wait for 
 
 from __future__ import annotations
 
-import sys
 from contextlib import suppress
 from importlib import import_module
 from threading import Thread
@@ -37,4 +36,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
