@@ -1,19 +1,23 @@
 """How long the dashboard takes: first view of a run, and each interaction afterwards.
 
-    python benchmarks/dashboard.py [--layers 500] [--steps 500]
+    python benchmarks/dashboard.py [--layers 500] [--steps 500] [--json FILE]
 
 On the largest sample run, and on a recording of layers × steps made for it (activation gradients,
-weight gradients and updates of each layer at each step). Streamlit's own time to draw in a browser
-is not included; tests/app/test_browser.py has a real one.
+weight gradients and updates of each layer at each step). Seconds on the clock and, in brackets, of
+processors, which other programs do not lengthen. The browser's time is not included; see
+benchmarks/dashboard_browser.py.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import os
+import platform
 import resource
 import tempfile
 import time
+from datetime import date
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +28,7 @@ from mpdiag.runs.schema import UpdateStack, encode
 from mpdiag.runs.writer import RunWriter
 
 VIEWS = (
-    *("runs", "overview", "verdict", "gradients", "layers", "updates", "operations", "training"),
+    *("overview", "runs", "verdict", "gradients", "layers", "updates", "operations", "training"),
     "compare",
 )
 
@@ -33,35 +37,54 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--layers", type=int, default=500)
     parser.add_argument("--steps", type=int, default=500)
+    parser.add_argument("--json", type=Path, help="write the figures here")
     options = parser.parse_args()
-    print(f"{'seconds':>40}  first   again")
-    measure("sample run ssd", sample_runs(), "ssd")
+    print(f"{'seconds':>40}  {'first':>13}  {'again':>13}")
+    title = f"{options.layers} layers × {options.steps} steps"
+    found = {"sample run ssd": measure("sample run ssd", sample_runs(), "ssd")}
     with tempfile.TemporaryDirectory() as folder:
         write(Path(folder) / "large", options.layers, options.steps)
-        measure(f"{options.layers} layers × {options.steps} steps", Path(folder), "large")
-    print(f"memory, at most: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:.0f} MB")
+        found[title] = measure(title, Path(folder), "large")
+    memory = round(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)
+    print(f"memory, at most: {memory} MB")
+    if options.json:
+        machine = {"processor": platform.processor() or platform.machine(), "cores": os.cpu_count()}
+        told = {"date": str(date.today()), **machine, "load": round(os.getloadavg()[0], 1)}
+        document = {"machine": told, "columns": ["clock_s", "processor_s"], **found}
+        options.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
 
 
-def measure(title: str, folder: Path, run: str) -> None:
+def measure(title: str, folder: Path, run: str) -> dict[str, tuple[float, float]]:
+    """Seconds on the clock and of processors for each view, first and again, and for the slider."""
     from streamlit.testing.v1 import AppTest
 
     os.environ["MPDIAG_RUNS"] = str(folder)
     test = AppTest.from_file(str(app_folder() / "main.py"), default_timeout=600)
     test.query_params["run"] = run
     print(title)
+    found = {}
     for view in VIEWS:
         first = timed(lambda view=view: test.switch_page(f"views/{view}.py").run())
-        print(f"{view:>40}  {first:5.2f}   {timed(test.run):5.2f}")
+        again = timed(test.run)
+        print(f"{view:>40}  {_seconds(first)}  {_seconds(again)}")
+        found |= {f"{view}, first": first, f"{view}, again": again}
         if view == "gradients":
             moved = timed(lambda: test.slider(key="scale").set_value(3).run())
-            print(f"{'gradients, slider moved':>40}  {moved:5.2f}")
+            print(f"{'gradients, slider moved':>40}  {_seconds(moved)}")
+            found["gradients, slider moved"] = moved
         assert not test.exception, test.exception
+    return found
 
 
-def timed(call: object) -> float:
-    began = time.perf_counter()
+def _seconds(took: tuple[float, float]) -> str:
+    return f"{took[0]:5.2f} ({took[1]:5.2f})"
+
+
+def timed(call: object) -> tuple[float, float]:
+    """Seconds on the clock, and of processors."""
+    began, used = time.perf_counter(), time.process_time()
     call()  # type: ignore[operator]
-    return time.perf_counter() - began
+    return round(time.perf_counter() - began, 3), round(time.process_time() - used, 3)
 
 
 def write(folder: Path, layers: int, steps: int) -> None:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 FOLDER_VARIABLE = "MPDIAG_RUNS"
 """The environment variable that names the app's folder of runs."""
+PROCESS = "mpdiag.commands.shared.dashboard_process"
+"""Streamlit's command line, which loads the pages' imports ahead."""
 
 
 def serve(folder: Path | None, port: int, *, browser: bool = True) -> int:
@@ -114,4 +116,4 @@ def server_command(port: int, *, browser: bool) -> list[str]:
         "client.showErrorDetails": "none",
     }
     words = [f"--{name}={str(value).lower()}" for name, value in options.items()]
-    return [sys.executable, "-m", "streamlit", "run", str(app_folder() / "main.py"), *words]
+    return [sys.executable, "-m", PROCESS, "run", str(app_folder() / "main.py"), *words]

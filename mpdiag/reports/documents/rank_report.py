@@ -47,7 +47,7 @@ def rank_figure(frame: pd.DataFrame) -> go.Figure:
             hovertemplate=f"rank %{{x}}: %{{y:.3g}} ms<extra>{words}</extra>",
         )
     fig.update_xaxes(title="rank", type="category")
-    return fig.update_yaxes(title="time (ms)")
+    return fig.update_yaxes(title="time (ms)").figure()
 
 
 def rank_picture(found: RankComparison) -> Picture:

@@ -96,7 +96,7 @@ def side_by_side_figure(
             )
     else:
         fig.update_xaxes(tickformat=".1%", rangemode="tozero", title=f"{measure} in FP16")
-    return fig
+    return fig.figure()
 
 
 def _values(column: pd.Series[float], measure: str) -> np.ndarray:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from mpdiag.analysis.comparison.compare import Comparison
     from mpdiag.analysis.comparison.groups import SeedGroup
     from mpdiag.analysis.comparison.parts import MetricComparison
+    from mpdiag.reports.plotting.drawing import Drawing
 
 VERDICT_STYLES = {
     "equivalent": (GREEN, "circle"),
@@ -174,10 +175,10 @@ def interval_figure(frame: pd.DataFrame) -> go.Figure:
         range=[-REACH - 0.25, REACH + 0.25],
         tickvals=list(range(-3, 4)),
         ticktext=["≤ −3", "−2", "−1", "0", "+1", "+2", "≥ +3"],
-    )
+    ).figure()
 
 
-def _whiskers(fig: go.Figure, part: pd.DataFrame, colour: str) -> None:
+def _whiskers(fig: Drawing, part: pd.DataFrame, colour: str) -> None:
     """The interval of each of these rows; none where it is infinite."""
     x: list[float | None] = []
     y: list[float | None] = []
@@ -335,7 +336,7 @@ def loss_figure(frame: pd.DataFrame, window: int = 15) -> go.Figure:
     log = bool((known["loss"] > 0).all())
     if log:
         log10_axis(fig, known["loss"])
-    return fig.update_yaxes(title="loss", type="log" if log else "linear")
+    return fig.update_yaxes(title="loss", type="log" if log else "linear").figure()
 
 
 def loss_receipt(paths: Mapping[str, str]) -> str:

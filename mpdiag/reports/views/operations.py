@@ -138,7 +138,7 @@ def output_ranges_figure(frame: pd.DataFrame, fmt: FloatFormat, most: int = 40) 
     layer_axis(fig, names)
     ends = [limit, float(fmt.zero_exponent), float(low.min()), float(high.max())]
     exponent_axis(fig, int(np.floor(min(ends))) - 1, int(np.ceil(max(ends))) + 2, "|x| of outputs")
-    return fig
+    return fig.figure()
 
 
 def output_ranges_receipt(run: str) -> str:

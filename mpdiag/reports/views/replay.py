@@ -68,7 +68,7 @@ def replay_figure(frame: pd.DataFrame) -> go.Figure:
         )
     log2_axis(fig, [*frame["scale"], *(FP16.overflow_threshold / finite["absmax"])])
     fig.update_xaxes(title="step")
-    return fig
+    return fig.figure()
 
 
 def replayed(run: str, played: Replay, arguments: str) -> Picture:

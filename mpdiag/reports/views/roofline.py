@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
     import plotly.graph_objects as go
 
+    from mpdiag.reports.plotting.drawing import Drawing
+
 Unit = Literal["tensor", "cuda"]
 _WORDS = ["op", "module", "phase", "kernel", "dtype", "verdict"]
 _NUMBERS = ["m", "n", "k", "batch", "flops", "bytes", "calls", "time_us"]
@@ -223,9 +225,9 @@ def roofline_figure(
             hovertemplate="%{customdata}<extra>" + name + "</extra>",
         )
     (left, right), (low, high) = bounds
-    _decades(fig.layout.xaxis, left, right, "FLOP for each byte that must move")
-    _decades(fig.layout.yaxis, low, high, "achieved, TFLOP/s")
-    return fig
+    fig.update_xaxes(**_decades(left, right, "FLOP for each byte that must move"))
+    fig.update_yaxes(**_decades(low, high, "achieved, TFLOP/s"))
+    return fig.figure()
 
 
 def _bounds(
@@ -240,7 +242,7 @@ def _bounds(
 
 
 def _draw_roofs(
-    fig: go.Figure,
+    fig: Drawing,
     roofs: Roofs,
     shown: tuple[Roof, ...],
     bounds: tuple[tuple[float, float], tuple[float, float]],
@@ -279,7 +281,7 @@ def _draw_roofs(
     )
 
 
-def _line(fig: go.Figure, x: list[float], y: list[float], colour: str, dash: str) -> None:
+def _line(fig: Drawing, x: list[float], y: list[float], colour: str, dash: str) -> None:
     fig.add_scatter(
         x=x,
         y=y,
@@ -290,17 +292,18 @@ def _line(fig: go.Figure, x: list[float], y: list[float], colour: str, dash: str
     )
 
 
-def _decades(axis: object, low: float, high: float, title: str) -> None:
+def _decades(low: float, high: float, title: str) -> dict[str, Any]:
+    """A logarithmic axis, labelled at the powers of ten."""
     places = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    axis.update(  # type: ignore[attr-defined]
-        type="log",
-        title=title,
-        range=[math.log10(low), math.log10(high)],
-        tickmode="array",
-        tickvals=[10.0**e for e in places],
-        ticktext=[f"{10.0**e:g}" for e in places],
-        gridcolor=GRID,
-    )
+    return {
+        "type": "log",
+        "title": title,
+        "range": [math.log10(low), math.log10(high)],
+        "tickmode": "array",
+        "tickvals": [10.0**e for e in places],
+        "ticktext": [f"{10.0**e:g}" for e in places],
+        "gridcolor": GRID,
+    }
 
 
 def _hover(row: Mapping[Any, Any], share: float) -> str:

@@ -292,7 +292,7 @@ def sensitivity_figure(frame: pd.DataFrame, value: str, most: int = 30) -> go.Fi
         tickvals=[m * 10.0**e for e in decades for m in steps],
         ticktext=[f"{m}e{e}" for e in decades for m in steps],
     )
-    return fig
+    return fig.figure()
 
 
 def _hover(name: str, row: Mapping[Any, Any], value: str) -> str:

@@ -145,7 +145,7 @@ def cause_figure(frame: pd.DataFrame) -> go.Figure:
         )
     fig.update_yaxes(visible=False, range=[len(frame) - 0.7, -0.85])
     top = max(0.02, 1.05 * float(frame["share"].max()))
-    return fig.update_xaxes(title="share of time", tickformat=".0%", range=[0, top])
+    return fig.update_xaxes(title="share of time", tickformat=".0%", range=[0, top]).figure()
 
 
 def _cause_label(row: Mapping[Any, Any]) -> str:
@@ -257,7 +257,7 @@ def use_figure(frame: pd.DataFrame) -> go.Figure:
             hovertemplate="%{customdata}<extra>" + words + "</extra>",
         )
     layer_axis(fig, names, LABEL)
-    return fig.update_xaxes(title="time (µs)", tickformat=",")
+    return fig.update_xaxes(title="time (µs)", tickformat=",").figure()
 
 
 def _hover(row: Mapping[Any, Any]) -> str:
@@ -340,7 +340,7 @@ def step_figure(frame: pd.DataFrame) -> go.Figure:
             hovertemplate=f"step %{{x}}: %{{y:.3g}} ms<extra>{words}</extra>",
         )
     fig.update_xaxes(title="step", type="category")
-    return fig.update_yaxes(title="time (ms)")
+    return fig.update_yaxes(title="time (ms)").figure()
 
 
 def _hatch(part: str) -> str:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     import plotly.graph_objects as go
 
+    from mpdiag.reports.plotting.drawing import Drawing
     from mpdiag.tensorcores.timeline.gaps import Gap
     from mpdiag.tensorcores.timeline.pieces import StepPieces
 
@@ -126,11 +127,11 @@ def timeline_figure(frame: pd.DataFrame, length_us: float, words: Mapping[str, s
     layer_axis(fig, lanes)
     return fig.update_xaxes(
         title="time in the step (ms)", range=[-0.004 * length_us / 1000, 1.004 * length_us / 1000]
-    )
+    ).figure()
 
 
 def _bars(
-    fig: go.Figure, part: pd.DataFrame, places: Mapping[str, int], name: str, marker: dict[str, Any]
+    fig: Drawing, part: pd.DataFrame, places: Mapping[str, int], name: str, marker: dict[str, Any]
 ) -> None:
     if part.empty:
         return
@@ -253,7 +254,7 @@ def rank_figure(frame: pd.DataFrame) -> go.Figure:
             hovertemplate=f"%{{x:.3g}} ms<extra>{words}</extra>",
         )
     layer_axis(fig, [f"rank {rank}" for rank in frame["rank"]])
-    return fig.update_xaxes(title="time (ms)")
+    return fig.update_xaxes(title="time (ms)").figure()
 
 
 def ranks(document: Mapping[str, Any]) -> Picture:

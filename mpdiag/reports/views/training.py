@@ -252,7 +252,7 @@ def losses_figure(frame: pd.DataFrame, *, log: bool = False, window: int = 1) ->
     fig.update_yaxes(title="loss", type="log" if log else "linear")
     if log:
         log10_axis(fig, frame["loss"])
-    return fig
+    return fig.figure()
 
 
 def scales_figure(frame: pd.DataFrame) -> go.Figure:
@@ -283,7 +283,7 @@ def scales_figure(frame: pd.DataFrame) -> go.Figure:
         )
     log2_axis(fig, frame["scale"])
     fig.update_xaxes(title="step")
-    return fig
+    return fig.figure()
 
 
 def drift_figure(norms: pd.DataFrame, alarms: pd.DataFrame, runs: Sequence[str]) -> go.Figure:
@@ -334,7 +334,7 @@ def drift_figure(norms: pd.DataFrame, alarms: pd.DataFrame, runs: Sequence[str])
     log10_axis(fig, known["gradient_norm"])
     fig.update_yaxes(type="log", title="‖gradients‖")
     fig.update_xaxes(title="step")
-    return fig
+    return fig.figure()
 
 
 # -- receipts --------------------------------------------------------------------------------------

@@ -32,7 +32,7 @@ def test_it_serves_this_machine_alone_and_sends_nothing(started, tmp_path):
     result = CliRunner().invoke(app, ["dashboard", str(tmp_path), "--port", "8777", "--no-browser"])
     assert result.exit_code == 0
     ((command, environment),) = started
-    assert command[:4] == [sys.executable, "-m", "streamlit", "run"]
+    assert command[:4] == [sys.executable, "-m", dashboard.PROCESS, "run"]
     assert {
         "--server.address=localhost",
         "--server.port=8777",

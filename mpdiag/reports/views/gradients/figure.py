@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
     from mpdiag.numerics.formats import FloatFormat
+    from mpdiag.reports.plotting.drawing import Drawing
 
 VALUES = "value before scaling"
 DECADES = 6
@@ -114,10 +115,10 @@ def heat_map(
         _add_rows(fig, layers, counts, low, fmt, exponent)
     if height is not None:
         fixed_rows(fig, layers)
-    return fig
+    return fig.figure()
 
 
-def fixed_rows(fig: go.Figure, layers: Sequence[str], *, labels: bool = True) -> None:
+def fixed_rows(fig: Drawing, layers: Sequence[str], *, labels: bool = True) -> None:
     """Margins that no legend and no label moves: rows of two figures side by side stay level."""
     longest = max((len(shortened(name, LABEL)) for name in layers), default=0)
     left = 16 + 7 * longest if labels else 8
@@ -128,7 +129,7 @@ def fixed_rows(fig: go.Figure, layers: Sequence[str], *, labels: bool = True) ->
 
 
 def _add_rows(
-    fig: go.Figure,
+    fig: Drawing,
     layers: Sequence[str],
     counts: np.ndarray,
     low: int,
@@ -193,8 +194,8 @@ def over_time(
     every = max(1, len(steps) // 10)
     places = list(range(0, len(steps), every))
     exponent_axis(fig, low, high, VALUES)
-    fig.layout.yaxis.update(fig.layout.xaxis.to_plotly_json())
-    fig.layout.xaxis = {
+    fig.update_yaxes(**fig.layout["xaxis"])
+    fig.layout["xaxis"] = {
         "title": "recorded step",
         "tickmode": "array",
         "tickvals": places,
@@ -211,9 +212,9 @@ def over_time(
                     "width": 1.5,
                     "dash": "dot",
                 },
-                annotation={"text": words, "font": {"size": 11}},
+                words={"text": words, "font": {"size": 11}},
             )
-    return fig
+    return fig.figure()
 
 
 def histogram(
@@ -261,15 +262,15 @@ def histogram(
     add_window(fig, fmt, exponent, low, high)
     exponent_axis(fig, low, high, VALUES)
     if zeros:
-        axis = fig.layout.xaxis
-        some = [i for i, place in enumerate(axis.tickvals) if place > low]
+        axis = fig.layout["xaxis"]
+        some = [i for i, place in enumerate(axis["tickvals"]) if place > low]
         fig.update_xaxes(
             range=[low - 3, high],
-            tickvals=[low - 1.5, *(axis.tickvals[i] for i in some)],
-            ticktext=["0", *(axis.ticktext[i] for i in some)],
+            tickvals=[low - 1.5, *(axis["tickvals"][i] for i in some)],
+            ticktext=["0", *(axis["ticktext"][i] for i in some)],
         )
     fig.update_yaxes(type="log" if log else "linear", title="values", exponentformat="power")
-    return fig
+    return fig.figure()
 
 
 def consequences(frame: pd.DataFrame, most: int = MOST) -> go.Figure:
@@ -321,7 +322,7 @@ def consequences(frame: pd.DataFrame, most: int = MOST) -> go.Figure:
     fig.update_xaxes(tickformat=".2~%", rangemode="tozero", title="share of the layer")
     top = float(max(worst["lost_share"].max(), worst["sum_share"].max(), 0.01))
     fig.update_xaxes(range=[-0.01 * top, min(1.02, 1.1 * top)])
-    return fig
+    return fig.figure()
 
 
 def every_scale(
@@ -371,20 +372,18 @@ def every_scale(
             fillcolor=GREEN,
             opacity=0.16,
             line_width=0,
-            annotation={"text": words, "font": {"size": 12}},
-            annotation_position="top right",
+            words={"text": words, "font": {"size": 12}},
         )
     fig.add_vline(recommended, line={"color": GREEN, "width": 2, "dash": "dash"})
     fig.add_vline(
         exponent,
         line={"color": VERMILION, "width": 2},
-        annotation={"text": f"2{superscript(exponent)}", "font": {"size": 13}, "yanchor": "bottom"},
-        annotation_position="top",
+        words={"text": f"2{superscript(exponent)}", "font": {"size": 13}},
     )
     exponent_axis(fig, low, high, "loss scale")
     fig.update_xaxes(range=[low - 0.7, high + 0.7])
     fig.update_yaxes(tickformat=".0%", rangemode="tozero", title="share lost", nticks=5)
-    return fig
+    return fig.figure()
 
 
 def exponents_shown(frame: pd.DataFrame, fmt: FloatFormat, exponent: int) -> tuple[int, int]:
@@ -429,7 +428,7 @@ def _largest(shares: np.ndarray) -> float:
     return float(np.nanmax(shares)) if np.isfinite(shares).any() else 1.0
 
 
-def _legend(fig: go.Figure, name: str, counts: np.ndarray, part: np.ndarray) -> None:
+def _legend(fig: Drawing, name: str, counts: np.ndarray, part: np.ndarray) -> None:
     """What a colour means, and which share of all values it holds."""
     here = percent(int(counts[np.isfinite(part)].sum()) / max(1, int(counts.sum())))
     fig.add_scatter(
@@ -459,7 +458,7 @@ def _cells(name: str) -> dict[str, Any]:
     }
 
 
-def add_window(fig: go.Figure, fmt: FloatFormat, exponent: int, low: int, high: int) -> None:
+def add_window(fig: Drawing, fmt: FloatFormat, exponent: int, low: int, high: int) -> None:
     """The ends of a format's range at a loss scale, as far as they lie between two exponents."""
     zero, normal, top = window(fmt, exponent)
     marks = (

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from mpdiag.analysis.layers import Layers
     from mpdiag.numerics.formats import FloatFormat
     from mpdiag.plan import LossScalePlan
+    from mpdiag.reports.plotting.drawing import Drawing
 
 _CLASSES = (
     ("matters", f"> {100 * MATTERS:g} % lost", VERMILION, 1.0),
@@ -130,7 +131,7 @@ def layer_scales(
     _marks(fig, exponent, recommended, scale)
     if height is not None:
         fixed_rows(fig, layers, labels=names)
-    return fig
+    return fig.figure()
 
 
 def _steps() -> list[list[object]]:
@@ -162,7 +163,7 @@ def _classes(sums: np.ndarray, over: np.ndarray) -> np.ndarray:
 
 
 def _marks(
-    fig: go.Figure, exponent: int, recommended: int | None, scale: LossScalePlan | None
+    fig: Drawing, exponent: int, recommended: int | None, scale: LossScalePlan | None
 ) -> None:
     """The plan's interval and scale, and the selected scale, with their words above."""
     fig.update_layout(margin={"t": 12 + 2 * MARK})
@@ -177,7 +178,7 @@ def _marks(
     _mark(fig, exponent, f"selected 2{superscript(exponent)}", VERMILION, "solid", 1)
 
 
-def _beyond(fig: go.Figure, high: int, scale: LossScalePlan) -> None:
+def _beyond(fig: Drawing, high: int, scale: LossScalePlan) -> None:
     """The scales above the interval, where some gradient overflows, of these layers or not."""
     if high >= LARGEST_EXPONENT:
         return
@@ -188,7 +189,7 @@ def _beyond(fig: go.Figure, high: int, scale: LossScalePlan) -> None:
     fig.add_scatter(x=[None], y=[None], mode="markers", marker=marker, name=f"∞: {whose}")
 
 
-def _mark(fig: go.Figure, place: int, words: str, colour: str, dash: str, line: int) -> None:
+def _mark(fig: Drawing, place: int, words: str, colour: str, dash: str, line: int) -> None:
     fig.add_vline(place, line={"color": colour, "width": 2, "dash": dash})
     fig.add_annotation(
         x=place,

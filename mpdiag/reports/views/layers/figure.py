@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
     from mpdiag.numerics.formats import FloatFormat
+    from mpdiag.reports.plotting.drawing import Drawing
 
 _LEAST, _MOST = 1e-4, 1.0
 """Shares from the palest to the full colour of the module tree."""
@@ -68,7 +69,7 @@ def tree_figure(frame: pd.DataFrame) -> go.Figure:
     fig.add_scatter(
         x=[None], y=[None], marker={"color": [0.0], **scale}, mode="markers", showlegend=False
     )
-    return fig.update_xaxes(visible=False).update_yaxes(visible=False)
+    return fig.update_xaxes(visible=False).update_yaxes(visible=False).figure()
 
 
 def _tint(share: float) -> str:
@@ -116,7 +117,7 @@ def course_figure(
         words = "|Δw| / |w| of its parameters"
         _line(fig, updates["step"], updates["update_ratio"], words, PURPLE, "y3")
     gap, height = 0.07, (1 - 0.07 * (rows - 1)) / rows
-    base: dict[str, Any] = fig.layout.yaxis.to_plotly_json()
+    base: dict[str, Any] = fig.layout["yaxis"]
     titles = ("lost", "largest |x|", "|Δw| / |w|")
     for i in range(rows):
         top = 1 - i * (height + gap)
@@ -129,7 +130,7 @@ def course_figure(
             **({"tickformat": ".2~%", "rangemode": "tozero"} if i == 0 else _POWERS),
         }
     fig.update_xaxes(title="step", anchor=f"y{rows}")
-    return fig
+    return fig.figure()
 
 
 _POWERS = {"tickprefix": "2<sup>", "ticksuffix": "</sup>", "tickformat": "d"}
@@ -137,7 +138,7 @@ _POWERS = {"tickprefix": "2<sup>", "ticksuffix": "</sup>", "tickformat": "d"}
 
 
 def _line(
-    fig: go.Figure, x: Any, y: Any, name: str, colour: str, axis: str, dash: str = "solid"
+    fig: Drawing, x: Any, y: Any, name: str, colour: str, axis: str, dash: str = "solid"
 ) -> None:
     share = axis == "y"
     fig.add_scatter(
@@ -185,7 +186,7 @@ def movement_figure(frame: pd.DataFrame, most: int = 20) -> go.Figure:
     fig.add_vline(0, line={"color": GRID, "width": 2})
     fig.update_xaxes(title="shift of the mean exponent, in powers of two", fixedrange=True)
     fig.update_yaxes(fixedrange=True)
-    return fig.update_layout(dragmode=False, clickmode="event+select")
+    return fig.update_layout(dragmode=False, clickmode="event+select").figure()
 
 
 def loss_figure(
@@ -230,4 +231,4 @@ def loss_figure(
     if known.size and np.nanmin(known) > 0 and np.nanmax(known) > 20 * np.nanmin(known):
         fig.update_yaxes(type="log")
         log10_axis(fig, known)
-    return fig.update_layout(dragmode=False, clickmode="event+select")
+    return fig.update_layout(dragmode=False, clickmode="event+select").figure()

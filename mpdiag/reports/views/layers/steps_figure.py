@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import plotly.graph_objects as go
 
 from mpdiag.display.wording import percent
 from mpdiag.reports.plotting.colors import BLUE, FATE_COLORS, GREY
@@ -20,6 +19,7 @@ from mpdiag.reports.views.layers.frame import evenly
 
 if TYPE_CHECKING:
     import pandas as pd
+    import plotly.graph_objects as go
 
     from mpdiag.numerics.formats import FloatFormat
 
@@ -72,7 +72,7 @@ def ridges_figure(frame: pd.DataFrame, fmt: FloatFormat, exponent: int) -> go.Fi
         showgrid=False,
     )
     add_window(fig, fmt, exponent, low, high)
-    return fig
+    return fig.figure()
 
 
 def _exponents(frame: pd.DataFrame) -> tuple[int, int]:
@@ -115,8 +115,8 @@ def film_figure(frame: pd.DataFrame, fmt: FloatFormat, exponent: int) -> go.Figu
             customdata=np.flatnonzero(fates == name) + low,
             hovertemplate="2^%{customdata}: %{y:.2%}<extra>" + FATE_WORDS[name] + "</extra>",
         )
-    fig.frames = [
-        go.Frame(name=str(step), data=[{"y": shares[step][fates == name]} for name in shown])
+    frames = [
+        {"name": str(step), "data": [{"y": shares[step][fates == name]} for name in shown]}
         for step in steps
     ]
     top = max(float(part.max()) for part in shares.values())
@@ -132,7 +132,7 @@ def film_figure(frame: pd.DataFrame, fmt: FloatFormat, exponent: int) -> go.Figu
         margin={"b": 162, "autoexpand": False, "l": 60},
         **_controls(words),
     )
-    return fig
+    return fig.figure(frames)
 
 
 def _film_words(frame: pd.DataFrame, fmt: FloatFormat, exponent: int) -> dict[int, str]:
