@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 
 import numpy as np
 import pandas as pd
@@ -91,19 +90,3 @@ def test_frames_are_kept():
 def test_plotly_refuses_what_it_does_not_know():
     with pytest.raises(ValueError, match="Invalid property"):
         figure(colour="red").figure()
-
-
-def test_drawing_takes_less_time_than_plotlys_calls():
-    def seconds(make):
-        began = time.process_time()
-        make()
-        return time.process_time() - began
-
-    ways = (
-        lambda: draw(Drawing(LAYOUT)).figure(),
-        lambda: draw(go.Figure().update_layout(**LAYOUT)),
-    )
-    for way in ways:
-        way()
-    ours, theirs = (min(seconds(way) for _ in range(5)) for way in ways)
-    assert ours < theirs / 1.5
