@@ -10,11 +10,9 @@ import numpy as np
 
 from mpdiag.analysis.figures.figure import EMPTY, FigureTable
 from mpdiag.analysis.figures.gradients import update_figures
-from mpdiag.analysis.figures.heat_map import gradients_svg
 from mpdiag.analysis.findings import by_severity
 from mpdiag.analysis.format_advice import advise_layers, summarise_formats
 from mpdiag.analysis.level_advice import advise_levels
-from mpdiag.analysis.notebook import analysis_html
 from mpdiag.analysis.operations.choice import (
     activation_findings,
     beyond_any_plan,
@@ -131,6 +129,9 @@ class Analysis:
 
     def _repr_html_(self) -> str:
         """The verdict, the gradients, the findings and the plan in a notebook."""
+        from mpdiag.analysis.figures.heat_map import gradients_svg
+        from mpdiag.analysis.notebook import analysis_html
+
         fmt, scale = half_of(self.target), self.plan.loss_scale.recommended
         picture = gradients_svg(self.layers, self.figures, fmt, scale)
         return analysis_html(self.run.name, self.target.label, self.findings, self.plan, picture)

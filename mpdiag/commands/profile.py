@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
 from mpdiag.commands.shared.options import JsonOption, StrictOption, exit_on_findings
+from mpdiag.commands.shared.plain_values import PlainCommand
 from mpdiag.errors import UsageError
 
 
-class ProfileCommand(TyperCommand):
+class ProfileCommand(PlainCommand):
     """Keeps the words after ``--`` apart: a script follows them, not a trace."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -20,6 +20,9 @@ class ProfileCommand(TyperCommand):
         words = args[args.index("--") + 1 :] if "--" in args else None
         ctx.meta["script"] = words
         return super().parse_args(ctx, args)
+
+
+COMMAND_CLASS = ProfileCommand
 
 
 def profile(
