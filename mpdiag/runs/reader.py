@@ -61,11 +61,8 @@ def records_of(
     with ThreadPoolExecutor(READERS) as pool:
         group: list[tuple[AnyPath, pa.Table]] = []
         for path, tables in _ahead(pool, paths, copies, histograms=histograms):
-            for whole in tables:
-                table = whole if only is None else _selected(whole, *only)
-                if only is not None and not len(table):
-                    continue
-                group.append((path, table))
+            for table in tables:
+                group.append((path, table if only is None else _selected(table, *only)))
                 if sum(len(some) for _, some in group) >= BATCH_ROWS:
                     yield _decoded(group)
                     group = []
@@ -91,7 +88,7 @@ def tables_of(path: AnyPath, copies: Copies, *, histograms: bool = True) -> Iter
                 yield _as_expected(part.read(wanted, use_threads=False))
                 return
             for batch in part.iter_batches(BATCH_ROWS, columns=wanted, use_threads=False):
-                yield _as_expected(pa.table(batch))
+                yield _as_expected(pa.Table.from_batches([batch]))
         pa.default_memory_pool().release_unused()  # some 60 MB otherwise stay with it
     except (pa.ArrowException, OSError, ValueError) as error:
         raise DamagedRun(damaged(path, error)) from error
@@ -102,10 +99,10 @@ def _selected(table: pa.Table, kind: Kind, names: Collection[str]) -> pa.Table:
     from mpdiag.files.arrow_columns import array_of
 
     keep = _rows_with(table.column("kind"), (kind,)) & _rows_with(table.column("name"), names)
-    return table.filter(array_of(keep))
+    return table.filter(array_of(keep))  # a copy: a slice would hold the whole table in memory
 
 
-def _rows_with(column: Any, words: Collection[str]) -> NDArray[np.bool_]:
+def _rows_with(column: Any, words: Collection[str]) -> NDArray[Any]:
     """In which rows of a text column, encoded or plain, one of some words stands."""
     import numpy as np
 
