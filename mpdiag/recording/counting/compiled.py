@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from numba import njit
-from numba.core.runtime import rtsys
+from numba.core.runtime.nrt import rtsys
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -52,13 +52,14 @@ def _load_alone(kept: Any) -> None:
     )
 
     def load_overload(signature: Any, target: Any) -> Any:
+        found = None  # then it is compiled
         try:
             rtsys.initialize(target)
             with guard():
-                return look(signature, target)
+                found = look(signature, target)
         except Exception:  # noqa: BLE001 - Numba's own way says what is wrong
-            return load(signature, target)
-        return None
+            found = load(signature, target)
+        return found
 
     kept.load_overload = load_overload
 
