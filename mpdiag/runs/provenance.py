@@ -43,7 +43,7 @@ def device(model: torch.nn.Module | None) -> dict[str, Any]:
 
 def _processor() -> str:
     """The processor's architecture; on Linux without ``uname -p``, which Python would start for it."""
-    if sys.platform.startswith("linux"):
+    if platform.system() == "Linux":
         return platform.machine()
     return platform.processor() or platform.machine()
 
