@@ -1,14 +1,17 @@
 """How long analyzing takes as runs grow: 500 layers × 3 kinds × 50 to 200 steps, on generated rows.
 
-    python benchmarks/analysis.py
+    python benchmarks/analysis.py [--cold RUN]
 
 Prints seconds as a ratio to reading the same Parquet with pandas, and the peak of the memory of a
-fresh process that does nothing else, its imports included.
+fresh process that does nothing else, its imports included. With ``--cold``, how long ``mpdiag analyze
+RUN`` takes as a whole process instead: medians of nine, by the clock and of the processor.
 """
 
 from __future__ import annotations
 
 import re
+import resource
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -73,8 +76,24 @@ def measure(folder: str) -> None:
     print(taken, int(re.search(r"VmHWM:\s+(\d+)", status)[1]) / 1024)
 
 
+def cold(run: str, times: int = 9) -> tuple[float, float]:
+    """Seconds of ``mpdiag analyze`` as a whole process: medians by the clock, and of the processor."""
+    command = [sys.executable, "-m", "mpdiag", "analyze", run, "--json"]
+    wall, processor = [], []
+    for _ in range(times):
+        start, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run(command, capture_output=True, check=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        wall.append(time.perf_counter() - start)
+        processor.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
+    return statistics.median(wall), statistics.median(processor)
+
+
 def main() -> None:
     """Measure and print."""
+    if sys.argv[1:2] == ["--cold"]:
+        print("{:.2f} s, of the processor {:.2f} s".format(*cold(sys.argv[2])))
+        return
     if len(sys.argv) > 1:
         measure(sys.argv[1])
         return

@@ -1,8 +1,8 @@
 """The ``mpdiag`` command: its commands in the order of the help, and errors as exit codes.
 
-Each command lies in a file of its own in ``mpdiag/commands/``. Only typer and light modules are
-imported here and at the top of those files; what a command needs, it imports when it runs, so that
-``mpdiag --help`` and shell completion answer at once.
+Each command lies in a file of its own in ``mpdiag/commands/``, which is imported when the command is
+asked for. Only typer and light modules are imported here and at the top of those files; what a command
+needs, it imports when it runs, so that ``mpdiag --help`` and shell completion answer at once.
 """
 
 from __future__ import annotations
@@ -14,27 +14,9 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperGroup
 
-from mpdiag.commands import (
-    analyze,
-    board,
-    compare,
-    dashboard,
-    demo,
-    doctor,
-    explain,
-    export,
-    profile,
-    record,
-    replay,
-    report,
-    runs,
-    search,
-    train,
-    why,
-)
-from mpdiag.commands.shared.examples import epilog
+from mpdiag.commands.shared.command_table import CommandTable
 from mpdiag.commands.shared.failures import asked_for_json, error_document, value_sentence
-from mpdiag.commands.shared.scripts import SCRIPT_SETTINGS
+from mpdiag.commands.shared.plain_values import read_plainly
 from mpdiag.errors import ExitCode, MpdiagError
 from mpdiag.version import __version__
 
@@ -48,7 +30,18 @@ _JSON = "mpdiag.json"
 
 
 class _ErrorsAsExitCodes(TyperGroup):
-    """The one place where errors become exit codes, and JSON where JSON was asked for."""
+    """The commands, and the one place where errors become exit codes, or JSON if that was asked for."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(**{**attributes, "commands": CommandTable()})
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """The options before a command."""
+        return [read_plainly(parameter) for parameter in super().get_params(ctx)]
+
+    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 - as typer has it
+        """Their names, in the order of the help."""
+        return list(self.commands)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the words before the command, and note whether any word asks for JSON."""
@@ -135,25 +128,6 @@ def _root(
     ] = False,
 ) -> None:
     """Record an FP32 training, learn what mixed precision would lose, get a plan."""
-
-
-# The help lists the commands in this order.
-app.command(epilog=epilog("demo"))(demo.demo)
-app.command(epilog=epilog("search"))(search.search)
-app.command(context_settings=SCRIPT_SETTINGS, epilog=epilog("record"))(record.record)
-app.command(context_settings=SCRIPT_SETTINGS, epilog=epilog("train"))(train.train)
-app.command(cls=profile.ProfileCommand, epilog=epilog("profile"))(profile.profile)
-app.command(epilog=epilog("analyze"))(analyze.analyze)
-app.command(epilog=epilog("why"))(why.why)
-app.command(epilog=epilog("explain"))(explain.explain)
-app.command(epilog=epilog("replay"))(replay.replay)
-app.command(epilog=epilog("compare"))(compare.compare)
-app.command(epilog=epilog("report"))(report.report)
-app.command(epilog=epilog("dashboard"))(dashboard.dashboard)
-app.command(epilog=epilog("runs"))(runs.runs)
-app.command(epilog=epilog("doctor"))(doctor.doctor)
-app.command(epilog=epilog("export"))(export.export)
-app.command(epilog=epilog("board"))(board.board)
 
 
 def main() -> None:

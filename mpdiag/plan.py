@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from mpdiag.display import notebook, plan_card
 from mpdiag.errors import DamagedPlan, NewerSchema, UsageError
 from mpdiag.files.documents import read_document
 from mpdiag.files.recognition import named_instead
@@ -281,6 +280,8 @@ class PrecisionPlan:
 
     def _repr_html_(self) -> str:
         """The plan in a notebook."""
+        from mpdiag.display import notebook
+
         return notebook.card(
             self.verdict.text or "A plan for mixed precision",
             *self.notebook_parts(),
@@ -290,6 +291,8 @@ class PrecisionPlan:
 
     def notebook_parts(self, said: Collection[str] = ()) -> tuple[str, ...]:
         """What a notebook shows of it, below the verdict; ``said`` are reasons that stand there."""
+        from mpdiag.display import plan_card
+
         return plan_card.parts(self, scaled=self.loss_scale.method != NO_SCALE, said=said)
 
     def next_call(self, name: str) -> str:

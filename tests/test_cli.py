@@ -69,6 +69,11 @@ def test_the_module_is_the_command():
     assert child.stdout == f"mpdiag {__version__}\n"
 
 
+def test_the_help_of_record_fits_a_terminal_of_24_lines():
+    """With the line that was typed."""
+    assert len(run("record", "-h").stdout.splitlines()) < 24
+
+
 def test_each_command_is_a_function_in_a_file_of_its_name(root):
     homes = {name: command.callback.__module__ for name, command in COMMANDS.items()}
     assert homes == {name: f"mpdiag.commands.{name}" for name in COMMANDS}

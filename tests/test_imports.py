@@ -35,6 +35,21 @@ def test_loads_nothing_heavy(code):
     assert loaded_by(code) & HEAVY == set()
 
 
+def test_analyzing_loads_no_more_than_it_needs(root):
+    words = ["analyze", str(root / "sample_runs" / "ssd"), "--json"]
+    code = f"""
+import contextlib, io, sys
+from mpdiag.cli import app
+with contextlib.redirect_stdout(io.StringIO()):
+    app({words!r}, standalone_mode=False)
+print(*(name.replace(".", " ") for name in sys.modules), sep="\\n")
+"""
+    loaded = {name.replace(" ", ".") for name in loaded_by(code)}
+    slow = {"pydantic", "pyarrow.compute", "mpdiag.commands.demo", "mpdiag.display.svg"}
+    assert loaded & (HEAVY - {"numpy", "pyarrow"} | slow) == set()
+    assert {"numpy", "pyarrow.lib"} <= loaded
+
+
 def test_a_heavy_import_would_be_seen():
     assert "numpy" in loaded_by("import numpy")
 

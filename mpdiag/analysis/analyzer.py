@@ -10,11 +10,9 @@ import numpy as np
 
 from mpdiag.analysis.figures.figure import EMPTY, FigureTable
 from mpdiag.analysis.figures.gradients import update_figures
-from mpdiag.analysis.figures.heat_map import gradients_svg
 from mpdiag.analysis.findings import by_severity
 from mpdiag.analysis.format_advice import advise_layers, summarise_formats
 from mpdiag.analysis.level_advice import advise_levels
-from mpdiag.analysis.notebook import analysis_html
 from mpdiag.analysis.operations.choice import (
     activation_findings,
     beyond_any_plan,
@@ -67,7 +65,7 @@ if TYPE_CHECKING:
     from mpdiag.analysis.run_statistics import RunStatistics
     from mpdiag.analysis.verdict.extent import Extent
     from mpdiag.analysis.verdict.probe import Probe
-    from mpdiag.plan import Fp32Choice, Verdict
+    from mpdiag.plan import Fp32Choice, LossScalePlan, Verdict
 
 SCHEMA_VERSION = 1
 
@@ -131,6 +129,9 @@ class Analysis:
 
     def _repr_html_(self) -> str:
         """The verdict, the gradients, the findings and the plan in a notebook."""
+        from mpdiag.analysis.figures.heat_map import gradients_svg
+        from mpdiag.analysis.notebook import analysis_html
+
         fmt, scale = half_of(self.target), self.plan.loss_scale.recommended
         picture = gradients_svg(self.layers, self.figures, fmt, scale)
         return analysis_html(self.run.name, self.target.label, self.findings, self.plan, picture)
@@ -197,7 +198,6 @@ def analyze(
     if recorded:
         modules = proven_modules(by_kind, proven)
         operations = (*modules, *proven_operations(proven))
-    exponent = int(np.log2(scale.plan.recommended))
     shapes, shape_findings = judge_shapes(opened, fmt.name, shards)
     findings = by_severity(
         [
@@ -208,21 +208,13 @@ def analyze(
             *period_findings(opened, statistics.steps().tolist()),
         ]
     )
-    plan = PrecisionPlan(
-        run=opened.name,
-        target=fmt.name,
-        level="O1",
-        loss_scale=scale.plan,
-        master_weights=masters,
+    exponent = int(np.log2(scale.plan.recommended))
+    plan = replace(
+        _plan(opened, fmt, statistics, layers, scale.plan, masters),
         fp32_operations=operations,
         fp32_modules=modules,
-        reduction=choose_reduction(
-            layers, scale.plan.recommended, int(opened.meta.get("world_size") or 1)
-        ),
-        levels=advise_levels(opened, statistics, masters),
         shapes=shapes,
         layer_formats=advise_layers(layers, exponent),
-        model=opened.model_fingerprint(),
     )
     extent = extent_of(opened, statistics.step_maxima()[0])
     unmended = beyond_any_plan(proven)
@@ -234,6 +226,28 @@ def analyze(
         *(opened, fmt, layers, scale, formats, findings, plan, proven),
         figures=figures,
         unanswered=unanswered(case),
+    )
+
+
+def _plan(
+    run: Run,
+    target: FloatFormat,
+    statistics: RunStatistics,
+    layers: Layers,
+    scale: LossScalePlan,
+    masters: MasterWeightsPlan,
+) -> PrecisionPlan:
+    """The plan without what is decided for operations, shapes and single layers."""
+    world = int(run.meta.get("world_size") or 1)
+    return PrecisionPlan(
+        run=run.name,
+        target=target.name,
+        level="O1",
+        loss_scale=scale,
+        master_weights=masters,
+        reduction=choose_reduction(layers, scale.recommended, world),
+        levels=advise_levels(run, statistics, masters),
+        model=run.model_fingerprint(),
     )
 
 

@@ -2,8 +2,8 @@
 
 Passes::
 
-    overview   all columns but the histograms: names, steps, maxima, updates, what may be counted
-    merge      the histograms of every layer, and of late parts of the training
+    overview   all columns but the histograms: names, steps, maxima, activations, what may be counted
+    merge      every row's histogram: of each layer, of late parts of the training, of updates
     by_step    the histograms of one or two layers, step by step
 
 What is kept grows with layers × steps only as single bits and with layers as histograms of 4 KiB.
@@ -11,6 +11,7 @@ What is kept grows with layers × steps only as single bits and with layers as h
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -25,7 +26,6 @@ from mpdiag.analysis.run_statistics import (
     UPDATE_FIGURES,
     InMemoryStatistics,
     RunStatistics,
-    steps_of_ranks,
     sum_paths,
     sum_updates,
     weight_gradients_of,
@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from mpdiag.numerics.histograms import ExponentHistogram
     from mpdiag.runs.records import Records
     from mpdiag.runs.run import Run
+    from mpdiag.runs.schema import Kind
 
 
 def read_statistics(run: Run, stream_from: int | None = None) -> RunStatistics:
@@ -83,10 +84,34 @@ class _Overview:
 
     maxima: dict[int, float] = field(default_factory=dict)
     counting: Counting = field(default_factory=Counting)
-    updates: NDArray[np.int64] = field(
-        default_factory=lambda: np.zeros((len(UPDATE_FIGURES), 0), np.int64)
-    )
     steps: NDArray[np.int64] = field(default_factory=lambda: np.zeros(0, np.int64))
+    numel: Counter[int] = field(default_factory=Counter)  # of activations, by name
+    recorded: dict[bytes, set[tuple[int, int]]] = field(default_factory=dict)
+    """By names of modules, as int32 codes: the (step, rank) pairs whose activations they are."""
+
+    def note_activations(self, piece: Records) -> None:
+        """Take activations into account."""
+        rows = np.flatnonzero(piece.of_kind("activation"))
+        if not rows.size:
+            return
+        names, at = np.unique(piece.name[rows], return_inverse=True)
+        sums = np.zeros(len(names), np.int64)
+        np.add.at(sums, at.reshape(-1), piece.numel[rows])
+        self.numel.update(dict(zip(names.tolist(), sums.tolist(), strict=True)))
+        moments = piece.step[rows].astype(np.int64) << 16 | piece.rank[rows]
+        for moment in np.unique(moments).tolist():
+            own = np.unique(piece.name[rows[moments == moment]]).astype(np.int32)
+            self.recorded.setdefault(own.tobytes(), set()).add(divmod(moment, 1 << 16))
+
+
+@dataclass
+class _Merged:
+    """What the second pass leaves behind."""
+
+    layers: Layers
+    late: list[tuple[Window, Layers]]
+    updates: NDArray[np.int64]
+    paths: NDArray[np.float64]
 
 
 class StreamedStatistics:
@@ -97,10 +122,11 @@ class StreamedStatistics:
         self._without = without
         self._parts = run.parts()
         self._vocabulary = _Vocabulary()
-        self._merged: tuple[Layers, list[tuple[Window, Layers]]] | None = None
 
-    def _pieces(self, *, histograms: bool = True) -> Iterator[Records]:
-        for piece in self._run.pieces(histograms=histograms, parts=self._parts):
+    def _pieces(
+        self, *, histograms: bool = True, only: tuple[Kind, Collection[str]] | None = None
+    ) -> Iterator[Records]:
+        for piece in self._run.pieces(histograms=histograms, parts=self._parts, only=only):
             if self._without:
                 piece = piece.select(~weight_gradients_of(piece, self._without))
             yield self._vocabulary.recode(piece)
@@ -115,14 +141,8 @@ class StreamedStatistics:
             for step, top in zip(found.tolist(), maxima.tolist(), strict=True):
                 seen.maxima[step] = max(top, seen.maxima.get(step, 0.0))
             steps.update(np.unique(piece.step).tolist())
-        # What counts is known only now: of updates the first copies alone.
+            seen.note_activations(piece)
         seen.steps = np.array(sorted(steps), np.int64)
-        width = len(self._vocabulary.words["name"])
-        seen.updates = np.zeros((len(UPDATE_FIGURES), width), np.int64)
-        for piece in self._pieces(histograms=False):
-            rows = np.flatnonzero(piece.of_kind("update") & countable_rows(piece, seen.counting))
-            if rows.size:
-                seen.updates += sum_updates(piece, rows, width)
         return seen
 
     def step_maxima(self) -> tuple[NDArray[np.int64], NDArray[np.float64], int]:
@@ -138,37 +158,44 @@ class StreamedStatistics:
 
     def layers(self) -> Layers:
         """All rows, merged by kind and name."""
-        return self._merge()[0]
+        return self._merged.layers
 
     def late_gradients(self) -> list[tuple[Window, Layers]]:
         """All gradients of each late part of the training, merged by kind and name."""
-        return self._merge()[1]
+        return self._merged.late
 
-    def _merge(self) -> tuple[Layers, list[tuple[Window, Layers]]]:
-        """All layers, and the gradients of each late part, in one pass."""
-        if self._merged is None:
-            length = int(self._run.meta.get("steps_seen") or 0)
-            windows = late_windows(self.step_maxima()[0], length)
-            kinds, width = len(KINDS), len(self._vocabulary.words["name"])
-            everything = _LayerSums(kinds * width, self._overview.steps)
-            late = [_LayerSums(kinds * width, self._overview.steps) for _ in windows]
-            for piece in self._pieces():
-                keep = countable_rows(piece, self._overview.counting)
-                keys = piece.kind.astype(np.int64) * width + piece.name
-                everything.add(piece, keys, keep)
-                keep &= piece.of_kind("activation_grad") | piece.of_kind("weight_grad")
-                for window, sums in zip(windows, late, strict=True):
-                    sums.add(piece, keys, keep & window.holds(piece.step))
-            names = np.array(list(self._vocabulary.words["name"]), dtype=object)
-            merged = [sums.layers(names) for sums in late]
-            self._merged = everything.layers(names), list(zip(windows, merged, strict=True))
-        return self._merged
+    @cached_property
+    def _merged(self) -> _Merged:
+        overview = self._overview
+        length = int(self._run.meta.get("steps_seen") or 0)
+        windows = late_windows(self.step_maxima()[0], length)
+        kinds, width = len(KINDS), len(self._vocabulary.words["name"])
+        everything = _LayerSums(kinds * width, overview.steps)
+        late = [_LayerSums(kinds * width, overview.steps) for _ in windows]
+        updates = np.zeros((len(UPDATE_FIGURES), width), np.int64)
+        paths = np.zeros((PATH_FIGURES, PARTS_OF_TRAINING, width))
+        for piece in self._pieces():
+            # What counts is known only now: of a tensor on several ranks the first copies alone.
+            keep = countable_rows(piece, overview.counting)
+            keys = piece.kind.astype(np.int64) * width + piece.name
+            everything.add(piece, keys, keep)
+            rows = np.flatnonzero(piece.of_kind("update") & keep)
+            if rows.size:
+                updates += sum_updates(piece, rows, width)
+                sum_paths(piece, rows, overview.steps, paths)
+            keep &= piece.of_kind("activation_grad") | piece.of_kind("weight_grad")
+            for window, sums in zip(windows, late, strict=True):
+                sums.add(piece, keys, keep & window.holds(piece.step))
+        names = np.array(list(self._vocabulary.words["name"]), dtype=object)
+        merged = [sums.layers(names) for sums in late]
+        found = list(zip(windows, merged, strict=True))
+        return _Merged(everything.layers(names), found, updates, paths)
 
     def by_step(self, layers: Collection[str], steps: NDArray[np.int64]) -> list[ExponentHistogram]:
         """Activation gradients of each of some layers by step: stacks of batch shape (steps,)."""
         codes = [self._vocabulary.words["name"].get(layer, -2) for layer in layers]
         mergers = [Merger(steps.size) for _ in codes]
-        for piece in self._pieces():
+        for piece in self._pieces(only=("activation_grad", layers)):
             keep = piece.of_kind("activation_grad") & np.isin(piece.name, codes)
             if not keep.any():
                 continue
@@ -181,32 +208,22 @@ class StreamedStatistics:
 
     def updates(self) -> tuple[tuple[str, ...], NDArray[np.int64]]:
         """Names, and (figures, names) sums over updates of ``UPDATE_FIGURES``."""
-        sums = self._overview.updates
+        sums = self._merged.updates
         return tuple(self._vocabulary.words["name"])[: sums.shape[1]], sums
 
     def update_paths(self) -> NDArray[np.float64]:
         """How far weights moved, see ``sum_paths``, by figure, part of the training and name."""
-        overview = self._overview
-        width = len(self._vocabulary.words["name"])
-        sums = np.zeros((PATH_FIGURES, PARTS_OF_TRAINING, width))
-        for piece in self._pieces():
-            rows = np.flatnonzero(
-                piece.of_kind("update") & countable_rows(piece, overview.counting)
-            )
-            if rows.size:
-                sum_paths(piece, rows, overview.steps, sums)
-        return sums
+        return self._merged.paths
 
     def activations(self, leaves: Collection[str]) -> tuple[int, int]:
         """How many values the modules of these names put out, and in how many steps of ranks."""
-        numel, steps = 0, set[tuple[int, int]]()
-        for piece in self._pieces(histograms=False):
-            names = self._vocabulary.words["name"]
-            codes = [names[leaf] for leaf in leaves if leaf in names]
-            rows = piece.of_kind("activation") & np.isin(piece.name, codes)
-            numel += int(piece.numel[rows].sum())
-            steps |= steps_of_ranks(piece, rows)
-        return numel, len(steps)
+        overview, names = self._overview, self._vocabulary.words["name"]
+        codes = {names[leaf] for leaf in leaves if leaf in names}
+        steps = set[tuple[int, int]]()
+        for own, found in overview.recorded.items():
+            if not codes.isdisjoint(np.frombuffer(own, np.int32).tolist()):
+                steps |= found
+        return sum(overview.numel[code] for code in codes), len(steps)
 
     def without_weight_gradients(self, modules: Collection[str]) -> StreamedStatistics:
         """The same without the gradients of some modules' own weights, read anew."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypedDict
 
 import typer
 
@@ -82,23 +82,8 @@ def demo(
     # is read when torch is imported.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     if everything:
-        from mpdiag.demo.families import run_table, show_table
-
-        rows = run_table(
-            folder,
-            only=only or (),
-            seeds=seeds,
-            steps=steps,
-            options={"size": size},
-            done_only=done,
-            device=device,
-        )
-        again: list[object] = ["mpdiag", "demo", "--all", "--folder", folder, "--seeds", seeds]
-        for name in only or ():
-            again += ["--only", name]
-        for option, value in (("--steps", steps), ("--size", size), ("--device", device)):
-            again += [] if value is None else [option, value]
-        show_table(rows, folder, again, as_json=as_json, markdown=markdown, verbose=verbose)
+        form = _Form(as_json=as_json, markdown=markdown, verbose=verbose)
+        _show_all(folder, only or [], seeds, steps, size, device, done=done, form=form)
         return
     from mpdiag.demo.workflow import run_demo
 
@@ -112,3 +97,37 @@ def demo(
         size=size,
         device=device,
     )
+
+
+class _Form(TypedDict):
+    """How the table of all workloads is shown."""
+
+    as_json: bool
+    markdown: bool
+    verbose: bool
+
+
+def _show_all(
+    folder: Path,
+    only: list[str],
+    seeds: int,
+    steps: int | None,
+    size: str,
+    device: str,
+    *,
+    done: bool,
+    form: _Form,
+) -> None:
+    """Train every workload, or some, every way, and show the table."""
+    from mpdiag.demo.families import run_table, show_table
+
+    options = {"size": size}
+    rows = run_table(
+        folder, only=only, seeds=seeds, steps=steps, options=options, done_only=done, device=device
+    )
+    again: list[object] = ["mpdiag", "demo", "--all", "--folder", folder, "--seeds", seeds]
+    for name in only:
+        again += ["--only", name]
+    for option, value in (("--steps", steps), ("--size", size), ("--device", device)):
+        again += [] if value is None else [option, value]
+    show_table(rows, folder, again, **form)

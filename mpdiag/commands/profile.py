@@ -6,13 +6,13 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand
 
 from mpdiag.commands.shared.options import JsonOption, StrictOption, exit_on_findings
+from mpdiag.commands.shared.plain_values import PlainCommand
 from mpdiag.errors import UsageError
 
 
-class ProfileCommand(TyperCommand):
+class ProfileCommand(PlainCommand):
     """Keeps the words after ``--`` apart: a script follows them, not a trace."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -20,6 +20,9 @@ class ProfileCommand(TyperCommand):
         words = args[args.index("--") + 1 :] if "--" in args else None
         ctx.meta["script"] = words
         return super().parse_args(ctx, args)
+
+
+COMMAND_CLASS = ProfileCommand
 
 
 def profile(
@@ -64,15 +67,7 @@ def profile(
     if script is None and trace is not None and (arguments or trace.is_dir()):
         _ranks(trace, arguments or [], against, as_json=as_json)
         return
-    if script is not None and given > len(script):
-        message = "give a trace or a script after --, not both; an earlier trace with --against"
-        raise UsageError(message)
-    if script is None and trace is None:
-        message = "give a trace, or a script after --: mpdiag profile -- script.py ARGS"
-        raise UsageError(message)
-    if script is not None and triton_cache is not None:
-        message = "--triton-cache belongs to a trace: give one instead of a script"
-        raise UsageError(message)
+    _refuse_mixtures(script, trace, given, triton_cache)
     if script is not None or trace is None:
         from mpdiag.launching.processes import announced_ranks
         from mpdiag.launching.profiled_script import profile_script
@@ -96,6 +91,25 @@ def profile(
     if code:
         raise typer.Exit(code)
     exit_on_findings(strict, (finding["severity"] for finding in document["findings"]))
+
+
+def _refuse_mixtures(
+    script: list[str] | None, trace: Path | None, given: int, triton_cache: Path | None
+) -> None:
+    """Refuse words that are neither one trace nor one script; ``given`` counts them.
+
+    Raises:
+        UsageError: With the reason.
+    """
+    if script is not None and given > len(script):
+        message = "give a trace or a script after --, not both; an earlier trace with --against"
+        raise UsageError(message)
+    if script is None and trace is None:
+        message = "give a trace, or a script after --: mpdiag profile -- script.py ARGS"
+        raise UsageError(message)
+    if script is not None and triton_cache is not None:
+        message = "--triton-cache belongs to a trace: give one instead of a script"
+        raise UsageError(message)
 
 
 def _ranks(trace: Path, more: list[str], against: Path | None, *, as_json: bool) -> None:

@@ -31,16 +31,16 @@ def record(
     ] = None,
     operations: Annotated[
         int | None,
-        typer.Option(min=0, help="Steps in which every operation is recorded; default 3."),
+        typer.Option(
+            min=0, metavar="N", help="Steps in which every operation is recorded; default 3."
+        ),
     ] = None,
     fp32: Annotated[
         bool, typer.Option("--fp32", help="Switch the script's own autocast off.")
     ] = False,
     live: Annotated[
         bool,
-        typer.Option(
-            "--live", help="Show loss, worst layers and the verdict so far while the script runs."
-        ),
+        typer.Option("--live", help="Show loss, worst layers and verdict while the script runs."),
     ] = False,
 ) -> None:
     """Run a training script unmodified and record it. Results stay bit-identical."""

@@ -1,8 +1,10 @@
 """Arrow columns as NumPy arrays and back, by their buffers.
 
 Arrow's own conversions (``to_numpy``, ``array``, ``scalar``, ``fill_null``) ask whether a value is one
-of pandas', and import pandas to find out: a quarter of what a short command takes. The layout of a
-buffer is Arrow's published columnar format: values, little-endian, and one bit each for validity.
+of pandas', and import pandas to find out: a quarter of what a short command takes. Its computations
+(``cast``, ``take``, ``dictionary_encode`` and all of ``pyarrow.compute``) make some 300 functions when
+the first of them is called, which takes 60 ms. The layout of a buffer is Arrow's published columnar
+format: values, little-endian, and one bit each for validity.
 """
 
 from __future__ import annotations
@@ -31,8 +33,7 @@ def numbers(column: Any, dtype: DTypeLike, missing: float = 0) -> NDArray[Any]:
     Raises:
         ValueError: If the column's values are not numbers.
     """
-    chunks = column.chunks if hasattr(column, "chunks") else [column]
-    arrays = [_chunk(chunk, np.dtype(dtype), missing) for chunk in chunks if len(chunk)]
+    arrays = [_chunk(chunk, np.dtype(dtype), missing) for chunk in chunks_of(column)]
     if not arrays:
         return np.zeros(0, dtype)
     return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
@@ -54,6 +55,105 @@ def _chunk(array: Any, dtype: np.dtype[Any], missing: float) -> NDArray[Any]:
     if array.null_count:
         found = np.where(_bits(validity, first, length), found, dtype.type(missing))
     return found
+
+
+def present(array: Any) -> NDArray[np.bool_]:
+    """Which values of an Arrow array are not null: shape (n,)."""
+    if not array.null_count:
+        return np.ones(len(array), bool)
+    return _bits(array.buffers()[0], array.offset, len(array))
+
+
+def lists(column: Any) -> tuple[NDArray[np.int64], NDArray[Any]]:
+    """The lists of numbers of an Arrow array or chunked column, one after another.
+
+    Args:
+        column: Of lists of a primitive type, n rows; a null is an empty list.
+
+    Returns:
+        How long each is, shape (n,), and the values of all, in the column's own type.
+    """
+    lengths, values = [np.zeros(0, np.int64)], []
+    for chunk in chunks_of(column):
+        first, last, own = _extents(chunk, chunk.buffers()[1])
+        lengths.append(own)
+        inner = chunk.values.slice(first, last - first)
+        found = numbers(inner, inner.type.to_pandas_dtype())
+        if chunk.null_count:  # what lies under a null is not its
+            edges = _edges(chunk, chunk.buffers()[1])
+            found = found[np.repeat(present(chunk), np.diff(edges))]
+        values.append(found)
+    return np.concatenate(lengths), _joined_arrays(values, column.type.value_type)
+
+
+def octets(column: Any) -> tuple[NDArray[np.int64], NDArray[np.uint8]]:
+    """As ``lists``, of a binary or text column: lengths, and all rows' bytes."""
+    lengths, values = [np.zeros(0, np.int64)], [np.zeros(0, np.uint8)]
+    for chunk in chunks_of(column):
+        _, ends, data = chunk.buffers()
+        first, last, own = _extents(chunk, ends)
+        lengths.append(own)
+        if data is None:
+            continue
+        found = np.frombuffer(data, np.uint8)[first:last]
+        if chunk.null_count:
+            found = found[np.repeat(present(chunk), np.diff(_edges(chunk, ends)))]
+        values.append(found)
+    return np.concatenate(lengths), np.concatenate(values)
+
+
+def chunks_of(column: Any) -> list[Any]:
+    """The arrays of a chunked column that have rows; of an array itself."""
+    chunks = column.chunks if hasattr(column, "chunks") else [column]
+    return [chunk for chunk in chunks if len(chunk)]
+
+
+def _edges(array: Any, buffer: Any) -> NDArray[np.int32]:
+    """Where each row of a list or a text begins among the values, and where the last one ends."""
+    return np.frombuffer(buffer, np.int32)[array.offset : array.offset + len(array) + 1]
+
+
+def _extents(array: Any, buffer: Any) -> tuple[int, int, NDArray[np.int64]]:
+    """Where the values of some lists begin and end, and how long each is: 0 where it is null."""
+    edges = _edges(array, buffer)
+    lengths = np.diff(edges).astype(np.int64)
+    if array.null_count:
+        lengths[~present(array)] = 0
+    return int(edges[0]), int(edges[-1]), lengths
+
+
+def _joined_arrays(arrays: list[NDArray[Any]], kind: Any) -> NDArray[Any]:
+    if not arrays:
+        return np.zeros(0, kind.to_pandas_dtype())
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays)
+
+
+def places_of(texts: Any, word: str) -> NDArray[np.int64]:
+    """Where a word stands in an Arrow array of strings: positions, ascending."""
+    lengths, data = octets(texts)
+    sought = word.encode()
+    found = np.flatnonzero(lengths == len(sought))
+    if not found.size or not sought:
+        return found
+    starts = (np.cumsum(lengths) - lengths)[found]
+    # Every stretch of that many bytes, without copying one: those that begin a text are compared.
+    stretches = np.ndarray((data.size - len(sought) + 1,), f"V{len(sought)}", data, 0, (1,))
+    same: NDArray[np.int64] = found[stretches[starts] == np.void(sought)]
+    return same
+
+
+def repeated(words: Sequence[str], codes: NDArray[np.integer[Any]]) -> Any:
+    """An Arrow array of strings: ``words[code]`` for each of ``codes``, shape (n,)."""
+    import pyarrow as pa
+
+    data = [word.encode() for word in words]
+    lengths = np.array([len(word) for word in data], np.int64)
+    inside = np.arange(max(lengths, default=0)) < lengths[:, None]
+    table = np.zeros(inside.shape, np.uint8)
+    table[inside] = np.frombuffer(b"".join(data), np.uint8)
+    text = pa.py_buffer(table[codes][inside[codes]])
+    ends = _ends(lengths[codes])
+    return pa.Array.from_buffers(pa.string(), len(codes), [None, ends, text])
 
 
 def _bits(buffer: Any, first: int, length: int) -> NDArray[np.bool_]:
@@ -147,7 +247,7 @@ def _ends(lengths: Iterable[int]) -> Any:
     """Where each row of a list or a text begins, and where the last one ends."""
     import pyarrow as pa
 
-    return pa.py_buffer(np.cumsum([0, *lengths]).astype(np.int32))
+    return pa.py_buffer(np.cumsum(np.array([0, *lengths], np.int64)).astype(np.int32))
 
 
 def _validity(mask: NDArray[np.bool_] | None) -> Any:

@@ -120,6 +120,11 @@ class RemotePath(ProxyUPath):
         with _as_oserror(self):
             self.fs.put_file(str(local), self.path)
 
+    def fetch(self, local: Path) -> None:
+        """Copy the file to a local one, in one transfer."""
+        with _as_oserror(self):
+            self.fs.get_file(self.path, str(local))
+
     def open(self, mode: str = "r", *args: Any, **options: Any) -> IO[Any]:  # type: ignore[override]
         """Open for reading, or (``a``) for lines that are added."""
         if mode.startswith("a"):

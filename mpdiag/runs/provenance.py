@@ -37,8 +37,15 @@ def device(model: torch.nn.Module | None) -> dict[str, Any]:
             "compute_capability": f"{properties.major}.{properties.minor}",
         }
     else:
-        facts["name"] = platform.processor() or platform.machine()
+        facts["name"] = _processor()
     return facts
+
+
+def _processor() -> str:
+    """The processor's architecture; on Linux without ``uname -p``, which Python would start for it."""
+    if platform.system() == "Linux":
+        return platform.machine()
+    return platform.processor() or platform.machine()
 
 
 def ranks() -> tuple[int, int]:

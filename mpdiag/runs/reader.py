@@ -19,13 +19,16 @@ from mpdiag.files.parquet import refuse_bomb
 from mpdiag.files.paths import is_remote
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
     from concurrent.futures import Future
 
     import pyarrow as pa
+    from numpy.typing import NDArray
 
+    from mpdiag.files.copies import Copies
     from mpdiag.files.paths import AnyPath
     from mpdiag.runs.records import Records
+    from mpdiag.runs.schema import Kind
 
 BATCH_ROWS = 16_384
 """Rows of a large part read at a time, and of small parts decoded together."""
@@ -37,21 +40,29 @@ AHEAD = 4
 _HISTOGRAMS = ("counts", "means", "ratio_counts")
 
 
-def records_of(paths: Iterable[AnyPath], *, histograms: bool = True) -> Iterator[Records]:
+def records_of(
+    paths: Iterable[AnyPath],
+    copies: Copies,
+    *,
+    histograms: bool = True,
+    only: tuple[Kind, Collection[str]] | None = None,
+) -> Iterator[Records]:
     """The rows of some parts as columns, some at a time, in order.
 
     Args:
         paths: The parts.
+        copies: Of those at a URL.
         histograms: False leaves the bins empty, and is several times faster.
+        only: A kind and names: the other rows are left out before they are decoded.
 
     Raises:
         DamagedRun: If one cannot be read, lacks a column or holds nonsense.
     """
     with ThreadPoolExecutor(READERS) as pool:
         group: list[tuple[AnyPath, pa.Table]] = []
-        for path, tables in _ahead(pool, paths, histograms=histograms):
+        for path, tables in _ahead(pool, paths, copies, histograms=histograms):
             for table in tables:
-                group.append((path, table))
+                group.append((path, table if only is None else _selected(table, *only)))
                 if sum(len(some) for _, some in group) >= BATCH_ROWS:
                     yield _decoded(group)
                     group = []
@@ -59,7 +70,7 @@ def records_of(paths: Iterable[AnyPath], *, histograms: bool = True) -> Iterator
             yield _decoded(group)
 
 
-def tables_of(path: AnyPath, *, histograms: bool = True) -> Iterator[pa.Table]:
+def tables_of(path: AnyPath, copies: Copies, *, histograms: bool = True) -> Iterator[pa.Table]:
     """A part's rows as Arrow tables, some at a time.
 
     Raises:
@@ -69,17 +80,40 @@ def tables_of(path: AnyPath, *, histograms: bool = True) -> Iterator[pa.Table]:
     import pyarrow.parquet as pq
 
     try:
-        with source_of(path) as source, pq.ParquetFile(source) as part:
+        local = copies.local(path)
+        with pq.ParquetFile(local) as part:
             refuse_bomb(part.metadata)
             wanted = _wanted(path, part, histograms=histograms)
-            if _size(path) <= SMALL:  # in batches it takes twice as long
+            if _size(local) <= SMALL:  # in batches it takes twice as long
                 yield _as_expected(part.read(wanted, use_threads=False))
                 return
             for batch in part.iter_batches(BATCH_ROWS, columns=wanted, use_threads=False):
-                yield _as_expected(pa.table(batch))
+                yield _as_expected(pa.Table.from_batches([batch]))
         pa.default_memory_pool().release_unused()  # some 60 MB otherwise stay with it
     except (pa.ArrowException, OSError, ValueError) as error:
         raise DamagedRun(damaged(path, error)) from error
+
+
+def _selected(table: pa.Table, kind: Kind, names: Collection[str]) -> pa.Table:
+    """The rows of a kind and of some names."""
+    from mpdiag.files.arrow_columns import array_of
+
+    keep = _rows_with(table.column("kind"), (kind,)) & _rows_with(table.column("name"), names)
+    return table.filter(array_of(keep))  # a copy: a slice would hold the whole table in memory
+
+
+def _rows_with(column: Any, words: Collection[str]) -> NDArray[Any]:
+    """In which rows of a text column, encoded or plain, one of some words stands."""
+    import numpy as np
+
+    from mpdiag.files.arrow_columns import chunks_of, numbers
+
+    found = [np.zeros(0, bool)]
+    for chunk in chunks_of(column):
+        encoded = chunk if hasattr(chunk, "dictionary") else chunk.dictionary_encode()
+        wanted = [word in words for word in encoded.dictionary.to_pylist()]
+        found.append(np.array([*wanted, False])[numbers(encoded.indices, np.int64, -1)])
+    return np.concatenate(found)
 
 
 def _wanted(path: AnyPath, part: Any, *, histograms: bool) -> list[str]:
@@ -114,9 +148,8 @@ def _as_expected(table: pa.Table) -> pa.Table:
         if name not in table.column_names:
             kind = expected.field(name)
             table = table.append_column(kind, pa.nulls(len(table), kind.type))
-    if table.schema.equals(expected):
-        return table
-    return table.select(expected.names).cast(expected)
+    table = table.select(expected.names)
+    return table if table.schema.equals(expected) else table.cast(expected)
 
 
 @cache
@@ -126,7 +159,7 @@ def _schema() -> pa.Schema:
     return schema()
 
 
-def rows_in(path: AnyPath) -> int:
+def rows_in(path: AnyPath, copies: Copies | None = None) -> int:
     """How many rows a part has, by its footer.
 
     Raises:
@@ -136,7 +169,10 @@ def rows_in(path: AnyPath) -> int:
     import pyarrow.parquet as pq
 
     try:
-        with source_of(path) as source, pq.ParquetFile(source) as part:
+        with (
+            source_of(path if copies is None else copies.local(path)) as source,
+            pq.ParquetFile(source) as part,
+        ):
             return int(part.metadata.num_rows)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise DamagedRun(damaged(path, error)) from error
@@ -158,26 +194,28 @@ def damaged(path: AnyPath, error: Exception) -> str:
 
 
 def _ahead(
-    pool: ThreadPoolExecutor, paths: Iterable[AnyPath], *, histograms: bool
+    pool: ThreadPoolExecutor, paths: Iterable[AnyPath], copies: Copies, *, histograms: bool
 ) -> Iterator[tuple[AnyPath, Iterable[pa.Table]]]:
     """Each part with its tables; the next small parts are read while the caller uses this one."""
 
     def whole(path: AnyPath) -> list[pa.Table]:
-        return list(tables_of(path, histograms=histograms))
+        return list(tables_of(path, copies, histograms=histograms))
 
     started: deque[tuple[AnyPath, Future[list[pa.Table]] | None]] = deque()
     for path in paths:
         started.append((path, pool.submit(whole, path) if _size(path) <= SMALL else None))
         if len(started) > AHEAD:
-            yield _read(*started.popleft(), histograms=histograms)
+            yield _read(*started.popleft(), copies, histograms=histograms)
     while started:
-        yield _read(*started.popleft(), histograms=histograms)
+        yield _read(*started.popleft(), copies, histograms=histograms)
 
 
 def _read(
-    path: AnyPath, reading: Future[list[pa.Table]] | None, *, histograms: bool
+    path: AnyPath, reading: Future[list[pa.Table]] | None, copies: Copies, *, histograms: bool
 ) -> tuple[AnyPath, Iterable[pa.Table]]:
-    return path, tables_of(path, histograms=histograms) if reading is None else reading.result()
+    if reading is not None:
+        return path, reading.result()
+    return path, tables_of(path, copies, histograms=histograms)
 
 
 def _size(path: AnyPath) -> float:

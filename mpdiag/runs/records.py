@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpdiag.files.arrow_columns import array_of, numbers
+from mpdiag.files.arrow_columns import lists, numbers, octets, places_of, present
 from mpdiag.numerics.formats import FORMATS, FP16
 from mpdiag.numerics.histograms import BINS, MAX_EXPONENT, MIN_EXPONENT, ExponentHistogram
 from mpdiag.runs.row_validation import refuse_nonsense
@@ -116,7 +116,7 @@ class Records:
         columns["offsets"], columns["counts"] = _lists(table.column("counts"))
         columns["ratio_offsets"], columns["ratio_counts"] = _lists(table.column("ratio_counts"))
         columns["facts"] = _facts(table.column("formats"))
-        columns["means"], lengths = _bytes(table.column("means"))
+        lengths, columns["means"] = octets(table.column("means"))
         if not np.array_equal(lengths, np.diff(columns["offsets"])):
             message = "counts and means differ in length"
             raise ValueError(message)
@@ -339,10 +339,7 @@ def _union(vocabularies: Any) -> tuple[str, ...]:
 
 def _lists(column: Any) -> tuple[NDArray[np.int64], NDArray[Any]]:
     """Offsets and flat values of a list column, as narrow as fits; a null is an empty list."""
-    import pyarrow.compute as pc
-
-    lengths = numbers(pc.list_value_length(column), np.int64)
-    values = numbers(pc.list_flatten(column), np.int64)
+    lengths, values = lists(column)
     if values.size == 0 or (values.min() >= 0 and values.max() < 2**32):
         values = values.astype(np.uint32)
     return np.concatenate([[0], np.cumsum(lengths)]), values
@@ -357,33 +354,18 @@ def _facts(column: Any) -> dict[tuple[str, str], NDArray[np.int64]]:
     array = _one_array(column)
     offsets = numbers(array.offsets, np.int64)
     first, length = int(offsets[0]), int(offsets[-1] - offsets[0])
-    keys = array.keys.slice(first, length).dictionary_encode()
-    words, codes = keys.dictionary.to_pylist(), numbers(keys.indices, np.int32)
+    keys = array.keys.slice(first, length)
     rows = np.repeat(np.arange(len(array)), np.diff(offsets))
-    items = array.items.slice(first, length)
-    columns = dict(zip(FACTS, items.flatten(), strict=True))
+    columns = dict(zip(FACTS, array.items.slice(first, length).flatten(), strict=True))
+    values = {fact: (present(c), numbers(c, np.int64)) for fact, c in columns.items()}
     found: dict[tuple[str, str], NDArray[np.int64]] = {}
-    for code in (words.index(name) for name in FORMATS if name in words):
-        mine = np.flatnonzero(codes == code)
+    for name in FORMATS:
+        mine = places_of(keys, name)
         if (np.diff(rows[mine]) == 0).any():
-            message = f"formats names {words[code]} twice in a row"
+            message = f"formats names {name} twice in a row"
             raise ValueError(message)
-        for fact, values in columns.items():
-            some = values if len(mine) == len(codes) else values.take(array_of(mine))
-            if some.null_count < len(some):
-                found[fact, words[code]] = np.zeros(len(array), np.int64)
-                found[fact, words[code]][rows[mine]] = numbers(some, np.int64)
+        for fact, (known, counted) in values.items():
+            if known[mine].any():
+                found[fact, name] = np.zeros(len(array), np.int64)
+                found[fact, name][rows[mine]] = counted[mine]
     return found
-
-
-def _bytes(column: Any) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """A binary column's bytes, one row's after another's, and the length of each row."""
-    import pyarrow.compute as pc
-
-    lengths = numbers(pc.binary_length(column), np.int64)
-    array = _one_array(column)
-    _, offsets, data = array.buffers()
-    if data is None:
-        return np.zeros(0, np.uint8), lengths
-    edges = np.frombuffer(offsets, np.int32)[array.offset : array.offset + len(array) + 1]
-    return np.frombuffer(data, np.uint8)[edges[0] : edges[-1]].copy(), lengths

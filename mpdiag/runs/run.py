@@ -24,8 +24,8 @@ from difflib import get_close_matches
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, overload
 
-from mpdiag.display import notebook, svg
 from mpdiag.errors import DamagedRun, MpdiagError, NewerSchema, RunNotFound
+from mpdiag.files.copies import Copies
 from mpdiag.files.documents import read_document
 from mpdiag.files.parquet import refuse_bomb
 from mpdiag.files.paths import is_remote, place
@@ -37,7 +37,7 @@ from mpdiag.tracing.fingerprint import ModelFingerprint, fingerprint
 
 if TYPE_CHECKING:
     import os
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Collection, Iterator, Mapping, Sequence
     from pathlib import Path
 
     import pandas as pd
@@ -46,6 +46,8 @@ if TYPE_CHECKING:
     from mpdiag.files.paths import AnyPath
     from mpdiag.runs.operations import Operation
     from mpdiag.runs.records import Records
+    from mpdiag.runs.schema import Kind
+    from mpdiag.runs.training_log import TrainingStep
 
 SCHEMA_VERSION = 2
 META = "meta.json"
@@ -99,6 +101,8 @@ class Run:
 
     def _repr_html_(self) -> str:
         """The run in a notebook: its loss, what ``meta.json`` says, the next step."""
+        from mpdiag.display import notebook
+
         meta = self.meta
         model = meta.get("model")
         kind = model.get("type") if isinstance(model, dict) else None
@@ -128,6 +132,7 @@ class Run:
 
     def _loss_figure(self) -> str:
         """The loss over the steps of its log; "" without one, or where it cannot be read."""
+        from mpdiag.display import notebook, svg
         from mpdiag.runs.training_log import FILE, read_log
 
         path = self.folder / FILE
@@ -162,6 +167,11 @@ class Run:
         stats = self.folder / "stats"
         return [p for p in _files(stats, "rank*.parquet") if _PART.fullmatch(p.name)]
 
+    @cached_property
+    def _copies(self) -> Copies:
+        """Of the parts: one at a URL is transferred once, however often its rows are read."""
+        return Copies()
+
     def table(self) -> pa.Table:
         """Every row of statistics as an Arrow table; see docs/run-folder.md for the columns.
 
@@ -170,7 +180,7 @@ class Run:
         """
         import pyarrow as pa
 
-        tables = [table for path in self.parts() for table in tables_of(path)]
+        tables = [table for path in self.parts() for table in tables_of(path, self._copies)]
         rows = sum(t.num_rows for t in tables)
         if rows == 0:
             raise DamagedRun(self._why_empty())
@@ -185,7 +195,7 @@ class Run:
         """
         from mpdiag.runs.records import Records
 
-        found = list(records_of(self.parts()))
+        found = list(records_of(self.parts(), self._copies))
         if not any(map(len, found)):
             raise DamagedRun(self._why_empty())
         return Records.concatenate(found)
@@ -196,23 +206,28 @@ class Run:
         Raises:
             DamagedRun: If one cannot be read.
         """
-        return sum(rows_in(path) for path in self.parts())
+        return sum(rows_in(path, self._copies) for path in self.parts())
 
     def pieces(
-        self, *, histograms: bool = True, parts: Sequence[AnyPath] | None = None
+        self,
+        *,
+        histograms: bool = True,
+        parts: Sequence[AnyPath] | None = None,
+        only: tuple[Kind, Collection[str]] | None = None,
     ) -> Iterator[Records]:
         """The rows some at a time, in order, for runs that outgrow memory.
 
         Args:
             histograms: False leaves the bins empty, and is several times faster.
             parts: Some of ``parts()``, to read the same ones again while the run goes on.
+            only: A kind and names: the other rows are left out.
 
         Raises:
-            DamagedRun: If a part cannot be read, or there are no rows at all.
+            DamagedRun: If a part cannot be read, or the run has no rows at all.
         """
-        empty = True
+        empty = only is None
         paths = self.parts() if parts is None else parts
-        for piece in records_of(paths, histograms=histograms):
+        for piece in records_of(paths, self._copies, histograms=histograms, only=only):
             empty = empty and len(piece) == 0
             yield piece
         if empty:
@@ -226,9 +241,15 @@ class Run:
     def operations(self) -> list[Operation]:
         """The recorded operations, by rank and step in their order; [] if none were recorded.
 
+        Read once: the operations are the same objects each time.
+
         Raises:
             DamagedRun: If a part cannot be read or lacks a column.
         """
+        return self._operations
+
+    @cached_property
+    def _operations(self) -> list[Operation]:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -245,6 +266,22 @@ class Run:
             except (pa.ArrowException, OSError, KeyError, ValueError, TypeError) as error:
                 raise DamagedRun(damaged(path, error)) from error
         return found
+
+    def recorded_steps(self) -> tuple[TrainingStep, ...]:
+        """The steps that a recording logged; () where a trainer wrote the log, or there is none.
+
+        Read once.
+
+        Raises:
+            DamagedRun: If a line cannot be read.
+        """
+        return self._recorded_steps
+
+    @cached_property
+    def _recorded_steps(self) -> tuple[TrainingStep, ...]:
+        from mpdiag.runs.training_log import read_recorded
+
+        return read_recorded(self.folder)
 
     def modules(self) -> list[dict[str, Any]]:
         """The table of modules and parameters of the lowest rank, a dict a row; [] if none.
@@ -268,11 +305,14 @@ class Run:
             with source_of(paths[0]) as source, pq.ParquetFile(source) as part:
                 refuse_bomb(part.metadata)
                 table = part.read()
-            for field in modules_schema():
+            expected = modules_schema()
+            for field in expected:
                 if field.name not in table.column_names:  # an earlier version did not write it
                     table = table.append_column(field, pa.nulls(len(table), field.type))
-            names = modules_schema().names
-            rows: list[dict[str, Any]] = table.select(names).cast(modules_schema()).to_pylist()
+            table = table.select(expected.names)
+            if not table.schema.equals(expected):
+                table = table.cast(expected)
+            rows: list[dict[str, Any]] = table.to_pylist()
             refuse_odd_modules(rows)
         except (pa.ArrowException, OSError, KeyError, ValueError) as error:
             raise DamagedRun(damaged(paths[0], error)) from error

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from mpdiag.files.arrow_columns import array_from, array_of, numbers
+from mpdiag.files.arrow_columns import array_from, array_of, numbers, repeated
 from mpdiag.numerics.formats import BF16, FP16
 
 if TYPE_CHECKING:
@@ -269,14 +269,10 @@ def _map_array(columns: _Columns, n: int) -> Any:
     known = (facts >= 0).any(-1)
     values = facts[known]
     offsets = np.concatenate([[0], np.cumsum(known.sum(1))])
-    keys = pa.DictionaryArray.from_arrays(
-        array_of(np.broadcast_to(np.arange(len(names), dtype=np.int32), known.shape)[known]),
-        array_from(names, pa.string()),
-    )
+    keys = repeated(names, np.broadcast_to(np.arange(len(names)), known.shape)[known])
     items = pa.StructArray.from_arrays(
         [array_of(column, mask=column < 0) for column in values.T], list(FACTS)
     )
-    keys = keys.cast(pa.string())
     return pa.MapArray.from_arrays(array_of(offsets.astype(np.int32)), keys, items)
 
 

@@ -18,6 +18,7 @@ import math
 import os
 import warnings
 from dataclasses import asdict, dataclass, field, fields
+from itertools import chain
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from mpdiag.errors import DamagedRun, RunNotFound
@@ -25,7 +26,7 @@ from mpdiag.files.documents import converted
 from mpdiag.files.paths import is_remote, place
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
+    from collections.abc import Callable, Iterable, Iterator
 
     from mpdiag.files.paths import AnyPath
 
@@ -211,10 +212,29 @@ def read_log(folder: str | os.PathLike[str]) -> TrainingLog:
         DamagedRun: If a line other than a torn last one cannot be read; the message names it.
     """
     path = place(folder) / FILE
+    return _log_of(path, _lines(path))
+
+
+def read_recorded(folder: str | os.PathLike[str]) -> tuple[TrainingStep, ...]:
+    """The steps of a log that a recording wrote; () where a trainer did, or there is no log.
+
+    Raises:
+        DamagedRun: As ``read_log``.
+    """
+    path = place(folder) / FILE
+    lines = _lines(path)
+    try:
+        first = next(lines)
+    except (StopIteration, DamagedRun, RunNotFound):
+        return ()
+    return _log_of(path, chain([first], lines)).steps if first[1] == RECORDED else ()
+
+
+def _log_of(path: AnyPath, lines: Iterable[tuple[int, dict[str, Any]]]) -> TrainingLog:
     steps: dict[int, TrainingStep] = {}
     metrics: list[Metric] = []
     notes: list[dict[str, Any]] = []
-    for number, document in _lines(path):
+    for number, document in lines:
         entry = _entry(path, number, document)
         if isinstance(entry, TrainingStep):
             if entry.step == 0 and steps:  # another training, in the folder of an earlier one

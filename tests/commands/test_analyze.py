@@ -8,6 +8,8 @@ import shlex
 import shutil
 import subprocess
 import sys
+import uuid
+from collections import Counter
 
 import pytest
 from typer.testing import CliRunner
@@ -132,3 +134,23 @@ def test_a_locale_without_our_letters_is_no_reason_to_fail(root):
     child = subprocess.run(command, capture_output=True, env=environment, check=True)
     assert child.stdout.isascii()
     assert b"this trains in FP16" in child.stdout
+
+
+def test_every_file_of_a_run_at_a_url_is_transferred_once(root, monkeypatch):
+    memory = pytest.importorskip("fsspec").filesystem("memory")
+    url = f"/{uuid.uuid4().hex}/run"
+    memory.put(str(root / "sample_runs" / "dcgan"), url, recursive=True)
+    opened = Counter()
+    own = type(memory)._open
+
+    def counted(self, path, mode="rb", **options):
+        opened[path.removeprefix(url)] += mode == "rb"
+        return own(self, path, mode, **options)
+
+    monkeypatch.setattr(type(memory), "_open", counted)
+    done = run("analyze", f"memory://{url}", "--json")
+    assert done.exit_code == 0, done.stderr
+    assert {"/meta.json", "/training.jsonl", "/modules/rank00000.parquet"} <= set(opened)
+    assert {path for path in opened if path.startswith("/stats/")}
+    assert {path: times for path, times in opened.items() if times > 1} == {}
+    memory.rm(url, recursive=True)

@@ -12,7 +12,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpdiag.files.arrow_columns import array_from, array_of, numbers
+from mpdiag.files.arrow_columns import (
+    array_from,
+    array_of,
+    lists,
+    numbers,
+    octets,
+    places_of,
+    repeated,
+)
 
 _TYPES = {
     "int16": st.integers(-(2**15), 2**15 - 1),
@@ -150,3 +158,63 @@ def test_reading_a_run_does_not_import_pandas(root: Path) -> None:
     )
     run = root / "sample_runs" / "ssd"
     subprocess.run([sys.executable, "-c", script, str(run)], check=True, cwd=root)
+
+
+# -- lists and texts -----------------------------------------------------------------------------
+
+
+def _sliced(draw: st.DrawFn, rows: st.SearchStrategy, kind: pa.DataType) -> pa.ChunkedArray:
+    chunks = []
+    for chunk in draw(st.lists(st.lists(st.none() | rows, max_size=12), max_size=3)):
+        array = pa.array(chunk, kind)
+        first = draw(st.integers(0, len(array)))
+        chunks.append(array.slice(first, draw(st.integers(0, len(array) - first))))
+    return pa.chunked_array(chunks, kind)
+
+
+@given(st.data())
+def test_lists_are_those_of_arrow(data: st.DataObject) -> None:
+    column = _sliced(data.draw, st.lists(st.integers(0, 9), max_size=4), pa.list_(pa.int64()))
+    rows = [row or [] for row in column.to_pylist()]
+    lengths, values = lists(column)
+    assert lengths.tolist() == [len(row) for row in rows]
+    assert values.tolist() == [value for row in rows for value in row]
+
+
+@given(st.data())
+def test_octets_are_those_of_arrow(data: st.DataObject) -> None:
+    column = _sliced(data.draw, st.binary(max_size=4), pa.binary())
+    rows = [row or b"" for row in column.to_pylist()]
+    lengths, values = octets(column)
+    assert lengths.tolist() == [len(row) for row in rows]
+    assert values.tobytes() == b"".join(rows)
+
+
+def test_what_lies_under_a_null_is_not_its() -> None:
+    data = pa.array([1, 2, 3, 4])
+    edges = pa.array([0, 2, 4], pa.int32())
+    column = pa.ListArray.from_arrays(edges, data, mask=pa.array([True, False]))
+    assert [found.tolist() for found in lists(column)] == [[0, 2], [3, 4]]
+
+
+@pytest.mark.parametrize("kind", [pa.list_(pa.int64()), pa.binary()])
+def test_a_column_that_was_not_read_is_empty_everywhere(kind: pa.DataType) -> None:
+    read = octets if kind == pa.binary() else lists
+    assert [found.tolist() for found in read(pa.nulls(3, kind))] == [[0, 0, 0], []]
+
+
+@given(st.data())
+def test_places_of_a_word_are_where_it_stands(data: st.DataObject) -> None:
+    words = ["", "a", "fp16", "bf16", "fp1", "ö"]
+    column = _sliced(data.draw, st.sampled_from(words), pa.string()).combine_chunks()
+    word = data.draw(st.sampled_from(words[1:]))
+    found = places_of(column, word).tolist()
+    assert found == [i for i, text in enumerate(column.to_pylist()) if text == word]
+
+
+@given(st.lists(st.text(max_size=3), min_size=1, max_size=4, unique=True), st.data())
+def test_repeated_words_are_theirs(words: list[str], data: st.DataObject) -> None:
+    codes = data.draw(st.lists(st.integers(0, len(words) - 1), max_size=9))
+    array = repeated(words, np.array(codes, np.int64))
+    array.validate(full=True)
+    assert array.to_pylist() == [words[code] for code in codes]

@@ -23,7 +23,6 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 
 from mpdiag.errors import MpdiagError
-from mpdiag.runs.training_log import is_recorded, read_log
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -85,7 +84,7 @@ NO_CURVE = LossCurve()
 def loss_curve(run: Run) -> LossCurve:
     """The losses that a recording logged; none where it logged none, or its log cannot be read."""
     try:
-        steps = read_log(run.folder).steps if is_recorded(run.folder) else ()
+        steps = run.recorded_steps()
     except MpdiagError:  # other commands say what is wrong with the log
         return NO_CURVE
     return LossCurve(

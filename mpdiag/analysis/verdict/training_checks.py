@@ -9,7 +9,6 @@ from mpdiag.analysis.findings import Finding
 from mpdiag.display.wording import counted
 from mpdiag.errors import MpdiagError
 from mpdiag.runs.coverage import stepped_in
-from mpdiag.runs.training_log import is_recorded, read_log
 
 if TYPE_CHECKING:
     from mpdiag.analysis.layers import Layers
@@ -59,7 +58,7 @@ def _search_findings(run: Run) -> list[Finding]:
 def _loss_findings(run: Run) -> list[Finding]:
     """Losses of the FP32 training that are not finite; all its steps have one, recorded or not."""
     try:
-        steps = read_log(run.folder).steps if is_recorded(run.folder) else ()
+        steps = run.recorded_steps()
     except MpdiagError:  # other commands say what is wrong with the log
         return []
     bad = [s.step for s in steps if s.loss is not None and not math.isfinite(s.loss)]

@@ -29,7 +29,8 @@ def keep_plan(run: Run, plan: PrecisionPlan) -> str | None:
         What is worth saying: that another plan is there, or that the folder cannot be written.
     """
     folder = run.folder
-    if run.meta.get("state") == "recording" or trained_by(folder) or (folder / SEARCH).is_file():
+    meta = run.meta
+    if meta.get("state") == "recording" or meta.get("training") or (folder / SEARCH).is_file():
         return None
     place = folder / PLAN
     rewrite = f"mpdiag analyze {folder} --target {plan.target} -o {place}"

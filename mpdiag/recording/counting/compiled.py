@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from numba import njit
+from numba.core.runtime.nrt import rtsys
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -25,9 +26,42 @@ def compiled(**options: Any) -> Callable[[Callable[..., Any]], Any]:
         # of several. Where a release of Numba has no such attribute, only its own check is left.
         with suppress(AttributeError):
             made._cache._cache_file._source_stamp = _stamp()
+            _load_alone(made._cache)
         return made
 
     return wrap
+
+
+def _load_alone(kept: Any) -> None:
+    """Make a function's cache load what was compiled without all that Numba could compile.
+
+    Before it looks for a kept function, Numba imports what it knows of Python, NumPy and SciPy and
+    makes a template of each: 0.8 s, for a function whose machine code is there. That needs only the
+    symbols of Numba's allocator. Where nothing was kept, the compiler imports all the same.
+
+    Args:
+        kept: The ``_cache`` of a function that Numba compiles.
+
+    Raises:
+        AttributeError: If this Numba keeps functions in another way.
+    """
+    load, look, guard = (
+        kept.load_overload,
+        kept._load_overload,
+        kept._guard_against_spurious_io_errors,
+    )
+
+    def load_overload(signature: Any, target: Any) -> Any:
+        found = None  # then it is compiled
+        try:
+            rtsys.initialize(target)
+            with guard():
+                found = look(signature, target)
+        except Exception:  # noqa: BLE001 - Numba's own way says what is wrong
+            found = load(signature, target)
+        return found
+
+    kept.load_overload = load_overload
 
 
 @cache
