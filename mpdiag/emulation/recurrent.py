@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch._compile import _disable_dynamo
 from torch.autograd.function import once_differentiable
 from torch.library import Library
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
@@ -67,7 +68,7 @@ def in_one_piece() -> Library:
     library = _held.get(_KEY)
     if library is None:
         library = _held[_KEY] = Library("aten", "IMPL")
-        library.impl("lstm.input", torch._disable_dynamo(_lstm_or_torch), _KEY)
+        library.impl("lstm.input", _disable_dynamo(_lstm_or_torch), _KEY)
     return library
 
 

@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager, ContextDecorator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
+from torch._compile import _disable_dynamo
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -88,7 +89,7 @@ def compiler_looks_on() -> bool:
 hide(compiler_looks_on)
 
 
-@torch._disable_dynamo
+@_disable_dynamo
 def unseen(function: Callable[..., Any], *args: Any) -> Any:
     """Call a function so that no compiler sees it, nor what it calls."""
     return function(*args)
