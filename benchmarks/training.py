@@ -10,8 +10,8 @@ measured in a child process for each level.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
-import math
 import platform
 import statistics
 import subprocess
@@ -220,11 +220,12 @@ def measure_sweep(device: str, rounds: int) -> dict[str, float]:  # noqa: C901 -
     size = SWEEP_PARAMETERS // 24
     parameters = [nn.Parameter(torch.randn(size, device=device)) for _ in range(24)]
     for p in parameters:
-        p.grad = torch.randn(size, device=device)
+        p.grad = torch.empty(size, device=device)
+    grads = [p.grad for p in parameters if p.grad is not None]
     optimizer = torch.optim.SGD(parameters, 0.0)
 
     def by_hand() -> None:
-        scaler = torch.amp.GradScaler(device, init_scale=1.0)
+        scaler = torch.amp.GradScaler(device, init_scale=2.0)
         scaler.scale(torch.ones((), device=device))
         scaler.unscale_(optimizer)
         sum(v.item() for v in scaler._found_inf_per_device(optimizer).values())
@@ -233,43 +234,103 @@ def measure_sweep(device: str, rounds: int) -> dict[str, float]:  # noqa: C901 -
         by_hand()
         torch.nn.utils.clip_grad_norm_(parameters, 1e9)
 
-    grads = [p.grad for p in parameters if p.grad is not None]
+    def ours(*, absmax: bool = False, clip: judgement.Clip = judgement.NO_CLIP) -> None:
+        where = torch.device(device)
+        judged = judgement.judge_gradients(
+            grads, carried=2.0, scale=2.0, device=where, absmax=absmax, clip=clip
+        )
+        assert judged.finite
 
-    def ours() -> None:
-        assert math.isfinite(judgement.sweep(grads).norm)
-        judgement.unscale(grads, 2.0)
-        judgement.unscale(grads, 0.5)  # the same size again, for the next round
-
-    def ours_clipped() -> None:
-        norm = judgement.sweep(grads).norm
-        judgement.multiply(grads, min(1.0, 1e9 / norm) * 0.999999)
-
-    def once() -> None:
-        judgement.unscale(grads, 2.0)
-
-    times: dict[str, list[float]] = {}
     work: dict[str, Callable[[], None]] = {
-        "by hand": by_hand, "ours": ours, "once": once,
-        "by hand, clipped": by_hand_clipped, "ours, clipped": ours_clipped,
-    }  # fmt: skip
+        "by hand": by_hand,
+        "ours": ours,
+        "ours, largest": functools.partial(ours, absmax=True),
+        "by hand, clipped": by_hand_clipped,
+        "ours, clipped": functools.partial(ours, clip=judgement.Clip(norm=1e9)),
+    }
+    times: dict[str, list[float]] = {name: [] for name in work}
+    clock = time.process_time if device == "cpu" else time.perf_counter
     for i in range(rounds + 2):
+        for g in grads:
+            g.fill_(1.25)  # each way halves them
         for name, function in work.items():
             if device != "cpu":
                 torch.cuda.synchronize()
-            start = time.perf_counter()
+            start = clock()
             function()
             if device != "cpu":
                 torch.cuda.synchronize()
             if i >= 2:
-                times.setdefault(name, []).append(time.perf_counter() - start)
-        for g in grads:
-            g.normal_()
-    t = {name: statistics.median(values) for name, values in times.items()}
+                times[name].append(clock() - start)
+
+    def ratio(a: str, b: str) -> float:
+        return statistics.median(x / y for x, y in zip(times[a], times[b], strict=True))
+
     return {
-        "check + unscale / GradScaler.unscale_": (t["ours"] - t["once"]) / t["by hand"],
-        "check + unscale + clip / GradScaler.unscale_ + clip_grad_norm_": t["ours, clipped"]
-        / t["by hand, clipped"],
+        "check + unscale / GradScaler.unscale_": ratio("ours", "by hand"),
+        "check + unscale + largest / GradScaler.unscale_": ratio("ours, largest", "by hand"),
+        "check + unscale + clip / GradScaler.unscale_ + clip_grad_norm_": ratio(
+            "ours, clipped", "by hand, clipped"
+        ),
     }
+
+
+class Small(Trainee):
+    """A model whose operations take no longer than it takes to look at them."""
+
+    def __init__(self, kind: str, units: int, **options: Any) -> None:
+        torch.manual_seed(0)
+        lstm = kind == "LSTM"
+        self.model = SmallLstm(units) if lstm else small_mlp(units)
+        self.x = torch.randn(32, 20, 32) if lstm else torch.randn(64, units)
+        self.y = torch.randint(0, 10, (len(self.x),))
+        self.optimizer = torch.optim.AdamW(self.model.parameters(), 1e-3)
+        self.device = "cpu"
+        self.prepare(**options)
+
+    def loss(self) -> torch.Tensor:
+        return nn.functional.cross_entropy(self.model(self.x), self.y)
+
+
+class SmallOurs(Small, Ours):
+    """With MixedPrecision."""
+
+
+def small_mlp(units: int) -> nn.Module:
+    hidden = [m for _ in range(2) for m in (nn.Linear(units, units), nn.ReLU())]
+    return nn.Sequential(*hidden, nn.Linear(units, 10))
+
+
+class SmallLstm(nn.Module):
+    """An LSTM of 20 time steps."""
+
+    def __init__(self, units: int) -> None:
+        super().__init__()
+        self.lstm, self.head = nn.LSTM(32, units, batch_first=True), nn.Linear(units, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.lstm(x)[0][:, -1])
+
+
+def measure_small(steps: int) -> dict[str, float]:
+    """Emulated FP16 over FP32 where models are small; processor time."""
+    found = {}
+    for kind, units, level in (
+        ("MLP", 16, "O1"),
+        ("MLP", 128, "O1"),
+        ("MLP", 128, "O2"),
+        ("LSTM", 64, "O1"),
+        ("LSTM", 64, "O2"),
+    ):
+        trainees = {
+            "fp32": Small(kind, units),
+            "ours": SmallOurs(kind, units, dtype="fp16", backend="emulated", level=level),
+        }
+        times = step_times(trainees, steps, time.process_time)
+        found[f"{kind} of {units} units, {level} in emulated FP16 / FP32"] = statistics.median(
+            a / b for a, b in zip(times["ours"], times["fp32"], strict=True)
+        )
+    return found
 
 
 def peak_memory(workload: str, device: str, level: str) -> int:
@@ -321,6 +382,9 @@ def main() -> None:
         "sweep": measure_sweep(device, options.steps),
         "fixed": measure_fixed_cost(device, 20 * options.steps),
     }
+    if device == "cpu":
+        results["small"] = measure_small(4 * options.steps)
+        show("small models", results["small"])
     show("a step's fixed cost", results["fixed"])
     show("24 M gradients", results["sweep"])
     for workload in options.workload:

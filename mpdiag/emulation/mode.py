@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -27,6 +27,7 @@ from mpdiag.emulation import onednn
 from mpdiag.emulation.accumulation import accumulates, product, reduces, reduction
 from mpdiag.emulation.arguments import flattened, hashable, items, joined
 from mpdiag.tracing.storages import WeakStorages
+from mpdiag.tracing.uncompiled import CAN_HIDE, compiler_looks_on, hide, unseen
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -65,6 +66,26 @@ _ONE_DTYPE = frozenset(
 )
 
 
+class _Kind(NamedTuple):
+    """What an operation is, which does not change from call to call.
+
+    Attributes:
+        operation: The operation, which lives as long as its id is a key.
+        is_view: It returns a view and computes nothing.
+        is_native: Torch's own kernel rounds as FP32 arithmetic rounded once does.
+        is_sum: It adds or subtracts two tensors.
+        is_foreign: It is not torch's own.
+        writes: It writes to one of its arguments.
+    """
+
+    operation: Any
+    is_view: bool
+    is_native: bool
+    is_sum: bool
+    is_foreign: bool
+    writes: bool
+
+
 class Emulation(TorchDispatchMode):
     """A context in which half-precision operations compute in FP32 and round their results.
 
@@ -83,11 +104,10 @@ class Emulation(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.roundings = 0
         self._low_sums = low_sums
-        self._native: dict[Any, bool] = {}
+        self._kinds: dict[int, _Kind] = {}  # by id: torch's hash of an operation is Python's
         self._results: dict[Any, Dtypes | None] = {}
         self._copies: WeakStorages[tuple[tuple[int, int], torch.Tensor]] = WeakStorages()
         self._copied: dict[int, list[Any]] = {}  # keys of copies, by their storage
-        self._writes: dict[Any, bool] = {}
         self._seen: set[Any] = set()
         self._onednn: list[bool] = []
 
@@ -107,6 +127,11 @@ class Emulation(TorchDispatchMode):
             self._copied.clear()
             self._seen.clear()
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Whether torch hides each call from its compiler, which costs more than the call itself."""
+        return not CAN_HIDE
+
     def __torch_dispatch__(
         self,
         func: Any,
@@ -115,34 +140,53 @@ class Emulation(TorchDispatchMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Run one operation and round what it stores."""
-        kwargs = kwargs or {}
+        kind = self._kinds.get(id(func))
+        if kind is None:
+            kind = unseen(self._learn, func)
+        if compiler_looks_on():
+            return unseen(self._run, func, kind, args, kwargs or {})
+        if kind.is_view:  # nothing is computed
+            return func(*args, **kwargs) if kwargs else func(*args)
+        return self._run(func, kind, args, kwargs or {})
+
+    def _run(self, func: Any, kind: _Kind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         torch._C._set_mkldnn_enabled(self._onednn[-1])
         try:
-            if self._copied and (func.namespace != "aten" or self._is_write(func)):
+            if self._copied and (kind.is_foreign or kind.writes):
                 self._note_write(func, args, kwargs)
             if self._low_sums and reduces(func, args):
                 with self:  # the sums inside are dispatched as operations
                     return reduction(func, args, kwargs)
-            native = self._native.get(func)
-            if native is None:
-                native = self._native[func] = _is_native(func)
-            if native or (func.overloadpacket in _SUMS and _is_plain(args, kwargs)):
+            if kind.is_native or (kind.is_sum and _is_plain(args, kwargs)):
                 result = func(*args, **kwargs)
-                if not func.is_view and type(result) is torch.Tensor and result.dtype in LOW:
+                if not kind.is_view and type(result) is torch.Tensor and result.dtype in LOW:
                     self.roundings += 1
                 return result
             if self._low_sums and accumulates(func, args, kwargs):
                 self.roundings += 1
                 return product(*args)
-            return self._compute(func, args, kwargs)
+            return self._compute(func, kind, args, kwargs)
         finally:
             torch._C._set_mkldnn_enabled(False)
 
-    def _compute(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _learn(self, func: Any) -> _Kind:
+        kind = self._kinds[id(func)] = _Kind(
+            func,
+            is_view=func.is_view and func.namespace == "aten",
+            is_native=_is_native(func),
+            is_sum=func.overloadpacket in _SUMS,
+            is_foreign=func.namespace != "aten",
+            writes=any(_is_written(func, argument) for argument in func._schema.arguments),
+        )
+        return kind
+
+    def _compute(
+        self, func: Any, kind: _Kind, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         """Run in FP32 if any argument is of half precision, and round the results."""
         signature = tuple([x.dtype if isinstance(x, torch.Tensor) else type(x) for x in args])
-        if kwargs or not _NESTED.isdisjoint(signature) or self._is_write(func):
-            return self._compute_nested(func, args, kwargs)
+        if kwargs or kind.writes or not _NESTED.isdisjoint(signature):
+            return self._compute_nested(func, kind, args, kwargs)
         if LOW.isdisjoint(signature):
             return func(*args)
         dtypes = self._result_dtypes(func, signature, args, kwargs)
@@ -150,7 +194,9 @@ class Emulation(TorchDispatchMode):
             return func(*args)
         return self._narrowed(func(*[self._wide(x) for x in args]), dtypes)
 
-    def _compute_nested(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def _compute_nested(
+        self, func: Any, kind: _Kind, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         """The same for tensors in lists or keywords, and for tensors that are written to."""
         leaves, form = flattened(args, kwargs)
         signature = tuple([x.dtype if isinstance(x, torch.Tensor) else type(x) for x in leaves])
@@ -160,7 +206,7 @@ class Emulation(TorchDispatchMode):
         dtypes = self._result_dtypes(func, key, args, kwargs)
         if dtypes is None:
             return func(*args, **kwargs)
-        mutable = self._is_write(func)
+        mutable = kind.writes
         wide = [self._wide(x, keep=not mutable) for x in leaves]
         wide_args, wide_kwargs = joined(wide, form)
         result = func(*wide_args, **wide_kwargs)
@@ -177,10 +223,12 @@ class Emulation(TorchDispatchMode):
     def _result_dtypes(
         self, func: Any, signature: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Dtypes | None:
-        key = (func, signature)
-        if key not in self._results:
-            self._results[key] = _result_dtypes(func, args, kwargs)
-        return self._results[key]
+        key = (id(func), signature)
+        try:
+            return self._results[key]
+        except KeyError:
+            found = self._results[key] = _result_dtypes(func, args, kwargs)
+            return found
 
     def _narrowed(
         self,
@@ -214,7 +262,7 @@ class Emulation(TorchDispatchMode):
             return torch.float32 if x in LOW else x
         if not isinstance(x, torch.Tensor) or x.dtype not in LOW:
             return x
-        if not keep or not _has_memory(x) or x.numel() < _WORTH_KEEPING:
+        if not keep or x.numel() < _WORTH_KEEPING or not _has_memory(x):
             return x.float()
         storage = x.untyped_storage()
         key = (storage._cdata, x.storage_offset(), x.shape, x.stride())
@@ -228,12 +276,6 @@ class Emulation(TorchDispatchMode):
             self._copied.setdefault(storage._cdata, []).append(key)
         self._seen.add(key)
         return copy
-
-    def _is_write(self, func: Any) -> bool:
-        known = self._writes.get(func)
-        if known is None:
-            known = self._writes[func] = any(_is_written(func, a) for a in func._schema.arguments)
-        return known
 
     def _note_write(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Drop the copies of what an operation writes to, or may write to, whatever its schema says."""
@@ -265,6 +307,9 @@ def suspended() -> Iterator[None]:
     _suspensions += 1
     with torch.utils._python_dispatch._disable_current_modes(), onednn.on():
         yield
+
+
+hide(Emulation.__torch_dispatch__)
 
 
 def _is_native(func: Any) -> bool:

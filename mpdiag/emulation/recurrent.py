@@ -14,11 +14,14 @@ Like cuDNN's, it is differentiable once; for a second derivative switch it off a
 
 from __future__ import annotations
 
+import weakref
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
+from torch._compile import _disable_dynamo
 from torch.autograd.function import once_differentiable
+from torch.library import Library
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 from mpdiag.emulation.mode import Emulation, suspended
@@ -49,6 +52,32 @@ def applies(op: Any, args: tuple[Any, ...]) -> bool:
         and len(hx) == 2
         and len(parameters) == each * layers * (2 if bidirectional else 1)  # no projections
     )
+
+
+_KEY = "AutogradCPU"
+_held: weakref.WeakValueDictionary[str, Library] = weakref.WeakValueDictionary()
+
+
+def in_one_piece() -> Library:
+    """What holds a kernel that takes LSTMs here where no autocast is in force, as in an FP16 model.
+
+    An LSTM is split above the level at which ``Emulation`` sees operations, so its kernel for tensors
+    with gradients is replaced. That one leaves every other call to torch. It is in force until nobody
+    holds it.
+    """
+    library = _held.get(_KEY)
+    if library is None:
+        library = _held[_KEY] = Library("aten", "IMPL")
+        library.impl("lstm.input", _disable_dynamo(_lstm_or_torch), _KEY)
+    return library
+
+
+def _lstm_or_torch(*args: Any) -> Any:
+    op = torch.ops.aten.lstm.input
+    if applies(op, args):
+        return lstm(*args)
+    # Not ``decompose``: torch's Python decomposition asks oneDNN for what it refuses.
+    return op._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, *args)
 
 
 def lstm(

@@ -3,12 +3,26 @@
 from __future__ import annotations
 
 from contextlib import AbstractContextManager, ContextDecorator
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
+from torch._compile import _disable_dynamo
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+try:
+    from torch._C._dynamo.eval_frame import (
+        _FrameAction,
+        _FrameExecStrategy,
+        get_eval_frame_callback,
+        set_code_exec_strategy,
+    )
+
+    CAN_HIDE = True
+    """Whether ``hide`` works in this version of torch."""
+except ImportError:
+    CAN_HIDE = False
 
 Class = TypeVar("Class", bound=type)
 
@@ -58,3 +72,24 @@ class UncompiledContext(ContextDecorator):
         """Leave it."""
         leave: Callable[..., bool | None] = self._entered.pop().__exit__
         return leave(*exception)
+
+
+def hide(function: Any) -> None:
+    """Let a compiler that meets a function run it as it is; what it calls is not hidden."""
+    if CAN_HIDE:
+        strategy = _FrameExecStrategy(_FrameAction.SKIP, _FrameAction.DEFAULT)
+        set_code_exec_strategy(function.__code__, strategy)
+
+
+def compiler_looks_on() -> bool:
+    """Whether Python functions that are called now would be compiled; call it in hidden ones."""
+    return CAN_HIDE and get_eval_frame_callback() is not None
+
+
+hide(compiler_looks_on)
+
+
+@_disable_dynamo
+def unseen(function: Callable[..., Any], *args: Any) -> Any:
+    """Call a function so that no compiler sees it, nor what it calls."""
+    return function(*args)

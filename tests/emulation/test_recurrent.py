@@ -59,6 +59,34 @@ def test_in_one_piece_it_is_bit_for_bit_what_it_is_taken_apart(options, given):
         torch.testing.assert_close(gradient, apart[2][name], rtol=0.02, atol=0.02)
 
 
+def in_an_fp16_model(lstm, x):
+    """Outputs, gradients and the name of the backward function, without autocast."""
+    x = x.clone().requires_grad_()
+    lstm.zero_grad()
+    with Emulation():
+        out, (h, c) = lstm(x)
+        name = out.grad_fn.name()
+        (out.float().square().sum() + h.float().sum() - 2 * c.float().sum()).backward()
+    return name, [out, h, c, x.grad, lstm.weight_ih_l0.grad]
+
+
+def test_an_fp16_model_has_it_in_one_piece_as_long_as_the_kernel_is_held():
+    torch.manual_seed(0)
+    lstm, x = nn.LSTM(6, 5).half(), torch.randn(7, 3, 6).half()
+    name, apart = in_an_fp16_model(lstm, x)
+    assert "_Layer" not in name
+    held = [recurrent.in_one_piece(), recurrent.in_one_piece()]
+    name, whole = in_an_fp16_model(lstm, x)
+    assert "_Layer" in name
+    assert all(map(torch.equal, whole, apart))
+    others = [nn.LSTM(6, 5), nn.LSTM(6, 5).bfloat16(), nn.LSTM(6, 5, bidirectional=True).double()]
+    beside = [other(x.to(other.weight_ih_l0.dtype))[0] for other in others]  # torch's own
+    held.clear()
+    for other, seen in zip(others, beside, strict=True):
+        assert torch.equal(seen, other(x.to(seen.dtype))[0])
+    assert "_Layer" not in in_an_fp16_model(lstm, x)[0]
+
+
 def test_batch_first_is_the_same_turned_round():
     torch.manual_seed(0)
     lstm = nn.LSTM(6, 5, num_layers=2)

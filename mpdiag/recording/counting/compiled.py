@@ -25,7 +25,7 @@ def compiled(**options: Any) -> Callable[[Callable[..., Any]], Any]:
         # Numba keeps what it compiled by the date of the function's own file; kernels here are made
         # of several. Where a release of Numba has no such attribute, only its own check is left.
         with suppress(AttributeError):
-            made._cache._cache_file._source_stamp = _stamp()
+            made._cache._cache_file._source_stamp = _stamp(function.__code__.co_filename)
             _load_alone(made._cache)
         return made
 
@@ -65,8 +65,8 @@ def _load_alone(kept: Any) -> None:
 
 
 @cache
-def _stamp() -> tuple[tuple[str, float, int], ...]:
-    """Date and size of every file that kernels are made of."""
-    files = sorted(Path(__file__).parent.glob("*.py"))
+def _stamp(own: str) -> tuple[tuple[str, float, int], ...]:
+    """Date and size of every file that a kernel of a file may be made of."""
+    files = sorted({Path(own).absolute(), *Path(__file__).parent.glob("*.py")})
     stats = [(file.name, file.stat()) for file in files]
     return tuple((name, stat.st_mtime, stat.st_size) for name, stat in stats)

@@ -1,8 +1,8 @@
 """One judgement of a step's gradients: check, agree over ranks, unscale, clip.
 
-The check is a norm per tensor. Infinity and NaN pass through a norm, so detection and statistics
-cost one reading; and a Euclidean norm that leaves FP32's range is refused with the rest, because
-squares of such gradients would be infinite in an optimizer's state.
+The check is a norm per tensor, or one pass that unscales as it reads. Infinity and NaN pass through
+a norm, so detection and statistics cost one reading; and a Euclidean norm that leaves FP32's range is
+refused with the rest, because squares of such gradients would be infinite in an optimizer's state.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from torch import Tensor, distributed
 from torch.utils._python_dispatch import _disable_current_modes
 
 from mpdiag.errors import UsageError
+from mpdiag.training.gradients.unscaling import give_back, unscaled
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Sequence
@@ -131,13 +132,16 @@ def judge_gradients(
     """
     if not gradients:
         agree(RankVerdict.NO_GRADIENT, scale, device, group)
-    apart = absmax or clip.norm is not None
     plain = are_plain(gradients)
-    how = {"absmax": absmax, "apart": apart, "plain": plain}
-    found = sweep(gradients, forward.sizes, forward.losses, forward.buffers, **how)
+    at_once = plain and not known_bad and clip.norm is None and world_size(group) == 1
+    done = unscaled(gradients, carried) if at_once else None
+    read = gradients if done is None else [done.norm]
+    how = {"absmax": absmax, "apart": absmax or clip.norm is not None, "plain": plain}
+    found = sweep(read, forward.sizes, forward.losses, forward.buffers, **how)
     if found.losses:
         forward.note_losses(found.losses)
-    norm, largest = found.norm / carried, found.absmax / carried
+    top = done.absmax if absmax and done else found.absmax
+    norm, largest = found.norm / carried, top / carried
     fine = all(map(math.isfinite, found.losses))
     fine = fine and (math.isfinite(found.others) or not forward.spoiled())
     # Scales below 1 enlarge gradients: what was finite before they are taken off may not be after.
@@ -146,11 +150,14 @@ def judge_gradients(
     verdicts = agree(verdict if fine else RankVerdict.FORWARD, scale, device, group)
     bad_ranks = [i for i, v in enumerate(verdicts) if v.bad]
     if not bad_ranks:
+        left = carried if done is None else 1.0
         if inspect is not None:
-            unscale(gradients, carried)
-            carried = 1.0
+            unscale(gradients, left)
+            left = 1.0
             inspect(gradients)
-        _unscale_and_clip(gradients, carried, norm, clip, plain=plain)
+        _unscale_and_clip(gradients, left, norm, clip, plain=plain)
+    elif done is not None:
+        give_back(gradients, carried)
     return JudgedGradients(
         not bad_ranks, norm, largest, tuple(bad_ranks), RankVerdict.FORWARD in verdicts
     )
@@ -389,10 +396,7 @@ def _total(gradients: Sequence[Tensor], parts: Sequence[Tensor]) -> Tensor:
                 torch.distributed.all_reduce(total, group=process_group)
             total = total.sqrt()
         totals.append(total)
-    if len(totals) == 1:
-        return totals[0]
-    whole: Tensor = torch.linalg.vector_norm(torch.stack(totals))
-    return whole
+    return totals[0] if len(totals) == 1 else torch.linalg.vector_norm(torch.stack(totals))
 
 
 def norms(values: Sequence[Tensor], order: float) -> list[Tensor]:

@@ -276,6 +276,11 @@ class Wrapped:
         for handle in handles:
             self._add(handle.remove)
 
+    def hold(self, *parts: object) -> None:
+        """Keep something alive until the models are released."""
+        held = list(parts)
+        self._add(held.clear)
+
     def _add(self, undo: Callable[[], Any]) -> None:
         self._undo.append(undo)
 
