@@ -46,7 +46,7 @@ def figure_card(picture: Picture, *, selectable: bool = False) -> Any:
         options |= {"on_select": "rerun", "selection_mode": "points"}
     with st.container(gap=4):
         with st.container(horizontal=True, vertical_alignment="center", gap="small"):
-            st.markdown(f"##### {in_markdown(picture.title)}")
+            st.header(in_markdown(picture.title), anchor=False, width="content")
             receipt = st.popover("Receipt", icon=":material/receipt_long:", type="tertiary")
         event: Any = st.plotly_chart(picture.figure, **options)
         if picture.caption:

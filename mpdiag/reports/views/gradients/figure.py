@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mpdiag.display import svg
 from mpdiag.display.wording import in_figure, percent, shortened, superscript
 from mpdiag.reports.plotting.colors import BLUE, FATE_COLORS, GREEN, PURPLE, VERMILION
 from mpdiag.reports.plotting.style import (
@@ -30,17 +31,14 @@ if TYPE_CHECKING:
     from mpdiag.numerics.formats import FloatFormat
 
 VALUES = "value before scaling"
+WORDS_GROUND = "rgba(255, 255, 255, 0.75)"
+"""Behind words that lie on cells, in dark as in light; their ink is ``WORDS_INK``."""
+WORDS_INK = "#1c2430"
 DECADES = 6
 """Powers of ten from a full colour to the palest, with log counts."""
 MOST = 24
 """Layers in a figure of the worst of them."""
-FATE_WORDS = {
-    "zero": "already 0",
-    "lost": "becomes 0",
-    "subnormal": "loses bits",
-    "kept": "kept",
-    "overflow": "becomes ∞",
-}
+FATE_WORDS = {"zero": "already 0", **svg.FATES}
 
 
 def window(fmt: FloatFormat, exponent: int) -> tuple[float, float, float]:
@@ -56,12 +54,7 @@ def window(fmt: FloatFormat, exponent: int) -> tuple[float, float, float]:
 
 def fate(bin_exponent: int, fmt: FloatFormat, exponent: int) -> str:
     """What becomes of the values of one bin; of the bin that holds a threshold, of most of them."""
-    zero, normal, top = window(fmt, exponent)
-    if bin_exponent + 1 <= zero:
-        return "lost"
-    if bin_exponent + 0.5 > top:
-        return "overflow"
-    return "subnormal" if bin_exponent + 1 <= normal else "kept"
+    return svg.fate(bin_exponent, *window(fmt, exponent))
 
 
 def heat_map(
@@ -211,7 +204,11 @@ def over_time(
                     "width": 1.5,
                     "dash": "dot",
                 },
-                annotation={"text": words, "font": {"size": 11}},
+                annotation={
+                    "text": words,
+                    "font": {"size": 12, "color": WORDS_INK},
+                    "bgcolor": WORDS_GROUND,
+                },
             )
     return fig
 
