@@ -58,7 +58,7 @@ def figure_card(picture: Picture, *, selectable: bool = False) -> Any:
 
 def _downloads(picture: Picture, key: str) -> None:
     st.caption("These numbers in plain pandas, from the run folder alone:")
-    st.code(picture.receipt, language="python")
+    st.code(picture.receipt, language="python", wrap_lines=True)
     left, right = st.columns(2)
     left.download_button(
         "Table (CSV)",

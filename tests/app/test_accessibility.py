@@ -55,7 +55,7 @@ def test_every_page_in_light_in_dark_and_on_a_phone(page, address):
         page.emulate_media(color_scheme="light")
         open_view(page, address, view, **query)
         if view in ("gradients", "layers", "updates", "operations", "compare"):
-            page.locator(".js-plotly-plot .main-svg").first.wait_for()
+            page.locator(".js-plotly-plot .main-svg >> visible=true").first.wait_for()
         at_rest(page)
         assert page.locator('[data-testid="stException"]').count() == 0
         page.evaluate(axe)

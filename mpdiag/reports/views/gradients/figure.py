@@ -116,7 +116,7 @@ def fixed_rows(fig: go.Figure, layers: Sequence[str], *, labels: bool = True) ->
     left = 16 + 7 * longest if labels else 8
     margin = {"l": left, "r": 12, "t": 12 + 2 * MARK, "b": 96, "autoexpand": False}
     # Two columns of words fit under the narrowest figure, in two lines.
-    words = {"entrywidth": 0.46, "entrywidthmode": "fraction"}
+    words = {"entrywidth": 150, "entrywidthmode": "pixels"}
     fig.update_layout(margin=margin, legend=words)
 
 
@@ -361,7 +361,7 @@ def every_scale(
     low, high = int(frame["scale_exponent"].min()), int(frame["scale_exponent"].max())
     if interval is not None and interval[0] <= interval[1]:
         left, right = max(low - 0.5, interval[0] - 0.5), min(high + 0.5, interval[1] + 0.5)
-        words = "recommended interval" if right - left > 6 else ""
+        words = "recommended" if right - left > 6 else ""
         fig.add_vrect(
             left,
             right,
