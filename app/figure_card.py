@@ -46,7 +46,7 @@ def figure_card(picture: Picture, *, selectable: bool = False) -> Any:
         options |= {"on_select": "rerun", "selection_mode": "points"}
     with st.container(gap=4):
         with st.container(horizontal=True, vertical_alignment="center", gap="small"):
-            st.markdown(f"##### {in_markdown(picture.title)}")
+            st.header(in_markdown(picture.title), anchor=False, width="content")
             receipt = st.popover("Receipt", icon=":material/receipt_long:", type="tertiary")
         event: Any = st.plotly_chart(picture.figure, **options)
         if picture.caption:
@@ -58,7 +58,7 @@ def figure_card(picture: Picture, *, selectable: bool = False) -> Any:
 
 def _downloads(picture: Picture, key: str) -> None:
     st.caption("These numbers in plain pandas, from the run folder alone:")
-    st.code(picture.receipt, language="python")
+    st.code(picture.receipt, language="python", wrap_lines=True)
     left, right = st.columns(2)
     left.download_button(
         "Table (CSV)",

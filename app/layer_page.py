@@ -43,7 +43,7 @@ def show_layer(chosen: Listing, name: str, kind: Kind) -> None:
     st.button("All layers", icon=":material/arrow_back:", on_click=_leave)
     rows = [m for m in analysis.run.modules() if str(m["name"]) == name]
     kinds = [str(m["type"]) for m in rows if m.get("type")][:1]
-    st.subheader(in_markdown(" · ".join([layer_name(name), *kinds])), anchor=False)
+    st.header(in_markdown(" · ".join([layer_name(name), *kinds])), anchor=False)
     own = [k for k in KIND_NAMES if len(one_layer(analysis.layers.of_kind(k), name))]  # type: ignore[arg-type]
     _described(chosen, name)
     if not own:
@@ -127,7 +127,7 @@ def _figures(chosen: Listing, name: str, kind: Kind) -> None:
 
 def _operations(chosen: Listing, name: str) -> None:
     """The operations of the layer, as far as the run folder knows them."""
-    st.subheader("Operations", anchor=False)
+    st.header("Operations", anchor=False)
     contents = run_cache.contents(chosen)
     found = run_cache.once(chosen, "ranking", make=lambda: sensitivity.ranking(contents))
     frame = sensitivity.shown(found)

@@ -30,7 +30,9 @@ STYLE = """<style>
 .st-key-commands pre code { font-size: 0.8rem; }
 [data-testid="stAlertContainer"] { padding: 0.6rem 0.9rem; }
 [data-testid="stCaptionContainer"] { color: inherit; opacity: 0.78; }
-.st-key-heading h2 { padding: 0; }
+.stMainBlockContainer h1 { padding: 0; font-size: 2.1rem; }
+.stMainBlockContainer h2 { padding: 0.3rem 0 0.7rem; font-size: 1.25rem; }
+[data-testid="stMultiSelect"] [data-tag] { background-color: #1f6aa5; }  /* under white */
 @media (max-width: 640px) {
     .stMainBlockContainer { padding: 3.9rem 1rem 3rem; }
     .js-plotly-plot .modebar-container { display: none; }  /* it would lie over the legend */

@@ -17,7 +17,7 @@ from mpdiag.reports.views.runs import kind_of
 from mpdiag.reports.views.training import root_of
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     import pandas as pd
 
@@ -73,20 +73,6 @@ def complain(error: MpdiagError, listing: Listing | None) -> None:
     show(words, icon=f":material/{icon}:")
 
 
-def choose_recorded(label: str, key: str, index: int | None, *, where: Any) -> Listing | None:
-    """A select box of the runs that hold statistics; None as long as nothing is chosen."""
-    known = {run_folder.run_name(item): item for item in run_folder.recorded()}
-    name = where.selectbox(
-        label,
-        list(known),
-        index=index,
-        key=key,
-        bind="query-params",
-        placeholder="Choose a run",
-    )
-    return known.get(name)
-
-
 def choose_layer(names: Sequence[str], label: str = "Layer", key: str = "layer") -> str | None:
     """A select box of layers that is searched by typing; None for all of them."""
     known = {ALL: None, **{layer_name(name): name for name in names}}
@@ -131,7 +117,7 @@ def findings(found: Sequence[Finding], most: int, page: str, label: str) -> None
     with st.container(gap=6, key="findings"):
         more = len(found) - most
         with st.container(horizontal=True, vertical_alignment="center", gap="small"):
-            st.markdown("##### Findings", width="content")
+            st.header("Findings", anchor=False, width="content")
             link(page, f"{label}, and {counted(more, 'more finding')}" if more > 0 else label)
         if not found:
             st.markdown("No findings.")
@@ -154,13 +140,19 @@ def meaning_of(code: str) -> None:
     st.caption(in_markdown(command_for(code)))
 
 
-def table(frame: pd.DataFrame) -> None:
-    """A table: the model by its name, shares in percent, what is missing left blank."""
+def table(frame: pd.DataFrame, labels: Mapping[str, str] | None = None) -> None:
+    """A table: the model by its name, shares in percent, what is missing left blank.
+
+    Args:
+        frame: The table.
+        labels: What columns are called on screen; others by their names in words.
+    """
     shown = blank(frame)
     for name in ("layer", "parameter", "name"):
         if name in shown:
             shown[name] = shown[name].map(lambda value: layer_name(str(value)))
-    st.dataframe(shown, hide_index=True, column_config={c: _column(c, shown[c]) for c in shown})
+    columns = {c: _column(c, shown[c], (labels or {}).get(c, _label(c))) for c in shown}
+    st.dataframe(shown, hide_index=True, column_config=columns, placeholder="")
 
 
 def blank(frame: pd.DataFrame) -> pd.DataFrame:
@@ -169,7 +161,20 @@ def blank(frame: pd.DataFrame) -> pd.DataFrame:
     for name in shown.columns[shown.isna().any()]:
         if shown[name].isna().all() or shown[name].dtype == object:
             shown[name] = shown[name].astype(object).where(shown[name].notna(), "").map(str)
+    for name in shown:
+        if shown[name].dtype == object and any(isinstance(v, list) for v in shown[name]):
+            shown[name] = shown[name].map(_listed)
     return shown
+
+
+def _listed(value: object) -> object:
+    """A list in words: a column that has lists and other values cannot be sent."""
+    return ", ".join(map(str, value)) if isinstance(value, list) else value
+
+
+def _label(name: str) -> str:
+    """A column's name in words."""
+    return f"{name[:-3].replace('_', ' ')} (µs)" if name.endswith("_us") else name.replace("_", " ")
 
 
 EXACT = 1e5
@@ -178,9 +183,8 @@ _SHARES = ("share", "underflow_a", "underflow_b", "overflow_a", "overflow_b", "b
 _MAGNITUDES = ("absmax", "largest", "relative", "estimate")
 
 
-def _column(name: str, values: pd.Series[Any]) -> Any:
+def _column(name: str, values: pd.Series[Any], label: str) -> Any:
     """How a column is shown: its name in words, its numbers as they are read."""
-    label = name.replace("_", " ")
     if values.dtype.kind not in "iuf":
         return label
     if name.endswith(_SHARES):
@@ -205,7 +209,7 @@ def heading(title: str, listing: Listing) -> None:
 def title_line(title: str, words: str) -> None:
     """A page's title and a line on it beside it; Markdown."""
     with st.container(horizontal=True, vertical_alignment="bottom", key="heading"):
-        st.header(title, anchor=False, width="content")
+        st.title(title, anchor=False, width="content")
         st.caption(words, width="content")
 
 

@@ -25,7 +25,7 @@ BADGES = {
     "inconclusive": ("orange", ":material/help:"),
 }
 
-st.header("Compare", anchor=False)
+st.title("Compare", anchor=False)
 known = compared.known()
 if len(known) < 2:
     st.info(
@@ -74,9 +74,8 @@ found = {side.name: compared.comparison(a, side.name, known) for side in sides i
 chosen = found.get(b)
 if chosen is not None and not isinstance(chosen, str):
     colour, icon = BADGES[chosen.verdict]
-    st.markdown(
-        f"##### {in_markdown(b)} against {in_markdown(a)}: :{colour}-badge[{icon} {chosen.verdict}]"
-    )
+    badge = f":{colour}-badge[{icon} {chosen.verdict}]"
+    st.header(f"{in_markdown(b)} against {in_markdown(a)}: {badge}", anchor=False)
     for metric in chosen.metrics:
         st.markdown(in_markdown(sentence(metric_sentence(metric))))
     upper, lower = st.columns([3, 2])
@@ -101,7 +100,7 @@ if chosen is not None and not isinstance(chosen, str):
         f"{known[b].name} --margin NAME=VALUE`"
     )
 
-st.subheader("How far the layers moved", anchor=False)
+st.header("How far the layers moved", anchor=False)
 listings = [compared.recorded(name) for name in (a, b)]
 if listings[0] is None or listings[1] is None:
     lacking = [n for n, item in zip((a, b), listings, strict=True) if item is None]

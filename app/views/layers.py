@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 layer_links.take_opened()
 chosen = run_folder.current()
+widgets.heading("Layers", chosen)
 analysis = run_cache.analysis(chosen)
 run = str(chosen.folder)
 
@@ -41,13 +42,11 @@ def view() -> None:
     """The page of one layer if one is chosen, else all of them and one step."""
     kinds = [k for k in KIND_NAMES if k in set(analysis.layers.kinds) and k != "update"]
     if not kinds:
-        widgets.heading("Layers", chosen)
         st.info("Nothing of any layer was recorded in this run.")
         return
     known = {layer_name(str(n)): str(n) for n in dict.fromkeys(analysis.layers.names)}
     parameters = {str(n) for n in analysis.layers.of_kind("weight_grad", "weight", "update").names}
     modules = {label: name for label, name in known.items() if name not in parameters}
-    widgets.heading("Layers", chosen)
     first, second = st.columns([1.3, 2], vertical_alignment="bottom")
     label = second.selectbox(
         "One layer",

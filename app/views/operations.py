@@ -15,7 +15,7 @@ widgets.heading("Operations", chosen)
 analysis = run_cache.analysis(chosen)
 run = str(chosen.folder)
 
-st.subheader("Stay in FP32", anchor=False)
+st.header("Stay in FP32", anchor=False)
 table = operations.operations_frame(analysis)
 if table.empty:
     st.markdown(
@@ -26,7 +26,7 @@ else:
     widgets.table(table)
 proven = operations.proven_frame(analysis)
 if len(proven):
-    st.subheader("Proven by their own numbers", anchor=False)
+    st.header("Proven by their own numbers", anchor=False)
     widgets.table(proven)
 
 contents = run_cache.contents(chosen)
@@ -34,7 +34,7 @@ found = run_cache.once(chosen, "ranking", make=lambda: sensitivity.ranking(conte
 widgets.show(sensitivity.sensitivity(run, found))
 widgets.table(sensitivity.shown(found))
 widgets.show(operations.output_ranges(run, run_cache.layers(chosen, "activation")))
-st.subheader("The narrowest format that would hold each layer", anchor=False)
+st.header("The narrowest format that would hold each layer", anchor=False)
 scaled = at_scale(analysis.plan.loss_scale.recommended)
 st.caption(
     f"It keeps 99 % of Σ|x| over all recorded steps and does not overflow; gradients {scaled}."

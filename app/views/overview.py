@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
+import layer_links
 import run_cache
 import run_folder
 import streamlit as st
 import widgets
+from figure_card import figure_card
 
 from mpdiag.analysis.comparison.half_precision import unused_precision
 from mpdiag.display.wording import in_markdown, percent, sentence
+from mpdiag.numerics.formats import FP16
 from mpdiag.reports.views import overview, tensor_cores, training
 from mpdiag.reports.views.gradients.frame import in_model_order
 from mpdiag.reports.views.runs import format_of, kind_of
@@ -21,6 +25,7 @@ if TYPE_CHECKING:
     from mpdiag.analysis.analyzer import Analysis
     from mpdiag.reports.picture import Picture
     from mpdiag.runs.run import Listing
+    from mpdiag.runs.schema import Kind
     from mpdiag.runs.training_log import TrainingLog
 
 MOST_CURVES = 4
@@ -33,7 +38,15 @@ def recording(listing: Listing) -> None:
     maps = run_cache.once(listing, "before and after", make=lambda: heat_maps(analysis))
     logs = logs_of_family(listing)
     curves = curves_of(listing, logs, overview.CURVES if len(maps) > 1 else overview.HEIGHT)
-    side_by_side([*maps, *curves] if len(maps) < 2 else maps)
+    point = side_by_side(
+        [*maps, *curves] if len(maps) < 2 else maps, clickable=[picture.key for picture in maps]
+    )
+    if point is not None:
+        place, name = point
+        kinds: tuple[Kind, ...] = ("activation_grad", "weight_grad")
+        kind = next(kind for kind in kinds if len(analysis.layers.of_kind(kind)))
+        scale = analysis.plan.loss_scale.recommended if place else 1.0
+        layer_links.open_layer(name, kind, FP16, round(math.log2(scale)))
     left, right = st.columns(2, gap="medium")
     with left:
         for picture in curves if len(maps) > 1 else []:
@@ -65,17 +78,32 @@ def heat_maps(analysis: Analysis) -> tuple[Picture, ...]:
         own = in_model_order(analysis.layers.of_kind("weight_grad"), modules)
         found = overview.Gradients("weight_grad", own, own)
     run, scale = str(analysis.run.folder), analysis.plan.loss_scale.recommended
-    return overview.before_and_after(run, found, scale)
+    return overview.before_and_after(run, found, scale, clickable=True)
 
 
-def side_by_side(pictures: Sequence[Picture]) -> None:
-    """Pictures beside each other; on a phone one below the other."""
+def side_by_side(
+    pictures: Sequence[Picture], clickable: Sequence[str] = ()
+) -> tuple[int, str] | None:
+    """Pictures beside each other; on a phone one below the other.
+
+    Args:
+        pictures: From left to right.
+        clickable: The keys of those whose rows are layers to click.
+
+    Returns:
+        The place of the clickable picture that was clicked, and the layer of the row.
+    """
     if not pictures:
         st.info("No gradients were recorded, so there is nothing to draw.")
-        return
-    for column, picture in zip(st.columns(len(pictures), gap="medium"), pictures, strict=True):
+        return None
+    found = None
+    columns = st.columns(len(pictures), gap="medium")
+    for place, (column, picture) in enumerate(zip(columns, pictures, strict=True)):
         with column:
-            widgets.show(picture)
+            points = figure_card(picture, selectable=picture.key in clickable)
+        if points:
+            found = place, str(points[0]["customdata"])
+    return found
 
 
 def logs_of_family(listing: Listing) -> dict[str, TrainingLog]:
@@ -110,7 +138,7 @@ def commands(steps: Sequence[overview.Step]) -> None:
     if not steps:
         return
     with st.container(gap=4, key="commands"):
-        st.markdown("##### Run next")
+        st.header("Run next", anchor=False)
         for step in steps:
             st.caption(in_markdown(step.reason))
             st.code(step.command, language="bash", wrap_lines=True)
@@ -141,7 +169,7 @@ def by_a_plan(listing: Listing) -> None:
     with left:
         for remark in training.remarks({} if own is None else {name: own}):
             st.warning(in_markdown(remark), icon=":material/warning:")
-        with st.container(horizontal=True):
+        with st.container(horizontal=True, vertical_alignment="center"):
             if root is not None:
                 recorded = run_folder.run_name(root)
                 widgets.open_run(f"The recording {in_markdown(recorded)}", recorded)

@@ -95,7 +95,7 @@ def columns(frame: pd.DataFrame, tones: dict[str, str]) -> dict[str, Any]:
         ),
         "losses": column.LineChartColumn("loss", width=90, help="Medians over the training."),
         "last_loss": column.NumberColumn("last loss", format="%.4g", width=80),
-        "metric": column.TextColumn("last metric", width=140),
+        "metric": column.TextColumn("last metric", width=175),
         "skipped": column.NumberColumn("skipped", format="localized", width=70),
         "format": column.TextColumn("format, level", width=140),
         "steps": column.NumberColumn("steps", format="localized", width=70),
@@ -172,5 +172,5 @@ if found:
         if item.problem:
             st.warning(in_markdown(item.problem), icon=":material/warning:")
 else:
-    st.header("Runs", anchor=False)
+    st.title("Runs", anchor=False)
     st.info("No runs here yet. Record one with `mpdiag demo`, or attach `mpdiag.record` to yours.")

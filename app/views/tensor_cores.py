@@ -24,7 +24,7 @@ from mpdiag.reports.views.tensor_core_use import (
 
 chosen = run_folder.current() if run_folder.listings() else None
 if chosen is None:
-    st.header("Tensor Cores", anchor=False)
+    st.title("Tensor Cores", anchor=False)
 else:
     widgets.heading("Tensor Cores", chosen)
 opened = traces.choose(chosen)
@@ -36,7 +36,11 @@ if opened is None and chosen is not None:
             "This run has no profile yet. Open a trace above, or write a profile into its folder, on a "
             "machine with a GPU or from a trace:"
         )
-        st.code(f"mpdiag profile TRACE --json > {chosen.folder}/profile.json", language="bash")
+        st.code(
+            f"mpdiag profile TRACE --json > {chosen.folder}/profile.json",
+            language="bash",
+            wrap_lines=True,
+        )
         st.stop()
 elif opened is not None:
     profile = opened.document
@@ -82,7 +86,7 @@ for picture in use_pictures(run, profile):
 operations = tensor_cores.operation_frame(profile)
 fixable = tensor_cores.fixable(operations)
 if not fixable.empty:
-    st.subheader("What would a fix gain?", anchor=False)
+    st.header("What would a fix gain?", anchor=False)
     edited = st.data_editor(
         widgets.blank(fixable.assign(fixed=False, cause=fixable["cause"].map(cause_words))),
         hide_index=True,

@@ -56,7 +56,7 @@ with curves:
         plans, others = training.followed(plans, logs)
         expected = training.predictions_frame(plans, logs)
         if len(expected):
-            st.markdown("##### Predicted by the plan, observed in training")
+            st.header("Predicted by the plan, observed in training", anchor=False)
             widgets.table(training.spoken_predictions(expected))
         for words in others:
             st.caption(in_markdown(words))

@@ -10,6 +10,15 @@ import widgets
 from mpdiag.display.wording import in_markdown, layer_name, percent, sentence
 from mpdiag.reports.views import updates
 
+LABELS = {
+    "swallowed_fp16": "rounded away, FP16",
+    "swallowed_bf16": "rounded away, BF16",
+    "vanished_fp16": "0 in FP16",
+    "fp16_share": "share, FP16",
+    "bf16_share": "share, BF16",
+    "beyond_2048": "|w| / |Δw| > 2048",
+}
+
 chosen = run_folder.current()
 widgets.heading("Updates", chosen)
 analysis = run_cache.analysis(chosen)
@@ -54,4 +63,4 @@ with two:
             make=lambda: updates.swallowed_over_time(run, records, parameter),
         )
     )
-widgets.table(table)
+widgets.table(table, LABELS)

@@ -34,7 +34,7 @@ for column, fact in zip(st.columns(4), facts(analysis), strict=True):
 
 left, right = st.columns(2, gap="large")
 with left:
-    st.subheader("Why", anchor=False)
+    st.header("Why", anchor=False)
     st.markdown(f"**Loss scale.** {in_markdown(sentence(plan.loss_scale.reason))}")
     scale = str(round(math.log2(plan.loss_scale.recommended)))
     widgets.link("gradients", "See it in the gradients", scale=scale)
@@ -49,18 +49,21 @@ with left:
     st.markdown(f"**Operations.** {words}")
     widgets.link("operations", "See which and why")
 with right:
-    st.subheader("Findings", anchor=False)
+    st.header("Findings", anchor=False)
     if not analysis.findings:
         st.markdown("No findings.")
     for finding in analysis.findings:
         show = {"error": st.error, "warning": st.warning, "info": st.info}[finding.severity]
-        show(f"{in_markdown(sentence(finding.message))}  \n→ {in_markdown(sentence(finding.fix))}")
+        said = sentence(finding.message)
+        if said in map(sentence, (plan.loss_scale.reason, plan.master_weights.reason)):
+            said = f"{finding.severity.capitalize()}: see “Why”."  # which says the same words
+        show(f"{in_markdown(said)}  \n→ {in_markdown(sentence(finding.fix))}")
         widgets.explain(finding.code)
 
-st.subheader("Memory saved", anchor=False)
+st.header("Memory saved", anchor=False)
 st.caption("Predicted by counting: weights, gradients, optimizer state and stored activations.")
 st.dataframe(levels_frame(plan), hide_index=True)
-st.subheader("Values lost, by format", anchor=False)
+st.header("Values lost, by format", anchor=False)
 st.caption(in_markdown(formats_note(analysis)))
 st.dataframe(formats_frame(analysis.formats).map(percent))
 st.download_button(

@@ -34,6 +34,25 @@ _FOREIGN = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 _FONT = "font-family='system-ui, sans-serif' font-size='12'"
 
 
+def fate(exponent: int, zero: float, normal: float, top: float) -> str:
+    """What becomes of values in (2^exponent, 2^(exponent+1)]; of most, where a limit is inside.
+
+    Args:
+        exponent: Of the values.
+        zero: Up to 2^zero values become 0.
+        normal: From 2^normal on they keep all bits.
+        top: From 2^top on they become ∞.
+
+    Returns:
+        A key of ``FATES``.
+    """
+    if exponent + 1 <= zero:
+        return "lost"
+    if exponent + 0.5 > top:
+        return "overflow"
+    return "subnormal" if exponent + 1 <= normal else "kept"
+
+
 @dataclass(frozen=True)
 class Range:
     """What a format holds among values before scaling, as exponents of two.
@@ -51,12 +70,8 @@ class Range:
     top: float
 
     def fate(self, exponent: int) -> str:
-        """What becomes of values in (2^exponent, 2^(exponent+1)]; of most, where a limit is inside."""
-        if exponent + 1 <= self.zero:
-            return "lost"
-        if exponent + 0.5 > self.top:
-            return "overflow"
-        return "subnormal" if exponent + 1 <= self.normal else "kept"
+        """What becomes of values in (2^exponent, 2^(exponent+1)]."""
+        return fate(exponent, self.zero, self.normal, self.top)
 
 
 def heat_maps(
@@ -154,14 +169,15 @@ def curve(values: Sequence[float], words: str) -> str:
     known = [v for v in values if math.isfinite(v)]
     if len(known) < 2:
         return ""
-    low, span = min(known), (max(known) - min(known)) or 1.0
+    # Between two ends of the range of floats lies more than a float holds: halves are set apart instead.
+    unit = 1.0 if math.isfinite(max(known) - min(known)) else 0.5
+    low, span = unit * min(known), (unit * max(known) - unit * min(known)) or 1.0
     step = 420 / max(1, len(values) - 1)
     path, fresh = [], True
     for i, value in enumerate(values):
         if math.isfinite(value):
-            path.append(
-                f"{'M' if fresh else 'L'}{8 + i * step:.1f} {8 + 48 * (1 - (value - low) / span):.1f}"
-            )
+            height = (unit * value - low) / span
+            path.append(f"{'M' if fresh else 'L'}{8 + i * step:.1f} {8 + 48 * (1 - height):.1f}")
         fresh = not math.isfinite(value)
     line = f"<path d='{''.join(path)}' fill='none' stroke='{BLUE}' stroke-width='1.5'/>"
     return _picture(436, 64, words, [line], "")

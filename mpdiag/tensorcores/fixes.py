@@ -55,7 +55,7 @@ def _is_cudnns(o: OperationTime) -> bool:
 
 def _unnamed(o: OperationTime) -> str:
     if o.work is None:
-        return "pad odd dimensions; a trace recorded with record_shapes=True names them"
+        return "pad odd dimensions; a trace of torch.profiler with record_shapes=True names them"
     return "a view starts at an unaligned address: pad the tensor it is cut from"
 
 

@@ -1,8 +1,19 @@
-"""The app without a browser."""
+"""The app without a browser and in one."""
 
 from __future__ import annotations
 
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+
+import made_runs as hand
 import pytest
+from browsing import CHROMIUM, PATIENCE
 
 
 @pytest.fixture
@@ -19,3 +30,81 @@ def opened(root, monkeypatch):
         return test.switch_page(f"views/{view}.py").run()
 
     return open_app
+
+
+@pytest.fixture(scope="module")
+def runs(root, tmp_path_factory):
+    """A folder with two sample runs of one model, a hostile one and a damaged one."""
+    folder = tmp_path_factory.mktemp("browser") / "runs"
+    for name in ("ssd", "ssd-2"):
+        shutil.copytree(root / "sample_runs" / name, folder / name)
+    hand.write_run(folder / "hostile")
+    (folder / "torn").mkdir()
+    (folder / "torn" / "meta.json").write_text('{"schema_')
+    return folder
+
+
+@pytest.fixture(scope="module")
+def address(browser, runs, root):
+    """The dashboard, served as a user serves it."""
+    with socket.socket() as free:
+        free.bind(("localhost", 0))
+        port = free.getsockname()[1]
+    command = [sys.executable, "-m", "mpdiag", "dashboard", str(runs), "--port", str(port)]
+    environment = {**os.environ, "PYTHONPATH": str(root)}
+    server = subprocess.Popen(
+        [*command, "--no-browser"],
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    try:
+        for _ in range(300):
+            try:
+                urllib.request.urlopen(f"http://localhost:{port}/_stcore/health", timeout=2)
+                break
+            except OSError:
+                assert server.poll() is None
+                time.sleep(0.1)
+        yield f"http://localhost:{port}"
+    finally:
+        os.killpg(server.pid, signal.SIGTERM)
+        server.wait(20)
+
+
+@pytest.fixture(scope="module")
+def browser():
+    playwright = pytest.importorskip("playwright.sync_api", reason="needs Playwright")
+    if CHROMIUM is None:
+        pytest.skip("needs Chromium: apt-get install chromium")
+    with playwright.sync_playwright() as driver:
+        chromium = driver.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture
+def page(browser):
+    """A page that notes each error, and each request that leaves this machine."""
+    context = browser.new_context(viewport={"width": 1300, "height": 900})
+    page = context.new_page()
+    page.set_default_timeout(PATIENCE)
+    page.troubles = []
+    page.on("pageerror", lambda error: page.troubles.append(str(error)))
+    page.on("console", lambda message: _note(page, message))
+    page.on("request", lambda request: _leaves(page, request.url))
+    yield page
+    context.close()
+    assert page.troubles == []
+
+
+def _note(page, message):
+    # Streamlit asks for its health below each page's path first, and then where it is.
+    if message.type == "error" and "/_stcore/" not in message.location.get("url", ""):
+        page.troubles.append(message.text)
+
+
+def _leaves(page, url):
+    if not url.startswith(("http://localhost:", "data:", "blob:", "file:", "ws://localhost:")):
+        page.troubles.append(f"asked for {url}")

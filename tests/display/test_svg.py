@@ -85,6 +85,7 @@ def test_parts_lie_side_by_side_and_say_their_share():
 def test_a_line_is_interrupted_where_a_value_is_not_finite():
     assert svg.curve([1.0, 2.0, math.nan, 3.0, 1.0], "loss").count("M") == 2
     assert svg.curve([math.nan, 1.0], "loss") == ""
+    assert "nan" not in svg.curve([-1.7e308, 0.0, 1.7e308], "loss")  # further apart than a float
     assert svg.differences([], "nothing") == ""
 
 

@@ -39,13 +39,22 @@ _ALWAYS = re.compile(r"[\\`*\[\]|~$]|<(?=[A-Za-z/!?])")
 _SOMETIMES = re.compile(
     r"""(?<![^\W_])_|_(?![^\W_])      # an underscore, but not one inside of a word
       | &(?=\#?\w+;)                  # what would be an entity
-      | :(?=//|\w+:)                  # what would be an address or an emoji
+      | :(?=//)                       # what would be an address
       | (?<=www)\.                    # an address again
-      | @(?=\w)                       # what would call somebody
-      | \#(?=\d)                      # what would be an issue
     """,
     re.VERBOSE,
 )
+_LOOKED_FOR_LATER = re.compile(
+    r"""@(?=[A-Za-z])|(?<!\w)@(?=\w)  # what would call somebody, or be an address of mail
+      | \#(?=\d)                      # what would be an issue
+      | (?<!\w)GH-(?=\d)              # an issue again
+      | :(?=[\w+-]+:)                 # what would be an emoji
+    """,
+    re.VERBOSE,
+)
+"""GitHub looks for these in the finished page, where no escape is left: they are parted instead."""
+PARTED = "&#8203;"
+"""A space without width."""
 _AT_THE_START = re.compile(r"(\s*\d+)([.)])(?=\s|$)|(\s*)([#>+=-])")
 
 
@@ -56,7 +65,9 @@ def escaped(text: str) -> str:
     first = _AT_THE_START.match(plain)
     if first is not None:
         marks.add(first.end() - 1)
-    return "".join(f"\\{c}" if i in marks else c for i, c in enumerate(plain))
+    parted = {m.end() for m in _LOOKED_FOR_LATER.finditer(plain)}
+    shown = (f"\\{c}" if i in marks else c for i, c in enumerate(plain))
+    return "".join(f"{PARTED if i in parted else ''}{c}" for i, c in enumerate(shown))
 
 
 def code(text: str) -> str:

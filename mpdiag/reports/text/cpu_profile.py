@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from rich.console import Group
+from rich.padding import Padding
 from rich.text import Text
 
-from mpdiag.reports.text.findings import EXPLAIN
+from mpdiag.reports.text.findings import COLOURS, EXPLAIN
 from mpdiag.reports.text.tables import Fitted
 from mpdiag.tensorcores.cpu.operation import UNITS
 
@@ -30,14 +31,9 @@ def cpu_profile_text(profile: CpuProfile) -> RenderableType:
             style="dim",
         ),
     ]
-    parts += [
-        Text.assemble(
-            (f"{f['severity']}: ", "yellow"),
-            f"{f['message']}: {f['fix']}",
-            (f"  [{f['code']}]", "dim"),
-        )
-        for f in profile.findings
-    ]
+    for f in profile.findings:
+        parts.append(Text.assemble((f"{f['severity']}: ", COLOURS[f["severity"]]), f["message"]))
+        parts.append(Padding(Text(f"{f['fix']}  [{f['code']}]", style="dim"), (0, 0, 0, 2)))
     if profile.findings:
         parts.append(Text(EXPLAIN, style="dim"))
     table = Fitted(

@@ -81,13 +81,16 @@ class Gradients:
     window: Window | None = None
 
 
-def before_and_after(run: str, gradients: Gradients, scale: float) -> tuple[Picture, ...]:
+def before_and_after(
+    run: str, gradients: Gradients, scale: float, *, clickable: bool = False
+) -> tuple[Picture, ...]:
     """What FP16 makes of the gradients without a loss scale and with the recommended one.
 
     Args:
         run: The run folder.
         gradients: In the model's order.
         scale: The recommended scale; if it is 1 there is one picture, not two.
+        clickable: Whether a click on a row selects its layer.
 
     Returns:
         Small heat maps of at most ``MOST_LAYERS`` layers, those that lose or exceed most.
@@ -96,7 +99,7 @@ def before_and_after(run: str, gradients: Gradients, scale: float) -> tuple[Pict
         return ()
     exponent = round(math.log2(scale))
     exponents = {"before": 0} if exponent == 0 else {"before": 0, "after": exponent}
-    made = tuple(_heat_map(run, gradients, key, e) for key, e in exponents.items())
+    made = tuple(_heat_map(run, gradients, key, e, clickable) for key, e in exponents.items())
     ranges = [picture.figure.layout.xaxis.range for picture in made]
     if all(ranges):  # one axis for both, along which the format's window moves
         low, high = min(int(r[0]) for r in ranges), max(int(r[1]) for r in ranges)
@@ -106,10 +109,12 @@ def before_and_after(run: str, gradients: Gradients, scale: float) -> tuple[Pict
     return made
 
 
-def _heat_map(run: str, gradients: Gradients, key: str, exponent: int) -> Picture:
+def _heat_map(run: str, gradients: Gradients, key: str, exponent: int, clickable: bool) -> Picture:
     layers, kind = gradients.late, gradients.kind
     few = notable(layers, MOST_LAYERS)
-    picture = pictures.heat_map(run, few, kind, FP16, exponent, window=gradients.window)
+    picture = pictures.heat_map(
+        run, few, kind, FP16, exponent, window=gradients.window, clickable=clickable
+    )
     fig = picture.figure.update_layout(
         height=HEIGHT, legend=_LEGEND, margin={"l": 4, "r": 4, "t": 20, "b": 44}
     )

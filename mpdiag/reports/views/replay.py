@@ -78,8 +78,8 @@ def replayed(run: str, played: Replay, arguments: str) -> Picture:
         "replay",
         "Loss-scale replay",
         "What this scaler would have done with the recorded gradients. Exact for recorded steps; those "
-        "between two of them are taken to reach the smaller of their maxima. Lost: share of all "
-        "activation gradients' values in FP16, at the scale of each step.",
+        "between two of them are taken to reach the smaller of their maxima. A point says how much "
+        "of all activation gradients FP16 loses at its step and scale.",
         replay_figure(frame),
         frame,
         command(f"mpdiag replay {run} {arguments} --json"),

@@ -290,7 +290,7 @@ def sensitivity_figure(frame: pd.DataFrame, value: str, most: int = 30) -> go.Fi
         range=[math.log10(floor), math.log10((edge if beyond.any() else high) * 1.5)],
         tickmode="array",
         tickvals=[m * 10.0**e for e in decades for m in steps],
-        ticktext=[f"{m}e{e}" for e in decades for m in steps],
+        ticktext=[f"{m * 10.0**e:g}" for e in decades for m in steps],
     )
     return fig.figure()
 

@@ -89,10 +89,10 @@ def _lane(stream: str, work: StepPieces, least: float) -> list[list[Any]]:
 
 
 def _idle(work: StepPieces) -> list[tuple[float, float]]:
-    """When no piece ran within the step; not known where some pieces were left out."""
+    """When nothing ran within the step; not known where some pieces were left out."""
     if work.left_out:
         return []
-    gaps, reach = [], work.step.start_us
+    gaps, reach = [], max(work.step.start_us, work.busy_until_us)
     for piece in work.pieces:
         if piece.start_us > reach:
             gaps.append((reach, piece.start_us))

@@ -7,7 +7,8 @@ that a trace of any length takes no more memory than ``MOST`` pieces a window.
 from __future__ import annotations
 
 import heapq
-from bisect import bisect_right
+import math
+from bisect import bisect_left, bisect_right
 from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
@@ -58,12 +59,14 @@ class StepPieces:
         pieces: By start; the longest ``MOST``.
         left_out: How many shorter ones there are.
         left_out_us: Their time.
+        busy_until_us: Until when what had started before the step ran on the same device.
     """
 
     step: Window
     pieces: tuple[Piece, ...]
     left_out: int = 0
     left_out_us: float = 0.0
+    busy_until_us: float = -math.inf
 
 
 @dataclass
@@ -73,6 +76,7 @@ class _Kept:
     heap: list[tuple[float, int, Piece]] = field(default_factory=list)
     seen: int = 0
     total_us: float = 0.0
+    busy_until_us: float = -math.inf
 
     def add(self, piece: Piece) -> None:
         self.seen += 1
@@ -116,6 +120,10 @@ def read_pieces(path: str | os.PathLike[str], windows: Sequence[Window]) -> tupl
         if not isinstance(event, Kernel | Copy):
             continue
         at = bisect_right(starts, event.start_us) - 1
+        end = event.start_us + event.duration_us
+        for later in range(at + 1, bisect_left(starts, end)):
+            before = kept[event.device][later]
+            before.busy_until_us = max(before.busy_until_us, end)
         if at < 0 or event.start_us >= windows[at].end_us:
             continue
         name = event.name if isinstance(event, Kernel) else ""
@@ -133,7 +141,8 @@ def _step(window: Window, kept: _Kept) -> StepPieces:
     pieces = sorted(entry[2] for entry in kept.heap)
     held = sum(piece.duration_us for piece in pieces)
     out = kept.seen - len(pieces)
-    return StepPieces(window, tuple(pieces), out, kept.total_us - held if out else 0.0)
+    left_out_us = kept.total_us - held if out else 0.0
+    return StepPieces(window, tuple(pieces), out, left_out_us, kept.busy_until_us)
 
 
 def _kind(name: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 
+import axe_checks
 import made_runs as hand
 import pytest
 
@@ -111,3 +112,17 @@ def test_on_paper_everything_is_open_and_no_figure_is_wider_than_it(page, pages)
     page.evaluate("dispatchEvent(new Event('afterprint'))")
     assert page.locator("details.fold[open]").count() == 0
     assert [page.locator(".pane").nth(i).is_visible() for i in (0, 1)] == [True, False]
+
+
+@pytest.mark.parametrize("name", ["run", "trace"])
+def test_nothing_grave_is_in_the_way_of_those_who_see_or_hear_little(page, pages, name):
+    page.emulate_media(color_scheme="light")
+    page.goto(pages[name])
+    page.evaluate("document.querySelectorAll('details').forEach((part) => { part.open = true; })")
+    page.evaluate(axe_checks.script())
+    found = axe_checks.grave_findings(page)
+    page.emulate_media(color_scheme="dark")
+    found += axe_checks.grave_findings(page, "color-contrast")
+    page.set_viewport_size(PHONE)
+    found += axe_checks.grave_findings(page)
+    assert not found, "\n".join(found)

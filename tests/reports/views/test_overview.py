@@ -51,6 +51,12 @@ def test_before_and_after_say_what_is_lost(gradients):
     assert "layers overflow" in overview.lost_words(gradients, 34, few=26)
 
 
+def test_a_click_on_a_row_selects_its_layer_whole_names_included(gradients):
+    for picture in overview.before_and_after("runs/ssd", gradients, 64.0, clickable=True):
+        (rows,) = (trace for trace in picture.figure.data if trace.type == "bar" and trace.width)
+        assert list(rows.customdata) == [str(name) for name in gradients.late.names]
+
+
 def test_a_small_map_draws_the_layers_that_lose_or_exceed_most(gradients):
     few = overview.notable(gradients.late, 6)
     frame = scale_frame(gradients.late, FP16, 0)

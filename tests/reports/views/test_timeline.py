@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -52,6 +53,13 @@ def test_blocks_join_neighbours_and_leave_gaps_with_their_cause():
     caption = timeline.timeline_caption(WORK)
     assert caption.startswith("Step 7: 1.0 ms from its first kernel on, 20.0 % of it idle")
     assert "mostly waiting for data: 200 µs" in caption
+
+
+def test_what_runs_on_from_the_step_before_is_no_idle_time():
+    late = step((400.0, 600.0, "7", "other", "add"))
+    frame = timeline.block_frame(replace(late, busy_until_us=300.0), [])
+    (idle,) = frame[frame["lane"] == "idle"].to_dict("records")
+    assert (idle["start_us"], idle["duration_us"]) == (300.0, 100.0)
 
 
 def test_idle_time_that_is_not_among_the_kept_gaps_is_not_called_unknown():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from mpdiag.tensorcores.timeline import pieces
@@ -50,3 +52,17 @@ def test_of_many_steps_the_first_the_longest_and_the_usual_are_drawn(sample):
     assert timeline.usual_step in few
     assert max(timeline.steps, key=lambda step: step.wall_us) in few
     assert len(few) <= 3
+
+
+def test_a_window_knows_until_when_earlier_work_runs_in_it(sample):
+    path, timeline = sample
+    first = timeline.steps[0]
+    (whole,) = read_pieces(path, [first])
+    long = max(whole.pieces, key=lambda piece: piece.duration_us)
+    end = long.start_us + long.duration_us
+    cut = replace(first, start_us=long.start_us + long.duration_us / 2)
+    (late,) = read_pieces(path, [cut])
+    assert late.busy_until_us == pytest.approx(end)
+    _, second = read_pieces(path, [replace(first, end_us=cut.start_us), cut])
+    assert second.busy_until_us == late.busy_until_us
+    assert whole.busy_until_us < cut.start_us

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mpdiag.display import svg
 from mpdiag.display.wording import in_figure, percent, shortened, superscript
 from mpdiag.reports.plotting.colors import BLUE, FATE_COLORS, GREEN, PURPLE, VERMILION
 from mpdiag.reports.plotting.style import (
@@ -31,17 +32,14 @@ if TYPE_CHECKING:
     from mpdiag.reports.plotting.drawing import Drawing
 
 VALUES = "value before scaling"
+WORDS_GROUND = "rgba(255, 255, 255, 0.75)"
+"""Behind words that lie on cells, in dark as in light; their ink is ``WORDS_INK``."""
+WORDS_INK = "#1c2430"
 DECADES = 6
 """Powers of ten from a full colour to the palest, with log counts."""
 MOST = 24
 """Layers in a figure of the worst of them."""
-FATE_WORDS = {
-    "zero": "already 0",
-    "lost": "becomes 0",
-    "subnormal": "loses bits",
-    "kept": "kept",
-    "overflow": "becomes ∞",
-}
+FATE_WORDS = {"zero": "already 0", **svg.FATES}
 
 
 def window(fmt: FloatFormat, exponent: int) -> tuple[float, float, float]:
@@ -57,12 +55,7 @@ def window(fmt: FloatFormat, exponent: int) -> tuple[float, float, float]:
 
 def fate(bin_exponent: int, fmt: FloatFormat, exponent: int) -> str:
     """What becomes of the values of one bin; of the bin that holds a threshold, of most of them."""
-    zero, normal, top = window(fmt, exponent)
-    if bin_exponent + 1 <= zero:
-        return "lost"
-    if bin_exponent + 0.5 > top:
-        return "overflow"
-    return "subnormal" if bin_exponent + 1 <= normal else "kept"
+    return svg.fate(bin_exponent, *window(fmt, exponent))
 
 
 def heat_map(
@@ -124,7 +117,7 @@ def fixed_rows(fig: Drawing, layers: Sequence[str], *, labels: bool = True) -> N
     left = 16 + 7 * longest if labels else 8
     margin = {"l": left, "r": 12, "t": 12 + 2 * MARK, "b": 96, "autoexpand": False}
     # Two columns of words fit under the narrowest figure, in two lines.
-    words = {"entrywidth": 0.46, "entrywidthmode": "fraction"}
+    words = {"entrywidth": 150, "entrywidthmode": "pixels"}
     fig.update_layout(margin=margin, legend=words)
 
 
@@ -212,7 +205,11 @@ def over_time(
                     "width": 1.5,
                     "dash": "dot",
                 },
-                words={"text": words, "font": {"size": 11}},
+                words={
+                    "text": words,
+                    "font": {"size": 12, "color": WORDS_INK},
+                    "bgcolor": WORDS_GROUND,
+                },
             )
     return fig.figure()
 
@@ -365,7 +362,7 @@ def every_scale(
     low, high = int(frame["scale_exponent"].min()), int(frame["scale_exponent"].max())
     if interval is not None and interval[0] <= interval[1]:
         left, right = max(low - 0.5, interval[0] - 0.5), min(high + 0.5, interval[1] + 0.5)
-        words = "recommended interval" if right - left > 6 else ""
+        words = "recommended" if right - left > 6 else ""
         fig.add_vrect(
             left,
             right,

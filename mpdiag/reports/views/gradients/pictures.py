@@ -264,8 +264,8 @@ def every_scale(
     return Picture(
         "every-scale",
         "Every loss scale at once",
-        f"Losses {_when(window)}; crosses: a layer overflows in a recorded step. Red line: the selected "
-        f"scale, {scale_text(2.0**exponent)}; dashed: the recommended one, "
+        f"Losses {_when(window)}; crosses: a layer overflows in a recorded step. Solid line: the "
+        f"selected scale, {scale_text(2.0**exponent)}; dashed: the recommended one, "
         f"{scale_text(scale.recommended)}; shaded: the interval that is sufficient in each late part of "
         "the training and admissible in every recorded step.",
         figure.every_scale(frame, exponent, tables.recommended_interval(scale), recommended),
