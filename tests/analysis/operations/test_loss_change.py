@@ -164,4 +164,4 @@ def test_a_curve_of_a_run_without_a_log_is_empty(tmp_path):
     run = recorded(tmp_path / "run", Offset(), residual(1.0), steps=1)
     assert len(loss_curve(run).losses) == 1
     (run.folder / "training.jsonl").unlink()
-    assert loss_curve(run) == NO_CURVE
+    assert loss_curve(open_run(run.folder)) == NO_CURVE
