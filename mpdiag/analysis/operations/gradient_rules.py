@@ -27,7 +27,7 @@ from mpdiag.analysis.operations.sources import is_product
 from mpdiag.display.wording import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from mpdiag.analysis.operations.graph import StepGraph
     from mpdiag.analysis.operations.rules import IndexedFinding, OperationFinding
@@ -140,6 +140,12 @@ def latest(graphs: Sequence[StepGraph], target: FloatFormat) -> dict[Site, int]:
         for op in graph.operations
         if not op.node and effect(op, target) is not None
     }
+
+
+def run_again(operations: Iterable[Operation], target: FloatFormat) -> tuple[int, ...] | None:
+    """The recorded steps of which the effect of rounding was measured; None where none was recorded."""
+    steps = [(op.step, effect(op, target) is not None) for op in operations]
+    return tuple(sorted({step for step, measured in steps if measured})) if steps else None
 
 
 def site(op: Operation) -> Site:

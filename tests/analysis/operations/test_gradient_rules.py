@@ -122,6 +122,17 @@ def test_the_last_step_that_was_measured_decides(run):
     assert named(with_effect(early, 0.01, 0.0), curve=curve) == set()
 
 
+def test_the_verdict_says_in_which_steps_gradients_were_looked_at(run, monkeypatch):
+    assert gradient_rules.run_again(run.operations(), FP16) == (10,)
+    said = mpdiag.analyze(run).verdict.not_examined
+    assert "what rounding does to the gradients of other steps than 10" in said
+    monkeypatch.setattr(gradient_rules, "effect", lambda *_: None)
+    said = mpdiag.analyze(run).verdict.not_examined
+    (clause,) = [one for one in said if "run again" in one]
+    assert clause.startswith("what rounding an operation does to the gradients: no recorded step")
+    assert gradient_rules.run_again([], FP16) is None  # another clause says that there are none
+
+
 def test_a_recording_without_the_measurement_answers_as_before(run):
     plain = [
         replace(o, facts={k: v for k, v in o.facts.items() if not k.startswith(("grad", "loss_"))})
