@@ -37,8 +37,8 @@ ALIKE = 0.1
 """Change of the gradients up to which a group is not looked at one by one; ``HARMLESS`` of the rules."""
 RUNS = 12
 """What all runs may cost, in runs of the whole step."""
-SMALL = 1 << 26
-"""The same for small steps, in elements read and written: a tenth of a second or so."""
+SMALL = 1 << 28
+"""The same for small steps, in elements read and written: some tenths of a second."""
 
 # What moves values, or counts and compares them: it rounds nothing anew.
 _MOVES = frozenset(
