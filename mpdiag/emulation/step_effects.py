@@ -4,9 +4,10 @@ One site is one operation of one module, as a plan names it. ``step_tape.py`` no
 ``step_replay.py`` runs it again.
 
 Most operations of most trainings are harmless, so many are rounded at once: all of a step, and, where
-that changes the gradients by a tenth and more, one half of them, then the other. What is below a tenth
-together is so alone, as errors of operations add up: each of such a group gets the group's figures,
-which bound its own. Without harm the step runs three times, whatever the number of its operations.
+that changes the gradients by a tenth and more, one half of them, then the other. Errors add up,
+so what is below a tenth together is taken to be so alone: each of such a group gets the group's
+figures. (Errors that cancel within a group would cancel under autocast, too.) Without harm the step runs
+three times, whatever the number of its operations.
 
 Runs are counted in the step's own work and not in seconds, so that a slow minute of the machine changes
 no recording.
