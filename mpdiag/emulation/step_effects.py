@@ -189,17 +189,25 @@ def _effects(tape: StepTape, sites: Mapping[int, Site]) -> dict[str, dict[Site, 
         if not replay.is_faithful():
             return found
         left = max(RUNS * replay.spent, SMALL)
-        order = list(dict.fromkeys(sites.values()))
+        order = sorted(dict.fromkeys(sites.values()), key=_is_no_product)  # else as they run
+        products = sum(not _is_no_product(site) for site in order)
         for number, name in enumerate(DTYPES):
             before = replay.spent
             until = before + left // (
                 len(DTYPES) - number
             )  # what one format leaves, the next may use
             found[name] = by_groups(
-                order, partial(replay.effect, name=name), partial(_is_below, replay, until)
+                order,
+                partial(replay.effect, name=name),
+                partial(_is_below, replay, until),
+                products,
             )
             left -= replay.spent - before
     return found
+
+
+def _is_no_product(site: Site) -> bool:
+    return LISTS.get(site[1]) != "low" and site[1] not in COMPOSITES
 
 
 def _is_below(replay: StepReplay, until: int) -> bool:
@@ -210,16 +218,19 @@ def by_groups(
     sites: Sequence[Site],
     effect: Callable[[Sequence[Site]], Effect | None],
     goes_on: Callable[[], bool],
+    first: int = 0,
 ) -> dict[Site, Effect]:
     """The effect of each site, or of a group of sites that together change gradients hardly at all.
 
     Args:
-        sites: In the order in which they run.
+        sites: Those that matter most first.
         effect: That of rounding some at once; None where the step cannot run so.
         goes_on: Whether to look further. Groups that change most come first.
+        first: How many sites, with all groups that have any of them, go before the others.
     """
     found: dict[Site, Effect] = {}
-    harmful: list[tuple[float, Sequence[Site]]] = []
+    harmful: list[tuple[bool, float, Sequence[Site]]] = []
+    before = frozenset(sites[:first])
 
     def is_harmless(group: Sequence[Site]) -> bool:
         together = effect(group)
@@ -227,18 +238,18 @@ def by_groups(
         if together is not None and (len(group) == 1 or error < ALIKE):
             found.update(dict.fromkeys(group, together))
         elif len(group) > 1:
-            harmful.append((error, group))
+            harmful.append((group[0] in before, error, group))
         return error < ALIKE
 
     if sites:
         is_harmless(sites)
     while harmful and goes_on():
-        error, group = harmful.pop(max(range(len(harmful)), key=lambda i: harmful[i][0]))
-        first, second = group[: len(group) // 2], group[len(group) // 2 :]
-        if is_harmless(first) and len(second) > 1:
-            harmful.append((error, second))  # it must be these
+        _, error, group = harmful.pop(max(range(len(harmful)), key=lambda i: harmful[i][:2]))
+        one, other = group[: len(group) // 2], group[len(group) // 2 :]
+        if is_harmless(one) and len(other) > 1:
+            harmful.append((other[0] in before, error, other))  # it must be these
         else:
-            is_harmless(second)
+            is_harmless(other)
     return found
 
 

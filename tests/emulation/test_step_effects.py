@@ -64,6 +64,13 @@ def test_those_that_change_most_come_first():
     assert SITES[3] not in found
 
 
+def test_products_go_before_what_changes_more():
+    rounded = Rounded({3: 0.4, 40: 2.0})
+    found = by_groups(SITES, rounded, lambda: rounded.runs < 12, first=8)
+    assert SITES[3] in found
+    assert SITES[40] not in found
+
+
 def test_a_group_that_cannot_run_is_divided():
     rounded = Rounded({})
 
