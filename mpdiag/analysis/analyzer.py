@@ -27,6 +27,7 @@ from mpdiag.analysis.operations.detection import (
     operation_findings,
     refused_findings,
 )
+from mpdiag.analysis.operations.gradient_rules import run_again
 from mpdiag.analysis.operations.loss_change import loss_curve
 from mpdiag.analysis.rank_checks import rank_findings
 from mpdiag.analysis.recording_checks import (
@@ -219,6 +220,7 @@ def analyze(
     extent = extent_of(opened, statistics.step_maxima()[0])
     unmended = beyond_any_plan(proven)
     case = _case(opened, fmt, scale, len(modules), findings, extent, plan, unmended)
+    case = replace(case, run_again=run_again(recorded, gradient_format))
     plan = replace(plan, verdict=judge(case))
     formats = summarise_formats(layers, exponent)
     figures = scale.figures + update_figures(masters, whole_window(statistics.steps()))

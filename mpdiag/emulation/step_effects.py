@@ -1,25 +1,45 @@
 """What rounding each operation of each module does to a step's gradients: the facts of a recording.
 
-One site is one operation of one module, as a plan names it. ``step_tape.py`` runs the step again.
+One site is one operation of one module, as a plan names it. ``step_tape.py`` notes the step, and
+``step_replay.py`` runs it again.
+
+Most operations of most trainings are harmless, so many are rounded at once: all of a step, and, where
+that changes the gradients by a tenth and more, one half of them, then the other. Errors add up,
+so what is below a tenth together is taken to be so alone: each of such a group gets the group's
+figures. (Errors that cancel within a group would cancel under autocast, too.) Without harm the step runs
+three times, whatever the number of its operations.
+
+Runs are counted in the step's own work and not in seconds, so that a slow minute of the machine changes
+no recording.
 """
 
 from __future__ import annotations
 
+import math
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mpdiag.emulation.step_tape import BREAKS, StepTape
+from mpdiag.emulation.step_replay import BREAKS, DTYPES, StepReplay
+from mpdiag.emulation.step_tape import StepTape, found_in
 from mpdiag.numerics.autocast_lists import COMPOSITES, LISTS, policy_name
-from mpdiag.tracing.dispatch import tensors_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping, Sequence
 
+    from mpdiag.emulation.step_replay import Effect
     from mpdiag.emulation.step_tape import Call
 
 Site = tuple[str | None, str]
 """A module's name, None outside of all, and an operation's."""
+
+ALIKE = 0.1
+"""Change of the gradients up to which a group is not looked at one by one; ``HARMLESS`` of the rules."""
+RUNS = 12
+"""What all runs may cost, in runs of the whole step."""
+SMALL = 1 << 28
+"""The same for small steps, in elements read and written: some tenths of a second."""
 
 # What moves values, or counts and compares them: it rounds nothing anew.
 _MOVES = frozenset(
@@ -59,13 +79,13 @@ class StepEffects:
         """An operation, or a view, is about to read these."""
         if self._tape is None:
             return
-        for tensor in tensors_of(arguments):
+        for tensor in _tensors(arguments):
             if id(tensor) in self._parameters and tensor.requires_grad:
                 self._tape.parameter(tensor)
 
     def foreign(self, arguments: Any) -> None:
         """An operation that is not torch's own reads these: what it does with them is not known."""
-        if self._tape is not None and tensors_of(arguments):
+        if self._tape is not None and _tensors(arguments):
             self.drop()
 
     def before(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
@@ -133,15 +153,14 @@ class StepEffects:
         """By the number of each operation: ``gradient_error_FORMAT`` and ``loss_change_FORMAT``.
 
         ``gradient_error`` is ‖Δg‖ / ‖g‖ of all parameters' gradients, ``loss_change`` |ΔL|, where all
-        calls of this operation in its module, and their backward passes, are rounded. Where one is no
-        longer finite, it is ``step_breaks_FORMAT`` instead.
+        calls of this operation in its module, and their backward passes, are rounded; or those of a
+        group of operations, where its ``gradient_error`` is below ``ALIKE``. Where one is no longer
+        finite, it is ``step_breaks_FORMAT`` instead.
         """
         if self._tape is None:
             return {}
         try:
-            sites = dict.fromkeys(self._sites.values())
-            order = sorted(sites, key=lambda s: LISTS.get(s[1]) != "low" and s[1] not in COMPOSITES)
-            effects = self._tape.effects(order)
+            effects = _effects(self._tape, self._sites)
         except Exception:  # noqa: BLE001
             return {}
         finally:
@@ -149,16 +168,94 @@ class StepEffects:
             self.drop()
         found: dict[int, dict[str, float]] = {}
         for index, site in tape_sites.items():
-            for (of, name), effect in effects.items():
-                if of == site:
-                    facts = found.setdefault(index, {})
-                    if effect == BREAKS:
-                        facts[f"step_breaks_{name}"] = 1.0
-                        continue
-                    facts[f"gradient_error_{name}"] = effect.gradient_error
-                    facts[f"loss_change_{name}"] = effect.loss_change
+            for name in DTYPES:
+                effect = effects[name].get(site)
+                if effect is None:
+                    continue
+                facts = found.setdefault(index, {})
+                if effect == BREAKS:
+                    facts[f"step_breaks_{name}"] = 1.0
+                    continue
+                facts[f"gradient_error_{name}"] = effect.gradient_error
+                facts[f"loss_change_{name}"] = effect.loss_change
         return found
 
 
+def _effects(tape: StepTape, sites: Mapping[int, Site]) -> dict[str, dict[Site, Effect]]:
+    """What rounding does, by the format's name and the site; nothing where the tape is not faithful."""
+    found: dict[str, dict[Site, Effect]] = {name: {} for name in DTYPES}
+    with StepReplay.alone():
+        replay = StepReplay(tape)
+        if not replay.is_faithful():
+            return found
+        left = max(RUNS * replay.spent, SMALL)
+        order = sorted(dict.fromkeys(sites.values()), key=_is_no_product)  # else as they run
+        products = sum(not _is_no_product(site) for site in order)
+        for number, name in enumerate(DTYPES):
+            before = replay.spent
+            until = before + left // (
+                len(DTYPES) - number
+            )  # what one format leaves, the next may use
+            found[name] = by_groups(
+                order,
+                partial(replay.effect, name=name),
+                partial(_is_below, replay, until),
+                products,
+            )
+            left -= replay.spent - before
+    return found
+
+
+def _is_no_product(site: Site) -> bool:
+    return LISTS.get(site[1]) != "low" and site[1] not in COMPOSITES
+
+
+def _is_below(replay: StepReplay, until: int) -> bool:
+    return replay.spent < until
+
+
+def by_groups(
+    sites: Sequence[Site],
+    effect: Callable[[Sequence[Site]], Effect | None],
+    goes_on: Callable[[], bool],
+    first: int = 0,
+) -> dict[Site, Effect]:
+    """The effect of each site, or of a group of sites that together change gradients hardly at all.
+
+    Args:
+        sites: Those that matter most first.
+        effect: That of rounding some at once; None where the step cannot run so.
+        goes_on: Whether to look further. Groups that change most come first.
+        first: How many sites, with all groups that have any of them, go before the others.
+    """
+    found: dict[Site, Effect] = {}
+    harmful: list[tuple[bool, float, Sequence[Site]]] = []
+    before = frozenset(sites[:first])
+
+    def is_harmless(group: Sequence[Site]) -> bool:
+        together = effect(group)
+        error = math.inf if together is None else together.gradient_error
+        if together is not None and (len(group) == 1 or error < ALIKE):
+            found.update(dict.fromkeys(group, together))
+        elif len(group) > 1:
+            harmful.append((group[0] in before, error, group))
+        return error < ALIKE
+
+    if sites:
+        is_harmless(sites)
+    while harmful and goes_on():
+        _, error, group = harmful.pop(max(range(len(harmful)), key=lambda i: harmful[i][:2]))
+        one, other = group[: len(group) // 2], group[len(group) // 2 :]
+        if is_harmless(one) and len(other) > 1:
+            harmful.append((other[0] in before, error, other))  # it must be these
+        else:
+            is_harmless(other)
+    return found
+
+
+def _tensors(values: Any) -> list[torch.Tensor]:
+    return found_in(values, torch.Tensor)
+
+
 def _has_floats(values: Any) -> bool:
-    return any(t.dtype is torch.float32 for t in tensors_of(values))
+    return any(t.dtype is torch.float32 for t in _tensors(values))

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import mpdiag
-from mpdiag.emulation import step_tape
+from mpdiag.emulation import step_effects, step_replay, step_tape
 from mpdiag.runs.run import open_run
 
 
@@ -149,20 +149,26 @@ def test_a_step_that_is_too_large_says_nothing(tmp_path, monkeypatch):
     )
 
 
-def test_work_is_bounded(tmp_path, monkeypatch):
-    monkeypatch.setattr(step_tape, "WORK", 60 * step_tape._CALL)
-    train(Solved(), tmp_path / "run")
-    run = open_run(tmp_path / "run")
-    measured = {o.op for o in run.operations() if "gradient_error_fp16" in o.facts}
-    assert measured <= {"addmm", "bmm"}  # products first
+def test_of_a_large_step_only_the_whole_is_run_again(tmp_path, monkeypatch):
+    runs = []
+    effect = step_replay.StepReplay.effect
+    monkeypatch.setattr(
+        step_replay.StepReplay, "effect", lambda *a, **k: runs.append(a[1]) or effect(*a, **k)
+    )
+    monkeypatch.setattr(step_effects, "SMALL", 0)
+    monkeypatch.setattr(step_effects, "RUNS", 0)
+    train(Solved(), tmp_path / "run", steps=11)
+    everything, again = runs  # in FP16 and in BF16
+    assert everything == again
+    assert len(everything) > 3
 
 
 def test_rounding_keeps_what_leaves_the_range():
     x = torch.tensor([1e6, 1.0 + 2.0**-12, 1e-30, float("inf")])
-    assert step_tape._round(x, "fp16", False).tolist() == [999936.0, 1.0, 0.0, float("inf")]
-    tiny = step_tape._round(x, "fp16", True)[2]
+    assert step_replay._round(x, "fp16", False).tolist() == [999936.0, 1.0, 0.0, float("inf")]
+    tiny = step_replay._round(x, "fp16", True)[2]
     assert float(tiny) == pytest.approx(1e-30, rel=2.0**-11)
-    assert torch.equal(step_tape._round(x, "bf16", False), x.bfloat16().float())
+    assert torch.equal(step_replay._round(x, "bf16", False), x.bfloat16().float())
 
 
 @torch.library.custom_op("mpdiag_test::twice", mutates_args=())

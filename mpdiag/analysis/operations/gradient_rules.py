@@ -7,9 +7,12 @@ is raised to powers all show.
 
 * ``gradient-error``: rounding an operation changes the gradients by a third and more, and the loss by
   more than twice what a step does, and by more than a fiftieth of the loss at the start. The last tells
-  what matters from what is left of a loss that has already become small.
+  what matters from what is left of a loss that has already become small. The gradients' error times the
+  loss's counts, too: an error of a direction matters as far as what it leads to.
   Or that the loss or a gradient is no longer finite, where the operation is a product.
-* ``harmless``: what another rule suspects hardly changes the gradients: the suspicion is dropped.
+* ``harmless``: what another rule suspects hardly changes the gradients, and the loss by less than a step
+  does: the suspicion is dropped. Gradients alone do not show it: one of many parameters, with a large
+  gradient, hides the others'.
 
 The last recorded step decides: errors matter more as a loss falls.
 """
@@ -24,7 +27,7 @@ from mpdiag.analysis.operations.sources import is_product
 from mpdiag.display.wording import counted
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from mpdiag.analysis.operations.graph import StepGraph
     from mpdiag.analysis.operations.rules import IndexedFinding, OperationFinding
@@ -39,13 +42,17 @@ GRADIENT = 0.3
 MOVES = 2.0
 """Change of the loss from which it counts, beside what a step changes."""
 OF_START = 0.02
-"""The same beside the loss at the start, weighed with the change of the gradients where that is below 1.
+"""The same beside the loss at the start.
 
 Trainings in FP16, each against its FP32 twin (``studies/cases``, all open sets): see
 docs/reliability.md. Between a hundredth and a twentieth all answer alike.
 """
+TOGETHER = 0.1
+"""The change of the gradients, as a share of them, times that of the loss, as a share of its start."""
 HARMLESS = 0.1
 """Change of the gradients up to which a suspicion of another rule is dropped."""
+UNFELT = 1.0
+"""Change of the loss, beside what a step changes, up to which it is: as ``rules.FELT``."""
 SUSPICIONS = frozenset({"imprecise", "indistinct", "cancellation", "swallowed"})
 """Rules about precision that go by an operation alone, and not by what follows from it."""
 
@@ -67,7 +74,7 @@ def gradient_errors(
         if moves is None or start is None or error < GRADIENT:
             continue
         beside, of_start = change / moves, change / start
-        if beside < MOVES or min(error, 1.0) * of_start < OF_START:
+        if beside < MOVES or of_start < OF_START or error * of_start < TOGETHER:
             continue
         yield (
             op.index,
@@ -108,16 +115,21 @@ def effect(op: Operation, target: FloatFormat) -> tuple[float, float] | None:
 
 
 def harmless(graphs: Sequence[StepGraph], target: FloatFormat) -> frozenset[Site]:
-    """The operations whose rounding hardly changed the gradients in the last step that shows it."""
-    last: dict[Site, float] = {}
+    """The operations whose rounding hardly changed gradients and loss in the last step that shows it."""
+    last: dict[Site, bool] = {}
     for graph in graphs:
-        now: dict[Site, float] = {}
+        now: dict[Site, bool] = {}
         for op in graph.operations:
             measured = None if op.node else effect(op, target)
             if measured is not None:
-                now[site(op)] = max(now.get(site(op), 0.0), measured[0])
+                now[site(op)] = now.get(site(op), True) and _is_harmless(graph, op, *measured)
         last |= now
-    return frozenset(s for s, error in last.items() if error < HARMLESS)
+    return frozenset(s for s, is_so in last.items() if is_so)
+
+
+def _is_harmless(graph: StepGraph, op: Operation, error: float, change: float) -> bool:
+    moves = graph.loss_change.curve.movement(op.step)
+    return error < HARMLESS and (moves is None or change < UNFELT * moves)
 
 
 def latest(graphs: Sequence[StepGraph], target: FloatFormat) -> dict[Site, int]:
@@ -128,6 +140,12 @@ def latest(graphs: Sequence[StepGraph], target: FloatFormat) -> dict[Site, int]:
         for op in graph.operations
         if not op.node and effect(op, target) is not None
     }
+
+
+def run_again(operations: Iterable[Operation], target: FloatFormat) -> tuple[int, ...] | None:
+    """The recorded steps of which the effect of rounding was measured; None where none was recorded."""
+    steps = [(op.step, effect(op, target) is not None) for op in operations]
+    return tuple(sorted({step for step, measured in steps if measured})) if steps else None
 
 
 def site(op: Operation) -> Site:

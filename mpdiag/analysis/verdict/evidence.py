@@ -85,6 +85,7 @@ def not_examined_in(
     trained: StoredComparison | None,
     *,
     superseded: bool,
+    run_again: tuple[int, ...] | None,
 ) -> Iterator[str]:
     """What was not looked at, and so may still fail."""
     if extent.seen > extent.recorded:
@@ -107,6 +108,7 @@ def not_examined_in(
             f"what rounding inside {target.label}'s range adds up to: a recording cannot predict it, "
             "a training by this plan shows it"
         )
+        yield from _not_run_again(run_again)
     if not (run.meta.get("operations") or {}).get("steps"):
         yield "the values inside operations: none were recorded"
     precision = run.meta.get("precision")
@@ -117,6 +119,15 @@ def not_examined_in(
     unseen = extent.unseen_of_the_model()
     if unseen:
         yield unseen
+
+
+def _not_run_again(steps: tuple[int, ...] | None) -> Iterator[str]:
+    """In which steps nobody looked at what rounding does to gradients; nothing without operations."""
+    if steps:
+        known = " and ".join(f"{step:,}" for step in steps)
+        yield f"what rounding does to the gradients of other steps than {known}"
+    elif steps is not None:
+        yield "what rounding an operation does to the gradients: no recorded step could be run again"
 
 
 def _not_examined_of_optimizers(run: Run, target: FloatFormat) -> Iterator[str]:

@@ -43,6 +43,8 @@ class Case:
         trained: What a comparison said of trainings by this very plan; None without one.
         superseded: Whether a comparison is in the run, but of another plan.
         unmended: Operations that go wrong and that no plan can keep in FP32.
+        run_again: The steps of which the effect of rounding was measured; None where no operations were
+            recorded.
     """
 
     run: Run
@@ -54,6 +56,7 @@ class Case:
     trained: StoredComparison | None = None
     superseded: bool = False
     unmended: tuple[OperationFinding, ...] = ()
+    run_again: tuple[int, ...] | None = None
 
     @property
     def codes(self) -> frozenset[str]:
@@ -68,6 +71,7 @@ def judge(case: Case) -> Verdict:
         not_examined_in(
             *(case.run, case.target, case.extent, case.scale, case.trained),
             superseded=case.superseded,
+            run_again=case.run_again,
         )
     )
     trained = case.trained

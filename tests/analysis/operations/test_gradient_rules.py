@@ -86,11 +86,14 @@ def test_it_takes_gradients_the_movement_of_the_loss_and_the_loss_at_the_start(r
     moves, start = curve.movement(10), curve.start
     large = max(
         3 * gradient_rules.MOVES * moves,
-        3 * gradient_rules.OF_START * start / gradient_rules.GRADIENT,
+        3 * gradient_rules.TOGETHER * start / gradient_rules.GRADIENT,
     )
     assert named(with_effect(operations, 0.4, large), curve=curve) == {"bmm"}
     assert not named(with_effect(operations, 0.2, large), curve=curve)
     assert not named(with_effect(operations, 5.0, 0.9 * gradient_rules.MOVES * moves), curve=curve)
+    steady = LossCurve({step: 1.0 - 0.001 * step for step in range(12)})
+    for change, left in ((0.3, {"bmm"}), (0.2, set())):  # times 0.4 beside ``TOGETHER``
+        assert named(with_effect(operations, 0.4, change), curve=steady) == left
     far = LossCurve({**curve.losses, 0: 1e3 * large, 1: 1e3 * large, 2: 1e3 * large})
     assert not named(with_effect(operations, 5.0, large), curve=far)
     assert not named(operations)  # no losses, no answer
@@ -117,6 +120,17 @@ def test_the_last_step_that_was_measured_decides(run):
         for o in with_effect(operations, 50.0, 1e3 * curve.start, at=0)
     ]
     assert named(with_effect(early, 0.01, 0.0), curve=curve) == set()
+
+
+def test_the_verdict_says_in_which_steps_gradients_were_looked_at(run, monkeypatch):
+    assert gradient_rules.run_again(run.operations(), FP16) == (10,)
+    said = mpdiag.analyze(run).verdict.not_examined
+    assert "what rounding does to the gradients of other steps than 10" in said
+    monkeypatch.setattr(gradient_rules, "effect", lambda *_: None)
+    said = mpdiag.analyze(run).verdict.not_examined
+    (clause,) = [one for one in said if "run again" in one]
+    assert clause.startswith("what rounding an operation does to the gradients: no recorded step")
+    assert gradient_rules.run_again([], FP16) is None  # another clause says that there are none
 
 
 def test_a_recording_without_the_measurement_answers_as_before(run):
@@ -149,11 +163,58 @@ def test_a_suspicion_of_what_does_no_harm_is_dropped(tmp_path):
     operations = open_run(tmp_path / "run").operations()
     assert named(operations, code="imprecise") == {"einsum"}  # nothing was measured
     inside = {o.op for o in operations if o.function == "einsum"}
-    for error, left in ((0.5, {"einsum"}), (0.01, set())):
+    curve = LossCurve({0: 1.0, 1: 0.9})
+    for error, change, left in (
+        (0.5, 0.0, {"einsum"}),
+        (0.01, 0.0, set()),
+        (0.01, 5.0, {"einsum"}),
+    ):
         measured = operations
         for op in inside:
-            measured = with_effect(measured, error, 0.0, at=0, op=op)
-        assert named(measured, code="imprecise") == left
+            measured = with_effect(measured, error, change, at=0, op=op)
+        assert named(measured, code="imprecise", curve=curve) == left
+
+
+class Residual(nn.Module):
+    """Blocks without normalization, which begin as almost nothing beside what they are added to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first = nn.Linear(8, 32)
+        self.blocks = nn.ModuleList(
+            nn.Sequential(nn.Linear(32, 32), nn.ReLU(), nn.Linear(32, 32)) for _ in range(12)
+        )
+        self.last = nn.Linear(32, 1)
+        for block in self.blocks:
+            nn.init.normal_(block[2].weight, 0, 1e-4)
+            nn.init.zeros_(block[2].bias)
+
+    def forward(self, x):
+        x = self.first(x)
+        for block in self.blocks:
+            x = x + block(x)
+        return self.last(x)
+
+
+def test_all_of_many_blocks_are_measured_and_none_is_suspected(tmp_path):
+    model = Residual()
+    optimizer = torch.optim.SGD(model.parameters(), 1e-3)
+    with mpdiag.record(model, optimizer, tmp_path / "run", budget=None):
+        for step in range(12):
+            x = torch.randn(16, 8, generator=torch.Generator().manual_seed(step))
+            optimizer.zero_grad()
+            (model(x) - x.sum(1, keepdim=True)).square().mean().backward()
+            optimizer.step()
+    run = open_run(tmp_path / "run")
+    operations, curve = run.operations(), loss_curve(run)
+    measured = {o.module for o in operations if "gradient_error_fp16" in o.facts}
+    assert {f"blocks.{i}.2" for i in range(12)} <= measured
+    assert not named(operations, code="swallowed", curve=curve)
+    unmeasured = [
+        replace(o, facts={k: v for k, v in o.facts.items() if k[:4] != "grad"}) for o in operations
+    ]
+    assert named(unmeasured, code="swallowed", curve=curve)
 
 
 def test_the_finding_names_its_line_once(run):

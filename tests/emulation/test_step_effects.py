@@ -1,0 +1,85 @@
+"""Groups of operations are rounded at once, until those that do harm stand alone."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from mpdiag.emulation.step_effects import by_groups
+from mpdiag.emulation.step_replay import BREAKS, Effect
+
+SITES = [("layer", f"op{i}") for i in range(64)]
+
+
+class Rounded:
+    """Errors of single sites add up as random ones do."""
+
+    def __init__(self, errors, background=0.001):
+        self.errors, self.background = errors, background
+        self.runs = 0
+
+    def __call__(self, group):
+        self.runs += 1
+        each = [self.errors.get(SITES.index(s), self.background) for s in group]
+        total = math.hypot(*each)
+        return Effect(total, total) if math.isfinite(total) else BREAKS
+
+
+def always():
+    return True
+
+
+def test_what_does_no_harm_together_is_looked_at_once():
+    rounded = Rounded({})
+    found = by_groups(SITES, rounded, always)
+    assert rounded.runs == 1
+    assert list(found) == SITES
+    assert all(
+        0.001 < e.gradient_error < 0.1 for e in found.values()
+    )  # bounds, not below their own
+
+
+@pytest.mark.parametrize("at", [0, 37, 63])
+def test_what_does_harm_gets_its_own_figures(at):
+    rounded = Rounded({at: 0.7})
+    found = by_groups(SITES, rounded, always)
+    assert found[SITES[at]] == Effect(0.7, 0.7)
+    assert all(e.gradient_error < 0.1 for s, e in found.items() if s != SITES[at])
+    assert len(found) == 64
+    assert rounded.runs <= 13  # and not 64
+
+
+def test_all_that_do_harm_are_found():
+    harmful = {3: 0.4, 4: math.inf, 40: 2.0}
+    found = by_groups(SITES, Rounded(harmful), always)
+    assert {SITES.index(s) for s, e in found.items() if e.gradient_error >= 0.1} == set(harmful)
+    assert found[SITES[4]] == BREAKS
+
+
+def test_those_that_change_most_come_first():
+    rounded = Rounded({3: 0.4, 40: 2.0})
+    found = by_groups(SITES, rounded, lambda: rounded.runs < 12)
+    assert SITES[40] in found
+    assert SITES[3] not in found
+
+
+def test_products_go_before_what_changes_more():
+    rounded = Rounded({3: 0.4, 40: 2.0})
+    found = by_groups(SITES, rounded, lambda: rounded.runs < 12, first=8)
+    assert SITES[3] in found
+    assert SITES[40] not in found
+
+
+def test_a_group_that_cannot_run_is_divided():
+    rounded = Rounded({})
+
+    def effect(group):
+        return None if SITES[5] in group else rounded(group)
+
+    found = by_groups(SITES, effect, always)
+    assert set(SITES) - set(found) == {SITES[5]}
+
+
+def test_nothing_to_round():
+    assert by_groups([], Rounded({}), always) == {}
