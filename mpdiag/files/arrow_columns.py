@@ -177,6 +177,23 @@ def array_of(values: NDArray[Any], mask: NDArray[np.bool_] | None = None) -> Any
     return pa.Array.from_buffers(kind, len(values), [_validity(mask), pa.py_buffer(data)])
 
 
+def lists_of(
+    ends: NDArray[np.int64], values: NDArray[Any], mask: NDArray[np.bool_] | None = None
+) -> Any:
+    """An Arrow array of lists of NumPy's numbers; see ``lists``.
+
+    Args:
+        ends: Where each list begins among the values, and where the last one ends: shape (n + 1,).
+        values: All lists' numbers, one list after another.
+        mask: Shape (n,), true where a list is null.
+    """
+    import pyarrow as pa
+
+    inner = array_of(values)
+    buffers = [_validity(mask), pa.py_buffer(ends.astype(np.int32))]
+    return pa.Array.from_buffers(pa.list_(inner.type), len(ends) - 1, buffers, children=[inner])
+
+
 def array_from(values: Sequence[Any], kind: Any) -> Any:
     """An Arrow array of Python values, as ``pyarrow.array`` makes it.
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
+from mpdiag.files.arrow_columns import numbers
 from mpdiag.recording.counting import layout
 from mpdiag.recording.counting.host import rows_on
 from mpdiag.runs.schema import TOTAL, UpdateStack, encode
@@ -314,7 +315,7 @@ class Ledger:
             self._books = _Books(
                 part=books.part + 1,
                 rows_written=books.rows_written + table.num_rows,
-                steps_written=books.steps_written + len(table["step"].unique()),
+                steps_written=books.steps_written + len(set(numbers(table["step"], np.int64))),
             )
         self._flushed_at = time.monotonic()
 

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from mpdiag.files.arrow_columns import array_from, array_of, numbers, repeated
+from mpdiag.files.arrow_columns import array_from, array_of, lists_of, numbers, repeated
 from mpdiag.numerics.formats import BF16, FP16
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ def encode(
         columns[name] = getattr(h, name)
     columns["numel"] = h.numel
     columns["first_exponent"] = np.where(np.diff(offsets) > 0, first + start, 0)
-    columns["counts"] = _list_array(offsets, counts.reshape(-1)[flat])
+    columns["counts"] = lists_of(offsets, counts.reshape(-1)[flat].astype(np.int64))
     columns["means"] = _binary_array(offsets, codes.reshape(-1)[flat].astype(np.uint8))
     columns |= _update_columns(n, updates)
     columns["formats"] = _formats_array(h.fp16_overflow, updates)
@@ -191,14 +191,6 @@ def _trimmed(
     offsets = np.concatenate([[0], np.cumsum(stop - start)])
     flat = np.repeat(np.arange(n) * bins + start - offsets[:-1], stop - start)
     return start, offsets, flat + np.arange(offsets[-1])
-
-
-def _list_array(offsets: NDArray[np.int64], values: NDArray[np.int64], mask: Any = None) -> Any:
-    import pyarrow as pa
-
-    nulls = None if mask is None else array_of(mask)
-    edges, inner = array_of(offsets.astype(np.int32)), array_of(values.astype(np.int64))
-    return pa.ListArray.from_arrays(edges, inner, mask=nulls)
 
 
 def _binary_array(offsets: NDArray[np.int64], data: NDArray[np.uint8]) -> Any:
@@ -236,8 +228,8 @@ def _update_columns(n: int, updates: UpdateStack | None) -> dict[str, Any]:
         updates.ratios.reshape(-1)[flat[lengths_offsets[i] : lengths_offsets[i + 1]]] for i in order
     ]
     values = np.concatenate([*pieces, np.zeros(0, np.int64)])
-    columns["ratio_counts"] = _list_array(
-        np.concatenate([[0], np.cumsum(lengths)]), values, mask=absent
+    columns["ratio_counts"] = lists_of(
+        np.concatenate([[0], np.cumsum(lengths)]), values.astype(np.int64), mask=absent
     )
     return columns
 

@@ -16,6 +16,7 @@ from mpdiag.files.arrow_columns import (
     array_from,
     array_of,
     lists,
+    lists_of,
     numbers,
     octets,
     places_of,
@@ -218,3 +219,11 @@ def test_repeated_words_are_theirs(words: list[str], data: st.DataObject) -> Non
     array = repeated(words, np.array(codes, np.int64))
     array.validate(full=True)
     assert array.to_pylist() == [words[code] for code in codes]
+
+
+def test_lists_of_numbers_as_arrow_makes_them():
+    ends, values = np.array([0, 2, 2, 3]), np.array([5, 6, 7])
+    assert lists_of(ends, values).equals(pa.array([[5, 6], [], [7]]))
+    masked = lists_of(ends, values, np.array([False, True, False]))
+    masked.validate(full=True)
+    assert masked.equals(pa.array([[5, 6], None, [7]]))
