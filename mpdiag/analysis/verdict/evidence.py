@@ -127,7 +127,7 @@ def _not_run_again(steps: tuple[int, ...] | None) -> Iterator[str]:
         known = " and ".join(f"{step:,}" for step in steps)
         yield f"what rounding does to the gradients of other steps than {known}"
     elif steps is not None:
-        yield "what rounding an operation does to the gradients: no recorded step could be run again"
+        yield "what rounding an operation does to the gradients: no recorded step was run again"
 
 
 def _not_examined_of_optimizers(run: Run, target: FloatFormat) -> Iterator[str]:
