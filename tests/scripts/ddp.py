@@ -34,6 +34,8 @@ def main(seed):
         digest.update(parameter.detach().numpy().tobytes())
     if rank == 0:
         print("digest", digest.hexdigest(), "metric", metric)
+    # A model that outlives its group takes the group's threads along when it goes, which may hang.
+    del model, optimizer, loss
     dist.destroy_process_group()
 
 
