@@ -6,13 +6,13 @@ import functools
 import sys
 import threading
 import warnings
-from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from contextlib import AbstractContextManager
 
     from mpdiag.files.paths import AnyPath
     from mpdiag.recording.operations import OperationWatch
@@ -90,10 +90,24 @@ class HookGuard:
         self.lock = threading.RLock()
         self._operations = operations
 
-    def unrecorded(self) -> AbstractContextManager[None]:
-        """What this package computes is no operation of the training."""
+    def call(self, method: Callable[..., None], *args: Any, **kwargs: Any) -> None:
+        """Call a hook's method: alone, measured, and as no part of the training.
+
+        Gradients are switched off by torch's own switch: a ``no_grad`` takes longer than a small
+        tensor takes to be counted.
+        """
         watch = self._operations
-        return watch.quiet() if watch.recording else nullcontext()
+        with self.lock, self.governor, torch._C.DisableTorchFunctionSubclass():
+            enabled = torch.is_grad_enabled()
+            torch._C._set_grad_enabled(False)
+            try:
+                if watch.recording:
+                    with watch.quiet():
+                        method(*args, **kwargs)
+                else:
+                    method(*args, **kwargs)
+            finally:
+                torch._C._set_grad_enabled(enabled)
 
 
 class Guarded(Protocol):
@@ -112,14 +126,7 @@ def guarded(where: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
             if not guard.clock.active:
                 return
             try:
-                with (
-                    guard.lock,
-                    guard.governor,
-                    torch.no_grad(),
-                    torch._C.DisableTorchFunctionSubclass(),
-                    guard.unrecorded(),
-                ):
-                    method(self, *args, **kwargs)
+                guard.call(method, self, *args, **kwargs)
             except Exception as error:  # noqa: BLE001 - whatever it is, training goes on
                 guard.failures.note(where, error)
 

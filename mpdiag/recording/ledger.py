@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from mpdiag.files.arrow_columns import numbers
+from mpdiag.files.arrow_columns import array_from, array_of, numbers
 from mpdiag.recording.counting import layout
 from mpdiag.recording.counting.host import rows_on
 from mpdiag.runs.schema import TOTAL, UpdateStack, encode
@@ -320,16 +320,19 @@ class Ledger:
         self._flushed_at = time.monotonic()
 
     def _table(self, raw: RawRows, entries: list[_Entry]) -> pa.Table:
-        updates = [(i, e) for i, e in enumerate(entries) if e.facts]
+        updates = [(i, e.facts) for i, e in enumerate(entries) if e.facts]
         stack = None
         if updates:
+            held = np.array([fact for _, facts in updates for fact in facts], np.int64)
+            starts = np.cumsum([0, *(len(facts) for _, facts in updates)])[:-1]
             stack = UpdateStack(
                 rows=np.array([i for i, _ in updates], np.int64),
-                facts=np.stack([raw.facts[e.facts].sum(0) for _, e in updates]),
+                facts=np.add.reduceat(raw.facts[held], starts),
                 ratio_first=layout.RATIO_FIRST,
-                ratios=np.stack([raw.ratios[e.facts].sum(0) for _, e in updates]),
+                ratios=np.add.reduceat(raw.ratios[held], starts),
             )
-        return encode(raw.merged([e.rows for e in entries]), self._labels(entries), stack)
+        histograms = raw.merged([e.rows for e in entries], occupied=True)
+        return encode(histograms, self._labels(entries), stack)
 
     def _labels(self, entries: list[_Entry]) -> dict[str, Any]:
         keys = [e.key for e in entries]
@@ -338,18 +341,21 @@ class Ledger:
             if id(e.scale) not in scales:
                 scales[id(e.scale)] = _positive(float(e.scale))
         return {
-            "step": [e.step for e in entries],
-            "micro": [k.micro for k in keys],
-            "rank": [self._writer.rank] * len(entries),
-            "tensors": [len(e.rows) for e in entries],
-            "kind": [k.kind for k in keys],
-            "name": [k.name for k in keys],
-            "dtype": [k.dtype for k in keys],
-            "placement": [k.placement for k in keys],
-            "stage": [k.stage for k in keys],
-            "scale": [scales[id(e.scale)] for e in entries],
-            "skipped": [bool(e.skipped) for e in entries],
-            "sampled_from": [e.elements if e.sampled else None for e in entries],
+            "step": np.array([e.step for e in entries]),
+            "micro": np.array([k.micro for k in keys]),
+            "rank": np.full(len(entries), self._writer.rank),
+            "tensors": np.array([len(e.rows) for e in entries]),
+            "kind": _words([k.kind for k in keys]),
+            "name": _words([k.name for k in keys]),
+            "dtype": _words([k.dtype for k in keys]),
+            "placement": _words([k.placement for k in keys]),
+            "stage": _words([k.stage for k in keys]),
+            "scale": np.array([scales[id(e.scale)] for e in entries]),
+            "skipped": np.array([bool(e.skipped) for e in entries]),
+            "sampled_from": array_of(
+                np.array([e.elements for e in entries], np.int64),
+                mask=np.array([not e.sampled for e in entries]),
+            ),
         }
 
     def _entry(self, key: RowKey) -> _Entry:
@@ -363,6 +369,15 @@ class Ledger:
         if rows is None:
             rows = self._rows[device] = rows_on(device)
         return rows
+
+
+def _words(values: list[str]) -> Any:
+    """A column of words that repeat, as the schema has it."""
+    import pyarrow as pa
+
+    codes: dict[str, int] = {}
+    found = np.array([codes.setdefault(value, len(codes)) for value in values], np.int32)
+    return pa.DictionaryArray.from_arrays(array_of(found), array_from(list(codes), pa.string()))
 
 
 def _positive(scale: float) -> float:

@@ -157,7 +157,7 @@ def encode(
     exponents = first + np.arange(counts.shape[1], dtype=np.float64)
     means = h.sums[:, span] / np.maximum(counts, 1) / np.exp2(exponents)
     codes = np.rint((np.clip(means, 1.0, 2.0) - 1.0) * 255.0) * (counts > 0)
-    columns: dict[str, Any] = {SAMPLED: [None] * n, **labels}
+    columns: dict[str, Any] = {SAMPLED: pa.nulls(n, pa.int64()), **labels}
     for name in ("zeros", "subnormals", "infs", "nans", "absmax", "absmin"):
         columns[name] = getattr(h, name)
     columns["numel"] = h.numel

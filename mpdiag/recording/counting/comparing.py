@@ -17,15 +17,20 @@ from mpdiag.recording.counting.compiled import compiled
 from mpdiag.recording.counting.layout import FLOAT32, FP16_OVERFLOW, INFS, SUBNORMALS, ZEROS
 from mpdiag.recording.counting.numba_kernels import (
     BLOCK,
+    CELL_ROOM,
+    ROOM,
+    ROWS,
     TABLES_AT,
+    USED,
     WORK,
+    append_row,
     clear_edges,
     collect,
     finish,
-    keep_counts,
     limits_of,
     note_edges,
     note_limits,
+    opened,
     rare_values,
     tally,
     widened,
@@ -237,9 +242,20 @@ def count_values(address, n, kind, row, edges, work):  # type: ignore[no-untyped
 
 
 @compiled()
-def count_row(  # type: ignore[no-untyped-def]
-    address, n, kind, repeat, zeros, i, row, edges, work, places, cells, tails, kept_edges
-):
-    """``count_values`` into scratch memory, then ``keep_counts``; returns how many cells are used."""
+def count_row(address, n, kind, repeat, zeros, scratch, table):  # type: ignore[no-untyped-def]
+    """``numba_kernels.count_row``, faster; scratch memory is of ``COMPARING_WORK``."""
+    if table[ROWS] >= table[ROOM] or table[USED] + layout.QUARTERS > table[CELL_ROOM]:
+        return -1
+    row, edges, work = opened(scratch)
     count_values(address, n, kind, row, edges, work)
-    return keep_counts(row, edges, repeat, zeros, i, places, cells, tails, kept_edges)
+    return append_row(scratch, table, repeat, zeros)
+
+
+@compiled()
+def count_rows(items, scratch, table):  # type: ignore[no-untyped-def]
+    """``numba_kernels.count_rows``, faster."""
+    for i in range(len(items)):
+        n, kind, repeat, zeros = items[i, 1], items[i, 2], items[i, 3], items[i, 4]
+        if count_row(items[i, 0], n, kind, repeat, zeros, scratch, table) < 0:
+            return i
+    return len(items)

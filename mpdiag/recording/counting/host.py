@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import torch
 
+from mpdiag.numerics.histograms import MIN_EXPONENT
 from mpdiag.recording.counting import comparing, layout, numba_kernels, updating
 from mpdiag.recording.counting.rows import RawRows, Rows
 
@@ -51,7 +52,7 @@ class Packed:
         joined: Whether a row that is taken has them, too.
 
     Attributes:
-        rows: How many rows there are.
+        table: What the kernels know of it, see ``numba_kernels.ROWS``.
         edges: float64 (room, 2), beside each row.
     """
 
@@ -59,8 +60,7 @@ class Packed:
         self._width = body + tail if joined else body
         self._body = body
         self._tail = tail
-        self.rows = 0
-        self._used = 0  # cells
+        self.table = np.zeros(8, np.int64)
         self._places: NDArray[np.int64]
         self._tails: NDArray[np.int64]
         self._cells: NDArray[np.int64]
@@ -78,25 +78,29 @@ class Packed:
             (self._places, self._tails, self.edges, self._cells), old, strict=False
         ):
             mine[: len(there)] = there
+        arrays = self._places, self._cells, self._tails, self.edges
+        self.table[: len(arrays)] = [array.ctypes.data for array in arrays]
+        self.table[numba_kernels.ROOM], self.table[numba_kernels.CELL_ROOM] = rows, cells
 
-    def room(self) -> tuple[NDArray[np.int64], ...]:
-        """Arrays with room for one more row, as ``numba_kernels.keep`` takes them."""
-        rows, cells = len(self._places), len(self._cells)
-        if self.rows >= rows or self._used + self._body > cells:  # or both
-            rows *= 2 if self.rows >= rows else 1
-            cells *= 2 if self._used + self._body > cells else 1
-            self._make(rows, cells)
+    @property
+    def rows(self) -> int:
+        """How many rows there are."""
+        return int(self.table[numba_kernels.ROWS])
+
+    def room(self, more: int = 1) -> tuple[NDArray[np.int64], ...]:
+        """Arrays with room for at least one more row, as ``numba_kernels.keep`` takes them."""
+        rows, cells, used = len(self._places), len(self._cells), self.table[numba_kernels.USED]
+        few, full = self.rows + more > rows, used + more * self._body > cells
+        if few or full:
+            self._make(rows * 2 if few else rows, cells * 2 if full else cells)
         return self._places, self._cells, self._tails
-
-    def added(self, used: int) -> int:
-        """Note that a row was written, after which so many cells are used; returns its number."""
-        self._used = used
-        self.rows += 1
-        return self.rows - 1
 
     def append(self, row: NDArray[np.int64]) -> int:
         """Keep a row of scratch memory, int64 (body + tail or more,), and leave zeros there."""
-        return self.added(numba_kernels.keep(row, self._body, self.rows, *self.room()))
+        number = self.rows
+        used = numba_kernels.keep(row, self._body, number, *self.room())
+        self.table[numba_kernels.ROWS : numba_kernels.USED + 1] = number + 1, used
+        return number
 
     def __getitem__(self, indices: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
         """Some rows as they were, int64 (n, width)."""
@@ -107,16 +111,21 @@ class Packed:
 
     def binned(
         self, indices: NDArray[np.int64]
-    ) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.int64]]:
+    ) -> tuple[int, NDArray[np.int64], NDArray[np.float64], NDArray[np.int64]]:
         """Some rows of quarters as bins; see ``rows.BinnedTable``."""
-        shape = len(indices), self._body // 4
+        places = self._places[indices]
+        some = places[places[:, 2] > places[:, 1]]
+        first = int(some[:, 1].min()) >> 2 if len(some) else 0
+        stop = (int(some[:, 2].max()) + 3) >> 2 if len(some) else 1
+        shape = len(indices), stop - first
         counts, sums = np.zeros(shape, np.int64), np.zeros(shape, np.float64)
-        numba_kernels.bin_quarters(indices, self._places, self._cells, counts, sums)
-        return counts, sums, self._tails[indices]
+        numba_kernels.bin_quarters(places, self._cells, first, counts, sums)
+        sums *= np.exp2(np.arange(first, stop, dtype=np.float64) + MIN_EXPONENT)
+        return first, counts, sums, self._tails[indices]
 
     def clear(self) -> None:
         """Forget all rows, and give back memory that only a very large step needs."""
-        self.rows = self._used = 0
+        self.table[numba_kernels.ROWS : numba_kernels.USED + 1] = 0
         if self._cells.nbytes > _KEPT_BYTES:
             self._make(64, 16 * self._body)
 
@@ -146,6 +155,8 @@ class Scratch:
         self.row = np.zeros(numba_kernels.SCRATCH, np.int64)
         self.edges = np.array([0.0, math.inf])
         self.work = np.zeros(comparing.COMPARING_WORK, np.uint8)
+        places = [array.ctypes.data for array in (self.row, self.edges, self.work)]
+        self.table = np.array([*places, self.work.size])
 
 
 class Kernels(NamedTuple):
@@ -153,13 +164,25 @@ class Kernels(NamedTuple):
 
     count_values: Callable[..., None]
     count_row: Callable[..., int]
+    count_rows: Callable[..., int]
     count_update: Callable[..., None]
+    count_updates: Callable[..., int]
 
 
 PLAIN = Kernels(
-    numba_kernels.count_values, numba_kernels.count_row, updating.count_update_in_tables
+    numba_kernels.count_values,
+    numba_kernels.count_row,
+    numba_kernels.count_rows,
+    updating.count_update_in_tables,
+    updating.count_updates_in_tables,
 )
-COMPARING = Kernels(comparing.count_values, comparing.count_row, updating.count_update)
+COMPARING = Kernels(
+    comparing.count_values,
+    comparing.count_row,
+    comparing.count_rows,
+    updating.count_update,
+    updating.count_updates,
+)
 
 
 @cache
@@ -201,65 +224,65 @@ class HostRows:
         if kind is None:
             kind, values = layout.FLOAT32, values.float()
         n = values.numel()
-        count_with, rows, scratch = kernels(), self._counts, self._scratch
+        count_with, rows, scratch = kernels(), self._counts.table, self._scratch
         if n >= _SHARED:
             scratch = Scratch()  # an interruption leaves nothing in the other
             _count_shared(count_with.count_values, values, kind, scratch)
             n = 0
-        used = count_with.count_row(
-            values.data_ptr(),
-            n,
-            kind,
-            repeat,
-            zeros,
-            rows.rows,
-            scratch.row,
-            scratch.edges,
-            scratch.work,
-            *rows.room(),
-            rows.edges,
-        )
-        return rows.added(used)
+        address = values.data_ptr()
+        row = count_with.count_row(address, n, kind, repeat, zeros, scratch.table, rows)
+        if row < 0:
+            self._counts.room()
+            row = count_with.count_row(address, n, kind, repeat, zeros, scratch.table, rows)
+        return row
 
     def count_many(self, tensors: Sequence[tuple[torch.Tensor, int, int]]) -> list[int]:
-        """See ``Rows``."""
-        return [self.count(*tensor) for tensor in tensors]
+        """See ``Rows``: in one call of the kernel, but for tensors that several threads count."""
+        few = all(v.dtype in _KINDS and v.numel() < _SHARED for v, _, _ in tensors)
+        if not few or not tensors:
+            return [self.count(*tensor) for tensor in tensors]
+        items = np.array(
+            [
+                (v.data_ptr(), v.numel(), _KINDS[v.dtype], repeat, zeros)
+                for v, repeat, zeros in tensors
+            ],
+            np.int64,
+        )
+        first, done = self._counts.rows, 0
+        while done < len(items):
+            self._counts.room()
+            done += kernels().count_rows(items[done:], self._scratch.table, self._counts.table)
+        return list(range(first, first + done))
+
+    def count_update(self, before: torch.Tensor, after: torch.Tensor) -> tuple[int, int, int]:
+        """See ``Rows``. Both are flat, dense, of equal length and layout."""
+        return self.count_many_updates([(before.float(), after.float())])[0]
 
     def count_many_updates(
         self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]
     ) -> list[tuple[int, int, int]]:
-        """See ``Rows``."""
-        return [self.count_update(*pair) for pair in pairs]
+        """See ``Rows``: in one call of the kernel, but for types that have to be converted."""
+        if any(tensor.dtype != torch.float32 for pair in pairs for tensor in pair):
+            return [self.count_update(*pair) for pair in pairs]  # no two copies at a time
+        items = np.array(
+            [(before.data_ptr(), after.data_ptr(), before.numel()) for before, after in pairs],
+            np.int64,
+        )
+        return self._count_updates(items)
 
-    def count_update(self, before: torch.Tensor, after: torch.Tensor) -> tuple[int, int, int]:
-        """See ``Rows``. Both are flat, dense, of equal length and layout."""
-        before, after = before.float(), after.float()
-        weights, updates, facts = self._scratch, self._updates, self._facts
+    def _count_updates(self, items: NDArray[np.int64]) -> list[tuple[int, int, int]]:
+        counts, ratios = self._counts, self._ratios
+        row, fact, done = counts.rows, ratios.rows, 0
+        scratch = self._scratch.table, self._updates.table, self._facts
         try:
-            kernels().count_update(
-                before.data_ptr(),
-                after.data_ptr(),
-                before.numel(),
-                weights.row,
-                weights.edges,
-                updates.row,
-                updates.edges,
-                facts,
-                weights.work,
-                updates.work,
-            )
-            return self._keep(weights), self._keep(updates), self._ratios.append(facts)
+            while done < len(items):
+                counts.room(2)
+                ratios.room()
+                done += kernels().count_updates(items[done:], *scratch, counts.table, ratios.table)
         except BaseException:
             self._make_scratch()
             raise
-
-    def _keep(self, scratch: Scratch) -> int:
-        """Keep what was counted in scratch memory as a row."""
-        rows = self._counts
-        used = numba_kernels.keep_counts(
-            scratch.row, scratch.edges, 1, 0, rows.rows, *rows.room(), rows.edges
-        )
-        return rows.added(used)
+        return [(row + 2 * i, row + 2 * i + 1, fact + i) for i in range(done)]
 
     def read(self) -> RawRows:
         """All rows counted since the last ``clear``; see ``Rows``."""

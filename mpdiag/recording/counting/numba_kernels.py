@@ -18,7 +18,6 @@ from __future__ import annotations
 import numpy as np
 from numba.np.numpy_support import carray
 
-from mpdiag.numerics.histograms import MIN_EXPONENT
 from mpdiag.recording.counting import layout
 from mpdiag.recording.counting.compiled import compiled
 from mpdiag.recording.counting.layout import (
@@ -297,35 +296,83 @@ def unpack(indices, body, places, cells, tails, rows):  # type: ignore[no-untype
 
 
 @compiled()
-def bin_quarters(indices, places, cells, counts, sums):  # type: ignore[no-untyped-def]
-    """Add packed quarters to ``counts`` and ``sums``, (n, bins), a value as its quarter's middle."""
-    for n in range(indices.size):
-        i = indices[n]
-        start, first, stop = places[i, 0], places[i, 1], places[i, 2]
+def bin_quarters(places, cells, lowest, counts, sums):  # type: ignore[no-untyped-def]
+    """Add packed quarters to bins, a value as its quarter's middle over 2^e.
+
+    Args:
+        places: int64 (n, 3), as ``keep`` writes them.
+        cells: int64, stretches one after the other.
+        lowest: Number of the first bin.
+        counts: int64 (n, bins), added to.
+        sums: float64 (n, bins), added to.
+    """
+    for n in range(len(places)):
+        start, first, stop = places[n, 0], places[n, 1], places[n, 2]
         for j in range(first, stop):
             found = cells[start + j - first]
-            counts[n, j >> 2] += found
-            sums[n, j >> 2] += found * (1.125 + 0.25 * (j & 3))
-        for j in range(first >> 2, (stop + 3) >> 2):
-            sums[n, j] *= 2.0 ** (j + MIN_EXPONENT)
+            counts[n, (j >> 2) - lowest] += found
+            sums[n, (j >> 2) - lowest] += found * (1.125 + 0.25 * (j & 3))
+
+
+PLACES, CELLS, TAILS, EDGES, ROWS, USED, ROOM, CELL_ROOM = range(8)
+"""Entries of a table of packed rows, int64 (8,): four addresses, rows and cells in use, and how many of
+each there is room for."""
+ROW_AT, EDGES_AT, WORK_AT, WORK_SIZE = range(4)
+"""Entries of a table of scratch memory, int64 (4,): three addresses, and bytes of the last."""
 
 
 @compiled()
-def keep_counts(row, edges, repeat, zeros, i, places, cells, tails, kept_edges):  # type: ignore[no-untyped-def]
-    """Keep a counted row, each value ``repeat`` times and ``zeros`` zeros more; see ``keep``."""
+def opened(scratch):  # type: ignore[no-untyped-def]
+    """The arrays of scratch memory: a row, its extremes, and bytes to work in."""
+    row = carray(pointer(scratch[ROW_AT]), SCRATCH, np.int64)
+    edges = carray(pointer(scratch[EDGES_AT]), 2, np.float64)
+    return row, edges, carray(pointer(scratch[WORK_AT]), scratch[WORK_SIZE], np.uint8)
+
+
+@compiled()
+def append(row, body, tail, table):  # type: ignore[no-untyped-def]
+    """Keep a row, see ``keep``, where there is room; returns its number."""
+    i = table[ROWS]
+    places = carray(pointer(table[PLACES]), (table[ROOM], 3), np.int64)
+    cells = carray(pointer(table[CELLS]), table[CELL_ROOM], np.int64)
+    tails = carray(pointer(table[TAILS]), (table[ROOM], tail), np.int64)
+    table[USED] = keep(row, body, i, places, cells, tails)
+    table[ROWS] = i + 1
+    return i
+
+
+@compiled()
+def append_row(scratch, table, repeat, zeros):  # type: ignore[no-untyped-def]
+    """Keep a counted row of scratch memory, each value ``repeat`` times and ``zeros`` zeros more.
+
+    Returns its number. There must be room.
+    """
+    row, edges, _ = opened(scratch)
     if repeat != 1:
         for j in range(RAW):
             row[j] *= repeat
     row[ZEROS] += zeros
-    kept_edges[i, 0], kept_edges[i, 1] = edges[0], edges[1]
+    kept_edges = carray(pointer(table[EDGES]), (table[ROOM], 2), np.float64)
+    kept_edges[table[ROWS], 0], kept_edges[table[ROWS], 1] = edges[0], edges[1]
     edges[0], edges[1] = 0.0, np.inf
-    return keep(row, QUARTERS, i, places, cells, tails)
+    return append(row, QUARTERS, RAW - QUARTERS, table)
 
 
 @compiled()
-def count_row(  # type: ignore[no-untyped-def]
-    address, n, kind, repeat, zeros, i, row, edges, work, places, cells, tails, kept_edges
-):
-    """``count_values`` into scratch memory, then ``keep_counts``; returns how many cells are used."""
+def count_row(address, n, kind, repeat, zeros, scratch, table):  # type: ignore[no-untyped-def]
+    """``count_values``, then ``append_row``; returns the row's number, -1 where there is no room."""
+    if table[ROWS] >= table[ROOM] or table[USED] + QUARTERS > table[CELL_ROOM]:
+        return -1
+    row, edges, work = opened(scratch)
     count_values(address, n, kind, row, edges, work)
-    return keep_counts(row, edges, repeat, zeros, i, places, cells, tails, kept_edges)
+    return append_row(scratch, table, repeat, zeros)
+
+
+@compiled()
+def count_rows(items, scratch, table):  # type: ignore[no-untyped-def]
+    """``count_row`` of many tensors, int64 (k, 5); returns how many there was room for."""
+    for i in range(len(items)):
+        n, kind, repeat, zeros = items[i, 1], items[i, 2], items[i, 3], items[i, 4]
+        if count_row(items[i, 0], n, kind, repeat, zeros, scratch, table) < 0:
+            return i
+    return len(items)

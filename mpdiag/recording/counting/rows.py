@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import itertools
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -30,8 +31,13 @@ class BinnedTable(Table, Protocol):
 
     def binned(
         self, indices: NDArray[np.int64], /
-    ) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.int64]]:
-        """Counts int64 and sums float64 (n, bins), and what follows the quarters, int64 (n, 5)."""
+    ) -> tuple[int, NDArray[np.int64], NDArray[np.float64], NDArray[np.int64]]:
+        """Some bins, of which the rows have no others.
+
+        Returns:
+            The number of the first bin, counts int64 and sums float64 (n, bins), and what follows the
+            quarters, int64 (n, 5).
+        """
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,19 +56,34 @@ class RawRows:
     facts: NDArray[np.int64]
     ratios: Table
 
-    def merged(self, groups: list[list[int]]) -> ExponentHistogram:
-        """A stack of histograms, each the sum of the raw rows its group names."""
-        first = np.fromiter((rows[0] for rows in groups), np.int64, len(groups))
-        if isinstance(self.counts, BinnedTable) and all(len(rows) == 1 for rows in groups):
-            highest, lowest = self.extremes[first].T
-            return _histograms(*self.counts.binned(first), highest, lowest)
-        counts, extremes = self.counts[first], self.extremes[first]
-        for i, rows in enumerate(groups):
-            if len(rows) > 1:  # the rare case: a module called several times in a step
-                counts[i] = self.counts[rows].sum(0)
-                extremes[i] = self.extremes[rows, 0].max(), self.extremes[rows, 1].min()
-        highest, lowest = extremes[:, 0], extremes[:, 1]
-        return _histograms(*_binned(counts), highest, lowest)
+    def merged(self, groups: list[list[int]], *, occupied: bool = False) -> ExponentHistogram:
+        """A stack of histograms, each the sum of the raw rows its group names.
+
+        Args:
+            groups: Numbers of rows, at least one a group.
+            occupied: Whether bins may be left out that hold nothing in any of them.
+        """
+        rows = np.fromiter(itertools.chain.from_iterable(groups), np.int64)
+        if isinstance(self.counts, BinnedTable):
+            first, counts, sums, rest = self.counts.binned(rows)
+        else:
+            first, (counts, sums, rest) = 0, _binned(self.counts[rows])
+        highest, lowest = self.extremes[rows].T
+        if len(rows) > len(groups):  # a module was called several times in a step
+            starts = np.cumsum([0, *map(len, groups)])[:-1]
+            counts, sums, rest = (np.add.reduceat(a, starts) for a in (counts, sums, rest))
+            highest = np.maximum.reduceat(highest, starts)
+            lowest = np.minimum.reduceat(lowest, starts)
+        found = _histograms(first, counts, sums, rest, highest, lowest)
+        return found if occupied else _whole(found)
+
+
+def _whole(histograms: ExponentHistogram) -> ExponentHistogram:
+    """The same with all bins of FP32."""
+    first = histograms.first - MIN_EXPONENT
+    around = ((0, 0), (first, BINS - first - histograms.counts.shape[1]))
+    counts, sums = np.pad(histograms.counts, around), np.pad(histograms.sums, around)
+    return replace(histograms, first=MIN_EXPONENT, counts=counts, sums=sums)
 
 
 _REST = range(layout.QUARTERS, layout.RAW)
@@ -73,13 +94,14 @@ _BIN_SCALES = np.exp2(np.arange(MIN_EXPONENT, MIN_EXPONENT + BINS, dtype=np.floa
 def _binned(
     raw: NDArray[np.int64],
 ) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.int64]]:
-    """Raw rows as ``BinnedTable.binned`` gives them."""
+    """Raw rows as ``BinnedTable.binned`` gives them, all bins."""
     quarters = raw[:, : layout.QUARTERS].reshape(len(raw), BINS, 4)
     sums = (quarters @ _QUARTER_MIDDLES) * _BIN_SCALES
     return quarters.sum(-1), sums, raw[:, layout.QUARTERS :]
 
 
 def _histograms(
+    first: int,
     counts: NDArray[np.int64],
     sums: NDArray[np.float64],
     rest: NDArray[np.int64],
@@ -87,11 +109,12 @@ def _histograms(
     lowest: NDArray[np.float64],
 ) -> ExponentHistogram:
     raw = dict(zip(_REST, rest.T, strict=True))
-    # The lowest bin was counted together with the subnormals; what remains is 2^-126 itself.
-    counts[:, 0] -= raw[layout.SUBNORMALS]
-    sums[:, 0] = counts[:, 0] * 2.0**-126
+    if first == 0:
+        # The lowest bin was counted together with the subnormals; what remains is 2^-126 itself.
+        counts[:, 0] -= raw[layout.SUBNORMALS]
+        sums[:, 0] = counts[:, 0] * 2.0**-126
     return ExponentHistogram(
-        first=MIN_EXPONENT,
+        first=MIN_EXPONENT + first,
         counts=counts,
         sums=sums,
         zeros=raw[layout.ZEROS],

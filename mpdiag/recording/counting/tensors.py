@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from mpdiag.runs.schema import Placement
 
 _MAX_DEPTH = 16
+_dispatch_keys = torch._C._dispatch_keys
+_plain_keys: set[int] = set()  # dispatch keys that only plain tensors have
 _OWN_TYPES = (torch.Tensor, torch.nn.Parameter)
 _NAMES = {
     torch.float32: "float32",
@@ -65,7 +67,8 @@ def tensors_in(output: Any, depth: int = 0) -> Iterator[torch.Tensor]:
 def countable(tensor: torch.Tensor) -> Countable | str:
     """Make a tensor ready for counting, or say in a few words why it cannot be counted."""
     if _is_plain(tensor):
-        values = tensor.detach().view(-1)
+        values = tensor.detach() if torch.is_grad_enabled() else tensor
+        values = values.view(-1)
         name, shared = _NAMES[tensor.dtype], values.numel() > 0
         return Countable(values, 1, 0, name, "local", shared, tensor._version)
     refusal = _refusal(tensor)
@@ -97,14 +100,19 @@ def countable(tensor: torch.Tensor) -> Countable | str:
 
 def _is_plain(tensor: torch.Tensor) -> bool:
     """Whether a tensor is nothing but memory of numbers in order: the usual case, told quickly."""
-    return (
-        type(tensor) in _OWN_TYPES
-        and tensor.dtype in _NAMES
-        and tensor.layout is torch.strided
-        and tensor.is_contiguous()
-        and not (tensor.is_meta or tensor.is_nested or tensor.is_neg() or tensor.is_inference())
-        and not torch._C._functorch.is_functorch_wrapped_tensor(tensor)
-    )
+    if type(tensor) not in _OWN_TYPES or tensor.dtype not in _NAMES:
+        return False
+    # Its dispatch keys say all of these at once; those of a tensor that was looked at are kept.
+    keys = _dispatch_keys(tensor).raw_repr()
+    if keys not in _plain_keys:
+        if (
+            tensor.layout is not torch.strided
+            or (tensor.is_meta or tensor.is_nested or tensor.is_neg() or tensor.is_inference())
+            or torch._C._functorch.is_functorch_wrapped_tensor(tensor)
+        ):
+            return False
+        _plain_keys.add(keys)
+    return tensor.is_contiguous()
 
 
 def sum_of_bits(values: torch.Tensor) -> int | None:

@@ -23,6 +23,7 @@ from mpdiag.recording.counting.compiled import compiled
 from mpdiag.recording.counting.layout import (
     CHANGED,
     INFS,
+    QUARTERS,
     RATIO_BINS,
     RATIO_FIRST,
     RATIO_ZEROS,
@@ -31,12 +32,19 @@ from mpdiag.recording.counting.layout import (
     VANISHED_FP16,
 )
 from mpdiag.recording.counting.numba_kernels import (
+    CELL_ROOM,
+    ROOM,
+    ROWS,
     TABLES_AT,
+    USED,
     WORK,
+    append,
+    append_row,
     clear_edges,
     collect,
     finish,
     note_edges,
+    opened,
 )
 from mpdiag.recording.counting.numba_kernels import count_values as plain_values
 from mpdiag.recording.counting.vectors import GROUP, as_bits, as_float, pointer
@@ -305,3 +313,50 @@ def count_update_in_tables(  # type: ignore[no-untyped-def]
         _add_ratios(tops, m, RATIO_BINS, facts)
         plain_values(np.int64(delta.ctypes.data), m, layout.FLOAT32, d_row, d_edges, w_work)
     plain_values(before, n, layout.FLOAT32, w_row, w_edges, w_work)
+
+
+@compiled()
+def count_updates(pairs, w_scratch, d_scratch, facts, counts, ratios):  # type: ignore[no-untyped-def]
+    """Count many updates into packed rows; returns how many there was room for.
+
+    Args:
+        pairs: int64 (k, 3): where float32 weights lie before a step, where after it, how many.
+        w_scratch: Scratch memory, see ``numba_kernels.ROW_AT``.
+        d_scratch: Another one.
+        facts: int64 (``UPDATE_ROW``,), scratch.
+        counts: Where two rows of each go, weights and updates; see ``numba_kernels.ROWS``.
+        ratios: Where its facts go.
+    """
+    w_row, w_edges, w_work = opened(w_scratch)
+    d_row, d_edges, d_work = opened(d_scratch)
+    for i in range(len(pairs)):
+        if counts[ROWS] + 2 > counts[ROOM] or counts[USED] + 2 * QUARTERS > counts[CELL_ROOM]:
+            return i
+        if ratios[ROWS] >= ratios[ROOM] or ratios[USED] + RATIO_BINS > ratios[CELL_ROOM]:
+            return i
+        before, after, n = pairs[i, 0], pairs[i, 1], pairs[i, 2]
+        count_update(before, after, n, w_row, w_edges, d_row, d_edges, facts, w_work, d_work)
+        append_row(w_scratch, counts, 1, 0)
+        append_row(d_scratch, counts, 1, 0)
+        append(facts, RATIO_BINS, layout.UPDATE, ratios)
+    return len(pairs)
+
+
+@compiled()
+def count_updates_in_tables(pairs, w_scratch, d_scratch, facts, counts, ratios):  # type: ignore[no-untyped-def]
+    """``count_updates`` without vectors of its own."""
+    w_row, w_edges, w_work = opened(w_scratch)
+    d_row, d_edges, d_work = opened(d_scratch)
+    for i in range(len(pairs)):
+        if counts[ROWS] + 2 > counts[ROOM] or counts[USED] + 2 * QUARTERS > counts[CELL_ROOM]:
+            return i
+        if ratios[ROWS] >= ratios[ROOM] or ratios[USED] + RATIO_BINS > ratios[CELL_ROOM]:
+            return i
+        before, after, n = pairs[i, 0], pairs[i, 1], pairs[i, 2]
+        count_update_in_tables(
+            before, after, n, w_row, w_edges, d_row, d_edges, facts, w_work, d_work
+        )
+        append_row(w_scratch, counts, 1, 0)
+        append_row(d_scratch, counts, 1, 0)
+        append(facts, RATIO_BINS, layout.UPDATE, ratios)
+    return len(pairs)
