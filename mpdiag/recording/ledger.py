@@ -55,7 +55,7 @@ class Count(NamedTuple):
     row: int
 
 
-@dataclass
+@dataclass(slots=True)
 class _Entry:
     key: RowKey
     rows: list[int]

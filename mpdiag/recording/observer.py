@@ -192,7 +192,8 @@ class Observer(StepListener):
         if named.output_shapes is None:
             named.input_shapes = shapes_of(tensors_in(args))
             named.output_shapes = shapes_of(tensors_in(output))
-        for tensor in tensors_in(output):
+        plain = isinstance(output, torch.Tensor)
+        for tensor in (output,) if plain else tensors_in(output):
             # Checkpointing runs the forward again inside backward: the activation was counted then.
             if not recomputing:
                 self._note_tensor("activation", [named], self._clock.micro, tensor)

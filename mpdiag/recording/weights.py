@@ -15,7 +15,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from mpdiag.recording.counting.tensors import Countable, beside_sharded, countable
-from mpdiag.recording.counting.weight_copies import copied, sampled
+from mpdiag.recording.counting.weight_copies import all_copied, sampled
 from mpdiag.recording.failures import guarded
 from mpdiag.recording.ledger import ParameterUpdate
 from mpdiag.recording.step_clock import StepListener
@@ -286,6 +286,7 @@ class WeightObserver(StepListener):
         if not closure:
             held = [named for named in held if named.parameter.grad is not None]
             self._note_gradients(held)
+        found = []
         for named in held:
             ready = countable(named.parameter)
             if isinstance(ready, str):
@@ -294,7 +295,12 @@ class WeightObserver(StepListener):
             blocks = self._copies.blocks(id(optimizer), ready)
             if blocks is not None:  # weights are counted whole, though their updates are not
                 self._note_weight(named, ready)
-            kept.append(_Kept(named, copied(ready, blocks), ready.values.numel(), blocks))
+            found.append((named, ready, blocks))
+        copies = all_copied([(ready, blocks) for _, ready, blocks in found])
+        kept += [
+            _Kept(named, copy, ready.values.numel(), blocks)
+            for (named, ready, blocks), copy in zip(found, copies, strict=True)
+        ]
 
     def _after_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._operations.pause()  # a closure may have run forward passes

@@ -17,12 +17,14 @@ import torch
 from mpdiag.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
     from mpdiag.recording.counting.tensors import Countable
 
 BLOCK = 4096
 """Values copied together."""
+_SMALL = 1 << 16
+"""Of fewer values than this, a copy of its own takes longer to ask for than to make."""
 SHARE = 0.25
 """Share of the memory free at the first recorded step that copies may take, where none is stated."""
 
@@ -101,6 +103,25 @@ def copied(ready: Countable, blocks: torch.Tensor | None) -> Countable:
     some = sampled(ready, blocks)
     values = some.values.clone() if some.shared else some.values
     return some._replace(values=values, shared=False, version=None)
+
+
+def all_copied(
+    tensors: Sequence[tuple[Countable, torch.Tensor | None]],
+) -> list[Countable]:
+    """``copied`` for each of them; small tensors of one type are copied together, into one."""
+    found: dict[int, Countable] = {}
+    small: dict[tuple[torch.dtype, torch.device], list[int]] = {}
+    for i, (ready, blocks) in enumerate(tensors):
+        if blocks is None and ready.shared and ready.values.numel() < _SMALL:
+            small.setdefault((ready.values.dtype, ready.values.device), []).append(i)
+        else:
+            found[i] = copied(ready, blocks)
+    for places in small.values():
+        values = [tensors[i][0].values for i in places]
+        copies = torch.cat(values).split([v.numel() for v in values])
+        for i, copy in zip(places, copies, strict=True):
+            found[i] = tensors[i][0]._replace(values=copy, shared=False, version=None)
+    return [found[i] for i in range(len(tensors))]
 
 
 def free_memory(device: torch.device) -> int | None:

@@ -183,6 +183,48 @@ def test_where_vectors_are_refused_tables_count(monkeypatch):
     assert np.array_equal(raw.ratios[[usual[3]]], raw.ratios[[plain[3]]])
 
 
+@pytest.mark.parametrize("kernels", [COMPARING, PLAIN], ids=["comparing", "tables"])
+def test_many_tensors_count_as_each_does(kernels, monkeypatch):
+    """More than there is room for, so that the kernel stops and goes on."""
+    monkeypatch.setattr(host, "kernels", lambda: kernels)
+    torch.manual_seed(0)
+    tensors = [
+        (DATA["200 octaves"](200 + i).to(list(DTYPES)[i % 4]), 1 + i % 3, i % 2) for i in range(150)
+    ]
+    tensors.append((torch.zeros(0), 1, 0))
+    pairs = [(v.float(), v.float() * (1 + 2.0 ** -(i % 20))) for i, (v, _, _) in enumerate(tensors)]
+    together, singly = HostRows(), HostRows()
+    numbers = together.count_many(tensors)
+    assert numbers == [singly.count(*t) for t in tensors]
+    updates = together.count_many_updates(pairs)
+    assert updates == [singly.count_update(*pair) for pair in pairs]
+    assert together.count_many([]) == together.count_many_updates([]) == []
+    a, b = together.read(), singly.read()
+    everything = list(range(len(numbers) + 2 * len(pairs)))
+    assert np.array_equal(a.counts[everything], b.counts[everything])
+    assert np.array_equal(a.extremes, b.extremes)
+    assert np.array_equal(a.facts, b.facts)
+    facts = [fact for _, _, fact in updates]
+    assert np.array_equal(a.ratios[facts], b.ratios[facts])
+
+
+def test_bins_that_hold_nothing_may_be_left_out():
+    torch.manual_seed(0)
+    rows = HostRows()
+    for tensor in (torch.randn(300), torch.randn(300) * 1e-38, torch.zeros(3), torch.ones(5)):
+        rows.count(tensor)
+    for groups in ([[0], [3]], [[2]], [[0, 3], [2]], [[0], [1, 0]]):
+        whole, some = (rows.read().merged(groups, occupied=o) for o in (False, True))
+        at = some.first - whole.first
+        inside = slice(at, at + some.counts.shape[1])
+        assert some.counts.shape[1] < whole.counts.shape[1]
+        for name in ("counts", "sums"):
+            assert np.array_equal(getattr(whole, name)[:, inside], getattr(some, name))
+            assert getattr(whole, name).sum() == getattr(some, name).sum()
+        assert np.array_equal(whole.numel, some.numel)
+        assert np.array_equal(whole.subnormals, some.subnormals)
+
+
 def test_rows_outgrow_their_memory_and_keep_what_they_hold():
     rows = HostRows()
     torch.manual_seed(0)

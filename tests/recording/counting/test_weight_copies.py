@@ -124,3 +124,22 @@ def test_sampled_updates_are_said_in_rows_and_by_the_analysis(tmp_path):
     assert "of 1 parameter 25.00 % of the updates were recorded" in masters["reason"], masters[
         "reason"
     ]
+
+
+def test_small_parameters_are_copied_together_and_others_by_themselves():
+    torch.manual_seed(0)
+    tensors = [torch.randn(7), torch.randn(3).double(), torch.randn(1 << 16), torch.randn(2, 3)]
+    tensors += [torch.randn(4, 5).t()[::2], torch.randn(0), torch.randn(4 * BLOCK)]
+    ready = [countable(t) for t in tensors]
+    blocks = [None] * (len(ready) - 1) + [torch.tensor([0, 2])]
+    copies = weight_copies.all_copied(list(zip(ready, blocks, strict=True)))
+    expected = [
+        weight_copies.copied(r, b).values.clone() for r, b in zip(ready, blocks, strict=True)
+    ]
+    assert copies[0].values.untyped_storage().nbytes() == 4 * (7 + 6)
+    for tensor in tensors:
+        tensor.zero_()
+    for copy, values in zip(copies, expected, strict=True):
+        assert torch.equal(copy.values, values)
+        assert copy.values.dtype == values.dtype
+        assert not copy.shared
