@@ -8,6 +8,7 @@ operations that the emulation has seen in the forward pass before.
 
 from __future__ import annotations
 
+from enum import Enum
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ MOST = 400
 # Backward formulas that view, copy or cast, or compute by an operation that is exact natively.
 _EXACT = frozenset(
     """
-    AccumulateGrad AliasBackward0 CatBackward0 CloneBackward0 FlipBackward0 PermuteBackward0
+       AliasBackward0 CatBackward0 CloneBackward0 FlipBackward0 PermuteBackward0
     ReluBackward0 SelectBackward0 SliceBackward0 SqueezeBackward0 SqueezeBackward1 StackBackward0
     TBackward0 ToCopyBackward0 TransposeBackward0 UnbindBackward0 UnsafeViewBackward0
     UnsqueezeBackward0 ViewBackward0
@@ -86,9 +87,10 @@ def _rounds_itself(root: Any, since: int) -> bool:
         below = [to for to, _ in node.next_functions if to is not None]
         if not _is_known(node, below, since):
             return False
-        new = [to for to in below if to not in seen]
-        seen.update(new)
-        waiting.extend(dict.fromkeys(new))
+        for to in below:
+            if to not in seen:
+                seen.add(to)
+                waiting.append(to)
         if len(seen) > MOST:
             return False
     return True
@@ -96,13 +98,40 @@ def _rounds_itself(root: Any, since: int) -> bool:
 
 def _is_known(node: Any, below: list[Any], since: int) -> bool:
     kind = type(node)
-    if kind.__name__ == "AccumulateGrad":
+    sort = _SORTS.get(kind)
+    if sort is None:
+        sort = _SORTS[kind] = _sort_of(kind)
+    if sort is _Sort.LEAF:
         leaf = node.variable
-        return leaf.dtype not in LOW or not (leaf._backward_hooks or leaf._post_accumulate_grad_hooks)
-    if node._sequence_nr() < since:
+        return leaf.dtype not in LOW or not (
+            leaf._backward_hooks or leaf._post_accumulate_grad_hooks
+        )
+    if sort is _Sort.UNKNOWN or node._sequence_nr() < since:
         return False
-    if kind.__name__ in _EXACT or kind in _OWN:
+    if sort is _Sort.EXACT:
         return True
-    if kind.__name__ not in _WIDE or issubclass(kind, BackwardCFunction):
-        return False
     return LOW.isdisjoint(m.dtype for one in (node, *below) for m in one._input_metadata)
+
+
+class _Sort(Enum):
+    """What is known of a backward formula."""
+
+    LEAF = 0
+    EXACT = 1
+    WIDE = 2
+    """It computes in FP32 where all that it takes and gives is."""
+    UNKNOWN = 3
+
+
+_SORTS: dict[type, _Sort] = {}
+
+
+def _sort_of(kind: type) -> _Sort:
+    if kind in _OWN:
+        return _Sort.EXACT
+    if issubclass(kind, BackwardCFunction):
+        return _Sort.UNKNOWN
+    name = kind.__name__
+    if name == "AccumulateGrad":
+        return _Sort.LEAF
+    return _Sort.EXACT if name in _EXACT else _Sort.WIDE if name in _WIDE else _Sort.UNKNOWN

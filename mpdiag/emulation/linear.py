@@ -40,20 +40,18 @@ def in_one_piece() -> Library:
 
 
 def _linear_or_torch(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    if weight.dtype is torch.float16 and bias is not None and (mode := _alone()) is not None:
-        if _applies(x, weight, bias) and not saved_tensors_are_hooked():
-            with mode.around():
-                mode.roundings += 1
-                if torch.is_grad_enabled() and (
-                    x.requires_grad or weight.requires_grad or bias.requires_grad
-                ):
-                    made: Tensor = Linear.apply(x, weight, bias, mode)  # type: ignore[no-untyped-call]
-                    return made
-                return _product(x, weight, bias)
-    op = torch.ops.aten.linear.default
-    # Not ``decompose``, as with an LSTM.
-    found: Tensor = op._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, x, weight, bias)
-    return found
+    mode = _alone() if weight.dtype is torch.float16 else None
+    if mode is None or bias is None or not _applies(x, weight, bias):
+        op = torch.ops.aten.linear.default
+        # Not ``decompose``, as with an LSTM.
+        found: Tensor = op._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, x, weight, bias)
+        return found
+    mode.roundings += 1
+    with mode.around():
+        if torch.is_grad_enabled() and any(t.requires_grad for t in (x, weight, bias)):
+            made: Tensor = Linear.apply(x, weight, bias, mode)  # type: ignore[no-untyped-call]
+            return made
+        return _product(x, weight, bias)
 
 
 def _alone() -> Emulation | None:
@@ -78,6 +76,7 @@ def _applies(x: Tensor, weight: Tensor, bias: Tensor) -> bool:
         and x.shape[-1] == weight.shape[1]
         and len(bias) == len(weight)
         and x.device == weight.device == bias.device
+        and not saved_tensors_are_hooked()
         and forward_ad._current_level < 0
         and not torch._C._are_functorch_transforms_active()
     )
@@ -95,12 +94,14 @@ class Linear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, mode: Emulation) -> Tensor:
+        """The product; keeps what its gradients are made of."""
         ctx.save_for_backward(x, weight)
         ctx.mode = mode
         return _product(x, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        """The gradients of x, weight and bias, each rounded once."""
         x, weight = ctx.saved_tensors
         wanted = ctx.needs_input_grad
         flat = gradient.reshape(-1, gradient.shape[-1])

@@ -76,6 +76,7 @@ class _Kind(NamedTuple):
         is_sum: It adds or subtracts two tensors.
         is_foreign: It is not torch's own.
         writes: It writes to one of its arguments.
+        is_light: It is torch's own, native, and changes nothing; oneDNN has no part in it.
     """
 
     operation: Any
@@ -84,6 +85,7 @@ class _Kind(NamedTuple):
     is_sum: bool
     is_foreign: bool
     writes: bool
+    is_light: bool
 
 
 class Emulation(TorchDispatchMode):
@@ -151,8 +153,11 @@ class Emulation(TorchDispatchMode):
             self.hooked = saved_tensors_are_hooked()
         if compiler_looks_on():
             return unseen(self._run, func, kind, args, kwargs or {})
-        if kind.is_view:  # nothing is computed
-            return func(*args, **kwargs) if kwargs else func(*args)
+        if kind.is_light:
+            result = func(*args, **kwargs) if kwargs else func(*args)
+            if not kind.is_view and type(result) is torch.Tensor and result.dtype in LOW:
+                self.roundings += 1
+            return result
         return self._run(func, kind, args, kwargs or {})
 
     def around(self) -> _Around:
@@ -183,13 +188,17 @@ class Emulation(TorchDispatchMode):
             torch._C._set_mkldnn_enabled(False)
 
     def _learn(self, func: Any) -> _Kind:
+        own, native = func.namespace == "aten", _is_native(func)
+        view = func.is_view and own  # nothing is computed
+        writes = any(_is_written(func, argument) for argument in func._schema.arguments)
         kind = self._kinds[id(func)] = _Kind(
             func,
-            is_view=func.is_view and func.namespace == "aten",
-            is_native=_is_native(func),
+            is_view=view,
+            is_native=native,
             is_sum=func.overloadpacket in _SUMS,
-            is_foreign=func.namespace != "aten",
-            writes=any(_is_written(func, argument) for argument in func._schema.arguments),
+            is_foreign=not own,
+            writes=writes,
+            is_light=view or (own and native and not writes),
         )
         return kind
 

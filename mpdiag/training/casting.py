@@ -105,9 +105,9 @@ class Casting:
         """
         refuse_capture()
         low = self._wrapped.switch.on
-        if low and loss is not None and self._watch is not None and not self._share.is_active:
-            if self._watch.lets_go(loss, create_graph=create_graph):
-                return self.off()
+        watch = None if self._share.is_active else self._watch
+        if low and watch and loss is not None and watch.lets_go(loss, create_graph=create_graph):
+            return self.off()
         casts = low and self._precision.operation_casts  # for what is computed again in backward
         return _Nested(
             self.off(),
