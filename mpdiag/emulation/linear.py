@@ -21,6 +21,7 @@ from torch.autograd import forward_ad
 from torch.library import Library
 
 from mpdiag.emulation.mode import Emulation, saved_tensors_are_hooked
+from mpdiag.tracing.uncompiled import CAN_HIDE, hide, unseen
 
 _KINDS = frozenset({Tensor, torch.nn.Parameter})
 _KEY = "AutogradCPU"
@@ -35,22 +36,34 @@ def in_one_piece() -> Library:
     library = _held.get(_KEY)
     if library is None:
         library = _held[_KEY] = Library("aten", "IMPL")
-        library.impl("linear", _disable_dynamo(_linear_or_torch), _KEY)
+        kernel = _linear_or_torch if CAN_HIDE else _disable_dynamo(_linear_or_torch)
+        library.impl("linear", kernel, _KEY)
     return library
 
 
-def _linear_or_torch(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    mode = _alone() if weight.dtype is torch.float16 else None
+# Not ``decompose``, as with an LSTM.
+_torchs = torch.ops.aten.linear.default._op_dk
+_COMPOSITE = torch._C.DispatchKey.CompositeImplicitAutograd
+
+
+def _linear_or_torch(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Any:
+    # All FP32 layers of the process come here, too.
+    if weight.dtype is not torch.float16:
+        return _torchs(_COMPOSITE, x, weight, bias)
+    return unseen(_of_halves, x, weight, bias)
+
+
+hide(_linear_or_torch)
+
+
+def _of_halves(x: Tensor, weight: Tensor, bias: Tensor | None) -> Any:
+    mode = _alone()
     if mode is None or bias is None or not _applies(x, weight, bias):
-        op = torch.ops.aten.linear.default
-        # Not ``decompose``, as with an LSTM.
-        found: Tensor = op._op_dk(torch._C.DispatchKey.CompositeImplicitAutograd, x, weight, bias)
-        return found
+        return _torchs(_COMPOSITE, x, weight, bias)
     mode.roundings += 1
     with mode.around():
         if torch.is_grad_enabled() and any(t.requires_grad for t in (x, weight, bias)):
-            made: Tensor = Linear.apply(x, weight, bias, mode)  # type: ignore[no-untyped-call]
-            return made
+            return Linear.apply(x, weight, bias, mode)  # type: ignore[no-untyped-call]
         return _product(x, weight, bias)
 
 
