@@ -29,6 +29,7 @@ from torch import nn
 import mpdiag
 from mpdiag.emulation import linear
 from mpdiag.plan import LossScalePlan, PrecisionPlan
+from mpdiag.tracing.precision_share import DENSE
 from mpdiag.training.gradients import judgement
 
 if TYPE_CHECKING:
@@ -365,6 +366,9 @@ def measure_emulated(workload: str, steps: int) -> dict[str, float]:
         print(f"{workload} by hand in BF16: {error}", file=sys.stderr)
     else:
         trainees |= {"by hand": by_hand, "bf16": Ours(workload, "cpu", dtype=native, level="O1")}
+    for trainee in trainees.values():
+        for _ in range(DENSE):  # steps that count FLOPs, too
+            trainee.step()
     times = step_times(trainees, steps, time.process_time)
 
     def ratio(a: str, b: str) -> float:
