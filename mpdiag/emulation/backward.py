@@ -41,7 +41,7 @@ _WIDE = frozenset(
     """.split()
 )
 
-_OWN = (linear.Linear._backward_cls, recurrent._Layer._backward_cls)  # type: ignore[attr-defined]
+_OWN = (linear.Linear._backward_cls, recurrent._Layer._backward_cls)
 
 
 class Watch:
@@ -59,7 +59,7 @@ class Watch:
     def begin(self) -> None:
         """A forward pass begins; what was made before is not known any more."""
         self._emulation.hooked = False
-        self._since = torch.autograd._get_sequence_nr()
+        self._since = torch._C._autograd._get_sequence_nr()
         self._hooks = RemovableHandle.next_id
 
     def lets_go(self, loss: Tensor, *, create_graph: bool = False) -> bool:
