@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import gc
 import json
 import platform
 import statistics
@@ -26,11 +27,13 @@ from recording import WORKLOADS
 from torch import nn
 
 import mpdiag
+from mpdiag.emulation import linear
 from mpdiag.plan import LossScalePlan, PrecisionPlan
+from mpdiag.tracing.precision_share import DENSE
 from mpdiag.training.gradients import judgement
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 PLAN = PrecisionPlan(loss_scale=LossScalePlan(method="backoff", init_scale=1024.0))
 SWEEP_PARAMETERS = 24_000_000
@@ -313,7 +316,7 @@ class SmallLstm(nn.Module):
 
 
 def measure_small(steps: int) -> dict[str, float]:
-    """Emulated FP16 over FP32 where models are small; processor time."""
+    """Emulated FP16 over FP32 alone where models are small; processor time."""
     found = {}
     for kind, units, level in (
         ("MLP", 16, "O1"),
@@ -327,9 +330,57 @@ def measure_small(steps: int) -> dict[str, float]:
             "ours": SmallOurs(kind, units, dtype="fp16", backend="emulated", level=level),
         }
         times = step_times(trainees, steps, time.process_time)
+        del trainees["ours"]  # and with it the kernels that FP32 layers pass, too
+        gc.collect()
         found[f"{kind} of {units} units, {level} in emulated FP16 / FP32"] = statistics.median(
             a / b for a, b in zip(times["ours"], times["fp32"], strict=True)
-        )
+        ) * beside_emulation(trainees["fp32"], steps // 5)
+    return found
+
+
+def beside_emulation(trainee: Trainee, rounds: int) -> float:
+    """An FP32 step's time where emulated training's kernels are held in the process, over without."""
+    alone, beside = [], []
+    for _ in range(rounds):
+        for times in (alone, beside):
+            held = linear.in_one_piece() if times is beside else None
+            trainee.step()
+            times.append(statistics.median(trainee.step(time.process_time) for _ in range(5)))
+            del held
+    return statistics.median(a / b for a, b in zip(beside, alone, strict=True))
+
+
+def measure_emulated(workload: str, steps: int) -> dict[str, float]:
+    """Emulated FP16 over FP32, and O1 in BF16 over the loop by hand; processor time, step by step."""
+    emulated: dict[str, Any] = {"dtype": "fp16", "backend": "emulated"}
+    native = torch.bfloat16
+    trainees: dict[str, Trainee] = {
+        "fp32": Trainee(workload, "cpu"),
+        "o1": Ours(workload, "cpu", level="O1", **emulated),
+        "o2": Ours(workload, "cpu", level="O2", **emulated),
+    }
+    by_hand = ByHand(workload, "cpu", dtype=native)
+    try:
+        by_hand.step()
+    except RuntimeError as error:  # an LSTM, where the processor has no BF16 arithmetic
+        print(f"{workload} by hand in BF16: {error}", file=sys.stderr)
+    else:
+        trainees |= {"by hand": by_hand, "bf16": Ours(workload, "cpu", dtype=native, level="O1")}
+    for trainee in trainees.values():
+        for _ in range(DENSE):  # steps that count FLOPs, too
+            trainee.step()
+    times = step_times(trainees, steps, time.process_time)
+
+    def ratio(a: str, b: str) -> float:
+        return statistics.median(x / y for x, y in zip(times[a], times[b], strict=True))
+
+    found = {
+        "O1 in emulated FP16 / FP32": ratio("o1", "fp32"),
+        "O2 in emulated FP16 / FP32": ratio("o2", "fp32"),
+    }
+    if "bf16" in times:
+        found["O1 in BF16 / autocast + GradScaler by hand"] = ratio("bf16", "by hand")
+        found["the same, of minima"] = min(times["bf16"]) / min(times["by hand"])
     return found
 
 
@@ -368,6 +419,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--steps", type=int, default=15)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--emulated", action="store_true", help="what emulation costs alone")
     parser.add_argument("--peak", nargs=3, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.peak:
@@ -379,22 +431,34 @@ def main() -> None:
         "torch": torch.__version__,
         "device": torch.cuda.get_device_name() if device != "cpu" else platform.machine(),
         "threads": torch.get_num_threads(),
-        "sweep": measure_sweep(device, options.steps),
-        "fixed": measure_fixed_cost(device, 20 * options.steps),
     }
-    if device == "cpu":
-        results["small"] = measure_small(4 * options.steps)
-        show("small models", results["small"])
-    show("a step's fixed cost", results["fixed"])
-    show("24 M gradients", results["sweep"])
-    for workload in options.workload:
-        results[workload] = measure_steps(workload, device, options.steps)
-        for level in ("O0", "O1", "O2"):
-            results[workload][f"peak MiB, {level}"] = peak_memory(workload, device, level) / 2**20
-        show(workload, results[workload])
+    sections = emulation_sections(options) if options.emulated else all_sections(options)
+    for title, figures in sections:
+        results[title] = figures
+        show(title, figures)
     if options.json:
         options.json.parent.mkdir(parents=True, exist_ok=True)
         options.json.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+
+
+def all_sections(options: argparse.Namespace) -> Iterator[tuple[str, dict[str, float]]]:
+    device, steps = options.device, options.steps
+    yield "sweep", measure_sweep(device, steps)
+    yield "fixed", measure_fixed_cost(device, 20 * steps)
+    if device == "cpu":
+        yield "small", measure_small(4 * steps)
+    for workload in options.workload:
+        figures = measure_steps(workload, device, steps)
+        for level in ("O0", "O1", "O2"):
+            figures[f"peak MiB, {level}"] = peak_memory(workload, device, level) / 2**20
+        yield workload, figures
+
+
+def emulation_sections(options: argparse.Namespace) -> Iterator[tuple[str, dict[str, float]]]:
+    yield "small", measure_small(8 * options.steps)
+    yield "fixed", measure_fixed_cost("cpu", 20 * options.steps)
+    for workload in options.workload:
+        yield workload, measure_emulated(workload, options.steps)
 
 
 def show(title: str, figures: dict[str, float]) -> None:

@@ -76,6 +76,7 @@ class _Kind(NamedTuple):
         is_sum: It adds or subtracts two tensors.
         is_foreign: It is not torch's own.
         writes: It writes to one of its arguments.
+        is_light: It is torch's own, native, and changes nothing; oneDNN has no part in it.
     """
 
     operation: Any
@@ -84,6 +85,7 @@ class _Kind(NamedTuple):
     is_sum: bool
     is_foreign: bool
     writes: bool
+    is_light: bool
 
 
 class Emulation(TorchDispatchMode):
@@ -97,19 +99,23 @@ class Emulation(TorchDispatchMode):
         low_sums: Accumulate in FP16, too (see ``accumulation``).
 
     Attributes:
-        roundings: Number of tensors rounded so far, including those of natively exact operations.
+        low_sums: See above.
+        roundings: Number of tensors rounded so far, including those of natively exact operations that
+            it has seen.
+        hooked: Whether an operation ran while hooks on saved tensors were in force; the user clears it.
     """
 
     def __init__(self, *, low_sums: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.roundings = 0
-        self._low_sums = low_sums
+        self.low_sums = low_sums
         self._kinds: dict[int, _Kind] = {}  # by id: torch's hash of an operation is Python's
         self._results: dict[Any, Dtypes | None] = {}
         self._copies: WeakStorages[tuple[tuple[int, int], torch.Tensor]] = WeakStorages()
         self._copied: dict[int, list[Any]] = {}  # keys of copies, by their storage
         self._seen: set[Any] = set()
         self._onednn: list[bool] = []
+        self.hooked = False
 
     def __enter__(self) -> Emulation:  # noqa: PYI034 - typing.Self is Python 3.11's
         """Start emulating on this thread."""
@@ -143,18 +149,30 @@ class Emulation(TorchDispatchMode):
         kind = self._kinds.get(id(func))
         if kind is None:
             kind = unseen(self._learn, func)
+        if not self.hooked:
+            self.hooked = saved_tensors_are_hooked()
         if compiler_looks_on():
             return unseen(self._run, func, kind, args, kwargs or {})
-        if kind.is_view:  # nothing is computed
-            return func(*args, **kwargs) if kwargs else func(*args)
+        if kind.is_light:
+            result = func(*args, **kwargs) if kwargs else func(*args)
+            if not kind.is_view and type(result) is torch.Tensor and result.dtype in LOW:
+                self.roundings += 1
+            return result
         return self._run(func, kind, args, kwargs or {})
+
+    def around(self) -> _Around:
+        """A context in which this emulation, if it alone sees this thread's operations, sees none.
+
+        oneDNN is as it is below the emulation.
+        """
+        return _Around(self._onednn[-1] if self._onednn else None)
 
     def _run(self, func: Any, kind: _Kind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         torch._C._set_mkldnn_enabled(self._onednn[-1])
         try:
             if self._copied and (kind.is_foreign or kind.writes):
                 self._note_write(func, args, kwargs)
-            if self._low_sums and reduces(func, args):
+            if self.low_sums and reduces(func, args):
                 with self:  # the sums inside are dispatched as operations
                     return reduction(func, args, kwargs)
             if kind.is_native or (kind.is_sum and _is_plain(args, kwargs)):
@@ -162,7 +180,7 @@ class Emulation(TorchDispatchMode):
                 if not kind.is_view and type(result) is torch.Tensor and result.dtype in LOW:
                     self.roundings += 1
                 return result
-            if self._low_sums and accumulates(func, args, kwargs):
+            if self.low_sums and accumulates(func, args, kwargs):
                 self.roundings += 1
                 return product(*args)
             return self._compute(func, kind, args, kwargs)
@@ -170,13 +188,17 @@ class Emulation(TorchDispatchMode):
             torch._C._set_mkldnn_enabled(False)
 
     def _learn(self, func: Any) -> _Kind:
+        own, native = func.namespace == "aten", _is_native(func)
+        view = func.is_view and own  # nothing is computed
+        writes = any(_is_written(func, argument) for argument in func._schema.arguments)
         kind = self._kinds[id(func)] = _Kind(
             func,
-            is_view=func.is_view and func.namespace == "aten",
-            is_native=_is_native(func),
+            is_view=view,
+            is_native=native,
             is_sum=func.overloadpacket in _SUMS,
-            is_foreign=func.namespace != "aten",
-            writes=any(_is_written(func, argument) for argument in func._schema.arguments),
+            is_foreign=not own,
+            writes=writes,
+            is_light=view or (own and native and not writes),
         )
         return kind
 
@@ -295,6 +317,31 @@ class Emulation(TorchDispatchMode):
         if dtype in LOW:
             self.roundings += 1
         return value.to(dtype)
+
+
+class _Around:
+    """See ``Emulation.around``; a tenth of what ``suspended`` costs, for work that writes nowhere."""
+
+    def __init__(self, onednn_enabled: bool | None) -> None:
+        self._enabled = onednn_enabled
+        self._mode: Any = None
+
+    def __enter__(self) -> None:
+        if torch._C._len_torch_dispatch_stack() == 1:
+            self._mode = torch._C._pop_torch_dispatch_stack(None)
+            if self._enabled is not None:
+                torch._C._set_mkldnn_enabled(self._enabled)
+
+    def __exit__(self, *_exception: object) -> None:
+        if self._mode is not None:
+            if self._enabled is not None:
+                torch._C._set_mkldnn_enabled(False)
+            torch._C._push_on_torch_dispatch_stack(self._mode)
+
+
+def saved_tensors_are_hooked() -> bool:
+    """Whether hooks on what a backward pass needs are in force, as where it is computed again."""
+    return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
 _suspensions = 0  # how often emulations were suspended

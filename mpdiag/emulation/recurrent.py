@@ -15,7 +15,7 @@ Like cuDNN's, it is differentiable once; for a second derivative switch it off a
 from __future__ import annotations
 
 import weakref
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,10 +28,12 @@ from mpdiag.emulation.mode import Emulation, suspended
 from mpdiag.tracing.precision_share import note_low_products
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
 FORWARD_ROUNDINGS = 11
 """Roundings of a step: two sums of products, four gates, two products, a cell, its tanh, a state."""
+_AT_ONCE = 1 << 18
+"""Values of gates whose slopes are computed and held at once, so that memory stays bounded."""
 BACKWARD_ROUNDINGS = 16
 """Roundings of a step: the gradients at state and cell, and those of each value above."""
 
@@ -131,11 +133,14 @@ def _count(roundings: int) -> None:
             mode.roundings += roundings
 
 
-def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """x · weightᵀ + bias of FP32 values, rounded once."""
-    if bias is None:
-        return torch.mm(x, weight.t()).half()
-    return torch.addmm(bias, x, weight.t()).half()
+def _sums(x: Tensor, across: Tensor, bias: Tensor | None) -> Tensor:
+    """x · across + bias of FP32 values, rounded once."""
+    return (torch.mm(x, across) if bias is None else torch.addmm(bias, x, across)).half()
+
+
+def _by_gate(gates: Tensor) -> list[tuple[Tensor, ...]]:
+    """Each gate of each step: input, forget, candidate and output, of (steps, batch, 4 × hidden)."""
+    return [gate.unbind() for gate in gates.chunk(4, 2)]
 
 
 class _Layer(torch.autograd.Function):
@@ -159,21 +164,26 @@ class _Layer(torch.autograd.Function):
             note_low_products(1 + steps, 2 * steps * batch * (w_x.numel() + w_h.numel()))
         with suspended():
             wide = [None if t is None else t.float() for t in (w_x, w_h, b_x, b_h)]
-            inputs = _product(x.reshape(-1, features).float(), wide[0], wide[2])  # type: ignore[arg-type]
+            inputs = _sums(x.reshape(-1, features).float(), wide[0].t(), wide[2])  # type: ignore[union-attr]
             inputs = inputs.view(steps, batch, 4 * hidden)
             gates = x.new_empty(steps, batch, 4 * hidden)
             states, cells = x.new_empty(2, steps + 1, batch, hidden).unbind()
             tanhs = x.new_empty(steps, batch, hidden)
             states[0], cells[0] = state, cell
-            for t in range(steps):
-                sums = _product(states[t].float(), wide[1], wide[3]).add_(inputs[t])  # type: ignore[arg-type]
-                torch.sigmoid(sums, out=gates[t])
-                i, f, g, o = gates[t].chunk(4, 1)
+            across = wide[1].t()  # type: ignore[union-attr]
+            # All views at once: made step by step they cost as much as the arithmetic of a small cell.
+            before, held = states.unbind(), cells.unbind()
+            each = zip(
+                inputs.unbind(), gates.unbind(), *_by_gate(gates), tanhs.unbind(), strict=True
+            )
+            for t, (given, row, i, f, g, o, tanh) in enumerate(each):
+                sums = _sums(before[t].float(), across, wide[3]).add_(given)
+                torch.sigmoid(sums, out=row)
                 torch.tanh(sums[:, 2 * hidden : 3 * hidden], out=g)
-                torch.mul(f, cells[t], out=cells[t + 1])
-                cells[t + 1].add_(i * g)
-                torch.tanh(cells[t + 1], out=tanhs[t])
-                torch.mul(o, tanhs[t], out=states[t + 1])
+                torch.mul(f, held[t], out=held[t + 1])
+                held[t + 1].add_(i * g)
+                torch.tanh(held[t + 1], out=tanh)
+                torch.mul(o, tanh, out=before[t + 1])
         ctx.save_for_backward(x, gates, states, cells, tanhs, w_x, w_h)
         ctx.biases = b_x is not None
         return states[1:].clone(), states[-1].clone(), cells[-1].clone()
@@ -191,21 +201,21 @@ class _Layer(torch.autograd.Function):
         with suspended():
             recurrent = w_h.float()
             sums_grad = torch.empty_like(gates)
-            for t in reversed(range(steps)):
-                i, f, g, o = gates[t].chunk(4, 1)
-                state_grad = out_grad[t] + state_grad
-                cell_grad = cell_grad + _through_tanh(state_grad * o, tanhs[t])
-                grad = sums_grad[t]
-                parts = grad.chunk(4, 1)
-                for part, from_cell in zip(parts, (g, cells[t], i), strict=False):
-                    torch.mul(cell_grad, from_cell, out=part)
-                torch.mul(state_grad, tanhs[t], out=parts[3])
-                candidate = _through_tanh(parts[2], g)
-                y = gates[t].float()
-                grad.copy_(grad.float().mul_(1 - y).mul_(y))  # derivative of the sigmoids
-                parts[2].copy_(candidate)
-                cell_grad = cell_grad * f
-                state_grad = torch.mm(grad.float(), recurrent).half()
+            outs, held, tanh = out_grad.unbind(), cells.unbind(), tanhs.unbind()
+            rows, parts = sums_grad.unbind(), _by_gate(sums_grad)
+            i, f, g, o = _by_gate(gates)
+            for t, slopes in _slopes(gates, tanhs):
+                state_grad = outs[t] + state_grad
+                cell_grad = cell_grad + _scaled(state_grad * o[t], slopes.tanh)
+                torch.mul(cell_grad, g[t], out=parts[0][t])
+                torch.mul(cell_grad, held[t], out=parts[1][t])
+                torch.mul(cell_grad, i[t], out=parts[2][t])
+                torch.mul(state_grad, tanh[t], out=parts[3][t])
+                candidate = _scaled(parts[2][t], slopes.candidate)
+                rows[t].copy_(rows[t].float().mul_(slopes.rest).mul_(slopes.gates))
+                parts[2][t].copy_(candidate)
+                cell_grad = cell_grad * f[t]
+                state_grad = torch.mm(rows[t].float(), recurrent).half()
             flat = sums_grad.view(-1, 4 * hidden).float()
             x_grad = torch.mm(flat, w_x.float()).half().view(steps, batch, features)
             w_x_grad = torch.mm(flat.t(), x.reshape(-1, features).float()).half()
@@ -214,7 +224,35 @@ class _Layer(torch.autograd.Function):
         return x_grad, state_grad, cell_grad, w_x_grad, w_h_grad, b_grad, b_grad
 
 
-def _through_tanh(gradient: Tensor, y: Tensor) -> Tensor:
-    """The gradient below a tanh whose value is y, rounded once."""
-    wide = y.float()
-    return gradient.float().mul_(1 - wide * wide).half()
+class _Slopes(NamedTuple):
+    """What a step's gradients are multiplied by, in FP32.
+
+    Attributes:
+        gates: y of each gate, whose sigmoid has the derivative y · (1 - y).
+        rest: 1 - y.
+        candidate: 1 - y², the derivative of the candidate's tanh.
+        tanh: The same of the cell's.
+    """
+
+    gates: Tensor
+    rest: Tensor
+    candidate: Tensor
+    tanh: Tensor
+
+
+def _slopes(gates: Tensor, tanhs: Tensor) -> Iterator[tuple[int, _Slopes]]:
+    """Each step and its slopes, the last first; made for as many steps at once as are small."""
+    steps, hidden = len(tanhs), tanhs.shape[2]
+    block = max(1, _AT_ONCE // max(1, gates[0].numel()))
+    for stop in range(steps, 0, -block):
+        start = max(0, stop - block)
+        y, tanh = gates[start:stop].float(), tanhs[start:stop].float()
+        g = y[:, :, 2 * hidden : 3 * hidden]
+        made = [v.unbind() for v in (y, 1 - y, 1 - g * g, 1 - tanh * tanh)]
+        for t in reversed(range(stop - start)):
+            yield start + t, _Slopes(*[rows[t] for rows in made])
+
+
+def _scaled(gradient: Tensor, slope: Tensor) -> Tensor:
+    """FP16 gradients times FP32 slopes, rounded once."""
+    return gradient.float().mul_(slope).half()

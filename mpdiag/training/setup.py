@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from torch.nn.parameter import UninitializedParameter
 
-from mpdiag.emulation import recurrent
+from mpdiag.emulation import linear, recurrent
 from mpdiag.emulation.mode import Emulation
 from mpdiag.errors import UsageError
 from mpdiag.tracing.fingerprint import compare_models, fingerprint, other_model, some_of
@@ -129,6 +129,8 @@ def set_up(
     try:
         if chosen == "emulated" and precision.low_precision_model:
             wrapped.hold(recurrent.in_one_piece())
+        if chosen == "emulated" and precision.format == "fp16":
+            wrapped.hold(linear.in_one_piece())
         wrapped.apply(plan, overrides.fp32_modules, rules)
         apply_reduction(models, plan.reduction)
     except BaseException:

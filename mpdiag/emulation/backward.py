@@ -1,0 +1,137 @@
+"""Backward passes that round as they should without being emulated.
+
+Intercepting an operation costs what a small one does not. Where every formula of a backward pass either
+makes its own roundings (``Linear``, an LSTM's layer), or rounds once in torch's own kernels, or computes
+in FP32, nothing needs to be intercepted. Whether that is so is read from the graph, which must be of
+operations that the emulation has seen in the forward pass before.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Any
+
+import torch
+from torch import Tensor, distributed
+from torch.autograd.function import BackwardCFunction
+from torch.utils.hooks import RemovableHandle
+
+from mpdiag.emulation import linear, recurrent
+from mpdiag.emulation.mode import LOW, Emulation
+
+MOST = 400
+"""Nodes of a graph that are looked at; in a larger one little is small."""
+
+# Backward formulas that view, copy or cast, or compute by an operation that is exact natively.
+_EXACT = frozenset(
+    """
+       AliasBackward0 CatBackward0 CloneBackward0 FlipBackward0 PermuteBackward0
+    ReluBackward0 SelectBackward0 SliceBackward0 SqueezeBackward0 SqueezeBackward1 StackBackward0
+    TBackward0 ToCopyBackward0 TransposeBackward0 UnbindBackward0 UnsafeViewBackward0
+    UnsqueezeBackward0 ViewBackward0
+    """.split()
+)
+
+# Formulas that compute in FP32 where all that they take and give is.
+_WIDE = frozenset(
+    """
+    BinaryCrossEntropyWithLogitsBackward0 HuberLossBackward0 LogSoftmaxBackward0 MeanBackward0
+    MeanBackward1 MseLossBackward0 NativeLayerNormBackward0 NllLoss2DBackward0 NllLossBackward0
+    SmoothL1LossBackward0 SoftmaxBackward0 SumBackward0 SumBackward1
+    """.split()
+)
+
+_OWN = (linear.Linear._backward_cls, recurrent._Layer._backward_cls)
+
+
+class Watch:
+    """Knows since when what a forward pass has done was seen, for the backward pass after it.
+
+    Args:
+        emulation: What the forward passes run in.
+    """
+
+    def __init__(self, emulation: Emulation) -> None:
+        self._emulation = emulation
+        self._since: int | None = None
+        self._hooks = 0
+
+    def begin(self) -> None:
+        """A forward pass begins; what was made before is not known any more."""
+        self._emulation.hooked = False
+        self._since = torch._C._autograd._get_sequence_nr()
+        self._hooks = RemovableHandle.next_id
+
+    def lets_go(self, loss: Tensor, *, create_graph: bool = False) -> bool:
+        """Whether the backward pass of a loss has the same bits without the emulation."""
+        return (
+            self._since is not None
+            and not create_graph
+            and not self._emulation.hooked
+            and not self._emulation.low_sums
+            and self._hooks == RemovableHandle.next_id  # on tensors and nodes alike
+            and loss.device.type == "cpu"
+            and not torch._C._len_torch_dispatch_stack()
+            and not (distributed.is_available() and distributed.is_initialized())
+            and _rounds_itself(loss.grad_fn, self._since)
+        )
+
+
+def _rounds_itself(root: Any, since: int) -> bool:
+    """Whether all nodes of a graph are known, and made no earlier than a sequence number says."""
+    if root is None:
+        return False
+    seen, waiting = {root}, [root]
+    while waiting:
+        node = waiting.pop()
+        below = [to for to, _ in node.next_functions if to is not None]
+        if not _is_known(node, below, since):
+            return False
+        for to in below:
+            if to not in seen:
+                seen.add(to)
+                waiting.append(to)
+        if len(seen) > MOST:
+            return False
+    return True
+
+
+def _is_known(node: Any, below: list[Any], since: int) -> bool:
+    kind = type(node)
+    sort = _SORTS.get(kind)
+    if sort is None:
+        sort = _SORTS[kind] = _sort_of(kind)
+    if sort is _Sort.LEAF:
+        leaf = node.variable
+        return leaf.dtype not in LOW or not (
+            leaf._backward_hooks or leaf._post_accumulate_grad_hooks
+        )
+    if sort is _Sort.UNKNOWN or node._sequence_nr() < since:
+        return False
+    if sort is _Sort.EXACT:
+        return True
+    return LOW.isdisjoint(m.dtype for one in (node, *below) for m in one._input_metadata)
+
+
+class _Sort(Enum):
+    """What is known of a backward formula."""
+
+    LEAF = 0
+    EXACT = 1
+    WIDE = 2
+    """It computes in FP32 where all that it takes and gives is."""
+    UNKNOWN = 3
+
+
+_SORTS: dict[type, _Sort] = {}
+
+
+def _sort_of(kind: type) -> _Sort:
+    if kind in _OWN:
+        return _Sort.EXACT
+    if issubclass(kind, BackwardCFunction):
+        return _Sort.UNKNOWN
+    name = kind.__name__
+    if name == "AccumulateGrad":
+        return _Sort.LEAF
+    return _Sort.EXACT if name in _EXACT else _Sort.WIDE if name in _WIDE else _Sort.UNKNOWN

@@ -1,0 +1,151 @@
+"""When a backward pass has the same bits without the emulation."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from mpdiag.emulation import linear, policy, recurrent
+from mpdiag.emulation.backward import Watch
+from mpdiag.emulation.mode import Emulation
+
+HALF = policy.Policy(torch.float16)
+
+
+@pytest.fixture(autouse=True)
+def _kernels():
+    held = policy.install("cpu"), linear.in_one_piece(), recurrent.in_one_piece()
+    yield
+    del held
+
+
+class Recurrent(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.lstm, self.head = nn.LSTM(8, 8, batch_first=True), nn.Linear(8, 8)
+
+    def forward(self, x):
+        return self.head(self.lstm(x.view(-1, 2, 8))[0][:, -1])
+
+
+class Doubling(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return 2 * x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return 2 * gradient
+
+
+def mlp(*between):
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 8), *between, nn.Linear(8, 8))
+
+
+def loss_of(model, emulation, watch, *, half=False):
+    torch.manual_seed(1)
+    x = torch.randn(16, 8)
+    watch.begin()
+    with emulation, torch.autocast("cpu", HALF.dtype, enabled=not half), policy.in_force(HALF):
+        out = model(x.half() if half else x)
+        return functional.cross_entropy(out.float(), torch.arange(len(out)) % 8)
+
+
+@pytest.mark.parametrize("half", [False, True], ids=["autocast", "an FP16 model"])
+@pytest.mark.parametrize("make", [lambda: mlp(nn.ReLU()), Recurrent], ids=["MLP", "LSTM"])
+def test_where_every_formula_rounds_itself_its_bits_are_those_of_the_emulation(make, half):
+    torch.manual_seed(0)
+    model = make().half() if half else make()
+    emulation = Emulation()
+    watch = Watch(emulation)
+    found = []
+    for emulate in (True, False):
+        model.zero_grad()
+        loss = loss_of(model, emulation, watch, half=half)
+        assert watch.lets_go(loss)
+        if emulate:
+            with emulation:
+                loss.backward()
+        else:
+            loss.backward()
+        found.append([p.grad for p in model.parameters()])
+    assert all(map(torch.equal, *found))
+
+
+class Hooked(nn.Module):
+    def __init__(self, hook):
+        super().__init__()
+        self.hook = hook
+
+    def forward(self, x):
+        y = x.relu()
+        self.hook(y)
+        return y
+
+
+class Checkpointed(nn.Module):
+    def forward(self, x):
+        return checkpoint(torch.relu, x, use_reentrant=False)
+
+
+class Custom(nn.Module):
+    def forward(self, x):
+        return Doubling.apply(x)
+
+
+@pytest.mark.parametrize(
+    "between",
+    [
+        nn.GELU(),
+        nn.BatchNorm1d(8),
+        Hooked(lambda y: y.register_hook(lambda g: g / g.norm())),
+        Hooked(lambda y: y.grad_fn.register_hook(lambda *_: None)),
+        Checkpointed(),
+        Custom(),
+    ],
+    ids=[
+        "GELU",
+        "batch norm",
+        "a tensor's hook",
+        "a node's hook",
+        "checkpoint",
+        "custom",
+    ],
+)
+def test_what_is_not_known_keeps_it(between):
+    emulation = Emulation()
+    watch = Watch(emulation)
+    assert not watch.lets_go(loss_of(mlp(between), emulation, watch))
+
+
+def test_what_was_made_before_the_forward_pass_keeps_it():
+    emulation = Emulation()
+    watch = Watch(emulation)
+    model = mlp()
+    first = loss_of(model, emulation, watch)
+    assert watch.lets_go(first)
+    second = loss_of(model, emulation, watch)
+    assert watch.lets_go(second)
+    assert not watch.lets_go(first)
+    assert not watch.lets_go(first + second)
+    assert not watch.lets_go(second, create_graph=True)
+    assert not watch.lets_go(second.detach())
+
+
+def test_a_hook_on_a_weight_matters_where_the_weight_is_half():
+    for half in (False, True):
+        emulation = Emulation()
+        watch = Watch(emulation)
+        model = mlp().half() if half else mlp()
+        model[0].weight.register_hook(lambda g: g / g.norm())
+        assert watch.lets_go(loss_of(model, emulation, watch, half=half)) != half
+
+
+def test_sums_in_fp16_keep_it():
+    emulation = Emulation(low_sums=True)
+    watch = Watch(emulation)
+    assert not watch.lets_go(loss_of(mlp(), emulation, watch))
