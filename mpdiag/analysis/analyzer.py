@@ -28,6 +28,7 @@ from mpdiag.analysis.operations.detection import (
     refused_findings,
 )
 from mpdiag.analysis.operations.gradient_rules import run_again
+from mpdiag.analysis.operations.layer_effects import layer_evidence
 from mpdiag.analysis.operations.loss_change import loss_curve
 from mpdiag.analysis.rank_checks import rank_findings
 from mpdiag.analysis.recording_checks import (
@@ -215,7 +216,11 @@ def analyze(
         fp32_operations=operations,
         fp32_modules=modules,
         shapes=shapes,
-        layer_formats=advise_layers(layers, exponent),
+        layer_formats=advise_layers(
+            layers,
+            exponent,
+            layer_evidence(recorded, operations if recorded else (), loss_curve(opened)),
+        ),
     )
     extent = extent_of(opened, statistics.step_maxima()[0])
     unmended = beyond_any_plan(proven)

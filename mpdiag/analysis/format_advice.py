@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mpdiag.analysis.layers import Layers, share
+from mpdiag.analysis.operations.layer_effects import LayerEvidence
 from mpdiag.numerics.formats import FP32, TARGETS, FloatFormat
 from mpdiag.plan import LayerFormat
 from mpdiag.runs.schema import KINDS
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Sequence
+
     from numpy.typing import NDArray
+
+    from mpdiag.analysis.operations.layer_effects import Effects
 
 CANDIDATES = tuple(sorted(TARGETS, key=lambda fmt: fmt.bits))
 """From narrow to wide."""
@@ -51,40 +57,186 @@ def summarise_formats(layers: Layers, gradient_exponent: int) -> dict[str, dict[
     return summary
 
 
-def advise_layers(layers: Layers, gradient_exponent: int) -> tuple[LayerFormat, ...]:
+def advise_layers(
+    layers: Layers, gradient_exponent: int, evidence: LayerEvidence | None = None
+) -> tuple[LayerFormat, ...]:
     """Formats for each layer's activations and activation gradients, for when all are applied at once.
 
-    Each is the narrowest that keeps 99 % of Σ|x| and does not overflow; where these would together round
-    by more than ``TOGETHER``, the coarsest ones give way to wider formats until they do not.
+    Each is the narrowest that keeps 99 % of Σ|x|, does not overflow, and does no harm to a recorded step
+    run again with it. Where formats would together round by more than ``TOGETHER``, or do harm together,
+    the coarsest or most harmful ones give way to wider formats. FP8 is advised where its effect was
+    measured, and nowhere else.
+
+    Args:
+        layers: Merged histograms.
+        gradient_exponent: log2 of the loss scale.
+        evidence: What rounding layers did to recorded steps.
     """
-    advice = []
-    for kind in ("activation", "activation_grad"):
-        part = layers.of_kind(kind)
-        if len(part) == 0:
-            continue
-        fits, shares = _fits(part, gradient_exponent)
-        errors = _rounding_errors(part)
-        chosen = _narrowest_together(fits, errors)
-        rows = np.arange(len(part))
-        own = errors[chosen, rows]
+    known = evidence or LayerEvidence()
+    sides = [
+        _Side(kind, part, *_fits(part, gradient_exponent), _rounding_errors(part))
+        for kind in ("activation", "activation_grad")
+        if len(part := layers.of_kind(kind)) > 0
+    ]
+    effects = _Effects(known)
+    for side in sides:
+        held = side.fits & effects.allowed(side.part.names)
+        side.chosen = _narrowest_together(held, side.errors, effects.losses(side.part.names))
+        side.held = held
+    _widen_together(sides, effects)
+    return tuple(advice for side in sides for advice in side.advice(effects))
+
+
+@dataclass
+class _Side:
+    """The layers of one kind.
+
+    Attributes:
+        kind: Activations, or gradients.
+        part: The layers (n,).
+        fits: bool (formats, n): whether each of ``_NAMES`` holds each by its range.
+        shares: (formats, n): what it loses of Σ|x|.
+        errors: (formats, n): its rounding error, as ``_rounding_errors`` says.
+        held: bool (formats, n): fits, and does no harm alone.
+        chosen: The place of each layer's format in ``_NAMES``, (n,).
+    """
+
+    kind: str
+    part: Layers
+    fits: NDArray[np.bool_]
+    shares: NDArray[np.float64]
+    errors: NDArray[np.float64]
+    held: NDArray[np.bool_] = field(init=False)
+    chosen: NDArray[np.int64] = field(init=False)
+
+    def wider(self, i: int) -> int | None:
+        """The next wider format of a layer; None where there is none."""
+        errors = self.errors[:, i]
+        finer = np.flatnonzero(self.held[:, i] & (errors < errors[self.chosen[i]]))
+        return int(finer[0]) if finer.size else None
+
+    def advice(self, effects: _Effects) -> Iterator[LayerFormat]:
+        """What is advised, with reasons."""
+        rows = np.arange(len(self.part))
+        own = self.errors[self.chosen, rows]
         together = float(np.sqrt((own**2).sum()))
-        advice += [
-            LayerFormat(
-                name=str(part.names[i]),
-                kind=kind,
-                format=_NAMES[chosen[i]],
-                reason="the narrowest format that keeps 99 % of Σ|x|, does not overflow, and leaves the "
-                f"rounding of all layers' formats together at {together:.2g} of the values or less",
-                evidence={
-                    "sum_lost": float(shares[chosen[i], i]),
-                    "absmax": float(part.histograms.absmax[i]),
-                    "rounding": float(own[i]),
-                    "rounding_together": together,
-                },
+        for i, row in enumerate(self.chosen):
+            name = str(self.part.names[i])
+            narrowest = int(np.argmax(self.fits[:, i]))
+            numbers: dict[str, Any] = {
+                "sum_lost": float(self.shares[row, i]),
+                "absmax": float(self.part.histograms.absmax[i]),
+                "rounding": float(own[i]),
+                "rounding_together": together,
+            }
+            yield LayerFormat(
+                name=name,
+                kind=self.kind,
+                format=_NAMES[row],
+                reason=effects.reason(name, int(row), narrowest, together),
+                evidence=numbers | effects.figures(name, int(row)),
             )
-            for i in range(len(part))
+
+
+class _Effects:
+    """What rounding layers to each of ``_NAMES`` did to a recorded step.
+
+    Args:
+        evidence: Of the recording.
+    """
+
+    def __init__(self, evidence: LayerEvidence) -> None:
+        self._evidence = evidence
+        self._known: dict[tuple[str, int], Effects | None] = {}
+
+    def of(self, name: str, row: int) -> Effects | None:
+        """The effects of one layer in one format; None where they were not measured."""
+        key = name, row
+        if key not in self._known:
+            wide = row == len(CANDIDATES)
+            self._known[key] = None if wide else self._evidence.of(name, CANDIDATES[row])
+        return self._known[key]
+
+    def allowed(self, names: Sequence[str] | NDArray[np.object_]) -> NDArray[np.bool_]:
+        """Whether each format does no harm to each layer alone, as far as was measured."""
+        found = np.ones((len(_NAMES), len(names)), bool)
+        for i, name in enumerate(names):
+            kept = bool(self._evidence.keeper(name))
+            for row, fmt in enumerate(CANDIDATES):
+                effects = self.of(name, row)
+                unknown = effects is None and fmt.needs_tensor_scale
+                harms = effects is not None and self._evidence.harmful([(fmt, effects)])
+                found[row, i] = not (kept or unknown or harms)
+        return found
+
+    def losses(self, names: Sequence[str] | NDArray[np.object_]) -> NDArray[np.float64]:
+        """What each format changes of the loss, (formats, n); 0 where it is not known."""
+        return np.array(
+            [[sum(e.loss for e in self.of(n, r) or ()) for n in names] for r in range(len(_NAMES))]
+        )
+
+    def harmful(self, chosen: Iterable[tuple[str, int]]) -> bool:
+        """Whether formats do harm together."""
+        known = [(row, self.of(name, row)) for name, row in chosen]
+        return self._evidence.harmful([(CANDIDATES[r], e) for r, e in known if e is not None])
+
+    def figures(self, name: str, row: int) -> dict[str, Any]:
+        """The measured effect of one layer's format, as evidence."""
+        effects = self.of(name, row)
+        if not effects:
+            return {}
+        return {
+            "gradient_error": math.hypot(*(e.gradients for e in effects)),
+            "loss_change": sum(e.loss for e in effects),
+            "step": self._evidence.step(),
+        }
+
+    def reason(self, name: str, row: int, narrowest: int, together: float) -> str:
+        """Why a layer is given a format.
+
+        Args:
+            name: The layer's.
+            row: Its format's place in ``_NAMES``.
+            narrowest: That of the narrowest one by range alone.
+            together: Rounding error of all layers' formats.
+        """
+        label = (*CANDIDATES, FP32)[narrowest].label
+        if keeper := self._evidence.keeper(name):
+            return f"the plan keeps {keeper} in FP32 there"
+        text = (
+            "keeps 99 % of Σ|x|, does not overflow, and leaves the rounding of all layers' formats "
+            f"together at {together:.2g} of the values or less"
+        )
+        step, measured = self._evidence.step(), self.of(name, row) is not None
+        if measured:
+            text += f"; step {step}, run again, bears it together with the other formats measured"
+        else:
+            text += "; what it does to a step was not measured"
+        if row == narrowest:
+            return f"the narrowest format that {text}"
+        if self.of(name, narrowest) is None:
+            return (
+                f"{label} holds the range, but what it does to a step was not measured; this {text}"
+            )
+        return f"{label} holds the range, but is too coarse with the other formats; this {text}"
+
+
+def _widen_together(sides: Sequence[_Side], effects: _Effects) -> None:
+    """Widen the formats whose measured effects are the largest, until together they do no harm."""
+    while effects.harmful(
+        (str(s.part.names[i]), int(r)) for s in sides for i, r in enumerate(s.chosen)
+    ):
+        open_ = [
+            (sum(e.loss for e in known), side, i, wider)
+            for side in sides
+            for i, row in enumerate(side.chosen)
+            if (known := effects.of(str(side.part.names[i]), int(row)))
+            and (wider := side.wider(i)) is not None
         ]
-    return tuple(advice)
+        if not open_:
+            return
+        _, side, i, wider = max(open_, key=lambda one: one[0])
+        side.chosen[i] = wider
 
 
 def _fits(part: Layers, gradient_exponent: int) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
@@ -118,12 +270,17 @@ def _rounding_errors(part: Layers) -> NDArray[np.float64]:
     return errors
 
 
-def _narrowest_together(fits: NDArray[np.bool_], errors: NDArray[np.float64]) -> NDArray[np.int64]:
-    """The place in ``_NAMES`` of each layer's format; the coarsest give way first."""
+def _narrowest_together(
+    fits: NDArray[np.bool_], errors: NDArray[np.float64], losses: NDArray[np.float64]
+) -> NDArray[np.int64]:
+    """The place in ``_NAMES`` of each layer's format.
+
+    The coarsest give way first; of those alike, the ones that change the loss most.
+    """
     chosen: NDArray[np.int64] = np.argmax(fits, axis=0)
     rows = np.arange(fits.shape[1])
     while float(np.sqrt((errors[chosen, rows] ** 2).sum())) > TOGETHER:
-        coarsest = int(np.argmax(errors[chosen, rows]))
+        coarsest = int(np.lexsort((losses[chosen, rows], errors[chosen, rows]))[-1])
         finer = np.flatnonzero(
             fits[:, coarsest] & (errors[:, coarsest] < errors[chosen[coarsest], coarsest])
         )

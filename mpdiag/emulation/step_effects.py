@@ -21,9 +21,9 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mpdiag.emulation.step_replay import BREAKS, DTYPES, StepReplay
+from mpdiag.emulation.step_replay import BREAKS, DTYPES, FP8, StepReplay
 from mpdiag.emulation.step_tape import StepTape, found_in
-from mpdiag.numerics.autocast_lists import COMPOSITES, LISTS, policy_name
+from mpdiag.numerics.autocast_lists import COMPOSITES, LISTS, MOVES, policy_name
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -36,20 +36,14 @@ Site = tuple[str | None, str]
 
 ALIKE = 0.1
 """Change of the gradients up to which a group is not looked at one by one; ``HARMLESS`` of the rules."""
+FP8_ALIKE = 0.3
+"""The same for FP8, which rounds sixteen times as coarsely as BF16; ``GRADIENT`` of the rules."""
+FP8_RUNS = 4
+"""What the runs in FP8 may cost, in runs of the whole step, of those that the others leave."""
 RUNS = 12
 """What all runs may cost, in runs of the whole step."""
 SMALL = 1 << 28
 """The same for small steps, in elements read and written: some tenths of a second."""
-
-# What moves values, or counts and compares them: it rounds nothing anew.
-_MOVES = frozenset(
-    """
-    _to_copy clone copy copy_ cat stack constant_pad_nd index index_select gather repeat expand_copy
-    embedding select_backward slice_backward zeros_like ones_like full_like fill fill_ zero zero_ relu
-    relu_ masked_fill masked_fill_ where max_pool2d_with_indices threshold neg neg_ abs abs_ maximum
-    minimum sort topk amax amin max min triu tril flip roll unfold_backward
-    """.split()
-)
 
 
 class StepEffects:
@@ -134,7 +128,7 @@ class StepEffects:
             return self._sites.get(fields["forward"])
         op, function = fields["op"], fields["function"]
         name = function if function in COMPOSITES else policy_name(op)
-        computes = op not in _MOVES and (name in COMPOSITES or LISTS.get(name) != "fp32")
+        computes = op not in MOVES and (name in COMPOSITES or LISTS.get(name) != "fp32")
         if not computes or not (_has_floats(result) and _has_floats(args)):
             return None
         site = fields["module"], name
@@ -155,7 +149,8 @@ class StepEffects:
         ``gradient_error`` is ‖Δg‖ / ‖g‖ of all parameters' gradients, ``loss_change`` |ΔL|, where all
         calls of this operation in its module, and their backward passes, are rounded; or those of a
         group of operations, where its ``gradient_error`` is below ``ALIKE``. Where one is no longer
-        finite, it is ``step_breaks_FORMAT`` instead.
+        finite, it is ``step_breaks_FORMAT`` instead. FORMAT is ``fp16``, ``bf16`` or, for operations
+        of modules, ``fp8_e4m3``.
         """
         if self._tape is None:
             return {}
@@ -168,7 +163,7 @@ class StepEffects:
             self.drop()
         found: dict[int, dict[str, float]] = {}
         for index, site in tape_sites.items():
-            for name in DTYPES:
+            for name in effects:
                 effect = effects[name].get(site)
                 if effect is None:
                     continue
@@ -188,7 +183,8 @@ def _effects(tape: StepTape, sites: Mapping[int, Site]) -> dict[str, dict[Site, 
         replay = StepReplay(tape)
         if not replay.is_faithful():
             return found
-        left = max(RUNS * replay.spent, SMALL)
+        whole = replay.spent
+        left = max(RUNS * whole, SMALL)
         order = sorted(dict.fromkeys(sites.values()), key=_is_no_product)  # else as they run
         products = sum(not _is_no_product(site) for site in order)
         for number, name in enumerate(DTYPES):
@@ -203,6 +199,13 @@ def _effects(tape: StepTape, sites: Mapping[int, Site]) -> dict[str, dict[Site, 
                 products,
             )
             left -= replay.spent - before
+        until = replay.spent + min(left, max(FP8_RUNS * whole, SMALL * FP8_RUNS // RUNS))
+        found[FP8] = by_groups(
+            [site for site in order if site[0] is not None],
+            partial(replay.effect, name=FP8),
+            partial(_is_below, replay, until),
+            alike=FP8_ALIKE,
+        )
     return found
 
 
@@ -219,6 +222,7 @@ def by_groups(
     effect: Callable[[Sequence[Site]], Effect | None],
     goes_on: Callable[[], bool],
     first: int = 0,
+    alike: float = ALIKE,
 ) -> dict[Site, Effect]:
     """The effect of each site, or of a group of sites that together change gradients hardly at all.
 
@@ -227,6 +231,7 @@ def by_groups(
         effect: That of rounding some at once; None where the step cannot run so.
         goes_on: Whether to look further. Groups that change most come first.
         first: How many sites, with all groups that have any of them, go before the others.
+        alike: Change of the gradients up to which a group is not looked at one by one.
     """
     found: dict[Site, Effect] = {}
     harmful: list[tuple[bool, float, Sequence[Site]]] = []
@@ -235,11 +240,11 @@ def by_groups(
     def is_harmless(group: Sequence[Site]) -> bool:
         together = effect(group)
         error = math.inf if together is None else together.gradient_error
-        if together is not None and (len(group) == 1 or error < ALIKE):
+        if together is not None and (len(group) == 1 or error < alike):
             found.update(dict.fromkeys(group, together))
         elif len(group) > 1:
             harmful.append((group[0] in before, error, group))
-        return error < ALIKE
+        return error < alike
 
     if sites:
         is_harmless(sites)

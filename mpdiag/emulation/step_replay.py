@@ -19,7 +19,7 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from mpdiag.emulation.step_tape import View, found_in, mapped
-from mpdiag.numerics.formats import HALVES
+from mpdiag.numerics.formats import FP8_E4M3, HALVES
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Hashable, Iterator
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 _SAME = 1e-5
 """How far the taped gradients may be from the training's own: kernels that add in any order."""
 DTYPES: dict[str, torch.dtype] = {f.name: getattr(torch, str(f.torch_name)) for f in HALVES}
+FP8 = FP8_E4M3.name
+"""For what layers store: each tensor under a power-of-two scale of its own."""
 _REFUSED: type[Exception] = vars(torch.linalg)["LinAlgError"]
 _FP16_BITS_LESS = 13
 _FP16_END = 65520.0
@@ -187,6 +189,8 @@ def _round(x: torch.Tensor, name: str, backward: bool) -> torch.Tensor:
     """FP32 values rounded to a format; what leaves its range keeps its exponent."""
     if x.dtype is not torch.float32 or not x.numel():
         return x
+    if name == FP8:
+        return _fp8(x)
     if name != "fp16":
         return x.to(DTYPES[name]).float()  # its exponents are FP32's
     if backward:
@@ -195,6 +199,15 @@ def _round(x: torch.Tensor, name: str, backward: bool) -> torch.Tensor:
     if float(x.abs().amax()) < _FP16_END:  # False where one is NaN
         return low
     return torch.where(low.isfinite(), low, _unbounded(x, _FP16_BITS_LESS))
+
+
+def _fp8(x: torch.Tensor) -> torch.Tensor:
+    """FP32 values rounded under the largest scale that leaves a bit to spare; all finite, or as is."""
+    top = float(x.abs().amax())
+    if not math.isfinite(top) or top == 0.0:
+        return x
+    scale = 2.0 ** (math.floor(math.log2(FP8_E4M3.max / max(top, 2.0**-120))) - 1)
+    return (x * scale).to(torch.float8_e4m3fn).float() / scale
 
 
 def _unbounded(x: torch.Tensor, bits: int) -> torch.Tensor:

@@ -4,12 +4,14 @@
 
 Each module's output, and the gradient with respect to it, is rounded to its advised format (FP8 under a
 power-of-two scale of its own, FP16 gradients under the plan's loss scale), two seeds each; compared with
-FP32 by the rule of ``truth.py``. The figures go to ``cases-formats.json`` beside the other results.
+FP32 by the rule of ``truth.py``. A case whose advice is as it was is not trained again. The figures go
+to ``cases-formats-HALF.json`` beside the other results.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import math
 import sys
@@ -30,10 +32,10 @@ from mpdiag.emulation.rounding import round_to
 from mpdiag.numerics.formats import FloatFormat, format_named
 
 if TYPE_CHECKING:
-    from cases.case import Training
+    from cases.case import Case, Training
     from mpdiag.plan import PrecisionPlan
 
-RESULTS = Path(__file__).resolve().parents[1] / "results" / "cases-formats.json"
+RESULTS = Path(__file__).resolve().parents[1] / "results"
 
 
 class _Stored(torch.autograd.Function):
@@ -89,28 +91,44 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("names", nargs="*", metavar="NAME")
     parser.add_argument("--half", choices=collection.HALVES, default="tuning")
-    parser.add_argument("--minutes", type=float, default=3.0)
+    parser.add_argument("--minutes", type=float, default=60.0)
     options = parser.parse_args()
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     file, until = truth.TruthFile(options.half), time.monotonic() + 60 * options.minutes
-    found: dict[str, Any] = {}
+    place = RESULTS / f"cases-formats-{options.half}.json"
+    found: dict[str, Any] = json.loads(place.read_text("utf-8")) if place.is_file() else {}
     for name, case in collection.load(options.half, options.names).items():
         entry = file.entry(case)
         if entry["truth"] is None or time.monotonic() > until:
             continue
         plan = mpdiag.analyze(score.record(case)).plan
-        bench = truth.Bench(case, {k: v for k, v in entry["trainings"].items() if "fp32" in k})
-        fails = bench.fails(
-            "formats", arithmetic=lambda training, plan=plan: AllAtOnce(training, plan)
-        )
-        used = Counter(a.format for a in plan.layer_formats)
-        found[name] = {"fails": fails, "formats": dict(used), "metrics": bench.known["formats"]}
+        advice = digest(plan, collection.fingerprint(case))
+        if found.get(name, {}).get("advice") != advice:
+            found[name] = {"advice": advice, **judged(case, entry, plan)}
+            place.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
         print(name, json.dumps(found[name]), flush=True)
     failed = sum(f["fails"] for f in found.values())
-    print(f"{failed} of {len(found)} fail")
-    if not options.names:
-        RESULTS.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    layers = sum((Counter(f["formats"]) for f in found.values()), Counter())
+    print(f"{failed} of {len(found)} fail; formats of layers: {dict(layers)}")
+
+
+def judged(case: Case, entry: dict[str, Any], plan: PrecisionPlan) -> dict[str, Any]:
+    """Whether training fails with every layer in its advised format."""
+    used = Counter(a.format for a in plan.layer_formats)
+    if set(used) <= {"fp32"}:  # that is FP32
+        return {"fails": False, "formats": dict(used), "metrics": {}}
+    bench = truth.Bench(case, {k: v for k, v in entry["trainings"].items() if "fp32" in k})
+    fails = bench.fails("formats", arithmetic=lambda training: AllAtOnce(training, plan))
+    return {"fails": fails, "formats": dict(used), "metrics": bench.known["formats"]}
+
+
+def digest(plan: PrecisionPlan, case: str) -> str:
+    """What decides such a training: the case, the formats, and the loss scale where FP16 has it."""
+    formats = sorted((a.kind, a.name, a.format) for a in plan.layer_formats)
+    return hashlib.sha256(f"{case} {formats} {plan.loss_scale.recommended}".encode()).hexdigest()[
+        :16
+    ]
 
 
 if __name__ == "__main__":

@@ -10,6 +10,8 @@ from row_buffer import RowBuffer
 
 from mpdiag.analysis.format_advice import TOGETHER, advise_layers
 from mpdiag.analysis.layers import merge_layers
+from mpdiag.analysis.operations.layer_effects import LayerEvidence, Rounded
+from mpdiag.analysis.operations.loss_change import LossCurve
 from mpdiag.numerics.formats import format_named
 from mpdiag.numerics.histograms import ExponentHistogram
 from mpdiag.runs.records import Records
@@ -36,13 +38,38 @@ def layers_of(outputs):
     return merge_layers(Records.from_table(buffer.to_table()))
 
 
+CURVE = LossCurve({k: 1.0 - 0.01 * k for k in range(50)})  # moves by 0.01, ends at 0.55
+
+
+class Measured(LayerEvidence):
+    """What rounding a layer to FP8 changed of a step's loss, by the layer's name."""
+
+    def __init__(self, losses=None, kept=()):
+        super().__init__(curve=CURVE)
+        object.__setattr__(self, "losses", losses)
+        object.__setattr__(self, "kept_layers", kept)
+
+    def of(self, name, target):
+        if not target.needs_tensor_scale:
+            return None
+        change = 1e-4 if self.losses is None else self.losses.get(name)
+        return None if change is None else frozenset({Rounded(0.01, change)})
+
+    def keeper(self, name):
+        return "addmm" if name in self.kept_layers else ""
+
+    def step(self):
+        return 10
+
+
 def usual(seed):
     return np.random.default_rng(seed).standard_normal(2000)
 
 
 @pytest.mark.parametrize("count", [1, 2, 5, 40])
 def test_the_rounding_of_all_layers_together_stays_small(count):
-    advice = advise_layers(layers_of({f"layer{i}": usual(i) for i in range(count)}), 0)
+    layers = layers_of({f"layer{i}": usual(i) for i in range(count)})
+    advice = advise_layers(layers, 0, Measured())
     errors = [2.0 ** -(format_named(a.format).mantissa_bits + 1) for a in advice]
     assert math.sqrt(sum(e**2 for e in errors)) <= TOGETHER
     assert len(advice) == count
@@ -50,8 +77,47 @@ def test_the_rounding_of_all_layers_together_stays_small(count):
 
 
 def test_a_few_layers_may_be_in_fp8():
-    (advice,) = advise_layers(layers_of({"layer": usual(0)}), 0)
+    (advice,) = advise_layers(layers_of({"layer": usual(0)}), 0, Measured())
     assert advice.format.startswith("fp8")
+    assert "step 10, run again, bears it" in advice.reason
+    assert advice.evidence["loss_change"] == 1e-4
+
+
+def test_fp8_is_not_advised_where_its_effect_was_not_measured():
+    for evidence in (None, Measured({})):
+        (advice,) = advise_layers(layers_of({"layer": usual(0)}), 0, evidence)
+        assert advice.format == "fp16"
+        assert advice.reason.startswith(
+            "FP8 E4M3 holds the range, but what it does to a step was not"
+        )
+
+
+def test_a_layer_that_does_harm_alone_is_wider():
+    layers = layers_of({"harmless": usual(0), "harmful": usual(1)})
+    advice = advise_layers(layers, 0, Measured({"harmless": 0.01, "harmful": 0.2}))
+    assert {a.name: a.format for a in advice} == {"harmless": "fp8_e4m3", "harmful": "fp16"}
+    (reason,) = (a.reason for a in advice if a.name == "harmful")
+    assert reason.startswith("FP8 E4M3 holds the range, but is too coarse")
+
+
+def test_layers_that_do_harm_only_together_give_way_until_they_do_none():
+    layers = layers_of({"one": usual(0), "other": usual(1)})
+    advice = advise_layers(layers, 0, Measured({"one": 0.08, "other": 0.1}))
+    assert {a.name: a.format for a in advice} == {"one": "fp8_e4m3", "other": "fp16"}
+
+
+def test_what_the_plan_keeps_in_fp32_is_advised_nothing_narrower():
+    layers = layers_of({"one": usual(0), "other": usual(1)})
+    advice = advise_layers(layers, 0, Measured(kept=("one",)))
+    assert {a.name: a.format for a in advice} == {"one": "fp32", "other": "fp8_e4m3"}
+    assert advice[0].reason == "the plan keeps addmm in FP32 there"
+
+
+def test_of_layers_with_like_values_those_that_change_the_loss_least_stay_narrow():
+    layers = layers_of({f"layer{i}": usual(0) for i in range(6)})
+    advice = advise_layers(layers, 0, Measured({f"layer{i}": 1e-4 * (6 - i) for i in range(6)}))
+    narrow = [a.name for a in advice if a.format.startswith("fp8")]
+    assert narrow == ["layer4", "layer5"]
 
 
 def test_values_that_differ_little_beside_their_size_keep_more_digits():
@@ -62,7 +128,7 @@ def test_values_that_differ_little_beside_their_size_keep_more_digits():
 
 
 def test_what_leaves_the_range_is_wide():
-    (advice,) = advise_layers(layers_of({"layer": usual(0) * 1e5}), 0)
+    (advice,) = advise_layers(layers_of({"layer": usual(0) * 1e5}), 0, Measured())
     assert advice.format.startswith("fp8")  # under a scale of its own
     advised = advise_layers(layers_of({f"layer{i}": usual(i) * 1e5 for i in range(40)}), 0)
     assert "fp16" not in {a.format for a in advised}

@@ -71,10 +71,10 @@ def gradient_errors(
                 yield op.index, _breaking(op, target)
             continue
         moves, start = graph.loss_change.curve.movement(op.step), graph.loss_change.curve.start
-        if moves is None or start is None or error < GRADIENT:
+        if moves is None or start is None:
             continue
         beside, of_start = change / moves, change / start
-        if beside < MOVES or of_start < OF_START or error * of_start < TOGETHER:
+        if not matters(error, beside, of_start):
             continue
         yield (
             op.index,
@@ -88,6 +88,18 @@ def gradient_errors(
                 {"gradient_error": error, "loss_moves": beside, "of_first_loss": of_start},
             ),
         )
+
+
+def matters(error: float, beside: float, of_start: float) -> bool:
+    """Whether a training does not bear a rounding.
+
+    Args:
+        error: Change of the gradients, as a share of them.
+        beside: Change of the loss, beside what a step changes.
+        of_start: Change of the loss, beside the loss at the start.
+    """
+    felt = error >= GRADIENT and beside >= MOVES and of_start >= OF_START
+    return felt and error * of_start >= TOGETHER
 
 
 def _breaking(op: Operation, target: FloatFormat) -> OperationFinding:

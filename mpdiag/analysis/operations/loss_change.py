@@ -38,6 +38,8 @@ NEARBY = 10
 """Steps before and after one whose losses say how far the loss moves from step to step."""
 _FIRST = 5
 """Losses that make the loss at the start."""
+_LAST = 10
+"""Losses that make the loss at the end."""
 _DEPTH = 6
 _PASSES_GRADIENT = frozenset({"add", "add_", "sub", "sub_", "rsub", "neg", "clone", "_unsafe_view"})
 """Operations whose gradient is that of their result, up to its sign or a number."""
@@ -76,6 +78,12 @@ class LossCurve:
         """Median |loss| of the first steps; None without one, or where it is 0."""
         first = sorted(abs(self.losses[k]) for k in sorted(self.losses)[:_FIRST])
         return (first[len(first) // 2] or None) if first else None
+
+    @cached_property
+    def end(self) -> float | None:
+        """Median |loss| of the last steps; None without one, or where it is 0."""
+        last = sorted(abs(self.losses[k]) for k in sorted(self.losses)[-_LAST:])
+        return (last[len(last) // 2] or None) if last else None
 
 
 NO_CURVE = LossCurve()

@@ -1,0 +1,234 @@
+"""What rounding a layer's output to a format did to a recorded step, by its operations' effects.
+
+The recorder measures what rounding an operation's operands and results does (``step_effects.py``). The
+output of a layer is the result of one operation and an operand of others. Rounding the output alone does
+no more than rounding all that one of them reads and stores, so the smaller effect is taken: that of the
+operation that makes it, or those of all that read it. What only moves values has no effect of its own
+and is looked through.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import TYPE_CHECKING, NamedTuple
+
+from mpdiag.analysis.operations.gradient_rules import GRADIENT, effect, matters
+from mpdiag.analysis.operations.graph import split
+from mpdiag.analysis.operations.loss_change import NO_CURVE, LossCurve
+from mpdiag.analysis.operations.rules import called
+from mpdiag.numerics.autocast_lists import MOVES
+from mpdiag.numerics.formats import FP8_E4M3, HALVES
+from mpdiag.runs.operations import NONE
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from mpdiag.analysis.operations.graph import StepGraph
+    from mpdiag.numerics.formats import FloatFormat
+    from mpdiag.plan import Fp32Choice
+    from mpdiag.runs.operations import Operation
+
+OF_END = 0.25
+"""Change of the loss, beside the loss at the end of the training, from which FP8 is too coarse.
+
+Set by the tuning half: see docs/reliability.md.
+"""
+_DEPTH = 6
+"""Operations without an effect of their own that are looked through, one after another."""
+
+
+class Rounded(NamedTuple):
+    """What rounding operations did to a step, as it was measured: alone, or with others of a group.
+
+    Attributes:
+        gradients: ‖Δg‖ / ‖g‖; infinite where the step no longer ran to finite values.
+        loss: |ΔL|; infinite there, too.
+    """
+
+    gradients: float
+    loss: float
+
+
+Effects = frozenset[Rounded]
+
+
+@dataclass(frozen=True, eq=False)
+class LayerEffects:
+    """The effects of rounding layers' outputs, and the gradients with respect to them.
+
+    Attributes:
+        graph: The last recorded step that shows any; None where none does.
+    """
+
+    graph: StepGraph | None
+
+    @classmethod
+    def of(cls, graphs: Sequence[StepGraph], target: FloatFormat) -> LayerEffects:
+        """From the last of some recorded steps in which roundings to a format were measured."""
+        showing = (g for g in reversed(graphs) if any(effect(op, target) for op in g.operations))
+        return cls(next(showing, None))
+
+    def of_layer(self, name: str, target: FloatFormat) -> Effects | None:
+        """The effects whose sum bounds that of rounding a layer; None where they were not measured.
+
+        Args:
+            name: The layer's; "" is the model.
+            target: The format.
+        """
+        if self.graph is None:
+            return None
+        found: set[Rounded] = set()
+        made = self._made(name)
+        for op in made:
+            sides = [self._making(op, target, _DEPTH), self._reading(op, target, _DEPTH)]
+            known = [s for s in sides if s is not None]
+            if not known:
+                return None
+            found |= min(known, key=_size)
+        return frozenset(found) if made else None
+
+    def makers(self, name: str) -> list[Operation]:
+        """The operations that computed a layer's output: what only moves values is looked through."""
+        return [m for op in self._made(name) for m in self._computing(op, _DEPTH)]
+
+    def _made(self, name: str) -> list[Operation]:
+        """The operations whose results leave a layer."""
+        return [op for op in self._inside.get(name, ()) if self._leaves(op, name)]
+
+    @cached_property
+    def _inside(self) -> Mapping[str, Sequence[Operation]]:
+        """The forward operations in each layer, and in the layers inside it."""
+        found: dict[str, list[Operation]] = defaultdict(list)
+        for op in self.graph.operations if self.graph else ():
+            if op.node or op.module is None or not any(t.counted for t in op.outputs):
+                continue
+            parts = op.module.split(".") if op.module else []
+            for n in range(len(parts) + 1):
+                found[".".join(parts[:n])].append(op)
+        return found
+
+    def _leaves(self, op: Operation, name: str) -> bool:
+        assert self.graph is not None
+        readers = self.graph.readers.get(op.index, [])
+        return not readers or any(not within(r.module, name) for r in readers)
+
+    def _computing(self, op: Operation, depth: int) -> Iterator[Operation]:
+        before = self._before(op) if op.op in MOVES and depth else []
+        if not before:
+            yield op
+        for one in before:
+            yield from self._computing(one, depth - 1)
+
+    def _before(self, op: Operation) -> list[Operation]:
+        assert self.graph is not None
+        return [self.graph.operations[t.producer] for t in op.inputs if t.producer != NONE]
+
+    def _making(self, op: Operation, target: FloatFormat, depth: int) -> Effects | None:
+        own = _own(op, target)
+        if own is not None or op.op not in MOVES or not depth:
+            return own
+        found: set[Rounded] = set()
+        for one in self._before(op):
+            part = self._making(one, target, depth - 1)
+            if part is None:
+                return None
+            found |= part
+        return frozenset(found) or None
+
+    def _reading(self, op: Operation, target: FloatFormat, depth: int) -> Effects | None:
+        assert self.graph is not None
+        found: set[Rounded] = set()
+        readers = self.graph.readers.get(op.index, [])
+        for reader in readers:
+            part = _own(reader, target)
+            if part is None and reader.op in MOVES and depth:
+                part = self._reading(reader, target, depth - 1)
+            if part is None:
+                return None
+            found |= part
+        return frozenset(found) if readers else None
+
+
+def _own(op: Operation, target: FloatFormat) -> Effects | None:
+    measured = effect(op, target)
+    return None if measured is None else frozenset({Rounded(*measured)})
+
+
+def _size(effects: Iterable[Rounded]) -> tuple[float, float]:
+    effects = list(effects)
+    return sum(e.loss for e in effects), sum(e.gradients for e in effects)
+
+
+def within(module: str | None, name: str) -> bool:
+    """Whether an operation of a module belongs to a layer, or to one inside it."""
+    return module is not None and (not name or module == name or module.startswith(f"{name}."))
+
+
+@dataclass(frozen=True, eq=False)
+class LayerEvidence:
+    """What a recording shows of rounding layers to formats.
+
+    Attributes:
+        effects: By the format's name.
+        kept: The operations that the plan keeps in FP32, as (operation or "", module).
+        curve: The losses of the training.
+    """
+
+    effects: Mapping[str, LayerEffects] = field(default_factory=dict)
+    kept: frozenset[tuple[str, str]] = frozenset()
+    curve: LossCurve = NO_CURVE
+
+    def of(self, name: str, target: FloatFormat) -> Effects | None:
+        """As ``LayerEffects.of_layer``; None of a format that was not measured."""
+        effects = self.effects.get(target.name)
+        return None if effects is None else effects.of_layer(name, target)
+
+    def keeper(self, name: str) -> str:
+        """The operation by which the plan keeps a layer's output in FP32; "" where none does."""
+        for effects in self.effects.values():
+            for op in effects.makers(name):
+                module = op.module or ""
+                if {(called(op), module), ("", module)} & self.kept:
+                    return called(op)
+        return ""
+
+    def step(self) -> int | None:
+        """The step that was run again; None where none was."""
+        steps = [e.graph.operations[0].step for e in self.effects.values() if e.graph is not None]
+        return max(steps, default=None)
+
+    def harmful(self, chosen: Iterable[tuple[FloatFormat, Effects]]) -> bool:
+        """Whether roundings that are all applied at once do more than a training bears.
+
+        Errors of gradients add as independent ones do; changes of the loss add up whole. What an effect
+        was measured for together counts once. FP8 must leave the loss at the end of the training, too:
+        what it adds to one step's it adds to each.
+        """
+        effects = {(fmt.name, e) for fmt, part in chosen for e in part}
+        coarse = [e for name, e in effects if name == FP8_E4M3.name]
+        gradients = math.hypot(*(e.gradients for _, e in effects))
+        if not math.isfinite(gradients):
+            return True
+        step, loss = self.step(), sum(e.loss for _, e in effects)
+        moves, start, end = self.curve.movement(step or 0), self.curve.start, self.curve.end
+        if moves is None or start is None or end is None:
+            return gradients >= GRADIENT
+        return (
+            matters(gradients, loss / moves, loss / start)
+            or sum(e.loss for e in coarse) >= OF_END * end
+        )
+
+
+def layer_evidence(
+    recorded: Sequence[Operation], kept: Iterable[Fp32Choice], curve: LossCurve
+) -> LayerEvidence:
+    """From the operations of a recording, and the plan's choices."""
+    graphs = sorted(split(recorded, curve), key=lambda g: g.operations[0].step)
+    return LayerEvidence(
+        {fmt.name: LayerEffects.of(graphs, fmt) for fmt in (*HALVES, FP8_E4M3)},
+        frozenset((c.op, c.module) for c in kept),
+        curve,
+    )

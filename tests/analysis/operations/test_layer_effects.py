@@ -1,0 +1,94 @@
+"""What rounding a layer did to a recorded step, by the operations that make and read its output."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import nn
+
+import mpdiag
+from mpdiag.analysis.operations.layer_effects import LayerEvidence, layer_evidence
+from mpdiag.analysis.operations.loss_change import loss_curve
+from mpdiag.numerics.formats import BF16, FP8_E4M3, FP8_E5M2
+from mpdiag.runs.run import open_run
+
+
+class Waves(nn.Module):
+    """Fast waves of a place: their angles bear no rounding, what follows does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.angles = nn.Linear(1, 16)
+        nn.init.normal_(self.angles.weight, std=300.0)
+        self.body = nn.Sequential(nn.Linear(16, 16), nn.ReLU())
+        self.out = nn.Linear(16, 1)
+
+    def forward(self, x):
+        return self.out(self.body(torch.sin(self.angles(x))))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("waves") / "run"
+    model = Waves()
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+    x = torch.rand(64, 1, generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        y = torch.sin(model.angles(x)) @ torch.randn(16, 1)
+    with mpdiag.record(model, optimizer, folder, budget=None):
+        for _ in range(14):
+            optimizer.zero_grad()
+            (model(x) - y).square().mean().backward()
+            optimizer.step()
+    return open_run(folder)
+
+
+@pytest.fixture(scope="module")
+def evidence(run):
+    kept = mpdiag.analyze(run).plan.fp32_operations
+    return layer_evidence(run.operations(), kept, loss_curve(run))
+
+
+def loss(evidence, name, target=FP8_E4M3):
+    return sum(e.loss for e in evidence.of(name, target))
+
+
+def test_the_effect_is_that_of_the_layer_and_not_of_another(evidence):
+    assert evidence.step() == 10
+    assert loss(evidence, "angles") > 5 * loss(evidence, "out")
+    assert loss(evidence, "angles") > loss(evidence, "angles", BF16)
+
+
+def test_what_only_moves_values_and_what_holds_layers_have_the_effect_of_what_they_pass_on(
+    evidence,
+):
+    assert evidence.of("body", FP8_E4M3) == evidence.of("body.1", FP8_E4M3)
+    assert evidence.of("", FP8_E4M3) == evidence.of("out", FP8_E4M3)
+
+
+def test_a_format_that_was_not_measured_has_no_effect_known(evidence):
+    assert evidence.of("out", FP8_E5M2) is None
+    assert evidence.of("nowhere", FP8_E4M3) is None
+    assert LayerEvidence().of("out", FP8_E4M3) is None
+
+
+def test_no_layer_is_advised_what_its_step_does_not_bear(run, evidence):
+    advised = {
+        a.name: a.format for a in mpdiag.analyze(run).plan.layer_formats if a.kind == "activation"
+    }
+    assert advised["angles"] not in ("fp8_e4m3", "fp8_e5m2")
+    kept = [name for name in advised if evidence.keeper(name)]
+    assert all(advised[name] == "fp32" for name in kept)
+
+
+def test_a_recording_without_the_measurement_shows_no_effect(run):
+    older = [
+        replace(op, facts={k: v for k, v in op.facts.items() if not k.endswith("fp8_e4m3")})
+        for op in run.operations()
+    ]
+    evidence = layer_evidence(older, (), loss_curve(run))
+    assert evidence.of("out", FP8_E4M3) is None
+    assert evidence.of("out", BF16) is not None
