@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from datetime import datetime, timezone
 from functools import cache
 from pathlib import Path
@@ -51,13 +52,41 @@ def listings() -> list[Listing]:
     The bundled sample runs come after one's own, if the switch in the sidebar asks for them.
     """
     bundled = samples() if st.session_state.get(SAMPLES) else None
-    return _own() + (list_runs(bundled) if bundled is not None else [])
+    return _own() + (_listed(bundled) if bundled is not None else [])
+
+
+def _listed(root: Path) -> list[Listing]:
+    """The runs in a folder, read anew only when a ``meta.json`` in it has changed.
+
+    Each caller gets runs of its own: what a run has read of its other files may be out of date.
+    """
+    if not root.is_dir():
+        return list_runs(root)  # says so
+    found: list[Listing] = _read_list(str(root), _moment(root))
+    return [replace(item, run=item.run and replace(item.run)) for item in found]
+
+
+def _moment(root: Path) -> tuple[tuple[str, int, int], ...]:
+    """What changes when a list of runs does: names, times and sizes of the files that it reads."""
+    found = []
+    for path in sorted(root.glob(f"*/{META}")):
+        try:
+            status = path.stat()
+        except OSError:  # gone since it was listed
+            continue
+        found.append((path.parent.name, status.st_mtime_ns, status.st_size))
+    return tuple(found)
+
+
+@st.cache_resource(max_entries=4, show_spinner=False)
+def _read_list(root: str, moment: tuple[tuple[str, int, int], ...]) -> list[Listing]:
+    return list_runs(root)
 
 
 def _own() -> list[Listing]:
     root = folder()
     if not (root / META).is_file():
-        return list_runs(root)
+        return _listed(root)
     try:
         return [Listing(root, open_run(root), None)]
     except MpdiagError as error:

@@ -11,13 +11,20 @@ import streamlit as st
 from figure_card import figure_card
 
 from mpdiag.display.explanations import command_for, explanation
-from mpdiag.display.wording import counted, in_markdown, layer_name, sentence
+from mpdiag.display.wording import (
+    counted,
+    in_markdown,
+    layer_name,
+    magnitude,
+    percent,
+    sentence,
+)
 from mpdiag.errors import RunNotFound
 from mpdiag.reports.views.runs import kind_of
 from mpdiag.reports.views.training import root_of
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     import pandas as pd
 
@@ -152,7 +159,9 @@ def table(frame: pd.DataFrame, labels: Mapping[str, str] | None = None) -> None:
         if name in shown:
             shown[name] = shown[name].map(lambda value: layer_name(str(value)))
     columns = {c: _column(c, shown[c], (labels or {}).get(c, _label(c))) for c in shown}
-    st.dataframe(shown, hide_index=True, column_config=columns, placeholder="")
+    formats: Any = {c: words for c in shown if (words := _words(c, shown[c])) is not None}
+    written: Any = shown.style.format(formats, na_rep="") if formats else shown
+    st.dataframe(written, hide_index=True, column_config=columns, placeholder="")
 
 
 def blank(frame: pd.DataFrame) -> pd.DataFrame:
@@ -180,16 +189,36 @@ def _label(name: str) -> str:
 EXACT = 1e5
 """Numbers from which rounding to a few digits would mislead."""
 _SHARES = ("share", "underflow_a", "underflow_b", "overflow_a", "overflow_b", "beyond_2048")
-_MAGNITUDES = ("absmax", "largest", "relative", "estimate")
+_MAGNITUDES = ("absmax", "largest")
+_ERRORS = ("relative", "estimate")
+SMALL = 1e-3
+"""Magnitudes below which a column is written in powers of two: nobody counts zeros."""
+
+
+def _words(name: str, values: pd.Series[Any]) -> Callable[[float], str] | None:
+    """How numbers are written that no format of a column writes as people do; None for others."""
+    if values.dtype.kind != "f":
+        return None
+    if name.startswith(_ERRORS) or " error" in name:
+        return relative_error
+    small = (values > 0) & (values < SMALL)
+    return magnitude if name.startswith(_MAGNITUDES) and small.any() else None
+
+
+def relative_error(value: float) -> str:
+    """A relative error in percent; one of more than 1 in times, an infinite one by its sign."""
+    if not value <= 1:
+        return "∞" if value == float("inf") else f"{value:,.3g} ×"
+    return percent(value)
 
 
 def _column(name: str, values: pd.Series[Any], label: str) -> Any:
     """How a column is shown: its name in words, its numbers as they are read."""
-    if values.dtype.kind not in "iuf":
+    if values.dtype.kind not in "iuf" or _words(name, values) is not None:
         return label
     if name.endswith(_SHARES):
         return st.column_config.NumberColumn(label, format="percent")
-    if values.dtype.kind == "f" and (name.startswith(_MAGNITUDES) or " error" in name):
+    if values.dtype.kind == "f" and name.startswith(_MAGNITUDES):
         return st.column_config.NumberColumn(label, format="%.3g")
     if values.dtype.kind == "f":
         known = values.dropna()

@@ -130,7 +130,12 @@ def next_steps(
     trained = [beside[name].folder for name in logs if kind_of(beside[name]) == "training"]
     trained.sort(key=lambda folder: not folder.name.endswith("-plan"))  # the demo's own comes first
     planned = (listing.folder / overview.PLAN).is_file()
-    return overview.next_steps(analysis, planned=planned, trained=trained)
+    # It reads the logs of both sides whole, to know whether they can be compared.
+    found: tuple[overview.Step, ...] = run_cache.once(
+        *(listing, "next steps", *map(run_cache.stamp, trained)),
+        make=lambda: overview.next_steps(analysis, planned=planned, trained=trained),
+    )
+    return found
 
 
 def commands(steps: Sequence[overview.Step]) -> None:

@@ -5,11 +5,26 @@ from __future__ import annotations
 import json
 import shutil
 
+import pyarrow as pa
 import pytest
 from app_pages import metrics, words
 from made_profiles import profile
 
 pytestmark = pytest.mark.filterwarnings("default")  # Streamlit's own, of being run bare
+
+
+def as_written(table):
+    """The cells of a table as they are shown."""
+    return pa.ipc.open_stream(table.proto.arrow_data.styler.display_values).read_pandas()
+
+
+def test_numbers_are_written_as_people_write_them(opened):
+    import widgets
+
+    assert widgets.relative_error(0.0257) == "2.57 %"
+    assert widgets.relative_error(5.09e-6) == "< 0.01 %"
+    assert widgets.relative_error(12.34) == "12.3 ×"
+    assert widgets.relative_error(float("inf")) == "∞"
 
 
 def test_operations_are_ranked_by_the_best_that_is_known(opened, root, tmp_path):
@@ -20,6 +35,9 @@ def test_operations_are_ranked_by_the_best_that_is_known(opened, root, tmp_path)
     error = ranked["relative error of all weight gradients"]
     assert list(error) == sorted(error, reverse=True)
     assert "normalisation" in ranked["why the plan keeps it in FP32"].iloc[0]
+    said = as_written(next(t for t in test.dataframe if "worst gradient" in t.value))
+    assert said["relative error of all weight gradients"].iloc[0] == "2.57 %"
+    assert "< 0.01 %" in list(said["output error"])  # and not 0.00000509
     (tmp_path / "run" / "sensitivity.json").unlink()
     test = opened(tmp_path, "operations")
     assert "Estimated from the recorded values alone" in words(test).replace("\\", "")
