@@ -78,6 +78,24 @@ def test_no_page_scrolls_sideways_on_a_phone(page, pages, name):
     assert page.locator(".modebar").count() == 0  # it would lie on the legend
 
 
+@pytest.mark.parametrize("name", ["run", "trace"])
+def test_a_legend_is_read_on_a_phone_and_lies_on_no_plot(page, pages, name):
+    page.set_viewport_size(PHONE)
+    opened(page, pages[name])
+    boxes = page.evaluate(
+        """[...document.querySelectorAll('.js-plotly-plot')].map((figure) => {
+        const boxes = (part) => [...figure.querySelectorAll(part)].map((p) => p.getBoundingClientRect());
+        const [legend, whole] = [boxes('.legend')[0], figure.getBoundingClientRect()];
+        const plots = boxes('.nsewdrag').map((plot) => plot.bottom);
+        const words = boxes('.xaxislayer-above, .xaxislayer-below').map((axis) => axis.bottom);
+        return legend && [Math.max(...plots, ...words), legend.top, legend.bottom, whole.bottom];
+        }).filter(Boolean)"""
+    )
+    assert boxes
+    for plot, top, bottom, whole in boxes:
+        assert plot <= top < bottom <= whole
+
+
 def test_a_trace_s_report_is_short_until_something_is_opened(page, pages):
     opened(page, pages["trace"])
     assert size(page, "Height") < TALLEST
