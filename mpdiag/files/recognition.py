@@ -84,7 +84,8 @@ def run_instead(folder: AnyPath, wanted: str) -> str:
         wanted: What is needed: ``trace``, ``folder of runs``.
     """
     said = f"{folder} is a run, not a {wanted}"
-    kinds = {path: kind_of(path) for path in sorted(folder.iterdir(), key=lambda p: p.name)}
+    parts: list[AnyPath] = [*folder.iterdir()]
+    kinds = {path: kind_of(path) for path in sorted(parts, key=lambda path: path.name)}
     traces = [path for path, kind in kinds.items() if kind is not None and kind.name == "trace"]
     if wanted == "trace" and traces:
         return f"{said}: name the trace in it, {traces[0]}"
