@@ -133,7 +133,8 @@ def findings(found: Sequence[Finding], most: int, page: str, label: str) -> None
             words = in_markdown(sentence(finding.message))
             with st.expander(words, icon=f":material/{icon}:"):
                 st.markdown(f"**{finding.severity.capitalize()}.** {words}")
-                st.markdown(f"→ {in_markdown(sentence(finding.fix))}")
+                if finding.fix:
+                    st.markdown(f"→ {in_markdown(sentence(finding.fix))}")
                 meaning_of(finding.code)
 
 

@@ -10,6 +10,7 @@ import widgets
 from mpdiag.analysis.comparison.half_precision import refuse_unused_precision
 from mpdiag.display.wording import KIND_NAMES, in_markdown, sentence
 from mpdiag.errors import MpdiagError
+from mpdiag.reports.next_commands import compare_them
 from mpdiag.reports.views.compare import apart, comparison_frame, side_by_side
 from mpdiag.reports.views.compare_metrics import (
     intervals,
@@ -18,6 +19,7 @@ from mpdiag.reports.views.compare_metrics import (
     side_losses,
     standing_frame,
 )
+from mpdiag.reports.views.overview import command_text
 
 BADGES = {
     "equivalent": ("green", ":material/check_circle:"),
@@ -95,10 +97,8 @@ if chosen is not None and not isinstance(chosen, str):
             st.warning("  \n".join(map(in_markdown, (words, *([f"→ {fix}"] if fix else [])))))
         else:
             st.info(in_markdown(fix), icon=":material/arrow_forward:")
-    st.caption(
-        f"As `mpdiag compare` says it; another margin: `mpdiag compare {known[a].name} "
-        f"{known[b].name} --margin NAME=VALUE`"
-    )
+    again = command_text(compare_them(known[a], known[b]))
+    st.caption(f"As `mpdiag compare` says it; another margin: `{again} --margin NAME=VALUE`")
 
 st.header("How far the layers moved", anchor=False)
 listings = [compared.recorded(name) for name in (a, b)]

@@ -160,9 +160,9 @@ def table(text: str, kinds: list[views.Kind], group: bool) -> None:
         alt="The runs of the folder, a row for each. The select box in the sidebar opens them, too.",
     )
     if st.session_state.pop(OPENS, False):
-        st.switch_page(
-            "views/overview.py"
-        )  # the select box in the sidebar keeps the run in the link
+        # The select box in the sidebar keeps the run in the link. The filter goes with this page; an
+        # address without query_params may not be left while a filter is bound to it.
+        st.switch_page("views/overview.py", query_params={})
 
 
 if found:

@@ -57,7 +57,8 @@ with right:
         said = sentence(finding.message)
         if said in map(sentence, (plan.loss_scale.reason, plan.master_weights.reason)):
             said = f"{finding.severity.capitalize()}: see “Why”."  # which says the same words
-        show(f"{in_markdown(said)}  \n→ {in_markdown(sentence(finding.fix))}")
+        fix = f"  \n→ {in_markdown(sentence(finding.fix))}" if finding.fix else ""
+        show(in_markdown(said) + fix)
         widgets.explain(finding.code)
 
 st.header("Memory saved", anchor=False)

@@ -8,7 +8,9 @@ from typing import Annotated
 import typer
 
 from mpdiag.commands.shared.options import JsonOption
+from mpdiag.errors import RunNotFound
 from mpdiag.files.paths import place
+from mpdiag.files.recognition import run_instead
 
 
 def runs(
@@ -23,9 +25,11 @@ def runs(
     """List the runs in a folder, newest first."""
     from mpdiag.reports import next_commands, terminal
     from mpdiag.reports.text.runs import runs_json, runs_table
-    from mpdiag.runs.run import list_runs
+    from mpdiag.runs.run import META, list_runs
 
     found = list_runs(folder)
+    if not found and (folder / META).is_file():
+        raise RunNotFound(run_instead(folder, "folder of runs"))
     if as_json:
         terminal.show_json(runs_json(found))
     elif found:

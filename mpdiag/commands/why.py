@@ -67,7 +67,8 @@ def _explain_layer(run: Path, layer: str | None, as_json: bool) -> None:
     others = ", ".join(name for name in story.worst if name and name != story.name)
     if layer is None:
         following = f"; the next ones are: {others}" if others else ""
-        terminal.remark(f"this layer loses most{following}")
+        loses = "loses most" if story.lost.any() else "decides the loss scale, and loses nothing"
+        terminal.remark(f"this layer {loses}{following if story.lost.any() else ''}")
     terminal.name_next(*next_commands.after_layer(story.analysis, run))
 
 

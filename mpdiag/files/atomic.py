@@ -6,6 +6,7 @@ first of several processes wins, by a hard link), and a target at a URL, which i
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import tempfile
@@ -63,6 +64,8 @@ class atomic_path:  # noqa: N801 - reads as a verb at its call sites
         self.target = target
         self._replace = replace
         beside = Path(tempfile.gettempdir()) / uuid.uuid4().hex if is_remote(target) else target
+        if not beside.name:  # as of "", which an unset variable of a shell leaves
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(target))
         self.partial: Path = beside.with_name(f".{beside.name}.{os.getpid()}.part")
 
     def __enter__(self) -> Path:

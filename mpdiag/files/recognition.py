@@ -76,6 +76,23 @@ def named_instead(path: AnyPath, wanted: str) -> str | None:
     return f"{path} is {kind.words}, not a {wanted}: {use}"
 
 
+def run_instead(folder: AnyPath, wanted: str) -> str:
+    """The sentence for a run folder where something else is needed, with a command that takes this run.
+
+    Args:
+        folder: The run's folder.
+        wanted: What is needed: ``trace``, ``folder of runs``.
+    """
+    said = f"{folder} is a run, not a {wanted}"
+    parts: list[AnyPath] = [*folder.iterdir()]
+    kinds = {path: kind_of(path) for path in sorted(parts, key=lambda path: path.name)}
+    traces = [path for path, kind in kinds.items() if kind is not None and kind.name == "trace"]
+    if wanted == "trace" and traces:
+        return f"{said}: name the trace in it, {traces[0]}"
+    recorded = any((folder / "stats").glob("*.parquet"))
+    return f"{said}: use mpdiag {'analyze' if recorded else 'dashboard'} {folder}"
+
+
 def _run_around(path: Path) -> Path | None:
     """The run folder that a file lies in, by the path as it was named."""
     near = path.parents[:2]

@@ -353,7 +353,7 @@ class Run:
         if self.meta.get("training"):
             return (
                 f"{self.folder} holds a training by a plan, which records no statistics: analyze the "
-                f"FP32 recording, or compare the two with mpdiag compare FP32-RUN {self.name}"
+                f"FP32 recording, or compare the two with mpdiag compare FP32-RUN {self.folder}"
             )
         if self.meta.get("profile_only"):
             return (

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mpdiag.display.wording import counted
-from mpdiag.errors import DamagedTrace, UsageError
+from mpdiag.errors import DamagedTrace, InputError, UsageError
+from mpdiag.files.recognition import run_instead
 from mpdiag.hardware.devices import DeviceFacts
 from mpdiag.hardware.kernels import classify, native_generations
 from mpdiag.tensorcores import kernel_evidence
@@ -115,11 +116,11 @@ def traces_in(folder: Path) -> list[Path]:
     """The traces in a folder, by name.
 
     Raises:
-        UsageError: If there are fewer than two, or the folder is a run.
+        InputError: If the folder is a run.
+        UsageError: If there are fewer than two.
     """
     if (folder / "meta.json").is_file():
-        message = f"{folder} is a run, not a trace: use mpdiag analyze {folder}"
-        raise UsageError(message)
+        raise InputError(run_instead(folder, "trace"))
     found = _traces(folder)
     if len(found) < 2:
         message = f"{folder} holds {counted(len(found), 'trace')}: one for each rank is needed"

@@ -224,6 +224,12 @@ def test_a_click_on_a_row_of_the_list_opens_its_run(page, address):
     table.click(position={"x": 100, "y": 1.5 * row})
     page.wait_for_url("**/overview?run=hostile")
 
+    open_view(page, address, "runs", filter="ssd-2")  # what is typed into the filter
+    table.locator("canvas").first.wait_for()
+    at_rest(page)
+    table.click(position={"x": 270, "y": 1.5 * row})
+    page.wait_for_url("**/overview?run=ssd-2")
+
 
 def test_a_damaged_run_shows_its_sentence_and_the_others_open(page, address):
     open_view(page, address, "verdict", run="ssd")

@@ -9,6 +9,7 @@ import pytest
 from app_pages import words
 
 from mpdiag.analysis.comparison.compare import compare
+from mpdiag.reports.views.overview import command_text
 
 pytestmark = pytest.mark.filterwarnings("default")  # Streamlit's own, of being run bare
 
@@ -23,6 +24,10 @@ def test_only_related_runs_are_compared_unasked(opened, root, tmp_path):
     assert test.multiselect(key="beside").value == ["ssd-fp16-no-scale"]
     assert "ssd\\-fp16\\-plan against ssd" in words(test)
     assert "one seed on a side shows no spread" in words(test)
+    pasted = command_text(
+        ("mpdiag", "compare", *(root / "sample_runs" / name for name in pair(test)))
+    )
+    assert f"`{pasted} --margin NAME=VALUE`" in words(test)  # with the folder, not the names alone
     assert "hold" in words(test)  # no statistics of the training by a plan
     assert pair(opened(view="compare", run="ssd-fp16-no-scale")) == ["ssd", "ssd-fp16-no-scale"]
     for name in ("ssd", "ssd-2", "digits"):

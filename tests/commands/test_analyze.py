@@ -31,7 +31,7 @@ def said(*words):
         (("analyze", "{0}"), "is a folder of runs, not a run: name one, such as {0}/first run"),
         (("analyze", "{0}/frist run"), "did you mean {0}/first run?"),
         (("analyze", "{0}/../first run"), "did you mean {0}/../runs/first run?"),
-        (("analyze", "{0}/second"), "holds a training by a plan, which records no statistics"),
+        (("analyze", "{0}/second"), "compare the two with mpdiag compare FP32-RUN {0}/second"),
     ],
 )
 def test_a_mistyped_name_gets_the_one_that_was_meant(trained, words, sentence):

@@ -48,6 +48,7 @@ def test_json_has_the_page_and_the_list():
             "there is no finding los-scale-needed (did you mean loss-scale-needed?)",
         ),
         ("qqqq", "there is no finding qqqq: mpdiag explain lists all of them"),
+        ("", "there is no finding '': mpdiag explain lists all of them"),
         ("runs/nowhere", "runs/nowhere is a path, not a finding: mpdiag explain lists"),
     ],
 )

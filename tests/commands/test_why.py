@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 import mpdiag
@@ -31,12 +32,14 @@ def test_a_mistyped_name_gets_the_one_that_was_meant(trained, words, sentence):
     assert sentence.format(trained) in text
 
 
-def test_why_without_a_layer_explains_the_one_that_loses_most(trained):
+def test_why_without_a_layer_explains_the_one_that_decides(trained, root):
     done = CliRunner().invoke(app, ["why", str(trained / "first run")])
     assert done.exit_code == 0
     deciding = mpdiag.analyze(trained / "first run").loss_scale.deciding_layer
     assert done.stdout.startswith(deciding)
-    assert "this layer loses most; the next ones are: " in done.stderr
+    assert "this layer decides the loss scale, and loses nothing" in done.stderr
+    done = CliRunner().invoke(app, ["why", str(root / "sample_runs" / "ssd")])
+    assert "this layer loses most; the next ones are: trunk.0, " in done.stderr
 
 
 def test_a_layer_is_optional_and_json_is_for_runs_too(trained):
@@ -61,3 +64,16 @@ def test_what_is_no_run_is_not_asked_for_a_layer(trained, words, sentence):
     assert code == ExitCode.INPUT
     assert sentence in text
     assert "LAYER" not in text
+
+
+def test_one_step_without_a_loss_is_told_as_one(tmp_path):
+    model = torch.nn.Linear(4, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with mpdiag.record(model, optimizer, tmp_path / "one"):
+        model(torch.ones(2, 4)).square().mean().backward()
+        optimizer.step()
+    done = CliRunner().invoke(app, ["why", str(tmp_path / "one")])
+    assert done.exit_code == 0
+    assert "without a loss scale, step 0\n" in done.stdout
+    assert "at most" not in done.stdout  # of several steps
+    assert "this layer decides the loss scale, and loses nothing" in done.stderr

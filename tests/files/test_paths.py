@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 import mpdiag
 from mpdiag.cli import app
 from mpdiag.errors import RunExists, RunNotFound, UsageError
-from mpdiag.files.atomic import atomic_path
+from mpdiag.files.atomic import atomic_path, writing
 from mpdiag.files.paths import is_remote, place
 from mpdiag.runs.run import free_name, list_runs, open_run
 from mpdiag.runs.training_log import LogWriter, TrainingStep, read_log
@@ -137,6 +137,12 @@ def test_ranks_share_a_url(url):
 def test_no_run_there(url):
     with pytest.raises(RunNotFound, match="no run at memory:"):
         open_run(f"{url}/none")
+
+
+@pytest.mark.parametrize("name", ["", ".", "/"])
+def test_what_has_no_name_is_not_written(name):
+    with pytest.raises(UsageError, match="give another place with -o"), writing(Path(name)):
+        atomic_path(Path(name))
 
 
 def test_a_failed_write_leaves_what_was_there(url):

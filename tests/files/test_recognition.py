@@ -8,8 +8,10 @@ import pytest
 from typer.testing import CliRunner
 
 from mpdiag.cli import app
+from mpdiag.errors import InputError
 from mpdiag.files.recognition import kind_of, named_instead
 from mpdiag.plan import PrecisionPlan
+from mpdiag.tensorcores.readers.recognition import read
 
 FILES = {
     "plan.json": json.dumps({"schema_version": 1, "loss_scale": {}}),
@@ -96,7 +98,28 @@ def test_every_command_says_so(files, words, sentence):
     assert sentence in " ".join(done.stderr.split())
 
 
+@pytest.mark.parametrize(
+    ("command", "run", "use"),
+    [
+        ("profile", "ssd", "not a trace: use mpdiag analyze {}"),
+        ("profile", "ssd-fp16-plan", "not a trace: use mpdiag dashboard {}"),
+        ("profile", "gpu-sample", "not a trace: name the trace in it, {}/trace.json.gz"),
+        ("runs", "ssd", "not a folder of runs: use mpdiag analyze {}"),
+        ("runs", "gpu-sample", "not a folder of runs: use mpdiag dashboard {}"),
+    ],
+)
+def test_a_run_in_the_wrong_place_is_sent_to_what_takes_it(root, command, run, use):
+    folder = root / "sample_runs" / run
+    done = CliRunner().invoke(app, [command, str(folder)])
+    assert done.exit_code == 3
+    assert f"{folder} is a run, {use.format(folder)}" in done.stderr.replace("\n", " ")
+
+
+def test_a_single_trace_of_a_run_is_no_folder_of_ranks(root):
+    folder = root / "sample_runs" / "ssd"
+    with pytest.raises(InputError, match="is a run, not a trace"):
+        read(folder)
+
+
 def test_a_plan_without_its_own_file_is_found_in_its_run(root):
-    done = CliRunner().invoke(app, ["profile", str(root / "sample_runs" / "ssd")])
-    assert "is a run, not a trace: use mpdiag analyze" in " ".join(done.stderr.split())
     assert PrecisionPlan.load(root / "sample_runs" / "ssd").run == "ssd"

@@ -49,10 +49,11 @@ def explain(
 
 def _refusal(word: str, code: str) -> str:
     """What to do instead, in a sentence: a run is not a finding, and a name may be mistyped."""
-    path = Path(word)
+    path = Path(word or "finding")  # an empty word is no path
     if (path / _META).is_file():
         return f"{word} is a run, not a finding: its findings are in mpdiag analyze {word}"
     if path.exists() or len(path.parts) > 1:
         return f"{word} is a path, not a finding: mpdiag explain lists the codes of all findings"
     hint = did_you_mean(code, codes())
-    return f"there is no finding {code}{hint}: mpdiag explain lists all of them"
+    named = code or repr(code)
+    return f"there is no finding {named}{hint}: mpdiag explain lists all of them"

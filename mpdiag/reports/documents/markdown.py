@@ -92,7 +92,7 @@ def folded(words: str, content: str) -> str:
 def findings_list(found: Sequence[tuple[str, str, str, str]]) -> str:
     """Findings, each its severity, message, fix and code."""
     return "\n".join(
-        f"- **{severity}** {escaped(message)} → {escaped(fix)} ({code(name)})"
+        f"- **{severity}** {escaped(message)}{f' → {escaped(fix)}' if fix else ''} ({code(name)})"
         for severity, message, fix, name in found
     )
 

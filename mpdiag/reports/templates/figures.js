@@ -24,12 +24,10 @@ const narrowed = (data, layout) => {
   const entries = data.filter((trace) => trace.name && trace.showlegend !== false &&
     !["heatmap", "contour"].includes(trace.type)).length;
   if (layout.showlegend === false || entries === 0) return;
-  const legend = LINE * entries + 8, words = above.length ? 13 * above.length + 6 : 0;
-  const before = (layout.margin && layout.margin.t) || 0;
-  layout.margin = { ...layout.margin, t: Math.max(before, legend + words) };
-  layout.height = (layout.height || 380) + layout.margin.t - before;
-  const plot = layout.height - layout.margin.t - 50;
-  layout.legend = { ...layout.legend, orientation: "v", x: 0, yanchor: "bottom", y: 1 + words / plot };
+  // The legend stays below the plot, as its style has it, and the figure grows by its lines. Plotly
+  // reserves room for a horizontal one alone.
+  layout.height = (layout.height || 380) + LINE * entries;
+  layout.legend = { ...layout.legend, orientation: "h", entrywidth: 1, entrywidthmode: "fraction" };
 };
 const draw = (place) => {
   if (drawn.has(place)) return;

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 from rich.text import Text
 
+from mpdiag.display.wording import percent
+
 if TYPE_CHECKING:
     from numpy.typing import ArrayLike
     from rich.console import Console, ConsoleOptions, RenderResult
@@ -102,7 +104,7 @@ def draw_histogram(
         text.append("".join(window), style="bold" if k else "")
         text.append(f"  {fmt.label}\n")
     zeros = int(h.zeros) / max(1, int(h.numel))
-    zero_share = f"{zeros:.1%} of the values are exactly 0; ".replace("%", " %")
+    zero_share = f"{percent(zeros)} of the values are exactly 0; "
     text.append(f"{zero_share}{_HATCHED}: {fmt.label} makes them 0 without a scale", style="dim")
     return text
 
@@ -116,7 +118,8 @@ def _bars(counts: np.ndarray, lost: np.ndarray) -> Text:
     text = Text()
     for level in range(HEIGHT - 1, -1, -1):
         here = level in (HEIGHT - 1, 3)
-        label = f"{10 ** (top * (level + 1) / HEIGHT):8.0e} " if here else " " * MARGIN
+        label = _count_words(10 ** (top * (level + 1) / HEIGHT)) if here else ""
+        label = f"{label:>{MARGIN - 1}} "
         text.append(label, style="dim")
         for gone, height in zip(lost, heights, strict=True):
             fill = int(np.clip(round((height - level) * 8), 0, 8))
@@ -125,6 +128,13 @@ def _bars(counts: np.ndarray, lost: np.ndarray) -> Text:
             text.append(hatched if gone else _EIGHTHS[fill], style=LOST if gone else KEPT)
         text.append("\n")
     return text
+
+
+def _count_words(count: float) -> str:
+    """A count to one digit: ``5,000``, and ``2×10^7`` where its zeros would have to be counted."""
+    digit, exponent = f"{count:.0e}".split("e")
+    power = int(exponent)
+    return f"{int(digit) * 10**power:,}" if power < 5 else f"{digit}×10^{power}"
 
 
 def _axis(columns: np.ndarray, every: int) -> str:

@@ -26,6 +26,6 @@ def finding_lines(findings: Sequence[Finding]) -> list[RenderableType]:
         lines.append(Text.assemble((f"{f.severity}: ", COLOURS[f.severity]), f.message))
         following = findings[i + 1] if i + 1 < len(findings) else None
         if following is None or (following.fix, following.code) != (f.fix, f.code):
-            fix = Text(f"{f.fix}  [{f.code}]", style="dim")
+            fix = Text(f"{f.fix}  [{f.code}]".lstrip(), style="dim")
             lines.append(Padding(fix, (0, 0, 0, 2), expand=False))
     return lines

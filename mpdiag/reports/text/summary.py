@@ -43,7 +43,8 @@ def summary_text(analysis: Analysis) -> Iterator[RenderableType]:
     for i, finding in enumerate(analysis.findings[:FINDINGS]):
         severity = Text(finding.severity, COLOURS[finding.severity])
         rows.add_row(severity, Clipped(Text(finding.message), 1 if i else 2))
-        rows.add_row("", Clipped(Text(f"→ {finding.fix}", "dim"), 1))
+        if finding.fix:
+            rows.add_row("", Clipped(Text(f"→ {finding.fix}", "dim"), 1))
     more = len(analysis.findings) - FINDINGS
     if more > 0:
         rows.add_row("", Text(f"and {counted(more, 'finding')} more: -v", "dim"))

@@ -80,13 +80,15 @@ def _over_time(story: LayerHistory) -> list[RenderableType]:
     """Shares of its values lost from step to step, without a scale and at the plan's."""
     scale = story.analysis.plan.loss_scale.recommended
     first, last = int(story.steps[0]), int(story.steps[-1])
+    when = f"steps {first} to {last}" if last > first else f"step {first}"
     parts: list[RenderableType] = []
     for lost, at in ((story.lost, 1.0), (story.lost_scaled, scale)):
         if at == scale and parts and scale == 1:
             break
         words = f"{percent(lost[0])} → {percent(lost[-1])}, at most {percent(float(lost.max()))}"
+        words = words if last > first else percent(lost[0])
         parts += [
-            Text(f"its gradients' values lost in FP16 {at_scale(at)}, steps {first} to {last}"),
+            Text(f"its gradients' values lost in FP16 {at_scale(at)}, {when}"),
             Sparkline(lost, words),
         ]
     return parts

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from mpdiag.errors import DamagedTrace, InputError
-from mpdiag.files.recognition import named_instead
+from mpdiag.files.recognition import named_instead, run_instead
 from mpdiag.tensorcores.readers import kernel_table, ncu, nvprof
 from mpdiag.tensorcores.readers.foreign import what_it_is
 from mpdiag.tensorcores.readers.formats.sqlite_file import opened, tables_of
@@ -64,7 +64,7 @@ def read(path: str | os.PathLike[str]) -> TraceReader:
     if place.is_dir():
         message = f"{place} is a folder: name one of the traces in it"
         if (place / "meta.json").is_file():
-            message = f"{place} is a run, not a trace: use mpdiag analyze {place}"
+            message = run_instead(place, "trace")
         raise InputError(message)
     if not place.is_file():
         message = f"there is no trace {place}: name a file of {_PROGRAMS}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,7 +14,9 @@ from rich.console import Console
 from rich.text import Text
 
 from mpdiag.analysis.analyzer import analyze
+from mpdiag.reports.documents.markdown import findings_list
 from mpdiag.reports.text.analysis import settling_command
+from mpdiag.reports.text.findings import finding_lines
 from mpdiag.reports.text.summary import FINDINGS, Clipped, summary_text
 
 _RUNS = ("ssd", "gpt", "digits", "speech", "dcgan", "translation")
@@ -75,3 +78,14 @@ def test_clipped_text_is_a_beginning_of_the_whole(words: list[str], lines: int, 
 def test_the_check_that_settles_a_demo_names_its_workload(words, folder, workload):
     run = SimpleNamespace(folder=Path("runs") / folder, meta={"argv": ["mpdiag", "demo", *words]})
     assert settling_command(run) == ("mpdiag", "search", workload)
+
+
+def test_a_finding_without_a_fix_has_no_arrow(root: Path):
+    analysis = analyze(root / "sample_runs" / "ssd")
+    bare = replace(analysis.findings[0], fix="", code="shapes-left-alone")
+    shown = replace(analysis, findings=(bare,))
+    console = [_printed(*summary_text(shown)), _printed(*finding_lines([bare]))]
+    texts = [*console, findings_list([(bare.severity, bare.message, bare.fix, bare.code)])]
+    for text in texts:
+        assert "→" not in text
+        assert "shapes-left-alone" in text

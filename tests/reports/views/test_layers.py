@@ -112,6 +112,8 @@ def test_one_layer_and_its_receipts(analysis):
         same_numbers(course, needed=needed)
         for picture in (pictures.ridges(*shown), pictures.film(*shown)):
             same_numbers(picture, needed=["step", "exponent", "count"])
+        legends = [line.name for line in course.figure.data]
+        assert f"sum lost in {fmt.label}, without a loss scale" in legends
     worst = course.frame.loc[course.frame["sum_share"].idxmax()]
     assert f"at most {percent(worst['sum_share'])} of its sum" in course.caption
 

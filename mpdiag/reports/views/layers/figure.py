@@ -102,13 +102,13 @@ def course_figure(
     rows = 3 if len(updates) else 2
     fig = figure(170 * rows + 50, hovermode="x")
     lines = [
-        ("sum_share", "of its sum, without a scale", VERMILION, "solid"),
-        ("lost_share", "of its values, without a scale", ORANGE, "dot"),
+        ("sum_share", f"sum lost in {fmt.label}, without a loss scale", VERMILION, "solid"),
+        ("lost_share", f"values lost in {fmt.label}, without a loss scale", ORANGE, "dot"),
     ]
     if not np.allclose(frame["sum_share"], frame["sum_share_scaled"]):
-        lines.append(("sum_share_scaled", f"of its sum, {scale}", GREEN, "dash"))
+        lines.append(("sum_share_scaled", f"sum lost in {fmt.label}, {scale}", GREEN, "dash"))
     for column, name, colour, dash in lines:
-        _line(fig, frame["step"], frame[column], f"{fmt.label} loses {name}", colour, "y", dash)
+        _line(fig, frame["step"], frame[column], name, colour, "y", dash)
     with np.errstate(divide="ignore"):
         largest = np.log2(frame["absmax"].to_numpy(float))
     largest = np.where(np.isfinite(largest), largest, np.nan)
