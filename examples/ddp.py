@@ -23,9 +23,7 @@ def batches(rank):
         yield x, x[:, :2].prod(1, keepdim=True)
 
 
-def main(rank: int, ranks: int) -> None:
-    os.environ.update(RANK=str(rank), WORLD_SIZE=str(ranks))
-    dist.init_process_group("gloo")
+def recommend_then_train(rank: int) -> None:
     model, optimizer = build()
     with mpdiag.record(model, optimizer, "runs/ddp"):  # each rank writes files of its own
         for x, y in batches(rank):
@@ -45,6 +43,12 @@ def main(rank: int, ranks: int) -> None:
     if rank == 0:
         print("loss scale:", plan.loss_scale.reason)
         print(mpdiag.compare("runs/ddp", "runs/ddp-fp16", margin=0.1))
+
+
+def main(rank: int, ranks: int) -> None:
+    os.environ.update(RANK=str(rank), WORLD_SIZE=str(ranks))
+    dist.init_process_group("gloo")
+    recommend_then_train(rank)  # its models end before their process group, which may else hang
     dist.destroy_process_group()
 
 
