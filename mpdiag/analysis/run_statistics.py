@@ -17,6 +17,7 @@ from mpdiag.analysis.layers import Layers, countable_rows, merge_layers
 from mpdiag.analysis.scaling.maxima import by_step, step_maxima
 from mpdiag.analysis.scaling.windows import late_windows
 from mpdiag.numerics.formats import FP16, HALVES
+from mpdiag.numerics.histograms import BINS, MIN_EXPONENT
 from mpdiag.runs.schema import SAMPLED
 
 if TYPE_CHECKING:
@@ -192,19 +193,70 @@ def sum_paths(
     """
     gaps = np.diff(steps, append=steps[-1] + (steps[-1] - steps[-2] if steps.size > 1 else 1))
     length = int(steps[-1] + gaps[-1]) if steps.size else 1
-    updates = records.select(rows)
-    for chunk in np.array_split(np.arange(len(rows)), max(1, len(rows) // 4096)):
-        h = updates.merged(_positions(len(rows), chunk), len(chunk))
-        step, name = updates.step[chunk], updates.name[chunk]
+    lost = [records.fact("swallowed", fmt.name) for fmt in HALVES]
+    for begin in range(0, len(rows), _ROWS_AT_A_TIME):
+        chunk = rows[begin : begin + _ROWS_AT_A_TIME]
+        step, name = records.step[chunk], records.name[chunk]
         part = np.minimum(step * PARTS_OF_TRAINING // length, PARTS_OF_TRAINING - 1)
-        numel, of = updates.numel[chunk], updates.sampled_from[chunk]
+        numel, of = records.numel[chunk], records.sampled_from[chunk]
         weight = gaps[np.searchsorted(steps, step)] * np.where(
             of > 0, of / np.maximum(1, numel), 1.0
         )
-        np.add.at(sums[0], (part, name), weight * h.sums.sum(axis=1))
-        for figure, fmt in enumerate(HALVES, start=1):
-            lost = _smallest(h, updates.fact("swallowed", fmt.name)[chunk])
-            np.add.at(sums[figure], (part, name), weight * lost)
+        bins = _bins_of(records, chunk)
+        figures = [bins.added(bins.sums), *(_smallest(bins, many[chunk]) for many in lost)]
+        for figure, found in zip(sums, figures, strict=True):
+            np.add.at(figure, (part, name), weight * found)
+
+
+_ROWS_AT_A_TIME = 1024
+"""Rows whose bins are spread out together: so many stay in a second-level cache."""
+
+
+@dataclass(frozen=True, eq=False)
+class _RowBins:
+    """The bins of n rows that are not empty, one row after another, free of the loss scale.
+
+    Attributes:
+        lengths: int64 (n,), how many of the bins each row has.
+        places: int64 (bins,), of each bin among n × ``BINS``.
+        counts: int64 (bins,).
+        sums: float64 (bins,), Σ|x|.
+    """
+
+    lengths: NDArray[np.int64]
+    places: NDArray[np.int64]
+    counts: NDArray[np.int64]
+    sums: NDArray[np.float64]
+
+    def added(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The sum of each row's values, in the order in which a row of all bins is summed."""
+        dense = np.zeros((len(self.lengths), BINS))
+        dense.reshape(-1)[self.places] = values
+        sums: NDArray[np.float64] = dense.sum(axis=1)
+        return sums
+
+
+def _bins_of(records: Records, rows: NDArray[np.int64]) -> _RowBins:
+    starts = records.offsets[rows]
+    lengths = records.offsets[rows + 1] - starts
+    first = records.first_exponent[rows].astype(np.int64) - MIN_EXPONENT
+    first -= np.rint(np.log2(records.scale[rows])).astype(np.int64)
+    if ((first < 0) | (first + lengths > BINS)).any():  # bins that fall together
+        h = records.merged(_positions(len(records), rows), len(rows))
+        row, column = np.nonzero(h.counts)
+        lengths = np.bincount(row, minlength=len(rows))
+        return _RowBins(lengths, row * BINS + column, h.counts[row, column], h.sums[row, column])
+    within = np.arange(int(lengths.sum())) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    at = within + np.repeat(starts, lengths)
+    column = within + np.repeat(first, lengths)
+    counts = records.counts[at].astype(np.int64)
+    # As a merged histogram has them, to the bit.
+    sums = (counts + counts * records.means[at] / 255.0) * np.exp2(_EXPONENTS)[column]
+    places = column + np.repeat(np.arange(len(rows)) * BINS, lengths)
+    return _RowBins(lengths, places, counts, sums)
+
+
+_EXPONENTS = np.arange(MIN_EXPONENT, MIN_EXPONENT + BINS, dtype=np.float64)
 
 
 def _positions(size: int, rows: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -214,9 +266,12 @@ def _positions(size: int, rows: NDArray[np.int64]) -> NDArray[np.int64]:
     return group
 
 
-def _smallest(h: ExponentHistogram, many: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Σ|x| of so many smallest values of each histogram."""
-    before = np.cumsum(h.counts, axis=1) - h.counts
-    taken = np.clip(many[:, None] - before, 0, h.counts)
-    sums: NDArray[np.float64] = (h.sums * taken / np.maximum(1, h.counts)).sum(axis=1)
-    return sums
+def _smallest(bins: _RowBins, many: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Σ|x| of so many smallest values of each row."""
+    if not many.any():
+        return np.zeros(len(many))
+    before = np.cumsum(bins.counts) - bins.counts  # in all rows, until what is before a row is off
+    ends = np.cumsum(bins.lengths)
+    ahead = np.append(before, bins.counts.sum())[ends - bins.lengths]
+    taken = np.clip(np.repeat(many + ahead, bins.lengths) - before, 0, bins.counts)
+    return bins.added(bins.sums * taken / np.maximum(1, bins.counts))

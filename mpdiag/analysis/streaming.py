@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mpdiag.analysis.kept_statistics import KeptStatistics, arrays_of
 from mpdiag.analysis.layers import Counting, Layers, countable_rows, note_counting
 from mpdiag.analysis.run_statistics import (
     PARTS_OF_TRAINING,
@@ -48,11 +49,19 @@ if TYPE_CHECKING:
 
 
 def read_statistics(run: Run, stream_from: int | None = None) -> RunStatistics:
-    """A run's rows in memory, or streamed where they are many.
+    """A run's rows in memory, or streamed where they are many; of a long run, what was kept.
 
     Raises:
         DamagedRun: If a part cannot be read, or there are no rows.
     """
+    if "records" not in run.__dict__:
+        kept = arrays_of(run)
+        if kept is not None:
+            return KeptStatistics(kept, lambda: _read(run, stream_from))
+    return _read(run, stream_from)
+
+
+def _read(run: Run, stream_from: int | None) -> RunStatistics:
     limit = STREAM_FROM if stream_from is None else stream_from
     if "records" not in run.__dict__ and run.rows() >= limit:
         return StreamedStatistics(run)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from rich.text import Text
 
-from mpdiag.reports.terminal import Terminal
+from mpdiag.reports.console import Terminal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -7,52 +7,26 @@ import os
 import shlex
 import sys
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.segment import Segment
-from rich.text import Text
+from mpdiag.display.visible import shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from rich.console import ConsoleOptions, RenderableType
+    from rich.console import RenderableType
 
 
 PIPE_WIDTH = 120
 """Width of tables where stdout is not a terminal and COLUMNS is not set."""
 
 
-# What a terminal would obey instead of showing: C0, DEL, C1, marks that turn the direction
-# of text, and halves of characters that cannot be encoded.
-_SHOWN: dict[int, str] = {c: chr(0x2400 + c) for c in range(32) if chr(c) not in "\n\t"}
-_SHOWN |= {0x7F: "\u2421"} | dict.fromkeys(range(0x80, 0xA0), "\ufffd")
-_SHOWN |= dict.fromkeys((*range(0x202A, 0x202F), *range(0x2066, 0x206A), 0x200E, 0x200F), "\ufffd")
-_SHOWN |= dict.fromkeys(range(0xD800, 0xE000), "\ufffd")
-
-
-class Terminal(Console):
-    """A console that shows names from files as text, whatever characters they hold."""
-
-    def render(
-        self, renderable: RenderableType, options: ConsoleOptions | None = None
-    ) -> Iterator[Segment]:
-        """As rich does, with control characters made visible."""
-        for segment in super().render(renderable, options):
-            if segment.control or (segment.text.isascii() and segment.text.isprintable()):
-                yield segment
-            else:
-                yield Segment(segment.text.translate(_SHOWN), segment.style)
-
-    def on_broken_pipe(self) -> NoReturn:
-        """Let the error pass: rich would exit with 1, which means findings."""
-        raise  # noqa: PLE0704
-
-
 def show(*renderables: RenderableType) -> None:
     """Print data to stdout for a person; characters that its encoding lacks become question marks."""
     if getattr(sys.stdout, "errors", None) == "strict" and hasattr(sys.stdout, "reconfigure"):
         sys.stdout.reconfigure(errors="replace")
+    from mpdiag.reports.console import Terminal
+
     console = Terminal()
     if not console.is_terminal and "COLUMNS" not in os.environ:
         console.width = PIPE_WIDTH
@@ -62,6 +36,8 @@ def show(*renderables: RenderableType) -> None:
 
 def height() -> int | None:
     """Lines of the terminal that stdout is; None where it is a file or a pipe."""
+    from mpdiag.reports.console import Terminal
+
     console = Terminal()
     return console.size.height if console.is_terminal else None
 
@@ -75,6 +51,10 @@ def show_json(document: Mapping[str, Any]) -> None:
 @contextmanager
 def waiting(what: str) -> Iterator[None]:
     """Show on stderr what is running, as long as it runs; nothing where stderr is not a terminal."""
+    from rich.text import Text
+
+    from mpdiag.reports.console import Terminal
+
     with Terminal(stderr=True).status(Text(what)):
         yield
 
@@ -86,17 +66,33 @@ def name_next(*words: object) -> None:
     """
     if not words:
         return
-    command = shlex.join(map(str, words))
-    Terminal(stderr=True).print(Text.assemble(("next: ", "dim"), command), soft_wrap=True)
+    _tell("next: ", "dim", shlex.join(map(str, words)))
 
 
 def remark(message: str) -> None:
     """Print something worth knowing on stderr, in one line."""
-    line = " ".join(message.splitlines())
-    Terminal(stderr=True).print(Text.assemble(("note: ", "yellow"), line), soft_wrap=True)
+    _tell("note: ", "yellow", " ".join(message.splitlines()))
 
 
 def complain(message: str) -> None:
     """Print an error on stderr, in one line; what it quotes is never taken for markup."""
-    line = " ".join(message.splitlines())
-    Terminal(stderr=True).print(Text.assemble(("error: ", "bold red"), line), soft_wrap=True)
+    _tell("error: ", "bold red", " ".join(message.splitlines()))
+
+
+_COLOURS = ("FORCE_COLOR", "TTY_COMPATIBLE")
+"""Variables that make rich write colours where there is no terminal."""
+
+
+def _tell(label: str, style: str, line: str) -> None:
+    """Print a line on stderr; in colours, which rich makes, where they can be seen."""
+    if sys.stderr is None:
+        return
+    if not sys.stderr.isatty() and not any(os.environ.get(name) for name in _COLOURS):
+        sys.stderr.write(shown(f"{label}{line}".expandtabs(8)) + "\n")
+        sys.stderr.flush()
+        return
+    from rich.text import Text
+
+    from mpdiag.reports.console import Terminal
+
+    Terminal(stderr=True).print(Text.assemble((label, style), line), soft_wrap=True)

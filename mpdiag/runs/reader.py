@@ -81,10 +81,12 @@ def tables_of(path: AnyPath, copies: Copies, *, histograms: bool = True) -> Iter
 
     try:
         local = copies.local(path)
-        with pq.ParquetFile(local) as part:
+        small = _size(local) <= SMALL
+        # Reading ahead within a small part costs a fifth of its time; of a large one it saves memory.
+        with pq.ParquetFile(local, pre_buffer=not small) as part:
             refuse_bomb(part.metadata)
             wanted = _wanted(path, part, histograms=histograms)
-            if _size(local) <= SMALL:  # in batches it takes twice as long
+            if small:  # in batches it takes twice as long
                 yield _as_expected(part.read(wanted, use_threads=False))
                 return
             for batch in part.iter_batches(BATCH_ROWS, columns=wanted, use_threads=False):

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import copy
+import gc
+
+import pytest
 import torch
 from recorded import assert_same_histogram, model_and_optimizer, rows
 from torch import nn
 
 import mpdiag
+from mpdiag.recording import grad_scaler
 
 
 def test_grad_scaler_is_seen_with_its_scale_and_its_skips(tmp_path):
@@ -65,3 +70,51 @@ def test_unscaling_before_clipping_leaves_true_weight_gradients(tmp_path):
     assert_same_histogram(tmp_path / "run", clipped, kind="weight_grad", name="0.weight")
     assert (rows(tmp_path / "run", kind="weight_grad")["scale"] == 1).all()
     assert (rows(tmp_path / "run", kind="activation_grad")["scale"] == 4096).all()
+
+
+@pytest.fixture
+def searches(monkeypatch):
+    """How often all live objects were looked through."""
+    gc.collect()  # scalers of other tests
+    kinds = {
+        torch.amp.GradScaler,
+        torch.cuda.amp.GradScaler,
+    }  # of other libraries there may be more
+    monkeypatch.setattr(grad_scaler, "_with_subclasses", lambda _: kinds)
+    made, search = [], gc.get_referrers
+    monkeypatch.setattr(gc, "get_referrers", lambda *kinds: made.append(kinds) or search(*kinds))
+    return made
+
+
+def a_step(folder):
+    """A step of a recorded training; returns the recorder's view of scalers."""
+    model, optimizer = model_and_optimizer()
+    with mpdiag.record(model, optimizer, folder) as recorder:
+        watch = recorder._parts.scalers
+        model(torch.randn(5, 8)).square().mean().backward()
+        optimizer.step()
+        return list(watch._wrapped)
+
+
+def test_all_objects_are_looked_through_only_where_a_scaler_lives(tmp_path, searches):
+    off = torch.amp.GradScaler("cpu", enabled=False)
+    assert a_step(tmp_path / "none") == []
+    assert searches == []
+    scaler = torch.amp.GradScaler("cpu")
+    assert a_step(tmp_path / "one") == [scaler]
+    again = copy.deepcopy(scaler)
+    del scaler
+    assert a_step(tmp_path / "copied") == [again]
+    assert searches
+    assert not off.is_enabled()
+
+
+def test_a_class_of_scalers_that_torch_does_not_know_is_looked_for(tmp_path):
+    class OwnScaler(torch.amp.GradScaler):
+        """A scaler that shares nothing with torch's but its class."""
+
+        def __init__(self):
+            self._enabled = True
+
+    scaler = OwnScaler()
+    assert a_step(tmp_path / "own") == [scaler]
