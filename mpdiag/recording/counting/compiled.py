@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import llvmlite.binding as llvm
 import numba
 from numba import njit
-from numba.core.runtime import _nrt_python as allocator  # type: ignore[attr-defined]
+from numba.core.runtime import _nrt_python as allocator
 from numba.core.runtime.nrt import rtsys
 
 if TYPE_CHECKING:
