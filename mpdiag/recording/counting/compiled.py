@@ -7,10 +7,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import llvmlite.binding as llvm
-import numba
 from numba import njit
-from numba.core.runtime import _nrt_python as allocator
 from numba.core.runtime.nrt import rtsys
 
 if TYPE_CHECKING:
@@ -48,82 +45,23 @@ def _load_alone(kept: Any) -> None:
     Raises:
         AttributeError: If this Numba keeps functions in another way.
     """
-    load, guard = kept.load_overload, kept._guard_against_spurious_io_errors
-    look = _look_lightly if numba.__version__.startswith(_KNOWN) else _look
+    load, look, guard = (
+        kept.load_overload,
+        kept._load_overload,
+        kept._guard_against_spurious_io_errors,
+    )
 
     def load_overload(signature: Any, target: Any) -> Any:
         found = None  # then it is compiled
         try:
+            rtsys.initialize(target)
             with guard():
-                found = look(kept, signature, target)
+                found = look(signature, target)
         except Exception:  # noqa: BLE001 - Numba's own way says what is wrong
             found = load(signature, target)
         return found
 
     kept.load_overload = load_overload
-
-
-_KNOWN = "0.68."
-"""The release whose machine code is known to hold all it needs; of another one nothing is left out."""
-
-
-def _look(kept: Any, signature: Any, target: Any) -> Any:
-    """A kept function, in Numba's own way."""
-    rtsys.initialize(target)
-    return kept._load_overload(signature, target)
-
-
-def _look_lightly(kept: Any, signature: Any, target: Any) -> Any:
-    """A kept function from its machine code alone, in half of the time.
-
-    The bitcode beside it is for linking into what is compiled later, and is read when something is.
-    """
-    _name_allocator()
-    payload = kept._cache_file.load(kept._index_key(signature, target.codegen()))
-    if payload is None:
-        return None
-    (name, kind, (code, bitcode)), described, *rest = payload
-    # What the bitcode would tell of the machine code: which functions it has.
-    functions = (
-        described.llvm_func_name,
-        described.llvm_cpython_wrapper_name,
-        described.llvm_cfunc_wrapper_name,
-    )
-    target.codegen()._engine._defined_symbols.update(functions)
-    found = kept._impl.rebuild(target, ((name, kind, (code, _nothing())), described, *rest))
-    _link_later(found.library, bitcode)
-    return found
-
-
-@cache
-def _nothing() -> bytes:
-    """The bitcode of an empty module."""
-    found: bytes = llvm.parse_assembly("").as_bitcode()
-    return found
-
-
-@cache
-def _name_allocator() -> None:
-    """Tell LLVM where the functions of Numba's allocator are.
-
-    ``rtsys.initialize`` does so and compiles some more for what is to be compiled; machine code that is
-    kept holds its own copy of these.
-    """
-    for name, address in allocator.c_helpers.items():
-        llvm.add_symbol(name if name.startswith("_") else f"NRT_{name}", address)
-
-
-def _link_later(library: Any, bitcode: bytes) -> None:
-    """Read a library's bitcode when something is linked with it."""
-    own = library._get_module_for_linking
-
-    def read() -> Any:
-        library._shared_module = llvm.parse_bitcode(bitcode)
-        library._codegen._engine._load_defined_symbols(library._shared_module)
-        del library._get_module_for_linking
-        return own()
-
-    library._get_module_for_linking = read
 
 
 @cache
