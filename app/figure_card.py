@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import moving_marks
 import streamlit as st
 
 from mpdiag.display.wording import in_markdown
@@ -37,18 +38,19 @@ def figure_card(picture: Picture, *, selectable: bool = False) -> Any:
         The points that are selected, as Streamlit reports them; an empty list without ``selectable``.
     """
     key = f"figure-{picture.key}"
-    options: dict[str, Any] = {
-        "key": key,
-        "config": CONFIG,
-        "alt": f"{picture.title}. {picture.caption}",
-    }
+    shown, marks = moving_marks.split(picture.figure)
+    alt = f"{picture.title}. {picture.caption}"
+    # Other words would be another figure to Streamlit: where marks move, they come with the marks.
+    options: dict[str, Any] = {"key": key, "config": CONFIG, "alt": picture.title if marks else alt}
     if selectable:
         options |= {"on_select": "rerun", "selection_mode": "points"}
     with st.container(gap=4):
         with st.container(horizontal=True, vertical_alignment="center", gap="small"):
             st.header(in_markdown(picture.title), anchor=False, width="content")
             receipt = st.popover("Receipt", icon=":material/receipt_long:", type="tertiary")
-        event: Any = st.plotly_chart(picture.figure, **options)
+        event: Any = st.plotly_chart(shown, **options)
+        if marks:
+            moving_marks.draw(picture, marks, alt)
         if picture.caption:
             st.caption(in_markdown(picture.caption))
     with receipt:

@@ -116,11 +116,12 @@ def _beside(bare: float, ours: float) -> dict[str, float]:
 
 
 def _figure_state(key: str) -> str:
-    """JavaScript: marks and bars of a figure, as text."""
+    """JavaScript: marks and bars of a figure, those that are drawn over it included, as text."""
     return f"""(() => {{
         const figure = document.querySelector('{key} .js-plotly-plot');
         const bars = figure.data[0].type === "bar" ? figure.data[0].x : 0;
-        return JSON.stringify([figure.layout.shapes, bars]);
+        const marks = figure.querySelector(".moving-marks")?.outerHTML;
+        return JSON.stringify([figure.layout.shapes, bars, marks]);
     }})()"""
 
 

@@ -27,6 +27,8 @@ LEGEND = {
     "yanchor": "bottom",
 }
 """Below the figure: above it a phone's toolbar, marks and a legend of several lines meet."""
+SELECTED = "selected"
+"""The name of a mark that follows the scale selected, of its line and of its words."""
 MARK = 17
 """Pixels of a line of words above a figure."""
 LABEL = 26

@@ -14,6 +14,7 @@ from mpdiag.reports.plotting.style import (
     GRID,
     LABEL,
     MARK,
+    SELECTED,
     empty,
     exponent_axis,
     figure,
@@ -375,7 +376,8 @@ def every_scale(
     fig.add_vline(
         exponent,
         line={"color": VERMILION, "width": 2},
-        words={"text": f"2{superscript(exponent)}", "font": {"size": 13}},
+        words={"text": f"2{superscript(exponent)}", "font": {"size": 13}, "name": SELECTED},
+        name=SELECTED,
     )
     exponent_axis(fig, low, high, "loss scale")
     fig.update_xaxes(range=[low - 0.7, high + 0.7])

@@ -16,7 +16,15 @@ from mpdiag.analysis.operations.rounding_error import rounding_error
 from mpdiag.analysis.scaling.necessity import LARGEST_EXPONENT, MATTERS, NEGLIGIBLE, lost_by_scale
 from mpdiag.display.wording import in_figure, percent, scale_text, spoken_layer, superscript
 from mpdiag.reports.plotting.colors import BLUE, FATE_COLORS, GREEN, ORANGE, VERMILION
-from mpdiag.reports.plotting.style import MARK, empty, exponent_axis, figure, layer_axis, row_height
+from mpdiag.reports.plotting.style import (
+    MARK,
+    SELECTED,
+    empty,
+    exponent_axis,
+    figure,
+    layer_axis,
+    row_height,
+)
 from mpdiag.reports.views.gradients.figure import fixed_rows
 from mpdiag.reports.views.gradients.frame import SCALES, recommended_interval
 
@@ -175,7 +183,7 @@ def _marks(
             fig.add_shape(type="rect", **ends, y0=0, y1=1, yref="paper", line=line)
         _beyond(fig, int(high) if np.isfinite(high) else LARGEST_EXPONENT, scale)
         _mark(fig, recommended, f"plan 2{superscript(recommended)}", GREEN, "dash", 0)
-    _mark(fig, exponent, f"selected 2{superscript(exponent)}", VERMILION, "solid", 1)
+    _mark(fig, exponent, f"selected 2{superscript(exponent)}", VERMILION, "solid", 1, SELECTED)
 
 
 def _beyond(fig: Drawing, high: int, scale: LossScalePlan) -> None:
@@ -189,9 +197,12 @@ def _beyond(fig: Drawing, high: int, scale: LossScalePlan) -> None:
     fig.add_scatter(x=[None], y=[None], mode="markers", marker=marker, name=f"∞: {whose}")
 
 
-def _mark(fig: Drawing, place: int, words: str, colour: str, dash: str, line: int) -> None:
-    fig.add_vline(place, line={"color": colour, "width": 2, "dash": dash})
+def _mark(
+    fig: Drawing, place: int, words: str, colour: str, dash: str, line: int, name: str | None = None
+) -> None:
+    fig.add_vline(place, line={"color": colour, "width": 2, "dash": dash}, name=name)
     fig.add_annotation(
+        name=name,
         x=place,
         y=1,
         yref="paper",
