@@ -38,17 +38,18 @@ def figure_card(picture: Picture, *, selectable: bool = False) -> Any:
         The points that are selected, as Streamlit reports them; an empty list without ``selectable``.
     """
     key = f"figure-{picture.key}"
-    shown, marks = moving_marks.split(picture.figure)
     alt = f"{picture.title}. {picture.caption}"
-    # Other words would be another figure to Streamlit: where marks move, they come with the marks.
-    options: dict[str, Any] = {"key": key, "config": CONFIG, "alt": picture.title if marks else alt}
+    options: dict[str, Any] = {"key": key, "config": CONFIG}
     if selectable:
         options |= {"on_select": "rerun", "selection_mode": "points"}
     with st.container(gap=4):
         with st.container(horizontal=True, vertical_alignment="center", gap="small"):
             st.header(in_markdown(picture.title), anchor=False, width="content")
             receipt = st.popover("Receipt", icon=":material/receipt_long:", type="tertiary")
-        event: Any = st.plotly_chart(shown, **options)
+        with moving_marks.left_out(picture.figure) as marks:
+            # With other words it would be another figure to Streamlit: they come with the marks.
+            options["alt"] = picture.title if marks else alt
+            event: Any = st.plotly_chart(picture.figure, **options)
         if marks:
             moving_marks.draw(picture, marks, alt)
         if picture.caption:

@@ -1,21 +1,25 @@
 """Marks that follow a slider over a figure that stays.
 
-To Streamlit a figure of which anything changed is another figure, which a browser draws anew. A figure of
+To Streamlit a figure of which anything changed is another one, which a browser draws anew. A figure of
 which only the mark of the selected scale changes is therefore sent without it and stays as it is; a
 component draws the mark into it.
 """
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import plotly.graph_objects as go
 import streamlit as st
 
 from mpdiag.reports.plotting.style import SELECTED
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import plotly.graph_objects as go
+
     from mpdiag.reports.picture import Picture
 
 _marks = st.components.v2.component(
@@ -25,34 +29,41 @@ _marks = st.components.v2.component(
 )
 
 
-def split(figure: go.Figure) -> tuple[go.Figure, list[dict[str, Any]]]:
-    """A figure without the marks of the selected scale, and those marks.
+@contextmanager
+def left_out(figure: go.Figure) -> Iterator[list[dict[str, Any]]]:
+    """A figure without the marks of the selected scale, for as long as it is sent.
 
-    Returns:
-        The figure, and each vertical line with its words as ``moving_marks.js`` reads them.
+    A copy would be checked by Plotly once more, which takes as long as making it.
+
+    Yields:
+        Each vertical line with its words, as ``moving_marks.js`` reads them.
     """
-    lines = [shape for shape in figure.layout.shapes if shape.name == SELECTED]
-    words = [note for note in figure.layout.annotations if note.name == SELECTED]
+    shapes, notes = figure.layout.shapes, figure.layout.annotations
+    lines = [shape for shape in shapes if shape.name == SELECTED]
+    words = [note for note in notes if note.name == SELECTED]
     if not lines:
-        return figure, []
-    rest = go.Figure(figure)
-    rest.layout.shapes = [shape for shape in figure.layout.shapes if shape.name != SELECTED]
-    rest.layout.annotations = [n for n in figure.layout.annotations if n.name != SELECTED]
-    marks = [
-        {
-            "x": line.x0,
-            "color": line.line.color,
-            "width": line.line.width,
-            "dash": line.line.dash,
-            "text": note.text,
-            "ink": note.font.color,
-            "size": note.font.size,
-            "anchor": note.xanchor,
-            "shift": note.yshift or 0,
-        }
-        for line, note in zip(lines, words, strict=True)
-    ]
-    return rest, marks
+        yield []
+        return
+    figure.layout.shapes = [shape for shape in shapes if shape.name != SELECTED]
+    figure.layout.annotations = [note for note in notes if note.name != SELECTED]
+    try:
+        yield [_mark(line, note) for line, note in zip(lines, words, strict=True)]
+    finally:
+        figure.layout.shapes, figure.layout.annotations = shapes, notes
+
+
+def _mark(line: Any, words: Any) -> dict[str, Any]:
+    return {
+        "x": line.x0,
+        "color": line.line.color,
+        "width": line.line.width,
+        "dash": line.line.dash,
+        "text": words.text,
+        "ink": words.font.color,
+        "size": words.font.size,
+        "anchor": words.xanchor,
+        "shift": words.yshift or 0,
+    }
 
 
 def draw(picture: Picture, marks: list[dict[str, Any]], alt: str) -> None:
@@ -60,7 +71,7 @@ def draw(picture: Picture, marks: list[dict[str, Any]], alt: str) -> None:
 
     Args:
         picture: Whose figure the card holds.
-        marks: As ``split`` gives them.
+        marks: As ``left_out`` gives them.
         alt: The figure's words for those who do not see it, which may change with the marks.
     """
     _marks(key=f"marks-{picture.key}", data={"marks": marks, "alt": alt})

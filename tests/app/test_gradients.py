@@ -56,3 +56,18 @@ def test_no_scale_multiplies_activations(opened, root):
     assert f"{percent(expected.lost_share)} of the values become 0" in shown
     assert "Without a loss scale" in shown
     assert test.slider(key="scale").disabled
+
+
+def test_a_figure_stays_where_the_mark_of_the_scale_alone_moves(opened):
+    """To Streamlit a figure with another identity is another one, which a browser draws anew."""
+
+    def figures():
+        names = ("heat-map", "layer-scales", "consequences", "every-scale")
+        charts = {chart.proto.id: chart.proto.spec for chart in test.get("plotly_chart")}
+        return [next((i, s) for i, s in charts.items() if i.endswith(f"-{n}")) for n in names]
+
+    test = opened(view="gradients", run="ssd", scale="3")
+    before = figures()
+    test.slider(key="scale").set_value(5).run()
+    stays = [one == other for one, other in zip(before, figures(), strict=True)]
+    assert stays == [False, True, False, True]
