@@ -56,11 +56,13 @@ def run_server(command: Sequence[str], environment: Mapping[str, str]) -> int:
     Returns:
         The exit code of the server; of one that a signal ended, what a shell reports.
     """
-    with subprocess.Popen(command, env=environment) as server, _handing_on(server):
-        try:
+    try:
+        with _interrupts_held():
+            server = subprocess.Popen(command, env=environment)
+        with server, _handing_on(server):
             code = server.wait()
-        except KeyboardInterrupt:  # Ctrl-C in a terminal reaches the server too
-            code = _ended(server)
+    except KeyboardInterrupt:  # Ctrl-C in a terminal reaches the server too
+        code = _ended(server)
     return code if code >= 0 else 128 - code
 
 
@@ -71,6 +73,19 @@ def _ended(server: subprocess.Popen[bytes], seconds: float = 3.0) -> int:
     except subprocess.TimeoutExpired:
         server.terminate()
         return server.wait()
+
+
+@contextmanager
+def _interrupts_held() -> Iterator[None]:
+    """Hold Ctrl-C back until the end: a server whose start it breaks off would be known to nobody."""
+    held: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _frame: held.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if held:
+        signal.raise_signal(signal.SIGINT)
 
 
 @contextmanager

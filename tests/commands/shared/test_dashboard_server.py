@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 from typer.testing import CliRunner
@@ -91,6 +92,25 @@ def test_a_signal_that_ends_the_command_ends_its_server(number):
     with socket.socket() as probe:
         assert probe.connect_ex(("localhost", port)) != 0
     assert child.returncode > 0
+
+
+def test_ctrl_c_while_the_server_starts_ends_it(monkeypatch):
+    begun = []
+
+    class Interrupted(subprocess.Popen):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            begun.append(self)
+            signal.raise_signal(signal.SIGINT)
+
+    monkeypatch.setattr(subprocess, "Popen", Interrupted)
+    monkeypatch.setattr(dashboard, "_ended", partial(dashboard._ended, seconds=0.1))
+    held = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        code = dashboard.run_server([sys.executable, "-c", "import time; time.sleep(60)"], None)
+    finally:
+        signal.signal(signal.SIGINT, held)
+    assert (code, begun[0].poll()) == (128 + signal.SIGTERM, -signal.SIGTERM)
 
 
 def test_a_port_in_use_is_said_with_the_option(started, tmp_path):
