@@ -429,7 +429,8 @@ def list_runs(folder: str | os.PathLike[str]) -> list[Listing]:
             )
         raise RunNotFound(message)
     listings = []
-    for child in sorted(root.iterdir(), key=lambda path: path.name):
+    children: list[AnyPath] = [*root.iterdir()]
+    for child in sorted(children, key=lambda path: path.name):
         if not (child / META).is_file():
             continue
         try:
@@ -437,8 +438,7 @@ def list_runs(folder: str | os.PathLike[str]) -> list[Listing]:
         except (DamagedRun, NewerSchema, RunNotFound) as error:
             listings.append(Listing(child, None, str(error)))
     created = [str(item.run.meta.get("created", "")) if item.run else "" for item in listings]
-    newest = sorted(range(len(listings)), key=created.__getitem__, reverse=True)
-    return [listings[i] for i in newest]
+    return [listings[i] for i in sorted(range(len(created)), key=created.__getitem__, reverse=True)]
 
 
 @overload
