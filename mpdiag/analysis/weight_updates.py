@@ -70,21 +70,16 @@ def analyze_weight_updates(
     fraction = float(share(swallowed.sum(), changed.sum()))
     gone, parameter = _vanished(layers, held)
     needed = standing >= NEEDED or gone >= HELD
-    verdict = (
-        "FP32 masters are needed"
-        if needed
-        else "FP32 masters are not needed for the updates; how fine a fit such weights can hold was not "
-        "judged"
-    )
     told = f"{held.label} makes {percent(gone)} of the sum of {parameter} 0" if gone >= HELD else ""
+    limit = f"FP32 masters are needed from {100 * NEEDED:.0f} % on"
+    unjudged = "" if needed else "; how fine a fit such weights can hold was not judged"
     return MasterWeightsPlan(
         needed=needed,
         swallowed_fraction=fraction,
         worst_parameter=parameter if told else names[worst],
-        reason=f"{f'{told}; ' if told else ''}{percent(fraction)} of the recorded updates would be "
-        f"rounded away by {held.label} weights, and {percent(standing)} of the way that weights go "
-        f"lies where these would stand still: {verdict}"
-        f"{_sampling(known['numel'], known[SAMPLED])}",
+        reason=f"{f'{told}; ' if told else ''}{percent(standing)} of the way that weights go lies where "
+        f"{held.label} weights would stand still ({limit}){unjudged}; {percent(fraction)} of the "
+        f"recorded updates would be rounded away{_sampling(known['numel'], known[SAMPLED])}",
         evidence={
             "format": held.name,
             "changed": int(changed.sum()),

@@ -40,6 +40,7 @@ def report(
         from mpdiag.reports.documents.write import write_rank_report
 
         terminal.show(str(write_rank_report(run, output)))
+        terminal.name_next(*next_commands.after_report(run))
     elif is_remote(run) or not is_trace(run):
         from mpdiag.reports.documents.write import write_report
 
@@ -52,3 +53,4 @@ def report(
         from mpdiag.reports.documents.write import write_trace_report
 
         terminal.show(str(write_trace_report(run, output, against)))
+        terminal.name_next(*next_commands.after_report(run))

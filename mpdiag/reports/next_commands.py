@@ -122,6 +122,14 @@ def after_profile(path: str, against: Path | None) -> Words:
     return ("mpdiag", "report", path, *earlier) if Path(path).is_file() else NOTHING
 
 
+def after_report(trace: AnyPath) -> Words:
+    """The dashboard, where the trace lies in a run or beside runs; else the same trace's figures."""
+    near = next((folder for folder in trace.resolve().parents[:2] if _holds_runs(folder)), None)
+    if near is not None:
+        return look_at(near)
+    return ("mpdiag", "profile", trace) if trace.exists() else NOTHING
+
+
 def after_search(answer: str, again: Words, folder: AnyPath) -> Words:
     """What a search leads to.
 

@@ -381,16 +381,8 @@ def open_run(folder: str | os.PathLike[str]) -> Run:
     """
     path = place(folder)
     meta_path = path / META
-    if not path.is_dir():
-        raise RunNotFound(_no_run_at(path))
-    if not meta_path.is_file():
-        inside = _names_of_runs(path)
-        message = (
-            f"{path} is a folder of runs, not a run: name one, such as {path / inside[0]}"
-            if inside
-            else f"{path} is not a run folder: it has no {META}"
-        )
-        raise RunNotFound(message)
+    if not path.is_dir() or not meta_path.is_file():
+        raise RunNotFound(_no_run_in(path) if path.is_dir() else _no_run_at(path))
     try:
         meta = read_document(meta_path, parse_constant=_refuse_constant)
     except (OSError, ValueError, RecursionError) as error:
@@ -445,10 +437,8 @@ def list_runs(folder: str | os.PathLike[str]) -> list[Listing]:
             listings.append(Listing(child, open_run(child), None))
         except (DamagedRun, NewerSchema, RunNotFound) as error:
             listings.append(Listing(child, None, str(error)))
-    listings.sort(
-        key=lambda item: str(item.run.meta.get("created", "")) if item.run else "", reverse=True
-    )
-    return listings
+    created = [str(item.run.meta.get("created", "")) if item.run else "" for item in listings]
+    return [listings[i] for i in sorted(range(len(created)), key=created.__getitem__, reverse=True)]
 
 
 @overload
@@ -480,6 +470,16 @@ def _nearby(path: AnyPath) -> str:
             if close:
                 return f"did you mean {' or '.join(str(folder / name) for name in close)}?"
     return "give a run folder, as `mpdiag runs` lists them"
+
+
+def _no_run_in(folder: AnyPath) -> str:
+    """That a folder is no run, and which of the runs in it can be opened: the newest with any step."""
+    if not _names_of_runs(folder):
+        return f"{folder} is not a run folder: it has no {META}"
+    runs = [item.run for item in list_runs(folder) if item.run is not None]
+    best = max(runs, key=lambda run: bool(run.meta.get("steps_recorded")), default=None)
+    advice = ": none of them can be read" if best is None else f": name one, such as {best.folder}"
+    return f"{folder} is a folder of runs, not a run{advice}"
 
 
 def _names_of_runs(folder: AnyPath) -> list[str]:

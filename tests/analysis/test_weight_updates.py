@@ -107,3 +107,12 @@ def test_recorded_steps_stand_for_those_up_to_the_next():
     masters = masters_of([*dense, *sparse])
     assert masters.evidence["path_swallowed"] == pytest.approx(0.04 / 0.045, rel=0.1)
     assert masters.needed
+
+
+def test_the_share_that_decides_and_its_limit_stand_first():
+    """The short screen cuts what comes last."""
+    reason = masters_of([(step, "w", 1e-5, 1000) for step in range(STEPS)]).reason
+    assert reason.startswith(
+        "100 % of the way that weights go lies where FP16 weights would stand still (FP32 masters are "
+        "needed from 10 % on)"
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import json
 import shutil
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -184,3 +185,14 @@ def test_a_layer_and_an_analysis(here):
     analysis = analyze("runs/digits")
     succeeds(next_commands.after_layer(analysis, here / "runs" / "digits"))
     succeeds(after_analysis(analysis, here / "runs" / "digits"))
+
+
+def test_after_the_report_of_a_trace(here, root):
+    alone = here / "alone" / "inner" / "trace.json.gz"
+    alone.parent.mkdir(parents=True)
+    shutil.copy(root / "sample_runs" / "gpu-sample" / "trace.json.gz", alone)
+    done = CliRunner().invoke(app, ["report", str(alone)])
+    assert f"next: mpdiag profile {alone}" in " ".join(done.stderr.split())
+    beside = shutil.copy(alone, here / "runs" / "digits" / "trace.json.gz")
+    assert next_commands.after_report(Path(beside)) == next_commands.look_at(here / "runs")
+    assert next_commands.after_report(here / "gone.json") == next_commands.NOTHING

@@ -14,11 +14,11 @@ import pytest
 from row_buffer import RowBuffer
 
 import mpdiag
-from mpdiag.errors import DamagedRun, RunExists
+from mpdiag.errors import DamagedRun, RunExists, RunNotFound
 from mpdiag.files.atomic import atomic_path
 from mpdiag.numerics.histograms import ExponentHistogram
 from mpdiag.runs.records import Records
-from mpdiag.runs.run import Run, free_name, list_runs, open_run
+from mpdiag.runs.run import META, SCHEMA_VERSION, Run, free_name, list_runs, open_run
 from mpdiag.runs.schema import schema
 from mpdiag.runs.writer import RunWriter
 
@@ -346,3 +346,16 @@ def test_the_script_of_a_recording_is_known_unless_something_of_it_is_hidden(tmp
         found = Run(tmp_path, {**meta, "argv": argv, "script": script})
         assert found.script_words == expected
     assert Run(tmp_path, {**meta, "argv": ["a"], "world_size": 2}).script_words == ()
+
+
+def test_a_run_that_can_be_opened_is_named(tmp_path):
+    for name in ("broken", "emptyrun", "recorded"):
+        (tmp_path / name).mkdir()
+        meta = {"schema_version": SCHEMA_VERSION, "steps_recorded": 5 if name == "recorded" else 0}
+        (tmp_path / name / META).write_text("{" if name == "broken" else json.dumps(meta))
+    with pytest.raises(RunNotFound, match=r"name one, such as .*recorded"):
+        open_run(tmp_path)
+    (tmp_path / "emptyrun" / META).write_text("{")
+    (tmp_path / "recorded" / META).write_text("")
+    with pytest.raises(RunNotFound, match="none of them can be read"):
+        open_run(tmp_path)

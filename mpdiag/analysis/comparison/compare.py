@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
+import os
 import statistics
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from mpdiag.analysis.comparison.comparison_findings import comparison_findings
+from mpdiag.analysis.comparison.comparison_findings import comparison_findings, same_sides
 from mpdiag.analysis.comparison.equivalence import (
     EquivalenceVerdict,
     judge_equivalence,
@@ -24,7 +25,6 @@ from mpdiag.errors import UsageError
 from mpdiag.files.documents import finite
 
 if TYPE_CHECKING:
-    import os
     from collections.abc import Collection, Mapping, Sequence
 
     from mpdiag.analysis.comparison.groups import SeedTraining
@@ -148,7 +148,11 @@ def compare(
     left, right = read_group(a), read_group(b)
     for side in (a, b):
         refuse_unused_precision(side)
-    return compare_groups(left, right, metric=metric, margin=margin, alpha=alpha)
+    found = compare_groups(left, right, metric=metric, margin=margin, alpha=alpha)
+    if os.path.realpath(a) != os.path.realpath(b):
+        return found
+    rest = [f for f in found.findings if f.code != "metric-inconclusive"]
+    return replace(found, findings=(same_sides(found.a.name), *rest))
 
 
 def compare_groups(

@@ -43,6 +43,17 @@ def comparison_findings(
     return (*first, *by_severity([*found, *rest]))
 
 
+def same_sides(name: str) -> Finding:
+    """That both sides are one path, which says nothing of any difference."""
+    return Finding(
+        severity="warning",
+        code="same-sides",
+        message=f"both sides are {name}: this compares it with itself, which shows nothing",
+        evidence={"side": name},
+        fix="name another training as the second side",
+    )
+
+
 def _model_findings(
     models: ModelRelation | None, sides: tuple[SeedGroup, SeedGroup]
 ) -> list[Finding]:

@@ -264,9 +264,10 @@ def _loses(candidate: ScalingCandidate) -> str:
     """What a method loses, in words; empty if no layer was looked at."""
     if candidate.layer is None or candidate.window is None:
         return ""
+    smaller = ", its smaller repeats among them" if candidate.repeated else ""
     return (
-        f" and loses {percent(candidate.lost)} of a step's sum in {spoken_layer(candidate.layer)} on "
-        f"average {candidate.window.when}"
+        f" and loses {percent(candidate.lost)} of a step's sum in {spoken_layer(candidate.layer)} "
+        f"{candidate.window.when}, as the mean of the replayed steps{smaller}"
     )
 
 

@@ -43,6 +43,8 @@ direction, and the values that are left do not make up for them: the softmax of 
 denoiser that took no harm loses 48 % and 16 %; a language model over 6,000 words that took none, 93 %
 and 3 %.
 """
+SHOWN = "reference trainings that lost as much diverged or trained worse"
+"""What is known of losses from ``NEEDED`` on: of those above, and of no others."""
 MATTERS = 0.01
 """Share of Σ|g| in the worst layer below which what is lost no longer matters; from there up to
 ``NEEDED`` a scale is advised as a harmless insurance, and not called needed."""
@@ -271,7 +273,7 @@ def describe_necessity(necessity: Necessity, figures: FigureTable, target: Float
     if gone is not None:
         return (
             f"without a scale {target.label} loses {gone.said} of the sum of all weights' gradients "
-            f"{gone.window.when}: trainings that lost as much failed"
+            f"{gone.window.when}: {SHOWN}"
         )
     found = figures.find("layer-sum", necessity.layer)
     if found is None:
@@ -285,8 +287,7 @@ def describe_necessity(necessity: Necessity, figures: FigureTable, target: Float
         )
     if necessity.need == "needed":
         return (
-            f"without a scale {target.label} loses {lost} of the gradient's sum in {where}: "
-            "trainings that lost as much failed"
+            f"without a scale {target.label} loses {lost} of the gradient's sum in {where}: {SHOWN}"
         )
     if necessity.need == "advisable":
         return (

@@ -102,11 +102,8 @@ def _findings(solved: Solved, works: Sequence[ModuleWork]) -> list[Finding]:
             )
         )
     shares = solved.shares() | {w.module: w.flops / whole for w in works if w.works}
-    touched = {
-        s.module
-        for s in solved.model.sizes
-        if s.module and solved.new(s.size) != solved.old(s.size)
-    }
+    padded_sizes = [s for s in solved.model.sizes if solved.new(s.size) != solved.old(s.size)]
+    touched = {s.module for s in padded_sizes if s.module}
     share = sum(shares.get(name, 0.0) for name in touched)
     if touched and share >= _WORTH:
         found.append(
@@ -122,7 +119,12 @@ def _findings(solved: Solved, works: Sequence[ModuleWork]) -> list[Finding]:
                     "added_flops": solved.cost,
                     "expected_time": solved.expected_time,
                 },
-                fix="pad them as plan.shapes says, all of them: the sizes fit together",
+                fix="pad them as plan.shapes says, all of them"
+                + (
+                    ": the recorded operations fit together with these sizes"
+                    if all(_proved(solved, size) for size in padded_sizes)
+                    else "; that the new sizes fit together is not proved"
+                ),
             )
         )
     return [*found, *_left_alone(solved, shares), *_undivided_heads(solved)]
@@ -272,7 +274,7 @@ def _one(solved: Solved, size: ModelSize, share: float) -> ShapeAdvice:
     before, after = _at_once(old, wanted.target), _at_once(new, wanted.target)
     parts = _parts(size, old, new)
     notes = unknowns.notes_of(size.size)
-    proved = solved.model.proved and COMPUTED not in notes
+    proved = _proved(solved, size)
     together = _together(solved, size)
     care = _care(size, notes, followed=solved.model.proved)
     evidence = {
@@ -299,6 +301,11 @@ def _one(solved: Solved, size: ModelSize, share: float) -> ShapeAdvice:
     return ShapeAdvice(
         size.module, size.dimension, old, new, "; ".join(c for c in clauses if c), evidence
     )
+
+
+def _proved(solved: Solved, size: ModelSize) -> bool:
+    """Whether the recorded operations show all that depends on a size."""
+    return solved.model.proved and COMPUTED not in solved.model.unknowns.notes_of(size.size)
 
 
 def _at_once(value: int, target: str) -> int:

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mpdiag.analysis.recording_checks import FEW_STEPS, NOT_FP32, WIDER_THAN_FP32
+from mpdiag.analysis.scaling.bounds import largest_share
 from mpdiag.analysis.verdict.evidence import evidence_of, failure_of, narrowed, not_examined_in
-from mpdiag.display.wording import counted, scale_text
+from mpdiag.display.wording import counted, percent, scale_text
 from mpdiag.plan import NO_SCALE, Verdict
 from mpdiag.runs.coverage import stepped_in
 
@@ -82,7 +83,7 @@ def judge(case: Case) -> Verdict:
     reason = unfit or next(_why_not(case), None)
     if reason is not None:
         return Verdict("cannot", _failed_first(case, reason), evidence, open_questions)
-    text = f"Expected from the recording of {case.extent.steps()}: {_how(case)}{_bound(case)}."
+    text = f"Expected from the recording of {case.extent.steps()}{_few(case)}{_how(case)}{_bound(case)}."
     if trained is not None:
         text += f" A training by this plan was compared: {_ended(trained)}, which is inconclusive."
     return Verdict("expected", _failed_first(case, text), evidence, open_questions)
@@ -204,6 +205,21 @@ def _kept(case: Case) -> str:
         code = counted(lines, "line of code", "lines of code")
         parts.append(f"{code} kept in FP32 or rewritten")
     return f", with {' and '.join(parts)}" if parts else ""
+
+
+def _few(case: Case) -> str:
+    """What joins the extent and the expectation: how little few steps bound comes before it.
+
+    The verdict is ``expected`` from one step on, for a recording has no failure to show before
+    training; a failure that none of n steps shows may still be in a share of 1 - 0.05^(1/n) of all.
+    """
+    if case.extent.recorded >= FEW_STEPS or case.extent.recorded < 1:
+        return ": "
+    share = percent(largest_share(0, case.extent.recorded))
+    return (
+        f", which bounds little: what these do not show may be in up to {share} of all steps "
+        "(95 % confidence). As far as it goes, "
+    )
 
 
 def _bound(case: Case) -> str:

@@ -38,7 +38,9 @@ def comparison_text(comparison: Comparison) -> RenderableType:
     a, b = comparison.a, comparison.b
     title = f"{b.name} against {a.name}: {comparison.verdict}"
     parts: list[RenderableType] = [Text(title, _STYLES[comparison.verdict]), Text("")]
-    if comparison.different_models:  # said before anything else
+    firsts = comparison.findings[:1]
+    above = any(f.code in ("different-models", "same-sides") for f in firsts)
+    if above:  # said before anything else
         first = comparison.findings[0]
         parts[:0] = [Text(first.message, _STYLES["different"]), Text("")]
     parts += [
@@ -60,7 +62,7 @@ def comparison_text(comparison: Comparison) -> RenderableType:
         parts += [Text(""), _shifts(comparison)]
     if comparison.findings:
         parts.append(Text(""))
-    parts += finding_lines(comparison.findings[comparison.different_models :])
+    parts += finding_lines(comparison.findings[above:])
     if comparison.findings:
         parts.append(Text(EXPLAIN, "dim"))
     return Group(*parts)

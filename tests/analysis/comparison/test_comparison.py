@@ -14,6 +14,7 @@ from mpdiag.analysis.comparison.groups import SeedGroup, SeedTraining, read_grou
 from mpdiag.analysis.comparison.models import KnownModel, relate_models
 from mpdiag.errors import UsageError
 from mpdiag.files.atomic import write_json
+from mpdiag.reports import terminal
 from mpdiag.reports.text.comparison import comparison_text
 from mpdiag.runs.training_log import LogWriter, Metric, TrainingStep
 from mpdiag.tracing.fingerprint import ModelFingerprint
@@ -272,3 +273,14 @@ def test_a_baseline_knows_its_model(tmp_path):
     a = group("a", accuracies(0.9, 0.9), model=known(CONVOLUTIONS, "Net", 100))
     save_baseline(a, tmp_path / "baseline.json")
     assert read_group(tmp_path / "baseline.json").model == a.model
+
+
+def test_a_training_beside_itself_is_said_to_be_one(tmp_path, capsys):
+    make_run(tmp_path / "run", losses=[1.0, 0.5], metric=0.9)
+    (tmp_path / "link").symlink_to(tmp_path / "run")
+    for other in ("run", "link"):
+        found = mpdiag.compare(tmp_path / "run", tmp_path / other)
+        assert codes(found)[0] == "same-sides"
+        assert "metric-inconclusive" not in codes(found)  # more seeds of it would show nothing
+    terminal.show(comparison_text(found))
+    assert capsys.readouterr().out.startswith("both sides are ")

@@ -244,3 +244,14 @@ def test_heads_that_tensor_parallelism_cannot_share_out(tmp_path, attention):
         codes = {f.code for n in (1, 5, 7) for f in shape_findings(recording, "fp16", shards=n)
                  if not any(h % n for h in next(iter(heads.values())))}  # fmt: skip
         assert "heads-not-divisible" not in codes
+
+
+def test_that_sizes_fit_together_is_said_where_it_is_proved(grouped, attention, root):
+    """It stood beside "not proved: sizes of the same number are taken to be the same"."""
+    (proved,) = [f for f in shape_findings(grouped, "fp16") if f.code == "shapes-to-pad"]
+    assert "the recorded operations fit together" in proved.fix
+    stored = [mpdiag.open_run(root / "sample_runs" / name) for name in ("ssd", "gpt")]
+    for run in (attention, *stored):
+        for found in shape_findings(run, "fp16"):
+            if found.code == "shapes-to-pad":
+                assert "that the new sizes fit together is not proved" in found.fix

@@ -239,3 +239,11 @@ def test_a_share_that_the_run_states_goes_before_its_table(tmp_path):
         tmp_path / "run", modules=[parameter("layer.weight", 100)], coverage={"seen": seen}
     )
     assert "25.00 % of the trained parameters" in analyze(run).verdict.text
+
+
+@pytest.mark.parametrize(("steps", "share"), [(2, "77.64 %"), (19, "14.59 %"), (20, None)])
+def test_what_few_steps_bound_is_said_before_the_expectation(tmp_path, steps, share):
+    text = analyze(record(tmp_path / "run", steps=steps)).verdict.text
+    before, _, _ = text.partition("this trains in FP16")
+    assert ("bounds little" in before) == (share is not None)
+    assert share is None or f"up to {share} of all steps (95 % confidence)" in before
