@@ -127,9 +127,9 @@ def fixed_rows(
     """
     longest = max((len(shortened(name, LABEL)) for name in layers), default=0)
     left = 16 + 7 * longest if labels else 8
-    margin = {"l": left, "r": 12, "t": top, "b": 96, "autoexpand": False}
-    # Two columns of words fit under the narrowest figure, in two lines.
-    words = {"entrywidth": 150, "entrywidthmode": "pixels"}
+    margin = {"l": left, "r": 12, "t": top, "b": 118, "autoexpand": False}
+    # Two columns of words fit under the narrowest figure: one column would reach the axis's words.
+    words = {"entrywidth": 118, "entrywidthmode": "pixels"}
     fig.update_layout(margin=margin, legend=words)
 
 
