@@ -20,22 +20,27 @@ def open_layer(
 ) -> None:
     """Leave for the page of a layer, which shows the same tensors, format and scale.
 
-    They are handed on in the session: an address that widgets of this page are bound to may not be
-    changed by anything else.
+    What a widget of this session holds is handed on in the session, as the address it is bound to may
+    not be changed by anything else; the rest goes into the address, which nothing would write later.
     """
     asked: dict[str, str | int] = {"layer": layer_name(name), "kind": kind}
-    if fmt is not None:
-        asked["format"] = fmt.name
-    if exponent is not None:
-        asked["scale"] = exponent
+    if "run" in st.session_state:  # the address of the layer's page is to name it
+        asked["run"] = st.session_state["run"]
+    address = {"layer": layer_name(name)}
+    seen = {"format": None if fmt is None else fmt.name, "scale": exponent}
+    for key, value in seen.items():
+        if value is not None and key in st.session_state:
+            asked[key] = value
+        elif value is not None:
+            address[key] = str(value)
     st.session_state[_WAITING] = asked
     if "layer" in st.session_state:  # on the page of layers itself
         st.rerun()
-    st.switch_page("views/layers.py", query_params={"layer": layer_name(name)})
+    st.switch_page("views/layers.py", query_params=address)
 
 
 def take_opened() -> None:
-    """Set the widgets of the layer's page to what was asked for, before they are drawn."""
+    """Set the widgets of the layer's page to what was asked for, before any of them is drawn."""
     for key, value in st.session_state.pop(_WAITING, {}).items():
         st.session_state[key] = value
 

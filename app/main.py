@@ -14,7 +14,8 @@ HERE = str(Path(__file__).resolve().parent)
 if HERE not in sys.path:
     sys.path.insert(0, HERE)
 
-import run_folder  # noqa: E402 - found beside this file
+import layer_links  # noqa: E402 - found beside this file
+import run_folder  # noqa: E402 - likewise
 import widgets  # noqa: E402 - likewise
 
 from mpdiag.errors import MpdiagError  # noqa: E402
@@ -62,6 +63,7 @@ page = st.navigation(
 chosen = None
 try:
     if page is not first:
+        layer_links.take_opened()
         chosen = widgets.sidebar()
     if chosen is not None and run_folder.live(chosen):
         widgets.follow(chosen)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from math import isnan
 from typing import TYPE_CHECKING
 
-import layer_links
 import layer_page
 import run_cache
 import run_folder
@@ -31,7 +30,6 @@ if TYPE_CHECKING:
 
     from mpdiag.runs.schema import Kind
 
-layer_links.take_opened()
 chosen = run_folder.current()
 widgets.heading("Layers", chosen)
 analysis = run_cache.analysis(chosen)
