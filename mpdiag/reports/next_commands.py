@@ -123,11 +123,14 @@ def after_profile(path: str, against: Path | None) -> Words:
 
 
 def after_report(trace: AnyPath) -> Words:
-    """The dashboard, where the trace lies in a run or beside runs; else the same trace's figures."""
+    """The dashboard, where the trace lies in a run or beside runs; else the same trace's figures.
+
+    Nothing for a trace that is gone, whatever lies around its place.
+    """
+    if not trace.exists():
+        return NOTHING
     near = next((folder for folder in trace.resolve().parents[:2] if _holds_runs(folder)), None)
-    if near is not None:
-        return look_at(near)
-    return ("mpdiag", "profile", trace) if trace.exists() else NOTHING
+    return ("mpdiag", "profile", trace) if near is None else look_at(near)
 
 
 def after_search(answer: str, again: Words, folder: AnyPath) -> Words:

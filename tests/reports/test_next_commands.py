@@ -195,4 +195,4 @@ def test_after_the_report_of_a_trace(here, root):
     assert f"next: mpdiag profile {alone}" in " ".join(done.stderr.split())
     beside = shutil.copy(alone, here / "runs" / "digits" / "trace.json.gz")
     assert next_commands.after_report(Path(beside)) == next_commands.look_at(here / "runs")
-    assert next_commands.after_report(here / "gone.json") == next_commands.NOTHING
+    assert next_commands.after_report(here / "runs" / "gone.json") == next_commands.NOTHING
