@@ -11,6 +11,7 @@ import streamlit as st
 from mpdiag.analysis.analyzer import Analysis, analyze
 from mpdiag.analysis.comparison.models import KnownModel
 from mpdiag.errors import InputError, RunNotFound
+from mpdiag.files.stamps import Stamp, stamp_of
 from mpdiag.numerics.formats import FP16
 from mpdiag.reports.contents import RunContents, read_contents, read_plans
 from mpdiag.reports.glance import Glance, PlanGlance, read_glance
@@ -27,20 +28,13 @@ if TYPE_CHECKING:
     from mpdiag.runs.schema import Kind
 
 
-def stamp(run: Path) -> tuple[tuple[str, int, int], ...]:
+def stamp(run: Path) -> Stamp:
     """What changes when a run does: names, times and sizes of its files."""
     made = ("plan.json", "profile.json", "sensitivity.json", "search.json", "comparison.json")
     paths = [run / META, run / FILE, *(run / name for name in made)]
     for parts in ("stats/*.parquet", "operations/*.parquet", "modules/*.parquet", "ranks/*.json"):
         paths += sorted(run.glob(parts))
-    found = []
-    for path in paths:
-        try:
-            status = path.stat()
-        except OSError:
-            continue
-        found.append((str(path.relative_to(run)), status.st_mtime_ns, status.st_size))
-    return tuple(found)
+    return stamp_of(paths)
 
 
 @st.cache_resource(max_entries=3, show_spinner="Reading the run …")

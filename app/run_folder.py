@@ -13,6 +13,7 @@ import streamlit as st
 
 from mpdiag.display.wording import duration, in_markdown
 from mpdiag.errors import MpdiagError, RunNotFound
+from mpdiag.files.stamps import Stamp, stamp_of
 from mpdiag.installation.bundled import sample_runs
 from mpdiag.reports.views.runs import format_of, kind_of
 from mpdiag.runs.run import META, Listing, Run, list_runs, open_run
@@ -62,24 +63,13 @@ def _listed(root: Path) -> list[Listing]:
     """
     if not root.is_dir():
         return list_runs(root)  # says so
-    found: list[Listing] = _read_list(str(root), _moment(root))
+    metas = sorted(root.glob(f"*/{META}"))
+    found: list[Listing] = _read_list(str(root), stamp_of(metas))
     return [replace(item, run=item.run and replace(item.run)) for item in found]
 
 
-def _moment(root: Path) -> tuple[tuple[str, int, int], ...]:
-    """What changes when a list of runs does: names, times and sizes of the files that it reads."""
-    found = []
-    for path in sorted(root.glob(f"*/{META}")):
-        try:
-            status = path.stat()
-        except OSError:  # gone since it was listed
-            continue
-        found.append((path.parent.name, status.st_mtime_ns, status.st_size))
-    return tuple(found)
-
-
 @st.cache_resource(max_entries=4, show_spinner=False)
-def _read_list(root: str, moment: tuple[tuple[str, int, int], ...]) -> list[Listing]:
+def _read_list(root: str, moment: Stamp) -> list[Listing]:
     return list_runs(root)
 
 

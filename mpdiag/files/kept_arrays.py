@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mpdiag.files.atomic import atomic_path
+from mpdiag.files.stamps import Stamp, stamp_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -28,8 +29,6 @@ CACHE = "MPDIAG_CACHE"
 """Name of the environment variable with the folder."""
 MOST = 32
 """So many sets of arrays are kept; of more, those go that were used longest ago."""
-
-Stamp = tuple[tuple[str, int, int], ...]
 
 
 def cache_folder() -> Path | None:
@@ -44,16 +43,6 @@ def cache_folder() -> Path | None:
         if sys.platform == "darwin":
             base = str(Path("~/Library/Caches").expanduser())
     return Path(base) / "mpdiag" if base and Path(base).is_absolute() else None
-
-
-def stamp_of(files: Iterable[Path]) -> Stamp:
-    """What changes when one of some files does: its name, its time and its size.
-
-    Raises:
-        OSError: If one is not there.
-    """
-    found = [(str(file), file.stat()) for file in files]
-    return tuple((name, stat.st_mtime_ns, stat.st_size) for name, stat in found)
 
 
 class KeptArrays:

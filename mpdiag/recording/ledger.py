@@ -33,7 +33,8 @@ _DRAIN_ROWS = 1024
 _FLUSH_ROWS = 20_000
 _FLUSH_SECONDS = 30.0
 MOST_ENCODED = 20_000
-"""Rows kept for whoever watches, the latest ones: one who does not come must not cost memory."""
+"""The latest rows are kept for a live view, no more than so many: one that never reads must not cost
+memory."""
 
 
 class RowKey(NamedTuple):
@@ -299,7 +300,7 @@ class Ledger:
             rows.clear()
 
     def take_encoded(self) -> list[pa.Table]:
-        """The latest rows encoded since the last call, for whoever watches; the first call begins it."""
+        """The latest rows encoded since the last call, for a live view; the first call begins it."""
         encoded, self._encoded = self._encoded, []
         return encoded or []
 

@@ -92,7 +92,7 @@ class LossLog:
         self._complete = False  # a closure's first evaluation is over
         self._giving_way = False
         self._waiting: list[_Waiting] = []
-        self._written: list[TrainingStep] = []  # the last one, for whoever watches
+        self._written: list[TrainingStep] = []  # the last one, for a live view
         self._ended: float | None = None
         self._size: int | None = None  # of what we wrote; None before
         self._over = not active
