@@ -15,6 +15,7 @@ from mpdiag.errors import MpdiagError
 from mpdiag.reports.views.compare_metrics import Side, trained_in
 from mpdiag.reports.views.training import family
 from mpdiag.runs.run import META, Listing, list_runs, open_run
+from mpdiag.runs.stamps import stamp_of_run
 from mpdiag.runs.training_log import FILE
 
 if TYPE_CHECKING:
@@ -105,7 +106,7 @@ def _read(place: str, moment: str) -> SeedGroup | str:
 def _group(place: Path) -> SeedGroup | str:
     """A side's trainings, read once for each state of its files, or why they cannot be read."""
     runs = [place] if (place / META).is_file() else sorted(place.glob(f"*/{META}"))
-    moment = [run_cache.stamp(run if run.is_dir() else run.parent) for run in runs]
+    moment = [stamp_of_run(run if run.is_dir() else run.parent) for run in runs]
     return _read(str(place), str(moment))
 
 

@@ -11,30 +11,20 @@ import streamlit as st
 from mpdiag.analysis.analyzer import Analysis, analyze
 from mpdiag.analysis.comparison.models import KnownModel
 from mpdiag.errors import InputError, RunNotFound
-from mpdiag.files.stamps import Stamp, stamp_of
 from mpdiag.numerics.formats import FP16
 from mpdiag.reports.contents import RunContents, read_contents, read_plans
 from mpdiag.reports.glance import Glance, PlanGlance, read_glance
 from mpdiag.reports.views.gradients.frame import in_model_order
-from mpdiag.runs.run import META, Listing
-from mpdiag.runs.stored_profile import read_profile
-from mpdiag.runs.training_log import FILE, TrainingLog, read_log
+from mpdiag.runs.stamps import stamp_of_run
+from mpdiag.runs.stored.profile import read_profile
+from mpdiag.runs.training_log import TrainingLog, read_log
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
-    from pathlib import Path
 
     from mpdiag.analysis.layers import Layers
+    from mpdiag.runs.run import Listing
     from mpdiag.runs.schema import Kind
-
-
-def stamp(run: Path) -> Stamp:
-    """What changes when a run does: names, times and sizes of its files."""
-    made = ("plan.json", "profile.json", "sensitivity.json", "search.json", "comparison.json")
-    paths = [run / META, run / FILE, *(run / name for name in made)]
-    for parts in ("stats/*.parquet", "operations/*.parquet", "modules/*.parquet", "ranks/*.json"):
-        paths += sorted(run.glob(parts))
-    return stamp_of(paths)
 
 
 @st.cache_resource(max_entries=3, show_spinner="Reading the run …")
@@ -51,7 +41,7 @@ def analysis(listing: Listing, target: str = FP16.name) -> Analysis:
             "recorded: select the recording that the plan was made from, or see its Training view"
         )
         raise RunNotFound(message)
-    key = (str(listing.folder), str(stamp(listing.folder)))
+    key = (str(listing.folder), str(stamp_of_run(listing.folder)))
     found = _analysis(key[0], target, key[1])
     if target == FP16.name:
         _plans_made()[key] = PlanGlance.of(found.plan)
@@ -65,7 +55,7 @@ def _log(run: str, moment: str) -> TrainingLog:
 
 def log(listing: Listing) -> TrainingLog:
     """A run's training log, read once for each state of its files."""
-    return _log(str(listing.folder), str(stamp(listing.folder)))
+    return _log(str(listing.folder), str(stamp_of_run(listing.folder)))
 
 
 @st.cache_resource(max_entries=1024, show_spinner=False)
@@ -81,7 +71,7 @@ def _plans_made() -> dict[tuple[str, str], PlanGlance]:
 
 def glance(listing: Listing) -> Glance:
     """What a run's files say, and what this dashboard found if it has analyzed the run already."""
-    key = (str(listing.folder), str(stamp(listing.folder)))
+    key = (str(listing.folder), str(stamp_of_run(listing.folder)))
     found = _glance(*key, listing)
     if found.plan is None and key in _plans_made():
         return replace(found, plan=_plans_made()[key])
@@ -96,7 +86,7 @@ def _layers(run: str, kind: Kind, moment: str, _analysis: Analysis) -> Layers:
 def layers(listing: Listing, kind: Kind) -> Layers:
     """A run's layers of one kind, in the model's order."""
     return _layers(
-        str(listing.folder), kind, str(stamp(listing.folder)), _analysis=analysis(listing)
+        str(listing.folder), kind, str(stamp_of_run(listing.folder)), _analysis=analysis(listing)
     )
 
 
@@ -107,7 +97,7 @@ def _once(run: str, moment: str, key: tuple[object, ...], _make: Callable[[], An
 
 def once(listing: Listing, *key: object, make: Callable[[], Any]) -> Any:
     """What ``make`` returns, made once for each key and each state of the run's files."""
-    return _once(str(listing.folder), str(stamp(listing.folder)), key, make)
+    return _once(str(listing.folder), str(stamp_of_run(listing.folder)), key, make)
 
 
 def late_layers(listing: Listing) -> Layers:
@@ -131,7 +121,7 @@ def _model(run: str, moment: str, _listing: Listing) -> KnownModel:
 
 def model(listing: Listing) -> KnownModel:
     """What a run knows of its model; nothing, if its files are damaged."""
-    return _model(str(listing.folder), str(stamp(listing.folder)), listing)
+    return _model(str(listing.folder), str(stamp_of_run(listing.folder)), listing)
 
 
 def contents(listing: Listing) -> RunContents:

@@ -13,10 +13,10 @@ import streamlit as st
 
 from mpdiag.display.wording import duration, in_markdown
 from mpdiag.errors import MpdiagError, RunNotFound
-from mpdiag.files.stamps import Stamp, stamp_of
 from mpdiag.installation.bundled import sample_runs
 from mpdiag.reports.views.runs import format_of, kind_of
 from mpdiag.runs.run import META, Listing, Run, list_runs, open_run
+from mpdiag.runs.stamps import stamp_of_list
 from mpdiag.runs.training_log import FILE
 
 SAMPLES = "samples"
@@ -63,13 +63,12 @@ def _listed(root: Path) -> list[Listing]:
     """
     if not root.is_dir():
         return list_runs(root)  # says so
-    metas = sorted(root.glob(f"*/{META}"))
-    found: list[Listing] = _read_list(str(root), stamp_of(metas))
+    found: list[Listing] = _read_list(str(root), stamp_of_list(root))
     return [replace(item, run=item.run and replace(item.run)) for item in found]
 
 
 @st.cache_resource(max_entries=4, show_spinner=False)
-def _read_list(root: str, moment: Stamp) -> list[Listing]:
+def _read_list(root: str, moment: object) -> list[Listing]:
     return list_runs(root)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import live_run
-import run_cache
 import run_folder
 import streamlit as st
 from figure_card import figure_card
@@ -22,6 +21,7 @@ from mpdiag.display.wording import (
 from mpdiag.errors import RunNotFound
 from mpdiag.reports.views.runs import kind_of
 from mpdiag.reports.views.training import root_of
+from mpdiag.runs.stamps import stamp_of_run
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -246,11 +246,11 @@ def title_line(title: str, words: str) -> None:
 def follow(listing: Listing) -> None:
     """Say how far a live run is, and show the view anew whenever it has grown."""
     live_run.tell(listing)
-    seen = run_cache.stamp(listing.folder)
+    seen = stamp_of_run(listing.folder)
 
     @st.fragment(run_every=2)
     def watch() -> None:
-        if run_cache.stamp(listing.folder) != seen:
+        if stamp_of_run(listing.folder) != seen:
             st.rerun()
 
     watch()

@@ -494,7 +494,7 @@ def _profile_document() -> bytes:
 
 
 def _read_profile(folder: Path) -> Any:
-    from mpdiag.runs.stored_profile import read_profile
+    from mpdiag.runs.stored.profile import read_profile
 
     return read_profile(folder)
 

@@ -18,6 +18,7 @@ from mpdiag.numerics.formats import FP16
 from mpdiag.reports.views import overview, tensor_cores, training
 from mpdiag.reports.views.gradients.frame import in_model_order
 from mpdiag.reports.views.runs import format_of, kind_of
+from mpdiag.runs.stamps import stamp_of_run
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -132,7 +133,7 @@ def next_steps(
     planned = (listing.folder / overview.PLAN).is_file()
     # It reads the logs of both sides whole, to know whether they can be compared.
     found: tuple[overview.Step, ...] = run_cache.once(
-        *(listing, "next steps", *map(run_cache.stamp, trained)),
+        *(listing, "next steps", *map(stamp_of_run, trained)),
         make=lambda: overview.next_steps(analysis, planned=planned, trained=trained),
     )
     return found

@@ -55,7 +55,7 @@ from mpdiag.analysis.weight_updates import analyze_weight_updates
 from mpdiag.numerics.formats import FP16, FloatFormat, format_named, half_of
 from mpdiag.plan import MasterWeightsPlan, PrecisionPlan
 from mpdiag.runs.run import Run, open_run
-from mpdiag.runs.stored_comparison import read_comparison
+from mpdiag.runs.stored.comparison import read_comparison
 
 if TYPE_CHECKING:
     import os

@@ -62,6 +62,10 @@ class KeptArrays:
             own = Path(__file__).resolve().parent.parent
             made_by = stamp_of(sorted(f for name in code for f in (own / name).rglob("*.py")))
             self._stamp = stamp_of(self._files)
+            if len(self._stamp) < len(
+                self._files
+            ):  # nothing can be computed from what is not there
+                return
             key = repr((np.__version__, made_by, self._stamp, tuple(words)))
             folder = cache_folder()
             if folder is not None:

@@ -12,8 +12,8 @@ from mpdiag.errors import RunNotFound
 from mpdiag.plan import PrecisionPlan
 from mpdiag.runs.run import open_run
 from mpdiag.runs.sensitivity import read_sensitivities
-from mpdiag.runs.stored_profile import read_profile
-from mpdiag.runs.stored_search import read_search
+from mpdiag.runs.stored.profile import read_profile
+from mpdiag.runs.stored.search import read_search
 from mpdiag.runs.training_log import FILE, read_log
 
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from mpdiag.files.paths import AnyPath
     from mpdiag.runs.operations import Operation
     from mpdiag.runs.sensitivity import Sensitivities
-    from mpdiag.runs.stored_search import StoredSearch
+    from mpdiag.runs.stored.search import StoredSearch
     from mpdiag.runs.training_log import TrainingLog
 
 

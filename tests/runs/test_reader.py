@@ -14,7 +14,7 @@ from mpdiag.analysis.analyzer import analyze
 from mpdiag.errors import DamagedRun
 from mpdiag.runs.operations import encode
 from mpdiag.runs.run import open_run
-from mpdiag.runs.stored_profile import read_profile
+from mpdiag.runs.stored.profile import read_profile
 from mpdiag.runs.training_log import read_log
 
 

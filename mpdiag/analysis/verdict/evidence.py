@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from mpdiag.analysis.verdict.extent import Extent
     from mpdiag.numerics.formats import FloatFormat
     from mpdiag.runs.run import Run
-    from mpdiag.runs.stored_comparison import StoredComparison
+    from mpdiag.runs.stored.comparison import StoredComparison
 
 
 def evidence_of(

@@ -10,7 +10,7 @@ from mpdiag.files.paths import is_remote, place
 from mpdiag.installation.bundled import sample_runs
 from mpdiag.plan import PrecisionPlan
 from mpdiag.runs.run import META, Run, list_runs, open_run
-from mpdiag.runs.stored_comparison import StoredComparison, write_comparison
+from mpdiag.runs.stored.comparison import StoredComparison, write_comparison
 
 if TYPE_CHECKING:
     import os

@@ -10,7 +10,7 @@ from mpdiag.files.paths import is_remote
 from mpdiag.plan import FILE as PLAN
 from mpdiag.plan import PrecisionPlan
 from mpdiag.runs.run import META, open_run
-from mpdiag.runs.stored_search import FILE as SEARCH
+from mpdiag.runs.stored.search import FILE as SEARCH
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -24,7 +24,7 @@ from mpdiag.reports.plotting.colors import BLUE, PURPLE, VERMILION
 from mpdiag.reports.plotting.style import empty, figure, layer_axis, row_height
 from mpdiag.reports.receipts import counted_rows
 from mpdiag.runs.sensitivity import by_weight
-from mpdiag.runs.stored_search import MAY, MUST
+from mpdiag.runs.stored.search import MAY, MUST
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

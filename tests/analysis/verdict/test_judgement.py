@@ -14,7 +14,7 @@ from mpdiag.analysis.operations.rules import OperationFinding
 from mpdiag.analysis.plan_check import check_plan
 from mpdiag.cli import app
 from mpdiag.plan import LossScalePlan, PrecisionPlan
-from mpdiag.runs.stored_comparison import FILE, StoredComparison, read_comparison, write_comparison
+from mpdiag.runs.stored.comparison import FILE, StoredComparison, read_comparison, write_comparison
 from mpdiag.runs.training_log import RECORDED
 
 

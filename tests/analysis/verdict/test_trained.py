@@ -10,7 +10,7 @@ from judged_runs import record
 from mpdiag.analysis.analyzer import analyze
 from mpdiag.analysis.comparison.compare import compare
 from mpdiag.analysis.verdict.trained import keep_comparison
-from mpdiag.runs.stored_comparison import FILE
+from mpdiag.runs.stored.comparison import FILE
 from mpdiag.runs.training_log import RECORDED
 from mpdiag.runs.writer import RunWriter
 

@@ -17,7 +17,7 @@ from mpdiag.plan import Fp32Choice
 from mpdiag.reports.contents import read_contents
 from mpdiag.reports.views.sensitivity import ranking, sensitivity, shown
 from mpdiag.runs.sensitivity import OperationSensitivity, Sensitivities, read_sensitivities
-from mpdiag.runs.stored_search import MAY, MUST, OPEN, read_search
+from mpdiag.runs.stored.search import MAY, MUST, OPEN, read_search
 
 SEARCH = {
     "version": 1,

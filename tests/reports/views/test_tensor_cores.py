@@ -9,7 +9,7 @@ import pytest
 from made_profiles import profile
 
 from mpdiag.reports.views import tensor_cores
-from mpdiag.runs.stored_profile import read_profile
+from mpdiag.runs.stored.profile import read_profile
 
 
 def test_time_by_verdict_adds_up_and_its_receipt(tmp_path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mpdiag.errors import DamagedRun, NewerSchema, RunNotFound
-from mpdiag.runs.stored_profile import read_profile
+from mpdiag.runs.stored.profile import read_profile
 
 
 @pytest.mark.parametrize(

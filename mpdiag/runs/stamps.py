@@ -1,0 +1,26 @@
+"""What tells that a run, or a folder of runs, has changed since it was read."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from mpdiag.files.stamps import Stamp, stamp_of
+from mpdiag.runs.run import META
+from mpdiag.runs.training_log import FILE
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_MADE = ("plan.json", "profile.json", "sensitivity.json", "search.json", "comparison.json")
+_PARTS = ("stats/*.parquet", "operations/*.parquet", "modules/*.parquet", "ranks/*.json")
+
+
+def stamp_of_run(run: Path) -> Stamp:
+    """What changes when a file of a run does: what was recorded, and what was made of it since."""
+    parts = [path for pattern in _PARTS for path in sorted(run.glob(pattern))]
+    return stamp_of([run / META, run / FILE, *(run / name for name in _MADE), *parts])
+
+
+def stamp_of_list(root: Path) -> Stamp:
+    """What changes when ``list_runs`` of a folder would give another list."""
+    return stamp_of(sorted(root.glob(f"*/{META}")))

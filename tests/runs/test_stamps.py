@@ -1,0 +1,37 @@
+"""A run's stamp changes with each file that reading the run reads."""
+
+from __future__ import annotations
+
+import shutil
+from typing import TYPE_CHECKING
+
+import pytest
+
+from mpdiag.runs.stamps import stamp_of_list, stamp_of_run
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+@pytest.fixture
+def run(tmp_path, root) -> Path:
+    return shutil.copytree(root / "sample_runs" / "ssd", tmp_path / "runs" / "ssd")
+
+
+def test_every_file_of_a_run_is_in_its_stamp(run):
+    before = stamp_of_run(run)
+    assert before == stamp_of_run(run)
+    for file in sorted(path for path in run.rglob("*") if path.is_file()):
+        text = file.read_bytes()
+        file.write_bytes(text + b"\n")
+        assert stamp_of_run(run) != before, file
+        before = stamp_of_run(run)
+
+
+def test_a_folder_of_runs_is_another_with_a_run_more_or_less(run):
+    before = stamp_of_list(run.parent)
+    assert before == stamp_of_list(run.parent)
+    shutil.copytree(run, run.parent / "second")
+    assert stamp_of_list(run.parent) != before
+    shutil.rmtree(run.parent / "second")
+    assert stamp_of_list(run.parent) == before
