@@ -90,6 +90,19 @@ class OnednnLog:
     damaged: int
 
 
+def is_introduction(line: str) -> bool:
+    """Whether a line says what oneDNN is, and not what it executed."""
+    return line.startswith(PREFIX) and _fields(line)[:1] == ["info"]
+
+
+def _fields(line: str) -> list[str]:
+    """A line's fields after what older versions and other settings leave out."""
+    fields = [f for f in line.rstrip("\n").split(",")[1:] if f not in {"v0", "v1", "primitive"}]
+    if fields and re.fullmatch(r"\d+\.\d+", fields[0]):  # ONEDNN_VERBOSE_TIMESTAMP=1
+        fields = [f for f in fields[1:] if f != "primitive"]
+    return fields
+
+
 def read_log(lines: Iterable[str]) -> OnednnLog:
     """Read a log; lines that are not oneDNN's are skipped."""
     version = isa = None
@@ -97,9 +110,7 @@ def read_log(lines: Iterable[str]) -> OnednnLog:
     for line in lines:
         if not line.startswith(PREFIX):
             continue
-        fields = [f for f in line.rstrip("\n").split(",")[1:] if f not in {"v0", "v1", "primitive"}]
-        if fields and re.fullmatch(r"\d+\.\d+", fields[0]):  # ONEDNN_VERBOSE_TIMESTAMP=1
-            fields = [f for f in fields[1:] if f != "primitive"]
+        fields = _fields(line)
         if fields[:1] == ["info"]:
             text = ",".join(fields[1:])
             version = text.removeprefix("oneDNN ") if text.startswith("oneDNN ") else version

@@ -2,6 +2,9 @@
 
 oneDNN prints from C, bypassing ``sys.stdout``, so the file descriptor itself is redirected into a
 file. Everything else that was printed meanwhile is printed afterwards, in its order.
+
+oneDNN says its version and its instruction set once in a process. Those lines are kept, and lead what
+each later capture returns.
 """
 
 from __future__ import annotations
@@ -12,12 +15,13 @@ import sys
 import tempfile
 from typing import TYPE_CHECKING
 
-from mpdiag.tensorcores.cpu.onednn import PREFIX
+from mpdiag.tensorcores.cpu.onednn import PREFIX, is_introduction
 
 if TYPE_CHECKING:
     from typing import IO
 
 _STDOUT = 1
+_introduction: list[str] = []  # oneDNN's, of this process
 
 
 class StdoutCapture:
@@ -48,7 +52,12 @@ class StdoutCapture:
         others = "".join(line for line in lines if not line.startswith(PREFIX))
         if others:
             os.write(_STDOUT, others.encode())
-        return [line for line in lines if line.startswith(PREFIX)]
+        own = [line for line in lines if line.startswith(PREFIX)]
+        said = [line for line in own if is_introduction(line)]
+        if said:
+            _introduction[:] = said
+            return own
+        return [*_introduction, *own] if own else []
 
 
 def _flush() -> None:
