@@ -55,7 +55,7 @@ gpu: ## settle on a GPU what only a GPU can settle; needs no .venv (ARGS="--quic
 
 .PHONY: studies
 studies: $(READY)-bench ## run every study of correctness: hours
-	@for script in $(filter-out %/mutations.py %/one_by_one.py,$(wildcard studies/[a-z]*.py)); do \
+	@for script in $(filter-out %/one_by_one.py,$(wildcard studies/[a-z]*.py)); do \
 		echo "== $$script"; $(BIN)/python $$script || exit 1; \
 	done
 
