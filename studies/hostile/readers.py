@@ -10,15 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hostile.good_files import (
-    baseline,
-    capsule_model,
-    database,
-    ncu_tables,
-    nvprof_tables,
-    search_state,
-    torch_traces,
-)
+from hostile import traces
+from hostile.good_files import baseline, capsule_model, search_state
 from mpdiag.errors import MpdiagError
 
 if TYPE_CHECKING:
@@ -73,15 +66,8 @@ def readers(base: Path) -> Iterator[Reader]:
         "training.jsonl", "run/training.jsonl", "lines", log, _read_log, _show_log,
         ("compare", "run", "run"), base,
     )  # fmt: skip
-    profiled = ("profile", "trace")
-    yield Reader(
-        "torch.profiler", "trace", "json", torch_traces()[:2], _read_trace, _show_trace, profiled
-    )
-    packed = torch_traces()[2:]
-    yield Reader("torch.profiler.gz", "trace", "packed", packed, _read_trace, _show_trace, profiled)
-    yield Reader("nsys", "trace", "database", (database(),), _read_trace, _show_trace, profiled)
-    yield Reader("ncu", "trace", "csv", ncu_tables(), _read_trace, _show_trace, profiled)
-    yield Reader("nvprof", "trace", "csv", nvprof_tables(), _read_trace, _show_trace, profiled)
+    for name, how, seeds in _traces():
+        yield Reader(name, "trace", how, seeds, _read_trace, _show_trace, ("profile", "trace"))
     yield Reader(
         "search.json", "search.json", "json", (search_state(),), _read_search, _read_search, ()
     )
@@ -103,6 +89,23 @@ def readers(base: Path) -> Iterator[Reader]:
             f"capsule/{file}", f"capsule/{file}", how, (seed,), _read_capsule, _show_capsule,
             ("why", "capsule", "--model", "hostile.good_files:capsule_model"), base,
         )  # fmt: skip
+
+
+def _traces() -> Iterator[tuple[str, str, tuple[bytes, ...]]]:
+    """Every kind of trace: its name, how it is corrupted, and good ones."""
+    plain, indented, packed = traces.torch_traces()
+    yield "torch.profiler", "json", (plain, indented)
+    yield "torch.profiler.gz", "packed", (packed,)
+    yield "xla", "json", (traces.chrome_of_xla(),)
+    yield "xspace", "bytes", (traces.xspace(),)
+    yield "nsys", "database", (traces.database(),)
+    yield "nsys lines", "lines", (traces.nsys_lines(),)
+    yield "ncu", "csv", traces.ncu_tables()
+    yield "ncu text", "bytes", (traces.ncu_text(),)
+    yield "nvprof", "csv", traces.nvprof_tables()
+    yield "rocpd", "database", (traces.rocpd(),)
+    yield "rocprof", "json", (traces.rocprof_document(),)
+    yield "kernel tables", "csv", traces.kernel_tables()
 
 
 _PARQUET = ("stats", "modules", "operations")
@@ -267,7 +270,7 @@ def _show_side(folder: Path) -> object:
 
 def _profile_document() -> bytes:
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "trace").write_bytes(torch_traces()[0])
+        (Path(folder) / "trace").write_bytes(traces.torch_traces()[0])
         return json.dumps(_read_trace(Path(folder)).to_json()).encode()
 
 

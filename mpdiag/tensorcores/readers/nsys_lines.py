@@ -51,6 +51,7 @@ class NsysLinesTrace:
                     KeyError,
                     AttributeError,
                     IndexError,
+                    OverflowError,
                     RecursionError,
                 ):
                     lost += 1
@@ -81,5 +82,10 @@ class NsysLinesTrace:
         number = numbers[0]
         name = self._strings[number] if 0 <= number < len(self._strings) else None
         shown = name if isinstance(name, str) else "(unnamed kernel)"
-        device, stream = cuda.get("deviceId"), cuda.get("streamId")
+        device, stream = (_number(cuda.get(name)) for name in ("deviceId", "streamId"))
         return Kernel(shown, start / 1000, (end - start) / 1000, device, stream)
+
+
+def _number(said: Any) -> int | None:
+    """A number that may be missing; raises what ``int`` does for anything else."""
+    return None if said is None else int(said)

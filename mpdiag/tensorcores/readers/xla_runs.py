@@ -15,7 +15,7 @@ from mpdiag.tensorcores.events import Event, HostOperation, Kernel, ModuleSpan, 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-DEVICE = re.compile(r"/device:(GPU|TPU):(\d+)|(GPU)(\d+)$")
+DEVICE = re.compile(r"/device:(GPU|TPU):(\d{1,6})|(GPU)(\d{1,6})$")
 """The name of a device; the second form is that of rocprof's JSON."""
 STREAM = "Stream #"
 DERIVED = re.compile(
@@ -91,8 +91,9 @@ class XlaLines:
         args = raw.get("args")
         if raw.get("ph") == "M":
             self._name(raw, args)
-        elif raw.get("pid") in self._devices and start is not None and spent is not None:
-            name, place = raw.get("name"), (raw.get("pid"), raw.get("tid"))
+            return
+        name, place = raw.get("name"), _place(raw)
+        if place[0] in self._devices and start is not None and spent is not None:
             line = self._streams.get(place, "")
             kernel = isinstance(name, str) and name and not COPIES.match(name)
             if not kernel or DERIVED.match(line) or spent < 0:
@@ -110,6 +111,15 @@ class XlaLines:
         if raw.get("name") == "process_name":
             found = DEVICE.match(said)
             if found and "GPU" in (found[1], found[3]):
-                self._devices[raw.get("pid")] = int(found[2] or found[4])
+                self._devices[_place(raw)[0]] = int(found[2] or found[4])
         elif raw.get("name") == "thread_name":
-            self._streams[raw.get("pid"), raw.get("tid")] = said
+            self._streams[_place(raw)] = said
+
+
+def _place(raw: Mapping[str, Any]) -> tuple[Any, Any]:
+    """The process and the thread of an event; None for one that is no number and no word."""
+    process, thread = raw.get("pid"), raw.get("tid")
+    return (
+        process if isinstance(process, (int, float, str)) else None,
+        thread if isinstance(thread, (int, float, str)) else None,
+    )

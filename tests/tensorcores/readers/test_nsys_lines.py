@@ -53,11 +53,13 @@ def test_kernels(tmp_path):
 def test_damaged_lines_are_counted(tmp_path):
     cut = json.dumps(kernel(1, 1000, 4500))[:-30]
     nameless = json.dumps(kernel(1, 1, 2)).replace("Name", "x")
-    wrong = (kernel(1, 9, 5), '{"CudaEvent": {"kernel": 5}}', cut, nameless)
+    placeless = json.dumps(kernel(1, 1, 2)).replace('"deviceId": 0', '"deviceId": [0]')
+    endless = kernel(1, 1, int("9" * 400))
+    wrong = (placeless, endless, kernel(1, 9, 5), '{"CudaEvent": {"kernel": 5}}', cut, nameless)
     lines = (STRINGS, kernel(1, 1000, 4500), *wrong)
     trace = read(written(tmp_path / "report.jsonl", *lines))
     assert len(list(trace)) == 1
-    assert trace.problems == ["left out 4 damaged lines of the export"]
+    assert trace.problems == ["left out 6 damaged lines of the export"]
 
 
 def test_an_export_without_kernels_is_refused(tmp_path):

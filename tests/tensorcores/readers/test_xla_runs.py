@@ -68,3 +68,11 @@ def test_another_programs_events_are_given_up_after_a_while(tmp_path, monkeypatc
     assert len(list(read(written(tmp_path / "b.json", JAX + events)))) == 3
     ours = page | {"cat": "user_annotation"}
     list(read(written(tmp_path / "c.json", [ours, *events])))
+
+
+@pytest.mark.parametrize("place", [{"pid": {}}, {"pid": [1]}, {"tid": {"a": 1}}])
+def test_runs_at_places_that_are_no_place_are_left_out(tmp_path, place):
+    long = name("process_name", f"/device:GPU:{'9' * 5000}", 3)
+    damaged = [event | place for event in JAX[3:]]
+    trace = read(written(tmp_path / "trace.json", [*JAX, *damaged, long]))
+    assert len([event for event in trace if isinstance(event, Kernel)]) == 1
