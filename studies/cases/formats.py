@@ -36,21 +36,25 @@ if TYPE_CHECKING:
     from mpdiag.plan import PrecisionPlan
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
+_Store = tuple[FloatFormat, float]
+"""A format, and the loss scale of what is stored in it."""
 
 
 class _Stored(torch.autograd.Function):
-    """A tensor stored in one format, and its gradient in another."""
+    """A tensor stored in one format, and its gradient in another.
+
+    A format comes with the scale that gradients have in it. Storing a gradient is such an operation
+    itself, so gradients of gradients pass it as they pass a cast: a rounding is passed straight through.
+    """
 
     @staticmethod
-    def forward(
-        ctx: Any, x: torch.Tensor, there: FloatFormat, back: FloatFormat, scale: float
-    ) -> Any:
-        ctx.back, ctx.scale = back, scale
-        return stored(x, there, 1.0)
+    def forward(ctx: Any, x: torch.Tensor, there: _Store, back: _Store) -> Any:
+        ctx.back = back
+        return stored(x, *there)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        return stored(gradient, ctx.back, ctx.scale), None, None, None
+        return _Stored.apply(gradient, ctx.back, ctx.back), None, None
 
 
 def stored(x: torch.Tensor, fmt: FloatFormat, scale: float) -> torch.Tensor:
@@ -80,7 +84,7 @@ class AllAtOnce(arithmetic.Fp32):
 def _hook(there: FloatFormat, back: FloatFormat, scale: float) -> Any:
     def store(x: Any) -> Any:
         floating = isinstance(x, torch.Tensor) and x.dtype == torch.float32
-        return _Stored.apply(x, there, back, scale) if floating else x
+        return _Stored.apply(x, (there, 1.0), (back, scale)) if floating else x
 
     return lambda _module, _args, output: (
         tree_map(store, output) if torch.is_grad_enabled() else None

@@ -122,6 +122,23 @@ def test_groups_that_fail_only_together_are_kept_together(monkeypatch):
     assert truth._find(None, every) == ([("", "op6")], [every[:4]])
 
 
+def test_gradients_of_gradients_pass_a_stored_layer():
+    from cases import formats
+
+    fp8, fp32 = formats.format_named("fp8_e4m3"), formats.format_named("fp32")
+    x = torch.tensor([0.5, 1.0], requires_grad=True)
+    cubes = formats._Stored.apply(x**3, (fp8, 1.0), (fp32, 1.0))
+    (slope,) = torch.autograd.grad(cubes.sum(), x, create_graph=True)
+    (bend,) = torch.autograd.grad(slope.sum(), x)
+    assert torch.equal(slope, 3 * x * x)
+    assert torch.equal(bend, 6 * x)
+    y = formats._Stored.apply(x**3, (fp32, 1.0), (fp8, 1.0))
+    (slope,) = torch.autograd.grad(1.03 * y.sum(), x, create_graph=True)
+    (bend,) = torch.autograd.grad(slope.sum(), x)
+    assert torch.equal(slope, 3 * x * x * 1.0)  # E4M3 makes 1.03 one
+    assert torch.equal(bend, 6 * x)
+
+
 def test_a_case_is_known_by_its_source(collection):
     fingerprints = {collection.fingerprint(c) for c in collection.load("tuning").values()}
     assert len(fingerprints) == len(collection.load("tuning")) >= 35
