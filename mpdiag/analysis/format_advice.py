@@ -25,6 +25,8 @@ CANDIDATES = tuple(sorted(TARGETS, key=lambda fmt: fmt.bits))
 """From narrow to wide."""
 TOLERATED = 0.01
 """Share of Σ|x| that may be lost to zero for a format to be called fit."""
+SPARE = 1
+"""Bits that the largest recorded value leaves free: steps that were not recorded may go further."""
 TOGETHER = 0.1
 """Rounding error that all layers' formats of a kind may add up to (root of the sum of squares)."""
 _NAMES = (*(fmt.name for fmt in CANDIDATES), FP32.name)
@@ -62,10 +64,10 @@ def advise_layers(
 ) -> tuple[LayerFormat, ...]:
     """Formats for each layer's activations and activation gradients, for when all are applied at once.
 
-    Each is the narrowest that keeps 99 % of Σ|x|, does not overflow, and does no harm to a recorded step
-    run again with it. Where formats would together round by more than ``TOGETHER``, or do harm together,
-    the coarsest or most harmful ones give way to wider formats. FP8 is advised where its effect was
-    measured, and nowhere else.
+    Each is the narrowest that keeps 99 % of Σ|x|, holds twice the largest value, and does no harm to a
+    recorded step run again with it. Where formats would together round by more than ``TOGETHER``, or do
+    harm together, the coarsest or most harmful ones give way to wider formats. FP8 is advised where its
+    effect was measured, and nowhere else.
 
     Args:
         layers: Merged histograms.
@@ -204,8 +206,8 @@ class _Effects:
         if keeper := self._evidence.keeper(name):
             return f"the plan keeps {keeper} in FP32 there"
         text = (
-            "keeps 99 % of Σ|x|, does not overflow, and leaves the rounding of all layers' formats "
-            f"together at {together:.2g} of the values or less"
+            "keeps 99 % of Σ|x|, holds twice the largest value, and leaves the rounding of all layers' "
+            f"formats together at {together:.2g} of the values or less"
         )
         step, measured = self._evidence.step(), self.of(name, row) is not None
         if measured:
@@ -248,11 +250,14 @@ def _fits(part: Layers, gradient_exponent: int) -> tuple[NDArray[np.bool_], NDAr
     fits[-1] = True
     for row, fmt in enumerate(CANDIDATES):
         exponents = _exponents(part, fmt, gradient_exponent)
+        spare = 0 if fmt.needs_tensor_scale else SPARE  # a scale of its own has it already
         for k in np.unique(exponents):
             at = np.flatnonzero(exponents == k)
             few = h[at]
             shares[row, at] = share(few.abs_sum(fmt.zero_exponent - int(k)).value, whole[at])
-            fits[row, at] = (shares[row, at] <= TOLERATED) & (few.overflow(fmt, int(k)).upper == 0)
+            fits[row, at] = (shares[row, at] <= TOLERATED) & (
+                few.overflow(fmt, int(k) + spare).upper == 0
+            )
     return fits, shares
 
 
@@ -293,9 +298,9 @@ def _narrowest_together(
 def _exponents(part: Layers, fmt: FloatFormat, gradient_exponent: int) -> Any:
     """log2 of the scale each layer is given in a format."""
     if fmt.needs_tensor_scale:
-        # Its own scale: the largest power of two that keeps the maximum inside, one bit to spare.
+        # Its own scale: the largest power of two that keeps the maximum inside, with bits to spare.
         largest = np.maximum(part.histograms.absmax, 2.0**-120)
-        return np.floor(math.log2(fmt.max) - np.log2(largest)).astype(int) - 1
+        return np.floor(math.log2(fmt.max) - np.log2(largest)).astype(int) - SPARE
     if fmt.needs_loss_scale:
         gradient = np.isin(part.kinds, ("activation_grad", "weight_grad"))
         return np.where(gradient, gradient_exponent, 0)

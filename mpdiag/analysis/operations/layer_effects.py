@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
-from mpdiag.analysis.operations.gradient_rules import GRADIENT, effect, matters
+from mpdiag.analysis.operations.gradient_rules import GRADIENT, MOVES, effect, matters
 from mpdiag.analysis.operations.graph import split
 from mpdiag.analysis.operations.loss_change import NO_CURVE, LossCurve
 from mpdiag.analysis.operations.rules import called
-from mpdiag.numerics.autocast_lists import MOVES
+from mpdiag.numerics.autocast_lists import MOVES as MOVERS
 from mpdiag.numerics.formats import FP8_E4M3, HALVES
 from mpdiag.runs.operations import NONE
 
@@ -32,9 +32,10 @@ if TYPE_CHECKING:
     from mpdiag.runs.operations import Operation
 
 OF_END = 0.25
-"""Change of the loss, beside the loss at the end of the training, from which FP8 is too coarse.
+"""Change of the loss, beside the loss at the end of the training, from which a format is too coarse.
 
-Set by the tuning half: see docs/reliability.md.
+For FP8 by itself, for 16 bits where gradients and steps feel it, too. Set by the open sets: see
+docs/reliability.md.
 """
 _DEPTH = 6
 """Operations without an effect of their own that are looked through, one after another."""
@@ -116,7 +117,7 @@ class LayerEffects:
         return not readers or any(not within(r.module, name) for r in readers)
 
     def _computing(self, op: Operation, depth: int) -> Iterator[Operation]:
-        before = self._before(op) if op.op in MOVES and depth else []
+        before = self._before(op) if op.op in MOVERS and depth else []
         if not before:
             yield op
         for one in before:
@@ -128,7 +129,7 @@ class LayerEffects:
 
     def _making(self, op: Operation, target: FloatFormat, depth: int) -> Effects | None:
         own = _own(op, target)
-        if own is not None or op.op not in MOVES or not depth:
+        if own is not None or op.op not in MOVERS or not depth:
             return own
         found: set[Rounded] = set()
         for one in self._before(op):
@@ -144,7 +145,7 @@ class LayerEffects:
         readers = self.graph.readers.get(op.index, [])
         for reader in readers:
             part = _own(reader, target)
-            if part is None and reader.op in MOVES and depth:
+            if part is None and reader.op in MOVERS and depth:
                 part = self._reading(reader, target, depth - 1)
             if part is None:
                 return None
@@ -153,7 +154,7 @@ class LayerEffects:
 
 
 def _own(op: Operation, target: FloatFormat) -> Effects | None:
-    measured = effect(op, target)
+    measured = None if op.op in MOVERS else effect(op, target)
     return None if measured is None else frozenset({Rounded(*measured)})
 
 
@@ -173,7 +174,7 @@ class LayerEvidence:
 
     Attributes:
         effects: By the format's name.
-        kept: The operations that the plan keeps in FP32, as (operation or "", module).
+        kept: What the plan keeps in FP32, as (operation, module); a whole module has the operation "".
         curve: The losses of the training.
     """
 
@@ -190,8 +191,8 @@ class LayerEvidence:
         """The operation by which the plan keeps a layer's output in FP32; "" where none does."""
         for effects in self.effects.values():
             for op in effects.makers(name):
-                module = op.module or ""
-                if {(called(op), module), ("", module)} & self.kept:
+                whole = any(not o and within(op.module, m) for o, m in self.kept)
+                if whole or (called(op), op.module or "") in self.kept:
                     return called(op)
         return ""
 
@@ -204,11 +205,12 @@ class LayerEvidence:
         """Whether roundings that are all applied at once do more than a training bears.
 
         Errors of gradients add as independent ones do; changes of the loss add up whole. What an effect
-        was measured for together counts once. FP8 must leave the loss at the end of the training, too:
-        what it adds to one step's it adds to each.
+        was measured for together counts once. The loss at the end of the training must be left, too:
+        what a format adds to one step's it adds to each, and a fine fit is lost. Of 16 bits that counts
+        where the gradients and the steps feel it, of FP8 always.
         """
         effects = {(fmt.name, e) for fmt, part in chosen for e in part}
-        coarse = [e for name, e in effects if name == FP8_E4M3.name]
+        coarse = sum(e.loss for name, e in effects if name == FP8_E4M3.name)
         gradients = math.hypot(*(e.gradients for _, e in effects))
         if not math.isfinite(gradients):
             return True
@@ -216,9 +218,10 @@ class LayerEvidence:
         moves, start, end = self.curve.movement(step or 0), self.curve.start, self.curve.end
         if moves is None or start is None or end is None:
             return gradients >= GRADIENT
+        felt = gradients >= GRADIENT and loss >= MOVES * moves
         return (
             matters(gradients, loss / moves, loss / start)
-            or sum(e.loss for e in coarse) >= OF_END * end
+            or (loss if felt else coarse) >= OF_END * end
         )
 
 
@@ -229,6 +232,6 @@ def layer_evidence(
     graphs = sorted(split(recorded, curve), key=lambda g: g.operations[0].step)
     return LayerEvidence(
         {fmt.name: LayerEffects.of(graphs, fmt) for fmt in (*HALVES, FP8_E4M3)},
-        frozenset((c.op, c.module) for c in kept),
+        frozenset(("" if c.evidence.get("type") else c.op, c.module) for c in kept),
         curve,
     )
