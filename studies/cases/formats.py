@@ -96,7 +96,11 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="NAME")
     parser.add_argument("--half", choices=collection.HALVES, default="tuning")
     parser.add_argument("--minutes", type=float, default=60.0)
+    parser.add_argument("--docs", action="store_true", help="Train nothing, print the table.")
     options = parser.parse_args()
+    if options.docs:
+        print(docs_table())
+        return
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     file, until = truth.TruthFile(options.half), time.monotonic() + 60 * options.minutes
@@ -115,6 +119,32 @@ def main() -> None:
     failed = sum(f["fails"] for f in found.values())
     layers = sum((Counter(f["formats"]) for f in found.values()), Counter())
     print(f"{failed} of {len(found)} fail; formats of layers: {dict(layers)}")
+
+
+def docs_table() -> str:
+    """The results as a table of the documentation: as each half was first trained, and now."""
+    rows = [
+        "| | cases | fail at first | fail now | layers in FP8 at first, now | in FP32 at first, now |",
+        "|---|---|---|---|---|---|",
+    ]
+    for half in collection.HALVES:
+        first, now = (
+            json.loads((RESULTS / f"cases-formats-{half}{when}.json").read_text("utf-8"))
+            for when in ("-first", "")
+        )
+        failed = [_with_interval(sum(f["fails"] for f in f.values()), len(f)) for f in (first, now)]
+        then, new = (
+            sum((Counter(f["formats"]) for f in f.values()), Counter()) for f in (first, now)
+        )
+        fp8, fp32 = (f"{then[k]}, {new[k]} of {new.total()}" for k in ("fp8_e4m3", "fp32"))
+        rows.append(f"| `{half}` | {len(now)} | {failed[0]} | {failed[1]} | {fp8} | {fp32} |")
+    return "\n".join(rows)
+
+
+def _with_interval(count: int, of: int) -> str:
+    found = score.share(count, of)
+    assert found is not None
+    return f"{count} ({100 * found['low']:.1f}–{100 * found['high']:.1f} %)"
 
 
 def judged(case: Case, entry: dict[str, Any], plan: PrecisionPlan) -> dict[str, Any]:

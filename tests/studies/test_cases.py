@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import math
 import sys
 
@@ -283,3 +284,37 @@ def test_a_threshold_is_chosen_without_the_family_it_is_judged_on():
     with curves._set(threshold, 0.5):
         assert rules.WRONG == 0.5
     assert before == rules.WRONG
+
+
+@pytest.mark.parametrize("half", ["tuning", "opened", "opened_2"])
+def test_the_documentations_scores_are_those_of_the_results(root, half):
+    from cases import score
+
+    results = json.loads((score.RESULTS / f"cases-{half}.json").read_text("utf-8"))
+    assert not results["left"]
+    assert not results["by_an_older_rule"]
+    table = score.docs_table(results)
+    assert table in (root / "docs" / "reliability.md").read_text("utf-8")
+    assert table + "\n" == (score.RESULTS / f"cases-{half}.md").read_text("utf-8")
+
+
+def test_the_documentations_scores_of_the_unseen_half_are_those_of_the_results(root):
+    from cases import score
+
+    text = (root / "docs" / "reliability.md").read_text("utf-8")
+    before, now = (
+        score.docs_table(json.loads((score.RESULTS / f"cases-{name}.json").read_text("utf-8")))
+        for name in ("unseen_2-before", "unseen_2")
+    )
+    rows = list(zip(before.splitlines()[2:], now.splitlines()[2:], strict=True))
+    assert len(rows) == 6
+    for old, new in rows:
+        earlier = " | ".join(old.strip("| ").split(" | ")[3:])
+        question, yes, no, *later = new.strip("| ").split(" | ")
+        assert f"| {question} | {yes} | {no} | {earlier} | {' | '.join(later)} |" in text
+
+
+def test_the_documentations_formats_are_those_of_the_results(root):
+    from cases import formats
+
+    assert formats.docs_table() in (root / "docs" / "reliability.md").read_text("utf-8")
