@@ -76,7 +76,7 @@ def advise_layers(
     """
     known = evidence or LayerEvidence()
     sides = [
-        _Side(kind, part, *_fits(part, gradient_exponent), _rounding_errors(part))
+        _Side(kind, part, *_fits(part, gradient_exponent, known), _rounding_errors(part))
         for kind in ("activation", "activation_grad")
         if len(part := layers.of_kind(kind)) > 0
     ]
@@ -241,8 +241,13 @@ def _widen_together(sides: Sequence[_Side], effects: _Effects) -> None:
         side.chosen[i] = wider
 
 
-def _fits(part: Layers, gradient_exponent: int) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
-    """Whether each of ``_NAMES`` holds each layer by its range, and the share of Σ|x| it loses."""
+def _fits(
+    part: Layers, gradient_exponent: int, evidence: LayerEvidence
+) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
+    """Whether each of ``_NAMES`` holds each layer by its range, and the share of Σ|x| it loses.
+
+    Of gradients it must hold the loss's own, too, where other backward passes hide them.
+    """
     h = part.histograms
     whole = h.abs_sum().value
     fits = np.zeros((len(_NAMES), len(part)), bool)
@@ -258,7 +263,23 @@ def _fits(part: Layers, gradient_exponent: int) -> tuple[NDArray[np.bool_], NDAr
             fits[row, at] = (shares[row, at] <= TOLERATED) & (
                 few.overflow(fmt, int(k) + spare).upper == 0
             )
+        if not fmt.needs_tensor_scale:  # a scale of its own has each tensor of each pass
+            fits[row] &= ~_loses_the_loss(part, fmt, exponents, evidence)
     return fits, shares
+
+
+def _loses_the_loss(
+    part: Layers, fmt: FloatFormat, exponents: Any, evidence: LayerEvidence
+) -> NDArray[np.bool_]:
+    """Whether a format loses the loss's own gradients at each layer, (n,)."""
+    found = np.zeros(len(part), bool)
+    for i in np.flatnonzero(part.kinds == "activation_grad"):
+        least = fmt.zero_exponent - int(exponents[i])
+        found[i] = any(
+            float(share(h.abs_sum(least).value, h.abs_sum().value)) > TOLERATED
+            for h in evidence.of_the_loss(str(part.names[i]))
+        )
+    return found
 
 
 def _rounding_errors(part: Layers) -> NDArray[np.float64]:

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
     from mpdiag.analysis.operations.graph import StepGraph
     from mpdiag.numerics.formats import FloatFormat
+    from mpdiag.numerics.histograms import ExponentHistogram
     from mpdiag.plan import Fp32Choice
     from mpdiag.runs.operations import Operation
 
@@ -82,7 +83,7 @@ class LayerEffects:
         if self.graph is None:
             return None
         found: set[Rounded] = set()
-        made = self._made(name)
+        made = self.made(name)
         for op in made:
             sides = [self._making(op, target, _DEPTH), self._reading(op, target, _DEPTH)]
             known = [s for s in sides if s is not None]
@@ -93,9 +94,9 @@ class LayerEffects:
 
     def makers(self, name: str) -> list[Operation]:
         """The operations that computed a layer's output: what only moves values is looked through."""
-        return [m for op in self._made(name) for m in self._computing(op, _DEPTH)]
+        return [m for op in self.made(name) for m in self._computing(op, _DEPTH)]
 
-    def _made(self, name: str) -> list[Operation]:
+    def made(self, name: str) -> list[Operation]:
         """The operations whose results leave a layer."""
         return [op for op in self._inside.get(name, ()) if self._leaves(op, name)]
 
@@ -176,11 +177,30 @@ class LayerEvidence:
         effects: By the format's name.
         kept: What the plan keeps in FP32, as (operation, module); a whole module has the operation "".
         curve: The losses of the training.
+        last: The last recorded step with operations; None where none was.
     """
 
     effects: Mapping[str, LayerEffects] = field(default_factory=dict)
     kept: frozenset[tuple[str, str]] = frozenset()
     curve: LossCurve = NO_CURVE
+    last: StepGraph | None = None
+
+    def of_the_loss(self, name: str) -> Sequence[ExponentHistogram]:
+        """The loss's own gradients with respect to a layer's output, where other passes hide them.
+
+        A loss may be made of derivatives, as one of a differential equation is. Their backward passes go
+        through the same layers, and a layer's histogram of gradients holds both: the loss's own may be
+        smaller by any factor. Empty where there is one backward pass alone, or nothing was recorded.
+        """
+        graph = self.last
+        if graph is None or not graph.loss_change.among_others:
+            return ()
+        found = (graph.loss_change.gradient(op) for op in self._seen.made(name))
+        return [t.histogram for t in found if t is not None and t.counted]
+
+    @cached_property
+    def _seen(self) -> LayerEffects:
+        return LayerEffects(self.last)
 
     def of(self, name: str, target: FloatFormat) -> Effects | None:
         """As ``LayerEffects.of_layer``; None of a format that was not measured."""
@@ -234,4 +254,5 @@ def layer_evidence(
         {fmt.name: LayerEffects.of(graphs, fmt) for fmt in (*HALVES, FP8_E4M3)},
         frozenset(("" if c.evidence.get("type") else c.op, c.module) for c in kept),
         curve,
+        graphs[-1] if graphs else None,
     )

@@ -155,3 +155,48 @@ def test_sixteen_bits_must_leave_a_fine_fit(gradients, change, harms):
 
     evidence = At(curve=FINE)
     assert evidence.harmful([(FP16, frozenset({Rounded(gradients, change)}))]) is harms
+
+
+class Field(nn.Module):
+    """A potential whose second derivative is wanted: tiny, behind slopes that are not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 1))
+
+    def forward(self, x):
+        return self.body(x / 1000)
+
+
+def bend(model, x):
+    (slope,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+    return torch.autograd.grad(slope.sum(), x, create_graph=True)[0]
+
+
+@pytest.mark.parametrize("derivatives", [True, False])
+def test_the_losss_own_gradients_are_told_from_those_of_its_derivatives(tmp_path, derivatives):
+    model = Field()
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+    x = (1000 * torch.rand(16, 1)).requires_grad_()
+    with mpdiag.record(model, optimizer, tmp_path / "run", budget=None):
+        for _ in range(12):
+            optimizer.zero_grad()
+            out = bend(model, x) - 1e-6 if derivatives else model(x)
+            out.square().mean().backward()
+            optimizer.step()
+    run = open_run(tmp_path / "run")
+    evidence = layer_evidence(run.operations(), (), loss_curve(run))
+    own = evidence.of_the_loss("body.1")
+    if not derivatives:
+        assert not own
+        return
+    (histogram,) = own
+    assert float(histogram.absmax) < 1e-6
+    (advice,) = (
+        a
+        for a in mpdiag.analyze(run).plan.layer_formats
+        if (a.kind, a.name) == ("activation_grad", "body.1")
+    )
+    assert advice.evidence["absmax"] > 0.1  # of the first derivative's own backward pass
+    assert advice.format != "fp16"
