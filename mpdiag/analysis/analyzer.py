@@ -17,6 +17,7 @@ from mpdiag.analysis.operations.choice import (
     activation_findings,
     beyond_any_plan,
     choose_fp32_operations,
+    leading_modules,
     proven_modules,
     proven_operations,
 )
@@ -28,6 +29,7 @@ from mpdiag.analysis.operations.detection import (
     refused_findings,
 )
 from mpdiag.analysis.operations.gradient_rules import run_again
+from mpdiag.analysis.operations.graph import split
 from mpdiag.analysis.operations.layer_effects import layer_evidence
 from mpdiag.analysis.operations.loss_change import loss_curve
 from mpdiag.analysis.rank_checks import rank_findings
@@ -196,10 +198,12 @@ def analyze(
     recorded = opened.operations()
     scale, proven = _with_operations(opened, statistics, scale, gradient_format)
     modules = tuple(c for c in by_kind if c.evidence.get("overflow"))
-    operations = by_kind
+    named, operations = modules, by_kind
     if recorded:
         modules = proven_modules(by_kind, proven)
-        operations = (*modules, *proven_operations(proven))
+        single = proven_operations(proven)
+        named = leading_modules(modules, single, split(recorded))
+        operations = (*named, *single)
     shapes, shape_findings = judge_shapes(opened, fmt.name, shards)
     findings = by_severity(
         [
@@ -214,7 +218,7 @@ def analyze(
     plan = replace(
         _plan(opened, fmt, statistics, layers, scale.plan, masters),
         fp32_operations=operations,
-        fp32_modules=modules,
+        fp32_modules=named,
         shapes=shapes,
         layer_formats=advise_layers(
             layers,

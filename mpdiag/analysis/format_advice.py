@@ -25,6 +25,8 @@ CANDIDATES = tuple(sorted(TARGETS, key=lambda fmt: fmt.bits))
 """From narrow to wide."""
 TOLERATED = 0.01
 """Share of Σ|x| that may be lost to zero for a format to be called fit."""
+SPARE = 1
+"""Bits that the largest recorded value leaves free: steps that were not recorded may go further."""
 TOGETHER = 0.1
 """Rounding error that all layers' formats of a kind may add up to (root of the sum of squares)."""
 _NAMES = (*(fmt.name for fmt in CANDIDATES), FP32.name)
@@ -62,10 +64,10 @@ def advise_layers(
 ) -> tuple[LayerFormat, ...]:
     """Formats for each layer's activations and activation gradients, for when all are applied at once.
 
-    Each is the narrowest that keeps 99 % of Σ|x|, does not overflow, and does no harm to a recorded step
-    run again with it. Where formats would together round by more than ``TOGETHER``, or do harm together,
-    the coarsest or most harmful ones give way to wider formats. FP8 is advised where its effect was
-    measured, and nowhere else.
+    Each is the narrowest that keeps 99 % of Σ|x|, holds twice the largest value, and does no harm to a
+    recorded step run again with it. Where formats would together round by more than ``TOGETHER``, or do
+    harm together, the coarsest or most harmful ones give way to wider formats. FP8 is advised where its
+    effect was measured, and nowhere else.
 
     Args:
         layers: Merged histograms.
@@ -74,7 +76,7 @@ def advise_layers(
     """
     known = evidence or LayerEvidence()
     sides = [
-        _Side(kind, part, *_fits(part, gradient_exponent), _rounding_errors(part))
+        _Side(kind, part, *_fits(part, gradient_exponent, known), _rounding_errors(part))
         for kind in ("activation", "activation_grad")
         if len(part := layers.of_kind(kind)) > 0
     ]
@@ -204,8 +206,8 @@ class _Effects:
         if keeper := self._evidence.keeper(name):
             return f"the plan keeps {keeper} in FP32 there"
         text = (
-            "keeps 99 % of Σ|x|, does not overflow, and leaves the rounding of all layers' formats "
-            f"together at {together:.2g} of the values or less"
+            "keeps 99 % of Σ|x|, holds twice the largest value, and leaves the rounding of all layers' "
+            f"formats together at {together:.2g} of the values or less"
         )
         step, measured = self._evidence.step(), self.of(name, row) is not None
         if measured:
@@ -239,8 +241,13 @@ def _widen_together(sides: Sequence[_Side], effects: _Effects) -> None:
         side.chosen[i] = wider
 
 
-def _fits(part: Layers, gradient_exponent: int) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
-    """Whether each of ``_NAMES`` holds each layer by its range, and the share of Σ|x| it loses."""
+def _fits(
+    part: Layers, gradient_exponent: int, evidence: LayerEvidence
+) -> tuple[NDArray[np.bool_], NDArray[np.float64]]:
+    """Whether each of ``_NAMES`` holds each layer by its range, and the share of Σ|x| it loses.
+
+    Of gradients it must hold the loss's own, too, where other backward passes hide them.
+    """
     h = part.histograms
     whole = h.abs_sum().value
     fits = np.zeros((len(_NAMES), len(part)), bool)
@@ -248,12 +255,31 @@ def _fits(part: Layers, gradient_exponent: int) -> tuple[NDArray[np.bool_], NDAr
     fits[-1] = True
     for row, fmt in enumerate(CANDIDATES):
         exponents = _exponents(part, fmt, gradient_exponent)
+        spare = 0 if fmt.needs_tensor_scale else SPARE  # a scale of its own has it already
         for k in np.unique(exponents):
             at = np.flatnonzero(exponents == k)
             few = h[at]
             shares[row, at] = share(few.abs_sum(fmt.zero_exponent - int(k)).value, whole[at])
-            fits[row, at] = (shares[row, at] <= TOLERATED) & (few.overflow(fmt, int(k)).upper == 0)
+            fits[row, at] = (shares[row, at] <= TOLERATED) & (
+                few.overflow(fmt, int(k) + spare).upper == 0
+            )
+        if not fmt.needs_tensor_scale:  # a scale of its own has each tensor of each pass
+            fits[row] &= ~_loses_the_loss(part, fmt, exponents, evidence)
     return fits, shares
+
+
+def _loses_the_loss(
+    part: Layers, fmt: FloatFormat, exponents: Any, evidence: LayerEvidence
+) -> NDArray[np.bool_]:
+    """Whether a format loses the loss's own gradients at each layer, (n,)."""
+    found = np.zeros(len(part), bool)
+    for i in np.flatnonzero(part.kinds == "activation_grad"):
+        least = fmt.zero_exponent - int(exponents[i])
+        found[i] = any(
+            float(share(h.abs_sum(least).value, h.abs_sum().value)) > TOLERATED
+            for h in evidence.of_the_loss(str(part.names[i]))
+        )
+    return found
 
 
 def _rounding_errors(part: Layers) -> NDArray[np.float64]:
@@ -293,9 +319,9 @@ def _narrowest_together(
 def _exponents(part: Layers, fmt: FloatFormat, gradient_exponent: int) -> Any:
     """log2 of the scale each layer is given in a format."""
     if fmt.needs_tensor_scale:
-        # Its own scale: the largest power of two that keeps the maximum inside, one bit to spare.
+        # Its own scale: the largest power of two that keeps the maximum inside, with bits to spare.
         largest = np.maximum(part.histograms.absmax, 2.0**-120)
-        return np.floor(math.log2(fmt.max) - np.log2(largest)).astype(int) - 1
+        return np.floor(math.log2(fmt.max) - np.log2(largest)).astype(int) - SPARE
     if fmt.needs_loss_scale:
         gradient = np.isin(part.kinds, ("activation_grad", "weight_grad"))
         return np.where(gradient, gradient_exponent, 0)

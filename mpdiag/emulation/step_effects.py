@@ -7,7 +7,9 @@ Most operations of most trainings are harmless, so many are rounded at once: all
 that changes the gradients by a tenth and more, one half of them, then the other. Errors add up,
 so what is below a tenth together is taken to be so alone: each of such a group gets the group's
 figures. (Errors that cancel within a group would cancel under autocast, too.) Without harm the step runs
-three times, whatever the number of its operations.
+three times, whatever the number of its operations. In FP8, in which layers are only stored, a group is
+also looked at more closely where it moves the loss by a tenth: which layers bear FP8 is a question of
+the loss.
 
 Runs are counted in the step's own work and not in seconds, so that a slow minute of the machine changes
 no recording.
@@ -17,7 +19,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -38,6 +40,8 @@ ALIKE = 0.1
 """Change of the gradients up to which a group is not looked at one by one; ``HARMLESS`` of the rules."""
 FP8_ALIKE = 0.3
 """The same for FP8, which rounds sixteen times as coarsely as BF16; ``GRADIENT`` of the rules."""
+FP8_QUIET = 0.1
+"""Change of the loss, beside the step's, up to which a group in FP8 is not looked at one by one."""
 FP8_RUNS = 4
 """What the runs in FP8 may cost, in runs of the whole step, of those that the others leave."""
 RUNS = 12
@@ -205,6 +209,7 @@ def _effects(tape: StepTape, sites: Mapping[int, Site]) -> dict[str, dict[Site, 
             partial(replay.effect, name=FP8),
             partial(_is_below, replay, until),
             alike=FP8_ALIKE,
+            quiet=FP8_QUIET * replay.loss(),
         )
     return found
 
@@ -223,8 +228,9 @@ def by_groups(
     goes_on: Callable[[], bool],
     first: int = 0,
     alike: float = ALIKE,
+    quiet: float = math.inf,
 ) -> dict[Site, Effect]:
-    """The effect of each site, or of a group of sites that together change gradients hardly at all.
+    """The effect of each site, or of a group of sites that together change hardly anything.
 
     Args:
         sites: Those that matter most first.
@@ -232,30 +238,52 @@ def by_groups(
         goes_on: Whether to look further. Groups that change most come first.
         first: How many sites, with all groups that have any of them, go before the others.
         alike: Change of the gradients up to which a group is not looked at one by one.
+        quiet: The same of the loss.
     """
     found: dict[Site, Effect] = {}
-    harmful: list[tuple[bool, float, Sequence[Site]]] = []
+    harmful: list[_Harmful] = []
     before = frozenset(sites[:first])
 
     def is_harmless(group: Sequence[Site]) -> bool:
         together = effect(group)
-        error = math.inf if together is None else together.gradient_error
-        if together is not None and (len(group) == 1 or error < alike):
+        error, moved = (math.inf, math.inf) if together is None else together
+        passes = error < alike and moved <= quiet
+        if together is not None and (len(group) == 1 or passes):
             found.update(dict.fromkeys(group, together))
         elif len(group) > 1:
-            harmful.append((group[0] in before, error, group))
-        return error < alike
+            harmful.append(_Harmful(group[0] in before, error, group, together))
+        return passes
 
     if sites:
         is_harmless(sites)
     while harmful and goes_on():
-        _, error, group = harmful.pop(max(range(len(harmful)), key=lambda i: harmful[i][:2]))
-        one, other = group[: len(group) // 2], group[len(group) // 2 :]
-        if is_harmless(one) and len(other) > 1:
-            harmful.append((other[0] in before, error, other))  # it must be these
+        worst = harmful.pop(max(range(len(harmful)), key=lambda i: harmful[i][:2]))
+        middle = len(worst.group) // 2
+        one, other = worst.group[:middle], worst.group[middle:]
+        if is_harmless(one) and len(other) > 1:  # it must be these
+            harmful.append(_Harmful(other[0] in before, worst.error, other, worst.together))
         else:
             is_harmless(other)
+    for left in harmful:  # what only moves the loss keeps its bound
+        if left.together is not None and left.error < alike:
+            found.update(dict.fromkeys(left.group, left.together))
     return found
+
+
+class _Harmful(NamedTuple):
+    """A group that is to be looked at more closely.
+
+    Attributes:
+        before: Whether it goes before others.
+        error: Change of the gradients, its own or that of the group that it comes from.
+        group: The sites.
+        together: Their effect, or that of the group that they come from, where it was measured.
+    """
+
+    before: bool
+    error: float
+    group: Sequence[Site]
+    together: Effect | None
 
 
 def _tensors(values: Any) -> list[torch.Tensor]:

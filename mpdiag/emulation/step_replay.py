@@ -93,6 +93,11 @@ class StepReplay:
         )
         return math.isfinite(self._size) and self._size > 0 and error <= _SAME * self._size
 
+    def loss(self) -> float:
+        """|loss| of the step as it was; 0 where none is on the tape."""
+        loss = self._tape.loss
+        return 0.0 if loss is None else abs(float(loss.of(self._known[loss.value])))
+
     def effect(self, sites: Collection[Hashable], name: str) -> Effect | None:
         """What rounding all operations of some sites does; None where the step cannot run so.
 

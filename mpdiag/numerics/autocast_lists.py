@@ -115,7 +115,8 @@ def policy_name(op: str) -> str:
 
 MOVES = frozenset(
     """
-    _to_copy clone copy copy_ cat stack constant_pad_nd index index_select gather repeat expand_copy
+    _to_copy _unsafe_view clone copy copy_ cat stack constant_pad_nd index index_select gather repeat
+    expand_copy
     embedding select_backward slice_backward zeros_like ones_like full_like fill fill_ zero zero_ relu
     relu_ masked_fill masked_fill_ where max_pool2d_with_indices threshold neg neg_ abs abs_ maximum
     minimum sort topk amax amin max min triu tril flip roll unfold_backward

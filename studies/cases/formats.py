@@ -36,21 +36,25 @@ if TYPE_CHECKING:
     from mpdiag.plan import PrecisionPlan
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
+_Store = tuple[FloatFormat, float]
+"""A format, and the loss scale of what is stored in it."""
 
 
 class _Stored(torch.autograd.Function):
-    """A tensor stored in one format, and its gradient in another."""
+    """A tensor stored in one format, and its gradient in another.
+
+    A format comes with the scale that gradients have in it. Storing a gradient is such an operation
+    itself, so gradients of gradients pass it as they pass a cast: a rounding is passed straight through.
+    """
 
     @staticmethod
-    def forward(
-        ctx: Any, x: torch.Tensor, there: FloatFormat, back: FloatFormat, scale: float
-    ) -> Any:
-        ctx.back, ctx.scale = back, scale
-        return stored(x, there, 1.0)
+    def forward(ctx: Any, x: torch.Tensor, there: _Store, back: _Store) -> Any:
+        ctx.back = back
+        return stored(x, *there)
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:
-        return stored(gradient, ctx.back, ctx.scale), None, None, None
+        return _Stored.apply(gradient, ctx.back, ctx.back), None, None
 
 
 def stored(x: torch.Tensor, fmt: FloatFormat, scale: float) -> torch.Tensor:
@@ -80,7 +84,7 @@ class AllAtOnce(arithmetic.Fp32):
 def _hook(there: FloatFormat, back: FloatFormat, scale: float) -> Any:
     def store(x: Any) -> Any:
         floating = isinstance(x, torch.Tensor) and x.dtype == torch.float32
-        return _Stored.apply(x, there, back, scale) if floating else x
+        return _Stored.apply(x, (there, 1.0), (back, scale)) if floating else x
 
     return lambda _module, _args, output: (
         tree_map(store, output) if torch.is_grad_enabled() else None
@@ -92,7 +96,11 @@ def main() -> None:
     parser.add_argument("names", nargs="*", metavar="NAME")
     parser.add_argument("--half", choices=collection.HALVES, default="tuning")
     parser.add_argument("--minutes", type=float, default=60.0)
+    parser.add_argument("--docs", action="store_true", help="Train nothing, print the table.")
     options = parser.parse_args()
+    if options.docs:
+        print(docs_table())
+        return
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     file, until = truth.TruthFile(options.half), time.monotonic() + 60 * options.minutes
@@ -111,6 +119,32 @@ def main() -> None:
     failed = sum(f["fails"] for f in found.values())
     layers = sum((Counter(f["formats"]) for f in found.values()), Counter())
     print(f"{failed} of {len(found)} fail; formats of layers: {dict(layers)}")
+
+
+def docs_table() -> str:
+    """The results as a table of the documentation: as each half was first trained, and now."""
+    rows = [
+        "| | cases | fail at first | fail now | layers in FP8 at first, now | in FP32 at first, now |",
+        "|---|---|---|---|---|---|",
+    ]
+    for half in collection.HALVES:
+        first, now = (
+            json.loads((RESULTS / f"cases-formats-{half}{when}.json").read_text("utf-8"))
+            for when in ("-first", "")
+        )
+        failed = [_with_interval(sum(f["fails"] for f in f.values()), len(f)) for f in (first, now)]
+        then, new = (
+            sum((Counter(f["formats"]) for f in f.values()), Counter()) for f in (first, now)
+        )
+        fp8, fp32 = (f"{then[k]}, {new[k]} of {new.total()}" for k in ("fp8_e4m3", "fp32"))
+        rows.append(f"| `{half}` | {len(now)} | {failed[0]} | {failed[1]} | {fp8} | {fp32} |")
+    return "\n".join(rows)
+
+
+def _with_interval(count: int, of: int) -> str:
+    found = score.share(count, of)
+    assert found is not None
+    return f"{count} ({100 * found['low']:.1f}–{100 * found['high']:.1f} %)"
 
 
 def judged(case: Case, entry: dict[str, Any], plan: PrecisionPlan) -> dict[str, Any]:

@@ -132,3 +132,11 @@ def test_what_leaves_the_range_is_wide():
     assert advice.format.startswith("fp8")  # under a scale of its own
     advised = advise_layers(layers_of({f"layer{i}": usual(i) * 1e5 for i in range(40)}), 0)
     assert "fp16" not in {a.format for a in advised}
+
+
+@pytest.mark.parametrize(("largest", "advised"), [(30_000.0, "fp16"), (40_000.0, "bf16")])
+def test_what_was_recorded_may_double_in_steps_that_were_not(largest, advised):
+    values = np.linspace(-largest, largest, 2001)
+    (advice,) = advise_layers(layers_of({"layer": values}), 0)
+    assert advice.format == advised
+    assert "holds twice the largest value" in advice.reason

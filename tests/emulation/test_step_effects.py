@@ -81,5 +81,28 @@ def test_a_group_that_cannot_run_is_divided():
     assert set(SITES) - set(found) == {SITES[5]}
 
 
+class Quiet(Rounded):
+    """Changes of the loss add up whole; those of the gradients stay below what is looked at."""
+
+    def __call__(self, group):
+        self.runs += 1
+        return Effect(0.01, sum(self.errors.get(SITES.index(s), 0.0) for s in group))
+
+
+def test_what_moves_the_loss_stands_alone_where_that_is_asked_for():
+    found = by_groups(SITES, Quiet({37: 0.7}), always, quiet=0.1)
+    assert {s: e.loss_change for s, e in found.items() if e.loss_change} == {SITES[37]: 0.7}
+    assert len(found) == 64
+    assert {e.loss_change for e in by_groups(SITES, Quiet({37: 0.7}), always).values()} == {0.7}
+
+
+def test_what_only_moves_the_loss_keeps_its_groups_figures_where_time_is_up():
+    rounded = Quiet({3: 0.2, 40: 0.7})
+    found = by_groups(SITES, rounded, lambda: rounded.runs < 3, quiet=0.1)
+    assert set(found) == set(SITES)
+    assert found[SITES[3]].loss_change >= 0.2
+    assert found[SITES[40]].loss_change >= 0.7
+
+
 def test_nothing_to_round():
     assert by_groups([], Rounded({}), always) == {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import math
 import sys
 
@@ -120,6 +121,23 @@ def test_groups_that_fail_only_together_are_kept_together(monkeypatch):
 
     monkeypatch.setattr(truth, "narrow_fails", fails)
     assert truth._find(None, every) == ([("", "op6")], [every[:4]])
+
+
+def test_gradients_of_gradients_pass_a_stored_layer():
+    from cases import formats
+
+    fp8, fp32 = formats.format_named("fp8_e4m3"), formats.format_named("fp32")
+    x = torch.tensor([0.5, 1.0], requires_grad=True)
+    cubes = formats._Stored.apply(x**3, (fp8, 1.0), (fp32, 1.0))
+    (slope,) = torch.autograd.grad(cubes.sum(), x, create_graph=True)
+    (bend,) = torch.autograd.grad(slope.sum(), x)
+    assert torch.equal(slope, 3 * x * x)
+    assert torch.equal(bend, 6 * x)
+    y = formats._Stored.apply(x**3, (fp32, 1.0), (fp8, 1.0))
+    (slope,) = torch.autograd.grad(1.03 * y.sum(), x, create_graph=True)
+    (bend,) = torch.autograd.grad(slope.sum(), x)
+    assert torch.equal(slope, 3 * x * x * 1.0)  # E4M3 makes 1.03 one
+    assert torch.equal(bend, 6 * x)
 
 
 def test_a_case_is_known_by_its_source(collection):
@@ -266,3 +284,37 @@ def test_a_threshold_is_chosen_without_the_family_it_is_judged_on():
     with curves._set(threshold, 0.5):
         assert rules.WRONG == 0.5
     assert before == rules.WRONG
+
+
+@pytest.mark.parametrize("half", ["tuning", "opened", "opened_2"])
+def test_the_documentations_scores_are_those_of_the_results(root, half):
+    from cases import score
+
+    results = json.loads((score.RESULTS / f"cases-{half}.json").read_text("utf-8"))
+    assert not results["left"]
+    assert not results["by_an_older_rule"]
+    table = score.docs_table(results)
+    assert table in (root / "docs" / "reliability.md").read_text("utf-8")
+    assert table + "\n" == (score.RESULTS / f"cases-{half}.md").read_text("utf-8")
+
+
+def test_the_documentations_scores_of_the_unseen_half_are_those_of_the_results(root):
+    from cases import score
+
+    text = (root / "docs" / "reliability.md").read_text("utf-8")
+    before, now = (
+        score.docs_table(json.loads((score.RESULTS / f"cases-{name}.json").read_text("utf-8")))
+        for name in ("unseen_2-before", "unseen_2")
+    )
+    rows = list(zip(before.splitlines()[2:], now.splitlines()[2:], strict=True))
+    assert len(rows) == 6
+    for old, new in rows:
+        earlier = " | ".join(old.strip("| ").split(" | ")[3:])
+        question, yes, no, *later = new.strip("| ").split(" | ")
+        assert f"| {question} | {yes} | {no} | {earlier} | {' | '.join(later)} |" in text
+
+
+def test_the_documentations_formats_are_those_of_the_results(root):
+    from cases import formats
+
+    assert formats.docs_table() in (root / "docs" / "reliability.md").read_text("utf-8")

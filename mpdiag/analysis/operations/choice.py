@@ -7,6 +7,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpdiag.analysis.findings import Finding
+from mpdiag.analysis.operations.graph import stored_low
+from mpdiag.analysis.operations.layer_effects import within
+from mpdiag.analysis.operations.rules import called
+from mpdiag.analysis.operations.sources import is_product
 from mpdiag.display.wording import counted
 from mpdiag.plan import Fp32Choice
 
@@ -14,8 +18,10 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from mpdiag.analysis.layers import Layers
+    from mpdiag.analysis.operations.graph import StepGraph
     from mpdiag.analysis.operations.rules import OperationFinding
     from mpdiag.numerics.formats import FloatFormat
+    from mpdiag.runs.operations import Operation
 
 NORMS = ("BatchNorm", "SyncBatchNorm", "LayerNorm", "GroupNorm", "InstanceNorm", "RMSNorm")
 EXPONENTIALS = ("Softmax", "LogSoftmax", "Softmax2d", "Softmin", "Softplus")
@@ -81,6 +87,50 @@ def proven_modules(
         )
 
     return tuple(c for c in overflowing if not passes_on(c.module))
+
+
+def leading_modules(
+    modules: Sequence[Fp32Choice], operations: Sequence[Fp32Choice], graphs: Sequence[StepGraph]
+) -> tuple[Fp32Choice, ...]:
+    """The modules that would not be FP32 without being named.
+
+    What is on no list of the policy is as wide as what it reads: a ReLU after a linear layer in FP32
+    gives FP32. A module that no recorded step shows stays named.
+
+    Args:
+        modules: Choices of whole modules.
+        operations: The plan's other choices.
+        graphs: The recorded steps.
+    """
+    kept = list(modules)
+    for one in modules:
+        others = [c for c in (*kept, *operations) if c is not one]
+        shown = [g for g in graphs if _inside(g, one.module)]
+        if shown and all(_follows(g, one.module, others) for g in shown):
+            kept.remove(one)
+    return tuple(kept)
+
+
+def _inside(graph: StepGraph, name: str) -> list[Operation]:
+    return [op for op in graph.operations if not op.node and within(op.module, name)]
+
+
+def _follows(graph: StepGraph, name: str, others: Sequence[Fp32Choice]) -> bool:
+    """Whether a module reads and stores FP32 alone because of other choices."""
+    sites = {(c.module, c.op) for c in others if not c.evidence.get("type")}
+    whole = {c.module for c in others if c.evidence.get("type") or not c.op}
+    fp32 = frozenset(
+        op.index
+        for op in graph.operations
+        if not op.node
+        and ((op.module or "", called(op)) in sites or any(within(op.module, w) for w in whole))
+    )
+    low = stored_low(graph, policy=True, fp32=fp32)
+    return not any(
+        (is_product(op) and op.index not in fp32)
+        or any(low[t.tensor] for t in (*op.inputs, *op.outputs))
+        for op in _inside(graph, name)
+    )
 
 
 def proven_operations(findings: Sequence[OperationFinding]) -> tuple[Fp32Choice, ...]:

@@ -15,11 +15,11 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, NamedTuple
 
-from mpdiag.analysis.operations.gradient_rules import GRADIENT, effect, matters
+from mpdiag.analysis.operations.gradient_rules import GRADIENT, MOVES, effect, matters
 from mpdiag.analysis.operations.graph import split
 from mpdiag.analysis.operations.loss_change import NO_CURVE, LossCurve
 from mpdiag.analysis.operations.rules import called
-from mpdiag.numerics.autocast_lists import MOVES
+from mpdiag.numerics.autocast_lists import MOVES as MOVERS
 from mpdiag.numerics.formats import FP8_E4M3, HALVES
 from mpdiag.runs.operations import NONE
 
@@ -28,13 +28,15 @@ if TYPE_CHECKING:
 
     from mpdiag.analysis.operations.graph import StepGraph
     from mpdiag.numerics.formats import FloatFormat
+    from mpdiag.numerics.histograms import ExponentHistogram
     from mpdiag.plan import Fp32Choice
     from mpdiag.runs.operations import Operation
 
 OF_END = 0.25
-"""Change of the loss, beside the loss at the end of the training, from which FP8 is too coarse.
+"""Change of the loss, beside the loss at the end of the training, from which a format is too coarse.
 
-Set by the tuning half: see docs/reliability.md.
+For FP8 by itself, for 16 bits where gradients and steps feel it, too. Set by the open sets: see
+docs/reliability.md.
 """
 _DEPTH = 6
 """Operations without an effect of their own that are looked through, one after another."""
@@ -81,7 +83,7 @@ class LayerEffects:
         if self.graph is None:
             return None
         found: set[Rounded] = set()
-        made = self._made(name)
+        made = self.made(name)
         for op in made:
             sides = [self._making(op, target, _DEPTH), self._reading(op, target, _DEPTH)]
             known = [s for s in sides if s is not None]
@@ -92,9 +94,9 @@ class LayerEffects:
 
     def makers(self, name: str) -> list[Operation]:
         """The operations that computed a layer's output: what only moves values is looked through."""
-        return [m for op in self._made(name) for m in self._computing(op, _DEPTH)]
+        return [m for op in self.made(name) for m in self._computing(op, _DEPTH)]
 
-    def _made(self, name: str) -> list[Operation]:
+    def made(self, name: str) -> list[Operation]:
         """The operations whose results leave a layer."""
         return [op for op in self._inside.get(name, ()) if self._leaves(op, name)]
 
@@ -116,7 +118,7 @@ class LayerEffects:
         return not readers or any(not within(r.module, name) for r in readers)
 
     def _computing(self, op: Operation, depth: int) -> Iterator[Operation]:
-        before = self._before(op) if op.op in MOVES and depth else []
+        before = self._before(op) if op.op in MOVERS and depth else []
         if not before:
             yield op
         for one in before:
@@ -128,7 +130,7 @@ class LayerEffects:
 
     def _making(self, op: Operation, target: FloatFormat, depth: int) -> Effects | None:
         own = _own(op, target)
-        if own is not None or op.op not in MOVES or not depth:
+        if own is not None or op.op not in MOVERS or not depth:
             return own
         found: set[Rounded] = set()
         for one in self._before(op):
@@ -144,7 +146,7 @@ class LayerEffects:
         readers = self.graph.readers.get(op.index, [])
         for reader in readers:
             part = _own(reader, target)
-            if part is None and reader.op in MOVES and depth:
+            if part is None and reader.op in MOVERS and depth:
                 part = self._reading(reader, target, depth - 1)
             if part is None:
                 return None
@@ -153,7 +155,7 @@ class LayerEffects:
 
 
 def _own(op: Operation, target: FloatFormat) -> Effects | None:
-    measured = effect(op, target)
+    measured = None if op.op in MOVERS else effect(op, target)
     return None if measured is None else frozenset({Rounded(*measured)})
 
 
@@ -173,13 +175,32 @@ class LayerEvidence:
 
     Attributes:
         effects: By the format's name.
-        kept: The operations that the plan keeps in FP32, as (operation or "", module).
+        kept: What the plan keeps in FP32, as (operation, module); a whole module has the operation "".
         curve: The losses of the training.
+        last: The last recorded step with operations; None where none was.
     """
 
     effects: Mapping[str, LayerEffects] = field(default_factory=dict)
     kept: frozenset[tuple[str, str]] = frozenset()
     curve: LossCurve = NO_CURVE
+    last: StepGraph | None = None
+
+    def of_the_loss(self, name: str) -> Sequence[ExponentHistogram]:
+        """The loss's own gradients with respect to a layer's output, where other passes hide them.
+
+        A loss may be made of derivatives, as one of a differential equation is. Their backward passes go
+        through the same layers, and a layer's histogram of gradients holds both: the loss's own may be
+        smaller by any factor. Empty where there is one backward pass alone, or nothing was recorded.
+        """
+        graph = self.last
+        if graph is None or not graph.loss_change.among_others:
+            return ()
+        found = (graph.loss_change.gradient(op) for op in self._seen.made(name))
+        return [t.histogram for t in found if t is not None and t.counted]
+
+    @cached_property
+    def _seen(self) -> LayerEffects:
+        return LayerEffects(self.last)
 
     def of(self, name: str, target: FloatFormat) -> Effects | None:
         """As ``LayerEffects.of_layer``; None of a format that was not measured."""
@@ -190,8 +211,8 @@ class LayerEvidence:
         """The operation by which the plan keeps a layer's output in FP32; "" where none does."""
         for effects in self.effects.values():
             for op in effects.makers(name):
-                module = op.module or ""
-                if {(called(op), module), ("", module)} & self.kept:
+                whole = any(not o and within(op.module, m) for o, m in self.kept)
+                if whole or (called(op), op.module or "") in self.kept:
                     return called(op)
         return ""
 
@@ -204,11 +225,12 @@ class LayerEvidence:
         """Whether roundings that are all applied at once do more than a training bears.
 
         Errors of gradients add as independent ones do; changes of the loss add up whole. What an effect
-        was measured for together counts once. FP8 must leave the loss at the end of the training, too:
-        what it adds to one step's it adds to each.
+        was measured for together counts once. The loss at the end of the training must be left, too:
+        what a format adds to one step's it adds to each, and a fine fit is lost. Of 16 bits that counts
+        where the gradients and the steps feel it, of FP8 always.
         """
         effects = {(fmt.name, e) for fmt, part in chosen for e in part}
-        coarse = [e for name, e in effects if name == FP8_E4M3.name]
+        coarse = sum(e.loss for name, e in effects if name == FP8_E4M3.name)
         gradients = math.hypot(*(e.gradients for _, e in effects))
         if not math.isfinite(gradients):
             return True
@@ -216,9 +238,10 @@ class LayerEvidence:
         moves, start, end = self.curve.movement(step or 0), self.curve.start, self.curve.end
         if moves is None or start is None or end is None:
             return gradients >= GRADIENT
+        felt = gradients >= GRADIENT and loss >= MOVES * moves
         return (
             matters(gradients, loss / moves, loss / start)
-            or sum(e.loss for e in coarse) >= OF_END * end
+            or (loss if felt else coarse) >= OF_END * end
         )
 
 
@@ -229,6 +252,7 @@ def layer_evidence(
     graphs = sorted(split(recorded, curve), key=lambda g: g.operations[0].step)
     return LayerEvidence(
         {fmt.name: LayerEffects.of(graphs, fmt) for fmt in (*HALVES, FP8_E4M3)},
-        frozenset((c.op, c.module) for c in kept),
+        frozenset(("" if c.evidence.get("type") else c.op, c.module) for c in kept),
         curve,
+        graphs[-1] if graphs else None,
     )

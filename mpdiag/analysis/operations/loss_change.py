@@ -144,6 +144,12 @@ class LossChange:
                 found.add(op.index)
         return frozenset(found)
 
+    @cached_property
+    def among_others(self) -> bool:
+        """Whether the step has backward passes beside that of its last loss."""
+        first = min(self._carriers, default=0)
+        return any(op.node for op in self.graph.operations[:first])
+
     def gradient(self, op: Operation, depth: int = _DEPTH) -> TensorRecord | None:
         """The loss's gradient with respect to a result; None where it was not recorded."""
         if op.index not in self._found:

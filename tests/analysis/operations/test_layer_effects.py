@@ -9,9 +9,10 @@ import torch
 from torch import nn
 
 import mpdiag
-from mpdiag.analysis.operations.layer_effects import LayerEvidence, layer_evidence
-from mpdiag.analysis.operations.loss_change import loss_curve
-from mpdiag.numerics.formats import BF16, FP8_E4M3, FP8_E5M2
+from mpdiag.analysis.operations.layer_effects import LayerEvidence, Rounded, layer_evidence
+from mpdiag.analysis.operations.loss_change import LossCurve, loss_curve
+from mpdiag.numerics.formats import BF16, FP8_E4M3, FP8_E5M2, FP16
+from mpdiag.plan import Fp32Choice
 from mpdiag.runs.run import open_run
 
 
@@ -92,3 +93,110 @@ def test_a_recording_without_the_measurement_shows_no_effect(run):
     evidence = layer_evidence(older, (), loss_curve(run))
     assert evidence.of("out", FP8_E4M3) is None
     assert evidence.of("out", BF16) is not None
+
+
+class Phases(nn.Module):
+    """Large phases: a product of three dimensions, which PyTorch folds to two and back."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.place = nn.Parameter(torch.full((4, 2), 0.5))
+        self.register_buffer("wave", torch.linspace(50.0, 90.0, 6).repeat(2, 1))
+
+    def forward(self, x):
+        return (x[:, None] * self.place) @ self.wave
+
+
+def test_a_result_that_is_only_seen_in_another_shape_has_the_effect_of_its_product(tmp_path):
+    model = Phases()
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+    x = torch.rand(8, 2, generator=torch.Generator().manual_seed(2))
+    with mpdiag.record(model, optimizer, tmp_path / "run", budget=None):
+        for _ in range(12):
+            optimizer.zero_grad()
+            (1 - torch.cos(model(x) - 3)).mean().backward()
+            optimizer.step()
+    run = open_run(tmp_path / "run")
+    views = [op for op in run.operations() if op.op == "_unsafe_view" and not op.node]
+    assert views
+    assert not any(fact.startswith("loss_change") for op in views for fact in op.facts)
+    named = Fp32Choice("mm", "", "a test's", {})
+    evidence = layer_evidence(run.operations(), (named,), loss_curve(run))
+    assert evidence.keeper("") == "mm"
+    assert loss(evidence, "") > 0
+    before = [  # recorders that took the view for an operation of its own
+        replace(op, facts={**op.facts, "gradient_error_fp8_e4m3": 0.0, "loss_change_fp8_e4m3": 0.0})
+        if op in views
+        else op
+        for op in run.operations()
+    ]
+    assert loss(layer_evidence(before, (), loss_curve(run)), "") > 0
+
+
+def test_a_module_that_the_plan_keeps_whole_is_kept_with_all_that_it_holds(run):
+    whole = Fp32Choice("Sequential", "body", "a test's", {"type": "Sequential"})
+    evidence = layer_evidence(run.operations(), (whole,), loss_curve(run))
+    assert evidence.keeper("body.0")
+    assert evidence.keeper("body")
+    assert not evidence.keeper("angles")
+
+
+FINE = LossCurve({k: 4.0 * 0.7**k for k in range(40)})  # ends near 4e-6
+
+
+@pytest.mark.parametrize(
+    ("gradients", "change", "harms"),
+    [(0.5, 1e-2, True), (0.1, 1e-2, False), (0.5, 1e-7, False)],
+)
+def test_sixteen_bits_must_leave_a_fine_fit(gradients, change, harms):
+    class At(LayerEvidence):
+        def step(self):
+            return 30
+
+    evidence = At(curve=FINE)
+    assert evidence.harmful([(FP16, frozenset({Rounded(gradients, change)}))]) is harms
+
+
+class Field(nn.Module):
+    """A potential whose second derivative is wanted: tiny, behind slopes that are not."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.body = nn.Sequential(nn.Linear(1, 8), nn.Tanh(), nn.Linear(8, 1))
+
+    def forward(self, x):
+        return self.body(x / 1000)
+
+
+def bend(model, x):
+    (slope,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+    return torch.autograd.grad(slope.sum(), x, create_graph=True)[0]
+
+
+@pytest.mark.parametrize("derivatives", [True, False])
+def test_the_losss_own_gradients_are_told_from_those_of_its_derivatives(tmp_path, derivatives):
+    model = Field()
+    optimizer = torch.optim.Adam(model.parameters(), 1e-3)
+    x = (1000 * torch.rand(16, 1)).requires_grad_()
+    with mpdiag.record(model, optimizer, tmp_path / "run", budget=None):
+        for _ in range(12):
+            optimizer.zero_grad()
+            out = bend(model, x) - 1e-6 if derivatives else model(x)
+            out.square().mean().backward()
+            optimizer.step()
+    run = open_run(tmp_path / "run")
+    evidence = layer_evidence(run.operations(), (), loss_curve(run))
+    own = evidence.of_the_loss("body.1")
+    if not derivatives:
+        assert not own
+        return
+    (histogram,) = own
+    assert float(histogram.absmax) < 1e-6
+    (advice,) = (
+        a
+        for a in mpdiag.analyze(run).plan.layer_formats
+        if (a.kind, a.name) == ("activation_grad", "body.1")
+    )
+    assert advice.evidence["absmax"] > 0.1  # of the first derivative's own backward pass
+    assert advice.format != "fp16"

@@ -1,0 +1,64 @@
+"""Which modules a plan names, where others already make them FP32."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+import mpdiag
+from mpdiag.runs.run import open_run
+
+
+class Growing(nn.Module):
+    """A residual block whose first layer leaves FP16's range, and all after it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.into = nn.Linear(4, 8)
+        self.block = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+        self.norm, self.out = nn.LayerNorm(8), nn.Linear(8, 1)
+        with torch.no_grad():
+            self.block[0].weight.mul_(3e5)
+
+    def forward(self, x):
+        return self.out(self.norm(self.block(self.into(x))))
+
+
+@pytest.fixture(scope="module")
+def plan(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("growing") / "run"
+    model = Growing()
+    optimizer = torch.optim.Adam(model.parameters(), 1e-4)
+    x = torch.randn(16, 4, generator=torch.Generator().manual_seed(1))
+    with mpdiag.record(model, optimizer, folder, budget=None):
+        for _ in range(12):
+            optimizer.zero_grad()
+            model(x).square().mean().backward()
+            optimizer.step()
+    run = open_run(folder)
+    largest = {o.module: t.absmax for o in run.operations() for t in o.outputs if not o.node}
+    assert largest["block.1"] > 65504  # the ReLU's output leaves the range itself
+    return mpdiag.analyze(run).plan
+
+
+def test_what_follows_fp32_is_not_named(plan):
+    named = {c.module for c in (*plan.fp32_modules, *plan.fp32_operations)}
+    assert "block.1" not in named
+    assert {"block.0", "block.2"} <= named
+
+
+def test_what_is_not_named_is_fp32_by_the_plan_all_the_same(plan):
+    model = Growing()
+    seen = []
+    model.block[1].register_forward_hook(lambda _m, _args, out: seen.append(out))
+    optimizer = torch.optim.Adam(model.parameters(), 1e-4)
+    x = torch.randn(16, 4, generator=torch.Generator().manual_seed(1))
+    with mpdiag.MixedPrecision(model, optimizer, plan, backend="emulated") as trainer:
+        with trainer.autocast():
+            loss = model(x).square().mean()
+        assert not trainer.step(loss).skipped
+    (out,) = seen
+    assert out.dtype == torch.float32
+    assert 65504 < out.abs().max() < float("inf")
