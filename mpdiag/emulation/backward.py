@@ -1,9 +1,9 @@
 """Backward passes that round as they should without being emulated.
 
 Intercepting an operation costs what a small one does not. Where every formula of a backward pass either
-makes its own roundings (``Linear``, an LSTM's layer), or rounds once in torch's own kernels, or computes
-in FP32, nothing needs to be intercepted. Whether that is so is read from the graph, which must be of
-operations that the emulation has seen in the forward pass before.
+makes its own roundings (the ``pieces``), or rounds once in torch's own kernels, or computes in FP32,
+nothing needs to be intercepted. Whether that is so is read from the graph, which must be of operations
+that the emulation has seen in the forward pass before.
 """
 
 from __future__ import annotations
@@ -16,8 +16,9 @@ from torch import Tensor, distributed
 from torch.autograd.function import BackwardCFunction
 from torch.utils.hooks import RemovableHandle
 
-from mpdiag.emulation import linear, recurrent
 from mpdiag.emulation.mode import LOW, Emulation
+from mpdiag.emulation.pieces import attention, linear, recurrent
+from mpdiag.numerics.autocast_lists import FP32
 
 MOST = 400
 """Nodes of a graph that are looked at; in a larger one little is small."""
@@ -25,23 +26,30 @@ MOST = 400
 # Backward formulas that view, copy or cast, or compute by an operation that is exact natively.
 _EXACT = frozenset(
     """
-       AliasBackward0 CatBackward0 CloneBackward0 FlipBackward0 PermuteBackward0
-    ReluBackward0 SelectBackward0 SliceBackward0 SqueezeBackward0 SqueezeBackward1 StackBackward0
+    AliasBackward0 CatBackward0 CloneBackward0 FlipBackward0 LeakyReluBackward0 NegBackward0
+    PermuteBackward0 ReluBackward0 ReshapeAliasBackward0 SelectBackward0 SliceBackward0
+    SplitBackward0 SplitWithSizesBackward0 SqueezeBackward0 SqueezeBackward1 StackBackward0
     TBackward0 ToCopyBackward0 TransposeBackward0 UnbindBackward0 UnsafeViewBackward0
     UnsqueezeBackward0 ViewBackward0
     """.split()
 )
 
-# Formulas that compute in FP32 where all that they take and give is.
+# Likewise, but what was broadcast gets a sum, which is exact in FP32 alone.
+_ELEMENTWISE = frozenset("AddBackward0 DivBackward0 MulBackward0 SubBackward0".split())
+
+# Operations whose formulas compute in FP32 where all that they take and give is: those that the policy
+# casts to FP32, and a few whose precision it leaves to their inputs.
 _WIDE = frozenset(
-    """
-    BinaryCrossEntropyWithLogitsBackward0 HuberLossBackward0 LogSoftmaxBackward0 MeanBackward0
-    MeanBackward1 MseLossBackward0 NativeLayerNormBackward0 NllLoss2DBackward0 NllLossBackward0
-    SmoothL1LossBackward0 SoftmaxBackward0 SumBackward0 SumBackward1
-    """.split()
+    name.replace("_", "")
+    for name in (FP32 - {"pow"}) | {"embedding", "gelu", "mean", "sigmoid", "silu", "tanh"}
 )
 
-_OWN = (linear.Linear._backward_cls, recurrent._Layer._backward_cls)
+_OWN = (
+    attention.Attention._backward_cls,
+    attention.Batched._backward_cls,
+    linear.Linear._backward_cls,
+    recurrent._Layer._backward_cls,
+)
 
 
 class Watch:
@@ -84,10 +92,10 @@ def _rounds_itself(root: Any, since: int) -> bool:
     seen, waiting = {root}, [root]
     while waiting:
         node = waiting.pop()
-        below = [to for to, _ in node.next_functions if to is not None]
+        below = [edge for edge in node.next_functions if edge[0] is not None]
         if not _is_known(node, below, since):
             return False
-        for to in below:
+        for to, _ in below:
             if to not in seen:
                 seen.add(to)
                 waiting.append(to)
@@ -96,7 +104,7 @@ def _rounds_itself(root: Any, since: int) -> bool:
     return True
 
 
-def _is_known(node: Any, below: list[Any], since: int) -> bool:
+def _is_known(node: Any, below: list[tuple[Any, int]], since: int) -> bool:
     kind = type(node)
     sort = _SORTS.get(kind)
     if sort is None:
@@ -110,7 +118,10 @@ def _is_known(node: Any, below: list[Any], since: int) -> bool:
         return False
     if sort is _Sort.EXACT:
         return True
-    return LOW.isdisjoint(m.dtype for one in (node, *below) for m in one._input_metadata)
+    given, made = node._input_metadata, [to._input_metadata[i] for to, i in below]
+    if sort is _Sort.ELEMENTWISE and all(m.shape == given[0].shape for m in made):
+        return True
+    return LOW.isdisjoint(m.dtype for m in (*given, *made))
 
 
 class _Sort(Enum):
@@ -118,9 +129,11 @@ class _Sort(Enum):
 
     LEAF = 0
     EXACT = 1
-    WIDE = 2
+    ELEMENTWISE = 2
+    """It is exact where nothing was broadcast, and in FP32."""
+    WIDE = 3
     """It computes in FP32 where all that it takes and gives is."""
-    UNKNOWN = 3
+    UNKNOWN = 4
 
 
 _SORTS: dict[type, _Sort] = {}
@@ -134,4 +147,9 @@ def _sort_of(kind: type) -> _Sort:
     name = kind.__name__
     if name == "AccumulateGrad":
         return _Sort.LEAF
-    return _Sort.EXACT if name in _EXACT else _Sort.WIDE if name in _WIDE else _Sort.UNKNOWN
+    if name in _EXACT:
+        return _Sort.EXACT
+    if name in _ELEMENTWISE:
+        return _Sort.ELEMENTWISE
+    plain = name.rstrip("0123456789").removesuffix("Backward").lower()  # NllLoss2DBackward0
+    return _Sort.WIDE if plain in _WIDE else _Sort.UNKNOWN

@@ -160,13 +160,6 @@ class Emulation(TorchDispatchMode):
             return result
         return self._run(func, kind, args, kwargs or {})
 
-    def around(self) -> _Around:
-        """A context in which this emulation, if it alone sees this thread's operations, sees none.
-
-        oneDNN is as it is below the emulation.
-        """
-        return _Around(self._onednn[-1] if self._onednn else None)
-
     def _run(self, func: Any, kind: _Kind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         torch._C._set_mkldnn_enabled(self._onednn[-1])
         try:
@@ -319,24 +312,54 @@ class Emulation(TorchDispatchMode):
         return value.to(dtype)
 
 
-class _Around:
-    """See ``Emulation.around``; a tenth of what ``suspended`` costs, for work that writes nowhere."""
+def alone() -> Emulation | None:
+    """The emulation that is the only thing to see this thread's operations, if there is one.
 
-    def __init__(self, onednn_enabled: bool | None) -> None:
-        self._enabled = onednn_enabled
-        self._mode: Any = None
+    None as well where sums are in FP16, and where hooks on saved tensors are in force: checkpointing
+    compares what two forward passes save.
+    """
+    if torch._C._len_torch_dispatch_stack() != 1:
+        return None
+    mode = torch._C._get_dispatch_stack_at(0)
+    plain = isinstance(mode, Emulation) and not mode.low_sums and not saved_tensors_are_hooked()
+    return mode if plain else None
+
+
+class unwatched:  # noqa: N801 - it reads as a function, and is faster than one
+    """A context in which no mode sees operations, for FP32 work inside an emulated region.
+
+    oneDNN is as it is below the emulation. What it writes to may have been read before by a mode that
+    keeps a copy: see ``suspended``.
+    """
 
     def __enter__(self) -> None:
-        if torch._C._len_torch_dispatch_stack() == 1:
-            self._mode = torch._C._pop_torch_dispatch_stack(None)
-            if self._enabled is not None:
-                torch._C._set_mkldnn_enabled(self._enabled)
+        self._others: Any = None
+        self._mode = mode = _innermost()
+        if mode is not None:
+            self._onednn = torch._C._get_mkldnn_enabled()
+            torch._C._set_mkldnn_enabled(mode._onednn[-1])
+        if mode is not None and torch._C._len_torch_dispatch_stack() == 1:
+            torch._C._pop_torch_dispatch_stack(None)
+        elif torch._C._len_torch_dispatch_stack():  # of torch's own, each is kept in its own place
+            self._others = torch.utils._python_dispatch._disable_current_modes()
+            self._others.__enter__()
 
-    def __exit__(self, *_exception: object) -> None:
-        if self._mode is not None:
-            if self._enabled is not None:
-                torch._C._set_mkldnn_enabled(False)
+    def __exit__(self, *exception: object) -> None:
+        if self._others is not None:
+            self._others.__exit__(*exception)
+        elif self._mode is not None:
             torch._C._push_on_torch_dispatch_stack(self._mode)
+        if self._mode is not None:
+            torch._C._set_mkldnn_enabled(self._onednn)
+
+
+def _innermost() -> Emulation | None:
+    """The emulation that sees this thread's operations first, if there is one."""
+    for i in reversed(range(torch._C._len_torch_dispatch_stack())):
+        mode = torch._C._get_dispatch_stack_at(i)
+        if isinstance(mode, Emulation):
+            return mode
+    return None
 
 
 def saved_tensors_are_hooked() -> bool:
@@ -349,10 +372,10 @@ _suspensions = 0  # how often emulations were suspended
 
 @contextmanager
 def suspended() -> Iterator[None]:
-    """Suspend the emulation, for FP32 work inside an emulated region; what it writes, no mode sees."""
+    """``unwatched``, for work that writes: copies that emulations keep hold no longer."""
     global _suspensions  # noqa: PLW0603
     _suspensions += 1
-    with torch.utils._python_dispatch._disable_current_modes(), onednn.on():
+    with unwatched():
         yield
 
 

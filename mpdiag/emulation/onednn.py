@@ -49,16 +49,3 @@ def off() -> Iterator[None]:
         yield
     finally:
         give_back()
-
-
-@contextmanager
-def on() -> Iterator[None]:
-    """On inside, also where a context around has switched it off."""
-    alone, before = _contexts == 0, torch._C._get_mkldnn_enabled()
-    torch._C._set_mkldnn_enabled(True)
-    try:
-        yield
-    finally:
-        with _lock:
-            ended = before if alone else _before
-            torch._C._set_mkldnn_enabled(False if _contexts else ended)

@@ -28,7 +28,10 @@ import torch
 from torch.library import Library
 from torch.utils._pytree import tree_map
 
-from mpdiag.emulation import onednn, recurrent
+from mpdiag.emulation import onednn
+from mpdiag.emulation.mode import LOW as HALVES
+from mpdiag.emulation.mode import alone, unwatched
+from mpdiag.emulation.pieces import recurrent
 from mpdiag.errors import UsageError
 from mpdiag.numerics.autocast_lists import BANNED, FP32, LISTS, LOW, PROMOTE, RECURRENT, Rule
 
@@ -229,6 +232,8 @@ def _kernel(op: Any, name: str, key: str, *, replaces: bool) -> Callable[..., An
     autocast = torch._C.DispatchKeySet(getattr(torch._C.DispatchKey, key))
     below = torch._C._dispatch_keyset_full_after(getattr(torch._C.DispatchKey, key))
     device_type = key.removeprefix("Autocast").lower()
+    # The parts of these are of FP32 throughout once their arguments are: no emulation need see them.
+    is_wide_inside = LISTS.get(name) == "fp32"
 
     def kernel(keyset: Any, *args: Any, **kwargs: Any) -> Any:
         policy = _policy_in_force()
@@ -244,9 +249,10 @@ def _kernel(op: Any, name: str, key: str, *, replaces: bool) -> Callable[..., An
             return op.redispatch(keyset & below, *args, **kwargs)
         if rule == "banned":
             raise UsageError(_BANNED)
-        if rule == "fp32" and _is_wide(args) and _is_wide(kwargs.values()):
-            with torch._C._ExcludeDispatchKeyGuard(autocast):
-                return op(*args, **kwargs)
+        if rule == "fp32" and _is_flat(args) and _is_flat(kwargs.values()):
+            around = unwatched() if is_wide_inside and alone() is not None else nullcontext()
+            with around, torch._C._ExcludeDispatchKeyGuard(autocast):
+                return op(*map(_widened, args), **{k: _widened(x) for k, x in kwargs.items()})
         low = torch.get_autocast_dtype(device_type)
         cast = _cast_to(rule, low, args, kwargs)
         args, kwargs = tree_map(cast, (args, kwargs))
@@ -264,15 +270,19 @@ def _kernel(op: Any, name: str, key: str, *, replaces: bool) -> Callable[..., An
     return left_alone
 
 
-_WIDE_KINDS = (int, float, complex, type(None))
+_FLAT = (torch.Tensor, int, float, complex, str, type(None))
 
 
-def _is_wide(values: Iterable[Any]) -> bool:
-    """Whether FP32 changes nothing: all are numbers, or tensors of FP32; seen sooner than cast."""
+def _is_flat(values: Iterable[Any]) -> bool:
+    """Whether these are tensors and plain values or lists of numbers, and no dtype of a result."""
     return all(
-        isinstance(x, _WIDE_KINDS) or (isinstance(x, torch.Tensor) and x.dtype is torch.float32)
+        isinstance(x, _FLAT) or (isinstance(x, list) and all(isinstance(n, int) for n in x))
         for x in values
     )
+
+
+def _widened(x: Any) -> Any:
+    return x.float() if isinstance(x, torch.Tensor) and x.dtype in HALVES else x
 
 
 def _has_plain_numbers(op: Any, args: tuple[Any, ...]) -> bool:
@@ -299,8 +309,7 @@ def _cast_to(
         )
         rule = "fp32" if wide else "low"
     dtype = torch.float32 if rule == "fp32" else low
-    narrow = (torch.float16, torch.bfloat16)
-    eligible = narrow if rule == "fp32" else (*narrow, torch.float32)
+    eligible = HALVES if rule == "fp32" else HALVES | {torch.float32}
 
     def cast(x: Any) -> Any:
         return x.to(dtype) if isinstance(x, torch.Tensor) and x.dtype in eligible else x

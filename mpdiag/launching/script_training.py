@@ -187,7 +187,6 @@ class ScriptTraining:
             return None  # checkpointing calls a part of a model again, and has restored its casts
         late, self._late = self._late, []
         stack = ExitStack()
-        stack.enter_context(self._casts(trainer, module))
 
         def leave(_module: nn.Module, _args: Any, output: Any) -> Any:
             handle.remove()
@@ -197,6 +196,7 @@ class ScriptTraining:
 
         # On the module and not global: hooks that the plan placed on it must end before.
         handle = module.register_forward_hook(leave, always_call=True)
+        stack.enter_context(self._casts(trainer, module))  # from here on, hooks are the script's
         for hook, with_kwargs in late:
             changed = hook(module, args, {}) if with_kwargs else hook(module, args)
             if changed is not None:

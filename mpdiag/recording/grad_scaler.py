@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import functools
 import gc
-import sys
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,7 +16,7 @@ import torch
 from mpdiag.recording.step_clock import StepListener
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Sequence
+    from collections.abc import Callable, Sequence
 
     from torch.optim import Optimizer
 
@@ -49,10 +48,8 @@ class ScalerWatch(StepListener):
         self._wrapped: list[Any] = []
 
     def find(self) -> None:
-        """Look for scalers among all live objects; if there is one: that takes tens of milliseconds."""
+        """Look for scalers among all live objects; that takes 15 to 100 ms, once for new optimizers."""
         kinds = _with_subclasses(torch.amp.GradScaler)
-        if _none_alive(kinds):
-            return
         known = {id(scaler) for scaler in self._wrapped}
         # An object refers to its class, and asking who does is 2.5 times as fast as looking at all.
         for candidate in gc.get_referrers(*kinds):
@@ -114,40 +111,3 @@ class ScalerWatch(StepListener):
 
 def _with_subclasses(kind: type) -> set[type]:
     return {kind}.union(*map(_with_subclasses, type.__subclasses__(kind)))
-
-
-_SHARED = "_refresh_per_optimizer_state"
-_HOMES = ("torch.amp.grad_scaler", "torch.distributed.fsdp.sharded_grad_scaler")
-
-
-def _held_once() -> None:
-    """A function that only this module's names refer to."""
-
-
-def _none_alive(kinds: Iterable[type]) -> bool:
-    """Whether no enabled scaler exists, by what each of them refers to; False if that is not known.
-
-    An enabled scaler makes the states of its optimizers with a function of torch's, to which otherwise
-    only its module refers, and a table of the compiler's. So its references show whether there is one.
-    """
-    if not all(kind.__module__.partition(".")[0] == "torch" for kind in kinds):
-        return False  # made by who knows what
-    homes = [vars(sys.modules[home]) for home in _HOMES if home in sys.modules]
-    # One that is held once tells what the call itself adds, which differs between versions of Python.
-    once = sys.getrefcount(globals()["_held_once"])
-    return bool(homes) and all(
-        _SHARED in own
-        and sys.getrefcount(own[_SHARED]) - once == (own[_SHARED] in _known_to_compiler())
-        for own in homes
-    )
-
-
-def _known_to_compiler() -> Collection[Any]:
-    """The functions in torch's table of what its compiler does with each, if it has made one."""
-    rules = sys.modules.get("torch._dynamo.trace_rules")
-    table = getattr(rules, "get_torch_obj_rule_map", None)
-    made = getattr(table, "cache_info", None)
-    if table is None or made is None or not made().currsize:
-        return ()
-    found: Collection[Any] = table()
-    return found

@@ -31,6 +31,7 @@ from mpdiag.training.weights.wrapping import names_in
 if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Iterator, Mapping, Sequence
+    from contextlib import AbstractContextManager
 
     from torch.optim import Optimizer
 
@@ -216,7 +217,10 @@ class ScriptTrainer:
         if inputs is not None:
             options = {**options, "inputs": inputs}
         keep = bool(options.get("create_graph"))
-        with gradients.unscaling(receiving, scale, keep=keep), self._scaled():
+        # Asked before the pass has hooks of ours.
+        loss = tensors[0] if len(tensors) == 1 and not nested else None
+        arithmetic = self.context.casting.backward(loss, create_graph=keep)
+        with gradients.unscaling(receiving, scale, keep=keep), self._scaled(arithmetic):
             plain([scaling.scaled(t) for t in tensors], **options)
 
     def _note_loss(self, tensors: Sequence[Tensor], options: Mapping[str, Any]) -> None:
@@ -244,17 +248,17 @@ class ScriptTrainer:
         """
         scaling = self.context.scaling
         scale = scaling.scale
-        with self.gradients.passing(), self._scaled():
+        with self.gradients.passing(), self._scaled(self.context.casting.backward()):
             found = plain([scaling.scaled(t) for t in tensors], **options)
         self.gradients.note_reached(reached[0])
         return tuple(None if g is None else widened(g) / scale for g in found)
 
     @contextmanager
-    def _scaled(self) -> Iterator[None]:
-        """While gradients are being computed at the loss scale."""
+    def _scaled(self, arithmetic: AbstractContextManager[object]) -> Iterator[None]:
+        """While gradients are being computed at the loss scale, in the arithmetic of their pass."""
         before, self.computing_gradients = self.computing_gradients, True
         try:
-            with self.context.casting.backward():
+            with arithmetic:
                 yield
         finally:
             self.computing_gradients = before

@@ -8,16 +8,18 @@ from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from mpdiag.emulation import linear, policy, recurrent
-from mpdiag.emulation.backward import Watch
+from mpdiag.emulation import policy
+from mpdiag.emulation.backward import Watch, _Sort, _sort_of
 from mpdiag.emulation.mode import Emulation
+from mpdiag.emulation.pieces import attention, linear, recurrent
 
 HALF = policy.Policy(torch.float16)
 
 
 @pytest.fixture(autouse=True)
 def _kernels():
-    held = policy.install("cpu"), linear.in_one_piece(), recurrent.in_one_piece()
+    pieces = attention.in_one_piece(), linear.in_one_piece(), recurrent.in_one_piece()
+    held = policy.install("cpu"), *pieces
     yield
     del held
 
@@ -29,6 +31,25 @@ class Recurrent(nn.Module):
 
     def forward(self, x):
         return self.head(self.lstm(x.view(-1, 2, 8))[0][:, -1])
+
+
+class Attending(nn.Module):
+    """A layer of a Transformer; its norm is the one operation that FP16 weights would round inside."""
+
+    def __init__(self):
+        super().__init__()
+        self.attention = nn.MultiheadAttention(8, 2, batch_first=True)
+        self.norm, self.head = nn.LayerNorm(8), nn.Linear(8, 8, bias=False)
+
+    def forward(self, x):
+        x = x.view(-1, 4, 8)
+        x = x + self.attention(x, x, x, need_weights=False)[0]
+        return self.head(self.norm(x) if self.norm.weight.dtype == torch.float32 else x)[:, 0]
+
+
+class Elementwise(nn.Module):
+    def forward(self, x):
+        return x * x.relu() - x / 3 + 2 * nn.functional.leaky_relu(x)
 
 
 class Doubling(torch.autograd.Function):
@@ -56,7 +77,11 @@ def loss_of(model, emulation, watch, *, half=False):
 
 
 @pytest.mark.parametrize("half", [False, True], ids=["autocast", "an FP16 model"])
-@pytest.mark.parametrize("make", [lambda: mlp(nn.ReLU()), Recurrent], ids=["MLP", "LSTM"])
+@pytest.mark.parametrize(
+    "make",
+    [lambda: mlp(nn.ReLU()), Recurrent, Attending, lambda: mlp(Elementwise())],
+    ids=["MLP", "LSTM", "Transformer", "elementwise"],
+)
 def test_where_every_formula_rounds_itself_its_bits_are_those_of_the_emulation(make, half):
     torch.manual_seed(0)
     model = make().half() if half else make()
@@ -72,7 +97,7 @@ def test_where_every_formula_rounds_itself_its_bits_are_those_of_the_emulation(m
                 loss.backward()
         else:
             loss.backward()
-        found.append([p.grad for p in model.parameters()])
+        found.append([p.grad for p in model.parameters() if p.grad is not None])
     assert all(map(torch.equal, *found))
 
 
@@ -85,6 +110,17 @@ class Hooked(nn.Module):
         y = x.relu()
         self.hook(y)
         return y
+
+
+class Shifted(nn.Module):
+    """A sum over the batch is in the gradient of what is broadcast."""
+
+    def __init__(self):
+        super().__init__()
+        self.shift = nn.Parameter(torch.zeros(8))
+
+    def forward(self, x):
+        return x + self.shift
 
 
 class Checkpointed(nn.Module):
@@ -120,6 +156,29 @@ def test_what_is_not_known_keeps_it(between):
     emulation = Emulation()
     watch = Watch(emulation)
     assert not watch.lets_go(loss_of(mlp(between), emulation, watch))
+
+
+def test_a_sum_in_fp16_keeps_it():
+    emulation = Emulation()
+    watch = Watch(emulation)
+    assert not watch.lets_go(loss_of(mlp(Shifted()).half(), emulation, watch, half=True))
+    assert not watch.lets_go(loss_of(mlp(nn.LayerNorm(8)).half(), emulation, watch, half=True))
+    assert watch.lets_go(loss_of(mlp(nn.LayerNorm(8)), emulation, watch))
+
+
+def test_the_formulas_of_operations_that_the_policy_casts_are_known_by_their_names():
+    x = torch.rand(4, 4, requires_grad=True)
+    target = torch.ones(4, dtype=torch.long)
+    known = [
+        x.log_softmax(1), x.softmax(1), x.exp(), x.log1p(), x.sum(), x.sum(0), x.mean(), x.mean(0),
+        functional.smooth_l1_loss(x, x.detach()), functional.huber_loss(x, x.detach()),
+        functional.mse_loss(x, x.detach()), functional.layer_norm(x, [4]),
+        functional.nll_loss(x, target), functional.nll_loss(x[None, :, :, None], target[None, :, None]),
+        functional.binary_cross_entropy_with_logits(x, x.detach()), functional.gelu(x),
+    ]  # fmt: skip
+    assert {_sort_of(type(y.grad_fn)) for y in known} == {_Sort.WIDE}
+    unknown = [x.pow(2), x @ x, x.cos(), x.expand(2, 4, 4), functional.conv1d(x[None], x[None])]
+    assert {_sort_of(type(y.grad_fn)) for y in unknown} == {_Sort.UNKNOWN}
 
 
 def test_what_was_made_before_the_forward_pass_keeps_it():

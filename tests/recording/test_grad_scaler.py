@@ -5,13 +5,11 @@ from __future__ import annotations
 import copy
 import gc
 
-import pytest
 import torch
 from recorded import assert_same_histogram, model_and_optimizer, rows
 from torch import nn
 
 import mpdiag
-from mpdiag.recording import grad_scaler
 
 
 def test_grad_scaler_is_seen_with_its_scale_and_its_skips(tmp_path):
@@ -72,20 +70,6 @@ def test_unscaling_before_clipping_leaves_true_weight_gradients(tmp_path):
     assert (rows(tmp_path / "run", kind="activation_grad")["scale"] == 4096).all()
 
 
-@pytest.fixture
-def searches(monkeypatch):
-    """How often all live objects were looked through."""
-    gc.collect()  # scalers of other tests
-    kinds = {
-        torch.amp.GradScaler,
-        torch.cuda.amp.GradScaler,
-    }  # of other libraries there may be more
-    monkeypatch.setattr(grad_scaler, "_with_subclasses", lambda _: kinds)
-    made, search = [], gc.get_referrers
-    monkeypatch.setattr(gc, "get_referrers", lambda *kinds: made.append(kinds) or search(*kinds))
-    return made
-
-
 def a_step(folder):
     """A step of a recorded training; returns the recorder's view of scalers."""
     model, optimizer = model_and_optimizer()
@@ -96,16 +80,15 @@ def a_step(folder):
         return list(watch._wrapped)
 
 
-def test_all_objects_are_looked_through_only_where_a_scaler_lives(tmp_path, searches):
+def test_a_scaler_is_found_however_it_was_made(tmp_path):
+    gc.collect()  # scalers of other tests
     off = torch.amp.GradScaler("cpu", enabled=False)
     assert a_step(tmp_path / "none") == []
-    assert searches == []
     scaler = torch.amp.GradScaler("cpu")
     assert a_step(tmp_path / "one") == [scaler]
     again = copy.deepcopy(scaler)
     del scaler
     assert a_step(tmp_path / "copied") == [again]
-    assert searches
     assert not off.is_enabled()
 
 

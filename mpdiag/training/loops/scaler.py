@@ -248,8 +248,10 @@ class ScaledLoss(Tensor):
         if casting is None or func not in _BACKWARD:
             plain: Any = super().__torch_function__
             return plain(func, types, args, kwargs)
-        with casting.backward(), torch._C.DisableTorchFunctionSubclass():
-            return func(*args, **kwargs)
+        with torch._C.DisableTorchFunctionSubclass():
+            loss = args[0] if func is Tensor.backward and len(args) == 1 else None
+            with casting.backward(loss, create_graph=bool(kwargs.get("create_graph"))):
+                return func(*args, **kwargs)
 
 
 _BACKWARD = (Tensor.backward, torch.autograd.grad, torch.autograd.backward)

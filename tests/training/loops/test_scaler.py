@@ -11,6 +11,7 @@ import mpdiag
 from mpdiag.errors import StateMismatch, TrainingDiverged, UsageError
 from mpdiag.runs.training_log import read_log
 
+FP16 = mpdiag.PrecisionOverrides(dtype="fp16")
 LEVELS = ["O0", "O1", "O2", "O3"]
 
 
@@ -214,3 +215,28 @@ def test_a_parameter_of_two_optimizers_is_refused_and_stepped_by_both_by_step(le
         with pytest.raises(UsageError, match=r"are in two: mp.backward\(loss\) and mp.step\(\)"):
             mp.scaler()
         assert not mp.step(loss_of(model, mp, 0)).skipped
+
+
+def test_its_backward_pass_is_emulated_no_longer_than_that_of_step():
+    """In the first steps FLOPs are counted, which needs to see every operation."""
+    seen = {}
+    for by_loop in (False, True):
+        model = nn.Sequential(nn.Flatten(), nn.LazyLinear(8), nn.ReLU(), nn.Linear(8, 10))
+        model(batch(0)[0])
+        optimizer = torch.optim.SGD(model.parameters(), 0.05)
+        mp = mpdiag.MixedPrecision(model, optimizer, backoff(), overrides=FP16, backend="emulated")
+        depths = seen[by_loop] = []
+        next(model.parameters()).register_hook(
+            lambda _, to=depths: to.append(torch._C._len_torch_dispatch_stack())
+        )
+        for i in range(20):
+            loss = loss_of(model, mp, i)
+            if by_loop:
+                mp.scaler().scale(loss).backward()
+                mp.scaler().step(optimizer)
+                mp.scaler().update()
+                optimizer.zero_grad()
+            else:
+                mp.step(loss)
+    assert seen[True] == seen[False]
+    assert {0, 2} <= set(seen[True])

@@ -24,7 +24,7 @@ from torch.autograd.function import once_differentiable
 from torch.library import Library
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from mpdiag.emulation.mode import Emulation, suspended
+from mpdiag.emulation.mode import Emulation, unwatched
 from mpdiag.tracing.precision_share import note_low_products
 
 if TYPE_CHECKING:
@@ -162,7 +162,7 @@ class _Layer(torch.autograd.Function):
         _count(1 + FORWARD_ROUNDINGS * steps)
         if any(ctx.needs_input_grad):
             note_low_products(1 + steps, 2 * steps * batch * (w_x.numel() + w_h.numel()))
-        with suspended():
+        with unwatched():
             wide = [None if t is None else t.float() for t in (w_x, w_h, b_x, b_h)]
             inputs = _sums(x.reshape(-1, features).float(), wide[0].t(), wide[2])  # type: ignore[union-attr]
             inputs = inputs.view(steps, batch, 4 * hidden)
@@ -198,7 +198,7 @@ class _Layer(torch.autograd.Function):
         hidden = cells.shape[2]
         _count(4 + BACKWARD_ROUNDINGS * steps)
         note_low_products(3 + steps, 4 * steps * batch * (w_x.numel() + w_h.numel()))
-        with suspended():
+        with unwatched():
             recurrent = w_h.float()
             sums_grad = torch.empty_like(gates)
             outs, held, tanh = out_grad.unbind(), cells.unbind(), tanhs.unbind()

@@ -6,8 +6,9 @@ import pytest
 import torch
 from torch import nn
 
-from mpdiag.emulation import policy, recurrent
+from mpdiag.emulation import policy
 from mpdiag.emulation.mode import Emulation
+from mpdiag.emulation.pieces import recurrent
 
 HALF = policy.Policy(torch.float16)
 

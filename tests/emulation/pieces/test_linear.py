@@ -9,34 +9,33 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 from torch.utils.flop_counter import FlopCounterMode
 
-from mpdiag.emulation import linear, policy
+from mpdiag.emulation import policy
 from mpdiag.emulation.mode import Emulation
+from mpdiag.emulation.pieces import linear
 
 HALF = policy.Policy(torch.float16)
 
 
-def network(x, w, b):
+def network(x, w, b=None, *, strided=False):
     """A weight that is used twice, and layers of two and of three dimensions."""
-    first = functional.linear(x, w, b)
+    first = functional.linear(x.transpose(0, 1) if strided else x, w, b)
     return functional.linear(first.relu(), w, b)
 
 
-def tensors(shape, *, half=False, frozen=()):
+def tensors(shape, *, half=False, frozen=(), bias=True):
     torch.manual_seed(0)
-    made = {
-        "x": torch.randn(shape),
-        "w": torch.randn(shape[-1], shape[-1]),
-        "b": torch.randn(shape[-1]),
-    }
+    made = {"x": torch.randn(shape), "w": torch.randn(shape[-1], shape[-1])}
+    if bias:
+        made["b"] = torch.randn(shape[-1])
     kind = torch.float16 if half else torch.float32
     return {name: t.to(kind).requires_grad_(name not in frozen) for name, t in made.items()}
 
 
-def emulated(given, *, autocast, turned=False):
+def emulated(given, *, autocast, turned=False, strided=False):
     """Output, gradients, and the backward function's name."""
     with Emulation():
         with torch.autocast("cpu", HALF.dtype, enabled=autocast), policy.in_force(HALF):
-            out = network(**given)
+            out = network(**given, strided=strided)
         pull = torch.linspace(-1, 1, out.numel()).half()
         pull = (
             pull.view(out.shape[::-1]).permute(*range(out.dim())[::-1])
@@ -50,14 +49,22 @@ def emulated(given, *, autocast, turned=False):
 @pytest.mark.parametrize("autocast", [True, False], ids=["autocast", "an FP16 model"])
 @pytest.mark.parametrize("turned", [False, True], ids=["", "a transposed gradient"])
 @pytest.mark.parametrize("frozen", ["", "x", "wb", "b"])
-@pytest.mark.parametrize("shape", [(5, 40), (3, 4, 12)], ids=str)
-def test_in_one_piece_it_is_bit_for_bit_what_it_is_taken_apart(shape, frozen, turned, autocast):
+@pytest.mark.parametrize(
+    ("shape", "strided"), [((5, 40), False), ((3, 4, 12), False), ((3, 4, 12), True)], ids=str
+)
+@pytest.mark.parametrize("bias", [True, False], ids=["", "no bias"])
+def test_in_one_piece_it_is_bit_for_bit_what_it_is_taken_apart(
+    shape, strided, bias, frozen, turned, autocast
+):
     policy.install("cpu")
-    options = {"half": not autocast, "frozen": frozen}
-    name, apart = emulated(tensors(shape, **options), autocast=autocast, turned=turned)
+    made = {"half": not autocast, "frozen": frozen, "bias": bias}
+    how = {"autocast": autocast, "turned": turned, "strided": strided}
+    if not bias and frozen == "wb":
+        made["frozen"] = "w"
+    name, apart = emulated(tensors(shape, **made), **how)
     assert "Linear" not in name
     held = linear.in_one_piece()
-    name, whole = emulated(tensors(shape, **options), autocast=autocast, turned=turned)
+    name, whole = emulated(tensors(shape, **made), **how)
     del held
     assert "Linear" in name
     assert all(a.dtype == b.dtype and torch.equal(a, b) for a, b in zip(whole, apart, strict=True))
@@ -86,8 +93,11 @@ def names_of(x, w, b):
     with Emulation(), FlopCounterMode(display=False):
         yield functional.linear(x, w, b)
     with Emulation():
-        yield functional.linear(x, w)
         yield functional.linear(x[:1], w, b)
+        # Without gradients of its own, a weight is repeated over what is not one matrix.
+        yield functional.linear(
+            x.view(5, 4, 10).transpose(0, 1), w.detach()[:, :10].contiguous(), b
+        )
         yield functional.linear(x.t().contiguous().t(), w, b)
         yield functional.linear(x.float(), w.float(), b.float())
         yield functional.linear(x.bfloat16(), w.bfloat16(), b.bfloat16())

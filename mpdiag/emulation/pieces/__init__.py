@@ -1,0 +1,1 @@
+"""Layers that are emulated in one piece: the same roundings, without intercepting each operation."""
