@@ -154,13 +154,16 @@ def test_causes_come_grouped_with_one_bound(tmp_path):
     document = profile_trace(write(tmp_path / "t.json", events)).to_json()
     groups = {g["cause"]: g for g in document["causes"]}
     assert list(groups) == ["alignment", "tf32_off", "outside"]
-    assert groups["tf32_off"]["sentence"] == "TF32 off: 2 operations, 25.0 % of kernel time, at most 1.33×"
+    sentence = "TF32 off: 2 operations, 25.0 % of kernel time, at most 1.33×"
+    assert groups["tf32_off"]["sentence"] == sentence
     assert groups["alignment"]["fix"] == "pad 77 → 80, 513 → 520"
     whole = document["eligibility"]
     assert whole["used_fraction"] == pytest.approx(0.7)
     assert whole["not_used_fraction"] == pytest.approx(0.25)
     assert whole["eligible_fraction"] == pytest.approx(0.95)
-    assert "95.0 % of kernel time with all their kernels; 70.0 % used them" in document["summary"][0]
+    assert (
+        "95.0 % of kernel time with all their kernels; 70.0 % used them" in document["summary"][0]
+    )
     rows = {o["kernel"]: o for o in document["operations"]}
     assert (rows[SGEMM]["eligible"], rows[SGEMM]["used"]) == (True, False)
     assert rows[TENSOR]["tflops"] == pytest.approx(2 * 256**3 / 60e-6 / 1e12)
