@@ -20,7 +20,7 @@ def compare(
         ),
     ],
     b: Annotated[Path, typer.Argument(metavar="B", parser=place, help="Candidate, likewise.")],
-    metric: Annotated[str | None, typer.Option(help="Only this metric.")] = None,
+    metric: Annotated[str | None, typer.Option(metavar="NAME", help="Only this metric.")] = None,
     margin: Annotated[
         list[str] | None,
         typer.Option(

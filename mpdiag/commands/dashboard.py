@@ -13,7 +13,9 @@ def dashboard(
         Path | None,
         typer.Argument(metavar="RUNS", help="A folder of runs; default: the sample runs."),
     ] = None,
-    port: Annotated[int, typer.Option(min=1, max=65535, help="The port it listens on.")] = 8501,
+    port: Annotated[
+        int, typer.Option(min=1, max=65535, metavar="PORT", help="The port it listens on.")
+    ] = 8501,
     browser: Annotated[bool, typer.Option(help="Open it in a browser.")] = True,
 ) -> None:
     """Look at runs in a browser."""

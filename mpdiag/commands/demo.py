@@ -42,12 +42,19 @@ def demo(
     context: typer.Context,
     workload: Annotated[
         str,
-        typer.Argument(autocompletion=lambda: list(WORKLOADS), help="The workload to train."),
+        typer.Argument(
+            metavar="WORKLOAD",
+            autocompletion=lambda: list(WORKLOADS),
+            help="The workload to train.",
+        ),
     ] = "ssd",
-    folder: Annotated[Path, typer.Option(help="Where runs are kept.")] = Path("runs"),
-    seed: Annotated[int, typer.Option(help="Decides weights and batches.")] = 0,
+    folder: Annotated[Path, typer.Option(metavar="FOLDER", help="Where runs are kept.")] = Path(
+        "runs"
+    ),
+    seed: Annotated[int, typer.Option(metavar="N", help="Decides weights and batches.")] = 0,
     steps: Annotated[
-        int | None, typer.Option(min=1, help="Steps of each training; fewer show less.")
+        int | None,
+        typer.Option(min=1, metavar="N", help="Steps of each training; fewer show less."),
     ] = None,
     no_masters: Annotated[
         bool, typer.Option("--no-masters", help="Also train FP16 weights without FP32 masters.")
@@ -59,16 +66,21 @@ def demo(
         bool, typer.Option("--all", help="Every workload, every way, several seeds: a table.")
     ] = False,
     only: Annotated[
-        list[str] | None, typer.Option(help="With --all: only this workload; may be repeated.")
+        list[str] | None,
+        typer.Option(metavar="WORKLOAD", help="With --all: only this workload; may be repeated."),
     ] = None,
-    seeds: Annotated[int, typer.Option(min=1, help="With --all: how many, from 0.")] = 3,
+    seeds: Annotated[
+        int, typer.Option(min=1, metavar="N", help="With --all: how many, from 0.")
+    ] = 3,
     done: Annotated[
         bool, typer.Option("--done", help="With --all: train nothing, show what is done.")
     ] = False,
     size: Annotated[
         str, typer.Option(help="small (two CPU cores) or large (a GPU).", metavar="SIZE")
     ] = "small",
-    device: Annotated[str, typer.Option(help="Where to train: cpu, cuda, cuda:1 …")] = "cpu",
+    device: Annotated[
+        str, typer.Option(metavar="DEVICE", help="Where to train: cpu, cuda, cuda:1 …")
+    ] = "cpu",
     as_json: JsonOption = False,
     markdown: Annotated[bool, typer.Option("--markdown", help="With --all: as Markdown.")] = False,
     verbose: Annotated[

@@ -39,8 +39,10 @@ def profile(
         list[str] | None,
         typer.Argument(metavar="ARGS", help="More ranks' traces, or of the script after --."),
     ] = None,
-    steps: Annotated[int, typer.Option(min=1, help="Steps of a script to measure.")] = 3,
-    warmup: Annotated[int, typer.Option(min=0, help="Steps to skip first.")] = 5,
+    steps: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Steps of a script to measure.")
+    ] = 3,
+    warmup: Annotated[int, typer.Option(min=0, metavar="N", help="Steps to skip first.")] = 5,
     against: Annotated[
         Path | None,
         typer.Option(metavar="TRACE", help="An earlier trace: what moved onto Tensor Cores since?"),

@@ -18,16 +18,20 @@ def record(
         typer.Option(metavar="RUN", parser=place, help="Run folder or URL; default runs/NAME."),
     ] = None,
     every: Annotated[
-        int | None, typer.Option(help="Record each N-th step; default dense, then sparse.")
+        int | None,
+        typer.Option(metavar="N", help="Record each N-th step; default dense, then sparse."),
     ] = None,
     max_steps: Annotated[
-        int | None, typer.Option(help="Record this many steps; the script runs on unrecorded.")
+        int | None,
+        typer.Option(metavar="N", help="Record this many steps; the script runs on unrecorded."),
     ] = None,
     include: Annotated[
-        str | None, typer.Option(help="Record only names that match this regular expression.")
+        str | None,
+        typer.Option(metavar="REGEX", help="Record only names that match this regular expression."),
     ] = None,
     exclude: Annotated[
-        str | None, typer.Option(help="Record no names that match this regular expression.")
+        str | None,
+        typer.Option(metavar="REGEX", help="Record no names that match this regular expression."),
     ] = None,
     operations: Annotated[
         int | None,

@@ -43,18 +43,29 @@ def replay(
     run: RunArgument,
     scaler: ScalerOption = Backoff.name,
     init_scale: Annotated[
-        float | None, typer.Option(help="Scale to begin with; by default the scaler's own.")
+        float | None,
+        typer.Option(metavar="SCALE", help="Scale to begin with; by default the scaler's own."),
     ] = None,
-    growth_factor: Annotated[float, typer.Option(help="Growth after a quiet interval.")] = 2.0,
-    backoff_factor: Annotated[float, typer.Option(help="Factor after an overflow.")] = 0.5,
-    growth_interval: Annotated[int, typer.Option(help="Steps of a quiet interval.")] = 2000,
+    growth_factor: Annotated[
+        float, typer.Option(metavar="FACTOR", help="Growth after a quiet interval.")
+    ] = 2.0,
+    backoff_factor: Annotated[
+        float, typer.Option(metavar="FACTOR", help="Factor after an overflow.")
+    ] = 0.5,
+    growth_interval: Annotated[
+        int, typer.Option(metavar="N", help="Steps of a quiet interval.")
+    ] = 2000,
     min_scale: Annotated[
-        float | None, typer.Option(help="The scale never falls below it; default 1.")
+        float | None,
+        typer.Option(metavar="SCALE", help="The scale never falls below it; default 1."),
     ] = None,
     max_scale: Annotated[
-        float | None, typer.Option(help="The scale never grows beyond it; default 2^24.")
+        float | None,
+        typer.Option(metavar="SCALE", help="The scale never grows beyond it; default 2^24."),
     ] = None,
-    hysteresis: Annotated[int, typer.Option(help="Overflows in a row before backing off.")] = 1,
+    hysteresis: Annotated[
+        int, typer.Option(metavar="N", help="Overflows in a row before backing off.")
+    ] = 1,
     as_json: JsonOption = False,
 ) -> None:
     """Run a loss scaler over a recorded run. Shows scale, skips and losses, step by step."""

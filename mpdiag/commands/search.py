@@ -16,19 +16,29 @@ def search(
     workload: Annotated[
         str,
         typer.Argument(
-            autocompletion=lambda: list(WORKLOADS), help="A built-in workload, or gallery/NAME."
+            metavar="WORKLOAD",
+            autocompletion=lambda: list(WORKLOADS),
+            help="A built-in workload, or gallery/NAME.",
         ),
     ],
     run: Annotated[
         Path | None,
-        typer.Option(parser=place, help="Where the search is kept; the same again goes on."),
+        typer.Option(
+            metavar="RUN", parser=place, help="Where the search is kept; the same again goes on."
+        ),
     ] = None,
     plan: Annotated[
         Path | None, typer.Option(metavar="PLAN", help="Level and loss scale; default: recorded.")
     ] = None,
-    budget: Annotated[float, typer.Option(min=0.01, help="Minutes.")] = 30.0,
-    seeds: Annotated[int, typer.Option(min=2, help="FP32 seeds, whose spread decides.")] = 5,
-    steps: Annotated[int | None, typer.Option(min=1, help="Steps of each training.")] = None,
+    budget: Annotated[
+        float, typer.Option(min=0.01, metavar="MINUTES", help="Time it may take.")
+    ] = 30.0,
+    seeds: Annotated[
+        int, typer.Option(min=2, metavar="N", help="FP32 seeds, whose spread decides.")
+    ] = 5,
+    steps: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Steps of each training.")
+    ] = None,
     no_lists: Annotated[
         bool, typer.Option("--no-lists", help="Everything in FP16 but what is found.")
     ] = False,

@@ -315,7 +315,7 @@ def test_the_verdict_comes_first(tmp_path):
     result = run(path)
     assert result.exit_code == ExitCode.OK
     assert result.stdout.startswith("60.0 % of kernel time ran on Tensor Cores, 30.0 %")
-    causes = result.stdout.index("TF32 off: 1 operation, 30.0 %, at most 1.43×")
+    causes = result.stdout.index("TF32 off: 1 operation, 30.0 % of kernel time, at most 1.43×")
     assert causes < result.stdout.index("Matrix operations")
     everything = run(path, "-v").stdout
     assert everything.index("Biggest potential speedups") < everything.index("Kernels by time")

@@ -1,14 +1,17 @@
-"""Values of options and arguments that need no library to be understood.
+"""Values of options and arguments that need no library to be understood, and their plain names.
 
 Typer hands each value to pydantic, whose import takes as long as half of a short analysis. A value
 that is plainly what its option takes is therefore converted here. Whatever is not, a wrong one above
 all, goes to typer as before, which says what is wrong with it.
+
+In the help an argument has the name declared for it, without Python's type beside it.
 """
 
 from __future__ import annotations
 
 import os
 import re
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin
 
@@ -24,7 +27,7 @@ class PlainCommand(TyperCommand):
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Its options and arguments, ``--help`` among them."""
-        return [read_plainly(parameter) for parameter in super().get_params(ctx)]
+        return [named_plainly(read_plainly(p)) for p in super().get_params(ctx)]
 
 
 def read_plainly(parameter: Any) -> Any:
@@ -39,6 +42,28 @@ def read_plainly(parameter: Any) -> Any:
     if own is not None and hasattr(parameter, "type_descriptor") and not isinstance(own, _Reader):
         parameter.get_runtime_param = _Reader(parameter, own)
     return parameter
+
+
+def named_plainly(parameter: Any) -> Any:
+    """Make the help show an argument as declared: ``RUN``, ``[LAYER]``, and no ``<Path>`` behind it.
+
+    Args:
+        parameter: A ``TyperOption``, left as it is, or a ``TyperArgument``. It is returned.
+    """
+    if parameter.param_type_name == "argument" and parameter.metavar:
+        parameter.display_type_rich = _no_type
+        parameter.get_usage_pieces = partial(_usage, parameter)
+    return parameter
+
+
+def _no_type(ctx: Any) -> str:  # noqa: ARG001 - as typer calls it
+    return ""
+
+
+def _usage(parameter: Any, ctx: Any) -> list[str]:  # noqa: ARG001 - as typer calls it
+    name = parameter.metavar if parameter.required else f"[{parameter.metavar}]"
+    open_end = parameter.nargs != 1 and "…" not in name
+    return [f"{name}..." if open_end else name]
 
 
 class _Reader:

@@ -87,7 +87,11 @@ def milliseconds(microseconds: float) -> str:
 
 
 def eligible_sentence(e: Eligibility) -> str:
-    """How much could have used Tensor Cores, and did; "" where nothing is known to be matrix work."""
+    """How much could have used Tensor Cores, and did; "" where nothing is known to be matrix work.
+
+    Its shares count all of an operation's kernels, and so exceed those of the verdict, which counts
+    the matrix kernels alone.
+    """
     whole = e.total_us or 1.0
     number = e.used + e.missed + e.unclear
     if not number and not e.maybe:
@@ -101,8 +105,8 @@ def eligible_sentence(e: Eligibility) -> str:
     if e.unclear_us:
         parts.append(f"of {percent(e.unclear_us / whole)} the kernels' names do not say")
     words = (
-        f"Eligible for Tensor Cores: {percent(e.eligible_us / whole)} of kernel time "
-        f"({counted(number, 'operation')}); {', '.join(parts)}"
+        f"Eligible for Tensor Cores: {counted(number, 'operation')}, {percent(e.eligible_us / whole)} "
+        f"of kernel time with all their kernels; {', '.join(parts)}"
     )
     if percent(e.maybe_us / whole) != "0.0 %":
         words += f"; eligibility unknown: {percent(e.maybe_us / whole)}"
@@ -156,9 +160,9 @@ class CauseGroup:
 
     @property
     def sentence(self) -> str:
-        """``TF32 off: 5 operations, 62.0 %, at most 2.63×``."""
+        """``TF32 off: 5 operations, 62.0 % of kernel time, at most 2.63×``."""
         count = counted(self.operations, "operation")
-        return f"{self.label}: {count}, {percent(self.share)}, {at_most(self.bound)}"
+        return f"{self.label}: {count}, {percent(self.share)} of kernel time, {at_most(self.bound)}"
 
     def to_json(self) -> dict[str, Any]:
         """An entry of ``causes`` in ``mpdiag profile --json``."""
@@ -258,7 +262,8 @@ def step_sentence(timeline: Timeline) -> str:
             f"{number} steps (by {by}): the first {milliseconds(timeline.steps[0].wall_us)}, the "
             f"others {milliseconds(timeline.median_us)} (median)"
         )
-    return f"{words}; {'a usual one' if number > 1 else 'of it'}: {shares_sentence(step)}"
+    whose = "a usual one's" if number > 1 else "its"
+    return f"{words}; of {whose} length: {shares_sentence(step)}"
 
 
 def shares_sentence(step: Window) -> str:

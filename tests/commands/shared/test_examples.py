@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 
 import pytest
@@ -41,6 +42,14 @@ def test_the_help_shows_them_within_80_columns(name):
     for word in NAMES.get(name, ("", ()))[1]:
         assert word in shown
     assert max(map(len, shown.splitlines())) <= 80
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_values_have_names_that_people_know(name):
+    shown = CliRunner().invoke(app, [name, "--help"], env={"COLUMNS": "80"}).stdout
+    # Python's types say nothing of what is meant; names between bars are what can be typed.
+    assert re.findall(r"<[^|>]*>", shown) == []
+    assert not re.search(r"\b(INTEGER|TEXT|PATH|FLOAT)\b|[{}]|…\]\.", shown)
 
 
 @pytest.mark.parametrize("name", COMMANDS)

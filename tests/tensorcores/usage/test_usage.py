@@ -96,8 +96,8 @@ def test_times_add_up_and_the_unknown_is_a_range():
     assert (found.used, found.missed, found.maybe) == (1, 1, 1)
     assert found.used_range == (36 / 80, 48 / 80)
     assert eligible_sentence(found) == (
-        "Eligible for Tensor Cores: 56.7 % of kernel time (2 operations); 30.0 % used them, 26.7 % "
-        "did not; eligibility unknown: 10.0 %"
+        "Eligible for Tensor Cores: 2 operations, 56.7 % of kernel time with all their kernels; "
+        "30.0 % used them, 26.7 % did not; eligibility unknown: 10.0 %"
     )
     assert sum_eligibility([], 0.0).used_range is None
     assert eligible_sentence(sum_eligibility([], 10.0)) == ""
@@ -154,13 +154,16 @@ def test_causes_come_grouped_with_one_bound(tmp_path):
     document = profile_trace(write(tmp_path / "t.json", events)).to_json()
     groups = {g["cause"]: g for g in document["causes"]}
     assert list(groups) == ["alignment", "tf32_off", "outside"]
-    assert groups["tf32_off"]["sentence"] == "TF32 off: 2 operations, 25.0 %, at most 1.33×"
+    sentence = "TF32 off: 2 operations, 25.0 % of kernel time, at most 1.33×"
+    assert groups["tf32_off"]["sentence"] == sentence
     assert groups["alignment"]["fix"] == "pad 77 → 80, 513 → 520"
     whole = document["eligibility"]
     assert whole["used_fraction"] == pytest.approx(0.7)
     assert whole["not_used_fraction"] == pytest.approx(0.25)
     assert whole["eligible_fraction"] == pytest.approx(0.95)
-    assert document["summary"][0].startswith("Eligible for Tensor Cores: 95.0 %")
+    assert (
+        "95.0 % of kernel time with all their kernels; 70.0 % used them" in document["summary"][0]
+    )
     rows = {o["kernel"]: o for o in document["operations"]}
     assert (rows[SGEMM]["eligible"], rows[SGEMM]["used"]) == (True, False)
     assert rows[TENSOR]["tflops"] == pytest.approx(2 * 256**3 / 60e-6 / 1e12)
