@@ -3,8 +3,9 @@
 A table with an entry for each quarter of a power of two takes one increment a value, and no processor
 makes more than about one in a cycle. Comparing a block of values with each quarter in turn is faster,
 as a tensor spans few of them: ``vectors`` compares 256 values at once. The few values far below the
-largest are picked out one by one, and a block that spans more than comparing can gain goes to the
-tables of ``numba_kernels``, as does one with infinities or NaNs. All ways count the same.
+largest are picked out one by one, and a block that spans more than comparing can gain, by a sample of
+it, goes to tables, as does one with infinities or NaNs. All ways count the same. While a block is
+counted the next one is fetched into cache.
 """
 
 from __future__ import annotations
@@ -14,7 +15,14 @@ from numba.np.numpy_support import carray
 
 from mpdiag.recording.counting import layout
 from mpdiag.recording.counting.compiled import compiled
-from mpdiag.recording.counting.layout import FLOAT32, FP16_OVERFLOW, INFS, SUBNORMALS, ZEROS
+from mpdiag.recording.counting.layout import (
+    FLOAT32,
+    FLOAT64,
+    FP16_OVERFLOW,
+    INFS,
+    SUBNORMALS,
+    ZEROS,
+)
 from mpdiag.recording.counting.numba_kernels import (
     BLOCK,
     CELL_ROOM,
@@ -32,7 +40,6 @@ from mpdiag.recording.counting.numba_kernels import (
     note_limits,
     opened,
     rare_values,
-    tally,
     widened,
 )
 from mpdiag.recording.counting.vectors import (
@@ -43,7 +50,9 @@ from mpdiag.recording.counting.vectors import (
     below,
     count_beyond,
     count_pair,
+    fetch,
     lowest_bit,
+    ones_in,
     pointer,
     scan,
     slice_bits,
@@ -54,36 +63,64 @@ U = np.uint32
 FEW = 64
 """Of fewer values than this each is counted by itself."""
 planes_at = WORK + 2 * BLOCK
-COMPARING_WORK = planes_at + BLOCK // GROUP * PLANES * 32
-"""Bytes of scratch memory: as ``WORK``, then tops and planes."""
+_PLANE_BYTES = BLOCK // GROUP * PLANES * 32
+COMPARING_WORK = planes_at + _PLANE_BYTES + 2 * (BLOCK + 4)
+"""Bytes of scratch memory: as ``WORK``, then tops, planes, and the tops that are picked out."""
 _MASK, _INFINITY = U(layout.MAGNITUDE), U(layout.INFINITY)
 _SUBNORMAL, _OVERFLOW = U(layout.LARGEST_SUBNORMAL), U(layout.OVERFLOW)
 
 
 @compiled()
-def _pick_out(tops, n, limit, row):  # type: ignore[no-untyped-def]
-    """Count the values whose tops are below a limit, one by one."""
+def _pick_out(tops, n, limit, picked, row):  # type: ignore[no-untyped-def]
+    """Count the values whose tops are below a limit, one by one.
+
+    They are few and lie anywhere, so a branch for each would be guessed wrong. They are gathered first:
+    of 64 values two are written down, whatever they are, and only as many kept as are below.
+    """
+    kept = np.uint64(0)
     for word in range((n + 63) // 64):
         mask = below(tops, word, limit)
-        while mask != np.uint64(0):
-            top = tops[64 * word + lowest_bit(mask)]
-            row[np.uint64(top >> np.uint16(6))] += 1
+        at = kept
+        kept += ones_in(mask)
+        for _ in range(2):
+            picked[at] = tops[np.uint64(64 * word) + lowest_bit(mask)]
             mask &= mask - np.uint64(1)
+            at += np.uint64(1)
+        while mask != np.uint64(0):
+            picked[at] = tops[np.uint64(64 * word) + lowest_bit(mask)]
+            mask &= mask - np.uint64(1)
+            at += np.uint64(1)
+    for i in range(kept):
+        row[np.uint64(picked[np.uint64(i)] >> np.uint16(6))] += 1
 
 
 @compiled()
-def tally_tops(tops, n, highest, tables):  # type: ignore[no-untyped-def]
-    """Count the quarters of a block up to ``highest`` into tables; ``tops`` is padded to a group."""
-    limit, spare = np.uint64(highest), np.uint64(layout.QUARTERS)  # an entry that nobody reads
-    for i in range(0, n, 4):
-        for way in range(4):
-            quarter = np.uint64(tops[i + way] >> np.uint16(6))
-            tables[way, quarter if quarter <= limit else spare] += U(1)
+def tally_tops(tops, n, tables, ahead):  # type: ignore[no-untyped-def]
+    """``numba_kernels.tally``, of tops, while 2 bytes for each value are fetched into cache."""
+    whole = n // SCANNED * SCANNED
+    for start in range(0, whole, SCANNED):
+        fetch(ahead + 2 * start)
+        for i in range(start, start + SCANNED, 4):
+            for way in range(4):
+                tables[way, np.uint64(tops[np.uint64(i + way)] >> np.uint16(6))] += U(1)
+    for i in range(whole, n):
+        tables[0, np.uint64(tops[i] >> np.uint16(6))] += U(1)
+
+
+@compiled()
+def is_wide(tops, n, highest, lowest):  # type: ignore[no-untyped-def]
+    """Whether so many octaves hold values that tables are faster, as far as one in ``n // 64`` tells."""
+    if highest - lowest < 28:
+        return False
+    limit, step, far = (highest - 15) << 8, max(n // 64, 1), 0
+    for i in range(0, n, step):
+        far += np.int64(tops[i]) < limit
+    return 16 * far * step > n
 
 
 @compiled()
 def compare(tops, n, left, highest, lowest, planes, found, row, ahead):  # type: ignore[no-untyped-def]
-    """Count the quarters of a block; returns -1, or from which one down tables are faster.
+    """Count the quarters of a block.
 
     Args:
         tops: uint16, a multiple of ``GROUP`` long, padded with 0xFFFF.
@@ -91,31 +128,35 @@ def compare(tops, n, left, highest, lowest, planes, found, row, ahead):  # type:
         left: How many of them are not zero.
         highest: The largest exponent field of these.
         lowest: The smallest one.
-        planes: uint8, scratch.
+        planes: uint8, scratch: planes, and the tops that are picked out.
         found: int64 (8,), scratch.
         row: int64, added to.
         ahead: Address of the values that are counted next.
     """
     groups = (n + GROUP - 1) // GROUP
     octave = highest
-    # An octave costs some 5 ns a group, a value picked out 2 ns, one in a table 0.6 ns.
-    while 2 * left > 5 * groups * max(octave - lowest + 1, 0):
-        slice_bits(tops, groups, 4 * octave + 3, planes, ahead)
+    half, quarter = ahead + 2 * n, ahead + 3 * n
+    # Two octaves cost some 5 ns a group, turning it into planes 15 ns, a value picked out 2 ns.
+    while 4 * left > groups * min(5 * max(octave - lowest + 1, 0), 80):
+        slice_bits(tops, groups, 4 * octave + 3, planes, half)
+        enough = False
         for pair in range(OCTAVES // 2):
-            count_pair(planes, groups, pair, found)
-            key = 4 * octave + 3
+            count_pair(planes, groups, pair, found, quarter + 64 * groups * min(pair, 3))
+            key, before = 4 * octave + 3, left
             for i in range(min(8, key + 1)):
                 row[key - i] += found[i]
                 left -= found[i]
             octave -= 2
+            # The next two may hold as large a part of what is left as these did.
             rest = 5 * groups * max(octave - lowest + 1, 0)
-            if octave == highest - 4 and 5 * min(rest, 2 * left) > 3 * n:
-                return 4 * octave + 3
-            if 2 * left <= rest:
+            enough = 4 * left <= rest and 2 * left * (before - left) <= 5 * groups * before
+            if enough:
                 break
+        if enough:
+            break
     if left > 0:
-        _pick_out(tops, n, (octave + 1) << 8, row)
-    return -1
+        picked = planes[_PLANE_BYTES:].view(np.uint16)
+        _pick_out(tops, n, (octave + 1) << 8, picked, row)
 
 
 @compiled()
@@ -151,16 +192,10 @@ def count_few(bits, n, row, extremes):  # type: ignore[no-untyped-def]
 
 
 @compiled()
-def tally_block(bits, n, tables, row, extremes):  # type: ignore[no-untyped-def]
-    """Count a block into tables."""
-    low, high = limits_of(bits, n)
-    tally(bits, n, tables)
-    note_limits(bits, n, low, high, row, extremes)
-
-
-@compiled()
-def count_block(address, bits, n, tops, planes, limits, found, tables, row, extremes):  # type: ignore[no-untyped-def]
-    """Count a block; returns how many blocks tables had better count, this one included.
+def count_block(  # type: ignore[no-untyped-def]
+    address, bits, n, tops, planes, limits, found, tables, row, extremes, ahead
+):
+    """Count a block; returns whether tables counted it.
 
     Args:
         address: Where its values lie.
@@ -173,9 +208,10 @@ def count_block(address, bits, n, tops, planes, limits, found, tables, row, extr
         tables: uint32 (4, ``TABLE``), added to where tables count.
         row: int64 (``SCRATCH``,), added to.
         extremes: uint32 (2,), updated.
+        ahead: Address of the values that are read next, which are fetched into cache.
     """
     whole = n // SCANNED * SCANNED
-    zeros = scan(address, whole, tops, limits)
+    zeros = scan(address, whole, tops, limits, ahead)
     low, high = limits[0], limits[1]
     for i in range(whole, n):
         doubled = U(bits[i] << U(1))
@@ -188,19 +224,17 @@ def count_block(address, bits, n, tops, planes, limits, found, tables, row, extr
         tops[i] = np.uint16(0xFFFF)
     if U(high >> U(1)) >= _INFINITY:
         rare_values(bits, n, row, extremes)
-        tally(bits, n, tables)
-        return 1
+        tally_tops(tops, n, tables, ahead + 2 * n)
+        return True
     _note_finite(address, bits, n, low, high, row, extremes)
     if zeros < n:
         highest, lowest = np.int64(U(high - U(1)) >> U(24)), np.int64(low >> U(24))
-        ahead = address + 4 * n
-        quarter = compare(tops, n, n - zeros, highest, lowest, planes, found, row, ahead)
-        if quarter >= 0:
-            tally_tops(tops, n, quarter, tables)
-            row[ZEROS] += zeros
-            return 16
+        if is_wide(tops, n, highest, lowest):
+            tally_tops(tops, n, tables, ahead + 2 * n)
+            return True
+        compare(tops, n, n - zeros, highest, lowest, planes, found, row, ahead)
     row[ZEROS] += zeros
-    return 0
+    return False
 
 
 @compiled()
@@ -213,7 +247,8 @@ def count_values(address, n, kind, row, edges, work):  # type: ignore[no-untyped
     limits, found = np.empty(2, np.uint32), np.empty(8, np.int64)
     extremes, wide = np.empty(2, np.uint32), np.empty(2, np.uint64)
     clear_edges(extremes, wide)
-    infs, tallied, wide_blocks = row[INFS], 0, 0
+    infs, tallied = row[INFS], 0
+    size = 8 if kind == FLOAT64 else 4 if kind == FLOAT32 else 2
     for start in range(0, n, BLOCK):
         m = min(BLOCK, n - start)
         place = address + 4 * start
@@ -224,14 +259,11 @@ def count_values(address, n, kind, row, edges, work):  # type: ignore[no-untyped
         if m < FEW:
             count_few(bits, m, row, extremes)
         else:
-            if wide_blocks > 1:
-                tally_block(bits, m, tables, row, extremes)
-                wide_blocks -= 1
-            else:
-                wide_blocks = count_block(
-                    place, bits, m, tops, planes, limits, found, tables, row, extremes
-                )
-            tallied += m * (wide_blocks > 0)
+            ahead = address + size * (start + m)
+            if count_block(
+                place, bits, m, tops, planes, limits, found, tables, row, extremes, ahead
+            ):
+                tallied += m
             if tallied >= 1 << 30:  # before an entry of 32 bits is full
                 collect(tables, row)
                 tallied = 0

@@ -145,6 +145,7 @@ _KINDS = {
     torch.float16: layout.FLOAT16,
     torch.float64: layout.FLOAT64,
 }
+_LINE = 64
 _SIZES = {layout.FLOAT32: 4, layout.BFLOAT16: 2, layout.FLOAT16: 2, layout.FLOAT64: 8}
 
 
@@ -154,9 +155,16 @@ class Scratch:
     def __init__(self) -> None:
         self.row = np.zeros(numba_kernels.SCRATCH, np.int64)
         self.edges = np.array([0.0, math.inf])
-        self.work = np.zeros(comparing.COMPARING_WORK, np.uint8)
+        self.work = _aligned(comparing.COMPARING_WORK)
         places = [array.ctypes.data for array in (self.row, self.edges, self.work)]
         self.table = np.array([*places, self.work.size])
+
+
+def _aligned(size: int) -> NDArray[np.uint8]:
+    """Zeros that begin where a line of the cache does: a vector across two lines takes two accesses."""
+    memory = np.zeros(size + _LINE, np.uint8)
+    start = -memory.ctypes.data % _LINE
+    return memory[start : start + size]
 
 
 class Kernels(NamedTuple):

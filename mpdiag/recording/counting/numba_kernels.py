@@ -32,9 +32,10 @@ from mpdiag.recording.counting.layout import (
     SUBNORMALS,
     ZEROS,
 )
-from mpdiag.recording.counting.vectors import pointer
+from mpdiag.recording.counting.vectors import as_bits, pointer
 
 U = np.uint32
+L = np.uint64
 
 BLOCK = 4096
 """Values counted together: with what is made of them, they stay in the first-level cache."""
@@ -137,27 +138,28 @@ def finish(row, infs):  # type: ignore[no-untyped-def]
 
 
 @compiled()
-def _cut(x, wide):  # type: ignore[no-untyped-def]
-    """A float64's magnitude as a float32 in the same quarter; notes the extremes.
+def _cut(longs, n, block, wide):  # type: ignore[no-untyped-def]
+    """Magnitudes of float64 as float32 in the same quarters; notes the extremes.
 
     A value is cut to 24 bits with every lost bit gathered in the last ("sticky"), so that it stays
     on its side of each power of two. Beyond float32's range it counts as a subnormal below, in the
-    top bin above.
+    top bin above. There are no branches, so that LLVM makes vectors of it.
     """
-    exponent = np.int64(x >> np.uint64(52)) - 1023
-    mantissa = x & np.uint64(0x000FFFFFFFFFFFFF)
-    if exponent == 1024:
-        return U(0x7FC00000) if mantissa else _INFINITY
-    if x == 0:
-        return U(0)
-    wide[0] = max(wide[0], x)
-    wide[1] = min(wide[1], x)
-    if exponent < -126:
-        return U(1)
-    if exponent > 127:
-        return U(0x7F7FFFFF)
-    sticky = U((mantissa & np.uint64(0x1FFFFFFF)) != 0)
-    return U(U(exponent + 127) << U(23)) | U(mantissa >> np.uint64(29)) | sticky
+    zero, one, most = L(0), L(1), L(0xFFFFFFFFFFFFFFFF)
+    infinity = L(0x7FF << 52)
+    highest, lowest = zero, most
+    for i in range(n):
+        x = longs[i] & L(0x7FFFFFFFFFFFFFFF)
+        finite = x < infinity
+        highest = max(highest, x if finite else zero)
+        lowest = min(lowest, x - one if finite else most)  # 0 becomes the largest
+        kept = ((x >> L(29)) - L(896 << 23)) | (one if x & L(0x1FFFFFFF) != zero else zero)
+        kept = kept if x >= L(897 << 52) else (one if x != zero else zero)
+        kept = kept if x < L(1151 << 52) else L(0x7F7FFFFF)
+        kept = kept if finite else (L(_INFINITY) if x == infinity else L(0x7FC00000))
+        block[i] = U(kept)
+    wide[0] = max(wide[0], highest)
+    wide[1] = min(wide[1], lowest + one if lowest != most else most)
 
 
 @compiled()
@@ -174,22 +176,20 @@ def widened(address, start, n, kind, block, wide):  # type: ignore[no-untyped-de
     """
     if kind == FLOAT64:
         longs = carray(pointer(address + 8 * start), BLOCK, np.uint64)
-        for i in range(n):
-            block[i] = _cut(longs[i] & np.uint64(0x7FFFFFFFFFFFFFFF), wide)
+        _cut(longs, n, block, wide)
         return
     halves = carray(pointer(address + 2 * start), BLOCK, np.uint16)
     if kind == BFLOAT16:
         for i in range(n):
             block[i] = U(U(halves[i]) << U(16))
         return
-    floats = block.view(np.float32)
-    for i in range(n):  # a subnormal is so many times 2^-24
-        floats[i] = np.float32(np.int32(halves[i] & np.uint16(0x3FF))) * np.float32(2.0**-24)
     for i in range(n):
-        x = U(halves[i] & np.uint16(0x7FFF))
+        x = U(halves[i]) & U(0x7FFF)
         normal = U(U(x << U(13)) + U(112 << 23))
         normal = U(normal | _INFINITY) if x >= U(0x7C00) else normal
-        block[i] = block[i] if x < U(0x400) else normal
+        # A subnormal is so many times 2^-24.
+        small = as_bits(np.float32(np.int32(x & U(0x3FF))) * np.float32(2.0**-24))
+        block[i] = small if x < U(0x400) else normal
 
 
 @compiled(inline="always")

@@ -17,6 +17,7 @@ from mpdiag.recording.counting.comparing import (
     compare,
     count_block,
     count_few,
+    is_wide,
     planes_at,
 )
 from mpdiag.recording.counting.compiled import compiled
@@ -111,6 +112,7 @@ def _note_tame_facts(w_bits, d_bits, n, facts):  # type: ignore[no-untyped-def]
     """``_note_facts`` of values that are far from overflow and from FP32's subnormals.
 
     Then one and a half times a power of two rounds values of either sign to FP16 and to BF16.
+    Returns how many updates are 0.
     """
     changed, vanished, swallowed, swallowed_b = U(0), U(0), U(0), U(0)
     to_half, to_brain = U((13 << 23) + (1 << 22)), U((16 << 23) + (1 << 22))
@@ -130,16 +132,17 @@ def _note_tame_facts(w_bits, d_bits, n, facts):  # type: ignore[no-untyped-def]
         total = F(brain + F(F(d + magic) - magic))
         magic = as_float(U(U(as_bits(total) & _EXPONENT) + to_brain))
         brain_total = F(F(total + magic) - magic)
-        moved = d != F(0)
-        changed = U(changed + U(moved))
+        changed = U(changed + U(d != F(0)))
         # Up to 2^-25 an update is 0 in FP16; less one, an update of 0 is the largest.
         vanished = U(vanished + U(U(U(d_bits[i] & _MASK) - U(1)) < U(102 << 23)))
-        swallowed = U(swallowed + U(moved & (half_total == half)))
-        swallowed_b = U(swallowed_b + U(moved & (brain_total == brain)))
+        swallowed = U(swallowed + U(half_total == half))
+        swallowed_b = U(swallowed_b + U(brain_total == brain))
+    unchanged = n - np.int64(changed)  # they stay as they are in every format
     facts[RATIO_BINS + CHANGED] += changed
     facts[RATIO_BINS + VANISHED_FP16] += vanished
-    facts[RATIO_BINS + SWALLOWED_FP16] += swallowed
-    facts[RATIO_BINS + SWALLOWED_BF16] += swallowed_b
+    facts[RATIO_BINS + SWALLOWED_FP16] += np.int64(swallowed) - unchanged
+    facts[RATIO_BINS + SWALLOWED_BF16] += np.int64(swallowed_b) - unchanged
+    return unchanged
 
 
 @compiled(inline="always")
@@ -193,10 +196,26 @@ def _ratios(w_bits, d_bits, n, tops):  # type: ignore[no-untyped-def]
 
 
 @compiled()
-def _add_ratios(tops, n, highest, facts):  # type: ignore[no-untyped-def]
+def _tame_ratios(w_bits, d_bits, n, unchanged, tops):  # type: ignore[no-untyped-def]
+    """``_ratios`` of what ``_note_tame_facts`` takes, of which so many updates are 0."""
+    left, low, high = U(0), U(0xFFFFFFFF), U(0)
+    for i in range(n):
+        w, d = U(w_bits[i] & _MASK), U(d_bits[i] & _MASK)
+        both = min(w, d) != U(0)
+        k = U(U(U(U(w - d) + U((_OFFSET << 23) - 1)) >> U(23)) + U(_SHIFT))
+        left = U(left + U(both))
+        low = min(low, k if both else U(0xFFFFFFFF))
+        high = max(high, k if both else U(0))
+        tops[i] = np.uint16(k << U(6)) if both else _NONE
+    count = np.int64(left)
+    return count, n - count - unchanged, np.int64(high), np.int64(low)
+
+
+@compiled()
+def _add_ratios(tops, n, facts):  # type: ignore[no-untyped-def]
     for i in range(n):
         ratio = tops[i] >> np.uint16(6)
-        if ratio <= np.uint16(highest):
+        if ratio < np.uint16(RATIO_BINS):
             facts[np.uint64(ratio)] += 1
 
 
@@ -204,17 +223,20 @@ def _add_ratios(tops, n, highest, facts):  # type: ignore[no-untyped-def]
 def _update_block(w_bits, d_bits, n, tame, tops, planes, found, facts, ahead):  # type: ignore[no-untyped-def]
     """Count the facts and ratios of a block of at most ``BLOCK`` updates."""
     if tame:
-        _note_tame_facts(w_bits, d_bits, n, facts)
+        unchanged = _note_tame_facts(w_bits, d_bits, n, facts)
+        left, zeros, high, low = _tame_ratios(w_bits, d_bits, n, unchanged, tops)
     else:
         _note_facts(w_bits, d_bits, n, facts)
-    left, zeros, high, low = _ratios(w_bits, d_bits, n, tops)
+        left, some, high, low = _ratios(w_bits, d_bits, n, tops)
+        zeros = np.int64(some)
     facts[RATIO_BINS + RATIO_ZEROS] += zeros
     for i in range(n, (n + GROUP - 1) // GROUP * GROUP):
         tops[i] = _NONE
     if left > 0:
-        highest = compare(tops, n, left, high >> 2, low >> 2, planes, found, facts, ahead)
-        if highest >= 0:
-            _add_ratios(tops, n, highest, facts)
+        if is_wide(tops, n, high >> 2, low >> 2):
+            _add_ratios(tops, n, facts)
+        else:
+            compare(tops, n, left, high >> 2, low >> 2, planes, found, facts, ahead)
 
 
 @compiled()
@@ -256,27 +278,21 @@ def count_update(  # type: ignore[no-untyped-def]
         w_bits = carray(pointer(place), _BLOCK, np.uint32)
         for i in range(m):
             delta[i] = new[i] - old[i]
+        next_w, ahead = place + 4 * m, after + 4 * (start + m)
         tame = False
         if m < FEW:
             count_few(w_bits, m, w_row, w_extremes)
             count_few(d_bits, m, d_row, d_extremes)
         else:
             beside = np.int64(d_bits.ctypes.data)
-            w_tallied += (
-                count_block(
-                    place, w_bits, m, tops, planes, limits, found, w_tables, w_row, w_extremes
-                )
-                > 0
+            w_tallied += count_block(
+                place, w_bits, m, tops, planes, limits, found, w_tables, w_row, w_extremes, next_w
             )
             tame = _is_tame(limits)
-            d_tallied += (
-                count_block(
-                    beside, d_bits, m, tops, planes, limits, found, d_tables, d_row, d_extremes
-                )
-                > 0
+            d_tallied += count_block(
+                beside, d_bits, m, tops, planes, limits, found, d_tables, d_row, d_extremes, ahead
             )
             tame = tame and _is_tame(limits)
-        ahead = after + 4 * (start + m)
         _update_block(w_bits, d_bits, m, tame, tops, planes, found, facts, ahead)
         if w_tallied + d_tallied >= 1 << 18:  # blocks: before an entry of 32 bits is full
             collect(w_tables, w_row)
@@ -310,7 +326,7 @@ def count_update_in_tables(  # type: ignore[no-untyped-def]
         _note_facts(w_bits, d_bits, m, facts)
         _, zeros, _, _ = _ratios(w_bits, d_bits, m, tops)
         facts[RATIO_BINS + RATIO_ZEROS] += zeros
-        _add_ratios(tops, m, RATIO_BINS, facts)
+        _add_ratios(tops, m, facts)
         plain_values(np.int64(delta.ctypes.data), m, layout.FLOAT32, d_row, d_edges, w_work)
     plain_values(before, n, layout.FLOAT32, w_row, w_edges, w_work)
 

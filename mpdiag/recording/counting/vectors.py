@@ -37,6 +37,7 @@ OCTAVES = 30
 """Octaves that one set of planes tells apart; a value further down looks like a zero."""
 
 _BYTES = 32  # of a plane
+_LINE = 64  # bytes that a cache fetches together
 _I1, _I8, _I16, _I32, _I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
 
 
@@ -140,8 +141,36 @@ def as_float(_typing: Any, bits: Any) -> tuple[Any, Any]:
     return types.float32(bits), generate
 
 
+def _fetch(builder: Any, address: Any, index: Any, lines: int) -> None:
+    """Fetch ``lines`` lines into cache, those of number ``index * lines`` and up from an address.
+
+    Memory that is not there does no harm. A core waits for some ten lines at a time, so fetching is
+    spread over all that is done with a block; at once it would hold up what comes after it.
+    """
+    kind = ir.FunctionType(ir.VoidType(), [address.type, _I32, _I32, _I32])
+    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
+    how = [ir.Constant(_I32, value) for value in (0, 3, 1)]  # to read, into all levels, data
+    first = builder.gep(address, [_times(builder, index, lines * _LINE)])
+    for line in range(lines):
+        builder.call(function, [builder.gep(first, [ir.Constant(_I64, line * _LINE)]), *how])
+
+
 @intrinsic
-def scan(_typing: Any, source: Any, count: Any, tops: Any, limits: Any) -> tuple[Any, Any]:
+def fetch(_typing: Any, address: Any) -> tuple[Any, Any]:
+    """Fetch the line of an address into cache."""
+
+    def generate(context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        place = builder.inttoptr(args[0], _I8.as_pointer())
+        _fetch(builder, place, ir.Constant(_I64, 0), 1)
+        return context.get_dummy_value()
+
+    return types.void(address), generate
+
+
+@intrinsic
+def scan(
+    _typing: Any, source: Any, count: Any, tops: Any, limits: Any, ahead: Any
+) -> tuple[Any, Any]:
     """Write the tops of float32 values, in any order; returns how many are 0xFFFF.
 
     Args:
@@ -149,6 +178,7 @@ def scan(_typing: Any, source: Any, count: Any, tops: Any, limits: Any) -> tuple
         count: How many, a multiple of ``SCANNED``.
         tops: uint16 (count or more,), written.
         limits: uint32 (2,), written: the smallest ``(bits << 1) - 1``, and the largest ``bits << 1``.
+        ahead: An address from which memory is fetched into cache meanwhile, 2 bytes for each value.
     """
     words, halves = _vector(_I32, LANES), _vector(_I16, SCANNED)
     # The upper halves of two vectors, taken so that no half leaves its place: which value comes
@@ -156,7 +186,7 @@ def scan(_typing: Any, source: Any, count: Any, tops: Any, limits: Any) -> tuple
     upper = [i + 1 - i % 2 if i % 2 == 0 else i + SCANNED for i in range(SCANNED)]
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        values = builder.inttoptr(args[0], _I8.as_pointer())
+        values, next_values = (builder.inttoptr(args[i], _I8.as_pointer()) for i in (0, 4))
         out = _memory(context, builder, signature.args[2], args[2])
         edges = _memory(context, builder, signature.args[3], args[3])
         low = cgutils.alloca_once_value(builder, _splat(words, 0xFFFFFFFF))
@@ -165,6 +195,7 @@ def scan(_typing: Any, source: Any, count: Any, tops: Any, limits: Any) -> tuple
         rounds = builder.udiv(args[1], ir.Constant(args[1].type, SCANNED))
         with cgutils.for_range(builder, rounds) as loop:
             base = builder.gep(values, [_times(builder, loop.index, 4 * SCANNED)])
+            _fetch(builder, next_values, loop.index, 1)
             pair = []
             for part in range(2):
                 bits = _load(builder, base, 4 * LANES * part, words)
@@ -181,7 +212,7 @@ def scan(_typing: Any, source: Any, count: Any, tops: Any, limits: Any) -> tuple
         _store(builder, _reduced(builder, "umax", builder.load(high)), edges, 4)
         return _sum(builder, builder.load(zeros))
 
-    return types.int64(source, count, tops, limits), generate
+    return types.int64(source, count, tops, limits, ahead), generate
 
 
 @intrinsic
@@ -237,15 +268,6 @@ def _transposed(builder: Any, rows: list[Any]) -> list[Any]:
     return rows
 
 
-def _fetch(builder: Any, address: Any) -> None:
-    """Fetch the values of a group into cache; memory that is not there does no harm."""
-    kind = ir.FunctionType(ir.VoidType(), [address.type, _I32, _I32, _I32])
-    function = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
-    how = [ir.Constant(_I32, value) for value in (0, 3, 1)]  # to read, into all levels, data
-    for line in range(0, 4 * GROUP, 64):
-        builder.call(function, [builder.gep(address, [ir.Constant(_I64, line)]), *how])
-
-
 @intrinsic
 def slice_bits(
     _typing: Any, tops: Any, groups: Any, highest: Any, planes: Any, ahead: Any
@@ -258,7 +280,7 @@ def slice_bits(
         highest: The highest quarter that is wanted. Values above it, and those ``OCTAVES`` octaves
             or more below, look like none.
         planes: uint8 (groups * PLANES * 32,), written.
-        ahead: An address from which memory is fetched into cache meanwhile, 1 KB for each group.
+        ahead: An address from which memory is fetched into cache meanwhile, 256 bytes for each group.
     """
     kind = _vector(_I16, _BYTES // 2)
 
@@ -274,7 +296,7 @@ def slice_bits(
 
         with cgutils.for_range(builder, args[1]) as loop:
             base = builder.gep(source, [_times(builder, loop.index, 2 * GROUP)])
-            _fetch(builder, builder.gep(next_values, [_times(builder, loop.index, 4 * GROUP)]))
+            _fetch(builder, next_values, loop.index, 4)
             rows = []
             for row in range(8):
                 first, second = (below(base, _BYTES * (2 * row + half)) for half in range(2))
@@ -288,7 +310,9 @@ def slice_bits(
 
 
 @intrinsic
-def count_pair(_typing: Any, planes: Any, groups: Any, pair: Any, found: Any) -> tuple[Any, Any]:
+def count_pair(
+    _typing: Any, planes: Any, groups: Any, pair: Any, found: Any, ahead: Any
+) -> tuple[Any, Any]:
     """Count the values in each quarter of two neighbouring octaves.
 
     Args:
@@ -296,12 +320,14 @@ def count_pair(_typing: Any, planes: Any, groups: Any, pair: Any, found: Any) ->
         groups: How many groups, at most 31 (a byte counts them).
         pair: The octaves ``2 * pair`` and ``2 * pair + 1`` below the highest.
         found: int64 (8,), written; the highest quarter first.
+        ahead: An address from which memory is fetched into cache meanwhile, 64 bytes for each group.
     """
     whole, ones = _vector(_I64, _BYTES // 8), _vector(_I8, _BYTES)
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         source = _memory(context, builder, signature.args[0], args[0])
         out = _memory(context, builder, signature.args[3], args[3])
+        next_values = builder.inttoptr(args[4], _I8.as_pointer())
         flips = []  # all ones where a bit of ``pair`` is 0
         for bit in range(4):
             shifted = builder.lshr(args[2], ir.Constant(args[2].type, bit))
@@ -313,6 +339,7 @@ def count_pair(_typing: Any, planes: Any, groups: Any, pair: Any, found: Any) ->
         )
         with cgutils.for_range(builder, args[1]) as loop:
             base = builder.gep(source, [_times(builder, loop.index, PLANES * _BYTES)])
+            _fetch(builder, next_values, loop.index, 1)
             rows = [_load(builder, base, _BYTES * i, whole) for i in range(PLANES)]
             masks = [builder.xor(rows[3], flips[0])]
             for row, flip in zip(rows[4:], flips[1:], strict=True):
@@ -331,7 +358,7 @@ def count_pair(_typing: Any, planes: Any, groups: Any, pair: Any, found: Any) ->
             _store(builder, _sum(builder, wide), out, 8 * i)
         return context.get_dummy_value()
 
-    return types.void(planes, groups, pair, found), generate
+    return types.void(planes, groups, pair, found, ahead), generate
 
 
 @intrinsic
@@ -350,11 +377,22 @@ def below(_typing: Any, tops: Any, word: Any, limit: Any) -> tuple[Any, Any]:
 
 @intrinsic
 def lowest_bit(_typing: Any, mask: Any) -> tuple[Any, Any]:
-    """The number of the lowest bit that is set, of a mask that is not 0."""
+    """The number of the lowest bit of a mask that is set, of 0 that of the first."""
 
     def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
         kind = ir.FunctionType(_I64, [_I64, _I1])
         function = builder.module.declare_intrinsic("llvm.cttz", [_I64], kind)
-        return builder.call(function, [args[0], ir.Constant(_I1, 1)])
+        found = builder.call(function, [args[0], ir.Constant(_I1, 0)])
+        return builder.and_(found, ir.Constant(_I64, 63))
 
-    return types.int64(mask), generate
+    return types.uint64(mask), generate
+
+
+@intrinsic
+def ones_in(_typing: Any, mask: Any) -> tuple[Any, Any]:
+    """How many bits of a mask are set."""
+
+    def generate(_context: Any, builder: Any, _signature: Any, args: Any) -> Any:
+        return builder.ctpop(args[0])
+
+    return types.uint64(mask), generate

@@ -123,6 +123,99 @@ def test_values_may_lie_anywhere():
             assert_same(memory[offset : offset + n])
 
 
+def in_quarters(values: torch.Tensor) -> np.ndarray:
+    """Counts of finite float32 values by numpy alone: quarters, zeros last."""
+    bits = values.numpy().view(np.uint32)
+    return np.bincount(((bits << np.uint32(1)) - np.uint32(1)) >> np.uint32(22), minlength=1024)
+
+
+def assert_in_quarters(values: torch.Tensor) -> None:
+    assert_same(values)
+    row, expected = counted(COMPARING, values)[0], in_quarters(values)
+    assert np.array_equal(row[: layout.QUARTERS], expected[: layout.QUARTERS])
+    assert row[layout.ZEROS] == expected[-1]
+
+
+@pytest.mark.parametrize("crowd", [1, 2, 3, 4, 5, 63, 64, 200])
+def test_values_far_below_are_found_wherever_they_crowd(crowd):
+    """Of each 64 values two are written down at once, more one by one."""
+    torch.manual_seed(0)
+    for n in (64, 300, 4096, 4100):
+        for start in (0, 61, 64, n - crowd):
+            values = 1 + torch.rand(n)
+            values[max(start, 0) : start + crowd] = 1e-20 * torch.rand(1).item()
+            assert_in_quarters(values)
+            values[::3] = 0
+            assert_in_quarters(values)
+    for distance in range(1, 140, 3):  # all of a block but one value
+        values = torch.full((4096,), 2.0**-distance)
+        values[distance] = 1.5
+        assert_in_quarters(values)
+
+
+@pytest.mark.parametrize("sampled", [True, False], ids=["far seen", "far not seen"])
+def test_a_sample_that_misleads_changes_no_count(sampled):
+    """Whether tables count is guessed by one value in 64 of a block of 4,096."""
+    torch.manual_seed(0)
+    for n in (4096, 4097, 64, 127, 128, 191, 8192 + 640):
+        step = max(min(n, 4096) // 64, 1)
+        for near, far in ((1.0, -60.0), (100.0, -100.0), (0.0, -27.0), (0.0, -28.0)):
+            seen = torch.arange(n) % step == 0
+            values = torch.exp2(torch.where(seen == sampled, far, near) + torch.rand(n) * 3)
+            assert_in_quarters(values)
+            assert_in_quarters(-values * (torch.rand(n) > 0.3))
+
+
+_ONE = 1023 << 52
+DOUBLES = torch.tensor(
+    [
+        *(0, 1, (1 << 52) - 1, 1 << 52, (897 << 52) - 1, 897 << 52, (897 << 52) + 1),
+        *((1151 << 52) - 1, 1151 << 52, (0x7FF << 52) - 1, 0x7FF << 52, (0x7FF << 52) + 1),
+        *(_ONE - 1, _ONE + 1, _ONE + (1 << 50), _ONE + (1 << 50) + 1),
+        *((1 << 63) - 1, -1, -(1 << 63), -(1 << 52)),
+    ],
+    dtype=torch.int64,
+)
+
+
+def assert_doubles(bits: torch.Tensor) -> None:
+    """Counts of float64 against numpy's own arithmetic."""
+    values = bits.view(torch.float64)
+    row, edges = counted(COMPARING, values)
+    x = np.abs(values.numpy())
+    finite = x[np.isfinite(x) & (x != 0)]
+    assert row[layout.NANS] == np.isnan(x).sum()
+    assert row[layout.INFS] == np.isinf(x).sum()
+    assert row[layout.ZEROS] == (x == 0).sum()
+    assert row[layout.SUBNORMALS] == (finite < 2.0**-126).sum()
+    assert row[layout.FP16_OVERFLOW] == (finite >= 65520.0).sum()
+    mantissas, exponents = np.frexp(finite)  # in [0.5, 1)
+    quarters = np.ceil(mantissas * 8).astype(int) - 5  # closed at the top: -1 is a power of two
+    keys = 4 * (exponents.astype(int) - 1 + 127) + quarters
+    keys = np.where(exponents > 128, layout.QUARTERS - 1, keys)
+    usual = keys >= 4  # subnormals of FP32 and 2^-126 share the lowest bin
+    expected = np.bincount(keys[usual], minlength=layout.QUARTERS)[: layout.QUARTERS]
+    assert np.array_equal(row[4 : layout.QUARTERS], expected[4:])
+    assert row[:4].sum() == (~usual).sum()
+    assert edges[0] == (finite.max() if len(finite) else 0)
+    assert edges[1] == (finite.min() if len(finite) else np.inf)
+
+
+def test_doubles_of_every_kind_count_as_numpy_says():
+    torch.manual_seed(0)
+    for n in (1, 20, 63, 64, 100, 4095, 4097):
+        assert_doubles(shuffled(DOUBLES, n))
+        assert_doubles((torch.randn(n).double() * 1e-3).view(torch.int64))
+    for one in DOUBLES:
+        assert_doubles(one.repeat(65))
+
+
+@settings(max_examples=60, deadline=None)
+@given(arrays.arrays(np.int64, st.integers(0, 300), elements=st.integers(-(2**63), 2**63 - 1)))
+def test_any_bits_of_doubles_count_as_numpy_says(bits):
+    assert_doubles(torch.from_numpy(bits.copy()))
+
+
 def updated(kernels: host.Kernels, before: torch.Tensor, after: torch.Tensor) -> list[np.ndarray]:
     weights, updates = Scratch(), Scratch()
     facts = np.zeros(numba_kernels.UPDATE_ROW, np.int64)
@@ -159,6 +252,27 @@ def test_updates_equal_those_of_the_tables(name):
         whole = updated(COMPARING, before, after)
         for row, values in ((whole[0], before), (whole[2], after - before)):
             assert np.array_equal(row, counted(PLAIN, values)[0])
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(64, 700), st.integers(-100, 13), st.integers(-100, 13), st.integers(0, 2**31))
+def test_updates_of_any_ratio_equal_those_of_the_tables(n, of_weights, of_updates, seed):
+    """Zeros among weights, updates and both; values far from overflow and from subnormals."""
+    random = torch.Generator().manual_seed(seed)
+    before, step = (
+        torch.randn(n, generator=random)
+        * 2.0**exponent
+        * (torch.rand(n, generator=random) > torch.rand(1, generator=random) - 0.5)
+        for exponent in (of_weights, of_updates)
+    )
+    mantissas = torch.rand(n, generator=random) < 0.3  # powers of two and their halfway points
+    before[mantissas] = 2.0**of_weights
+    step[mantissas] = 2.0**of_updates
+    after = before + step
+    for new, old in zip(
+        updated(COMPARING, before, after), updated(PLAIN, before, after), strict=True
+    ):
+        assert np.array_equal(new, old), np.nonzero(new != old)
 
 
 def test_where_vectors_are_refused_tables_count(monkeypatch):
