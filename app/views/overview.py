@@ -168,7 +168,7 @@ def by_a_plan(listing: Listing) -> None:
     pictures = curves_of(listing, logs)
     if own is not None:
         folder = str(run_folder.place_of(listing))
-        pictures.append(overview.scale_picture(folder, {name: own}))
+        pictures.append(overview.scale_picture(folder, name, logs))
     if pictures:
         side_by_side(pictures)
     left, right = st.columns(2, gap="medium")

@@ -26,12 +26,14 @@ found = run_folder.listings()
 own = sum(not run_folder.is_sample(item) for item in found)
 
 
-def head() -> None:
-    """How many runs there are, and what a click does."""
+def head(text: str, kinds: list[views.Kind]) -> None:
+    """How many runs there are, how many of them the filters leave, and what a click does."""
     where = f"{counted(own, 'run')} in {run_folder.folder()}"
     bundled = len(found) - own
     more = f", {counted(bundled, 'sample run')} below" if bundled else ""
-    widgets.title_line("Runs", in_markdown(f"{where}{more}. Click a row to open its run."))
+    some = sum(kept(rows(found)[0], text, kinds))
+    shown = f", {some} shown" if some < len(found) else ""
+    widgets.title_line("Runs", in_markdown(f"{where}{more}{shown}. Click a row to open its run."))
 
 
 def filters() -> tuple[str, list[views.Kind], bool]:
@@ -84,7 +86,7 @@ def columns(frame: pd.DataFrame, tones: dict[str, str]) -> dict[str, Any]:
     words, colours = views.badge_colours(frame, tones)
     return {
         views.MARK: column.TextColumn(views.BELOW, pinned=True, width=34),
-        "run": column.TextColumn("run", pinned=True, width=165),
+        "run": column.TextColumn("run", pinned=True, width=160),
         "verdict": column.MultiselectColumn(
             "verdict",
             options=words,
@@ -95,15 +97,15 @@ def columns(frame: pd.DataFrame, tones: dict[str, str]) -> dict[str, Any]:
         ),
         "losses": column.LineChartColumn("loss", width=90, help="Medians over the training."),
         "last_loss": column.NumberColumn("last loss", format="%.4g", width=80),
-        "metric": column.TextColumn("last metric", width=175),
-        "skipped": column.NumberColumn("skipped", format="localized", width=70),
+        "metric": column.TextColumn("last metric", width=152),
+        "skipped": column.NumberColumn("skipped", format="localized", width=64),
         "format": column.TextColumn("format, level", width=140),
         "steps": column.NumberColumn("steps", format="localized", width=70),
         "recorded": column.NumberColumn("recorded", format="localized", width=75),
         "model": column.TextColumn("model", width=120),
         "device": column.TextColumn("device", width=60),
         "size": column.NumberColumn("size", format="bytes", width=70),
-        "created": column.DatetimeColumn("age", format="distance", width=95),
+        "created": column.DatetimeColumn("age", format="distance", width=86),
         "state": column.TextColumn("state", width=180),
     }
 
@@ -117,6 +119,11 @@ def rows(items: list[Listing]) -> tuple[pd.DataFrame, dict[str, str]]:
     return views.runs_frame(items, states, glances, names, live), views.tones_of(
         items, glances, names, live
     )
+
+
+def kept(frame: pd.DataFrame, text: str, kinds: list[views.Kind]) -> list[bool]:
+    """Which rows the filters leave."""
+    return [row["kind"] in kinds and views.matches(row, text) for row in frame.to_dict("records")]
 
 
 def shown(frame: pd.DataFrame, *, group: bool) -> pd.DataFrame:
@@ -139,8 +146,8 @@ def table(text: str, kinds: list[views.Kind], group: bool) -> None:
     """The list, read anew each time."""
     items = run_folder.listings()
     frame, tones = rows(items)
-    keep = [row["kind"] in kinds and views.matches(row, text) for row in frame.to_dict("records")]
-    samples = [run_folder.is_sample(item) for item, kept in zip(items, keep, strict=True) if kept]
+    keep = kept(frame, text, kinds)
+    samples = [run_folder.is_sample(item) for item, one in zip(items, keep, strict=True) if one]
     chosen = arranged(frame[keep], samples, group=group)
     if chosen.empty:
         st.info(
@@ -166,8 +173,11 @@ def table(text: str, kinds: list[views.Kind], group: bool) -> None:
 
 
 if found:
-    head()
-    table(*filters())
+    above = st.container()
+    wanted = filters()
+    with above:
+        head(*wanted[:2])
+    table(*wanted)
     for item in found:
         if item.problem:
             st.warning(in_markdown(item.problem), icon=":material/warning:")

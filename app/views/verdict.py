@@ -63,7 +63,10 @@ with right:
 
 st.header("Memory saved", anchor=False)
 st.caption("Predicted by counting: weights, gradients, optimizer state and stored activations.")
-st.dataframe(levels_frame(plan), hide_index=True)
+levels = levels_frame(plan)
+levels["memory (MB)"] = levels["memory (MB)"].map("{:,.1f}".format)
+levels["possible"] = levels["possible"].map({True: "yes", False: "no"})
+st.table(levels, hide_index=True)  # not a grid: its last column is a sentence, shown whole
 st.header("Values lost, by format", anchor=False)
 st.caption(in_markdown(formats_note(analysis)))
 st.dataframe(formats_frame(analysis.formats).map(percent))

@@ -21,6 +21,7 @@ def test_the_list_says_what_lies_in_each_folder(opened, root, tmp_path):
     test = opened(tmp_path)
     rows = table_of(test).set_index("run")
     assert list(rows.index) == ["gpu-sample", "gpt", "ssd", "ssd-fp16-plan"]
+    assert ", 4 shown" not in words(test)
     verdicts = rows["verdict"].map(lambda words: words[0])
     assert list(verdicts) == ["86 % Tensor Cores", "not analyzed", "needs scale 64", "not compared"]
     assert rows["mark"]["ssd-fp16-plan"] == "↳"
@@ -30,6 +31,7 @@ def test_the_list_says_what_lies_in_each_folder(opened, root, tmp_path):
     assert 2 < len(rows["losses"]["ssd"]) <= 60
     found = test.text_input(key="filter").set_value("detector").run()
     assert list(table_of(found)["run"]) == ["ssd", "ssd-fp16-plan"]
+    assert ", 2 shown" in words(found)
     assert "No run here matches" in words(test.text_input(key="filter").set_value("xyz").run())
     assert list(table_of(opened(tmp_path, kinds="Profiles"))["run"]) == ["gpu-sample"]
     test = opened(tmp_path, "overview", run="gpt")  # which analyzes it

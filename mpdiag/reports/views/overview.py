@@ -362,9 +362,9 @@ def training_words(
     return f"{told} {metric.metric} {metric.value:.4g}{against}."
 
 
-def scale_picture(folder: str, logs: Mapping[str, TrainingLog]) -> Picture:
-    """The loss scale of a training, as high as the losses beside it."""
-    picture = training.scales(folder, logs)
+def scale_picture(folder: str, name: str, logs: Mapping[str, TrainingLog]) -> Picture:
+    """The loss scale of a training, as high as the losses of all ``logs`` beside it."""
+    picture = training.scales(folder, {name: logs[name]}, list(logs))
     _small(picture, HEIGHT)
     return picture
 

@@ -213,19 +213,23 @@ LONGEST = 120
 _DASHES = ("solid", "dash", "dot", "dashdot")
 
 
-def losses_figure(frame: pd.DataFrame, *, log: bool = False, window: int = 1) -> go.Figure:
+def losses_figure(
+    frame: pd.DataFrame, runs: Sequence[str], *, log: bool = False, window: int = 1
+) -> go.Figure:
     """Loss curves (``losses_frame``), a line for each run.
 
     Args:
         frame: The table.
+        runs: In the order of the other figures, so that each keeps its colour.
         log: A log scale; what is not positive is left out there.
         window: Steps of a running median, drawn over the pale raw line.
     """
     if frame.empty:
         return empty("no training log")
     fig = figure(380)
-    for i, (run, part) in enumerate(frame.groupby("run", sort=False)):
-        name, colour = in_figure(str(run)), SERIES[i % len(SERIES)]
+    for run, part in frame.groupby("run", sort=False):
+        i, name = list(runs).index(str(run)), in_figure(str(run))
+        colour = SERIES[i % len(SERIES)]
         y = part["loss"].where(np.isfinite(part["loss"].astype(float)))
         hover = "step %{x}: %{y:.5g}<extra>" + name + "</extra>"
         smooth = window > 1
@@ -255,13 +259,19 @@ def losses_figure(frame: pd.DataFrame, *, log: bool = False, window: int = 1) ->
     return fig.figure()
 
 
-def scales_figure(frame: pd.DataFrame) -> go.Figure:
-    """The loss scales of some trainings (``scales_frame``), a cross at each skip with its cause."""
+def scales_figure(frame: pd.DataFrame, runs: Sequence[str]) -> go.Figure:
+    """The loss scales of some trainings, a cross at each skip with its cause.
+
+    Args:
+        frame: ``scales_frame``.
+        runs: In the order of the other figures, so that each keeps its colour.
+    """
     if frame.empty:
         return empty("no steps")
     fig = figure(300)
-    for i, (run, part) in enumerate(frame.groupby("run", sort=False)):
-        name, colour = in_figure(str(run)), SERIES[i % len(SERIES)]
+    for run, part in frame.groupby("run", sort=False):
+        i, name = list(runs).index(str(run)), in_figure(str(run))
+        colour = SERIES[i % len(SERIES)]
         fig.add_scatter(
             x=part["step"],
             y=part["scale"],
@@ -370,7 +380,7 @@ def losses(
         "losses",
         "Loss",
         _loss_words(logs, window),
-        losses_figure(frame, log=log, window=window),
+        losses_figure(frame, list(logs), log=log, window=window),
         frame,
         losses_receipt(folder, list(logs)),
     )
@@ -404,14 +414,22 @@ def _scale_words(logs: Mapping[str, TrainingLog]) -> str:
     return f"{words} Crosses mark skipped steps; hover for the cause." if crosses else words
 
 
-def scales(folder: str, logs: Mapping[str, TrainingLog]) -> Picture:
-    """The loss scales of several trainings, and each skip with its cause."""
+def scales(
+    folder: str, logs: Mapping[str, TrainingLog], runs: Sequence[str] | None = None
+) -> Picture:
+    """The loss scales of several trainings, and each skip with its cause.
+
+    Args:
+        folder: Where the runs are.
+        logs: Their logs.
+        runs: All runs of the figures beside it, in their order; None for those of the logs.
+    """
     frame = scales_frame(logs)
     return Picture(
         "scale",
         "Loss scale",
         _scale_words(logs),
-        scales_figure(frame),
+        scales_figure(frame, list(runs or logs)),
         frame,
         scales_receipt(folder, list(logs)),
     )

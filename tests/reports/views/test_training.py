@@ -28,6 +28,17 @@ def test_losses_and_scales_and_their_receipts(root, logs):
     same_numbers(training.scales(folder, logs), needed=["run", "step", "scale", "skipped"])
 
 
+def test_a_run_keeps_its_colour_in_figures_of_fewer_runs(root, logs):
+    folder = str(root / "sample_runs")
+    names = list(logs)
+    assert len(names) > 1
+    line = next(t for t in training.losses(folder, logs).figure.data if t.name == names[-1])
+    alone = training.scales(folder, {names[-1]: logs[names[-1]]}, names).figure.data[0]
+    assert (alone.line.color, alone.line.dash) == (line.line.color, line.line.dash)
+    first = training.scales(folder, {names[-1]: logs[names[-1]]}).figure.data[0]
+    assert first.line.color != alone.line.color
+
+
 def test_skips_infinities_and_torn_lines(tmp_path):
     lines = [
         {"step": 0, "loss": 1.5, "scale": 4.0, "skipped": False, "reason": ""},
