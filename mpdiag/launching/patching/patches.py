@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _OURS = "mpdiag"
 _ENGINE = "_engine_run_backward"
-"""Where torch begins a backward pass, with every mode of ``torch.overrides`` that it called taken off."""
+"""Where torch begins a backward pass, without the modes of ``torch.overrides`` that it called."""
 
 
 class CallHandler(PassState, Protocol):

@@ -167,7 +167,7 @@ def test_a_traced_model_and_a_hook_compute_in_fp32(train):
 
 CHECKPOINTED = {
     "functions": "checkpoint(lambda x: torch.tanh(F.linear(x, w)), x, use_reentrant=REENTRANT)",
-    "a layer's forward": "checkpoint(lambda x: torch.tanh(model.a.forward(x)), x, use_reentrant=REENTRANT)",
+    "a layer's forward": "torch.tanh(checkpoint(model.a.forward, x, use_reentrant=REENTRANT))",
     "another method": "checkpoint(model.hidden, x, use_reentrant=REENTRANT)",
 }
 
