@@ -20,6 +20,8 @@ NOT_FP32 = "not-fp32"
 """The code of each finding that says that a recording is not of FP32 training."""
 WIDER_THAN_FP32 = frozenset({"float64", "complex128"})
 """Dtypes that hold more than FP32 does."""
+_HALF = frozenset({"float16", "bfloat16"})
+_NO_CASTS = "remove casts to half precision from the model, and record again"
 FEW_STEPS = 20
 """Recorded steps below which an analysis says that it rests on few."""
 
@@ -95,10 +97,37 @@ def _precision_findings(run: Run) -> list[Finding]:
                 message=f"{counted(precision['half_modules'], 'module')} returned half precision: "
                 "what that rounded away cannot be seen in this recording",
                 evidence={"half_modules": precision["half_modules"]},
-                fix="remove casts to half precision from the model, and record again",
+                fix=_NO_CASTS,
             )
         )
-    return found
+    return found or _narrow_products(run)
+
+
+def _narrow_products(run: Run) -> list[Finding]:
+    """Products that the training's own code computes in half precision, forward and backward.
+
+    A frozen half-precision model inside of an FP32 training has no backward pass of its own.
+    """
+    narrow = {
+        op.where or op.module or op.op: str(dtype)
+        for op in run.operations()
+        if op.node and op.flops
+        for dtype in {t.dtype for t in op.outputs} & _HALF
+    }
+    if not narrow:
+        return []
+    dtypes = " and ".join(sorted(set(narrow.values())))
+    places = sorted(narrow)
+    return [
+        Finding(
+            severity="warning",
+            code=NOT_FP32,
+            message=f"the training's own code computes products in {dtypes} (at {places[0]}), so this "
+            f"is not a recording of FP32 training: what {dtypes} rounded away cannot be seen",
+            evidence={"half_products": places},
+            fix=_NO_CASTS,
+        )
+    ]
 
 
 def _narrow_weights(run: Run) -> list[Finding]:
@@ -106,7 +135,7 @@ def _narrow_weights(run: Run) -> list[Finding]:
     for row in run.modules():
         if row["what"] == "parameter":
             sizes[str(row["dtype"])] = sizes.get(str(row["dtype"]), 0) + int(row["numel"] or 0)
-    halves = {"float16", "bfloat16"} & set(sizes)
+    halves = _HALF & set(sizes)
     others = set(sizes) if "float32" not in sizes else set()
     if not halves and not others:
         return []

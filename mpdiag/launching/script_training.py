@@ -88,7 +88,7 @@ class ScriptTraining:
         self._share = PrecisionShare(everywhere=True)
         self._products = ParameterOperations(self)
         self._products.attach()
-        self._calls = GradientCalls(self.trainers, self.refuse)
+        self._calls = GradientCalls(self.trainers, self.refuse, self._products.on)
         self._patches = Patches(self._calls)
         self._patches.install()
         self._discovery = Discovery(self, patient=True)
@@ -251,11 +251,13 @@ class ScriptTraining:
 
         trainer = self._trainer_of[id(module)]
         calls = self._calls
-        plain = in_backward() and (
+        if calls is None or calls.casts_off or in_transform():
+            return function(*args, **kwargs)
+        if in_backward() and (
             torch.is_autocast_enabled(trainer.context.device.type)  # checkpointing has restored it
             or not torch.is_grad_enabled()  # a hook computes with true gradients
-        )
-        if plain or calls is None or calls.casts_off or in_transform():
+            or calls.in_script_code  # as it does where the pass itself is differentiated
+        ):
             return function(*args, **kwargs)
         with self._casts(trainer, module):
             result = function(*args, **kwargs)

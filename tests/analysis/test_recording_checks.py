@@ -14,6 +14,7 @@ from torch import nn
 import mpdiag
 from mpdiag.analysis import streaming
 from mpdiag.analysis.recording_checks import period_findings
+from mpdiag.reports.text.analysis import after_analysis
 from mpdiag.runs.run import open_run
 
 
@@ -120,3 +121,23 @@ def test_a_double_precision_recording_says_what_it_does_not_show(tmp_path):
     assert "rounded away" not in finding.message  # it holds more than FP32, and not less
     assert analysis.verdict.level == "cannot"
     assert "a training in float64: whether it trains in FP32 was not seen" in analysis.verdict.text
+    named = after_analysis(analysis, tmp_path / "run", tmp_path / "plan.json")
+    assert named == ("mpdiag", "report", tmp_path / "run")  # a training by its plan is refused
+
+
+def test_without_activation_gradients_no_loss_scale_is_named(tmp_path):
+    """As where ``torch.func`` computes gradients, and the loop assigns them."""
+    torch.manual_seed(0)
+    model = torch.nn.Linear(8, 4)
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with mpdiag.record(model, optimizer, tmp_path / "run", every=1):
+        for _ in range(3):
+            for parameter in model.parameters():
+                parameter.grad = torch.randn_like(parameter)
+            optimizer.step()
+    analysis = mpdiag.analyze(tmp_path / "run")
+    assert "no-activation-gradients" in {f.code for f in analysis.findings}
+    assert analysis.plan.loss_scale.need == "unknown"
+    assert analysis.verdict.text.startswith("No activation gradients were recorded")
+    assert not analysis.concluded
+    assert analysis.plan.master_weights.needed

@@ -189,3 +189,41 @@ def test_modules_that_return_half_precision_are_counted(tmp_path):
         model(torch.randn(2, 4)).float().sum().backward()
     (finding,) = findings(mpdiag.open_run(tmp_path / "run"))
     assert finding.evidence == {"half_modules": 2}
+    verdict = mpdiag.analyze(tmp_path / "run").verdict.text
+    assert "(2 modules returned half precision)" in verdict  # and its weights are FP32
+
+
+class ByHand(nn.Module):
+    """Returns FP32 and has FP32 weights; its product is one of bfloat16."""
+
+    def __init__(self):
+        super().__init__()
+        self.wide = nn.Linear(4, 8)
+
+    def forward(self, x):
+        narrow = nn.functional.linear(x.bfloat16(), self.wide.weight.bfloat16())
+        return narrow.float()
+
+
+def step_of(model, folder, frozen=False):
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    with mpdiag.record(model, optimizer, folder):
+        loss = model(torch.randn(2, 4)).square().sum()
+        if frozen:  # a teacher in half precision: no gradient goes through it
+            with torch.no_grad():
+                taught = torch.ones(2, 4).bfloat16() @ torch.ones(4, 2).bfloat16()
+            loss = loss * taught.float().sum()
+        loss.backward()
+        optimizer.step()
+    return mpdiag.analyze(folder)
+
+
+def test_products_of_half_precision_inside_a_module_are_found(tmp_path):
+    torch.manual_seed(0)
+    analysis = step_of(ByHand(), tmp_path / "run")
+    (finding,) = (f for f in analysis.findings if f.code == "not-fp32")
+    assert "computes products in bfloat16 (at " in finding.message
+    assert analysis.verdict.level == "cannot"
+    assert "its own code computes products in half precision" in analysis.verdict.text
+    frozen = step_of(nn.Linear(4, 1), tmp_path / "frozen", frozen=True)
+    assert "not-fp32" not in {f.code for f in frozen.findings}

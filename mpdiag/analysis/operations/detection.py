@@ -346,10 +346,13 @@ def _needed(
             if not new:
                 new = _new(graph, low, target, rules, found, spared, policy=policy)
         if not new:
+            known = len(found)
             for index, finding in gradients(graph, low, target, scale):
                 found.setdefault(index, finding)
             if not policy:
                 return found
+            if len(found) > known:  # a gradient that leaves FP32 may be too large for what it is of
+                continue
             alone = without_followers(graph, found)
             return {index: f for index, f in found.items() if index in alone}
         first = min(new)  # fixing it may fix the operations that read its result

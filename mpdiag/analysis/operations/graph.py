@@ -149,6 +149,27 @@ class StepGraph:
                     found[number].append(op)
         return found
 
+    def differentiated(self, gradient: TensorRecord, sender: int) -> list[Operation]:
+        """The forward operations whose results a gradient is of, it or a sum that it is part of.
+
+        A gradient has the dtype of that result, whatever it was computed in.
+
+        Args:
+            gradient: What the backward pass of an operation wrote.
+            sender: The index of that operation, whose own intermediates are left out.
+        """
+        found: dict[int, Operation] = {}
+        waiting, seen = [gradient.tensor], set[int]()
+        while waiting:
+            number = waiting.pop()
+            seen.add(number)
+            for op in self._backward_readers.get(number, []):
+                if op.forward == NONE and op.op in ("add", "add_"):
+                    waiting += [t.tensor for t in op.outputs if t.tensor not in seen]
+                elif op.forward not in (NONE, sender):
+                    found[op.forward] = self.operations[op.forward]
+        return list(found.values())
+
     def is_masked(self, gradient: TensorRecord, largest: float, depth: int = 6) -> bool:
         """Whether a gradient's values beyond a number reach nothing: ``relu`` passes on none of them.
 

@@ -432,20 +432,25 @@ def gradients(
         forward = graph.operations[op.forward]
         for t in op.outputs:
             factor = scale if t.tensor in graph.gradients else 1.0
-            beyond = low[t.tensor] and t.counted and target.overflows(t.absmax * factor)
-            if beyond and not graph.is_masked(t, target.max / factor):
-                yield (
-                    forward.index,
-                    finding_of(
-                        forward,
-                        "gradient-overflow",
-                        f"its backward pass ({op.op}) reaches {t.absmax:.3g}"
-                        + (f" times the loss scale {factor:g}" if factor != 1 else ""),
-                        f"{forward.op} in FP32",
-                        "every such step is skipped, and the loss scale falls",
-                        {"absmax": t.absmax, "scale": factor, "backward": op.op},
-                    ),
-                )
+            beyond = t.counted and target.overflows(t.absmax * factor)
+            if not beyond or graph.is_masked(t, target.max / factor):
+                continue
+            reaches = f"reaches {t.absmax:.3g}"
+            reaches += f" times the loss scale {factor:g}" if factor != 1 else ""
+            evidence = {"absmax": t.absmax, "scale": factor, "backward": op.op}
+            without = "every such step is skipped, and the loss scale falls"
+            if low[t.tensor]:
+                blamed = [forward]
+                reason = f"its backward pass ({op.op}) {reaches}"
+            else:  # computed in FP32, and cast for a result that is narrow
+                given = graph.differentiated(t, op.forward)
+                blamed = [g for g in given if any(low[o.tensor] for o in g.outputs)]
+                reason = f"the gradient that {forward.op} passes on to it {reaches}"
+            for one in blamed:
+                fix = f"{one.op} in FP32"
+                found = finding_of(one, "gradient-overflow", reason, fix, without, evidence)
+                yield one.index, found
+            if blamed:
                 break
 
 

@@ -169,6 +169,9 @@ def analyze_loss_scale(
     if len(gradients) == 0 or _finite(maxima).size == 0:
         none = "no finite gradient was recorded"
         return nothing_concluded(layers, non_finite, none, target, statistics.steps())
+    if len(layers.of_kind("activation_grad")) == 0:
+        none = "no activation gradient was recorded"
+        return nothing_concluded(layers, non_finite, none, target, statistics.steps())
     parts = statistics.late_gradients()
     late = [(window, part.of_kind("activation_grad")) for window, part in parts]
     recorded = _recorded(gradients, steps, maxima, late, target)

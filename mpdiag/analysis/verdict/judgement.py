@@ -9,7 +9,7 @@ plan shows more.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from mpdiag.analysis.recording_checks import FEW_STEPS, NOT_FP32, WIDER_THAN_FP32
 from mpdiag.analysis.scaling.bounds import largest_share
@@ -19,7 +19,7 @@ from mpdiag.plan import NO_SCALE, Verdict
 from mpdiag.runs.coverage import stepped_in
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Mapping
 
     from mpdiag.analysis.findings import Finding
     from mpdiag.analysis.operations.rules import OperationFinding
@@ -103,7 +103,7 @@ def _why_unfit(case: Case) -> Iterator[str]:
     if codes & {"non-finite-gradients", "non-finite-losses", "exploding-gradients"}:
         yield "This training already diverges in FP32; fix that before changing the format."
     if "no-activation-gradients" in codes:
-        yield "No gradients were recorded, so mixed precision cannot be assessed."
+        yield "No activation gradients were recorded, so mixed precision cannot be assessed."
     yield from _not_a_training_in_fp32(case)
     if case.trained is None or case.trained.verdict != "equivalent":
         yield from _unseen_optimizers(case)
@@ -138,7 +138,7 @@ def _not_a_training_in_fp32(case: Case) -> Iterator[str]:
     fmt, codes = case.target.label, case.codes
     weights = next((f for f in case.findings if f.code == NOT_FP32), None)
     dtypes = frozenset(weights.evidence.get("dtypes") or ()) if weights is not None else frozenset()
-    narrow = narrowed(case.run) or ("its weights are not FP32" if weights is not None else "")
+    narrow = narrowed(case.run) or ("" if weights is None else _what_is_narrow(weights.evidence))
     if dtypes and dtypes <= WIDER_THAN_FP32:
         yield (
             f"This is a recording of a training in {' and '.join(sorted(dtypes))}: whether it trains in "
@@ -159,6 +159,15 @@ def _not_a_training_in_fp32(case: Case) -> Iterator[str]:
             "No optimizer step was seen, so no training was recorded: this cannot say whether one "
             f"in {fmt} would work."
         )
+
+
+def _what_is_narrow(evidence: Mapping[str, Any]) -> str:
+    """What of a training is not FP32, by the evidence of a finding that says so."""
+    if "half_modules" in evidence:
+        return f"{counted(evidence['half_modules'], 'module')} returned half precision"
+    if "half_products" in evidence:
+        return "its own code computes products in half precision"
+    return "its weights are not FP32"
 
 
 def _unseen_optimizers(case: Case) -> Iterator[str]:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from mpdiag.launching import processes
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
+    from contextlib import AbstractContextManager
 
     from torch import Tensor
 
@@ -28,10 +29,17 @@ class GradientCalls:
     Args:
         trainers: The trainers at work; more may be added later.
         refuse: Ends the script, with a reason.
+        looking: Makes a context in which products are seen that a backward pass computes again.
     """
 
-    def __init__(self, trainers: list[ScriptTrainer], refuse: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        trainers: list[ScriptTrainer],
+        refuse: Callable[[str], None],
+        looking: Callable[[], AbstractContextManager[object]] = nullcontext,
+    ) -> None:
         self.refuse = refuse
+        self.looking = looking
         self.in_script_code = False
         self.casts_off = 0  # contexts of the script that switch autocast off
         self._trainers = trainers

@@ -62,8 +62,7 @@ class ParameterOperations(TorchFunctionMode):
 
         Default devices are modes, too, which torch keeps at the bottom.
         """
-        stack = [torch._C._get_function_stack_at(i) for i in range(_depth())]
-        if any(mode is self for mode in stack):
+        if self._is_attached():
             return
         above = []
         while _depth() and not isinstance(_topmost(), DeviceContext):
@@ -81,6 +80,21 @@ class ParameterOperations(TorchFunctionMode):
             above.append(mode)
         for mode in reversed(above):
             _push_mode(mode)
+
+    @contextmanager
+    def on(self) -> Iterator[None]:
+        """Look inside a backward pass, too: checkpointing computes parts of a model in it again.
+
+        ``loss.backward()`` is passed to the mode, and torch takes it off for what it was passed.
+        """
+        if not self._looking or self._is_attached():
+            yield
+            return
+        self.attach()
+        try:
+            yield
+        finally:
+            self.detach()
 
     @contextmanager
     def off(self) -> Iterator[None]:
@@ -107,6 +121,10 @@ class ParameterOperations(TorchFunctionMode):
             if module is not None:
                 return self._handler.compute(module, func, args, kwargs)
         return func(*args, **kwargs)
+
+    def _is_attached(self) -> bool:
+        """Whether the mode is on this thread's stack."""
+        return any(torch._C._get_function_stack_at(i) is self for i in range(_depth()))
 
     def _module(self, args: Any, kwargs: Mapping[str, Any]) -> nn.Module | None:
         """The module a product belongs to: that of its parameter, or the one whose code it is."""

@@ -15,8 +15,11 @@ from mpdiag.launching.patching.gradient_hooks import PassState, from_inside, rep
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
+    from contextlib import AbstractContextManager
 
 _OURS = "mpdiag"
+_ENGINE = "_engine_run_backward"
+"""Where torch begins a backward pass, without the modes of ``torch.overrides`` that it called."""
 
 
 class CallHandler(PassState, Protocol):
@@ -30,6 +33,9 @@ class CallHandler(PassState, Protocol):
 
     def retain(self, tensor: torch.Tensor) -> None:
         """Note a tensor inside a graph that will keep its gradient."""
+
+    def looking(self) -> AbstractContextManager[object]:
+        """Makes a context in which products are seen that a backward pass computes again."""
 
     casts_off: int
     """How many contexts of the script switch autocast off."""
@@ -103,8 +109,17 @@ class Patches:
 
             return call
 
+        def engine(plain: Any) -> Any:
+            def call(*args: Any, **kwargs: Any) -> Any:
+                with handler.looking():
+                    return plain(*args, **kwargs)
+
+            return call
+
         self._replace(torch.autograd, "backward", backward)
         self._replace(torch.autograd, "grad", grad)
+        if hasattr(torch.autograd, _ENGINE):
+            self._replace(torch.autograd, _ENGINE, engine)
 
     def _hooks(self) -> None:
         """Let hooks of the script see true gradients, and tensors retain them."""

@@ -139,7 +139,7 @@ def after_analysis(
         run: The run folder, as it was typed.
         plan: Where the plan was written, if it was.
     """
-    if not analysis.concluded:
+    if not analysis.concluded or analysis.unanswered:  # a plan would rest on nothing
         return "mpdiag", "report", run
     if _calls_for_bf16(analysis):
         return "mpdiag", "analyze", run, "--target", BF16.name, "-o", "plan.json"

@@ -357,3 +357,34 @@ def test_only_what_rounds_to_the_size_of_a_difference_is_blamed_for_it(tmp_path)
     blamed = {f.op for f in mpdiag.analyze(tmp_path / "run").operations}
     assert {"add", "sub"} <= blamed
     assert not {"mul", "tanh"} & blamed  # of the steps' own size: their rounding is no matter
+
+
+def by_root(x):
+    return (x - x.mean(-1, keepdim=True)) / (x.var(-1, keepdim=True) + 1e-8).sqrt()
+
+
+def by_root_twice(x):
+    variance = x.var(-1, keepdim=True)
+    return x / (variance + 1e-8).sqrt() + x / (variance + 2e-8).sqrt()
+
+
+@pytest.mark.parametrize("function", [by_root, by_root_twice])
+def test_a_gradient_too_large_for_what_it_is_of_is_mended_there(function, tmp_path):
+    """FP32 for the root alone is no help: its gradient is cast for the FP16 value it was given."""
+    model = Net(lambda x: function(x * 1e-3), 1.0, None)
+    optimizer = torch.optim.SGD(model.parameters(), 1e-4)
+    with mpdiag.record(model, optimizer, tmp_path / "run", operations=1):
+        for _ in range(3):
+            optimizer.zero_grad()
+            (4 * weighed(model(batch()))).backward()
+            optimizer.step()
+    plan = mpdiag.analyze(tmp_path / "run").plan
+    assert "var" in {c.op for c in plan.fp32_operations}
+    root = [dataclasses.replace(c, op="sqrt") for c in plan.fp32_operations if c.op == "var"]
+    for choices, skips in ((plan.fp32_operations, False), (tuple(root), True)):
+        with mpdiag.MixedPrecision(
+            model, optimizer, dataclasses.replace(plan, fp32_operations=choices)
+        ) as mp:
+            with mp.autocast():
+                loss = 4 * weighed(model(batch()))
+            assert mp.step(loss).skipped == skips

@@ -163,3 +163,50 @@ def test_a_traced_model_and_a_hook_compute_in_fp32(train):
         assert abs(tiny[0] / 1e-12 - 1) < 1e-3
     """)
     train("", None, body)
+
+
+CHECKPOINTED = {
+    "functions": "checkpoint(lambda x: torch.tanh(F.linear(x, w)), x, use_reentrant=REENTRANT)",
+    "a layer's forward": "torch.tanh(checkpoint(model.a.forward, x, use_reentrant=REENTRANT))",
+    "another method": "checkpoint(model.hidden, x, use_reentrant=REENTRANT)",
+}
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+@pytest.mark.parametrize("way", CHECKPOINTED)
+def test_what_checkpointing_computes_again_is_cast_again(train, way, reentrant):
+    """``loss.backward()`` is passed to modes, and torch takes them off for it."""
+    body = """
+from torch.utils.checkpoint import checkpoint
+Net.hidden = lambda self, x: torch.tanh(x @ self.a.weight.T)
+x.requires_grad_()
+""" + LOOP.replace("out = WAY", f"out = model.b({CHECKPOINTED[way]})")
+    _, share = train("", None, body.replace("REENTRANT", str(reentrant)))
+    assert share == 1.0
+
+
+def test_a_functions_own_backward_pass_computes_as_written_where_it_is_differentiated(train):
+    body = """
+class Product(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, w):
+        ctx.save_for_backward(x, w)
+        return x @ w.T
+
+    @staticmethod
+    def backward(ctx, gradient):
+        x, w = ctx.saved_tensors
+        found, true = gradient @ w, gradient.double() @ w.double()
+        assert (found - true).abs().max() < 1e-6 * true.abs().max()
+        return found, gradient.T @ x
+
+import warnings
+warnings.simplefilter("ignore")  # create_graph: a cycle
+for step in range(2):
+    optimizer.zero_grad()
+    out = Product.apply(torch.tanh(model.a(x)), v)
+    F.mse_loss(out, y).backward(create_graph=True)
+    optimizer.step()
+"""
+    _, share = train("", None, body)
+    assert 0 < share < 1
