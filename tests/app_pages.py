@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 VIEWS = (
     "runs",
     "overview",
@@ -31,3 +33,9 @@ def titles(test):
 def words(test):
     """All text on the page."""
     return "\n".join(str(e.value) for kind in (*_TEXTS, *_TITLES) for e in getattr(test, kind))
+
+
+def commands(test):
+    """The commands of a page that are ready to be copied."""
+    blocks = [e.proto for e in test.get("bidi_component")]
+    return [json.loads(b.json)["command"] for b in blocks if "command_block" in b.component_name]

@@ -340,3 +340,37 @@ def test_the_report_draws_itself_from_a_file(page, runs, tmp_path):
         seen = page.locator(".figure").count() - page.locator(".pane[hidden] .figure").count()
         assert page.locator(".figure.js-plotly-plot").count() == seen >= 6
         assert page.evaluate("window.hacked") is None
+
+
+LOADED = """() => performance.getEntriesByType("resource").filter((e) => /\\.js$/.test(e.name))
+    .map((e) => [e.name.split("/").pop().split(".")[0], e.initiatorType])"""
+
+
+def test_plotly_comes_with_the_page_and_nothing_that_colours_code(page, address):
+    open_view(page, address, "overview", run="ssd")
+    page.locator(".st-key-figure-losses .main-svg").first.wait_for()
+    page.get_by_role("button", name="Copy mpdiag").first.wait_for()
+    loaded = dict(page.evaluate(LOADED))
+    assert loaded["PlotlyChart"] == "link"  # of the page itself, not of the first figure
+    assert "StreamlitSyntaxHighlighter" not in loaded
+
+
+@pytest.mark.parametrize("clipboard", [True, False])
+def test_a_command_is_copied_by_its_button(page, address, clipboard):
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    open_view(page, address, "overview", run="ssd")
+    button = page.get_by_role("button", name="Copy mpdiag").first
+    button.wait_for()
+    read = "navigator.clipboard.readText()"
+    if not clipboard:  # as on a page from another machine
+        read = "navigator.clipboard.old.readText()"
+        page.evaluate(
+            "() => { const old = navigator.clipboard; Object.defineProperty(Navigator.prototype,"
+            " 'clipboard', { get: () => (new Error().stack.includes('blob:') ? undefined : { old }) })}"
+        )
+    button.focus()
+    page.keyboard.press("Enter")
+    command = button.get_attribute("aria-label").removeprefix("Copy ")
+    page.get_by_role("button", name=f"Copy {command}").filter(has_text="Copied").wait_for()
+    assert command.startswith("mpdiag ")
+    assert page.evaluate(read) == command
