@@ -165,7 +165,8 @@ def _below(
     frame = run_cache.once(chosen, *key, make=lambda: every_scale_frame(layers, fmt, whole))
     left, right = st.columns(2, gap="medium")
     with left:
-        widgets.show(pictures.consequences(run, layers, kind, fmt, exponent, window=window))
+        lost = pictures.consequences(run, layers, kind, fmt, exponent, window=window)
+        figure_card(lost, bars=True)
     with right:
         widgets.show(
             pictures.every_scale(
