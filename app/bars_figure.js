@@ -3,8 +3,9 @@
 const SVG = "http://www.w3.org/2000/svg"
 const SIZE = 12 // pixels of its words
 const GRID = "rgba(128, 136, 150, 0.22)", LINE = "rgba(128, 136, 150, 0.6)"
-const TICK = 90 // pixels from one share on the axis to the next, at least
+const TICK = 64 // pixels from one share on the axis to the next, at least
 const ENTRY = 118 // pixels of an entry of the legend
+const FOOT = 84 // pixels below the rows: shares, the axis's words, two lines of entries
 
 function element(name, attributes, text = "") {
   const made = document.createElementNS(SVG, name)
@@ -49,9 +50,9 @@ function spoken(rows, said, { left, top, width, row }) {
   })
 }
 
-function picture({ rows, series, axis, top: high, height, margin }, whole) {
-  const left = margin.l, top = margin.t
-  const width = Math.max(40, whole - left - margin.r), deep = height - top - margin.b
+function picture({ rows, series, axis, top: high, plot, margin }, whole) {
+  const left = margin.l, top = margin.t, deep = plot
+  const width = Math.max(40, whole - left - margin.r), height = top + deep + FOOT
   const row = deep / rows.length
   const x = (share) => left + (share / high) * width
   const y = (i) => top + (i + 0.5) * row
@@ -66,7 +67,7 @@ function picture({ rows, series, axis, top: high, height, margin }, whole) {
   svg.append(word(axis, left + width / 2, top + deep + 40, { "text-anchor": "middle" }))
   const middle = { "text-anchor": "end", "dominant-baseline": "central" }
   rows.forEach(({ name }, i) => svg.append(word(name, left - 8, y(i), middle)))
-  const columns = Math.max(1, Math.floor((whole - left) / ENTRY))
+  const columns = Math.max(1, Math.floor(whole / ENTRY))
   series.forEach(({ name, color, symbol, size, opacity, values }, place) => {
     const group = element("g", { class: "series", opacity })
     values.forEach((share, i) => {
@@ -74,7 +75,7 @@ function picture({ rows, series, axis, top: high, height, margin }, whole) {
       const bar = { x: left, y: y(i) - 0.4 * row, width: Math.max(0, x(share) - left), height: 0.8 * row }
       group.append(symbol ? mark(symbol, size, color, x(share), y(i)) : element("rect", { ...bar, fill: color }))
     })
-    const at = [left + 6 + ENTRY * (place % columns), height - 8 - 18 * Math.floor(place / columns)]
+    const at = [10 + ENTRY * (place % columns), height - 8 - 18 * Math.floor(place / columns)]
     group.append(mark(symbol || "square", size || 11, color, at[0], at[1] - 4))
     svg.append(group, word(name, at[0] + 14, at[1]))
   })
@@ -85,7 +86,7 @@ function picture({ rows, series, axis, top: high, height, margin }, whole) {
 
 export default function ({ data, parentElement }) {
   const place = parentElement.querySelector(".bars-figure")
-  place.style.height = `${data.height}px`
+  place.style.height = `${data.margin.t + data.plot + FOOT}px`
   place.setAttribute("aria-label", data.alt)
   const draw = () => {
     // Of a tab that is not open there is no width yet: it comes with the change of its size.

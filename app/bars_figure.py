@@ -43,8 +43,8 @@ def numbers(figure: Any) -> dict[str, Any]:
         "series": series,
         "axis": layout.xaxis.title.text,
         "top": layout.xaxis.range[1],
-        "height": layout.height,
-        "margin": {side: layout.margin[side] for side in "lrtb"},
+        "plot": layout.height - layout.margin.t - layout.margin.b,
+        "margin": {side: layout.margin[side] for side in "lrt"},
     }
 
 
