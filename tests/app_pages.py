@@ -39,3 +39,10 @@ def commands(test):
     """The commands of a page that are ready to be copied."""
     blocks = [e.proto for e in test.get("bidi_component")]
     return [json.loads(b.json)["command"] for b in blocks if "command_block" in b.component_name]
+
+
+def drawn_bars(test):
+    """What the figure of bars of a page is drawn from."""
+    blocks = [e.proto for e in test.get("bidi_component")]
+    (found,) = (json.loads(b.json) for b in blocks if "bars_figure" in b.component_name)
+    return found
