@@ -41,8 +41,17 @@ def commands(test):
     return [json.loads(b.json)["command"] for b in blocks if "command_block" in b.component_name]
 
 
+def figures(test):
+    """The figures of a page, by Plotly or without."""
+    return [*test.get("plotly_chart"), *_bars(test)]
+
+
 def drawn_bars(test):
     """What the figure of bars of a page is drawn from."""
+    (found,) = _bars(test)
+    return json.loads(found.json)
+
+
+def _bars(test):
     blocks = [e.proto for e in test.get("bidi_component")]
-    (found,) = (json.loads(b.json) for b in blocks if "bars_figure" in b.component_name)
-    return found
+    return [block for block in blocks if "bars_figure" in block.component_name]

@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from mpdiag.analysis.layers import Layers
     from mpdiag.analysis.scaling.windows import Window
     from mpdiag.numerics.formats import FloatFormat
-    from mpdiag.plan import LossScalePlan
     from mpdiag.runs.schema import Kind
 
 chosen = run_folder.current()
@@ -63,16 +62,15 @@ def view() -> None:
     if not len(layers):
         st.info(in_markdown(f"No layer has “{text}” in its name."))
         return
-    planned = plan if kind in SCALED and fmt == analysis.target else None
     left, right = st.columns([1.75, 1]) if kind in SCALED else (st.container(), None)
     below, table = st.columns(2, gap="medium"), st.container()
     shown = Shown(kind, fmt, exponent, window, text, layers, whole)
     if right is not None:
         with right:
-            _layer_scales(shown, planned)
+            _layer_scales(shown)
         _below(below, shown)
     with left:
-        points = _heat_map(shown, planned, log=log)
+        points = _heat_map(shown, log=log)
     if points:
         layer_links.open_layer(str(points[0]["customdata"]), kind, fmt, exponent)
     if right is not None:
@@ -97,6 +95,11 @@ class Shown:
         """What each picture of one scale begins with."""
         return run, self.layers, self.kind, self.fmt, self.exponent
 
+    @property
+    def planned(self) -> Any:
+        """The plan's scale, where it speaks of these tensors."""
+        return plan if self.kind in SCALED and self.fmt == analysis.target else None
+
     def once(self, name: str, make: Callable[[], pd.DataFrame]) -> pd.DataFrame:
         """A table that no loss scale changes."""
         key = (name, self.kind, self.fmt.name, self.text, self.window)
@@ -104,7 +107,7 @@ class Shown:
         return frame
 
 
-def _heat_map(shown: Shown, planned: LossScalePlan | None, *, log: bool) -> list[dict[str, Any]]:
+def _heat_map(shown: Shown, *, log: bool) -> list[dict[str, Any]]:
     """The heat map and a line of its figures; the points that are clicked.
 
     It is sent after the others beside it: drawn by Plotly from nothing, it holds the browser up.
@@ -115,20 +118,20 @@ def _heat_map(shown: Shown, planned: LossScalePlan | None, *, log: bool) -> list
     line = pictures.facts(
         *(shown.layers, shown.whole, shown.fmt, shown.exponent),
         window=shown.window,
-        scale=planned,
+        scale=shown.planned,
     )
     st.caption(in_markdown(line))
     return points
 
 
-def _layer_scales(shown: Shown, planned: LossScalePlan | None) -> None:
+def _layer_scales(shown: Shown) -> None:
     """What each layer loses at every scale, level with the heat map's rows."""
     layers, whole = shown.layers, shown.whole
     frame = shown.once("layer scales", lambda: layer_scales_frame(layers, shown.fmt, whole))
     size: Any = {"height": HEIGHT, "labels": False}
     widgets.show(
         pictures.layer_scales(
-            *(*shown.one, planned), frame=frame, window=shown.window, whole=whole, **size
+            *(*shown.one, shown.planned), frame=frame, window=shown.window, whole=whole, **size
         )
     )
 
