@@ -17,7 +17,7 @@ function escaped(text) {
 }
 
 function drawing({ figure, title, caption }) {
-  const plot = document.querySelector(`.st-key-${figure} .js-plotly-plot`)
+  const plot = document.querySelector(`.st-key-${figure} :is(.js-plotly-plot, .bars-figure)`)
   if (!plot) return null
   const layers = [...plot.querySelectorAll(".main-svg")]
   const width = layers[0].clientWidth || Number(layers[0].getAttribute("width"))
@@ -30,7 +30,7 @@ function drawing({ figure, title, caption }) {
   const inner = layers
     .map((svg) => new XMLSerializer().serializeToString(svg))
     .map((text) => text.replace(/url\((&quot;|["']?)[^#)]*#/g, "url($1#"))
-    .map((text) => text.replace("<svg ", `<svg x="${EDGE}" y="${top}" `))
+    .map((text) => text.replace("<svg ", `<svg color="${page.color}" x="${EDGE}" y="${top}" `))
   const words = (text, y, more = "") =>
     `<text x="${EDGE}" y="${y}" fill="${page.color}" ${more}>${escaped(text)}</text>`
   const text =

@@ -27,8 +27,6 @@ STYLE = """<style>
     white-space: nowrap; overflow: hidden; text-overflow: ellipsis;
 }
 .st-key-findings summary [data-testid="stMarkdownContainer"] { min-width: 0; }
-.st-key-commands pre { padding: 0.45rem 0.8rem; }
-.st-key-commands pre code { font-size: 0.8rem; }
 [data-testid="stAlertContainer"] { padding: 0.6rem 0.9rem; }
 [data-testid="stCaptionContainer"] { color: inherit; opacity: 0.78; }
 .stMainBlockContainer h1 { padding: 0; font-size: 2.1rem; }

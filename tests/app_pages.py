@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 VIEWS = (
     "runs",
     "overview",
@@ -31,3 +33,25 @@ def titles(test):
 def words(test):
     """All text on the page."""
     return "\n".join(str(e.value) for kind in (*_TEXTS, *_TITLES) for e in getattr(test, kind))
+
+
+def commands(test):
+    """The commands of a page that are ready to be copied."""
+    blocks = [e.proto for e in test.get("bidi_component")]
+    return [json.loads(b.json)["command"] for b in blocks if "command_block" in b.component_name]
+
+
+def figures(test):
+    """The figures of a page, by Plotly or without."""
+    return [*test.get("plotly_chart"), *_bars(test)]
+
+
+def drawn_bars(test):
+    """What the figure of bars of a page is drawn from."""
+    (found,) = _bars(test)
+    return json.loads(found.json)
+
+
+def _bars(test):
+    blocks = [e.proto for e in test.get("bidi_component")]
+    return [block for block in blocks if "bars_figure" in block.component_name]

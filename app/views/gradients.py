@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import layer_links
 import numpy as np
@@ -31,6 +32,8 @@ from mpdiag.reports.views.gradients.frame import (
 from mpdiag.reports.views.gradients.scales import layer_scales_frame
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     import pandas as pd
 
     from mpdiag.analysis.layers import Layers
@@ -59,37 +62,78 @@ def view() -> None:
     if not len(layers):
         st.info(in_markdown(f"No layer has “{text}” in its name."))
         return
-    planned = plan if kind in SCALED and fmt == analysis.target else None
     left, right = st.columns([1.75, 1]) if kind in SCALED else (st.container(), None)
+    below, table = st.columns(2, gap="medium"), st.container()
+    shown = Shown(kind, fmt, exponent, window, text, layers, whole)
+    if right is not None:
+        with right:
+            _layer_scales(shown)
+        _below(below, shown)
     with left:
-        heat = pictures.heat_map(
-            *(run, layers, kind, fmt, exponent),
-            log=log,
-            window=window,
-            height=HEIGHT,
-            clickable=True,
-        )
-        points = figure_card(heat, selectable=True)
-        line = pictures.facts(layers, whole, fmt, exponent, window=window, scale=planned)
-        st.caption(in_markdown(line))
+        points = _heat_map(shown, log=log)
     if points:
         layer_links.open_layer(str(points[0]["customdata"]), kind, fmt, exponent)
-    if right is None:
-        return
-    key = ("layer scales", kind, fmt.name, text, window)
-    frame = run_cache.once(chosen, *key, make=lambda: layer_scales_frame(layers, fmt, whole))
-    with right:
-        widgets.show(
-            pictures.layer_scales(
-                *(run, layers, kind, fmt, exponent, planned),
-                frame=frame,
-                window=window,
-                whole=whole,
-                height=HEIGHT,
-                labels=False,
-            )
+    if right is not None:
+        with table:
+            _losses_table(scale_frame(layers, fmt, exponent))
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What the controls ask for, and its layers in the steps shown and in all steps."""
+
+    kind: Kind
+    fmt: FloatFormat
+    exponent: int
+    window: Window | None
+    text: str
+    layers: Layers
+    whole: Layers
+
+    @property
+    def one(self) -> tuple[str, Layers, Kind, FloatFormat, int]:
+        """What each picture of one scale begins with."""
+        return run, self.layers, self.kind, self.fmt, self.exponent
+
+    @property
+    def planned(self) -> Any:
+        """The plan's scale, where it speaks of these tensors."""
+        return plan if self.kind in SCALED and self.fmt == analysis.target else None
+
+    def once(self, name: str, make: Callable[[], pd.DataFrame]) -> pd.DataFrame:
+        """A table that no loss scale changes."""
+        key = (name, self.kind, self.fmt.name, self.text, self.window)
+        frame: pd.DataFrame = run_cache.once(chosen, *key, make=make)
+        return frame
+
+
+def _heat_map(shown: Shown, *, log: bool) -> list[dict[str, Any]]:
+    """The heat map and a line of its figures; the points that are clicked.
+
+    It is sent after the others beside it: drawn by Plotly from nothing, it holds the browser up.
+    """
+    height: Any = {"height": HEIGHT, "clickable": True}
+    heat = pictures.heat_map(*shown.one, log=log, window=shown.window, **height)
+    points: list[dict[str, Any]] = figure_card(heat, selectable=True)
+    line = pictures.facts(
+        *(shown.layers, shown.whole, shown.fmt, shown.exponent),
+        window=shown.window,
+        scale=shown.planned,
+    )
+    st.caption(in_markdown(line))
+    return points
+
+
+def _layer_scales(shown: Shown) -> None:
+    """What each layer loses at every scale, level with the heat map's rows."""
+    layers, whole = shown.layers, shown.whole
+    frame = shown.once("layer scales", lambda: layer_scales_frame(layers, shown.fmt, whole))
+    size: Any = {"height": HEIGHT, "labels": False}
+    widgets.show(
+        pictures.layer_scales(
+            *(*shown.one, shown.planned), frame=frame, window=shown.window, whole=whole, **size
         )
-    _below(layers, whole, kind, fmt, exponent, text, window)
+    )
 
 
 def _settings() -> tuple[Kind, FloatFormat, str, bool]:
@@ -151,28 +195,16 @@ def _scale(kind: Kind) -> tuple[int, Window | None]:
     return exponent, None if choice == "all" else late
 
 
-def _below(
-    layers: Layers,
-    whole: Layers,
-    kind: Kind,
-    fmt: FloatFormat,
-    exponent: int,
-    text: str,
-    window: Window | None,
-) -> None:
+def _below(places: Sequence[Any], shown: Shown) -> None:
     """Details under the heat map."""
-    key = ("every scale", kind, fmt.name, text, window)
-    frame = run_cache.once(chosen, *key, make=lambda: every_scale_frame(layers, fmt, whole))
-    left, right = st.columns(2, gap="medium")
-    with left:
-        widgets.show(pictures.consequences(run, layers, kind, fmt, exponent, window=window))
-    with right:
+    layers, whole, window = shown.layers, shown.whole, shown.window
+    frame = shown.once("every scale", lambda: every_scale_frame(layers, shown.fmt, whole))
+    with places[0]:
+        figure_card(pictures.consequences(*shown.one, window=window), bars=True)
+    with places[1]:
         widgets.show(
-            pictures.every_scale(
-                *(run, layers, kind, fmt, exponent, plan), frame=frame, window=window, whole=whole
-            )
+            pictures.every_scale(*shown.one, plan, frame=frame, window=window, whole=whole)
         )
-    _losses_table(scale_frame(layers, fmt, exponent))
 
 
 def _losses_table(frame: pd.DataFrame) -> None:

@@ -10,6 +10,7 @@ import run_cache
 import run_folder
 import streamlit as st
 import widgets
+from command_block import command_block
 from figure_card import figure_card
 
 from mpdiag.analysis.comparison.half_precision import unused_precision
@@ -145,9 +146,9 @@ def commands(steps: Sequence[overview.Step]) -> None:
         return
     with st.container(gap=4, key="commands"):
         st.header("Run next", anchor=False)
-        for step in steps:
+        for place, step in enumerate(steps):
             st.caption(in_markdown(step.reason))
-            st.code(step.command, language="bash", wrap_lines=True)
+            command_block(step.command, str(place))
 
 
 def by_a_plan(listing: Listing) -> None:

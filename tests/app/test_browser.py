@@ -340,3 +340,43 @@ def test_the_report_draws_itself_from_a_file(page, runs, tmp_path):
         seen = page.locator(".figure").count() - page.locator(".pane[hidden] .figure").count()
         assert page.locator(".figure.js-plotly-plot").count() == seen >= 6
         assert page.evaluate("window.hacked") is None
+
+
+LOADED = (
+    """performance.getEntriesByType("resource").map((e) => e.name.split("/").pop().split(".")[0])"""
+)
+RUN = (
+    "document.getElementById('plotly.js-style-global') !== null"  # which Plotly makes as it starts
+)
+
+
+def test_plotly_is_run_before_any_figure_asks_for_it(page, address):
+    open_view(page, address, "runs")
+    page.locator('[data-testid="stDataFrame"] canvas').first.wait_for()
+    page.wait_for_function(RUN)
+    assert page.locator(".js-plotly-plot").count() == 0
+    assert page.evaluate(LOADED).count("PlotlyChart") == 1
+
+
+def test_an_overview_loads_nothing_that_colours_code(page, address):
+    open_view(page, address, "overview", run="ssd")
+    page.locator(".st-key-figure-losses .main-svg").first.wait_for()
+    page.get_by_role("button", name="Copy mpdiag").first.wait_for()
+    assert "StreamlitSyntaxHighlighter" not in page.evaluate(LOADED)
+
+
+@pytest.mark.parametrize("clipboard", [True, False])
+def test_a_command_is_copied_by_its_button(page, address, clipboard):
+    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    open_view(page, address, "overview", run="ssd")
+    button = page.get_by_role("button", name="Copy mpdiag").first
+    button.wait_for()
+    page.evaluate("window.board = navigator.clipboard")
+    if not clipboard:  # as on a page from another machine
+        page.evaluate("Object.defineProperty(navigator, 'clipboard', { value: undefined })")
+    button.focus()
+    page.keyboard.press("Enter")
+    command = button.get_attribute("aria-label").removeprefix("Copy ")
+    page.get_by_role("button", name=f"Copy {command}").filter(has_text="Copied").wait_for()
+    assert command.startswith("mpdiag ")
+    assert page.evaluate("board.readText()") == command

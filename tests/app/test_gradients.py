@@ -62,7 +62,7 @@ def test_a_figure_stays_where_the_mark_of_the_scale_alone_moves(opened):
     """To Streamlit a figure with another identity is another one, which a browser draws anew."""
 
     def figures():
-        names = ("heat-map", "layer-scales", "consequences", "every-scale")
+        names = ("heat-map", "layer-scales", "every-scale")
         charts = {chart.proto.id: chart.proto.spec for chart in test.get("plotly_chart")}
         return [next((i, s) for i, s in charts.items() if i.endswith(f"-{n}")) for n in names]
 
@@ -70,4 +70,22 @@ def test_a_figure_stays_where_the_mark_of_the_scale_alone_moves(opened):
     before = figures()
     test.slider(key="scale").set_value(5).run()
     stays = [one == other for one, other in zip(before, figures(), strict=True)]
-    assert stays == [False, True, False, True]
+    assert stays == [False, True, True]
+
+
+def test_what_is_drawn_at_once_is_sent_before_the_heat_map(opened, monkeypatch):
+    """The browser's one thread draws in the order of arrival, and the heat map takes longest."""
+    import figure_card
+
+    sent, before = [], figure_card.figure_card
+
+    def noted(picture, **options):
+        sent.append(picture.key)
+        return before(picture, **options)
+
+    import widgets
+
+    monkeypatch.setattr(widgets, "figure_card", noted)
+    monkeypatch.setattr(figure_card, "figure_card", noted)
+    opened(view="gradients", run="ssd", scale="3")
+    assert sent == ["layer-scales", "consequences", "every-scale", "heat-map"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from app_pages import metrics, titles, words
+from app_pages import commands, metrics, titles, words
 
 pytestmark = pytest.mark.filterwarnings("default")  # Streamlit's own, of being run bare
 
@@ -19,8 +19,7 @@ def test_an_overview_has_all_that_decides(opened):
     assert sum("FP16 loses 26.82 %" in label for label in folds) == 1
     assert any("39 of 400 steps recorded, 26 of 28 modules seen" in label for label in folds)
     assert "Not recorded: norms, heads (never called in a recorded step)." in text
-    commands = [block.value for block in test.code if block.value.startswith("mpdiag ")]
-    assert [c.split()[1] for c in commands] == ["why", "compare"]
+    assert [c.split()[:2] for c in commands(test)] == [["mpdiag", "why"], ["mpdiag", "compare"]]
 
 
 def test_an_overview_of_each_kind_of_run(opened):
@@ -28,7 +27,7 @@ def test_an_overview_of_each_kind_of_run(opened):
     said = test.info[0].value.replace("\\", "")
     assert "Trained in FP16, O1, emulated: 400 steps, none skipped." in said
     assert "mAP@0.5 0.8435, beside 0.8453 in the recording." in said
-    assert any(block.value.startswith("mpdiag compare") for block in test.code)
+    assert any(command.startswith("mpdiag compare") for command in commands(test))
     assert metrics(opened(view="overview", run="gpu-sample"))["On Tensor Cores"] == "86.50 %"
 
 

@@ -8,7 +8,7 @@ import sys
 
 import made_runs as hand
 import pytest
-from app_pages import VIEWS, words
+from app_pages import VIEWS, figures, words
 
 RUNS = ("ssd", "ssd-fp16-plan", "digits", "denoiser", "gpu-sample")
 SAYS_WHY = {"ssd-fp16-plan": "is a training by a plan", "gpu-sample": "holds a profile alone"}
@@ -28,7 +28,7 @@ def test_every_view_on_every_sample_run(opened, caplog, view, run):
     assert not test.subheader  # no heading is skipped
     if view in RECEIPTS:  # one beside each figure
         receipts = [block.value for block in test.code if block.language == "python"]
-        assert len(receipts) == len(test.get("plotly_chart")) > 0 or run in SAYS_WHY
+        assert len(receipts) == len(figures(test)) > 0 or run in SAYS_WHY
         for receipt in receipts:
             compile(receipt, "receipt.py", "exec")
     assert test.sidebar.selectbox[0].value == run

@@ -28,11 +28,13 @@ def load_ahead() -> None:
 
 
 def main() -> None:
-    """Serve as ``python -m streamlit`` does."""
+    """Serve as ``python -m streamlit`` does; Ctrl-C is the way to end it, and no failure."""
+    from click.exceptions import Abort
     from streamlit.web.cli import main as streamlit
 
     Thread(target=load_ahead, name="load ahead", daemon=True).start()
-    streamlit(prog_name="streamlit")
+    with suppress(Abort):
+        streamlit(prog_name="streamlit", standalone_mode=False)
 
 
 if __name__ == "__main__":

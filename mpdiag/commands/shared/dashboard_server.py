@@ -131,4 +131,4 @@ def server_command(port: int, *, browser: bool) -> list[str]:
         "client.showErrorDetails": "none",
     }
     words = [f"--{name}={str(value).lower()}" for name, value in options.items()]
-    return [sys.executable, "-m", PROCESS, "run", str(app_folder() / "main.py"), *words]
+    return [sys.executable, "-m", PROCESS, "run", str(app_folder() / "served.py"), *words]

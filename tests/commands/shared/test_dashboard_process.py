@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import click
 import pytest
 
 from mpdiag.commands.shared import dashboard_process
@@ -15,7 +16,12 @@ cli = pytest.importorskip("streamlit.web.cli", reason="needs Streamlit, of the e
 def test_streamlit_is_run_while_the_imports_go_on(monkeypatch):
     loaded, called = [], []
     monkeypatch.setattr(dashboard_process, "import_module", loaded.append)
-    monkeypatch.setattr(cli, "main", lambda prog_name: called.append(prog_name))
+
+    def interrupted(prog_name, standalone_mode):
+        called.append((prog_name, standalone_mode))
+        raise click.Abort  # what a Ctrl-C becomes: it ends the server, and is no failure
+
+    monkeypatch.setattr(cli, "main", interrupted)
     threads = []
     real = dashboard_process.Thread
 
@@ -26,7 +32,7 @@ def test_streamlit_is_run_while_the_imports_go_on(monkeypatch):
     monkeypatch.setattr(dashboard_process, "Thread", thread)
     dashboard_process.main()
     threads[0].join(10)
-    assert called == ["streamlit"]
+    assert called == [("streamlit", False)]
     assert tuple(loaded) == dashboard_process.PAGES_NEED
     assert threads[0].daemon
 

@@ -1,0 +1,105 @@
+"""The dashboard's server: pages that load Plotly ahead, and the browser that it opens."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+
+import pytest
+
+pytest.importorskip("streamlit.starlette", reason="needs Streamlit, of the extra `app`")
+
+PAGE = b"<html><head><title>x</title></head><body><div></div></body></html>"
+
+
+@pytest.fixture
+def served(root, monkeypatch):
+    monkeypatch.syspath_prepend(str(root / "app"))
+    monkeypatch.delitem(sys.modules, "served", raising=False)
+    import served
+
+    return served
+
+
+def answer(served, body, content_type, place="/static/js/Plotly.js", status=200, path="/runs"):
+    """What a browser is sent of a page that comes in two pieces, and the request's headers."""
+    asked, sent = [], []
+
+    async def inner(scope, receive, send):
+        asked.append(dict(scope["headers"]))
+        length = str(len(body)).encode()
+        headers = [(b"content-type", content_type), (b"content-length", length), (b"etag", b"e")]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": body[:20], "more_body": True})
+        await send({"type": "http.response.body", "body": body[20:], "more_body": False})
+
+    async def send(message):
+        sent.append(message)
+
+    app = served.PlotlyAhead(inner)
+    app.place = place
+    headers = [(b"accept", content_type), (b"accept-encoding", b"gzip")]
+    scope = {"type": "http", "method": "GET", "path": path, "headers": headers}
+    asyncio.run(app(scope, None, send))
+    return dict(sent[0]["headers"]), b"".join(m.get("body", b"") for m in sent[1:]), asked[0]
+
+
+def test_streamlit_has_plotly_where_pages_are_told(served):
+    place = served.chunk()
+    assert place is not None
+    static = served.Path(served.streamlit.__file__).parent / "static"
+    assert (static / place[1:]).stat().st_size > 1_000_000
+
+
+def test_a_page_is_told_where_plotly_is(served):
+    headers, page, asked = answer(served, PAGE, b"text/html; charset=utf-8")
+    text = page.decode()
+    assert '<link rel="modulepreload" crossorigin href="/static/js/Plotly.js"></head>' in text
+    assert 'import("/static/js/Plotly.js")' in text
+    assert text.index("<div></div>") < text.index('<script type="module">')
+    assert headers[b"content-length"] == str(len(page)).encode()
+    assert headers[b"etag"] == b"e"
+    assert b"accept-encoding" not in asked  # it could not be completed packed
+
+
+@pytest.mark.parametrize(
+    ("kind", "place", "status"),
+    [
+        (b"application/json", "/static/js/Plotly.js", 200),
+        (b"text/html", None, 200),  # this Streamlit calls it otherwise
+        (b"text/html", "/static/js/Plotly.js", 404),
+    ],
+)
+def test_what_is_no_page_of_ours_stays_as_it_is(served, kind, place, status):
+    headers, body, _ = answer(served, PAGE, kind, place, status)
+    assert body == PAGE
+    assert headers[b"content-length"] == str(len(PAGE)).encode()
+
+
+def test_a_streamlit_without_that_file_loads_plotly_by_itself(served, tmp_path, monkeypatch):
+    monkeypatch.setattr(served.streamlit, "__file__", str(tmp_path / "__init__.py"))
+    assert served.chunk() is None
+
+
+@pytest.mark.parametrize("headless", [True, False])
+def test_a_browser_is_opened_unless_it_was_not_wished(served, monkeypatch, headless):
+    timers = []
+
+    class Timer:
+        def __init__(self, *what):
+            self.what = what
+
+        def start(self):
+            timers.append(self.what)
+
+    options = {"server.headless": headless, "server.port": 8777}
+    monkeypatch.setattr(served, "Timer", Timer)
+    monkeypatch.setattr(served.streamlit, "get_option", options.__getitem__)
+
+    async def live():
+        async with served.in_a_browser(served.app):
+            pass
+
+    asyncio.run(live())
+    opened = [(served.LISTENS, served.webbrowser.open, ["http://localhost:8777"])]
+    assert timers == ([] if headless else opened)
