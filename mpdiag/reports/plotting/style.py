@@ -31,6 +31,8 @@ SELECTED = "selected"
 """The name of a mark that follows the scale selected, of its line and of its words."""
 MARK = 17
 """Pixels of a line of words above a figure."""
+LETTER = 8
+"""Pixels of a letter of such words, at most."""
 LABEL = 26
 """Characters of a layer's name beside an axis."""
 _MOST_LABELS = 45
@@ -120,7 +122,10 @@ def range_mark(
         line: Of words, from the lowest: marks that come near each other stand on two.
     """
     fig.add_vline(place, line={"color": colour, "width": 2, "dash": dash})
-    fig.update_layout(margin={"t": max(fig.layout["margin"]["t"], 12 + MARK * (line + 1))})
+    margin = fig.layout["margin"]
+    # Words right of a line that stands at the right edge, as on a phone, need room beyond it.
+    beyond = margin["r"] if side == "right" else max(margin["r"], LETTER * len(words))
+    fig.update_layout(margin={"t": max(margin["t"], 12 + MARK * (line + 1)), "r": beyond})
     fig.add_annotation(
         x=place,
         y=1,

@@ -21,7 +21,7 @@ from mpdiag.numerics.formats import FP16
 from mpdiag.plan import FILE as PLAN
 from mpdiag.reports import next_commands
 from mpdiag.reports.picture import View
-from mpdiag.reports.plotting.style import exponent_axis
+from mpdiag.reports.plotting.style import MARK, exponent_axis
 from mpdiag.reports.text.analysis import after_analysis, settling_command
 from mpdiag.reports.views import training
 from mpdiag.reports.views.gradients import pictures
@@ -42,6 +42,8 @@ MOST_LAYERS = 28
 """Rows of a small heat map."""
 HEIGHT = 228
 """Pixels of a small heat map."""
+MAP_HEIGHT = HEIGHT + MARK
+"""Of a heat map, whose marks have two lines of words."""
 LABEL_HEIGHT = 12
 """Pixels of a row's name in it."""
 CURVES = 170
@@ -116,7 +118,10 @@ def _heat_map(run: str, gradients: Gradients, key: str, exponent: int, clickable
         run, few, kind, FP16, exponent, window=gradients.window, clickable=clickable
     )
     fig = picture.figure.update_layout(
-        height=HEIGHT, legend=_LEGEND, margin={"l": 4, "r": 4, "t": 20, "b": 44}
+        # Two lines of words above, a mark's words beside: the plots of both have the same width.
+        height=MAP_HEIGHT,
+        legend=_LEGEND,
+        margin={"l": 4, "r": 24, "t": 4 + 2 * MARK, "b": 44},
     )
     every = -(-len(few) * LABEL_HEIGHT // (HEIGHT - 70))
     labels = fig.layout.yaxis

@@ -98,7 +98,7 @@ def ranking(contents: RunContents) -> Ranking:
     fmt = FP16 if analysis.target.needs_tensor_scale else analysis.target
     if contents.sensitivities is not None:
         measured = contents.sensitivities
-        words = "relative error of all weight gradients"
+        words = "relative error of weight gradients"
         frame = _frame(_measured(measured), contents)
         return Ranking("measured", measured.format, measured.scale, frame, words)
     if search is not None and search.weights:

@@ -44,7 +44,7 @@ def test_before_and_after_say_what_is_lost(gradients):
         assert percent(lost.lost_share) in picture.caption
         assert f"{percent(lost.worst_sum_share)} of the sum in trunk.1" in picture.caption
         assert "none overflows" in picture.caption
-        assert picture.figure.layout.height == overview.HEIGHT
+        assert picture.figure.layout.height == overview.MAP_HEIGHT
     assert before.figure.layout.xaxis.range == after.figure.layout.xaxis.range
     assert before.key != after.key
     assert len(overview.before_and_after("runs/ssd", gradients, 1.0)) == 1

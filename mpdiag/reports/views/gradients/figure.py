@@ -127,7 +127,7 @@ def fixed_rows(
     """
     longest = max((len(shortened(name, LABEL)) for name in layers), default=0)
     left = 16 + 7 * longest if labels else 8
-    margin = {"l": left, "r": 12, "t": top, "b": 118, "autoexpand": False}
+    margin = {"l": left, "r": fig.layout["margin"]["r"], "t": top, "b": 118, "autoexpand": False}
     # Two columns of words fit under the narrowest figure: one column would reach the axis's words.
     words = {"entrywidth": 118, "entrywidthmode": "pixels"}
     fig.update_layout(margin=margin, legend=words)
@@ -346,7 +346,7 @@ def every_scale(
         interval: log2 of the smallest sufficient and the largest admissible scale, if known.
         recommended: log2 of the recommended scale.
     """
-    fig = figure(230)
+    fig = figure(230, margin={"t": MARK + 4})
     hover = "scale 2^%{x}: %{y:.3%}<extra>%{fullData.name}</extra>"
     for column, name, colour, dash in (
         ("lost_share", "values lost, all layers", FATE_COLORS["lost"], "solid"),
@@ -375,7 +375,8 @@ def every_scale(
     low, high = int(frame["scale_exponent"].min()), int(frame["scale_exponent"].max())
     if interval is not None and interval[0] <= interval[1]:
         left, right = max(low - 0.5, interval[0] - 0.5), min(high + 0.5, interval[1] + 0.5)
-        words = "recommended" if right - left > 6 else ""
+        # On a phone the word takes a quarter of the axis, and stands within the interval or not at all.
+        words = "recommended" if right - left > 0.27 * (high - low) else ""
         fig.add_vrect(
             left,
             right,
