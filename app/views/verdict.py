@@ -32,9 +32,9 @@ for column, fact in zip(st.columns(4), facts(analysis), strict=True):
         help=in_markdown(fact.meaning),
     )
 
-left, right = st.columns(2, gap="large")
-with left:
-    st.header("Why", anchor=False)
+
+def why() -> None:
+    """What the plan decides, with a link to what shows it."""
     st.markdown(f"**Loss scale.** {in_markdown(sentence(plan.loss_scale.reason))}")
     scale = str(round(math.log2(plan.loss_scale.recommended)))
     widgets.link("gradients", "See it in the gradients", scale=scale)
@@ -48,6 +48,16 @@ with left:
     )
     st.markdown(f"**Operations.** {words}")
     widgets.link("operations", "See which and why")
+
+
+left, right = st.columns(2, gap="large")
+with left:
+    st.header("Why", anchor=False)
+    if analysis.advises:
+        why()
+    else:
+        st.markdown("The recording allows no answer.")
+reasons = [sentence(why) for why in (plan.loss_scale.reason, plan.master_weights.reason)]
 with right:
     st.header("Findings", anchor=False)
     if not analysis.findings:
@@ -55,7 +65,7 @@ with right:
     for finding in analysis.findings:
         show = {"error": st.error, "warning": st.warning, "info": st.info}[finding.severity]
         said = sentence(finding.message)
-        if said in map(sentence, (plan.loss_scale.reason, plan.master_weights.reason)):
+        if analysis.advises and said in reasons:
             said = f"{finding.severity.capitalize()}: see “Why”."  # which says the same words
         fix = f"  \n→ {in_markdown(sentence(finding.fix))}" if finding.fix else ""
         show(in_markdown(said) + fix)

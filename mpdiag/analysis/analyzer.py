@@ -111,6 +111,11 @@ class Analysis:
         return not (self.loss_scale.void and _has_gradients(self.layers))
 
     @property
+    def advises(self) -> bool:
+        """Whether its plan rests on a recording that allows an answer."""
+        return self.concluded and not self.unanswered
+
+    @property
     def verdict(self) -> Verdict:
         """The plan's verdict."""
         return self.plan.verdict

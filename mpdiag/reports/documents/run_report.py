@@ -60,7 +60,12 @@ def next_command(analysis: Analysis) -> str:
 
 
 def reasons(analysis: Analysis) -> list[tuple[str, str]]:
-    """Why the plan decides as it does: titles and sentences; what a finding says is said there."""
+    """Why the plan decides as it does: titles and sentences; what a finding says is said there.
+
+    Nothing where the recording allows no answer.
+    """
+    if not analysis.advises:
+        return []
     plan = analysis.plan
     found = (("Loss scale", plan.loss_scale.reason), ("Master weights", plan.master_weights.reason))
     said = {finding.message for finding in analysis.findings}

@@ -52,7 +52,8 @@ def analysis_text(analysis: Analysis, *, verbose: bool = False) -> RenderableTyp
     if not analysis.concluded:  # nothing below would be true of another training
         told = [*finding_lines(analysis.findings), Text(EXPLAIN, "dim")]
         return Group(*parts, *told, *_grounds(analysis))
-    parts += [_facts(analysis), Text("")]
+    if analysis.advises:
+        parts += [_facts(analysis), Text("")]
     if analysis.findings:
         parts += [*finding_lines(analysis.findings), Text(EXPLAIN, "dim")]
     parts += [*_grounds(analysis), Text("")]
@@ -139,7 +140,7 @@ def after_analysis(
         run: The run folder, as it was typed.
         plan: Where the plan was written, if it was.
     """
-    if not analysis.concluded or analysis.unanswered:  # a plan would rest on nothing
+    if not analysis.advises:  # a plan would rest on nothing
         return "mpdiag", "report", run
     if _calls_for_bf16(analysis):
         return "mpdiag", "analyze", run, "--target", BF16.name, "-o", "plan.json"

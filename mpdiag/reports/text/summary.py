@@ -36,7 +36,7 @@ def summary_text(analysis: Analysis) -> Iterator[RenderableType]:
     yield Clipped(_provenance(analysis), 1)
     yield Text("")
     rows = _grid()
-    if analysis.concluded:
+    if analysis.advises:
         for title, words, lines in _plan(analysis):
             rows.add_row(title, Clipped(Text(words), lines))
         rows.add_row("", "")

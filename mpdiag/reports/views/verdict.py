@@ -43,7 +43,8 @@ def grounds(verdict: Verdict) -> tuple[tuple[str, str], ...]:
 def facts(analysis: Analysis) -> tuple[Fact, ...]:
     """Four figures that decide: the scale, its interval, what is lost, the masters."""
     scale, plan = analysis.loss_scale, analysis.plan.loss_scale
-    known = plan.need != "unknown"
+    known = plan.need != "unknown" and analysis.advises
+    need = plan.need if analysis.advises else UNKNOWN
     upper = scale_text(plan.upper)
     scale_at = at_scale(plan.recommended)
     label = half_of(analysis.target).label
@@ -58,28 +59,30 @@ def facts(analysis: Analysis) -> tuple[Fact, ...]:
         Fact(
             "Loss scale",
             scale_text(plan.recommended) if known else UNKNOWN,
-            plan.need if plan.method == "none" else f"{plan.need}; {plan.method}",
+            need if plan.method == "none" or not known else f"{need}; {plan.method}",
             "The loss is multiplied by it before backward(), so that small gradients do not become 0 "
             "in FP16, and gradients are divided by it before the step. 1 means no scaling.",
         ),
         Fact(
             "Admissible interval",
             (" to ".join(ends) if scale.fits else "none") if known else UNKNOWN,
-            f"{scale_text(plan.lower)} to {upper}" if known else plan.need,
+            f"{scale_text(plan.lower)} to {upper}" if known else need,
             "Loss scales that work: below, too many gradients become 0; above, gradients overflow to "
             "infinity.",
         ),
         Fact(
             "Gradients lost to 0",
             after.said if known and after is not None else UNKNOWN,
-            f"{analysis.figures.said('all-values')} without a loss scale",
+            f"{analysis.figures.said('all-values')} without a loss scale"
+            if analysis.advises
+            else UNKNOWN,
             f"Share of all layers' activation gradients, {where}, that {label} is too coarse to tell "
             f"from 0, {scale_at}. One layer may lose much more late in the training: see the verdict.",
         ),
         Fact(
             "Updates rounded away",
             analysis.figures.said("updates-swallowed") if known else UNKNOWN,
-            f"FP32 masters {'needed' if masters.needed else 'not needed'}" if known else plan.need,
+            f"FP32 masters {'needed' if masters.needed else 'not needed'}" if known else need,
             f"Updates, {where}, so small beside their weight that a weight in 16 bits would not change. "
             "Masters, copies of the weights in FP32, take them.",
         ),

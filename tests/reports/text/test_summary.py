@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,9 +16,11 @@ from rich.text import Text
 
 from mpdiag.analysis.analyzer import analyze
 from mpdiag.reports.documents.markdown import findings_list
-from mpdiag.reports.text.analysis import settling_command
+from mpdiag.reports.documents.run_report import reasons
+from mpdiag.reports.text.analysis import analysis_text, settling_command
 from mpdiag.reports.text.findings import finding_lines
 from mpdiag.reports.text.summary import FINDINGS, Clipped, summary_text
+from mpdiag.reports.views.verdict import UNKNOWN, facts
 
 _RUNS = ("ssd", "gpt", "digits", "speech", "dcgan", "translation")
 
@@ -89,3 +92,18 @@ def test_a_finding_without_a_fix_has_no_arrow(root: Path):
     for text in texts:
         assert "→" not in text
         assert "shapes-left-alone" in text
+
+
+def test_a_recording_that_allows_no_answer_gets_no_decision_of_a_plan(root: Path):
+    """What its plan says of the scale and the masters would stand below a verdict that denies it."""
+    analysis = replace(analyze(root / "sample_runs" / "ssd"), unanswered="Its weights are halves.")
+    for printed in (_printed(*summary_text(analysis)), _printed(analysis_text(analysis))):
+        assert not re.search(r"^(Loss scale|Master weights|Stay in FP32)\b", printed, re.MULTILINE)
+        assert "works" not in printed
+    assert {fact.value for fact in facts(analysis)} == {UNKNOWN}
+    assert {fact.note for fact in facts(analysis)} == {UNKNOWN}
+    assert reasons(analysis) == []
+    answered = replace(analysis, unanswered="")
+    assert "Loss scale" in _printed(*summary_text(answered))
+    assert "Loss scale" in _printed(analysis_text(answered))
+    assert len(reasons(answered)) == 1  # the other one is a finding's sentence
