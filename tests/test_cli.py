@@ -104,6 +104,17 @@ def test_a_call_that_makes_no_sense_exits_with_2(words):
     assert "Error: " in result.stderr
 
 
+@pytest.mark.parametrize("command", [["record"], ["train", "--plan", "plan.json"]])
+def test_no_script_is_run_for_a_run_folder_that_is_a_file(tmp_path, command):
+    place, script = tmp_path / "runs.txt", tmp_path / "script.py"
+    place.write_text("kept")
+    script.write_text("raise SystemExit('the script was run')")
+    result = CliRunner().invoke(app, [*command, "--out", str(place), "--", str(script)])
+    assert result.exit_code == 2
+    assert result.stderr.strip() == f"error: {place} is a file: name a folder with --out"
+    assert place.read_text() == "kept"
+
+
 def test_a_missing_input_exits_with_3_and_one_sentence(tmp_path):
     result = run("runs", tmp_path / "nowhere")
     assert result.exit_code == ExitCode.INPUT

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from mpdiag.commands.shared.options import refuse_file
 from mpdiag.commands.shared.scripts import ScriptWords, shortest_path
 from mpdiag.files.paths import place
 
@@ -52,6 +53,8 @@ def record(
     from mpdiag.launching.recorded_script import Options
     from mpdiag.reports import next_commands, terminal
 
+    if out is not None:
+        refuse_file(out, "--out")
     options = Options(every, max_steps, include, exclude, operations, fp32, live)
     code, run = record_command(script or [], out, options)
     if run is not None:

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
+from mpdiag.commands.shared.options import refuse_file
 from mpdiag.commands.shared.scripts import ScriptWords, shortest_path
 from mpdiag.files.paths import place
 
@@ -29,6 +30,8 @@ def train(
     from mpdiag.launching.command_line import recording_of, train_command
     from mpdiag.reports import terminal
 
+    if out is not None:
+        refuse_file(out, "--out")
     code, trained = train_command(script or [], plan, out, backend=backend)
     run = None if trained is None else trained.folder
     if trained is not None and run is not None:

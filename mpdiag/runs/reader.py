@@ -185,11 +185,13 @@ def source_of(path: AnyPath) -> AbstractContextManager[Any]:
     return path.open("rb") if is_remote(path) else nullcontext(path)
 
 
-def damaged(path: AnyPath, error: Exception) -> str:
-    """The sentence for a file of a run that cannot be read."""
+def damaged(
+    path: AnyPath, error: Exception, remedy: str = "remove it to read the rest of the run"
+) -> str:
+    """The sentence for a file of a run that cannot be read, and what to do about it."""
     detail = str(error).strip().splitlines()
     reason = detail[0] if detail else type(error).__name__
-    return f"{path} is damaged ({reason}): remove it to read the rest of the run"
+    return f"{path} is damaged ({reason}): {remedy}"
 
 
 # -- several at a time -----------------------------------------------------------------------------

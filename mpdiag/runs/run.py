@@ -386,7 +386,8 @@ def open_run(folder: str | os.PathLike[str]) -> Run:
     try:
         meta = read_document(meta_path, parse_constant=_refuse_constant)
     except (OSError, ValueError, RecursionError) as error:
-        raise DamagedRun(damaged(meta_path, error)) from error
+        remedy = "no run is read without it: restore it, or record again"
+        raise DamagedRun(damaged(meta_path, error, remedy)) from error
     version = meta.get("schema_version") if isinstance(meta, dict) else None
     if not isinstance(version, int) or isinstance(version, bool) or version < 1:
         message = f"{meta_path} is damaged: it states no schema_version"

@@ -359,3 +359,9 @@ def test_a_run_that_can_be_opened_is_named(tmp_path):
     (tmp_path / "recorded" / META).write_text("")
     with pytest.raises(RunNotFound, match="none of them can be read"):
         open_run(tmp_path)
+
+
+def test_nobody_is_told_to_remove_what_no_run_is_read_without(tmp_path):
+    (tmp_path / "meta.json").write_text("{")
+    with pytest.raises(DamagedRun, match="restore it, or record again"):
+        open_run(tmp_path)

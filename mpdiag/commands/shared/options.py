@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from mpdiag.errors import ExitCode, UsageError
-from mpdiag.files.paths import AnyPath, place
+from mpdiag.files.paths import AnyPath, is_remote, place
 from mpdiag.numerics.formats import TARGETS
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ def refuse_file(folder: AnyPath, option: str) -> None:
     Raises:
         UsageError: With the option that names a folder.
     """
-    if folder.exists() and not folder.is_dir():
+    if not is_remote(folder) and folder.exists() and not folder.is_dir():
         message = f"{folder} is a file: name a folder with {option}"
         raise UsageError(message)
 
