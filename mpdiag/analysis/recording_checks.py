@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from mpdiag.analysis.findings import Finding
-from mpdiag.display.wording import counted
+from mpdiag.display.wording import counted, percent
 from mpdiag.errors import DamagedRun
 from mpdiag.numerics.periods import unseen_periods
 from mpdiag.runs.coverage import stepped_in
@@ -142,7 +142,7 @@ def _narrow_weights(run: Run) -> list[Finding]:
     kinds = sorted(halves or others)
     dtypes = " and ".join(kinds)
     share = sum(sizes[kind] for kind in kinds) / max(1, sum(sizes.values()))
-    which = "the weights" if share == 1 else f"{share:.1%} of the weights"
+    which = "the weights" if share == 1 else f"{percent(share, 1)} of the weights"
     missing = f"it cannot show what {dtypes} rounded away or could not represent"
     fix = "record the model in FP32: model.float()"
     if not halves and set(kinds) <= WIDER_THAN_FP32:

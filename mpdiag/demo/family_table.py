@@ -19,6 +19,7 @@ from mpdiag.analysis.comparison.equivalence import judge_equivalence
 from mpdiag.analysis.comparison.rates import compare_rates
 from mpdiag.analysis.layers import merge_layers, share
 from mpdiag.analysis.scaling.necessity import needs_scale, values_lost
+from mpdiag.display.wording import percent
 from mpdiag.files.documents import finite
 from mpdiag.numerics.formats import FP16
 from mpdiag.reports.text.tables import Fitted
@@ -238,7 +239,7 @@ def in_fp32(plan: PrecisionPlan) -> tuple[str, ...]:
 
 def explain(row: Family) -> str:
     """One sentence that says why a scale is or is not needed, from the recorded histograms."""
-    lost = f"the worst layer loses {row.worst_lost:.2%} of its gradients' sum at scale 1"
+    lost = f"the worst layer loses {percent(row.worst_lost)} of its gradients' sum at scale 1"
     if row.need == "needed":
         return f"A scale is needed: {lost}."
     if row.onset is None:
@@ -291,8 +292,8 @@ def underflow_text(row: Family, way: str) -> str:
     found = row.underflow.get(way)
     if found is None:
         return "–"
-    seen = "–" if found.observed is None else f"{found.observed:.1%}"
-    return f"{found.predicted:.1%} / {seen}"
+    seen = "–" if found.observed is None else percent(found.observed, 1)
+    return f"{percent(found.predicted, 1)} / {seen}"
 
 
 def _cells(row: Family) -> list[str]:

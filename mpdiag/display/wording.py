@@ -54,17 +54,23 @@ def spoken_layer(name: str | None) -> str:
     return f"layer {name}" if name.isdecimal() else name
 
 
-def percent(fraction: float) -> str:
-    """A share between 0 and 1 in percent; a dash for NaN, which is not known."""
+def percent(fraction: float, digits: int = 2) -> str:
+    """A share between 0 and 1 in percent; a dash for NaN, which is not known.
+
+    Args:
+        fraction: The share.
+        digits: After the point. Little is not written as nothing, nor nearly all as all.
+    """
     if math.isnan(fraction):
         return "–"
     if fraction == 0:
         return "0 %"
     if abs(fraction - 1) < 1e-9:
         return "100 %"
-    if 0.99995 <= fraction < 1:  # nearly all is not all
-        return "> 99.99 %"
-    return f"{100 * fraction:.2f} %" if fraction >= 1e-4 else "< 0.01 %"
+    step = 10.0**-digits  # in percent
+    if 100 - step / 2 <= 100 * fraction < 100:
+        return f"> {100 - step:.{digits}f} %"
+    return f"{100 * fraction:.{digits}f} %" if 100 * fraction >= step else f"< {step:.{digits}f} %"
 
 
 def scale_text(scale: float | None) -> str:

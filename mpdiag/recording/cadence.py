@@ -27,6 +27,7 @@ from itertools import count
 from statistics import fmean, median
 from typing import TYPE_CHECKING, Any
 
+from mpdiag.display.wording import percent
 from mpdiag.errors import UsageError
 from mpdiag.numerics.periods import covers_periods
 from mpdiag.recording.step_clock import Pace, StepListener
@@ -239,8 +240,8 @@ class Governor:
         return (
             f"a recorded step costs as much as {last['cost']:.2g} steps, so from step "
             f"{first['step']} on fewer were recorded, at last one in {last['every']}; recording "
-            f"took at least {share:.1%} of the time, the first step and those with all operations "
-            f"included (budget={self._budget:g}; every=N is never thinned)"
+            f"took at least {percent(share, 1)} of the time, the first step and those with all "
+            f"operations included (budget={self._budget:g}; every=N is never thinned)"
         )
 
     # -- deciding ----------------------------------------------------------------------------------

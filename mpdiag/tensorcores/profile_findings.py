@@ -11,6 +11,7 @@ from mpdiag.hardware.counters import ADVICE
 from mpdiag.tensorcores import kernel_evidence
 from mpdiag.tensorcores.amdahl import speedup
 from mpdiag.tensorcores.causes import TF32
+from mpdiag.tensorcores.usage.summary import percent
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -114,8 +115,8 @@ def idle_findings(timeline: Timeline | None) -> tuple[dict[str, Any], ...]:
         _note(
             "info",
             "gpu-idle",
-            f"the GPU was idle for {_percent(whole.idle_fraction)} of the recorded time, "
-            f"{_percent(share)} because {_IDLE[cause]}; recording itself slows the host down",
+            f"the GPU was idle for {percent(whole.idle_fraction)} of the recorded time, "
+            f"{percent(share)} because {_IDLE[cause]}; recording itself slows the host down",
             _BUSY[cause],
             fraction=whole.idle_fraction,
             causes={c: spent / whole.wall_us for c, spent in whole.gaps.items() if spent},
@@ -152,10 +153,6 @@ def _note(severity: str, code: str, message: str, fix: str, **evidence: Any) -> 
     }
 
 
-def _percent(share: float) -> str:
-    return f"{100 * share:.1f} %"
-
-
 def _matrix_findings(times: KernelTimes, device: DeviceFacts | None) -> Iterator[dict[str, Any]]:
     tensor, cuda = times.fraction("tensor_core"), times.fraction("cuda_core")
     if cuda >= SOME:
@@ -163,7 +160,7 @@ def _matrix_findings(times: KernelTimes, device: DeviceFacts | None) -> Iterator
         yield _note(
             "warning",
             "matrix-on-cuda-cores",
-            f"{_percent(cuda)} of kernel time is matrix work on CUDA cores{without}",
+            f"{percent(cuda)} of kernel time is matrix work on CUDA cores{without}",
             _off_cuda_cores(device),
             fraction=cuda,
             amdahl_bound=finite(speedup(cuda)),
@@ -173,7 +170,7 @@ def _matrix_findings(times: KernelTimes, device: DeviceFacts | None) -> Iterator
         yield _note(
             "warning",
             "layout-conversions",
-            f"{_percent(layout)} of kernel time converts between NCHW and NHWC",
+            f"{percent(layout)} of kernel time converts between NCHW and NHWC",
             "keep model and inputs in memory_format=torch.channels_last",
             fraction=layout,
             amdahl_bound=finite(speedup(layout)),
@@ -203,7 +200,7 @@ def _kernel_findings(
         yield _note(
             "warning",
             "unknown-kernels",
-            f"{_percent(unknown)} of kernel time is in kernels whose names do not say what ran",
+            f"{percent(unknown)} of kernel time is in kernels whose names do not say what ran",
             f"measure them with {ADVICE[vendor]}",
             fraction=unknown,
             largest=largest[:200],
@@ -218,7 +215,7 @@ def _kernel_findings(
         yield _note(
             "warning" if old >= MUCH else "info",
             "older-generation",
-            f"{_percent(old)} of kernel time is in Tensor Core kernels that were not written for "
+            f"{percent(old)} of kernel time is in Tensor Core kernels that were not written for "
             "this GPU's generation",
             "pad odd dimensions, and update CUDA and cuDNN, so that newer kernels are chosen",
             fraction=old,
@@ -237,7 +234,7 @@ def _kernel_findings(
         yield _note(
             "warning",
             "misaligned",
-            f"{_percent(share)} of kernel time is in Tensor Core kernels chosen for rows that are "
+            f"{percent(share)} of kernel time is in Tensor Core kernels chosen for rows that are "
             "not aligned to 16 bytes",
             _PAD if padded else _NOTHING_TO_PAD,
             fraction=share,
@@ -277,8 +274,8 @@ def _contradictions(times: KernelTimes, sampled: float | None) -> Iterator[dict[
         yield _note(
             "warning",
             "contradiction",
-            f"by name {_percent(tensor)} of kernel time is on Tensor Cores, but the sampled "
-            f"activity of the Tensor pipe is {_percent(sampled)}",
+            f"by name {percent(tensor)} of kernel time is on Tensor Cores, but the sampled "
+            f"activity of the Tensor pipe is {percent(sampled)}",
             "trust the samples, and measure the largest kernels with ncu",
             sampled=sampled,
         )
@@ -291,14 +288,14 @@ def _reading_findings(trace: TraceReader, linked: Linked) -> Iterator[dict[str, 
         yield _note(
             "info",
             "cuda-graphs",
-            f"{_percent(linked.graph_fraction)} of kernel time was replayed from CUDA graphs, which "
+            f"{percent(linked.graph_fraction)} of kernel time was replayed from CUDA graphs, which "
             "hide the operation each kernel belongs to",
             "record once more without graphs to see operations and modules",
             fraction=linked.graph_fraction,
         )
     if trace.source == "torch.profiler" and linked.linked_fraction < LINKED:
         why = (
-            f"only {_percent(linked.linked_fraction)} of kernel time could be linked to operations"
+            f"only {percent(linked.linked_fraction)} of kernel time could be linked to operations"
             if linked.operations
             else "the trace holds no host operations"
         )

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from mpdiag.display.wording import percent
 from mpdiag.errors import TrainingDiverged
 from mpdiag.training.callers import loop_stacklevel
 from mpdiag.training.gradients.judgement import norms, values_of
@@ -93,7 +94,7 @@ class DriftWatch:
                 rate,
                 observed,
                 f"{count} of the last {len(self._skips)} steps overflowed, where the recording "
-                f"predicted at most {rate:.2%}: record again and analyze",
+                f"predicted at most {percent(rate)}: record again and analyze",
             )
         )
 
@@ -128,8 +129,8 @@ class DriftWatch:
                     step,
                     predicted,
                     zero,
-                    f"{zero:.0%} of the gradients are zero, where the recording predicted "
-                    f"{predicted:.0%}: a larger loss scale may be needed; record again",
+                    f"{percent(zero, 0)} of the gradients are zero, where the recording predicted "
+                    f"{percent(predicted, 0)}: a larger loss scale may be needed; record again",
                 )
             )
         return None

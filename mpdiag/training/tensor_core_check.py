@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from mpdiag.display.wording import percent
 from mpdiag.tensorcores.step_profiler import StepProfiler
 
 if TYPE_CHECKING:
@@ -117,13 +118,15 @@ def judge_use(document: Mapping[str, Any], step: int) -> TensorCoreUse:
         step: The step that was measured.
     """
     fraction = float(document["tensor_core_fraction"])
-    share = f"{fraction:.0%}".replace("%", " %")
+    share = percent(fraction, 0)
     if fraction >= HARDLY:
         return TensorCoreUse(True, fraction, f"Tensor Cores in use: {share} of kernel time", step)
     message = f"Tensor Cores not in use ({share} of kernel time)"
     unknown = float(document.get("unknown_fraction") or 0.0)
     if unknown > 0.5:
-        message = f"Tensor Cores: {unknown:.0%} of kernel time is in kernels of unknown names"
+        message = (
+            f"Tensor Cores: {percent(unknown, 0)} of kernel time is in kernels of unknown names"
+        )
         return TensorCoreUse(None, fraction, message.replace("%", " %"), step)
     cause = next(
         (

@@ -82,7 +82,7 @@ def test_the_slider_moves_the_numbers_and_its_link_reopens_them(page, address, r
 
     def expected(exponent):
         lost = percent(summary(scale_frame(layers, FP16, exponent)).lost_share)
-        return f"{lost} of the values become 0"
+        return f"makes {lost} of the non-zero values 0"
 
     open_view(page, address, "gradients", run="ssd", scale=6)
     line = page.locator('[data-testid="stCaptionContainer"]')

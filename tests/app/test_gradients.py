@@ -21,7 +21,7 @@ def test_the_slider_shows_what_the_library_computes(opened, root):
         test.slider(key="scale").set_value(exponent).run()
         expected = summary(scale_frame(layers, FP16, exponent))
         line = words(test).replace("\\", "")
-        assert f"{percent(expected.lost_share)} of the values become 0" in line
+        assert f"makes {percent(expected.lost_share)} of the non-zero values 0" in line
         if expected.worst_sum_share:
             lost = percent(expected.worst_sum_share)
             assert f"{expected.worst_layer} loses most, {lost} of its sum" in line
@@ -45,7 +45,7 @@ def test_a_link_reopens_its_view(opened, root):
     layers = analyze(root / "sample_runs" / "ssd").layers.of_kind("activation_grad")
     expected = summary(scale_frame(layers_named(layers, "trunk"), FP8_E4M3, 5))
     shown = words(test).replace("\\", "")
-    assert f"{percent(expected.lost_share)} of the values become 0" in shown
+    assert f"makes {percent(expected.lost_share)} of the non-zero values 0" in shown
 
 
 def test_no_scale_multiplies_activations(opened, root):
@@ -53,7 +53,7 @@ def test_no_scale_multiplies_activations(opened, root):
     test = opened(view="gradients", run="ssd", kind="activations", scale="11")
     expected = summary(scale_frame(layers, FP16, 0))
     shown = words(test).replace("\\", "")
-    assert f"{percent(expected.lost_share)} of the values become 0" in shown
+    assert f"makes {percent(expected.lost_share)} of the non-zero values 0" in shown
     assert "Without a loss scale" in shown
     assert test.slider(key="scale").disabled
 

@@ -55,8 +55,8 @@ def test_cells_tell_mean_spread_and_verdict():
     assert family_table.way_text(made, "fp16-paper") == "–"
     assert family_table.scale_text(made) == "128 (16 to 2^17)"
     assert family_table.scale_text(row(method="none", lower=1.0, upper=None)) == "none (1 to ∞)"
-    assert family_table.underflow_text(made, "fp16-no-scale") == "50.0% / 61.0%"
-    assert family_table.underflow_text(made, "fp16-plan") == "1.0% / –"
+    assert family_table.underflow_text(made, "fp16-no-scale") == "50.0 % / 61.0 %"
+    assert family_table.underflow_text(made, "fp16-plan") == "1.0 % / –"
 
 
 def test_one_seed_decides_nothing():
@@ -71,9 +71,9 @@ def test_seeds_that_are_not_done_yet_are_left_out_of_the_reference():
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({}, "A scale is needed: the worst layer loses 29.00%"),
+        ({}, "A scale is needed: the worst layer loses 29.00 %"),
         ({"need": "not needed", "onset": 512, "worst_lost": 1e-4},
-         "0.01% of its gradients' sum at scale 1; with 512 times as many elements in the loss's mean"),
+         "0.01 % of its gradients' sum at scale 1; with 512 times as many elements in the loss's mean"),
         ({"need": "not needed", "onset": None}, "no larger mean would change that"),
         ({"need": "advisable", "onset": 2}, "A scale is a harmless insurance"),
     ],

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+
 import pytest
 
 from mpdiag.display.wording import counted, in_markdown, percent
@@ -38,6 +40,36 @@ def test_counted(asked, words):
 )
 def test_shares(share, words):
     assert percent(share) == words
+
+
+@pytest.mark.parametrize(
+    ("share", "digits", "words"),
+    [
+        (0.864, 0, "86 %"),
+        (0.004, 0, "< 1 %"),
+        (0.999, 0, "> 99 %"),
+        (0.8644, 1, "86.4 %"),
+        (0.0004, 1, "< 0.1 %"),
+        (0.99951, 1, "> 99.9 %"),
+        (0.0, 1, "0 %"),
+    ],
+)
+def test_shares_with_fewer_digits(share, digits, words):
+    assert percent(share, digits) == words
+
+
+def test_no_sentence_writes_a_share_in_another_way(root):
+    """Python's own format writes no space, and 0 % of what is little."""
+    own = [
+        (str(path.relative_to(root)), node.lineno)
+        for folder in ("mpdiag", "app")
+        for path in sorted((root / folder).rglob("*.py"))
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.FormattedValue) and isinstance(node.format_spec, ast.JoinedStr)
+        for part in node.format_spec.values
+        if isinstance(part, ast.Constant) and str(part.value).endswith("%")
+    ]
+    assert own == []
 
 
 def test_no_line_ends_inside_a_cell_of_markdown():

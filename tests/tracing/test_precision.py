@@ -175,7 +175,7 @@ def test_half_weights_are_counted_although_others_are_fp32(tmp_path):
     assert run.meta["precision"]["half_parameters"] == 40
     assert run.meta["precision"]["half_parameter_count_total"] == 49
     (finding,) = findings(run)
-    assert finding.message.startswith("81.6% of the weights are bfloat16")
+    assert finding.message.startswith("81.6 % of the weights are bfloat16")
 
 
 def test_modules_that_return_half_precision_are_counted(tmp_path):

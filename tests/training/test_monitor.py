@@ -75,7 +75,7 @@ def test_more_skips_than_predicted_are_an_alarm():
         assert watch.note_skip(step, skipped=False) is None
     assert watch.note_skip(100, skipped=True) is None
     assert watch.note_skip(101, skipped=True) is None
-    with pytest.warns(RuntimeWarning, match="predicted at most 0.10%"):
+    with pytest.warns(RuntimeWarning, match="predicted at most 0.10 %"):
         for step in range(102, 106):
             watch.note_skip(step, skipped=True)
     assert watch.alarms[0].observed > 0.02

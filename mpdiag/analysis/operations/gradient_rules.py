@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING
 
 from mpdiag.analysis.operations.rules import called, finding_of
 from mpdiag.analysis.operations.sources import is_product
-from mpdiag.display.wording import counted
+from mpdiag.display.wording import counted, percent
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -173,4 +173,4 @@ def _is_rounded(op: Operation, low: Mapping[int, bool]) -> bool:
 
 
 def _times(error: float) -> str:
-    return f"{error:.0%}" if error < 2 else counted(round(error), "time")
+    return percent(error, 0) if error < 2 else counted(round(error), "time")

@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 from mpdiag.analysis.operations.graph import low_composite
 from mpdiag.analysis.operations.rules import WRONG, finding_of, singular_argument
 from mpdiag.analysis.operations.sources import is_product
+from mpdiag.display.wording import percent
 from mpdiag.numerics.autocast_lists import (
     FFT,
     LISTS,
@@ -73,9 +74,9 @@ def imprecise(
             if not low[t.tensor] or (error < WRONG and changed < CHANGED):
                 continue
             told = (
-                f"{changed:.0%} of its integers"
+                f"{percent(changed, 0)} of its integers"
                 if changed >= CHANGED
-                else f"its result by {min(1.0, error):.0%}"
+                else f"its result by {percent(min(1.0, error), 0)}"
             )
             yield from _blamed(
                 graph,
@@ -218,8 +219,9 @@ def underflow(
             lost = _share_lost(t, target)
             if lost < FAINT:
                 continue
-            told = f"it reads values of which {target.label} makes {lost:.0%} of the sum 0"
-            made = f"its values are read by {op.op}, and {target.label} makes {lost:.0%} of their sum 0"
+            makes = f"{target.label} makes {percent(lost, 0)}"
+            told = f"it reads values of which {makes} of the sum 0"
+            made = f"its values are read by {op.op}, and {makes} of their sum 0"
             evidence = {"lost_sum": lost, "absmax": t.absmax}
             without = "what they contribute is lost in every step"
             fix = f"measure in another unit, or {op.op} in FP32"

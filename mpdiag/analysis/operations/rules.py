@@ -24,6 +24,7 @@ import numpy as np
 
 from mpdiag.analysis.operations.graph import FP32_LIMIT, StepGraph, low_composite
 from mpdiag.analysis.operations.sources import before_difference
+from mpdiag.display.wording import percent
 from mpdiag.numerics.autocast_lists import LISTS, NO_HALF_FUNCTIONS, policy_name
 
 if TYPE_CHECKING:
@@ -296,7 +297,7 @@ def differences(
             evidence["loss_change"] = change
         reason = (
             f"it subtracts nearly equal numbers (the result is {ratio:.2g} of them): stored in "
-            f"{target.label}, {min(1.0, error):.0%} of the result is rounding error"
+            f"{target.label}, {percent(min(1.0, error), 0)} of the result is rounding error"
         )
         makers = before_difference(
             graph, operands, low, error, WRONG, lambda made: _is_felt(graph, made, target)
@@ -366,15 +367,15 @@ def running_sums(
         lost = 0.0 if logarithm is None else _share_of_logarithm(op, logarithm)
         if lost >= WRONG:
             told = (
-                f"{share:.0%} of the added values are lost beside the larger operand, and with them "
-                f"{min(1.0, lost):.0%} of the logarithm that follows"
+                f"{percent(share, 0)} of the added values are lost beside the larger operand, and with "
+                f"them {percent(min(1.0, lost), 0)} of the logarithm that follows"
             )
             fix = "torch.log1p(x) instead of log(1 + x), or FP32"
             without = "the logarithm is 0 where it was small"
         elif length[op.index] >= RUNNING:
             told = (
                 f"the running sum (addition {length[op.index]} in a row) no longer changes in "
-                f"{share:.0%} of its elements"
+                f"{percent(share, 0)} of its elements"
             )
             fix = "keep the running sum in FP32, or add in pairs"
             without = "the sum stops growing"

@@ -418,7 +418,7 @@ def _why(dimension: str, old: int, new: int, wanted: Wanted) -> str:
 
 
 def _price(growth: float, before: int, after: int) -> str:
-    words = f"padding adds {growth:.2%} and allows loads of {after} values instead of {before}"
+    words = f"padding adds {percent(growth)} and allows loads of {after} values instead of {before}"
     return words.replace("%", " %")
 
 

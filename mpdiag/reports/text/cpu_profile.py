@@ -8,6 +8,7 @@ from rich.console import Group
 from rich.padding import Padding
 from rich.text import Text
 
+from mpdiag.display.wording import percent
 from mpdiag.reports.text.findings import COLOURS, EXPLAIN
 from mpdiag.reports.text.tables import Fitted
 from mpdiag.tensorcores.cpu.operation import UNITS
@@ -51,7 +52,7 @@ def cpu_profile_text(profile: CpuProfile) -> RenderableType:
             o.module,
             f"{work.m} × {work.n} × {work.k}" if work else "",
             (work.dtype or "") if work else "",
-            f"{o.time_us / whole:.1%}".replace("%", " %"),
+            percent(o.time_us / whole, 1),
             UNITS[operation.verdict],
             operation.fix,
         )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import pandas as pd
 
-from mpdiag.display.wording import scale_text
+from mpdiag.display.wording import percent, scale_text
 from mpdiag.numerics.formats import FORMATS
 from mpdiag.reports.glance import Glance
 from mpdiag.reports.picture import View
@@ -109,7 +109,7 @@ def badge(
         return Badge("in progress", "busy")
     if kind == "profile":
         known = glance.tensor_cores
-        return Badge("profile" if known is None else f"{known:.0%} Tensor Cores".replace("%", " %"))
+        return Badge("profile" if known is None else f"{percent(known, 0)} Tensor Cores")
     if kind == "training":
         return _training_badge(glance, compared)
     if glance.plan is None:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from mpdiag.display.wording import percent
 from mpdiag.hardware.cpu_instructions import read_instructions
 from mpdiag.tensorcores.amdahl import speedup
 from mpdiag.tensorcores.cpu.advice import findings, to_bf16
@@ -69,8 +70,8 @@ class CpuProfile:
     @property
     def verdict(self) -> str:
         """The shares of operator time, in one sentence."""
-        share = f"{self.tensor_core_fraction:.1%}".replace("%", " %")
-        vector = f"{self.fraction('cuda_core'):.1%}".replace("%", " %")
+        share = percent(self.tensor_core_fraction, 1)
+        vector = percent(self.fraction("cuda_core"), 1)
         if self.device.has_amx is False and self.device.other_unit:
             return (
                 f"Whether this CPU's matrix unit ({self.device.other_unit}) was used is not known; "

@@ -6,6 +6,7 @@ from collections import Counter
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from mpdiag.display import wording
 from mpdiag.display.wording import counted
 from mpdiag.files.documents import finite
 from mpdiag.tensorcores.timeline.gaps import GAP_CAUSES
@@ -68,7 +69,7 @@ _KERNELS = (
 
 def percent(share: float) -> str:
     """A share with one decimal; a trace tells no more."""
-    return f"{100 * share:.1f} %"
+    return wording.percent(share, 1)
 
 
 def at_most(bound: float) -> str:

@@ -196,11 +196,21 @@ def test_the_line_of_facts(analysis):
     for exponent in (0, 3, 24):
         found = gradients.summary(gradients.scale_frame(layers, FP16, exponent))
         line = pictures.facts(layers, layers, FP16, exponent, scale=plan)
-        assert f"{percent(found.lost_share)} of the values become 0" in line
+        words = pictures.heat_map_words(layers, FP16, exponent, None)
+        assert f"makes {percent(found.lost_share)} of the non-zero values 0" in words
+        assert f"{percent(found.lost_share)} of" not in line  # said once
         assert ("no layer overflows" in line) == (found.overflow_layers == 0)
         low, high = gradients.recommended_interval(plan)
         assert ("inside the plan's" in line) == (low <= exponent <= high)
     assert "interval" not in pictures.facts(layers, layers, FP8_E4M3, 3)
+
+
+def test_a_line_that_another_one_covers_is_not_named(analysis):
+    layers, plan = layers_of(analysis, "activation_grad"), analysis.plan.loss_scale
+    recommended = int(np.log2(plan.recommended))
+    for exponent in (recommended, recommended + 1):
+        shown = ("RUN", layers, "activation_grad", FP16, exponent, plan)
+        assert ("dashed" in pictures.every_scale(*shown).caption) == (exponent != recommended)
 
 
 def test_the_window_moves_with_the_scale():

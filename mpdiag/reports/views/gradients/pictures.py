@@ -102,7 +102,7 @@ def facts(
     window: Window | None = None,
     scale: LossScalePlan | None = None,
 ) -> str:
-    """What a format and a scale do, in one line.
+    """What a format and a scale do beyond what ``heat_map_words`` says, in one line.
 
     Args:
         layers: Histograms of the steps whose losses count.
@@ -114,12 +114,11 @@ def facts(
     """
     shown = tables.summary(tables.scale_frame(layers, fmt, exponent))
     over = tables.summary(tables.scale_frame(whole, fmt, exponent)).overflow_layers
-    parts = [f"{percent(shown.lost_share)} of the values become 0"]
+    text = f"{_at(exponent)}, {_when(window)}, in {fmt.label} "
     if shown.worst_sum_share > 0:
         lost = f"{percent(shown.worst_sum_share)} of its sum"
-        parts.append(f"{spoken_layer(shown.worst_layer)} loses most, {lost}")
-    text = f"{_at(exponent)}, {_when(window)}, in {fmt.label} " + "; ".join(parts)
-    text += f"; {counted(over, 'layer') if over else 'no layer'} "
+        text += f"{spoken_layer(shown.worst_layer)} loses most, {lost}; "
+    text += f"{counted(over, 'layer') if over else 'no layer'} "
     text += f"{'overflow' if over > 1 else 'overflows'} in any recorded step"
     if scale is not None:
         low, high = tables.recommended_interval(scale)
@@ -261,13 +260,18 @@ def every_scale(
     if frame is None:
         frame = tables.every_scale_frame(layers, fmt, whole)
     recommended = int(np.log2(scale.recommended))
+    solid = f"Solid line: the selected scale, {scale_text(2.0**exponent)}"
+    lines = (
+        f"{solid}, which is the recommended one"  # and lies on its line
+        if exponent == recommended
+        else f"{solid}; dashed: the recommended one, {scale_text(scale.recommended)}"
+    )
     return Picture(
         "every-scale",
         "Every loss scale at once",
-        f"Losses {_when(window)}; crosses: a layer overflows in a recorded step. Solid line: the "
-        f"selected scale, {scale_text(2.0**exponent)}; dashed: the recommended one, "
-        f"{scale_text(scale.recommended)}; shaded: the interval that is sufficient in each late part of "
-        "the training and admissible in every recorded step.",
+        f"Losses {_when(window)}; crosses: a layer overflows in a recorded step. {lines}; shaded: the "
+        "interval that is sufficient in each late part of the training and admissible in every "
+        "recorded step.",
         figure.every_scale(frame, exponent, tables.recommended_interval(scale), recommended),
         frame,
         receipt.every_scale(run, kind, fmt, window),
