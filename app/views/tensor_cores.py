@@ -102,7 +102,7 @@ if not fixable.empty:
     if edited["fixed"].any():
         bound = tensor_cores.combined_bound(list(edited.loc[edited["fixed"], "amdahl_bound"]))
         words = f"{bound:.3g} ×" if bound < math.inf else "∞"
-        st.metric("At most faster by", words, border=True, width=240)
+        st.metric("Faster by at most", words, border=True, width=240)
     else:
         st.caption(
             "Tick fixes: the bound is Amdahl's, the most that everything could become faster."

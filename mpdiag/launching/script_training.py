@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakKeyDictionary, WeakSet
 
+from mpdiag.display.wording import counted, scale_text
 from mpdiag.errors import MpdiagError
 from mpdiag.launching import processes
 from mpdiag.launching.patching.gradient_calls import GradientCalls, tell
@@ -134,9 +135,10 @@ class ScriptTraining:
         skipped = sum(trainer.skipped for trainer in self.trainers)
         several = sum(len(trainer.context.wrapped.optimizers) for trainer in self.trainers)
         of = f" of {several} optimizers" if several > 1 else ""
-        rest = f"{skipped} skipped, loss scale {last.loss_scale:g} at the end"
+        rest = f"{skipped} skipped, loss scale {scale_text(last.loss_scale)} at the end"
         if self._share is None or last.precision.level == "O0":
-            return f"{last.steps} steps{of} in {last.precision.format} ({last.backend}), {rest}"
+            done = f"{counted(last.steps, 'step')}{of}"
+            return f"{done} in {last.precision.format} ({last.backend}), {rest}"
         return describe_share(
             self._share, last.steps, of, last.precision.format, last.backend, rest
         )
@@ -390,17 +392,18 @@ def describe_share(
     share: PrecisionShare, steps: int, of: str, precision: str, backend: str, rest: str
 ) -> str:
     """What was trained, in a sentence that says what was counted."""
+    done = f"{counted(steps, 'step')}{of}"
     if share.share is None:
-        return f"{steps} steps{of} by the plan for {precision} ({backend}), {rest}; {share.message}"
-    counted = f"counted in {len(share.steps)} of {steps} steps"
+        return f"{done} by the plan for {precision} ({backend}), {rest}; {share.message}"
+    where = f"counted in {len(share.steps):,} of {counted(steps, 'step')}"
     if share.share == 0:
         return (
-            f"{steps} steps{of} by the plan, none of them in {precision}: 0 of {share.products} "
-            f"products ran in it ({counted}); {rest}"
+            f"{done} by the plan, none of them in {precision}: 0 of {share.products} "
+            f"products ran in it ({where}); {rest}"
         )
     return (
-        f"{steps} steps{of} in {precision} ({backend}), {rest}; {share.percent} of FLOPs in {precision} "
-        f"({share.low_products} of {share.products} products, {counted})"
+        f"{done} in {precision} ({backend}), {rest}; {share.percent} of FLOPs in {precision} "
+        f"({share.low_products} of {share.products} products, {where})"
     )
 
 

@@ -52,7 +52,7 @@ def test_a_profile_with_its_what_if(opened, root, tmp_path):
     assert not test.exception
     shown = metrics(test)
     assert shown["On Tensor Cores"] == "60.00 %"
-    assert "At most faster by" not in shown  # as long as no fix is ticked
+    assert "Faster by at most" not in shown  # as long as no fix is ticked
     assert "Tick fixes" in words(test)
     assert "<u>" not in words(test).replace("\\<", "")
     (tmp_path / "run" / "profile.json").write_text("{")
