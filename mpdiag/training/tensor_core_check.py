@@ -127,7 +127,7 @@ def judge_use(document: Mapping[str, Any], step: int) -> TensorCoreUse:
         message = (
             f"Tensor Cores: {percent(unknown, 0)} of kernel time is in kernels of unknown names"
         )
-        return TensorCoreUse(None, fraction, message.replace("%", " %"), step)
+        return TensorCoreUse(None, fraction, message, step)
     cause = next(
         (
             o

@@ -418,8 +418,7 @@ def _why(dimension: str, old: int, new: int, wanted: Wanted) -> str:
 
 
 def _price(growth: float, before: int, after: int) -> str:
-    words = f"padding adds {percent(growth)} and allows loads of {after} values instead of {before}"
-    return words.replace("%", " %")
+    return f"padding adds {percent(growth)} and allows loads of {after} values instead of {before}"
 
 
 def _batch(

@@ -24,6 +24,8 @@ MANY = 1e6
 MOST_SIZES = 4
 LEAST = 0.01
 """Share of the time below which something is left out of a sentence."""
+LITTLE = 0.0005
+"""The same of a part of a whole that is told by its parts."""
 CAUSES = {
     "tf32_off": "TF32 off",
     "dtype": "dtype without Tensor Cores",
@@ -109,7 +111,7 @@ def eligible_sentence(e: Eligibility) -> str:
         f"Eligible for Tensor Cores: {counted(number, 'operation')}, {percent(e.eligible_us / whole)} "
         f"of kernel time with all their kernels; {', '.join(parts)}"
     )
-    if percent(e.maybe_us / whole) != "0.0 %":
+    if e.maybe_us / whole >= LITTLE:
         words += f"; eligibility unknown: {percent(e.maybe_us / whole)}"
     return words
 
@@ -272,8 +274,8 @@ def shares_sentence(step: Window) -> str:
     known = [(step.kernel_us.get(kind, 0.0), words) for kind, words in _KERNELS]
     rest = sum(step.kernel_us.values()) - sum(spent for spent, _ in known)
     parts = [*known, (rest, "other kernels"), (step.copying_us, "copies alone")]
-    shares = [(percent(spent / step.wall_us), words) for spent, words in parts]
-    said = [f"{share} {words}" for share, words in shares if share != "0.0 %"]
+    shares = [(spent / step.wall_us, words) for spent, words in parts]
+    said = [f"{percent(share)} {words}" for share, words in shares if share >= LITTLE]
     return ", ".join([*said, f"{percent(step.idle_fraction)} idle"])
 
 

@@ -331,7 +331,7 @@ def test_the_dashboard_says_the_table_s_figures(opened, analysis):
     first = figures.find("layer-sum")
     words = page_words(gradients)
     assert f"Without a loss scale, {first.where}, in FP16 " in words
-    assert f"; {first.layer or MODEL} loses most, {first.said} of its sum; " in words
+    assert f", in FP16 {first.layer or MODEL} loses most, {first.said} of its sum; " in words
     assert "What FP16 loses without a loss scale" in words
     whole = opened(folder, "gradients", run=folder.name, scale="0", steps="over all recorded steps")
     layers = analysis.layers.of_kind("activation_grad")

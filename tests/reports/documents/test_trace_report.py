@@ -69,7 +69,7 @@ def test_before_and_after_in_markdown(trace, tmp_path):
     text = (tmp_path / "r.md").read_text(encoding="utf-8").replace("\\", "")
     assert "1 operation moved onto Tensor Cores" in text
     row = next(line for line in text.splitlines() if line.startswith("| Tensor Cores |"))
-    assert row.startswith("| Tensor Cores | 0.0 % | 57.1 % | 0.0 | 0.1 |")
+    assert row.startswith("| Tensor Cores | 0 % | 57.1 % | 0.0 | 0.1 |")
     moved = next(line for line in text.splitlines() if line.startswith("| mm |"))
     assert "CUDA cores | Tensor Cores | 90.0 → 60.0 µs | 1.50×" in moved
     assert "<img" not in (tmp_path / "r.md").read_text(encoding="utf-8").replace("\\<", "")
