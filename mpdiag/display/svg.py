@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from mpdiag.display.colors import BLUE, FATE_COLORS, GREEN, GREY
-from mpdiag.display.wording import shortened, superscript
+from mpdiag.display.wording import percent, shortened, superscript
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -128,7 +128,7 @@ def shares(title: str, parts: Sequence[tuple[str, float, str]], *, ground: str =
     for i, (words, share, colour) in enumerate(parts):
         x, y = 8 + (i % 3) * 295, 70 + 20 * (i // 3)
         drawn.append(f"<rect x='{x}' y='{y}' width='10' height='10' fill='{colour}'/>")
-        drawn.append(_text(x + 16, y + 10, f"{words}: {100 * share:.1f} %", "start"))
+        drawn.append(_text(x + 16, y + 10, f"{words}: {percent(share, 1)}", "start"))
     high = 70 + 20 * -(-len(parts) // 3) + 4
     return _picture(WIDTH, high, title, drawn, ground)
 

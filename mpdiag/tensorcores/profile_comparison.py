@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from mpdiag.display.wording import counted
+from mpdiag.display.wording import counted, percent
 
 if TYPE_CHECKING:
     from mpdiag.tensorcores.trace_profile import Profile
@@ -66,8 +66,8 @@ class ProfileComparison:
         words = f"{counted(onto, 'operation')} moved onto Tensor Cores"
         words += f", {off} off them" if off else ""
         return (
-            f"Tensor Core share {100 * self.before['tensor_core']:.1f} % → "
-            f"{100 * self.now['tensor_core']:.1f} %, kernel time "
+            f"Tensor Core share {percent(self.before['tensor_core'], 1)} → "
+            f"{percent(self.now['tensor_core'], 1)}, kernel time "
             f"{self.before['time_us'] / 1000:.1f} → {self.now['time_us'] / 1000:.1f} ms; {words}"
         )
 

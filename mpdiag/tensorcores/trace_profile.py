@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
+from mpdiag.display.wording import percent
 from mpdiag.hardware.kernel_rules import TABLE_VERSION
 from mpdiag.hardware.kernels import VERDICTS
 from mpdiag.tensorcores.usage.eligible_time import Eligibility, sum_eligibility
@@ -101,12 +102,12 @@ class Profile:
             (self.fraction("cuda_core", measured=measured), "is matrix work on CUDA cores"),
             (self.fraction("unknown", measured=measured), "is unknown"),
         ]
-        parts = [f"{100 * share:.1f} % {words}" for share, words in shares if share > 0]
+        parts = [f"{percent(share, 1)} {words}" for share, words in shares if share > 0]
         if not tensor:
             parts.insert(0, "no kernel is known to have run on Tensor Cores")
         if measured:
             by_name = self.fraction("tensor_core"), self.fraction("unknown")
-            on_cores, unknown = (f"{100 * share:.1f} %" for share in by_name)
+            on_cores, unknown = (percent(share, 1) for share in by_name)
             parts.append(f"as measured (by name: {on_cores} on Tensor Cores, {unknown} unknown)")
         return ", ".join(parts)
 

@@ -143,7 +143,7 @@ def test_counters_of_amd_resolve_triton_kernels(tmp_path):
     assert document["tensor_core_fraction_witnessed"] == 0.75
     assert document["verdict"] == (
         "75.0 % of kernel time ran on Tensor Cores, as measured "
-        "(by name: 0.0 % on Tensor Cores, 100.0 % unknown)"
+        "(by name: 0 % on Tensor Cores, 100 % unknown)"
     )
     assert [k["verdict_witnessed"] for k in document["kernels"]] == ["tensor_core", "other"]
     assert document["kernels"][0]["dtype_witnessed"] == "fp16"

@@ -299,7 +299,7 @@ def test_what_moved_onto_tensor_cores(tmp_path):
     )  # fmt: skip
     assert move.gain == 4
     assert change.gained
-    assert "0.0 % → 50.0 %" in change.verdict
+    assert "0 % → 50.0 %" in change.verdict
     assert compare_profiles(a, a).moves == ()
 
 

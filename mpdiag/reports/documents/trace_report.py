@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpdiag.display import svg
 from mpdiag.display.colors import VERDICT_COLORS
-from mpdiag.display.wording import sentence
+from mpdiag.display.wording import percent, sentence
 from mpdiag.reports.documents import markdown
 from mpdiag.reports.documents.page import PageTable, findings, page, text_table
 from mpdiag.reports.text import gpu_profile as text
@@ -52,7 +52,7 @@ def trace_page(profile: Profile, since: Since | None = None) -> str:
         tone="fine" if text.is_good(profile) else "warning",
         verdict=sentence(profile.verdict),
         facts=[
-            Fact(label, f"{100 * share:.1f} %", "of kernel time", "")
+            Fact(label, percent(share, 1), "of kernel time", "")
             for label, share in headline(document)
         ],
         change=None if since is None else _change(since),

@@ -330,14 +330,14 @@ def test_the_dashboard_says_the_table_s_figures(opened, analysis):
     gradients = opened(folder, "gradients", run=folder.name, scale="0")
     first = figures.find("layer-sum")
     words = page_words(gradients)
-    assert f"Without a loss scale, {first.where}, in FP16 " in words
-    assert f", in FP16 {first.layer or MODEL} loses most, {first.said} of its sum; " in words
+    assert f"Without a loss scale, {first.where}, in FP16: " in words
+    assert f", in FP16: {first.layer or MODEL} loses most, {first.said} of its sum; " in words
     assert "What FP16 loses without a loss scale" in words
     whole = opened(folder, "gradients", run=folder.name, scale="0", steps="over all recorded steps")
     layers = analysis.layers.of_kind("activation_grad")
     expected = summary(scale_frame(layers, FP16, 0))
     words = page_words(whole)
-    assert "Without a loss scale, over all recorded steps, in FP16 " in words
+    assert "Without a loss scale, over all recorded steps, in FP16: " in words
     assert f"loses most, {percent(expected.worst_sum_share)} of its sum; " in words
     updates = opened(folder, "updates", run=folder.name)
     shown = {metric.label: metric.value for metric in updates.metric}

@@ -114,7 +114,7 @@ def facts(
     """
     shown = tables.summary(tables.scale_frame(layers, fmt, exponent))
     over = tables.summary(tables.scale_frame(whole, fmt, exponent)).overflow_layers
-    text = f"{_at(exponent)}, {_when(window)}, in {fmt.label} "
+    text = f"{_at(exponent)}, {_when(window)}, in {fmt.label}: "
     if shown.worst_sum_share > 0:
         lost = f"{percent(shown.worst_sum_share)} of its sum"
         text += f"{spoken_layer(shown.worst_layer)} loses most, {lost}; "
