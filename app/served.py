@@ -6,10 +6,12 @@ read; fetched, compiled and run only then, it would hold back the first view.
 
 from __future__ import annotations
 
+import socket
+import time
 import webbrowser
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from threading import Timer
+from threading import Thread
 from typing import TYPE_CHECKING
 
 import streamlit
@@ -23,8 +25,8 @@ if TYPE_CHECKING:
 
 CHUNK = "PlotlyChart.*.js"
 """What Streamlit calls its part for Plotly figures."""
-LISTENS = 0.3
-"""Seconds after which a server that has started answers."""
+PATIENCE = 10.0
+"""Seconds that a browser waits for the server to answer."""
 SCRIPT = Path(__file__).with_name("plotly_ahead.js")
 
 
@@ -84,12 +86,22 @@ def _is_page(message: Message) -> bool:
     return page and message["status"] == 200 and b"content-encoding" not in headers
 
 
+def open_once_it_listens(port: int) -> None:
+    """Open the dashboard as soon as its server answers; not at all if it does not."""
+    until = time.monotonic() + PATIENCE
+    while time.monotonic() < until:
+        with suppress(OSError), socket.create_connection(("localhost", port), 1.0):
+            webbrowser.open(f"http://localhost:{port}")
+            return
+        time.sleep(0.05)
+
+
 @asynccontextmanager
 async def in_a_browser(_app: App) -> AsyncIterator[None]:
     """Open the dashboard in a browser, as Streamlit does for a script, unless that was not wished."""
     if not streamlit.get_option("server.headless"):
-        address = f"http://localhost:{streamlit.get_option('server.port')}"
-        Timer(LISTENS, webbrowser.open, [address]).start()
+        port = int(streamlit.get_option("server.port"))
+        Thread(target=open_once_it_listens, args=[port], daemon=True).start()
     yield
 
 

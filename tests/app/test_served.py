@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import sys
+import threading
 
 import pytest
 
@@ -81,25 +83,43 @@ def test_a_streamlit_without_that_file_loads_plotly_by_itself(served, tmp_path, 
     assert served.chunk() is None
 
 
+@pytest.fixture
+def opened(served, monkeypatch):
+    """The addresses that were opened in a browser."""
+    found = []
+    monkeypatch.setattr(served.webbrowser, "open", found.append)
+    return found
+
+
 @pytest.mark.parametrize("headless", [True, False])
-def test_a_browser_is_opened_unless_it_was_not_wished(served, monkeypatch, headless):
-    timers = []
+def test_a_browser_is_opened_once_the_server_answers_unless_it_was_not_wished(
+    served, opened, monkeypatch, headless
+):
+    before = set(threading.enumerate())
+    with socket.create_server(("localhost", 0)) as server:
+        port = server.getsockname()[1]
+        options = {"server.headless": headless, "server.port": port}
+        monkeypatch.setattr(served.streamlit, "get_option", options.__getitem__)
 
-    class Timer:
-        def __init__(self, *what):
-            self.what = what
+        async def live():
+            async with served.in_a_browser(served.app):
+                pass
 
-        def start(self):
-            timers.append(self.what)
+        asyncio.run(live())
+        for thread in set(threading.enumerate()) - before:
+            thread.join(20)
+    assert opened == ([] if headless else [f"http://localhost:{port}"])
 
-    options = {"server.headless": headless, "server.port": 8777}
-    monkeypatch.setattr(served, "Timer", Timer)
-    monkeypatch.setattr(served.streamlit, "get_option", options.__getitem__)
 
-    async def live():
-        async with served.in_a_browser(served.app):
-            pass
-
-    asyncio.run(live())
-    opened = [(served.LISTENS, served.webbrowser.open, ["http://localhost:8777"])]
-    assert timers == ([] if headless else opened)
+def test_a_browser_waits_for_the_server_and_not_for_ever(served, opened, monkeypatch):
+    with socket.create_server(("localhost", 0)) as server:
+        port = server.getsockname()[1]
+    monkeypatch.setattr(served, "PATIENCE", 0.2)
+    served.open_once_it_listens(port)
+    assert opened == []
+    monkeypatch.setattr(served, "PATIENCE", 20.0)
+    waiting = threading.Thread(target=served.open_once_it_listens, args=[port])
+    waiting.start()
+    with socket.create_server(("localhost", port)):
+        waiting.join(20)
+    assert opened == [f"http://localhost:{port}"]

@@ -166,11 +166,9 @@ def analyze_loss_scale(
     """
     gradients = layers.of_kind("activation_grad", "weight_grad")
     steps, maxima, non_finite = statistics.step_maxima()
-    if len(gradients) == 0 or _finite(maxima).size == 0:
-        none = "no finite gradient was recorded"
-        return nothing_concluded(layers, non_finite, none, target, statistics.steps())
-    if len(layers.of_kind("activation_grad")) == 0:
-        none = "no activation gradient was recorded"
+    finite = len(gradients) and _finite(maxima).size
+    if not finite or len(layers.of_kind("activation_grad")) == 0:
+        none = f"no {'activation' if finite else 'finite'} gradient was recorded"
         return nothing_concluded(layers, non_finite, none, target, statistics.steps())
     parts = statistics.late_gradients()
     late = [(window, part.of_kind("activation_grad")) for window, part in parts]
