@@ -1,4 +1,4 @@
-"""JSON documents: read whole, but not whatever their size, for others may have written them.
+"""JSON documents: regular files of bounded size, read whole. Others may have written them.
 
 ``converted`` turns what was read into dataclasses, by msgspec. It serves the documents of a search,
 of measured sensitivities and of training logs. ``plan.json`` and ``meta.json`` are checked without it
@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import stat
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from mpdiag.errors import UsageError
@@ -34,14 +36,33 @@ def read_document(path: AnyPath, **options: Any) -> Any:
 
     Raises:
         OSError: If it cannot be read.
-        ValueError: If it is no JSON, no UTF-8 or too large.
+        ValueError: If it is no regular file, no JSON, no UTF-8 or too large.
         RecursionError: If it is nested too deep.
     """
-    size = 0 if is_remote(path) else path.stat().st_size  # of a URL that would be a request more
-    if size > LARGEST:
-        message = f"{size:,} bytes are more than it can have"
-        raise ValueError(message)
-    return json.loads(path.read_text(encoding="utf-8"), **options)
+    with path.open("rb") if is_remote(path) else open(path, "rb", opener=_regular) as file:
+        content = file.read(LARGEST + 1)
+    if len(content) > LARGEST:
+        raise ValueError(_too_large(f"more than {LARGEST:,}"))
+    return json.loads(content.decode("utf-8"), **options)
+
+
+def _regular(path: str, flags: int) -> int:
+    """Open a regular file of bounded size; a pipe is not waited for, and a device is not read."""
+    descriptor = os.open(path, flags | getattr(os, "O_NONBLOCK", 0))
+    status = os.fstat(descriptor)
+    if stat.S_ISREG(status.st_mode) and status.st_size <= LARGEST:
+        return descriptor
+    os.close(descriptor)
+    if stat.S_ISDIR(status.st_mode):
+        raise IsADirectoryError(path)
+    if stat.S_ISREG(status.st_mode):
+        raise ValueError(_too_large(f"{status.st_size:,}"))
+    message = "it is not a file"
+    raise ValueError(message)
+
+
+def _too_large(size: str) -> str:
+    return f"{size} bytes are more than it can have"
 
 
 def converted(value: Any, kind: type[T]) -> T:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import os
+
+import fsspec
 import pytest
 from made_runs import write_run
 
 from mpdiag.errors import DamagedPlan, DamagedRun
 from mpdiag.files import documents
+from mpdiag.files.paths import place
 from mpdiag.plan import PrecisionPlan
 from mpdiag.runs.run import open_run
 
@@ -42,3 +46,18 @@ def test_a_sparse_plan_is_refused_unread(tmp_path):
 def test_a_document_of_usual_size_is_read(tmp_path):
     (tmp_path / "a.json").write_text('{"a": [1]}')
     assert documents.read_document(tmp_path / "a.json") == {"a": [1]}
+
+
+@pytest.mark.parametrize("make", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")])
+def test_a_document_that_is_no_regular_file_is_refused_at_once(tmp_path, make):
+    make(tmp_path / "comparison.json")
+    with pytest.raises(ValueError, match="it is not a file"):
+        documents.read_document(tmp_path / "comparison.json")
+
+
+def test_a_remote_document_is_bounded_too(monkeypatch):
+    monkeypatch.setattr(documents, "LARGEST", 8)
+    with fsspec.open("memory://documents/a.json", "w") as file:
+        file.write('{"a": [1, 2]}')
+    with pytest.raises(ValueError, match="bytes"):
+        documents.read_document(place("memory://documents/a.json"))
