@@ -12,8 +12,8 @@ of that name or in the module that took its place replaces it, and is counted ap
 All mutants of a tree stand in one copy of it, each behind a question that a builtin answers; one run of
 the tests notes which test reaches which question, in child processes, too. Then each mutant is switched
 on in a fork of one process that has torch, and the tests that reach it run until the first one fails:
-those named after its module first, then the quick ones. Compiled kernels are left out, for the question
-cannot stand in them. A mutant that outlives its limit of time counts as killed.
+those named after its module first, then the quick ones. Files with compiled kernels are left out: the
+question cannot stand in their files. A mutant that outlives its limit of time counts as killed.
 """
 
 from __future__ import annotations
@@ -44,7 +44,9 @@ FOLDERS = ("numerics", "recording", "runs", "analysis", "training")
 PER_FOLDER = 40
 SEED = 28
 LIMIT_S = 240
-COMPILED = {"njit", "jit", "overload", "intrinsic"}
+KERNELS = re.compile(
+    r"^ *(from|import) (numba|triton|llvmlite|mpdiag\S*\.compiled)\b", re.MULTILINE
+)
 LEFT_OUT = ("tests/app/test_browser", "tests/benchmarks", "tests/studies", "tests/docs",
             "tests/conformance/test_peers")  # fmt: skip
 
@@ -135,8 +137,6 @@ class _Places(ast.NodeVisitor):
                         self.visit(part)
 
     def visit_FunctionDef(self, node: ast.FunctionDef | ast.ClassDef) -> None:
-        if COMPILED & {name for d in node.decorator_list for name in _names(d)}:
-            return
         outer, self.function = self.function, f"{self.function}.{node.name}".lstrip(".")
         for statement in node.body:
             self.visit(statement)
@@ -209,7 +209,8 @@ def places(source: str) -> list[Place]:
 
 
 def modules(tree: Path, folder: str) -> list[Path]:
-    return sorted((tree / "mpdiag" / folder).rglob("*.py"))
+    files = sorted((tree / "mpdiag" / folder).rglob("*.py"))
+    return [path for path in files if not KERNELS.search(path.read_text())]
 
 
 def draw() -> None:
@@ -246,10 +247,9 @@ def drawn() -> list[Mutant]:
 
 def find(mutants: list[Mutant], tree: Path) -> dict[int, tuple[Path, Place, Mutant]]:
     """Each mutant's place in a tree: its own, or one in what took its place."""
-    texts = {path: path.read_text() for path in sorted((tree / "mpdiag").rglob("*.py"))}
-    everywhere = {path: places(text) for path, text in texts.items()}
+    everywhere = {path: places(path.read_text()) for path in modules(tree, "")}
     result: dict[int, tuple[Path, Place, Mutant]] = {}
-    taken: dict[Path, list[Place]] = {path: [] for path in texts}
+    taken: dict[Path, list[Place]] = {path: [] for path in everywhere}
 
     def free(path: Path, place: Place) -> bool:
         return all(p.end <= place.start or place.end <= p.start for p in taken[path])
