@@ -15,7 +15,7 @@ PARALLEL := --numprocesses auto --dist loadfile --no-loadscope-reorder
 
 .PHONY: help
 help: ## list these targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-8s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 .PHONY: demo
 demo: $(READY)-demo ## record a small detector in FP32, analyze it, train it in FP16 by the plan, compare
@@ -24,6 +24,10 @@ demo: $(READY)-demo ## record a small detector in FP32, analyze it, train it in 
 .PHONY: test
 test: $(READY)-test ## run the tests (ARGS="-k name" goes to pytest)
 	@$(BIN)/python -m pytest $(PARALLEL) $(ARGS)
+
+.PHONY: test-all
+test-all: $(READY)-test ## the tests, and those of studies, benchmarks and other people's trainers
+	@$(BIN)/python -m pytest $(PARALLEL) tests studies/tests benchmarks/tests $(ARGS)
 
 .PHONY: docs
 docs: $(READY)-docs ## build the documentation into site/

@@ -6,7 +6,7 @@
     python sample_runs/make.py --gpu
 
 The first trains each workload from seed 0 in FP32, recorded, in FP16 without a loss scale and in FP16
-by the plan, as ``mpdiag demo --all --seeds 1`` does; what that command left in --folder is taken as it
+by the plan, as ``studies/families.py --seeds 1`` does; what that command left in --folder is taken as it
 is. Statistics of the FP16 trainings stay behind, for size. The second analyzes every recording in
 ``sample_runs`` again and writes its ``plan.json``. The third trains each workload in FP32 once more
 and measures, with the weights it ends with, how sensitive each operation is (``sensitivity.json``).
@@ -27,11 +27,11 @@ from rich.console import Console
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 from mpdiag import analyze, measure_sensitivity, workloads
-from mpdiag.demo import families, workflow
+from mpdiag.demo import workflow
 from mpdiag.files.atomic import write_json
 from mpdiag.plan import PrecisionPlan
 from mpdiag.workloads.protocol import start
-from studies import gpu_sample
+from studies import families, gpu_sample
 
 SAMPLES = Path(__file__).resolve().parent
 WAYS = {"fp32": "", "fp16-no-scale": "-fp16-no-scale", "fp16-plan": "-fp16-plan"}
@@ -42,7 +42,7 @@ JOURNAL = (
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("names", nargs="*", default=workloads.names(), metavar="WORKLOAD")
+    parser.add_argument("names", nargs="*", default=families.EVERY, metavar="WORKLOAD")
     parser.add_argument("--folder", type=Path, default=Path("runs/families"))
     parser.add_argument("--plans", action="store_true")
     parser.add_argument("--sensitivity", action="store_true")

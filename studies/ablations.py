@@ -7,7 +7,7 @@ which gets a folder of its own.
 
 Ways: ``fp16-no-scale`` (no loss scale), ``fp16-no-masters`` (FP16 weights updated directly, beside
 ``fp16-o2``, the same with FP32 masters), ``fp16-sums`` (matrix products and reductions added up in
-FP16). The plan's own training, ``fp16-plan``, must repair each. A folder that ``mpdiag demo --all``
+FP16). The plan's own training, ``fp16-plan``, must repair each. A folder that ``families.py``
 filled is taken on from there: what is done is not done again.
 """
 
@@ -18,16 +18,20 @@ import dataclasses
 import json
 import math
 import statistics
+import sys
 import tempfile
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 from mpdiag import workloads
-from mpdiag.demo import families, workflow
+from mpdiag.demo import workflow
 from mpdiag.runs import provenance
 from mpdiag.runs.run import now
+from studies import families
 
 DEFAULT = (
     "language_model:fp16-no-scale",

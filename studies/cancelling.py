@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from datetime import date
 from pathlib import Path
 from typing import Any, cast
@@ -19,7 +20,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from mpdiag.workloads import gallery
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from studies import exhibits as gallery
 
 SEEDS = (0, 1, 2)
 H = 1e-4

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 import tempfile
 from dataclasses import replace
 from datetime import date
@@ -19,21 +20,23 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 import mpdiag
 from mpdiag.numerics.autocast_lists import LISTS
 from mpdiag.plan import LossScalePlan, PrecisionPlan
 from mpdiag.sensitivity.fp32_search import search_fp32
 from mpdiag.sensitivity.loss_estimate import estimate
-from mpdiag.workloads import gallery
-from mpdiag.workloads.gallery.scoring import Score, judge, load_truth, score
+from studies import exhibits as gallery
+from studies.exhibits.scoring import Score, judge, load_truth, score
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from torch import nn
 
-    from mpdiag.workloads.gallery.exhibit import Batch
-    from mpdiag.workloads.gallery.scoring import Flagger
+    from studies.exhibits.exhibit import Batch
+    from studies.exhibits.scoring import Flagger
 
 RESULTS = Path(__file__).parent / "results"
 SHARE = 0.05

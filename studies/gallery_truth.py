@@ -15,6 +15,7 @@ import argparse
 import itertools
 import json
 import math
+import sys
 import tempfile
 import time
 from dataclasses import replace
@@ -25,18 +26,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 from one_by_one import take_away_one_by_one
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 import mpdiag
 from mpdiag.plan import Fp32Choice, PrecisionPlan
 from mpdiag.sensitivity.fp32_search import _finish, narrow_options
 from mpdiag.sensitivity.ranking import Fp32Candidate, RankingTrainer, candidates_of
 from mpdiag.sensitivity.seed_spread import SeedSpread, spread_of
 from mpdiag.training.trainer import MixedPrecision
-from mpdiag.workloads import gallery
+from studies import exhibits as gallery
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from mpdiag.workloads.gallery.exhibit import Exhibit
+    from studies.exhibits.exhibit import Exhibit
 
 FP32_SEEDS = (0, 1, 2, 3, 4)
 SEEDS = (0, 1, 2)

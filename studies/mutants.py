@@ -363,28 +363,66 @@ def reached(copy: Path, workers: int) -> dict[int, list[str]]:
 CHUNK = 60
 
 
-def try_one(copy: Path, mutant: Mutant, tests: list[str]) -> dict[str, object]:
-    """Switch one mutant on in a fork, and run what reaches it until a test fails."""
+def try_one(mutant: Mutant, tests: list[str]) -> dict[str, object]:
+    """Switch one mutant on in a fork, and run what reaches it until a test fails.
+
+    A test that also fails with the mutant switched off is left out.
+    """
     stem = re.sub(r"^_", "", Path(mutant.module).stem)
     near = [t for t in tests if f"test_{stem}" in t]
-    ordered = list(dict.fromkeys(near + tests))
-    start = time.monotonic()
-    for i in range(0, len(ordered), CHUNK):
-        child = os.fork()
-        if not child:
-            _run_tests(copy, mutant.number, ordered[i : i + CHUNK])
+    left = list(dict.fromkeys(near + tests))
+    until = time.monotonic() + LIMIT_S
+    while left:
+        chunk, left = left[:CHUNK], left[CHUNK:]
+        failed = _first_failure(mutant.number, chunk, until)
+        if failed is None:
+            continue
+        if failed == TOO_LONG or _first_failure(-1, [failed], until + LIMIT_S) is None:
+            return {"killed": True, "by": failed, "tests": len(tests)}
+        left = chunk[chunk.index(failed) + 1 :] + left
+    return {"killed": False, "by": "", "tests": len(tests)}
+
+
+TOO_LONG = "the limit of time"
+
+
+class _Failure:
+    """Tells the parent process which test failed first."""
+
+    def __init__(self, pipe: int) -> None:
+        self.pipe = pipe
+
+    def pytest_runtest_logreport(self, report: object) -> None:
+        if getattr(report, "outcome", "") == "failed":
+            os.write(self.pipe, f"{getattr(report, 'nodeid', '')}\n".encode())
+
+
+def _first_failure(number: int, tests: list[str], until: float) -> str | None:
+    read, write = os.pipe()
+    child = os.fork()
+    if not child:
+        _run_tests(number, tests, write)
+    os.close(write)
+    try:
         while not (ended := os.waitpid(child, os.WNOHANG))[0]:
-            if time.monotonic() - start > LIMIT_S:
+            if time.monotonic() > until:
                 os.killpg(child, signal.SIGKILL)
                 os.waitpid(child, 0)
-                return {"killed": True, "by": "time", "tests": len(ordered)}
-            time.sleep(0.05)
-        if os.waitstatus_to_exitcode(ended[1]):
-            return {"killed": True, "by": "a test", "tests": len(ordered)}
-    return {"killed": False, "by": "", "tests": len(ordered)}
+                return TOO_LONG
+            time.sleep(0.02)
+        code = os.waitstatus_to_exitcode(ended[1])
+        if code == 0:
+            return None
+        failed = os.read(read, 1 << 16).decode().splitlines()
+        if not failed and code > 1:
+            message = f"pytest ended with {code} for {tests}"
+            raise RuntimeError(message)
+        return failed[0] if failed else tests[0]  # a crash names no test
+    finally:
+        os.close(read)
 
 
-def _run_tests(copy: Path, number: int, tests: list[str]) -> None:
+def _run_tests(number: int, tests: list[str], pipe: int) -> None:
     os.setpgrp()
     os.environ["MUTANT"] = str(number)
     __switch__(number)  # type: ignore[name-defined]  # noqa: F821 - a builtin of the copy
@@ -395,19 +433,20 @@ def _run_tests(copy: Path, number: int, tests: list[str]) -> None:
 
     code = 1
     try:
-        code = int(pytest.main(["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist", *tests]))
+        words = ["-x", "-q", "-p", "no:cacheprovider", "-p", "no:xdist"]
+        code = int(pytest.main([*words, *tests], plugins=[_Failure(pipe)]))
     finally:
         os._exit(code)
 
 
 def serve(copy: Path, part: str, result: Path) -> None:
     """Try some mutants in a process whose mpdiag is the copy's; called by ``run``."""
-    for name in ("hypothesis", "mpdiag", "pandas", "torch._dynamo"):  # what every fork would import
+    for name in ("mpdiag", "pandas", "torch._dynamo"):  # what every fork would import
         import_module(name)
     os.chdir(copy)
     work = json.loads((copy / f"{part}.json").read_text())
     for mutant, tests in work:
-        outcome = try_one(copy, Mutant(**mutant), tests)
+        outcome = try_one(Mutant(**mutant), tests)
         with result.open("a") as file:
             file.write(json.dumps({**mutant, **outcome}) + "\n")
 

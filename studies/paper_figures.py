@@ -2,7 +2,7 @@
 
     python studies/paper_figures.py --folder runs/families [--out figures.html] [--json FILE]
 
-Reads what ``mpdiag demo --all`` and ``studies/ablations.py`` left in --folder. For each workload:
+Reads what ``families.py`` and ``studies/ablations.py`` left in --folder. For each workload:
 the histogram of its activation gradients with the zero bar and FP16's window (the guide's figures 1
 and 2, the paper's figure 3), that of its weight gradients with the share below 2^-24 after the
 learning rate (figure 2b), FP32, scaled and unscaled training curves (figures 4 and 5), and, where
@@ -15,10 +15,13 @@ import argparse
 import html
 import json
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
 from plotly.offline import get_plotlyjs
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from mpdiag import analyze, workloads
 from mpdiag.analysis.layers import share
@@ -27,6 +30,7 @@ from mpdiag.numerics.formats import FP16
 from mpdiag.reports.views import training
 from mpdiag.reports.views.gradients.pictures import one_histogram
 from mpdiag.runs.training_log import TrainingLog, read_log
+from studies.families import EVERY
 
 CURVES = {
     "FP32": "fp32",
@@ -45,7 +49,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     body, figures = [], {}
-    for name in workloads.names():
+    for name in EVERY:
         if (options.folder / name / "fp32" / "seed0" / "stats").is_dir():
             shown, figures[name] = figures_of(name, options.folder / name)
             body += [f"<h1>{html.escape(workloads.load(name).title)}</h1>", *shown]

@@ -13,6 +13,7 @@ import argparse
 import json
 import math
 import statistics
+import sys
 import time
 from dataclasses import dataclass, replace
 from datetime import date
@@ -23,15 +24,17 @@ import torch
 from one_by_one import take_away_one_by_one
 from torch import nn
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 from mpdiag.plan import LossScalePlan, PrecisionPlan
 from mpdiag.sensitivity.fp32_search import _Search
 from mpdiag.sensitivity.minimal_set import find_smallest
 from mpdiag.sensitivity.search_state import SearchState
 from mpdiag.sensitivity.seed_spread import spread_of
-from mpdiag.workloads import gallery
-from mpdiag.workloads.gallery.exhibit import Chain, Exhibit
-from mpdiag.workloads.gallery.layers import UnitLength, large
-from mpdiag.workloads.gallery.scoring import load_truth
+from studies import exhibits as gallery
+from studies.exhibits.exhibit import Chain, Exhibit
+from studies.exhibits.layers import UnitLength, large
+from studies.exhibits.scoring import load_truth
 
 RESULTS = Path(__file__).parent / "results"
 SEEDS = (0, 1, 2, 3, 4)

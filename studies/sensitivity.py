@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import sys
 import time
 from collections import defaultdict
 from datetime import date
@@ -27,10 +28,12 @@ import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from mpdiag.sensitivity.gradient_estimate import estimate_gradients
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 from mpdiag.sensitivity.loss_estimate import estimate
 from mpdiag.sensitivity.measurement import measure
-from mpdiag.workloads.gallery.exhibit import Chain, digit_maps, digits
+from studies.exhibits.exhibit import Chain, digit_maps, digits
+from studies.gradient_estimate import estimate_gradients
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence

@@ -16,9 +16,9 @@ def search(
     workload: Annotated[
         str,
         typer.Argument(
-            metavar="WORKLOAD",
+            metavar="WORKLOAD|FILE.py",
             autocompletion=lambda: list(WORKLOADS),
-            help="A built-in workload, or gallery/NAME.",
+            help="A built-in workload, or a file that defines one.",
         ),
     ],
     run: Annotated[
@@ -49,7 +49,7 @@ def search(
     from mpdiag.reports import next_commands, terminal
 
     refuse_file(run or Path("runs"), "--run")
-    folder = run or Path("runs") / f"search-{workload.replace('/', '-')}"
+    folder = run or Path("runs") / f"search-{Path(workload).stem}"
     result = run_search(
         workload, folder, plan=plan, budget=budget, seeds=seeds, steps=steps, lists=not no_lists
     )

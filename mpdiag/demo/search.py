@@ -1,10 +1,10 @@
-"""``mpdiag search``: the smallest FP32 set of a built-in workload or exhibit, with a progress line."""
+"""``mpdiag search``: the smallest FP32 set of a workload, with a progress line."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from typing import TYPE_CHECKING, Any, cast
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console, Group
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -13,8 +13,7 @@ from rich.text import Text
 
 from mpdiag import workloads
 from mpdiag.analysis.analyzer import analyze
-from mpdiag.display.wording import counted, did_you_mean
-from mpdiag.errors import UsageError
+from mpdiag.display.wording import counted
 from mpdiag.files.atomic import atomic_path
 from mpdiag.plan import PrecisionPlan
 from mpdiag.recording.recorder import record
@@ -23,7 +22,6 @@ from mpdiag.runs.run import META
 from mpdiag.sensitivity.fp32_search import SearchResult, search_fp32
 from mpdiag.sensitivity.run_sensitivity import measure_sensitivity
 from mpdiag.training.trainer import MixedPrecision
-from mpdiag.workloads import gallery
 from mpdiag.workloads.protocol import mixed_step, start
 
 if TYPE_CHECKING:
@@ -36,8 +34,6 @@ if TYPE_CHECKING:
     from mpdiag.sensitivity.fp32_search import Train
     from mpdiag.workloads.protocol import Workload
 
-GALLERY = "gallery/"
-
 
 def run_search(
     name: str,
@@ -49,10 +45,10 @@ def run_search(
     steps: int | None = None,
     lists: bool = True,
 ) -> SearchResult:
-    """Search a workload, or ``gallery/NAME``; the plan is written into the run.
+    """Search a workload; the plan is written into the run.
 
     Args:
-        name: What to train.
+        name: A built-in workload, or a file that defines one.
         run: A folder that keeps the search, so that it can be resumed, and ``plan.json``.
         plan: The plan whose level, format and loss scale are used; default: record and analyze first.
         budget: Minutes.
@@ -61,9 +57,10 @@ def run_search(
         lists: Whether the operation policy's lists are applied.
 
     Raises:
-        UsageError: If there is no such workload.
+        UnknownWorkload: If there is no such workload.
+        DamagedWorkload: If its file cannot be used.
     """
-    subject = _SearchedWorkload(name, steps)
+    subject = _Subject(workloads.load(name), steps)
     given = PrecisionPlan.load(plan) if plan is not None else _recorded(subject, run)
     console = Console(stderr=True)
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
@@ -82,7 +79,7 @@ def run_search(
             run=run,
             seeds=range(seeds),
             probe_seeds=min(2, seeds),
-            higher_is_better=subject.higher_is_better,
+            higher_is_better=subject.workload.higher_is_better,
             lists=lists,
             on_progress=tell,
         )
@@ -91,54 +88,32 @@ def run_search(
     return result
 
 
-class _SearchedWorkload:
-    """A workload or an exhibit, in the form that the search expects."""
+@dataclass(frozen=True)
+class _Subject:
+    """A workload in the form that the search expects."""
 
-    def __init__(self, name: str, steps: int | None) -> None:
-        self.higher_is_better = False
-        self._exhibit = None
-        self._workload: Workload | None = None
-        self._steps = steps
-        if name.startswith(GALLERY):
-            exhibit = gallery.load(name.removeprefix(GALLERY))
-            self._exhibit = exhibit if steps is None else dataclasses.replace(exhibit, steps=steps)
-        elif name in workloads.names():
-            self._workload = workloads.load(name)
-            self.higher_is_better = self._workload.higher_is_better
-        else:
-            exhibits = [GALLERY + exhibit for exhibit in gallery.names()]
-            hint = did_you_mean(name, [*workloads.names(), *exhibits])
-            message = (
-                f"there is no workload {name!r}{hint}: choose one of "
-                f"{', '.join(workloads.names())}, or of the gallery, such as {exhibits[0]}"
-            )
-            raise UsageError(message)
+    workload: Workload
+    steps: int | None
 
     def build(self, seed: int) -> tuple[nn.Module, Optimizer, Train]:
         """A new training: the model, its optimizer, and a function that trains and evaluates them."""
-        if self._exhibit is not None:
-            return self._exhibit.build(seed)
-        assert self._workload is not None
-        session = start(self._workload, seed=seed, steps=self._steps)
+        session = start(self.workload, seed=seed, steps=self.steps)
 
         def train(mp: MixedPrecision) -> float:
             session.run(take_step=mixed_step(mp))
-            return session.evaluate()
+            model = self.workload.model()  # in FP32, whatever the level made of the trained one
+            model.load_state_dict(mp.fp32_state_dict(session.model))
+            return self.workload.evaluate(model)
 
         return session.model, session.optimizer, train
 
     def step(self, model: nn.Module) -> Callable[[], Tensor]:
         """One forward pass on the first batch, as often as it is called."""
-        if self._exhibit is not None:
-            first = self._exhibit.batches(0)[0]
-            return lambda: cast("Tensor", model(*first))
-        workload = self._workload
-        assert workload is not None
-        batch = next(workload.batches(1, 0))
-        return lambda: next(workload.losses(model, batch))
+        batch = next(self.workload.batches(1, 0))
+        return lambda: next(self.workload.losses(model, batch))
 
 
-def _recorded(subject: _SearchedWorkload, run: Path) -> PrecisionPlan:
+def _recorded(subject: _Subject, run: Path) -> PrecisionPlan:
     """The plan of an FP32 recording, which is made now unless the run has one.
 
     The recording, the sensitivities measured at its end and the search share a run folder, so that

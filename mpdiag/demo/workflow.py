@@ -100,7 +100,7 @@ def run_demo(
     """Train a workload three ways and print the verdict.
 
     Args:
-        name: A workload.
+        name: A built-in workload, or a file that defines one.
         folder: Where runs are kept; the runs get names that are free there.
         seed: Decides weights and batches, the same for every way.
         steps: Steps of each training; default: the workload's own number.
@@ -114,10 +114,12 @@ def run_demo(
 
     Raises:
         UsageError: If there is no such workload, size or device.
+        DamagedWorkload: If the workload's file cannot be used.
     """
-    workload = workloads.load(name, size=size)
+    options = {} if size == "small" else {"size": size}  # every workload's default, if it has sizes
+    workload = workloads.load(name, **options)
     require_device(device)
-    run = free_name(folder, name)
+    run = free_name(folder, workload.name)
     console = Console(stderr=True)
     console.print(f"{workload.title}: {workload.summary}", highlight=False)
     setting = Setting(workload, seed, steps, device)

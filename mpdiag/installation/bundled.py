@@ -27,6 +27,12 @@ def sample_runs() -> Path:
     return _beside("sample_runs", "README.md")
 
 
+def studied_workloads() -> Path | None:
+    """The workloads of the studies, which only a clone has."""
+    folder = _PACKAGE.parent / "studies" / "workloads"
+    return folder if (folder / "vgg.py").is_file() else None
+
+
 def _beside(name: str, witness: str) -> Path:
     for folder in (_PACKAGE / f"_{name}", _PACKAGE.parent / name):
         if (folder / witness).is_file():

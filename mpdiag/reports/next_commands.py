@@ -149,21 +149,6 @@ def after_search(answer: str, again: Words, folder: AnyPath) -> Words:
     return ("mpdiag", "export", folder / PLAN, "--to", "torch")
 
 
-def after_table(folder: Path, workload: str | None, again: Words) -> Words:
-    """The comparison of a table's first row; where there is no row yet, its trainings.
-
-    Args:
-        folder: Where the trainings are kept.
-        workload: Of the first row, None without one.
-        again: The words that train what is missing.
-    """
-    if workload is None:
-        return again
-    ways = [folder / workload / way for way in ("fp16-plan", "fp16-no-scale", "bf16")]
-    found = (compare_them(folder / workload / "fp32", way) for way in ways)
-    return next(filter(None, found), look_at(folder / workload / "fp32"))
-
-
 def after_layer(analysis: Analysis, run: AnyPath) -> Words:
     """The replay of a scaler, where the run holds gradients for it."""
     kinds = set(analysis.layers.kinds.tolist())

@@ -1,47 +1,48 @@
-"""Small trainings to try the toolkit on, with data that ships with installed libraries.
+"""Small trainings to try the toolkit on, and how to write one.
 
     >>> from mpdiag import workloads
     >>> workloads.names()
-    ('dcgan', 'denoiser', 'digits', 'gpt', 'language_model', 'speech', 'ssd', 'translation',
-     'two_stage', 'vgg', 'vit')
+    ('digits', 'gpt', 'language_model', 'ssd')
     >>> ssd = workloads.load("ssd", mean_over="matched")  # options are its fields
+    >>> mine = workloads.load("my_training.py")  # the one workload that a file defines
 
-How to start, train and evaluate a workload is described in `mpdiag.workloads.protocol`. Importing this
-package loads neither torch nor scikit-learn; loading a workload does.
+A workload is described in `mpdiag.workloads.protocol`. More of them are in the repository, under
+`studies/workloads/`, and are found by name in a clone. Importing this package loads neither torch nor
+scikit-learn; loading a workload does.
 """
 
 from __future__ import annotations
 
+import copyreg
 import dataclasses
+import inspect
+import sys
 import typing
 from importlib import import_module
+from importlib.util import module_from_spec, spec_from_file_location
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mpdiag.display.wording import did_you_mean
-from mpdiag.errors import UsageError
+from mpdiag.errors import InputError, UsageError
+from mpdiag.installation.bundled import studied_workloads
 from mpdiag.installation.extras import EXTRAS
 
 if TYPE_CHECKING:
+    from types import ModuleType
+
     from mpdiag.workloads.protocol import Workload
 
-__all__ = ["BadOption", "UnknownWorkload", "load", "names"]
+__all__ = ["BadOption", "DamagedWorkload", "UnknownWorkload", "load", "names"]
 
-# name -> class; the class lives in the module of that name in this folder.
-_CLASSES = {
-    "dcgan": "Dcgan",
-    "denoiser": "Denoiser",
-    "digits": "Digits",
-    "gpt": "Gpt",
-    "language_model": "LanguageModel",
-    "speech": "Speech",
-    "ssd": "Ssd",
-    "translation": "Translation",
-    "two_stage": "TwoStage",
-    "vgg": "Vgg",
-    "vit": "Vit",
-}
-_OF_REAL_IMAGES = ("dcgan", "denoiser", "digits", "ssd", "two_stage", "vgg", "vit")
-"""Their data comes with scikit-learn."""
+_BUILT_IN = ("digits", "gpt", "language_model", "ssd")
+_IN_THE_REPOSITORY = (
+    "dcgan", "denoiser", "speech", "translation", "two_stage", "vgg", "vit",
+)  # fmt: skip
+_OF_SCIKIT_LEARN = ("dcgan", "denoiser", "digits", "ssd", "two_stage", "vgg", "vit")
+"""Their data comes with scikit-learn, which is asked for before anything is trained."""
+SIZES = ("small", "large")
+"""Sizes of every built-in workload: for two CPU cores, and for a GPU."""
 
 
 class UnknownWorkload(UsageError, ValueError):
@@ -52,32 +53,98 @@ class BadOption(UsageError, ValueError):
     """The workload has no such option, or the option cannot take this value."""
 
 
-SIZES = ("small", "large")
-"""Sizes of every workload: for two CPU cores, and for a GPU."""
+class DamagedWorkload(InputError):
+    """A file of a workload is missing, cannot be imported, or defines no single workload."""
 
 
 def names() -> tuple[str, ...]:
-    """Every name that `load` accepts, sorted."""
-    return tuple(sorted(_CLASSES))
+    """The built-in workloads, sorted."""
+    return _BUILT_IN
 
 
 def load(name: str, **options: Any) -> Workload:
-    """The workload called `name`; `options` replace the defaults of its fields.
+    """A workload, with `options` in place of the defaults of its fields.
+
+    Args:
+        name: A built-in workload; in a clone, also a file's name in `studies/workloads/`; or the path
+            of a file, which ends in `.py` and defines one frozen dataclass derived from `Workload`.
+        **options: Its fields.
 
     Raises:
-        UnknownWorkload: If there is none.
+        UnknownWorkload: If there is none of this name here.
+        DamagedWorkload: If the file is missing, cannot be imported, or defines none or several.
         MissingExtra: If its data comes with a package that is not installed.
         BadOption: If it does not take an option.
     """
-    if name not in _CLASSES:
-        hint = did_you_mean(name, names())
-        message = f"there is no workload {name!r}{hint}: choose one of {', '.join(names())}"
-        raise UnknownWorkload(message)
-    if name in _OF_REAL_IMAGES:
+    if name in _OF_SCIKIT_LEARN:
         EXTRAS["demo"].need(f"the data of {name}")
-    kind: type[Workload] = getattr(import_module(f"{__name__}.{name}"), _CLASSES[name])
+    kind = _class_in(_module_of(name), name)
     _check(name, kind, options)
+    if name not in _BUILT_IN:  # another process finds it by its file
+        copyreg.pickle(kind, _to_pickle)
     return kind(**options)
+
+
+def _to_pickle(workload: Workload) -> tuple[Any, ...]:
+    options = {f.name: getattr(workload, f.name) for f in dataclasses.fields(workload)}  # type: ignore[arg-type]
+    return _unpickled, (str(sys.modules[type(workload).__module__].__file__), options)
+
+
+def _unpickled(path: str, options: dict[str, Any]) -> Workload:
+    return load(path, **options)
+
+
+def _module_of(name: str) -> ModuleType:
+    if name in _BUILT_IN:
+        return import_module(f"{__name__}.{name}")
+    if name.endswith(".py"):
+        return _imported(Path(name))
+    if name not in _IN_THE_REPOSITORY:
+        hint = did_you_mean(name, (*_BUILT_IN, *_IN_THE_REPOSITORY))
+        choice = f"choose one of {', '.join(_BUILT_IN)}, or name a file that defines one"
+        message = f"there is no workload {name!r}{hint}: {choice}"
+        raise UnknownWorkload(message)
+    folder = studied_workloads()
+    if folder is None:
+        message = f"the workload {name!r} is not installed with mpdiag: run this command in a clone"
+        raise UnknownWorkload(message)
+    return _imported(folder / f"{name}.py")
+
+
+def _imported(path: Path) -> ModuleType:
+    """A file as a module of its own.
+
+    Raises:
+        DamagedWorkload: If it is missing, or raises while it is imported.
+    """
+    if not path.is_file():
+        message = f"there is no file {path}: name a workload or a file that defines one"
+        raise DamagedWorkload(message)
+    spec = spec_from_file_location(f"workload_{path.stem}", path.resolve())
+    assert spec is not None
+    assert spec.loader is not None
+    module = sys.modules[spec.name] = module_from_spec(spec)  # dataclasses look their module up
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        del sys.modules[spec.name]
+        message = f"{path} cannot be imported ({type(error).__name__}: {error}): mend it first"
+        raise DamagedWorkload(message) from error
+    return module
+
+
+def _class_in(module: ModuleType, name: str) -> type[Workload]:
+    from mpdiag.workloads.protocol import Workload
+
+    members: list[Any] = list(vars(module).values())
+    classes = [m for m in members if isinstance(m, type) and issubclass(m, Workload)]
+    own = [kind for kind in classes if kind.__module__ == module.__name__]
+    kinds = [k for k in own if not inspect.isabstract(k) and hasattr(k, "__dataclass_fields__")]
+    if len(kinds) != 1:
+        count = f"{len(kinds)} workloads" if len(kinds) > 1 else "no workload"
+        message = f"{name} defines {count}: define one frozen dataclass derived from Workload"
+        raise DamagedWorkload(message)
+    return kinds[0]
 
 
 def _check(name: str, kind: type[Workload], options: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""``mpdiag demo``: a word that the chosen form would not look at is refused."""
+"""``mpdiag demo`` and ``mpdiag search``: what cannot be trained is refused before anything is."""
 
 from __future__ import annotations
 
@@ -10,31 +10,8 @@ from mpdiag.errors import ExitCode
 
 
 @pytest.mark.parametrize(
-    ("words", "sentence"),
-    [
-        (["--only", "digits"], "for one workload, mpdiag demo digits"),
-        (["digits", "--only", "vit"], "for one workload, mpdiag demo vit"),
-        (["digits", "--seeds", "5"], "--seeds is for --all: add --all"),
-        (["--done"], "--done is for --all"),
-        (["--markdown"], "--markdown is for --all"),
-        (["--json"], "--json is for --all"),
-        (["--all", "digits"], "choose some with --only NAME"),
-        (["--all", "--seed", "3"], "--seed is for one workload, not for --all"),
-        (["--all", "--no-masters"], "--no-masters is for one workload"),
-        (["--all", "--record-only"], "--record-only is for one workload"),
-    ],
-)
-def test_what_would_be_ignored_is_refused(words, sentence, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    done = CliRunner().invoke(app, ["demo", *words])
-    assert done.exit_code == ExitCode.USAGE
-    assert sentence in done.stderr
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize(
     "words",
-    [("demo", "digits", "--folder"), ("demo", "--all", "--folder"), ("search", "gpt", "--run")],
+    [("demo", "digits", "--folder"), ("search", "gpt", "--run")],
 )
 def test_a_file_for_a_folder_is_refused_before_anything_is_trained(words, tmp_path):
     place = tmp_path / "notes.txt"
@@ -42,3 +19,24 @@ def test_a_file_for_a_folder_is_refused_before_anything_is_trained(words, tmp_pa
     done = CliRunner().invoke(app, [*words, str(place)])
     assert done.exit_code == ExitCode.USAGE
     assert done.stderr == f"error: {place} is a file: name a folder with {words[-1]}\n"
+
+
+@pytest.mark.parametrize("command", ["demo", "search"])
+def test_a_file_that_defines_no_workload_is_refused(command, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text("x = 1")
+    done = CliRunner().invoke(app, [command, "mine.py"])
+    assert done.exit_code == ExitCode.INPUT
+    assert "mine.py defines no workload" in done.stderr
+    done = CliRunner().invoke(app, [command, "yours.py"])
+    assert done.exit_code == ExitCode.INPUT
+    assert "there is no file yours.py" in done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.py"]
+
+
+def test_a_device_that_is_not_there_is_refused(tmp_path):
+    words = ["demo", "gpt", "--device", "cuda:99", "--folder", str(tmp_path / "runs")]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == ExitCode.USAGE
+    assert "cannot train on device 'cuda:99'" in done.stderr
+    assert not (tmp_path / "runs").exists()

@@ -31,19 +31,6 @@ def test_ours(behaviour: Behaviour, subject: Subject):
         assert outcome.kind != "fails", outcome.note
 
 
-@pytest.mark.parametrize("subject", PEERS, ids=str)
-@pytest.mark.parametrize("behaviour", BEHAVIOURS, ids=lambda b: b.check.__name__)
-def test_peers(behaviour: Behaviour, subject: Subject):
-    known = table.VERSIONS[subject.package]
-    if table.installed(subject) != known:
-        pytest.skip(f"what is said of {subject} was seen with {subject.package} {known}")
-    outcome = outcome_of(behaviour, subject)
-    if subject.name in behaviour.instead:
-        assert outcome.kind == "fails", f"it is said to differ, and {outcome.kind}"
-    else:
-        assert outcome.kind != "fails", outcome.note
-
-
 def test_names_are_unlike_and_deviations_are_of_known_subjects():
     names = [b.name for b in BEHAVIOURS]
     assert len(set(names)) == len(names)

@@ -24,9 +24,10 @@ def run(*words):
     return CliRunner().invoke(app, ["search", *map(str, words)])
 
 
-def test_an_exhibit_from_recording_to_plan(tmp_path):
+def test_a_file_from_recording_to_plan(tmp_path, root):
     place = tmp_path / "run"
-    options = ("gallery/fourth_power", "--no-lists", "--seeds", 2, "--steps", 20, "--run", place)
+    script = root / "examples" / "radiation.py"
+    options = (script, "--no-lists", "--seeds", 2, "--steps", 20, "--run", place)
     result = run(*options)
     assert result.exit_code == ExitCode.OK, result.stderr
     assert "1 operation of 10 must stay in FP32." in result.stdout
@@ -62,7 +63,7 @@ def test_a_workload_by_a_plan(tmp_path):
 def test_no_time_is_an_answer_too(tmp_path):
     PrecisionPlan().save(tmp_path / "given.json")
     options = (
-        "gallery/mlp",
+        "digits",
         "--plan",
         tmp_path / "given.json",
         "--budget",

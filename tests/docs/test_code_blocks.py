@@ -64,7 +64,7 @@ def check_mentioned(line):
     if "--" in rest:
         options = [o for o in options if rest.index(o) < rest.index("--")]
     if program == "make":
-        targets = set(re.findall(r"^(\w+):", pages.text("Makefile"), flags=re.MULTILINE))
+        targets = set(re.findall(r"^([\w-]+):", pages.text("Makefile"), flags=re.MULTILINE))
         assert {word for word in rest if "=" not in word} <= targets, line
     elif program == "python":
         scripts = [word for word in rest if word.startswith(("benchmarks/", "studies/", "docs/"))]

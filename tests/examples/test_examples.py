@@ -21,13 +21,14 @@ RUNS = {
 }
 NEEDS = {"lightning_module": "lightning"}
 NOTEBOOK = "recommend_then_train"
+WORKLOAD = "radiation"  # tests/demo searches it
 
 
 def test_every_example_is_run(root):
     found = {
         path.stem for path in (root / "examples").iterdir() if path.suffix in (".py", ".ipynb")
     }
-    assert found == {*RUNS, NOTEBOOK}
+    assert found == {*RUNS, NOTEBOOK, WORKLOAD}
 
 
 @pytest.mark.parametrize("name", RUNS)

@@ -142,22 +142,12 @@ def test_a_plan_that_no_longer_holds_is_made_anew_where_it_can_be_written(here):
         succeeds(words)
 
 
-def test_searches_tables_exports_and_boards(here, monkeypatch):
+def test_searches_exports_and_boards(here, monkeypatch):
     run, again = here / "runs" / "digits", ("mpdiag", "search", "gpt")
     assert next_commands.after_search("unfinished", again, run) == again
     for answer in ("found", "none", "impossible"):
         succeeds(next_commands.after_search(answer, again, run))
     assert next_commands.after_search("impossible", again, here) == ()
-    assert next_commands.after_table(here, None, again) == again
-    table = here / "table" / "digits"
-    shutil.copytree(run, table / "fp32" / "seed0")
-    succeeds(
-        next_commands.after_table(here / "table", "digits", again)
-    )  # nothing else is there yet
-    shutil.copytree(here / "runs" / "digits-fp16-no-scale", table / "fp16-no-scale" / "seed0")
-    compared = next_commands.after_table(here / "table", "digits", again)
-    assert compared[1:] == ("compare", table / "fp32", table / "fp16-no-scale")
-    succeeds(compared)
     plan = PrecisionPlan()
     written = export_plan(plan, "torch")
     plan.save(here / "p.json")

@@ -14,10 +14,10 @@ from torch.utils.checkpoint import checkpoint
 from mpdiag.emulation.rounding import round_to
 from mpdiag.errors import UsageError
 from mpdiag.numerics.formats import FORMATS
-from mpdiag.sensitivity.gradient_estimate import estimate_gradients
 from mpdiag.sensitivity.loss_estimate import by_operation, estimate
 from mpdiag.sensitivity.measurement import measure, run_once
 from mpdiag.tracing.operation_calls import OUTSIDE
+from studies.gradient_estimate import estimate_gradients
 
 
 def half(x):

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
+import pickle
 import subprocess
 import sys
 
 import pytest
 
 from mpdiag import workloads
-from mpdiag.workloads.denoiser import Denoiser
+from mpdiag.installation import bundled
+from mpdiag.workloads.ssd import Ssd
 
 
 def test_names_are_those_that_load() -> None:
-    assert len(workloads.names()) == 11
+    assert len(workloads.names()) == 4
     assert workloads.names() == tuple(sorted(workloads.names()))
     assert [workloads.load(name).name for name in workloads.names()] == list(workloads.names())
 
 
 def test_options_reach_the_workload() -> None:
-    assert workloads.load("denoiser", size="large") == Denoiser(size="large")
+    assert workloads.load("ssd", size="large") == Ssd(size="large")
 
 
 def test_every_workload_has_a_size_for_a_gpu() -> None:
@@ -30,7 +32,7 @@ def test_every_workload_has_a_size_for_a_gpu() -> None:
 def test_an_unknown_name_is_answered_with_the_known_ones() -> None:
     with pytest.raises(
         workloads.UnknownWorkload,
-        match=r"there is no workload 'yolo': choose one of dcgan, denoiser, digits, gpt,",
+        match=r"there is no workload 'yolo': choose one of digits, gpt, language_model, ssd",
     ):
         workloads.load("yolo")
     assert issubclass(workloads.UnknownWorkload, ValueError)
@@ -46,13 +48,11 @@ def test_an_unknown_option_is_answered_with_the_known_ones() -> None:
 
 def test_an_unknown_value_is_answered_with_the_known_ones() -> None:
     with pytest.raises(
-        workloads.BadOption, match=r"'denoiser' has no size 'huge': choose one of small, large"
+        workloads.BadOption, match=r"'gpt' has no size 'huge': choose one of small, large"
     ):
-        workloads.load("denoiser", size="huge")
+        workloads.load("gpt", size="huge")
     with pytest.raises(workloads.BadOption, match="choose one of boxes, matched"):
         workloads.load("ssd", mean_over="anchors")
-    with pytest.raises(workloads.BadOption, match="choose one of 3, 5"):
-        workloads.load("translation", layers=4)
 
 
 def test_importing_the_registry_is_cheap() -> None:
@@ -60,3 +60,74 @@ def test_importing_the_registry_is_cheap() -> None:
     code = f"import sys, mpdiag.workloads as w; w.names(); print({heavy} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+MINE = """
+from dataclasses import dataclass
+import torch
+from torch import nn
+from mpdiag.workloads.protocol import Workload
+
+@dataclass(frozen=True)
+class Mine(Workload):
+    name, title, summary, family = "mine", "Mine", "A line is learned.", "none"
+    default_steps, metric, margin, higher_is_better = 20, "error", 0.01, False
+    rate: float = 0.1
+
+    def model(self):
+        return nn.Linear(4, 1)
+
+    def optimizer(self, model):
+        return torch.optim.SGD(model.parameters(), self.rate)
+
+    def batches(self, steps, seed):
+        generator = torch.Generator().manual_seed(seed)
+        return ((torch.randn(8, 4, generator=generator),) for _ in range(steps))
+
+    def loss(self, model, batch):
+        return (model(batch[0]) - batch[0].sum(1, keepdim=True)).square().mean()
+
+    def score(self, model):
+        return float(self.loss(model, next(self.batches(1, 99))))
+"""
+
+
+def test_a_file_defines_a_workload(tmp_path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(MINE)
+    loaded = workloads.load(str(path), rate=0.2)
+    assert (loaded.name, loaded.rate) == ("mine", 0.2)
+    again = pickle.loads(pickle.dumps(loaded))  # as another process gets it
+    assert (again.name, again.rate) == ("mine", 0.2)
+    with pytest.raises(workloads.BadOption, match="has no option 'size': its options are rate"):
+        workloads.load(str(path), size="large")
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (None, "there is no file .*mine.py"),
+        ("import nothing_of_this_name", "cannot be imported .ModuleNotFoundError"),
+        ("1 / 0", "cannot be imported .ZeroDivisionError: division by zero"),
+        ("x = 1", "defines no workload"),
+        (
+            MINE + MINE.partition("@")[1] + MINE.partition("@")[2].replace("Mine(", "Two("),
+            "defines 2",
+        ),
+    ],
+)
+def test_a_file_without_one_workload_is_refused_in_a_sentence(tmp_path, text, sentence) -> None:
+    path = tmp_path / "mine.py"
+    if text is not None:
+        path.write_text(text)
+    with pytest.raises(workloads.DamagedWorkload, match=sentence) as caught:
+        workloads.load(str(path))
+    assert caught.value.exit_code == 3
+
+
+def test_a_workload_of_the_repository_is_found_in_a_clone_only(monkeypatch, root) -> None:
+    assert workloads.load("vgg").name == "vgg"
+    monkeypatch.setattr(bundled, "_PACKAGE", root / "nowhere" / "mpdiag")
+    with pytest.raises(workloads.UnknownWorkload, match="run this command in a clone") as caught:
+        workloads.load("vgg")
+    assert caught.value.exit_code == 2

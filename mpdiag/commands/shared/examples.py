@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 EXAMPLES: dict[str, tuple[str, ...]] = {
-    "demo": ("mpdiag demo digits --record-only", "mpdiag demo --all --only ssd --seeds 5"),
+    "demo": ("mpdiag demo digits --record-only", "mpdiag demo my_training.py --seed 1"),
     "search": ("mpdiag search ssd --budget 10",),
     "record": (
         "mpdiag record -- train.py --epochs 1",
@@ -40,10 +40,7 @@ FRAMEWORKS = (
     "openseq2seq", "mxnet", "chainer", "theano", "cntk", "torch7", "caffe2", "nvcaffe",
 )  # fmt: skip
 """What ``export --to`` takes, as the registry of exports has it, which would be slow to import here."""
-WORKLOADS = (
-    "dcgan", "denoiser", "digits", "gpt", "language_model", "speech", "ssd", "translation",
-    "two_stage", "vgg", "vit",
-)  # fmt: skip
+WORKLOADS = ("digits", "gpt", "language_model", "ssd")
 """What ``demo`` and ``search`` take, as ``workloads.names()`` has it."""
 NAMES: dict[str, tuple[str, tuple[str, ...]]] = {
     "demo": ("Workloads", WORKLOADS),

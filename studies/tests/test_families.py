@@ -1,31 +1,33 @@
-"""``mpdiag demo --all``: what is done stays done, and the table is of what is there."""
+"""The table of families: what is done stays done, and the table is of what is there."""
 
 from __future__ import annotations
 
 import json
 
 import pytest
-from typer.testing import CliRunner
 
 from mpdiag import workloads
-from mpdiag.cli import app
-from mpdiag.demo import families
 from mpdiag.errors import ExitCode, UsageError
 from mpdiag.runs.run import open_run
 from mpdiag.runs.training_log import read_log
+from studies import families
 
 
-def run(*words):
-    return CliRunner().invoke(app, ["demo", "--all", *map(str, words)])
+@pytest.fixture
+def run(capsys):
+    def run(*words):
+        families.main([*map(str, words)])
+        return capsys.readouterr()
+
+    return run
 
 
 @pytest.fixture(scope="module")
 def table(tmp_path_factory):
     folder = tmp_path_factory.mktemp("all")
     words = ("--only", "vgg", "--seeds", 2, "--steps", 3, "--folder", folder, "--json")
-    result = run(*words)
-    assert result.exit_code == ExitCode.OK, result.stderr
-    return folder, words, json.loads(result.stdout)
+    rows = families.run_table(folder, only=["vgg"], seeds=2, steps=3, options={"size": "small"})
+    return folder, words, json.loads(json.dumps(families.document(rows)))
 
 
 def test_every_way_and_seed_is_trained(table):
@@ -65,24 +67,24 @@ def test_underflow_is_predicted_and_observed(table):
     assert recorded.meta["steps_recorded"] == 3
 
 
-def test_what_is_done_is_not_done_again_and_what_was_cut_off_is(table):
+def test_what_is_done_is_not_done_again_and_what_was_cut_off_is(table, run):
     folder, words, document = table
     logs = sorted(folder.rglob("training.jsonl"))
     torn = folder / "vgg" / "bf16" / "seed1" / "training.jsonl"
     before = {log: log.stat().st_mtime_ns for log in logs}
     torn.write_text(torn.read_text().splitlines()[0] + "\n")
-    again = json.loads(run(*words).stdout)
+    again = json.loads(run(*words).out)
     after = {log: log.stat().st_mtime_ns for log in logs}
     assert [log for log in logs if after[log] != before[log]] == [torn]
     assert again["families"] == document["families"]
 
 
-def test_what_is_done_can_be_shown_without_training(table):
+def test_what_is_done_can_be_shown_without_training(table, run):
     folder, words, document = table
     before = sorted(folder.rglob("*"))
     shown = run("--done", "--seeds", 5, "--steps", 3, "--folder", folder, "--json")
     assert sorted(folder.rglob("*")) == before
-    assert json.loads(shown.stdout)["families"] == document["families"]
+    assert json.loads(shown.out)["families"] == document["families"]
     assert words
 
 
@@ -97,24 +99,24 @@ def test_the_papers_scale_only_where_it_names_one():
     assert "fp16-paper" not in families.ways_of(workloads.load("vit"))
 
 
-def test_markdown_and_the_screen(table):
+def test_markdown_and_the_screen(table, run):
     _, words, _ = table
     shown = run(*words[:-1], "--markdown")
-    assert shown.stdout.startswith("| workload | metric |")
-    assert "next: mpdiag compare" in shown.stderr
-    assert "vgg" in run(*words[:-1]).stdout
+    assert shown.out.startswith("| workload | metric |")
+    assert "next: mpdiag compare" in shown.err
+    assert "vgg" in run(*words[:-1]).out
 
 
-def test_an_unknown_workload_is_refused(tmp_path):
-    result = run("--only", "nothing", "--folder", tmp_path)
-    assert result.exit_code == ExitCode.USAGE
-    assert "choose one of dcgan" in result.stderr
-
-
-def test_a_device_that_is_not_there_is_refused_before_anything_is_trained(tmp_path):
-    for words in (["--all", "--only", "vgg"], ["vgg"]):
-        words = ["demo", *words, "--device", "cuda:99", "--folder", str(tmp_path / "runs")]
-        result = CliRunner().invoke(app, words)
-        assert result.exit_code == ExitCode.USAGE
-        assert "cannot train on device 'cuda:99'" in result.stderr
-        assert not (tmp_path / "runs").exists()
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["--only", "nothing"], "there is no workload 'nothing'"),
+        (["--only", "vgg", "--device", "cuda:99"], "cannot train on device 'cuda:99'"),
+    ],
+)
+def test_what_cannot_be_trained_is_refused_before_anything_is(words, sentence, tmp_path, capsys):
+    with pytest.raises(SystemExit) as ended:
+        families.main([*words, "--folder", str(tmp_path / "runs")])
+    assert ended.value.code == ExitCode.USAGE
+    assert sentence in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()

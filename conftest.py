@@ -1,4 +1,4 @@
-"""What all tests share."""
+"""What all tests share, those of studies and benchmarks too."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def _nothing_compiled() -> Iterator[None]:
 @pytest.fixture(scope="session")
 def root() -> Path:
     """The checkout."""
-    return Path(__file__).resolve().parent.parent
+    return Path(__file__).resolve().parent
 
 
 @pytest.fixture(scope="session")

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mpdiag.workloads import translation
-from mpdiag.workloads.translation import Translation, Translator, english_number, german_number
+from studies.workloads import translation
+from studies.workloads.translation import Translation, Translator, english_number, german_number
 
 
 @pytest.mark.parametrize(

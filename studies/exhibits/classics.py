@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mpdiag.workloads.gallery.exhibit import (
+from studies.exhibits.exhibit import (
     Batch,
     Chain,
     Exhibit,

@@ -13,8 +13,8 @@ from mpdiag.errors import DamagedRun, UsageError
 from mpdiag.plan import LossScalePlan, PrecisionPlan
 from mpdiag.sensitivity.fp32_search import _finish, narrow_options
 from mpdiag.training.trainer import MixedPrecision
-from mpdiag.workloads import gallery
-from mpdiag.workloads.gallery.scoring import Score, flag, judge, load_truth, score
+from studies import exhibits as gallery
+from studies.exhibits.scoring import Score, flag, judge, load_truth, score
 
 
 @pytest.fixture(scope="module")
@@ -72,7 +72,7 @@ def test_training_again_says_what_the_truth_says(name, truth):
 
 
 def test_importing_the_gallery_loads_no_torch():
-    code = "import mpdiag.workloads.gallery, sys; sys.exit('torch' in sys.modules)"
+    code = "import studies.exhibits, sys; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 

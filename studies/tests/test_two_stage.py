@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch.nn.functional import one_hot
 
-from mpdiag.workloads import two_stage
 from mpdiag.workloads.boxes import encode, iou, to_corners
-from mpdiag.workloads.two_stage import Proposals, TwoStage, region_align, truth_of
+from studies.workloads import two_stage
+from studies.workloads.two_stage import Proposals, TwoStage, region_align, truth_of
 
 
 def test_a_region_of_a_ramp_reads_the_ramp():

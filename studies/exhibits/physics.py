@@ -7,7 +7,7 @@ from typing import cast
 import torch
 from torch import Tensor, nn
 
-from mpdiag.workloads.gallery.exhibit import Batch, Chain, Exhibit, normal, perceptron, teach
+from studies.exhibits.exhibit import Batch, Chain, Exhibit, normal, perceptron, teach
 
 
 class LennardJones(nn.Module):

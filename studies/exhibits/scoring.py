@@ -23,8 +23,8 @@ import torch
 from torch import nn
 
 from mpdiag.errors import DamagedRun
-from mpdiag.workloads.gallery import load
-from mpdiag.workloads.gallery.exhibit import Batch, Exhibit
+from studies.exhibits import load
+from studies.exhibits.exhibit import Batch, Exhibit
 
 if TYPE_CHECKING:
     import os

@@ -1,7 +1,7 @@
-"""The table of ``mpdiag demo --all``: the result of each way to train, workload by workload.
+"""The table of ``families.py``: the result of each way to train, workload by workload.
 
 Pure functions: from figures by seed to verdicts, and from those to a table on the screen, to Markdown
-and to JSON. ``mpdiag.demo.families`` runs the trainings.
+and to JSON. ``families.py`` runs the trainings.
 """
 
 from __future__ import annotations

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mpdiag.workloads.gallery.classics import regression
-from mpdiag.workloads.gallery.exhibit import (
+from studies.exhibits.classics import regression
+from studies.exhibits.exhibit import (
     Batch,
     Chain,
     Exhibit,
@@ -19,14 +19,14 @@ from mpdiag.workloads.gallery.exhibit import (
     perceptron,
     teach,
 )
-from mpdiag.workloads.gallery.layers import (
+from studies.exhibits.layers import (
     FillMask,
     MaskedAttention,
     TinyEpsRms,
     UnitLength,
     padded,
 )
-from mpdiag.workloads.gallery.losses import RowAttention, Vae, counts, pairs
+from studies.exhibits.losses import RowAttention, Vae, counts, pairs
 
 
 class SafeSoftmax(nn.Module):

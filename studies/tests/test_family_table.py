@@ -10,11 +10,11 @@ import pytest
 from rich.console import Console
 
 from mpdiag.analysis.analyzer import analyze
-from mpdiag.demo import family_table
-from mpdiag.demo.family_table import Family, Underflow, WayResult, compare_way
 from mpdiag.plan import Fp32Choice, PrecisionPlan
 from mpdiag.reports import terminal
 from mpdiag.runs.run import open_run
+from studies import family_table
+from studies.family_table import Family, Underflow, WayResult, compare_way
 from tests.analysis.test_analyzer import gradients, write_run
 
 

@@ -1,10 +1,10 @@
 """A gallery of small trainings: half need FP32 somewhere, half need it nowhere.
 
-    >>> from mpdiag.workloads import gallery
+    >>> from studies import exhibits as gallery
     >>> exhibit = gallery.load("naive_softplus")
 
 Anything that flags operations (rules, lists, estimates) can be scored on it: see
-``mpdiag.workloads.gallery.scoring``. What each exhibit needs is *not* written here: it comes from
+``studies.exhibits.scoring``. What each exhibit needs is *not* written here: it comes from
 training it in emulated FP16 (``studies/gallery_truth.py``). Importing this package loads no
 torch; loading an exhibit does.
 """
@@ -18,7 +18,7 @@ from mpdiag.display.wording import did_you_mean
 from mpdiag.errors import UsageError
 
 if TYPE_CHECKING:
-    from mpdiag.workloads.gallery.exhibit import Exhibit
+    from studies.exhibits.exhibit import Exhibit
 
 _ROOMS = ("losses", "layers", "physics", "classics", "twins")
 

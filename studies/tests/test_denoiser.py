@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from mpdiag.workloads.denoiser import TEST_COLUMNS, TRAIN_COLUMNS, Denoiser, photographs, psnr
+from studies.workloads.denoiser import TEST_COLUMNS, TRAIN_COLUMNS, Denoiser, photographs, psnr
 
 
 def test_psnr_is_20_db_where_every_pixel_is_a_tenth_off() -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from mpdiag.workloads import speech
-from mpdiag.workloads.speech import RowConvolution, Speech, edit_distance, utterances
+from studies.workloads import speech
+from studies.workloads.speech import RowConvolution, Speech, edit_distance, utterances
 
 
 def test_utterances_have_their_sizes_and_end_in_time():

@@ -1,4 +1,7 @@
-"""``mpdiag demo --all``: every workload, every way to train, several seeds, one table.
+"""The paper's task families: every workload, every way to train, several seeds, one table.
+
+    python studies/families.py [--only vgg] [--seeds 3] [--steps N] [--folder runs/families]
+    python studies/families.py --done --markdown
 
 Finished trainings are kept. A folder holds, for each workload, ``settings.json``, the plans made from
 the first seed's recording (``plan.json``, and ``plan-bf16.json``), and a run for each way and seed, such
@@ -9,18 +12,23 @@ folder if each has its own workloads.
 
 from __future__ import annotations
 
+import argparse
 import json
+import shlex
 import shutil
+import sys
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
 from mpdiag import workloads
 from mpdiag.analysis.analyzer import analyze
-from mpdiag.demo import family_table, workflow
-from mpdiag.demo.family_table import Family, WayResult
-from mpdiag.errors import InputError, UsageError
+from mpdiag.demo import workflow
+from mpdiag.errors import InputError, MpdiagError, UsageError
 from mpdiag.files.atomic import write_json
 from mpdiag.plan import PrecisionPlan
 from mpdiag.reports import next_commands, terminal
@@ -28,10 +36,11 @@ from mpdiag.runs import provenance
 from mpdiag.runs.run import now, open_run
 from mpdiag.runs.training_log import read_log
 from mpdiag.training.options import PrecisionOverrides, TrainerOptions
+from studies import family_table
+from studies.family_table import Family, WayResult
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
-    from pathlib import Path
 
     from rich.progress import Progress
 
@@ -39,6 +48,8 @@ if TYPE_CHECKING:
     from mpdiag.runs.training_log import TrainingLog
     from mpdiag.workloads.protocol import Workload
 
+HERE = Path(__file__).resolve().parent
+EVERY = tuple(sorted([*workloads.names(), *(p.stem for p in (HERE / "workloads").glob("*.py"))]))
 ABLATIONS = {
     "fp16-o2": "FP16 weights with FP32 masters",
     "fp16-no-masters": "FP16 weights, no FP32 masters",
@@ -132,7 +143,7 @@ def run_table(
         UsageError: If there is no such workload or device, or the folder holds trainings of other
             settings.
     """
-    chosen = [workloads.load(name, **(options or {})) for name in only or workloads.names()]
+    chosen = [workloads.load(name, **(options or {})) for name in only or EVERY]
     rows = []
     if done_only:
         for workload in chosen:
@@ -314,21 +325,59 @@ def document(rows: Sequence[Family]) -> dict[str, Any]:
     }
 
 
-def show_table(
-    rows: Sequence[Family],
-    folder: Path,
-    again: Sequence[object] = (),
-    *,
-    as_json: bool = False,
-    markdown: bool = False,
-    verbose: bool = False,
-) -> None:
-    """Print the table to stdout and name the next command; ``again`` trains what is missing."""
-    if as_json:
+def next_command(folder: Path, workload: str | None, again: Sequence[object]) -> Sequence[object]:
+    """The comparison of a table's first row; where there is no row yet, its trainings.
+
+    Args:
+        folder: Where the trainings are kept.
+        workload: Of the first row, None without one.
+        again: The words that train what is missing.
+    """
+    if workload is None:
+        return again
+    place = folder / workload
+    ways = [place / way for way in ("fp16-plan", "fp16-no-scale", "bf16")]
+    comparisons = (next_commands.compare_them(place / "fp32", way) for way in ways)
+    return next(filter(None, comparisons), next_commands.look_at(place / "fp32"))
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description="Train the paper's task families; make a table.")
+    parser.add_argument("--folder", type=Path, default=Path("runs/families"))
+    parser.add_argument("--only", action="append", default=[], metavar="WORKLOAD")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--steps", type=int)
+    parser.add_argument("--size", choices=workloads.SIZES, default="small")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--done", action="store_true", help="train nothing, show what is done")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--markdown", action="store_true")
+    parser.add_argument("--verbose", "-v", action="store_true", help="every column, and why")
+    options = parser.parse_args(words)
+    try:
+        rows = run_table(
+            options.folder,
+            only=options.only,
+            seeds=options.seeds,
+            steps=options.steps,
+            options={"size": options.size},
+            done_only=options.done,
+            device=options.device,
+        )
+    except MpdiagError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(error.exit_code) from error
+    if options.json:
         terminal.show_json(document(rows))
-    elif markdown:
+    elif options.markdown:
         print(family_table.families_markdown(rows))
     else:
-        terminal.show(family_table.families_text(rows, verbose=verbose))
+        terminal.show(family_table.families_text(rows, verbose=options.verbose))
+    given = [w for w in (sys.argv[1:] if words is None else words) if w != "--done"]
     first = rows[0].workload if rows else None
-    terminal.name_next(*next_commands.after_table(folder, first, tuple(again)))
+    again = ("python", "studies/families.py", *map(shlex.quote, given))
+    terminal.name_next(*next_command(options.folder, first, again))
+
+
+if __name__ == "__main__":
+    main()

@@ -8,9 +8,9 @@ import torch
 from mpdiag.plan import LossScalePlan, PrecisionPlan
 from mpdiag.training.options import PrecisionOverrides
 from mpdiag.training.trainer import MixedPrecision
-from mpdiag.workloads.dcgan import Dcgan, frechet_distance
 from mpdiag.workloads.digits import digit_images
 from mpdiag.workloads.protocol import mixed_step, start
+from studies.workloads.dcgan import Dcgan, frechet_distance
 
 
 def test_each_optimizer_holds_one_model_and_each_loss_steps_its_own():
@@ -53,7 +53,7 @@ def test_frechet_distance_of_gaussians_by_hand():
 
 
 def test_real_digits_are_nearer_to_real_digits_than_an_untrained_generator_is():
-    from mpdiag.workloads.dcgan import _real
+    from studies.workloads.dcgan import _real
 
     held_out, directions = _real()
     train = (digit_images("train")[0] * 2 - 1).flatten(1).double()
