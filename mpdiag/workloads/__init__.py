@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import copyreg
 import dataclasses
+import hashlib
 import inspect
 import sys
 import typing
@@ -120,14 +121,19 @@ def _imported(path: Path) -> ModuleType:
     if not path.is_file():
         message = f"there is no file {path}: name a workload or a file that defines one"
         raise DamagedWorkload(message)
-    spec = spec_from_file_location(f"workload_{path.stem}", path.resolve())
+    source = path.read_bytes()
+    # Named by its content: the same file gives the same class again, a changed one a new class.
+    digest = hashlib.sha256(bytes(path.resolve()) + b"\0" + source).hexdigest()[:12]
+    name = f"workload_{path.stem}_{digest}"
+    if name in sys.modules:
+        return sys.modules[name]
+    spec = spec_from_file_location(name, path.resolve())
     assert spec is not None
-    assert spec.loader is not None
-    module = sys.modules[spec.name] = module_from_spec(spec)  # dataclasses look their module up
+    module = sys.modules[name] = module_from_spec(spec)  # dataclasses look their module up
     try:
-        spec.loader.exec_module(module)
+        exec(compile(source, str(path.resolve()), "exec"), vars(module))  # noqa: S102 - what an import does
     except Exception as error:
-        del sys.modules[spec.name]
+        del sys.modules[name]
         message = f"{path} cannot be imported ({type(error).__name__}: {error}): mend it first"
         raise DamagedWorkload(message) from error
     return module

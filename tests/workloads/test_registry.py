@@ -98,7 +98,10 @@ def test_a_file_defines_a_workload(tmp_path) -> None:
     loaded = workloads.load(str(path), rate=0.2)
     assert (loaded.name, loaded.rate) == ("mine", 0.2)
     again = pickle.loads(pickle.dumps(loaded))  # as another process gets it
-    assert (again.name, again.rate) == ("mine", 0.2)
+    assert again == loaded == workloads.load(str(path), rate=0.2)  # the file is run once
+    path.write_text(MINE.replace("0.1", "0.5"))
+    changed = workloads.load(str(path))
+    assert (changed.rate, type(changed) is type(loaded)) == (0.5, False)
     with pytest.raises(workloads.BadOption, match="has no option 'size': its options are rate"):
         workloads.load(str(path), size="large")
 
