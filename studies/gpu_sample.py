@@ -4,7 +4,7 @@
 
 The sample lets profile, report and dashboard show a GPU on a machine without one. Its kernels have
 names that cuBLAS, cuDNN, PyTorch and Triton document or that public traces hold
-(``tests/hardware/kernel_names.txt``); their times follow from the work model, a published peak rate
+(``tests/tensorcores/kernels/names.txt``); their times follow from the work model, a published peak rate
 and the shares of it below, so they show what the views say and prove nothing of a GPU. The
 training is of an image encoder and a language model on an A100: most of it is good, some is not
 (TF32 off, an odd vocabulary, an older generation's kernel, layout conversions), and one kernel's

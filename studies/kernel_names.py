@@ -23,13 +23,13 @@ from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mpdiag.hardware.kernel_rules import TABLE_VERSION
-from mpdiag.hardware.kernels import classify
+from mpdiag.tensorcores.kernels.classification import classify
+from mpdiag.tensorcores.kernels.rules import TABLE_VERSION
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-COLLECTION = Path(__file__).resolve().parent.parent / "tests" / "hardware" / "kernel_names"
+COLLECTION = Path(__file__).resolve().parents[1] / "tests" / "tensorcores" / "kernels" / "names"
 MATRIX = {"tensor_core", "cuda_core"}
 PARTS = ("open", "held_out", "fresh", "final")
 SCORES = ("before", "first", "after", "opened")

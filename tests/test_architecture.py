@@ -225,8 +225,8 @@ def test_siblings_in_one_room_may_import_each_other_but_not_in_a_circle(build):
 
 
 def test_a_room_holds_all_that_lies_in_it():
-    assert place("mpdiag.hardware.kernels") == place("mpdiag.hardware.peaks")
-    assert place("mpdiag.hardware.kernels") < place("mpdiag.tensorcores.readers.ncu")
+    assert place("mpdiag.hardware.devices") == place("mpdiag.hardware.peaks")
+    assert place("mpdiag.hardware.devices") < place("mpdiag.tensorcores.readers.ncu")
     assert place("mpdiag.nowhere") is None
 
 

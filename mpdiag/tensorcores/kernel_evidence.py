@@ -2,7 +2,7 @@
 
 Hardware counters are the strongest evidence, then a kernel's own code, then the rate, then the name.
 A kernel that multiplies faster than the ordinary cores can must have used Tensor Cores, whatever its
-name; a low rate proves nothing. Which counters prove or deny what is in ``hardware/counters.py``.
+name; a low rate proves nothing. Which counters prove or deny what is in ``kernels/counters.py``.
 """
 
 from __future__ import annotations
@@ -11,16 +11,16 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from mpdiag.hardware import counters
+from mpdiag.tensorcores.kernels import counters
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from mpdiag.hardware.counters import CounterMeaning
     from mpdiag.hardware.devices import DeviceFacts
-    from mpdiag.hardware.kernels import KernelFacts, KernelVerdict
     from mpdiag.hardware.peaks import Peaks
     from mpdiag.tensorcores.events import Kernel
+    from mpdiag.tensorcores.kernels.classification import KernelFacts, KernelVerdict
+    from mpdiag.tensorcores.kernels.counters import CounterMeaning
     from mpdiag.tensorcores.work.traced_operation import OperationTime
 
 MARGIN = 1.1

@@ -10,8 +10,8 @@ from mpdiag.tensorcores import kernel_evidence
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mpdiag.hardware.kernels import KernelFacts, KernelVerdict
     from mpdiag.tensorcores.kernel_evidence import KernelEvidence
+    from mpdiag.tensorcores.kernels.classification import KernelFacts, KernelVerdict
 
 
 @dataclass(frozen=True)

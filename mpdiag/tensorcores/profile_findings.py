@@ -7,21 +7,21 @@ from typing import TYPE_CHECKING, Any
 from mpdiag.display.explanations import command_for
 from mpdiag.display.wording import counted
 from mpdiag.files.documents import finite
-from mpdiag.hardware.counters import ADVICE
 from mpdiag.tensorcores import kernel_evidence
 from mpdiag.tensorcores.amdahl import speedup
 from mpdiag.tensorcores.causes import TF32
+from mpdiag.tensorcores.kernels.counters import ADVICE
 from mpdiag.tensorcores.usage.summary import percent
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from mpdiag.hardware.counters import Vendor
     from mpdiag.hardware.devices import DeviceFacts
     from mpdiag.tensorcores.causes import JudgedOperation
     from mpdiag.tensorcores.events import TraceReader
     from mpdiag.tensorcores.kernel_linking import Linked
     from mpdiag.tensorcores.kernel_times import KernelTimes
+    from mpdiag.tensorcores.kernels.counters import Vendor
     from mpdiag.tensorcores.timeline.sweep import Timeline
 
 MUCH = 0.1

@@ -14,11 +14,11 @@ from mpdiag.display.wording import counted
 from mpdiag.errors import DamagedTrace, InputError, UsageError
 from mpdiag.files.recognition import run_instead
 from mpdiag.hardware.devices import DeviceFacts
-from mpdiag.hardware.kernels import classify, native_generations
 from mpdiag.tensorcores import kernel_evidence
 from mpdiag.tensorcores.causes import judge, worth
 from mpdiag.tensorcores.kernel_linking import link
 from mpdiag.tensorcores.kernel_times import KernelTime, KernelTimes
+from mpdiag.tensorcores.kernels.classification import classify, native_generations
 from mpdiag.tensorcores.profile_comparison import ProfileComparison, compare_profiles
 from mpdiag.tensorcores.profile_findings import (
     idle_findings,
@@ -39,10 +39,10 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Iterator, Mapping, Sequence
 
-    from mpdiag.hardware.kernels import KernelFacts
     from mpdiag.tensorcores.events import Kernel, TraceReader
     from mpdiag.tensorcores.kernel_evidence import KernelEvidence
     from mpdiag.tensorcores.kernel_linking import KernelOrigin, Linked
+    from mpdiag.tensorcores.kernels.classification import KernelFacts
     from mpdiag.tensorcores.storage.collected import KernelSum, Signature
     from mpdiag.tensorcores.timeline.ranks import RankComparison
     from mpdiag.tensorcores.timeline.sweep import Timeline

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
 from mpdiag.display.wording import percent
-from mpdiag.hardware.kernel_rules import TABLE_VERSION
-from mpdiag.hardware.kernels import VERDICTS
+from mpdiag.tensorcores.kernels.classification import VERDICTS
+from mpdiag.tensorcores.kernels.rules import TABLE_VERSION
 from mpdiag.tensorcores.usage.eligible_time import Eligibility, sum_eligibility
 from mpdiag.tensorcores.usage.summary import CauseGroup, cause_groups, summary_sentences
 

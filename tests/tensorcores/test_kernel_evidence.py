@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from mpdiag.hardware.kernels import KernelFacts, classify
 from mpdiag.tensorcores.events import Kernel
 from mpdiag.tensorcores.kernel_evidence import by_counters, contradicts, measured_verdict
 from mpdiag.tensorcores.kernel_times import KernelTime
+from mpdiag.tensorcores.kernels.classification import KernelFacts, classify
 from mpdiag.tensorcores.trace_analysis import profile_trace
 
 PIPE = "sm__inst_executed_pipe_tensor"

@@ -25,7 +25,6 @@ from typer.testing import CliRunner
 from mpdiag.cli import app
 from mpdiag.errors import DamagedTrace, ExitCode
 from mpdiag.hardware.devices import DeviceFacts
-from mpdiag.hardware.kernels import classify
 from mpdiag.reports.views.roofline import roofline_frame
 from mpdiag.tensorcores.events import Kernel
 from mpdiag.tensorcores.kernel_evidence import (
@@ -34,6 +33,7 @@ from mpdiag.tensorcores.kernel_evidence import (
     contradicts,
     measured_verdict,
 )
+from mpdiag.tensorcores.kernels.classification import classify
 from mpdiag.tensorcores.profile_comparison import compare_profiles
 from mpdiag.tensorcores.trace_analysis import profile_trace
 

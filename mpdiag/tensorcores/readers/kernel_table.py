@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 
 from mpdiag.display.wording import counted
 from mpdiag.errors import DamagedTrace
-from mpdiag.hardware import counters
 from mpdiag.hardware.devices import DeviceFacts
 from mpdiag.tensorcores.events import Event, Kernel
+from mpdiag.tensorcores.kernels import counters
 from mpdiag.tensorcores.readers.formats.tables import microseconds, number, rows
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, NamedTuple
 
-from mpdiag.hardware.kernels import classify
 from mpdiag.tensorcores.fixes import is_collective
+from mpdiag.tensorcores.kernels.classification import classify
 from mpdiag.tensorcores.storage.disk_buffer import DiskBuffer
 
 if TYPE_CHECKING:

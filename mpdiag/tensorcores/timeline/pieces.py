@@ -13,9 +13,9 @@ from collections import defaultdict
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, NamedTuple
 
-from mpdiag.hardware.kernels import classify
 from mpdiag.tensorcores.events import Copy, Kernel
 from mpdiag.tensorcores.fixes import is_collective
+from mpdiag.tensorcores.kernels.classification import classify
 from mpdiag.tensorcores.readers.recognition import read
 
 if TYPE_CHECKING:

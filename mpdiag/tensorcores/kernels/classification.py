@@ -1,8 +1,7 @@
 """Classifies kernels by name: Tensor Cores or not, by which instruction, for which dtype.
 
-The rules are in ``kernel_names/``, a file for each subject, and ``kernel_rules.py`` has the order in
-which they are tried; the first match decides. Mangled names are read as their source spells them.
-A name that no rule knows stays ``unknown``: it is never folded into "no".
+The rules are lines of ``data/rules.tsv``; the first that matches decides. Mangled names are read as
+their source spells them. A name that no rule knows stays ``unknown``: it is never folded into "no".
 """
 
 from __future__ import annotations
@@ -10,11 +9,11 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Literal
+from typing import get_args
 
-from mpdiag.hardware.kernel_names.arguments import multiplies_only, takes_no_two_matrices
-from mpdiag.hardware.kernel_names.demangling import demangled
-from mpdiag.hardware.kernel_names.details import (
+from mpdiag.tensorcores.kernels.arguments import multiplies_only, takes_no_two_matrices
+from mpdiag.tensorcores.kernels.demangling import demangled
+from mpdiag.tensorcores.kernels.details import (
     SHAPE,
     alignment_of,
     dtype_of,
@@ -22,19 +21,16 @@ from mpdiag.hardware.kernel_names.details import (
     from_tile,
     generation_of,
 )
-from mpdiag.hardware.kernel_names.opaque import says_nothing
-from mpdiag.hardware.kernel_names.rule import KernelRule, words
-from mpdiag.hardware.kernel_rules import RULES, TABLE_VERSION, WORD_RULES
-
-KernelVerdict = Literal["tensor_core", "cuda_core", "helper", "layout", "other", "unknown"]
-VERDICTS: tuple[KernelVerdict, ...] = (
-    "tensor_core",
-    "cuda_core",
-    "helper",
-    "layout",
-    "other",
-    "unknown",
+from mpdiag.tensorcores.kernels.rules import (
+    TABLE_VERSION,
+    KernelRule,
+    KernelVerdict,
+    rules,
+    says_nothing,
+    words,
 )
+
+VERDICTS: tuple[KernelVerdict, ...] = get_args(KernelVerdict)
 _NATIVE = {
     7: ("sm70", "sm72"),
     8: ("sm80", "sm86", "sm87", "sm89"),
@@ -97,15 +93,15 @@ def classify(name: str) -> KernelFacts:
     head = _head(text)
     spelled = words(head)
     arguments = text[len(head) :]
-    for rule in RULES:
+    for rule in rules():
         match = rule.pattern.search(spelled if rule.of_words else head)
         if match:
             exact = rule.of_words and rule.verdict == "unknown" and multiplies_only(text, arguments)
             return _exact(rule, match, exact) if exact else _facts(rule, match, head)
     around = words(head, around=True)
     if around != spelled:
-        for rule in WORD_RULES:
-            match = rule.pattern.search(around)
+        for rule in rules():
+            match = rule.pattern.search(around) if rule.of_words else None
             if match:
                 return _facts(rule, match, head)
     if arguments and not says_nothing(spelled) and takes_no_two_matrices(arguments):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mpdiag.hardware.counters import WHOLE, covers, generation, meaning, without_hfma2
+from mpdiag.tensorcores.kernels.counters import WHOLE, covers, generation, meaning, without_hfma2
 
 CYCLES = "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active"
 

@@ -1,1 +1,0 @@
-"""What kernel names mean: the rules by subject, and the readers of what all names spell alike."""

@@ -1,0 +1,20 @@
+"""Reads tables of facts: one row a line, tab between columns, ``#`` before a comment."""
+
+from __future__ import annotations
+
+import csv
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+
+def lines_of(path: Path) -> list[str]:
+    """The lines of a file that are neither blank nor comments."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return [line for line in lines if line.strip() and not line.startswith("#")]
+
+
+def read_table(path: Path) -> list[dict[str, str]]:
+    """The rows of a table by the names in its first line; no quoting, so a field may hold quotes."""
+    return list(csv.DictReader(lines_of(path), delimiter="\t", quoting=csv.QUOTE_NONE))

@@ -1,0 +1,1 @@
+"""What kernels are by their names and their hardware counters."""

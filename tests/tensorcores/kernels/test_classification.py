@@ -1,0 +1,204 @@
+"""What a kernel's name says, mangled or not, and what its arguments rule out."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+
+from mpdiag.tensorcores.kernels.arguments import multiplies_only, takes_no_two_matrices
+from mpdiag.tensorcores.kernels.classification import VERDICTS, KernelFacts, classify
+from mpdiag.tensorcores.kernels.demangling import demangled, identifiers
+from mpdiag.tensorcores.kernels.rules import rules
+
+BY_CONVENTION = {
+    "tensor_core": """
+        sm90_fp8_m_grouped_gemm_impl miopenSp3AsmConvFury_v9 turbomind_MMA_16816_x nvfuser_matmul_f0_c0
+        persistent_tma_gemm gluon_mm_a16w16_gfx950 mxfp4_fp8_gemm_decode hgemv_tensor_core_kernel
+        miopenSp3AsmConvRage_v4_6_1_gfx9_fp16_x _attn_bwd_dq_varlen _triton_fp8_gemm_1x128_kernel
+    """,
+    "cuda_core": """
+        cudapy::app::my_matmul$7 MatMulHalfInt4Kernel triton_red_fused_mm_view_3
+        fna_bwd_reference_dK_kernel dot_product_kernel vdot_kernel bgemv4_outer Kokkos::Impl::For<Gemm>
+    """,
+    "helper": """
+        fill_group_gemm_args_kernel merge_states_kernel fmha_bwd_hd128_odo_fp16 AttentionSumKernel
+        oz2::real::scale_kernel ck_tile::FmhaBwdConvertQGradKernel<x>
+    """,
+    "layout": "NCHWtoNHWC_kernel tensorflow::functor::SwapDimension1And2InTensor3UsingTiles<x>",
+    "other": """
+        cupy_arctan2 cudf::gpuDecode SpMMCsr ReLUKernel _FP8rowwise_to_float_kernel median3x3_kernel
+        a::ep::internode::combine gemma_rms_norm_kernel _fbgemm_silu_mul fused_moe_aux_loss_kernel
+        save_conv_state_kernel TextureFwdKernelLinear1 add_dgrad_kernel lstm_cell_forward simt_copy
+        nvfuser_none_f0_c0 a::cuda::warp_perspective::kern_general
+    """,
+    "unknown": """
+        fused_norm_linear quant_linear_kernel main_dispatch_1_matmul _mlstm_chunk_fw fused_kernel
+        forward_kernel fp8_matmul_tiled mxfp4_moe_gemm mlir_quant_dot_dequantizelinear loop_dot_fusion_3
+        gemm_rs_thread_block_swizzle_kernel kernel_gemm_reduce_scatter hadamard_quantize_kernel
+    """,
+}
+
+
+@pytest.mark.parametrize("verdict", BY_CONVENTION)
+def test_conventions_and_words_of_names_that_no_list_holds(verdict):
+    names = BY_CONVENTION[verdict].split()
+    assert {name: classify(name).verdict for name in names} == dict.fromkeys(names, verdict)
+
+
+def test_a_verdict_says_which_rule_and_token_decided():
+    facts = classify("void cutlass::Kernel2<cutlass_80_tensorop_s1688gemm_64x64_32x6_nn_align1>(x)")
+    assert (facts.rule, facts.token) == ("CUTLASS tensorop", "cutlass_80_tensorop")
+    assert facts.accumulator == "fp32"
+    assert facts.table_version >= 1
+
+
+@pytest.mark.parametrize(
+    ("name", "accumulator"),
+    [
+        ("volta_h884gemm_128x128_ldg8_nn", "fp16"),
+        ("volta_fp16_s884gemm_fp16_128x128_ldg8_f2f_nn", "fp32"),
+        ("cutlass_80_tensorop_d884gemm_64x32_16x4_nn_align1", "fp64"),
+        ("cutlass_80_tensorop_i16832gemm_s8_256x128_64x3_tn_align16", "int32"),
+        ("nvjet_hhh_128x256_64x4_2x1_v_bz_coopA_NNT", "fp16"),
+    ],
+)
+def test_accumulator(name, accumulator):
+    assert classify(name).accumulator == accumulator
+
+
+def test_an_unknown_name_stays_unknown():
+    assert classify("mystery") == KernelFacts("unknown")
+    assert classify("").verdict == "unknown"
+
+
+def test_the_order_is_part_of_the_table():
+    """A reduction that serves a GEMM is a helper before it is a GEMM."""
+    names = [rule.name for rule in rules()]
+    assert len(names) == len(set(names))
+    assert names.index("split-k reduction") < names.index("CUTLASS tensorop")
+    assert names.index("xmma FFMA") < names.index("xmma tensor tile")
+
+
+@pytest.mark.parametrize("name", ["<" * 50_000, "(" * 50_000, "a" * 1_000_000, "cutlass_" * 9_000])
+def test_hostile_names_are_survived(name):
+    assert classify(name).verdict in VERDICTS
+
+
+def test_facts_are_frozen():
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        classify("mystery").verdict = "other"
+
+
+# -- arguments --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "ruled_out"),
+    [
+        ("(float const*, float*, int, int)", True),
+        ("(const T1 *, int)", False),
+        ("(unsigned int const* __restrict__, __half*, unsigned long)", True),
+        ("(float const*, float const*, float*, int)", False),
+        ("(float**, float*, int)", False),
+        ("(Params)", False),
+        ("(float*, Params)", False),
+        ("(float const*, float*, in...", False),
+        ("(int, int)", False),
+        ("()", False),
+    ],
+)
+def test_two_arrays_are_no_two_factors_and_a_product(arguments, ruled_out):
+    assert takes_no_two_matrices(arguments) is ruled_out
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("matmul(float const*, float const*, float*, int)", "fp32"),
+        ("matmul(double*, double*, double*, int, int const*)", "fp64"),
+        ("matmul(float*, double*, float*)", ""),
+        ("matmul(__half*, __half*, float*)", ""),
+        ("matmul_tf32(float*, float*, float*)", ""),
+        ("wmma_matmul(float*, float*, float*)", ""),
+        ("matmul(float*, float*)", ""),
+        ("matmul(Params, float*, float*, float*)", ""),
+    ],
+)
+def test_arrays_of_float_are_multiplied_on_cuda_cores_unless_the_name_says_a_shorter_type(
+    name, dtype
+):
+    assert multiplies_only(name, name[name.index("(") :]) == dtype
+
+
+def test_the_arguments_decide_only_where_the_words_do_not():
+    """A name that says something, a product of a program's own, and one that could be anything."""
+    assert classify("zap_rays(float const*, float*, int)").verdict == "other"
+    assert classify("my_kernel(float const*, float*, int)").verdict == "unknown"
+    product = classify("gemmTiled(float const*, float const*, float*, int)")
+    assert (product.verdict, product.dtype, product.instruction) == ("cuda_core", "fp32", "FFMA")
+    assert classify("gemmTiled(__half const*, __half const*, float*, int)").verdict == "unknown"
+
+
+# -- mangled names ----------------------------------------------------------------------------------
+
+# cuDNN's convolution on Tensor Cores, TF32, as a profiler of TensorFlow writes it.
+CUDNN = (
+    "_ZN13cutlass_cudnn6KernelINS_4conv6kernel23ImplicitGemmConvolutionINS1_11threadblock"
+    "22ImplicitGemmMultistageINS_4gemm9GemmShapeILi64ELi128ELi32EEENS6_11threadblock9MmaPolicyINS6_"
+    "4warp11MmaTensorOpINS7_ILi32ELi64ELi32EEENS_10tfloat32_tENSO_8RowMajorES8_fNSO_8RowMajorE"
+)
+SIMT = "_ZN7cutlass7Kernel2I42cutlass_80_simt_sgemm_128x32_8x5_nn_align1EEvNT_6ParamsE"
+CK = "_ZN2ck16kernel_gemm_xdlopsINS_4GemmIttftEEEEvPKtS4_Pt"
+
+
+def bomb(levels: int) -> str:
+    """A short name that spells out twice as long with each level."""
+    digits = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+
+    def base36(n: int) -> str:
+        return (base36(n // 36) if n >= 36 else "") + digits[n % 36]
+
+    twice = (f"S_IS{base36(i)}_S{base36(i)}_E" for i in range(1, levels))
+    return "_Z1f1pI1aS0_E" + "".join(twice)
+
+
+def test_a_library_reads_whole_names():
+    pytest.importorskip("demangle")
+    assert demangled(SIMT).startswith("void cutlass::Kernel2<cutlass_80_simt_sgemm_128x32_8x5_nn")
+    assert "unsigned short" in demangled(CK)
+
+
+@pytest.mark.parametrize("length", [len(CUDNN), len(CUDNN) - 7, 330, 300])
+def test_a_name_that_was_cut_off_is_read_as_far_as_it_goes(length):
+    facts = classify(CUDNN[:length])
+    assert facts.verdict == "tensor_core", facts.rule
+    assert facts.dtype in ("tf32", "")
+
+
+def test_what_identifiers_tell_alone():
+    assert identifiers(SIMT).startswith(
+        "cutlass::Kernel2<cutlass_80_simt_sgemm_128x32_8x5_nn_align1"
+    )
+    assert classify(SIMT).verdict == "cuda_core"
+    assert identifiers("_ZN2at6native18elementwise_kernelILi128ELi2EEEvi").startswith(
+        "at::native::elementwise_kernel<128, 2"
+    )
+    assert (classify(CK).verdict, classify(CK).dtype) == ("tensor_core", "bf16")
+
+
+@pytest.mark.parametrize(
+    "name", ["_Z", "_ZN", "_Z99999999999f", "_ZN5aiter", "_Zé", "_ZN1aI" * 999]
+)
+def test_broken_names_are_survived(name):
+    assert isinstance(demangled(name), str)
+    assert len(identifiers(name)) <= 3 * len(name)
+
+
+@pytest.mark.parametrize("levels", [5, 40, 1000])
+def test_a_short_name_cannot_become_a_long_one(levels):
+    assert len(demangled(bomb(levels))) < 1_000_000
+
+
+def test_other_names_stay():
+    assert demangled("volta_sgemm_128x64_nn") == "volta_sgemm_128x64_nn"
