@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from mpdiag.hardware.devices import DeviceFacts
     from mpdiag.hardware.peaks import Peaks
     from mpdiag.tensorcores.events import Kernel
-    from mpdiag.tensorcores.kernels.classification import KernelFacts, KernelVerdict
+    from mpdiag.tensorcores.kernels.classification import KernelFacts
+    from mpdiag.tensorcores.kernels.rules import KernelVerdict
     from mpdiag.tensorcores.kernels.counters import CounterMeaning
     from mpdiag.tensorcores.work.traced_operation import OperationTime
 

@@ -11,7 +11,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from mpdiag.tensorcores.kernel_evidence import KernelEvidence
-    from mpdiag.tensorcores.kernels.classification import KernelFacts, KernelVerdict
+    from mpdiag.tensorcores.kernels.classification import KernelFacts
+    from mpdiag.tensorcores.kernels.rules import KernelVerdict
 
 
 @dataclass(frozen=True)
