@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from mpdiag.hardware.peaks import Peaks
     from mpdiag.tensorcores.events import Kernel
     from mpdiag.tensorcores.kernels.classification import KernelFacts
-    from mpdiag.tensorcores.kernels.rules import KernelVerdict
     from mpdiag.tensorcores.kernels.counters import CounterMeaning
+    from mpdiag.tensorcores.kernels.rules import KernelVerdict
     from mpdiag.tensorcores.work.traced_operation import OperationTime
 
 MARGIN = 1.1
