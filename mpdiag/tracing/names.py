@@ -193,7 +193,7 @@ class Subjects:
             self.names.update(
                 {id(x): _join(prefix, n) for n, x in walk() if id(x) not in self.names}
             )
-        covered = _compiled_inside(wrapper or model)
+        covered = _compiled_inside(model if wrapper is None else wrapper)
         for name, module in model.named_modules(remove_duplicate=False):
             full = _join(prefix, name)
             if not self.chosen(full):

@@ -67,6 +67,11 @@ MODEL = """
 model = torch.compile(model, backend=backend)
 error = torch.nn.functional.mse_loss
 """
+WITHOUT_LENGTH = """
+model = torch.compile(torch.nn.Linear(4, 1), backend=backend)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+error = torch.nn.functional.mse_loss
+"""
 IN_PLACE = """
 model.compile(backend=backend)
 error = torch.nn.functional.mse_loss
@@ -81,10 +86,11 @@ error = torch.nn.functional.mse_loss
     [
         (FUNCTION, "", 15, []),
         (MODEL, "", 15, []),
+        (WITHOUT_LENGTH, "", 15, []),
         (IN_PLACE, "", 15, []),
         (EAGER, "error = torch.compile(error, backend=backend)", 22, [0]),
     ],
-    ids=["function", "model", "in-place", "late"],
+    ids=["function", "model", "without-length", "in-place", "late"],
 )
 def test_what_is_compiled_stays_compiled_and_it_is_said(
     fork_server, tmp_path, when, late, line, steps
