@@ -20,7 +20,8 @@ import inspect
 import sys
 import typing
 from importlib import import_module
-from importlib.util import module_from_spec, spec_from_file_location
+from importlib.machinery import SourceFileLoader
+from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -112,6 +113,13 @@ def _module_of(name: str) -> ModuleType:
     return _imported(folder / f"{name}.py")
 
 
+class _LeavesNoFile(SourceFileLoader):
+    """Imports a file without writing compiled code beside it."""
+
+    def set_data(self, *_args: Any, **_options: Any) -> None:
+        """Keep nothing."""
+
+
 def _imported(path: Path) -> ModuleType:
     """A file as a module of its own.
 
@@ -127,11 +135,12 @@ def _imported(path: Path) -> ModuleType:
     name = f"workload_{path.stem}_{digest}"
     if name in sys.modules:
         return sys.modules[name]
-    spec = spec_from_file_location(name, path.resolve())
+    loader = _LeavesNoFile(name, str(path.resolve()))
+    spec = spec_from_loader(name, loader)
     assert spec is not None
     module = sys.modules[name] = module_from_spec(spec)  # dataclasses look their module up
     try:
-        exec(compile(source, str(path.resolve()), "exec"), vars(module))  # noqa: S102 - what an import does
+        loader.exec_module(module)
     except Exception as error:
         del sys.modules[name]
         message = f"{path} cannot be imported ({type(error).__name__}: {error}): mend it first"
