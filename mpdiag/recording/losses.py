@@ -5,13 +5,15 @@ Its arguments are read and passed on, and the step clock is told of the call. A 
 of what ``backward()`` was called on since the gradients were last cleared: what the optimizer's
 gradient is the gradient of. ``mpdiag train`` notes the same. Of a closure that an optimizer evaluates
 several times, the first evaluation counts. No loss is written where a trainer of ours, or another
-program, writes the log. ``mpdiag.log_metric`` writes here, too.
+program, writes the log. ``mpdiag.log_metric`` writes here, too. A log hears the threads of its own
+training only.
 """
 
 from __future__ import annotations
 
 import functools
 import sys
+import threading
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -47,6 +49,10 @@ class _Waiting:
 
 class Loop:
     """What a log asks of the training it watches, and tells it; this one knows nothing."""
+
+    def hears(self) -> bool:
+        """Whether what happens in this thread is part of the training."""
+        return True
 
     def backward_began(self) -> None:
         """``backward()`` was called."""
@@ -106,17 +112,23 @@ class LossLog:
         """Note losses, and tell of backward passes, from now on."""
         if not self._over:
             announce(self)
-        _live.append(self)
-        if not getattr(torch.autograd.backward, "_mpdiag", False):
-            torch.autograd.backward = _listening(torch.autograd.backward)
+        with _wrapping:
+            _live.append(self)
+            if not getattr(torch.autograd.backward, "_mpdiag", False):
+                torch.autograd.backward = _listening(torch.autograd.backward)
 
     def detach(self) -> None:
         """Note no more; ``backward`` is put back, unless it has been wrapped again since."""
-        if self in _live:
-            _live.remove(self)
-        plain = getattr(torch.autograd.backward, "_mpdiag", None)
-        if plain and not _live:
-            torch.autograd.backward = plain
+        with _wrapping:
+            if self in _live:
+                _live.remove(self)
+            plain = getattr(torch.autograd.backward, "_mpdiag", None)
+            if plain and not _live:
+                torch.autograd.backward = plain
+
+    def hears(self) -> bool:
+        """Whether a backward pass of this thread is part of the training."""
+        return self._loop.hears()
 
     def give_way(self) -> None:
         """Note no losses any more: a trainer of ours, which scales them, is at work."""
@@ -229,6 +241,7 @@ def _on_host(value: Any) -> bool:
 
 
 _live: list[LossLog] = []
+_wrapping = threading.Lock()
 
 
 def _listening(plain: Any) -> Any:
@@ -246,7 +259,7 @@ def _tell(args: tuple[Any, ...], options: dict[str, Any]) -> None:
     ours = _from_a_trainer(sys._getframe(2))
     tensors = args[0] if args else options.get("tensors")
     weights = args[1] if len(args) > 1 else options.get("grad_tensors")
-    for log in _live.copy():
+    for log in [log for log in _live.copy() if log.hears()]:
         if ours:
             log.give_way()
         log.backward_began(tensors, weights)

@@ -130,7 +130,7 @@ class Observer(StepListener):
     def before_forward(self, module: torch.nn.Module, _args: Any) -> None:
         """The global forward pre-hook: a module is called."""
         clock = self._clock
-        if is_traced() or not clock.active:
+        if is_traced() or not clock.active or not self._hears(module):
             return
         if isinstance(module, DistributedDataParallel):
             self._copied.add_wrapped(module)  # around the model that is recorded
@@ -149,6 +149,15 @@ class Observer(StepListener):
         if clock.recording and self.in_training_pass():
             self._precision.look()
 
+    def _hears(self, module: torch.nn.Module) -> bool:
+        """Whether a call is this training's: in its threads, in a backward pass, or of its models."""
+        if self._clock.hears or in_backward():
+            return True
+        own = id(module) in self._roots or id(module) in self._subjects.modules
+        if own:
+            self._clock.join()
+        return own
+
     def in_training_pass(self) -> bool:
         """Whether a forward pass of a recorded step is under way, or a part is called alone."""
         if not self._clock.recording or in_backward():
@@ -162,7 +171,7 @@ class Observer(StepListener):
         return waits and torch.is_grad_enabled() and not in_backward()
 
     def _after_forward(self, module: torch.nn.Module, args: Any, output: Any) -> None:
-        if is_traced() or not self._clock.active:
+        if is_traced() or not self._clock.active or not (self._clock.hears or in_backward()):
             return
         if self._operations.recording:
             self._operations.leave(module)

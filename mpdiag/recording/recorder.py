@@ -414,6 +414,9 @@ class _Loop(Loop):
         self._optimizers = optimizers
         self._operations = operations
 
+    def hears(self) -> bool:
+        return self._clock.hears
+
     def backward_began(self) -> None:
         if self._clock.active:
             self._clock.backward_began()

@@ -22,6 +22,9 @@ once. If it were decided for a step, ``every=2`` would show one half of a GAN.
 A *phase* begins, after the first step, where an optimizer joins, steps for the first time or is given
 further parameters, as in fine-tuning. The pace is asked for its first steps, too.
 
+A clock hears of its own training: of the threads in which it was started, was given models, or one
+of its models was called. What other threads of the process call and differentiate is another training's.
+
 Nothing here needs torch: what to ask about backward passes is handed in.
 """
 
@@ -29,6 +32,7 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -169,6 +173,7 @@ class StepClock:
         self._patience = _LONGEST_ROUND
         self._phases: list[int] = []  # rounds in which phases began
         self._phase_waits = self._opens = False
+        self._threads: set[int] = set()  # of this training
         self._calls: dict[int, int] = {}  # of each model in this step
         self._forwards = 0
         self._backwards: set[int] = set()  # forward passes that a gradient followed
@@ -184,7 +189,12 @@ class StepClock:
 
     def start(self) -> None:
         """Count steps, and hear events, from now on; ``begin`` begins the first step."""
+        self.join()
         self.active = self.running = True
+
+    def join(self) -> None:
+        """Hear, from now on, what happens in this thread, too."""
+        self._threads.add(get_ident())
 
     def begin(self) -> None:
         """Begin the step of the present number."""
@@ -228,6 +238,7 @@ class StepClock:
 
     def adopt(self, optimizers: Iterable[object]) -> None:
         """Count the steps of these optimizers too, from the present step on."""
+        self.join()
         for optimizer in optimizers:
             self._optimizers.setdefault(id(optimizer), OptimizerSteps())
             self._taking_part.add(id(optimizer))
@@ -359,6 +370,11 @@ class StepClock:
             self.round += 1
 
     # -- questions ---------------------------------------------------------------------------------
+
+    @property
+    def hears(self) -> bool:
+        """Whether this thread is one of the training's."""
+        return get_ident() in self._threads
 
     @property
     def present(self) -> Step:

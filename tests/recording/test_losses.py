@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
+
 import pytest
 import torch
 from torch import nn
@@ -279,3 +282,60 @@ def test_a_metric_without_a_run_is_no_error(monkeypatch):
 
     monkeypatch.setattr(training_log, "_sinks", [])
     mpdiag.log_metric("accuracy", 1)
+
+
+def test_two_trainings_in_two_threads_have_their_own_losses_and_steps(tmp_path):
+    """In turn, so that each backward pass comes while the other training is in its step."""
+    turns = [threading.Semaphore(1), threading.Semaphore(0)]
+    seen = [[], []]
+
+    @contextlib.contextmanager
+    def turn(own):
+        assert turns[own].acquire(timeout=60)
+        yield
+        turns[1 - own].release()
+
+    def trained(own):
+        generator = torch.Generator().manual_seed(own)
+        model = nn.Linear(4, 3)
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+        recorder = mpdiag.record(model, optimizer, tmp_path / str(own), every=1)
+        with turn(own):
+            recorder.start()
+        for _ in range(6):
+            with turn(own):
+                loss = (model(torch.randn(5, 4, generator=generator)) - own).square().mean()
+            with turn(own):
+                loss.backward()
+                seen[own].append(loss.item())
+            with turn(own):
+                optimizer.step()
+                optimizer.zero_grad()
+        with turn(own):
+            recorder.close()
+
+    threads = [threading.Thread(target=trained, args=(own,)) for own in (0, 1)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    for own in (0, 1):
+        assert [s.loss for s in read_log(tmp_path / str(own)).steps] == seen[own]
+        meta = mpdiag.open_run(tmp_path / str(own)).meta
+        assert (meta["steps_seen"], meta["failures"]) == (6, [])
+
+
+def test_a_model_that_trains_in_another_thread_is_heard(tmp_path):
+    """Recording starts in the main thread, training runs in one of its own."""
+    model, optimizer = setup()
+    other = nn.Linear(4, 1)
+    seen = []
+    with mpdiag.record(model, optimizer, tmp_path / "run"):
+        thread = threading.Thread(target=lambda: seen.extend(train(model, optimizer)))
+        thread.start()
+        thread.join(60)
+        ignored = threading.Thread(target=lambda: other(torch.ones(2, 4)).sum().backward())
+        ignored.start()
+        ignored.join(60)
+        seen += train(model, optimizer, steps=1)
+    assert [s.loss for s in read_log(tmp_path / "run").steps] == seen
