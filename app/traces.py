@@ -120,7 +120,7 @@ def _upload() -> None:
     if problem:
         st.error(in_markdown(sentence(problem)), icon=":material/error:")
     files = st.file_uploader(
-        "A trace of torch.profiler, JAX, nsys, ncu, nvprof, rocprofv3 or rocprof; or one of each rank",
+        "A trace of torch.profiler, nsys, ncu, nvprof or rocprofv3; or one of each rank",
         accept_multiple_files=True,
         key=f"upload-{turn}",
     )

@@ -31,8 +31,8 @@ def profile(
         Path | None,
         typer.Argument(
             metavar="TRACE",
-            help="Of torch.profiler, JAX, nsys, ncu, nvprof, rocprofv3 or rocprof; - for stdin; a "
-            "folder with one for each rank.",
+            help="Of torch.profiler, nsys, ncu, nvprof or rocprofv3; - for stdin; a folder with one "
+            "for each rank.",
         ),
     ] = None,
     arguments: Annotated[

@@ -103,7 +103,7 @@ def _by_content(path: Path, head: bytes, size: int) -> FileKind | None:
     text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
     if text[:1] == b"{" and not any(mark in head for mark in _TRACES_IN_JSON):
         return _json_kind(path, size)
-    if head.startswith((b"SQLite format 3\0", b"\x1f\x8b")) or path.name.endswith(".xplane.pb"):
+    if head.startswith((b"SQLite format 3\0", b"\x1f\x8b")):
         return _trace(path)
     if any(mark in head for mark in _TRACES_IN_JSON + _TRACES):
         return _trace(path)

@@ -6,10 +6,12 @@ millions of them.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Protocol
+from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
+    from pathlib import Path
 
     from mpdiag.hardware.devices import DeviceFacts
 
@@ -50,19 +52,6 @@ class Launch(NamedTuple):
     start_us: float
     thread: Thread
     of_graph: bool = False
-
-
-class Placement(NamedTuple):
-    """The operation that a kernel belongs to, where a trace names it and not when it was launched.
-
-    Attributes:
-        correlation: The id it shares with the kernel.
-        start_us, thread: A moment within the spans of the operation and its module.
-    """
-
-    correlation: int
-    start_us: float
-    thread: Thread
 
 
 class HostOperation(NamedTuple):
@@ -140,24 +129,34 @@ def host_span_kind(name: str) -> HostSpanKind | None:
     return "loader" if name.startswith("enumerate(DataLoader)") else None
 
 
-Event = Kernel | Launch | Placement | HostOperation | ModuleSpan | Copy | HostSpan
+Event = Kernel | Launch | HostOperation | ModuleSpan | Copy | HostSpan
 
 
-class TraceReader(Protocol):
+class TraceReader(ABC):
     """A trace that is read while it is iterated; its attributes are complete at the end.
 
     Attributes:
-        source: The program that wrote it: ``"torch.profiler"``, ``"xla"`` (JAX, TensorFlow), ``"nsys"``,
-            ``"nsys stats"``, ``"ncu"``, ``"nvprof"``, ``"rocprofv3"`` or ``"rocprof"``.
+        source: The program that wrote it: ``"torch.profiler"``, ``"nsys"``, ``"nsys stats"``, ``"ncu"``,
+            ``"nvprof"``, ``"rocprofv3"`` or ``"rocprof"``.
         devices: The GPUs it describes, by index.
         tensor_active: Mean sampled share of time that the Tensor pipe was active; None if it was
             not sampled.
         problems: What could not be read, one sentence each.
+        rank, world_size: The rank that recorded it, and of how many; None where it does not say.
+        generated: What the trace says of not having been measured; "" for any other.
     """
 
     source: str
-    devices: dict[int, DeviceFacts]
-    tensor_active: float | None
-    problems: list[str]
+    tensor_active: float | None = None
+    rank: int | None = None
+    world_size: int | None = None
+    generated: str = ""
 
-    def __iter__(self) -> Iterator[Event]: ...
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self.devices: dict[int, DeviceFacts] = {}
+        self.problems: list[str] = []
+
+    @abstractmethod
+    def __iter__(self) -> Iterator[Event]:
+        """Read the file."""

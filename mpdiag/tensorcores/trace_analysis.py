@@ -207,8 +207,9 @@ def _profile(
             *idle_findings(timeline),
         ),
         timeline=timeline,
-        **{name: getattr(trace, name, None) for name in ("rank", "world_size")},
-        generated=getattr(trace, "generated", ""),
+        rank=trace.rank,
+        world_size=trace.world_size,
+        generated=trace.generated,
     )
 
 

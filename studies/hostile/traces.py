@@ -6,13 +6,11 @@ import contextlib
 import gzip
 import json
 import sqlite3
-import struct
 from typing import Any
 
 _TENSOR = "ampere_fp16_s16816gemm_fp16_128x128_ldg8_f2f_stages_32x5_tn"
 _SGEMM = "ampere_sgemm_128x64_nn"
 _MFMA = "Cijk_Alik_Bljk_BBS_BH_MT128x128x32_MI32x32x8x1_SN_1LDSB0_ISA942"
-_COUNTER = "sm__inst_executed_pipe_tensor.sum"
 
 
 def torch_traces() -> tuple[bytes, ...]:
@@ -115,120 +113,6 @@ def nvprof_tables() -> tuple[bytes, ...]:
         '"API calls",80.0,12.5,100,125.0,1.0,200.0,"cudaLaunchKernel"',
     ]
     return "\n".join(trace).encode(), "\n".join(summary).encode()
-
-
-def nsys_lines() -> bytes:
-    """``nsys export --type jsonlines``: strings, then an event a line."""
-    said = {"demangledName": "1", "shortName": "2"}
-    run = {"startNs": "1000", "endNs": "4500", "correlationId": 5, "deviceId": 0, "streamId": 7}
-    call = {"startNs": "1", "endNs": "2", "correlationId": 5, "name": "2"}
-    lines = [
-        {"data": ["", _TENSOR, "add"], "label": "names"},
-        {"TraceProcessEvent": call},
-        {"CudaEvent": run | {"eventClass": 3, "globalPid": "282", "kernel": said}},
-        {"CudaEvent": run | {"eventClass": 1, "memcpy": {"sizebytes": "8"}}},
-    ]
-    return b"".join(json.dumps(line).encode() + b"\n" for line in lines)
-
-
-def ncu_text() -> bytes:
-    """What ncu prints."""
-    ruler = f"    {'-' * 33} {'-' * 11} {'-' * 12}"
-    return "\n".join(
-        [
-            "==PROF== Connected to process 1322765 (/tmp/mine)",
-            f"  {_TENSOR} (1, 1, 1)x(32, 1, 1), Context 1, Stream 7, Device 0, CC 8.0",
-            "    Section: Command line profiler metrics",
-            ruler,
-            f"    {'Metric Name':33} {'Metric Unit':>11} {'Metric Value':>12}",
-            ruler,
-            f"    {'gpu__time_duration.sum':33} {'us':>11} {'3.52':>12}",
-            f"    {_COUNTER:33} {'inst':>11} {'1,024':>12}",
-            ruler,
-            "",
-        ]
-    ).encode()
-
-
-def chrome_of_xla() -> bytes:
-    """What JAX's profiler writes for Chrome: processes are devices, threads are streams."""
-    place = {"pid": 1, "tid": 20}
-    run = {"ph": "X", **place, "ts": 5.5, "dur": 60.0}
-    events: list[dict[str, Any]] = [
-        {},
-        {"ph": "M", "name": "process_name", "pid": 1, "args": {"name": "/device:GPU:0"}},
-        {"ph": "M", "name": "thread_name", **place, "args": {"name": "Stream #20(Compute)"}},
-        run | {"name": "gemm_fusion_dot_1", "args": {"hlo_op": "gemm_fusion_dot.1"}},
-        run | {"name": _TENSOR, "ts": 70, "args": {"tf_op": "jit(step)/layer/dot_general:"}},
-        run | {"name": "MemcpyH2D", "ts": 200},
-    ]
-    return json.dumps({"displayTimeUnit": "ns", "traceEvents": events}).encode()
-
-
-def xspace() -> bytes:
-    """JAX's profile itself, Protocol Buffers as ``xplane.proto`` has them."""
-    operation = _field(1, 1) + _field(5, "jit(step)/layer/dot_general:")
-    runs = [
-        _field(4, _field(1, name) + _field(2, 2_000_000) + _field(3, 60_000_000) + more)
-        for name, more in ((1, _field(4, operation)), (2, b""))
-    ]
-    stream = _field(1, 13) + _field(2, "Stream #13(Compute)") + _field(3, 1000) + b"".join(runs)
-    facts = ("tf_op", "compute_cap_major", "compute_cap_minor", "gpu_device_name")
-    plane = _field(1, 7) + _field(2, "/device:GPU:0") + _field(3, stream)
-    plane += b"".join(_named(4, key, name) for key, name in ((1, _TENSOR), (2, "loop_add_fusion")))
-    plane += b"".join(_named(5, key, name) for key, name in enumerate(facts, 1))
-    said = (
-        _field(1, 2) + _field(3, 8),
-        _field(1, 3) + _field(3, 0),
-        _field(1, 4) + _field(5, "A100"),
-    )
-    plane += b"".join(_field(6, fact) for fact in said)
-    return _field(1, plane) + _field(4, "hostname")
-
-
-def _named(number: int, key: int, name: str) -> bytes:
-    return _field(number, _field(1, key) + _field(2, _field(1, key) + _field(2, name)))
-
-
-def _field(number: int, value: float | str | bytes) -> bytes:
-    """A field on the wire: https://protobuf.dev/programming-guides/encoding/."""
-    if isinstance(value, int):
-        return _varint(number << 3) + _varint(value)
-    if isinstance(value, float):
-        return _varint(number << 3 | 1) + struct.pack("<d", value)
-    data = value.encode() if isinstance(value, str) else value
-    return _varint(number << 3 | 2) + _varint(len(data)) + data
-
-
-def _varint(value: int) -> bytes:
-    out = bytearray()
-    while value > 0x7F:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    return bytes([*out, value])
-
-
-def rocpd() -> bytes:
-    """rocprofv3's database."""
-    with contextlib.closing(sqlite3.connect(":memory:")) as base:
-        base.executescript(
-            "CREATE TABLE rocpd_info_agent_1a"
-            " (id INTEGER, guid TEXT, type TEXT, name TEXT, product_name TEXT);"
-            "CREATE TABLE rocpd_info_kernel_symbol_1a"
-            " (id INTEGER, kernel_name TEXT, display_name TEXT);"
-            "CREATE TABLE rocpd_kernel_dispatch_1a (id INTEGER, agent_id INTEGER, kernel_id INTEGER,"
-            ' dispatch_id INTEGER, start BIGINT, "end" BIGINT, event_id INTEGER);'
-            "CREATE TABLE rocpd_info_pmc_1a (id INTEGER, name TEXT, symbol TEXT);"
-            "CREATE TABLE rocpd_pmc_event_1a"
-            " (id INTEGER, event_id INTEGER, pmc_id INTEGER, value REAL);"
-            "INSERT INTO rocpd_info_agent_1a VALUES (2, 'g', 'GPU', 'gfx90a', 'AMD Instinct MI250X');"
-            f"INSERT INTO rocpd_info_kernel_symbol_1a VALUES (3, '{_MFMA}.kd', '{_MFMA}');"
-            "INSERT INTO rocpd_kernel_dispatch_1a VALUES"
-            " (1, 2, 3, 1, 1000, 3000, 11), (2, 2, 3, 2, 5000, 6000, 12);"
-            "INSERT INTO rocpd_info_pmc_1a VALUES (8, 'SQ_INSTS_MFMA', 'SQ_INSTS_MFMA');"
-            "INSERT INTO rocpd_pmc_event_1a VALUES (1, 11, 8, 40.0), (2, 12, 8, 5.0);"
-        )
-        return base.serialize()
 
 
 def rocprof_document() -> bytes:

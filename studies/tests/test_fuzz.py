@@ -32,17 +32,7 @@ def base(fuzz, tmp_path_factory):
 
 NAMES = (
     *("meta.json", "statistics", "modules", "operations", "plan.json", "training.jsonl"),
-    *(
-        "torch.profiler",
-        "torch.profiler.gz",
-        "xla",
-        "xspace",
-        "nsys",
-        "nsys lines",
-        "ncu",
-        "ncu text",
-    ),
-    *("nvprof", "rocpd", "rocprof", "kernel tables"),
+    *("torch.profiler", "torch.profiler.gz", "nsys", "ncu", "nvprof", "rocprof", "kernel tables"),
     *("search.json", "baseline", "profile.json", "sensitivity.json"),
     *("capsule/capsule.json", "capsule/tensors.safetensors"),
 )

@@ -1,8 +1,8 @@
-"""Tables of kernels in CSV: rocprof, rocprofv3, rocprofiler-compute (Omniperf), and ``nsys stats``.
+"""Tables of kernels in CSV: rocprofv3, ``nsys stats``, and any with a kernel's name and its time.
 
 These programs name their columns differently and mean the same: a kernel's name, when it ran or how
-long, and perhaps hardware counters, either one in each row or one in each column. So one reader knows
-the names of the columns. Of a table with counters, runs of one kernel are added up while reading.
+long, and perhaps one hardware counter. So one reader knows the names of the columns. In a table with
+counters, the runs of one kernel are added up while reading.
 """
 
 from __future__ import annotations
@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING
 from mpdiag.display.wording import counted
 from mpdiag.errors import DamagedTrace
 from mpdiag.hardware.devices import DeviceFacts
-from mpdiag.tensorcores.events import Event, Kernel
-from mpdiag.tensorcores.kernels import counters
-from mpdiag.tensorcores.readers.formats.tables import microseconds, number, rows
+from mpdiag.tensorcores.events import Event, Kernel, TraceReader
+from mpdiag.tensorcores.readers.tables import microseconds, number, rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -33,11 +32,13 @@ _COPIES = re.compile(r"^\[?(?:CUDA |HIP )?mem(?:cpy|set)\b|^Copy(?:Host|Device)"
 # The names of columns in lower case, letters and digits only; of several, the first that is there.
 _NAME = ("kernelname", "name", "operation")
 _SPENT = ("durationns", "duration", "totaldurationns", "totaltime")
-_BEGIN = ("starttimestamp", "beginns")
-_END = ("endtimestamp", "endns")
+_BEGIN = ("starttimestamp",)
+_END = ("endtimestamp",)
 _CALLS = ("instances", "calls")
-_DEVICE = ("agentid", "gpuid", "device")
-_DISPATCH = ("dispatchid", "index")
+_DEVICE = ("agentid", "device")
+_DISPATCH = ("dispatchid",)
+_OLDER = "gpuid"
+"""A column of rocprof, rocprofv2 and rocprofiler-compute, whose tables are not read."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +54,6 @@ class KernelColumns:
         category: Whether the row is a kernel at all.
         dispatch: The number of the run.
         counter, value: A counter's name and value, in tables with one counter a row.
-        counters: Name and position of each counter that has a column.
     """
 
     source: str
@@ -70,7 +70,6 @@ class KernelColumns:
     dispatch: int | None
     counter: int | None
     value: int | None
-    counters: tuple[tuple[str, int], ...]
 
 
 def columns(header: Sequence[str]) -> KernelColumns | None:
@@ -78,6 +77,8 @@ def columns(header: Sequence[str]) -> KernelColumns | None:
     if len(header) < FEWEST:
         return None
     plain = [_plain(cell) for cell in header]
+    if _OLDER in plain:
+        return None
 
     def find(names: Sequence[str]) -> int | None:
         return next((plain.index(n) for n in names if n in plain), None)
@@ -88,12 +89,7 @@ def columns(header: Sequence[str]) -> KernelColumns | None:
     of_kernels = "kernelname" in plain
     unit = "" if spent is None else _unit(header[spent])
     timed = (begin is not None and end is not None) or (spent is not None and bool(unit))
-    measured = [
-        (cell.strip(), i)
-        for i, cell in enumerate(header)
-        if counters.meaning(cell.strip(), None) is not None
-    ]
-    with_counters = bool(measured) or (counter is not None and value is not None)
+    with_counters = counter is not None and value is not None
     if name is None or not (timed or (of_kernels and with_counters)):
         return None
     category = find(("category",))
@@ -118,7 +114,6 @@ def columns(header: Sequence[str]) -> KernelColumns | None:
         dispatch=find(_DISPATCH),
         counter=counter,
         value=value,
-        counters=tuple(measured),
     )
 
 
@@ -171,22 +166,17 @@ class _KernelSum:
     """All runs of one kernel in a table with counters."""
 
     device: str | None
-    runs: int = 0
-    spent_us: float = 0.0
     by_counter: dict[str, _CounterSum] = field(default_factory=dict)
     last: tuple[str, str] | None = None
 
 
-class KernelTableTrace:
-    """A CSV table of kernels; see ``events.TraceReader``."""
-
-    tensor_active: float | None = None
+class KernelTableTrace(TraceReader):
+    """A CSV table of kernels."""
 
     def __init__(self, path: Path, source: str, delimiter: str = ",") -> None:
-        self._path, self._delimiter = path, delimiter
+        super().__init__(path)
         self.source = source
-        self.devices: dict[int, DeviceFacts] = {}
-        self.problems: list[str] = []
+        self._delimiter = delimiter
         self._lost = 0
 
     def __iter__(self) -> Iterator[Event]:
@@ -200,7 +190,7 @@ class KernelTableTrace:
             message = f"{self._path} holds no table of kernels: record it again"
             raise DamagedTrace(message)
         self._lost = found = 0
-        read = self._summed if at.counter is not None or at.counters else self._plain
+        read = self._plain if at.counter is None else self._summed
         for kernel in read(table, at, width):
             found += 1
             yield kernel
@@ -241,17 +231,13 @@ class KernelTableTrace:
     def _summed(
         self, table: Iterator[list[str]], at: KernelColumns, width: int
     ) -> Iterator[Kernel]:
+        assert at.counter is not None
+        assert at.value is not None
         kernels: dict[str, _KernelSum] = {}
         for row, name, spent in self._good(table, at, width):
             found = kernels.get(name)
             if found is None:
                 found = kernels[name] = _KernelSum(None if at.device is None else row[at.device])
-            if at.counter is None or at.value is None:
-                found.runs += 1
-                found.spent_us += spent
-                for counter, i in at.counters:
-                    self._count(found, counter, row[i], 0.0)
-                continue
             run = (row[at.counter], "" if at.dispatch is None else row[at.dispatch])
             # A counter with several instances fills several rows of one run.
             again = bool(run[1]) and run == found.last
@@ -296,7 +282,6 @@ def _start(row: Sequence[str], at: KernelColumns) -> float:
 def _kernel(name: str, found: _KernelSum) -> Kernel:
     """All runs of a kernel: each counter may have been measured in runs of its own, with their times."""
     most = max(found.by_counter.values(), key=lambda c: c.spent_us, default=_CounterSum())
-    runs = found.runs or max((c.runs for c in found.by_counter.values()), default=1)
+    runs = max((c.runs for c in found.by_counter.values()), default=1)
     values = {counter: total.highest for counter, total in found.by_counter.items()}
-    spent = found.spent_us or most.spent_us
-    return Kernel(name, 0.0, spent, found.device, calls=max(runs, 1), counters=values)
+    return Kernel(name, 0.0, most.spent_us, found.device, calls=max(runs, 1), counters=values)

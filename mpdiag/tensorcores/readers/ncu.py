@@ -10,30 +10,28 @@ from typing import TYPE_CHECKING
 from mpdiag.display.wording import counted
 from mpdiag.errors import DamagedTrace
 from mpdiag.hardware.devices import DeviceFacts
-from mpdiag.tensorcores.events import Event, Kernel
-from mpdiag.tensorcores.readers.formats.tables import microseconds, number, rows
+from mpdiag.tensorcores.events import Event, Kernel, TraceReader
+from mpdiag.tensorcores.readers.tables import microseconds, number, rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-DURATIONS = ("gpu__time_duration.sum", "gpu__time_duration.avg", "Duration")
+_DURATIONS = ("gpu__time_duration.sum", "gpu__time_duration.avg", "Duration")
 _HEAD = ("ID", "Kernel Name")
 _LONG = {"Metric Name", "Metric Unit", "Metric Value"}
-HERTZ = {"khz": 1e3, "mhz": 1e6, "ghz": 1e9, "cycle/nsecond": 1e9, "cycle/usecond": 1e6}
-HERTZ |= {"cycle/ns": 1e9, "cycle/us": 1e6, "cycle/second": 1.0}
+_HERTZ = {"khz": 1e3, "mhz": 1e6, "ghz": 1e9, "cycle/nsecond": 1e9, "cycle/usecond": 1e6}
+_HERTZ |= {"cycle/ns": 1e9, "cycle/us": 1e6, "cycle/second": 1.0}
 
 
-class NcuTrace:
-    """A CSV file of ncu; see ``events.TraceReader``."""
+class NcuTrace(TraceReader):
+    """A CSV file of ncu."""
 
     source = "ncu"
-    tensor_active: float | None = None
 
     def __init__(self, path: Path, delimiter: str = ",") -> None:
-        self._path, self._delimiter = path, delimiter
-        self.devices: dict[int, DeviceFacts] = {}
-        self.problems: list[str] = []
+        super().__init__(path)
+        self._delimiter = delimiter
 
     def __iter__(self) -> Iterator[Event]:
         table = rows(self._path, self._delimiter)
@@ -70,10 +68,10 @@ class NcuTrace:
                 self._device(row, at)
             metric, unit, text = (row[at[f"Metric {x}"]] for x in ("Name", "Unit", "Value"))
             value = number(text)
-            if metric in DURATIONS:
+            if metric in _DURATIONS:
                 duration = microseconds(text, unit) or duration
             elif metric and value is not None:
-                counters[metric] = value * HERTZ.get(unit.lower(), 1.0)
+                counters[metric] = value * _HERTZ.get(unit.lower(), 1.0)
         if current:
             yield Kernel(name, 0.0, duration, counters=counters)
         if short:
@@ -89,7 +87,7 @@ class NcuTrace:
             counters, duration = dict[str, float](), 0.0
             for i, metric in enumerate(header):
                 value = number(row[i])
-                if metric in DURATIONS:
+                if metric in _DURATIONS:
                     duration = microseconds(row[i], units[i] if i < len(units) else "") or 0.0
                 elif "__" in metric and value is not None:
                     counters[metric] = value

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import sqlite3
+from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from mpdiag.display.wording import counted
 from mpdiag.errors import DamagedTrace
 from mpdiag.hardware.devices import DeviceFacts
-from mpdiag.tensorcores.events import Copy, Event, HostSpan, Kernel, Launch
-from mpdiag.tensorcores.readers.formats.sqlite_file import columns_of, opened, tables_of
+from mpdiag.tensorcores.events import Copy, Event, HostSpan, Kernel, Launch, TraceReader
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
+LONGEST = 1 << 24
+"""The longest value, in bytes; anything longer counts as damaged."""
+_ROCPD = "rocpd_"
 _KERNELS = "CUPTI_ACTIVITY_KIND_KERNEL"
 _RUNTIME = "CUPTI_ACTIVITY_KIND_RUNTIME"
 _COPIES = {"CUPTI_ACTIVITY_KIND_MEMCPY", "CUPTI_ACTIVITY_KIND_MEMSET"}
@@ -22,27 +25,27 @@ _COPIES = {"CUPTI_ACTIVITY_KIND_MEMCPY", "CUPTI_ACTIVITY_KIND_MEMSET"}
 _NAMES = "(SELECT id, value FROM StringIds GROUP BY id)"
 
 
-class NsysTrace:
-    """An sqlite export of nsys; see ``events.TraceReader``."""
+class NsysTrace(TraceReader):
+    """An sqlite export of nsys."""
 
     source = "nsys"
 
-    def __init__(self, path: Path) -> None:
-        self._path = path
-        self.devices: dict[int, DeviceFacts] = {}
-        self.tensor_active: float | None = None
-        self.problems: list[str] = []
-
     def __iter__(self) -> Iterator[Event]:
         try:
-            with opened(self._path) as base:
+            with _opened(self._path) as base:
                 yield from self._read(base)
         except (sqlite3.Error, UnicodeError) as error:
             message = f"{self._path} cannot be read as an nsys export ({error}): export it again"
             raise DamagedTrace(message) from error
 
     def _read(self, base: sqlite3.Connection) -> Iterator[Event]:
-        tables = tables_of(base)
+        tables = _tables_of(base)
+        if any(table.startswith(_ROCPD) for table in tables):
+            message = (
+                f"{self._path} is a database of rocprofv3 (rocpd), which is not read: record with "
+                "rocprofv3 --kernel-trace --output-format csv, or convert it with rocpd2csv"
+            )
+            raise DamagedTrace(message)
         if _KERNELS not in tables or "StringIds" not in tables:
             message = (
                 f"{self._path} holds no kernels: record with nsys profile --trace=cuda, "
@@ -51,7 +54,7 @@ class NsysTrace:
             raise DamagedTrace(message)
         self.devices = _devices(base, tables)
         self.tensor_active = _tensor_active(base, tables)
-        columns = columns_of(base, _KERNELS)
+        columns = _columns_of(base, _KERNELS)
         node = "k.graphNodeId" if "graphNodeId" in columns else "NULL"
         # shortName lacks the template arguments, which say what ran.
         query = (  # our own words alone
@@ -82,8 +85,39 @@ class NsysTrace:
             yield from _launches(base)
 
 
+@contextmanager
+def _opened(path: Path) -> Iterator[sqlite3.Connection]:
+    """A database for reading only, of which no code runs.
+
+    Raises:
+        sqlite3.Error: While it is read, if it is damaged.
+    """
+    with closing(sqlite3.connect(path.resolve().as_uri() + "?mode=ro", uri=True)) as base:
+        # Bytes that are not valid text must not stop the reading.
+        base.text_factory = lambda raw: raw.decode("utf-8", "replace")
+        # Hostile files: code in the schema, values of a gigabyte.
+        base.execute("PRAGMA trusted_schema = OFF")
+        if hasattr(base, "setlimit"):  # Python 3.11
+            base.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, LONGEST)
+        yield base
+
+
+def _tables_of(base: sqlite3.Connection) -> set[str]:
+    """Real tables only: reading a view or a virtual table may never end."""
+    query = (
+        "SELECT name FROM sqlite_master WHERE type = 'table' "
+        "AND sql LIKE 'CREATE TABLE%' AND rootpage > 0"
+    )
+    return {name for (name,) in base.execute(query)}
+
+
+def _columns_of(base: sqlite3.Connection, table: str) -> set[str]:
+    """The columns of a table whose name is one of ours."""
+    return {row[1] for row in base.execute(f"PRAGMA table_info({table})")}
+
+
 def _copies(base: sqlite3.Connection, table: str) -> Iterator[Copy]:
-    if not {"start", "end", "deviceId", "streamId", "correlationId"} <= columns_of(base, table):
+    if not {"start", "end", "deviceId", "streamId", "correlationId"} <= _columns_of(base, table):
         return
     query = f"SELECT start, end, deviceId, streamId, correlationId FROM {table}"  # noqa: S608 - ours
     for start, end, device, stream, correlation in base.execute(query):
@@ -122,7 +156,7 @@ def _whole(value: Any) -> int | None:
 def _devices(base: sqlite3.Connection, tables: set[str]) -> dict[int, DeviceFacts]:
     if "TARGET_INFO_GPU" not in tables:
         return {}
-    known = columns_of(base, "TARGET_INFO_GPU")
+    known = _columns_of(base, "TARGET_INFO_GPU")
 
     def column(*names: str) -> str:
         return next((n for n in names if n in known), "NULL")

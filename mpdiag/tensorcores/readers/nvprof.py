@@ -1,32 +1,36 @@
-"""Traces of nvprof: ``nvprof --csv --print-gpu-trace`` and its summary, ``nvprof --csv``."""
+"""Traces of nvprof: ``--csv --print-gpu-trace``, and its summary, as ``--csv`` or as it prints it."""
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from mpdiag.display.wording import counted
 from mpdiag.errors import DamagedTrace
-from mpdiag.tensorcores.events import Event, Kernel
-from mpdiag.tensorcores.readers.formats.tables import microseconds, number, rows
+from mpdiag.tensorcores.events import Event, Kernel, TraceReader
 from mpdiag.tensorcores.readers.kernel_table import named_device
+from mpdiag.tensorcores.readers.tables import lines, microseconds, number, open_text, rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
     from pathlib import Path
 
-    from mpdiag.hardware.devices import DeviceFacts
+_TIME = r"([\d.]+)([mun]?s)"
+PRINTED = re.compile(
+    rf"^(?: *(GPU activities|API calls):)? +[\d.]+% +{_TIME} +(\d+) +(?:[\d.]+[mun]?s +){{3}}(\S.*)$",
+    re.MULTILINE,
+)
+"""A row of the printed summary: its group, if it begins one, time, unit, calls and name."""
 
 
-class NvprofTrace:
-    """A CSV file of nvprof; see ``events.TraceReader``."""
+class NvprofTrace(TraceReader):
+    """A CSV file of nvprof."""
 
     source = "nvprof"
-    tensor_active: float | None = None
 
     def __init__(self, path: Path, delimiter: str = ",") -> None:
-        self._path, self._delimiter = path, delimiter
-        self.devices: dict[int, DeviceFacts] = {}
-        self.problems: list[str] = []
+        super().__init__(path)
+        self._delimiter = delimiter
 
     def __iter__(self) -> Iterator[Event]:
         table = rows(self._path, self._delimiter)
@@ -43,9 +47,7 @@ class NvprofTrace:
                 lost += bool(row)
                 continue
             name = row[name_at]
-            if name.startswith("[CUDA mem") or (
-                "Type" in at and row[at["Type"]] != "GPU activities"
-            ):
+            if name.startswith(_COPY) or ("Type" in at and row[at["Type"]] != "GPU activities"):
                 continue
             duration = microseconds(row[spent], units[spent])
             if duration is None:
@@ -59,6 +61,29 @@ class NvprofTrace:
             yield Kernel(plain, start or 0.0, duration, device, calls=int(calls or 1))
         if lost:
             self.problems.append(f"left out {counted(lost, 'unreadable row')} of the table")
+
+
+class NvprofSummary(TraceReader):
+    """The summary that nvprof prints: the time of each kernel in all."""
+
+    source = "nvprof"
+
+    def __iter__(self) -> Iterator[Event]:
+        on_gpu = True
+        with open_text(self._path) as text:
+            for line in lines(text):
+                row = PRINTED.match(line.rstrip())
+                if row is None:
+                    on_gpu = on_gpu and "API calls:" not in line
+                    continue
+                group, time, unit, calls, name = row.groups()
+                on_gpu = group == "GPU activities" if group else on_gpu
+                spent = microseconds(time, unit)
+                if on_gpu and spent is not None and not name.startswith(_COPY):
+                    yield Kernel(name, 0.0, spent, calls=int(calls))
+
+
+_COPY = "[CUDA mem"
 
 
 def is_header(row: Sequence[str]) -> bool:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import gzip
 import re
-import sqlite3
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -16,19 +15,13 @@ from typing import TYPE_CHECKING, cast
 from mpdiag.errors import DamagedTrace, InputError
 from mpdiag.files.recognition import named_instead, run_instead
 from mpdiag.tensorcores.readers import kernel_table, ncu, nvprof
-from mpdiag.tensorcores.readers.foreign import what_it_is
-from mpdiag.tensorcores.readers.formats.sqlite_file import opened, tables_of
-from mpdiag.tensorcores.readers.formats.tables import DELIMITERS, GZIP, encoding, parsed
 from mpdiag.tensorcores.readers.kernel_table import KernelTableTrace
 from mpdiag.tensorcores.readers.ncu import NcuTrace
-from mpdiag.tensorcores.readers.ncu_text import HEADING, NcuTextTrace
 from mpdiag.tensorcores.readers.nsys import NsysTrace
-from mpdiag.tensorcores.readers.nsys_lines import NsysLinesTrace
-from mpdiag.tensorcores.readers.nvprof import NvprofTrace
-from mpdiag.tensorcores.readers.rocpd import DISPATCH, RocpdTrace
+from mpdiag.tensorcores.readers.nvprof import PRINTED, NvprofSummary, NvprofTrace
 from mpdiag.tensorcores.readers.rocprof_json import ROOT, RocprofJsonTrace
+from mpdiag.tensorcores.readers.tables import DELIMITERS, GZIP, encoding, parsed
 from mpdiag.tensorcores.readers.torch_trace import TorchTrace
-from mpdiag.tensorcores.readers.xplane import XplaneTrace, is_xspace
 
 if TYPE_CHECKING:
     import os
@@ -49,12 +42,11 @@ SEARCHED = 1 << 25
 """Bytes within which the events of a JSON document must begin."""
 _SQLITE = b"SQLite format 3\0"
 _EVENTS = re.compile(rb'"traceEvents"\s*:\s*\[')
-_NSYS_LINES = re.compile(rb'"(?:CudaEvent|TraceProcessEvent)"\s*:')
-_PROGRAMS = "torch.profiler, JAX, nsys, ncu, nvprof, rocprofv3 or rocprof"
+_PROGRAMS = "torch.profiler, nsys, ncu, nvprof or rocprofv3"
 
 
 def read(path: str | os.PathLike[str]) -> TraceReader:
-    """Open a trace of torch.profiler, JAX, nsys, ncu, nvprof, rocprofv3 or rocprof.
+    """Open a trace of torch.profiler, nsys, ncu, nvprof or rocprofv3.
 
     Raises:
         InputError: If there is no such file.
@@ -75,13 +67,13 @@ def read(path: str | os.PathLike[str]) -> TraceReader:
         raw = cast("BufferedReader", gzip.GzipFile(fileobj=file)) if packed else file
         head = _portion(raw, HEAD)
         if head.startswith(_SQLITE) and not packed:
-            return _database(place)
+            return NsysTrace(place)
         other = named_instead(place, "trace")
         if other is not None and place.suffix != ".py":
             raise DamagedTrace(other)
         reader = _by_content(place, head, raw)
     if reader is None:
-        message = f"{place} {what_it_is(place, head, packed=packed)}"
+        message = f"{place} {_what_it_is(place, head, packed=packed)}"
         raise DamagedTrace(message)
     return reader
 
@@ -99,42 +91,28 @@ def _portion(file: BufferedReader, size: int) -> bytes:
     return b"".join(pieces)
 
 
-def _database(place: Path) -> TraceReader:
-    try:
-        with opened(place) as base:
-            if any(table.startswith(DISPATCH) for table in tables_of(base)):
-                return RocpdTrace(place)
-    except (sqlite3.Error, UnicodeError):
-        pass  # its reader says what is wrong
-    return NsysTrace(place)
-
-
 def _by_content(place: Path, head: bytes, rest: BufferedReader) -> TraceReader | None:
     text = head.removeprefix(b"\xef\xbb\xbf").lstrip()
     if text[:1] in (b"{", b"["):
         found = _json(place, text, rest)
         if found is not None or text[:1] == b"{":
             return found
-    if is_xspace(head) or (head and place.name.endswith((".xplane.pb", ".xplane.pb.gz"))):
-        return XplaneTrace(place)
     head += _portion(rest, TABLE - len(head))
     return _table(place, head.decode(encoding(head), "replace"))
 
 
 def _json(place: Path, text: bytes, rest: BufferedReader) -> TraceReader | None:
+    if any(pattern.search(text) for pattern, _ in _OTHER_JSON):
+        return None
     if f'"{ROOT}"'.encode() in text:
         return RocprofJsonTrace(place)
     if _EVENTS.search(text) or (text.startswith(b"[") and b'"ph"' in text):
         return TorchTrace(place)
-    if _NSYS_LINES.search(text):
-        return NsysLinesTrace(place)
     searched = len(text)
     while searched < SEARCHED and (more := _portion(rest, TABLE)):
         text = text[-64:] + more
         if _EVENTS.search(text):
             return TorchTrace(place)
-        if _NSYS_LINES.search(text):
-            return NsysLinesTrace(place)
         searched += len(more)
     return None
 
@@ -149,9 +127,9 @@ def _table(place: Path, text: str) -> TraceReader | None:
                 return KernelTableTrace(place, at.source, delimiter)
             if nvprof.is_header(row):
                 return NvprofTrace(place, delimiter)
-    if HEADING.search(text):
-        return NcuTextTrace(place)
-    return NcuTrace(place) if "==PROF==" in text else None
+    if PRINTED.search(text):
+        return NvprofSummary(place)
+    return NcuTrace(place) if "==PROF==" in text and not _NCU_PRINTED.search(text) else None
 
 
 def _headers(text: str) -> Iterator[str]:
@@ -162,3 +140,114 @@ def _headers(text: str) -> Iterator[str]:
         if len(line) < LONGEST_HEADER and ("ame" in line or "peration" in line)
     )
     yield from islice(likely, CANDIDATES)
+
+
+# -- what is not read ------------------------------------------------------------------------------
+
+
+_STACKS = re.compile(rb"\A(?:[^;\r\n]+(?:;[^;\r\n]+)+ \d+\r?\n){2}")
+_CHROME = "write the trace with export_chrome_trace"
+_NSYS = "use nsys stats --report cuda_gpu_kern_sum --format csv, or nsys export --type sqlite"
+_ROCPROF = "give its kernel_trace.csv (rocprofv3 --kernel-trace --output-format csv)"
+_ROCPROFV3 = "record with rocprofv3 --kernel-trace --output-format csv"
+_NCU_PRINTED = re.compile(r"Context \d+, Stream \d+")
+_XLA = (
+    "is a profile of JAX or TensorFlow, which is not read: record the program with nsys profile "
+    "--trace=cuda, then nsys export --type sqlite"
+)
+_FILES: tuple[tuple[tuple[bytes, ...], tuple[str, ...], str], ...] = (
+    (
+        (b"NVIDIA Nsight",),
+        (".nsys-rep", ".qdrep"),
+        "is an nsys report: convert it with nsys export --type sqlite",
+    ),
+    ((b"NVR\0",), (".ncu-rep",), "is an ncu report: convert it with ncu --import FILE --csv"),
+    (
+        (
+            b"PK\3\4",
+            b"\x28\xb5\x2f\xfd",
+            b"\xfd7zXZ\0",
+            b"BZh",
+            b"7z\xbc\xaf",
+            b"SQLite format 3\0",
+        ),
+        (),
+        "is compressed: unpack it first (only gzip is read directly)",
+    ),
+    ((), (".xplane.pb", ".xplane.pb.gz"), _XLA),
+    (
+        (),
+        (".pftrace", ".perfetto-trace"),
+        "is a trace for Perfetto: record with rocprofv3 --output-format json",
+    ),
+)
+"""How a file begins, how its name ends, and what it then is; a database here is one in gzip."""
+_OTHER_JSON = (
+    (re.compile(rb'"name"\s*:\s*"/device:(?:GPU|TPU):\d'), _XLA),
+    (
+        re.compile(rb'"name"\s*:\s*"GPU\d+"'),
+        f"is a trace of rocprof, which is not read: {_ROCPROFV3}",
+    ),
+    (
+        re.compile(rb'"(?:CudaEvent|TraceProcessEvent)"\s*:'),
+        "is an nsys export in JSON lines, which is not read: use nsys export --type sqlite",
+    ),
+)
+"""What is in JSON of other programs, and what it then is."""
+_TEXTS = (
+    *_OTHER_JSON,
+    (re.compile(rb"\A\n[^\n]{0,400}/(?:device:|host:CPU)"), _XLA),
+    (
+        re.compile(rb"kernel_?name[^\n]*gpu[-_]id|gpu[-_]id[^\n]*kernel_?name", re.IGNORECASE),
+        f"is a table of rocprof or rocprofiler-compute, which is not read: {_ROCPROFV3}",
+    ),
+    (
+        re.compile(_NCU_PRINTED.pattern.encode()),
+        "is what ncu prints, which is not read: use ncu --import FILE --csv, or record with ncu --csv",
+    ),
+    (
+        re.compile(rb"Self C(?:PU|UDA) %"),
+        f"is a table printed by key_averages(), which has no single kernels: {_CHROME}",
+    ),
+    (_STACKS, f"is the output of export_stacks, which has no kernels: {_CHROME}"),
+    (re.compile(rb"Num Calls"), f"is a summary of API calls by nsys stats: {_NSYS}"),
+    (re.compile(rb"Total Time \(ns\)"), f"is a summary by nsys stats: {_NSYS}"),
+    (re.compile(rb'"?Domain"?,"?Function"?'), f"is a trace of API calls by rocprof: {_ROCPROF}"),
+    (re.compile(rb'"?Kind"?,"?Direction"?'), f"is a trace of copies by rocprofv3: {_ROCPROF}"),
+    (re.compile(rb'"Agent_Type"'), f"is a list of devices by rocprofv3: {_ROCPROF}"),
+    (
+        re.compile(rb'"?Invocations"?,"?Metric Name"?'),
+        "is a table of nvprof's metrics, which has no times: record with nvprof --csv",
+    ),
+    (
+        re.compile(rb'"?Address"?,"?Source"?'),
+        "is the source page of ncu: export the raw page with ncu --import FILE --page raw --csv",
+    ),
+)
+"""What is in a text, and what the text then is; the first that fits."""
+
+
+def _what_it_is(place: Path, head: bytes, *, packed: bool = False) -> str:
+    """The end of a sentence that begins with the file's path.
+
+    Args:
+        place: The file.
+        head: Its beginning, unpacked.
+        packed: Whether it is a gzip file.
+    """
+    if not head.strip():
+        return "is damaged: it cannot be unpacked" if packed else "is empty: record it again"
+    for beginnings, endings, words in _FILES:
+        if head.startswith(beginnings) or place.name.endswith(endings):
+            return words
+    if place.suffix == ".py":
+        return f"is a script: to run and measure it, use mpdiag profile -- {place}"
+    for pattern, words in _TEXTS:
+        if pattern.search(head):
+            return words
+    if head.lstrip(b"\xef\xbb\xbf \t\r\n")[:1] in (b"{", b"["):
+        return (
+            "is JSON but no trace: name the file that export_chrome_trace wrote, or that of "
+            "rocprofv3 --output-format json"
+        )
+    return f"is not a trace of {_PROGRAMS}"

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from mpdiag.display.wording import counted
 from mpdiag.errors import DamagedTrace
 from mpdiag.hardware.devices import DeviceFacts
-from mpdiag.tensorcores.events import Event, Kernel
-from mpdiag.tensorcores.readers.formats.json_stream import Damaged, JsonStream
-from mpdiag.tensorcores.readers.formats.tables import open_text
+from mpdiag.tensorcores.events import Event, Kernel, TraceReader
+from mpdiag.tensorcores.readers.json_stream import Damaged, JsonStream
+from mpdiag.tensorcores.readers.tables import open_text
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -48,16 +48,13 @@ class _Process:
     measured: dict[tuple[Any, Any], _KernelSum] = field(default_factory=dict)
 
 
-class RocprofJsonTrace:
-    """A JSON file of rocprofv3; see ``events.TraceReader``."""
+class RocprofJsonTrace(TraceReader):
+    """A JSON file of rocprofv3."""
 
     source = "rocprofv3"
-    tensor_active: float | None = None
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self.devices: dict[int, DeviceFacts] = {}
-        self.problems: list[str] = []
+        super().__init__(path)
         self._indices: dict[Any, int] = {}
         self._damaged = 0
 

@@ -1,7 +1,5 @@
 """Traces of torch.profiler: Chrome's JSON, plain or compressed, of every version since 2021.
 
-JAX and TensorFlow write the same format (``trace.json.gz``) with other words; see ``xla_runs``.
-
 The file is read in one pass, event by event. Of the top level only ``deviceProperties``,
 ``distributedInfo`` and ``generated`` (a note that a trace was not measured) are read: the rest may
 hold a dump of the environment, which is never kept and never shown.
@@ -28,10 +26,10 @@ from mpdiag.tensorcores.events import (
     Kernel,
     Launch,
     ModuleSpan,
+    TraceReader,
     host_span_kind,
 )
-from mpdiag.tensorcores.readers.formats.json_stream import Damaged, JsonStream
-from mpdiag.tensorcores.readers.xla_runs import XlaLines
+from mpdiag.tensorcores.readers.json_stream import Damaged, JsonStream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -60,23 +58,16 @@ _SKIPPED = re.compile(
 )
 
 
-class TorchTrace:
-    """A trace of torch.profiler; see ``events.TraceReader``."""
+class TorchTrace(TraceReader):
+    """A trace of torch.profiler."""
 
-    source: str = "torch.profiler"
-    tensor_active: float | None = None
-    rank: int | None = None
-    world_size: int | None = None
-    generated: str = ""
+    source = "torch.profiler"
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self.devices: dict[int, DeviceFacts] = {}
-        self.problems: list[str] = []
+        super().__init__(path)
         self._damaged = 0
         self._seen = 0
         self._kept = False
-        self._xla = XlaLines()
 
     def __iter__(self) -> Iterator[Event]:
         with self._path.open("rb") as file:
@@ -165,24 +156,20 @@ class TorchTrace:
             elif self._kept and type(raw) is dict and "cat" in raw:  # the usual case
                 self._damaged += _lost(raw)
             else:
-                yield from self._other(raw)
+                self._pass_over(raw)
 
-    def _other(self, raw: Any) -> Iterator[Event]:
-        """What is no event of torch.profiler that is kept."""
+    def _pass_over(self, raw: Any) -> None:
+        """Note what an event that is not kept says of the trace: damage, or torch.profiler's own."""
         if _lost(raw):
             self._damaged += 1
-        elif "cat" not in raw:
-            yield from self._xla.take(raw, _time(raw.get("ts")), _time(raw.get("dur", 0)))
-            if self._xla.found:
-                self.source, self._kept = "xla", True
-        elif isinstance(raw["cat"], str) and _OURS.match(raw["cat"]):
+        elif isinstance(raw.get("cat"), str) and _OURS.match(raw["cat"]):
             self._kept = True
         if not self._kept and self._seen > MANY:
             raise DamagedTrace(self._no_trace())
 
     def _no_trace(self) -> str:
         return (
-            f"{self._path} holds no events of torch.profiler or JAX: name the file that "
+            f"{self._path} holds no events of torch.profiler: name the file that "
             "export_chrome_trace wrote"
         )
 

@@ -17,7 +17,6 @@ from mpdiag.tensorcores.events import (
     Kernel,
     Launch,
     ModuleSpan,
-    Placement,
     host_span_kind,
 )
 from mpdiag.tensorcores.storage.disk_buffer import DiskBuffer
@@ -99,8 +98,7 @@ class Collected:
         frames: Spans of operations and modules on the host: thread, start, the negative of the end (so
             that outer spans sort before inner ones), number of signature or module, kind, sequence
             number.
-        launches: Correlation, moment, thread, whether a CUDA graph was launched, whether the moment is
-            that of the launch: that of a ``Placement`` is not.
+        launches: Correlation, moment, thread, whether a CUDA graph was launched.
         work: Kernels and copies that ran once: correlation (or ``UNLINKED``), start, duration, name,
             place, whether in a CUDA graph.
         sums: Kernels of which only the sum of several runs, or a measured run, is known, by name.
@@ -115,7 +113,7 @@ class Collected:
         self.threads, self.places = Numbers(), Numbers()
         self.names.new(None, "")
         self.frames = DiskBuffer("<iddiiq")
-        self.launches = DiskBuffer("<qdi??")
+        self.launches = DiskBuffer("<qdi?")
         self.work = DiskBuffer("<qddii?")
         self.sums: dict[str, KernelSum] = {}
         self.spans: list[HostSpan] = []
@@ -137,7 +135,6 @@ class Collected:
             Kernel: self._take_kernel,
             Copy: self._take_copy,
             Launch: self._take_launch,
-            Placement: self._take_placement,
             ModuleSpan: self._take_module,
             HostSpan: self._take_span,
         }
@@ -149,14 +146,14 @@ class Collected:
         for buffer in (self.frames, self.launches, self.work):
             buffer.close()
 
-    def launches_of(self, wanted: set[int]) -> dict[int, tuple[float, int, bool, bool]]:
+    def launches_of(self, wanted: set[int]) -> dict[int, tuple[float, int, bool]]:
         """What ``launches`` holds, by correlation, where it is known."""
         wanted = wanted - {UNLINKED}
         if not wanted:
             return {}
         return {
-            correlation: (start, thread, graph, launched)
-            for correlation, start, thread, graph, launched in self.launches.overlapping(
+            correlation: (start, thread, graph)
+            for correlation, start, thread, graph in self.launches.overlapping(
                 min(wanted), max(wanted)
             )
             if correlation in wanted
@@ -190,11 +187,7 @@ class Collected:
 
     def _take_launch(self, launch: Launch) -> None:
         number, start, thread, of_graph = launch
-        self.launches.add(number, number, number, start, self.threads.of(thread), of_graph, True)
-
-    def _take_placement(self, placement: Placement) -> None:
-        number, start, thread = placement
-        self.launches.add(number, number, number, start, self.threads.of(thread), False, False)
+        self.launches.add(number, number, number, start, self.threads.of(thread), of_graph)
 
     def _take_span(self, span: HostSpan) -> None:
         if len(self.spans) < MOST_SPANS:

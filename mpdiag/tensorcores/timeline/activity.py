@@ -56,7 +56,7 @@ def activities(trace: Collected, device: int | str | None) -> Iterator[Activity]
             for correlation, start, spent, name, place, _ in portion:
                 if place in here:
                     launch = launches.get(correlation)
-                    at = launch[0] if launch is not None and launch[3] else math.nan
+                    at = math.nan if launch is None else launch[0]
                     joined.add(start, start, start, start + spent, at, name, place)
         for start, end, at, name, place in joined.in_order():
             yield Activity(start, end, at, places[place][1], kinds[name], names[name])

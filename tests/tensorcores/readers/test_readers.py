@@ -13,9 +13,9 @@ from tensorcores.traces import A100, ADD, FALLBACK, SGEMM, TENSOR, kernel, op, s
 
 from mpdiag.errors import DamagedTrace, InputError
 from mpdiag.tensorcores.events import HostOperation, Kernel, Launch, ModuleSpan
-from mpdiag.tensorcores.readers.formats import json_stream
-from mpdiag.tensorcores.readers.formats.tables import microseconds, number
+from mpdiag.tensorcores.readers import json_stream
 from mpdiag.tensorcores.readers.recognition import read
+from mpdiag.tensorcores.readers.tables import microseconds, number
 
 
 def kernels(path):
@@ -310,6 +310,24 @@ def test_nvprof_summary(tmp_path):
     assert (only.name, only.duration_us, only.calls) == ("volta_sgemm_128x64_nn", 1250, 50)
 
 
+@pytest.mark.parametrize("group", [" GPU activities:", "                "])
+def test_the_summary_that_nvprof_prints(tmp_path, group):
+    """With and without the column of types: the latter up to nvprof 8."""
+    path = tmp_path / "nvprof.txt"
+    path.write_text(
+        f"==42== Profiling result:\n            Type  Time(%)      Time     Calls       Avg  Name\n"
+        f"{group}   80.00%  1.25000s        50  25.000ms  20.000ms  30.000ms  volta_h884gemm_nn\n"
+        "                   20.00%  500.00us        10  50.000us  49.000us  51.100us  [CUDA memset]\n"
+        "==42== API calls:\n"
+        "      API calls:   90.00%  2.00000s       100  20.000ms  1.0000us  1.90000s  cudaMalloc\n"
+        "                   10.00%  1.00000s       100  20.000ms  1.0000us  1.90000s  cudaFree\n",
+        encoding="utf-8",
+    )
+    trace, (only,) = kernels(path)
+    assert (trace.source, only.name) == ("nvprof", "volta_h884gemm_nn")
+    assert (only.duration_us, only.calls) == (1.25e6, 50)
+
+
 @pytest.mark.parametrize(
     ("text", "value"),
     [
@@ -327,25 +345,6 @@ def test_units():
     assert microseconds("1.5", "msecond") == 1500
     assert microseconds("1.5", "fortnight") is None
     assert microseconds("-1", "us") is None
-
-
-@pytest.mark.parametrize(
-    ("name", "head", "words"),
-    [
-        ("a.zip", b"PK\3\4rest", "is compressed: unpack it first"),
-        ("a.json.zst", b"\x28\xb5\x2f\xfdrest", "is compressed"),
-        ("a.nsys-rep", b"\0\1\2", "nsys export --type sqlite"),
-        ("a.ncu-rep", b"NVR\0rest", "ncu --import FILE --csv"),
-        ("a.csv", b"Time (%),Total Time (ns),Count,Operation\n", "is a summary by nsys stats"),
-        ("train.py", b"import torch\n", "mpdiag profile -- "),
-        ("a.txt", b"hello\n", "is not a trace of"),
-    ],
-)
-def test_what_is_not_a_trace_is_named(tmp_path, name, head, words):
-    (tmp_path / name).write_bytes(head)
-    with pytest.raises(DamagedTrace) as told:
-        read(tmp_path / name)
-    assert words in str(told.value)
 
 
 def test_a_folder_is_no_trace(tmp_path):

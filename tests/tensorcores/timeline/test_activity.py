@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sqlite3
 
 from mpdiag.tensorcores.events import Copy, HostSpan
@@ -49,28 +48,3 @@ def test_copies_and_waits_of_nsys(tmp_path):
     (gap,) = found.longest
     assert (gap.cause, gap.host, gap.start_us) == ("wait", "cudaStreamSynchronize", 15.0)
     assert "copies alone 25.6 %" in " ".join(profile_trace(path).to_json()["summary"])
-
-
-def test_a_trace_that_tells_no_launch_blames_no_host(tmp_path):
-    """XLA names a kernel's operation, whose moment is the kernel's own start and not its launch."""
-    said = {"hlo_op": "dot.1", "tf_op": "jit(step)/jit(main)/dot"}
-    events = [
-        {"ph": "M", "name": "process_name", "pid": 1, "args": {"name": "/device:GPU:0"}},
-        *(
-            {
-                "ph": "X",
-                "name": "volta_sgemm_64x64_tn",
-                "pid": 1,
-                "tid": 14,
-                "ts": 30 * i,
-                "dur": 10,
-            }
-            | {"args": said}
-            for i in range(3)
-        ),
-    ]
-    path = tmp_path / "host.trace.json"
-    path.write_text(json.dumps({"displayTimeUnit": "ns", "traceEvents": events}))
-    found = profile_trace(path)
-    assert {gap.cause for gap in found.timeline.longest} == {"unknown"}
-    assert found.linked_fraction == 1.0  # the operation is linked all the same

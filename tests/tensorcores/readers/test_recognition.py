@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import gzip
+import sqlite3
 import time
 
 import pytest
@@ -18,6 +20,14 @@ AVERAGES = """-------  ------------  ------------
 aten::mm        10.0%          90.0%
 """
 STACKS = "train.py(10): <module>;train.py(5): step;aten_mm 120\ntrain.py(10): <module>;aten_add 3\n"
+
+JAX = """{"traceEvents": [{}, {"ph": "M", "name": "process_name", "args": {"name": "/device:GPU:0"}},
+{"ph": "X", "name": "gemm_fusion_dot_1", "pid": 1, "tid": 20, "ts": 5.5, "dur": 60}]}
+"""
+NCU_PRINTED = """==PROF== Connected to process 1322765 (/tmp/wmma)
+  void mma<16>(const __half *, float *) (1, 1, 1)x(32, 1, 1), Context 1, Stream 7, Device 0, CC 12.0
+    gpu__time_duration.sum                     us         3.52
+"""
 
 
 @pytest.mark.parametrize(
@@ -35,6 +45,13 @@ STACKS = "train.py(10): <module>;train.py(5): step;aten_mm 120\ntrain.py(10): <m
         ('"Device","Kernel","Invocations","Metric Name","Min"\n"V100","k",1,"x",0\n', "no times"),
         ('[{"Time (%)": 9, "Total Time (ns)": 9, "Name": "k"}]', "--format csv"),
         ('"#","Address","Source","Live Registers"\n1,0,"MOV",5\n', "source page of ncu"),
+        (JAX, "JAX or TensorFlow.*nsys export --type sqlite"),
+        ('{"traceEvents": [{"ph": "M", "args": {"name": "GPU0"}}]}', "rocprof, .*rocprofv3"),
+        ('{"data": ["", "gemm"]}\n{"CudaEvent": {"startNs": "1"}}\n', "JSON lines.*sqlite"),
+        (NCU_PRINTED, "what ncu prints.*ncu --import FILE --csv"),
+        ('"Index","KernelName","gpu-id","BeginNs","EndNs"\n0,"k",0,1,2\n', "rocprofv3"),
+        ("Dispatch_ID,GPU_ID,Kernel_Name,Start_Timestamp,End_Timestamp\n1,0,k,1,2\n", "rocprofv3"),
+        ("Dispatch_ID,Kernel_Name,GPU_ID,SQ_INSTS_MFMA\n0,attn_fwd,4,5\n", "rocprofiler-compute"),
         ('{"nbformat": 4, "cells": []}', "is JSON but no trace"),
         ("[1, 2, 3]", "is JSON but no trace"),
         ("name,age\nann,7\n", "is not a trace of"),
@@ -48,6 +65,35 @@ def test_what_is_said(tmp_path, text, words):
         with pytest.raises(DamagedTrace, match=words) as told:
             list(read(path))
         assert "\n" not in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "head", "words"),
+    [
+        ("a.zip", b"PK\3\4rest", "is compressed: unpack it first"),
+        ("a.json.zst", b"\x28\xb5\x2f\xfdrest", "is compressed"),
+        ("a.nsys-rep", b"\0\1\2", "nsys export --type sqlite"),
+        ("a.ncu-rep", b"NVR\0rest", "ncu --import FILE --csv"),
+        ("a.xplane.pb", b"\x0a\x03abc", "nsys profile --trace=cuda"),
+        ("a", b"\x0a\x15\x08\x07\x12\x0d/device:GPU:0", "nsys profile --trace=cuda"),
+        ("a.csv", b"Time (%),Total Time (ns),Count,Operation\n", "is a summary by nsys stats"),
+        ("train.py", b"import torch\n", "mpdiag profile -- "),
+        ("a.txt", b"hello\n", "is not a trace of"),
+    ],
+)
+def test_what_is_not_a_trace_is_named(tmp_path, name, head, words):
+    (tmp_path / name).write_bytes(head)
+    with pytest.raises(DamagedTrace) as told:
+        read(tmp_path / name)
+    assert words in str(told.value)
+
+
+def test_a_database_of_rocprofv3_is_named(tmp_path):
+    path = tmp_path / "out.db"
+    with contextlib.closing(sqlite3.connect(path)) as base:
+        base.execute("CREATE TABLE `rocpd_kernel_dispatch_1a` (id INTEGER)")
+    with pytest.raises(DamagedTrace, match="rocprofv3 --kernel-trace --output-format csv"):
+        list(read(path))
 
 
 OBJECTS = b'{"name": "x", "values": [1, 2, 3]}, '

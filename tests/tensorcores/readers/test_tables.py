@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mpdiag.tensorcores.readers.formats import tables
+from mpdiag.tensorcores.readers import tables
 
 
 def test_a_line_as_long_as_the_disk_is_passed_over(tmp_path, monkeypatch):

@@ -1,1 +1,0 @@
-"""Formats that traces are written in, of any content: JSON, CSV, SQLite, Protocol Buffers."""
