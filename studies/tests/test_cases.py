@@ -294,14 +294,14 @@ def test_the_documentations_scores_are_those_of_the_results(root, half):
     assert not results["left"]
     assert not results["by_an_older_rule"]
     table = score.docs_table(results)
-    assert table in (root / "docs" / "reliability.md").read_text("utf-8")
+    assert table in (root / "studies" / "cases" / "README.md").read_text("utf-8")
     assert table + "\n" == (score.RESULTS / f"cases-{half}.md").read_text("utf-8")
 
 
 def test_the_documentations_scores_of_the_unseen_half_are_those_of_the_results(root):
     from cases import score
 
-    text = (root / "docs" / "reliability.md").read_text("utf-8")
+    text = (root / "studies" / "cases" / "README.md").read_text("utf-8")
     before, now = (
         score.docs_table(json.loads((score.RESULTS / f"cases-{name}.json").read_text("utf-8")))
         for name in ("unseen_2-before", "unseen_2")
@@ -317,4 +317,4 @@ def test_the_documentations_scores_of_the_unseen_half_are_those_of_the_results(r
 def test_the_documentations_formats_are_those_of_the_results(root):
     from cases import formats
 
-    assert formats.docs_table() in (root / "docs" / "reliability.md").read_text("utf-8")
+    assert formats.docs_table() in (root / "studies" / "cases" / "README.md").read_text("utf-8")

@@ -45,7 +45,7 @@ OF_START = 0.02
 """The same beside the loss at the start.
 
 Trainings in FP16, each against its FP32 twin (``studies/cases``, all open sets): see
-docs/reliability.md. Between a hundredth and a twentieth all answer alike.
+studies/cases/README.md. Between a hundredth and a twentieth all answer alike.
 """
 TOGETHER = 0.1
 """The change of the gradients, as a share of them, times that of the loss, as a share of its start."""

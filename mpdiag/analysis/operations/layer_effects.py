@@ -36,7 +36,7 @@ OF_END = 0.25
 """Change of the loss, beside the loss at the end of the training, from which a format is too coarse.
 
 For FP8 by itself, for 16 bits where gradients and steps feel it, too. Set by the open sets: see
-docs/reliability.md.
+studies/cases/README.md.
 """
 _DEPTH = 6
 """Operations without an effect of their own that are looked through, one after another."""
