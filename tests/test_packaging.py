@@ -73,9 +73,9 @@ def test_nothing_but_the_package_at_the_top(contents):
     assert tops == {"mpdiag", f"mpdiag-{__version__}.dist-info"}
 
 
-def test_every_module_is_in_it(contents, root):
-    expected = {str(p.relative_to(root)) for p in (root / "mpdiag").rglob("*.py")}
-    assert {name for name in contents if name.endswith(".py")} >= expected
+def test_every_module_and_every_table_is_in_it(contents, root):
+    files = [p for kind in ("py", "tsv", "txt") for p in (root / "mpdiag").rglob(f"*.{kind}")]
+    assert contents >= {str(p.relative_to(root)) for p in files}
     assert not [name for name in contents if "__pycache__" in name]
 
 

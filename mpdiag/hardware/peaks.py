@@ -1,26 +1,124 @@
-"""Peak rates of a GPU by its name; the most that any can do where only its kind is known.
+"""Peak rates and memory bandwidth of a GPU by its name, or bounds where only its kind is known.
 
 Unknown devices get no rates, never a guess. A bound is no guess: nothing of a compute capability
 multiplies faster on its ordinary cores than the fastest device of it, and that is enough to prove
 from a kernel's rate that it ran on Tensor Cores.
 
-``processors`` and ``clock_mhz`` of the tables serve as a check: a rate is processors × clock ×
-operations per clock, and a test verifies that for every row.
+Rates are dense (no structured sparsity), in 10^12 operations a second at the boost clock of the
+source, and accumulate in FP32, as PyTorch does. They stand in ``peaks.tsv``, each device with its
+source; ``processors`` and ``clock_mhz`` serve as a check: a rate is processors × clock × operations
+per clock, and a test verifies that for every row.
 """
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 from mpdiag.hardware.alignment import generation, is_amd
-from mpdiag.hardware.amd_rates import AMD
-from mpdiag.hardware.nvidia_rates import NVIDIA
-from mpdiag.hardware.rates import Peaks
+from mpdiag.hardware.tables import read_table
 
-__all__ = ["Peaks", "has_tensor_cores", "peaks_at_most", "peaks_of"]
+if TYPE_CHECKING:
+    from collections.abc import Mapping
 
-_TABLE = NVIDIA + AMD
 _DTYPES = ("fp64", "fp32", "fp16", "bf16", "int8")
+_TABLE = Path(__file__).with_name("peaks.tsv")
+_VECTOR_RATIO = {"fp64": 1, "fp32": 1, "tf32": 1}
+_MOST = 4
+"""The most that ordinary cores do in a 16-bit or integer dtype, as a multiple of FP32: four on A100
+(FP16), and four with NVIDIA's and AMD's dot products of 8-bit integers (``dp4a``, ``v_dot4``)."""
+
+
+@dataclass(frozen=True)
+class Peaks:
+    """Published peak rates of one device, or the most that any of several can do.
+
+    Attributes:
+        name: Its common name.
+        generation: See ``alignment.generation``.
+        capability: Compute capability, major and minor; AMD's as ROCm reports it.
+        processors: Streaming multiprocessors or compute units.
+        clock_mhz: Boost clock at which the Tensor Core rates are given; None where it is not
+            published.
+        bandwidth: GB/s of device memory.
+        tensor: Tensor Core (AMD: matrix core) TFLOP/s by dtype; a missing dtype is not supported.
+        cuda: TFLOP/s of the ordinary cores by dtype, where published.
+        source: The document with these figures.
+        bound: Whether these are upper bounds over several devices, and no device's own figures.
+    """
+
+    name: str
+    generation: str
+    capability: tuple[int, int]
+    processors: int
+    clock_mhz: int | None
+    bandwidth: float
+    tensor: Mapping[str, float] = field(default_factory=dict)
+    cuda: Mapping[str, float] = field(default_factory=dict)
+    source: str = ""
+    bound: bool = False
+
+    def tensor_rate(self, dtype: str) -> float | None:
+        """Tensor Core FLOP/s for operands of a dtype; None where there is no such instruction."""
+        rate = self.tensor.get(family(dtype))
+        return None if rate is None else rate * 1e12
+
+    def cuda_rate(self, dtype: str) -> float:
+        """The peak FLOP/s of the ordinary cores: anything faster ran on Tensor Cores.
+
+        Where no figure is published for a dtype of 16 or 8 bits, four times FP32, the largest
+        ratio of any generation, so that nothing is proved by mistake.
+        """
+        name = family(dtype)
+        if name in self.cuda:
+            return self.cuda[name] * 1e12
+        return self.cuda["fp32"] * _VECTOR_RATIO.get(name, _MOST) * 1e12
+
+    def ridge(self, dtype: str) -> float | None:
+        """FLOP per byte below which memory limits a Tensor Core kernel; None as for ``tensor_rate``."""
+        rate = self.tensor_rate(dtype)
+        return None if rate is None else rate / (self.bandwidth * 1e9)
+
+
+def family(dtype: str) -> str:
+    """The dtype that the hardware multiplies in: ``fp8_e4m3`` and ``mxfp8`` are ``fp8``."""
+    found = re.match(r"(?:mx|nv)?(fp[468])(?!\d)", dtype)
+    return found.group(1) if found else dtype
+
+
+@cache
+def devices() -> tuple[tuple[str, Peaks], ...]:
+    """Every known device, with a pattern of its name, in the order in which they are tried."""
+    return tuple((row["pattern"], _peaks(row)) for row in read_table(_TABLE))
+
+
+def _peaks(row: Mapping[str, str]) -> Peaks:
+    major, _, minor = row["capability"].partition(".")
+    return Peaks(
+        name=row["name"],
+        generation=row["generation"],
+        capability=(int(major), int(minor)),
+        processors=int(row["processors"]),
+        clock_mhz=int(row["clock_mhz"]) if row["clock_mhz"] else None,
+        bandwidth=_number(row["bandwidth"]),
+        tensor=_rates(row["tensor"]),
+        cuda=_rates(row["cuda"]),
+        source=row["source"],
+    )
+
+
+def _rates(text: str) -> dict[str, float]:
+    """``"tf32=156 fp16=312"`` as a mapping."""
+    pairs = (entry.split("=") for entry in text.split())
+    return {dtype: _number(rate) for dtype, rate in pairs}
+
+
+def _number(text: str) -> float:
+    """As it is written: ``312`` stays a whole number in documents, too."""
+    return float(text) if "." in text else int(text)
 
 
 def peaks_of(name: str, processors: int | None = None) -> Peaks | None:
@@ -35,7 +133,7 @@ def peaks_of(name: str, processors: int | None = None) -> Peaks | None:
     """
     plain = re.sub(r"\b(nvidia|tesla|quadro|geforce|amd|instinct)\b", " ", name.lower())
     plain = " ".join(re.sub(r"[-_/]", " ", plain).split())
-    found = (p for pattern, p in _TABLE if re.fullmatch(pattern, plain))
+    found = (p for pattern, p in devices() if re.fullmatch(pattern, plain))
     return next((p for p in found if _has(p, processors)), None)
 
 
@@ -61,7 +159,7 @@ def peaks_at_most(
     known = peaks_of(name, processors)
     if known is not None or capability is None:
         return known
-    rows = [p for _, p in _TABLE if p.capability == capability]
+    rows = [p for _, p in devices() if p.capability == capability]
     if is_amd(name):
         rows = [p for p in rows if p.generation == "cdna"]
     if not rows:

@@ -323,5 +323,5 @@ def _device_findings(trace: TraceReader, device: DeviceFacts | None) -> Iterator
             "info",
             "unknown-device",
             f"no peak rates are known for {device.name}, so rates and rooflines are left out",
-            "add its figures, with their source, to mpdiag/hardware/peaks.py",
+            "add its figures, with their source, to mpdiag/hardware/peaks.tsv",
         )
