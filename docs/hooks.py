@@ -90,11 +90,9 @@ def _raised(match: re.Match[str]) -> str:
 
 def commands() -> dict[str, Any]:
     """Every command of the program, by name."""
-    import typer
+    from mpdiag.cli import COMMANDS, command
 
-    from mpdiag.cli import app
-
-    return dict(typer.main.get_command(app).commands)
+    return {name: command(name) for name in COMMANDS}
 
 
 def options_table(name: str) -> str:

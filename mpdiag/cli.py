@@ -8,22 +8,44 @@ needs, it imports when it runs, so that ``mpdiag --help`` and shell completion a
 from __future__ import annotations
 
 import os
+import re
 import sys
-from typing import Annotated, Any
+from functools import cache
+from importlib import import_module
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from typer.core import TyperGroup
 
-from mpdiag.commands.shared.command_table import CommandTable
-from mpdiag.commands.shared.failures import asked_for_json, error_document, value_sentence
-from mpdiag.commands.shared.plain_values import read_plainly
+from mpdiag.commands.shared.examples import epilog
+from mpdiag.commands.shared.options import PlainCommand
+from mpdiag.display.wording import did_you_mean
 from mpdiag.errors import ExitCode, MpdiagError
 from mpdiag.version import __version__
 
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+COMMANDS = (
+    "demo", "search", "record", "train", "profile", "analyze", "why", "explain", "replay", "compare",
+    "report", "dashboard", "runs", "doctor", "export", "board",
+)  # fmt: skip
+"""In the order of the help. Each is the function of that name in a module of that name; a module whose
+command needs a class of its own has it as ``COMMAND_CLASS``."""
+RUNS_A_SCRIPT = ("record", "train")
+"""Commands that a script follows, with or without ``--`` before it: its options are not theirs."""
+SCHEMA_VERSION = 1
 INTERRUPTED = 130
 PIPE_CLOSED = 141  # what a shell reports of a program that SIGPIPE ended
-
-
+_CHOICE = re.compile(r"'(.*)' is not one of ('.*')\.?", re.DOTALL)
+_NUMBERS = {
+    "int_parsing": "{input!r} is not a whole number",
+    "int_from_float": "{input!r} is not a whole number",
+    "float_parsing": "{input!r} is not a number",
+    "greater_than_equal": "{input} is too small: the least is {ge}",
+    "less_than_equal": "{input} is too large: the most is {le}",
+}
+"""What typer's library for values finds wrong with a number, by its name for it."""
 _WrongUsage: type[Exception] = typer.BadParameter.__mro__[1]
 """Typer's error for a call that makes no sense, which it does not export."""
 _JSON = "mpdiag.json"
@@ -33,15 +55,11 @@ class _ErrorsAsExitCodes(TyperGroup):
     """The commands, and the one place where errors become exit codes, or JSON if that was asked for."""
 
     def __init__(self, **attributes: Any) -> None:
-        super().__init__(**{**attributes, "commands": CommandTable()})
+        super().__init__(**{**attributes, "commands": dict.fromkeys(COMMANDS)})
 
-    def get_params(self, ctx: Any) -> list[Any]:
-        """The options before a command."""
-        return [read_plainly(parameter) for parameter in super().get_params(ctx)]
-
-    def list_commands(self, ctx: Any) -> list[str]:  # noqa: ARG002 - as typer has it
-        """Their names, in the order of the help."""
-        return list(self.commands)
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:  # noqa: ARG002 - as typer has it
+        """A command by its name; None for a name that none has."""
+        return command(cmd_name) if cmd_name in COMMANDS else None
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse the words before the command, and note whether any word asks for JSON."""
@@ -76,6 +94,56 @@ class _ErrorsAsExitCodes(TyperGroup):
                 _show_error(error, "interrupted", INTERRUPTED)
             raise typer.Exit(INTERRUPTED) from None
         return result
+
+
+@cache
+def command(name: str) -> Any:
+    """The typer command of a name in ``COMMANDS``, whose module is imported now."""
+    module = import_module(f"mpdiag.commands.{name}")
+    alone = typer.Typer(add_completion=False, rich_markup_mode=None, pretty_exceptions_enable=False)
+    settings = {"allow_interspersed_args": False} if name in RUNS_A_SCRIPT else None
+    own = getattr(module, "COMMAND_CLASS", PlainCommand)
+    alone.command(cls=own, context_settings=settings, epilog=epilog(name))(getattr(module, name))
+    return typer.main.get_command(alone)
+
+
+def asked_for_json(words: Sequence[str]) -> bool:
+    """Whether a command line asks for JSON; what follows ``--`` is a script's own."""
+    if "--" in words:
+        return "--json" in words[: words.index("--")]
+    return "--json" in words and words[0] not in RUNS_A_SCRIPT
+
+
+def error_document(kind: str, message: str, code: int) -> dict[str, Any]:
+    """The document of a command that fails under ``--json``.
+
+    Args:
+        kind: The name of the error, as ``mpdiag.errors`` has it.
+        message: The sentence that stderr gets.
+        code: The exit code.
+    """
+    error = {"kind": kind, "message": message, "exit_code": int(code)}
+    return {"schema_version": SCHEMA_VERSION, "error": error}
+
+
+def value_sentence(message: str, found: Sequence[Mapping[str, Any]] = ()) -> str:
+    """What is wrong with the value of an option, without the words of the library that checks it.
+
+    Args:
+        message: As typer has it.
+        found: What pydantic found, where typer asked it.
+    """
+    first = found[0] if found else {}
+    if first.get("type") in _NUMBERS:
+        bounds = first.get("ctx") or {}
+        return _NUMBERS[first["type"]].format(input=first.get("input"), **bounds)
+    message = message.removeprefix("Value error, ")
+    choice = _CHOICE.fullmatch(message)
+    if choice is None:
+        return message
+    names = [name.strip().strip("'") for name in choice[2].split(",")]
+    hint = did_you_mean(choice[1], names)
+    return f"{choice[1]!r} is unknown{hint}: choose one of {', '.join(names)}"
 
 
 def _failure(error: Exception, message: str, code: int, *, as_json: bool) -> typer.Exit:

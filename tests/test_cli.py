@@ -9,15 +9,15 @@ import subprocess
 import sys
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
 import mpdiag.runs.run
-from mpdiag.cli import app
+from mpdiag import cli
+from mpdiag.cli import app, command
 from mpdiag.errors import DamagedRun, ExitCode, NewerSchema, RunExists, RunNotFound, UsageError
 from mpdiag.version import __version__
 
-COMMANDS = typer.main.get_command(app).commands
+COMMANDS = {name: command(name) for name in cli.COMMANDS}
 
 
 def run(*words):

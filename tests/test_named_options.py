@@ -6,11 +6,11 @@ import ast
 import re
 
 import pytest
-import typer
 
-from mpdiag.cli import app
+from mpdiag import cli
+from mpdiag.cli import command
 
-COMMANDS = typer.main.get_command(app).commands
+COMMANDS = {name: command(name) for name in cli.COMMANDS}
 OPTIONS = {
     name: {o for p in c.params for o in (*p.opts, *p.secondary_opts)} | {"--help"}
     for name, c in COMMANDS.items()

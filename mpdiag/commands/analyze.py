@@ -10,12 +10,12 @@ import typer
 from mpdiag.commands.shared.options import (
     JsonOption,
     RunArgument,
+    ScriptWords,
     StrictOption,
     Target,
     exit_on_findings,
     refuse_suffix,
 )
-from mpdiag.commands.shared.scripts import ScriptWords
 from mpdiag.errors import UsageError
 from mpdiag.files.atomic import writing
 

@@ -7,8 +7,12 @@ from typing import Annotated, Any
 
 import typer
 
-from mpdiag.commands.shared.options import JsonOption, StrictOption, exit_on_findings
-from mpdiag.commands.shared.plain_values import PlainCommand
+from mpdiag.commands.shared.options import (
+    JsonOption,
+    PlainCommand,
+    StrictOption,
+    exit_on_findings,
+)
 from mpdiag.errors import UsageError
 
 

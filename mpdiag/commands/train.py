@@ -7,8 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from mpdiag.commands.shared.options import refuse_file
-from mpdiag.commands.shared.scripts import ScriptWords, shortest_path
+from mpdiag.commands.shared.options import ScriptWords, refuse_file, shortest_path
 from mpdiag.files.paths import place
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
-from mpdiag.cli import app
+from mpdiag.cli import app, command
 from mpdiag.display.explanations import codes
 from mpdiag.errors import ExitCode
 
@@ -69,8 +68,6 @@ def test_a_run_is_told_from_a_finding(tmp_path):
 
 
 def test_the_shell_completes_codes():
-    (argument,) = [
-        p for p in typer.main.get_command(app).commands["explain"].params if p.name == "finding"
-    ]
+    (argument,) = [p for p in command("explain").params if p.name == "finding"]
     found = argument.shell_complete(None, "operation-")
     assert {item.value for item in found} == {c for c in codes() if c.startswith("operation-")}

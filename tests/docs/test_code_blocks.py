@@ -10,9 +10,10 @@ import typer
 from pages import PAGES, ROOT, blocks, inline_commands, shell_lines, words
 from typer.testing import CliRunner
 
-from mpdiag.cli import app
+from mpdiag import cli
+from mpdiag.cli import app, command
 
-COMMANDS = typer.main.get_command(app).commands
+COMMANDS = {name: command(name) for name in cli.COMMANDS}
 UsageError = typer.BadParameter.__mro__[1]
 OUTSIDE = {"pip", "torchrun", "cat", ".ci/run"}
 """Programs that the documentation calls and that belong to others."""

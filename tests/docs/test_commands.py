@@ -6,12 +6,12 @@ import importlib.util
 import re
 
 import pytest
-import typer
 from pages import ROOT, text
 
-from mpdiag.cli import app
+from mpdiag import cli
+from mpdiag.cli import command
 
-COMMANDS = typer.main.get_command(app).commands
+COMMANDS = {name: command(name) for name in cli.COMMANDS}
 
 
 @pytest.fixture(scope="module")

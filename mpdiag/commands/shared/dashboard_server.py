@@ -1,4 +1,9 @@
-"""``mpdiag dashboard``: serve the Streamlit app in ``app/``, on this machine only."""
+"""``mpdiag dashboard``: serve the Streamlit app in ``app/``, on this machine only.
+
+The server is Streamlit's own command line, in a process that runs this module. A page's imports take
+longer than its figures. They are loaded while the server starts and while the browser loads Streamlit's
+own scripts, so that the first view does not wait for them.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +12,9 @@ import signal
 import socket
 import subprocess
 import sys
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from importlib import import_module
+from threading import Thread
 from typing import TYPE_CHECKING, Any
 
 from mpdiag.errors import UsageError
@@ -21,8 +28,16 @@ if TYPE_CHECKING:
 
 FOLDER_VARIABLE = "MPDIAG_RUNS"
 """The environment variable that names the app's folder of runs."""
-PROCESS = "mpdiag.commands.shared.dashboard_process"
-"""Streamlit's command line, which loads the pages' imports ahead."""
+PROCESS = "mpdiag.commands.shared.dashboard_server"
+"""The module that the server's process runs."""
+PAGES_NEED = (
+    "pandas",
+    "plotly.graph_objects",
+    "mpdiag.analysis.analyzer",
+    "mpdiag.reports.registry",
+    "mpdiag.reports.contents",
+)
+"""What takes long to import; each page imports the rest itself."""
 
 
 def serve(folder: Path | None, port: int, *, browser: bool = True) -> int:
@@ -132,3 +147,24 @@ def server_command(port: int, *, browser: bool) -> list[str]:
     }
     words = [f"--{name}={str(value).lower()}" for name, value in options.items()]
     return [sys.executable, "-m", PROCESS, "run", str(app_folder() / "served.py"), *words]
+
+
+def load_ahead() -> None:
+    """Import what the pages need; what cannot be imported is left to the page, which says so."""
+    for name in PAGES_NEED:
+        with suppress(Exception):
+            import_module(name)
+
+
+def main() -> None:
+    """Serve as ``python -m streamlit`` does; Ctrl-C is the way to end it, and no failure."""
+    from click.exceptions import Abort
+    from streamlit.web.cli import main as streamlit
+
+    Thread(target=load_ahead, name="load ahead", daemon=True).start()
+    with suppress(Abort):
+        streamlit(prog_name="streamlit", standalone_mode=False)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,10 +1,13 @@
-"""Arguments and options that several commands share, and the exit code of ``--strict``."""
+"""Arguments and options that several commands share, how help shows them, and ``--strict``."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+from typer.core import TyperCommand
 
 from mpdiag.errors import ExitCode, UsageError
 from mpdiag.files.paths import AnyPath, is_remote, place
@@ -12,7 +15,6 @@ from mpdiag.numerics.formats import TARGETS
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
-    from pathlib import Path
 
 RunArgument = Annotated[
     AnyPath, typer.Argument(metavar="RUN", parser=place, help="The run's folder, or its URL.")
@@ -26,6 +28,33 @@ if TYPE_CHECKING:
 else:  # the choices are the registry's
     Target = Literal[tuple(fmt.name for fmt in TARGETS)]
 Board = Literal["tensorboard", "wandb"]
+ScriptWords = Annotated[
+    list[str] | None,
+    typer.Argument(metavar="-- SCRIPT ARGS…", help="What you would type after `python`."),
+]
+
+
+class PlainCommand(TyperCommand):
+    """A command whose help shows arguments as declared: ``RUN``, ``[LAYER]``, no ``<Path>`` behind."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Its options and arguments, ``--help`` among them."""
+        parameters: list[Any] = super().get_params(ctx)
+        for parameter in parameters:
+            if parameter.param_type_name == "argument" and parameter.metavar:
+                parameter.display_type_rich = _no_type
+                parameter.get_usage_pieces = partial(_usage, parameter)
+        return parameters
+
+
+def _no_type(ctx: Any) -> str:  # noqa: ARG001 - as typer calls it
+    return ""
+
+
+def _usage(parameter: Any, ctx: Any) -> list[str]:  # noqa: ARG001 - as typer calls it
+    name = parameter.metavar if parameter.required else f"[{parameter.metavar}]"
+    open_end = parameter.nargs != 1 and "…" not in name
+    return [f"{name}..." if open_end else name]
 
 
 def refuse_suffix(output: Path, what: str, known: tuple[str, ...]) -> None:
@@ -69,3 +98,11 @@ def exit_on_findings(strict: bool, severities: Iterable[str]) -> None:
     """With ``--strict``, exit with 1 if any finding is a warning or an error."""
     if strict and any(severity != "info" for severity in severities):
         raise typer.Exit(ExitCode.FINDINGS)
+
+
+def shortest_path(folder: AnyPath) -> AnyPath:
+    """A path relative to the working folder where it lies inside it; others as they are."""
+    if is_remote(folder):
+        return folder
+    here = Path.cwd()
+    return folder.relative_to(here) if folder.is_relative_to(here) else folder

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from functools import partial
 
+import click
 import pytest
 from typer.testing import CliRunner
 
@@ -130,3 +131,54 @@ def test_places_in_a_clone_and_in_an_install(root, tmp_path, monkeypatch):
     assert bundled.app_folder() == installed / "_app"
     with pytest.raises(bundled.RunNotFound, match="has no sample_runs"):
         bundled.sample_runs()
+
+
+# -- the server's process --------------------------------------------------------------------------
+
+
+def test_streamlit_is_run_while_the_imports_go_on(monkeypatch):
+    loaded, called = [], []
+    monkeypatch.setattr(dashboard, "import_module", loaded.append)
+
+    def interrupted(prog_name, standalone_mode):
+        called.append((prog_name, standalone_mode))
+        raise click.Abort  # what a Ctrl-C becomes: it ends the server, and is no failure
+
+    cli = pytest.importorskip("streamlit.web.cli", reason="needs Streamlit, of the extra `app`")
+    monkeypatch.setattr(cli, "main", interrupted)
+    threads = []
+    real = dashboard.Thread
+
+    def thread(**options):
+        threads.append(real(**options))
+        return threads[0]
+
+    monkeypatch.setattr(dashboard, "Thread", thread)
+    dashboard.main()
+    threads[0].join(10)
+    assert called == [("streamlit", False)]
+    assert tuple(loaded) == dashboard.PAGES_NEED
+    assert threads[0].daemon
+
+
+def test_what_cannot_be_imported_is_left_to_the_page(monkeypatch):
+    tried = []
+
+    def fail(name):
+        tried.append(name)
+        raise ImportError(name)
+
+    monkeypatch.setattr(dashboard, "import_module", fail)
+    dashboard.load_ahead()
+    assert tuple(tried) == dashboard.PAGES_NEED
+
+
+def test_every_name_exists_and_torch_is_not_among_what_they_load(root):
+    code = (
+        "import sys; from mpdiag.commands.shared.dashboard_server import *; "
+        "[import_module(name) for name in PAGES_NEED]; assert 'torch' not in sys.modules"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=root, check=False, capture_output=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr

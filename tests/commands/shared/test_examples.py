@@ -6,15 +6,14 @@ import re
 import shlex
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
-from mpdiag import workloads
-from mpdiag.cli import app
+from mpdiag import cli, workloads
+from mpdiag.cli import app, command
 from mpdiag.commands.shared.examples import EXAMPLES, FRAMEWORKS, NAMES, WORKLOADS
 from mpdiag.exports.registry import EXPORTERS
 
-COMMANDS = typer.main.get_command(app).commands
+COMMANDS = {name: command(name) for name in cli.COMMANDS}
 
 
 def test_each_command_has_examples():

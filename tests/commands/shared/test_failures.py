@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
-from mpdiag.cli import app
-from mpdiag.commands.shared.failures import asked_for_json, value_sentence
+from mpdiag import cli
+from mpdiag.cli import app, asked_for_json, command, value_sentence
 from mpdiag.errors import ExitCode
 
-COMMANDS = typer.main.get_command(app).commands
+COMMANDS = {name: command(name) for name in cli.COMMANDS}
 SPEAKERS = sorted(name for name, c in COMMANDS.items() if any("--json" in p.opts for p in c.params))
 
 
