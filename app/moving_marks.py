@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import streamlit as st
 
-from mpdiag.reports.plotting.style import SELECTED
+from mpdiag.reports.plotting import SELECTED
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

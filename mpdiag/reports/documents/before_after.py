@@ -9,7 +9,7 @@ import numpy as np
 
 from mpdiag.analysis.figures.figure import at_scale
 from mpdiag.numerics.formats import half_of
-from mpdiag.reports.plotting.style import exponent_axis
+from mpdiag.reports.plotting import exponent_axis
 from mpdiag.reports.views.gradients.figure import VALUES
 from mpdiag.reports.views.gradients.frame import in_model_order
 from mpdiag.reports.views.gradients.pictures import heat_map

@@ -6,12 +6,12 @@ from typing import TYPE_CHECKING
 
 import pandas as pd
 
+from mpdiag.display.colors import GREEN, GREY, ORANGE
 from mpdiag.display.wording import sentence
 from mpdiag.reports.documents import markdown
 from mpdiag.reports.documents.page import page, text_table
 from mpdiag.reports.picture import Picture
-from mpdiag.reports.plotting.colors import GREEN, GREY, ORANGE
-from mpdiag.reports.plotting.style import figure
+from mpdiag.reports.plotting import figure
 from mpdiag.reports.text.rank_profile import LEGEND, RANKS, rank_rows
 from mpdiag.version import __version__
 

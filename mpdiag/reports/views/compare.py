@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
+from mpdiag.display.colors import BLUE, GREY, ORANGE
 from mpdiag.display.wording import KIND_NAMES, in_figure
 from mpdiag.reports.picture import Picture, View
-from mpdiag.reports.plotting.colors import BLUE, GREY, ORANGE
-from mpdiag.reports.plotting.style import empty, exponent_axis, figure, layer_axis, row_height
+from mpdiag.reports.plotting import empty, exponent_axis, figure, layer_axis, row_height
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

@@ -10,10 +10,10 @@ import numpy as np
 import pandas as pd
 
 from mpdiag.analysis.comparison.compare import mean_of_finite
+from mpdiag.display.colors import GREEN, GREY, ORANGE, SERIES, VERMILION
 from mpdiag.display.wording import counted, in_figure, sentence
 from mpdiag.reports.picture import Picture
-from mpdiag.reports.plotting.colors import GREEN, GREY, ORANGE, SERIES, VERMILION
-from mpdiag.reports.plotting.style import empty, figure, layer_axis, log10_axis
+from mpdiag.reports.plotting import empty, figure, layer_axis, log10_axis
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from mpdiag.analysis.comparison.compare import Comparison
     from mpdiag.analysis.comparison.groups import SeedGroup
     from mpdiag.analysis.comparison.parts import MetricComparison
-    from mpdiag.reports.plotting.drawing import Drawing
+    from mpdiag.reports.plotting import Drawing
 
 VERDICT_STYLES = {
     "equivalent": (GREEN, "circle"),

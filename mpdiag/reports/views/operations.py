@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from mpdiag.display.colors import BLUE, PURPLE, VERMILION
 from mpdiag.display.wording import counted, in_figure, layer_name
 from mpdiag.numerics.formats import FORMATS, FP16
 from mpdiag.reports.picture import Picture, View
-from mpdiag.reports.plotting.colors import BLUE, PURPLE, VERMILION
-from mpdiag.reports.plotting.style import (
+from mpdiag.reports.plotting import (
     empty,
     exponent_axis,
     figure,

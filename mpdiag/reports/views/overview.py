@@ -21,7 +21,7 @@ from mpdiag.numerics.formats import FP16
 from mpdiag.plan import FILE as PLAN
 from mpdiag.reports import next_commands
 from mpdiag.reports.picture import View
-from mpdiag.reports.plotting.style import MARK, exponent_axis
+from mpdiag.reports.plotting import MARK, exponent_axis
 from mpdiag.reports.text.analysis import after_analysis, settling_command
 from mpdiag.reports.views import training
 from mpdiag.reports.views.gradients import pictures

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
+from mpdiag.display.colors import GREEN, PURPLE, VERMILION
 from mpdiag.numerics.formats import FP16
 from mpdiag.reports.picture import Picture
-from mpdiag.reports.plotting.colors import GREEN, PURPLE, VERMILION
-from mpdiag.reports.plotting.style import empty, figure, log2_axis
+from mpdiag.reports.plotting import empty, figure, log2_axis
 from mpdiag.reports.receipts import command
 
 if TYPE_CHECKING:

@@ -15,17 +15,17 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import pandas as pd
 
+from mpdiag.display.colors import GREEN, GREY, VERDICT_COLORS, VERMILION
 from mpdiag.display.wording import beginning, counted, in_figure, percent
 from mpdiag.reports.picture import Picture
-from mpdiag.reports.plotting.colors import GREEN, GREY, VERDICT_COLORS, VERMILION
-from mpdiag.reports.plotting.style import GRID, empty, figure
+from mpdiag.reports.plotting import GRID, empty, figure
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
 
     import plotly.graph_objects as go
 
-    from mpdiag.reports.plotting.drawing import Drawing
+    from mpdiag.reports.plotting import Drawing
 
 Unit = Literal["tensor", "cuda"]
 _WORDS = ["op", "module", "phase", "kernel", "dtype", "verdict"]

@@ -16,12 +16,12 @@ import pandas as pd
 
 from mpdiag.analysis.figures.figure import at_scale
 from mpdiag.analysis.operations.rounding_error import operation_errors, rounding_error
+from mpdiag.display.colors import BLUE, PURPLE, VERMILION
 from mpdiag.display.wording import in_figure, layer_name
 from mpdiag.numerics.autocast_lists import CALLED_AS, LISTS, policy_name
 from mpdiag.numerics.formats import FORMATS, FP16
 from mpdiag.reports.picture import Picture
-from mpdiag.reports.plotting.colors import BLUE, PURPLE, VERMILION
-from mpdiag.reports.plotting.style import empty, figure, layer_axis, row_height
+from mpdiag.reports.plotting import empty, figure, layer_axis, row_height
 from mpdiag.reports.receipts import counted_rows
 from mpdiag.runs.sensitivity import by_weight
 from mpdiag.runs.stored.search import MAY, MUST

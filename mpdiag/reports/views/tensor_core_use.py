@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from mpdiag.display.colors import GREY, PURPLE, SKY, VERDICT_COLORS, YELLOW
 from mpdiag.display.wording import beginning, counted, in_figure, percent
 from mpdiag.reports.picture import Picture
-from mpdiag.reports.plotting.colors import GREY, PURPLE, SKY, VERDICT_COLORS, YELLOW
-from mpdiag.reports.plotting.style import empty, figure, layer_axis, row_height
+from mpdiag.reports.plotting import empty, figure, layer_axis, row_height
 from mpdiag.tensorcores.usage.summary import CAUSES, IDLE, milliseconds
 from mpdiag.tensorcores.usage.summary import percent as one_decimal
 

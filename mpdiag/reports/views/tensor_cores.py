@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from mpdiag.display.colors import VERDICT_COLORS
 from mpdiag.display.wording import beginning, counted, in_figure, kernel_label, percent
 from mpdiag.reports.picture import Picture, View
-from mpdiag.reports.plotting.colors import VERDICT_COLORS
-from mpdiag.reports.plotting.style import empty, figure, layer_axis, row_height
+from mpdiag.reports.plotting import empty, figure, layer_axis, row_height
 from mpdiag.reports.views.roofline import roofline
 from mpdiag.reports.views.tensor_core_use import cause_frame, causes, use_pictures
 from mpdiag.tensorcores.usage.summary import milliseconds

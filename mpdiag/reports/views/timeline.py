@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from mpdiag.display.colors import BLUE, GREY, PURPLE, SKY, VERDICT_COLORS, YELLOW
 from mpdiag.display.wording import beginning, counted, in_figure, kernel_label
 from mpdiag.reports.picture import Picture
-from mpdiag.reports.plotting.colors import BLUE, GREY, PURPLE, SKY, VERDICT_COLORS, YELLOW
-from mpdiag.reports.plotting.style import empty, figure, layer_axis
+from mpdiag.reports.plotting import empty, figure, layer_axis
 from mpdiag.reports.views.tensor_core_use import HATCHES
 from mpdiag.tensorcores.usage.summary import IDLE, milliseconds, percent
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     import plotly.graph_objects as go
 
-    from mpdiag.reports.plotting.drawing import Drawing
+    from mpdiag.reports.plotting import Drawing
     from mpdiag.tensorcores.timeline.gaps import Gap
     from mpdiag.tensorcores.timeline.pieces import StepPieces
 

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import pandas as pd
 
+from mpdiag.display.colors import SERIES, VERMILION
 from mpdiag.display.wording import beginning, counted, in_figure, percent, scale_text
 from mpdiag.reports.picture import Picture, View
-from mpdiag.reports.plotting.colors import SERIES, VERMILION
-from mpdiag.reports.plotting.style import empty, figure, log2_axis, log10_axis
+from mpdiag.reports.plotting import empty, figure, log2_axis, log10_axis
 from mpdiag.reports.receipts import training_logs
 from mpdiag.runs.training_log import RECORDED
 

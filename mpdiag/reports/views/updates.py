@@ -11,11 +11,11 @@ import numpy as np
 import pandas as pd
 
 from mpdiag.analysis.layers import countable_rows, share
+from mpdiag.display.colors import BLUE, ORANGE, VERMILION
 from mpdiag.display.wording import in_figure, layer_name, percent
 from mpdiag.numerics.formats import FP16, HALVES
 from mpdiag.reports.picture import Picture, View
-from mpdiag.reports.plotting.colors import BLUE, ORANGE, VERMILION
-from mpdiag.reports.plotting.style import empty, exponent_axis, figure, layer_axis, row_height
+from mpdiag.reports.plotting import empty, exponent_axis, figure, layer_axis, row_height
 from mpdiag.reports.receipts import FACT, counted_rows
 
 if TYPE_CHECKING:

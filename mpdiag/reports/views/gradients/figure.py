@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpdiag.display import svg
+from mpdiag.display.colors import BLUE, FATE_COLORS, GREEN, PURPLE, VERMILION
 from mpdiag.display.wording import in_figure, percent, shortened, superscript
-from mpdiag.reports.plotting.colors import BLUE, FATE_COLORS, GREEN, PURPLE, VERMILION
-from mpdiag.reports.plotting.style import (
+from mpdiag.reports.plotting import (
     GRID,
     LABEL,
     MARK,
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
     from mpdiag.numerics.formats import FloatFormat
-    from mpdiag.reports.plotting.drawing import Drawing
+    from mpdiag.reports.plotting import Drawing
 
 VALUES = "value before scaling"
 WORDS_GROUND = "rgba(255, 255, 255, 0.75)"

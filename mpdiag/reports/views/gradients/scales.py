@@ -14,9 +14,9 @@ import pandas as pd
 from mpdiag.analysis.layers import share
 from mpdiag.analysis.operations.rounding_error import rounding_error
 from mpdiag.analysis.scaling.necessity import LARGEST_EXPONENT, MATTERS, NEGLIGIBLE, lost_by_scale
+from mpdiag.display.colors import BLUE, FATE_COLORS, GREEN, ORANGE, VERMILION
 from mpdiag.display.wording import in_figure, percent, scale_text, spoken_layer, superscript
-from mpdiag.reports.plotting.colors import BLUE, FATE_COLORS, GREEN, ORANGE, VERMILION
-from mpdiag.reports.plotting.style import (
+from mpdiag.reports.plotting import (
     MARK,
     SELECTED,
     empty,
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from mpdiag.analysis.layers import Layers
     from mpdiag.numerics.formats import FloatFormat
     from mpdiag.plan import LossScalePlan
-    from mpdiag.reports.plotting.drawing import Drawing
+    from mpdiag.reports.plotting import Drawing
 
 _CLASSES = (
     ("matters", f"> {100 * MATTERS:g} % lost", VERMILION, 1.0),

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mpdiag.display.colors import BLUE, FATE_COLORS, GREEN, ORANGE, PURPLE, VERMILION
 from mpdiag.display.wording import in_figure, layer_name, magnitude, percent
-from mpdiag.reports.plotting.colors import BLUE, FATE_COLORS, GREEN, ORANGE, PURPLE, VERMILION
-from mpdiag.reports.plotting.style import (
+from mpdiag.reports.plotting import (
     GRID,
     empty,
     figure,
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
     from mpdiag.numerics.formats import FloatFormat
-    from mpdiag.reports.plotting.drawing import Drawing
+    from mpdiag.reports.plotting import Drawing
 
 _LEAST, _MOST = 1e-4, 1.0
 """Shares from the palest to the full colour of the module tree."""

@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from mpdiag.display.colors import BLUE, FATE_COLORS, GREY
 from mpdiag.display.wording import percent
-from mpdiag.reports.plotting.colors import BLUE, FATE_COLORS, GREY
-from mpdiag.reports.plotting.style import LINE, empty, exponent_axis, figure
+from mpdiag.reports.plotting import LINE, empty, exponent_axis, figure
 from mpdiag.reports.views.gradients.figure import (
     FATE_WORDS,
     VALUES,

@@ -9,8 +9,7 @@ import pandas as pd
 import plotly.graph_objects as go
 import pytest
 
-from mpdiag.reports.plotting.drawing import Drawing
-from mpdiag.reports.plotting.style import figure
+from mpdiag.reports.plotting import LETTER, MARK, Drawing, figure, range_mark
 
 LAYOUT = {
     "template": "none",
@@ -90,3 +89,11 @@ def test_frames_are_kept():
 def test_plotly_refuses_what_it_does_not_know():
     with pytest.raises(ValueError, match="Invalid property"):
         figure(colour="red").figure()
+
+
+@pytest.mark.parametrize(("side", "room"), [("left", 3 * LETTER), ("right", 12)])
+def test_words_right_of_a_mark_at_the_edge_have_room_beyond_it(side, room):
+    fig = figure()
+    range_mark(fig, 4.0, "→ ∞", "red", side, line=1)
+    assert fig.layout["margin"]["r"] == room
+    assert fig.layout["margin"]["t"] == 12 + 2 * MARK

@@ -1,0 +1,343 @@
+"""Figures while they are drawn, and what all of them share.
+
+Plotly checks and copies at each call that adds to a figure or changes it, which would make a report take
+0.15 s longer. What is drawn here is plain dictionaries, which Plotly checks once, at the end. The ground
+is transparent, so that light and dark pages show through.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import plotly.graph_objects as go
+
+from mpdiag.display.wording import in_figure
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+GRID = "rgba(128, 136, 150, 0.22)"
+LINE = "rgba(128, 136, 150, 0.6)"
+FONT = "Source Sans, Source Sans Pro, Inter, system-ui, sans-serif"
+LEGEND = {
+    "orientation": "h",
+    "x": 0,
+    "xref": "container",
+    "y": 0,
+    "yref": "container",
+    "yanchor": "bottom",
+}
+"""Below the figure: above it a phone's toolbar, marks and a legend of several lines meet."""
+SELECTED = "selected"
+"""The name of a mark that follows the scale selected, of its line and of its words."""
+MARK = 17
+"""Pixels of a line of words above a figure."""
+LETTER = 8
+"""Pixels of a letter of such words, at most."""
+LABEL = 26
+"""Characters of a layer's name beside an axis."""
+_MOST_LABELS = 45
+
+
+class Drawing:
+    """The calls of a Plotly figure that pictures are made with, and what they have gathered.
+
+    Attributes:
+        layout: The layout so far, as Plotly names its parts.
+    """
+
+    def __init__(self, layout: Mapping[str, Any]) -> None:
+        """Begin with a layout and nothing drawn on it."""
+        self.layout: dict[str, Any] = {}
+        self._traces: list[dict[str, Any]] = []
+        _merge(self.layout, layout)
+
+    def figure(self, frames: Sequence[Mapping[str, Any]] = ()) -> go.Figure:
+        """What was drawn, checked by Plotly.
+
+        Args:
+            frames: Of an animation.
+
+        Raises:
+            ValueError: If Plotly has no such part, or no such value of it.
+        """
+        return go.Figure({"data": self._traces, "layout": self.layout, "frames": list(frames)})
+
+    def add_bar(self, **trace: Any) -> Drawing:
+        """Bars."""
+        return self._add("bar", trace)
+
+    def add_scatter(self, **trace: Any) -> Drawing:
+        """Points or lines."""
+        return self._add("scatter", trace)
+
+    def add_heatmap(self, **trace: Any) -> Drawing:
+        """Coloured cells."""
+        return self._add("heatmap", trace)
+
+    def add_treemap(self, **trace: Any) -> Drawing:
+        """Nested areas."""
+        return self._add("treemap", trace)
+
+    def line(
+        self,
+        x: Any,
+        y: Any,
+        name: str,
+        colour: str,
+        hover: str,
+        *,
+        dash: str | None = None,
+        width: float = 2.5,
+        **trace: Any,
+    ) -> Drawing:
+        """A line; ``hover`` is what it says under the pointer, ``trace`` whatever else Plotly takes."""
+        line: dict[str, Any] = {"color": colour, "width": width}
+        if dash is not None:
+            line["dash"] = dash
+        drawn = {"mode": "lines", "line": line, "hovertemplate": hover}
+        return self.add_scatter(x=x, y=y, name=name, **drawn, **trace)
+
+    def marks(
+        self,
+        x: Any,
+        y: Any,
+        name: str,
+        colour: str,
+        hover: str,
+        *,
+        symbol: Any,
+        size: int,
+        **trace: Any,
+    ) -> Drawing:
+        """Marks, each at a place of its own."""
+        marker = {"color": colour, "symbol": symbol, "size": size}
+        drawn = {"mode": "markers", "marker": marker, "hovertemplate": hover}
+        return self.add_scatter(x=x, y=y, name=name, **drawn, **trace)
+
+    def key(self, words: str, colour: str, opacity: float | None = None) -> Drawing:
+        """An entry of the legend: what a colour means."""
+        marker: dict[str, Any] = {"color": colour, "symbol": "square", "size": 11}
+        if opacity is not None:
+            marker["opacity"] = opacity
+        return self.add_scatter(x=[None], y=[None], mode="markers", marker=marker, name=words)
+
+    def add_shape(self, **shape: Any) -> Drawing:
+        """A line or a rectangle anywhere."""
+        self.layout.setdefault("shapes", []).append(shape)
+        return self
+
+    def add_annotation(self, **words: Any) -> Drawing:
+        """Words anywhere."""
+        self.layout.setdefault("annotations", []).append(words)
+        return self
+
+    def add_vline(self, x: float, words: Mapping[str, Any] | None = None, **shape: Any) -> Drawing:
+        """A line from the bottom to the top of the plot, its words above it."""
+        ends = {"x0": x, "x1": x, "y0": 0, "y1": 1}
+        place = {"x": x, "y": 1, "xanchor": "center", "yanchor": "bottom"}
+        return self._spanning("line", ends, place, words, _VERTICAL, shape)
+
+    def add_hline(self, y: float, words: Mapping[str, Any] | None = None, **shape: Any) -> Drawing:
+        """A line from the left to the right of the plot, its words above its right end."""
+        ends = {"x0": 0, "x1": 1, "y0": y, "y1": y}
+        place = {"x": 1, "y": y, "xanchor": "right", "yanchor": "bottom"}
+        return self._spanning("line", ends, place, words, _HORIZONTAL, shape)
+
+    def add_vrect(
+        self, x0: float, x1: float, words: Mapping[str, Any] | None = None, **shape: Any
+    ) -> Drawing:
+        """A rectangle from the bottom to the top of the plot, its words in its upper right corner."""
+        ends = {"x0": x0, "x1": x1, "y0": 0, "y1": 1}
+        place = {"x": max(x0, x1), "y": 1, "xanchor": "right", "yanchor": "top"}
+        return self._spanning("rect", ends, place, words, _VERTICAL, shape)
+
+    def update_layout(self, **layout: Any) -> Drawing:
+        """Change parts of the layout; what is not named stays."""
+        _merge(self.layout, layout)
+        return self
+
+    def update_xaxes(self, **axis: Any) -> Drawing:
+        """Change every x axis."""
+        return self._update_axes("xaxis", axis)
+
+    def update_yaxes(self, **axis: Any) -> Drawing:
+        """Change every y axis."""
+        return self._update_axes("yaxis", axis)
+
+    def _add(self, kind: str, trace: dict[str, Any]) -> Drawing:
+        self._traces.append({"type": kind, **trace})
+        return self
+
+    def _spanning(
+        self,
+        kind: str,
+        ends: Mapping[str, float],
+        place: Mapping[str, Any],
+        words: Mapping[str, Any] | None,
+        axes: Mapping[str, str],
+        shape: Mapping[str, Any],
+    ) -> Drawing:
+        self.add_shape(type=kind, **ends, **axes, **shape)
+        if words is not None:
+            self.add_annotation(showarrow=False, **{**place, **axes, **words})
+        return self
+
+    def _update_axes(self, kind: str, axis: Mapping[str, Any]) -> Drawing:
+        for name in [key for key in self.layout if key.startswith(kind)]:
+            _merge(self.layout[name], axis)
+        return self
+
+
+_VERTICAL = {"xref": "x", "yref": "y domain"}
+_HORIZONTAL = {"xref": "x domain", "yref": "y"}
+
+
+def _merge(into: dict[str, Any], change: Mapping[str, Any]) -> None:
+    """Change a nested dictionary in place as Plotly does: None takes a part away."""
+    for key, value in change.items():
+        if value is None:
+            into.pop(key, None)
+        elif isinstance(value, dict):
+            known = into.setdefault(key, {})
+            if not isinstance(known, dict):
+                known = into[key] = {"text": known} if key == "title" else {}
+            _merge(known, value)
+        elif key == "title" and isinstance(into.get(key), dict):
+            into[key]["text"] = value
+        else:
+            into[key] = value
+
+
+def figure(height: int = 380, **layout: Any) -> Drawing:
+    """An empty figure in the common style, to draw on."""
+    axis = {"gridcolor": GRID, "zeroline": False, "linecolor": LINE, "automargin": True}
+    fig = Drawing(
+        {
+            "template": "none",
+            "height": height,
+            "margin": {"l": 8, "r": 12, "t": 16, "b": 8},
+            "paper_bgcolor": "rgba(0,0,0,0)",
+            "plot_bgcolor": "rgba(0,0,0,0)",
+            "font": {"family": FONT, "size": 13},
+            "hoverlabel": {"font": {"family": FONT}},
+            "legend": LEGEND,
+            "xaxis": axis,
+            "yaxis": axis,
+            "bargap": 0.04,
+        }
+    )
+    return fig.update_layout(**layout)
+
+
+def empty(sentence: str) -> go.Figure:
+    """A figure that says why there is nothing to draw."""
+    fig = figure(140)
+    fig.add_annotation(text=in_figure(sentence), showarrow=False, x=0.5, y=0.5, xref="paper")
+    return fig.update_xaxes(visible=False).update_yaxes(visible=False).figure()
+
+
+def layer_axis(fig: Drawing, names: Sequence[str], width: int = LABEL) -> None:
+    """Label positions 0 … n-1 of the y axis with names, the first on top, as many as fit."""
+    every = max(1, -(-len(names) // _MOST_LABELS))
+    places = list(range(0, len(names), every))
+    fig.update_yaxes(
+        tickmode="array",
+        tickvals=places,
+        ticktext=[in_figure(names[i], width) for i in places],
+        range=[len(names) - 0.5, -0.5],
+        showgrid=False,
+        # Rows lie within the figure: a browser that measures each label to see so takes a fifth longer.
+        ticklabeloverflow="allow",
+        title=None,
+    )
+
+
+def exponent_axis(fig: Drawing | go.Figure, low: int, high: int, title: str) -> None:
+    """Powers of two along x: position e is the value 2^e."""
+    step = next(s for s in (1, 2, 4, 8, 16, 32) if (high - low) / s <= 14)
+    first = -(-low // step) * step
+    places = list(range(first, high + 1, step))
+    fig.update_xaxes(
+        title=title,
+        tickmode="array",
+        tickvals=places,
+        ticktext=[f"2<sup>{e}</sup>" for e in places],
+        range=[low, high],
+    )
+
+
+def row_height(rows: int) -> int:
+    """Height of a figure with a row for each layer."""
+    return int(np.clip(110 + 19 * rows, 240, 900))
+
+
+def range_mark(
+    fig: Drawing,
+    place: float,
+    words: str,
+    colour: str,
+    side: str,
+    dash: str = "solid",
+    line: int = 0,
+) -> None:
+    """A vertical line at an end of a format's range, its words above on one side of it.
+
+    Args:
+        fig: To draw on.
+        place: Where, on the x axis.
+        words: Such as ``0 ←``.
+        colour: Of both.
+        side: Which end of the words touches the line, ``left`` or ``right``.
+        dash: The line's, as Plotly names it.
+        line: Of words, from the lowest: marks that come near each other stand on two.
+    """
+    fig.add_vline(place, line={"color": colour, "width": 2, "dash": dash})
+    margin = fig.layout["margin"]
+    # Words right of a line that stands at the right edge, as on a phone, need room beyond it.
+    beyond = margin["r"] if side == "right" else max(margin["r"], LETTER * len(words))
+    fig.update_layout(margin={"t": max(margin["t"], 12 + MARK * (line + 1)), "r": beyond})
+    fig.add_annotation(
+        x=place,
+        y=1,
+        yref="paper",
+        yanchor="bottom",
+        yshift=MARK * line,
+        xanchor=side,
+        text=words,
+        showarrow=False,
+        font={"size": 12, "color": colour},
+    )
+
+
+def log10_axis(fig: Drawing, values: object) -> None:
+    """Ticks of the y axis at 1, 2 and 5 times powers of ten, each written out."""
+    known = np.asarray(values, float)
+    known = known[np.isfinite(known) & (known > 0)]
+    if known.size == 0:
+        return
+    low, high = float(known.min()), float(known.max())
+    decades = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    steps = (1, 2, 5) if len(decades) <= 4 else (1,)
+    places = [m * 10.0**e for e in decades for m in steps]
+    fig.update_yaxes(tickmode="array", tickvals=places, ticktext=[f"{p:g}" for p in places])
+
+
+def log2_axis(fig: Drawing, values: object) -> None:
+    """A y axis of loss scales: powers of two, at most about eight of them labelled."""
+    known = np.asarray(values, float)
+    known = known[np.isfinite(known) & (known > 0)]
+    low = math.floor(np.log2(known.min())) if known.size else 0
+    high = math.ceil(np.log2(known.max())) if known.size else 1
+    step = max(1, -(-(high - low) // 8))
+    places = range(low, high + 1, step)
+    fig.update_yaxes(
+        type="log",
+        title="loss scale",
+        tickmode="array",
+        tickvals=[2.0**e for e in places],
+        ticktext=[f"2<sup>{e}</sup>" for e in places],
+        range=[math.log10(2.0) * (low - 0.5), math.log10(2.0) * (high + 0.5)],
+    )

@@ -1,1 +1,0 @@
-"""What all figures share: colours, axes, a transparent ground."""
