@@ -14,7 +14,7 @@ import streamlit as st
 
 from mpdiag.display.wording import in_markdown, sentence
 from mpdiag.errors import MpdiagError
-from mpdiag.reports.opened_trace import OpenedTrace, open_traces, traces_beside
+from mpdiag.tensorcores.opened_trace import OpenedTrace, open_traces, traces_beside
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -23,12 +23,12 @@ if TYPE_CHECKING:
     from mpdiag.analysis.comparison.compare import compare
     from mpdiag.numerics.histograms import ExponentHistogram
     from mpdiag.plan import PrecisionPlan
+    from mpdiag.profiler import profile
     from mpdiag.recording.recorder import Recorder, record
     from mpdiag.runs.run import Run, list_runs, open_run
     from mpdiag.runs.training_log import log_metric
     from mpdiag.sensitivity.fp32_search import search_fp32
     from mpdiag.sensitivity.run_sensitivity import measure_sensitivity
-    from mpdiag.tensorcores.step_profiler import profile
     from mpdiag.tracing.nonfinite import find_nonfinite
     from mpdiag.training.options import PrecisionOverrides, TrainerOptions
     from mpdiag.training.results import StepResult
@@ -51,7 +51,7 @@ _HOMES = {
     "log_metric": "mpdiag.runs.training_log",
     "measure_sensitivity": "mpdiag.sensitivity.run_sensitivity",
     "open_run": "mpdiag.runs.run",
-    "profile": "mpdiag.tensorcores.step_profiler",
+    "profile": "mpdiag.profiler",
     "record": "mpdiag.recording.recorder",
     "search_fp32": "mpdiag.sensitivity.fp32_search",
 }

@@ -22,12 +22,13 @@ PACKAGE = "mpdiag"
 # floor do not import each other.
 FLOORS = [
     ["version", "errors", "display", "hardware"],
-    ["numerics", "installation"],
+    ["numerics", "installation", "profiler"],
     ["files", "tracing"],
-    ["plan", "runs", "emulation", "tensorcores"],
+    ["plan", "runs", "emulation", "tensorcores.sizes"],
     ["recording", "analysis", "exports"],
     ["training", "reports"],
     ["sensitivity", "launching", "workloads", "integrations"],
+    ["tensorcores"],
     ["demo"],
     ["commands"],
     ["cli"],
@@ -37,6 +38,8 @@ FLOORS = [
 ROOMS = {
     f"{PACKAGE}.{room}": (height, room) for height, rooms in enumerate(FLOORS) for room in rooms
 }
+SEAM, PLUGIN = f"{PACKAGE}.profiler", f"{PACKAGE}.tensorcores"
+"""The module that looks the Tensor Core profiler up, and names it for type checkers; and its folder."""
 ATTIC = (len(FLOORS), "")  # the package root, which shows everything and which nobody imports
 
 
@@ -84,7 +87,7 @@ def edges(house: dict[str, Path]) -> dict[str, set[str]]:
     for module, path in house.items():
         result[module] = targets = set()
         for source, names in imported_names(path):
-            if source.split(".")[0] != PACKAGE:
+            if source.split(".")[0] != PACKAGE or (module == SEAM and source.startswith(PLUGIN)):
                 continue
             assert source in house, f"{module} imports {source}, which does not exist"
             # `from package import name` means the module of that name, where there is one.
@@ -123,9 +126,12 @@ def beyond_the_app(root: Path) -> list[str]:
         "display",
         "numerics",
         "installation",
+        "profiler",
         "runs",
         "analysis",
         "reports",
+        "tensorcores.opened_trace",
+        "tensorcores.views",
     )
     allowed = [f"{PACKAGE}.{name}" for name in rooms]
     wrong = []
@@ -137,6 +143,13 @@ def beyond_the_app(root: Path) -> list[str]:
                 if top == "torch" or (top == PACKAGE and not inside):
                     wrong.append(f"{path.name} imports {whole}")
     return wrong
+
+
+def names_the_plugin(root: Path) -> list[str]:
+    """The modules outside the profiler's folder, other than the seam, in which its name stands."""
+    files = [p for p in (root / PACKAGE).rglob("*.py") if PLUGIN.rpartition(".")[2] not in p.parts]
+    seam = root / f"{SEAM.replace('.', '/')}.py"
+    return [str(p) for p in files if p != seam and PLUGIN in p.read_text(encoding="utf-8")]
 
 
 # -- the house as it stands ------------------------------------------------------------------------

@@ -16,7 +16,8 @@ from figure_card import figure_card
 from mpdiag.analysis.comparison.half_precision import unused_precision
 from mpdiag.display.wording import in_markdown, percent, sentence
 from mpdiag.numerics.formats import FP16
-from mpdiag.reports.views import overview, tensor_cores, training
+from mpdiag.profiler import is_installed, part
+from mpdiag.reports.views import overview, training
 from mpdiag.reports.views.gradients.frame import in_model_order
 from mpdiag.reports.views.runs import format_of, kind_of
 from mpdiag.runs.stamps import stamp_of_run
@@ -217,9 +218,11 @@ def profile_alone(listing: Listing) -> None:
         st.info(f"**{in_markdown(str(profile['verdict']))}**", icon=":material/memory:")
     if profile.get("generated"):
         st.caption(in_markdown(sentence(str(profile["generated"]))))
-    for cell, (label, value) in zip(st.columns(4), tensor_cores.headline(profile), strict=True):
-        cell.metric(label, percent(value), border=True)
-    widgets.show(tensor_cores.verdicts(str(listing.folder), profile))
+    if is_installed():
+        view = part("views.tensor_cores")
+        for cell, (label, value) in zip(st.columns(4), view.headline(profile), strict=True):
+            cell.metric(label, percent(value), border=True)
+        widgets.show(view.verdicts(str(listing.folder), profile))
     left, right = st.columns(2, gap="medium")
     with left:
         found = overview.profile_findings(profile)

@@ -12,9 +12,9 @@ import widgets
 
 from mpdiag.display.wording import in_markdown, layer_name, percent, sentence
 from mpdiag.errors import RunNotFound
-from mpdiag.reports.views import tensor_cores, timeline
-from mpdiag.reports.views.roofline import roofline
-from mpdiag.reports.views.tensor_core_use import (
+from mpdiag.tensorcores.views import tensor_cores, timeline
+from mpdiag.tensorcores.views.roofline import roofline
+from mpdiag.tensorcores.views.tensor_core_use import (
     cause_frame,
     cause_words,
     causes,

@@ -41,7 +41,7 @@ PRELOADED = (
     *("torch._dynamo", "torch.distributed.fsdp", "torch.profiler", "torch.utils.flop_counter"),
     *("pandas", "pyarrow.parquet", "torch.utils.tensorboard", "mpdiag.cli", "mpdiag.workloads"),
     *("mpdiag.recording.recorder", "mpdiag.training.trainer", "mpdiag.recording.counting.device"),
-    *("mpdiag.demo.workflow", "mpdiag.launching.profiled_script", "pyarrow.pandas_compat"),
+    *("mpdiag.demo.workflow", "mpdiag.tensorcores.profiled_script", "pyarrow.pandas_compat"),
 )
 BEGINS = 120.0
 """Seconds that the imports may take."""

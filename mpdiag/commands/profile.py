@@ -64,8 +64,8 @@ def profile(
     strict: StrictOption = False,
 ) -> None:
     """Say whether matrix work ran on Tensor Cores. For a script after --, or a trace."""
+    from mpdiag.profiler import part
     from mpdiag.reports import terminal
-    from mpdiag.reports.text.profile import show_profile
 
     script = context.meta["script"]
     given = len(arguments or []) + (trace is not None)
@@ -76,24 +76,20 @@ def profile(
     _refuse_mixtures(script, trace, given, triton_cache)
     if script is not None or trace is None:
         from mpdiag.launching.processes import announced_ranks
-        from mpdiag.launching.profiled_script import profile_script
 
-        launched = profile_script(script or [], steps=steps, warmup=warmup)
+        launched = part("profiled_script").profile_script(script or [], steps=steps, warmup=warmup)
         result, code = launched.result, launched.exit_code
         if announced_ranks()[0] > 0:  # the first rank reports for all
             raise typer.Exit(code)
     else:
-        from mpdiag.tensorcores.trace_analysis import profile_trace
-
         with terminal.waiting(f"reading {trace}"):
-            result = profile_trace(trace, triton_code=triton_cache)
+            result = part("trace_analysis").profile_trace(trace, triton_code=triton_cache)
     change = None
     if against is not None:
-        from mpdiag.tensorcores.trace_analysis import compare_traces
-
         with terminal.waiting(f"reading {against}"):
-            change = compare_traces(against, result)
-    document = show_profile(result, against, change, as_json=as_json, verbose=verbose)
+            change = part("trace_analysis").compare_traces(against, result)
+    show = part("reports.profile").show_profile
+    document = show(result, against, change, as_json=as_json, verbose=verbose)
     if code:
         raise typer.Exit(code)
     exit_on_findings(strict, (finding["severity"] for finding in document["findings"]))
@@ -120,14 +116,13 @@ def _refuse_mixtures(
 
 def _ranks(trace: Path, more: list[str], against: Path | None, *, as_json: bool) -> None:
     """Compare one step of several ranks."""
+    from mpdiag.profiler import part
     from mpdiag.reports import terminal
-    from mpdiag.reports.text.rank_profile import show_ranks
-    from mpdiag.tensorcores.trace_analysis import profile_ranks, traces_in
 
     if against is not None:
         message = "several traces are ranks of one run: give one trace only with --against"
         raise UsageError(message)
-    paths = [trace, *map(Path, more)] if more else traces_in(trace)
+    paths = [trace, *map(Path, more)] if more else part("trace_analysis").traces_in(trace)
     with terminal.waiting(f"reading {len(paths)} traces"):
-        found = profile_ranks(paths)
-    show_ranks(found, as_json=as_json)
+        found = part("trace_analysis").profile_ranks(paths)
+    part("reports.rank_profile").show_ranks(found, as_json=as_json)

@@ -31,17 +31,21 @@ def report(
     ] = None,
 ) -> None:
     """Write verdict and evidence into one HTML file, or Markdown."""
+    from mpdiag.profiler import is_installed, part
     from mpdiag.reports import next_commands, terminal
-    from mpdiag.tensorcores.trace_analysis import holds_traces, is_trace
 
     if output is not None:
         refuse_suffix(output, "a report", (".html", ".htm", ".md"))
-    if not is_remote(run) and against is None and holds_traces(run):
-        from mpdiag.reports.documents.write import write_rank_report
-
-        terminal.show(str(write_rank_report(run, output)))
+    traces = part("trace_analysis") if is_installed() and not is_remote(run) else None
+    if traces is not None and against is None and traces.holds_traces(run):
+        written = part("reports.rank_report").write_rank_report(run, output)
+        terminal.show(str(written))
         terminal.name_next(*next_commands.after_report(run))
-    elif is_remote(run) or not is_trace(run):
+    elif traces is not None and traces.is_trace(run):
+        written = part("reports.trace_report").write_trace_report(run, output, against)
+        terminal.show(str(written))
+        terminal.name_next(*next_commands.after_report(run))
+    else:
         from mpdiag.reports.documents.write import write_report
 
         if against is not None:
@@ -49,8 +53,3 @@ def report(
             raise UsageError(message)
         terminal.show(str(write_report(run, output)))
         terminal.name_next(*next_commands.look_beside(run))
-    else:
-        from mpdiag.reports.documents.write import write_trace_report
-
-        terminal.show(str(write_trace_report(run, output, against)))
-        terminal.name_next(*next_commands.after_report(run))

@@ -98,3 +98,13 @@ def _from_linux(cpuinfo: Path) -> frozenset[str] | None:
         if key.strip().lower() in {"flags", "features"}:
             return frozenset(_FROM_LINUX.get(n, n) for n in value.split()) & _KNOWN
     return None
+
+
+def cpu_name() -> str:
+    """The CPU's model name, as the operating system reports it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, "") or platform.processor() or platform.machine()

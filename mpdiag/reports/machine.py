@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from mpdiag.hardware import capabilities as able
 from mpdiag.hardware import devices as nvml
-from mpdiag.hardware.cpu_instructions import read_instructions
+from mpdiag.hardware.cpu_instructions import cpu_name, read_instructions
 from mpdiag.hardware.flags import Flag, read_flags
 from mpdiag.installation.extras import EXTRAS
-from mpdiag.tensorcores.cpu import matrix_unit
 from mpdiag.version import __version__
 
 if TYPE_CHECKING:
@@ -161,7 +160,7 @@ def _abilities(
     if torch is None:
         return ()
     if not found:
-        return able.cpu_format_support(matrix_unit.cpu_name(), read_instructions(torch))
+        return able.cpu_format_support(cpu_name(), read_instructions(torch))
     driver = seen.devices[0].driver if seen.devices else None
     software = able.Software(
         cuda=able.version(torch.version.cuda),

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from mpdiag.profiler import is_installed, part
 from mpdiag.reports.views import (
     compare,
     operations,
     overview,
     runs,
-    tensor_cores,
     training,
     updates,
     verdict,
@@ -34,7 +34,7 @@ VIEWS = (
     layers.VIEW,
     updates.VIEW,
     operations.VIEW,
-    tensor_cores.VIEW,
+    *((part("views.tensor_cores").VIEW,) if is_installed() else ()),
     training.VIEW,
     compare.VIEW,
 )

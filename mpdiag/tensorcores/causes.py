@@ -48,8 +48,8 @@ if TYPE_CHECKING:
 
     from mpdiag.hardware.alignment import Fault
     from mpdiag.hardware.devices import DeviceFacts
+    from mpdiag.hardware.matrix_work import MatrixWork
     from mpdiag.hardware.peaks import Peaks
-    from mpdiag.tensorcores.work.products import MatrixWork
     from mpdiag.tensorcores.work.traced_operation import OperationTime
 
 CauseCode = Literal[

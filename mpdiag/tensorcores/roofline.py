@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Literal
 from mpdiag.hardware.alignment import bytes_of, is_sized
 
 if TYPE_CHECKING:
+    from mpdiag.hardware.matrix_work import MatrixWork
     from mpdiag.hardware.peaks import Peaks
-    from mpdiag.tensorcores.work.products import MatrixWork
     from mpdiag.tensorcores.work.traced_operation import OperationTime
 
 Bound = Literal["memory", "compute"]

@@ -30,6 +30,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from mpdiag.display.wording import counted
 from mpdiag.errors import UsageError
+from mpdiag.profiler import STEPS, WARMUP
 from mpdiag.tensorcores.cpu import matrix_unit
 from mpdiag.tensorcores.cpu.onednn import read_log
 from mpdiag.tensorcores.cpu.operators import MODULE, operator_times
@@ -43,9 +44,6 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from torch import nn
-
-STEPS = 3
-WARMUP = 5
 
 
 class StepProfiler:
@@ -178,22 +176,6 @@ class StepProfiler:
         if self._result is None:
             raise UsageError(nothing_measured(self.seen, self.warmup))
         return self._result
-
-
-def profile(
-    model: nn.Module | None = None, *, steps: int = STEPS, warmup: int = WARMUP
-) -> StepProfiler:
-    """Profile a few warmed-up steps and say whether they ran on Tensor Cores.
-
-    Args:
-        model: The model, so that its modules are named.
-        steps: How many steps to measure.
-        warmup: How many steps to skip first.
-
-    Raises:
-        UsageError: If there are no steps to measure.
-    """
-    return StepProfiler(model, steps=steps, warmup=warmup)
 
 
 def nothing_measured(seen: int, warmup: int) -> str:

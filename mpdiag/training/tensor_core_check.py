@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from mpdiag.display.wording import percent
-from mpdiag.tensorcores.step_profiler import StepProfiler
+from mpdiag.profiler import is_installed, profile
 
 if TYPE_CHECKING:
     from torch import nn
@@ -146,7 +146,7 @@ def judge_use(document: Mapping[str, Any], step: int) -> TensorCoreUse:
 def check_for(
     model: nn.Module, device: torch.device, *, native: bool, rank: int
 ) -> TensorCoreCheck | None:
-    """The check of a training; None where there is nothing to check, or another profiler runs.
+    """The check of a training; None without a GPU or the profiler, or while another profiler runs.
 
     Args:
         model: The model; its modules are named.
@@ -155,6 +155,6 @@ def check_for(
         rank: This process; the first alone looks.
     """
     busy = torch._C._autograd._profiler_enabled() or "NSYS_PROFILING_SESSION_ID" in os.environ
-    if device.type != "cuda" or not native or rank != 0 or busy:
+    if device.type != "cuda" or not native or rank != 0 or busy or not is_installed():
         return None
-    return TensorCoreCheck(lambda: StepProfiler(model, steps=1, warmup=0))
+    return TensorCoreCheck(lambda: profile(model, steps=1, warmup=0))

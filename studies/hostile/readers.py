@@ -229,7 +229,7 @@ def _read_trace(folder: Path) -> Any:
 
 def _show_trace(folder: Path) -> object:
     from mpdiag.reports.documents.write import write_trace_report
-    from mpdiag.reports.text.gpu_profile import profile_text
+    from mpdiag.tensorcores.reports.gpu_profile import profile_text
 
     profile = _read_trace(folder)
     document = profile.to_json()
@@ -276,8 +276,8 @@ def _read_profile(folder: Path) -> Any:
 
 
 def _show_profile(folder: Path) -> object:
-    from mpdiag.reports.views import tensor_cores as frames
-    from mpdiag.reports.views.tensor_cores import kernels, verdicts
+    from mpdiag.tensorcores.views import tensor_cores as frames
+    from mpdiag.tensorcores.views.tensor_cores import kernels, verdicts
 
     document = _read_profile(folder)
     operations = frames.operation_frame(document)

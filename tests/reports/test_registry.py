@@ -21,9 +21,10 @@ def test_a_view_is_a_page_and_a_subject(root):
     listed = [view.name for view in VIEWS]
     assert names(root / "app" / "views") == set(listed)
     assert len(listed) == len(set(listed))
-    subjects = root / "mpdiag" / "reports" / "views"
+    subjects = [root / "mpdiag" / folder / "views" for folder in ("reports", "tensorcores")]
     for name in listed:
-        assert (subjects / f"{name}.py").is_file() or (subjects / name / "pictures.py").is_file()
+        files = [f for s in subjects for f in (s / f"{name}.py", s / name / "pictures.py")]
+        assert any(file.is_file() for file in files)
 
 
 def test_each_picture_of_a_report_has_a_key_of_its_own(root):
@@ -37,9 +38,9 @@ def test_each_picture_of_a_report_has_a_key_of_its_own(root):
 
 def test_no_view_reads_or_judges_a_file(root):
     """Views draw what they are given; ``contents`` and ``documents.write`` read for them."""
-    reports = root / "mpdiag" / "reports"
+    package = root / "mpdiag"
     wrong = []
-    for path in [*reports.glob("views/**/*.py"), *reports.glob("text/*.py")]:
+    for path in [*package.glob("*/views/**/*.py"), *package.glob("reports/text/*.py")]:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.ImportFrom):
                 names_taken = [alias.name for alias in node.names]

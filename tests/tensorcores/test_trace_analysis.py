@@ -25,7 +25,6 @@ from typer.testing import CliRunner
 from mpdiag.cli import app
 from mpdiag.errors import DamagedTrace, ExitCode
 from mpdiag.hardware.devices import DeviceFacts
-from mpdiag.reports.views.roofline import roofline_frame
 from mpdiag.tensorcores.events import Kernel
 from mpdiag.tensorcores.kernel_evidence import (
     by_counters,
@@ -36,6 +35,7 @@ from mpdiag.tensorcores.kernel_evidence import (
 from mpdiag.tensorcores.kernels.classification import classify
 from mpdiag.tensorcores.profile_comparison import compare_profiles
 from mpdiag.tensorcores.trace_analysis import profile_trace
+from mpdiag.tensorcores.views.roofline import roofline_frame
 
 CONTRACT = """schema_version source device kernel_time_us tensor_core_fraction
     matrix_cuda_core_fraction layout_fraction unknown_fraction native_generation_fraction

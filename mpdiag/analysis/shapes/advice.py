@@ -13,6 +13,7 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from mpdiag.analysis.findings import Finding
+from mpdiag.analysis.shapes.model_work import ModuleWork, model_work
 from mpdiag.analysis.shapes.recorded import from_modules, from_operations
 from mpdiag.analysis.shapes.rules import (
     BATCH_NORM,
@@ -35,7 +36,6 @@ from mpdiag.hardware.alignment import (
     values_in_step,
 )
 from mpdiag.plan import ShapeAdvice
-from mpdiag.tensorcores.work.model import ModuleWork, model_work
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

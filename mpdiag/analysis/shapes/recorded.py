@@ -16,8 +16,8 @@ from mpdiag.tensorcores.sizes.unknowns import Unknowns
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from mpdiag.analysis.shapes.model_work import ModuleWork
     from mpdiag.runs.operations import Operation
-    from mpdiag.tensorcores.work.model import ModuleWork
 
 _FEATURES = frozenset(
     """

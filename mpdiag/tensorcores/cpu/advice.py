@@ -11,9 +11,9 @@ from mpdiag.hardware.flags import CONVOLUTION, IN_BF16, MEDIUM, RECURRENT
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
+    from mpdiag.hardware.matrix_work import MatrixWork
     from mpdiag.tensorcores.cpu.onednn import OnednnLog
     from mpdiag.tensorcores.cpu.operation import CpuFacts, CpuOperation
-    from mpdiag.tensorcores.work.products import MatrixWork
 
 _BF16_LINES = {
     "matmul": MEDIUM,

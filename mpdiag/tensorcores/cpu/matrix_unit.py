@@ -7,13 +7,11 @@ unknown, unless the matrix unit cannot have computed it: FP32 products go to MKL
 
 from __future__ import annotations
 
-import platform
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from mpdiag.display.wording import percent
-from mpdiag.hardware.cpu_instructions import read_instructions
+from mpdiag.hardware.cpu_instructions import cpu_name, read_instructions
 from mpdiag.tensorcores.amdahl import speedup
 from mpdiag.tensorcores.cpu.advice import findings, to_bf16
 from mpdiag.tensorcores.cpu.onednn import OnednnLog
@@ -164,16 +162,6 @@ def cpu_facts(log: OnednnLog) -> CpuFacts:
         threads=torch.get_num_threads(),
         instructions=read_instructions(torch),
     )
-
-
-def cpu_name() -> str:
-    """The CPU's model name, as the operating system reports it."""
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
-    except OSError:
-        lines = []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, "") or platform.processor() or platform.machine()
 
 
 # -- joining ---------------------------------------------------------------------------------------

@@ -13,13 +13,13 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from mpdiag.tensorcores.work.products import attention, causal_pairs
+from mpdiag.hardware.matrix_work import attention, causal_pairs
 from mpdiag.tensorcores.work.traced_call import UnclearArguments
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mpdiag.tensorcores.work.products import MatrixWork, Shape
+    from mpdiag.hardware.matrix_work import MatrixWork, Shape
     from mpdiag.tensorcores.work.traced_call import TracedCall
 
 

@@ -9,13 +9,13 @@ import math
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from mpdiag.tensorcores.work.products import matmul
+from mpdiag.hardware.matrix_work import matmul
 from mpdiag.tensorcores.work.traced_call import UnclearArguments
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from mpdiag.tensorcores.work.products import MatrixWork
+    from mpdiag.hardware.matrix_work import MatrixWork
     from mpdiag.tensorcores.work.traced_call import TracedCall
 
 

@@ -11,14 +11,14 @@ import math
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from mpdiag.hardware.matrix_work import Direction, MatrixWork, matmul, recurrent
 from mpdiag.tensorcores.work import attention_calls, convolutions, scaled_products
-from mpdiag.tensorcores.work.products import Direction, MatrixWork, matmul, recurrent
 from mpdiag.tensorcores.work.traced_call import TracedCall, UnclearArguments
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from mpdiag.tensorcores.work.products import Shape
+    from mpdiag.hardware.matrix_work import Shape
 
 __all__ = ["MatrixWork", "OperationTime", "TracePhase", "matrix_work"]
 

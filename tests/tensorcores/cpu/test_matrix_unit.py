@@ -7,11 +7,11 @@ import json
 import pytest
 
 from mpdiag.hardware.cpu_instructions import CpuInstructions
+from mpdiag.hardware.matrix_work import convolution, matmul, recurrent
 from mpdiag.tensorcores.cpu.matrix_unit import join
 from mpdiag.tensorcores.cpu.onednn import read_log
 from mpdiag.tensorcores.cpu.operation import CpuFacts
 from mpdiag.tensorcores.cpu.operators import OperatorTime, operator_times
-from mpdiag.tensorcores.work.products import convolution, matmul, recurrent
 
 AMX = CpuFacts("Xeon", has_amx=True, has_avx512_bf16=True)
 NONE = CpuFacts("EPYC", has_amx=False, has_avx512_bf16=True)

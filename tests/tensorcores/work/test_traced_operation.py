@@ -13,7 +13,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode, sdpa_backward_flop_count, sdpa_flop_count
 
-from mpdiag.tensorcores.work.products import attention, convolution, matmul, recurrent
+from mpdiag.hardware.matrix_work import attention, convolution, matmul, recurrent
 from mpdiag.tensorcores.work.traced_operation import matrix_work
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from mpdiag.reports import next_commands, terminal
-from mpdiag.reports.text.cpu_profile import cpu_profile_text
-from mpdiag.reports.text.gpu_profile import change_text, profile_text
+from mpdiag.tensorcores.reports.cpu_profile import cpu_profile_text
+from mpdiag.tensorcores.reports.gpu_profile import change_text, profile_text
 from mpdiag.tensorcores.trace_profile import Profile
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ import pytest
 from made_profiles import profile
 from receipt_checks import same_numbers
 
-from mpdiag.reports.views.tensor_core_use import (
+from mpdiag.tensorcores.views.tensor_core_use import (
     cause_frame,
     cause_rows,
     causes,

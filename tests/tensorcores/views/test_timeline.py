@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from mpdiag.reports.opened_trace import open_traces, traces_beside
-from mpdiag.reports.views import tensor_cores, timeline
+from mpdiag.tensorcores.opened_trace import open_traces, traces_beside
 from mpdiag.tensorcores.timeline.gaps import Gap
 from mpdiag.tensorcores.timeline.pieces import Piece, StepPieces
 from mpdiag.tensorcores.timeline.sweep import Window
+from mpdiag.tensorcores.views import tensor_cores, timeline
 
 WORDS = tensor_cores.unit_names({"device": {"generation": "ampere"}})
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from mpdiag.reports.text.cpu_profile import cpu_profile_text
 from mpdiag.tensorcores.cpu.matrix_unit import CpuProfile
 from mpdiag.tensorcores.cpu.operation import CpuFacts
+from mpdiag.tensorcores.reports.cpu_profile import cpu_profile_text
 
 
 def test_a_finding_has_its_fix_on_a_line_of_its_own_as_on_a_gpu():

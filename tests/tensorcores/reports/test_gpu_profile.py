@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from rich.console import Console
 
-from mpdiag.reports.text.gpu_profile import profile_text
+from mpdiag.tensorcores.reports.gpu_profile import profile_text
 from mpdiag.tensorcores.trace_analysis import profile_trace
 
 

@@ -8,8 +8,8 @@ import pandas as pd
 import pytest
 from made_profiles import profile
 
-from mpdiag.reports.views import tensor_cores
 from mpdiag.runs.stored.profile import read_profile
+from mpdiag.tensorcores.views import tensor_cores
 
 
 def test_time_by_verdict_adds_up_and_its_receipt(tmp_path):

@@ -10,9 +10,9 @@ from mpdiag.display.colors import VERDICT_COLORS
 from mpdiag.display.wording import beginning, counted, in_figure, kernel_label, percent
 from mpdiag.reports.picture import Picture, View
 from mpdiag.reports.plotting import empty, figure, layer_axis, row_height
-from mpdiag.reports.views.roofline import roofline
-from mpdiag.reports.views.tensor_core_use import cause_frame, causes, use_pictures
 from mpdiag.tensorcores.usage.summary import milliseconds
+from mpdiag.tensorcores.views.roofline import roofline
+from mpdiag.tensorcores.views.tensor_core_use import cause_frame, causes, use_pictures
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping

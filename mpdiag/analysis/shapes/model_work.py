@@ -12,12 +12,12 @@ import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from mpdiag.tensorcores.work.products import MatrixWork, attention, convolution, matmul, recurrent
+from mpdiag.hardware.matrix_work import MatrixWork, attention, convolution, matmul, recurrent
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
-    from mpdiag.tensorcores.work.products import Shape
+    from mpdiag.hardware.matrix_work import Shape
 
 
 @dataclass(frozen=True)

@@ -13,17 +13,21 @@ from typing import TYPE_CHECKING, Any
 from mpdiag.display import svg
 from mpdiag.display.colors import VERDICT_COLORS
 from mpdiag.display.wording import percent, sentence
+from mpdiag.reports import terminal
 from mpdiag.reports.documents import markdown
-from mpdiag.reports.documents.page import PageTable, findings, page, text_table
-from mpdiag.reports.text import gpu_profile as text
-from mpdiag.reports.views.tensor_cores import headline, pictures, unit_names, verdict_frame
+from mpdiag.reports.documents.page import PageTable, findings, page, save, text_table
+from mpdiag.reports.documents.write import picture_beside
 from mpdiag.reports.views.verdict import Fact
+from mpdiag.tensorcores.reports import gpu_profile as text
+from mpdiag.tensorcores.trace_analysis import STDIN, compare_traces, profile_trace
 from mpdiag.tensorcores.usage.summary import GAPS, STEPS, gap_rows, step_rows
+from mpdiag.tensorcores.views.tensor_cores import headline, pictures, unit_names, verdict_frame
 from mpdiag.version import __version__
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
+    from mpdiag.files.paths import AnyPath
     from mpdiag.tensorcores.profile_comparison import ProfileComparison
     from mpdiag.tensorcores.trace_profile import Profile
     from mpdiag.tensorcores.usage.summary import CauseGroup
@@ -175,3 +179,31 @@ def _paragraphs(profile: Profile, since: Since | None, picture: str) -> Iterator
     for title, table in _tables(profile):
         yield markdown.folded(f"{title}: {table.extent}", markdown.page_table(table))
     yield escaped(f"{_provenance(profile)}.")
+
+
+def write_trace_report(
+    trace: Path, output: Path | None = None, against: Path | None = None
+) -> AnyPath:
+    """Write a trace's report.
+
+    Args:
+        trace: As for ``mpdiag profile``.
+        output: Where to write; default: the trace's name and ``.html``, in the working folder. A
+            name that ends in ``.md`` gets Markdown.
+        against: An earlier trace to compare with.
+
+    Returns:
+        The file.
+
+    Raises:
+        InputError: If a trace cannot be read.
+        UsageError: If the file cannot be written.
+    """
+    with terminal.waiting(f"reading {trace}"):
+        profile = profile_trace(trace)
+        since = None if against is None else Since(str(against), compare_traces(against, profile))
+    path = output or Path(f"{'stdin' if str(trace) == STDIN else trace.name}.html")
+    if path.suffix == ".md":
+        picture = picture_beside(path, trace_picture(profile))
+        return save(path, trace_markdown(profile, since, picture))
+    return save(path, trace_page(profile, since))

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from mpdiag.cli import app
 from mpdiag.errors import UsageError
-from mpdiag.launching import profiled_script
+from mpdiag.tensorcores import profiled_script
 
 pytestmark = pytest.mark.skipif(
     torch.cuda.is_available(), reason="what a CPU says; a GPU's capture is read as a trace"

@@ -12,9 +12,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import mpdiag
 from mpdiag.analysis.shapes.advice import advise, recorded_generation
+from mpdiag.analysis.shapes.model_work import model_work
 from mpdiag.plan import PrecisionPlan
 from mpdiag.reports.text.analysis import analysis_text, shapes_table
-from mpdiag.tensorcores.work.model import model_work
 
 
 class Language(nn.Module):

@@ -8,8 +8,8 @@ import pytest
 from tensorcores.timeline.test_ranks import trace
 
 from mpdiag.errors import InputError, UsageError
-from mpdiag.reports.opened_trace import open_traces, traces_beside
-from mpdiag.reports.views import timeline
+from mpdiag.tensorcores.opened_trace import open_traces, traces_beside
+from mpdiag.tensorcores.views import timeline
 
 
 def test_the_slowest_of_several_ranks_is_shown(tmp_path):

@@ -9,8 +9,8 @@ import pandas as pd
 import pytest
 from made_profiles import PEAKS, profile
 
-from mpdiag.reports.views.roofline import left_out, roofline, roofline_frame, roofs_of
-from mpdiag.reports.views.tensor_cores import unit_names
+from mpdiag.tensorcores.views.roofline import left_out, roofline, roofline_frame, roofs_of
+from mpdiag.tensorcores.views.tensor_cores import unit_names
 
 
 def picture_of(run, document):

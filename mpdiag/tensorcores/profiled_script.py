@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from mpdiag.tensorcores.step_profiler import StepProfiler
 
-_MODULE = "mpdiag.launching.profiled_script"  # run as a program in the child
+_MODULE = "mpdiag.tensorcores.profiled_script"  # run as a program in the child
 _NOTE = "capture.json"
 
 

@@ -11,8 +11,8 @@ from mpdiag.display.colors import BLUE, GREY, PURPLE, SKY, VERDICT_COLORS, YELLO
 from mpdiag.display.wording import beginning, counted, in_figure, kernel_label
 from mpdiag.reports.picture import Picture
 from mpdiag.reports.plotting import empty, figure, layer_axis
-from mpdiag.reports.views.tensor_core_use import HATCHES
 from mpdiag.tensorcores.usage.summary import IDLE, milliseconds, percent
+from mpdiag.tensorcores.views.tensor_core_use import HATCHES
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pandas as pd
 
 from mpdiag.display.colors import GREEN, GREY, ORANGE
 from mpdiag.display.wording import sentence
+from mpdiag.reports import terminal
 from mpdiag.reports.documents import markdown
-from mpdiag.reports.documents.page import page, text_table
+from mpdiag.reports.documents.page import page, save, text_table
 from mpdiag.reports.picture import Picture
 from mpdiag.reports.plotting import figure
-from mpdiag.reports.text.rank_profile import LEGEND, RANKS, rank_rows
+from mpdiag.tensorcores.reports.rank_profile import LEGEND, RANKS, rank_rows
+from mpdiag.tensorcores.trace_analysis import profile_ranks, traces_in
 from mpdiag.version import __version__
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import plotly.graph_objects as go
 
+    from mpdiag.files.paths import AnyPath
     from mpdiag.reports.documents.page import PageTable
     from mpdiag.tensorcores.timeline.ranks import RankComparison
 
@@ -105,3 +107,24 @@ def rank_markdown(folder: Path, found: RankComparison) -> str:
 
 def _table(found: RankComparison) -> PageTable:
     return text_table(RANKS, rank_rows(found))
+
+
+def write_rank_report(folder: Path, output: Path | None = None) -> AnyPath:
+    """Write the report of a folder that holds a trace of each rank of a run.
+
+    Args:
+        folder: With the traces.
+        output: Where to write; default: the folder's name and ``.html``, in the working folder.
+
+    Returns:
+        The file.
+
+    Raises:
+        InputError: If a trace cannot be read.
+        UsageError: If they are not of one run, or the file cannot be written.
+    """
+    with terminal.waiting(f"reading {folder}"):
+        found = profile_ranks(traces_in(folder))
+    path = output or Path(f"{folder.resolve().name}.html")
+    document = rank_markdown if path.suffix == ".md" else rank_page
+    return save(path, document(folder, found))

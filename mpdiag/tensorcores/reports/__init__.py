@@ -1,0 +1,1 @@
+"""What the terminal and documents say of a profile."""
