@@ -15,7 +15,7 @@ from typing import IO, TYPE_CHECKING, Any
 from upath.extensions import ProxyUPath
 
 from mpdiag.errors import UsageError
-from mpdiag.files.secrets import without_login
+from mpdiag.files.secrets import without_secrets
 from mpdiag.installation.extras import EXTRAS
 
 if TYPE_CHECKING:
@@ -54,10 +54,12 @@ class RemotePath(ProxyUPath):
         except ImportError as error:
             extra = EXTRAS.get(url.partition(":")[0])
             how = "pip install it" if extra is None else extra.install
-            message = f"{without_login(url)} needs a package that is not installed ({error}): {how}"
+            message = (
+                f"{without_secrets(url)} needs a package that is not installed ({error}): {how}"
+            )
             raise UsageError(message) from error
         except ValueError as error:
-            message = f"{without_login(url)} is on no file system that fsspec knows ({error})"
+            message = f"{without_secrets(url)} is on no file system that fsspec knows ({error})"
             raise UsageError(message) from error
 
     def __str__(self) -> str:

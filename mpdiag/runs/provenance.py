@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import platform
-import re
 import sys
 from importlib import metadata
 from typing import Any
 
 import torch
 
-from mpdiag.files.secrets import HIDDEN, without_login
+from mpdiag.files.secrets import shown_arguments
 
 
 def versions() -> dict[str, str]:
@@ -59,26 +58,6 @@ def ranks() -> tuple[int, int]:
     return (rank, size) if 0 <= rank < size else (0, 1)
 
 
-_SECRET = re.compile(
-    r"(?:^|[-_.])(?:token|secret|passw(?:or)?d|passphrase|credentials?|(?:api|access|private)[-_]?key)$",
-    re.IGNORECASE,
-)
-
-
 def arguments() -> list[str]:
-    """The command line, as the script sees it, but for what is named a token, a key or a password.
-
-    A run folder is shown to others.
-    """
-    shown: list[str] = []
-    secret = False
-    for word in map(str, sys.argv):
-        name, equals, _ = word.partition("=")
-        if secret and not word.startswith("-"):
-            shown.append(HIDDEN)
-            secret = False
-            continue
-        named = _SECRET.search(name) is not None
-        secret = named and not equals and word.startswith("-")
-        shown.append(f"{name}={HIDDEN}" if named and equals else without_login(word))
-    return shown
+    """The command line, as the script sees it, without secrets: a run folder is shown to others."""
+    return shown_arguments(map(str, sys.argv))
