@@ -3,11 +3,9 @@
 A kernel reads its operands in vectors of up to 16 bytes, so every row must start at a multiple of
 16 bytes for the widest ones to be used: 8 values of FP16, 4 of TF32, 16 of INT8.
 
-Sources: NVIDIA, *Matrix Multiplication Background User's Guide*, table 1 (the multiples, the
-libraries that require them, and A100's 128 bytes); *Training with Mixed Precision User Guide*,
-sections 2.2 and 6 (M, N, K, channels, batch and vocabulary); *CUDA C Programming Guide*, tensor
-maps (Hopper's and Blackwell's copy engine takes strides of whole 16 bytes, so their own kernels
-cannot run below that).
+Sources: NVIDIA, *Matrix Multiplication Background User's Guide*, table 1 (the multiples, and A100's
+128 bytes); *Training with Mixed Precision User Guide*, sections 2.2 and 6 (M, N, K, channels, batch and
+vocabulary).
 """
 
 from __future__ import annotations
@@ -18,46 +16,23 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-BYTES = {
-    "fp64": 8,
-    "fp32": 4,
-    "tf32": 4,
-    "fp16": 2,
-    "bf16": 2,
-    "fp8_e4m3": 1,
-    "fp8_e5m2": 1,
-    "fp8": 1,
-    "int8": 1,
-}
+_DTYPES = (
+    # (dtype, bytes of one value in memory, names of it in torch, its profiler and oneDNN)
+    ("fp64", 8, ("double", "float64", "f64")),
+    ("fp32", 4, ("float", "float32", "f32")),
+    ("tf32", 4, ()),
+    ("fp16", 2, ("half", "float16", "f16")),
+    ("bf16", 2, ("bfloat16",)),
+    ("fp8_e4m3", 1, ("float8_e4m3fn", "float8_e4m3fnuz", "f8_e4m3")),
+    ("fp8_e5m2", 1, ("float8_e5m2", "float8_e5m2fnuz", "f8_e5m2")),
+    ("fp8", 1, ()),
+    ("int8", 1, ("signed char", "unsigned char", "uint8", "s8", "u8")),
+)
+BYTES = {dtype: size for dtype, size, _ in _DTYPES}
 """Bytes of one value in memory."""
 _PACKED = {"fp4": 0.5}
 """Formats of which two values share a byte; only kernels' names say so, no dtype of a tensor."""
-
-_DTYPE_NAMES = {
-    "double": "fp64",
-    "float64": "fp64",
-    "float": "fp32",
-    "float32": "fp32",
-    "half": "fp16",
-    "float16": "fp16",
-    "bfloat16": "bf16",
-    "float8_e4m3fn": "fp8_e4m3",
-    "float8_e4m3fnuz": "fp8_e4m3",
-    "float8_e5m2": "fp8_e5m2",
-    "float8_e5m2fnuz": "fp8_e5m2",
-    "signed char": "int8",
-    "unsigned char": "int8",
-    "int8": "int8",
-    "uint8": "int8",
-    "f64": "fp64",
-    "f32": "fp32",
-    "f16": "fp16",
-    "bf16": "bf16",
-    "s8": "int8",
-    "u8": "int8",
-    "f8_e4m3": "fp8_e4m3",
-    "f8_e5m2": "fp8_e5m2",
-}
+_DTYPE_NAMES = {name: dtype for dtype, _, names in _DTYPES for name in (dtype, *names)}
 
 _BY_CAPABILITY = {
     (7, 0): "volta",
@@ -75,7 +50,6 @@ GENERATIONS = ("volta", "turing", "ampere", "ada", "hopper", "blackwell")
 
 _VECTOR = 16  # bytes a thread reads at once
 _LINE = 128  # bytes of a cache line, A100's best
-_TENSOR_MAPS = frozenset({"hopper", "blackwell"})
 
 
 @dataclass(frozen=True)
@@ -83,18 +57,10 @@ class Alignment:
     """The multiples that a dimension should have, in values.
 
     Attributes:
-        dtype: Dtype of the operands.
-        generation: Generation of the GPU; None where it is not known.
-        required: Below this no Tensor Core is used at all; 1 where nothing is required.
-        native: Below this, kernels of an older generation run instead of its own.
         good: The multiple to pad to: 16 bytes.
         best: 128 bytes on A100 and newer, worthwhile if it costs little; else ``good``.
     """
 
-    dtype: str
-    generation: str | None
-    required: int
-    native: int
     good: int
     best: int
 
@@ -120,14 +86,9 @@ class Fault:
     padded: int
 
     @property
-    def growth(self) -> float:
-        """The factor by which padding this increases the work; 1.0 for no increase."""
-        return self.padded / self.size
-
-    @property
     def worth_padding(self) -> bool:
         """Whether padding can gain more than the work it adds: 3 channels to 8 does not."""
-        return self.growth <= _MOST_GROWTH
+        return self.padded <= _MOST_GROWTH * self.size
 
 
 def dtype_name(text: str | None) -> str | None:
@@ -137,8 +98,7 @@ def dtype_name(text: str | None) -> str | None:
     """
     if not text:
         return None
-    plain = text.removeprefix("c10::").removeprefix("torch.").lower()
-    return plain if plain in BYTES else _DTYPE_NAMES.get(plain)
+    return _DTYPE_NAMES.get(text.removeprefix("c10::").removeprefix("torch.").lower())
 
 
 def bytes_of(dtype: str) -> float:
@@ -178,13 +138,12 @@ def is_amd(name: str) -> bool:
     return any(w in {"AMD", "RADEON"} or w.startswith(("GFX", "MI1", "MI2", "MI3")) for w in words)
 
 
-def alignment(dtype: str, gpu: str | None, *, old_libraries: bool = False) -> Alignment:
+def alignment(dtype: str, gpu: str | None) -> Alignment:
     """The rule for a dtype on a generation.
 
     Args:
         dtype: Our name, see ``bytes_of``.
         gpu: A generation, or None.
-        old_libraries: cuBLAS before 11 or cuDNN before 7.6.3, which require what newer ones prefer.
 
     Raises:
         KeyError: If there is no such dtype.
@@ -192,14 +151,7 @@ def alignment(dtype: str, gpu: str | None, *, old_libraries: bool = False) -> Al
     size = bytes_of(dtype)
     good = max(1, int(_VECTOR // size))
     wide = gpu in GENERATIONS[2:] or gpu is None
-    return Alignment(
-        dtype=dtype,
-        generation=gpu,
-        required=good if old_libraries else 1,
-        native=good if gpu in _TENSOR_MAPS else 1,
-        good=good,
-        best=max(1, int(_LINE // size)) if wide else good,
-    )
+    return Alignment(good, max(1, int(_LINE // size)) if wide else good)
 
 
 _BLOCKS = (

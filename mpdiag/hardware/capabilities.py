@@ -92,14 +92,10 @@ class FormatSupport:
 
 def gpu_format_support(device: DeviceFacts, software: Software) -> tuple[FormatSupport, ...]:
     """How a GPU supports each format."""
-    return tuple(_gpu_support(device, software, name, need) for name, need in NEEDS.items())
-
-
-def _gpu_support(
-    device: DeviceFacts, software: Software, name: str, need: FormatRequirement
-) -> FormatSupport:
-    how, reason = _on_gpu(device, software, name, need)
-    return FormatSupport(device.name, name, how, reason, need.text)
+    return tuple(
+        FormatSupport(device.name, name, *_on_gpu(device, software, name, need), need.text)
+        for name, need in NEEDS.items()
+    )
 
 
 def _on_gpu(
@@ -146,23 +142,21 @@ def cpu_format_support(name: str, cpu: CpuInstructions) -> tuple[FormatSupport, 
         name: Its model.
         cpu: Its instructions.
     """
-    found: dict[str, tuple[How, str]] = {
+    stored: tuple[How, str] = (
+        "no",
+        "torch can store it but not compute in it; mpdiag analyze predicts it",
+    )
+    support = {
         "fp16": _fp16_on_cpu(cpu),
         "int8": _on_cpu("int8", cpu),
         "tf32": _tf32_on_cpu(cpu),
         "bf16": _on_cpu("bf16", cpu),
-        "fp8": (
-            "no",
-            "torch can store it but not compute in it; mpdiag analyze predicts it",
-        ),
-        "fp4": (
-            "no",
-            "torch can store it but not compute in it; mpdiag analyze predicts it",
-        ),
+        "fp8": stored,
+        "fp4": stored,
     }
     return tuple(
         FormatSupport(name, fmt, how, reason, NEEDS[fmt].text)
-        for fmt, (how, reason) in found.items()
+        for fmt, (how, reason) in support.items()
     )
 
 

@@ -77,11 +77,6 @@ class Peaks:
             return self.cuda[name] * 1e12
         return self.cuda["fp32"] * _VECTOR_RATIO.get(name, _MOST) * 1e12
 
-    def ridge(self, dtype: str) -> float | None:
-        """FLOP per byte below which memory limits a Tensor Core kernel; None as for ``tensor_rate``."""
-        rate = self.tensor_rate(dtype)
-        return None if rate is None else rate / (self.bandwidth * 1e9)
-
 
 def family(dtype: str) -> str:
     """The dtype that the hardware multiplies in: ``fp8_e4m3`` and ``mxfp8`` are ``fp8``."""

@@ -16,5 +16,9 @@ def lines_of(path: Path) -> list[str]:
 
 
 def read_table(path: Path) -> list[dict[str, str]]:
-    """The rows of a table by the names in its first line; no quoting, so a field may hold quotes."""
-    return list(csv.DictReader(lines_of(path), delimiter="\t", quoting=csv.QUOTE_NONE))
+    """The rows of a table by the names in its first line; no quoting, so a field may hold quotes.
+
+    Empty fields at the end of a row may be left out.
+    """
+    lines = lines_of(path)
+    return list(csv.DictReader(lines, delimiter="\t", quoting=csv.QUOTE_NONE, restval=""))

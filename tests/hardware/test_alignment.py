@@ -6,6 +6,7 @@ import pytest
 
 from mpdiag.hardware.alignment import (
     BYTES,
+    Alignment,
     alignment,
     bytes_of,
     dtype_name,
@@ -22,19 +23,14 @@ from mpdiag.hardware.alignment import (
     [("int8", 16, 128), ("fp16", 8, 64), ("tf32", 4, 32), ("fp64", 2, 16)],
 )
 def test_the_guides_table(dtype, good, best):
-    a100 = alignment(dtype, "ampere")
-    assert (a100.required, a100.good, a100.best) == (1, good, best)
-    v100 = alignment(dtype, "volta", old_libraries=True)
-    assert (v100.required, v100.good, v100.best) == (good, good, good)
-    assert alignment(dtype, "volta").required == 1
-    assert alignment(dtype, "ampere").native == 1
-    assert alignment(dtype, "hopper").native == good  # its copy engine takes whole 16 bytes
+    assert alignment(dtype, "ampere") == alignment(dtype, None) == Alignment(good, best)
+    assert alignment(dtype, "volta") == Alignment(good, good)
 
 
 def test_four_bits():
     """16 bytes hold 32 values, two of which share a byte."""
     rule = alignment("fp4", "blackwell")
-    assert (rule.good, rule.native, rule.best) == (32, 32, 256)
+    assert rule == Alignment(32, 256)
     assert values_in_step(48, "fp4") == 16
     assert (bytes_of("fp4"), bytes_of("bf16")) == (0.5, 2)
     assert not is_sized("fp6")
@@ -55,7 +51,8 @@ def test_the_dimension_at_fault_is_named_worst_first():
         ("K", 325, 8, 328),
         ("N", 33278, 8, 33280),
     ]
-    assert found[1].growth == 33280 / 33278
+    assert found[1].worth_padding
+    assert not faults([("input channels", 3)], "fp16", None)[0].worth_padding
     assert faults([("N", 33280)], "fp16", None) == ()
     assert [f.padded for f in faults([("N", 33280)], "int8", None)] == []
     assert [f.padded for f in faults([("N", 33288)], "int8", None)] == [33296]

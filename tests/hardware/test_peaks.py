@@ -95,13 +95,6 @@ def test_names_as_drivers_give_them():
     assert {name: p.name if p else "" for name, p in known.items()} == expected
 
 
-def test_the_ridges_people_know():
-    assert peaks_of("Tesla V100-SXM2-16GB").ridge("fp16") == pytest.approx(138.9, abs=0.1)
-    assert peaks_of("NVIDIA A100-SXM4-40GB").ridge("bf16") == pytest.approx(200.6, abs=0.1)
-    assert peaks_of("NVIDIA H100 80GB HBM3").ridge("fp8_e4m3") == pytest.approx(590.7, abs=0.1)
-    assert peaks_of("Tesla V100-SXM2-16GB").ridge("bf16") is None
-
-
 def test_another_number_of_processors_is_another_device():
     """Names are shared: by two cards, by a whole GPU and a part of it."""
     assert peaks_of("AMD Instinct MI250X/MI250", 104).name == "MI250, one die"
@@ -142,6 +135,8 @@ def test_who_has_tensor_cores(name, capability, expected):
     ("name", "dtype", "expected"),
     [
         # As printed: HGX B200 (72 PFLOP/s in eight), GB200 and GB300 NVL72, MI355X.
+        ("Tesla V100-SXM2-16GB", "fp16", 125), ("NVIDIA A100-SXM4-40GB", "bf16", 312),
+        ("NVIDIA H100 80GB HBM3", "fp8_e4m3", 1978.9), ("Tesla V100-SXM2-16GB", "bf16", None),
         ("NVIDIA B200", "nvfp4", 9000), ("NVIDIA GB200", "fp4", 10000),
         ("NVIDIA GB300", "mxfp4", 15000), ("NVIDIA GeForce RTX 5090", "nvfp4", 1676),
         ("AMD Instinct MI355X", "mxfp4", 10066), ("NVIDIA B200", "mxfp6_e2m3", 4500),
@@ -167,6 +162,14 @@ def test_a_geforce_card_accumulates_fp16_in_fp32_at_half_rate():
         a, b = peaks_of(card), peaks_of(other)
         each = [p.tensor["fp16"] / p.processors / p.clock_mhz for p in (a, b)]
         assert each[0] * 2 == pytest.approx(each[1], rel=0.01)
+
+
+def test_bandwidths_as_the_documents_print_them():
+    expected = {
+        "Tesla V100-SXM2-16GB": 900, "NVIDIA A100-SXM4-40GB": 1555, "NVIDIA H100 80GB HBM3": 3350,
+        "AMD Instinct MI300X": 5300, "NVIDIA GeForce RTX 4090": 1008,
+    }  # fmt: skip
+    assert {name: peaks_of(name).bandwidth for name in expected} == expected
 
 
 def test_rates_of_ordinary_cores():
