@@ -125,4 +125,4 @@ def _ranks(trace: Path, more: list[str], against: Path | None, *, as_json: bool)
     paths = [trace, *map(Path, more)] if more else part("trace_analysis").traces_in(trace)
     with terminal.waiting(f"reading {len(paths)} traces"):
         found = part("trace_analysis").profile_ranks(paths)
-    part("reports.rank_profile").show_ranks(found, as_json=as_json)
+    part("reports.profile").show_ranks(found, as_json=as_json)

@@ -15,10 +15,10 @@ from collections import OrderedDict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-from mpdiag.tensorcores.storage.collected import BACKWARD, COPY, MODULE, OPERATION, KernelSum
+from mpdiag.tensorcores.collected import BACKWARD, COPY, MODULE, OPERATION, KernelSum
 
 if TYPE_CHECKING:
-    from mpdiag.tensorcores.storage.collected import Collected, Signature
+    from mpdiag.tensorcores.collected import Collected, Signature
 
 REMEMBERED = 100_000
 """Forward operations remembered until their backward runs; the oldest are dropped first."""

@@ -9,15 +9,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from mpdiag.tensorcores.timeline.pieces import chosen_steps, read_pieces
+from mpdiag.tensorcores.timeline.activity import chosen_steps, read_pieces
 from mpdiag.tensorcores.timeline.ranks import compare_ranks
 from mpdiag.tensorcores.trace_analysis import profile_trace
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from mpdiag.tensorcores.timeline.gaps import Gap
-    from mpdiag.tensorcores.timeline.pieces import StepPieces
+    from mpdiag.tensorcores.timeline.activity import StepPieces
+    from mpdiag.tensorcores.timeline.host_spans import Gap
 
 ENDINGS = (
     *("json", "gz", "sqlite", "db", "csv", "pb", "txt", "jsonl", "jsonlines", "pt"),

@@ -8,10 +8,10 @@ from mpdiag.display.explanations import command_for
 from mpdiag.display.wording import counted
 from mpdiag.files.documents import finite
 from mpdiag.tensorcores import kernel_evidence
-from mpdiag.tensorcores.amdahl import speedup
 from mpdiag.tensorcores.causes import TF32
 from mpdiag.tensorcores.kernels.counters import ADVICE
-from mpdiag.tensorcores.usage.summary import percent
+from mpdiag.tensorcores.roofline import speedup
+from mpdiag.tensorcores.summary import percent
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -20,9 +20,9 @@ if TYPE_CHECKING:
     from mpdiag.tensorcores.causes import JudgedOperation
     from mpdiag.tensorcores.events import TraceReader
     from mpdiag.tensorcores.kernel_linking import Linked
-    from mpdiag.tensorcores.kernel_times import KernelTimes
     from mpdiag.tensorcores.kernels.counters import Vendor
     from mpdiag.tensorcores.timeline.sweep import Timeline
+    from mpdiag.tensorcores.trace_profile import KernelTimes
 
 MUCH = 0.1
 """Share of kernel time from which something deserves a warning."""

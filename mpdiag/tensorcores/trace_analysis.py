@@ -16,8 +16,8 @@ from mpdiag.files.recognition import run_instead
 from mpdiag.hardware.devices import DeviceFacts
 from mpdiag.tensorcores import kernel_evidence
 from mpdiag.tensorcores.causes import judge, worth
+from mpdiag.tensorcores.collected import Collected
 from mpdiag.tensorcores.kernel_linking import link
-from mpdiag.tensorcores.kernel_times import KernelTime, KernelTimes
 from mpdiag.tensorcores.kernels.classification import classify, native_generations
 from mpdiag.tensorcores.profile_comparison import ProfileComparison, compare_profiles
 from mpdiag.tensorcores.profile_findings import (
@@ -27,11 +27,10 @@ from mpdiag.tensorcores.profile_findings import (
     rate_findings,
 )
 from mpdiag.tensorcores.readers.recognition import read
-from mpdiag.tensorcores.storage.collected import Collected
 from mpdiag.tensorcores.timeline.activity import activities
 from mpdiag.tensorcores.timeline.ranks import compare_ranks
 from mpdiag.tensorcores.timeline.sweep import make_timeline
-from mpdiag.tensorcores.trace_profile import Profile
+from mpdiag.tensorcores.trace_profile import KernelTime, KernelTimes, Profile
 from mpdiag.tensorcores.triton_code import code_of, read_code
 from mpdiag.tensorcores.work.traced_operation import OperationTime, matrix_work
 
@@ -40,11 +39,11 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping, Sequence
 
     from mpdiag.hardware.matrix_work import MatrixWork
+    from mpdiag.tensorcores.collected import KernelSum, Signature
     from mpdiag.tensorcores.events import Kernel, TraceReader
     from mpdiag.tensorcores.kernel_evidence import KernelEvidence
     from mpdiag.tensorcores.kernel_linking import KernelOrigin, Linked
     from mpdiag.tensorcores.kernels.classification import KernelFacts
-    from mpdiag.tensorcores.storage.collected import KernelSum, Signature
     from mpdiag.tensorcores.timeline.ranks import RankComparison
     from mpdiag.tensorcores.timeline.sweep import Timeline
 

@@ -6,9 +6,9 @@ import pytest
 
 from mpdiag.tensorcores.events import Kernel
 from mpdiag.tensorcores.kernel_evidence import by_counters, contradicts, measured_verdict
-from mpdiag.tensorcores.kernel_times import KernelTime
 from mpdiag.tensorcores.kernels.classification import KernelFacts, classify
 from mpdiag.tensorcores.trace_analysis import profile_trace
+from mpdiag.tensorcores.trace_profile import KernelTime
 
 PIPE = "sm__inst_executed_pipe_tensor"
 CYCLES = "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active"
@@ -133,12 +133,16 @@ def codes(document):
 
 
 def test_counters_of_amd_resolve_triton_kernels(tmp_path):
-    path = tmp_path / "pmc_perf.csv"
-    path.write_text(
-        "Dispatch_ID,Kernel_Name,GPU_ID,Start_Timestamp,End_Timestamp,SQ_VALU_MFMA_BUSY_CYCLES,"
-        "SQ_INSTS_VALU_MFMA_MOPS_F16\n0,f17,4,1000,4000,900.0,512.0\n1,f18,4,5000,6000,0.0,0.0\n",
-        encoding="utf-8",
-    )
+    path = tmp_path / "counter_collection.csv"
+    busy, products = "SQ_VALU_MFMA_BUSY_CYCLES", "SQ_INSTS_VALU_MFMA_MOPS_F16"
+    rows = [
+        "Dispatch_Id,Kernel_Name,Counter_Name,Counter_Value,Start_Timestamp,End_Timestamp",
+        f"0,f17,{busy},900.0,1000,4000",
+        f"0,f17,{products},512.0,1000,4000",
+        f"1,f18,{busy},0.0,5000,6000",
+        f"1,f18,{products},0.0,5000,6000",
+    ]
+    path.write_text("\n".join(rows), encoding="utf-8")
     document = profile_trace(path).to_json()
     assert document["tensor_core_fraction_witnessed"] == 0.75
     assert document["verdict"] == (

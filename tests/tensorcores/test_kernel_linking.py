@@ -7,17 +7,17 @@ import random
 import pytest
 from tensorcores.traces import ADD, SGEMM, TENSOR, kernel, launch, module, op, write
 
+from mpdiag.tensorcores import collected
+from mpdiag.tensorcores.collected import Collected
 from mpdiag.tensorcores.kernel_linking import link
 from mpdiag.tensorcores.readers.recognition import read
-from mpdiag.tensorcores.storage import disk_buffer
-from mpdiag.tensorcores.storage.collected import Collected
 
 
 def places(path):
-    collected = Collected()
-    collected.take_all(read(path))
-    linked = link(collected)
-    collected.close()
+    records = Collected()
+    records.take_all(read(path))
+    linked = link(records)
+    records.close()
     return linked, {
         (name, place.signature.name if place.signature else None, place.module, place.phase):
         (s.calls, s.time_us)
@@ -124,7 +124,7 @@ def test_what_waits_on_disk_changes_nothing(tmp_path, monkeypatch, portion):
     expected = places(path)[1]
     assert expected[TENSOR, "aten::addmm", "Linear_1", "forward"] == (25, 100.0)
     assert expected[SGEMM, "aten::mm", "Linear_0", "backward"] == (25, 200.0)
-    monkeypatch.setattr(disk_buffer, "PORTION", portion)
+    monkeypatch.setattr(collected, "PORTION", portion)
     linked, found = places(path)
     assert found == expected
     assert sum(linked.calls.values()) == 100

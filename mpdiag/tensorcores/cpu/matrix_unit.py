@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from mpdiag.display.wording import percent
 from mpdiag.hardware.cpu_instructions import cpu_name, read_instructions
-from mpdiag.tensorcores.amdahl import speedup
 from mpdiag.tensorcores.cpu.advice import findings, to_bf16
 from mpdiag.tensorcores.cpu.onednn import OnednnLog
 from mpdiag.tensorcores.cpu.operation import UNITS, CpuFacts, CpuOperation
 from mpdiag.tensorcores.cpu.padding import paddings
+from mpdiag.tensorcores.roofline import speedup
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

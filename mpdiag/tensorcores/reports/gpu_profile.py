@@ -12,8 +12,8 @@ from rich.text import Text
 from mpdiag.display.wording import beginning, counted, kernel_label
 from mpdiag.reports.text.findings import EXPLAIN
 from mpdiag.reports.text.tables import Clipped, Fitted
-from mpdiag.tensorcores.amdahl import speedup
-from mpdiag.tensorcores.usage.summary import (
+from mpdiag.tensorcores.roofline import speedup
+from mpdiag.tensorcores.summary import (
     GAPS,
     LEAST,
     MANY,
@@ -32,11 +32,10 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
     from mpdiag.tensorcores.causes import JudgedOperation
-    from mpdiag.tensorcores.kernel_times import KernelTime
     from mpdiag.tensorcores.profile_comparison import ProfileComparison
+    from mpdiag.tensorcores.summary import CauseGroup
     from mpdiag.tensorcores.timeline.sweep import Timeline
-    from mpdiag.tensorcores.trace_profile import Profile
-    from mpdiag.tensorcores.usage.summary import CauseGroup
+    from mpdiag.tensorcores.trace_profile import KernelTime, Profile
     from mpdiag.tensorcores.work.traced_operation import OperationTime
 
 SHOWN = 10

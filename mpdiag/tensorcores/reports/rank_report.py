@@ -14,7 +14,7 @@ from mpdiag.reports.documents import markdown
 from mpdiag.reports.documents.page import page, save, text_table
 from mpdiag.reports.picture import Picture
 from mpdiag.reports.plotting import figure
-from mpdiag.tensorcores.reports.rank_profile import LEGEND, RANKS, rank_rows
+from mpdiag.tensorcores.reports.profile import LEGEND, RANKS, rank_rows
 from mpdiag.tensorcores.trace_analysis import profile_ranks, traces_in
 from mpdiag.version import __version__
 

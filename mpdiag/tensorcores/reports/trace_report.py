@@ -19,8 +19,8 @@ from mpdiag.reports.documents.page import PageTable, findings, page, save, text_
 from mpdiag.reports.documents.write import picture_beside
 from mpdiag.reports.views.verdict import Fact
 from mpdiag.tensorcores.reports import gpu_profile as text
+from mpdiag.tensorcores.summary import GAPS, STEPS, gap_rows, step_rows
 from mpdiag.tensorcores.trace_analysis import STDIN, compare_traces, profile_trace
-from mpdiag.tensorcores.usage.summary import GAPS, STEPS, gap_rows, step_rows
 from mpdiag.tensorcores.views.tensor_cores import headline, pictures, unit_names, verdict_frame
 from mpdiag.version import __version__
 
@@ -29,8 +29,8 @@ if TYPE_CHECKING:
 
     from mpdiag.files.paths import AnyPath
     from mpdiag.tensorcores.profile_comparison import ProfileComparison
+    from mpdiag.tensorcores.summary import CauseGroup
     from mpdiag.tensorcores.trace_profile import Profile
-    from mpdiag.tensorcores.usage.summary import CauseGroup
 
 SHOWN = 30
 """Rows of a table; ``mpdiag profile --json`` has them all."""

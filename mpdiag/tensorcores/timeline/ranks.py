@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from mpdiag.errors import UsageError
 from mpdiag.files.documents import finite
-from mpdiag.tensorcores.usage.summary import milliseconds
+from mpdiag.tensorcores.summary import milliseconds
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

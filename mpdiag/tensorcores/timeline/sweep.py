@@ -10,17 +10,16 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from mpdiag.files.documents import finite
-from mpdiag.tensorcores.amdahl import speedup
+from mpdiag.tensorcores.roofline import speedup
 from mpdiag.tensorcores.timeline.activity import COLLECTIVE, COPY
-from mpdiag.tensorcores.timeline.gaps import GAP_CAUSES, Gap, HostCalls
-from mpdiag.tensorcores.timeline.steps import StepMarks, find_steps
+from mpdiag.tensorcores.timeline.host_spans import GAP_CAUSES, Gap, HostCalls, StepMarks, find_steps
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from mpdiag.tensorcores.events import HostSpan
     from mpdiag.tensorcores.timeline.activity import Activity
-    from mpdiag.tensorcores.timeline.gaps import GapCause
+    from mpdiag.tensorcores.timeline.host_spans import GapCause
 
 LONGEST = 10
 """Gaps that are listed."""

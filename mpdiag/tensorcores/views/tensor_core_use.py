@@ -11,8 +11,8 @@ from mpdiag.display.colors import GREY, PURPLE, SKY, VERDICT_COLORS, YELLOW
 from mpdiag.display.wording import beginning, counted, in_figure, percent
 from mpdiag.reports.picture import Picture
 from mpdiag.reports.plotting import empty, figure, layer_axis, row_height
-from mpdiag.tensorcores.usage.summary import CAUSES, IDLE, milliseconds
-from mpdiag.tensorcores.usage.summary import percent as one_decimal
+from mpdiag.tensorcores.summary import CAUSES, IDLE, milliseconds
+from mpdiag.tensorcores.summary import percent as one_decimal
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -10,7 +10,7 @@ from mpdiag.display.colors import VERDICT_COLORS
 from mpdiag.display.wording import beginning, counted, in_figure, kernel_label, percent
 from mpdiag.reports.picture import Picture, View
 from mpdiag.reports.plotting import empty, figure, layer_axis, row_height
-from mpdiag.tensorcores.usage.summary import milliseconds
+from mpdiag.tensorcores.summary import milliseconds
 from mpdiag.tensorcores.views.roofline import roofline
 from mpdiag.tensorcores.views.tensor_core_use import cause_frame, causes, use_pictures
 

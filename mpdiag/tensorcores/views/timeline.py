@@ -11,7 +11,7 @@ from mpdiag.display.colors import BLUE, GREY, PURPLE, SKY, VERDICT_COLORS, YELLO
 from mpdiag.display.wording import beginning, counted, in_figure, kernel_label
 from mpdiag.reports.picture import Picture
 from mpdiag.reports.plotting import empty, figure, layer_axis
-from mpdiag.tensorcores.usage.summary import IDLE, milliseconds, percent
+from mpdiag.tensorcores.summary import IDLE, milliseconds, percent
 from mpdiag.tensorcores.views.tensor_core_use import HATCHES
 
 if TYPE_CHECKING:
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
     from mpdiag.reports.plotting import Drawing
-    from mpdiag.tensorcores.timeline.gaps import Gap
-    from mpdiag.tensorcores.timeline.pieces import StepPieces
+    from mpdiag.tensorcores.timeline.activity import StepPieces
+    from mpdiag.tensorcores.timeline.host_spans import Gap
 
 PIXELS = 1200
 """Of a step's length: neighbours of one kind that are nearer than one of them are drawn as one."""

@@ -6,7 +6,7 @@ from rich.console import Console
 
 from mpdiag.tensorcores.cpu.matrix_unit import CpuProfile
 from mpdiag.tensorcores.cpu.operation import CpuFacts
-from mpdiag.tensorcores.reports.cpu_profile import cpu_profile_text
+from mpdiag.tensorcores.reports.profile import cpu_profile_text
 
 
 def test_a_finding_has_its_fix_on_a_line_of_its_own_as_on_a_gpu():

@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tensorcores.traces import ADD, SGEMM, TENSOR, kernel, launch, op, real, step, write
 
+from mpdiag.tensorcores.collected import PORTION, DiskBuffer
 from mpdiag.tensorcores.events import HostSpan
-from mpdiag.tensorcores.storage.disk_buffer import PORTION, DiskBuffer
 from mpdiag.tensorcores.timeline.activity import Activity
-from mpdiag.tensorcores.timeline.steps import find_steps
+from mpdiag.tensorcores.timeline.host_spans import find_steps
 from mpdiag.tensorcores.timeline.sweep import make_timeline
 from mpdiag.tensorcores.trace_analysis import profile_trace
 

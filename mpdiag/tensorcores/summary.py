@@ -9,15 +9,15 @@ from typing import TYPE_CHECKING, Any
 from mpdiag.display import wording
 from mpdiag.display.wording import counted
 from mpdiag.files.documents import finite
-from mpdiag.tensorcores.timeline.gaps import GAP_CAUSES
+from mpdiag.tensorcores.timeline.host_spans import GAP_CAUSES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from mpdiag.tensorcores.causes import JudgedOperation, Worth
+    from mpdiag.tensorcores.eligibility import Eligibility
+    from mpdiag.tensorcores.roofline import AchievedRate
     from mpdiag.tensorcores.timeline.sweep import Timeline, Window
-    from mpdiag.tensorcores.usage.eligible_time import Eligibility
-    from mpdiag.tensorcores.usage.rates import AchievedRate
 
 MANY = 1e6
 """A bound above this means that the rest is nothing."""
