@@ -7,10 +7,15 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from mpdiag.display.wording import percent
 from mpdiag.tensorcores import kernel_evidence
-from mpdiag.tensorcores.eligibility import Eligibility, sum_eligibility
 from mpdiag.tensorcores.kernels.classification import VERDICTS
 from mpdiag.tensorcores.kernels.rules import TABLE_VERSION
-from mpdiag.tensorcores.summary import CauseGroup, cause_groups, summary_sentences
+from mpdiag.tensorcores.summary import (
+    CauseGroup,
+    Eligibility,
+    cause_groups,
+    sum_eligibility,
+    summary_sentences,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
