@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     import plotly.graph_objects as go
 
     from mpdiag.reports.plotting import Drawing
-    from mpdiag.tensorcores.timeline.activity import StepPieces
+    from mpdiag.tensorcores.opened_trace import StepPieces
     from mpdiag.tensorcores.timeline.host_spans import Gap
 
 PIXELS = 1200

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
+from mpdiag.tensorcores import opened_trace
 from mpdiag.tensorcores.events import Copy, HostSpan
+from mpdiag.tensorcores.opened_trace import chosen_steps, read_pieces
 from mpdiag.tensorcores.readers.recognition import read
-from mpdiag.tensorcores.timeline import activity
-from mpdiag.tensorcores.timeline.activity import chosen_steps, read_pieces
 from mpdiag.tensorcores.trace_analysis import profile_trace
 
 
@@ -80,7 +80,7 @@ def test_the_pieces_of_each_step_add_up_to_its_sums(sample):
 def test_of_a_longer_step_the_longest_pieces_are_kept(sample, monkeypatch):
     path, timeline = sample
     (whole,) = read_pieces(path, timeline.steps[:1])
-    monkeypatch.setattr(activity, "MOST", 20)
+    monkeypatch.setattr(opened_trace, "MOST", 20)
     (cut,) = read_pieces(path, timeline.steps[:1])
     assert (len(cut.pieces), cut.left_out) == (20, len(whole.pieces) - 20)
     shortest = min(p.duration_us for p in cut.pieces)

@@ -7,8 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from mpdiag.tensorcores.opened_trace import open_traces, traces_beside
-from mpdiag.tensorcores.timeline.activity import Piece, StepPieces
+from mpdiag.tensorcores.opened_trace import Piece, StepPieces, open_traces, traces_beside
 from mpdiag.tensorcores.timeline.host_spans import Gap
 from mpdiag.tensorcores.timeline.sweep import Window
 from mpdiag.tensorcores.views import tensor_cores, timeline
