@@ -185,7 +185,7 @@ class ScriptTraining:
         trainer = self._trainer_of.get(id(module))
         if trainer is None:
             return None
-        if in_backward() and torch.is_autocast_enabled(trainer.context.device.type):
+        if in_backward() and torch.is_autocast_enabled(trainer.context.ranks.device.type):
             return None  # checkpointing calls a part of a model again, and has restored its casts
         late, self._late = self._late, []
         stack = ExitStack()
@@ -256,7 +256,7 @@ class ScriptTraining:
         if calls is None or calls.casts_off or in_transform():
             return function(*args, **kwargs)
         if in_backward() and (
-            torch.is_autocast_enabled(trainer.context.device.type)  # checkpointing has restored it
+            torch.is_autocast_enabled(trainer.context.ranks.device.type)  # checkpointing has restored it
             or not torch.is_grad_enabled()  # a hook computes with true gradients
             or calls.in_script_code  # as it does where the pass itself is differentiated
         ):

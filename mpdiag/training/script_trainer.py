@@ -311,10 +311,10 @@ class ScriptTrainer:
     def _step_without_gradients(self, optimizer: Optimizer, plain: Callable[[], Any]) -> Any:
         """As plain torch does; other ranks, which may have gradients, wait for an answer of this one."""
         context = self.context
-        if world_size(context.group) == 1:
+        if world_size(context.ranks.group) == 1:
             return plain()
         scale, loss = context.scaling.begun_at(optimizer), context.scaling.loss
-        judged = judge_without_gradients(scale, context.device, context.group)
+        judged = judge_without_gradients(scale, context.ranks)
         if judged is None:
             return plain()
         if judged.finite:

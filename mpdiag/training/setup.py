@@ -20,7 +20,7 @@ from mpdiag.tracing.uncompiled import prepare
 from mpdiag.training import arguments, levels
 from mpdiag.training.callers import loop_stacklevel
 from mpdiag.training.casting import Casting
-from mpdiag.training.gradients.judgement import rank
+from mpdiag.training.gradients.judgement import Ranks, rank
 from mpdiag.training.gradients.reduction import apply_reduction
 from mpdiag.training.gradients.scaling import GradientScaling
 from mpdiag.training.monitor import DriftWatch, StepMonitor
@@ -160,8 +160,7 @@ def set_up(
         Casting(wrapped, emulation, share),
         GradientScaling(scaler),
         monitor,
-        device,
-        options.process_group,
+        Ranks(device, options.process_group),
     )
     prepare()
     wrapped.masters.note_written = functools.partial(_note_written, wrapped, monitor)

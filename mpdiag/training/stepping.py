@@ -31,6 +31,7 @@ from mpdiag.training.gradients.judgement import (
     Clip,
     ForwardPass,
     JudgedGradients,
+    Ranks,
     judge_gradients,
     multiply,
     norms,
@@ -68,16 +69,14 @@ class StepContext:
         casting: The arithmetic of forward passes, backward passes and updates.
         scaling: The loss scale, and which gradients carry it.
         monitor: Counts steps, writes them down, raises alarms.
-        device: Where the models are.
-        group: The ranks that must agree; None: all.
+        ranks: Who must agree on a step, and the device of the models.
     """
 
     wrapped: Wrapped
     casting: Casting
     scaling: GradientScaling
     monitor: StepMonitor
-    device: torch.device
-    group: Any = None
+    ranks: Ranks
 
     def chosen(self, optimizer: Optimizer | None) -> list[Optimizer]:
         """The optimizers that are meant: one of the trainer's, or all.
@@ -299,11 +298,10 @@ def judge(
     buffers = context.wrapped.buffers
     return judge_gradients(
         gradients,
-        ForwardPass(losses, *buffers.sizes(), buffers.are_spoiled, context.scaling.note_values),
+        ForwardPass(losses, buffers.sizes(), buffers.are_spoiled, context.scaling.note_values),
         carried=carried,
         scale=scale,
-        device=context.device,
-        group=context.group,
+        ranks=context.ranks,
         absmax=context.scaling.scaler.needs_absmax,
         known_bad=known_bad,
         clip=clip,

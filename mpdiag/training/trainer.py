@@ -127,7 +127,7 @@ class MixedPrecision:
             {
                 "level": self.precision.level,
                 "backend": self.backend,
-                "device": self.context.device.type,
+                "device": self.context.ranks.device.type,
                 "plan": self.plan.to_json(),
             },
         )

@@ -247,7 +247,7 @@ def test_a_rank_without_gradients_keeps_no_other_waiting(run):
 def test_a_forward_pass_that_is_not_finite_ends_every_rank_and_a_script_may_abstain(run):
     outputs = run(
         """
-        from mpdiag.training.gradients.judgement import judge_without_gradients
+        from mpdiag.training.gradients.judgement import Ranks, judge_without_gradients
         net = model()
         mp = mpdiag.MixedPrecision(
             net, torch.optim.SGD(net.parameters(), 0.1), plan(scale=2.0**16), level=level,
@@ -260,10 +260,10 @@ def test_a_forward_pass_that_is_not_finite_ends_every_rank_and_a_script_may_abst
                 mp.step(loss)
         except mpdiag.errors.TrainingDiverged as error:
             print(mp.steps, mp.loss_scale, error)
-        cpu = torch.device("cpu")
-        print(judge_without_gradients(1.0, cpu))
+        alone = Ranks(torch.device("cpu"))
+        print(judge_without_gradients(1.0, alone))
         if rank == 0:
-            print(judge_without_gradients(64.0, cpu))
+            print(judge_without_gradients(64.0, alone))
         else:
             mp = mpdiag.MixedPrecision(
                 other := model(), torch.optim.SGD(other.parameters(), 0.1), plan(), level=level

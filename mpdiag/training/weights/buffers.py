@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from mpdiag.training.gradients.judgement import are_plain, norms, values_of
+from mpdiag.training.gradients.judgement import norms, values_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -91,7 +91,6 @@ class BufferGuard:
         self._kinds: list[object] = []  # shape, dtype and device of each
         self._buffers: list[Tensor] = []  # all that are saved
         self._floats: list[Tensor] = []  # those whose values may be infinite
-        self._is_plain = False  # whether these can be read as one
         self._bad_before: set[int] = set()  # buffers that were not finite before a step
 
     def save(self, *, unless_spoiled: bool = False) -> None:
@@ -145,7 +144,6 @@ class BufferGuard:
             s for s in self._saved.values() if not _is_plain(s.buffer) and s.copy is not s.buffer
         ]
         self._floats = [buffer for buffer in self._buffers if _may_be_infinite(buffer)]
-        self._is_plain = are_plain(self._floats)
         self._bad_before &= self._saved.keys()
 
     def _pairs(self) -> list[tuple[Tensor, _Saved | None]]:
@@ -161,24 +159,22 @@ class BufferGuard:
                     found.setdefault(id(buffer), (buffer, self._saved.get(id(old.get(name)))))
         return list(found.values())
 
-    def sizes(self) -> tuple[list[Tensor], list[Tensor]]:
-        """Floating-point buffers that can be read as one, and norms of the others, on their devices.
+    def sizes(self) -> list[Tensor]:
+        """Norms of the floating-point buffers, on their devices.
 
         Of what was not finite before, the norm is 0: a mask of minus infinities is no fault of the step.
         """
         if self._layout is None:
-            return [], []
+            return []
         if not self._bad_before and self._layout.holds():
-            if self._is_plain:
-                return self._floats, []
-            return [], norms([values_of(buffer) for buffer in self._floats], 2.0)
+            return norms([values_of(buffer) for buffer in self._floats], 2.0)
         pairs = self._pairs()
         found = norms([values_of(buffer) for buffer, _ in pairs], 2.0)
         for i, (_, saved) in enumerate(pairs):
             if saved is not None and id(saved.buffer) in self._bad_before:
                 (before,) = norms([values_of(saved.copy)], 2.0)
                 found[i] = torch.where(torch.isfinite(before), found[i], 0.0)
-        return [], found
+        return found
 
     def spoiled(self) -> list[Tensor]:
         """Buffers that are not finite now and were before the step; waits for the device."""

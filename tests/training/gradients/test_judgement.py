@@ -8,15 +8,21 @@ import pytest
 import torch
 
 from mpdiag.errors import UsageError
-from mpdiag.training.gradients.judgement import Clip, ForwardPass, judge_gradients, multiply
+from mpdiag.training.gradients.judgement import (
+    Clip,
+    ForwardPass,
+    Ranks,
+    judge_gradients,
+    multiply,
+)
 
-CPU = torch.device("cpu")
+ALONE = Ranks(torch.device("cpu"))
 
 
 def judge(gradients, **options):
     scale = options.get("carried", 1.0)
     return judge_gradients(
-        gradients, **{"carried": scale, "scale": scale, "device": CPU, **options}
+        gradients, **{"carried": scale, "scale": scale, "ranks": ALONE, **options}
     )
 
 
