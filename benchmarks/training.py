@@ -30,7 +30,7 @@ import mpdiag
 from mpdiag.emulation.pieces import linear
 from mpdiag.plan import LossScalePlan, PrecisionPlan
 from mpdiag.tracing.precision_share import DENSE
-from mpdiag.training.gradients import judgement
+from mpdiag.training import judgement
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator

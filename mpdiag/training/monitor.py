@@ -1,5 +1,8 @@
 """What is watched from step to step: counts, the run log, alarms, and when training must stop.
 
+A scale that still falls is searching: from 2^16 to a scale of 8 takes 13 skips, none of which says
+that anything is wrong. So skips count at an unchanged scale, or where no scale could help.
+
 A plan is as good as its recording. ``DriftWatch`` compares the skips that a trainer sees, and now
 and then its gradients, with the figures the plan was made from.
 """
@@ -17,12 +20,10 @@ import torch
 from mpdiag.display.wording import percent
 from mpdiag.errors import TrainingDiverged
 from mpdiag.training.callers import loop_stacklevel
-from mpdiag.training.gradients.judgement import norms, values_of
-from mpdiag.training.skips.counting import SkipLedger
-from mpdiag.training.skips.diagnosis import stop_message
+from mpdiag.training.judgement import norms, values_of
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from collections.abc import Callable, Iterable, Mapping, Sequence
 
     from torch import Tensor
 
@@ -141,6 +142,127 @@ class DriftWatch:
         self.alarms.append(alarm)
         self._say(f"step {alarm.step}: {alarm.message}")
         return alarm
+
+
+# -- skips in a row -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SkipCounts:
+    """The skips of one optimizer since its last step that was taken.
+
+    Attributes:
+        in_a_row: All of them.
+        at_scale: Those since the scale last fell.
+        at_any_scale: The last ones, whose loss or forward pass was not finite.
+    """
+
+    in_a_row: int = 0
+    at_scale: int = 0
+    at_any_scale: int = 0
+
+    def after(self, result: StepResult) -> SkipCounts:
+        """The counts with one more step."""
+        if not result.skipped:
+            return _NONE
+        falling = result.next_scale < result.scale
+        return SkipCounts(
+            in_a_row=self.in_a_row + 1,
+            at_scale=0 if falling else self.at_scale + 1,
+            at_any_scale=self.at_any_scale + 1 if result.at_any_scale else 0,
+        )
+
+    def end_training(self, limit: int) -> bool:
+        """Whether so many skips end it."""
+        return max(self.at_scale, self.at_any_scale) >= limit
+
+
+_NONE = SkipCounts()
+
+
+class SkipLedger:
+    """The counts of each group of optimizers that steps together.
+
+    A generator's good steps must not hide a discriminator that is never stepped.
+    """
+
+    def __init__(self) -> None:
+        self._counts: dict[tuple[int, ...], SkipCounts] = {}
+
+    @property
+    def in_a_row(self) -> int:
+        """The most skips in a row of any of them."""
+        return max((counts.in_a_row for counts in self._counts.values()), default=0)
+
+    def note(self, stepped: Iterable[int], result: StepResult) -> SkipCounts:
+        """Count a step.
+
+        Args:
+            stepped: Which optimizers stepped, by their place in the trainer's list.
+            result: Whether the step was taken.
+        """
+        key = tuple(stepped)
+        counts = self._counts.get(key, _NONE).after(result)
+        self._counts[key] = counts
+        return counts
+
+    def in_a_row_of(self, stepped: Iterable[int]) -> int:
+        """How often these were skipped in a row."""
+        return self._counts.get(tuple(stepped), _NONE).in_a_row
+
+    def to_plain(self) -> list[dict[str, Any]]:
+        """The counts as plain values, for a checkpoint."""
+        return [
+            {"optimizers": list(key), **asdict(counts)}
+            for key, counts in self._counts.items()
+            if counts.in_a_row
+        ]
+
+    def restore(self, plain: Iterable[Mapping[str, Any]]) -> None:
+        """Go on from a checkpoint's counts."""
+        self._counts = {}
+        for row in plain:
+            fields = {k: int(v) for k, v in row.items() if k != "optimizers"}
+            self._counts[tuple(row["optimizers"])] = replace(SkipCounts(), **fields)
+
+
+def stop_message(result: StepResult, counts: SkipCounts, floor: float | None, unknown: str) -> str:
+    """Why training stops, and what to do.
+
+    Args:
+        result: The last step.
+        counts: The skips that led here.
+        floor: The smallest scale of the loss scaler, if it has one.
+        unknown: What helps to learn the cause.
+    """
+    at_floor = floor is not None and result.scale <= floor
+    if counts.at_any_scale >= counts.at_scale:
+        why = (
+            f"{counts.at_any_scale} steps in a row had a loss or a forward pass that was not finite, "
+            "which no loss scale changes"
+        )
+    elif at_floor:
+        why = (
+            f"the loss scale is at its floor of {result.scale:g}, where {counts.at_scale} steps in a "
+            "row were skipped"
+        )
+    else:
+        why = f"{counts.at_scale} steps in a row were skipped at a loss scale of {result.scale:g}"
+    smaller = "choose a smaller scale, or one that falls (loss_scale='dynamic')"
+    if floor is not None:
+        smaller = "let the scale fall sooner (hysteresis, tolerance)"
+    if at_floor:
+        smaller = "allow smaller scales (min_scale) or analyze a new recording"
+    advice = {
+        "model": "the model itself diverges: look at the data, the learning rate, the loss",
+        "scale": smaller,
+        "format": "keep that layer in FP32 (fp32_modules) or train in BF16",
+        "unknown": unknown,
+    }[result.cause or "unknown"]
+    return f"training stopped at step {result.step}: {why} ({result.reason}); {advice}"
+
+
+# -- the monitor ----------------------------------------------------------------------------------
 
 
 class StepMonitor:

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from mpdiag.tracing.precision import HALF
-from mpdiag.training.gradients.judgement import multiply, norms, unscale, values_of
-from mpdiag.training.gradients.scaling import parameters_of
+from mpdiag.training.judgement import multiply, norms, unscale, values_of
+from mpdiag.training.scaling import parameters_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence

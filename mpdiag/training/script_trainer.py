@@ -18,12 +18,11 @@ from torch import Tensor, nn
 
 from mpdiag.tracing.loss_value import loss_of
 from mpdiag.tracing.nonfinite import find_nonfinite
-from mpdiag.training import setup, stepping
+from mpdiag.training import setup, stepping, updates
 from mpdiag.training.casting import widened
-from mpdiag.training.gradients.judgement import judge_without_gradients, world_size
-from mpdiag.training.gradients.scaling import parameters_of
-from mpdiag.training.loops import closures
+from mpdiag.training.judgement import judge_without_gradients, world_size
 from mpdiag.training.options import TrainerOptions
+from mpdiag.training.scaling import parameters_of
 from mpdiag.training.script_gradients import ScriptGradients
 from mpdiag.training.skips.diagnosis import FailedStep
 from mpdiag.training.weights.wrapping import names_in
@@ -334,17 +333,17 @@ class ScriptTrainer:
         """An optimizer that evaluates its closure again and again: any overflow undoes the step."""
         losses: list[Any] = []
 
-        def evaluate(*args: Any, **kwargs: Any) -> closures.Evaluation:
+        def evaluate(*args: Any, **kwargs: Any) -> updates.Evaluation:
             torch.clear_autocast_cache()  # the optimizer has moved the weights
             losses.append(closure(*args, **kwargs))
             last = self.context.scaling.loss
-            return closures.Evaluation(
+            return updates.Evaluation(
                 losses[-1],
                 None if last is None else float(last),
                 known_bad=self.gradients.were_nonfinite(optimizer),
             )
 
-        result, returned = closures.step_with_closure(self.context, optimizer, plain, evaluate)
+        result, returned = updates.step_with_closure(self.context, optimizer, plain, evaluate)
         if result is None:
             return returned
         self._note_step(optimizer, result)

@@ -7,8 +7,10 @@ import logging
 import warnings
 import weakref
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import torch
+from torch import distributed, nn
 from torch.nn.parameter import UninitializedParameter
 
 from mpdiag.emulation.mode import Emulation
@@ -20,12 +22,12 @@ from mpdiag.tracing.uncompiled import prepare
 from mpdiag.training import arguments, levels
 from mpdiag.training.callers import loop_stacklevel
 from mpdiag.training.casting import Casting
-from mpdiag.training.gradients.judgement import Ranks, rank
-from mpdiag.training.gradients.reduction import apply_reduction
-from mpdiag.training.gradients.scaling import GradientScaling
+from mpdiag.training.judgement import Ranks, rank
+from mpdiag.training.levels import DTYPES
 from mpdiag.training.monitor import DriftWatch, StepMonitor
 from mpdiag.training.options import AS_PLANNED, DEFAULT_OPTIONS
 from mpdiag.training.run_log import RunLog
+from mpdiag.training.scaling import GradientScaling
 from mpdiag.training.stepping import StepContext
 from mpdiag.training.tensor_core_check import check_for
 from mpdiag.training.weights.masters import refuse_low_precision
@@ -35,10 +37,10 @@ if TYPE_CHECKING:
     import os
     from collections.abc import Callable, Sequence
 
-    from torch import Tensor, nn
+    from torch import Tensor
     from torch.optim import Optimizer
 
-    from mpdiag.plan import PrecisionPlan
+    from mpdiag.plan import PrecisionPlan, ReductionPlan
     from mpdiag.tracing.fingerprint import ModelFingerprint
     from mpdiag.training.levels import Precision
     from mpdiag.training.options import PrecisionOverrides, TrainerOptions
@@ -258,3 +260,50 @@ def _refuse_held(models: Sequence[nn.Module]) -> None:
                 "wrapping the model again"
             )
             raise UsageError(message)
+
+
+# -- how DDP reduces gradients ---------------------------------------------------------------------
+
+
+def apply_reduction(models: list[nn.Module], plan: ReductionPlan | None) -> None:
+    """Reduce the gradients of DDP models as the plan says; other models are left alone.
+
+    Raises:
+        UsageError: If the plan names a dtype that cannot be reduced in.
+    """
+    if plan is None:
+        return
+    dtype = DTYPES.get(plan.dtype)
+    if dtype is None:
+        message = f"the plan reduces gradients in {plan.dtype!r}: choose one of {', '.join(DTYPES)}"
+        raise UsageError(message)
+    for model in models:
+        if isinstance(model, nn.parallel.DistributedDataParallel):
+            group = model.process_group
+            model.register_comm_hook((group, dtype, plan.pre_divide), _reduce)
+
+
+def _reduce(state: tuple[Any, torch.dtype, bool], bucket: Any) -> Any:
+    """A DDP communication hook: the mean over ranks, in a dtype, divided before or after the sum."""
+    group, dtype, pre_divide = state
+    size = distributed.get_world_size(group)
+    gradients = bucket.buffer()
+    narrow = gradients.to(dtype)
+    if narrow is gradients:
+        narrow = gradients.clone()
+    if pre_divide:
+        narrow.div_(size)
+    work = distributed.all_reduce(narrow, group=group, async_op=True)
+
+    def finish(future: Any) -> torch.Tensor:
+        total = future.value()[0].to(gradients.dtype)
+        if not pre_divide:
+            total = total.div(size)
+        gradients.copy_(total)
+        return gradients  # type: ignore[no-any-return]
+
+    return work.get_future().then(finish)
+
+
+# DDP compares a hook's annotations with types; here they are strings.
+_reduce.__annotations__ = {}

@@ -7,7 +7,7 @@
     adjust the scale
 
 Functions over a ``StepContext``, the parts that a trainer is made of. ``take_step`` and, in
-``loops.closures``, ``step_with_closure`` serve ``MixedPrecision`` and ``ScriptTrainer`` alike; what
+``updates``, ``step_with_closure`` serve ``MixedPrecision`` and ``ScriptTrainer`` alike; what
 differs between the two, how an optimizer is stepped and where gradients come from, is handed in.
 """
 
@@ -21,12 +21,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
-from torch.utils._pytree import tree_leaves
 
 from mpdiag.errors import TrainingDiverged, UsageError
 from mpdiag.tracing.capture import refuse_capture
 from mpdiag.training.arguments import inside
-from mpdiag.training.gradients.judgement import (
+from mpdiag.training.judgement import (
     NO_CLIP,
     Clip,
     ForwardPass,
@@ -39,16 +38,14 @@ from mpdiag.training.gradients.judgement import (
     unscale,
     values_of,
 )
-from mpdiag.training.gradients.scaling import parameters_of
 from mpdiag.training.results import NonFinite, StepResult
-from mpdiag.training.skips.diagnosis import FailedStep, diagnose, non_finite
-from mpdiag.training.weights.transaction import Transaction
+from mpdiag.training.scaling import parameters_of
+from mpdiag.training.skips.diagnosis import FailedStep, diagnose
 
 if TYPE_CHECKING:
     from mpdiag.training.casting import Casting
-    from mpdiag.training.gradients.scaling import GradientScaling
-    from mpdiag.training.loops.guard import StepGuard
     from mpdiag.training.monitor import StepMonitor
+    from mpdiag.training.scaling import GradientScaling
     from mpdiag.training.weights.wrapping import Wrapped
 
 Regularizer = Callable[[Mapping[str, Tensor]], Tensor]
@@ -269,7 +266,7 @@ def take_step(
     )
     if context.wrapped.precision.master_weights:  # an accelerator has been waited for just now
         step, misfits = context.wrapped.masters.late_misfits()
-        _stop_at(context.wrapped, misfits, step)
+        stop_at_misfits(context.wrapped, misfits, step)
     loss = scaling.loss
     if not judged.finite:
         failed = FailedStep(held, scale, loss, scaling.root, judged.bad_ranks)
@@ -281,6 +278,17 @@ def take_step(
         return skip_step(context, chosen, FailedStep(held, scale, loss, misfit=misfit), judged)
     scaling.note_taken(chosen, judged.absmax, scale)
     return taken_step(context, scale, loss, judged.norm)
+
+
+def stop_at_misfits(wrapped: Wrapped, misfits: Sequence[Tensor], step: int) -> None:
+    """End the training if masters do not fit the model's format."""
+    if misfits:
+        name = wrapped.names_of(misfits)[0]
+        message = (
+            f"weight {name!r} grew beyond {wrapped.precision.format.upper()}'s range at step {step}: "
+            "train it in FP32 (fp32_modules), lower the learning rate, or use BF16"
+        )
+        raise TrainingDiverged(message)
 
 
 def judge(
@@ -402,72 +410,3 @@ def clear_gradients(optimizer: Optimizer) -> None:
         return
     for parameter in parameters_of(optimizer):
         parameter.grad = None
-
-
-# -- updates ---------------------------------------------------------------------------------------
-
-
-def update_weights(
-    context: StepContext,
-    chosen: Sequence[Optimizer],
-    guard: StepGuard,
-    held: Sequence[Tensor],
-    options: Mapping[str, Any] = NO_OPTIONS,
-) -> NonFinite | None:
-    """Step the optimizers; an update that does not fit the weights' format is undone and named.
-
-    Args:
-        context: The trainer's parts.
-        chosen: The optimizers.
-        guard: Knows that the trainer steps them.
-        held: What they update.
-        options: What their ``step`` is given.
-
-    Raises:
-        TrainingDiverged: If a master grew beyond what the model can hold; on an accelerator, one that
-            does is found in the next step, which waits for the device anyway.
-    """
-    wrapped, precision = context.wrapped, context.wrapped.precision
-    low = precision.low_precision_model and not precision.master_weights
-    undo = Transaction(chosen) if low else None
-    if precision.master_weights:
-        wrapped.masters.end_comparison(chosen)
-    with context.casting.update():
-        for optimizer in chosen:
-            with guard.within():
-                optimizer.step(**options)
-    torch.clear_autocast_cache()
-    if undo is not None and not _fits(chosen, held):
-        bad = non_finite(wrapped.names_of(held), [p.detach() for p in held])
-        bad = bad or undo.non_finite_state(wrapped.names_of)
-        if bad:
-            undo.restore()
-            return NonFinite(bad[0][0], bad[0][1], "weights")
-    if precision.master_weights:
-        step = context.monitor.steps
-        _stop_at(wrapped, wrapped.masters.give_weights_later_checked(held, step), step)
-    return None
-
-
-def _stop_at(wrapped: Wrapped, misfits: Sequence[Tensor], step: int) -> None:
-    """End the training if masters do not fit the model's format."""
-    if misfits:
-        name = wrapped.names_of(misfits)[0]
-        message = (
-            f"weight {name!r} grew beyond {wrapped.precision.format.upper()}'s range at step {step}: "
-            "train it in FP32 (fp32_modules), lower the learning rate, or use BF16"
-        )
-        raise TrainingDiverged(message)
-
-
-def _fits(chosen: Sequence[Optimizer], held: Sequence[Tensor]) -> bool:
-    """Whether weights and states are finite, as far as a norm of each shows; waits once."""
-    states = [
-        value
-        for optimizer in chosen
-        for state in optimizer.state.values()
-        for value in tree_leaves(dict(state))
-        if isinstance(value, Tensor) and value.is_floating_point()
-    ]
-    sizes = norms([values_of(t.detach()) for t in (*held, *states)], 2.0)
-    return bool(torch.isfinite(torch.stack([n.to(sizes[0].device) for n in sizes])).all())

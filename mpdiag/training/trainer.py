@@ -26,20 +26,19 @@ from mpdiag.errors import UsageError
 from mpdiag.plan import PrecisionPlan
 from mpdiag.tracing.capture import refuse_capture
 from mpdiag.tracing.uncompiled import UncompiledContext, uncompiled
-from mpdiag.training import arguments, checkpoint, setup, stepping
-from mpdiag.training.gradients.judgement import NO_CLIP, Clip
-from mpdiag.training.gradients.reduction import apply_reduction
-from mpdiag.training.gradients.scaling import parameters_of
-from mpdiag.training.loops import closures
-from mpdiag.training.loops.guard import StepGuard
-from mpdiag.training.loops.scaler import LoopScaler, refuse_shared_parameters
+from mpdiag.training import arguments, checkpoint, setup, stepping, updates
+from mpdiag.training.judgement import NO_CLIP, Clip
+from mpdiag.training.loop_scaler import LoopScaler, refuse_shared_parameters
 from mpdiag.training.options import (
     AS_PLANNED,
     DEFAULT_OPTIONS,
     PrecisionOverrides,
     TrainerOptions,
 )
-from mpdiag.training.skips.capsule_writer import CapsuleWriter
+from mpdiag.training.scaling import parameters_of
+from mpdiag.training.setup import apply_reduction
+from mpdiag.training.skips.capsule import CapsuleWriter
+from mpdiag.training.updates import StepGuard
 
 if TYPE_CHECKING:
     import os
@@ -263,7 +262,7 @@ class MixedPrecision:
     def scaler(self) -> LoopScaler:
         """For loops written for ``torch.amp.GradScaler``: scale, unscale_, step and update as theirs.
 
-        The same one each time; see ``training/loops/scaler.py``.
+        The same one each time; see ``training/loop_scaler.py``.
 
         Raises:
             UsageError: If two optimizers hold the same parameter, see ``refuse_shared_parameters``.
@@ -344,7 +343,7 @@ class MixedPrecision:
                 if loss is not None:
                     self.backward(loss)
                 carried = stepping.prepare_gradients(context, chosen, self._regularizers)
-                update = functools.partial(stepping.update_weights, context, chosen, self._guard)
+                update = functools.partial(updates.update_weights, context, chosen, self._guard)
                 result = stepping.take_step(
                     context, chosen, update, carried=carried, clip=clip, replay=replay
                 )
@@ -369,7 +368,7 @@ class MixedPrecision:
         masters.begin_update(chosen)
         masters.end_comparison(chosen)
 
-        def evaluate() -> closures.Evaluation:
+        def evaluate() -> updates.Evaluation:
             # The optimizer has moved its masters; the model must see them.
             masters.give_weights(parameters_of(optimizer))
             torch.clear_autocast_cache()
@@ -378,10 +377,10 @@ class MixedPrecision:
             self.backward(loss)
             carried = stepping.prepare_gradients(context, chosen, self._regularizers)
             value = float(loss.detach())
-            return closures.Evaluation(value, value, carried)
+            return updates.Evaluation(value, value, carried)
 
         with self._guard.within():
-            result, _ = closures.step_with_closure(
+            result, _ = updates.step_with_closure(
                 context, optimizer, optimizer.step, evaluate, clip=clip
             )
         masters.give_weights(parameters_of(optimizer))

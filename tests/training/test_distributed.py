@@ -247,7 +247,7 @@ def test_a_rank_without_gradients_keeps_no_other_waiting(run):
 def test_a_forward_pass_that_is_not_finite_ends_every_rank_and_a_script_may_abstain(run):
     outputs = run(
         """
-        from mpdiag.training.gradients.judgement import Ranks, judge_without_gradients
+        from mpdiag.training.judgement import Ranks, judge_without_gradients
         net = model()
         mp = mpdiag.MixedPrecision(
             net, torch.optim.SGD(net.parameters(), 0.1), plan(scale=2.0**16), level=level,

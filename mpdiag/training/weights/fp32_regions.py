@@ -14,6 +14,7 @@ import torch
 from torch.utils._pytree import tree_map
 
 from mpdiag.tracing.dispatch import in_backward
+from mpdiag.tracing.precision import HALF
 from mpdiag.tracing.uncompiled import prepare, uncompiled
 
 if TYPE_CHECKING:
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
     from torch.utils.hooks import RemovableHandle
 
     from mpdiag.emulation.policy import Policy
-
-_LOW = (torch.float16, torch.bfloat16)
 
 
 class Switch:
@@ -38,7 +37,7 @@ def cast_floats(value: Any, dtype: torch.dtype) -> Any:
     """Every floating-point tensor of a nest in another dtype; float64 and integers stay."""
 
     def cast(x: Any) -> Any:
-        if isinstance(x, torch.Tensor) and x.dtype in (*_LOW, torch.float32) and x.dtype != dtype:
+        if isinstance(x, torch.Tensor) and x.dtype in (*HALF, torch.float32) and x.dtype != dtype:
             return x.to(dtype)
         return x
 

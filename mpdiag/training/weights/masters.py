@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from mpdiag.errors import UsageError
+from mpdiag.tracing.precision import HALF
 from mpdiag.training.weights.given import Bundle, adopted, bundles_of
 from mpdiag.training.weights.held import drop_own_gradient, hold, let_go, own_gradient
 
@@ -107,7 +108,7 @@ class Masters:
             self._bundle()
 
     def _adopted(self, optimizer: Optimizer, parameter: Tensor) -> Tensor:
-        if parameter.dtype not in (torch.float16, torch.bfloat16):
+        if parameter.dtype not in HALF:
             return parameter
         master = self._master.get(parameter)
         if master is None:
@@ -398,7 +399,7 @@ def refuse_low_precision(models: Sequence[nn.Module]) -> None:
     """
     for model in models:
         for name, parameter in model.named_parameters():
-            if parameter.dtype in (torch.float16, torch.bfloat16):
+            if parameter.dtype in HALF:
                 message = (
                     f"parameter {name!r} is {str(parameter.dtype).removeprefix('torch.')} already: "
                     "give MixedPrecision the FP32 model, it casts what the level asks for"

@@ -15,9 +15,9 @@ from mpdiag.emulation.mode import suspended
 from mpdiag.errors import UsageError
 from mpdiag.numerics.autocast_lists import CALLED_AS, LISTS
 from mpdiag.tracing.capture import is_captured, refuse_capture, refuse_captured
-from mpdiag.training.skips.step_start import StepStart
-from mpdiag.training.weights import averages, fp32_regions, lookout, masters, optimizer_state
-from mpdiag.training.weights.buffers import BufferGuard
+from mpdiag.tracing.precision import HALF
+from mpdiag.training.skips.step_start import BufferGuard, StepStart
+from mpdiag.training.weights import fp32_regions, lookout, masters
 from mpdiag.training.weights.held import drop_own_gradient
 from mpdiag.training.weights.masters import Masters
 
@@ -115,7 +115,7 @@ class Wrapped:
         this = weakref.ref(self)
         if not self.precision.low_precision_model:
             return fp32_regions.before_forward(model, _first_forward(this))
-        copied = functools.partial(lookout.copy_in_full, model, in_full=averages.in_full)
+        copied = functools.partial(lookout.copy_in_full, model, in_full=lookout.in_full)
         return fp32_regions.before_forward(model, _first_forward(this), _look(this), copied)
 
     def names_of(self, parameters: Sequence[Tensor]) -> list[str]:
@@ -222,7 +222,7 @@ class Wrapped:
                 )
             )
         if not precision.master_weights:
-            self._add(lambda: optimizer_state.follow_weights(self.optimizers))
+            self._add(lambda: follow_weights(self.optimizers))
         self._add(lambda: _widen(self.models, parameters, buffers))
         self._watch(fp32, parameters, buffers)
         if precision.master_weights:
@@ -232,8 +232,8 @@ class Wrapped:
                 self._clear_both(optimizer)
         else:
             masters.refuse_vanishing_eps(self.optimizers, precision.dtype)
-            optimizer_state.follow_weights(self.optimizers)
-        self._add(averages.read_masters(self.models, self.masters))
+            follow_weights(self.optimizers)
+        self._add(lookout.read_masters(self.models, self.masters))
 
     def _watch(
         self,
@@ -318,15 +318,14 @@ def _widen(
     buffers: Sequence[tuple[nn.Module, str, Tensor | None]],
 ) -> None:
     """Everything in FP32 that was, and what has come since; half-precision buffers of before stay."""
-    low = (torch.float16, torch.bfloat16)
     for parameter in parameters.union(*(m.parameters() for m in models)):
-        if parameter.dtype in low:
+        if parameter.dtype in HALF:
             parameter.data = parameter.data.float()
             parameter.grad = None
     dtypes = {(m, n): torch.float32 if b is None else b.dtype for m, n, b in buffers}
     for module in {m: None for model in models for m in model.modules()}:
         for name, now in module._buffers.items():
-            if now is not None and now.dtype in low:
+            if now is not None and now.dtype in HALF:
                 module._buffers[name] = now.to(dtypes.get((module, name), torch.float32))
 
 
@@ -356,3 +355,17 @@ def _find(names: dict[str, nn.Module], name: str) -> nn.Module:
         )
         raise UsageError(message)
     return names[name]
+
+
+def follow_weights(optimizers: Sequence[Optimizer]) -> None:
+    """Cast the state of each parameter to its dtype, as ``Optimizer.load_state_dict`` does.
+
+    State from before the weights were cast would stay FP32 beside half-precision weights, which fused
+    kernels refuse. Counters of steps stay as they are.
+    """
+    for optimizer in optimizers:
+        for parameter, state in optimizer.state.items():
+            if parameter.dtype in (*HALF, torch.float32):
+                for key in state:
+                    if key != "step":
+                        state[key] = fp32_regions.cast_floats(state[key], parameter.dtype)

@@ -143,7 +143,7 @@ def test_a_full_disk_does_not_end_training(module, monkeypatch):
     def fail(*_args, **_options):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("mpdiag.training.skips.capsule_writer.save_capsule", fail)
+    monkeypatch.setattr("mpdiag.training.skips.capsule.save_capsule", fail)
     with pytest.warns(RuntimeWarning, match=r"cannot write the capsule .*No space left"):
         _, _, results = skipped(module, "run")
     assert results[0].skipped

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from mpdiag.errors import UsageError
-from mpdiag.training.gradients.judgement import (
+from mpdiag.training.judgement import (
     Clip,
     ForwardPass,
     Ranks,

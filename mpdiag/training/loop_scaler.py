@@ -31,8 +31,8 @@ from torch import Tensor
 
 from mpdiag.errors import StateMismatch, UsageError
 from mpdiag.tracing.uncompiled import uncompiled
-from mpdiag.training import stepping
-from mpdiag.training.gradients.judgement import NO_CLIP
+from mpdiag.training import stepping, updates
+from mpdiag.training.judgement import NO_CLIP
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -41,9 +41,9 @@ if TYPE_CHECKING:
 
     from mpdiag.numerics.loss_scalers import Scaler
     from mpdiag.training.casting import Casting
-    from mpdiag.training.loops.guard import StepGuard
     from mpdiag.training.results import StepResult
     from mpdiag.training.stepping import Regularizer, StepContext
+    from mpdiag.training.updates import StepGuard
 
 
 def refuse_shared_parameters(optimizers: Sequence[Optimizer]) -> None:
@@ -128,7 +128,7 @@ class LoopScaler:
             message = "step() was called for this optimizer since the last update()"
             raise UsageError(message)
         update = functools.partial(
-            stepping.update_weights, context, chosen, self._guard, options=options
+            updates.update_weights, context, chosen, self._guard, options=options
         )
         with self._until_update(), context.wrapped.masters.updating(chosen):
             carried = stepping.prepare_gradients(context, chosen, self._regularizers)

@@ -1,1 +1,0 @@
-"""Gradients of a step: scaled, judged, reduced over ranks."""

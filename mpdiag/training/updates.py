@@ -1,0 +1,291 @@
+"""How optimizers are stepped: once, or with a closure; what can be undone; steps past the trainer."""
+
+from __future__ import annotations
+
+import copy
+import math
+import warnings
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_leaves
+
+from mpdiag.training.arguments import inside
+from mpdiag.training.callers import loop_stacklevel
+from mpdiag.training.judgement import NO_CLIP, Clip, JudgedGradients, norms, values_of
+from mpdiag.training.results import NonFinite, StepResult
+from mpdiag.training.scaling import parameters_of
+from mpdiag.training.skips.diagnosis import FailedStep, non_finite
+from mpdiag.training.stepping import gradients_held, judge, skip_step, stop_at_misfits, taken_step
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping, Sequence
+    from contextlib import AbstractContextManager
+
+    from torch.optim import Optimizer
+
+    from mpdiag.training.results import NonFiniteKind
+    from mpdiag.training.stepping import StepContext
+
+NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
+
+# -- steps past the trainer ------------------------------------------------------------------------
+
+
+class _Within:
+    """A context that may be entered inside itself; a generator would cost more than the rest.
+
+    Attributes:
+        depth: How often it was.
+    """
+
+    def __init__(self) -> None:
+        self.depth = 0
+
+    def __enter__(self) -> None:
+        self.depth += 1
+
+    def __exit__(self, *_exception: object) -> None:
+        self.depth -= 1
+
+
+class StepGuard:
+    """Warns once if a loop steps a trainer's optimizer itself, which nothing else would show.
+
+    Args:
+        optimizers: The trainer's.
+    """
+
+    def __init__(self, optimizers: Sequence[Optimizer]) -> None:
+        self._said = False
+        self._within = _Within()
+        self._handles: list[Any] = []
+        self.watch(optimizers)
+
+    def watch(self, optimizers: Sequence[Optimizer]) -> None:
+        """Watch these, too."""
+        self._handles += [
+            one.register_step_pre_hook(self._before) for o in optimizers for one in inside(o)
+        ]
+
+    def within(self) -> AbstractContextManager[None]:
+        """Steps inside this context are the trainer's own."""
+        return self._within
+
+    def release(self) -> None:
+        """Remove the hooks; a second call does nothing."""
+        handles, self._handles = self._handles, []
+        for handle in handles:
+            handle.remove()
+
+    def _before(self, _optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        if self._within.depth or self._said:
+            return
+        self._said = True
+        warnings.warn(
+            "optimizer.step() was called past MixedPrecision: nothing was scaled, checked or logged; "
+            "put mp.step(loss) in place of loss.backward() and optimizer.step()",
+            RuntimeWarning,
+            stacklevel=loop_stacklevel(),
+        )
+
+
+# -- steps that may be undone ----------------------------------------------------------------------
+
+
+class Transaction:
+    """A copy of what some optimizers hold; it takes their memory once more while it exists."""
+
+    def __init__(self, optimizers: Sequence[Optimizer]) -> None:
+        self._optimizers = optimizers
+        self._weights = [
+            (p, p.detach().clone()) for o in optimizers for g in o.param_groups for p in g["params"]
+        ]
+        self._states = [{p: _copied(s) for p, s in o.state.items()} for o in optimizers]
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Restore weights and optimizer states."""
+        for parameter, value in self._weights:
+            parameter.copy_(value)
+        for optimizer, state in zip(self._optimizers, self._states, strict=True):
+            optimizer.state.clear()
+            optimizer.state.update(state)
+
+    def non_finite_state(
+        self, names_of: Callable[[Sequence[Tensor]], list[str]]
+    ) -> list[tuple[str, NonFiniteKind]]:
+        """Parameters whose optimizer state is not finite, each with ``NaN`` or ``Inf``."""
+        found: list[tuple[str, NonFiniteKind]] = []
+        for optimizer in self._optimizers:
+            for parameter, state in optimizer.state.items():
+                for value in tree_leaves(dict(state)):
+                    if isinstance(value, Tensor) and not bool(torch.isfinite(value).all()):
+                        name = names_of([parameter])[0]
+                        found.append((name, "NaN" if bool(torch.isnan(value).any()) else "Inf"))
+        return found
+
+
+def _copied(state: Any) -> Any:
+    return {
+        key: value.detach().clone() if isinstance(value, Tensor) else copy.deepcopy(value)
+        for key, value in state.items()
+    }
+
+
+# -- updates ---------------------------------------------------------------------------------------
+
+
+def update_weights(
+    context: StepContext,
+    chosen: Sequence[Optimizer],
+    guard: StepGuard,
+    held: Sequence[Tensor],
+    options: Mapping[str, Any] = NO_OPTIONS,
+) -> NonFinite | None:
+    """Step the optimizers; an update that does not fit the weights' format is undone and named.
+
+    Args:
+        context: The trainer's parts.
+        chosen: The optimizers.
+        guard: Knows that the trainer steps them.
+        held: What they update.
+        options: What their ``step`` is given.
+
+    Raises:
+        TrainingDiverged: If a master grew beyond what the model can hold; on an accelerator, one that
+            does is found in the next step, which waits for the device anyway.
+    """
+    wrapped, precision = context.wrapped, context.wrapped.precision
+    low = precision.low_precision_model and not precision.master_weights
+    undo = Transaction(chosen) if low else None
+    if precision.master_weights:
+        wrapped.masters.end_comparison(chosen)
+    with context.casting.update():
+        for optimizer in chosen:
+            with guard.within():
+                optimizer.step(**options)
+    torch.clear_autocast_cache()
+    if undo is not None and not _fits(chosen, held):
+        bad = non_finite(wrapped.names_of(held), [p.detach() for p in held])
+        bad = bad or undo.non_finite_state(wrapped.names_of)
+        if bad:
+            undo.restore()
+            return NonFinite(bad[0][0], bad[0][1], "weights")
+    if precision.master_weights:
+        step = context.monitor.steps
+        stop_at_misfits(wrapped, wrapped.masters.give_weights_later_checked(held, step), step)
+    return None
+
+
+def _fits(chosen: Sequence[Optimizer], held: Sequence[Tensor]) -> bool:
+    """Whether weights and states are finite, as far as a norm of each shows; waits once."""
+    states = [
+        value
+        for optimizer in chosen
+        for state in optimizer.state.values()
+        for value in tree_leaves(dict(state))
+        if isinstance(value, Tensor) and value.is_floating_point()
+    ]
+    sizes = norms([values_of(t.detach()) for t in (*held, *states)], 2.0)
+    return bool(torch.isfinite(torch.stack([n.to(sizes[0].device) for n in sizes])).all())
+
+
+# -- steps with a closure --------------------------------------------------------------------------
+
+
+class _EvaluationSkipped(Exception):
+    """Leaves an optimizer's step from inside a closure."""
+
+    def __init__(self, result: StepResult) -> None:
+        super().__init__(result.reason)
+        self.result = result
+
+
+@dataclass(frozen=True, eq=False)
+class Evaluation:
+    """One call of a closure, which has left gradients.
+
+    Attributes:
+        returned: What the optimizer is given.
+        loss: The unscaled loss; None if it is not known.
+        carried: The scale that is still on the gradients.
+        known_bad: Whether gradients were seen earlier that were not finite.
+    """
+
+    returned: Any
+    loss: float | None
+    carried: float = 1.0
+    known_bad: bool = False
+
+
+def step_with_closure(
+    context: StepContext,
+    optimizer: Optimizer,
+    step: Callable[[Callable[..., Any]], Any],
+    evaluate: Callable[..., Evaluation],
+    *,
+    clip: Clip = NO_CLIP,
+) -> tuple[StepResult | None, Any]:
+    """A step of an optimizer that evaluates its loss again and again, such as LBFGS.
+
+    Every evaluation's gradients are judged before the optimizer sees them; what is not finite undoes
+    the whole step. The scaler learns of the largest gradient of all evaluations.
+
+    Args:
+        context: The trainer's parts.
+        optimizer: The optimizer.
+        step: Its ``step``, taking a closure.
+        evaluate: Runs forward and backward passes once.
+        clip: Limits on the gradients of each evaluation.
+
+    Returns:
+        The result, None if the closure was never called or left no gradient; and what ``step``
+        returned, None if it was left on the way.
+    """
+    scaling = context.scaling
+    undo = Transaction([optimizer])
+    taken: list[tuple[float | None, JudgedGradients]] = []
+
+    def closure(*args: Any, **kwargs: Any) -> Any:
+        evaluation = evaluate(*args, **kwargs)
+        held, gradients = gradients_held(parameters_of(optimizer))
+        if not held:
+            return evaluation.returned
+        scale = scaling.scale
+        loss = evaluation.loss  # later ones may be infinite: a line search goes back from there
+        bad = not taken and loss is not None and not math.isfinite(loss)
+        judged = judge(
+            context,
+            gradients,
+            carried=evaluation.carried,
+            scale=scale,
+            clip=clip,
+            known_bad=evaluation.known_bad or bad,
+        )
+        if not judged.finite:
+            undo.restore()
+            failed = FailedStep(held, scale, loss, scaling.root, judged.bad_ranks)
+            raise _EvaluationSkipped(skip_step(context, [optimizer], failed, judged))
+        scaling.note_unscaled(optimizer)
+        taken.append((loss, judged))
+        return evaluation.returned
+
+    returned: Any = None
+    try:
+        with context.casting.off():
+            returned = step(closure)
+    except _EvaluationSkipped as skip:
+        return skip.result, None
+    if not taken:
+        return None, returned
+    (loss, judged), scale = taken[0], scaling.scale
+    if not all(bool(torch.isfinite(p).all()) for p in parameters_of(optimizer)):
+        undo.restore()
+        unknown = replace(judged, norm=math.nan)
+        return skip_step(context, [optimizer], FailedStep([], scale, loss), unknown), returned
+    scaling.note_taken([optimizer], max(j.absmax for _, j in taken), scale)
+    return taken_step(context, scale, loss, judged.norm), returned
