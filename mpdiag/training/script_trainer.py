@@ -301,7 +301,6 @@ class ScriptTrainer:
                 returned = plain()
             torch.clear_autocast_cache()
 
-        stepping.collect_gradients(context.wrapped, optimizer)
         known_bad = self.gradients.were_nonfinite(optimizer)
         result = stepping.take_step(context, [optimizer], update, carried=1.0, known_bad=known_bad)
         self._note_step(optimizer, result)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import warnings
 import weakref
@@ -165,21 +164,31 @@ def set_up(
         Ranks(device, options.process_group),
     )
     prepare()
-    wrapped.masters.note_written = functools.partial(_note_written, wrapped, monitor)
+    wrapped.masters.note_written = WrittenWeights(wrapped, monitor)
     return Setup(plan, precision, chosen, context)
 
 
-def _note_written(wrapped: Wrapped, monitor: StepMonitor, parameters: Sequence[Tensor]) -> None:
-    """Say once in the log that a script writes into half-precision weights."""
-    wrapped.masters.note_written = lambda _parameters: None
-    names = wrapped.names_of([wrapped.masters.master(p) for p in parameters])
-    message = (
-        f"weights were written into the model ({some_of(names)}) before step {monitor.steps}: what "
-        f"was written is in the FP32 masters now, as {wrapped.precision.format.upper()} holds it"
-    )
-    logger.info("%s", message)
-    if monitor.log is not None:
-        monitor.log.note({"written": names, "before_step": monitor.steps, "message": message})
+class WrittenWeights:
+    """Says once in the log that a script writes into half-precision weights."""
+
+    def __init__(self, wrapped: Wrapped, monitor: StepMonitor) -> None:
+        self._wrapped, self._monitor = wrapped, monitor
+        self._said = False
+
+    def __call__(self, parameters: Sequence[Tensor]) -> None:
+        """Say which parameters were written, the first time."""
+        if self._said:
+            return
+        self._said = True
+        wrapped, monitor = self._wrapped, self._monitor
+        names = wrapped.names_of([wrapped.masters.master(p) for p in parameters])
+        message = (
+            f"weights were written into the model ({some_of(names)}) before step {monitor.steps}: what "
+            f"was written is in the FP32 masters now, as {wrapped.precision.format.upper()} holds it"
+        )
+        logger.info("%s", message)
+        if monitor.log is not None:
+            monitor.log.note({"written": names, "before_step": monitor.steps, "message": message})
 
 
 # -- whether the plan is of this model -------------------------------------------------------------

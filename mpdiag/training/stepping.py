@@ -144,14 +144,6 @@ def _waiting_gradients(wrapped: Wrapped, optimizer: Optimizer) -> list[Tensor]:
     return [g for p in held for g in wrapped.masters.gradients_of(p)]
 
 
-def collect_gradients(wrapped: Wrapped, optimizer: Optimizer) -> list[Tensor]:
-    """The optimizer's parameters, with the gradients moved to them from the model."""
-    if wrapped.precision.master_weights:
-        wrapped.masters.adopt()
-        wrapped.masters.take_gradients(parameters_of(optimizer))
-    return parameters_of(optimizer)
-
-
 def gradients_held(parameters: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
     """Those of some parameters that have gradients, and these."""
     held, gradients = [], []
@@ -178,7 +170,8 @@ def unscale_gradients(context: StepContext, optimizer: Optimizer) -> None:
     refuse_capture()
     if context.scaling.is_unscaled(optimizer):
         return
-    held = collect_gradients(context.wrapped, optimizer)
+    context.wrapped.masters.collect_gradients([optimizer])
+    held = parameters_of(optimizer)
     for other in context.wrapped.optimizers:  # a parameter may be in several
         if other is not optimizer and context.scaling.is_unscaled(other):
             done = {id(p) for p in parameters_of(other)}
@@ -192,10 +185,7 @@ def prepare_gradients(
     context: StepContext, chosen: Sequence[Optimizer], regularizers: Sequence[Regularizer]
 ) -> float:
     """Collect gradients and add regularisers; returns the scale still on the gradients."""
-    if context.wrapped.precision.master_weights:
-        context.wrapped.masters.begin_update(chosen)
-        for optimizer in chosen:
-            collect_gradients(context.wrapped, optimizer)
+    context.wrapped.masters.begin_update(chosen)
     scales = {context.scaling.carried(o) for o in chosen}
     if len(scales) == 1 and not regularizers:
         return scales.pop()
@@ -264,9 +254,8 @@ def take_step(
         known_bad=known_bad,
         inspect=context.monitor.inspect,
     )
-    if context.wrapped.precision.master_weights:  # an accelerator has been waited for just now
-        step, misfits = context.wrapped.masters.late_misfits()
-        stop_at_misfits(context.wrapped, misfits, step)
+    step, misfits = context.wrapped.masters.device_answered(chosen)
+    stop_at_misfits(context.wrapped, misfits, step)
     loss = scaling.loss
     if not judged.finite:
         failed = FailedStep(held, scale, loss, scaling.root, judged.bad_ranks)
@@ -383,8 +372,7 @@ def note_step(
         TrainingDiverged: If too many steps in a row were skipped.
     """
     context.wrapped.start.ended()
-    if context.wrapped.precision.master_weights:
-        context.wrapped.masters.remember(chosen)
+    context.wrapped.masters.remember(chosen)
     context.scaling.root = None
     if result.skipped:
         for optimizer in (one for o in chosen for one in inside(o)):

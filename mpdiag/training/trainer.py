@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -281,8 +281,7 @@ class MixedPrecision:
         if self.context.scaling.waiting:
             self.unscale()
         wrapped = self.context.wrapped
-        if wrapped.precision.master_weights:
-            wrapped.masters.adopt()
+        wrapped.masters.adopt()
         held = (p for o in wrapped.optimizers for p in parameters_of(o))
         return list(dict.fromkeys(held))
 
@@ -335,8 +334,7 @@ class MixedPrecision:
         context = self.context
         if batch is not None:
             self._capsules.check(batch)
-        masters = context.wrapped.masters
-        with masters.updating(chosen) if self.precision.master_weights else nullcontext():
+        with context.wrapped.masters.updating(chosen):
             if closure is not None:
                 result = self._step_with_closure(chosen, closure, clip)
             else:
@@ -366,7 +364,7 @@ class MixedPrecision:
         context = self.context
         masters = context.wrapped.masters
         masters.begin_update(chosen)
-        masters.end_comparison(chosen)
+        masters.device_answered(chosen)
 
         def evaluate() -> updates.Evaluation:
             # The optimizer has moved its masters; the model must see them.

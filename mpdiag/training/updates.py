@@ -162,8 +162,6 @@ def update_weights(
     wrapped, precision = context.wrapped, context.wrapped.precision
     low = precision.low_precision_model and not precision.master_weights
     undo = Transaction(chosen) if low else None
-    if precision.master_weights:
-        wrapped.masters.end_comparison(chosen)
     with context.casting.update():
         for optimizer in chosen:
             with guard.within():
@@ -175,9 +173,8 @@ def update_weights(
         if bad:
             undo.restore()
             return NonFinite(bad[0][0], bad[0][1], "weights")
-    if precision.master_weights:
-        step = context.monitor.steps
-        stop_at_misfits(wrapped, wrapped.masters.give_weights_later_checked(held, step), step)
+    step = context.monitor.steps
+    stop_at_misfits(wrapped, wrapped.masters.give_weights_later_checked(held, step), step)
     return None
 
 

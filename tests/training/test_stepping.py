@@ -256,14 +256,8 @@ class Answers(Waits):
 
 def as_on_an_accelerator(monkeypatch):
     """Let a step at O2 treat the CPU as a device that must be waited for."""
-    monkeypatch.setattr(masters, "_answers_late", lambda _device: True)
-    plain = given.Bundle.__init__
-
-    def made(bundle, pairs):
-        plain(bundle, pairs)
-        bundle.on_cpu = False
-
-    monkeypatch.setattr(given.Bundle, "__init__", made)
+    for module in (masters, given):
+        monkeypatch.setattr(module, "answers_late", lambda _device: True)
 
 
 def test_a_step_with_masters_waits_for_an_accelerator_once(monkeypatch):

@@ -16,11 +16,12 @@ from torch import Tensor, nn
 
 from mpdiag.errors import UsageError
 from mpdiag.tracing.precision import HALF
-from mpdiag.training.weights.given import Bundle, adopted, bundles_of
+from mpdiag.training.judgement import norms
+from mpdiag.training.weights.given import Weight, answers_late
 from mpdiag.training.weights.held import drop_own_gradient, hold, let_go, own_gradient
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from torch.optim import Optimizer
 
@@ -63,10 +64,14 @@ def castable(
 class Masters:
     """FP32 masters of the low-precision parameters that some optimizers update.
 
-    The optimizers' groups and states hold the masters from here on. A parameter that is FP32
-    already is its own master. What others write is never overwritten: into the model, it is adopted
-    before the next update, element by element; into the masters, the model sees it in its next
-    forward pass.
+    The optimizers' groups and states hold the masters from here on. A parameter that is FP32 already is
+    its own master. User writes survive: a write to a model weight is copied into its master before the
+    next update, element by element; a write to a master reaches the model before the next forward pass.
+
+    Of no optimizers there are no masters: nothing is done then, whatever is called.
+
+    Args:
+        optimizers: What updates the parameters.
 
     Attributes:
         note_written: Told which parameters of the model others have written, once that was adopted.
@@ -74,18 +79,41 @@ class Masters:
 
     def __init__(self, optimizers: Sequence[Optimizer]) -> None:
         self._optimizers = optimizers
-        self._master: dict[Tensor, Tensor] = {}
-        self._model: dict[Tensor, Tensor] = {}
-        self._dtype: dict[Tensor, torch.dtype] = {}  # of the model's parameters
+        self._weights: dict[Tensor, Weight] = {}  # by parameter of the model
+        self._of_master: dict[Tensor, Weight] = {}
         self._originals: dict[Tensor, Tensor] = {}
-        self._wide: dict[Tensor, tuple[Tensor, int]] = {}
         self._shown: list[Tensor] = []  # parameters that show their masters' gradients
-        self._bundles: dict[int, list[Bundle]] = {}  # by id of the optimizer
-        self._bundle_of: dict[Tensor, Bundle] = {}
-        self._asked: list[
-            tuple[int, Tensor, list[Tensor]]
-        ] = []  # step, beyond the format?, masters
+        self._compared: tuple[list[Weight], Tensor] | None = None  # and whether each was written
+        self._given: list[tuple[int, list[Weight], Tensor]] = []  # by step, and which did not fit
         self.note_written: Callable[[Sequence[Tensor]], None] = lambda _parameters: None
+
+    def __contains__(self, parameter: object) -> bool:
+        """Whether a parameter of the model has a master."""
+        return parameter in self._weights
+
+    def __len__(self) -> int:
+        """How many parameters have a master of their own."""
+        return len(self._weights)
+
+    def model_parameter(self, master: Tensor) -> Tensor:
+        """The model's parameter that a master stands for."""
+        weight = self._of_master.get(master)
+        return master if weight is None else weight.parameter
+
+    def master(self, parameter: Tensor) -> Tensor:
+        """What the optimizer updates for a parameter of the model."""
+        weight = self._weights.get(parameter)
+        return parameter if weight is None else weight.master
+
+    @torch.no_grad()
+    def value(self, parameter: Tensor) -> Tensor:
+        """The FP32 value of a parameter: its master, with what others have written adopted.
+
+        Neither is changed. It is the master itself where nothing was written.
+        """
+        self._straighten()
+        weight = self._weights.get(parameter)
+        return parameter.detach() if weight is None else weight.value(weight.changed())
 
     def adopt(self, originals: dict[Tensor, Tensor] | None = None) -> None:
         """Give every low-precision parameter in the optimizers a master.
@@ -96,86 +124,55 @@ class Masters:
             originals: FP32 values by parameter, from before the model was cast: a master made from
                 the rounded weight would have lost 13 bits.
         """
-        known = len(self._master)
         self._originals.update(originals or {})
         for optimizer in self._optimizers:
             for group in optimizer.param_groups:
                 group["params"] = [self._adopted(optimizer, p) for p in group["params"]]
             _refresh(optimizer)
         self._originals.clear()
-        if len(self._master) != known:
-            self.settle()
-            self._bundle()
 
     def _adopted(self, optimizer: Optimizer, parameter: Tensor) -> Tensor:
         if parameter.dtype not in HALF:
             return parameter
-        master = self._master.get(parameter)
-        if master is None:
-            value = self._originals.get(parameter, parameter.detach())
-            master = value.detach().clone().float().requires_grad_(parameter.requires_grad)
-            self._master[parameter], self._model[master] = master, parameter
-            self._dtype[parameter] = parameter.dtype
+        weight = self._weights.get(parameter)
+        if weight is None:
+            weight = Weight(parameter, self._originals.get(parameter, parameter))
+            self._weights[parameter] = self._of_master[weight.master] = weight
         if parameter in optimizer.state:
-            optimizer.state[master] = optimizer.state.pop(parameter)
-        return master
+            optimizer.state[weight.master] = optimizer.state.pop(parameter)
+        return weight.master
 
-    def _bundle(self) -> None:
-        """Note what the model holds as what it was given; for each optimizer, its weights."""
-        self._bundles, self._bundle_of = {}, {}
-        for optimizer in self._optimizers:
-            held = [m for g in optimizer.param_groups for m in g["params"] if m in self._model]
-            pairs = [(self._model[m], m) for m in held]
-            shared = {self._bundle_of[p]: None for p, _ in pairs if p in self._bundle_of}
-            own = bundles_of([(p, m) for p, m in pairs if p not in self._bundle_of])
-            self._bundle_of.update({p: bundle for bundle in own for p in bundle.parameters})
-            self._bundles[id(optimizer)] = [*shared, *own]
-
-    def _bundles_held(self, optimizers: Sequence[Optimizer] | None) -> list[Bundle]:
-        chosen = self._optimizers if optimizers is None else optimizers
-        return list({b: None for o in chosen for b in self._bundles.get(id(o), ())})
-
-    def model_parameter(self, master: Tensor) -> Tensor:
-        """The model's parameter that a master stands for."""
-        return self._model.get(master, master)
-
-    def master(self, parameter: Tensor) -> Tensor:
-        """What the optimizer updates for a parameter of the model."""
-        return self._master.get(parameter, parameter)
-
-    def __contains__(self, parameter: object) -> bool:
-        """Whether a parameter of the model has a master."""
-        return parameter in self._master
-
-    def __len__(self) -> int:
-        """How many parameters have a master of their own."""
-        return len(self._master)
+    def _held_by(self, optimizers: Sequence[Optimizer]) -> list[Weight]:
+        """The weights that some optimizers update, each once."""
+        if not self._weights:
+            return []
+        masters = (m for o in optimizers for group in o.param_groups for m in group["params"])
+        return [self._of_master[m] for m in dict.fromkeys(masters) if m in self._of_master]
 
     # -- gradients ---------------------------------------------------------------------------------
 
-    def gradients_of(self, held: Tensor) -> list[Tensor]:
+    def gradients_of(self, master: Tensor) -> list[Tensor]:
         """The gradients that wait for what an optimizer holds: the master's, and the model's."""
-        parameter = self._model.get(held)
-        found = [held.grad, None if parameter is None else own_gradient(parameter)]
-        return [gradient for gradient in found if gradient is not None]
+        weight = self._of_master.get(master)
+        gradients = [master.grad, None if weight is None else own_gradient(weight.parameter)]
+        return [gradient for gradient in gradients if gradient is not None]
 
     @torch.no_grad()
-    def take_gradients(self, masters: Sequence[Tensor]) -> None:
+    def collect_gradients(self, optimizers: Sequence[Optimizer]) -> None:
         """Move the model's gradients to the masters, as FP32, still scaled; there they add up."""
-        for master in masters:
-            parameter = self._model.get(master)
-            gradient = None if parameter is None else own_gradient(parameter)
-            if parameter is None or gradient is None:
-                continue
-            wide = gradient.to(torch.float32)
-            master.grad = wide if master.grad is None else master.grad + wide
-            drop_own_gradient(parameter)
+        self.adopt()
+        for weight in self._held_by(optimizers):
+            gradient, master = own_gradient(weight.parameter), weight.master
+            if gradient is not None:
+                wide = gradient.to(torch.float32)
+                master.grad = wide if master.grad is None else master.grad + wide
+                drop_own_gradient(weight.parameter)
 
     def show_gradients(self, masters: Sequence[Tensor]) -> None:
         """Let the model's parameters show gradients that have moved to these masters."""
         for master in masters:
-            parameter = self._model.get(master)
-            if parameter is not None and master.grad is not None and hold(parameter, master):
+            parameter = self.model_parameter(master)
+            if parameter is not master and master.grad is not None and hold(parameter, master):
                 self._shown.append(parameter)
 
     def hide_gradients(self) -> None:
@@ -187,8 +184,8 @@ class Masters:
 
     def note_wide(self, parameter: Tensor, value: Tensor) -> None:
         """A parameter receives a value that is known in FP32: its master may have all bits."""
-        if parameter in self._master:
-            self._wide[parameter] = value, parameter.data_ptr()
+        if parameter in self._weights:
+            self._weights[parameter].note_wide(value)
 
     def note_original(self, parameter: Tensor, value: Tensor) -> None:
         """A parameter that has come later was cast; ``value`` is what it was in FP32."""
@@ -198,44 +195,45 @@ class Masters:
     def refresh(self) -> None:
         """Give the model what others have written into the masters, before a forward pass."""
         self._straighten()
-        for bundle in self._bundles_held(None):
-            bundle.refresh()
+        for weight in self._weights.values():
+            weight.refresh()
 
-    @torch.no_grad()
-    def begin_update(self, optimizers: Sequence[Optimizer]) -> None:
-        """Look for what others have written into the model; ``end_comparison`` adopts it.
-
-        On a CPU it is adopted at once, and the copies of what the model was given are let go, which
-        leaves room for FP32 gradients.
-        """
+    def settle(self) -> None:
+        """Adopt what others have written into the model, element by element; waits for the device."""
         self._straighten()
-        for bundle in self._bundles_held(optimizers):
-            if bundle.on_cpu:
-                self._settle(bundle)
-                bundle.given = None
-            else:
-                bundle.begin_comparison()
-
-    def end_comparison(self, optimizers: Sequence[Optimizer]) -> None:
-        """Adopt what ``begin_update`` has found, once the device has answered."""
-        for bundle in self._bundles_held(optimizers):
-            if bundle.given is not None:
-                self._settle(bundle)
-                bundle.given = None
+        self._settle(self._weights.values())
 
     @torch.no_grad()
-    def remember(self, optimizers: Sequence[Optimizer] | None = None) -> None:
-        """A step is over: what the model holds is what the trainer has given it."""
-        self.hide_gradients()
-        for bundle in self._bundles_held(optimizers):
-            if bundle.given is None:
-                bundle.remember()
+    def _settle(self, weights: Iterable[Weight]) -> None:
+        written = []
+        for weight in weights:
+            changed = weight.changed()
+            if changed is not None or weight.wide is not None:
+                weight.master.copy_(weight.value(changed))
+                weight.forget_wide()
+            if changed is not None:
+                weight.remember()
+                written.append(weight.parameter)
+        if written:
+            self.note_written(written)
 
+    def _straighten(self) -> None:
+        """Give every parameter its own dtype back, and masters the shapes and places of theirs.
+
+        ``p.data = …`` may put a tensor of any kind into a parameter. Its values stay.
+        """
+        for weight in self._weights.values():
+            weight.straighten()
+
+    @torch.no_grad()
     def restart(self) -> None:
         """Masters and model were loaded together: what the model holds was given to it."""
-        self._asked.clear()
-        self._wide.clear()
-        self._bundle()
+        self._given.clear()
+        for weight in self._weights.values():
+            weight.forget_wide()
+            weight.remember()
+
+    # -- a step ------------------------------------------------------------------------------------
 
     @contextmanager
     def updating(self, optimizers: Sequence[Optimizer]) -> Iterator[None]:
@@ -252,81 +250,60 @@ class Masters:
                     self.show_gradients(group["params"])
             raise
 
-    def settle(self) -> None:
-        """Adopt what others have written into the model, element by element; waits for the device."""
-        self._straighten()
-        for bundle in self._bundles_held(None):
-            self._settle(bundle)
-
     @torch.no_grad()
-    def _settle(self, bundle: Bundle) -> None:
-        changed, wide = bundle.differing(), self._known_wide()
-        written = [p for p in bundle.parameters if p in changed or p in wide]
-        for parameter in written:
-            master = self._master[parameter]
-            master.copy_(adopted(parameter, master, changed.get(parameter), wide))
-            self._wide.pop(parameter, None)
-        if changed:
-            bundle.remember()
-            self.note_written(list(changed))
+    def begin_update(self, optimizers: Sequence[Optimizer]) -> None:
+        """Look for what others have written into the model, and move its gradients to the masters.
 
-    @torch.no_grad()
-    def value(self, parameter: Tensor) -> Tensor:
-        """The FP32 value of a parameter: its master, with what others have written adopted.
-
-        Neither is changed. It is the master itself where nothing was written.
+        On a CPU what was written is adopted at once, and the copies of what the model was given are
+        let go, which leaves room for FP32 gradients. Elsewhere ``device_answered`` adopts it.
         """
         self._straighten()
-        master = self._master.get(parameter)
-        bundle = self._bundle_of.get(parameter)
-        if master is None or bundle is None:
-            return self.master(parameter).detach()
-        changed = bundle.differing().get(parameter)
-        return adopted(parameter, master, changed, self._known_wide())
+        weights = self._held_by(optimizers)
+        late = [w for w in weights if w.given is not None and answers_late(w.parameter.device)]
+        if late:
+            self._compared = late, _asked([w.differs() for w in late])
+        for weight in weights:
+            if not answers_late(weight.parameter.device):
+                self._settle([weight])
+                weight.given = None
+        self.collect_gradients(optimizers)
 
-    def _known_wide(self) -> dict[Tensor, Tensor]:
-        """FP32 values that the model's parameters were given, unless they stand elsewhere since."""
-        return {p: value for p, (value, at) in self._wide.items() if p.data_ptr() == at}
+    def device_answered(self, optimizers: Sequence[Optimizer]) -> tuple[int, list[Tensor]]:
+        """Adopt what ``begin_update`` has found, once the device was waited for.
 
-    def _straighten(self) -> None:
-        """Give every parameter its own dtype back, and masters the shapes and places of theirs.
-
-        ``p.data = …`` may put a tensor of any kind into a parameter. Its values stay.
+        Returns:
+            A step before this one, and the masters that did not fit the model's format after it.
         """
-        moved = False
-        for parameter, master in self._master.items():
-            dtype = self._dtype[parameter]
-            if parameter.dtype is not dtype:
-                value = parameter.data
-                parameter.data = value.to(dtype)
-                self.note_wide(parameter, value)
-            if parameter.shape != master.shape or parameter.device != master.device:
-                same_shape = parameter.shape == master.shape
-                master.data = (
-                    (master if same_shape else parameter).detach().to(parameter.device).float()
-                )
-                moved = True
-        if moved:
-            self._bundle()
+        compared, self._compared = self._compared, None
+        if compared is not None:
+            weights, answer = compared
+            self._settle(
+                [w for w, differs in zip(weights, answer.tolist(), strict=True) if differs]
+            )
+        for weight in self._held_by(optimizers):
+            weight.given = None
+        given, self._given = self._given, []
+        for step, weights, answer in given:
+            pairs = zip(weights, answer.tolist(), strict=True)
+            misfits = [weight.master for weight, beyond in pairs if beyond]
+            if misfits:
+                return step, misfits
+        return 0, []
 
     @torch.no_grad()
     def give_weights(self, masters: Sequence[Tensor]) -> list[Tensor]:
         """Round masters into the model; those that do not fit are left out and returned."""
-        pairs = [(self._model[m], m) for m in masters if m in self._model]
-        misfits = []
-        if pairs:
-            tops = torch.stack([torch.linalg.vector_norm(m, torch.inf) for _, m in pairs]).tolist()
-            fitting = []
-            for (parameter, master), top in zip(pairs, tops, strict=True):
-                fits = top <= torch.finfo(parameter.dtype).max
-                (fitting.append((parameter, master)) if fits else misfits.append(master))
-            if fitting:
-                torch._foreach_copy_([p for p, _ in fitting], [m for _, m in fitting])
-        return misfits
+        weights = [self._of_master[m] for m in masters if m in self._of_master]
+        if not weights:
+            return []
+        beyond = _asked(_beyond(weights)).tolist()
+        fitting = [w for w, bad in zip(weights, beyond, strict=True) if not bad]
+        torch._foreach_copy_([w.parameter for w in fitting], [w.master for w in fitting])
+        return [w.master for w, bad in zip(weights, beyond, strict=True) if bad]
 
     @torch.no_grad()
     def give_weights_later_checked(self, masters: Sequence[Tensor], step: int) -> list[Tensor]:
-        """As ``give_weights``, without waiting for an accelerator: ``late_misfits`` has its answer.
+        """As ``give_weights``, without waiting for an accelerator: ``device_answered`` has its answer.
 
         Until then the model holds infinities for what does not fit.
 
@@ -337,52 +314,54 @@ class Masters:
         Returns:
             What does not fit, where that is known now.
         """
-        pairs = [(self._model[m], m) for m in masters if m in self._model]
-        devices = {m.device for _, m in pairs}
-        if len(devices) != 1 or not _answers_late(devices.pop()):
+        weights = [self._of_master[m] for m in masters if m in self._of_master]
+        if not weights or not all(answers_late(w.parameter.device) for w in weights):
             return self.give_weights(masters)
-        torch._foreach_copy_([p for p, _ in pairs], [m for _, m in pairs])
-        sizes = [torch.linalg.vector_norm(m, torch.inf) for _, m in pairs]
-        limits = {p.dtype: torch.finfo(p.dtype).max for p, _ in pairs}
-        beyond = torch.stack(
-            [~(size <= limits[p.dtype]) for size, (p, _) in zip(sizes, pairs, strict=True)]
-        )
-        answer = torch.empty(len(pairs), dtype=torch.bool, pin_memory=beyond.is_cuda)
-        answer.copy_(beyond, non_blocking=beyond.is_cuda)
-        self._asked.append((step, answer, [m for _, m in pairs]))
+        torch._foreach_copy_([w.parameter for w in weights], [w.master for w in weights])
+        self._given.append((step, weights, _asked(_beyond(weights))))
         return []
 
-    def late_misfits(self) -> tuple[int, list[Tensor]]:
-        """A step before this one and what did not fit after it, once the device was waited for."""
-        asked, self._asked = self._asked, []
-        for step, answer, masters in asked:
-            misfits = [m for m, beyond in zip(masters, answer.tolist(), strict=True) if beyond]
-            if misfits:
-                return step, misfits
-        return 0, []
+    @torch.no_grad()
+    def remember(self, optimizers: Sequence[Optimizer]) -> None:
+        """A step is over: what the model holds is what the trainer has given it."""
+        self.hide_gradients()
+        for weight in self._held_by(optimizers):
+            if weight.given is None:
+                weight.remember()
+
+    # -- the end -----------------------------------------------------------------------------------
 
     @torch.no_grad()
     def release(self) -> None:
         """Hand the optimizers the model's own parameters again, in FP32 and with full values."""
         self.settle()
         self.hide_gradients()
-        for master, parameter in self._model.items():
-            drop_own_gradient(parameter)
-            parameter.data = master.detach().clone()
+        for weight in self._weights.values():
+            drop_own_gradient(weight.parameter)
+            weight.parameter.data = weight.master.detach().clone()
         for optimizer in self._optimizers:
             for group in optimizer.param_groups:
-                group["params"] = [self._model.get(p, p) for p in group["params"]]
+                group["params"] = [self.model_parameter(p) for p in group["params"]]
             _refresh(optimizer)
-            for master in [m for m in optimizer.state if m in self._model]:
-                optimizer.state[self._model[master]] = optimizer.state.pop(master)
-        for known in (self._master, self._model, self._dtype, self._wide, self._bundle_of):
-            known.clear()
-        self._bundles.clear()
+            for master in [m for m in optimizer.state if m in self._of_master]:
+                optimizer.state[self.model_parameter(master)] = optimizer.state.pop(master)
+        self._weights.clear()
+        self._of_master.clear()
 
 
-def _answers_late(device: torch.device) -> bool:
-    """Whether Python would have to wait for what a device has computed."""
-    return device.type != "cpu"
+def _beyond(weights: Sequence[Weight]) -> list[Tensor]:
+    """Whether each master is beyond the format of its parameter, as flags on the device."""
+    tops = norms([w.master for w in weights], torch.inf)
+    return [~(top <= torch.finfo(w.dtype).max) for top, w in zip(tops, weights, strict=True)]
+
+
+def _asked(flags: Sequence[Tensor]) -> Tensor:
+    """Flags on their way to the host: there after the next synchronisation with the device."""
+    device = flags[0].device
+    together = torch.stack([flag.to(device) for flag in flags])
+    answer = torch.empty(len(flags), dtype=torch.bool, pin_memory=together.is_cuda)
+    answer.copy_(together, non_blocking=together.is_cuda)
+    return answer
 
 
 def _refresh(optimizer: Optimizer) -> None:

@@ -42,7 +42,7 @@ class Wrapped:
         models, optimizers: What was wrapped.
         precision: The level's properties.
         policy: The operation policy in force inside ``autocast``.
-        masters: FP32 masters, if the level keeps them.
+        masters: FP32 masters, or none.
         buffers: Guards the models' buffers.
         switch: Off: models behave as if they were not wrapped.
         half_outputs: Whether a model that holds half-precision weights returns half precision.
@@ -67,7 +67,7 @@ class Wrapped:
         self.precision = precision
         self.device_type = device_type
         self.policy = policy.Policy(precision.dtype)
-        self.masters = Masters(self.optimizers)
+        self.masters = Masters(self.optimizers if precision.master_weights else ())
         self.buffers = BufferGuard(self.models)
         self.switch = fp32_regions.Switch()
         self.half_outputs = half_outputs
@@ -248,8 +248,7 @@ class Wrapped:
 
         def note(parameter: Tensor, value: Tensor) -> None:
             parameters.add(parameter)
-            if self.precision.master_weights:
-                self.masters.note_original(parameter, value)
+            self.masters.note_original(parameter, value)
 
         self._additions = lookout.Additions(
             castable, self.precision.dtype, note, lambda *found: buffers.append(found)
