@@ -296,7 +296,7 @@ class Masters:
         weights = [self._of_master[m] for m in masters if m in self._of_master]
         if not weights:
             return []
-        beyond = _asked(_beyond(weights)).tolist()
+        beyond = _together(_beyond(weights)).tolist()
         fitting = [w for w, bad in zip(weights, beyond, strict=True) if not bad]
         torch._foreach_copy_([w.parameter for w in fitting], [w.master for w in fitting])
         return [w.master for w, bad in zip(weights, beyond, strict=True) if bad]
@@ -357,11 +357,14 @@ def _beyond(weights: Sequence[Weight]) -> list[Tensor]:
 
 def _asked(flags: Sequence[Tensor]) -> Tensor:
     """Flags on their way to the host: there after the next synchronisation with the device."""
-    device = flags[0].device
-    together = torch.stack([flag.to(device) for flag in flags])
+    together = _together(flags)
     answer = torch.empty(len(flags), dtype=torch.bool, pin_memory=together.is_cuda)
     answer.copy_(together, non_blocking=together.is_cuda)
     return answer
+
+
+def _together(flags: Sequence[Tensor]) -> Tensor:
+    return torch.stack([flag.to(flags[0].device) for flag in flags])
 
 
 def _refresh(optimizer: Optimizer) -> None:
