@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import sys
 from contextlib import ExitStack, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +17,6 @@ from mpdiag.tracing.precision import HALF
 if TYPE_CHECKING:
     from collections.abc import Iterator
     from contextlib import AbstractContextManager
-    from types import TracebackType
 
     from mpdiag.emulation.mode import Emulation
     from mpdiag.tracing.precision_share import PrecisionShare
@@ -28,36 +26,13 @@ if TYPE_CHECKING:
 _NOTHING = nullcontext()
 
 
-class _Nested:
-    """Contexts inside one another, the first outermost; ``contextmanager`` costs more than they do.
-
-    Those that do nothing are left out.
-    """
-
-    def __init__(self, *contexts: AbstractContextManager[object]) -> None:
-        self._contexts = [c for c in contexts if c is not _NOTHING]
-        self._entered: list[AbstractContextManager[object]] = []
-
-    def __enter__(self) -> None:
-        try:
-            for context in self._contexts:
-                context.__enter__()
-                self._entered.append(context)
-        except BaseException:
-            self.__exit__(*sys.exc_info())
-            raise
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if self._entered:
-            try:
-                self._entered.pop().__exit__(kind, error, trace)
-            finally:
-                self.__exit__(kind, error, trace)
+@contextmanager
+def _nested(*contexts: AbstractContextManager[object]) -> Iterator[None]:
+    """Contexts inside one another, the first outermost."""
+    with ExitStack() as stack:
+        for context in contexts:
+            stack.enter_context(context)
+        yield
 
 
 class Casting:
@@ -86,7 +61,7 @@ class Casting:
         casts = low and precision.operation_casts
         if self._watch is not None:
             self._watch.begin()
-        return _Nested(
+        return _nested(
             self._wrapped.looked() if precision.low_precision_model else _NOTHING,
             self._emulation if low and self._emulation is not None else _NOTHING,
             policy.in_force(self._wrapped.policy) if casts else _NOTHING,
@@ -109,7 +84,7 @@ class Casting:
         if low and watch and loss is not None and watch.lets_go(loss, create_graph=create_graph):
             return self.off()
         casts = low and self._precision.operation_casts  # for what is computed again in backward
-        return _Nested(
+        return _nested(
             self.off(),
             self._emulation if low and self._emulation is not None else _NOTHING,
             policy.in_force(self._wrapped.policy) if casts else _NOTHING,

@@ -148,20 +148,15 @@ def load_masters(saved: Sequence[Mapping[str, Tensor]], wrapped: Wrapped) -> Non
     if len(saved) != len(wrapped.models):
         message = f"the state is of {len(saved)} models, the trainer has {len(wrapped.models)}"
         raise StateMismatch(message)
-    pairs: list[tuple[Tensor, Tensor]] = []
-    for model, masters in zip(wrapped.models, saved, strict=True):
-        for name, parameter in model.named_parameters():
-            if name in masters and parameter in held:
-                pairs.append((parameter, masters[name]))
-                if masters[name].shape != parameter.shape:
-                    message = (
-                        f"the state is of another model (the master of {name!r} has another shape)"
-                    )
-                    raise StateMismatch(message)
+    try:
+        pairs = _masters_and_values(saved, wrapped)
+    except ValueError as error:
+        message = f"the state is of another model ({error})"
+        raise StateMismatch(message) from error
     with torch.no_grad():
         held.settle()
-        for weight, value in pairs:
-            master = held.master(weight)
+        for master, value in pairs:
+            weight = held.model_parameter(master)
             full = value.to(master.device, torch.float32)
             rounds = same(full.to(weight.dtype), weight.detach())
             master.copy_(torch.where(rounds, full, master))
@@ -189,18 +184,30 @@ def _restore(state: Mapping[str, Any], wrapped: Wrapped) -> None:
         model.load_state_dict(saved)
     for optimizer, saved in zip(wrapped.optimizers, state["optimizers"], strict=True):
         optimizer.load_state_dict(saved)
-    masters: list[tuple[Tensor, Tensor]] = []
-    for model, saved in zip(wrapped.models, state["masters"], strict=True):
-        for name, parameter in model.named_parameters():
-            if name in saved:
-                masters.append((wrapped.masters.master(parameter), saved[name]))
-                if masters[-1][0].shape != saved[name].shape:
-                    message = f"the master of {name!r} has another shape"
-                    raise ValueError(message)
+    masters = _masters_and_values(state["masters"], wrapped)
     load_random(state["random"])
     with torch.no_grad():
         for master, value in masters:
             master.copy_(value)
+
+
+def _masters_and_values(
+    saved: Sequence[Mapping[str, Tensor]], wrapped: Wrapped
+) -> list[tuple[Tensor, Tensor]]:
+    """What the optimizers hold, each with its saved value.
+
+    Raises:
+        ValueError: If one is of another shape.
+    """
+    pairs = []
+    for model, masters in zip(wrapped.models, saved, strict=True):
+        for name, parameter in model.named_parameters():
+            if name in masters:
+                pairs.append((wrapped.masters.master(parameter), masters[name]))
+                if masters[name].shape != parameter.shape:
+                    message = f"the master of {name!r} has another shape"
+                    raise ValueError(message)
+    return pairs
 
 
 def _plain(precision: Precision) -> dict[str, Any]:

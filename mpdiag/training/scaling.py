@@ -5,13 +5,12 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from mpdiag.numerics.formats import FP16
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
 
     from torch.optim import Optimizer
 
@@ -64,20 +63,6 @@ class GradientScaling:
         """The loss times the scale, in FP32: an FP16 loss could not hold the product."""
         factor = self._scaler.scale
         return loss if factor == 1.0 else loss.float() * factor
-
-    def run_backward(self, loss: Tensor, options: Mapping[str, Any]) -> None:
-        """Run the backward pass of a loss at the scale.
-
-        The gradient of a scaled loss by the loss is the scale, so a pass that begins with it has the
-        same bits, without the product, its own backward formula and the 1 that torch begins with.
-        """
-        factor = self._scaler.scale
-        plain = type(loss) is Tensor and loss.dtype is torch.float32 and loss.numel() == 1
-        if factor != 1.0 and plain and "gradient" not in options:
-            # Made anew: of a loss that is a view of a weight it becomes that weight's gradient.
-            loss.backward(torch.full_like(loss, factor), **options)
-        else:
-            self.scaled(loss).backward(**options)
 
     def note_loss(self, loss: Tensor, *, adds: bool = False) -> None:
         """Remember a loss whose backward pass is about to run; for ``adds`` see ``add_loss``."""

@@ -17,6 +17,7 @@ import torch
 from mpdiag.tracing.precision import HALF
 from mpdiag.training.judgement import multiply, norms, unscale, values_of
 from mpdiag.training.scaling import parameters_of
+from mpdiag.training.weights.held import HeldTensor, hold_wide
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -51,8 +52,8 @@ class ScriptGradients:
 
     def retain(self, tensor: Tensor) -> None:
         """A tensor inside the graph keeps its gradient, which must be unscaled, too."""
-        if type(tensor) is torch.Tensor and tensor.dtype in HALF:
-            tensor.__class__ = _HeldWide
+        if tensor.dtype in HALF:
+            hold_wide(tensor)
         self._retained = [r for r in self._retained if r() is not None]
         self._retained.append(weakref.ref(tensor))
 
@@ -105,7 +106,7 @@ class ScriptGradients:
         leaves = [t for t in receiving if at_once and t.is_leaf and t.requires_grad]
         others = [t for t in receiving if not (at_once and t.is_leaf and t.requires_grad)]
         with torch.no_grad():
-            waiting = [t.grad for t in others if not isinstance(t, _HeldWide)]
+            waiting = [t.grad for t in others if not isinstance(t, HeldTensor)]
             multiply([g for g in waiting if g is not None], scale)
         with self.passing() as this:
 
@@ -124,9 +125,9 @@ class ScriptGradients:
 
     def _unscale(self, leaves: Sequence[Tensor], scale: float, *, keep: bool) -> None:
         for leaf in leaves:
-            if isinstance(leaf, _HeldWide):
-                leaf.gather_wide(scale)
-        leaves = [leaf for leaf in leaves if not isinstance(leaf, _HeldWide)]
+            if isinstance(leaf, HeldTensor):
+                leaf.gather(scale)
+        leaves = [leaf for leaf in leaves if not isinstance(leaf, HeldTensor)]
         if keep:
             for leaf in leaves:
                 leaf.grad = None if leaf.grad is None else leaf.grad / scale
@@ -184,39 +185,6 @@ class ScriptGradients:
         """The optimizer has stepped, or its step was skipped."""
         for parameter in parameters_of(optimizer):
             self._nonfinite.pop(id(parameter), None)
-
-
-_narrow: Any = torch._C.TensorBase.grad
-
-
-class _HeldWide(torch.Tensor):
-    """A half-precision tensor of a graph whose ``.grad`` is FP32.
-
-    The script asked a tensor to retain its gradient; without the scale FP16 could not hold it, and
-    torch allows no other dtype. Tensors become this by their ``__class__``.
-    """
-
-    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
-    _wide: Tensor | None = None
-
-    @property
-    def grad(self) -> Tensor | None:
-        """The gradient without the scale, FP32."""
-        return self._wide if self._wide is not None else _narrow.__get__(self)
-
-    @grad.setter
-    def grad(self, value: Tensor | None) -> None:
-        self._wide = None
-        _narrow.__set__(self, value)
-
-    def gather_wide(self, scale: float) -> None:
-        """Add what a backward pass at this scale has left in half precision."""
-        left = _narrow.__get__(self)
-        if left is None:
-            return
-        _narrow.__set__(self, None)
-        wide = _divided(left.float(), scale)
-        self._wide = wide if self._wide is None else self._wide + wide
 
 
 def _divided(gradient: Tensor, scale: float) -> Tensor:

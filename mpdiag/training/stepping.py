@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
 
 from mpdiag.errors import TrainingDiverged, UsageError
 from mpdiag.tracing.capture import refuse_capture
@@ -43,6 +42,8 @@ from mpdiag.training.scaling import parameters_of
 from mpdiag.training.skips.diagnosis import FailedStep, diagnose
 
 if TYPE_CHECKING:
+    from torch.optim import Optimizer
+
     from mpdiag.training.casting import Casting
     from mpdiag.training.monitor import StepMonitor
     from mpdiag.training.scaling import GradientScaling
@@ -51,8 +52,6 @@ if TYPE_CHECKING:
 Regularizer = Callable[[Mapping[str, Tensor]], Tensor]
 Update = Callable[[Sequence[Tensor]], NonFinite | None]
 """Steps optimizers, given the parameters that have gradients; returns what did not fit its format."""
-
-_ZERO_GRAD = Optimizer.zero_grad
 
 NO_OPTIONS: Mapping[str, Any] = MappingProxyType({})
 
@@ -106,7 +105,7 @@ def run_backward(context: StepContext, loss: Tensor, **options: Any) -> None:
     """Scale a loss and run its backward pass; gradients that wait are brought to the same scale."""
     note_loss(context, loss)
     with context.casting.backward(loss, create_graph=bool(options.get("create_graph"))):
-        context.scaling.run_backward(loss, options)
+        context.scaling.scaled(loss).backward(**options)
 
 
 def note_loss(context: StepContext, loss: Tensor) -> None:
@@ -385,16 +384,3 @@ def note_step(
         stepped=context.places(chosen),
         shares_step=shares_step,
     )
-
-
-def clear_gradients(optimizer: Optimizer) -> None:
-    """As ``optimizer.zero_grad()`` does: one of its own is called, torch's is spelled out.
-
-    What torch's notes for a profiler costs more than all it does.
-    """
-    own = "zero_grad" in optimizer.__dict__ or type(optimizer).zero_grad is not _ZERO_GRAD
-    if own:
-        optimizer.zero_grad()
-        return
-    for parameter in parameters_of(optimizer):
-        parameter.grad = None

@@ -348,7 +348,7 @@ class MixedPrecision:
         if result.skipped and batch is not None:
             self._capsules.write(batch, result)
         for one in chosen:
-            stepping.clear_gradients(one)
+            one.zero_grad()
         context.scaling.forget(chosen)
         stepping.note_step(context, chosen, result)
         return result

@@ -1,7 +1,12 @@
-"""Parameters of a model whose gradients an optimizer's FP32 masters hold."""
+"""Half-precision tensors whose gradient is FP32, which torch allows no tensor of its own.
+
+Tensors become this by their ``__class__``: a parameter while its gradient has moved to its master, a
+tensor inside a graph for which a script retains a gradient without the loss scale.
+"""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -10,21 +15,19 @@ from torch import Tensor, nn
 _own: Any = torch._C.TensorBase.grad
 
 
-class HeldParameter(nn.Parameter):
-    """A half-precision parameter whose gradient has moved to its master.
+class _Held(Tensor):
+    """Half precision; ``.grad`` is what a backward pass has left here, or else another tensor's."""
 
-    Its ``.grad`` is the master's, in FP32, which no half-precision tensor could hold itself. So
-    ``clip_grad_norm_(model.parameters())`` after ``unscale`` clips what the optimizer will use.
-    Parameters become this by their ``__class__``, until the step is over.
-    """
-
-    _master: Tensor
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
+    _master: Any
+    """Holds the FP32 gradient as its ``grad``."""
 
     @property
     def grad(self) -> Tensor | None:
         """Its own gradient, or else its master's."""
         own: Tensor | None = _own.__get__(self)
-        return self._master.grad if own is None else own
+        master: Tensor | None = self._master.grad
+        return master if own is None else own
 
     @grad.setter
     def grad(self, value: Tensor | None) -> None:
@@ -37,6 +40,26 @@ class HeldParameter(nn.Parameter):
     @grad.deleter
     def grad(self) -> None:
         self.grad = None
+
+
+class HeldTensor(_Held):
+    """A tensor of a graph that retains an FP32 gradient."""
+
+    def gather(self, scale: float) -> None:
+        """Move what a backward pass at this scale has left in half precision; gradients add up."""
+        own: Tensor | None = _own.__get__(self)
+        if own is None:
+            return
+        _own.__set__(self, None)
+        wide = own.float() / scale
+        self._master.grad = wide if self._master.grad is None else self._master.grad + wide
+
+
+class HeldParameter(_Held, nn.Parameter):
+    """A half-precision parameter whose gradient has moved to its master.
+
+    So ``clip_grad_norm_(model.parameters())`` after ``unscale`` clips what the optimizer will use.
+    """
 
     def __deepcopy__(self, memo: dict[int, Any]) -> nn.Parameter:
         """A plain parameter."""
@@ -78,3 +101,10 @@ def let_go(parameter: Tensor) -> None:
     if type(parameter) is HeldParameter:
         parameter.__class__ = nn.Parameter  # type: ignore[assignment]
         del parameter._master
+
+
+def hold_wide(tensor: Tensor) -> None:
+    """Let a half-precision tensor of a graph retain its gradient in FP32."""
+    if type(tensor) is Tensor:
+        tensor._master = SimpleNamespace(grad=None)  # type: ignore[attr-defined]
+        tensor.__class__ = HeldTensor

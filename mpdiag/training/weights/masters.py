@@ -298,7 +298,8 @@ class Masters:
             return []
         beyond = _together(_beyond(weights)).tolist()
         fitting = [w for w, bad in zip(weights, beyond, strict=True) if not bad]
-        torch._foreach_copy_([w.parameter for w in fitting], [w.master for w in fitting])
+        if fitting:
+            torch._foreach_copy_([w.parameter for w in fitting], [w.master for w in fitting])
         return [w.master for w, bad in zip(weights, beyond, strict=True) if bad]
 
     @torch.no_grad()
