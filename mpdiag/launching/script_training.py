@@ -284,7 +284,9 @@ class ScriptTraining:
     def _begin(self, found: Discovered) -> ScriptTrainer:
         from mpdiag.launching.script_names import script_names
         from mpdiag.recording.counting.tensors import is_tensor_parallel
-        from mpdiag.training.script_trainer import ScriptTrainer
+        from mpdiag.tracing.precision_share import PrecisionShare
+        from mpdiag.training.script_trainer import ADVICE, ScriptTrainer
+        from mpdiag.training.setup import Surroundings
 
         roots = found.roots
         names = script_names([(root.model, root.wrapper) for root in roots])
@@ -299,15 +301,14 @@ class ScriptTraining:
         if settings.launch is not None and not self.trainers:
             folder = processes.claim_childs_run(settings.folder, settings.launch)
             self.settings = settings = replace(settings, folder=folder, launch=None)
+        steps = self.trainers[-1].steps if self.trainers else 0
         trainer = ScriptTrainer(
             dict(zip(names, modules, strict=True)),
             list(found.optimizers),
             settings.plan,
             backend=settings.backend,
             run=settings.folder,
-            say=tell,
-            first_step=self.trainers[-1].steps if self.trainers else 0,
-            share=self._share,
+            around=Surroundings(ADVICE, tell, steps, self._share or PrecisionShare()),
         )
         wanted = {c.module for c in settings.plan.fp32_modules}
         if not self.trainers and wanted and wanted <= set(trainer.left_out):

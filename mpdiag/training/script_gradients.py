@@ -126,7 +126,7 @@ class ScriptGradients:
     def _unscale(self, leaves: Sequence[Tensor], scale: float, *, keep: bool) -> None:
         for leaf in leaves:
             if isinstance(leaf, HeldTensor):
-                leaf.gather(scale)
+                leaf.gather_wide(scale)
         leaves = [leaf for leaf in leaves if not isinstance(leaf, HeldTensor)]
         if keep:
             for leaf in leaves:

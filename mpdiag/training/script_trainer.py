@@ -36,11 +36,10 @@ if TYPE_CHECKING:
 
     from mpdiag.plan import PrecisionPlan
     from mpdiag.tracing.nonfinite import NonfiniteTrace, Producer
-    from mpdiag.tracing.precision_share import PrecisionShare
     from mpdiag.training.options import Backend
     from mpdiag.training.results import StepResult
 
-_ADVICE = (
+ADVICE = (
     "record this very script in FP32 (mpdiag record), analyze, and train by that plan; if FP32 is "
     "not finite either, look at the learning rate, the data and the loss"
 )
@@ -55,9 +54,7 @@ class ScriptTrainer:
         plan: The plan; what it says of modules that are not there is left out.
         backend: As for ``MixedPrecision``.
         run: The run folder.
-        say: Takes sentences that a person should read; default: warnings.
-        first_step: The first step's number.
-        share: Counts what runs in half precision; default: one of this trainer alone.
+        around: What the trainers of a script share.
 
     Attributes:
         left_out: Modules that the plan names and the models lack.
@@ -76,9 +73,7 @@ class ScriptTrainer:
         *,
         backend: Backend = "auto",
         run: str | os.PathLike[str] | None = None,
-        say: Callable[[str], None] | None = None,
-        first_step: int = 0,
-        share: PrecisionShare | None = None,
+        around: setup.Surroundings,
     ) -> None:
         held = list(models.values())
         fitting, self.left_out = _fitting(plan, models)
@@ -88,14 +83,13 @@ class ScriptTrainer:
             held,
             list(optimizers),
             fitting,
-            advice=_ADVICE,
-            level="O0" if plan.level == "O0" else "O1",
-            backend=backend,
-            run=run,
-            options=TrainerOptions(names=list(models)),
-            say=say,
-            first_step=first_step,
-            share=share,
+            setup.Request(
+                "O0" if plan.level == "O0" else "O1",
+                backend,
+                run,
+                options=TrainerOptions(names=list(models)),
+            ),
+            around,
         )
         self.precision = parts.precision
         self.backend = parts.backend

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import warnings
 import weakref
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -72,20 +72,40 @@ class Setup:
             self.context.monitor.log.close()
 
 
+@dataclass(frozen=True, eq=False)
+class Request:
+    """What a caller asks for; each field as ``MixedPrecision`` takes it."""
+
+    level: str | None = None
+    backend: str = "auto"
+    run: str | os.PathLike[str] | None = None
+    overrides: PrecisionOverrides = AS_PLANNED
+    options: TrainerOptions = DEFAULT_OPTIONS
+
+
+@dataclass(frozen=True, eq=False)
+class Surroundings:
+    """How a trainer speaks, and what the trainers of one script share.
+
+    Attributes:
+        advice: How to learn the cause of a skip, for the message that ends a training.
+        say: Takes alarms; default: warnings.
+        first_step: The first step's number.
+        share: Counts what runs in half precision; default: one of this trainer alone.
+    """
+
+    advice: str
+    say: Callable[[str], None] | None = None
+    first_step: int = 0
+    share: PrecisionShare = field(default_factory=PrecisionShare)
+
+
 def set_up(
     models: list[nn.Module],
     optimizers: list[Optimizer],
     plan: PrecisionPlan,
-    *,
-    advice: str,
-    level: str | None = None,
-    backend: str = "auto",
-    run: str | os.PathLike[str] | None = None,
-    overrides: PrecisionOverrides = AS_PLANNED,
-    options: TrainerOptions = DEFAULT_OPTIONS,
-    say: Callable[[str], None] | None = None,
-    first_step: int = 0,
-    share: PrecisionShare | None = None,
+    request: Request,
+    around: Surroundings,
 ) -> Setup:
     """Check what was asked for, wrap the models and put the parts together.
 
@@ -93,21 +113,15 @@ def set_up(
         models: FP32 models that no other trainer holds.
         optimizers: What steps them.
         plan: The plan.
-        advice: How to learn the cause of a skip, for the message that ends a training.
-        level: As for ``MixedPrecision``.
-        backend: Likewise.
-        run: Likewise.
-        overrides: Likewise.
-        options: Likewise.
-        say: Takes alarms; default: warnings.
-        first_step: The first step's number.
-        share: Counts what runs in half precision; default: one of this trainer alone.
+        request: What was asked for beside it.
+        around: What the trainer has from outside.
 
     Raises:
         UsageError: If something makes no sense; nothing is changed then.
     """
-    _check_model(plan, models, options.names, say)
-    precision = levels.resolve(plan, level, overrides)
+    overrides, options, share = request.overrides, request.options, around.share
+    _check_model(plan, models, options.names, around.say)
+    precision = levels.resolve(plan, request.level, overrides)
     scaler = levels.scaler_of(plan.loss_scale, precision, overrides.loss_scale)
     rules = arguments.operation_rules(
         overrides.fp32_operations, overrides.low_operations, precision
@@ -115,7 +129,7 @@ def set_up(
     _refuse_held(models)
     refuse_low_precision(models)
     device = arguments.device_of(models)
-    chosen = arguments.choose_backend(backend, precision, device, models)
+    chosen = arguments.choose_backend(request.backend, precision, device, models)
     if options.fp16_accumulation and chosen != "emulated":
         message = "fp16_accumulation is emulated: it needs FP16 and backend='emulated'"
         raise UsageError(message)
@@ -138,23 +152,24 @@ def set_up(
     except BaseException:
         wrapped.release()
         raise
-    share = share or PrecisionShare()
     if any(hasattr(m, "_orig_mod") for model in models for m in model.modules()):
         share.stop("a compiled model shows no operations")
     share.begin()
-    log = None if run is None else RunLog(run, plan, precision, chosen, wrapped, share)
+    log = None
+    if request.run is not None:
+        log = RunLog(request.run, plan, precision, chosen, wrapped, share)
     emulation = Emulation(low_sums=options.fp16_accumulation) if chosen == "emulated" else None
     check = None
     if options.check_tensor_cores and precision.level != "O0":
         check = check_for(models[0], device, native=chosen == "native", rank=rank())
     monitor = StepMonitor(
-        DriftWatch(plan, say),
+        DriftWatch(plan, around.say),
         log,
         check,
         share,
         max_skips=options.max_skips,
-        advice=advice,
-        first_step=first_step,
+        advice=around.advice,
+        first_step=around.first_step,
     )
     context = StepContext(
         wrapped,

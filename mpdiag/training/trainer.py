@@ -106,12 +106,8 @@ class MixedPrecision:
             models,
             optimizers,
             self.plan,
-            advice=_ADVICE,
-            level=level,
-            backend=backend,
-            run=run,
-            overrides=overrides,
-            options=options,
+            setup.Request(level, backend, run, overrides, options),
+            setup.Surroundings(_ADVICE),
         )
         self.precision = parts.precision
         self.backend = parts.backend

@@ -45,7 +45,7 @@ class _Held(Tensor):
 class HeldTensor(_Held):
     """A tensor of a graph that retains an FP32 gradient."""
 
-    def gather(self, scale: float) -> None:
+    def gather_wide(self, scale: float) -> None:
         """Move what a backward pass at this scale has left in half precision; gradients add up."""
         own: Tensor | None = _own.__get__(self)
         if own is None:
