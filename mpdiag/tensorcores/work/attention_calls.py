@@ -17,8 +17,6 @@ from mpdiag.hardware.matrix_work import attention, causal_pairs
 from mpdiag.tensorcores.work.traced_call import UnclearArguments
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from mpdiag.hardware.matrix_work import MatrixWork, Shape
     from mpdiag.tensorcores.work.traced_call import TracedCall
 
@@ -32,8 +30,8 @@ class AttentionArguments:
         causal: Of ``is_causal``, or of a mask type, 1 and 2 being causal ones.
         backward: Whether it is the gradient.
         heads_last: [batch, length, heads, head] instead of [batch, heads, length, head].
-        packed: Of the offsets of packed sequences, of queries and of keys.
-        longest: Of the longest sequence, of queries and of keys.
+        packed: Of the offsets of packed sequences of queries; those of keys follow.
+        longest: Of the longest sequence of queries; that of keys follows.
         window: Of the width of a sliding window, to the left; to the right follows.
         corner: Whether a causal mask ends at the last key instead of beginning at the first.
     """
@@ -42,42 +40,38 @@ class AttentionArguments:
     causal: int | None = None
     backward: bool = False
     heads_last: bool = False
-    packed: tuple[int, int] | None = None
-    longest: tuple[int, int] | None = None
+    packed: int | None = None
+    longest: int | None = None
     window: int | None = None
     corner: bool = False
 
 
-def attention_reader(a: AttentionArguments) -> Callable[[TracedCall], MatrixWork]:
-    """What reads the work of a call with these arguments."""
-
-    def read(call: TracedCall) -> MatrixWork:
-        query, key, value = (call.shape(a.query + i) for i in range(3))
-        if a.packed is not None and call.optional(a.packed[0]):
-            return _packed(a, call, (query, key, value))
-        if not len(query) == len(key) == len(value) >= 2:
+def attention_call(a: AttentionArguments, call: TracedCall) -> MatrixWork:
+    """The work of a call with these arguments."""
+    query, key, value = (call.shape(a.query + i) for i in range(3))
+    if a.packed is not None and call.optional(a.packed):
+        return _packed(a, call, (query, key, value), call.optional(a.packed))
+    if not len(query) == len(key) == len(value) >= 2:
+        raise UnclearArguments
+    if a.heads_last:
+        if len(query) != 4:
             raise UnclearArguments
-        if a.heads_last:
-            if len(query) != 4:
-                raise UnclearArguments
-            query, key, value = (tuple(s[i] for i in (0, 2, 1, 3)) for s in (query, key, value))
-        if query[-1] != key[-1] or key[-2] != value[-2] or key[:-2] != value[:-2]:
-            raise UnclearArguments
-        heads, stored = math.prod(query[:-2]), math.prod(key[:-2])
-        if not stored or heads % stored:  # queries share keys in equal groups
-            raise UnclearArguments
-        work = attention(
-            heads,
-            (query[-2], key[-2]),
-            (query[-1], value[-1]),
-            stored_heads=stored,
-            dtype=call.dtype(a.query),
-            direction="backward" if a.backward else "forward",
-        )
-        least, most = _pairs(query[-2], key[-2], _causal(a, call), corner=a.corner)
-        return _with_pairs(work, *_in_window(a, call, query[-2], least, most))
-
-    return read
+        query, key, value = (tuple(s[i] for i in (0, 2, 1, 3)) for s in (query, key, value))
+    if query[-1] != key[-1] or key[-2] != value[-2] or key[:-2] != value[:-2]:
+        raise UnclearArguments
+    heads, stored = math.prod(query[:-2]), math.prod(key[:-2])
+    if not stored or heads % stored:  # queries share keys in equal groups
+        raise UnclearArguments
+    work = attention(
+        heads,
+        (query[-2], key[-2]),
+        (query[-1], value[-1]),
+        stored_heads=stored,
+        dtype=call.dtype(a.query),
+        direction="backward" if a.backward else "forward",
+    )
+    least, most = _pairs(query[-2], key[-2], _causal(a, call), corner=a.corner)
+    return _with_pairs(work, *_in_window(a, call, query[-2], least, most))
 
 
 def _causal(a: AttentionArguments, call: TracedCall) -> bool | None:
@@ -124,17 +118,17 @@ def _with_pairs(work: MatrixWork, least: int, most: int) -> MatrixWork:
     return replace(work, flops=each * most, fewest=None if least == most else each * least)
 
 
-def _packed(a: AttentionArguments, call: TracedCall, shapes: tuple[Shape, ...]) -> MatrixWork:
+def _packed(
+    a: AttentionArguments, call: TracedCall, shapes: tuple[Shape, ...], offsets: Shape
+) -> MatrixWork:
     """Sequences packed into one: [tokens, heads, head], or the same with a batch of one."""
-    assert a.packed is not None
     query, key, value = (s[1:] if len(s) == 4 and s[0] == 1 else s for s in shapes)
-    offsets = call.optional(a.packed[0])
     if not len(query) == len(key) == len(value) == 3 or len(offsets) != 1 or offsets[0] < 2:
         raise UnclearArguments
     if query[2] != key[2] or key[0] != value[0] or not key[1] or query[1] % key[1]:
         raise UnclearArguments
     sequences = offsets[0] - 1
-    longest = [call.number(i) for i in a.longest] if a.longest else [None, None]
+    longest = [call.number(a.longest + i) if a.longest else None for i in range(2)]
     tokens = (query[0], key[0])
     most_q, most_k = (n or t for n, t in zip(longest, tokens, strict=True))
     most = min(tokens[0] * most_k, tokens[1] * most_q)
@@ -158,61 +152,3 @@ def _packed(a: AttentionArguments, call: TracedCall, shapes: tuple[Shape, ...]) 
         direction="backward" if a.backward else "forward",
     )
     return _with_pairs(work, *_in_window(a, call, tokens[0], min(least, most), most))
-
-
-_A = AttentionArguments
-
-ATTENTIONS: dict[str, AttentionArguments] = {
-    "scaled_dot_product_attention": _A(causal=5),
-    "_scaled_dot_product_flash_attention": _A(causal=4),
-    "_scaled_dot_product_flash_attention_for_cpu": _A(causal=4),
-    "_scaled_dot_product_efficient_attention": _A(causal=6),
-    "_scaled_dot_product_cudnn_attention": _A(causal=6),
-    "_scaled_dot_product_attention_math": _A(causal=5),
-    "_scaled_dot_product_fused_attention_overrideable": _A(causal=5),
-    "_flash_attention_forward": _A(
-        causal=8, heads_last=True, packed=(3, 4), longest=(5, 6), window=11
-    ),
-    "_efficient_attention_forward": _A(causal=9, heads_last=True, packed=(4, 5), longest=(6, 7)),
-    "_cudnn_attention_forward": _A(causal=10, packed=(4, 5), longest=(6, 7)),
-    "_scaled_dot_product_flash_attention_backward": _A(1, causal=11, backward=True),
-    "_scaled_dot_product_flash_attention_for_cpu_backward": _A(1, causal=7, backward=True),
-    "_scaled_dot_product_efficient_attention_backward": _A(1, causal=11, backward=True),
-    "_scaled_dot_product_cudnn_attention_backward": _A(1, causal=14, backward=True),
-    "_scaled_dot_product_fused_attention_overrideable_backward": _A(1, causal=13, backward=True),
-    "_flash_attention_backward": _A(
-        1, causal=11, backward=True, heads_last=True, packed=(6, 7), longest=(8, 9), window=15
-    ),
-    "_efficient_attention_backward": _A(
-        1, causal=14, backward=True, heads_last=True, packed=(6, 7), longest=(8, 9)
-    ),
-    "_cudnn_attention_backward": _A(1, causal=14, backward=True, packed=(9, 10), longest=(11, 12)),
-    # The flash-attn package, whose causal masks end at the last key since version 2.1.
-    "FlashAttnFunc": _A(causal=5, heads_last=True, corner=True),
-    "_flash_attn_forward": _A(causal=5, heads_last=True, window=6, corner=True),
-    "_flash_attn_varlen_forward": _A(
-        causal=9, heads_last=True, packed=(3, 4), longest=(5, 6), window=10, corner=True
-    ),
-    "_flash_attn_backward": _A(
-        1, causal=11, backward=True, heads_last=True, window=12, corner=True
-    ),
-    "_flash_attn_varlen_backward": _A(
-        1,
-        causal=15,
-        backward=True,
-        heads_last=True,
-        packed=(9, 10),
-        longest=(11, 12),
-        window=16,
-        corner=True,
-    ),
-    # In xformers this is flash_fwd of the namespace xformers_flash.
-    "flash_fwd": _A(
-        causal=10, heads_last=True, packed=(3, 4), longest=(6, 7), window=11, corner=True
-    ),
-}
-"""By the name after the namespace."""
-
-READERS: dict[str, Callable[[TracedCall], MatrixWork]] = {
-    name: attention_reader(arguments) for name, arguments in ATTENTIONS.items()
-}

@@ -9,8 +9,6 @@ from mpdiag.hardware.matrix_work import Direction, MatrixWork, convolution
 from mpdiag.tensorcores.work.traced_call import UnclearArguments
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from mpdiag.hardware.matrix_work import Shape
     from mpdiag.tensorcores.work.traced_call import TracedCall
 
@@ -36,16 +34,19 @@ def _channels_last(call: TracedCall, index: int) -> bool | None:
     return strides[1] == 1 if len(strides) >= 3 else None
 
 
-def forward(
+def convolution_forward(
+    call: TracedCall,
+    *,
     stride: int = 3,
     padding: int = 4,
     dilation: int | None = 5,
     transposed: int | None = None,
     groups: int | None = None,
-) -> Callable[[TracedCall], MatrixWork]:
-    """A reader of a forward convolution with its arguments at these positions.
+) -> MatrixWork:
+    """A forward convolution with its arguments at these positions.
 
     Args:
+        call: The call.
         stride: Position of the stride.
         padding: Position of the padding.
         dilation: Position of the dilation; None for an operation without one.
@@ -53,27 +54,22 @@ def forward(
         groups: Position of the groups, which the shapes of a transposed convolution do not show;
             if ``transposed`` is None, the operation is always transposed.
     """
-
-    def read(call: TracedCall) -> MatrixWork:
-        x, weight = call.shape(0), call.shape(1)
-        rank = len(weight) - 2
-        if rank < 1 or len(x) not in (rank + 1, rank + 2):
-            raise UnclearArguments
-        if len(x) == rank + 1:  # one image without its batch dimension
-            x = (1, *x)
-        kernel = weight[2:]
-        if groups is not None and (transposed is None or call.value(transposed) is True):
-            return _transposed(call, x, weight, call.number(groups) or 1)
-        steps = (1,) * rank if dilation is None else call.numbers(dilation, rank)
-        out = _output_pixels(
-            x[2:], kernel, call.numbers(stride, rank), call.numbers(padding, rank), steps
-        )
-        return _checked(call, x, weight, out)
-
-    return read
+    x, weight = call.shape(0), call.shape(1)
+    rank = len(weight) - 2
+    if rank < 1 or len(x) not in (rank + 1, rank + 2):
+        raise UnclearArguments
+    if len(x) == rank + 1:  # one image without its batch dimension
+        x = (1, *x)
+    if groups is not None and (transposed is None or call.value(transposed) is True):
+        return _transposed(call, x, weight, call.number(groups) or 1)
+    steps = (1,) * rank if dilation is None else call.numbers(dilation, rank)
+    out = _output_pixels(
+        x[2:], weight[2:], call.numbers(stride, rank), call.numbers(padding, rank), steps
+    )
+    return _ordinary(call, x, weight, out)
 
 
-def _checked(call: TracedCall, x: Shape, weight: Shape, out: int) -> MatrixWork:
+def _ordinary(call: TracedCall, x: Shape, weight: Shape, out: int) -> MatrixWork:
     groups = x[1] // weight[1]
     if groups < 1 or x[1] != weight[1] * groups or weight[0] % groups:
         raise UnclearArguments
@@ -107,33 +103,35 @@ def _transposed(call: TracedCall, x: Shape, weight: Shape, groups: int) -> Matri
     )
 
 
-def backward(
-    gradient: int = 0, x: int = 1, weight: int = 2, *, flag: int | None = 7, mask: int | None = 10
-) -> Callable[[TracedCall], MatrixWork]:
-    """A reader of both gradients, or of those in the mask; positions as in ``forward``."""
+def convolution_backward(
+    call: TracedCall,
+    *,
+    gradient: int = 0,
+    x: int = 1,
+    weight: int = 2,
+    flag: int | None = 7,
+    mask: int = 10,
+) -> MatrixWork:
+    """Both gradients, or those in the mask; ``flag`` is the position of ``transposed``."""
+    dy, source, kernel = call.shape(gradient), call.shape(x), call.shape(weight)
+    if not len(dy) == len(source) == len(kernel) >= 3 or dy[0] != source[0]:
+        raise UnclearArguments
+    flipped = flag is not None and call.value(flag) is True
+    ends, groups = _ends(kernel, source[1], dy[1], flipped)
+    return convolution(
+        source[0],
+        ends,
+        math.prod(kernel[2:]),
+        (math.prod(source[2:]), math.prod(dy[2:])),
+        groups=groups,
+        dtype=call.dtype(gradient),
+        direction=_asked(call.value(mask)),
+        transposed=flipped,
+        channels_last=_channels_last(call, x),
+    )
 
-    def read(call: TracedCall) -> MatrixWork:
-        dy, source, kernel = call.shape(gradient), call.shape(x), call.shape(weight)
-        if not len(dy) == len(source) == len(kernel) >= 3 or dy[0] != source[0]:
-            raise UnclearArguments
-        flipped = flag is not None and call.value(flag) is True
-        ends, groups = _ends(kernel, source[1], dy[1], flipped)
-        return convolution(
-            source[0],
-            ends,
-            math.prod(kernel[2:]),
-            (math.prod(source[2:]), math.prod(dy[2:])),
-            groups=groups,
-            dtype=call.dtype(gradient),
-            direction=_asked(call.value(mask) if mask is not None else None),
-            transposed=flipped,
-            channels_last=_channels_last(call, x),
-        )
 
-    return read
-
-
-def _input_gradient(call: TracedCall) -> MatrixWork:
+def input_gradient(call: TracedCall) -> MatrixWork:
     """``cudnn_convolution_backward_input``: (input size, gradient, weight, …), before torch 1.11.
 
     The input's size is not a tensor, and old traces lack it: the bytes stay unknown, the FLOP do not.
@@ -153,7 +151,7 @@ def _input_gradient(call: TracedCall) -> MatrixWork:
     )
 
 
-def _weight_gradient(call: TracedCall) -> MatrixWork:
+def weight_gradient(call: TracedCall) -> MatrixWork:
     """``cudnn_convolution_backward_weight``: (weight size, gradient, input, …), before torch 1.11.
 
     Without the weight's size the taps and N are unknown; only the channels can be judged.
@@ -189,42 +187,3 @@ def _asked(mask: Any) -> Direction:
     if not isinstance(mask, (list, tuple)) or len(mask) < 2 or all(mask[:2]):
         return "backward"
     return "dgrad" if mask[0] else "wgrad"
-
-
-READERS: dict[str, Callable[[TracedCall], MatrixWork]] = {
-    "convolution": forward(transposed=6, groups=8),
-    "_convolution": forward(transposed=6, groups=8),
-    "convolution_overrideable": forward(transposed=6, groups=8),
-    "conv1d": forward(),
-    "conv2d": forward(),
-    "conv3d": forward(),
-    "conv_transpose1d": forward(groups=6),
-    "conv_transpose2d": forward(groups=6),
-    "conv_transpose3d": forward(groups=6),
-    "cudnn_convolution": forward(stride=3, padding=2, dilation=4),
-    "cudnn_convolution_transpose": forward(groups=6),
-    "cudnn_convolution_relu": forward(),
-    "cudnn_convolution_add_relu": forward(stride=5, padding=6, dilation=7),
-    "miopen_convolution": forward(stride=4, padding=3, dilation=5),
-    "miopen_depthwise_convolution": forward(stride=4, padding=3, dilation=5),
-    "miopen_convolution_transpose": forward(groups=7),
-    "mkldnn_convolution": forward(stride=4, padding=3, dilation=5),
-    "thnn_conv2d": forward(stride=4, padding=5, dilation=None),
-    "_slow_conv2d_forward": forward(stride=4, padding=5, dilation=None),
-    "slow_conv3d": forward(stride=4, padding=5, dilation=None),
-    "_conv_depthwise2d": forward(stride=4, padding=5, dilation=6),
-    "conv_depthwise3d": forward(stride=4, padding=5, dilation=6),
-    "slow_conv_dilated2d": forward(stride=4, padding=5, dilation=6),
-    "convolution_backward": backward(),
-    "convolution_backward_overrideable": backward(flag=6, mask=9),
-    "cudnn_convolution_backward": backward(1, 0, 2, flag=None, mask=9),
-    "cudnn_convolution_backward_input": _input_gradient,
-    "cudnn_convolution_backward_weight": _weight_gradient,
-    "miopen_convolution_backward_input": _input_gradient,
-    "miopen_convolution_backward_weight": _weight_gradient,
-    "mkldnn_convolution_backward_input": _input_gradient,
-    "mkldnn_convolution_backward_weights": _weight_gradient,
-    "mkldnn_convolution_backward": backward(1, 0, 2, flag=None, mask=7),
-    "_slow_conv2d_backward": backward(0, 1, 2, flag=None, mask=6),
-}
-"""By the name after ``aten::``."""

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.flop_counter import sdpa_backward_flop_count, sdpa_flop_count
 
-from mpdiag.tensorcores.work.attention_calls import ATTENTIONS
-from mpdiag.tensorcores.work.traced_operation import matrix_work
+from mpdiag.tensorcores.work.attention_calls import AttentionArguments
+from mpdiag.tensorcores.work.traced_operation import matrix_work, readers
 
 small = st.integers(1, 9)
 
@@ -136,20 +137,20 @@ def test_what_the_shapes_do_not_tell_is_not_known(shapes):
 
 
 def test_positions_are_those_of_pytorchs_schemas():
-    import torch
-
     seen = 0
-    for name, at in ATTENTIONS.items():
+    for name, read in readers().items():
         operator = getattr(torch.ops.aten, name, None)
-        if operator is None:
+        if operator is None or not isinstance(read.args[:1] and read.args[0], AttentionArguments):
             continue
         seen += 1
+        (at,) = read.args
         names = [argument.name for argument in operator.default._schema.arguments]
         assert names[at.query : at.query + 3] == ["query", "key", "value"], name
         assert names[at.causal] in ("is_causal", "custom_mask_type"), name
         if at.packed:
-            assert [names[i][:4] for i in at.packed] in (["cum_", "cum_"], ["cu_s", "cu_s"]), name
-            assert [names[i][:4] for i in at.longest] == ["max_", "max_"], name
+            begins = [names[at.packed + i][:4] for i in range(2)]
+            assert begins in (["cum_", "cum_"], ["cu_s", "cu_s"]), name
+            assert [names[at.longest + i][:4] for i in range(2)] == ["max_", "max_"], name
         if at.window:
             assert names[at.window : at.window + 2] == ["window_size_left", "window_size_right"]
     assert seen >= 16
