@@ -32,9 +32,8 @@ from mpdiag.display.wording import counted
 from mpdiag.errors import UsageError
 from mpdiag.profiler import STEPS, WARMUP
 from mpdiag.tensorcores.cpu import matrix_unit
-from mpdiag.tensorcores.cpu.onednn import read_log
+from mpdiag.tensorcores.cpu.onednn import StdoutCapture, read_log
 from mpdiag.tensorcores.cpu.operators import MODULE, operator_times
-from mpdiag.tensorcores.cpu.stdout_capture import StdoutCapture
 from mpdiag.tensorcores.trace_analysis import profile_trace
 from mpdiag.tracing.dispatch import is_traced
 from mpdiag.tracing.names import type_name

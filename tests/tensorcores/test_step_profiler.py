@@ -14,7 +14,7 @@ from torch.nn.modules import module as module_hooks
 import mpdiag
 from mpdiag.errors import UsageError
 from mpdiag.tensorcores import step_profiler
-from mpdiag.tensorcores.cpu.stdout_capture import StdoutCapture
+from mpdiag.tensorcores.cpu.onednn import StdoutCapture
 
 pytestmark = pytest.mark.skipif(
     torch.cuda.is_available(), reason="what a CPU says; a GPU's capture is read as a trace"

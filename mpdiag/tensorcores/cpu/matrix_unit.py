@@ -1,34 +1,32 @@
-"""How much of the time a CPU spent in its matrix unit (AMX).
-
-Two sources are joined by shape and dtype: torch.profiler says how long every operator took, and
-oneDNN's log names the implementation of each primitive. An operation missing from the log stays
-unknown, unless the matrix unit cannot have computed it: FP32 products go to MKL, and AMX has no FP32.
-"""
+"""How much of the time a CPU spent in its matrix unit (AMX), and the findings of such a profile."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from mpdiag.display.wording import percent
+from mpdiag.display.explanations import command_for
+from mpdiag.display.wording import counted, percent
 from mpdiag.hardware.cpu_instructions import cpu_name, read_instructions
-from mpdiag.tensorcores.cpu.advice import findings, to_bf16
-from mpdiag.tensorcores.cpu.onednn import OnednnLog
-from mpdiag.tensorcores.cpu.operation import UNITS, CpuFacts, CpuOperation
-from mpdiag.tensorcores.cpu.padding import paddings
-from mpdiag.tensorcores.roofline import speedup
+from mpdiag.tensorcores.cpu.operation import (
+    BF16_LINES,
+    BF16_LOSS,
+    UNITS,
+    VERDICTS,
+    CpuFacts,
+    CpuOperation,
+    judge,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
-    from mpdiag.tensorcores.cpu.onednn import Primitive
+    from mpdiag.tensorcores.cpu.onednn import OnednnLog, Primitive
     from mpdiag.tensorcores.cpu.operators import OperatorTime
-    from mpdiag.tensorcores.work.traced_operation import MatrixWork
 
 SCHEMA_VERSION = 1
-NO_LOG = OnednnLog(None, None, (), 0)
-"""An empty log."""
-_VERDICT = {"matrix": "tensor_core", "vector": "cuda_core", "unknown": "unknown"}
+_WORTH = 0.05  # share of matrix time from which sizes are worth a finding
+_SHOWN = 4  # sizes in a sentence; the evidence has all
 
 
 @dataclass(frozen=True)
@@ -135,14 +133,9 @@ def join(
         device: The CPU.
         steps: Number of steps.
     """
-    known = _by_shape(log.primitives)
-    whole = sum(t.time_us for t in times) or 1.0
-    pad = paddings(t.work for t in times)
-    judged = tuple(
-        replace(_judge(t, known, device, whole), faults=pad.get(t.work) if t.work else None)
-        for t in times
-    )
-    return CpuProfile(device, judged, log.primitives, steps, findings(judged, log, device))
+    judged = judge(times, log.primitives, device)
+    findings = (*_of_unit(judged, log, device), *_of_sizes(judged), *_of_log(log))
+    return CpuProfile(device, judged, log.primitives, steps, findings)
 
 
 def cpu_facts(log: OnednnLog) -> CpuFacts:
@@ -164,78 +157,6 @@ def cpu_facts(log: OnednnLog) -> CpuFacts:
     )
 
 
-# -- joining ---------------------------------------------------------------------------------------
-
-_Key = tuple[str, int, int, int, int, int, str | None]
-
-
-def _key(work: MatrixWork, flops: int | None = None) -> _Key:
-    total = work.flops if flops is None else flops
-    return work.kind, work.m, work.n, work.k, work.batch, total, work.dtype
-
-
-def _by_shape(primitives: Sequence[Primitive]) -> dict[_Key, Primitive]:
-    """The longest primitive of each shape and dtype."""
-    found: dict[_Key, Primitive] = {}
-    for primitive in sorted(primitives, key=lambda p: p.time_us):
-        if primitive.work is not None:
-            found[_key(primitive.work)] = primitive
-    return found
-
-
-def _primitive_of(work: MatrixWork, known: dict[_Key, Primitive]) -> Primitive | None:
-    """The primitive that computed an operation; for a convolution's backward, the input gradient."""
-    keys = [_key(work), _key(work, work.flops // 2)]
-    if work.kind == "matmul":  # oneDNN may compute the transposed product
-        flipped = (work.kind, work.n, work.m, work.k, work.batch, work.flops, work.dtype)
-        keys.append(flipped)
-    return next((known[k] for k in keys if k in known), None)
-
-
-def _judge(
-    o: OperatorTime, known: dict[_Key, Primitive], device: CpuFacts, whole: float
-) -> CpuOperation:
-    verdict, evidence = _verdict(o, known, device)
-    cause, fix = _cause(o, verdict, device)
-    touched = o.time_us if cause not in {"none", "no_tensor_cores", "unknown"} else 0.0
-    return CpuOperation(o, verdict, evidence, cause, fix, speedup(touched / whole))
-
-
-def _verdict(o: OperatorTime, known: dict[_Key, Primitive], device: CpuFacts) -> tuple[str, str]:
-    if o.work is None:
-        return "other", "no matrix work"
-    primitive = _primitive_of(o.work, known)
-    if primitive is not None:
-        read = primitive.reduced
-        note = f", FP32 multiplied in {read.upper()}" if read else ""
-        return _VERDICT[primitive.unit], f"onednn: {primitive.implementation}{note}"
-    if device.has_amx is False and device.other_unit:
-        return "unknown", f"not in oneDNN's log; {device.other_unit} matrix unit is not reported"
-    if device.has_amx is False:
-        return "cuda_core", "this CPU has no matrix unit"
-    if o.work.dtype is not None and o.work.dtype not in device.unit_dtypes:
-        return "cuda_core", f"AMX has no {o.work.dtype.upper()}; not in oneDNN's log"
-    return "unknown", "not in oneDNN's log"
-
-
-def _cause(o: OperatorTime, verdict: str, device: CpuFacts) -> tuple[str, str]:
-    if verdict == "other":
-        return "outside", "torch.compile fuses what runs outside matrix products"
-    if verdict in {"tensor_core", "unknown"}:
-        known = "" if verdict == "tensor_core" else "oneDNN's log does not mention this operation"
-        return ("none" if verdict == "tensor_core" else "unknown"), known
-    if device.has_amx is False and not device.other_unit:
-        better = ""
-        if device.has_avx512_bf16 and o.work is not None and o.work.dtype == "fp32":
-            better = "; BF16 still doubles the throughput of its AVX-512 unit"
-        return "no_tensor_cores", f"this CPU has no matrix unit{better}"
-    if o.work is not None and o.work.dtype not in device.unit_dtypes:
-        return "dtype", to_bf16(o.work, device.unit_dtypes)
-    if o.work is not None and min(o.work.m, o.work.n) == 1:
-        return "matrix_vector", "take several vectors at once: a larger batch"
-    return "library_choice", "oneDNN chose its vector unit: try a larger batch or wider layers"
-
-
 def _kernels(primitives: Sequence[Primitive]) -> list[dict[str, Any]]:
     """The implementations, longest total time first."""
     groups: dict[tuple[str, str, str | None, str], list[Primitive]] = {}
@@ -244,7 +165,7 @@ def _kernels(primitives: Sequence[Primitive]) -> list[dict[str, Any]]:
         groups.setdefault((p.kind, p.implementation, p.dtype, shape), []).append(p)
     rows = []
     for (kind, implementation, dtype, shape), members in groups.items():
-        verdict = "layout" if kind == "reorder" else _VERDICT[members[0].unit]
+        verdict = "layout" if kind == "reorder" else VERDICTS[members[0].unit]
         rows.append(
             {
                 "name": f"{kind} {implementation}",
@@ -262,3 +183,88 @@ def _kernels(primitives: Sequence[Primitive]) -> list[dict[str, Any]]:
             }
         )
     return sorted(rows, key=lambda row: -float(str(row["time_us"])))
+
+
+# -- findings ---------------------------------------------------------------------------------------
+
+
+def _note(severity: str, code: str, message: str, fix: str, **evidence: Any) -> dict[str, Any]:
+    return {
+        "severity": severity,
+        "code": code,
+        "message": message,
+        "evidence": evidence,
+        "fix": fix,
+        "explained": command_for(code),
+    }
+
+
+def _of_unit(
+    judged: Sequence[CpuOperation], log: OnednnLog, device: CpuFacts
+) -> Iterator[dict[str, Any]]:
+    if device.has_amx is False and not device.other_unit:
+        yield _note(
+            "info",
+            "no-matrix-unit",
+            f"{device.name} has no matrix unit (AMX)",
+            "train in mixed precision on a GPU, or a Xeon with AMX",
+        )
+    used = any(o.verdict == "tensor_core" for o in judged)
+    could = [o for o in judged if o.cause == "dtype"]
+    if device.has_amx and not used and could:
+        yield _note(
+            "warning",
+            "matrix-unit-idle",
+            f"{counted(len(could), 'matrix operation')} ran in a dtype that the matrix unit lacks",
+            could[0].fix,  # of the one that takes most time
+            lines=sorted({BF16_LINES.get(o.time.work.kind, "") for o in could if o.time.work}),
+        )
+    reduced = [p for p in log.primitives if p.reduced is not None]
+    if reduced:
+        formats = sorted({str(p.reduced).upper() for p in reduced})
+        yield _note(
+            "info",
+            "fp32-multiplied-lower",
+            f"FP32 products are multiplied in {' and '.join(formats)} by a setting of torch",
+            BF16_LOSS,
+            formats=formats,
+            time_us=sum(p.time_us for p in reduced),
+        )
+
+
+def _of_sizes(judged: Sequence[CpuOperation]) -> Iterator[dict[str, Any]]:
+    odd = [o for o in judged if o.faults]
+    matrix_us = sum(o.time.time_us for o in judged if o.time.work is not None)
+    share = sum(o.time.time_us for o in odd) / matrix_us if matrix_us else 0.0
+    if share < _WORTH:
+        return
+    pairs = list(dict.fromkeys((f.size, f.padded) for o in odd for f in o.faults or ()))
+    named = ", ".join(f"{size} → {wider}" for size, wider in pairs[:_SHOWN])
+    yield _note(
+        "info",
+        "shapes-for-tensor-cores",
+        f"{counted(len(odd), 'product')} ({percent(share)} of matrix time) "
+        f"{'has' if len(odd) == 1 else 'have'} sizes that a GPU's Tensor Cores could not read at "
+        f"full width: {named}{' …' if len(pairs) > _SHOWN else ''}",
+        "to train on a GPU, pad them; mpdiag record and mpdiag analyze prove which fit together",
+        share_of_matrix_time=share,
+        sizes=[{"size": size, "padded": wider} for size, wider in pairs],
+    )
+
+
+def _of_log(log: OnednnLog) -> Iterator[dict[str, Any]]:
+    if not log.primitives:
+        yield _note(
+            "info",
+            "no-log",
+            "oneDNN logged nothing in these steps",
+            "check torch.backends.mkldnn.is_available()",
+        )
+    if log.damaged:
+        yield _note(
+            "info",
+            "log-damaged",
+            f"{log.damaged} lines of oneDNN's log could not be read",
+            "report the line",
+            lines=log.damaged,
+        )

@@ -8,13 +8,20 @@ A line of ``ONEDNN_VERBOSE=1`` (oneDNN 3)::
 Older versions leave out ``v1`` or ``primitive``. The log does not include products that MKL
 computes (FP32 ``Linear``), nor attention.
 
+oneDNN prints from C, bypassing ``sys.stdout``, so ``StdoutCapture`` redirects the file descriptor itself
+into a file. Everything else that was printed meanwhile is printed afterwards, in its order.
+
 Source: *oneDNN Developer Guide*, Verbose Mode.
 """
 
 from __future__ import annotations
 
+import ctypes
 import math
+import os
 import re
+import sys
+import tempfile
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -23,6 +30,7 @@ from mpdiag.hardware.matrix_work import Direction, MatrixWork, convolution, matm
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
+    from typing import IO
 
 ExecutionUnit = Literal["matrix", "vector", "unknown"]
 
@@ -90,7 +98,7 @@ class OnednnLog:
     damaged: int
 
 
-def is_introduction(line: str) -> bool:
+def _is_introduction(line: str) -> bool:
     """Whether a line says what oneDNN is, and not what it executed."""
     return line.startswith(PREFIX) and _fields(line)[:1] == ["info"]
 
@@ -209,3 +217,53 @@ def _rnn(
         dtype=dtype,
         direction=direction,
     )
+
+
+# -- capturing --------------------------------------------------------------------------------------
+
+_STDOUT = 1
+_introduction: list[str] = []
+"""What oneDNN says of itself once in a process; it leads each later capture."""
+
+
+class StdoutCapture:
+    """Collects standard output in a file between ``open`` and ``close``."""
+
+    def __init__(self) -> None:
+        self._file: IO[bytes] | None = None
+        self._saved = -1
+
+    def open(self) -> None:
+        """Redirect standard output into a file."""
+        _flush()
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115 - closed in close()
+        self._saved = os.dup(_STDOUT)
+        os.dup2(self._file.fileno(), _STDOUT)
+
+    def close(self) -> list[str]:
+        """Restore standard output, print everyone else's lines, and return oneDNN's."""
+        if self._file is None:
+            return []
+        _flush()
+        os.dup2(self._saved, _STDOUT)
+        os.close(self._saved)
+        with self._file as written:
+            written.seek(0)
+            lines = written.read().decode("utf-8", "replace").splitlines(keepends=True)
+        self._file = None
+        others = "".join(line for line in lines if not line.startswith(PREFIX))
+        if others:
+            os.write(_STDOUT, others.encode())
+        own = [line for line in lines if line.startswith(PREFIX)]
+        said = [line for line in own if _is_introduction(line)]
+        if said:
+            _introduction[:] = said
+            return own
+        return [*_introduction, *own] if own else []
+
+
+def _flush() -> None:
+    """Flush Python's and C's buffers, so that text stays on its side of the redirection."""
+    sys.stdout.flush()
+    if os.name == "posix":
+        ctypes.CDLL(None).fflush(None)

@@ -6,9 +6,8 @@ import os
 
 import pytest
 
-from mpdiag.tensorcores.cpu import stdout_capture
-from mpdiag.tensorcores.cpu.onednn import read_log
-from mpdiag.tensorcores.cpu.stdout_capture import StdoutCapture
+from mpdiag.tensorcores.cpu import onednn
+from mpdiag.tensorcores.cpu.onednn import StdoutCapture, read_log
 
 INTRODUCTION = (
     "onednn_verbose,v1,info,oneDNN v3.12.0 (commit 80afa71)\n"
@@ -22,7 +21,7 @@ EXECUTED = (
 
 @pytest.fixture(autouse=True)
 def _a_process_of_its_own(monkeypatch):
-    monkeypatch.setattr(stdout_capture, "_introduction", [])
+    monkeypatch.setattr(onednn, "_introduction", [])
 
 
 def captured(text: str) -> list[str]:
