@@ -48,8 +48,7 @@ def record(
     ] = False,
 ) -> None:
     """Run a training script unmodified and record it. Results stay bit-identical."""
-    from mpdiag.launching.command_line import record_command
-    from mpdiag.launching.recorded_script import Options
+    from mpdiag.launching.recorded_script import Options, record_command
     from mpdiag.reports import next_commands, terminal
 
     if out is not None:

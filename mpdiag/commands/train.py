@@ -26,7 +26,7 @@ def train(
     ] = "auto",
 ) -> None:
     """Train an unmodified script by a plan. Casts, loss scale, skipped steps."""
-    from mpdiag.launching.command_line import recording_of, train_command
+    from mpdiag.launching.trained_script import recording_of, train_command
     from mpdiag.reports import terminal
 
     if out is not None:

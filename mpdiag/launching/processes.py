@@ -90,6 +90,12 @@ def launcher_of(words: Sequence[str]) -> list[str] | None:
     return None
 
 
+def launched_name(arguments: Sequence[str]) -> str:
+    """A run's name from torchrun's arguments: the first word that is a script."""
+    scripts = (Path(word).stem for word in arguments if word.endswith(".py"))
+    return next(scripts, "torchrun")
+
+
 def through_launcher(arguments: Sequence[str], command: Sequence[str]) -> list[str]:
     """Arguments for torchrun that run our command around the script in each process.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import signal
@@ -14,13 +15,14 @@ from typing import TYPE_CHECKING, Any
 from mpdiag.errors import InputError, RunExists, UsageError
 from mpdiag.files.paths import AnyPath, place
 from mpdiag.launching import processes
-from mpdiag.launching.compile_watch import CompileWatch
-from mpdiag.launching.script import AfterTorch, Ending, Script, run
+from mpdiag.launching.script import AfterTorch, Ending, Script, parse, run
 from mpdiag.recording.cadence import Cadence
 from mpdiag.recording.lifecycle import carry_through
 from mpdiag.runs.run import META
 
 if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+
     from torch import nn
     from torch.optim import Optimizer
 
@@ -87,6 +89,28 @@ class RecordingSettings:
     options: Options
     script: str
     launch: str | None = None
+
+
+def record_command(
+    words: Sequence[str], out: Path | None, options: Options
+) -> tuple[int, AnyPath | None]:
+    """Record the script that the words after ``--`` name, in this process or in torchrun's.
+
+    Returns:
+        The exit code, and the run to name, if any.
+
+    Raises:
+        MpdiagError: As ``record_script``.
+    """
+    launcher = processes.launcher_of(words)
+    if launcher is not None:
+        folder = out or processes.claim_run(Path("runs"), processes.launched_name(launcher))
+        command = ["record", "--out", str(folder), *options.words()]
+        return processes.launch(processes.through_launcher(launcher, command)), None
+    ending, run = record_script(parse(words), out, options)
+    if run is not None:
+        processes.release_claims(run)
+    return ending.code, run
 
 
 def record_script(
@@ -240,7 +264,7 @@ class ScriptRecording:
 
     def found(self, found: Discovered) -> None:
         """Begin recording, or take more into it."""
-        from mpdiag.launching.script_names import script_names
+        from mpdiag.launching.discovery import script_names
 
         if self._recorder is None and not found.roots:
             self._without_model.extend(found.optimizers)  # recorded once a model trains
@@ -327,7 +351,9 @@ class ScriptRecording:
         if self._compiles.seen:
             self._forgo_operations()
         if options.live and processes.announced_ranks()[0] == 0:
-            self._live = _live_view(folder.name)
+            from mpdiag.launching.live_view import LiveView, open_surface
+
+            self._live = LiveView(folder.name, open_surface())
             self._recorder.show_to(self._live)
         self._recorder.start()
         self._begun = found.called is not None  # if in an optimizer's step, hooks see the next call
@@ -349,14 +375,6 @@ class ScriptRecording:
             _die_of(number)
 
         signal.signal(signal.SIGTERM, terminated)
-
-
-def _live_view(name: str) -> LiveView:
-    """A view of the recording in this terminal."""
-    from mpdiag.launching.live_terminal import open_surface
-    from mpdiag.launching.live_view import LiveView
-
-    return LiveView(name, open_surface())
 
 
 def _tell_steps(recorder: Recorder) -> None:
@@ -397,3 +415,64 @@ def watch_child(settings: RecordingSettings) -> Any:
     watch = ScriptRecording(settings)
     AfterTorch(watch.attach).install()
     return watch.finish
+
+
+class CompileWatch:
+    """Sees calls of ``torch.compile`` that torch does not make itself.
+
+    Operations are recorded by a dispatch mode, and under one ``torch.compile`` runs code eagerly: the
+    results of those steps would be the eager ones, which differ in their last bits.
+
+    Args:
+        on_first: Called at the first one.
+
+    Attributes:
+        place: Where the first call stands, ``file:line``; empty before it.
+    """
+
+    def __init__(self, on_first: Callable[[], None]) -> None:
+        self._on_first = on_first
+        self._plain: Any = None
+        self.place = ""
+
+    @property
+    def seen(self) -> bool:
+        """Whether the script has compiled something."""
+        return bool(self.place)
+
+    @property
+    def reason(self) -> str:
+        """Why no operations are recorded, as a sentence."""
+        return (
+            f"the script compiles ({self.place}), and compiled code shows no operations: record it "
+            "without torch.compile"
+        )
+
+    def attach(self) -> None:
+        """Wrap ``torch.compile``; torch has been imported."""
+        import torch
+
+        plain = self._plain = torch.compile
+
+        @functools.wraps(plain)
+        def compile_(*args: Any, **kwargs: Any) -> Any:
+            self._called(sys._getframe(1))
+            return plain(*args, **kwargs)
+
+        torch.compile = compile_
+
+    def detach(self) -> None:
+        """Put the original ``torch.compile`` back; a second call does nothing."""
+        if self._plain is not None:
+            import torch
+
+            torch.compile, self._plain = self._plain, None
+
+    def _called(self, frame: Any) -> None:
+        if frame.f_globals.get("__name__") == "torch.nn.modules.module":  # model.compile()
+            frame = frame.f_back
+        elif str(frame.f_globals.get("__name__", "")).partition(".")[0] == "torch":
+            return
+        if not self.place:
+            self.place = f"{frame.f_code.co_filename}:{frame.f_lineno}"
+            self._on_first()

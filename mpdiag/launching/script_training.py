@@ -282,7 +282,7 @@ class ScriptTraining:
         return next((t for t in reversed(self.trainers) if t.gradients.owns(held)), last)
 
     def _begin(self, found: Discovered) -> ScriptTrainer:
-        from mpdiag.launching.script_names import script_names
+        from mpdiag.launching.discovery import script_names
         from mpdiag.recording.counting.tensors import is_tensor_parallel
         from mpdiag.tracing.precision_share import PrecisionShare
         from mpdiag.training.script_trainer import ADVICE, ScriptTrainer

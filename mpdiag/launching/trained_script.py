@@ -18,14 +18,15 @@ from mpdiag.errors import InputError, RunExists
 from mpdiag.files.paths import AnyPath, place
 from mpdiag.launching import processes
 from mpdiag.launching.patching.gradient_calls import tell
-from mpdiag.launching.script import AfterTorch, Ending, Script, run
+from mpdiag.launching.script import AfterTorch, Ending, Script, parse, run
 from mpdiag.launching.script_training import ScriptTraining, TrainScriptSettings
 from mpdiag.numerics.formats import TRAINABLE
 from mpdiag.plan import PrecisionPlan
-from mpdiag.runs.run import META
+from mpdiag.runs.run import META, open_run
+from mpdiag.runs.training_log import FILE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from mpdiag.training.options import Backend
 
@@ -45,6 +46,38 @@ class TrainedScript:
     folder: AnyPath | None
     summary: str
     comparable: bool
+
+
+def train_command(
+    words: Sequence[str], plan: Path, out: Path | None, *, backend: Backend
+) -> tuple[int, TrainedScript | None]:
+    """Train the script that the words after ``--`` name, in this process or in torchrun's.
+
+    Returns:
+        The exit code, and what was trained; None where a launcher's processes say it.
+
+    Raises:
+        MpdiagError: As ``train_script``.
+    """
+    launcher = processes.launcher_of(words)
+    if launcher is not None:
+        name = f"{processes.launched_name(launcher)}-plan"
+        folder = out or processes.claim_run(Path("runs"), name)
+        command = ["train", "--plan", str(plan), "--out", str(folder), "--backend", backend]
+        return processes.launch(processes.through_launcher(launcher, command)), None
+    trained = train_script(parse(words), plan, out, backend=backend)
+    if trained.folder is not None:
+        processes.release_claims(trained.folder)
+    return trained.ending.code, trained
+
+
+def recording_of(plan: Path, run: AnyPath) -> AnyPath | None:
+    """The recording that a plan was made from, if it lies beside a run and holds losses."""
+    name = PrecisionPlan.load(plan).run
+    recording = run.parent / Path(name).name
+    if not name or not (recording / FILE).is_file() or not (recording / META).is_file():
+        return None
+    return recording if open_run(recording).parts() else None
 
 
 def train_script(

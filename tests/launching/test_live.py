@@ -13,10 +13,18 @@ import torch
 
 from mpdiag.analysis.run_statistics import InMemoryStatistics
 from mpdiag.analysis.scaling.loss_scale import analyze_loss_scale
-from mpdiag.launching import live_state, live_terminal
-from mpdiag.launching.live_state import LiveState, scale_words, verdict_words, worst_words
-from mpdiag.launching.live_terminal import LINES, Panel, PlainLines, open_surface
-from mpdiag.launching.live_view import LiveView
+from mpdiag.launching import live_view
+from mpdiag.launching.live_view import (
+    LINES,
+    LiveState,
+    LiveView,
+    Panel,
+    PlainLines,
+    open_surface,
+    scale_words,
+    verdict_words,
+    worst_words,
+)
 from mpdiag.recording.run_folder import Progress
 from mpdiag.runs.run import open_run
 from mpdiag.runs.training_log import TrainingStep, read_log
@@ -56,7 +64,7 @@ def run_layers(run):
 
 def test_rows_are_bounded_and_losses_are_told_with_their_course(root, monkeypatch):
     table = open_run(root / "sample_runs" / "digits").table()
-    monkeypatch.setattr(live_state, "MOST_ROWS", 1000)
+    monkeypatch.setattr(live_view, "MOST_ROWS", 1000)
     state = LiveState()
     state.add([table.slice(i, 500) for i in range(0, 4000, 500)], [])
     assert 0 < state.so_far().steps < 34
@@ -208,7 +216,7 @@ def weights(made):
 
 
 def test_a_training_that_is_shown_is_the_same_bit_for_bit(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(live_terminal, "SECONDS_BETWEEN_LINES", 0.0)
+    monkeypatch.setattr(live_view, "SECONDS_BETWEEN_LINES", 0.0)
     with loops.recording(tmp_path / "live", every=2, live=True):
         made = loops.dcgan(turns=8)
     told = capsys.readouterr().err

@@ -8,8 +8,7 @@ import pytest
 from script_processes import SCRIPTS
 
 from mpdiag.launching import processes
-from mpdiag.launching.command_line import record_command
-from mpdiag.launching.recorded_script import Options
+from mpdiag.launching.recorded_script import Options, record_command
 from mpdiag.runs.run import open_run
 
 LOOP = SCRIPTS / "plain_loop.py"
