@@ -12,10 +12,6 @@ whose dtype was asked for, or ``wide``.
 The step is taped besides, and runs again at its end with one operation rounded at a time: what that does
 to the gradients is among the facts (``emulation/step_effects.py``).
 
-The modes lie at the *bottom* of the stack of modes. So a user's own mode, entered before or after, can
-be left as if ours were not there; and if one rewrites operations (FP16 emulation), the operations
-that really run are recorded.
-
 An operation of the backward pass belongs to the forward operation whose autograd node it runs for:
 both carry the same sequence number.
 """
@@ -28,7 +24,6 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from mpdiag.emulation.rounding_effect import measure_rounding
 from mpdiag.emulation.step_effects import StepEffects
@@ -38,8 +33,9 @@ from mpdiag.recording.operation_tensors import OperationTensors, SeenTensor
 from mpdiag.runs.operations import NONE, Operation, Phase
 from mpdiag.tracing import conversions
 from mpdiag.tracing.autograd_graph import BackwardPasses, holds_any
-from mpdiag.tracing.dispatch import by_name, in_backward, is_traced, push_lowest, take_off, written
+from mpdiag.tracing.dispatch import by_name, in_backward, is_traced, written
 from mpdiag.tracing.source_lines import SourceLine, SourceLines
+from mpdiag.tracing.tap import OperationTap
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -73,33 +69,6 @@ class _Draft:
     taped: Call | None = None
 
 
-class _OperationMode(TorchDispatchMode):
-    """Hands every operation to the watch while it is on."""
-
-    def __init__(self, watch: OperationWatch) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.watch = watch
-        self.on = False
-        self.muted = threading.local()
-
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        """See ``TorchDispatchMode``."""
-        kwargs = kwargs or {}
-        if not self.on or getattr(self.muted, "now", False) or is_traced():
-            return func(*args, **kwargs)
-        draft = self.watch.before(func, args, kwargs)
-        result = func(*args, **kwargs)
-        if draft is not None:
-            self.watch.after(func, draft, args, kwargs, result)
-        return result
-
-
 class OperationWatch:
     """Records the operations of chosen steps.
 
@@ -126,7 +95,9 @@ class OperationWatch:
         self._modules = modules
         self._rank = rank
         self._failed = failed
-        self._mode = _OperationMode(self)
+        self._tap = OperationTap(self)
+        self._on = False
+        self._muted = threading.local()
         self._conversions = conversions.Conversions(self)
         self._passes = BackwardPasses(self.backward_pass)
         self._thread: int | None = None  # where the mode lies on the stack
@@ -149,7 +120,7 @@ class OperationWatch:
     @property
     def recording(self) -> bool:
         """Whether operations are being recorded right now."""
-        return self._mode.on
+        return self._on
 
     @property
     def left_backward(self) -> bool:
@@ -175,15 +146,15 @@ class OperationWatch:
         if not self.wanted or self._rests:
             self.pause()
             return
-        if self._mode.on and self._thread == threading.get_ident():
+        if self._on and self._thread == threading.get_ident():
             return
-        if not push_lowest(self._mode):
+        if not self._tap.attach():
             return
-        conversions.push_lowest(self._conversions)
+        self._conversions.attach()
         self._thread = threading.get_ident()
         self._lines.restart()
         self._conversions.restart()
-        self._mode.on = self._conversions.on = True
+        self._on = self._conversions.on = True
 
     def pause(self) -> None:
         """Record no operations until ``resume``.
@@ -191,12 +162,12 @@ class OperationWatch:
         Inside a backward pass, or on another thread, the mode stays on its stack and does nothing:
         autograd would bring it back when the pass ends. The next call outside takes it off.
         """
-        self._mode.on = self._conversions.on = False
+        self._on = self._conversions.on = False
         here = threading.get_ident() == self._thread
         if here and not in_backward():
             self._note_gradients()
-            take_off(self._mode)
-            conversions.take_off(self._conversions)
+            self._tap.detach()
+            self._conversions.detach()
             self._thread = None
 
     def _note_gradients(self) -> None:
@@ -218,16 +189,16 @@ class OperationWatch:
         if not self._changes(outputs):
             yield
             return
-        on, drafts = self._mode.on, self._drafts
-        self._mode.on = False
+        on, drafts = self._on, self._drafts
+        self._on = False
         self._effects.drop()  # gradients come from where nobody looked
-        take_off(self._mode)
+        self._tap.detach()
         try:
             yield
         finally:
             if self._thread == threading.get_ident():  # nobody has taken it off meanwhile
-                push_lowest(self._mode)
-                self._mode.on = on and self._conversions.on
+                self._tap.attach()
+                self._on = on and self._conversions.on
             if self._drafts is drafts:
                 self._left_at = len(drafts)
 
@@ -245,11 +216,11 @@ class OperationWatch:
     @contextmanager
     def quiet(self) -> Iterator[None]:
         """What this thread does meanwhile is no part of the training."""
-        self._mode.muted.now = True
+        self._muted.now = True
         try:
             yield
         finally:
-            self._mode.muted.now = False
+            self._muted.now = False
 
     def stop(self) -> None:
         """Record nothing any more."""
@@ -258,7 +229,7 @@ class OperationWatch:
 
     def silence(self) -> None:
         """Record nothing any more in a forked child, whose stack of modes is not ours to change."""
-        self.wanted = self.usable = self._mode.on = self._conversions.on = False
+        self.wanted = self.usable = self._on = self._conversions.on = False
 
     # -- modules -----------------------------------------------------------------------------------
 
@@ -270,7 +241,17 @@ class OperationWatch:
         """A module has returned, or failed."""
         self._lines.leave(module)
 
-    # -- operations (called by the mode, which is off meanwhile) -----------------------------------
+    # -- operations (shown by the tap, whose mode is off meanwhile) --------------------------------
+
+    def run(self, func: Any, _types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operation, and record it while the mode is on."""
+        if not self._on or getattr(self._muted, "now", False) or is_traced():
+            return func(*args, **kwargs)
+        draft = self.before(func, args, kwargs)
+        result = func(*args, **kwargs)
+        if draft is not None:
+            self.after(func, draft, args, kwargs, result)
+        return result
 
     def before(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Draft | None:
         """Look at an operation's inputs; an in-place one will change them."""
@@ -298,7 +279,7 @@ class OperationWatch:
             self._give_up(error)
 
     def _give_up(self, error: Exception) -> None:
-        self.wanted = self.usable = self._mode.on = self._conversions.on = False
+        self.wanted = self.usable = self._on = self._conversions.on = False
         self._failed("recording operations", error)
 
     def _draft(
@@ -315,7 +296,7 @@ class OperationWatch:
         if func.is_view or func.namespace != "aten" or packet in _IGNORED:
             return None
         if len(self._drafts) >= _MAX_OPERATIONS:
-            self._mode.on = False
+            self._on = False
             return None
         named = by_name(func, args, kwargs)
         inputs = [(n, self._tensors.read(t)) for n, t in operation_facts.operands(named)]
@@ -356,11 +337,11 @@ class OperationWatch:
         draft.taped = None
         self._tensors.drain()
 
-    # -- conversions (called by the mode of functions) ---------------------------------------------
+    # -- conversions (told by the tap on functions) -------------------------------------------------
 
     def mark(self) -> int:
         """How many operations have run in this step; negative where this is no part of the training."""
-        return -1 if getattr(self._mode.muted, "now", False) else len(self._drafts)
+        return -1 if getattr(self._muted, "now", False) else len(self._drafts)
 
     def asked(self, tensor: torch.Tensor) -> int:
         """The number of a tensor whose dtype is asked for."""

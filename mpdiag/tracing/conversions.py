@@ -17,9 +17,9 @@ from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import torch
-from torch.overrides import TorchFunctionMode
 
 from mpdiag.tracing.dispatch import in_backward, is_traced
+from mpdiag.tracing.tap import FunctionTap
 
 if TYPE_CHECKING:
     from types import CodeType, FrameType
@@ -57,25 +57,36 @@ class Listener(Protocol):
         """
 
 
-class Conversions(TorchFunctionMode):
+class Conversions:
     """Watches conversions, and the composite function being called, of one thread.
 
     Attributes:
         on: Whether the listener is told.
         function: Name of the outermost torch function being called.
-        compiled: How many graphs had been compiled when it was made.
     """
 
     def __init__(self, listener: Listener) -> None:
-        super().__init__()
         self.on = False
         self.function = ""
-        self.compiled = _compiled()
+        self._compiled = _compiled()
+        self._tap = FunctionTap(self)
         self._listener = listener
         self._asked: dict[int, tuple[CodeType, int, int]] = {}
         self._stored: dict[
             str, int
         ] = {}  # by the name of the attribute that keeps a tensor's dtype
+
+    def attach(self) -> None:
+        """Look at this thread's functions.
+
+        Not where something was compiled since: for a mode, a function would be compiled again.
+        """
+        if _compiled() <= self._compiled:
+            self._tap.attach()
+
+    def detach(self) -> None:
+        """Look at them no more."""
+        self._tap.detach()
 
     def restart(self) -> None:
         """Forget whose dtypes were asked for."""
@@ -83,11 +94,8 @@ class Conversions(TorchFunctionMode):
         self._stored.clear()
         self.function = ""
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        """See ``TorchFunctionMode``; what it returns is what the function returns."""
-        kwargs = kwargs or {}
+    def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Call a function, and look at what it converts."""
         if not self.on or is_traced() or in_backward():
             return func(*args, **kwargs)
         since = self._listener.mark()
@@ -96,10 +104,10 @@ class Conversions(TorchFunctionMode):
         if getattr(func, "__self__", None) is _DTYPE:
             result = func(*args, **kwargs)
             if result is torch.float32:
-                self._note(args[0], _caller(sys._getframe(1)))
+                self._note(args[0], _caller(sys._getframe(2)))
             return result
         name = str(getattr(func, "__name__", ""))
-        frame = _caller(sys._getframe(1))
+        frame = _caller(sys._getframe(2))
         wanted = self._wanted(name, args, kwargs, frame)
         before, self.function = self.function, name
         try:
@@ -342,34 +350,7 @@ def _text(file: str, lines: tuple[int, int]) -> str:
     return "".join(linecache.getline(file, n) for n in range(lines[0], lines[1] + 1))
 
 
-# -- the stack of modes ----------------------------------------------------------------------------
-
-
 def _compiled() -> int:
     """How many graphs torch.compile has made in this process."""
     dynamo = sys.modules.get("torch._dynamo.utils")
     return 0 if dynamo is None else int(dynamo.counters["stats"].get("unique_graphs", 0))
-
-
-def push_lowest(mode: Conversions) -> None:
-    """Put a mode under all others of this thread; those can be left as if it were not there.
-
-    Where something was compiled meanwhile, it stays off: for a mode, a function is compiled again.
-    """
-    if _compiled() > mode.compiled:
-        return
-    above = [torch._C._pop_torch_function_stack() for _ in range(_depth())][::-1]
-    for one in (*([] if mode in above else [mode]), *above):
-        torch._C._push_on_torch_function_stack(one)
-
-
-def take_off(mode: TorchFunctionMode) -> None:
-    """Take a mode off this thread's stack, wherever it lies."""
-    above = [torch._C._pop_torch_function_stack() for _ in range(_depth())][::-1]
-    for one in above:
-        if one is not mode:
-            torch._C._push_on_torch_function_stack(one)
-
-
-def _depth() -> int:
-    return int(torch._C._len_torch_function_stack())

@@ -1,4 +1,4 @@
-"""Dispatch modes: their stack, and the arguments of the operations they see."""
+"""What a thread is doing, and the arguments of the operations that it dispatches."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ from torch.utils._pytree import tree_leaves
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from torch.utils._python_dispatch import TorchDispatchMode
 
 
 def in_backward() -> bool:
@@ -34,34 +32,6 @@ def compiler_in_use() -> bool:
     frames = sys.modules.get("torch._dynamo.eval_frame")
     known = getattr(frames, "cached_backends", {})  # of what only disables the compiler: None
     return any(backend is not None for backend in known.values())
-
-
-def push_lowest(mode: TorchDispatchMode) -> bool:
-    """Put a mode under all others; False where a compiler traces (its modes must stay alone)."""
-    depth = torch._C._len_torch_dispatch_stack()
-    stack = [torch._C._get_dispatch_stack_at(i) for i in range(depth)]
-    if mode in stack:
-        return True
-    if any(getattr(m, "_mode_key", None) is not None for m in stack):
-        return False
-    for _ in stack:
-        torch._C._pop_torch_dispatch_stack(None)
-    for m in (mode, *stack):
-        torch._C._push_on_torch_dispatch_stack(m)
-    return True
-
-
-def take_off(mode: TorchDispatchMode) -> None:
-    """Take a mode off this thread's stack, wherever it lies."""
-    depth = torch._C._len_torch_dispatch_stack()
-    stack = [torch._C._get_dispatch_stack_at(i) for i in range(depth)]
-    if mode not in stack:
-        return
-    above = stack[stack.index(mode) + 1 :]
-    for _ in (mode, *above):
-        torch._C._pop_torch_dispatch_stack(None)
-    for m in above:
-        torch._C._push_on_torch_dispatch_stack(m)
 
 
 def tensors_of(value: Any) -> list[torch.Tensor]:

@@ -22,13 +22,13 @@ from typing import Any, Literal
 
 import torch
 from torch.nn.modules import module as torch_modules
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from mpdiag.numerics.formats import FP16
-from mpdiag.tracing.dispatch import by_name, in_backward, push_lowest, take_off, tensors_of, written
+from mpdiag.tracing.dispatch import by_name, in_backward, tensors_of, written
 from mpdiag.tracing.names import Models, subjects
 from mpdiag.tracing.source_lines import SourceLine, SourceLines
 from mpdiag.tracing.storages import WeakStorages
+from mpdiag.tracing.tap import OperationTap
 
 _CASTS = frozenset({"_to_copy", "copy_", "to"})
 _MOST = 20
@@ -131,7 +131,7 @@ class NonfiniteTrace:
         self.steps = 0
         self._roots = {id(root) for root in about.roots}
         self._lines = SourceLines(about.names)
-        self._mode = _NonfiniteMode(self)
+        self._tap = OperationTap(self)
         self._handles: list[Any] = []
         self._lock = threading.RLock()
         self._backward_seen = False
@@ -149,12 +149,12 @@ class NonfiniteTrace:
             torch_modules.register_module_forward_pre_hook(self._enter),
             torch_modules.register_module_forward_hook(self._leave, always_call=True),
         ]
-        push_lowest(self._mode)
+        self._tap.attach()
         return self
 
     def __exit__(self, *exception: object) -> None:
         """Examine no more operations, and remove all hooks."""
-        take_off(self._mode)
+        self._tap.detach()
         for handle in self._handles:
             handle.remove()
         self._makers.clear()
@@ -175,7 +175,7 @@ class NonfiniteTrace:
 
     # -- each operation ----------------------------------------------------------------------------
 
-    def run(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def run(self, func: Any, _types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run an operation and examine its results."""
         line, node = self._lines.line(0)
         self._backward_seen |= bool(node)
@@ -285,22 +285,6 @@ def _examine(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Pendi
             asked=any(isinstance(v, float) and math.isinf(v) for v in named.values()),
             kept=_ranges(given) if func._schema.is_mutable and not bad else None,
         )
-
-
-class _NonfiniteMode(TorchDispatchMode):
-    def __init__(self, trace: NonfiniteTrace) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.trace = trace
-
-    def __torch_dispatch__(
-        self,
-        func: Any,
-        types: Any,
-        args: tuple[Any, ...] = (),
-        kwargs: dict[str, Any] | None = None,
-    ) -> Any:
-        """See ``TorchDispatchMode``."""
-        return self.trace.run(func, args, kwargs or {})
 
 
 def find_nonfinite(model: Models) -> NonfiniteTrace:

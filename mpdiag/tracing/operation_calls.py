@@ -18,13 +18,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from mpdiag.numerics.autocast_lists import LOW, policy_name
 from mpdiag.tracing.dispatch import in_backward
 from mpdiag.tracing.source_lines import ModuleCalls
+from mpdiag.tracing.tap import FunctionTap, OperationTap
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -77,44 +76,15 @@ class Site:
         return f"{self.module or '(model)'}: {self.op} #{self.index}"
 
 
-class _Functions(TorchFunctionMode):
-    """Notes which torch function is being called: ``linear`` where ATen sees ``addmm``."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.name = ""
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        before, self.name = self.name, _policy_name(func)
-        try:
-            return func(*args, **(kwargs or {}))
-        finally:
-            self.name = before
-
-
-def _policy_name(func: Any) -> str:
-    """The operation that autocast sees when this function is called; empty: look below."""
-    name = str(getattr(func, "__name__", "")).strip("_")
-    written_in_python = inspect.isfunction(func)
-    if not name or not hasattr(torch.ops.aten, name):
-        return ""
-    if written_in_python and name not in LOW | {"rsub", "pow"}:
-        return ""  # it calls others, which say more
-    return name
-
-
-class Sites(TorchDispatchMode):
-    """A mode that gives every operation that computes its ``Site``; subclasses act on it."""
+class Sites:
+    """A context that gives every operation that computes its ``Site``; subclasses act on it."""
 
     def __init__(self, model: nn.Module) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
         self._modules = list(model.modules())
         self._calls: ModuleCalls[Site] = ModuleCalls(
             {id(m): name for name, m in model.named_modules()}
         )
-        self._functions = _Functions()
+        self._function = ""  # of torch, that is being called: ``linear`` where ATen sees ``addmm``
         self._counts: Counter[tuple[str, str]] = Counter()
         self._counts_again: Counter[tuple[str, str]] = Counter()
         self._contexts = ExitStack()
@@ -155,15 +125,15 @@ class Sites(TorchDispatchMode):
             after = module.register_forward_hook(self._leave_module, always_call=True)
             self._contexts.callback(before.remove)
             self._contexts.callback(after.remove)
-        self._contexts.enter_context(self._functions)
         self._onednn = torch._C._get_mkldnn_enabled()
         torch._C._set_mkldnn_enabled(False)
-        return super().__enter__()  # type: ignore[no-untyped-call]
+        self._contexts.callback(torch._C._set_mkldnn_enabled, self._onednn)
+        self._contexts.enter_context(FunctionTap(self))
+        self._contexts.enter_context(OperationTap(self))
+        return self
 
     def __exit__(self, *exception: object) -> None:
         """Follow them no more, and switch oneDNN back to what it was."""
-        super().__exit__(*exception)  # type: ignore[no-untyped-call]
-        torch._C._set_mkldnn_enabled(bool(self._onednn))
         self._contexts.close()
 
     def _enter_module(self, module: nn.Module, _args: Any) -> None:
@@ -172,11 +142,16 @@ class Sites(TorchDispatchMode):
     def _leave_module(self, module: nn.Module, _args: Any, _output: Any) -> None:
         self._calls.leave(module)
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
-    ) -> Any:
-        """See ``TorchDispatchMode``."""
-        kwargs = kwargs or {}
+    def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Note which function is being called."""
+        before, self._function = self._function, _policy_name(func)
+        try:
+            return func(*args, **kwargs)
+        finally:
+            self._function = before
+
+    def run(self, func: Any, _types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Hand an operation that computes to the method of its pass."""
         torch._C._set_mkldnn_enabled(bool(self._onednn))
         try:
             if not computes(func):
@@ -193,7 +168,7 @@ class Sites(TorchDispatchMode):
 
     def _site_of(self, func: Any, args: Any, counts: Counter[tuple[str, str]]) -> Site:
         aten = func.overloadpacket.__name__
-        above = self._functions.name
+        above = self._function
         if not above:
             above = _ABOVE.get(aten) or policy_name(aten)
             if aten == "convolution":
@@ -203,6 +178,17 @@ class Sites(TorchDispatchMode):
         counts[module, aten] += 1
         self._calls.note(site)
         return site
+
+
+def _policy_name(func: Any) -> str:
+    """The operation that autocast sees when this function is called; empty: look below."""
+    name = str(getattr(func, "__name__", "")).strip("_")
+    written_in_python = inspect.isfunction(func)
+    if not name or not hasattr(torch.ops.aten, name):
+        return ""
+    if written_in_python and name not in LOW | {"rsub", "pow"}:
+        return ""  # it calls others, which say more
+    return name
 
 
 def computes(func: Any) -> bool:

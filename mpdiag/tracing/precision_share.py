@@ -14,10 +14,11 @@ from functools import cache
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode_stack
+from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
-from mpdiag.tracing.dispatch import compiler_in_use, in_backward, push_lowest, take_off, tensors_of
+from mpdiag.tracing.dispatch import compiler_in_use, in_backward, tensors_of
 from mpdiag.tracing.precision import HALF
+from mpdiag.tracing.tap import OperationTap
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -57,7 +58,7 @@ class PrecisionShare:
         self.unknown = unknown
         self._step = 0
         self._busy = False
-        self._everywhere = _Counting(self) if everywhere else None
+        self._everywhere = OperationTap(self) if everywhere else None
         self._active = False
 
     @property
@@ -116,7 +117,7 @@ class PrecisionShare:
         if self._active:
             self._active = False
             if self._everywhere is not None:
-                take_off(self._everywhere)
+                self._everywhere.detach()
 
     def _switch(self) -> None:
         wanted = not self.unknown and self._step >= 0 and is_counted(self._step)
@@ -126,8 +127,8 @@ class PrecisionShare:
         if self._everywhere is None:
             return
         if not wanted:
-            take_off(self._everywhere)
-        elif not push_lowest(self._everywhere):
+            self._everywhere.detach()
+        elif not self._everywhere.attach():
             self.stop("the script traces its steps, which shows no operations")
 
     def _yield_to_compiler(self) -> None:
@@ -138,7 +139,7 @@ class PrecisionShare:
     def counting(self) -> AbstractContextManager[object]:
         """Count what runs here, above every other mode: before emulation widens it."""
         self._yield_to_compiler()
-        return _Counting(self) if self._active else nullcontext()
+        return OperationTap(self) if self._active else nullcontext()
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -149,8 +150,16 @@ class PrecisionShare:
         finally:
             self._busy = before
 
-    def run(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Run an operation, and count it if it is a product of this training."""
+    def run(self, func: Any, types: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run an operation, and count it if it is a product of this training.
+
+        One of a tensor subclass is seen again as what it is made of.
+        """
+        others = [t.__name__ for t in types if t.__torch_dispatch__ is not _SKIPPED]
+        if others and ("FakeTensor" in others or not is_product(func)):
+            return func(*args, **kwargs)  # shapes alone, or nothing to count
+        if others:
+            return NotImplemented
         formula = _formulas().get(func.overloadpacket.__name__)
         trained = torch.is_grad_enabled() or in_backward()
         if formula is None or self._busy or not trained:
@@ -189,31 +198,12 @@ class PrecisionShare:
         }
 
 
-class _Counting(TorchDispatchMode):
-    """Shows each operation of a thread to a share."""
-
-    def __init__(self, share: PrecisionShare) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self.share = share
-
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        """Count one operation; one of a tensor subclass is seen again as what it is made of."""
-        kwargs = kwargs or {}
-        others = [t.__name__ for t in types if t.__torch_dispatch__ is not _SKIPPED]
-        if others and ("FakeTensor" in others or not is_product(func)):
-            return func(*args, **kwargs)  # shapes alone, or nothing to count
-        if others:
-            return NotImplemented
-        return self.share.run(func, args, kwargs)
-
-
 def note_low_products(products: int, flops: int) -> None:
     """An emulated function has computed products in half precision, with all modes suspended."""
-    modes = _get_current_dispatch_mode_stack()
-    for share in {mode.share for mode in modes if isinstance(mode, _Counting)}:
-        share.note_low(products, flops)
+    taps = [m for m in _get_current_dispatch_mode_stack() if isinstance(m, OperationTap)]
+    for listener in {tap.listener for tap in taps}:
+        if isinstance(listener, PrecisionShare):
+            listener.note_low(products, flops)
 
 
 def is_product(func: Any) -> bool:

@@ -34,13 +34,13 @@ def seen(function):
     noted.asked(x)
     noted.asked(z)
     mode = conversions.Conversions(noted)
-    conversions.push_lowest(mode)
+    mode.attach()
     mode.on = True
     try:
         function(x, z)
     finally:
         mode.on = False
-        conversions.take_off(mode)
+        mode.detach()
     return noted.told
 
 
@@ -140,9 +140,9 @@ def test_results_are_the_same_and_the_stack_is_left_as_it_was():
     noted = Noted()
     mode = conversions.Conversions(noted)
     with torch.device("cpu"):  # a mode of the user's, left while ours is below it
-        conversions.push_lowest(mode)
+        mode.attach()
         mode.on = True
         assert x.to(torch.float32) is x
-    conversions.take_off(mode)
+    mode.detach()
     assert torch._C._len_torch_function_stack() == depth
     assert noted.told == [None]

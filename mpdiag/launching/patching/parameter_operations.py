@@ -13,11 +13,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
-from torch.overrides import TorchFunctionMode, _pop_mode, _push_mode
-from torch.utils._device import DeviceContext
+from torch.overrides import _push_mode
 
 from mpdiag.numerics.autocast_lists import LOW
 from mpdiag.tracing.dispatch import is_traced
+from mpdiag.tracing.tap import FunctionTap
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -49,37 +49,21 @@ class ProductHandler(Protocol):
         """Compute a product of this module, cast by the plan."""
 
 
-class ParameterOperations(TorchFunctionMode):
+class ParameterOperations:
     """Shows the products of known models to a handler; on from ``attach`` to ``detach``."""
 
     def __init__(self, handler: ProductHandler) -> None:
-        super().__init__()
         self._handler = handler
         self._looking = True
+        self._tap = FunctionTap(self)
 
     def attach(self) -> None:
-        """Look at this thread's functions, below every mode that the script leaves later.
-
-        Default devices are modes, too, which torch keeps at the bottom.
-        """
-        if self._is_attached():
-            return
-        above = []
-        while _depth() and not isinstance(_topmost(), DeviceContext):
-            above.append(_pop_mode())
-        for mode in (self, *reversed(above)):
-            _push_mode(mode)
+        """Look at this thread's functions, below every mode that the script leaves later."""
+        self._tap.attach()
 
     def detach(self) -> None:
-        """Take the mode off this thread's stack, wherever it lies."""
-        above = []
-        while _depth():
-            mode = _pop_mode()
-            if mode is self:
-                break
-            above.append(mode)
-        for mode in reversed(above):
-            _push_mode(mode)
+        """Look at this thread's functions no more."""
+        self._tap.detach()
 
     @contextmanager
     def on(self) -> Iterator[None]:
@@ -87,7 +71,7 @@ class ParameterOperations(TorchFunctionMode):
 
         ``loss.backward()`` is passed to the mode, and torch takes it off for what it was passed.
         """
-        if not self._looking or self._is_attached():
+        if not self._looking or self._tap.is_attached:
             yield
             return
         self.attach()
@@ -99,32 +83,25 @@ class ParameterOperations(TorchFunctionMode):
     @contextmanager
     def off(self) -> Iterator[None]:
         """Look at nothing here, at no cost where the mode is the topmost one."""
-        on_top = _depth() > 0 and _topmost() is self
+        on_top = self._tap.is_topmost
         before, self._looking = self._looking, False
         if on_top:
-            _pop_mode()
+            self._tap.detach()
         try:
             yield
         finally:
             self._looking = before
             if on_top:
-                _push_mode(self)
+                _push_mode(self._tap)
 
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
+    def call(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Cast a product of a known model; call all else as it is."""
-        kwargs = kwargs or {}
         product = self._looking and getattr(func, "__name__", "") in _PRODUCTS
         if product and "out" not in kwargs and not is_traced():
             module = self._module(args, kwargs)
             if module is not None:
                 return self._handler.compute(module, func, args, kwargs)
         return func(*args, **kwargs)
-
-    def _is_attached(self) -> bool:
-        """Whether the mode is on this thread's stack."""
-        return any(torch._C._get_function_stack_at(i) is self for i in range(_depth()))
 
     def _module(self, args: Any, kwargs: Mapping[str, Any]) -> nn.Module | None:
         """The module a product belongs to: that of its parameter, or the one whose code it is."""
@@ -142,7 +119,7 @@ class ParameterOperations(TorchFunctionMode):
 
     def _calling_module(self) -> nn.Module | None:
         """The known model whose method calls a product, if one does."""
-        frame: FrameType | None = sys._getframe(3)
+        frame: FrameType | None = sys._getframe(4)
         for _ in range(_FRAMES):
             if frame is None:
                 return None
@@ -152,11 +129,3 @@ class ParameterOperations(TorchFunctionMode):
                     return cast("nn.Module", first)
             frame = frame.f_back
         return None
-
-
-def _depth() -> int:
-    return int(torch._C._len_torch_function_stack())
-
-
-def _topmost() -> Any:
-    return torch._C._get_function_stack_at(_depth() - 1)
