@@ -27,7 +27,7 @@ from recording import WORKLOADS
 from torch import nn
 
 import mpdiag
-from mpdiag.emulation.pieces import linear
+from mpdiag.emulation import linear
 from mpdiag.plan import LossScalePlan, PrecisionPlan
 from mpdiag.tracing.precision_share import DENSE
 from mpdiag.training import judgement

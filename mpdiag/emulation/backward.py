@@ -1,14 +1,14 @@
 """Backward passes that round as they should without being emulated.
 
-Intercepting an operation costs what a small one does not. Where every formula of a backward pass either
-makes its own roundings (the ``pieces``), or rounds once in torch's own kernels, or computes in FP32,
-nothing needs to be intercepted. Whether that is so is read from the graph, which must be of operations
+Intercepting an operation costs what a small one does not. Nothing needs to be intercepted where every
+formula of a backward pass makes its own roundings (``linear``, ``recurrent``), or rounds once in torch's
+own kernels, or computes in FP32. Whether that is so is read from the graph, which must be of operations
 that the emulation has seen in the forward pass before.
 """
 
 from __future__ import annotations
 
-from enum import Enum
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -16,8 +16,8 @@ from torch import Tensor, distributed
 from torch.autograd.function import BackwardCFunction
 from torch.utils.hooks import RemovableHandle
 
+from mpdiag.emulation import linear, recurrent
 from mpdiag.emulation.mode import LOW, Emulation
-from mpdiag.emulation.pieces import attention, linear, recurrent
 from mpdiag.numerics.autocast_lists import FP32
 
 MOST = 400
@@ -44,12 +44,7 @@ _WIDE = frozenset(
     for name in (FP32 - {"pow"}) | {"embedding", "gelu", "mean", "sigmoid", "silu", "tanh"}
 )
 
-_OWN = (
-    attention.Attention._backward_cls,
-    attention.Batched._backward_cls,
-    linear.Linear._backward_cls,
-    recurrent._Layer._backward_cls,
-)
+_OWN = (linear.Linear._backward_cls, recurrent._Layer._backward_cls)
 
 
 class Watch:
@@ -105,51 +100,27 @@ def _rounds_itself(root: Any, since: int) -> bool:
 
 
 def _is_known(node: Any, below: list[tuple[Any, int]], since: int) -> bool:
-    kind = type(node)
-    sort = _SORTS.get(kind)
-    if sort is None:
-        sort = _SORTS[kind] = _sort_of(kind)
-    if sort is _Sort.LEAF:
+    """Whether a formula rounds as it should by itself, where it was made late enough to be known."""
+    kind, name = type(node), type(node).__name__
+    if name == "AccumulateGrad":
         leaf = node.variable
-        return leaf.dtype not in LOW or not (
-            leaf._backward_hooks or leaf._post_accumulate_grad_hooks
-        )
-    if sort is _Sort.UNKNOWN or node._sequence_nr() < since:
+        hooked = leaf._backward_hooks or leaf._post_accumulate_grad_hooks
+        return leaf.dtype not in LOW or not hooked
+    if node._sequence_nr() < since:
         return False
-    if sort is _Sort.EXACT:
+    if issubclass(kind, BackwardCFunction):
+        return kind in _OWN
+    if name in _EXACT:
         return True
+    if name not in _ELEMENTWISE and not _is_wide(name):
+        return False
     given, made = node._input_metadata, [to._input_metadata[i] for to, i in below]
-    if sort is _Sort.ELEMENTWISE and all(m.shape == given[0].shape for m in made):
-        return True
+    if name in _ELEMENTWISE and all(m.shape == given[0].shape for m in made):
+        return True  # nothing was broadcast
     return LOW.isdisjoint(m.dtype for m in (*given, *made))
 
 
-class _Sort(Enum):
-    """What is known of a backward formula."""
-
-    LEAF = 0
-    EXACT = 1
-    ELEMENTWISE = 2
-    """It is exact where nothing was broadcast, and in FP32."""
-    WIDE = 3
-    """It computes in FP32 where all that it takes and gives is."""
-    UNKNOWN = 4
-
-
-_SORTS: dict[type, _Sort] = {}
-
-
-def _sort_of(kind: type) -> _Sort:
-    if kind in _OWN:
-        return _Sort.EXACT
-    if issubclass(kind, BackwardCFunction):
-        return _Sort.UNKNOWN
-    name = kind.__name__
-    if name == "AccumulateGrad":
-        return _Sort.LEAF
-    if name in _EXACT:
-        return _Sort.EXACT
-    if name in _ELEMENTWISE:
-        return _Sort.ELEMENTWISE
-    plain = name.rstrip("0123456789").removesuffix("Backward").lower()  # NllLoss2DBackward0
-    return _Sort.WIDE if plain in _WIDE else _Sort.UNKNOWN
+@lru_cache(maxsize=256)
+def _is_wide(name: str) -> bool:
+    """Whether ``NllLoss2DBackward0``, for one, computes in FP32 where all that it takes and gives is."""
+    return name.rstrip("0123456789").removesuffix("Backward").lower() in _WIDE

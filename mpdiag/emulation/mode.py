@@ -15,18 +15,17 @@ they are rounded), and what fused kernels keep in registers.
 
 from __future__ import annotations
 
+import threading
 from contextlib import contextmanager
+from functools import partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only
 
-from mpdiag.emulation import onednn
 from mpdiag.emulation.accumulation import accumulates, product, reduces, reduction
-from mpdiag.emulation.arguments import flattened, hashable, items, joined
-from mpdiag.tracing.storages import WeakStorages
+from mpdiag.tracing.dispatch import mapped, tensors_of
 from mpdiag.tracing.uncompiled import CAN_HIDE, compiler_looks_on, hide, unseen
 
 if TYPE_CHECKING:
@@ -34,7 +33,6 @@ if TYPE_CHECKING:
 
 LOW = frozenset({torch.float16, torch.bfloat16})
 Dtypes = tuple[torch.dtype | None, ...]
-_WORTH_KEEPING = 1 << 14
 
 # Operations that round once, or not at all, in torch's own half-precision kernels: they return the
 # same as FP32 arithmetic rounded once (a test compares them bit by bit), and they are faster.
@@ -71,19 +69,15 @@ class _Kind(NamedTuple):
 
     Attributes:
         operation: The operation, which lives as long as its id is a key.
-        is_view: It returns a view and computes nothing.
         is_native: Torch's own kernel rounds as FP32 arithmetic rounded once does.
         is_sum: It adds or subtracts two tensors.
-        is_foreign: It is not torch's own.
         writes: It writes to one of its arguments.
         is_light: It is torch's own, native, and changes nothing; oneDNN has no part in it.
     """
 
     operation: Any
-    is_view: bool
     is_native: bool
     is_sum: bool
-    is_foreign: bool
     writes: bool
     is_light: bool
 
@@ -100,26 +94,20 @@ class Emulation(TorchDispatchMode):
 
     Attributes:
         low_sums: See above.
-        roundings: Number of tensors rounded so far, including those of natively exact operations that
-            it has seen.
         hooked: Whether an operation ran while hooks on saved tensors were in force; the user clears it.
     """
 
     def __init__(self, *, low_sums: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.roundings = 0
         self.low_sums = low_sums
         self._kinds: dict[int, _Kind] = {}  # by id: torch's hash of an operation is Python's
         self._results: dict[Any, Dtypes | None] = {}
-        self._copies: WeakStorages[tuple[tuple[int, int], torch.Tensor]] = WeakStorages()
-        self._copied: dict[int, list[Any]] = {}  # keys of copies, by their storage
-        self._seen: set[Any] = set()
         self._onednn: list[bool] = []
         self.hooked = False
 
     def __enter__(self) -> Emulation:  # noqa: PYI034 - typing.Self is Python 3.11's
         """Start emulating on this thread."""
-        self._onednn.append(onednn.switch_off())
+        self._onednn.append(switch_onednn_off())
         super().__enter__()  # type: ignore[no-untyped-call]
         return self
 
@@ -127,11 +115,7 @@ class Emulation(TorchDispatchMode):
         """Stop emulating, and restore oneDNN's setting."""
         super().__exit__(*exception)  # type: ignore[no-untyped-call]
         self._onednn.pop()
-        onednn.give_back()
-        if not self._onednn:
-            self._copies.clear()
-            self._copied.clear()
-            self._seen.clear()
+        give_onednn_back()
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -154,27 +138,18 @@ class Emulation(TorchDispatchMode):
         if compiler_looks_on():
             return unseen(self._run, func, kind, args, kwargs or {})
         if kind.is_light:
-            result = func(*args, **kwargs) if kwargs else func(*args)
-            if not kind.is_view and type(result) is torch.Tensor and result.dtype in LOW:
-                self.roundings += 1
-            return result
+            return func(*args, **kwargs) if kwargs else func(*args)
         return self._run(func, kind, args, kwargs or {})
 
     def _run(self, func: Any, kind: _Kind, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         torch._C._set_mkldnn_enabled(self._onednn[-1])
         try:
-            if self._copied and (kind.is_foreign or kind.writes):
-                self._note_write(func, args, kwargs)
             if self.low_sums and reduces(func, args):
                 with self:  # the sums inside are dispatched as operations
                     return reduction(func, args, kwargs)
             if kind.is_native or (kind.is_sum and _is_plain(args, kwargs)):
-                result = func(*args, **kwargs)
-                if not kind.is_view and type(result) is torch.Tensor and result.dtype in LOW:
-                    self.roundings += 1
-                return result
+                return func(*args, **kwargs)
             if self.low_sums and accumulates(func, args, kwargs):
-                self.roundings += 1
                 return product(*args)
             return self._compute(func, kind, args, kwargs)
         finally:
@@ -182,16 +157,13 @@ class Emulation(TorchDispatchMode):
 
     def _learn(self, func: Any) -> _Kind:
         own, native = func.namespace == "aten", _is_native(func)
-        view = func.is_view and own  # nothing is computed
         writes = any(_is_written(func, argument) for argument in func._schema.arguments)
         kind = self._kinds[id(func)] = _Kind(
             func,
-            is_view=view,
             is_native=native,
             is_sum=func.overloadpacket in _SUMS,
-            is_foreign=not own,
             writes=writes,
-            is_light=view or (own and native and not writes),
+            is_light=own and (func.is_view or (native and not writes)),
         )
         return kind
 
@@ -207,33 +179,28 @@ class Emulation(TorchDispatchMode):
         dtypes = self._result_dtypes(func, signature, args, kwargs)
         if dtypes is None:  # torch itself refuses this: let it raise
             return func(*args)
-        return self._narrowed(func(*[self._wide(x) for x in args]), dtypes)
+        return _narrowed(func(*[_wide(x) for x in args]), dtypes)
 
     def _compute_nested(
         self, func: Any, kind: _Kind, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         """The same for tensors in lists or keywords, and for tensors that are written to."""
-        leaves, form = flattened(args, kwargs)
-        signature = tuple([x.dtype if isinstance(x, torch.Tensor) else type(x) for x in leaves])
-        if LOW.isdisjoint(signature):
+        given = (args, kwargs)
+        if LOW.isdisjoint([x.dtype for x in tensors_of(given)]):
             return func(*args, **kwargs)
-        key = (*signature, hashable(form), *[x for x in leaves if isinstance(x, torch.dtype)])
-        dtypes = self._result_dtypes(func, key, args, kwargs)
+        dtypes = self._result_dtypes(func, _signature(given), args, kwargs)
         if dtypes is None:
             return func(*args, **kwargs)
-        mutable = kind.writes
-        wide = [self._wide(x, keep=not mutable) for x in leaves]
-        wide_args, wide_kwargs = joined(wide, form)
+        wide_args, wide_kwargs = wide = mapped(given, (torch.Tensor, torch.dtype), _wide)
         result = func(*wide_args, **wide_kwargs)
-        if not mutable:
-            return self._narrowed(result, dtypes)
+        if not kind.writes:
+            return _narrowed(result, dtypes)
         back = {}
-        for to, source in _written(func, (args, kwargs), (wide_args, wide_kwargs)):
+        for to, source in _written(func, given, wide):
             back[id(source)] = to
             if source is not to:
                 to.copy_(source)
-                self.roundings += 1
-        return self._narrowed(result, dtypes, back)
+        return _narrowed(result, dtypes, back)
 
     def _result_dtypes(
         self, func: Any, signature: tuple[Any, ...], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -244,72 +211,6 @@ class Emulation(TorchDispatchMode):
         except KeyError:
             found = self._results[key] = _result_dtypes(func, args, kwargs)
             return found
-
-    def _narrowed(
-        self,
-        result: Any,
-        dtypes: Dtypes,
-        written: Mapping[int, torch.Tensor] = MappingProxyType({}),
-    ) -> Any:
-        """The results in their dtypes; for FP32 versions of what was written to, the originals."""
-        if type(result) is torch.Tensor and not written:
-            return self._rounded(result, dtypes[0])
-        flat, form = flattened((result,), {})
-        if len(dtypes) != len(flat):
-            dtypes = dtypes[:1] * len(flat)
-        rounded = [
-            written[id(r)] if id(r) in written else self._rounded(r, d)
-            for r, d in zip(flat, dtypes, strict=True)
-        ]
-        (made,), _ = joined(rounded, form)
-        return made if type(made) is type(result) else type(result)(made)
-
-    def _wide(self, x: Any, *, keep: bool = True) -> Any:
-        """A tensor in FP32; for one that is read repeatedly (a weight), the copy made before.
-
-        Version counters alone do not tell whether it still holds: ``torch._foreach_*``, fused kernels
-        and writes through ``.data`` do not raise them here. Their operations pass through this mode,
-        which drops the copies of what they write, and of whatever an operation that is not torch's own
-        is given. Memory that NumPy has is not kept. Elsewhere than on a CPU nothing is: a kernel that is
-        given an address (Triton) passes no mode, and copying costs little there.
-        """
-        if isinstance(x, torch.dtype):
-            return torch.float32 if x in LOW else x
-        if not isinstance(x, torch.Tensor) or x.dtype not in LOW:
-            return x
-        if not keep or x.numel() < _WORTH_KEEPING or not _has_memory(x):
-            return x.float()
-        storage = x.untyped_storage()
-        key = (storage._cdata, x.storage_offset(), x.shape, x.stride())
-        kept = self._copies.get(key)
-        version = (x._version, _suspensions)
-        if kept is not None and kept[0] == version:
-            return kept[1]
-        copy = x.float()
-        if key in self._seen:
-            self._copies.put(key, storage, (version, copy))
-            self._copied.setdefault(storage._cdata, []).append(key)
-        self._seen.add(key)
-        return copy
-
-    def _note_write(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Drop the copies of what an operation writes to, or may write to, whatever its schema says."""
-        if func.namespace == "aten":
-            given = [to for to, _ in _written(func, (args, kwargs), (args, kwargs))]
-        else:
-            given = [x for x in tree_leaves((args, kwargs)) if isinstance(x, torch.Tensor)]
-        for to in given:
-            if to.layout == torch.strided and not to.is_nested:
-                for key in self._copied.pop(to.untyped_storage()._cdata, ()):
-                    self._copies.drop(key)
-                    self._seen.discard(key)
-
-    def _rounded(self, value: Any, dtype: torch.dtype | None) -> Any:
-        if dtype is None or not isinstance(value, torch.Tensor) or not value.is_floating_point():
-            return value
-        if dtype in LOW:
-            self.roundings += 1
-        return value.to(dtype)
 
 
 def alone() -> Emulation | None:
@@ -328,8 +229,7 @@ def alone() -> Emulation | None:
 class unwatched:  # noqa: N801 - it reads as a function, and is faster than one
     """A context in which no mode sees operations, for FP32 work inside an emulated region.
 
-    oneDNN is as it is below the emulation. What it writes to may have been read before by a mode that
-    keeps a copy: see ``suspended``.
+    oneDNN is as it is below the emulation.
     """
 
     def __enter__(self) -> None:
@@ -367,19 +267,45 @@ def saved_tensors_are_hooked() -> bool:
     return torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
-_suspensions = 0  # how often emulations were suspended
-
-
-@contextmanager
-def suspended() -> Iterator[None]:
-    """``unwatched``, for work that writes: copies that emulations keep hold no longer."""
-    global _suspensions  # noqa: PLW0603
-    _suspensions += 1
-    with unwatched():
-        yield
-
-
 hide(Emulation.__torch_dispatch__)
+
+
+def _wide(x: Any) -> Any:
+    """A tensor in FP32, where it is of half precision; likewise a dtype."""
+    if isinstance(x, torch.dtype):
+        return torch.float32 if x in LOW else x
+    return x.float() if isinstance(x, torch.Tensor) and x.dtype in LOW else x
+
+
+def _rounded(value: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
+    return value if dtype is None or not value.is_floating_point() else value.to(dtype)
+
+
+def _narrowed(
+    result: Any, dtypes: Dtypes, written: Mapping[int, torch.Tensor] = MappingProxyType({})
+) -> Any:
+    """The results in their dtypes; for FP32 versions of what was written to, the originals."""
+    if type(result) is torch.Tensor and not written:
+        return _rounded(result, dtypes[0])
+    count = len(tensors_of(result))
+    order = iter(dtypes if len(dtypes) == count else dtypes[:1] * count)
+
+    def narrow(x: torch.Tensor) -> torch.Tensor:
+        dtype = next(order)
+        return written[id(x)] if id(x) in written else _rounded(x, dtype)
+
+    return mapped(result, torch.Tensor, narrow)
+
+
+def _signature(given: Any) -> Any:
+    """What the dtypes of results depend on: the form of the arguments, and all dtypes in them."""
+    if isinstance(given, (list, tuple)):
+        return tuple([_signature(x) for x in given])
+    if isinstance(given, dict):
+        return tuple([(name, _signature(x)) for name, x in given.items()])
+    if isinstance(given, torch.Tensor):
+        return given.dtype
+    return ("dtype", given) if isinstance(given, torch.dtype) else type(given)
 
 
 def _is_native(func: Any) -> bool:
@@ -393,17 +319,6 @@ def _is_plain(args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     return kwargs.get("alpha", 1) == 1 and all(
         isinstance(x, torch.Tensor) and x.layout == torch.strided for x in args
     )
-
-
-def _has_memory(x: torch.Tensor) -> bool:
-    """Whether a tensor is one piece of memory all writes to which are seen, so that a copy can be kept.
-
-    Sparse and nested tensors, fake ones and other subclasses with operations of their own are not;
-    one made in inference mode has no version; a storage that NumPy shares cannot be resized.
-    """
-    known = type(x).__torch_dispatch__ is torch._C._disabled_torch_dispatch_impl
-    plain = known and x.layout == torch.strided and not x.is_nested and not x.is_inference()
-    return plain and x.device.type == "cpu" and x.untyped_storage().resizable()
 
 
 def _is_written(func: Any, argument: Any) -> bool:
@@ -429,9 +344,7 @@ def _written(func: Any, given: Any, wide: Any) -> Iterator[tuple[torch.Tensor, t
             args[i] if i < len(args) else kwargs.get(argument.name)
             for args, kwargs in (given, wide)
         ]
-        for to, source in zip(*map(items, pair), strict=True):
-            if isinstance(to, torch.Tensor):
-                yield to, source
+        yield from zip(*map(tensors_of, pair), strict=True)
 
 
 def _result_dtypes(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Dtypes | None:
@@ -439,19 +352,59 @@ def _result_dtypes(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 
     It is determined without data. A single dtype applies to all results.
     """
-    leaves = tree_leaves((args, kwargs))
-    given = {x.dtype for x in leaves if isinstance(x, torch.Tensor) and x.is_floating_point()}
+    given = {x.dtype for x in tensors_of((args, kwargs)) if x.is_floating_point()}
     if len(given) > 1 and func.overloadpacket.__name__ in _ONE_DTYPE:
         return None
     try:
-        meta_args, meta_kwargs = tree_map_only(torch.Tensor, lambda x: x.to("meta"), (args, kwargs))
+        on_meta = partial(torch.Tensor.to, device="meta")
+        meta_args, meta_kwargs = mapped((args, kwargs), torch.Tensor, on_meta)
         if "device" in meta_kwargs:
             meta_kwargs["device"] = "meta"
-        flat = tree_flatten(func(*meta_args, **meta_kwargs))[0]
+        results = tensors_of(func(*meta_args, **meta_kwargs))
     except (RuntimeError, NotImplementedError):
         if len(given) > 1:  # incompatible dtypes
             return None
         return (kwargs.get("dtype") or given.pop(),)  # no shape function: same as the inputs
-    return tuple(
-        x.dtype if isinstance(x, torch.Tensor) and x.is_floating_point() else None for x in flat
-    )
+    return tuple(x.dtype if x.is_floating_point() else None for x in results)
+
+
+# -- oneDNN's switch -------------------------------------------------------------------------------
+#
+# It is the whole process's, shared by all threads that emulate. Two threads that each restored what
+# they found would leave it off for good. So contexts in which it is off are counted, and the last to
+# end gives it back. A thread that computes in FP32 meanwhile finds it off or on: its results may
+# differ by the rounding of other kernels.
+
+_lock = threading.Lock()
+_contexts = 0
+_before = True
+
+
+def switch_onednn_off() -> bool:
+    """Switch it off until ``give_onednn_back`` was called as often; returns how it was at first."""
+    global _contexts, _before  # noqa: PLW0603 - as the switch itself
+    with _lock:
+        if _contexts == 0:
+            _before = torch._C._get_mkldnn_enabled()
+        _contexts += 1
+        torch._C._set_mkldnn_enabled(False)
+        return _before
+
+
+def give_onednn_back() -> None:
+    """One context in which it was off is over."""
+    global _contexts  # noqa: PLW0603
+    with _lock:
+        _contexts -= 1
+        if _contexts == 0:
+            torch._C._set_mkldnn_enabled(_before)
+
+
+@contextmanager
+def onednn_off() -> Iterator[None]:
+    """oneDNN is off inside."""
+    switch_onednn_off()
+    try:
+        yield
+    finally:
+        give_onednn_back()

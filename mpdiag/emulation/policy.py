@@ -28,10 +28,9 @@ import torch
 from torch.library import Library
 from torch.utils._pytree import tree_map
 
-from mpdiag.emulation import onednn
+from mpdiag.emulation import recurrent
 from mpdiag.emulation.mode import LOW as HALVES
-from mpdiag.emulation.mode import alone, unwatched
-from mpdiag.emulation.pieces import recurrent
+from mpdiag.emulation.mode import alone, onednn_off, unwatched
 from mpdiag.errors import UsageError
 from mpdiag.numerics.autocast_lists import BANNED, FP32, LISTS, LOW, PROMOTE, RECURRENT, Rule
 
@@ -261,7 +260,7 @@ def _kernel(op: Any, name: str, key: str, *, replaces: bool) -> Callable[..., An
                 return recurrent.lstm(*args)
         # oneDNN has no FP16 LSTM on most CPUs; ATen's own takes it step by step.
         stepwise = name in RECURRENT and rule == "low" and low == torch.float16
-        switched = onednn.off() if stepwise else nullcontext()
+        switched = onednn_off() if stepwise else nullcontext()
         with switched, torch._C._ExcludeDispatchKeyGuard(autocast):
             return op(*args, **kwargs)
 

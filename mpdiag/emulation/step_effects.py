@@ -24,8 +24,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 
 from mpdiag.emulation.step_replay import BREAKS, DTYPES, FP8, StepReplay
-from mpdiag.emulation.step_tape import StepTape, found_in
+from mpdiag.emulation.step_tape import StepTape
 from mpdiag.numerics.autocast_lists import COMPOSITES, LISTS, MOVES, policy_name
+from mpdiag.tracing.dispatch import tensors_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
@@ -77,13 +78,13 @@ class StepEffects:
         """An operation, or a view, is about to read these."""
         if self._tape is None:
             return
-        for tensor in _tensors(arguments):
+        for tensor in tensors_of(arguments):
             if id(tensor) in self._parameters and tensor.requires_grad:
                 self._tape.parameter(tensor)
 
     def foreign(self, arguments: Any) -> None:
         """An operation that is not torch's own reads these: what it does with them is not known."""
-        if self._tape is not None and _tensors(arguments):
+        if self._tape is not None and tensors_of(arguments):
             self.drop()
 
     def before(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call | None:
@@ -286,9 +287,5 @@ class _Harmful(NamedTuple):
     together: Effect | None
 
 
-def _tensors(values: Any) -> list[torch.Tensor]:
-    return found_in(values, torch.Tensor)
-
-
 def _has_floats(values: Any) -> bool:
-    return any(t.dtype is torch.float32 for t in _tensors(values))
+    return any(t.dtype is torch.float32 for t in tensors_of(values))

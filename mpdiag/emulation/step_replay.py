@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
-from mpdiag.emulation.step_tape import View, found_in, mapped
+from mpdiag.emulation.step_tape import View
 from mpdiag.numerics.formats import FP8_E4M3, HALVES
+from mpdiag.tracing.dispatch import found_in, mapped, tensors_of
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Hashable, Iterator
@@ -154,7 +155,7 @@ class StepReplay:
         result = call.func(*args, **kwargs)
         for t in mine:
             t.copy_(_round(t, name, call.backward))
-        results = found_in(result, torch.Tensor) if call.results else []
+        results = tensors_of(result) if call.results else []
         for i, view in call.results.items():
             made = _round(results[i], name, call.backward) if name else results[i]
             into[view.value] = _laid(made, view)

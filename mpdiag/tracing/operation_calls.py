@@ -18,10 +18,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch.utils._pytree import tree_leaves
 
 from mpdiag.numerics.autocast_lists import LOW, policy_name
-from mpdiag.tracing.dispatch import in_backward
+from mpdiag.tracing.dispatch import in_backward, tensors_of
 from mpdiag.tracing.source_lines import ModuleCalls
 from mpdiag.tracing.tap import FunctionTap, OperationTap
 
@@ -200,6 +199,4 @@ def computes(func: Any) -> bool:
 
 def floats(nest: Any) -> list[Tensor]:
     """The FP32 tensors of a nest, in order."""
-    return [
-        x for x in tree_leaves(nest) if isinstance(x, torch.Tensor) and x.dtype == torch.float32
-    ]
+    return [x for x in tensors_of(nest) if x.dtype == torch.float32]

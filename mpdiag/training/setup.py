@@ -12,8 +12,8 @@ import torch
 from torch import distributed, nn
 from torch.nn.parameter import UninitializedParameter
 
+from mpdiag.emulation import linear, recurrent
 from mpdiag.emulation.mode import Emulation
-from mpdiag.emulation.pieces import attention, linear, recurrent
 from mpdiag.errors import UsageError
 from mpdiag.tracing.fingerprint import compare_models, fingerprint, other_model, some_of
 from mpdiag.tracing.precision_share import PrecisionShare
@@ -146,7 +146,6 @@ def set_up(
             wrapped.hold(recurrent.in_one_piece())
         if chosen == "emulated" and precision.format == "fp16":
             wrapped.hold(linear.in_one_piece())
-            wrapped.hold(attention.in_one_piece())
         wrapped.apply(plan, overrides.fp32_modules, rules)
         apply_reduction(models, plan.reduction)
     except BaseException:

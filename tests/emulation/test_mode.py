@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -11,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import mpdiag
 from mpdiag.emulation import policy
-from mpdiag.emulation.mode import _EXACT_NATIVELY, LOW, Emulation, suspended
+from mpdiag.emulation.mode import _EXACT_NATIVELY, LOW, Emulation, unwatched
 
 generator = torch.Generator()
 
@@ -320,17 +319,8 @@ def test_onednn_is_as_it_was_afterwards_even_after_an_error():
     with pytest.raises(ValueError, match="x"), Emulation():
         raise ValueError("x")
     assert torch._C._get_mkldnn_enabled() == before
-    with Emulation(), suspended():
+    with Emulation(), unwatched():
         assert torch._C._get_mkldnn_enabled() == before
-
-
-def test_weights_read_again_and_again_are_never_stale():
-    w = torch.randn(256, 256).half()
-    x = torch.ones(1, 256).half()
-    with Emulation():
-        for _ in range(4):
-            assert torch.equal(x @ w, (x.float() @ w.float()).half())
-            w.mul_(0.5)
 
 
 def test_bf16_is_emulated_alike():
@@ -339,13 +329,13 @@ def test_bf16_is_emulated_alike():
         assert torch.equal(a @ b, (a.float() @ b.float()).bfloat16())
 
 
-SIZE = 128  # a matrix of 16,384 elements: of tensors this large, FP32 copies are kept
+SIZE = 32
 
 
 def scattered() -> torch.Tensor:
-    index_ = torch.randint(0, SIZE, (2, 500), generator=generator)
+    index_ = torch.randint(0, SIZE, (2, 100), generator=generator)
     size = (SIZE, SIZE)
-    return torch.sparse_coo_tensor(index_, numbers(500), size, check_invariants=True).coalesce()
+    return torch.sparse_coo_tensor(index_, numbers(100), size, check_invariants=True).coalesce()
 
 
 LAYOUTS = {
@@ -354,7 +344,7 @@ LAYOUTS = {
     "csr": lambda: scattered().to_sparse_csr(),
     "csc": lambda: scattered().to_sparse_csc(),
     "bsr": lambda: scattered().to_dense().to_sparse_bsr((16, 16)),
-    "nested": lambda: torch.nested.nested_tensor([numbers(90, SIZE), numbers(60, SIZE)]),
+    "nested": lambda: torch.nested.nested_tensor([numbers(9, SIZE), numbers(6, SIZE)]),
     "meta": lambda: torch.empty(SIZE, SIZE, device="meta"),
     "empty": lambda: torch.empty(0, SIZE),
 }
@@ -364,42 +354,34 @@ LAYOUTS = {
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors is in prototype")
 @pytest.mark.parametrize("dtype", sorted(LOW, key=str))
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_large_tensors_of_any_layout_are_computed_with(layout, dtype):
-    """Three times each, for what is read again is kept."""
+def test_tensors_of_any_layout_are_computed_with(layout, dtype):
     x = LAYOUTS[layout]().to(dtype)
     functions = [torch.sin, torch.clone]
     if layout != "nested":
         functions += [lambda t: t @ torch.eye(SIZE, 3, dtype=t.dtype, device=t.device), torch.sum]
     with Emulation():
-        found = [[function(x) for _ in range(3)] for function in functions]
-    for function, results in zip(functions, found, strict=True):
-        for result in results:
-            assert result.dtype == dtype
-            if layout in ("coo", "uncoalesced", "csr", "csc", "bsr"):
-                expected = _dense(function(x.to_dense().float())).to(dtype)
-                assert torch.allclose(_dense(result), expected, rtol=1e-2, atol=1e-2)
+        results = [function(x) for function in functions]
+    for function, result in zip(functions, results, strict=True):
+        assert result.dtype == dtype
+        if layout in ("coo", "uncoalesced", "csr", "csc", "bsr"):
+            expected = _dense(function(x.to_dense().float())).to(dtype)
+            assert torch.allclose(_dense(result), expected, rtol=1e-2, atol=1e-2)
 
 
 def _dense(x: torch.Tensor) -> torch.Tensor:
     return x if x.layout == torch.strided else x.to_dense()
 
 
-def test_large_sparse_tensors_are_added_though_torch_has_no_half_kernel_for_it():
+def test_sparse_tensors_are_added_though_torch_has_no_half_kernel_for_it():
     x = scattered().half()
     with Emulation():
         total = x + x
     assert torch.equal(total.to_dense(), (x.to_dense() * 2))
 
 
-def test_large_tensors_of_inference_mode_have_no_version():
-    with torch.inference_mode(), Emulation():
-        x = numbers(SIZE, SIZE).half()
-        assert all(torch.equal(x.exp(), x.float().exp().half()) for _ in range(3))
-
-
 @pytest.mark.filterwarnings("ignore:Sparse .* tensor support is in beta")
 @pytest.mark.parametrize("layout", ["coo", "csr"])
-def test_a_graph_network_with_a_large_adjacency_trains(layout):
+def test_a_graph_network_trains(layout):
     adjacency = LAYOUTS[layout]()
     torch.manual_seed(0)
     model = nn.Linear(8, 2)
@@ -412,81 +394,6 @@ def test_a_graph_network_with_a_large_adjacency_trains(layout):
             loss = (adjacency @ model(x)).square().mean()
         assert not mp.step(loss).skipped
     mp.close()
-
-
-def _write_in_place(p):
-    p.mul_(2)
-
-
-def _write_data(p):
-    p.data.mul_(2)
-
-
-def _write_foreach(p):
-    torch._foreach_mul_([p], 2.0)
-
-
-def _write_foreach_copy(p):
-    torch._foreach_copy_([p], [p.detach().float() * 2])
-
-
-def _write_part(p):
-    p.data[:].add_(p.data.clone())
-
-
-def _write_fused(p):
-    p.grad = -p.detach().clone()
-    torch.optim.SGD([p], 1.0, fused=True).step()
-
-
-def _write_suspended(p):
-    with suspended():
-        p.data.mul_(2)
-
-
-def _write_numpy(p):
-    bits = p.detach().view(torch.int16).numpy()
-    bits ^= np.int16(-32768)
-
-
-@torch.library.custom_op("mpdiag_tests::silently_double", mutates_args=())
-def _silently_double(p: torch.Tensor) -> torch.Tensor:
-    """Writes to what it says it only reads."""
-    p.data.mul_(2)
-    return p.new_zeros(1)
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-@pytest.mark.parametrize(
-    "write",
-    [
-        _write_in_place, _write_data, _write_foreach, _write_foreach_copy, _write_part, _write_fused,
-        _write_suspended, _write_numpy, _silently_double,
-    ],
-)  # fmt: skip
-def test_a_weight_written_between_two_reads_is_read_anew(dtype, write):
-    """Whatever writes it: most of these raise no version counter that this mode could see."""
-    torch.manual_seed(0)
-    p = torch.nn.Parameter(torch.randn(128, 128).to(dtype))
-    x = torch.eye(128, dtype=dtype)
-    seen, held = [], []
-    with torch.no_grad(), Emulation():
-        for _ in range(4):  # a copy is kept from the second reading on
-            seen.append(torch.mm(x, p))
-            held.append(p.detach().clone())
-            write(p)
-    # Outside: inside, a comparison would read the copy, too.
-    assert all(torch.equal(a, b) for a, b in zip(seen, held, strict=True))
-
-
-def test_what_is_written_elsewhere_leaves_a_copy_in_force():
-    """A recurrent loop reads its weight again and again, and writes to its state."""
-    p = torch.randn(128, 128).half()
-    state = torch.zeros(128, 128).half()
-    with Emulation() as emulation:
-        for _ in range(4):
-            state.add_(torch.mm(p, p), alpha=0.5)
-        assert p.untyped_storage()._cdata in emulation._copied
 
 
 @pytest.mark.parametrize("dtype", sorted(LOW, key=str))
@@ -509,13 +416,11 @@ def test_running_statistics_in_half_precision_move_as_fp32_ones_rounded(dtype, m
     assert low.running_mean.min() > 0
 
 
-@pytest.mark.parametrize("size", [8, 1 << 15])
-def test_running_statistics_of_an_instance_norm_move(size):
-    """Large ones, too, of which a copy may be kept."""
-    low = torch.nn.InstanceNorm1d(size, track_running_stats=True).half()
+def test_running_statistics_of_an_instance_norm_move():
+    low = torch.nn.InstanceNorm1d(8, track_running_stats=True).half()
     for _ in range(3):
         with Emulation():
-            low(torch.full((2, size, 2), 4.0).half())
+            low(torch.full((2, 8, 2), 4.0).half())
     assert torch.all((low.running_mean.float() - 4 * (1 - 0.9**3)).abs() < 0.01)
 
 

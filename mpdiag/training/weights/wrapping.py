@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from mpdiag.emulation import policy
-from mpdiag.emulation.mode import suspended
+from mpdiag.emulation.mode import unwatched
 from mpdiag.errors import UsageError
 from mpdiag.numerics.autocast_lists import CALLED_AS, LISTS
 from mpdiag.tracing.capture import is_captured, refuse_capture, refuse_captured
@@ -143,7 +143,7 @@ class Wrapped:
         if self._additions is None or not self.switch.on or looked:
             return
         modes = torch._C._len_torch_dispatch_stack() > 0  # the emulation, and what counts FLOPs
-        with suspended() if modes else nullcontext():
+        with unwatched() if modes else nullcontext():
             self.masters.refresh()
             self._additions.look()
 

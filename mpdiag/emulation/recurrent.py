@@ -28,14 +28,10 @@ from mpdiag.emulation.mode import Emulation, unwatched
 from mpdiag.tracing.precision_share import note_low_products
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
-FORWARD_ROUNDINGS = 11
-"""Roundings of a step: two sums of products, four gates, two products, a cell, its tanh, a state."""
 _AT_ONCE = 1 << 18
 """Values of gates whose slopes are computed and held at once, so that memory stays bounded."""
-BACKWARD_ROUNDINGS = 16
-"""Roundings of a step: the gradients at state and cell, and those of each value above."""
 
 
 def applies(op: Any, args: tuple[Any, ...]) -> bool:
@@ -56,7 +52,6 @@ def applies(op: Any, args: tuple[Any, ...]) -> bool:
     )
 
 
-_KEY = "AutogradCPU"
 _held: weakref.WeakValueDictionary[str, Library] = weakref.WeakValueDictionary()
 
 
@@ -64,13 +59,20 @@ def in_one_piece() -> Library:
     """What holds a kernel that takes LSTMs here where no autocast is in force, as in an FP16 model.
 
     An LSTM is split above the level at which ``Emulation`` sees operations, so its kernel for tensors
-    with gradients is replaced. That one leaves every other call to torch. It is in force until nobody
-    holds it.
+    with gradients is replaced. That one leaves every other call to torch.
     """
-    library = _held.get(_KEY)
+    return held_kernel("lstm.input", _disable_dynamo(_lstm_or_torch))
+
+
+def held_kernel(name: str, kernel: Callable[..., Any]) -> Library:
+    """What holds a kernel of an operation for tensors with gradients on a CPU.
+
+    It is in force, in the whole process, until nobody holds it.
+    """
+    library = _held.get(name)
     if library is None:
-        library = _held[_KEY] = Library("aten", "IMPL")
-        library.impl("lstm.input", _disable_dynamo(_lstm_or_torch), _KEY)
+        library = _held[name] = Library("aten", "IMPL")
+        library.impl(name, kernel, "AutogradCPU")
     return library
 
 
@@ -127,12 +129,6 @@ def lstm(
     return x, torch.stack(states), torch.stack(cells)
 
 
-def _count(roundings: int) -> None:
-    for mode in _get_current_dispatch_mode_stack():
-        if isinstance(mode, Emulation):
-            mode.roundings += roundings
-
-
 def _sums(x: Tensor, across: Tensor, bias: Tensor | None) -> Tensor:
     """x · across + bias of FP32 values, rounded once."""
     return (torch.mm(x, across) if bias is None else torch.addmm(bias, x, across)).half()
@@ -159,7 +155,6 @@ class _Layer(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor]:
         steps, batch, features = x.shape
         hidden = cell.shape[1]
-        _count(1 + FORWARD_ROUNDINGS * steps)
         if any(ctx.needs_input_grad):
             note_low_products(1 + steps, 2 * steps * batch * (w_x.numel() + w_h.numel()))
         with unwatched():
@@ -196,7 +191,6 @@ class _Layer(torch.autograd.Function):
         x, gates, states, cells, tanhs, w_x, w_h = ctx.saved_tensors
         steps, batch, features = x.shape
         hidden = cells.shape[2]
-        _count(4 + BACKWARD_ROUNDINGS * steps)
         note_low_products(3 + steps, 4 * steps * batch * (w_x.numel() + w_h.numel()))
         with unwatched():
             recurrent = w_h.float()
