@@ -7,6 +7,11 @@ import warnings
 
 import pytest
 import torch
+from conformance.behaviours import forward, loops, loss_scale, steppers
+from conformance.behaviours.everything import CHAPTERS
+from conformance.outcomes import outcome_of
+from conformance.subjects.ours import Ours
+from conformance.subjects.torch_amp import TorchAmp
 from support import backoff, constant
 from torch import nn
 
@@ -33,50 +38,14 @@ def take(optimizer, scaler, loss):
     optimizer.zero_grad()
 
 
+def holds(check):
+    """What torch.amp and mpdiag do about a behaviour of the conformance table."""
+    (behaviour,) = [b for c in CHAPTERS for b in c.behaviours if b.check is check]
+    return lambda: [outcome_of(behaviour, s).kind == "holds" for s in (TorchAmp(), Ours("O1"))]
+
+
 def finite(model):
     return all(bool(torch.isfinite(t).all()) for t in model.state_dict().values())
-
-
-def batch_norm_stays():
-    answers = []
-    x = torch.full((4, 2), INF)
-    for make in (torchs, ours):
-        model = nn.BatchNorm1d(2)
-        optimizer, scaler = make(model)
-        if make is torchs:
-            take(optimizer, scaler, model(x).sum())
-        else:
-            scaler.step(model(x).sum())
-        answers.append(finite(model))
-    return answers
-
-
-def nan_after_unscale():
-    answers = []
-    for make in (torchs, ours):
-        model = nn.Linear(2, 1)
-        optimizer, scaler = make(model)
-        scaler = scaler if make is torchs else scaler.scaler()
-        scaler.scale(model(torch.ones(1, 2)).sum()).backward()
-        scaler.unscale_(optimizer)
-        model.weight.grad.fill_(NAN)
-        scaler.step(optimizer)
-        answers.append(finite(model))
-    return answers
-
-
-def accumulation_weighs_alike():
-    answers = []
-    for make in (torchs, ours):
-        model = nn.Linear(1, 1, bias=False)
-        optimizer, scaler = make(model)
-        scaler = scaler if make is torchs else scaler.scaler()
-        for _ in range(2):
-            scaler.scale(model(torch.ones(1, 1)).sum()).backward()
-            scaler.update(128.0)
-        scaler.unscale_(optimizer)
-        answers.append(model.weight.grad.item() == 2.0)
-    return answers
 
 
 def fp16_loss(shape):
@@ -85,34 +54,6 @@ def fp16_loss(shape):
     _, theirs = torchs(model, 2.0**16)
     _, mp = ours(model, constant(2.0**16))
     return [bool(torch.isfinite(scale(loss)).all()) for scale in (theirs.scale, mp.scale)]
-
-
-def tiny_scale():
-    answers = []
-    model = nn.Linear(2, 1)
-    take(*torchs(model, 2.0**-140), model(torch.ones(1, 2)).sum())
-    answers.append(finite(model))
-    model = nn.Linear(2, 1)
-    _, mp = ours(model, overrides=mpdiag.PrecisionOverrides(loss_scale=2.0**-140))
-    mp.step(model(torch.ones(1, 2)).sum())
-    return [*answers, finite(model)]
-
-
-def cast_anew():
-    answers = []
-    x = torch.ones(1, 2)
-    for make in (torchs, ours):
-        model = nn.Linear(2, 1)
-        overrides = mpdiag.PrecisionOverrides(dtype="bf16")
-        options = {"lr": 10.0} if make is torchs else {"lr": 10.0, "overrides": overrides}
-        optimizer, scaler = make(model, **options)
-        context = torch.autocast("cpu", torch.bfloat16) if make is torchs else scaler.autocast()
-        with context:
-            before = model(x).item()
-            loss = model(x).float().sum()
-            take(optimizer, scaler, loss) if make is torchs else scaler.step(loss)
-            answers.append(model(x).item() != before)
-    return answers
 
 
 def says_what():
@@ -162,21 +103,6 @@ def constant_scales_check():
     return answers
 
 
-def scheduler_is_quiet():
-    answers = []
-    for make in (torchs, ours):
-        model = nn.Linear(2, 1)
-        optimizer, scaler = make(model)
-        scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
-        loss = model(torch.full((1, 2), INF)).sum()
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            take(optimizer, scaler, loss) if make is torchs else scaler.step(loss)
-            scheduler.step()
-        answers.append(not caught)
-    return answers
-
-
 def same_operations_everywhere():
     """CUDA's lists keep softmax in FP32."""
     x = torch.ones(2, 2, dtype=torch.bfloat16)
@@ -189,13 +115,23 @@ def same_operations_everywhere():
 
 RAN_ON_TWO_RANKS = "tests/training/test_distributed.py"
 ROWS = {
-    "a skipped step leaves batch norm's running statistics as they were": batch_norm_stays,
-    "what becomes NaN after `unscale_` (clipping, a hook) is not stepped": nan_after_unscale,
-    "a change of scale within an accumulation weighs every part alike": accumulation_weighs_alike,
+    "a skipped step leaves batch norm's running statistics as they were": (
+        holds(forward.batch_norm_after_a_skip)
+    ),
+    "what becomes NaN after `unscale_` (clipping, a hook) is not stepped": (
+        holds(loss_scale.nan_after_unscale_is_not_stepped)
+    ),
+    "a change of scale within an accumulation weighs every part alike": (
+        holds(loops.a_change_of_scale_within_an_accumulation)
+    ),
     "an FP16 loss of no dimension does not overflow at a large scale": lambda: fp16_loss(()),
     "an FP16 loss of one dimension or more does not, either": lambda: fp16_loss((1,)),
-    "scales of 2^-128 and below do not make weights infinite": tiny_scale,
-    "weights are cast anew when an optimizer steps inside autocast": cast_anew,
+    "scales of 2^-128 and below do not make weights infinite": (
+        holds(loss_scale.a_scale_that_falls_without_end)
+    ),
+    "weights are cast anew when an optimizer steps inside autocast": (
+        holds(forward.a_step_inside_the_context)
+    ),
     "a skip says which parameter or layer, Inf or NaN, forward or backward, on which rank": says_what,
     "a replay tells a scale too large from a format too small from a model that diverges": (
         tells_scale_from_model
@@ -203,7 +139,7 @@ ROWS = {
     "steps that no scale could save, or eight at one scale, stop with a diagnosis": stops,
     "constant scales check and skip": constant_scales_check,
     "infinity on one rank skips on all, with or without DDP": RAN_ON_TWO_RANKS,
-    "a scheduler stepped after a skip does not warn": scheduler_is_quiet,
+    "a scheduler stepped after a skip does not warn": (holds(steppers.a_scheduler_after_a_skip)),
     "the same operations are cast on CPU and CUDA": same_operations_everywhere,
 }
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from support import backoff, batch, constant, network
+from support import PRECISIONS, backoff, batch, constant, network, perceptron, take_step, trainer
 from torch import nn
 
 import mpdiag
@@ -82,28 +82,6 @@ def test_o3_is_low_precision_throughout_at_scale_1(dtype):
         assert len(set(dtypes(model).values())) == 1
         assert mp.loss_scaler == ConstantScale(1.0)
         assert not any(r.skipped for r in results)
-
-
-def test_an_update_too_small_for_fp16_is_lost_at_o3_and_kept_at_o2():
-    """The reason for master weights: 1 + 2^-12 is 1 in FP16."""
-
-    def final(level):
-        model = nn.Linear(1, 1, bias=False)
-        with torch.no_grad():
-            model.weight.fill_(1.0)
-        mp = mpdiag.MixedPrecision(
-            model, torch.optim.SGD(model.parameters(), 2.0**-12), constant(1.0), level=level
-        )
-        for _ in range(16):
-            with mp.autocast():
-                loss = -model(torch.ones(1, 1)).sum()
-            mp.step(loss)
-        mp.close()
-        return model.weight.item()
-
-    assert final("O3") == 1.0
-    assert final("O2") == 1.0 + 16 * 2.0**-12
-    assert final("O0") == 1.0 + 16 * 2.0**-12
 
 
 def test_every_property_can_be_overridden_where_it_makes_sense():
@@ -231,7 +209,10 @@ def test_a_master_that_the_model_cannot_hold_stops_training():
         ({"model": 3}, "model must be"),
         ({"model": []}, "model must be"),
         ({"optimizer": "sgd"}, "optimizer must be"),
+        ({"optimizer": [object()]}, "has no param_groups"),
         ({"backend": "fast"}, "backend must be"),
+        ({"overrides": {"dtype": "bf16"}}, "overrides must be a PrecisionOverrides"),
+        ({"options": {"max_skips": 3}}, "options must be a TrainerOptions"),
     ],
 )
 def test_arguments_of_the_wrong_kind_are_refused(arguments, word):
@@ -261,3 +242,37 @@ def test_the_backend_follows_the_format_and_never_changes_it():
     )
     with pytest.raises(UsageError, match="emulated"):
         wrap(network(), backend="native")
+
+
+KINDS = {
+    "adam": lambda ps: torch.optim.Adam(ps, 1e-2, eps=1e-4),
+    "momentum": lambda ps: torch.optim.SGD(ps, 0.1, momentum=0.9),
+    "fused adagrad": lambda ps: torch.optim.Adagrad(ps, 0.1, eps=1e-4, fused=True),
+    "foreach adam": lambda ps: torch.optim.Adam(ps, 1e-2, eps=1e-4, foreach=True),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("level", "dtype"), PRECISIONS)
+def test_state_that_an_optimizer_has_from_before_fits_the_weights(level, dtype, kind):
+    model = perceptron()
+    optimizer = KINDS[kind](model.parameters())
+    model(torch.ones(2, 4)).mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    mp = trainer(model, optimizer, level, dtype)
+    take_step(model, mp)
+    for held, state in optimizer.state.items():
+        assert {v.dtype for k, v in state.items() if k != "step" and v is not None} == {held.dtype}
+    mp.close()
+    for held, state in optimizer.state.items():
+        assert held.dtype == torch.float32
+        assert {v.dtype for v in state.values() if v is not None} == {torch.float32}
+    model(torch.ones(2, 4)).mean().backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize("limit", [0, -1, 2.0, True])
+def test_a_limit_of_skips_is_a_count(limit):
+    with pytest.raises(UsageError, match="max_skips"):
+        mpdiag.TrainerOptions(max_skips=limit)

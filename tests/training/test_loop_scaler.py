@@ -84,19 +84,6 @@ def test_the_scale_moves_as_torchs_own_with_two_optimizers():
         assert scaler.get_scale() == theirs.get_scale(), i
 
 
-def test_two_optimizers_that_step_one_after_another_grow_the_scale_as_torchs():
-    models = [nn.Linear(2, 1), nn.Linear(2, 1)]
-    optimizers = [torch.optim.SGD(m.parameters(), 0.01) for m in models]
-    mp = mpdiag.MixedPrecision(models, optimizers, backoff(64.0, growth_interval=3), level="O1")
-    scales = []
-    for i in range(7):
-        x = torch.ones(1, 2) * (float("inf") if i == 4 else 1.0)
-        for model, optimizer in zip(models, optimizers, strict=True):
-            mp.step(model(x).sum(), optimizer=optimizer)
-        scales.append(mp.loss_scale)
-    assert scales == [64, 64, 128, 128, 64, 64, 64]
-
-
 @pytest.mark.parametrize("backend", ["emulated", "native"])
 def test_the_backward_pass_runs_in_the_plans_arithmetic(backend):
     overrides = mpdiag.PrecisionOverrides(dtype="bf16")
@@ -119,18 +106,6 @@ def test_the_backward_pass_runs_in_the_plans_arithmetic(backend):
     for way in ("loop", "sum", "grad"):
         assert all(torch.equal(a, b) for a, b in zip(grads["step"], grads[way], strict=True)), way
         assert all(type(g) is torch.Tensor for g in grads[way])
-
-
-def test_gradients_add_up_until_the_step():
-    model, optimizer, mp = build(constant(8.0), level="O2")
-    other, _, whole = build(constant(8.0), level="O2")
-    scaler = mp.scaler()
-    for i in range(2):
-        scaler.scale(loss_of(model, mp, i, 0.5)).backward()
-        whole.backward(loss_of(other, whole, i, 0.5))
-    assert scaler.step(optimizer).loss == whole.step().loss
-    scaler.update()
-    assert all(torch.equal(a, b) for a, b in zip(masters(mp), masters(whole), strict=True))
 
 
 def test_what_torch_refuses_is_refused():

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import copy
-import io
 import json
 
 import pytest
 import torch
 from support import PRECISIONS, perceptron, take_step, trainer
 from torch import nn
-from torch.nn.utils import parametrizations, prune
+from torch.nn.utils import prune
 
 from mpdiag.errors import StateMismatch
 from mpdiag.runs.training_log import read_log
@@ -143,39 +142,6 @@ def test_a_state_in_fp32_is_loaded_with_all_its_bits(level, dtype):
 
 
 @every_level
-def test_the_best_model_loaded_at_the_end_is_the_one_that_is_left(level, dtype):
-    """As Hugging Face's ``load_best_model_at_end`` and accelerate's ``load_state`` do."""
-    model, _, mp = build(level, dtype)
-    take_step(model, mp)
-    file = io.BytesIO()
-    torch.save(model.state_dict(), file)
-    full_state = mp.fp32_state_dict()
-    for step in range(2):
-        take_step(model, mp, step)
-    file.seek(0)
-    best = torch.load(file, weights_only=True)
-    model.load_state_dict(best)
-    mp.close()
-    for name, value in model.state_dict().items():
-        assert torch.equal(value.to(best[name].dtype), best[name])
-    model.load_state_dict(full_state)  # into FP32 again: nothing is rounded
-    assert all(torch.equal(v, full_state[n]) for n, v in model.state_dict().items())
-
-
-@every_level
-def test_a_loop_that_clamps_after_each_step_is_bounded(level, dtype):
-    """A WGAN's critic."""
-    model, _, mp = build(level, dtype, lr=0.5)
-    for step in range(4):
-        take_step(model, mp, step)
-        for p in model.parameters():
-            p.data.clamp_(-0.125, 0.125)
-    mp.close()
-    top = max(p.detach().abs().max() for p in model.parameters())
-    assert top.to(LOW.get(dtype)) == 0.125  # a master that is rounded to the bound is not written
-
-
-@every_level
 def test_an_average_swapped_in_and_out_costs_no_bit(level, dtype):
     model, _, mp = build(level, dtype)
     take_step(model, mp)
@@ -249,19 +215,6 @@ def test_a_model_whose_weights_are_nan_is_not_taken_for_written(level, dtype):
     assert [len(found) for found in written] == ([1] if level == "O2" else [])
 
 
-def test_weights_large_enough_to_be_looked_at_alone():
-    torch.manual_seed(0)
-    model = nn.Linear(300, 300)
-    mp = trainer(model, torch.optim.SGD(model.parameters(), 0.0), "O2", "bf16")
-    before = full(mp, model)
-    model.weight.data[7, 7] = 3.0
-    with mp.autocast():
-        loss = model(torch.ones(2, 300)).mean()
-    mp.step(loss)
-    before[0][7, 7] = 3.0
-    assert all(torch.equal(a, b) for a, b in zip(before, full(mp, model), strict=True))
-
-
 @pytest.mark.parametrize("run", [False, True])
 def test_it_is_logged_once_that_weights_were_written(tmp_path, caplog, run):
     model, _, mp = build("O2", "bf16", **({"run": tmp_path / "run"} if run else {}))
@@ -322,47 +275,6 @@ def test_steps_taken_inside_autocast_are_in_the_next_forward_pass(dtype):
 # -- written into the masters ----------------------------------------------------------------------
 
 
-class Averaging(torch.optim.SGD):
-    """Steps at one point and evaluates at another, as a schedule-free optimizer does."""
-
-    def eval(self):
-        for group in self.param_groups:
-            for p in group["params"]:
-                self.state[p]["y"] = p.detach().clone()
-                p.data.lerp_(torch.zeros_like(p), 0.5)
-
-    def train(self):
-        for group in self.param_groups:
-            for p in group["params"]:
-                p.data.copy_(self.state[p].pop("y"))
-
-
-@every_level
-def test_an_optimizer_that_moves_its_weights_for_evaluation(level, dtype):
-    model, optimizer, mp = build(level, dtype, kind=Averaging)
-    take_step(model, mp)
-    trained = full(mp, model)
-    model.eval()
-    optimizer.eval()
-    x = torch.ones(2, 4)
-    with torch.no_grad(), mp.autocast():
-        seen = model(x)
-    twin = perceptron()
-    twin.load_state_dict(mp.fp32_state_dict())
-    torch.testing.assert_close(seen.float(), twin(x).detach(), rtol=2e-2, atol=2e-2)
-    for p, value in zip(model.parameters(), trained, strict=True):
-        torch.testing.assert_close(p.detach().float(), value / 2, rtol=1e-2, atol=1e-3)
-    optimizer.train()
-    model.train()
-    assert all(torch.equal(a, b) for a, b in zip(trained, full(mp, model), strict=True))
-    take_step(model, mp, 1)
-    other, _, untouched = build(level, dtype)
-    take_step(other, untouched)
-    take_step(other, untouched, 1)
-    for a, b in zip(full(mp, model), full(untouched, other), strict=True):
-        assert torch.equal(a, b)
-
-
 @with_masters
 def test_what_is_written_into_masters_is_in_the_next_forward_pass(dtype):
     model, _, mp = build("O2", dtype)
@@ -377,29 +289,6 @@ def test_what_is_written_into_masters_is_in_the_next_forward_pass(dtype):
     mp.close()
     assert float(model[2].bias.detach()[0]) == 0.5
     assert float(model[2].bias.detach()[1:].abs().max()) <= 0.125
-
-
-@with_masters
-def test_a_training_that_nobody_touches_keeps_every_bit(dtype):
-    """Against masters kept by hand, with an optimizer whose updates are below a half's last bit."""
-    model, _, mp = build("O2", dtype, lr=1e-5, kind=torch.optim.Adam)
-    held = [p.detach().clone().requires_grad_() for p in perceptron().parameters()]
-    adam = torch.optim.Adam(held, 1e-5)
-    for step in range(5):
-        with torch.no_grad():
-            shown = [h.to(LOW[dtype]) for h in held]
-        assert all(torch.equal(a, b) for a, b in zip(shown, model.parameters(), strict=True))
-        x = torch.randn(5, 4, generator=torch.Generator().manual_seed(step))
-        with mp.autocast():
-            loss = model(x).square().mean()
-        mp.backward(loss)
-        mp.unscale()
-        for h, p in zip(held, model.parameters(), strict=True):
-            assert p.grad.dtype == torch.float32
-            h.grad = p.grad.clone()
-        adam.step()
-        mp.step()
-    assert all(torch.equal(a, b) for a, b in zip(held, full(mp, model), strict=True))
 
 
 # -- layers and parameters -------------------------------------------------------------------------
@@ -433,52 +322,6 @@ def test_a_head_put_in_the_place_of_another(level, dtype):
     assert model(torch.ones(1, 4)).dtype == torch.float32
 
 
-@every_level
-def test_weights_tied_by_assignment(level, dtype):
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4))
-    optimizer = torch.optim.SGD(model.parameters(), 0.1)
-    mp = trainer(model, optimizer, level, dtype)
-    take_step(model, mp)
-    model[1].weight = model[0].weight
-    before = model[0].weight.detach().clone()
-    take_step(model, mp)
-    assert model[1].weight is model[0].weight
-    assert not torch.equal(before, model[0].weight)
-    state = mp.fp32_state_dict()
-    assert torch.equal(state["0.weight"], state["1.weight"])
-    mp.close()
-    assert torch.equal(model[1].weight, state["1.weight"])
-
-
-@every_level
-def test_weights_normed_while_training(level, dtype):
-    model, optimizer, mp = build(level, dtype)
-    take_step(model, mp)
-    parametrizations.weight_norm(model[0])
-    inner = model[0].parametrizations.weight
-    optimizer.add_param_group({"params": inner.parameters()})
-    before = inner.original1.detach().clone()
-    for step in range(2):
-        take_step(model, mp, step)
-    assert not torch.equal(before, inner.original1)
-    mp.close()
-    assert model(torch.ones(1, 4)).dtype == torch.float32
-
-
-@every_level
-def test_a_mask_of_pruning_in_force_while_training(level, dtype):
-    model, _, mp = build(level, dtype)
-    take_step(model, mp)
-    prune.l1_unstructured(model[0], "weight", 0.5)
-    take_step(model, mp)
-    prune.remove(model[0], "weight")
-    zeros = model[0].weight == 0
-    assert int(zeros.sum()) == 12
-    mp.close()
-    assert torch.equal(model[0].weight == 0, zeros)
-
-
 @with_masters
 def test_a_weight_that_no_optimizer_holds_comes_back_as_the_level_held_it(dtype):
     model = perceptron()
@@ -490,36 +333,6 @@ def test_a_weight_that_no_optimizer_holds_comes_back_as_the_level_held_it(dtype)
 
 
 # -- several optimizers, and checkpoints that are refused ------------------------------------------
-
-
-@every_level
-def test_one_parameter_in_two_optimizers(level, dtype):
-    def trained(mixed):
-        model = perceptron()
-        first = torch.optim.SGD(model.parameters(), 0.1)
-        second = torch.optim.SGD(model[0].parameters(), 0.05)
-        if not mixed:
-            for step in range(3):
-                x = torch.randn(5, 4, generator=torch.Generator().manual_seed(step))
-                model(x).square().mean().backward()
-                torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
-                first.step()
-                second.step()
-                first.zero_grad()
-            return model
-        mp = trainer(model, [first, second], level, dtype)
-        for step in range(3):
-            x = torch.randn(5, 4, generator=torch.Generator().manual_seed(step))
-            with mp.autocast():
-                mp.backward(model(x).square().mean())
-            if step:
-                mp.unscale()
-            mp.step(clip_norm=0.1)
-        mp.close()
-        return model
-
-    for a, b in zip(trained(True).parameters(), trained(False).parameters(), strict=True):
-        torch.testing.assert_close(a, b, rtol=2e-2, atol=4e-3 if level in ("O2", "O3") else 1e-3)
 
 
 @every_level
