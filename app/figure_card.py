@@ -10,7 +10,7 @@ import moving_marks
 import streamlit as st
 
 from mpdiag.display.wording import in_markdown
-from mpdiag.reports.csv_text import csv_text
+from mpdiag.reports.picture import csv_text
 
 if TYPE_CHECKING:
     from mpdiag.reports.picture import Picture

@@ -21,9 +21,9 @@ from mpdiag.display.wording import (
 )
 from mpdiag.numerics.formats import FORMATS, TARGETS
 from mpdiag.reports.views import sensitivity
-from mpdiag.reports.views.gradients import pictures as gradients
 from mpdiag.reports.views.gradients.frame import SCALES, one_layer
-from mpdiag.reports.views.layers import pictures
+from mpdiag.reports.views.gradients.pictures import Gradients
+from mpdiag.reports.views.layers.pictures import Layer
 
 if TYPE_CHECKING:
     from mpdiag.numerics.formats import FloatFormat
@@ -111,16 +111,16 @@ def _figures(chosen: Listing, name: str, kind: Kind) -> None:
     @st.fragment
     def figures() -> None:
         fmt, exponent = _controls(chosen, kind)
-        what = (run, records, kind, name, fmt, exponent)
+        layer = Layer(run, records, kind, name, fmt, exponent)
         left, right = st.columns(2, gap="medium")
         with left:
-            widgets.show(gradients.over_time(*what))
-            widgets.show(pictures.film(*what))
+            widgets.show(layer.over_time())
+            widgets.show(layer.film())
         with right:
-            widgets.show(pictures.ridges(*what))
-            widgets.show(pictures.layer_course(*what))
-        all_steps = one_layer(run_cache.layers(chosen, kind), name)
-        widgets.show(gradients.one_histogram(run, all_steps, kind, fmt, exponent, layer=name))
+            widgets.show(layer.ridges())
+            widgets.show(layer.course())
+        all_layers = Gradients(run, kind, run_cache.layers(chosen, kind), fmt)
+        widgets.show(all_layers.histogram(exponent, layer=name))
 
     figures()
 

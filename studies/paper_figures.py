@@ -28,7 +28,7 @@ from mpdiag.analysis.layers import share
 from mpdiag.errors import InputError
 from mpdiag.numerics.formats import FP16
 from mpdiag.reports.views import training
-from mpdiag.reports.views.gradients.pictures import one_histogram
+from mpdiag.reports.views.gradients.pictures import Gradients
 from mpdiag.runs.training_log import TrainingLog, read_log
 from studies.families import EVERY
 
@@ -71,8 +71,8 @@ def figures_of(name: str, place: Path) -> tuple[list[str], dict[str, Any]]:
     updates = analysis.layers.of_kind("weight_grad")
     rate = learning_rate(name)
     drawn = [
-        one_histogram(run, gradients, "activation_grad", FP16, 0),
-        one_histogram(run, updates, "weight_grad", FP16, round(math.log2(rate))),
+        Gradients(run, "activation_grad", gradients).histogram(0),
+        Gradients(run, "weight_grad", updates).histogram(round(math.log2(rate))),
         training.losses(name, logs, window=9),
     ]
     shown = [

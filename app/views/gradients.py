@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import layer_links
 import numpy as np
@@ -22,21 +21,12 @@ from mpdiag.display.wording import (
     scale_text,
 )
 from mpdiag.numerics.formats import FORMATS, FP16, TARGETS
-from mpdiag.reports.views.gradients import pictures
-from mpdiag.reports.views.gradients.frame import (
-    SCALES,
-    every_scale_frame,
-    layers_named,
-    scale_frame,
-)
-from mpdiag.reports.views.gradients.scales import layer_scales_frame
+from mpdiag.reports.views.gradients.frame import SCALES, layers_named, scale_frame
+from mpdiag.reports.views.gradients.pictures import SCALED, Gradients
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
-
     import pandas as pd
 
-    from mpdiag.analysis.layers import Layers
     from mpdiag.analysis.scaling.windows import Window
     from mpdiag.numerics.formats import FloatFormat
     from mpdiag.runs.schema import Kind
@@ -46,7 +36,6 @@ widgets.heading("Gradients", chosen)
 analysis = run_cache.analysis(chosen)
 plan = analysis.plan.loss_scale
 run = str(chosen.folder)
-SCALED = ("activation_grad", "weight_grad")  # what a loss scale multiplies
 HEIGHT = 460  # pixels of the heat map: with the slider above it, a laptop's window shows both
 
 
@@ -55,85 +44,40 @@ def view() -> None:
     """Everything that the slider moves."""
     kind, fmt, text, log = _settings()
     exponent, window = _scale(kind)
-    whole = layers_named(run_cache.layers(chosen, kind), text)
-    layers = whole
-    if window is not None:
-        layers = layers_named(run_cache.late_layers(chosen), text)
-    if not len(layers):
+    shown = run_cache.once(
+        *(chosen, "gradients", kind, fmt.name, text, window),
+        make=lambda: gradients(kind, fmt, text, window),
+    )
+    if not len(shown.layers):
         st.info(in_markdown(f"No layer has “{text}” in its name."))
         return
     left, right = st.columns([1.75, 1]) if kind in SCALED else (st.container(), None)
     below, table = st.columns(2, gap="medium"), st.container()
-    shown = Shown(kind, fmt, exponent, window, text, layers, whole)
     if right is not None:
         with right:
-            _layer_scales(shown)
-        _below(below, shown)
-    with left:
-        points = _heat_map(shown, log=log)
+            widgets.show(shown.layer_scales(exponent, height=HEIGHT, labels=False))
+        with below[0]:
+            figure_card(shown.consequences(exponent), bars=True)
+        with below[1]:
+            widgets.show(shown.every_scale(exponent, plan))
+    with left:  # sent after the others: drawn by Plotly from nothing, it holds the browser up
+        heat = shown.heat_map(exponent, log=log, height=HEIGHT, clickable=True)
+        points = figure_card(heat, selectable=True)
+        st.caption(in_markdown(shown.facts(exponent)))
     if points:
         layer_links.open_layer(str(points[0]["customdata"]), kind, fmt, exponent)
     if right is not None:
         with table:
-            _losses_table(scale_frame(layers, fmt, exponent))
+            _losses_table(scale_frame(shown.layers, fmt, exponent))
 
 
-@dataclass(frozen=True)
-class Shown:
-    """What the controls ask for, and its layers in the steps shown and in all steps."""
-
-    kind: Kind
-    fmt: FloatFormat
-    exponent: int
-    window: Window | None
-    text: str
-    layers: Layers
-    whole: Layers
-
-    @property
-    def one(self) -> tuple[str, Layers, Kind, FloatFormat, int]:
-        """What each picture of one scale begins with."""
-        return run, self.layers, self.kind, self.fmt, self.exponent
-
-    @property
-    def planned(self) -> Any:
-        """The plan's scale, where it speaks of these tensors."""
-        return plan if self.kind in SCALED and self.fmt == analysis.target else None
-
-    def once(self, name: str, make: Callable[[], pd.DataFrame]) -> pd.DataFrame:
-        """A table that no loss scale changes."""
-        key = (name, self.kind, self.fmt.name, self.text, self.window)
-        frame: pd.DataFrame = run_cache.once(chosen, *key, make=make)
-        return frame
-
-
-def _heat_map(shown: Shown, *, log: bool) -> list[dict[str, Any]]:
-    """The heat map and a line of its figures; the points that are clicked.
-
-    It is sent after the others beside it: drawn by Plotly from nothing, it holds the browser up.
-    """
-    height: Any = {"height": HEIGHT, "clickable": True}
-    heat = pictures.heat_map(*shown.one, log=log, window=shown.window, **height)
-    points: list[dict[str, Any]] = figure_card(heat, selectable=True)
-    line = pictures.facts(
-        *(shown.layers, shown.whole, shown.fmt, shown.exponent),
-        window=shown.window,
-        scale=shown.planned,
-    )
-    st.caption(in_markdown(line))
-    return points
-
-
-def _layer_scales(shown: Shown) -> None:
-    """What each layer loses at every scale, level with the heat map's rows."""
-    layers, whole = shown.layers, shown.whole
-    frame = shown.once("layer scales", lambda: layer_scales_frame(layers, shown.fmt, whole))
-    size: Any = {"height": HEIGHT, "labels": False}
-    widgets.show(
-        pictures.layer_scales(
-            *(*shown.one, shown.planned), frame=frame, window=shown.window, whole=whole, **size
-        )
-    )
+def gradients(kind: Kind, fmt: FloatFormat, text: str, window: Window | None) -> Gradients:
+    """The tensors that the controls ask for; their tables are made once for all loss scales."""
+    every_step = layers_named(run_cache.layers(chosen, kind), text)
+    late = None if window is None else layers_named(run_cache.late_layers(chosen), text)
+    planned = plan if kind in SCALED and fmt == analysis.target else None
+    layers = every_step if late is None else late
+    return Gradients(run, kind, layers, fmt, window, every_step, planned)
 
 
 def _settings() -> tuple[Kind, FloatFormat, str, bool]:
@@ -193,18 +137,6 @@ def _scale(kind: Kind) -> tuple[int, Window | None]:
         help="The verdict goes by the part of the training in which most is lost.",
     )
     return exponent, None if choice == "all" else late
-
-
-def _below(places: Sequence[Any], shown: Shown) -> None:
-    """Details under the heat map."""
-    layers, whole, window = shown.layers, shown.whole, shown.window
-    frame = shown.once("every scale", lambda: every_scale_frame(layers, shown.fmt, whole))
-    with places[0]:
-        figure_card(pictures.consequences(*shown.one, window=window), bars=True)
-    with places[1]:
-        widgets.show(
-            pictures.every_scale(*shown.one, plan, frame=frame, window=window, whole=whole)
-        )
 
 
 def _losses_table(frame: pd.DataFrame) -> None:

@@ -19,6 +19,7 @@ from mpdiag.numerics.formats import FP16
 from mpdiag.profiler import is_installed, part
 from mpdiag.reports.views import overview, training
 from mpdiag.reports.views.gradients.frame import in_model_order
+from mpdiag.reports.views.gradients.pictures import Gradients
 from mpdiag.reports.views.runs import format_of, kind_of
 from mpdiag.runs.stamps import stamp_of_run
 
@@ -73,15 +74,16 @@ def coverage(analysis: Analysis) -> None:
 
 def heat_maps(analysis: Analysis) -> tuple[Picture, ...]:
     """The gradients before and after the scale; weight gradients where those are all there is."""
-    modules = analysis.run.modules()
-    whole = in_model_order(analysis.layers.of_kind("activation_grad"), modules)
+    run, modules = str(analysis.run.folder), analysis.run.modules()
     late = in_model_order(analysis.loss_scale.late, modules)
-    found = overview.Gradients("activation_grad", late, whole, analysis.loss_scale.window)
+    every_step = in_model_order(analysis.layers.of_kind("activation_grad"), modules)
+    window = analysis.loss_scale.window
+    shown = Gradients(run, "activation_grad", late, FP16, window, every_step)
     if not len(late):
         own = in_model_order(analysis.layers.of_kind("weight_grad"), modules)
-        found = overview.Gradients("weight_grad", own, own)
-    run, scale = str(analysis.run.folder), analysis.plan.loss_scale.recommended
-    return overview.before_and_after(run, found, scale, clickable=True)
+        shown = Gradients(run, "weight_grad", own)
+    scale = analysis.plan.loss_scale.recommended
+    return overview.before_and_after(shown, scale, clickable=True)
 
 
 def side_by_side(

@@ -8,7 +8,7 @@ import streamlit as st
 import widgets
 
 from mpdiag.display.wording import in_markdown, layer_name, percent, sentence
-from mpdiag.reports.views import updates
+from mpdiag.reports.views.updates import Updates
 
 LABELS = {
     "swallowed_fp16": "rounded away, FP16",
@@ -23,14 +23,14 @@ chosen = run_folder.current()
 widgets.heading("Updates", chosen)
 analysis = run_cache.analysis(chosen)
 masters = analysis.plan.master_weights
-records = analysis.run.records
-run = str(chosen.folder)
 st.markdown(in_markdown(sentence(masters.reason)))
 swallowed = analysis.figures.find("updates-swallowed")
 if swallowed is not None:
     st.caption(in_markdown(f"All figures of this page are {swallowed.where}."))
 
-table = run_cache.once(chosen, "update table", make=lambda: updates.update_frame(records))
+shown = run_cache.once(
+    chosen, "updates", make=lambda: Updates(str(chosen.folder), analysis.run.records)
+)
 cells = st.columns(3)
 share = swallowed.said if swallowed else percent(masters.swallowed_fraction)
 cells[0].metric("Rounded away by FP16 weights", share, border=True)
@@ -39,28 +39,23 @@ cells[2].metric("FP32 masters", "needed" if masters.needed else "not needed", bo
 
 left, right = st.columns([3, 1], vertical_alignment="bottom")
 with left:
-    parameter = widgets.choose_layer([str(p) for p in table["parameter"]], "Parameter", "parameter")
+    parameter = widgets.choose_layer(
+        [str(p) for p in shown.by_parameter["parameter"]], "Parameter", "parameter"
+    )
 log = right.toggle("Log counts", value=False, key="update_log", bind="query-params")
 widgets.show(
     run_cache.once(
-        chosen,
-        *("ratios", parameter, log),
-        make=lambda: updates.ratios(run, records, parameter, log=log),
+        *(chosen, "ratios", parameter, log), make=lambda: shown.ratios(parameter, log=log)
     )
 )
 one, two = st.columns(2, gap="large")
 with one:
-    widgets.show(
-        run_cache.once(
-            chosen, "swallowed", make=lambda: updates.swallowed(run, records, frame=table)
-        )
-    )
+    widgets.show(run_cache.once(chosen, "swallowed", make=shown.swallowed))
 with two:
     widgets.show(
         run_cache.once(
-            chosen,
-            *("swallowed over time", parameter),
-            make=lambda: updates.swallowed_over_time(run, records, parameter),
+            *(chosen, "swallowed over time", parameter),
+            make=lambda: shown.swallowed_over_time(parameter),
         )
     )
-widgets.table(table, LABELS)
+widgets.table(shown.by_parameter, LABELS)

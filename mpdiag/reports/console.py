@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NoReturn
 from rich.console import Console
 from rich.segment import Segment
 
-from mpdiag.display.visible import shown
+from mpdiag.display.wording import shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

@@ -97,8 +97,15 @@ class Drawing:
         line: dict[str, Any] = {"color": colour, "width": width}
         if dash is not None:
             line["dash"] = dash
-        drawn = {"mode": "lines", "line": line, "hovertemplate": hover}
-        return self.add_scatter(x=x, y=y, name=name, **drawn, **trace)
+        drawn = {"mode": "lines", "line": line, "hovertemplate": hover, **trace}
+        return self.add_scatter(x=x, y=y, name=name, **drawn)
+
+    def dotted_line(
+        self, x: Any, y: Any, name: str, colour: str, hover: str, **more: Any
+    ) -> Drawing:
+        """A line with a dot at each of its values; other arguments as ``line``."""
+        drawn = {"mode": "lines+markers", "marker": {"size": 5}}
+        return self.line(x, y, name, colour, hover, **{**drawn, **more})
 
     def marks(
         self,
@@ -108,12 +115,11 @@ class Drawing:
         colour: str,
         hover: str,
         *,
-        symbol: Any,
-        size: int,
+        mark: tuple[Any, int],
         **trace: Any,
     ) -> Drawing:
-        """Marks, each at a place of its own."""
-        marker = {"color": colour, "symbol": symbol, "size": size}
+        """Marks, each at a place of its own; ``mark`` is their symbol and its size."""
+        marker = {"color": colour, "symbol": mark[0], "size": mark[1]}
         drawn = {"mode": "markers", "marker": marker, "hovertemplate": hover}
         return self.add_scatter(x=x, y=y, name=name, **drawn, **trace)
 

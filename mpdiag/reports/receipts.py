@@ -1,19 +1,26 @@
 """Receipts: the lines of pandas that reproduce a figure's numbers from the run folder alone.
 
-Each receipt is a complete script that does not import this package and leaves its numbers in
-``frame``; tests run every one and compare. Here is what several receipts begin with; the rest of
-each stands in its view. Receipts are exact where a bin is exact; Σ|x| is not a sum of counts, so
-they do not compute it.
+Each receipt is a complete script that does not import this package and leaves its numbers in ``frame``;
+tests run every one and compare. A receipt reads the rows that count, and makes the columns of its table:
+``COLUMNS`` has how each is computed. Receipts are exact where a bin is exact; shares of Σ|x| are
+estimates, as they are in the tables.
 """
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from mpdiag.analysis.scaling.windows import Window
+from mpdiag.numerics.formats import FP16
 
-_COUNTED = """\
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from mpdiag.analysis.scaling.windows import Window
+    from mpdiag.numerics.formats import FloatFormat
+
+_ROWS = """\
+import numpy as np
 import pandas as pd
 
 run = {run!r}
@@ -32,15 +39,14 @@ total = stats["micro"] == -1
 has_total = total.groupby([stats["kind"], stats["name"]]).transform("any")
 stats = stats[(stats["kind"] != "weight_grad") | total | ~has_total]
 """
-FACT = """\
+_FACT = """\
 def fact(what, fmt):  # what was counted for a format: in a map, or, in runs of schema 1, in columns
     earlier = f"{fmt}_{what}" if what == "overflow" else f"{what}_{fmt}"
     if earlier in rows:
         return rows[earlier]
     return rows["formats"].map(lambda formats: dict(formats)[fmt][what]).astype("int64")
 """
-"""Lines after ``counted_rows`` that define ``fact``: a count of a format, for each of its rows."""
-BINS = """\
+_BINS = """\
 scale = np.rint(np.log2(rows["scale"])).astype(int)  # what the recorded values carry
 rows = rows.assign(exponent=[
     list(range(e, e + len(c))) for e, c in zip(rows["first_exponent"] - scale, rows["counts"])
@@ -49,7 +55,41 @@ bins = rows.explode(["exponent", "counts"]).dropna(subset=["counts"])
 bins = bins.astype({"exponent": int, "counts": int})
 bins = bins[bins["counts"] > 0]
 """
-"""Lines after ``counted_rows`` that leave ``bins``: its rows by ``exponent``, with ``counts``."""
+_SUM_BINS = """\
+scale = np.rint(np.log2(rows["scale"])).astype(int)  # what the recorded values carry
+begin = rows["first_exponent"] - scale
+rows = rows.assign(
+    exponent=[list(range(e, e + len(c))) for e, c in zip(begin, rows["counts"])],
+    mean=[list(bytes(means)) for means in rows["means"]],  # of each bin's values, in 255 steps
+)
+bins = rows.explode(["exponent", "counts", "mean"]).dropna(subset=["counts"])
+bins = bins.astype({"exponent": int, "counts": int, "mean": int})
+bins["sum"] = (bins["counts"] + bins["counts"] * bins["mean"] / 255) * 2.0 ** bins["exponent"]
+"""
+COLUMNS = {
+    "absmax": '(rows["absmax"] / rows["scale"]).groupby(rows[key]).max()',
+    "nonzero": 'added(bins, "counts") + small',
+    "lost": 'added(below, "counts") + (small if zero >= -126 else 0)  # without them a lower bound',
+    "lost_share": '(frame["lost"] / frame["nonzero"]).fillna(0)',
+    "whole": 'added(bins, "sum") + small * 2.0**-126 / 2',
+    "gone": 'added(below, "sum") + small * 2.0 ** min(-126, zero) / 2',
+    "sum_share": '(frame["gone"] / frame["whole"]).fillna(0)',
+    "overflows": 'frame["absmax"] {reached} {threshold!r} / 2.0**k',
+    # The bin that holds the limit says no more than whether its largest value is over.
+    "overflow": 'added(bins[bins["exponent"] > {holding} - k], "counts").clip(lower=frame["overflows"])',
+    "mean": '(bins["exponent"] * bins["counts"]).groupby(bins[key]).sum() / added(bins, "counts")',
+}
+"""Of a group of rows: how each column is computed. What is lost becomes 0, at the scale 2^k."""
+_AT_SCALE = """\
+key = {key!r}
+def at_scale(k, rows=rows, bins=bins):  # {label} at a loss scale of 2**k
+    small = rows.groupby(key)["subnormals"].sum()  # below 2^-126, of which only the number is known
+    def added(bins, column):
+        return bins.groupby(key)[column].sum().reindex(small.index, fill_value=0)
+    zero = {zero} - k  # |x| up to 2**zero becomes 0
+    below, frame = bins[bins["exponent"] < zero], pd.DataFrame(index=small.index)
+"""
+_LAYERS = '.rename_axis("layer").reset_index()\n'
 
 
 def counted_rows(
@@ -69,42 +109,323 @@ def counted_rows(
     if layer is not None:
         which = f'({which}) & (stats["name"] == {layer!r})'
     if window is not None:
-        which = (
-            f'({which}) & (stats["step"] >= {window.first:g}) & (stats["step"] < {window.end:g})'
-        )
-    text = _COUNTED.format(run=run, which=which, totals=_TOTALS if kind == "weight_grad" else "")
-    return text.replace("import pandas", "import numpy as np\nimport pandas", 1)
+        which = f"({which}) & {_inside('stats', window)}"
+    return _ROWS.format(run=run, which=which, totals=_TOTALS if kind == "weight_grad" else "")
 
 
-def grouped_bins(keys: list[str], names: dict[str, str] | None = None) -> str:
-    """The line that adds up ``bins`` by some columns, after ``BINS``.
+def _inside(rows: str, window: Window) -> str:
+    """The condition that rows are of the steps of a window."""
+    return f'({rows}["step"] >= {window.first:g}) & ({rows}["step"] < {window.end:g})'
+
+
+def _at_scale(fmt: FloatFormat, key: str, columns: Collection[str]) -> str:
+    """Lines after the bins that define ``at_scale``: a table by ``key`` of some of ``COLUMNS``."""
+    mantissa, top = math.frexp(fmt.overflow_threshold)
+    facts = {
+        "reached": ">=" if fmt.tie_overflows else ">",
+        "threshold": fmt.overflow_threshold,
+        "holding": top - 2 if mantissa == 0.5 else top - 1,
+    }
+    lines = [
+        f'    frame["{name}"] = {expression.format(**facts)}\n'
+        for name, expression in COLUMNS.items()
+        if name in columns
+    ]
+    head = _AT_SCALE.format(key=key, label=fmt.label, zero=fmt.zero_exponent)
+    return f"{head}{''.join(lines)}    return frame\n"
+
+
+def bins(
+    run: str,
+    kind: str,
+    keys: Sequence[str],
+    layer: str | None = None,
+    window: Window | None = None,
+) -> str:
+    """Receipt of the values in each power of two, by some columns: ``name``, ``step``, ``exponent``."""
+    renamed = {"counts": "count", **({"name": "layer"} if "name" in keys else {})}
+    grouped = f'bins.groupby({list(keys)!r})["counts"].sum().reset_index()'
+    return (
+        counted_rows(run, kind, layer, window)
+        + _BINS
+        + f"frame = {grouped}.rename(columns={renamed!r})\n"
+    )
+
+
+def losses_at_scale(
+    run: str, kind: str, fmt: FloatFormat, exponent: int, window: Window | None = None
+) -> str:
+    """Receipt of ``scale_frame``: counts and shares; all but Σ|x|."""
+    columns = ("absmax", "nonzero", "lost", "lost_share", "overflows", "overflow")
+    exact = ""
+    if fmt == FP16 and exponent == 0:  # what overflows without a scale was counted
+        exact = _FACT + 'frame["overflow"] = fact("overflow", "fp16").groupby(rows["name"]).sum()\n'
+    return (
+        counted_rows(run, kind, None, window)
+        + _BINS
+        + _at_scale(fmt, "name", columns)
+        + f"frame = at_scale({exponent})\n{exact}frame = frame{_LAYERS}"
+    )
+
+
+def every_scale(
+    run: str,
+    kind: str,
+    fmt: FloatFormat,
+    scales: range,
+    window: Window | None = None,
+    *,
+    by_layer: bool,
+) -> str:
+    """Receipt of the losses of the window at every scale, and of the overflow in any step.
 
     Args:
-        keys: The columns to group by.
-        names: New names of columns.
+        run: The run folder.
+        kind: The kind.
+        fmt: The format.
+        scales: Exponents of the scales.
+        window: The steps of the losses.
+        by_layer: Of each layer, Σ|x| too (``layer_scales_frame``); else of all layers together
+            (``every_scale_frame``, all but Σ|x|).
     """
-    renamed = {"counts": "count", **(names or {})}
-    return f'frame = bins.groupby({keys!r})["counts"].sum().reset_index().rename(columns={renamed!r})\n'
+    reached = ">=" if fmt.tie_overflows else ">"
+    over = f"largest {reached} {fmt.overflow_threshold!r} / 2.0**k"
+    columns = ["nonzero", "lost", "lost_share", *(("whole", "gone", "sum_share") * by_layer)]
+    chosen = "" if window is None else f"rows = rows[{_inside('rows', window)}]\n"
+    table = (
+        f"""\
+table = [at_scale(k).assign(scale_exponent=k, overflows={over}) for k in {scales!r}]
+frame = pd.concat(table){_LAYERS}"""
+        if by_layer
+        else f"""\
+table = []
+for k in {scales!r}:
+    lost, nonzero = at_scale(k)[["lost", "nonzero"]].sum()
+    table.append((k, lost / nonzero, ({over}).sum()))
+frame = pd.DataFrame(table, columns=["scale_exponent", "lost_share", "overflow_layers"])
+"""
+    )
+    return (
+        counted_rows(run, kind)
+        + 'largest = (rows["absmax"] / rows["scale"]).groupby(rows["name"]).max()\n'
+        + chosen
+        + (_SUM_BINS if by_layer else _BINS)
+        + _at_scale(fmt, "name", columns)
+        + table
+    )
 
 
-def training_logs(folder: str, runs: list[str], columns: str) -> str:
+_SHARES = ("absmax", "nonzero", "lost", "lost_share", "whole", "gone", "sum_share")
+
+
+def lost_by_layer(run: str, kind: str, fmt: FloatFormat, window: Window | None = None) -> str:
+    """Receipt of the shares lost in an ``overview_frame``, without a loss scale."""
+    rows = counted_rows(run, kind, None, window) + _SUM_BINS
+    return rows + _at_scale(fmt, "name", _SHARES) + f"frame = at_scale(0){_LAYERS}"
+
+
+def layer_course(run: str, kind: str, layer: str, fmt: FloatFormat, exponent: int) -> str:
+    """Receipt of ``layer_course_frame``."""
+    rows = counted_rows(run, kind, layer) + _SUM_BINS
+    join = f'at_scale(0).join(at_scale({exponent}).add_suffix("_scaled"))'
+    return rows + _at_scale(fmt, "step", _SHARES) + f"frame = {join}.reset_index()\n"
+
+
+def movement(run: str, kind: str, step: int, fmt: FloatFormat, before: int) -> str:
+    """Receipt of ``movement_frame``."""
+    columns = ("absmax", "nonzero", "lost", "lost_share", "mean")
+    return (
+        counted_rows(run, kind)
+        + _BINS
+        + _at_scale(fmt, "name", columns)
+        + f"""\
+def at_steps(steps):
+    return at_scale(0, rows[rows["step"].isin(steps)], bins[bins["step"].isin(steps)])
+recorded = np.unique(rows["step"])
+earlier = recorded[recorded < {step}][-{before}:]
+frame = at_steps([{step}]).join(at_steps(earlier).add_suffix("_before"))
+frame["shift"] = frame.pop("mean") - frame.pop("mean_before")
+frame = frame.dropna(subset=["shift"]){_LAYERS}"""
+    )
+
+
+# -- updates ---------------------------------------------------------------------------------------
+
+
+def updates(run: str, key: str, parameter: str | None = None) -> str:
+    """Receipt of the updates that 16-bit weights would round away, by ``name`` or by ``step``."""
+    by_name = """\
+pairs = zip(rows["ratio_first_exponent"], rows["ratio_counts"])
+beyond = [sum(counts[max(0, 11 - int(first)):]) for first, counts in pairs]
+beyond = pd.Series(beyond, rows.index).groupby(rows["name"]).sum()
+frame["beyond_2048"] = (beyond / frame["changed"]).fillna(0)  # |w| / |Δw| above 2^11
+frame = frame.rename_axis("parameter")
+"""
+    return (
+        counted_rows(run, "update", parameter)
+        + _FACT
+        + f"""\
+facts = rows[["changed"]].assign(
+    swallowed_fp16=fact("swallowed", "fp16"), swallowed_bf16=fact("swallowed", "bf16"),
+    vanished_fp16=fact("vanished", "fp16"),
+)
+frame = facts.groupby(rows[{key!r}]).sum().astype(int)
+for fmt in ("fp16", "bf16"):
+    frame[f"{{fmt}}_share"] = (frame[f"swallowed_{{fmt}}"] / frame["changed"]).fillna(0)
+{by_name if key == "name" else ""}frame = frame.reset_index()
+"""
+    )
+
+
+def ratios(run: str, parameter: str | None = None) -> str:
+    """Receipt of ``ratio_frame``."""
+    return (
+        counted_rows(run, "update", parameter)
+        + """\
+pairs = zip(rows["ratio_first_exponent"].astype(int), rows["ratio_counts"])
+rows = rows.assign(exponent=[list(range(e, e + len(c))) for e, c in pairs])
+bins = rows[["exponent", "ratio_counts"]].explode(["exponent", "ratio_counts"]).dropna()
+bins = bins.astype(int).rename(columns={"ratio_counts": "count"})
+frame = bins[bins["count"] > 0].groupby("exponent")["count"].sum().reset_index()
+"""
+    )
+
+
+# -- operations ------------------------------------------------------------------------------------
+
+
+def output_ranges(run: str) -> str:
+    """Receipt of ``output_ranges_frame``: ``name``, ``absmin``, ``absmax``."""
+    return (
+        counted_rows(run, "activation")
+        + """\
+rows = rows.assign(absmax=rows["absmax"] / rows["scale"], absmin=rows["absmin"] / rows["scale"])
+frame = rows.groupby("name").agg(absmin=("absmin", "min"), absmax=("absmax", "max")).reset_index()
+"""
+    )
+
+
+def _error(fmt: FloatFormat) -> str:
+    """Lines that define the relative error of storing one tensor in a format."""
+    return f"""\
+def error(e, n, m, absmax):  # of values in {fmt.label}; 2^e < |x| <= 2^(e+1) of n, whose mean is m 2^e
+    energy = n * (m * m + 3 * m - 2) / 2 * 4.0**e  # of x * x
+    spacing = 2.0 ** (np.maximum(e, {fmt.min_exponent}) - {fmt.mantissa_bits})
+    moved = np.where(e < {fmt.zero_exponent}, energy, n * spacing**2 / 12)
+    if absmax >= {fmt.overflow_threshold!r}:
+        return np.inf
+    return min(1.0, np.sqrt(moved.sum() / energy.sum())) if energy.sum() else 0.0
+"""
+
+
+def operation_errors(run: str, fmt: FloatFormat) -> str:
+    """Receipt of a ranking by recorded operations: the forward error, by module and line."""
+    return f"""\
+import numpy as np
+import pandas as pd
+
+{_error(fmt)}
+def of_tensor(t):
+    counts = np.asarray(t["counts"], float)
+    m = 1 + np.frombuffer(t["means"], np.uint8) / 255
+    return error(t["first_exponent"] + np.arange(len(counts)), counts, m, t["absmax"])
+
+operations = pd.read_parquet(f"{{{run!r}}}/operations")
+operations = operations[operations["node"].astype(str) == ""]  # the forward pass
+frame = operations[["module", "op", "file", "line"]].astype({{"module": object}})
+frame["forward"] = [
+    max([of_tensor(t) for t in tensors if t["counted"]], default=0.0)
+    for tensors in operations["outputs"]
+]
+frame["module"] = frame["module"].fillna("")
+"""
+
+
+def output_errors(run: str, fmt: FloatFormat) -> str:
+    """Receipt of a ranking by the modules' outputs, where no operations were recorded."""
+    return (
+        counted_rows(run, "activation")
+        + _SUM_BINS
+        + _error(fmt)
+        + """\
+bins["sum"] /= 2.0 ** bins["exponent"]
+bins = bins.groupby(["name", "exponent"], as_index=False)[["counts", "sum"]].sum()
+bins = bins[bins["counts"] > 0]
+bins["mean"] = (bins["sum"] / bins["counts"]).clip(1, 2)  # in units of 2^exponent
+absmax = (rows["absmax"] / rows["scale"]).groupby(rows["name"]).max()
+forward = {
+    name: error(of["exponent"], of["counts"], of["mean"], absmax[name])
+    for name, of in bins.groupby("name")
+}
+frame = pd.DataFrame(forward.items(), columns=["module", "forward"])
+"""
+    )
+
+
+def measured_errors(run: str) -> str:
+    """Receipt of a ranking by ``sensitivity.json``."""
+    return f"""\
+import json
+from pathlib import Path
+import pandas as pd
+
+frame = pd.DataFrame(json.loads(Path({run + "/sensitivity.json"!r}).read_text())["operations"])
+error = frame["gradient_error"].astype(float).fillna(float("inf"))  # null: not finite
+frame["value"] = error.where(frame["finite"], float("inf"))
+frame = frame.rename(columns={{"op": "operation"}})[["module", "operation", "value"]]
+"""
+
+
+def searched_errors(run: str) -> str:
+    """Receipt of a ranking by ``search.json``."""
+    return f"""\
+import json
+from pathlib import Path
+import pandas as pd
+
+candidates = json.loads(Path({run + "/search.json"!r}).read_text())["candidates"]
+frame = pd.DataFrame(candidates, columns=["module", "operation", "value"])
+frame["value"] = frame["value"].astype(float).fillna(float("inf"))  # null: leaves the range
+"""
+
+
+# -- trainings -------------------------------------------------------------------------------------
+
+
+def training_logs(
+    folder: str, runs: Sequence[str], columns: Sequence[str], *, known: bool = False
+) -> str:
     """A receipt of columns of several training logs.
 
     Args:
         folder: The folder that holds the runs.
         runs: Their names.
-        columns: Python source of a dict from column to type.
+        columns: Numbers, and ``skipped``.
+        known: Whether steps without one of them are left out.
     """
+    types = ", ".join(f'"{name}": {"bool" if name == "skipped" else "float"}' for name in columns)
     return f"""\
 import pandas as pd
 
-columns = {columns}
+columns = {{"step": int, {types}}}
 parts = []
-for run in {runs!r}:
+for run in {list(runs)!r}:
     log = pd.read_json({folder!r} + f"/{{run}}/training.jsonl", lines=True)
     log = log[log["step"].notna()].drop_duplicates("step", keep="last").sort_values("step")
     parts.append(log[list(columns)].astype(columns).assign(run=run))
-frame = pd.concat(parts, ignore_index=True)
+frame = pd.concat(parts, ignore_index=True){".dropna()" if known else ""}
+"""
+
+
+def loss_of_recording(run: str) -> str:
+    """Receipt of the loss of a recording's own log."""
+    return f"""\
+import pandas as pd
+
+log = pd.read_json({run!r} + "/training.jsonl", lines=True)
+log = log[log["step"].notna()].drop_duplicates("step", keep="last").sort_values("step")
+frame = log[["step", "loss"]].astype({{"step": int, "loss": float}}).dropna()
+frame = frame[frame["loss"].abs() < float("inf")]
 """
 
 

@@ -9,7 +9,7 @@ import sys
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from mpdiag.display.visible import shown
+from mpdiag.display.wording import shown
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

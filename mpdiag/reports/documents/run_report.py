@@ -4,25 +4,52 @@ from __future__ import annotations
 
 import re
 import shlex
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
+from mpdiag.analysis.figures.figure import at_scale
 from mpdiag.display.wording import counted, percent, sentence
 from mpdiag.files.paths import is_remote
-from mpdiag.reports.documents.before_after import KEY, BeforeAfter, heat_maps
+from mpdiag.numerics.formats import half_of
 from mpdiag.reports.documents.page import figure_data, findings, frame_table, page
 from mpdiag.reports.registry import reported_pictures
 from mpdiag.reports.text.analysis import after_analysis
+from mpdiag.reports.views.gradients.frame import in_model_order
+from mpdiag.reports.views.gradients.pictures import Gradients, share_axis
 from mpdiag.reports.views.operations import operations_frame
 from mpdiag.reports.views.verdict import facts, formats_frame, formats_note, grounds, levels_frame
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
-    from mpdiag.analysis.analyzer import Analysis
-    from mpdiag.reports.contents import RunContents
+    from markupsafe import Markup
 
+    from mpdiag.analysis.analyzer import Analysis
+    from mpdiag.analysis.figures.figure import Key
+    from mpdiag.reports.contents import RunContents
+    from mpdiag.reports.picture import Picture
+
+KEY = "heat-map"
+"""Of the picture that the report's other figures leave out, as it stands here."""
 _TIME = re.compile(r"(\d{4}-\d\d-\d\d)T(\d\d:\d\d:\d\d)(?:\.\d+)?(\+00:00|Z)?")
+
+
+@dataclass(frozen=True, eq=False)
+class BeforeAfter:
+    """Pictures of one subject, of which a page shows one at a time.
+
+    Attributes:
+        title: Of all of them.
+        labels: What each shows, for the switch.
+        figures: Each with its data, as a template takes them.
+    """
+
+    title: str
+    labels: tuple[str, ...]
+    figures: tuple[tuple[Picture, Markup], ...]
 
 
 def run_page(contents: RunContents) -> str:
@@ -70,6 +97,34 @@ def reasons(analysis: Analysis) -> list[tuple[str, str]]:
     found = (("Loss scale", plan.loss_scale.reason), ("Master weights", plan.master_weights.reason))
     said = {finding.message for finding in analysis.findings}
     return [(title, sentence(why)) for title, why in found if why and why not in said]
+
+
+def heat_maps(contents: RunContents) -> list[tuple[str, Picture]]:
+    """The gradients without a loss scale and at the plan's, each with a label.
+
+    Returns:
+        One alone where the plan has no scale; none where no activation gradient was recorded.
+    """
+    analysis = contents.analysis
+    layers = in_model_order(analysis.layers.of_kind("activation_grad"), contents.modules)
+    if not len(layers):
+        return []
+    fmt = half_of(analysis.target)
+    gradients = Gradients(str(contents.folder), "activation_grad", layers, fmt)
+    planned = int(np.log2(analysis.plan.loss_scale.recommended))
+    keys: dict[int, Key] = {0: "all-values"}
+    if planned:
+        keys[planned] = "all-values-scaled"
+    found: list[tuple[str, Picture]] = []
+    for exponent, key in keys.items():
+        picture = gradients.heat_map(exponent)
+        phrase = at_scale(2.0**exponent)
+        said = analysis.figures.find(key)
+        lost = "" if said is None else f": {said.said} become 0"
+        label = f"{phrase[:1].upper()}{phrase[1:]}{lost}"
+        found.append((label, replace(picture, key=f"{KEY}-{len(found)}")))
+    share_axis([picture for _, picture in found])
+    return found
 
 
 def _before_after(contents: RunContents) -> BeforeAfter | None:

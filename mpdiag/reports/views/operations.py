@@ -10,6 +10,7 @@ import pandas as pd
 from mpdiag.display.colors import BLUE, PURPLE, VERMILION
 from mpdiag.display.wording import counted, in_figure, layer_name
 from mpdiag.numerics.formats import FORMATS, FP16
+from mpdiag.reports import receipts
 from mpdiag.reports.picture import Picture, View
 from mpdiag.reports.plotting import (
     empty,
@@ -19,7 +20,6 @@ from mpdiag.reports.plotting import (
     range_mark,
     row_height,
 )
-from mpdiag.reports.receipts import counted_rows
 from mpdiag.reports.views.gradients.frame import in_model_order
 from mpdiag.reports.views.sensitivity import ranking, sensitivity
 
@@ -141,17 +141,6 @@ def output_ranges_figure(frame: pd.DataFrame, fmt: FloatFormat, most: int = 40) 
     return fig.figure()
 
 
-def output_ranges_receipt(run: str) -> str:
-    """Receipt of ``output_ranges_frame``: ``name``, ``absmin``, ``absmax``."""
-    return (
-        counted_rows(run, "activation")
-        + """\
-rows = rows.assign(absmax=rows["absmax"] / rows["scale"], absmin=rows["absmin"] / rows["scale"])
-frame = rows.groupby("name").agg(absmin=("absmin", "min"), absmax=("absmax", "max")).reset_index()
-"""
-    )
-
-
 def output_ranges(run: str, layers: Layers, fmt: FloatFormat = FP16) -> Picture:
     """The range of each module's output."""
     frame = output_ranges_frame(layers)
@@ -162,7 +151,7 @@ def output_ranges(run: str, layers: Layers, fmt: FloatFormat = FP16) -> Picture:
         f"{_beyond(frame)}",
         output_ranges_figure(frame, fmt),
         frame,
-        output_ranges_receipt(run),
+        receipts.output_ranges(run),
     )
 
 

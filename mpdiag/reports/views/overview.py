@@ -15,27 +15,26 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpdiag.analysis.findings import Finding
-from mpdiag.analysis.layers import Layers
 from mpdiag.display.wording import counted, percent, scale_text, sentence, spoken_layer
 from mpdiag.numerics.formats import FP16
 from mpdiag.plan import FILE as PLAN
 from mpdiag.reports import next_commands
 from mpdiag.reports.picture import View
-from mpdiag.reports.plotting import MARK, exponent_axis
+from mpdiag.reports.plotting import MARK
 from mpdiag.reports.text.analysis import after_analysis, settling_command
 from mpdiag.reports.views import training
-from mpdiag.reports.views.gradients import pictures
-from mpdiag.reports.views.gradients.frame import exponent_frame, scale_frame, summary
+from mpdiag.reports.views.gradients.frame import scale_frame, some_layers, summary
+from mpdiag.reports.views.gradients.pictures import share_axis
 from mpdiag.runs.coverage import coverage_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
     from mpdiag.analysis.analyzer import Analysis
-    from mpdiag.analysis.scaling.windows import Window
+    from mpdiag.analysis.layers import Layers
     from mpdiag.reports.picture import Picture
+    from mpdiag.reports.views.gradients.pictures import Gradients
     from mpdiag.runs.run import Run
-    from mpdiag.runs.schema import Kind
     from mpdiag.runs.training_log import TrainingLog
 
 MOST_LAYERS = 28
@@ -53,74 +52,39 @@ FINDINGS = 3
 COMMANDS = 2
 WINDOW = 15
 """Steps of the running median of a loss."""
-_LEGEND = {
-    "orientation": "h",
-    "x": 0,
-    "xref": "container",
-    "y": 0,
-    "yref": "container",
-    "yanchor": "bottom",
-}
 
 
 # -- before and after the scale --------------------------------------------------------------------
 
 
-@dataclass(frozen=True, eq=False)
-class Gradients:
-    """The gradients that a verdict goes by.
-
-    Attributes:
-        kind: Theirs.
-        late: In the steps that decide.
-        whole: In all recorded steps, in any of which they may overflow.
-        window: The steps that decide; None for all that were recorded.
-    """
-
-    kind: Kind
-    late: Layers
-    whole: Layers
-    window: Window | None = None
-
-
 def before_and_after(
-    run: str, gradients: Gradients, scale: float, *, clickable: bool = False
+    gradients: Gradients, scale: float, *, clickable: bool = False
 ) -> tuple[Picture, ...]:
     """What FP16 makes of the gradients without a loss scale and with the recommended one.
 
     Args:
-        run: The run folder.
-        gradients: In the model's order.
+        gradients: In the model's order, in the steps that decide.
         scale: The recommended scale; if it is 1 there is one picture, not two.
         clickable: Whether a click on a row selects its layer.
 
     Returns:
         Small heat maps of at most ``MOST_LAYERS`` layers, those that lose or exceed most.
     """
-    if not len(gradients.late):
+    if not len(gradients.layers):
         return ()
     exponent = round(math.log2(scale))
     exponents = {"before": 0} if exponent == 0 else {"before": 0, "after": exponent}
-    made = tuple(_heat_map(run, gradients, key, e, clickable) for key, e in exponents.items())
-    ranges = [picture.figure.layout.xaxis.range for picture in made]
-    if all(ranges):  # one axis for both, along which the format's window moves
-        low, high = min(int(r[0]) for r in ranges), max(int(r[1]) for r in ranges)
-        for picture in made:
-            exponent_axis(picture.figure, low, high, "")
-            picture.figure.update_xaxes(title=None)
+    made = tuple(_heat_map(gradients, key, e, clickable) for key, e in exponents.items())
+    share_axis(made, title="")
     return made
 
 
-def _heat_map(run: str, gradients: Gradients, key: str, exponent: int, clickable: bool) -> Picture:
-    layers, kind = gradients.late, gradients.kind
-    few = notable(layers, MOST_LAYERS)
-    picture = pictures.heat_map(
-        run, few, kind, FP16, exponent, window=gradients.window, clickable=clickable
-    )
+def _heat_map(gradients: Gradients, key: str, exponent: int, clickable: bool) -> Picture:
+    few = notable(gradients.layers, MOST_LAYERS)
+    picture = replace(gradients, layers=few).heat_map(exponent, clickable=clickable)
     fig = picture.figure.update_layout(
         # Two lines of words above, a mark's words beside: the plots of both have the same width.
         height=MAP_HEIGHT,
-        legend=_LEGEND,
         margin={"l": 4, "r": 24, "t": 4 + 2 * MARK, "b": 44},
     )
     every = -(-len(few) * LABEL_HEIGHT // (HEIGHT - 70))
@@ -138,14 +102,14 @@ def _heat_map(run: str, gradients: Gradients, key: str, exponent: int, clickable
         key=f"{key}-the-scale",
         title=title,
         caption=lost_words(gradients, exponent, few=len(few)),
-        frame=exponent_frame(layers),
+        frame=gradients.exponents,
     )
 
 
 def lost_words(gradients: Gradients, exponent: int, *, few: int) -> str:
     """What FP16 makes of the gradients at a loss scale, as a caption of a heat map of so many layers."""
-    lost = summary(scale_frame(gradients.late, FP16, exponent))
-    over = int((gradients.whole.histograms.overflow(FP16, exponent).lower > 0).sum())
+    lost = summary(scale_frame(gradients.layers, FP16, exponent))
+    over = int((gradients.in_every_step.histograms.overflow(FP16, exponent).lower > 0).sum())
     words = f"{percent(lost.lost_share)} of the values become 0"
     if lost.worst_sum_share > 0:
         share, worst = percent(lost.worst_sum_share), spoken_layer(lost.worst_layer)
@@ -155,11 +119,9 @@ def lost_words(gradients: Gradients, exponent: int, *, few: int) -> str:
     words += (
         f"; {counted(over, 'layer overflows', 'layers overflow')}" if over else "; none overflows"
     )
-    where = "over all recorded steps" if gradients.window is None else gradients.window.words
-    shown = (
-        "" if few == len(gradients.late) else f" {few} of {len(gradients.late)} layers are drawn."
-    )
-    return f"{sentence(f'{where}, {words}')}{shown}"
+    number = len(gradients.layers)
+    shown = "" if few == number else f" {few} of {number} layers are drawn."
+    return f"{sentence(f'{gradients.when}, {words}')}{shown}"
 
 
 def notable(layers: Layers, most: int) -> Layers:
@@ -169,11 +131,8 @@ def notable(layers: Layers, most: int) -> Layers:
     frame = scale_frame(layers, FP16, 0)
     by_loss = list(np.argsort(-frame["sum_share"].to_numpy(), kind="stable"))
     by_size = list(np.argsort(-frame["absmax"].to_numpy(), kind="stable"))
-    chosen = dict.fromkeys([*by_size[: most // 4], *by_loss])
-    rows = np.sort(np.array(list(chosen)[:most], np.int64))
-    return Layers(
-        layers.kinds[rows], layers.names[rows], layers.histograms[rows], layers.steps[rows]
-    )
+    chosen = list(dict.fromkeys([*by_size[: most // 4], *by_loss]))[:most]
+    return some_layers(layers, np.sort(np.array(chosen, np.int64)))
 
 
 # -- losses ----------------------------------------------------------------------------------------
@@ -377,7 +336,7 @@ def scale_picture(folder: str, name: str, logs: Mapping[str, TrainingLog]) -> Pi
 def _small(picture: Picture, height: int) -> None:
     """Curves in little room: no title of the axis of steps, the legend below."""
     margin = {"l": 4, "r": 4, "t": 10, "b": 48}
-    picture.figure.update_layout(height=height, legend=_LEGEND, margin=margin)
+    picture.figure.update_layout(height=height, margin=margin)
     picture.figure.update_xaxes(title=None)
 
 

@@ -347,27 +347,6 @@ def drift_figure(norms: pd.DataFrame, alarms: pd.DataFrame, runs: Sequence[str])
     return fig.figure()
 
 
-# -- receipts --------------------------------------------------------------------------------------
-
-
-def losses_receipt(folder: str, runs: list[str]) -> str:
-    """Receipt of ``losses_frame``."""
-    return training_logs(folder, runs, '{"step": int, "loss": float}')
-
-
-def scales_receipt(folder: str, runs: list[str]) -> str:
-    """Receipt of ``scales_frame``: scales and skips."""
-    return training_logs(folder, runs, '{"step": int, "scale": float, "skipped": bool}')
-
-
-def norms_receipt(folder: str, runs: list[str]) -> str:
-    """Receipt of ``norms_frame``."""
-    return (
-        training_logs(folder, runs, '{"step": int, "gradient_norm": float}')
-        + "frame = frame.dropna()\n"
-    )
-
-
 # -- pictures --------------------------------------------------------------------------------------
 
 
@@ -382,7 +361,7 @@ def losses(
         _loss_words(logs, window),
         losses_figure(frame, list(logs), log=log, window=window),
         frame,
-        losses_receipt(folder, list(logs)),
+        training_logs(folder, list(logs), ["loss"]),
     )
 
 
@@ -431,7 +410,7 @@ def scales(
         _scale_words(logs),
         scales_figure(frame, list(runs or logs)),
         frame,
-        scales_receipt(folder, list(logs)),
+        training_logs(folder, list(logs), ["scale", "skipped"]),
     )
 
 
@@ -458,7 +437,7 @@ def drift(folder: str, logs: Mapping[str, TrainingLog]) -> Picture:
         "Unscaled, before clipping. " + _drift_words(frame, alarms_frame(logs)),
         drift_figure(frame, alarms_frame(logs), runs),
         frame,
-        norms_receipt(folder, runs),
+        training_logs(folder, runs, ["gradient_norm"], known=True),
     )
 
 

@@ -5,6 +5,8 @@ The run folder calls an update *swallowed* that a 16-bit weight would round away
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,9 +16,9 @@ from mpdiag.analysis.layers import countable_rows, share
 from mpdiag.display.colors import BLUE, ORANGE, VERMILION
 from mpdiag.display.wording import in_figure, layer_name, percent
 from mpdiag.numerics.formats import FP16, HALVES
+from mpdiag.reports import receipts
 from mpdiag.reports.picture import Picture, View
 from mpdiag.reports.plotting import empty, exponent_axis, figure, layer_axis, row_height
-from mpdiag.reports.receipts import FACT, counted_rows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -146,15 +148,8 @@ def parameters_figure(frame: pd.DataFrame, most: int = 30) -> go.Figure:
         customdata=labels,
         hovertemplate=hover,
     )
-    fig.add_scatter(
-        x=worst["bf16_share"],
-        y=places,
-        mode="markers",
-        name="by BF16 weights",
-        marker={"color": BLUE, "symbol": "diamond", "size": 8},
-        customdata=labels,
-        hovertemplate=hover,
-    )
+    mark, shares = ("diamond", 8), worst["bf16_share"]
+    fig.marks(shares, places, "by BF16 weights", BLUE, hover, mark=mark, customdata=labels)
     layer_axis(fig, names)
     fig.update_xaxes(tickformat=".0%", rangemode="tozero", title="share of changed elements")
     return fig.figure()
@@ -169,92 +164,70 @@ def over_time_figure(frame: pd.DataFrame) -> go.Figure:
         ("fp16_share", "FP16 weights", VERMILION, "solid"),
         ("bf16_share", "BF16 weights", BLUE, "dash"),
     ):
-        fig.add_scatter(
-            x=frame["step"],
-            y=frame[column],
-            name=name,
-            mode="lines+markers",
-            line={"color": colour, "width": 2.5, "dash": dash},
-            marker={"size": 5},
-            hovertemplate="step %{x}: %{y:.2%}<extra>" + name + "</extra>",
-        )
+        hover = "step %{x}: %{y:.2%}<extra>" + name + "</extra>"
+        fig.dotted_line(frame["step"], frame[column], name, colour, hover, dash=dash)
     fig.update_xaxes(title="step")
     fig.update_yaxes(tickformat=".0%", rangemode="tozero", title="rounded away")
     return fig.figure()
 
 
-# -- receipts --------------------------------------------------------------------------------------
-
-
-def update_receipt(run: str) -> str:
-    """Receipt of ``update_frame``."""
-    return (
-        counted_rows(run, "update")
-        + FACT
-        + """\
-facts = rows[["changed"]].assign(
-    swallowed_fp16=fact("swallowed", "fp16"), swallowed_bf16=fact("swallowed", "bf16"),
-    vanished_fp16=fact("vanished", "fp16"),
-)
-frame = facts.groupby(rows["name"]).sum().astype(int)
-pairs = zip(rows["ratio_first_exponent"], rows["ratio_counts"])
-beyond = [sum(counts[max(0, 11 - int(first)):]) for first, counts in pairs]
-beyond = pd.Series(beyond, rows.index).groupby(rows["name"]).sum()
-frame["fp16_share"] = (frame["swallowed_fp16"] / frame["changed"]).fillna(0)
-frame["bf16_share"] = (frame["swallowed_bf16"] / frame["changed"]).fillna(0)
-frame["beyond_2048"] = (beyond / frame["changed"]).fillna(0)  # |w| / |Δw| above 2^11
-frame = frame.rename_axis("parameter").reset_index()
-"""
-    )
-
-
-def ratio_receipt(run: str, parameter: str | None = None) -> str:
-    """Receipt of ``ratio_frame``."""
-    return (
-        counted_rows(run, "update", parameter)
-        + """\
-pairs = zip(rows["ratio_first_exponent"].astype(int), rows["ratio_counts"])
-rows = rows.assign(exponent=[list(range(e, e + len(c))) for e, c in pairs])
-bins = rows[["exponent", "ratio_counts"]].explode(["exponent", "ratio_counts"]).dropna()
-bins = bins.astype(int).rename(columns={"ratio_counts": "count"})
-frame = bins[bins["count"] > 0].groupby("exponent")["count"].sum().reset_index()
-"""
-    )
-
-
-def over_time_receipt(run: str, parameter: str | None = None) -> str:
-    """Receipt of ``swallowed_frame``."""
-    return (
-        counted_rows(run, "update", parameter)
-        + FACT
-        + """\
-facts = rows[["changed"]].assign(fp16=fact("swallowed", "fp16"), bf16=fact("swallowed", "bf16"))
-sums = facts.groupby(rows["step"]).sum().astype(int)
-frame = pd.DataFrame({
-    "changed": sums["changed"],
-    "fp16_share": (sums["fp16"] / sums["changed"]).fillna(0),
-    "bf16_share": (sums["bf16"] / sums["changed"]).fillna(0),
-}).reset_index()
-"""
-    )
-
-
 # -- pictures --------------------------------------------------------------------------------------
 
 
-def ratios(run: str, records: Records, parameter: str | None, *, log: bool = True) -> Picture:
-    """Updates by |w|/|Δw|."""
-    frame = ratio_frame(records, parameter)
-    whose = "all parameters" if parameter is None else layer_name(parameter)
-    return Picture(
-        "ratios",
-        f"How small the updates are beside the weights: {whose}",
-        f"Over all recorded steps{_beyond(frame)}. From a ratio of 2048 FP16 weights round some updates "
-        "away, above 4096 all of them (for normal weights).",
-        ratio_figure(frame, log=log),
-        frame,
-        ratio_receipt(run, parameter),
-    )
+@dataclass(frozen=True, eq=False)
+class Updates:
+    """The weight updates of a recording: their tables and pictures.
+
+    Attributes:
+        run: The run folder.
+        records: The recording.
+    """
+
+    run: str
+    records: Records
+
+    @cached_property
+    def by_parameter(self) -> pd.DataFrame:
+        """How many updates 16-bit weights would round away, by parameter."""
+        return update_frame(self.records)
+
+    def ratios(self, parameter: str | None = None, *, log: bool = True) -> Picture:
+        """Updates by |w|/|Δw|, of one parameter or of all."""
+        frame = ratio_frame(self.records, parameter)
+        whose = "all parameters" if parameter is None else layer_name(parameter)
+        return Picture(
+            "ratios",
+            f"How small the updates are beside the weights: {whose}",
+            f"Over all recorded steps{_beyond(frame)}. From a ratio of 2048 FP16 weights round some "
+            "updates away, above 4096 all of them (for normal weights).",
+            ratio_figure(frame, log=log),
+            frame,
+            receipts.ratios(self.run, parameter),
+        )
+
+    def swallowed(self) -> Picture:
+        """Share rounded away by parameter."""
+        return Picture(
+            "swallowed",
+            "Updates that 16-bit weights round away",
+            "Measured in the FP32 training over all recorded steps: elements that changed, but would "
+            f"not have in 16 bits{_most(self.by_parameter)}.",
+            parameters_figure(self.by_parameter),
+            self.by_parameter,
+            receipts.updates(self.run, "name"),
+        )
+
+    def swallowed_over_time(self, parameter: str | None = None) -> Picture:
+        """Share rounded away at each recorded step, of one parameter or of all."""
+        frame = swallowed_frame(self.records, parameter)
+        return Picture(
+            "swallowed-over-time",
+            "Updates rounded away over time",
+            f"The share of changed elements at each recorded step{_peak(frame)}.",
+            over_time_figure(frame),
+            frame,
+            receipts.updates(self.run, "step", parameter),
+        )
 
 
 def _beyond(frame: pd.DataFrame) -> str:
@@ -283,40 +256,12 @@ def _peak(frame: pd.DataFrame) -> str:
     return f"; the most in FP16 is {most}, at step {int(frame['step'].iloc[at]):,}"
 
 
-def swallowed(run: str, records: Records, *, frame: pd.DataFrame | None = None) -> Picture:
-    """Share rounded away by parameter; ``frame`` is its table if it is known already."""
-    if frame is None:
-        frame = update_frame(records)
-    return Picture(
-        "swallowed",
-        "Updates that 16-bit weights round away",
-        "Measured in the FP32 training over all recorded steps: elements that changed, but would not "
-        f"have in 16 bits{_most(frame)}.",
-        parameters_figure(frame),
-        frame,
-        update_receipt(run),
-    )
-
-
-def swallowed_over_time(run: str, records: Records, parameter: str | None) -> Picture:
-    """Share rounded away at each recorded step."""
-    frame = swallowed_frame(records, parameter)
-    return Picture(
-        "swallowed-over-time",
-        "Updates rounded away over time",
-        f"The share of changed elements at each recorded step{_peak(frame)}.",
-        over_time_figure(frame),
-        frame,
-        over_time_receipt(run, parameter),
-    )
-
-
 def reported(contents: RunContents) -> Iterator[Picture]:
     """What the HTML report shows: all parameters."""
-    run, records = str(contents.folder), contents.analysis.run.records
-    if records.of_kind("update").any():
-        yield ratios(run, records, None, log=False)
-        yield swallowed(run, records)
+    shown = Updates(str(contents.folder), contents.analysis.run.records)
+    if shown.records.of_kind("update").any():
+        yield shown.ratios(log=False)
+        yield shown.swallowed()
 
 
 VIEW = View("updates", "Updates", "moving", reported)

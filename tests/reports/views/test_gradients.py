@@ -1,4 +1,4 @@
-"""Gradients: the numbers are the analysis's, and each receipt gives the same without mpdiag."""
+"""Gradients: what is drawn is what the analysis says."""
 
 from __future__ import annotations
 
@@ -10,35 +10,34 @@ import pytest
 from receipt_checks import same_numbers
 
 from mpdiag.analysis.analyzer import analyze
-from mpdiag.analysis.layers import Layers, merge_layers
+from mpdiag.analysis.layers import merge_layers
 from mpdiag.analysis.operations.rounding_error import rounding_error
 from mpdiag.analysis.scaling.necessity import MATTERS, NEGLIGIBLE, lost_by_scale
 from mpdiag.analysis.scaling.windows import late_windows
 from mpdiag.display.wording import percent
-from mpdiag.numerics.formats import BF16, FP8_E4M3, FP8_E5M2, FP16
-from mpdiag.reports.views import operations, updates
+from mpdiag.numerics.formats import FP8_E4M3, FP8_E5M2, FP16
 from mpdiag.reports.views.gradients import frame as gradients
-from mpdiag.reports.views.gradients import pictures
-from mpdiag.reports.views.gradients.figure import fate, window
-from mpdiag.reports.views.gradients.scales import layer_scales_frame, scales_words
+from mpdiag.reports.views.gradients.figure import window
+from mpdiag.reports.views.gradients.pictures import Gradients
+from mpdiag.reports.views.gradients.scales import scales_words
 
 
 def layers_of(analysis, kind):
     return gradients.in_model_order(analysis.layers.of_kind(kind), analysis.run.modules())
 
 
+def shown(analysis, kind="activation_grad", **options):
+    return Gradients(str(analysis.run.folder), kind, layers_of(analysis, kind), **options)
+
+
 @pytest.mark.parametrize("kind", ["activation_grad", "weight_grad", "activation"])
-def test_the_heat_map_and_its_receipt(analysis, kind):
-    layers = layers_of(analysis, kind)
-    run = str(analysis.run.folder)
-    picture = pictures.heat_map(run, layers, kind, FP16, 3)
-    same_numbers(picture, needed=["layer", "exponent", "count"])
+def test_every_value_has_its_cell(analysis, kind):
+    picture, layers = shown(analysis, kind).heat_map(3), layers_of(analysis, kind)
     heats = [trace for trace in picture.figure.data if trace.type == "heatmap"]
     drawn = np.zeros_like(np.asarray(heats[0].customdata))
     for trace in heats:
         drawn += np.where(np.isfinite(np.asarray(trace.z, float)), trace.customdata, 0)
-    h = layers.histograms
-    assert np.array_equal(drawn.sum(axis=1), h.counts.sum(axis=-1))
+    assert np.array_equal(drawn.sum(axis=1), layers.histograms.counts.sum(axis=-1))
     assert [str(n) for n in layers.names] == list(
         dict.fromkeys([*picture.frame["layer"], *map(str, layers.names)])
     )
@@ -49,21 +48,9 @@ def test_what_is_coloured_lost_is_what_the_analysis_calls_lost(analysis):
     for fmt in (FP16, FP8_E4M3, FP8_E5M2):
         for exponent in (0, 5, 11):
             frame = gradients.total_frame(layers)
-            fates = frame["exponent"].map(lambda e: fate(int(e), fmt, exponent))  # noqa: B023
+            fates = frame["exponent"].map(window(fmt, exponent).fate)
             lost = frame.loc[fates == "lost", "count"].sum() + layers.histograms.subnormals.sum()
             assert lost == layers.histograms.lost_to_zero(fmt, exponent).value.sum()
-
-
-@pytest.mark.parametrize("fmt", [FP16, BF16, FP8_E4M3, FP8_E5M2], ids=lambda f: f.name)
-@pytest.mark.parametrize("exponent", [0, 4, 17])
-def test_the_consequences_and_their_receipt(analysis, fmt, exponent):
-    layers = layers_of(analysis, "activation_grad")
-    run = str(analysis.run.folder)
-    picture = pictures.consequences(run, layers, "activation_grad", fmt, exponent)
-    if fmt is BF16 and layers.histograms.subnormals.sum():
-        assert "a lower bound" in picture.receipt
-    else:
-        same_numbers(picture, needed=["layer", "lost", "lost_share", "overflow", "absmax"])
 
 
 def test_losses_are_those_of_rounding_the_values_themselves(tmp_path):
@@ -79,12 +66,9 @@ def test_losses_are_those_of_rounding_the_values_themselves(tmp_path):
         assert frame.loc[name, "absmax"] == values.max()
 
 
-def test_every_scale_and_its_receipt(analysis):
-    layers = layers_of(analysis, "activation_grad")
+def test_every_scale_is_the_analysis_s(analysis):
     plan = analysis.plan.loss_scale
-    run = str(analysis.run.folder)
-    picture = pictures.every_scale(run, layers, "activation_grad", FP16, 3, plan)
-    same_numbers(picture, needed=["scale_exponent", "lost_share", "overflow_layers"])
+    picture = shown(analysis).every_scale(3, plan)
     line = next(t for t in picture.figure.data if str(t.name).startswith("values lost"))
     assert list(line.y) == list(picture.frame["lost_share"])
     at = picture.frame.set_index("scale_exponent").loc[int(np.log2(plan.recommended))]
@@ -93,7 +77,7 @@ def test_every_scale_and_its_receipt(analysis):
 
 def test_a_part_of_the_training_and_its_receipts(analysis):
     """What is drawn of some steps alone says which, and its receipt takes the same ones."""
-    kind, run = "activation_grad", str(analysis.run.folder)
+    kind, scale = "activation_grad", analysis.plan.loss_scale
     window, late = analysis.loss_scale.window, analysis.loss_scale.late
     whole = layers_of(analysis, kind)
     if window is None:
@@ -101,52 +85,34 @@ def test_a_part_of_the_training_and_its_receipts(analysis):
         rows = analysis.run.records.of_kind(kind) & window.holds(analysis.run.records.step)
         late = merge_layers(analysis.run.records, rows)
     assert late.histograms.counts.sum() < whole.histograms.counts.sum()
-    shown = (run, late, kind, FP16, 3)
-    heat = pictures.heat_map(*shown, window=window)
-    same_numbers(heat, needed=["layer", "exponent", "count"])
-    same_numbers(pictures.one_histogram(*shown, window=window), needed=["exponent", "count"])
-    lost = pictures.consequences(*shown, window=window)
-    same_numbers(lost, needed=["layer", "lost", "lost_share", "overflow", "absmax"])
-    scale = analysis.plan.loss_scale
-    every = pictures.every_scale(*shown, scale, window=window, whole=whole)
-    same_numbers(every, needed=["scale_exponent", "lost_share", "overflow_layers"])
-    table = pictures.layer_scales(*shown, scale, window=window, whole=whole)
-    same_numbers(table, needed=["layer", "scale_exponent", "lost_share", "sum_share", "overflows"])
-    for words in (heat.caption, lost.caption, every.caption, table.caption):
-        assert window.words in words.replace("In the", "in the")
-    for words in (heat.caption, lost.title):
+    part = Gradients(str(analysis.run.folder), kind, late, FP16, window, whole, scale)
+    pictures = {
+        "exponent": [part.heat_map(3), part.histogram(3)],
+        "lost_share": [part.consequences(3), part.every_scale(3, scale), part.layer_scales(3)],
+    }
+    for column, made in pictures.items():
+        for picture in made:
+            same_numbers(picture, needed=[column])
+            assert window.words in picture.caption.replace("In the", "in the")
+    for words in (part.heat_map(3).caption, part.consequences(3).title):
         assert "at a loss scale of 8" in words.lower()
 
 
 def test_a_histogram_with_its_zeros(analysis):
     layers = layers_of(analysis, "activation_grad")
     name = str(layers.names[-1])
-    run = str(analysis.run.folder)
     for layer in (None, name):
-        picture = pictures.one_histogram(run, layers, "activation_grad", FP16, 3, layer=layer)
-        same_numbers(picture, needed=["exponent", "count"])
+        picture = shown(analysis).histogram(3, layer=layer)
         bars = {str(t.name).split(":")[0]: sum(t.y) for t in picture.figure.data}
         part = layers.histograms if layer is None else layers.histograms[len(layers) - 1]
         assert bars.pop("already 0") == np.sum(part.zeros)
         assert sum(bars.values()) == part.counts.sum()
 
 
-def test_one_layer_over_time(analysis):
-    layers = layers_of(analysis, "activation_grad")
-    name, records = str(layers.names[-1]), analysis.run.records
-    run = str(analysis.run.folder)
-    picture = pictures.over_time(run, records, "activation_grad", name, FP16, 3)
-    same_numbers(picture, needed=["step", "exponent", "count"])
-    assert picture.frame["count"].sum() == layers.histograms[len(layers) - 1].counts.sum()
-
-
-def test_each_layer_at_every_scale_and_its_receipt(analysis):
+def test_each_layer_at_every_scale(analysis):
     """The picture's shares are those that the analyzer chooses the scale by."""
     layers = layers_of(analysis, "activation_grad")
-    plan, run = analysis.plan.loss_scale, str(analysis.run.folder)
-    picture = pictures.layer_scales(run, layers, "activation_grad", FP16, 3, plan)
-    needed = ["layer", "scale_exponent", "lost_share", "sum_share", "overflows"]
-    same_numbers(picture, needed=needed)
+    picture = shown(analysis, plan=analysis.plan.loss_scale).layer_scales(3)
     sums = picture.frame["sum_share"].to_numpy().reshape(len(layers), -1)
     assert np.array_equal(sums[:, -gradients.SCALES[0] :], lost_by_scale(layers, FP16))
     at = picture.frame[picture.frame["scale_exponent"] == 3]
@@ -161,7 +127,7 @@ def test_each_layer_at_every_scale_and_its_receipt(analysis):
 def test_why_this_scale_is_said_in_figures_of_the_plan(root):
     analysis = analyze(root / "sample_runs" / "ssd")
     layers, plan = analysis.loss_scale.late, analysis.plan.loss_scale
-    frame = layer_scales_frame(layers, FP16)
+    frame = gradients.layer_scales_frame(layers, FP16, layers)
     exponent = int(np.log2(plan.recommended))
     said = scales_words(frame, FP16, exponent, plan, "late")
     after = max(f.value for f in analysis.figures if f.key == "layer-sum-scaled")
@@ -178,15 +144,13 @@ def test_why_this_scale_is_said_in_figures_of_the_plan(root):
 
 def test_a_row_is_clicked_anywhere(analysis):
     layers = layers_of(analysis, "activation_grad")
-    picture = pictures.heat_map(
-        "RUN", layers, "activation_grad", FP16, 3, height=460, clickable=True
-    )
+    picture = shown(analysis).heat_map(3, height=460, clickable=True)
     (rows,) = (trace for trace in picture.figure.data if trace.type == "bar")
     assert list(rows.customdata) == [str(name) for name in layers.names]
     cells = next(trace for trace in picture.figure.data if trace.type == "heatmap")
     assert rows.base <= min(cells.x)
     assert rows.base + rows.x[0] >= max(cells.x)
-    plain = pictures.heat_map("RUN", layers, "activation_grad", FP16, 3)
+    plain = shown(analysis).heat_map(3)
     assert not [trace for trace in plain.figure.data if trace.type == "bar"]
 
 
@@ -195,65 +159,31 @@ def test_the_line_of_facts(analysis):
     plan = analysis.plan.loss_scale
     for exponent in (0, 3, 24):
         found = gradients.summary(gradients.scale_frame(layers, FP16, exponent))
-        line = pictures.facts(layers, layers, FP16, exponent, scale=plan)
-        words = pictures.heat_map_words(layers, FP16, exponent, None)
+        line = shown(analysis, plan=plan).facts(exponent)
+        words = shown(analysis).heat_map_words(exponent)
         assert f"makes {percent(found.lost_share)} of the non-zero values 0" in words
         assert f"{percent(found.lost_share)} of" not in line  # said once
         assert ("no layer overflows" in line) == (found.overflow_layers == 0)
         low, high = gradients.recommended_interval(plan)
         assert ("inside the plan's" in line) == (low <= exponent <= high)
-    assert "interval" not in pictures.facts(layers, layers, FP8_E4M3, 3)
+    assert "interval" not in shown(analysis, fmt=FP8_E4M3).facts(3)
 
 
 def test_a_line_that_another_one_covers_is_not_named(analysis):
-    layers, plan = layers_of(analysis, "activation_grad"), analysis.plan.loss_scale
+    plan = analysis.plan.loss_scale
     recommended = int(np.log2(plan.recommended))
     for exponent in (recommended, recommended + 1):
-        shown = ("RUN", layers, "activation_grad", FP16, exponent, plan)
-        assert ("dashed" in pictures.every_scale(*shown).caption) == (exponent != recommended)
+        words = shown(analysis).every_scale(exponent, plan).caption
+        assert ("dashed" in words) == (exponent != recommended)
 
 
 def test_the_window_moves_with_the_scale():
-    assert window(FP16, 0) == (-25, -14, np.log2(65520))
-    assert window(FP16, 7) == (-32, -21, np.log2(65520) - 7)
-    assert [fate(e, FP16, 0) for e in (-26, -25, -15, -14, 15, 16)] == [
-        "lost",
-        "subnormal",
-        "subnormal",
-        "kept",
-        "kept",
-        "overflow",
-    ]
-
-
-def test_nothing_recorded_is_a_sentence_and_no_error(analysis):
-    none = Layers(
-        analysis.layers.kinds[:0],
-        analysis.layers.names[:0],
-        analysis.layers.histograms[np.arange(0)],
-        analysis.layers.steps[:0],
-    )
-    picture = pictures.heat_map("RUN", none, "activation_grad", FP16, 0)
-    assert picture.figure.layout.annotations[0].text == "no non-zero values"
-    assert pictures.consequences("RUN", none, "activation_grad", FP16, 0).frame.empty
-    assert gradients.summary(gradients.scale_frame(none, FP16, 0)).overflow_layers == 0
-    assert operations.output_ranges("RUN", none).figure.layout.annotations[0].text
-
-
-def test_names_are_text_in_figures(tmp_path):
-    analysis = analyze(hand.write_run(tmp_path / "run"))
-    layers = layers_of(analysis, "activation_grad")
-    run = str(tmp_path / "run")
-    for picture in (
-        pictures.heat_map(run, layers, "activation_grad", FP16, 0),
-        pictures.consequences(run, layers, "activation_grad", FP16, 0),
-        updates.swallowed(run, analysis.run.records),
-        operations.output_ranges(run, layers_of(analysis, "activation")),
-    ):
-        text = picture.figure.to_json()
-        assert "<img" not in text
-        assert "<script" not in text
-        assert "&lt;img" in text.replace("\\u0026", "&")
+    for exponent in (0, 7):
+        held = window(FP16, exponent)
+        ends = (held.zero + exponent, held.normal + exponent, held.top + exponent)
+        assert ends == (-25, -14, np.log2(65520))
+    fates = "lost subnormal subnormal kept kept overflow".split()
+    assert [window(FP16, 0).fate(e) for e in (-26, -25, -15, -14, 15, 16)] == fates
 
 
 def test_layers_are_found_by_a_part_of_their_name(analysis):

@@ -15,6 +15,7 @@ from mpdiag.display.wording import percent
 from mpdiag.numerics.formats import FP16
 from mpdiag.reports.views import overview
 from mpdiag.reports.views.gradients.frame import in_model_order, scale_frame, summary
+from mpdiag.reports.views.gradients.pictures import Gradients
 from mpdiag.runs.training_log import Metric, TrainingLog, TrainingStep
 
 
@@ -27,7 +28,7 @@ def ssd(root):
 def gradients(ssd):
     late = in_model_order(ssd.loss_scale.late, ssd.run.modules())
     whole = ssd.layers.of_kind("activation_grad")
-    return overview.Gradients("activation_grad", late, whole, ssd.loss_scale.window)
+    return Gradients("runs/ssd", "activation_grad", late, FP16, ssd.loss_scale.window, whole)
 
 
 def log(losses, metrics=(), **facts):
@@ -36,40 +37,40 @@ def log(losses, metrics=(), **facts):
 
 
 def test_before_and_after_say_what_is_lost(gradients):
-    before, after = overview.before_and_after("runs/ssd", gradients, 64.0)
+    before, after = overview.before_and_after(gradients, 64.0)
     assert before.title == "Without a loss scale"
     assert after.title == "With a loss scale of 64"
     for picture, exponent in ((before, 0), (after, 6)):
-        lost = summary(scale_frame(gradients.late, FP16, exponent))
+        lost = summary(scale_frame(gradients.layers, FP16, exponent))
         assert percent(lost.lost_share) in picture.caption
         assert f"{percent(lost.worst_sum_share)} of the sum in trunk.1" in picture.caption
         assert "none overflows" in picture.caption
         assert picture.figure.layout.height == overview.MAP_HEIGHT
     assert before.figure.layout.xaxis.range == after.figure.layout.xaxis.range
     assert before.key != after.key
-    assert len(overview.before_and_after("runs/ssd", gradients, 1.0)) == 1
+    assert len(overview.before_and_after(gradients, 1.0)) == 1
     assert "layers overflow" in overview.lost_words(gradients, 34, few=26)
 
 
 def test_a_click_on_a_row_selects_its_layer_whole_names_included(gradients):
-    for picture in overview.before_and_after("runs/ssd", gradients, 64.0, clickable=True):
+    for picture in overview.before_and_after(gradients, 64.0, clickable=True):
         (rows,) = (trace for trace in picture.figure.data if trace.type == "bar" and trace.width)
-        assert list(rows.customdata) == [str(name) for name in gradients.late.names]
+        assert list(rows.customdata) == [str(name) for name in gradients.layers.names]
 
 
 def test_a_small_map_draws_the_layers_that_lose_or_exceed_most(gradients):
-    few = overview.notable(gradients.late, 6)
-    frame = scale_frame(gradients.late, FP16, 0)
+    few = overview.notable(gradients.layers, 6)
+    frame = scale_frame(gradients.layers, FP16, 0)
     assert frame["layer"][frame["sum_share"].idxmax()] in few.names
     assert frame["layer"][frame["absmax"].idxmax()] in few.names
-    order = list(gradients.late.names)
+    order = list(gradients.layers.names)
     assert list(few.names) == sorted(few.names, key=order.index)
     assert "6 of 26 layers are drawn." in overview.lost_words(gradients, 0, few=6)
 
 
 def test_no_gradients_no_picture(gradients):
-    none = replace(gradients, late=gradients.late.of_kind("update"))
-    assert overview.before_and_after("runs/ssd", none, 64.0) == ()
+    none = replace(gradients, layers=gradients.layers.of_kind("update"))
+    assert overview.before_and_after(none, 64.0) == ()
 
 
 def test_losses_beside_each_other(gradients):

@@ -9,7 +9,9 @@ import numpy as np
 import pandas as pd
 
 from mpdiag.analysis.layers import Layers, countable_rows, share
+from mpdiag.analysis.operations.rounding_error import rounding_error
 from mpdiag.analysis.scaling.maxima import by_step
+from mpdiag.analysis.scaling.necessity import lost_by_scale
 from mpdiag.display.wording import layer_name
 
 if TYPE_CHECKING:
@@ -29,22 +31,23 @@ def in_model_order(layers: Layers, modules: Sequence[Mapping[str, Any]]) -> Laye
     """Layers as the model lists them, from input to output; unknown names last."""
     place = {str(module["name"]): i for i, module in enumerate(modules)}
     order = sorted(range(len(layers)), key=lambda i: place.get(str(layers.names[i]), len(place)))
-    return _chosen(layers, np.array(order, np.int64))
+    return some_layers(layers, np.array(order, np.int64))
 
 
 def layers_named(layers: Layers, text: str) -> Layers:
     """The layers whose name contains a text, in upper or lower case."""
     wanted = text.strip().lower()
     names = [layer_name(str(name)).lower() for name in layers.names]
-    return _chosen(layers, np.flatnonzero(np.array([wanted in name for name in names], bool)))
+    return some_layers(layers, np.flatnonzero(np.array([wanted in name for name in names], bool)))
 
 
 def one_layer(layers: Layers, name: str) -> Layers:
     """One of the layers alone."""
-    return _chosen(layers, np.flatnonzero(layers.names == name))
+    return some_layers(layers, np.flatnonzero(layers.names == name))
 
 
-def _chosen(layers: Layers, rows: Any) -> Layers:
+def some_layers(layers: Layers, rows: Any) -> Layers:
+    """The layers of some rows, in the order of these."""
     return Layers(
         layers.kinds[rows], layers.names[rows], layers.histograms[rows], layers.steps[rows]
     )
@@ -99,15 +102,13 @@ def scale_frame(layers: Layers, fmt: FloatFormat, exponent: int) -> pd.DataFrame
     )
 
 
-def every_scale_frame(
-    layers: Layers, fmt: FloatFormat, whole: Layers | None = None
-) -> pd.DataFrame:
+def every_scale_frame(layers: Layers, fmt: FloatFormat, every_step: Layers) -> pd.DataFrame:
     """What ``fmt`` loses at every loss scale.
 
     Args:
         layers: Histograms of the steps whose losses count.
         fmt: The format.
-        whole: Those of all recorded steps, in any of which a layer may overflow; by default ``layers``.
+        every_step: Those of all recorded steps, in any of which a layer may overflow.
 
     Returns:
         ``scale_exponent``; ``lost_share`` of all non-zero values; ``worst_sum_share``: of Σ|x| in
@@ -116,7 +117,7 @@ def every_scale_frame(
     rows = []
     for exponent in SCALES:
         frame = scale_frame(layers, fmt, exponent)
-        over = (layers if whole is None else whole).histograms.overflow(fmt, exponent).lower
+        over = every_step.histograms.overflow(fmt, exponent).lower
         rows.append(
             {
                 "scale_exponent": exponent,
@@ -126,6 +127,44 @@ def every_scale_frame(
             }
         )
     return pd.DataFrame(rows)
+
+
+def layer_scales_frame(layers: Layers, fmt: FloatFormat, every_step: Layers) -> pd.DataFrame:
+    """What a format makes of each layer at every loss scale.
+
+    The shares are those that the analyzer chooses the scale by, and ``rounding_error`` is its own: a
+    picture and a plan that rest on one table cannot disagree.
+
+    Args:
+        layers: Histograms of the steps whose losses count.
+        fmt: The format.
+        every_step: Those of all recorded steps, in any of which a layer may overflow.
+
+    Returns:
+        A row for each layer and ``scale_exponent``, the layers in their order: ``lost_share`` of the
+        non-zero values; ``sum_share`` of Σ|x|, an estimate; ``rounding_error``, relative, an estimate,
+        infinite where a value overflows in these steps; ``overflows``.
+    """
+    h, n = layers.histograms, len(layers)
+    place = {str(name): i for i, name in enumerate(every_step.names)}
+    rows = [place[str(name)] for name in layers.names]
+    columns: dict[str, list[np.ndarray]] = {"lost_share": [], "rounding_error": [], "overflows": []}
+    for exponent in SCALES:
+        columns["lost_share"].append(share(h.lost_to_zero(fmt, exponent).value, h.nonzero))
+        columns["rounding_error"].append(rounding_error(h, fmt, exponent))
+        over = every_step.histograms.overflow(fmt, exponent).lower[rows]
+        columns["overflows"].append(over > 0)
+    sums = lost_by_scale(layers, fmt, SCALES[0])[:, : len(SCALES)]
+    frame = pd.DataFrame(
+        {
+            "layer": np.repeat(layers.names.astype(object), len(SCALES)),
+            "scale_exponent": np.tile(np.array(SCALES), n),
+            "sum_share": sums.reshape(-1),
+        }
+    )
+    for name, values in columns.items():
+        frame[name] = np.stack(values, axis=1).reshape(-1) if n else []
+    return frame
 
 
 def time_frame(records: Records, kind: Kind, layer: str) -> pd.DataFrame:

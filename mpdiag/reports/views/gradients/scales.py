@@ -1,20 +1,13 @@
-"""Each layer at every loss scale: what it loses, where it overflows, and what a larger scale gains.
-
-The shares are those that the analyzer chooses the scale by (``analysis.scaling.necessity``), the bits
-lost those of its rounding errors: a picture and a plan that rest on one table cannot disagree.
-"""
+"""What is lost at every loss scale, by layer and altogether, and what a larger scale would gain."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
 import numpy as np
-import pandas as pd
 
-from mpdiag.analysis.layers import share
-from mpdiag.analysis.operations.rounding_error import rounding_error
-from mpdiag.analysis.scaling.necessity import LARGEST_EXPONENT, MATTERS, NEGLIGIBLE, lost_by_scale
-from mpdiag.display.colors import BLUE, FATE_COLORS, GREEN, ORANGE, VERMILION
+from mpdiag.analysis.scaling.necessity import LARGEST_EXPONENT, MATTERS, NEGLIGIBLE
+from mpdiag.display.colors import BLUE, FATE_COLORS, GREEN, ORANGE, PURPLE, VERMILION
 from mpdiag.display.wording import in_figure, percent, scale_text, spoken_layer, superscript
 from mpdiag.reports.plotting import (
     MARK,
@@ -31,13 +24,15 @@ from mpdiag.reports.views.gradients.frame import SCALES, recommended_interval
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import pandas as pd
     import plotly.graph_objects as go
 
-    from mpdiag.analysis.layers import Layers
     from mpdiag.numerics.formats import FloatFormat
     from mpdiag.plan import LossScalePlan
     from mpdiag.reports.plotting import Drawing
 
+MOST = 24
+"""Layers in a figure of the worst of them."""
 _CLASSES = (
     ("matters", f"> {100 * MATTERS:g} % lost", VERMILION, 1.0),
     ("little", f"> {100 * NEGLIGIBLE:g} %", ORANGE, 0.75),
@@ -46,52 +41,14 @@ _CLASSES = (
 )
 
 
-def layer_scales_frame(
-    layers: Layers, fmt: FloatFormat, whole: Layers | None = None
-) -> pd.DataFrame:
-    """What a format makes of each layer at every loss scale.
-
-    Args:
-        layers: Histograms of the steps whose losses count.
-        fmt: The format.
-        whole: Those of all recorded steps, in any of which a layer may overflow; by default ``layers``.
-
-    Returns:
-        A row for each layer and ``scale_exponent``, the layers in their order: ``lost_share`` of the
-        non-zero values; ``sum_share`` of Σ|x|, an estimate; ``rounding_error``, relative, an estimate,
-        infinite where a value overflows in these steps; ``overflows``.
-    """
-    h, n = layers.histograms, len(layers)
-    everything = layers if whole is None else whole
-    place = {str(name): i for i, name in enumerate(everything.names)}
-    rows = [place[str(name)] for name in layers.names]
-    columns: dict[str, list[np.ndarray]] = {"lost_share": [], "rounding_error": [], "overflows": []}
-    for exponent in SCALES:
-        columns["lost_share"].append(share(h.lost_to_zero(fmt, exponent).value, h.nonzero))
-        columns["rounding_error"].append(rounding_error(h, fmt, exponent))
-        over = everything.histograms.overflow(fmt, exponent).lower[rows]
-        columns["overflows"].append(over > 0)
-    sums = lost_by_scale(layers, fmt, SCALES[0])[:, : len(SCALES)]
-    frame = pd.DataFrame(
-        {
-            "layer": np.repeat(layers.names.astype(object), len(SCALES)),
-            "scale_exponent": np.tile(np.array(SCALES), n),
-            "sum_share": sums.reshape(-1),
-        }
-    )
-    for name, values in columns.items():
-        frame[name] = np.stack(values, axis=1).reshape(-1) if n else []
-    return frame
-
-
 def layer_scales(
     frame: pd.DataFrame,
     layers: Sequence[str],
     exponent: int,
     scale: LossScalePlan | None,
     *,
-    height: int | None = None,
-    names: bool = True,
+    height: int | None,
+    labels: bool,
 ) -> go.Figure:
     """Layers × loss scales, by what is lost (``layer_scales_frame``).
 
@@ -100,19 +57,21 @@ def layer_scales(
         layers: Order of the rows, top first.
         exponent: log2 of the selected scale.
         scale: The plan's, if it speaks of these tensors.
-        height: In pixels; by default as many as the rows ask for.
-        names: Whether rows are labelled.
+        height: In pixels; None for as many as the rows ask for.
+        labels: Whether rows are labelled.
     """
     if frame.empty:
         return empty("no layers")
-    first, recommended = _beginning(exponent, scale)
+    ends = [] if scale is None else [int(np.log2(s)) for s in (scale.recommended, scale.lower)]
+    first = max(SCALES[0], min(0, exponent, *ends) - 1)
     shown = range(first, LARGEST_EXPONENT + 1)
     fig = figure(height or row_height(len(layers)), hovermode="closest")
     sums, lost, over = (
-        _table(frame, column) for column in ("sum_share", "lost_share", "overflows")
+        frame[column].to_numpy().reshape(-1, len(SCALES))[:, first - SCALES[0] :]
+        for column in ("sum_share", "lost_share", "overflows")
     )
-    here = slice(first - SCALES[0], None)
-    classes = _classes(sums, over.astype(bool))[:, here]
+    named = np.where(sums > MATTERS, "matters", np.where(sums > NEGLIGIBLE, "little", "kept"))
+    classes = np.where(over.astype(bool), "overflows", named)
     known = [key for key, *_ in _CLASSES]
     fig.add_heatmap(
         x=list(shown),
@@ -124,21 +83,23 @@ def layer_scales(
         xgap=1,
         ygap=1,
         text=np.repeat([[in_figure(name)] for name in layers], len(shown), axis=1),
-        customdata=np.stack([part[:, here] for part in (sums, lost)], axis=-1),
+        customdata=np.stack([sums, lost], axis=-1),
         hovertemplate="%{text}<br>at 2^%{x}: loses %{customdata[0]:.2%} of its sum, "
         "%{customdata[1]:.2%} of its values<extra></extra>",
     )
     for key, words, colour, opacity in _CLASSES:
         if (classes == key).any():
-            marker = {"color": colour, "symbol": "square", "size": 11, "opacity": opacity}
-            fig.add_scatter(x=[None], y=[None], mode="markers", marker=marker, name=words)
+            fig.key(words, colour, opacity)
     layer_axis(fig, layers)
-    fig.update_yaxes(showticklabels=names)
+    fig.update_yaxes(showticklabels=labels)
     exponent_axis(fig, first, LARGEST_EXPONENT, "loss scale")
     fig.update_xaxes(range=[first - 0.5, LARGEST_EXPONENT + 0.5], showgrid=False)
-    _marks(fig, exponent, recommended, scale)
+    fig.update_layout(margin={"t": 12 + 2 * MARK})
+    if scale is not None:
+        _planned(fig, scale)
+    _mark(fig, exponent, f"selected 2{superscript(exponent)}", VERMILION, "solid", 1, SELECTED)
     if height is not None:
-        fixed_rows(fig, layers, labels=names)
+        fixed_rows(fig, layers, labels=labels)
     return fig.figure()
 
 
@@ -152,49 +113,21 @@ def _steps() -> list[list[object]]:
     return found
 
 
-def _beginning(exponent: int, scale: LossScalePlan | None) -> tuple[int, int | None]:
-    """The smallest scale shown, and the recommended one, as exponents."""
-    if scale is None:
-        return max(SCALES[0], min(0, exponent) - 1), None
-    recommended, lower = int(np.log2(scale.recommended)), int(np.log2(scale.lower))
-    return max(SCALES[0], min(0, exponent, recommended, lower) - 1), recommended
-
-
-def _table(frame: pd.DataFrame, column: str) -> np.ndarray:
-    values: np.ndarray = frame[column].to_numpy().reshape(-1, len(SCALES))
-    return values
-
-
-def _classes(sums: np.ndarray, over: np.ndarray) -> np.ndarray:
-    named = np.where(sums > MATTERS, "matters", np.where(sums > NEGLIGIBLE, "little", "kept"))
-    return np.where(over, "overflows", named)
-
-
-def _marks(
-    fig: Drawing, exponent: int, recommended: int | None, scale: LossScalePlan | None
-) -> None:
-    """The plan's interval and scale, and the selected scale, with their words above."""
-    fig.update_layout(margin={"t": 12 + 2 * MARK})
-    if scale is not None and recommended is not None:
-        low, high = recommended_interval(scale)
-        if low <= high:
-            ends = {"x0": low - 0.5, "x1": min(high, LARGEST_EXPONENT) + 0.5}
-            line = {"color": GREEN, "width": 2, "dash": "dot"}
-            fig.add_shape(type="rect", **ends, y0=0, y1=1, yref="paper", line=line)
-        _beyond(fig, int(high) if np.isfinite(high) else LARGEST_EXPONENT, scale)
-        _mark(fig, recommended, f"plan 2{superscript(recommended)}", GREEN, "dash", 0)
-    _mark(fig, exponent, f"selected 2{superscript(exponent)}", VERMILION, "solid", 1, SELECTED)
-
-
-def _beyond(fig: Drawing, high: int, scale: LossScalePlan) -> None:
-    """The scales above the interval, where some gradient overflows, of these layers or not."""
-    if high >= LARGEST_EXPONENT:
-        return
-    colour, limiting = FATE_COLORS["overflow"], scale.evidence.get("absmax_layer")
-    fig.add_vrect(high + 0.5, LARGEST_EXPONENT + 0.5, fillcolor=colour, opacity=0.35, line_width=0)
-    whose = in_figure(str(limiting), 16) if limiting else "a gradient"
-    marker = {"color": colour, "symbol": "square", "size": 11, "opacity": 0.35}
-    fig.add_scatter(x=[None], y=[None], mode="markers", marker=marker, name=f"∞: {whose}")
+def _planned(fig: Drawing, scale: LossScalePlan) -> None:
+    """The plan's scale, its interval, and the scales above it, where some gradient overflows."""
+    low, high = recommended_interval(scale)
+    if low <= high:
+        ends = {"x0": low - 0.5, "x1": min(high, LARGEST_EXPONENT) + 0.5}
+        line = {"color": GREEN, "width": 2, "dash": "dot"}
+        fig.add_shape(type="rect", **ends, y0=0, y1=1, yref="paper", line=line)
+    if high < LARGEST_EXPONENT:
+        colour, limiting = FATE_COLORS["overflow"], scale.evidence.get("absmax_layer")
+        right = LARGEST_EXPONENT + 0.5
+        fig.add_vrect(int(high) + 0.5, right, fillcolor=colour, opacity=0.35, line_width=0)
+        whose = in_figure(str(limiting), 16) if limiting else "a gradient"
+        fig.key(f"∞: {whose}", colour, 0.35)
+    recommended = int(np.log2(scale.recommended))
+    _mark(fig, recommended, f"plan 2{superscript(recommended)}", GREEN, "dash", 0)
 
 
 def _mark(
@@ -214,6 +147,98 @@ def _mark(
         showarrow=False,
         font={"size": 12, "color": colour},
     )
+
+
+def consequences(frame: pd.DataFrame) -> go.Figure:
+    """What each layer loses at the chosen scale (``scale_frame``), the worst first.
+
+    A bar: share of non-zero values that become 0; a diamond: share of Σ|x|; a cross: it overflows.
+    """
+    rounded = (
+        1000 * frame["sum_share"]
+    ).round()  # finer differences are within the estimate's error
+    order = np.lexsort((-frame["lost_share"], -rounded, -frame["overflow_share"]))
+    worst = frame.iloc[order[:MOST]].reset_index(drop=True)
+    if worst.empty:
+        return empty("no layers")
+    names = [str(name) for name in worst["layer"]]
+    places = list(range(len(names)))
+    fig = figure(row_height(len(names)))
+    hover = "%{customdata}: %{x:.2%}<extra>%{fullData.name}</extra>"
+    labels = [in_figure(name) for name in names]
+    fig.add_bar(
+        x=worst["lost_share"],
+        y=places,
+        orientation="h",
+        name="values lost",
+        marker={"color": FATE_COLORS["lost"], "opacity": 0.75},
+        customdata=labels,
+        hovertemplate=hover,
+    )
+    mark, sums = ("diamond", 9), worst["sum_share"]
+    fig.marks(sums, places, "Σ|x| lost", BLUE, hover, mark=mark, customdata=labels)
+    over = worst[worst["overflow"] > 0]
+    if len(over):
+        said, rows, shares = (
+            [labels[i] for i in over.index],
+            list(over.index),
+            over["overflow_share"],
+        )
+        fig.marks(shares, rows, "overflows", PURPLE, hover, mark=("x", 11), customdata=said)
+    layer_axis(fig, names)
+    fixed_rows(fig, names, top=16)
+    top = float(max(worst["lost_share"].max(), worst["sum_share"].max(), 0.01))
+    fig.update_xaxes(
+        tickformat=".2~%",
+        rangemode="tozero",
+        title="share of the layer",
+        range=[-0.01 * top, min(1.02, 1.1 * top)],
+    )
+    return fig.figure()
+
+
+def every_scale(frame: pd.DataFrame, exponent: int, scale: LossScalePlan) -> go.Figure:
+    """What is lost at every loss scale (``every_scale_frame``), the recommended interval shaded.
+
+    Args:
+        frame: The table.
+        exponent: log2 of the selected scale.
+        scale: The plan's.
+    """
+    fig = figure(230, margin={"t": MARK + 4})
+    hover = "scale 2^%{x}: %{y:.3%}<extra>%{fullData.name}</extra>"
+    for column, name, colour, dash in (
+        ("lost_share", "values lost, all layers", FATE_COLORS["lost"], "solid"),
+        ("worst_sum_share", "Σ|x| lost, worst layer", BLUE, "dash"),
+    ):
+        fig.dotted_line(frame["scale_exponent"], frame[column], name, colour, hover, dash=dash)
+    over = frame[frame["overflow_layers"] > 0]
+    if len(over):
+        fig.marks(
+            over["scale_exponent"],
+            [0.0] * len(over),
+            "layers overflow",
+            PURPLE,
+            "scale 2^%{x}: %{customdata} layers overflow<extra></extra>",
+            mark=("x", 9),
+            customdata=over["overflow_layers"],
+        )
+    low, high = int(frame["scale_exponent"].min()), int(frame["scale_exponent"].max())
+    least, largest = recommended_interval(scale)
+    if least <= largest:
+        left, right = max(low, least) - 0.5, min(high, largest) + 0.5
+        # On a phone the word takes a quarter of the axis, and stands within the interval or not at all.
+        words = "recommended" if right - left > 0.27 * (high - low) else ""
+        shade = {"fillcolor": GREEN, "opacity": 0.16, "line_width": 0}
+        fig.add_vrect(left, right, words={"text": words, "font": {"size": 12}}, **shade)
+    recommended = int(np.log2(scale.recommended))
+    fig.add_vline(recommended, line={"color": GREEN, "width": 2, "dash": "dash"})
+    said = {"text": f"2{superscript(exponent)}", "font": {"size": 13}, "name": SELECTED}
+    fig.add_vline(exponent, said, line={"color": VERMILION, "width": 2}, name=SELECTED)
+    exponent_axis(fig, low, high, "loss scale")
+    fig.update_xaxes(range=[low - 0.7, high + 0.7])
+    fig.update_yaxes(tickformat=".0%", rangemode="tozero", title="share lost", nticks=5)
+    return fig.figure()
 
 
 def scales_words(

@@ -140,17 +140,9 @@ _POWERS = {"tickprefix": "2<sup>", "ticksuffix": "</sup>", "tickformat": "d"}
 def _line(
     fig: Drawing, x: Any, y: Any, name: str, colour: str, axis: str, dash: str = "solid"
 ) -> None:
-    share = axis == "y"
-    fig.add_scatter(
-        x=x,
-        y=y,
-        name=name,
-        yaxis=axis,
-        mode="lines+markers",
-        line={"color": colour, "width": 2, "dash": dash},
-        marker={"size": 4},
-        hovertemplate="%{y:.2%}" if share else "2^%{y:.1f}",
-    )
+    hover = "%{y:.2%}" if axis == "y" else "2^%{y:.1f}"
+    dots = {"marker": {"size": 4}, "yaxis": axis}
+    fig.dotted_line(x, y, name, colour, hover, width=2, dash=dash, **dots)
 
 
 def movement_figure(frame: pd.DataFrame, most: int = 20) -> go.Figure:

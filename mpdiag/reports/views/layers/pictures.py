@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -12,19 +14,24 @@ from mpdiag.analysis.scaling.necessity import MATTERS
 from mpdiag.display.wording import (
     KIND_NAMES,
     counted,
+    layer_name,
     magnitude,
     percent,
     sentence,
     spoken_layer,
 )
+from mpdiag.reports import receipts
 from mpdiag.reports.picture import Picture, View
+from mpdiag.reports.views.gradients.figure import window as range_of
 from mpdiag.reports.views.gradients.frame import time_frame
-from mpdiag.reports.views.gradients.receipt import over_time as time_receipt
-from mpdiag.reports.views.layers import figure, receipt, steps_figure
+from mpdiag.reports.views.layers import figure, steps_figure
 from mpdiag.reports.views.layers import frame as tables
 
 if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
+
     from mpdiag.analysis.scaling.windows import Window
+    from mpdiag.display.svg import Range
     from mpdiag.numerics.formats import FloatFormat
     from mpdiag.runs.records import Records
     from mpdiag.runs.schema import Kind
@@ -64,25 +71,92 @@ def module_tree(
         caption,
         figure.tree_figure(tables.tree_frame(overview)),
         overview[columns],
-        receipt.lost_by_layer(run, kind, fmt, window),
+        receipts.lost_by_layer(run, kind, fmt, window),
     )
 
 
-def layer_course(
-    run: str, records: Records, kind: Kind, layer: str, fmt: FloatFormat, exponent: int
-) -> Picture:
-    """What a layer loses, its largest value and its updates, step by step."""
-    frame = tables.layer_course_frame(records, kind, layer, fmt, exponent)
-    updates = tables.layer_updates_frame(records, layer)
-    scale = at_scale(2.0**exponent)
-    return Picture(
-        "layer-course",
-        "Losses, largest value, updates",
-        _course_words(frame, updates, fmt, exponent),
-        figure.course_figure(frame, updates, fmt, scale),
-        frame,
-        receipt.layer_course(run, kind, layer, fmt, exponent),
-    )
+@dataclass(frozen=True, eq=False)
+class Layer:
+    """One layer at each recorded step: its pictures in a format, at a loss scale.
+
+    Attributes:
+        run: The run folder.
+        records: The recording.
+        kind: Of which tensors.
+        name: The layer's.
+        fmt: The format.
+        exponent: log2 of the loss scale.
+    """
+
+    run: str
+    records: Records
+    kind: Kind
+    name: str
+    fmt: FloatFormat
+    exponent: int
+
+    @cached_property
+    def over_steps(self) -> pd.DataFrame:
+        """Its values in each power of two, step by step."""
+        return time_frame(self.records, self.kind, self.name)
+
+    @property
+    def held(self) -> Range:
+        """What the format holds at the loss scale."""
+        return range_of(self.fmt, self.exponent)
+
+    @property
+    def scale(self) -> str:
+        """The loss scale, as a phrase."""
+        return at_scale(2.0**self.exponent)
+
+    def _picture(self, key: str, title: str, caption: str, drawn: Figure) -> Picture:
+        """One of the pictures of ``over_steps``."""
+        receipt = receipts.bins(self.run, self.kind, ("step", "exponent"), self.name)
+        return Picture(key, title, caption, drawn, self.over_steps, receipt)
+
+    def over_time(self, *, log: bool = True) -> Picture:
+        """Steps × powers of two."""
+        return self._picture(
+            "over-time",
+            f"{layer_name(self.name)} over time",
+            f"Each column is a recorded step; between the lines lies {self.fmt.label}'s range "
+            f"{self.scale}.",
+            steps_figure.over_time(self.over_steps, self.held, log=log),
+        )
+
+    def ridges(self) -> Picture:
+        """The histogram at several steps, one behind another."""
+        return self._picture(
+            "ridges",
+            "Ridges, the first step at the top",
+            _moved(self.over_steps, steps_figure.RIDGES),
+            steps_figure.ridges(self.over_steps, self.held),
+        )
+
+    def film(self) -> Picture:
+        """The histogram step by step, to be played."""
+        steps = self.over_steps["step"].nunique()
+        shown = min(steps, steps_figure.FRAMES)
+        some = "every recorded step" if shown == steps else f"{shown} of {steps} recorded steps"
+        words = f"The slider has {some}; {self.fmt.label}'s range is drawn {self.scale}."
+        drawn = steps_figure.film(self.over_steps, self.held)
+        return self._picture("film", "Step by step", words if steps else "", drawn)
+
+    def course(self) -> Picture:
+        """What it loses, its largest value and its updates, step by step."""
+        frame = tables.layer_course_frame(
+            self.records, self.kind, self.name, self.fmt, self.exponent
+        )
+        updates = tables.layer_updates_frame(self.records, self.name)
+        return Picture(
+            "layer-course",
+            "Losses, largest value, updates",
+            _course_words(frame, updates, self.fmt, self.exponent),
+            figure.course_figure(frame, updates, self.fmt, self.scale),
+            frame,
+            receipts.layer_course(self.run, self.kind, self.name, self.fmt, self.exponent),
+        )
 
 
 def _course_words(
@@ -111,41 +185,6 @@ def _course_words(
             f"recorded step and {magnitude(last)} in the last (geometric means, estimated)"
         )
     return f"{text}."
-
-
-def ridges(
-    run: str, records: Records, kind: Kind, layer: str, fmt: FloatFormat, exponent: int
-) -> Picture:
-    """The histogram of a layer at several steps, one behind another."""
-    frame = time_frame(records, kind, layer)
-    return Picture(
-        "ridges",
-        "Ridges, the first step at the top",
-        _moved(frame, steps_figure.RIDGES),
-        steps_figure.ridges_figure(frame, fmt, exponent),
-        frame,
-        time_receipt(run, kind, layer),
-    )
-
-
-def film(
-    run: str, records: Records, kind: Kind, layer: str, fmt: FloatFormat, exponent: int
-) -> Picture:
-    """The histogram of a layer step by step, to be played."""
-    frame = time_frame(records, kind, layer)
-    steps = frame["step"].nunique()
-    shown = min(steps, steps_figure.FRAMES)
-    some = "every recorded step" if shown == steps else f"{shown} of {steps} recorded steps"
-    return Picture(
-        "film",
-        "Step by step",
-        f"The slider has {some}; {fmt.label}'s range is drawn {at_scale(2.0**exponent)}."
-        if steps
-        else "",
-        steps_figure.film_figure(frame, fmt, exponent),
-        frame,
-        time_receipt(run, kind, layer),
-    )
 
 
 def _moved(frame: pd.DataFrame, most: int) -> str:
@@ -199,7 +238,7 @@ def loss_curve(run: str, log: TrainingLog, recorded: np.ndarray, step: int | Non
         caption,
         figure.loss_figure(frame["step"], frame["loss"], here, step, rises),
         frame,
-        receipt.losses(run),
+        receipts.loss_of_recording(run),
     )
 
 
@@ -231,7 +270,7 @@ def movement(
         caption,
         figure.movement_figure(frame),
         frame,
-        receipt.movement(run, kind, step, fmt, tables.BEFORE),
+        receipts.movement(run, kind, step, fmt, tables.BEFORE),
     )
 
 

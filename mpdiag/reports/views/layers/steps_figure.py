@@ -1,4 +1,4 @@
-"""One layer's histogram from step to step: as ridges, and as a film with a slider."""
+"""One layer's histogram from step to step: as cells, as ridges, and as a film with a slider."""
 
 from __future__ import annotations
 
@@ -6,14 +6,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from mpdiag.display.colors import BLUE, FATE_COLORS, GREY
+from mpdiag.display import svg
+from mpdiag.display.colors import BLUE, FATE_COLORS, GREY, PURPLE, VERMILION
 from mpdiag.display.wording import percent
-from mpdiag.reports.plotting import LINE, empty, exponent_axis, figure
+from mpdiag.reports.plotting import GRID, LINE, empty, exponent_axis, figure
 from mpdiag.reports.views.gradients.figure import (
     FATE_WORDS,
     VALUES,
+    add_cells,
     add_window,
-    fate,
+    exponents_shown,
+    matrix,
+    shades,
 )
 from mpdiag.reports.views.layers.frame import evenly
 
@@ -21,8 +25,9 @@ if TYPE_CHECKING:
     import pandas as pd
     import plotly.graph_objects as go
 
-    from mpdiag.numerics.formats import FloatFormat
-
+WORDS_GROUND = "rgba(255, 255, 255, 0.75)"
+"""Behind words that lie on cells, in dark as in light; their ink is ``WORDS_INK``."""
+WORDS_INK = "#1c2430"
 RIDGES = 24
 """Ridges in one figure, at most: more would cover each other."""
 SEEN = 1e-3
@@ -31,13 +36,53 @@ FRAMES = 60
 """Steps of the film, at most: the browser holds them all."""
 
 
-def ridges_figure(frame: pd.DataFrame, fmt: FloatFormat, exponent: int) -> go.Figure:
+_NOTHING = "no non-zero values in any recorded step"
+
+
+def over_time(frame: pd.DataFrame, held: svg.Range, *, log: bool) -> go.Figure:
+    """Steps × exponents of one layer (``time_frame``), values upward, with the format's window."""
+    if frame.empty:
+        return empty(_NOTHING)
+    low, high = exponents_shown(frame, held)
+    steps = sorted(frame["step"].unique())
+    counts = matrix(frame, "step", steps, low, high)
+    labels = np.repeat([[str(s) for s in steps]], counts.shape[1], axis=0)
+    fig = figure(440, hovermode="closest")
+    hover = "step %{text}<br>from 2^%{y:.0f}: %{customdata:,} values"
+    cells = {"y": np.arange(low, high) + 0.5, "customdata": counts.T, "text": labels}
+    for name, part in shades(counts, low, held, log=log):
+        said = f"{hover}<extra>{FATE_WORDS[name]}</extra>"
+        add_cells(fig, name, counts, part, z=part.T, hovertemplate=said, **cells)
+    places = list(range(0, len(steps), max(1, len(steps) // 10)))
+    exponent_axis(fig, low, high, VALUES)
+    fig.update_yaxes(**fig.layout["xaxis"])
+    fig.layout["xaxis"] = {
+        "title": "recorded step",
+        "tickmode": "array",
+        "tickvals": places,
+        "ticktext": [str(steps[i]) for i in places],
+        "gridcolor": GRID,
+        "range": [-0.5, len(steps) - 0.5],
+    }
+    for place, words, colour in (
+        (held.zero, "↓ 0", VERMILION),
+        (held.normal, "↓ bits lost", VERMILION),
+        (held.top, "↑ ∞", PURPLE),
+    ):
+        if low < place < high:
+            font = {"size": 12, "color": WORDS_INK}
+            label = {"text": words, "font": font, "bgcolor": WORDS_GROUND}
+            fig.add_hline(place, label, line={"color": colour, "width": 1.5, "dash": "dot"})
+    return fig.figure()
+
+
+def ridges(frame: pd.DataFrame, held: svg.Range) -> go.Figure:
     """The histogram of a layer at steps (``time_frame``) one behind another, the latest in front.
 
     Each ridge is the share of the step's values in each power of two, on one scale for all.
     """
     if frame.empty:
-        return empty("no non-zero values in any recorded step")
+        return empty(_NOTHING)
     steps = evenly(sorted(int(s) for s in frame["step"].unique()), RIDGES)
     low, high = _exponents(frame)
     fig = figure(440, hovermode="closest", showlegend=False)
@@ -71,7 +116,7 @@ def ridges_figure(frame: pd.DataFrame, fmt: FloatFormat, exponent: int) -> go.Fi
         range=[-0.4, len(steps) + 2.8],
         showgrid=False,
     )
-    add_window(fig, fmt, exponent, low, high)
+    add_window(fig, held, low, high)
     return fig.figure()
 
 
@@ -91,17 +136,17 @@ def _shares(frame: pd.DataFrame, step: int, low: int, high: int) -> np.ndarray:
     return shares
 
 
-def film_figure(frame: pd.DataFrame, fmt: FloatFormat, exponent: int) -> go.Figure:
+def film(frame: pd.DataFrame, held: svg.Range) -> go.Figure:
     """The histogram of a layer at one step (``time_frame``), with a slider over the steps and play.
 
     The browser has all steps at once, so that it plays without asking for any.
     """
     if frame.empty:
-        return empty("no non-zero values in any recorded step")
+        return empty(_NOTHING)
     steps = evenly(sorted(int(s) for s in frame["step"].unique()), FRAMES)
     low, high = _exponents(frame)
-    fates = np.array([fate(e, fmt, exponent) for e in range(low, high)])
-    shown = [name for name in ("lost", "subnormal", "kept", "overflow") if (fates == name).any()]
+    fates = np.array([held.fate(e) for e in range(low, high)])
+    shown = [name for name in svg.FATES if (fates == name).any()]
     shares = {step: _shares(frame, step, low, high) for step in steps}
     fig = figure(430, barmode="overlay")
     x = np.arange(low, high) + 0.5
@@ -125,8 +170,8 @@ def film_figure(frame: pd.DataFrame, fmt: FloatFormat, exponent: int) -> go.Figu
         title="share of the values", tickformat=".0%", range=[0, 1.05 * top], fixedrange=True
     )
     fig.update_xaxes(fixedrange=True)
-    add_window(fig, fmt, exponent, low, high)
-    words = _film_words(frame[frame["step"].isin(steps)], fmt, exponent)
+    add_window(fig, held, low, high)
+    words = _film_words(frame[frame["step"].isin(steps)], held)
     fig.update_layout(
         dragmode=False,
         margin={"b": 162, "autoexpand": False, "l": 60},
@@ -135,9 +180,9 @@ def film_figure(frame: pd.DataFrame, fmt: FloatFormat, exponent: int) -> go.Figu
     return fig.figure(frames)
 
 
-def _film_words(frame: pd.DataFrame, fmt: FloatFormat, exponent: int) -> dict[int, str]:
+def _film_words(frame: pd.DataFrame, held: svg.Range) -> dict[int, str]:
     """What becomes of the values of each step, those in the tails that are not drawn included."""
-    known = {int(e): fate(int(e), fmt, exponent) for e in frame["exponent"].unique()}
+    known = {int(e): held.fate(int(e)) for e in frame["exponent"].unique()}
     counts = (
         frame.groupby(["step", frame["exponent"].map(known)])["count"].sum().unstack(fill_value=0)
     )

@@ -7,7 +7,7 @@ import io
 import pandas as pd
 import pytest
 
-from mpdiag.reports.csv_text import csv_text
+from mpdiag.reports.picture import csv_text
 
 
 @pytest.mark.parametrize(

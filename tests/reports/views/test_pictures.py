@@ -1,0 +1,197 @@
+"""Every picture of a recording: its receipt gives its numbers without mpdiag, and names are text."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from plotly.utils import PlotlyJSONEncoder
+from receipt_checks import same_numbers
+
+from mpdiag.analysis.scaling.replay import replay_run
+from mpdiag.display.wording import percent
+from mpdiag.numerics.formats import BF16, FP8_E4M3, FP8_E5M2, FP16
+from mpdiag.reports.views import compare, operations, replay
+from mpdiag.reports.views.gradients.frame import in_model_order
+from mpdiag.reports.views.gradients.pictures import Gradients
+from mpdiag.reports.views.layers import frame as tables
+from mpdiag.reports.views.layers.pictures import Layer, module_tree, movement
+from mpdiag.reports.views.updates import Updates
+
+GRAD = "activation_grad"
+
+
+def gradients(analysis, kind=GRAD, fmt=FP16, **options):
+    layers = in_model_order(analysis.layers.of_kind(kind), analysis.run.modules())
+    return Gradients(str(analysis.run.folder), kind, layers, fmt, **options)
+
+
+def nothing(analysis):
+    return replace(gradients(analysis), layers=analysis.layers.of_kind("no such kind"))
+
+
+def layer(analysis, fmt=FP16, exponent=3, name=None):
+    last = str(gradients(analysis).names[-1]) if name is None else name
+    return Layer(str(analysis.run.folder), analysis.run.records, GRAD, last, fmt, exponent)
+
+
+def updates(analysis):
+    return Updates(str(analysis.run.folder), analysis.run.records)
+
+
+def tree(analysis):
+    records, run = analysis.run.records, str(analysis.run.folder)
+    course = tables.course_frame(records, GRAD, analysis.target)
+    moved = tables.update_course_frame(records)
+    layers = gradients(analysis).layers
+    overview = tables.overview_frame(analysis, layers, course, moved, {"": "Model"})
+    return module_tree(run, overview, GRAD, analysis.target, None)
+
+
+def moved(analysis, at):
+    records = analysis.run.records
+    step = int(tables.recorded_steps(records, GRAD)[at])
+    return movement(str(analysis.run.folder), records, GRAD, step, FP16)
+
+
+def beside_itself(analysis):
+    run, sides = str(analysis.run.folder), (analysis.layers, analysis.layers)
+    return compare.side_by_side(run, run, sides, ("a", "b"), "weight_grad", "absmax")
+
+
+def outputs(analysis):
+    shown = gradients(analysis, "activation")
+    return operations.output_ranges(shown.run, shown.layers)
+
+
+def worst(analysis):
+    return str(updates(analysis).by_parameter["parameter"].iloc[0])
+
+
+CELLS, LOST = ["layer", "exponent", "count"], ["layer", "lost", "lost_share", "overflow", "absmax"]
+OVER_STEPS, BINS = ["step", "exponent", "count"], ["exponent", "count"]
+COURSE = ["step", "lost_share", "sum_share", "lost_share_scaled", "sum_share_scaled", "absmax"]
+SWALLOWED = ["step", "changed", "fp16_share", "bf16_share"]
+BY_SCALE = ["layer", "scale_exponent", "lost_share", "sum_share", "overflows"]
+PICTURES = {
+    "heat map": (lambda a: gradients(a).heat_map(3), CELLS),
+    "heat map, weights": (lambda a: gradients(a, "weight_grad").heat_map(3), CELLS),
+    "heat map, activations": (lambda a: gradients(a, "activation").heat_map(0), CELLS),
+    **{
+        f"consequences, {fmt.name} {k}": (
+            lambda a, f=fmt, k=k: gradients(a, fmt=f).consequences(k),
+            LOST,
+        )
+        for fmt in (FP16, BF16, FP8_E4M3, FP8_E5M2)
+        for k in (0, 4, 17)
+    },
+    "every scale": (
+        lambda a: gradients(a).every_scale(3, a.plan.loss_scale),
+        ["scale_exponent", "lost_share", "overflow_layers"],
+    ),
+    "layer scales": (lambda a: gradients(a, plan=a.plan.loss_scale).layer_scales(3), BY_SCALE),
+    "histogram": (lambda a: gradients(a).histogram(3), BINS),
+    "histogram of one": (lambda a: gradients(a).histogram(3, layer=layer(a).name), BINS),
+    "over time": (lambda a: layer(a).over_time(), OVER_STEPS),
+    "ridges": (lambda a: layer(a).ridges(), OVER_STEPS),
+    "film": (lambda a: layer(a, FP8_E4M3, 0).film(), OVER_STEPS),
+    "course": (lambda a: layer(a).course(), COURSE),
+    "course, E4M3": (lambda a: layer(a, FP8_E4M3, 0).course(), COURSE),
+    "module tree": (tree, ["layer", "sum_share", "lost_share", "absmax"]),
+    "moved early": (lambda a: moved(a, 1), ["layer", "shift", "absmax", "absmax_before"]),
+    "moved late": (lambda a: moved(a, -1), ["layer", "shift", "lost_share", "lost_share_before"]),
+    "ratios": (lambda a: updates(a).ratios(), BINS),
+    "ratios of one": (lambda a: updates(a).ratios(worst(a)), BINS),
+    "swallowed": (
+        lambda a: updates(a).swallowed(),
+        ["parameter", "changed", "vanished_fp16", "fp16_share", "beyond_2048"],
+    ),
+    "swallowed over time": (lambda a: updates(a).swallowed_over_time(), SWALLOWED),
+    "of one over time": (lambda a: updates(a).swallowed_over_time(worst(a)), SWALLOWED),
+    "side by side": (beside_itself, ["name", "absmax_a", "absmax_b", "octaves"]),
+    "output ranges": (outputs, ["name", "absmin", "absmax"]),
+}
+"""How each is made of an analysis, and the columns that its receipt has to give."""
+
+
+def shown(figure):
+    """All of a figure that a browser may read as HTML: names that only pages read are left out."""
+    document = figure.to_plotly_json()
+    for trace in document["data"]:
+        for part in ("ids", "parents"):
+            trace.pop(part, None)
+        if "customdata" not in str(trace.get("hovertemplate")):
+            trace.pop("customdata", None)
+    return json.dumps(document, cls=PlotlyJSONEncoder)
+
+
+@pytest.mark.parametrize("name", PICTURES)
+def test_a_receipt_gives_the_numbers_of_its_picture(analysis, name):
+    make, needed = PICTURES[name]
+    picture = make(analysis)
+    subnormals = gradients(analysis).layers.histograms.subnormals.sum()
+    if name.startswith("consequences, bf16") and subnormals:
+        assert "a lower bound" in picture.receipt
+    else:
+        same_numbers(picture, needed=needed)
+    text = shown(picture.figure)
+    assert "<img" not in text  # as the names of the run by hand have it
+    assert "<script" not in text
+    assert picture.key
+    assert picture.title
+    assert picture.caption
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda a: nothing(a).heat_map(0),
+        lambda a: nothing(a).consequences(0),
+        lambda a: nothing(a).layer_scales(0),
+        lambda a: nothing(a).histogram(0),
+        lambda a: layer(a, name="no such layer").over_time(),
+        lambda a: layer(a, name="no such layer").ridges(),
+        lambda a: layer(a, name="no such layer").film(),
+        lambda a: layer(a, name="no such layer").course(),
+        lambda a: moved(a, 0),
+        lambda a: updates(a).ratios("no such parameter"),
+        lambda a: operations.output_ranges("RUN", a.layers.of_kind("no such kind")),
+    ],
+)
+def test_nothing_recorded_is_a_sentence_and_no_error(analysis, make):
+    picture = make(analysis)
+    assert picture.frame.empty
+    assert picture.figure.layout.annotations[0].text
+
+
+def test_the_replay_is_the_analysis_own(analysis):
+    played = replay_run(analysis.run, "backoff", init_scale=2.0**24)
+    picture = replay.replayed("RUN", played, "--scaler backoff")
+    assert picture.frame["overflow"].sum() == played.skips > 0
+    line = next(t for t in picture.figure.data if t.name == "loss scale")
+    assert list(line.y) == list(played.scale)
+    assert "'mpdiag', 'replay', 'RUN', '--scaler', 'backoff', '--json'" in picture.receipt
+
+
+def test_the_same_run_beside_itself_has_not_moved(analysis):
+    assert (beside_itself(analysis).frame["octaves"] == 0).all()
+    assert compare.apart(analysis.layers, analysis.layers) == (0, 0)
+
+
+def test_updates_are_the_plan_s_and_their_captions_say_them(analysis):
+    shown = updates(analysis)
+    table, ratios, course = shown.swallowed(), shown.ratios(), shown.swallowed_over_time()
+    share = table.frame["swallowed_fp16"].sum() / table.frame["changed"].sum()
+    assert share == pytest.approx(analysis.plan.master_weights.swallowed_fraction)
+    beyond = ratios.frame.loc[ratios.frame["exponent"] >= 11, "count"].sum()
+    expected = (table.frame["beyond_2048"] * table.frame["changed"]).sum()
+    assert beyond == pytest.approx(expected)
+    counts = [ratios.frame.loc[ratios.frame["exponent"] >= k, "count"].sum() for k in (11, 12)]
+    said = [percent(count / ratios.frame["count"].sum()) for count in counts]
+    assert all(words in ratios.caption for words in said)
+    if table.frame["fp16_share"].max() > 0:
+        assert percent(table.frame["fp16_share"].max()) in table.caption
+        top = course.frame.loc[course.frame["fp16_share"].idxmax()]
+        assert f"{percent(top['fp16_share'])}, at step {int(top['step']):,}" in course.caption
+    assert shown.ratios("no such parameter").caption.startswith("Over all recorded steps. ")
